@@ -1,0 +1,61 @@
+# Two commands from a fresh clone, with nothing but Python 3.11-3.13 and make: `make train` and `make test`.
+#
+#   make train ARGS="experiment=cmnist_gsc seed=1"    Hydra overrides
+#   make test ARGS="tests/selectors -x"               pytest arguments
+#   make train PYTHON=/path/to/python3.12             the interpreter that .venv is made from, read only when it is made
+
+CONSTRAINTS ?= constraints.txt
+PYTHONS := $(if $(PYTHON),"$(PYTHON)",python3.13 python3.12 python3.11 python3)
+USABLE := import sys, ensurepip; sys.exit(not (3, 11) <= sys.version_info[:2] < (3, 14))
+INSTALL := .venv/bin/python -m pip install -c $(CONSTRAINTS) -e
+
+.DEFAULT_GOAL := help
+.PHONY: help train test lint clean
+.NOTPARALLEL:
+
+help:
+	@echo 'make train   set up .venv, then python src/train.py (ARGS="experiment=cmnist_gsc seed=1" for overrides)'
+	@echo 'make test    set up .venv, then the tests (ARGS="tests/selectors -x" for arguments of pytest)'
+	@echo 'make lint    set up .venv, then ruff and mypy'
+	@echo 'make clean   remove .venv and caches; keeps data/ and logs/'
+
+# `exec`: the job itself is make's child, so that it gets the signals and make waits until it has saved.
+train: .venv/.installed
+	exec .venv/bin/python src/train.py $(ARGS)
+
+# At most 8 workers: each one imports torch.
+test: .venv/.installed-test
+	exec .venv/bin/python -m pytest -n auto --maxprocesses=8 --dist=worksteal $(ARGS)
+
+lint: .venv/.installed-dev
+	.venv/bin/python -m ruff check .
+	.venv/bin/python -m ruff format --check .
+	.venv/bin/python -m mypy
+
+clean:
+	rm -rf .venv .pytest_cache .mypy_cache .ruff_cache .hypothesis build dist
+	find src tests conf -name __pycache__ -type d -prune -exec rm -rf {} +
+
+# A stamp is written only once pip has succeeded: a second call installs nothing, a failed install is tried again.
+.venv/.installed: pyproject.toml $(CONSTRAINTS) | .venv/bin/python .venv/bin/pip
+	$(INSTALL) .
+	@touch $@
+
+.venv/.installed-test: pyproject.toml $(CONSTRAINTS) | .venv/bin/python .venv/bin/pip
+	$(INSTALL) '.[test]'
+	@touch .venv/.installed $@
+
+.venv/.installed-dev: pyproject.toml $(CONSTRAINTS) | .venv/bin/python .venv/bin/pip
+	$(INSTALL) '.[dev]'
+	@touch .venv/.installed .venv/.installed-test $@
+
+# The first interpreter that runs, not the first that exists: a shim of pyenv may point at a version that is not installed.
+# A .venv that works is kept as it is; if it was made without pip, or only half made, it is given what it lacks.
+.venv/bin/python .venv/bin/pip:
+	@if .venv/bin/python -m ensurepip --default-pip >/dev/null 2>&1; then exit; fi; \
+	for python in $(PYTHONS); do \
+	  if "$$python" -c '$(USABLE)' >/dev/null 2>&1; then exec "$$python" -m venv --clear .venv; fi; \
+	done; \
+	echo 'Expected a Python 3.11, 3.12 or 3.13 that has venv, but got none from: $(PYTHONS): install one' \
+	  '(Debian and Ubuntu: apt install python3 python3-venv) or pass PYTHON=/path/to/python3.12.' >&2; \
+	exit 1

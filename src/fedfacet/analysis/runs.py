@@ -1,0 +1,187 @@
+"""Run folders read back: what was configured, how it ended, what was measured."""
+
+import glob
+import json
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from omegaconf import OmegaConf
+
+from fedfacet.errors import ConfigError, FedFacetError
+
+CONFIG_FILE = "config.yaml"
+"""What makes a folder a run folder."""
+
+_BESIDE_THE_METHOD = {"seed", "paths", "resume", "engine", "logger", "wandb", "hydra"}
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Run:
+    """One run folder.
+
+    Attributes:
+        path: the folder, as it was named by the caller.
+        seed: the run's seed.
+        settings: every value of the resolved config by its dotted key, ``choices.<group>`` being the chosen Hydra options;
+            lists are values.
+        summary: what ``summary.json`` holds; ``None`` where the run has not ended.
+    """
+
+    path: Path
+    seed: int
+    settings: Mapping[str, Any]
+    summary: Mapping[str, Any] | None
+
+    @property
+    def finished(self) -> bool:
+        """Whether the run has come to its last round."""
+        return self.summary is not None and self.summary.get("status") == "finished"
+
+    @property
+    def progress(self) -> str:
+        """How far the run has come, in a few words."""
+        if self.summary is None:
+            return "no summary.json yet"
+        status = str(self.summary.get("status"))
+        reached, planned = self.at("last").get("round"), self.summary.get("rounds")
+        return status if reached is None or planned is None else f"{status} at round {reached:g} of {planned:g}"
+
+    def at(self, moment: str) -> dict[str, float]:
+        """Return the metrics after one round, and its number as ``round``; empty where there is no such round.
+
+        Args:
+            moment: ``"last"``, or ``"best"`` for the best round by validation. A metric without a value is NaN.
+        """
+        found = (self.summary or {}).get({"last": "final", "best": "best"}[moment]) or {}
+        numbers = {name: float("nan") if value is None else value for name, value in found.items()}
+        return {name: float(value) for name, value in numbers.items() if isinstance(value, int | float)}
+
+    def setting(self, key: str) -> str | None:
+        """Return the text of a config value, or ``None`` where the config has no such key.
+
+        Args:
+            key: the name of a Hydra group (``selector``), which gives the chosen option, or the dotted key of a single value
+                (``aggregator.server_lr``).
+        """
+        for name in (f"choices.{key}", key):
+            if name in self.settings:
+                value = self.settings[name]
+                return "null" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
+        return None
+
+
+def find_runs(paths: Iterable[str | Path]) -> list[Run]:
+    """Return the runs that the paths lead to, each once, in the order of the paths and by name within one.
+
+    Args:
+        paths: run folders, folders that hold run folders at any depth, or glob patterns of either. Hidden folders and what
+            lies inside a run folder are not searched; Hydra's ``multirun.yaml``, which a shell's pattern picks up beside the
+            jobs, is passed over.
+
+    Raises:
+        ConfigError: if a path does not exist or leads to no run.
+        FedFacetError: if a run's ``config.yaml`` or ``summary.json`` cannot be read.
+    """
+    folders: dict[Path, Path] = {}
+    for path in paths:
+        if Path(path).name == "multirun.yaml":
+            continue
+        found = [folder for start in _expanded(path) for folder in _run_folders(start, set())]
+        if not found:
+            raise ConfigError(
+                f"Expected {path} to be a run folder or to hold some, but found no {CONFIG_FILE} there: name folders that "
+                "train.py wrote."
+            )
+        for folder in found:
+            folders.setdefault(folder.resolve(), folder)
+    if not folders:
+        raise ConfigError("Expected at least one run folder, but got none: name folders that train.py wrote.")
+    return [load_run(folder) for folder in folders.values()]
+
+
+def load_run(folder: Path) -> Run:
+    """Read one run folder.
+
+    Args:
+        folder: holds ``config.yaml`` and, once the run has ended, ``summary.json``.
+
+    Raises:
+        FedFacetError: if either file cannot be read or is not what a run writes.
+    """
+    file = folder / CONFIG_FILE
+    try:
+        config = OmegaConf.to_container(OmegaConf.load(file), resolve=False)
+    except Exception as error:
+        # A damaged file makes the reader beneath OmegaConf raise errors of several libraries.
+        raise FedFacetError(f"Expected {file} to be readable yaml, but it is not: leave that folder out.") from error
+    if not isinstance(config, dict) or type(config.get("seed")) is not int or not isinstance(config.get("choices"), dict):
+        raise FedFacetError(
+            f"Expected {file} to be the resolved config of a run, with `seed` and `choices`, but it has no such values: name "
+            "folders that train.py wrote."
+        )
+    return Run(folder, config["seed"], _flat(config), _summary(folder / "summary.json"))
+
+
+def differing_keys(runs: Iterable[Run]) -> list[str]:
+    """Return the config keys, seed, paths, engine and logger apart, in which the runs are not all equal.
+
+    Where the chosen option of a Hydra group differs, the group stands for all its keys. ``partition_digest`` is among the
+    keys if the runs trained on different partitions.
+    """
+    compared = []
+    for run in runs:
+        values = {key: value for key, value in run.settings.items() if _group(key) not in _BESIDE_THE_METHOD}
+        compared.append(values | {"partition_digest": (run.summary or {}).get("partition_digest")})
+    keys = sorted({key for values in compared for key in values})
+    absent = object()
+    differing = [key for key in keys if any(v.get(key, absent) != compared[0].get(key, absent) for v in compared)]
+    groups = [_group(key) for key in differing if key.startswith("choices.")]
+    return groups + [key for key in differing if _group(key) not in groups]
+
+
+def _group(key: str) -> str:
+    return key.removeprefix("choices.").split(".")[0].split("/")[0]
+
+
+def _expanded(path: str | Path) -> list[Path]:
+    plain = Path(path).expanduser()
+    # A folder's own name may hold brackets, as the names of Hydra's multirun jobs do.
+    return [plain] if plain.exists() else [Path(match) for match in sorted(glob.glob(str(plain), recursive=True))]
+
+
+def _run_folders(folder: Path, seen: set[Path]) -> Iterator[Path]:
+    # Links may lead round in a circle.
+    if not folder.is_dir() or folder.resolve() in seen:
+        return
+    seen.add(folder.resolve())
+    # Hydra's own folder holds a config.yaml too, the unresolved one.
+    if (folder / CONFIG_FILE).is_file() and folder.name != ".hydra":
+        yield folder
+        return
+    for child in sorted(folder.iterdir()):
+        if not child.name.startswith("."):
+            yield from _run_folders(child, seen)
+
+
+def _flat(config: Mapping[Any, Any], prefix: str = "") -> dict[str, Any]:
+    flat: dict[str, Any] = {}
+    for key, value in config.items():
+        flat |= _flat(value, f"{prefix}{key}.") if isinstance(value, dict) else {f"{prefix}{key}": value}
+    return flat
+
+
+def _summary(file: Path) -> dict[str, Any] | None:
+    if not file.exists():
+        return None
+    try:
+        summary = json.loads(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise FedFacetError(f"Expected {file} to be readable JSON, but it is not: leave that folder out.") from error
+    if not isinstance(summary, dict) or not all(isinstance(summary.get(key) or {}, dict) for key in ("final", "best")):
+        raise FedFacetError(
+            f"Expected {file} to hold `status`, `final` and `best` as a run writes them, but it does not: leave that folder "
+            "out."
+        )
+    return summary

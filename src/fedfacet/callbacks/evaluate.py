@@ -1,0 +1,69 @@
+"""Group evaluation of the global model."""
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedfacet.callbacks.base import Callback
+from fedfacet.metrics.group_counts import NAN, GroupCounts, group_key
+
+if TYPE_CHECKING:
+    from fedfacet.federation import Federation
+
+
+class Evaluate(Callback):
+    """Measure the global model on the validation and the test set, per group.
+
+    Metrics, for ``val`` and ``test``: ``loss``, ``acc`` (average over samples), ``acc_adjusted`` (groups weighted by their
+    training counts), ``acc_worst_group``, and ``acc_group/y0_a0`` and so on.
+
+    Args:
+        splits: name -> positions of samples in the data set.
+        group_weights: training samples per group, in the order g = y * num_attributes + a.
+        num_attributes: A.
+        every_n_rounds: 1 or larger; the last round is measured always, the others in between are NaN.
+
+    Raises:
+        ValueError: if ``every_n_rounds`` is smaller than 1.
+    """
+
+    def __init__(
+        self,
+        *,
+        splits: Mapping[str, NDArray[np.int64]],
+        group_weights: Sequence[float],
+        num_attributes: int,
+        every_n_rounds: int = 1,
+    ) -> None:
+        if every_n_rounds < 1:
+            raise ValueError(f"Expected `every_n_rounds` to be 1 or larger, but got {every_n_rounds}.")
+        self.splits = splits
+        self.group_weights = tuple(group_weights)
+        self.num_attributes = num_attributes
+        self.every_n_rounds = every_n_rounds
+        self.latest: dict[str, GroupCounts] = {}
+
+    def measure(self, federation: "Federation", round: int) -> Mapping[str, float]:
+        """Return the metrics of the current global model."""
+        due = round % self.every_n_rounds == 0 or round == federation.rounds
+        metrics: dict[str, float] = {}
+        for name, indices in self.splits.items():
+            if due:
+                self.latest[name] = federation.engine.evaluate(federation.state.model, indices)
+            metrics |= self._metrics(name, self.latest[name] if due else None)
+        return metrics
+
+    def _metrics(self, name: str, counts: GroupCounts | None) -> dict[str, float]:
+        accuracies = counts.accuracies if counts else (NAN,) * len(self.group_weights)
+        return {
+            f"{name}/loss": counts.loss if counts else NAN,
+            f"{name}/acc": counts.average_accuracy if counts else NAN,
+            f"{name}/acc_adjusted": counts.adjusted_accuracy(self.group_weights) if counts else NAN,
+            f"{name}/acc_worst_group": counts.worst_group_accuracy if counts else NAN,
+            **{
+                f"{name}/acc_group/{group_key(group, self.num_attributes)}": accuracy
+                for group, accuracy in enumerate(accuracies)
+            },
+        }

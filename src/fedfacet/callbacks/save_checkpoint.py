@@ -1,0 +1,51 @@
+"""Checkpoints while a run goes on."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from fedfacet import checkpoint
+from fedfacet.callbacks.base import Callback
+
+if TYPE_CHECKING:
+    from fedfacet.federation import Federation
+
+
+class SaveCheckpoint(Callback):
+    """Keep ``checkpoints/last.ckpt`` up to date.
+
+    Args:
+        run_dir: the run folder.
+        run_config: the resolved configuration, saved along so that a resumed run can be held to it.
+        every_n_rounds: 1 or larger. A killed process loses at most the rounds since the last checkpoint; an interrupted or
+            finished one loses none.
+
+    Raises:
+        ValueError: if ``every_n_rounds`` is smaller than 1.
+    """
+
+    def __init__(self, *, run_dir: Path, run_config: Mapping[str, Any], every_n_rounds: int = 1) -> None:
+        if every_n_rounds < 1:
+            raise ValueError(f"Expected `every_n_rounds` to be 1 or larger, but got {every_n_rounds}.")
+        self.path = run_dir / "checkpoints" / "last.ckpt"
+        self.run_config = run_config
+        self.every_n_rounds = every_n_rounds
+        self._saved_round = 0
+
+    def on_fit_start(self, federation: "Federation") -> None:
+        """Note what is saved already."""
+        self._saved_round = federation.state.round
+
+    def on_state_complete(self, federation: "Federation") -> None:
+        """Save where a checkpoint is due."""
+        if federation.state.round % self.every_n_rounds == 0:
+            self._save(federation)
+
+    def on_fit_end(self, federation: "Federation", status: str) -> None:
+        """Save what is not saved yet; a failed round may have left the state half changed, so then nothing is."""
+        if status != "failed" and federation.state.round > self._saved_round:
+            self._save(federation)
+
+    def _save(self, federation: "Federation") -> None:
+        checkpoint.save(self.path, federation.state, self.run_config)
+        self._saved_round = federation.state.round

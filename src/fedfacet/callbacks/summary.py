@@ -1,0 +1,106 @@
+"""The run in one small file, and the final model for others to use."""
+
+import json
+import math
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from safetensors.torch import save_file
+
+from fedfacet import state
+from fedfacet.callbacks.base import Callback
+from fedfacet.types import RoundResult
+
+if TYPE_CHECKING:
+    from fedfacet.federation import Federation
+
+BYTES_PER_FLOAT = 4
+
+
+class Summary(Callback):
+    """Write ``summary.json`` and export the final model as ``model/model.safetensors`` and ``model/config.json``.
+
+    The best round is the one with the highest validation worst-group accuracy, ties by validation average, then the earliest;
+    the test set never chooses.
+
+    Args:
+        run_dir: the run folder.
+        facts: what is known before the first round (seed, partition digest, versions, hardware, ...), JSON-able.
+        model_config: written to ``model/config.json``, enough to build the model again, JSON-able.
+    """
+
+    def __init__(self, *, run_dir: Path, facts: Mapping[str, Any], model_config: Mapping[str, Any]) -> None:
+        self.run_dir = run_dir
+        self.facts = facts
+        self.model_config = model_config
+        self.final: dict[str, Any] | None = None
+        self.best: dict[str, Any] | None = None
+        self.totals = {"seconds": 0.0, "bytes_up": 0, "bytes_down": 0, "query_bytes_up": 0, "query_bytes_down": 0}
+
+    def on_round_end(self, federation: "Federation", result: RoundResult) -> None:
+        """Keep the last and the best round."""
+        ledger = result.ledger
+        for name, value in (
+            ("seconds", sum(result.seconds.values())),
+            ("bytes_up", BYTES_PER_FLOAT * (ledger.floats_up + ledger.query_floats_up)),
+            ("bytes_down", BYTES_PER_FLOAT * (ledger.floats_down + ledger.query_floats_down)),
+            ("query_bytes_up", BYTES_PER_FLOAT * ledger.query_floats_up),
+            ("query_bytes_down", BYTES_PER_FLOAT * ledger.query_floats_down),
+        ):
+            self.totals = {**self.totals, name: self.totals[name] + value}
+        measured = {name: value for name, value in result.metrics.items() if not name.startswith("comm/")}
+        if not math.isnan(measured.get("test/acc", math.nan)) or self.final is None:
+            self.final = {"round": result.round, **measured}
+        if (rank := _rank(measured)) is not None and (self.best is None or rank > (_rank(self.best) or rank)):
+            self.best = {"round": result.round, **measured}
+
+    def on_fit_end(self, federation: "Federation", status: str) -> None:
+        """Write the files."""
+        if status == "failed":
+            return
+        if status == "finished":
+            folder = self.run_dir / "model"
+            folder.mkdir(exist_ok=True)
+            save_file({name: tensor.contiguous() for name, tensor in federation.state.model.items()}, folder / "model.safetensors")
+            _write_json(folder / "config.json", self.model_config)
+        summary = {
+            "status": status,
+            "rounds": federation.state.round,
+            "final": self.final,
+            "best": self.best,
+            **self.totals,
+            "model_digest": state.digest(federation.state.model),
+            "participation_counts": federation.state.participation_counts,
+            **self.facts,
+        }
+        _write_json(self.run_dir / "summary.json", summary)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the last and the best round and the totals."""
+        return {"final": self.final, "best": self.best, "totals": self.totals}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Take them up."""
+        self.final, self.best, self.totals = state_dict["final"], state_dict["best"], state_dict["totals"]
+
+
+def _rank(measured: Mapping[str, float]) -> tuple[float, float] | None:
+    worst, average = measured.get("val/acc_worst_group", math.nan), measured.get("val/acc", math.nan)
+    return None if math.isnan(worst) or math.isnan(average) else (worst, average)
+
+
+def _write_json(path: Path, content: Mapping[str, Any]) -> None:
+    """Write JSON whole or not at all; NaN, which JSON does not know, becomes null."""
+    unfinished = path.with_name(path.name + ".part")
+    unfinished.write_text(json.dumps(_nan_to_none(content), indent=2) + "\n")
+    os.replace(unfinished, path)
+
+
+def _nan_to_none(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {name: _nan_to_none(entry) for name, entry in value.items()}
+    if isinstance(value, list | tuple):
+        return [_nan_to_none(entry) for entry in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value

@@ -1,0 +1,7 @@
+"""No correction."""
+
+from fedfacet.corrections.base import Correction
+
+
+class NoCorrection(Correction):
+    """The loss as it is."""

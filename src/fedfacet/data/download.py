@@ -1,0 +1,350 @@
+"""Large files over HTTP: resumed after a dropped connection, checked, and unpacked whole or not at all.
+
+Small files with a published checksum are pooch's work; this is for archives of many gigabytes that come without one.
+"""
+
+import gzip
+import hashlib
+import json
+import shutil
+import tarfile
+import time
+import urllib.error
+import urllib.request
+import zlib
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from http.client import HTTPException, HTTPResponse
+from pathlib import Path
+from typing import NamedTuple
+
+from rich.console import Console
+from rich.filesize import decimal
+from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
+
+from fedfacet.errors import DatasetCorruptError, DatasetNotFoundError, FedFacetError
+
+_CHUNK_BYTES = 1 << 20
+_TIMEOUT_SECONDS = 60.0
+_LONGEST_PAUSE_SECONDS = 60.0
+_LINE_EVERY_SECONDS = 10.0
+_RETRIED_STATUS = {408, 425, 429, 500, 502, 503, 504}
+
+
+class _Version(NamedTuple):
+    """What a server says about the file it sends, by which a changed file is told from the same one."""
+
+    url: str
+    size: int | None
+    etag: str | None
+    modified: str | None
+
+    @property
+    def validator(self) -> str | None:
+        """The value of ``If-Range``, for which a weak entity tag will not do (RFC 9110, section 13.1.5)."""
+        return self.etag if self.etag and not self.etag.startswith("W/") else self.modified
+
+    def contradicts(self, other: "_Version") -> bool:
+        """Whether both say something, and not the same; an answer to ``If-Range`` may leave fields out."""
+        return any(None not in pair and pair[0] != pair[1] for pair in zip(self, other, strict=True))
+
+
+class _ConnectionDropped(Exception):
+    """The file has not arrived in full, and asking again may help."""
+
+
+def download(
+    url: str,
+    destination: Path,
+    *,
+    sha256: str | None = None,
+    disk_factor: float = 1.0,
+    retries: int = 5,
+    pause_seconds: float = 1.0,
+) -> Path:
+    """Fetch a file, going on where an earlier attempt has stopped, and check it.
+
+    Bytes arrive in ``<destination>.part``, beside ``<destination>.part.json`` with what the server said about the file; the
+    destination appears only when the file is whole. Its sha256 is written to ``<destination>.sha256`` (as ``sha256sum`` does)
+    by the first call, and compared by every later one, which needs no network.
+
+    Args:
+        url: http, https or file address; redirects are followed.
+        destination: the file to write; missing folders are made.
+        sha256: the expected digest as hexadecimal text; ``None`` means the recorded one, if there is one.
+        disk_factor: the free disk space to ask for, as a multiple of the file's size.
+        retries: how many attempts in a row may end without getting further than before, 0 or larger.
+        pause_seconds: before the first of them; it doubles with each, up to a minute.
+
+    Returns:
+        ``destination``.
+
+    Raises:
+        DatasetNotFoundError: if the server cannot be reached or does not have the file; what has arrived is kept.
+        DatasetCorruptError: if the file's sha256 is not the expected one.
+        FedFacetError: if the disk has not enough room or cannot be written to.
+        ValueError: if ``url`` is of another kind.
+
+    Note:
+        Where a server tells neither size nor digest, a connection that ends early looks like the end of the file; unpacking
+        it will show.
+    """
+    if not url.startswith(("http://", "https://", "file://")):
+        raise ValueError(f"Expected `url` to be an http, https or file address, but got {url!r}.")
+    record = destination.with_name(destination.name + ".sha256")
+    part = destination.with_name(destination.name + ".part")
+    with _writing(destination.parent):
+        arriving = destination
+        if not destination.exists():
+            destination.parent.mkdir(parents=True, exist_ok=True)
+            _fetch(url, part, disk_factor, retries, pause_seconds)
+            arriving = part
+        expected = sha256 or (record.read_text().partition(" ")[0] if record.exists() else None)
+        digest = _digest(arriving)
+        if expected is not None and digest != expected.lower():
+            raise DatasetCorruptError(
+                f"Expected {arriving} to have the sha256 {expected}, but got {digest}: delete it to download it again, and "
+                f"{record} too if the file at {url} has been replaced by a newer one."
+            )
+        if arriving is part:
+            part.replace(destination)
+            _note(part).unlink(missing_ok=True)
+        if not record.exists():
+            _write_whole(record, f"{digest}  {destination.name}\n")
+    return destination
+
+
+def extract(archive: Path, into: Path) -> None:
+    """Unpack a ``.tar.gz`` archive, so that each of its outermost folders appears in ``into`` whole or not at all.
+
+    They are unpacked beside their final place and moved there at the end; a killed attempt leaves a hidden folder, which the
+    next one removes. Members that would land outside ``into``, and devices, are refused.
+
+    Args:
+        archive: the file.
+        into: the folder, made if missing; it must not already hold any of the archive's outermost names.
+
+    Raises:
+        DatasetCorruptError: if the archive is truncated, damaged or holds a refused member.
+        FedFacetError: if the disk has not enough room or cannot be written to, a name is taken, or Python is older than
+            3.11.4, which cannot unpack safely.
+    """
+    if not hasattr(tarfile, "data_filter"):
+        raise FedFacetError(f"Expected Python 3.11.4 or later to unpack {archive}: unpack it yourself with tar -xzf.")
+    unpacked = into / f".{archive.name}.unpacking"
+    shutil.rmtree(unpacked, ignore_errors=True)
+    try:
+        with _writing(into):
+            unpacked.mkdir(parents=True)
+            # Images hardly compress, so that the archive's size is a fair guess of what it unpacks to.
+            _require_space(into, archive.stat().st_size, f"unpack {archive.name}")
+            _unpack(archive, unpacked)
+            entries = sorted(unpacked.iterdir())
+            taken = [entry.name for entry in entries if (into / entry.name).exists()]
+            if taken:
+                raise FedFacetError(f"Expected no {', '.join(taken)} in {into} before unpacking {archive}: delete it first.")
+            for entry in entries:
+                entry.rename(into / entry.name)
+    finally:
+        shutil.rmtree(unpacked, ignore_errors=True)
+
+
+def _unpack(archive: Path, into: Path) -> None:
+    try:
+        with (
+            _progress(f"unpacking {archive.name}", archive.stat().st_size) as show,
+            archive.open("rb") as file,
+            gzip.GzipFile(fileobj=file) as stream,
+            # Streamed ("r|"), because a seek back in gzip starts again at the first byte.
+            tarfile.open(fileobj=stream, mode="r|") as tar,
+        ):
+            for member in tar:
+                tar.extract(member, into, filter="data")
+                show(file.tell())
+            # gzip compares length and checksum at its end, which lies behind the end of the tar.
+            while stream.read(_CHUNK_BYTES):
+                pass
+    except (EOFError, gzip.BadGzipFile, zlib.error, tarfile.TarError) as error:
+        raise DatasetCorruptError(
+            f"Expected a whole .tar.gz archive, but got {archive} ({type(error).__name__}: {error}): delete it and "
+            f"{archive}.sha256, and download it again."
+        ) from error
+
+
+def _fetch(url: str, part: Path, disk_factor: float, retries: int, pause_seconds: float) -> None:
+    """Bring ``part`` to its full size, with as many attempts as bring it further."""
+    furthest, failures = _size(part), 0
+    while True:
+        try:
+            return _attempt(url, part, disk_factor)
+        except _ConnectionDropped as error:
+            failures = 0 if _size(part) > furthest else failures + 1
+            furthest = max(furthest, _size(part))
+            if failures > retries:
+                raise DatasetNotFoundError(
+                    f"Expected to fetch {part.stem} from {url}, but {failures} attempts in a row brought nothing ({error}): "
+                    f"run the command again to go on from the {decimal(_size(part))} kept in {part}, or put the file there "
+                    f"yourself as {part.with_suffix('')}."
+                ) from error
+            pause = min(pause_seconds * 2 ** max(failures - 1, 0), _LONGEST_PAUSE_SECONDS)
+            _say(_console(), f"fetching {part.stem}: no connection ({error}), trying again in {pause:.0f} s")
+            time.sleep(pause)
+
+
+def _attempt(url: str, part: Path, disk_factor: float) -> None:
+    """Ask once for what is missing, or for everything where that would mix two files."""
+    known = _read_note(part, url)
+    have = _size(part) if known is not None else 0
+    headers = {"User-Agent": "fedfacet", "Accept-Encoding": "identity"}
+    if known is not None and have:
+        if have == known.size:
+            return
+        headers["Range"] = f"bytes={have}-"
+        if known.validator is not None:
+            headers["If-Range"] = known.validator
+    with _open(urllib.request.Request(url, headers=headers), part) as response:
+        resumed = response.status == 206
+        sent = _version(url, response, resumed)
+        goes_on = response.headers.get("Content-Range", "").startswith(f"bytes {have}-")
+        if resumed and (known is None or known.contradicts(sent) or not goes_on):
+            part.unlink(missing_ok=True)
+            raise _ConnectionDropped("the server's file has changed, so that what was kept of it is discarded")
+        if response.headers.get_content_type() == "text/html":
+            raise DatasetNotFoundError(
+                f"Expected a file at {url}, but got a web page: open the address in a browser to see what it says."
+            )
+        if sent.size is not None:
+            needed = int(sent.size * disk_factor) - _size(part)
+            _require_space(part.parent, needed, f"fetch {part.stem} ({decimal(sent.size)})")
+        if not resumed:
+            have = 0
+            # In this order, so that a kill in between cannot leave the old file's bytes beside the new one's description.
+            part.unlink(missing_ok=True)
+            _write_whole(_note(part), json.dumps(sent._asdict()))
+        _receive(response, part, have, sent.size)
+
+
+def _open(request: urllib.request.Request, part: Path) -> HTTPResponse:
+    try:
+        response: HTTPResponse = urllib.request.urlopen(request, timeout=_TIMEOUT_SECONDS)
+    except urllib.error.HTTPError as error:
+        error.close()
+        answer = f"the server answered {error.code} {error.reason}"
+        if error.code == 416:
+            part.unlink(missing_ok=True)
+            raise _ConnectionDropped("the server's file is shorter than what was kept, which is discarded") from error
+        if error.code in _RETRIED_STATUS:
+            raise _ConnectionDropped(answer) from error
+        raise DatasetNotFoundError(
+            f"Expected a file at {request.full_url}, but {answer}: look for its new address and set dataset.url."
+        ) from error
+    except (OSError, HTTPException) as error:
+        raise _ConnectionDropped(str(error) or type(error).__name__) from error
+    return response
+
+
+def _receive(response: HTTPResponse, part: Path, have: int, size: int | None) -> None:
+    with part.open("ab", buffering=_CHUNK_BYTES) as file, _progress(f"fetching {part.stem}", size) as show:
+        while size is None or have < size:
+            show(have)
+            try:
+                # read1 hands over what has come so far, where read would lose it when the connection drops.
+                chunk = response.read1(_CHUNK_BYTES)
+            except (OSError, HTTPException) as error:
+                raise _ConnectionDropped(str(error) or type(error).__name__) from error
+            if not chunk:
+                break
+            file.write(chunk)
+            have += len(chunk)
+    if size is not None and have != size:
+        raise _ConnectionDropped(f"{have} of {size} bytes arrived")
+
+
+def _version(url: str, response: HTTPResponse, resumed: bool) -> _Version:
+    length = response.headers.get("Content-Range", "").rpartition("/")[2] if resumed else response.headers.get("Content-Length")
+    size = int(length) if length and length.isdecimal() else None
+    return _Version(url, size, response.headers.get("ETag"), response.headers.get("Last-Modified"))
+
+
+def _note(part: Path) -> Path:
+    return part.with_name(part.name + ".json")
+
+
+def _read_note(part: Path, url: str) -> _Version | None:
+    """What is known of the file of which ``part`` is the beginning; ``None`` if nothing, or it came from elsewhere."""
+    try:
+        note = _Version(**json.loads(_note(part).read_text()))
+    except (OSError, ValueError, TypeError):
+        return None
+    return note if note.url == url else None
+
+
+def _size(path: Path) -> int:
+    return path.stat().st_size if path.exists() else 0
+
+
+def _digest(path: Path) -> str:
+    sha = hashlib.sha256()
+    have = 0
+    with path.open("rb") as file, _progress(f"checking {path.name}", _size(path)) as show:
+        while chunk := file.read(_CHUNK_BYTES):
+            sha.update(chunk)
+            have += len(chunk)
+            show(have)
+    return sha.hexdigest()
+
+
+def _write_whole(path: Path, text: str) -> None:
+    draft = path.with_name(path.name + ".draft")
+    draft.write_text(text)
+    draft.replace(path)
+
+
+def _require_space(folder: Path, needed: int, purpose: str) -> None:
+    free = shutil.disk_usage(folder).free
+    if free < needed:
+        raise FedFacetError(
+            f"Expected {decimal(needed)} of free disk space in {folder} to {purpose}, but got {decimal(free)}: make room, "
+            "or name a folder on another disk with paths.data_dir=DIR."
+        )
+
+
+@contextmanager
+def _writing(folder: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise FedFacetError(
+            f"Expected to be able to write in {folder}, but got {error}: make room there and run the command again, or name a "
+            "folder on another disk with paths.data_dir=DIR."
+        ) from error
+
+
+def _console() -> Console:
+    return Console(stderr=True)
+
+
+def _say(console: Console, line: str) -> None:
+    console.print(line, highlight=False, markup=False, soft_wrap=True)
+
+
+@contextmanager
+def _progress(title: str, size: int | None) -> Iterator[Callable[[int], None]]:
+    """Yield a function that shows how many bytes are done: a bar on a terminal, else a line every ten seconds."""
+    console = _console()
+    if console.is_terminal:
+        columns = BarColumn(), DownloadColumn(), TransferSpeedColumn(), TimeRemainingColumn()
+        with Progress(TextColumn("{task.description}"), *columns, console=console) as bar:
+            task = bar.add_task(title, total=size)
+            yield lambda done: bar.update(task, completed=done)
+        return
+    due = time.monotonic() + _LINE_EVERY_SECONDS
+
+    def line(done: int) -> None:
+        nonlocal due
+        if time.monotonic() >= due:
+            due = time.monotonic() + _LINE_EVERY_SECONDS
+            of = f" of {decimal(size)} ({done / size:.0%})" if size else ""
+            _say(console, f"{title}: {decimal(done)}{of}")
+
+    yield line

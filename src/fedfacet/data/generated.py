@@ -1,0 +1,99 @@
+"""Small generated files in the layout of real data sets, so that the real loaders can run where nothing was downloaded."""
+
+import gzip
+import io
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+from PIL import Image
+
+from fedfacet import rng
+from fedfacet.data.spawrious import FOLDER, PARTS
+from fedfacet.data.synthetic_spawrious import draw_dog
+
+_DIGIT_SIZE = 20
+_MNIST_SIZE = 28
+_LARGEST_SHIFT = 2
+
+
+def write_spawrious(
+    root: Path, *, classes: Sequence[str], attributes: Sequence[str], per_cell: int, image_size: int, seed: int = 0
+) -> None:
+    """Write drawn dogs as JPEG files to ``<root>/spawrious224/{0,1}/<place>/<breed>/``.
+
+    Args:
+        root: the folder that ``Spawrious`` is given.
+        classes: breeds, as in ``Spawrious``.
+        attributes: places, as in ``Spawrious``.
+        per_cell: images per (breed, place) cell, 2 or larger; one half goes to folder 0, the other to folder 1.
+        image_size: height and width in pixels, 8 or larger.
+        seed: of the drawings, 0 or larger; equal arguments write equal files.
+
+    Raises:
+        ValueError: if ``per_cell`` would leave a folder empty.
+    """
+    if per_cell < len(PARTS):
+        raise ValueError(f"Expected `per_cell` to be {len(PARTS)} or larger, but got {per_cell}.")
+    for label, breed in enumerate(classes):
+        for attribute, location in enumerate(attributes):
+            for number in range(per_cell):
+                folder = Path(root) / FOLDER / PARTS[number % len(PARTS)] / location / breed
+                folder.mkdir(parents=True, exist_ok=True)
+                draw = rng.stream(seed, "generated-spawrious", label, attribute, number)
+                image = Image.fromarray(draw_dog(breed, location, image_size, draw))
+                content = io.BytesIO()
+                image.save(content, "JPEG", quality=90)
+                _write_whole(folder / f"{breed}_{location}_{number:05d}.jpg", content.getvalue())
+
+
+def write_mnist(root: Path, *, num_train: int, num_test: int, seed: int = 0) -> None:
+    """Write handwritten digits as compressed idx files to ``<root>/MNIST/raw/``.
+
+    The digits are scikit-learn's bundled ones (1797 of 8 x 8 pixels), enlarged and set into 28 x 28 pixels with a random shift
+    of up to two. No original serves both training and test; each is used again where more are asked for than there are.
+
+    Args:
+        root: the folder that torchvision's ``MNIST`` is given.
+        num_train: training images, 1 or larger.
+        num_test: test images, 1 or larger.
+        seed: of order and shifts, 0 or larger; equal arguments write equal files.
+
+    Raises:
+        ValueError: if a number is smaller than 1.
+    """
+    from sklearn.datasets import load_digits  # imports scipy.io and more, needed here only
+
+    if min(num_train, num_test) < 1:
+        raise ValueError(f"Expected `num_train` and `num_test` to be 1 or larger, but got {num_train} and {num_test}.")
+    digits, labels = load_digits(return_X_y=True)
+    draw = rng.stream(seed, "generated-mnist")
+    order = draw.permutation(len(labels))
+    cut = int(np.clip(round(len(order) * num_test / (num_train + num_test)), 1, len(order) - 1))
+    folder = Path(root) / "MNIST" / "raw"
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, count, pool in (("t10k", num_test, order[:cut]), ("train", num_train, order[cut:])):
+        chosen = np.resize(pool, count)
+        images = np.zeros((count, _MNIST_SIZE, _MNIST_SIZE), dtype=np.uint8)
+        corners = (_MNIST_SIZE - _DIGIT_SIZE) // 2 + draw.integers(-_LARGEST_SHIFT, _LARGEST_SHIFT + 1, size=(count, 2))
+        for image, index, (top, left) in zip(images, chosen, corners, strict=True):
+            small = Image.fromarray((digits[index].reshape(8, 8) * (255 / 16)).astype(np.uint8))
+            large = small.resize((_DIGIT_SIZE, _DIGIT_SIZE), Image.Resampling.BICUBIC)
+            image[top : top + _DIGIT_SIZE, left : left + _DIGIT_SIZE] = np.asarray(large)
+        _write_idx(folder / f"{name}-images-idx3-ubyte.gz", images)
+        _write_idx(folder / f"{name}-labels-idx1-ubyte.gz", labels[chosen].astype(np.uint8))
+
+
+def _write_idx(path: Path, values: NDArray[np.uint8]) -> None:
+    """Write bytes in the idx format: two zeros, type 8 (unsigned byte), number of axes, then the axes as big-endian int32."""
+    header = bytes([0, 0, 8, values.ndim]) + np.array(values.shape, dtype=">i4").tobytes()
+    _write_whole(path, gzip.compress(header + values.tobytes(), mtime=0))
+
+
+def _write_whole(path: Path, content: bytes) -> None:
+    # Runs side by side may generate the same files, and must never see one half-written.
+    draft = path.with_name(f".{path.name}.{os.getpid()}")
+    draft.write_bytes(content)
+    draft.replace(path)

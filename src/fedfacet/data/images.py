@@ -1,0 +1,151 @@
+"""Images made when they are first asked for: the cache, and its use for image files."""
+
+import os
+import struct
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from PIL import Image
+from torch import Tensor
+
+from fedfacet.errors import DatasetCorruptError
+
+CHANNELS = 3
+# More threads than this only wait for each other: decoding shares the cores with the training.
+_MAX_THREADS = 8
+
+
+class LazyImages(ABC):
+    """RGB images that are decoded or drawn when first asked for, and kept as uint8 where all of them fit in memory.
+
+    What ``fetch`` returns depends on the positions alone, never on what was fetched before. The cache takes memory only as it
+    fills.
+
+    Args:
+        count: N, how many images there are.
+        image_size: H and W in pixels, 1 or larger.
+        max_memory_gb: the size in GB (10^9 bytes) up to which all N images are kept; larger sets are made anew at every
+            fetch, and 0 keeps none.
+
+    Raises:
+        ValueError: if an argument is out of range.
+    """
+
+    def __init__(self, count: int, image_size: int, *, max_memory_gb: float = 8.0) -> None:
+        if image_size < 1:
+            raise ValueError(f"Expected `image_size` to be 1 or larger, but got {image_size}.")
+        if not max_memory_gb >= 0:
+            raise ValueError(f"Expected `max_memory_gb` to be 0 or larger, but got {max_memory_gb}.")
+        self.image_size = image_size
+        self._shape = (CHANNELS, image_size, image_size)
+        self._count = count
+        self._made = np.zeros(count, dtype=bool)
+        fits = count * CHANNELS * image_size**2 <= max_memory_gb * 1e9
+        self._kept = torch.empty((count, *self._shape), dtype=torch.uint8) if fits else None
+
+    @abstractmethod
+    def make(self, index: int) -> NDArray[np.uint8]:
+        """Return the image at ``index``, shape (H, W, C); called from several threads."""
+
+    def __len__(self) -> int:
+        """Return N."""
+        return self._count
+
+    def fetch(self, indices: NDArray[np.int64]) -> Tensor:
+        """Return the images at ``indices``, uint8 of shape (B, C, H, W)."""
+        wanted, inverse = np.unique(indices, return_inverse=True)
+        if self._kept is None:
+            made = torch.empty((len(wanted), *self._shape), dtype=torch.uint8)
+            self._fill(made, np.arange(len(wanted)), wanted)
+            return made[torch.from_numpy(inverse)]
+        missing = wanted[~self._made[wanted]]
+        self._fill(self._kept, missing, missing)
+        self._made[missing] = True
+        return self._kept[torch.from_numpy(indices)]
+
+    def _fill(self, target: Tensor, rows: NDArray[np.int64], indices: NDArray[np.int64]) -> None:
+        pixels = target.numpy()
+
+        def fill_one(position: int) -> None:
+            pixels[rows[position]] = self.make(int(indices[position])).transpose(2, 0, 1)
+
+        _threaded(fill_one, len(indices))
+
+
+class ImageFiles(LazyImages):
+    """Image files, decoded to RGB and resized (bilinear, antialiased, aspect ratio not kept) where they are of another size.
+
+    Args:
+        paths: one file per image, in an order that does not depend on the file system (sorted).
+        image_size: as in ``LazyImages``.
+        remedy: what the user should do about a damaged file, as the end of a sentence.
+        max_memory_gb: as in ``LazyImages``.
+    """
+
+    def __init__(self, paths: Sequence[Path], image_size: int, *, remedy: str, max_memory_gb: float = 8.0) -> None:
+        super().__init__(len(paths), image_size, max_memory_gb=max_memory_gb)
+        self.paths = tuple(paths)
+        self.remedy = remedy
+
+    def make(self, index: int) -> NDArray[np.uint8]:
+        """Decode one file; see ``LazyImages.make``.
+
+        Raises:
+            DatasetCorruptError: if the file is missing, truncated or no image.
+        """
+        size = (self.image_size, self.image_size)
+        try:
+            with Image.open(self.paths[index]) as file:
+                image = file.convert("RGB")
+        # Pillow reports damage with whichever of these the format's parser runs into.
+        except (OSError, SyntaxError, ValueError, EOFError, struct.error, Image.DecompressionBombError) as error:
+            raise DatasetCorruptError(
+                f"Expected a readable image, but got {self.paths[index]} ({type(error).__name__}: {error}): {self.remedy}."
+            ) from error
+        return np.asarray(image if image.size == size else image.resize(size, Image.Resampling.BILINEAR))
+
+    def check(self) -> None:
+        """Find empty, truncated and foreign files before they are needed.
+
+        Looks at the first and last bytes of every file, which costs well under a millisecond each, and decodes the whole file
+        only where they are not those of a complete PNG or JPEG. Damage in the middle of a file shows when it is decoded.
+
+        Raises:
+            DatasetCorruptError: if a file is missing, truncated or no image; of several, the first in order is named.
+        """
+
+        def check_one(index: int) -> None:
+            if not _looks_complete(self.paths[index]):
+                self.make(index)
+
+        _threaded(check_one, len(self))
+
+
+def _looks_complete(path: Path) -> bool:
+    try:
+        with path.open("rb") as file:
+            head = file.read(8)
+            file.seek(-8, os.SEEK_END)
+            tail = file.read(8)
+    except OSError:
+        return False
+    png = head == b"\x89PNG\r\n\x1a\n" and tail == b"IEND\xaeB`\x82"
+    return png or (head.startswith(b"\xff\xd8\xff") and tail.endswith(b"\xff\xd9"))
+
+
+def _threaded(work: Callable[[int], None], count: int) -> None:
+    """Call ``work`` with 0 .. count - 1; the first error in that order is raised."""
+    threads = min(_MAX_THREADS, os.cpu_count() or 1, count)
+    if threads <= 1:
+        for position in range(count):
+            work(position)
+        return
+    # A pool per call, because a pool that outlives it would be dead in a forked worker.
+    with ThreadPoolExecutor(threads) as pool:
+        for _ in pool.map(work, range(count)):
+            pass

@@ -1,0 +1,192 @@
+"""Spawrious224: generated photographs of dogs, with the place as spurious attribute."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedfacet import rng
+from fedfacet.data.dataset import Dataset, DatasetSource
+from fedfacet.data.download import download as fetch_file
+from fedfacet.data.download import extract
+from fedfacet.data.images import ImageFiles
+from fedfacet.errors import DatasetCorruptError, DatasetNotFoundError
+
+URL = "https://www.dropbox.com/s/hofkueo8qvaqlp3/spawrious224__entire_dataset.tar.gz?dl=1"
+ARCHIVE = "spawrious224__entire_dataset.tar.gz"
+FOLDER = "spawrious224"
+# The archive's third folder, domain_adaptation_ds, belongs to another benchmark.
+PARTS = ("0", "1")
+BREEDS = ("labrador", "dachshund", "bulldog", "corgi")
+LOCATIONS = ("beach", "snow", "desert", "jungle", "mountain", "dirt")
+IMAGENET_MEAN = (0.485, 0.456, 0.406)
+IMAGENET_STD = (0.229, 0.224, 0.225)
+_SUFFIXES = {".png", ".jpg", ".jpeg"}
+
+
+class Spawrious(DatasetSource):
+    """The entire Spawrious224 data set: y = breed, a = place.
+
+    6336 images of 224 x 224 pixels per (breed, place) cell, from ``<root>/spawrious224/{0,1}/<place>/<breed>/``. A part of
+    every cell is held out as a test set with the same number of samples in each group. Pixels are normalised by ImageNet's
+    statistics; there is no augmentation and no official validation set.
+
+    Source: Lynch et al., Spawrious: A Benchmark for Fine Control of Spurious Correlation Biases, arXiv:2303.05470; the cells
+    and the hold-out as in FedDiverse (arXiv:2504.11216), appendix C.
+
+    Args:
+        root: the folder that holds, or will hold, ``spawrious224``.
+        classes: distinct breeds, class 0 first: labrador, dachshund, bulldog, corgi.
+        attributes: distinct places, attribute value 0 first: beach, snow, desert, jungle, mountain, dirt.
+        image_size: height and width in pixels to which other sizes are resized, 1 or larger.
+        test_fraction: the part of every cell that is the test set, in (0, 1), rounded to whole images.
+        seed: of the hold-out, 0 or larger; it does not follow the run's seed.
+        download: whether to fetch and unpack the archive (about 14.4 GB) where ``spawrious224`` is missing.
+        url: of the archive ``spawrious224__entire_dataset.tar.gz``.
+        max_memory_gb: as in ``LazyImages``.
+
+    Raises:
+        ValueError: if an argument is out of range; the message has the valid values.
+
+    Note:
+        The authors' loader takes files in the order in which the file system lists them; here paths are sorted before any
+        draw, so that the hold-out is the same on every machine.
+    """
+
+    def __init__(
+        self,
+        root: str | Path,
+        *,
+        classes: Sequence[str] = ("labrador", "dachshund"),
+        attributes: Sequence[str] = ("beach", "snow"),
+        image_size: int = 224,
+        test_fraction: float = 0.1,
+        seed: int = 0,
+        download: bool = False,
+        url: str = URL,
+        max_memory_gb: float = 8.0,
+    ) -> None:
+        if image_size < 1:
+            raise ValueError(f"Expected `image_size` to be 1 or larger, but got {image_size}.")
+        self.root = Path(root).expanduser()
+        self.classes = chosen_names("classes", classes, BREEDS)
+        self.attributes = chosen_names("attributes", attributes, LOCATIONS)
+        self.image_size = image_size
+        self.test_fraction = checked_fraction(test_fraction)
+        self.seed = seed
+        self.download = download
+        self.url = url
+        self.max_memory_gb = max_memory_gb
+
+    def generate(self, demand: NDArray[np.int64] | None) -> None:
+        """Write drawn dogs in the archive's layout; see ``DatasetSource.generate``."""
+        from fedfacet.data.generated import write_spawrious  # which imports this file
+
+        # What the fullest cell asks for, and some for validation and the test.
+        per_cell = 10 + int(np.ceil(1.5 * (20 if demand is None else demand.max()) / (1 - self.test_fraction)))
+        write_spawrious(
+            self.root, classes=self.classes, attributes=self.attributes, per_cell=per_cell, image_size=self.image_size
+        )
+
+    def load(self, demand: NDArray[np.int64] | None = None) -> Dataset:
+        """List, check and split the images; see ``DatasetSource.load``."""
+        folder = self.root / FOLDER
+        if not folder.is_dir():
+            self._obtain(folder)
+        found = sorted(
+            (path.relative_to(folder).as_posix(), label, attribute)
+            for label, breed in enumerate(self.classes)
+            for attribute, location in enumerate(self.attributes)
+            for part in PARTS
+            for path in _images_in(folder / part / location / breed)
+        )
+        y = np.array([label for _, label, _ in found], dtype=np.int64)
+        a = np.array([attribute for _, _, attribute in found], dtype=np.int64)
+        images = ImageFiles(
+            [folder / name for name, _, _ in found],
+            self.image_size,
+            remedy=f"restore the file from {ARCHIVE}, or delete the folder {folder} and set dataset.download=true",
+            max_memory_gb=self.max_memory_gb,
+        )
+        images.check()
+        train, test = hold_out(y, a, self.test_fraction, self.seed, "spawrious-test")
+        return Dataset(
+            images=images,
+            y=y,
+            a=a,
+            train=train,
+            test=test,
+            val=None,
+            class_names=self.classes,
+            attribute_names=self.attributes,
+            mean=IMAGENET_MEAN,
+            std=IMAGENET_STD,
+        )
+
+    def _obtain(self, folder: Path) -> None:
+        if not self.download:
+            raise DatasetNotFoundError(
+                f"Expected Spawrious224 in {folder.absolute()}, but there is no such folder: fetch it (a download of about "
+                "14.4 GB, and about twice that on disk while it is unpacked) with `python src/train.py "
+                "experiment=spawrious_gsc dataset.download=true`, name another folder with dataset.root=DIR, or run "
+                "experiment=spawrious_gsc_synthetic or experiment=digits_gsc, which need no download."
+            )
+        # The images inside are compressed already, so that unpacked they take as much again.
+        archive = fetch_file(self.url, self.root / ARCHIVE, disk_factor=2.0)
+        extract(archive, self.root)
+        if not folder.is_dir():
+            raise DatasetCorruptError(
+                f"Expected {archive} to unpack to a folder {FOLDER}, but it does not: delete it and {archive}.sha256, and set "
+                "dataset.url to the address of Spawrious224's entire data set."
+            )
+
+
+def chosen_names(argument: str, given: Sequence[str], valid: Sequence[str]) -> tuple[str, ...]:
+    """Return ``given`` as a tuple if it holds at least one name, all of them valid and distinct; else raise ValueError."""
+    names = (given,) if isinstance(given, str) else tuple(given)
+    if not names or len(set(names)) < len(names) or not set(names) <= set(valid):
+        raise ValueError(f"Expected `{argument}` to be distinct names out of {', '.join(valid)}, but got {list(names)}.")
+    return names
+
+
+def checked_fraction(test_fraction: float) -> float:
+    """Return ``test_fraction`` if it lies in (0, 1); else raise ValueError."""
+    if not 0 < test_fraction < 1:
+        raise ValueError(f"Expected `test_fraction` in (0, 1), but got {test_fraction}.")
+    return test_fraction
+
+
+def hold_out(
+    y: NDArray[np.int64], a: NDArray[np.int64], fraction: float, seed: int, purpose: str
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Draw a part of every (class, attribute) cell.
+
+    Args:
+        y: classes, shape (N,).
+        a: attribute values, shape (N,).
+        fraction: the part of each cell that is drawn; ``round(fraction * n)`` of its n samples.
+        seed: of the draw.
+        purpose: of the draw, as in ``rng.stream``; the cell's (y, a) are its keys.
+
+    Returns:
+        The sorted positions that are left, and those that were drawn.
+    """
+    held = np.zeros(len(y), dtype=bool)
+    for label, attribute in np.unique(np.stack([y, a], axis=1), axis=0).tolist():
+        cell = np.flatnonzero((y == label) & (a == attribute))
+        order = rng.stream(seed, purpose, label, attribute).permutation(cell)
+        held[order[: round(fraction * len(cell))]] = True
+    return np.flatnonzero(~held), np.flatnonzero(held)
+
+
+def _images_in(folder: Path) -> list[Path]:
+    # Names with a leading dot are what some systems leave beside the images.
+    files = folder.iterdir() if folder.is_dir() else ()
+    images = [path for path in files if path.suffix.lower() in _SUFFIXES and not path.name.startswith(".")]
+    if not images:
+        raise DatasetCorruptError(
+            f"Expected images in {folder}, but got none: the data set is incomplete, so delete {folder.parents[2]} and set "
+            f"dataset.download=true, or unpack {ARCHIVE} again."
+        )
+    return images

@@ -1,0 +1,59 @@
+"""Validation samples that no client holds and that are not the test set."""
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedfacet import rng
+from fedfacet.data.dataset import Dataset
+from fedfacet.partitioners.base import Partitioner
+from fedfacet.types import Partition
+
+MAX_PER_CELL = 300
+RESERVED_FRACTION = 0.1
+
+
+def partition_and_hold_out(dataset: Dataset, partitioner: Partitioner, *, seed: int = 0) -> tuple[Partition, NDArray[np.int64]]:
+    """Deal the training samples to clients, and find validation samples among the others.
+
+    Validation takes equally many samples of every (class, attribute) cell, at most 300. They come from an official validation
+    set where there is one; else from the training samples that no client holds; and where the partitioner deals out all there
+    is, a tenth of the smallest cell is set aside of every cell beforehand.
+
+    Args:
+        dataset: whose ``train`` samples are dealt.
+        partitioner: deals them.
+        seed: of the validation draw; it does not follow the run's seed.
+
+    Returns:
+        The partition, in positions of the data set, and the sorted positions of the validation samples, none where some cell has
+        nothing left.
+
+    Raises:
+        InfeasiblePartitionError: if the partitioner finds too few samples.
+    """
+    pool = dataset.train
+    val = dataset.val
+    if val is None and partitioner.uses_all_samples:
+        smallest = int(_cell_sizes(dataset, pool).min())
+        val = _draw(dataset, pool, min(MAX_PER_CELL, int(RESERVED_FRACTION * smallest)), seed)
+        pool = np.setdiff1d(pool, val, assume_unique=True)
+    dealt = partitioner.partition(dataset.y[pool], dataset.a[pool])
+    partition = Partition(tuple(pool[client] for client in dealt.indices))
+    if val is None:
+        rest = np.setdiff1d(pool, np.concatenate(partition.indices), assume_unique=True)
+        val = _draw(dataset, rest, min(MAX_PER_CELL, int(_cell_sizes(dataset, rest).min())), seed)
+    return partition, val
+
+
+def _cell_sizes(dataset: Dataset, indices: NDArray[np.int64]) -> NDArray[np.int64]:
+    cells = dataset.y[indices] * dataset.num_attributes + dataset.a[indices]
+    return np.bincount(cells, minlength=dataset.num_classes * dataset.num_attributes)
+
+
+def _draw(dataset: Dataset, indices: NDArray[np.int64], per_cell: int, seed: int) -> NDArray[np.int64]:
+    cells = dataset.y[indices] * dataset.num_attributes + dataset.a[indices]
+    drawn = [
+        rng.stream(seed, "validation", cell).permutation(indices[cells == cell])[:per_cell]
+        for cell in range(dataset.num_classes * dataset.num_attributes)
+    ]
+    return np.sort(np.concatenate(drawn))

@@ -1,0 +1,45 @@
+"""What a caller may want to catch. Each carries one sentence: what was expected, what came, what to do."""
+
+
+class FedFacetError(Exception):
+    """A mistake that the user can mend; the scripts print its sentence and exit with status 2."""
+
+
+class ConfigError(FedFacetError):
+    """An unknown option, a misspelt key or an impossible value."""
+
+
+class DatasetNotFoundError(FedFacetError):
+    """The files of a data set are not where they were looked for."""
+
+
+class DatasetCorruptError(FedFacetError):
+    """A file of a data set is truncated or cannot be read."""
+
+
+class InfeasiblePartitionError(FedFacetError):
+    """A partition asks for samples that the data set does not have."""
+
+
+class CheckpointError(FedFacetError):
+    """A checkpoint is missing, truncated, or belongs to another run."""
+
+
+class BadUpdateError(FedFacetError):
+    """A client's update holds NaN, infinity, or tensors of the wrong names or shapes."""
+
+
+class SelectionError(FedFacetError):
+    """A selector broke its contract: wrong number of clients, repeated, or not available."""
+
+
+class Interrupted(FedFacetError):
+    """The user or the system asked the run to stop; the state of the last whole round is kept.
+
+    Args:
+        signal: the number of the signal, so that the process can exit with 128 + signal.
+    """
+
+    def __init__(self, signal: int) -> None:
+        super().__init__(f"stopped by signal {signal}")
+        self.signal = signal

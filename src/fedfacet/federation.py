@@ -1,0 +1,362 @@
+"""The round loop and the saved state: the file to read first.
+
+A round is a pure function of the saved state and the round number (law 1). It runs in ten steps, numbered below; every draw in
+it comes from ``rng.stream(seed, purpose, round, ...)``, and everything that crosses between server and clients is counted.
+Rounds are counted from 1.
+"""
+
+import itertools
+import logging
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, replace
+from typing import Any
+
+from fedfacet import rng, state
+from fedfacet.aggregators.base import Aggregator
+from fedfacet.callbacks.base import Callback
+from fedfacet.engines.base import Engine
+from fedfacet.errors import BadUpdateError, Interrupted, SelectionError
+from fedfacet.participation.base import Participation
+from fedfacet.selectors.base import ClientSelector
+from fedfacet.types import (
+    ClientTask,
+    ClientUpdate,
+    FederationState,
+    Ledger,
+    Query,
+    RoundResult,
+    SelectionContext,
+    State,
+)
+
+log = logging.getLogger(__name__)
+
+
+class Federation:
+    """A server, its clients behind an engine, and the rounds between them.
+
+    Args:
+        model: the initial global model.
+        num_clients: the size of the population, 1 or larger.
+        partition_digest: of the partition, saved so that a checkpoint knows what it belongs to.
+        engine: runs the clients; already set up.
+        selector: says who takes part.
+        aggregator: makes the next model.
+        participation: says who is able to take part and how a client's round may end.
+        rounds: how many rounds to run, 1 or larger.
+        cohort_size: how many clients a round asks for by default, between 1 and ``num_clients``.
+        seed: of initial weights, selection and local training; 0 or larger.
+        on_bad_update: ``"raise"`` or ``"drop"`` an update with NaN, infinity or the wrong shapes.
+        callbacks: name -> callback, called in this order.
+
+    Raises:
+        ValueError: if a number is out of range.
+    """
+
+    def __init__(
+        self,
+        *,
+        model: State,
+        num_clients: int,
+        partition_digest: str,
+        engine: Engine,
+        selector: ClientSelector,
+        aggregator: Aggregator,
+        participation: Participation,
+        rounds: int,
+        cohort_size: int,
+        seed: int,
+        on_bad_update: str = "raise",
+        callbacks: Mapping[str, Callback] | None = None,
+    ) -> None:
+        if not isinstance(rounds, int) or rounds < 1:
+            raise ValueError(f"Expected `federation.rounds` to be a whole number, 1 or larger, but got {rounds!r}.")
+        if not isinstance(cohort_size, int) or not 1 <= cohort_size <= num_clients:
+            raise ValueError(
+                f"Expected `federation.cohort_size` between 1 and the federation's {num_clients} clients, but got "
+                f"{cohort_size!r}: lower it or choose a partition with more clients."
+            )
+        if not isinstance(seed, int) or seed < 0:
+            raise ValueError(f"Expected `seed` to be a whole number, 0 or larger, but got {seed!r}.")
+        if on_bad_update not in ("raise", "drop"):
+            raise ValueError(f"Expected `federation.on_bad_update` to be 'raise' or 'drop', but got {on_bad_update!r}.")
+        self.num_clients = num_clients
+        self.engine = engine
+        self.selector = selector
+        self.aggregator = aggregator
+        self.participation = participation
+        self.rounds = rounds
+        self.cohort_size = cohort_size
+        self.seed = seed
+        self.on_bad_update = on_bad_update
+        self.callbacks = dict(callbacks or {})
+        self._poll: Callable[[], None] = lambda: None
+        self.state = FederationState(
+            round=0,
+            model=state.clone(model),
+            memory={},
+            disclosures={},
+            participation_counts=[0] * num_clients,
+            selector=selector.state_dict(),
+            aggregator=aggregator.state_dict(),
+            callbacks={name: callback.state_dict() for name, callback in self.callbacks.items()},
+            partition_digest=partition_digest,
+        )
+
+    def restore(self, saved: FederationState) -> None:
+        """Go back to a saved state; the next round is ``saved.round + 1``."""
+        self.state = saved
+        self.selector.load_state_dict(saved.selector)
+        self.aggregator.load_state_dict(saved.aggregator)
+        for name, callback in self.callbacks.items():
+            callback.load_state_dict(saved.callbacks.get(name, {}))
+
+    def fit(self, poll: Callable[[], None] = lambda: None) -> FederationState:
+        """Run the rounds that are left.
+
+        Args:
+            poll: called between clients; it may raise ``Interrupted``, upon which the round in progress is given up and the state
+                stays that of the last whole round.
+
+        Returns:
+            The final state.
+        """
+        self._poll = poll
+        status = "failed"
+        try:
+            for callback in self.callbacks.values():
+                callback.on_fit_start(self)
+            while self.state.round < self.rounds:
+                poll()
+                self.run_round()
+            status = "finished"
+        except Interrupted:
+            status = "interrupted"
+            raise
+        finally:
+            self._finish(status)
+        return self.state
+
+    def run_round(self) -> RoundResult:
+        """Run one round, and make it part of the state."""
+        round, before = self.state.round + 1, self.state.model
+        ledger = Ledger()
+        clock = _Clock()
+
+        # 1. Who is able to take part?
+        available = self.participation.available(self.num_clients, rng.stream(self.seed, "available", round))
+
+        # 2. Who does? What the selector asks of clients on its way is counted and remembered.
+        disclosures = {name: dict(answers) for name, answers in self.state.disclosures.items()}
+        received_model: set[int] = set()
+        cohort = self._select(
+            SelectionContext(
+                round=round,
+                num_clients=self.num_clients,
+                cohort_size=self.cohort_size,
+                available=available,
+                disclosed=disclosures,
+                rng=rng.stream(self.seed, "selection", round),
+                ask=self._asker(round, available, disclosures, received_model, ledger),
+            )
+        )
+        ledger.query_floats_down = len(received_model - set(cohort)) * state.num_floats(before)
+        clock.lap("select")
+
+        # 3.-4. Each is sent the model with an order of its own; those who will not answer get no order.
+        tasks = []
+        for client_id in cohort:
+            broadcast = self.aggregator.broadcast(before, client_id)
+            ledger.floats_down += state.num_floats(broadcast.model) + state.num_floats(broadcast.extras)
+            fraction = self.participation.outcome(client_id, rng.stream(self.seed, "outcome", round, client_id))
+            if fraction > 0:
+                memory = self.state.memory.get(client_id, {})
+                tasks.append(ClientTask(client_id, round, self.seed, broadcast, memory, fraction))
+
+        # 5.-7. They train; their updates cross back one by one, in cohort order, and are folded into the next model.
+        watching = [callback for callback in self.callbacks.values() if callback.needs_updates]
+        kept: list[ClientUpdate] | None = [] if watching or self.selector.needs_updates else None
+        receipts: list[ClientUpdate] = []
+        updates = self._receive(self.engine.run(tasks), round, len(tasks), ledger, receipts, kept)
+        first = next(updates, None)
+        after = before if first is None else self.aggregator.aggregate(before, itertools.chain([first], updates))
+        clock.lap("train")
+
+        # 8. Those who asked for the updates see them, before they are freed.
+        for callback in watching:
+            callback.on_updates(round, before, kept or [], after)
+
+        # 9. The round becomes part of the state.
+        self.state.round = round
+        self.state.model = after
+        self.state.memory = self.state.memory | {receipt.client_id: receipt.memory for receipt in receipts if receipt.memory}
+        self.state.disclosures = disclosures
+        self.state.participation_counts = self._count(receipts)
+
+        # 10. Measure the new model, tell everybody, and let it be saved.
+        metrics = _training_metrics(receipts, ledger)
+        for callback in self.callbacks.values():
+            metrics |= callback.measure(self, round)
+        clock.lap("measure")
+        result = RoundResult(
+            round=round,
+            cohort=tuple(cohort),
+            arrived=tuple(receipt.client_id for receipt in receipts),
+            metrics=metrics,
+            ledger=ledger,
+            seconds=clock.seconds,
+        )
+        self.selector.observe(result, kept or [] if self.selector.needs_updates else [])
+        for callback in self.callbacks.values():
+            callback.on_round_end(self, result)
+        self._collect_states()
+        for callback in self.callbacks.values():
+            callback.on_state_complete(self)
+        return result
+
+    def _select(self, context: SelectionContext) -> list[int]:
+        """Have the selector choose, and hold it to its contract."""
+        if not context.available:
+            return []
+        size = self.selector.cohort_size(context)
+        cohort = self.selector.select(context)
+        strangers = sorted(set(cohort) - set(context.available))
+        if len(cohort) != size or len(set(cohort)) != len(cohort) or strangers:
+            raise SelectionError(
+                f"Expected {type(self.selector).__name__} to select {size} distinct available clients in round {context.round}, "
+                f"but got {cohort}{f', of which {strangers} are not available' if strangers else ''}: mend its `select`."
+            )
+        return [int(client_id) for client_id in cohort]
+
+    def _asker(
+        self,
+        round: int,
+        available: tuple[int, ...],
+        disclosures: dict[str, dict[int, Any]],
+        received_model: set[int],
+        ledger: Ledger,
+    ) -> Callable[[Query, Sequence[int]], Mapping[int, Any]]:
+        """Return the ``ask`` of this round's context."""
+
+        def ask(query: Query, client_ids: Sequence[int]) -> Mapping[int, Any]:
+            if strangers := sorted(set(client_ids) - set(available)):
+                raise SelectionError(
+                    f"Expected {type(self.selector).__name__} to ask only clients that are available in round {round}, but "
+                    f"{strangers} are not: mend its `select`."
+                )
+            tasks = [
+                ClientTask(
+                    client_id,
+                    round,
+                    self.seed,
+                    self.aggregator.broadcast(self.state.model, client_id),
+                    self.state.memory.get(client_id, {}),
+                )
+                for client_id in client_ids
+            ]
+            answers = {}
+            for position, (client_id, answer) in enumerate(zip(client_ids, self.engine.ask(query, tasks), strict=True), 1):
+                self._poll()
+                answers[client_id] = answer.value
+                ledger.query_floats_up += answer.floats_up
+                ledger.query_samples += answer.samples
+                for callback in self.callbacks.values():
+                    callback.on_client_end(round, position, len(client_ids), f"query {query.name}")
+            if query.needs_model:
+                received_model.update(client_ids)
+            disclosures.setdefault(query.name, {}).update(answers)
+            return answers
+
+        return ask
+
+    def _receive(
+        self,
+        updates: Iterator[ClientUpdate],
+        round: int,
+        expected: int,
+        ledger: Ledger,
+        receipts: list[ClientUpdate],
+        kept: list[ClientUpdate] | None,
+    ) -> Iterator[ClientUpdate]:
+        """Yield the valid updates; note a receipt of each, without its tensors, and the whole of it where ``kept`` is a list."""
+        for position, update in enumerate(updates, 1):
+            self._poll()
+            ledger.floats_up += sum(map(state.num_floats, (update.delta, update.buffers, update.extras)))
+            for callback in self.callbacks.values():
+                callback.on_client_end(round, position, expected, "train")
+            if fault := _fault(update, self.state.model):
+                message = (
+                    f"Expected a finite update of the model's shapes from client {update.client_id} in round {round}, but {fault}"
+                )
+                if self.on_bad_update == "raise":
+                    raise BadUpdateError(
+                        f"{message}: lower the learning rate, or go on without such updates with federation.on_bad_update=drop."
+                    )
+                log.warning("%s; the update is dropped.", message)
+                continue
+            receipts.append(replace(update, delta={}, buffers={}, extras={}))
+            if kept is not None:
+                kept.append(update)
+            yield update
+
+    def _count(self, receipts: Sequence[ClientUpdate]) -> list[int]:
+        counts = list(self.state.participation_counts)
+        for receipt in receipts:
+            counts[receipt.client_id] += 1
+        return counts
+
+    def _collect_states(self) -> None:
+        self.state.selector = self.selector.state_dict()
+        self.state.aggregator = self.aggregator.state_dict()
+        self.state.callbacks = {name: callback.state_dict() for name, callback in self.callbacks.items()}
+
+    def _finish(self, status: str) -> None:
+        """Tell every callback that it is over, even if one of them fails."""
+        failures = []
+        for name, callback in self.callbacks.items():
+            try:
+                callback.on_fit_end(self, status)
+            except Exception as error:
+                log.exception("The callback %s failed at the end of the run.", name)
+                failures.append(error)
+        self.engine.close()
+        if failures and status != "failed":  # a failure in flight already has the word
+            raise failures[0]
+
+
+class _Clock:
+    """Wall-clock seconds by phase."""
+
+    def __init__(self) -> None:
+        self.seconds: dict[str, float] = {}
+        self._last = time.perf_counter()
+
+    def lap(self, phase: str) -> None:
+        """Book the time since the last lap to ``phase``."""
+        now = time.perf_counter()
+        self.seconds[phase] = now - self._last
+        self._last = now
+
+
+def _training_metrics(receipts: Sequence[ClientUpdate], ledger: Ledger) -> dict[str, float]:
+    """Add up what the clients measured; sums are divided only here."""
+    num_seen = sum(receipt.metrics.get("num_seen", 0) for receipt in receipts)
+    loss_sum = sum(receipt.metrics.get("loss_sum", 0.0) for receipt in receipts)
+    return {
+        "train/loss": loss_sum / num_seen if num_seen else float("nan"),
+        "train/num_steps": sum(receipt.num_steps for receipt in receipts),
+        **{f"comm/{name}": value for name, value in asdict(ledger).items()},
+    }
+
+
+def _fault(update: ClientUpdate, model: State) -> str | None:
+    """Say what is wrong with an update, or ``None``."""
+    for name, tensor in (update.delta | update.buffers).items():
+        if name not in model:
+            return f"it holds a tensor {name!r} that the model does not have"
+        if tensor.shape != model[name].shape:
+            return f"its {name!r} has shape {tuple(tensor.shape)} instead of {tuple(model[name].shape)}"
+    if not state.all_finite(update.delta) or not state.all_finite(update.buffers):
+        return "it holds NaN or infinite numbers"
+    return None

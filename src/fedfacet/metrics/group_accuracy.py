@@ -1,0 +1,142 @@
+"""Group metrics for any Lightning project, as torchmetrics classes with states that add up."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torchmetrics import Metric
+
+from fedfacet.metrics.group_counts import count_groups
+
+
+class _GroupMetric(Metric):
+    is_differentiable = False
+    higher_is_better = True
+    full_state_update = False
+    correct: Tensor
+    total: Tensor
+
+    def __init__(self, num_classes: int, num_attributes: int, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        for name, value in (("num_classes", num_classes), ("num_attributes", num_attributes)):
+            if value < 1:
+                raise ValueError(f"Expected `{name}` to be 1 or larger, but got {value}.")
+        self.num_classes = num_classes
+        self.num_attributes = num_attributes
+        zeros = torch.zeros(num_classes * num_attributes, dtype=torch.int64)
+        self.add_state("correct", default=zeros.clone(), dist_reduce_fx="sum")
+        self.add_state("total", default=zeros.clone(), dist_reduce_fx="sum")
+
+    def update(self, preds: Tensor, target: Tensor, attribute: Tensor) -> None:
+        """Count a batch.
+
+        Args:
+            preds: predicted classes (B,) or logits (B, Y).
+            target: true classes (B,).
+            attribute: attribute values (B,).
+        """
+        preds = preds.argmax(dim=1) if preds.ndim == 2 else preds
+        self.update_counts(*count_groups(preds, target, attribute, self.num_classes, self.num_attributes))
+
+    def update_counts(self, correct: Tensor, total: Tensor) -> None:
+        """Add counts that were made elsewhere (on a client, say), each of shape (Y * A,)."""
+        self.correct += correct
+        self.total += total
+
+    def _accuracies(self) -> Tensor:
+        return self.correct / self.total  # 0 / 0 is NaN: a group without samples has no accuracy
+
+
+class GroupAccuracy(_GroupMetric):
+    """Accuracy of every (class, attribute) group.
+
+    Computes a tensor of shape (Y, A); NaN for a group without samples. The counts are in ``total``, of shape (Y * A,) in the
+    order g = y * num_attributes + a.
+
+    Args:
+        num_classes: Y, 1 or larger.
+        num_attributes: A, 1 or larger.
+        kwargs: as in ``torchmetrics.Metric``.
+
+    Raises:
+        ValueError: if a number is smaller than 1.
+
+    Example:
+        >>> import torch
+        >>> metric = GroupAccuracy(2, 2)
+        >>> metric.update(torch.tensor([0, 0, 1, 1]), torch.tensor([0, 0, 1, 0]), torch.tensor([0, 1, 1, 1]))
+        >>> metric.compute()
+        tensor([[1.0000, 0.5000],
+                [   nan, 1.0000]])
+    """
+
+    def compute(self) -> Tensor:
+        """Return the accuracies, shape (Y, A)."""
+        return self._accuracies().view(self.num_classes, self.num_attributes)
+
+
+class WorstGroupAccuracy(_GroupMetric):
+    """The smallest accuracy of a group that has samples (thesis, equation 32); NaN where none has.
+
+    Args:
+        num_classes: Y, 1 or larger.
+        num_attributes: A, 1 or larger.
+        kwargs: as in ``torchmetrics.Metric``.
+
+    Raises:
+        ValueError: if a number is smaller than 1.
+
+    Example:
+        >>> import torch
+        >>> metric = WorstGroupAccuracy(2, 2)
+        >>> metric.update(torch.tensor([0, 0, 1, 1]), torch.tensor([0, 0, 1, 0]), torch.tensor([0, 1, 1, 1]))
+        >>> metric.compute()
+        tensor(0.5000)
+    """
+
+    def compute(self) -> Tensor:
+        """Return the worst group's accuracy, a scalar."""
+        present = self._accuracies()[self.total > 0]
+        return present.min() if len(present) else torch.tensor(float("nan"), device=self.total.device)
+
+
+class AdjustedAccuracy(_GroupMetric):
+    r"""The groups' accuracies averaged with given weights, :math:`\sum_g w_g \mathrm{acc}_g / \sum_g w_g`.
+
+    WaterBirds' "adjusted average" takes the groups' training counts as weights (Sagawa et al., ICLR 2020, arXiv:1911.08731).
+    NaN if a group of positive weight has no samples.
+
+    Args:
+        num_classes: Y, 1 or larger.
+        num_attributes: A, 1 or larger.
+        group_weights: Y * A non-negative weights, not all zero, in the order g = y * num_attributes + a.
+        kwargs: as in ``torchmetrics.Metric``.
+
+    Raises:
+        ValueError: if a number is smaller than 1 or the weights are malformed.
+
+    Example:
+        >>> import torch
+        >>> metric = AdjustedAccuracy(2, 2, group_weights=[3, 1, 0, 0])
+        >>> metric.update(torch.tensor([0, 1]), torch.tensor([0, 0]), torch.tensor([0, 1]))
+        >>> metric.compute()
+        tensor(0.7500)
+    """
+
+    group_weights: Tensor
+
+    def __init__(self, num_classes: int, num_attributes: int, group_weights: Sequence[float], **kwargs: Any) -> None:
+        super().__init__(num_classes, num_attributes, **kwargs)
+        weights = torch.tensor(group_weights, dtype=torch.float64)
+        if weights.shape != (num_classes * num_attributes,) or (weights < 0).any() or not weights.sum() > 0:
+            raise ValueError(
+                f"Expected `group_weights` to be {num_classes * num_attributes} non-negative numbers, not all zero, but got "
+                f"{list(group_weights)}."
+            )
+        self.register_buffer("group_weights", weights / weights.sum(), persistent=False)
+
+    def compute(self) -> Tensor:
+        """Return the weighted average, a scalar."""
+        weighed = self.group_weights > 0
+        return (self.group_weights[weighed] * self._accuracies()[weighed]).sum().float()

@@ -1,0 +1,86 @@
+"""Counts per group, from which every accuracy follows; counts add up, ratios do not (law 8)."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+NAN = float("nan")
+
+
+def group_index(y: Tensor, a: Tensor, num_attributes: int) -> Tensor:
+    """Return g = y * num_attributes + a, the one definition of a group's number."""
+    return y * num_attributes + a
+
+
+def group_key(group: int, num_attributes: int) -> str:
+    """Return the name of a group in metric keys, for example ``"y0_a1"``."""
+    return f"y{group // num_attributes}_a{group % num_attributes}"
+
+
+@dataclass(frozen=True, slots=True)
+class GroupCounts:
+    """What evaluation keeps of a set of samples.
+
+    Attributes:
+        correct: correctly classified samples per group, shape (G,), G = Y * A.
+        total: samples per group, shape (G,).
+        loss_sum: the sum of the samples' cross entropies.
+    """
+
+    correct: tuple[int, ...]
+    total: tuple[int, ...]
+    loss_sum: float
+
+    @property
+    def accuracies(self) -> tuple[float, ...]:
+        """Accuracy per group; NaN for a group without samples."""
+        return tuple(c / t if t else NAN for c, t in zip(self.correct, self.total, strict=True))
+
+    @property
+    def average_accuracy(self) -> float:
+        """Accuracy over all samples; NaN without any."""
+        return sum(self.correct) / sum(self.total) if sum(self.total) else NAN
+
+    @property
+    def worst_group_accuracy(self) -> float:
+        """The smallest accuracy of a group that has samples; NaN where none has."""
+        return min((c / t for c, t in zip(self.correct, self.total, strict=True) if t), default=NAN)
+
+    @property
+    def loss(self) -> float:
+        """Mean cross entropy over all samples; NaN without any."""
+        return self.loss_sum / sum(self.total) if sum(self.total) else NAN
+
+    def adjusted_accuracy(self, group_weights: Sequence[float]) -> float:
+        """Return the groups' accuracies averaged with given weights, for example the groups' training counts.
+
+        NaN if a group of positive weight has no samples, or all weights are zero.
+        """
+        weight = sum(group_weights)
+        if not weight:
+            return NAN
+        return sum(w * acc for w, acc in zip(group_weights, self.accuracies, strict=True) if w) / weight
+
+
+def count_groups(
+    predictions: Tensor, y: Tensor, a: Tensor, num_classes: int, num_attributes: int
+) -> tuple[Tensor, Tensor]:
+    """Count a batch.
+
+    Args:
+        predictions: predicted classes, shape (B,).
+        y: true classes, shape (B,).
+        a: attribute values, shape (B,).
+        num_classes: Y.
+        num_attributes: A.
+
+    Returns:
+        Correct and all samples per group, each int64 of shape (Y * A,).
+    """
+    groups = group_index(y, a, num_attributes)
+    num_groups = num_classes * num_attributes
+    total = torch.bincount(groups, minlength=num_groups)
+    correct = torch.bincount(groups[predictions == y], minlength=num_groups)
+    return correct, total

@@ -1,0 +1,38 @@
+"""A small convolutional network for small images."""
+
+from torch import Tensor, nn
+
+
+class SmallCNN(nn.Module):
+    """Two 3x3 convolutions with ReLU and 2x2 max-pooling, one hidden layer, a linear head.
+
+    Args:
+        num_classes: Y.
+        image_shape: (C, H, W), H and W at least 4.
+        width: channels of the first convolution; the second has twice as many.
+        hidden: width of the hidden layer, which is what ``features`` returns.
+    """
+
+    def __init__(self, num_classes: int, image_shape: tuple[int, int, int], *, width: int = 16, hidden: int = 64) -> None:
+        super().__init__()
+        channels, height, breadth = image_shape
+        self.backbone = nn.Sequential(
+            nn.Conv2d(channels, width, 3, padding=1),
+            nn.ReLU(),
+            nn.MaxPool2d(2),
+            nn.Conv2d(width, 2 * width, 3, padding=1),
+            nn.ReLU(),
+            nn.MaxPool2d(2),
+            nn.Flatten(),
+            nn.Linear(2 * width * (height // 4) * (breadth // 4), hidden),
+            nn.ReLU(),
+        )
+        self.head = nn.Linear(hidden, num_classes)
+
+    def features(self, x: Tensor) -> Tensor:
+        """Return what the head sees, shape (B, hidden)."""
+        return self.backbone(x)  # type: ignore[no-any-return]
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return the logits, shape (B, Y)."""
+        return self.head(self.features(x))  # type: ignore[no-any-return]

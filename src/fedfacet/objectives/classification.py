@@ -1,0 +1,80 @@
+"""What a client optimises: model x loss x correction."""
+
+from collections.abc import Callable, Iterable, Sequence
+
+import lightning as L
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from fedfacet.corrections.base import Correction
+from fedfacet.losses.cross_entropy import cross_entropy
+from fedfacet.types import Batch, Broadcast, State
+
+OptimizerFactory = Callable[[Iterable[nn.Parameter]], Optimizer]
+
+
+class ClassificationObjective(L.LightningModule):
+    """A classifier's local training, for a federation or for a plain ``L.Trainer``.
+
+    Args:
+        model: maps inputs (B, C, H, W) to logits (B, Y).
+        loss: maps (logits, batch) to a scalar; the mean over the batch.
+        correction: what restrains client drift; ``None`` for nothing.
+        optimizer: makes the optimizer of the trainable parameters; SGD with lr 0.01 by default.
+
+    Example:
+        >>> import lightning as L, torch
+        >>> from fedfacet.objectives.classification import ClassificationObjective
+        >>> objective = ClassificationObjective(torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(12, 2)))
+        >>> batch = (torch.rand(4, 3, 2, 2), torch.tensor([0, 1, 0, 1]), torch.zeros(4, dtype=torch.int64))
+        >>> objective.training_step(batch, 0).shape
+        torch.Size([])
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        *,
+        loss: Callable[[Tensor, Batch], Tensor] = cross_entropy,
+        correction: Correction | None = None,
+        optimizer: OptimizerFactory | None = None,
+    ) -> None:
+        super().__init__()
+        self.model = model
+        self.loss = loss
+        self.correction = correction if correction is not None else Correction()
+        self._optimizer = optimizer
+        self._trainable = {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return the logits, shape (B, Y)."""
+        return self.model(x)  # type: ignore[no-any-return]
+
+    def training_step(self, batch: Batch | Sequence[Tensor], batch_idx: int) -> Tensor:
+        """Return the loss of one batch of (x, y, a)."""
+        batch = Batch(*batch)
+        loss = self.loss(self(batch.x), batch) + self.correction(self._trainable)
+        if self._trainer is not None:  # outside a Trainer there is nobody to log to, and asking costs a warning
+            self.log("train/loss", loss, batch_size=len(batch.y))
+        return loss
+
+    def validation_step(self, batch: Batch | Sequence[Tensor], batch_idx: int) -> None:
+        """Log loss and average accuracy of one batch of (x, y, a)."""
+        batch = Batch(*batch)
+        logits = self(batch.x)
+        self.log("val/loss", self.loss(logits, batch), batch_size=len(batch.y))
+        self.log("val/acc", (logits.argmax(dim=1) == batch.y).float().mean(), batch_size=len(batch.y))
+
+    def configure_optimizers(self) -> Optimizer:
+        """Return a fresh optimizer of the trainable parameters."""
+        parameters = list(self._trainable.values())
+        return self._optimizer(parameters) if self._optimizer is not None else torch.optim.SGD(parameters, lr=0.01)
+
+    def on_client_start(self, broadcast: Broadcast, memory: State) -> None:
+        """Let the correction take note of the weights that a client starts from."""
+        self.correction.on_client_start(self._trainable, broadcast, memory)
+
+    def on_client_end(self, delta: State, num_steps: int) -> tuple[State, State]:
+        """Return what the correction sends along and what the client keeps."""
+        return self.correction.on_client_end(delta, num_steps)

@@ -1,0 +1,25 @@
+"""The contract of participation: who is able to take part, and how a client's round may end."""
+
+from abc import ABC, abstractmethod
+
+import numpy as np
+
+
+class Participation(ABC):
+    """A model of clients that are away, drop out, or finish only a part of their work.
+
+    Both methods draw from the generator they are given and keep no state, so that a round can be run again.
+    """
+
+    @abstractmethod
+    def available(self, num_clients: int, rng: np.random.Generator) -> tuple[int, ...]:
+        """Return the clients that could take part in this round, in ascending order; none at all is allowed."""
+
+    @abstractmethod
+    def outcome(self, client_id: int, rng: np.random.Generator) -> float:
+        """Return the part of the planned local steps that a selected client finishes.
+
+        Returns:
+            1 for all of them, a fraction in (0, 1) for the first ceil(fraction * steps), 0 for a client that is sent the model
+            and never answers.
+        """

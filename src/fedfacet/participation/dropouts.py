@@ -1,0 +1,32 @@
+"""Clients that are away or drop out."""
+
+import numpy as np
+
+from fedfacet.participation.base import Participation
+
+
+class Dropouts(Participation):
+    """Each client is away, and each selected client drops out, with fixed probabilities, independently.
+
+    Args:
+        away_probability: that a client is not available in a round, in [0, 1].
+        dropout_probability: that a selected client is sent the model and never answers, in [0, 1].
+
+    Raises:
+        ValueError: if a probability lies outside [0, 1].
+    """
+
+    def __init__(self, *, away_probability: float = 0.0, dropout_probability: float = 0.1) -> None:
+        for name, value in (("away_probability", away_probability), ("dropout_probability", dropout_probability)):
+            if not 0 <= value <= 1:
+                raise ValueError(f"Expected `{name}` in [0, 1], but got {value}.")
+        self.away_probability = away_probability
+        self.dropout_probability = dropout_probability
+
+    def available(self, num_clients: int, rng: np.random.Generator) -> tuple[int, ...]:
+        """Return the clients that are not away."""
+        return tuple(np.flatnonzero(rng.random(num_clients) >= self.away_probability).tolist())
+
+    def outcome(self, client_id: int, rng: np.random.Generator) -> float:
+        """Return 0 for a client that drops out, else 1."""
+        return 0.0 if rng.random() < self.dropout_probability else 1.0

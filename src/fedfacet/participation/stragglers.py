@@ -1,0 +1,37 @@
+"""Clients that finish only a part of their work."""
+
+import numpy as np
+
+from fedfacet.participation.base import Participation
+
+
+class Stragglers(Participation):
+    """A selected client is, with a fixed probability, too slow for all its steps and finishes a uniform part of them.
+
+    Source: the partial work of Li et al., Federated Optimization in Heterogeneous Networks, MLSys 2020, arXiv:1812.06127,
+    section 5.2, where a straggler's work is uniform between one unit and all of it.
+
+    Args:
+        straggler_probability: in [0, 1].
+        min_fraction: the smallest part a straggler finishes, in (0, 1].
+
+    Raises:
+        ValueError: if an argument is out of range.
+    """
+
+    def __init__(self, *, straggler_probability: float = 0.5, min_fraction: float = 0.1) -> None:
+        if not 0 <= straggler_probability <= 1:
+            raise ValueError(f"Expected `straggler_probability` in [0, 1], but got {straggler_probability}.")
+        if not 0 < min_fraction <= 1:
+            raise ValueError(f"Expected `min_fraction` in (0, 1], but got {min_fraction}.")
+        self.straggler_probability = straggler_probability
+        self.min_fraction = min_fraction
+
+    def available(self, num_clients: int, rng: np.random.Generator) -> tuple[int, ...]:
+        """Return all clients."""
+        return tuple(range(num_clients))
+
+    def outcome(self, client_id: int, rng: np.random.Generator) -> float:
+        """Return the finished part of the steps."""
+        straggles, fraction = rng.random(2)
+        return self.min_fraction + (1 - self.min_fraction) * fraction if straggles < self.straggler_probability else 1.0

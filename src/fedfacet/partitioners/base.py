@@ -1,0 +1,35 @@
+"""The contract of a partitioner."""
+
+from abc import ABC, abstractmethod
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedfacet.types import Partition
+
+
+class Partitioner(ABC):
+    """Who owns which sample; draws only from ``rng.stream(self.seed, "partition", ...)``."""
+
+    uses_all_samples = False
+    """Whether the clients share out every sample there is, so that validation samples must be set aside beforehand."""
+
+    @property
+    def demand(self) -> NDArray[np.int64] | None:
+        """The samples that all clients together ask for, per (class, attribute) cell, or ``None`` where they take what is there."""
+        return None
+
+    @abstractmethod
+    def partition(self, y: NDArray[np.int64], a: NDArray[np.int64]) -> Partition:
+        """Deal samples to clients.
+
+        Args:
+            y: classes of the samples that may be dealt, shape (N,).
+            a: their attribute values, shape (N,).
+
+        Returns:
+            Per client sorted, pairwise disjoint positions in ``y``.
+
+        Raises:
+            InfeasiblePartitionError: if the samples do not suffice; the message names what was wanted and what there is.
+        """

@@ -1,0 +1,66 @@
+"""Dirichlet label skew."""
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedfacet import rng
+from fedfacet.errors import InfeasiblePartitionError
+from fedfacet.partitioners.base import Partitioner
+from fedfacet.types import Partition
+
+
+class DirichletPartitioner(Partitioner):
+    r"""Split every class over the clients by a Dirichlet draw.
+
+    For each class the shares are :math:`p \sim \mathrm{Dir}(\alpha \mathbf{1}_K)`, and its samples, in random order, are cut
+    at the cumulated shares. Clients left with fewer than ``min_samples`` then receive samples, one at a time, from the client
+    that has most; nothing is drawn again, so the procedure always ends.
+
+    Source: Hsu et al., arXiv:1909.06335, in the form of Yurochkin et al., arXiv:1905.12022 (shares per class over clients).
+
+    Args:
+        num_clients: K, 1 or larger.
+        alpha: concentration, larger than 0; small values give clients few classes, large ones the global distribution.
+        min_samples: that every client must have, 1 or larger.
+        seed: of the draws; it does not follow the run's seed.
+
+    Raises:
+        ValueError: if an argument is out of range.
+    """
+
+    uses_all_samples = True
+
+    def __init__(self, *, num_clients: int = 24, alpha: float = 0.5, min_samples: int = 2, seed: int = 0) -> None:
+        if num_clients < 1:
+            raise ValueError(f"Expected `num_clients` to be 1 or larger, but got {num_clients}.")
+        if not alpha > 0:
+            raise ValueError(f"Expected `alpha` to be larger than 0, but got {alpha}.")
+        if min_samples < 1:
+            raise ValueError(f"Expected `min_samples` to be 1 or larger, but got {min_samples}.")
+        self.num_clients = num_clients
+        self.alpha = alpha
+        self.min_samples = min_samples
+        self.seed = seed
+
+    def partition(self, y: NDArray[np.int64], a: NDArray[np.int64]) -> Partition:
+        """Deal the samples; see ``Partitioner.partition``."""
+        if len(y) < self.num_clients * self.min_samples:
+            raise InfeasiblePartitionError(
+                f"Expected at least {self.min_samples} samples for each of {self.num_clients} clients, but got {len(y)} "
+                "samples: lower `partition.num_clients` or `partition.min_samples`."
+            )
+        owned: list[list[int]] = [[] for _ in range(self.num_clients)]
+        for label in np.unique(y):
+            draw = rng.stream(self.seed, "partition", int(label))
+            samples = draw.permutation(np.flatnonzero(y == label))
+            # A tiny alpha can underflow to all zeros, in which case one client takes the class, as in the limit.
+            shares = np.nan_to_num(draw.dirichlet(np.full(self.num_clients, self.alpha)))
+            if not shares.sum() > 0:
+                shares[draw.integers(self.num_clients)] = 1.0
+            cuts = np.rint(np.cumsum(shares)[:-1] / shares.sum() * len(samples)).astype(np.int64)
+            for client, part in enumerate(np.split(samples, cuts)):
+                owned[client] += part.tolist()
+        for client in range(self.num_clients):
+            while len(owned[client]) < self.min_samples:
+                owned[client].append(max(owned, key=len).pop())
+        return Partition(tuple(np.sort(np.array(part, dtype=np.int64)) for part in owned))

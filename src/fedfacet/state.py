@@ -1,0 +1,91 @@
+"""Arithmetic on named bundles of tensors."""
+
+import hashlib
+from collections.abc import Iterable
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedfacet.types import State
+
+
+def subtract(left: State, right: State) -> State:
+    """Return ``left - right`` for the names of ``left``."""
+    if not left:
+        return {}
+    return dict(zip(left, torch._foreach_sub(list(left.values()), [right[name] for name in left]), strict=True))
+
+
+def add(left: State, right: State, *, scale: float = 1.0) -> State:
+    """Return ``left + scale * right``; names that ``right`` lacks keep their tensor."""
+    names = [name for name in left if name in right]
+    if not names:  # the foreach kernels refuse empty lists
+        return dict(left)
+    sums = torch._foreach_add([left[name] for name in names], [right[name] for name in names], alpha=scale)
+    return {**left, **dict(zip(names, sums, strict=True))}
+
+
+def scaled(bundle: State, factor: float) -> State:
+    """Return ``factor * bundle``."""
+    return dict(zip(bundle, torch._foreach_mul(list(bundle.values()), factor), strict=True)) if bundle else {}
+
+
+def weighted_mean(bundles: Iterable[tuple[State, float]]) -> State:
+    r"""Return :math:`\sum_i w_i b_i / \sum_i w_i`, adding up in the order given, one bundle in memory at a time.
+
+    Args:
+        bundles: pairs of a bundle and its weight; all bundles have the same names; the weights are positive.
+
+    Returns:
+        The mean, in the dtype of the first bundle; empty where no bundle came.
+    """
+    names: list[str] = []
+    totals: list[Tensor] = []
+    total_weight = 0.0
+    for bundle, weight in bundles:
+        if not totals:
+            names = list(bundle)
+            totals = list(torch._foreach_mul(list(bundle.values()), weight)) if names else []
+        elif names:
+            torch._foreach_add_(totals, [bundle[name] for name in names], alpha=weight)
+        total_weight += weight
+    if totals:
+        torch._foreach_div_(totals, total_weight)
+    return dict(zip(names, totals, strict=True))
+
+
+def num_floats(bundle: State) -> int:
+    """Return how many floating-point numbers a bundle holds."""
+    return sum(tensor.numel() for tensor in bundle.values() if tensor.is_floating_point())
+
+
+def all_finite(bundle: State) -> bool:
+    """Tell whether no entry is NaN or infinite, with a single device synchronisation."""
+    tensors = [tensor for tensor in bundle.values() if tensor.is_floating_point() and tensor.numel()]
+    if not tensors:
+        return True
+    return bool(torch.stack(torch._foreach_norm(tensors, float("inf"))).isfinite().all())
+
+
+def norm(bundle: State) -> float:
+    """Return the l2 norm over all entries."""
+    return float(torch.linalg.vector_norm(torch.stack(torch._foreach_norm(list(bundle.values()))))) if bundle else 0.0
+
+
+def clone(bundle: State, device: torch.device | str = "cpu") -> State:
+    """Return a copy that shares no memory with ``bundle``."""
+    return {name: tensor.detach().to(device, copy=True) for name, tensor in bundle.items()}
+
+
+def digest(bundle: State) -> str:
+    """Return the sha256 over names, shapes, dtypes and bytes, as hexadecimal text.
+
+    Two bundles have the same digest exactly when they are equal bit for bit, in any order of names.
+    """
+    sha = hashlib.sha256()
+    for name in sorted(bundle):
+        tensor = bundle[name].detach().cpu().contiguous()
+        sha.update(f"{name}|{tuple(tensor.shape)}|{tensor.dtype}|".encode())
+        sha.update(tensor.view(-1).view(torch.uint8).numpy().tobytes() if tensor.numel() else np.empty(0).tobytes())
+    return sha.hexdigest()

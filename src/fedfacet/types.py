@@ -1,0 +1,229 @@
+"""The values that pass between rooms. Frozen, except the federation's saved state; none of them knows a room."""
+
+import hashlib
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+from torch import Tensor
+
+State = dict[str, Tensor]
+"""A named bundle of tensors: a model's weights, an update, a client's memory."""
+
+
+class Batch(NamedTuple):
+    """Samples on their way into a model.
+
+    Attributes:
+        x: inputs, shape (B, C, H, W), float32.
+        y: classes, shape (B,), int64, in [0, num_classes).
+        a: attribute values, shape (B,), int64, in [0, num_attributes). Training never reads them; measurement does.
+    """
+
+    x: Tensor
+    y: Tensor
+    a: Tensor
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Partition:
+    """Who owns which sample.
+
+    Args:
+        indices: per client the sorted positions of its samples in the data set, each of shape (n_k,), pairwise disjoint.
+    """
+
+    indices: tuple[NDArray[np.int64], ...]
+
+    @property
+    def num_clients(self) -> int:
+        """The size of the population."""
+        return len(self.indices)
+
+    @property
+    def digest(self) -> str:
+        """The sha256 over every client's sample positions, as hexadecimal text; equal partitions have equal digests."""
+        sha = hashlib.sha256()
+        for client in self.indices:
+            sha.update(len(client).to_bytes(8, "little"))
+            sha.update(np.ascontiguousarray(client, dtype="<i8").tobytes())
+        return sha.hexdigest()
+
+
+@dataclass(frozen=True, slots=True)
+class Broadcast:
+    """What the server sends to one client.
+
+    Attributes:
+        model: the global model's parameters and buffers; shared by reference, never written to.
+        extras: what else the aggregator sends along (a control variate, say).
+        index_map: tensor name -> indices per axis of the entries this client holds; ``None`` means all of them.
+    """
+
+    model: State
+    extras: State = field(default_factory=dict)
+    index_map: Mapping[str, tuple[Tensor, ...]] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ClientTask:
+    """One client's order for one round.
+
+    Attributes:
+        client_id: position of the client in the partition.
+        round: number of the round, counted from 1.
+        seed: the run's seed; every draw of the client comes from ``rng.stream(seed, purpose, round, client_id)``.
+        broadcast: what the server sent.
+        memory: what the client itself kept from its last participation.
+        step_fraction: the part in (0, 1] of the planned local steps that the client will finish.
+    """
+
+    client_id: int
+    round: int
+    seed: int
+    broadcast: Broadcast
+    memory: State = field(default_factory=dict)
+    step_fraction: float = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class ClientUpdate:
+    """What one client sends back.
+
+    Attributes:
+        client_id: position of the client in the partition.
+        delta: local minus broadcast value of every trainable parameter, by ``state_dict`` name.
+        buffers: local minus broadcast value of every floating-point buffer (running statistics); averaged or ignored by the
+            aggregator, and never an argument of a server optimizer.
+        num_samples: how many samples the client holds (n_k).
+        num_steps: local steps taken.
+        step_weight: ||a_k||_1 of FedNova, the weight of the accumulated gradients in ``delta``; equal to ``num_steps`` for
+            plain SGD without momentum.
+        metrics: sums and counts measured while training, never ratios.
+        extras: what else the correction sends along.
+        memory: what the client keeps for its next participation; it does not leave the client.
+    """
+
+    client_id: int
+    delta: State
+    buffers: State
+    num_samples: int
+    num_steps: int
+    step_weight: float
+    metrics: Mapping[str, float]
+    extras: State = field(default_factory=dict)
+    memory: State = field(default_factory=dict)
+
+
+class Answer(NamedTuple):
+    """A client's answer to a query.
+
+    Attributes:
+        value: plain numbers (or nested lists of them), so that it can be saved and logged.
+        floats_up: how many numbers left the client.
+        samples: how many samples the client passed through a model to find the answer, forward or backward.
+    """
+
+    value: Any
+    floats_up: int
+    samples: int
+
+
+class Query(Protocol):
+    """A question that the server may ask a client; the classes live in ``clients/queries``."""
+
+    name: str
+    needs_model: bool
+
+
+@dataclass(frozen=True, slots=True)
+class SelectionContext:
+    """All that a selector may look at.
+
+    Attributes:
+        round: number of the round, counted from 1.
+        num_clients: the size of the population.
+        cohort_size: how many clients ``federation.cohort_size`` asks for.
+        available: the clients able to take part in this round, in ascending order.
+        disclosed: query name -> client -> what that client has answered so far in the run.
+        rng: the generator of this round's selection.
+        ask: puts a query to some clients, on this round's model, and returns their answers; the costs are counted and the
+            answers remembered in ``disclosed``.
+    """
+
+    round: int
+    num_clients: int
+    cohort_size: int
+    available: tuple[int, ...]
+    disclosed: Mapping[str, Mapping[int, Any]]
+    rng: np.random.Generator
+    ask: Callable[[Query, Sequence[int]], Mapping[int, Any]]
+
+
+@dataclass(slots=True)
+class Ledger:
+    """What crossed between server and clients in a round, in numbers of floats, and what queries cost the clients.
+
+    Attributes:
+        floats_down: sent to clients for training.
+        floats_up: sent back as updates.
+        query_floats_down: sent to clients outside the cohort so that they could answer a query.
+        query_floats_up: sent back as answers.
+        query_samples: samples passed through a model to answer queries.
+    """
+
+    floats_down: int = 0
+    floats_up: int = 0
+    query_floats_down: int = 0
+    query_floats_up: int = 0
+    query_samples: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class RoundResult:
+    """What a round leaves behind besides the new model.
+
+    Attributes:
+        round: number of the round, counted from 1.
+        cohort: the clients that were asked to train, in the order of selection.
+        arrived: those whose update entered the new model.
+        metrics: measured values by name, the same names every round; NaN where not measured.
+        ledger: what crossed.
+        seconds: wall-clock time by phase (``select``, ``train``, ``aggregate``, ``measure``).
+    """
+
+    round: int
+    cohort: tuple[int, ...]
+    arrived: tuple[int, ...]
+    metrics: Mapping[str, float]
+    ledger: Ledger
+    seconds: Mapping[str, float]
+
+
+@dataclass(slots=True)
+class FederationState:
+    """The only thing that survives a round; a checkpoint is this and nothing else.
+
+    Attributes:
+        round: how many rounds are complete.
+        model: the global model.
+        memory: client -> what it keeps for itself.
+        disclosures: query name -> client -> answer.
+        participation_counts: how often each client's update has arrived.
+        selector: the selector's ``state_dict``.
+        aggregator: the aggregator's ``state_dict``.
+        callbacks: callback name -> its ``state_dict``.
+        partition_digest: of the partition that the run is about.
+    """
+
+    round: int
+    model: State
+    memory: dict[int, State]
+    disclosures: dict[str, dict[int, Any]]
+    participation_counts: list[int]
+    selector: dict[str, Any]
+    aggregator: dict[str, Any]
+    callbacks: dict[str, dict[str, Any]]
+    partition_digest: str

@@ -1,0 +1,107 @@
+"""Train a federation: ``python src/train.py [group=option] [key=value] ...``; the README shows how."""
+
+import errno
+import json
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import hydra
+from hydra.core.hydra_config import HydraConfig
+from omegaconf import DictConfig, OmegaConf
+
+from fedfacet import config as configuration
+from fedfacet.errors import FedFacetError, Interrupted
+
+if TYPE_CHECKING:
+    from fedfacet.build import FederatedData
+
+
+def main() -> None:
+    """Check the whole command line, then let Hydra run its jobs."""
+    try:
+        sys.argv, jobs = configuration.preflight("train", sys.argv)
+        if jobs:
+            from fedfacet.build import build  # torch and lightning load here, so that --help need not wait for them
+
+            for job, run_dir in jobs:
+                build(job, run_dir)
+    except KeyboardInterrupt:
+        sys.exit(130)
+    except (FedFacetError, ValueError, TypeError) as error:
+        refuse(error)
+    hydra.main(version_base="1.3", config_path=str(configuration.conf_dir()), config_name="train")(train)()
+
+
+def train(config: DictConfig) -> float | None:
+    """Run one job in its run folder; return the validation worst-group accuracy of the last round, for sweepers."""
+    from fedfacet import checkpoint
+    from fedfacet.analysis.console import print_results
+    from fedfacet.build import build, load_data, pin_threads
+    from fedfacet.interruption import Interruption
+
+    own = HydraConfig.get()
+    run_dir = Path(own.runtime.output_dir)
+    config = configuration.finalized(config, own.overrides.task, own.runtime.choices)
+    try:
+        saved = None
+        if config.resume is not None:
+            saved, saved_config = checkpoint.load(run_dir / "checkpoints" / "last.ckpt")
+            config.threads = saved_config["threads"]
+        pin_threads(config)
+        federation = build(config, run_dir)
+        if saved is not None:
+            federation.restore(saved)
+        write_run_folder(run_dir, config, load_data(config))
+        with Interruption() as interruption:
+            federation.fit(interruption.poll)
+    except Interrupted as stop:
+        print(f"Stopped. To go on:\n  python src/train.py resume={run_dir}", file=sys.stderr)
+        sys.exit(128 + stop.signal)
+    except KeyboardInterrupt:
+        print(f"Stopped at once. To go on from the last checkpoint:\n  python src/train.py resume={run_dir}", file=sys.stderr)
+        sys.exit(130)
+    except FedFacetError as error:
+        refuse(error)
+    except OSError as error:
+        if error.errno != errno.ENOSPC:
+            raise
+        refuse(
+            FedFacetError(
+                f"Expected free disk space for {run_dir}, but there is none left: free some, then go on with "
+                f"`python src/train.py resume={run_dir}`."
+            )
+        )
+    summary = json.loads((run_dir / "summary.json").read_text())
+    print_results(summary, load_data(config), run_dir)
+    return summary["final"].get("val/acc_worst_group")
+
+
+def write_run_folder(run_dir: Path, config: DictConfig, data: "FederatedData") -> None:
+    """Write what is known before the first round: the resolved configuration and the partition."""
+    run_dir.mkdir(parents=True, exist_ok=True)
+    settings = configuration.plain(config) | {"resume": None}
+    (run_dir / "config.yaml").write_text(OmegaConf.to_yaml(settings))
+    clients = [client.tolist() for client in data.partition.indices]
+    counts = [matrix.counts.astype(int).tolist() for matrix in data.matrices]
+    partition = {
+        "digest": data.partition.digest,
+        "num_clients": len(clients),
+        "class_names": data.dataset.class_names,
+        "attribute_names": data.dataset.attribute_names,
+        "counts": counts,
+        "indices": clients,
+        "validation": data.val.tolist(),
+        "num_test": len(data.dataset.test),
+    }
+    (run_dir / "partition.json").write_text(json.dumps(partition) + "\n")
+
+
+def refuse(error: Exception) -> None:
+    """Say what is wrong in one sentence and exit with status 2."""
+    print(f"error: {error}", file=sys.stderr)
+    sys.exit(2)
+
+
+if __name__ == "__main__":
+    main()

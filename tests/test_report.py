@@ -1,0 +1,122 @@
+import csv
+import io
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from omegaconf import OmegaConf
+
+SCRIPT = Path(__file__).parents[1] / "src" / "report.py"
+ACCURACY = {"feddiverse": [0.91, 0.94, 0.93], "uniform": [0.88, 0.86, 0.9]}
+
+
+def report(folder, *arguments):
+    return subprocess.run([sys.executable, str(SCRIPT), *arguments], cwd=folder, capture_output=True, text=True, check=False)
+
+
+@pytest.fixture
+def logs(tmp_path):
+    """Three finished seeds of each of two selectors, as train.py leaves them."""
+    for selector, values in ACCURACY.items():
+        for seed, value in enumerate(values):
+            folder = tmp_path / "logs" / selector / str(seed)
+            folder.mkdir(parents=True)
+            config = {
+                "seed": seed,
+                "selector": {"_target_": f"fedfacet.selectors.{selector}"},
+                "aggregator": {"server_lr": 0.1},
+                "paths": {"output_dir": str(folder)},
+                "choices": {"selector": selector, "aggregator": "fedavgm", "experiment": "cmnist_gsc", "dataset": "cmnist"},
+            }
+            OmegaConf.save(OmegaConf.create(config), folder / "config.yaml")
+            final = {"round": 50, "test/acc": value + 0.02, "test/acc_worst_group": value, "val/acc": value}
+            summary = {
+                "status": "finished",
+                "rounds": 50,
+                "final": final,
+                "best": final | {"round": 37, "test/acc_worst_group": value - 0.01},
+                "seed": seed,
+                "git_commit": "f" * 40,
+                "hardware": {"cpu": "test"},
+            }
+            (folder / "summary.json").write_text(json.dumps(summary))
+            (folder / "metrics.csv").write_text(f"round,test/acc_worst_group\n50,{value}\n")
+    return tmp_path
+
+
+def test_the_papers_table_from_run_folders(logs):
+    done = report(logs, "logs")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.splitlines()[:4] == [
+        "| selector   |        cmnist_gsc, last |        cmnist_gsc, best |",
+        "| ---------- | ----------------------: | ----------------------: |",
+        "| feddiverse |    **92.67 ± 1.25** (3) |    **91.67 ± 1.25** (3) |",
+        "| uniform    | <u>88.00 ± 1.63</u> (3) | <u>87.00 ± 1.63</u> (3) |",
+    ]
+    assert "Commit: ffffffffffff." in done.stdout
+    assert "`python src/report.py logs`" in done.stdout
+
+
+@pytest.mark.parametrize(("std", "ddof"), [("population", 0), ("sample", 1)])
+def test_csv_agrees_with_numpy_and_keeps_the_caption_off_the_table(logs, std, ddof):
+    done = report(logs, "logs/*", "--format", "csv", "--at", "last", "--std", std)
+    lines = {line["row"]: line for line in csv.DictReader(io.StringIO(done.stdout))}
+    assert lines.keys() == ACCURACY.keys()
+    for selector, values in ACCURACY.items():
+        assert float(lines[selector]["mean"]) == pytest.approx(100 * np.mean(values))
+        assert float(lines[selector]["std"]) == pytest.approx(100 * np.std(values, ddof=ddof))
+        assert (lines[selector]["n"], lines[selector]["seeds"]) == ("3", "0 1 2")
+    assert f"{std} standard deviation" in done.stderr
+
+
+def test_options_reach_the_table(logs):
+    options = ("--rows", "aggregator.server_lr, selector", "--columns", "dataset", "--metric", "test/acc", "--at", "best")
+    done = report(logs, "logs", *options, "--lower-is-better", "--format", "latex", "--output", "table.tex")
+    assert (done.returncode, done.stdout) == (0, "wrote table.tex\n")
+    text = (logs / "table.tex").read_text(encoding="utf-8")
+    assert r"aggregator.server\_lr / selector & cmnist \\" in text
+    assert r"0.1 / uniform & \textbf{90.00 $\pm$ 1.63} (3) \\" in text
+
+
+def test_unfinished_runs_are_named_under_the_table(logs):
+    (logs / "logs/uniform/2/summary.json").unlink()
+    done = report(logs, "logs", "--at", "last")
+    assert done.returncode == 0
+    assert "87.00 ± 1.00</u> (2)" in done.stdout
+    assert "Note: Left out because not finished: `logs/uniform/2` (no summary.json yet)." in done.stdout
+    assert "logs/uniform/2" in report(logs, "logs", "--format", "csv").stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "part"),
+    [
+        (("nowhere",), "nowhere"),
+        (("logs/uniform/0/metrics.csv",), "metrics.csv"),
+        (("logs", "--metric", "test/acc_worst"), "`test/acc_worst_group`"),
+        (("logs", "--rows", "selektor"), "`selector`"),
+        (("logs", "--rows", "dataset"), "logs/feddiverse/0 and logs/uniform/0"),
+        (("logs", "--output", "no/such/folder/table.md"), "no/such/folder/table.md"),
+    ],
+)
+def test_bad_input_costs_one_sentence(logs, arguments, part):
+    done = report(logs, *arguments)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert part in done.stderr
+    assert len(done.stderr.splitlines()) == 1
+    assert not (logs / "no").exists()
+
+
+def test_help_imports_nothing_heavy_and_a_table_no_torch(logs):
+    run = f"runpy.run_path({str(SCRIPT)!r}, run_name='__main__')"
+    code = f"import runpy, sys\ntry: {run}\nfinally: print(*sys.modules, file=sys.stderr)"
+    for arguments, absent in ((["--help"], {"torch", "numpy", "omegaconf", "fedfacet"}), (["logs"], {"torch", "lightning"})):
+        command = [sys.executable, "-c", code, *arguments]
+        done = subprocess.run(
+            command, cwd=logs, capture_output=True, text=True, check=False, env={"PYTHONPATH": str(SCRIPT.parent)}
+        )
+        assert done.returncode == 0
+        assert "argparse" in done.stderr.split()
+        assert not absent & set(done.stderr.split())
