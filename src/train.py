@@ -74,7 +74,8 @@ def train(config: DictConfig) -> float | None:
         )
     summary = json.loads((run_dir / "summary.json").read_text())
     print_results(summary, load_data(config), run_dir)
-    return summary["final"].get("val/acc_worst_group")
+    worst: float | None = summary["final"].get("val/acc_worst_group")
+    return worst
 
 
 def write_run_folder(run_dir: Path, config: DictConfig, data: "FederatedData") -> None:

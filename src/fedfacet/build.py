@@ -2,6 +2,7 @@
 
 import functools
 import inspect
+import json
 import logging
 import os
 import platform
@@ -116,13 +117,13 @@ def make(node: DictConfig, **facts: Any) -> Any:
 
 def load_data(config: DictConfig) -> FederatedData:
     """Load the data set and deal it; the last result is kept, so that the jobs of a sweep share one copy."""
-    parts = {"dataset": config.dataset, "partition": config.partition, "smoke": config.get("smoke", False)}
-    return _load_data(OmegaConf.to_yaml(parts, resolve=True))
+    settings = plain(config)
+    return _load_data(json.dumps({part: settings.get(part) for part in ("dataset", "partition", "smoke")}, sort_keys=True))
 
 
 @functools.lru_cache(maxsize=1)
 def _load_data(parts: str) -> FederatedData:
-    config = OmegaConf.create(parts)
+    config = OmegaConf.create(json.loads(parts))
     source, partitioner = make(config.dataset), make(config.partition)
     if config.smoke:
         source.generate(partitioner.demand)

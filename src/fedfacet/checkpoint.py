@@ -48,8 +48,8 @@ def load(path: Path) -> tuple[FederationState, dict[str, Any]]:
         saved = torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:
         raise CheckpointError(
-            f"Expected {path} to be a whole checkpoint, but it cannot be read ({type(error).__name__}): it is truncated or not a "
-            "checkpoint; start the run anew."
+            f"Expected {path} to be a whole checkpoint, but it cannot be read ({type(error).__name__}): it is truncated or not "
+            "a checkpoint; start the run anew."
         ) from None
     if not isinstance(saved, dict) or saved.get("format") != _FORMAT:
         raise CheckpointError(

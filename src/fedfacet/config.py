@@ -121,8 +121,8 @@ def check_resumable(saved: Mapping[str, Any], given: Mapping[str, Any], finished
     if (difference := differing_key(saved, given)) is not None:
         key, was, now = difference
         raise CheckpointError(
-            f"Expected the configuration that the run was started with, but `{key}` was {was!r} and is now {now!r}: leave it out, or "
-            "start a new run."
+            f"Expected the configuration that the run was started with, but `{key}` was {was!r} and is now {now!r}: leave it "
+            "out, or start a new run."
         )
     if finished_rounds >= given["federation"]["rounds"]:
         raise CheckpointError(
@@ -136,9 +136,9 @@ def targets(config: Any, path: str = "") -> Iterator[tuple[str, DictConfig]]:
     if isinstance(config, DictConfig):
         if "_target_" in config:
             yield path, config
-        for key in config:
+        for key in map(str, config):
             if not OmegaConf.is_interpolation(config, key) and config[key] is not None:
-                yield from targets(config[key], f"{path}.{key}".lstrip("."))
+                yield from targets(config[key], f"{path}.{key}" if path else key)
 
 
 def check_arguments(path: str, node: DictConfig) -> None:
@@ -152,7 +152,7 @@ def check_arguments(path: str, node: DictConfig) -> None:
     takes_anything = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values())
     function = target.__init__ if inspect.isclass(target) else target
     hints = typing.get_type_hints(function)
-    for key, value in OmegaConf.to_container(node, resolve=True).items():  # type: ignore[union-attr]
+    for key, value in plain(node).items():
         if key in SPECIAL_KEYS:
             continue
         if key not in parameters:
@@ -217,18 +217,20 @@ def _unknown(key: str, valid: Sequence[str]) -> str:
         parent = key.rpartition(".")[0]
         nearest = [name for name in valid if parent and name.startswith(f"{parent}.")][:8]
     names = ", ".join(f"`{name}`" for name in nearest[:8])
-    return f"Expected a known option, but got `{key}`: {f'the nearest are {names}.' if names else 'see `--help` for all of them.'}"
+    return (
+        f"Expected a known option, but got `{key}`: {f'the nearest are {names}.' if names else 'see `--help` for all of them.'}"
+    )
 
 
 def _flat_keys(node: Any, path: str = "") -> list[str]:
+    """Return the dotted paths of all nodes and values."""
     if not isinstance(node, DictConfig):
         return [path]
-    own = [path] if path else []
-    return own + [
-        flat
-        for key in node
-        for flat in ([f"{path}.{key}".lstrip(".")] if OmegaConf.is_interpolation(node, key) else _flat_keys(node[key], f"{path}.{key}".lstrip(".")))
-    ]  # fmt: skip
+    flat = [path] if path else []
+    for key in map(str, node):
+        inner = f"{path}.{key}" if path else key
+        flat += [inner] if OmegaConf.is_interpolation(node, key) else _flat_keys(node[key], inner)
+    return flat
 
 
 def _check_added(name: str, config: DictConfig, override: str) -> None:
@@ -254,7 +256,9 @@ def _shrink(config: DictConfig) -> None:
     if "federation" in config:
         config.federation.cohort_size = min(3, config.federation.cohort_size)
     if "root" in config.dataset:
-        wanted = hashlib.sha256(f"{OmegaConf.to_container(config.dataset)}{OmegaConf.to_container(config.partition)}".encode()).hexdigest()[:12]
+        wanted = hashlib.sha256(
+            f"{OmegaConf.to_container(config.dataset)}{OmegaConf.to_container(config.partition)}".encode()
+        ).hexdigest()[:12]
         config.dataset.root = str(Path(tempfile.gettempdir()) / "fedfacet-smoke" / wanted)
 
 
@@ -302,7 +306,9 @@ def _resumed_overrides(resume: str, overrides: Sequence[str]) -> list[str]:
         run_dir = run_dir.parents[1]
     saved = run_dir / ".hydra" / "overrides.yaml"
     if not saved.is_file() or not (run_dir / "config.yaml").is_file():
-        raise CheckpointError(f"Expected `resume` to name a run folder, but {run_dir} is none: give the folder that holds config.yaml.")
+        raise CheckpointError(
+            f"Expected `resume` to name a run folder, but {run_dir} is none: give the folder that holds config.yaml."
+        )
     ours = ("resume=", "paths.output_dir=")
     kept = [override for override in [*OmegaConf.load(saved), *overrides] if not override.startswith(ours)]
     return [*kept, f"resume={run_dir}", f"paths.output_dir={run_dir}"]
@@ -320,16 +326,16 @@ def _check_resume(config: DictConfig, run_dir: Path) -> None:
 def _check_unused(run_dir: Path) -> None:
     if (run_dir / "config.yaml").exists() or (run_dir / "metrics.csv").exists():
         raise ConfigError(
-            f"Expected a new output folder, but {run_dir} already holds a run: choose another paths.output_dir, or go on with that "
-            f"run by `resume={run_dir}`."
+            f"Expected a new output folder, but {run_dir} already holds a run: choose another paths.output_dir, or go on with "
+            f"that run by `resume={run_dir}`."
         )
     existing = next(parent for parent in [run_dir, *run_dir.absolute().parents] if parent.exists())
     if not existing.is_dir() or not os.access(existing, os.W_OK):
         raise ConfigError(f"Expected a folder that can be written to, but {existing} is not: choose another paths.output_dir.")
     if (free := shutil.disk_usage(existing).free) < MIN_FREE_BYTES:
         raise ConfigError(
-            f"Expected at least {MIN_FREE_BYTES >> 20} MiB of free disk for {run_dir}, but {free >> 20} MiB are left: free some, or "
-            "choose another paths.output_dir."
+            f"Expected at least {MIN_FREE_BYTES >> 20} MiB of free disk for {run_dir}, but {free >> 20} MiB are left: free "
+            "some, or choose another paths.output_dir."
         )
 
 
@@ -337,10 +343,10 @@ def _multirun_jobs(name: str, overrides: Sequence[str]) -> list[tuple[DictConfig
     """Return the jobs that Hydra's basic sweeper will make of the overrides."""
     for key in ("resume", "paths.output_dir"):
         if _value_of(key, overrides) is not None:
-            raise ConfigError(
-                f"Expected `{key}` for a single run only, but got it with --multirun: "
-                f"{'resume the jobs one by one' if key == 'resume' else 'choose the folder of all jobs with paths.sweep_dir=DIR'}."
+            remedy = (
+                "resume the jobs one by one" if key == "resume" else "choose the folder of all jobs with paths.sweep_dir=DIR"
             )
+            raise ConfigError(f"Expected `{key}` for a single run only, but got it with --multirun: {remedy}.")
     try:
         parsed = OverridesParser.create().parse_overrides(list(overrides))
         batches = BasicSweeper.split_arguments(parsed, max_batch_size=None)

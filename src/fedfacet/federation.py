@@ -116,8 +116,8 @@ class Federation:
         """Run the rounds that are left.
 
         Args:
-            poll: called between clients; it may raise ``Interrupted``, upon which the round in progress is given up and the state
-                stays that of the last whole round.
+            poll: called between clients; it may raise ``Interrupted``, upon which the round in progress is given up and the
+                state stays that of the last whole round.
 
         Returns:
             The final state.
@@ -224,8 +224,8 @@ class Federation:
         strangers = sorted(set(cohort) - set(context.available))
         if len(cohort) != size or len(set(cohort)) != len(cohort) or strangers:
             raise SelectionError(
-                f"Expected {type(self.selector).__name__} to select {size} distinct available clients in round {context.round}, "
-                f"but got {cohort}{f', of which {strangers} are not available' if strangers else ''}: mend its `select`."
+                f"Expected {type(self.selector).__name__} to select {size} distinct available clients in round "
+                f"{context.round}, but got {cohort}{f', of which {strangers} are away' if strangers else ''}: mend its `select`."
             )
         return [int(client_id) for client_id in cohort]
 
@@ -279,7 +279,7 @@ class Federation:
         receipts: list[ClientUpdate],
         kept: list[ClientUpdate] | None,
     ) -> Iterator[ClientUpdate]:
-        """Yield the valid updates; note a receipt of each, without its tensors, and the whole of it where ``kept`` is a list."""
+        """Yield the valid updates; note a receipt of each, without its tensors, and keep all of it where ``kept`` is a list."""
         for position, update in enumerate(updates, 1):
             self._poll()
             ledger.floats_up += sum(map(state.num_floats, (update.delta, update.buffers, update.extras)))
@@ -287,7 +287,8 @@ class Federation:
                 callback.on_client_end(round, position, expected, "train")
             if fault := _fault(update, self.state.model):
                 message = (
-                    f"Expected a finite update of the model's shapes from client {update.client_id} in round {round}, but {fault}"
+                    f"Expected a finite update of the model's shapes from client {update.client_id} in round {round}, "
+                    f"but {fault}"
                 )
                 if self.on_bad_update == "raise":
                     raise BadUpdateError(

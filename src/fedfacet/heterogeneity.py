@@ -12,7 +12,6 @@ from numpy.typing import ArrayLike, NDArray
 from scipy.special import entr
 
 
-
 class HeterogeneityTriplet(NamedTuple):
     """One data set's class imbalance, attribute imbalance and spurious correlation, each in [0, 1]."""
 

@@ -132,10 +132,13 @@ class Answer(NamedTuple):
 
 
 class Query(Protocol):
-    """A question that the server may ask a client; the classes live in ``clients/queries``."""
+    """A question that the server may ask a client, as both sides see it; the classes live in ``clients/queries``."""
 
     name: str
     needs_model: bool
+
+    def answer(self, context: Any) -> Answer:
+        """Return the client's answer; ``context`` exists only where the data lives."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,15 +1,18 @@
 """The pictures of a run: who holds what, how training went, who took part.
 
-Matplotlib is imported when a picture is drawn, not before, and through its objects only: no window, no global figure. Every file
-is written whole or not at all.
+Matplotlib is imported when a picture is drawn, not before, and used through its objects only: no window, no global figure. A
+file is written whole or not at all.
 """
 
 import csv
+import itertools
+import math
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+import re
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,13 +24,25 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 TYPES = ("CI", "AI", "SC", "none")
-"""The kinds of client in the order in which pictures show them."""
+"""The types of client in the order in which pictures and tables show them."""
 
-_TYPE_COLOURS = {"CI": "#EEDD88", "AI": "#BBDDCC", "SC": "#D6C3DE", "none": "#E4E4E4"}
+_TYPE_COLOURS = {"CI": "#F5E5A5", "AI": "#C3E3D5", "SC": "#DCCBE6", "none": "#E6E6E6"}
 # Okabe and Ito's palette, which colour-blind readers can tell apart: a hue per class, a shade of it per attribute value.
-_CLASS_COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
-_LABELLED_GROUPS = 24
-_STYLE = {"font.size": 8, "axes.titlesize": 9, "axes.spines.top": False, "axes.spines.right": False, "legend.frameon": False}
+_CLASS_COLOURS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#F0E442")
+_WORST_COLOUR = "#D55E00"
+_MAX_LABELLED_CELLS = 24
+_MAX_LABELLED_CURVES = 12
+_INCHES_PER_CLIENT = 0.075
+_DASHES = (0, (4, 2))
+_STYLE: Any = {
+    "font.family": "DejaVu Sans",  # comes with matplotlib, so that pictures look the same everywhere
+    "font.size": 8,
+    "axes.titlesize": 8,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "legend.frameon": False,
+    "legend.handlelength": 1.5,
+}
 
 
 def plot_partition(
@@ -39,64 +54,225 @@ def plot_partition(
 ) -> None:
     """Draw what every client holds, and the six measures of the federation (FedDiverse, arXiv:2504.11216, figure 3).
 
-    On the left a bar per client in the order of ids, stacked by (class, attribute) cell; the strip beneath it shows which of the
-    client's three measures is largest. On the right the measures of the pooled data and their means over the clients.
+    On the left a bar per client in the order of ids, stacked by (class, attribute) cell; the strip beneath shows which of the
+    client's three measures is largest. On the right the measures of the pooled data, and their means over the clients.
 
     Args:
         matrices: the clients', all of one shape (Y, A).
         path: of the PNG; its folder is made if need be.
-        class_names: Y names; ``None`` calls them y = 0, 1, ...
-        attribute_names: A names; ``None`` calls them a = 0, 1, ...
+        class_names: Y names; ``None`` calls them y = 0, y = 1, ...
+        attribute_names: A names; ``None`` calls them a = 0, a = 1, ...
     """
-    num_clients = len(matrices)
-    with _figure(path, (7.6 + max(0.0, 0.035 * (num_clients - 30)), 3.4)) as figure:
-        bars, measures = figure.subplots(
-            1, 2, width_ratios=(max(5.0, 0.06 * num_clients + 2.6), 1.9), gridspec_kw={"wspace": 0.06}
-        )
+    width = max(5.2, _INCHES_PER_CLIENT * len(matrices))
+    with _figure(path, width + 2.6, 3.4) as figure:
+        grid = figure.add_gridspec(2, 2, width_ratios=(width, 2.1), height_ratios=(17, 1), hspace=0.02)
+        bars = figure.add_subplot(grid[0, 0])
         _draw_clients(bars, matrices, class_names, attribute_names)
-        _draw_measures(measures, matrices)
+        _draw_types(figure.add_subplot(grid[1, 0], sharex=bars), [matrix.triplet.type for matrix in matrices], width)
+        _draw_measures(figure.add_subplot(grid[:, 1]), matrices)
 
 
 def plot_curves(metrics_csv: Path, path: Path) -> None:
     """Draw a run's accuracies and training loss by round.
 
-    Solid lines are the test set, dashed ones the validation set. A dotted vertical line marks the best round by validation: the
-    highest worst-group accuracy, ties by average, then the earliest.
+    Solid lines are the test set; dashed ones the validation set, of which only the average and the worst group are drawn. A
+    dotted vertical line marks the best round by validation: highest worst-group accuracy, ties by average, then the earliest.
 
     Args:
-        metrics_csv: as ``CsvLog`` writes it, with at least one row. Columns that are not there are not drawn.
+        metrics_csv: as ``CsvLog`` writes it, with at least one round. Columns that are not there are not drawn.
         path: of the PNG; its folder is made if need be.
     """
+    from matplotlib.ticker import MaxNLocator
+
     with open(metrics_csv, newline="") as source:
         rows = list(csv.DictReader(source))
-    curves = {
-        name: np.array([float(row[name] or "nan") for row in rows])
-        for name in rows[0]
-        if name == "round" or name.startswith(("test/", "val/", "train/"))
-    }
-    rounds = curves["round"]
-    with _figure(path, (7.6, 3.4)) as figure:
-        accuracy, loss = figure.subplots(1, 2, width_ratios=(3, 1.6))
-        groups = [name.rpartition("/")[2] for name in curves if name.startswith("test/acc_group/")]
-        colours = _group_colours(*_shape(groups))
-        lines: dict[str, dict[str, object]] = {
-            "acc": {"label": "average", "color": "black", "linewidth": 1.8},
-            "acc_worst_group": {"label": "worst group", "color": "#E69F00", "linewidth": 1.8},
-        }
-        thin = {
-            f"acc_group/{key}": {"label": _group_name(key), "color": colour, "linewidth": 0.7}
-            for key, colour in zip(groups, colours, strict=True)
-        }
-        for split, dashes in (("val", (0, (3, 1.5))), ("test", "-")):
-            # Groups are drawn first, beneath the two lines that matter, and on the test set only: dashes of all would hide it.
-            for name, style in ((thin if split == "test" else {}) | lines).items():
-                label = {"label": style["label"]} if split == "test" else {"label": None}
-                _line(accuracy, rounds, 100 * curves.get(f"{split}/{name}", np.full(len(rounds), np.nan)), linestyle=dashes, **style | label)
-        _line(loss, rounds, curves.get("train/loss", np.full(len(rounds), np.nan)), color="black", linewidth=1.2)
-        _mark_best(accuracy, loss, curves)
-        accuracy.set(title="Accuracy (solid: test, dashed: validation)", xlabel="round", ylabel="accuracy (%)", ylim=(-2, 102))
-        loss.set(title="Training loss of the round's clients", xlabel="round", ylabel="mean cross entropy")
+    rounds = np.array([int(row["round"]) for row in rows])
+
+    def curve(name: str) -> NDArray[np.float64]:
+        return np.array([float(row.get(name) or "nan") for row in rows])
+
+    groups = [(int(y), int(a)) for y, a in re.findall(r"test/acc_group/y(\d+)_a(\d+)", " ".join(rows[0]))]
+    num_classes, num_attributes = (max(index) + 1 for index in zip(*groups, strict=True)) if groups else (0, 0)
+    with _figure(path, 7.6, 3.2) as figure:
+        accuracy, loss = figure.subplots(1, 2, width_ratios=(3, 2))
+        for name, colour, label in (("acc", "black", "average"), ("acc_worst_group", _WORST_COLOUR, "worst group")):
+            ink: dict[str, Any] = {"color": colour, "zorder": 3}
+            _draw_line(accuracy, rounds, 100 * curve(f"test/{name}"), linewidth=1.8, label=label, **ink)
+            _draw_line(accuracy, rounds, 100 * curve(f"val/{name}"), linewidth=1.1, linestyle=_DASHES, **ink)
+        colours = _group_colours(num_classes, num_attributes)
+        for position, (y, a) in enumerate(groups):
+            style: dict[str, Any] = {"color": colours[position], "label": f"y = {y}, a = {a}"}
+            if len(groups) > _MAX_LABELLED_CURVES:
+                style = {"color": "0.75", "label": "" if position else "each group"}
+            _draw_line(accuracy, rounds, 100 * curve(f"test/acc_group/y{y}_a{a}"), linewidth=0.9, **style)
+        _draw_line(loss, rounds, curve("train/loss"), color="black", linewidth=1.2)
+        best = _best_round(rounds, curve("val/acc_worst_group"), curve("val/acc"))
+        for axes in (accuracy, loss):
+            axes.set(xlabel="round", xlim=(0, rounds[-1] + 1))
+            axes.xaxis.set_major_locator(MaxNLocator(5, steps=[1, 2, 2.5, 5, 10], integer=True))
+            if best is not None:
+                axes.axvline(best, color="0.3", linewidth=1.0, linestyle=":", label=f"round {best}: best\nby validation")
+        title = "Test accuracy" if best is None else "Accuracy (solid: test; dashed: validation)"
+        accuracy.set(title=title, ylabel="accuracy (%)", ylim=(0, 101))
+        loss.set(title="Training loss of the clients in the round", ylabel="loss per sample")
         loss.set_ylim(bottom=0)
-        handles, labels = accuracy.get_legend_handles_labels()
-        if len(labels) <= _LABELLED_GROUPS:
-            figure.legend(handles, labels, loc="outside right center")
+        figure.legend(*accuracy.get_legend_handles_labels(), loc="outside right upper")
+
+
+def plot_selection(counts: Sequence[float], types: Sequence[str], path: Path, rounds: int) -> None:
+    """Draw how often each client took part, clients sorted by type (FedDiverse, arXiv:2504.11216, figures 5-9).
+
+    Printed in the background is each type's share of all participations; the dashed line is where every client would be if
+    all took part equally often.
+
+    Args:
+        counts: in how many rounds each client took part.
+        types: each client's type, one of ``TYPES``.
+        path: of the PNG; its folder is made if need be.
+        rounds: how many there were, 1 or larger.
+    """
+    from matplotlib.ticker import MaxNLocator
+
+    order = sorted(range(len(types)), key=lambda client: (TYPES.index(types[client]), client))
+    percent = 100 * np.asarray(counts, dtype=np.float64)[order] / rounds
+    top = max(float(percent.max()), 1.0)
+    width = max(6.6, _INCHES_PER_CLIENT * len(order))
+    with _figure(path, width, 2.8) as figure:
+        axes = figure.add_subplot()
+        axes.bar(range(len(order)), percent, width=0.75, color=_CLASS_COLOURS[0], zorder=2)
+        axes.axhline(percent.mean(), color="black", linewidth=0.9, linestyle=_DASHES, zorder=3)
+        runs = _runs([types[client] for client in order])
+        label_width = 0.42 / (width - 0.6) * len(order)
+        for (kind, start, end), x in zip(runs, _label_positions(runs, label_width), strict=True):
+            axes.axvspan(start - 0.5, end - 0.5, color=_TYPE_COLOURS[kind], zorder=0, linewidth=0)
+            share = percent[start:end].sum() / (percent.sum() or 1.0)
+            axes.text(x, 1.22 * top, f"{kind}\n{100 * share:.1f} %", ha="center", va="center", fontsize=7, fontweight="bold")
+        axes.set(
+            xlim=(-0.5, len(order) - 0.5),
+            ylim=(0, 1.38 * top),
+            xlabel="client id, sorted by type",
+            ylabel=f"rounds with the client (% of {rounds})",
+            title="How often each client took part. Bold: the type's share of all participations. Dashed: all clients alike.",
+        )
+        step = 1 if len(order) <= 40 else 5
+        axes.set_xticks(range(0, len(order), step), [str(client) for client in order[::step]], fontsize=7)
+        axes.set_yticks([tick for tick in MaxNLocator(5, steps=[1, 2, 2.5, 5, 10]).tick_values(0, top) if tick <= 1.1 * top])
+
+
+@contextmanager
+def _figure(path: Path, width: float, height: float) -> "Iterator[Figure]":
+    """Lend a figure of a size in inches, and save it."""
+    import matplotlib
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+    from matplotlib.layout_engine import ConstrainedLayoutEngine
+
+    with matplotlib.rc_context(_STYLE):
+        figure = Figure(figsize=(width, height), dpi=200, layout=ConstrainedLayoutEngine(h_pad=0.03, w_pad=0.05))
+        FigureCanvasAgg(figure)
+        yield figure
+        path.parent.mkdir(parents=True, exist_ok=True)
+        unfinished = path.with_name(path.name + ".part")
+        figure.savefig(unfinished, format="png")
+        os.replace(unfinished, path)
+
+
+def _draw_clients(
+    axes: "Axes",
+    matrices: Sequence[InteractionMatrix],
+    class_names: Sequence[str] | None,
+    attribute_names: Sequence[str] | None,
+) -> None:
+    counts_KYA = np.stack([matrix.counts for matrix in matrices])
+    num_clients, num_classes, num_attributes = counts_KYA.shape
+    classes = class_names or [f"y = {label}" for label in range(num_classes)]
+    attributes = attribute_names or [f"a = {attribute}" for attribute in range(num_attributes)]
+    bottom_K = np.zeros(num_clients)
+    for group, colour in enumerate(_group_colours(num_classes, num_attributes)):
+        label, attribute = divmod(group, num_attributes)
+        heights_K = counts_KYA[:, label, attribute]
+        name = f"{classes[label]}, {attributes[attribute]}"
+        axes.bar(range(num_clients), heights_K, bottom=bottom_K, width=0.85, color=colour, label=name)
+        bottom_K += heights_K
+    axes.set(ylabel="samples", xlim=(-0.5, num_clients - 0.5))
+    axes.tick_params(axis="x", bottom=False, labelbottom=False)
+    if num_classes * num_attributes <= _MAX_LABELLED_CELLS:
+        # A legend fills its columns first, so that each holds one class.
+        axes.legend(loc="lower left", bbox_to_anchor=(0, 1.0), ncols=min(num_classes, 6), borderaxespad=0.2)
+
+
+def _draw_types(axes: "Axes", types: Sequence[str], width: float) -> None:
+    axes.bar(range(len(types)), 1, width=1, color=[_TYPE_COLOURS[kind] for kind in types])
+    for kind, start, end in _runs(types):
+        if (end - start) * width / len(types) > 0.14 * len(kind) / 2:
+            axes.text((start + end - 1) / 2, 0.45, kind, ha="center", va="center", fontsize=6.5)
+    step = 1 if len(types) <= 40 else 5
+    axes.set_xticks(range(0, len(types), step), [str(client) for client in range(0, len(types), step)], fontsize=7)
+    axes.set(ylim=(0, 1), yticks=[], xlabel="client id")
+    axes.set_ylabel("type", rotation=0, ha="right", va="center")
+    axes.spines["left"].set_visible(False)
+
+
+def _draw_measures(axes: "Axes", matrices: Sequence[InteractionMatrix]) -> None:
+    measured = measure_federation(matrices)
+    positions = np.arange(3)
+    for offset, colour, name, values in (
+        (-0.2, "0.3", "all data pooled", measured.global_triplet),
+        (0.2, "0.7", "mean of clients", measured.client_mean),
+    ):
+        bars = axes.bar(positions + offset, values, width=0.38, color=colour, label=name)
+        axes.bar_label(bars, fmt="%.2f", fontsize=7, padding=1)
+    axes.set_xticks(
+        positions, ["class\nimbalance\n(CI)", "attribute\nimbalance\n(AI)", "spurious\ncorrelation\n(SC)"], fontsize=7
+    )
+    axes.set(ylim=(0, 1), ylabel="measure, from 0 to 1")
+    axes.legend(loc="lower left", bbox_to_anchor=(0, 1.0), borderaxespad=0.2)
+
+
+def _draw_line(axes: "Axes", rounds: NDArray[np.int64], values: NDArray[np.float64], **style: Any) -> None:
+    measured = np.isfinite(values)
+    if measured.any():
+        # A lone point has no line to be seen by.
+        axes.plot(rounds[measured], values[measured], marker="o" if measured.sum() == 1 else None, markersize=3, **style)
+
+
+def _best_round(rounds: NDArray[np.int64], worst: NDArray[np.float64], average: NDArray[np.float64]) -> int | None:
+    ranked = [(w, a, -r) for r, w, a in zip(rounds.tolist(), worst, average, strict=True) if math.isfinite(w + a)]
+    return -max(ranked)[2] if ranked else None
+
+
+def _group_colours(num_classes: int, num_attributes: int) -> list[tuple[float, float, float]]:
+    """Return a colour per group: the class's hue, paler with every attribute value."""
+    from matplotlib import colormaps
+    from matplotlib.colors import to_rgb
+
+    if num_classes <= len(_CLASS_COLOURS):
+        hues = [to_rgb(colour) for colour in _CLASS_COLOURS[:num_classes]]
+    else:
+        hues = [to_rgb(colour) for colour in colormaps["viridis"](np.linspace(0, 0.95, num_classes))]
+    paleness = np.linspace(0, 0.55 if num_attributes <= 2 else 0.8, num_attributes)
+    return [(r + (1 - r) * pale, g + (1 - g) * pale, b + (1 - b) * pale) for r, g, b in hues for pale in paleness]
+
+
+def _runs(types: Sequence[str]) -> list[tuple[str, int, int]]:
+    """Return the stretches of equal types as (type, start, end)."""
+    runs, start = [], 0
+    for kind, members in itertools.groupby(types):
+        end = start + len(list(members))
+        runs.append((kind, start, end))
+        start = end
+    return runs
+
+
+def _label_positions(runs: Sequence[tuple[str, int, int]], gap: float) -> list[float]:
+    """Return the centre of each run, moved where neighbours (or the frame) would be closer than ``gap`` allows."""
+    centres = [(start + end - 1) / 2 for _, start, end in runs]
+    at_least = gap / 2 - 0.5
+    for position, centre in enumerate(centres):
+        centres[position] = max(centre, at_least)
+        at_least = centres[position] + gap
+    at_most = runs[-1][2] - 0.5 - gap / 2
+    for position, centre in reversed(list(enumerate(centres))):
+        centres[position] = min(centre, at_most)
+        at_most = centres[position] - gap
+    return centres

@@ -63,7 +63,9 @@ class Summary(Callback):
         if status == "finished":
             folder = self.run_dir / "model"
             folder.mkdir(exist_ok=True)
-            save_file({name: tensor.contiguous() for name, tensor in federation.state.model.items()}, folder / "model.safetensors")
+            save_file(
+                {name: tensor.contiguous() for name, tensor in federation.state.model.items()}, folder / "model.safetensors"
+            )
             _write_json(folder / "config.json", self.model_config)
         summary = {
             "status": status,

@@ -37,8 +37,8 @@ class LocalTraining:
         unit: whether ``amount`` counts ``"epochs"`` or ``"steps"``.
         amount: local epochs or optimizer steps, 1 or larger.
         batch_size: 1 or larger; the last batch of an epoch may be short.
-        sampling: ``"without_replacement"`` visits every sample once an epoch; ``"with_replacement"`` draws n_k samples anew each
-            epoch (as FedDiverse's released code does).
+        sampling: ``"without_replacement"`` visits every sample once an epoch; ``"with_replacement"`` draws n_k samples anew
+            each epoch (as FedDiverse's released code does).
         max_grad_norm: gradients are scaled down to this l2 norm; ``None`` for never.
 
     Raises:
@@ -86,9 +86,7 @@ def federated_module(objective: L.LightningModule) -> nn.Module:
     return module if isinstance(module, nn.Module) else objective
 
 
-def train_client(
-    objective: L.LightningModule, data: ClientData, task: ClientTask, local: LocalTraining
-) -> ClientUpdate:
+def train_client(objective: L.LightningModule, data: ClientData, task: ClientTask, local: LocalTraining) -> ClientUpdate:
     """Train the broadcast model on one client's samples.
 
     Every draw comes from ``(task.seed, purpose, task.round, task.client_id)``, so the result depends on neither the order of
@@ -176,9 +174,7 @@ def take_loss(output: object) -> Tensor:
 
 def _difference(module: nn.Module, start: State) -> tuple[State, State]:
     trainable = {name: p.detach().cpu() for name, p in module.named_parameters() if p.requires_grad}
-    buffers = {
-        name: buffer.cpu() for name, buffer in module.named_buffers() if name in start and buffer.is_floating_point()
-    }
+    buffers = {name: buffer.cpu() for name, buffer in module.named_buffers() if name in start and buffer.is_floating_point()}
     return state.subtract(trainable, start), state.subtract(buffers, start)
 
 

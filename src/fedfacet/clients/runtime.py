@@ -19,12 +19,12 @@ from fedfacet.clients.local_training import (
     load_weights,
     train_client,
 )
-from fedfacet.clients.queries.base import Query, QueryContext
+from fedfacet.clients.queries.base import QueryContext
 from fedfacet.data.dataset import Dataset
 from fedfacet.metrics.group_counts import GroupCounts, count_groups
 from fedfacet.objectives.classification import OptimizerFactory
 from fedfacet.transforms.base import UpdateTransform
-from fedfacet.types import Answer, ClientTask, ClientUpdate, Partition, State
+from fedfacet.types import Answer, ClientTask, ClientUpdate, Partition, Query, State
 
 
 @dataclass(frozen=True, slots=True, eq=False)

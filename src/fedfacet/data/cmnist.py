@@ -13,15 +13,15 @@ from fedfacet.data.colours import COLOURS, colour
 from fedfacet.data.dataset import Dataset, DatasetSource, InMemoryImages
 from fedfacet.errors import DatasetCorruptError, DatasetNotFoundError
 
-_SHAPES = {"train": 60_000, "t10k": 10_000}
+_PARTS = ("train", "t10k")
 
 
 class ColouredMNIST(DatasetSource):
     """MNIST in red or green: y = digit >= 5, attribute = colour drawn Bernoulli(0.5), no label noise.
 
-    Coloured MNIST as FedDiverse makes it (arXiv:2504.11216, section 5.1), after Arjovsky et al., arXiv:1907.02893, who also flip
-    labels. Training samples come from MNIST's training files, test samples are MNIST's 10,000 test images, whose four groups are
-    therefore only approximately equal. MNIST: LeCun, Cortes and Burges, CC BY-SA 3.0.
+    Coloured MNIST as FedDiverse makes it (arXiv:2504.11216, section 5.1), after Arjovsky et al., arXiv:1907.02893, who also
+    flip labels. Training samples come from MNIST's training files, test samples are MNIST's 10,000 test images, whose four
+    groups are therefore only approximately equal. MNIST: LeCun, Cortes and Burges, CC BY-SA 3.0.
 
     Args:
         root: folder that holds ``MNIST/raw`` in torchvision's layout, files compressed or not; it is only read.
@@ -39,14 +39,14 @@ class ColouredMNIST(DatasetSource):
         if self.download and not self._complete():
             MNIST(str(self.root), train=True, download=True)
         pixels, digits = [], []
-        for part, size in _SHAPES.items():
-            pixels.append(self._read(f"{part}-images-idx3-ubyte", size, 28 * 28, header=16).reshape(-1, 28, 28))
-            digits.append(self._read(f"{part}-labels-idx1-ubyte", size, 1, header=8))
+        for part in _PARTS:
+            pixels.append(self._read(f"{part}-images-idx3-ubyte", 28 * 28, header=16).reshape(-1, 28, 28))
+            digits.append(self._read(f"{part}-labels-idx1-ubyte", 1, header=8))
         y = (np.concatenate(digits) >= 5).astype(np.int64)
         a = np.concatenate(
             [
                 rng.stream(self.seed, f"colour-{part}").integers(2, size=len(labels))
-                for part, labels in zip(_SHAPES, digits, strict=True)
+                for part, labels in zip(_PARTS, digits, strict=True)
             ]
         )
         images = colour(torch.from_numpy(np.concatenate(pixels)), torch.from_numpy(a))
@@ -66,22 +66,20 @@ class ColouredMNIST(DatasetSource):
 
     def _complete(self) -> bool:
         return all(
-            self._find(f"{part}-{kind}") is not None
-            for part in _SHAPES
-            for kind in ("images-idx3-ubyte", "labels-idx1-ubyte")
+            self._find(f"{part}-{kind}") is not None for part in _PARTS for kind in ("images-idx3-ubyte", "labels-idx1-ubyte")
         )
 
     def _find(self, name: str) -> Path | None:
         folder = self.root / "MNIST" / "raw"
         return next((file for file in (folder / name, folder / f"{name}.gz") if file.is_file()), None)
 
-    def _read(self, name: str, size: int, width: int, *, header: int) -> NDArray[np.uint8]:
+    def _read(self, name: str, width: int, *, header: int) -> NDArray[np.uint8]:
         file = self._find(name)
         if file is None:
             raise DatasetNotFoundError(
                 f"Expected MNIST's {name}(.gz) in {self.root / 'MNIST' / 'raw'}, but it is not there: fetch MNIST (12 MB) with "
-                "`python src/train.py experiment=cmnist_gsc dataset.download=true`, point FEDFACET_DATA or dataset.root at a copy, "
-                "or use `experiment=digits_gsc`, which needs no download."
+                "`python src/train.py experiment=cmnist_gsc dataset.download=true`, point FEDFACET_DATA at a folder that holds "
+                "mnist/MNIST/raw, or use `experiment=digits_gsc`, which needs no download."
             )
         try:
             content = gzip.decompress(file.read_bytes()) if file.suffix == ".gz" else file.read_bytes()
@@ -92,7 +90,7 @@ class ColouredMNIST(DatasetSource):
         count = int.from_bytes(content[4:8], "big")
         if len(content) != header + count * width or count == 0:
             raise DatasetCorruptError(
-                f"Expected {file} to hold {size} entries of {width} bytes, but it has {len(content)} bytes: delete it and fetch it "
-                "again."
+                f"Expected {file} to hold {header + count * width} bytes, as its header says, but it holds {len(content)}: "
+                "delete it and fetch it again."
             )
         return np.frombuffer(content, np.uint8, offset=header)

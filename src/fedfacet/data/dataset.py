@@ -85,9 +85,7 @@ class Dataset:
 
 
 @functools.lru_cache(maxsize=16)
-def _channel_constants(
-    mean: tuple[float, ...], std: tuple[float, ...], device: torch.device
-) -> tuple[Tensor, Tensor]:
+def _channel_constants(mean: tuple[float, ...], std: tuple[float, ...], device: torch.device) -> tuple[Tensor, Tensor]:
     """Return mean and standard deviation on the scale of uint8 pixels, shape (C, 1, 1)."""
     constants = torch.tensor([mean, std], dtype=torch.float32) * 255
     return constants[0].view(-1, 1, 1).to(device), constants[1].view(-1, 1, 1).to(device)

@@ -13,14 +13,15 @@ from fedfacet.errors import InfeasiblePartitionError
 class Digits(DatasetSource):
     """scikit-learn's handwritten digits in red or green: y = digit >= 5, attribute = colour, 3 x 8 x 8 pixels.
 
-    1,797 real digits of 43 writers (Alpaydin and Kaynak, Optical Recognition of Handwritten Digits, UCI 1998, CC BY 4.0), shipped
-    with scikit-learn. Since colours are ours to give, they are dealt by a seeded permutation of each class to exactly the training
-    cells that a partition demands; what is left of each class is cut into validation and test cells, all of one size.
+    1,797 real digits of 43 writers (Alpaydin and Kaynak, Optical Recognition of Handwritten Digits, UCI 1998, CC BY 4.0),
+    shipped with scikit-learn. Since colours are ours to give, they are dealt by a seeded permutation of each class to exactly
+    the training cells that a partition demands; what is left of each class is cut into validation and test cells, all of one
+    size.
 
     Args:
         seed: of the permutations; it does not follow the run's seed.
-        held_out_fraction: the part of every class that is kept for validation and test where the partition demands no particular
-            cells (iid, Dirichlet), in (0, 1).
+        held_out_fraction: the part of every class that is kept for validation and test where the partition demands no
+            particular cells (iid, Dirichlet), in (0, 1).
 
     Raises:
         ValueError: if ``held_out_fraction`` is out of range.
@@ -45,15 +46,15 @@ class Digits(DatasetSource):
             demand = np.stack([half, half], axis=1)
         if demand.shape != (2, 2):
             raise InfeasiblePartitionError(
-                f"Expected a partition of 2 classes and 2 attribute values for the coloured digits, but got {demand.shape[0]} and "
-                f"{demand.shape[1]}: choose another partition or dataset."
+                f"Expected a partition of 2 classes and 2 attribute values for the coloured digits, but got {demand.shape[0]} "
+                f"and {demand.shape[1]}: choose another partition or dataset."
             )
         short = [label for label in range(2) if demand[label].sum() + 4 > class_sizes[label]]
         if short:
             raise InfeasiblePartitionError(
-                f"Expected at most {class_sizes[short[0]] - 4} training samples of class {short[0]} (both colours together), which "
-                f"leaves some for validation and test, but the partition asks for {demand[short[0]].sum()}: lower "
-                "`partition.scale` (0.2 suits the gsc, gci and gai federations)."
+                f"Expected at most {class_sizes[short[0]] - 4} training samples of class {short[0]} (both colours together), "
+                f"which leaves some for validation and test, but the partition asks for {demand[short[0]].sum()}: lower "
+                "`partition.scale` (0.2 suits the gsc and gci federations)."
             )
         held_out = int(((class_sizes - demand.sum(axis=1)) // 4).min())
         splits: dict[str, list[NDArray[np.int64]]] = {"train": [], "val": [], "test": []}

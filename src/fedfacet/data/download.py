@@ -256,6 +256,7 @@ def _receive(response: HTTPResponse, part: Path, have: int, size: int | None) ->
                 break
             file.write(chunk)
             have += len(chunk)
+        show(have)
     if size is not None and have != size:
         raise _ConnectionDropped(f"{have} of {size} bytes arrived")
 

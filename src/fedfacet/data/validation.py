@@ -25,8 +25,8 @@ def partition_and_hold_out(dataset: Dataset, partitioner: Partitioner, *, seed: 
         seed: of the validation draw; it does not follow the run's seed.
 
     Returns:
-        The partition, in positions of the data set, and the sorted positions of the validation samples, none where some cell has
-        nothing left.
+        The partition, in positions of the data set, and the sorted positions of the validation samples, none where some cell
+        has nothing left.
 
     Raises:
         InfeasiblePartitionError: if the partitioner finds too few samples.

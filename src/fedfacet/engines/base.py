@@ -29,7 +29,7 @@ class Engine(ABC):
         """Yield each task's update, in the order of the tasks."""
 
     @abstractmethod
-    def ask(self, query: Query, tasks: Iterable[ClientTask]) -> Iterator[Answer]:
+    def ask(self, query: "Query", tasks: Iterable[ClientTask]) -> Iterator[Answer]:
         """Yield each client's answer, in the order of the tasks."""
 
     @abstractmethod

@@ -5,11 +5,10 @@ from collections.abc import Iterable, Iterator
 import numpy as np
 from numpy.typing import NDArray
 
-from fedfacet.clients.queries.base import Query
 from fedfacet.clients.runtime import ClientRuntime
 from fedfacet.engines.base import Engine
 from fedfacet.metrics.group_counts import GroupCounts
-from fedfacet.types import Answer, ClientTask, ClientUpdate, State
+from fedfacet.types import Answer, ClientTask, ClientUpdate, Query, State
 
 
 class SequentialEngine(Engine):

@@ -64,9 +64,7 @@ class GroupCounts:
         return sum(w * acc for w, acc in zip(group_weights, self.accuracies, strict=True) if w) / weight
 
 
-def count_groups(
-    predictions: Tensor, y: Tensor, a: Tensor, num_classes: int, num_attributes: int
-) -> tuple[Tensor, Tensor]:
+def count_groups(predictions: Tensor, y: Tensor, a: Tensor, num_classes: int, num_attributes: int) -> tuple[Tensor, Tensor]:
     """Count a batch.
 
     Args:

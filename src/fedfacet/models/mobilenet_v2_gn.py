@@ -32,14 +32,12 @@ class MobileNetV2GN(nn.Module):
         FedFacetError: if the weights cannot be had; the message says how to go on.
 
     Note:
-        ``"imagenet"`` is an approximation of the authors' private checkpoint: the convolutions as torchvision trained them with
-        BatchNorm, whose scale and shift are carried into GroupNorm while its running statistics have no counterpart. The head is
-        drawn anew unless the file's head has the same shape.
+        ``"imagenet"`` is an approximation of the authors' private checkpoint: the convolutions as torchvision trained them
+        with BatchNorm, whose scale and shift are carried into GroupNorm while its running statistics have no counterpart. The
+        head is drawn anew unless the file's head has the same shape.
     """
 
-    def __init__(
-        self, num_classes: int, *, weights: str = "none", dropout: float = 0.2, stochastic_depth: float = 0.2
-    ) -> None:
+    def __init__(self, num_classes: int, *, weights: str = "none", dropout: float = 0.2, stochastic_depth: float = 0.2) -> None:
         super().__init__()
         norm = partial(nn.GroupNorm, 8, eps=1e-6)
         network = mobilenet_v2(num_classes=num_classes, dropout=dropout, norm_layer=norm)
@@ -83,8 +81,8 @@ def _torchvision_weights() -> State:
     except OSError as error:
         file = Path(torch.hub.get_dir()) / "checkpoints" / _WEIGHTS.url.rsplit("/", 1)[1]
         raise FedFacetError(
-            f"Expected torchvision's ImageNet weights at {file} or from {_WEIGHTS.url}, but could not fetch them ({error}): put "
-            "the file there, pass `model.weights=PATH`, or start from random weights with `model.weights=none`."
+            f"Expected torchvision's ImageNet weights at {file} or from {_WEIGHTS.url}, but could not fetch them ({error}): "
+            "put the file there, pass `model.weights=PATH`, or start from random weights with `model.weights=none`."
         ) from None
 
 

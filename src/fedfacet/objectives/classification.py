@@ -49,7 +49,8 @@ class ClassificationObjective(L.LightningModule):
 
     def forward(self, x: Tensor) -> Tensor:
         """Return the logits, shape (B, Y)."""
-        return self.model(x)  # type: ignore[no-any-return]
+        logits: Tensor = self.model(x)
+        return logits
 
     def training_step(self, batch: Batch | Sequence[Tensor], batch_idx: int) -> Tensor:
         """Return the loss of one batch of (x, y, a)."""

@@ -16,7 +16,7 @@ class Partitioner(ABC):
 
     @property
     def demand(self) -> NDArray[np.int64] | None:
-        """The samples that all clients together ask for, per (class, attribute) cell, or ``None`` where they take what is there."""
+        """What all clients together ask for, samples per (class, attribute) cell; ``None`` where they take what is there."""
         return None
 
     @abstractmethod

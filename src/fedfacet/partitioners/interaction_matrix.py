@@ -64,7 +64,8 @@ class InteractionMatrixPartitioner(Partitioner):
     @property
     def demand(self) -> NDArray[np.int64]:
         """The samples that all clients together ask for, per cell, shape (Y, A)."""
-        return np.sum([matrix.counts for matrix in self.matrices], axis=0).astype(np.int64)
+        total: NDArray[np.float64] = np.sum([matrix.counts for matrix in self.matrices], axis=0)
+        return total.astype(np.int64)
 
     def partition(self, y: NDArray[np.int64], a: NDArray[np.int64]) -> Partition:
         """Deal the samples; see ``Partitioner.partition``."""

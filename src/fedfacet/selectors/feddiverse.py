@@ -170,4 +170,5 @@ def _normalised(triplets_KD: NDArray[np.float64], normalisation: str) -> NDArray
         totals = triplets_KD.sum(axis=0, keepdims=True)
         triplets_KD = np.divide(triplets_KD, totals, out=np.zeros_like(triplets_KD), where=totals > 0)
         sums = np.linalg.norm(triplets_KD, axis=1, keepdims=True)
-    return np.divide(triplets_KD, sums, out=np.zeros_like(triplets_KD), where=sums > 0)
+    normalised_KD: NDArray[np.float64] = np.divide(triplets_KD, sums, out=np.zeros_like(triplets_KD), where=sums > 0)
+    return normalised_KD

@@ -26,7 +26,7 @@ class RoundRobinSelector(ClientSelector):
         counts = np.zeros(context.num_clients, dtype=np.int64)
         counts[: len(self._counts)] = self._counts
         order = np.lexsort((context.rng.random(len(available)), counts[available]))
-        return available[order[: self.cohort_size(context)]].tolist()
+        return [int(client_id) for client_id in available[order[: self.cohort_size(context)]]]
 
     def observe(self, result: RoundResult, updates: Sequence[ClientUpdate]) -> None:
         """Count who was asked, whether or not an update arrived."""

@@ -9,4 +9,4 @@ class UniformSelector(ClientSelector):
 
     def select(self, context: SelectionContext) -> list[int]:
         """Return a uniform sample of the available clients."""
-        return context.rng.choice(context.available, size=self.cohort_size(context), replace=False).tolist()
+        return [int(k) for k in context.rng.choice(context.available, size=self.cohort_size(context), replace=False)]

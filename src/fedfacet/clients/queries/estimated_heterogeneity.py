@@ -33,7 +33,8 @@ class EstimatedHeterogeneity(Query):
        of class y that it classifies correctly are taken for the majority :math:`\tilde G_y`, the others for the minority
        :math:`\tilde g_y`.
     2. The pivot class is :math:`\arg\min_y ||\tilde G_y| - |\tilde g_y||`. A linear attribute head takes ``attribute_steps``
-       steps, on the pivot's samples only, to tell its majority (0) from its minority (1), on the biased model's frozen features.
+       steps, on the pivot's samples only, to tell its majority (0) from its minority (1), on the biased model's frozen
+       features.
     3. The pivot's row of the matrix are its two counts; the head predicts the attributes of all other classes' samples.
 
     With more than two classes there is one biased model per class, one against the rest, and the pivot's feature extractor
@@ -118,9 +119,7 @@ class EstimatedHeterogeneity(Query):
         predicted[of_pivot] = (~correct[of_pivot]).astype(np.int64)
         return InteractionMatrix.from_labels(y, predicted, num_classes, 2), samples
 
-    def _judge_classes(
-        self, context: QueryContext, y: NDArray[np.int64], num_classes: int
-    ) -> tuple[dict[int, _Judged], int]:
+    def _judge_classes(self, context: QueryContext, y: NDArray[np.int64], num_classes: int) -> tuple[dict[int, _Judged], int]:
         counts = np.bincount(y, minlength=num_classes)
         present = [int(label) for label in np.flatnonzero(counts)]
         multiclass = self.multiclass if self.multiclass != "auto" else "one_vs_rest" if num_classes <= 10 else "single"
@@ -191,12 +190,13 @@ def _balanced_weights(target: NDArray[np.int64]) -> NDArray[np.float64]:
 
 
 def _num_features(model: nn.Module) -> int:
-    if not isinstance(getattr(model, "head", None), nn.Linear) or not callable(getattr(model, "features", None)):
+    head = getattr(model, "head", None)
+    if not isinstance(head, nn.Linear) or not callable(getattr(model, "features", None)):
         raise ValueError(
-            f"Expected {type(model).__name__} to have `features(x)` and a linear `head`, which the heterogeneity estimate needs: "
-            "use `heterogeneity=true` or a model of conf/model."
+            f"Expected {type(model).__name__} to have `features(x)` and a linear `head`, which the heterogeneity estimate "
+            "needs: use `heterogeneity=true` or a model of conf/model."
         )
-    return model.head.in_features  # type: ignore[no-any-return]
+    return head.in_features
 
 
 def _step(optimizer: torch.optim.Optimizer, loss: object) -> None:

@@ -1,0 +1,151 @@
+"""What can be said of a federation before any training: how heterogeneous it is, and whom a selector would choose."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedfacet import rng
+from fedfacet.analysis.plots import TYPES
+from fedfacet.data.dataset import Dataset
+from fedfacet.errors import ConfigError
+from fedfacet.heterogeneity import HeterogeneityTriplet, InteractionMatrix, measure_federation
+from fedfacet.selectors.base import ClientSelector
+from fedfacet.types import Ledger, Query, RoundResult, SelectionContext
+
+
+def describe_federation(matrices: Sequence[InteractionMatrix]) -> dict[str, Any]:
+    """Return the six measures of a federation, and every client's matrix, triplet and type, as JSON-able data.
+
+    Args:
+        matrices: the clients' interaction matrices, in the order of their ids.
+    """
+    measured = measure_federation(matrices)
+    return {
+        "num_clients": len(matrices),
+        "global": measured.global_triplet._asdict(),
+        "client_mean": measured.client_mean._asdict(),
+        "clients": [
+            {"id": client_id, "counts": matrix.counts.astype(np.int64).tolist(), **triplet._asdict(), "type": triplet.type}
+            for client_id, (matrix, triplet) in enumerate(zip(matrices, measured.clients, strict=True))
+        ],
+    }
+
+
+def describe_feasibility(
+    dataset: Dataset, matrices: Sequence[InteractionMatrix], val: NDArray[np.int64]
+) -> list[dict[str, Any]]:
+    """Return per (class, attribute) cell what the clients take of a data set, what it has, and what is left.
+
+    Args:
+        dataset: whose training samples were dealt.
+        matrices: the clients' interaction matrices.
+        val: positions of the validation samples.
+
+    Returns:
+        A mapping per cell in the order of groups: names of ``class`` and ``attribute``, samples ``wanted`` by the clients,
+        ``available`` for training, and held out for ``validation``.
+    """
+
+    def count(positions: NDArray[np.int64]) -> NDArray[np.int64]:
+        labels = dataset.y[positions], dataset.a[positions]
+        return InteractionMatrix.from_labels(*labels, dataset.num_classes, dataset.num_attributes).counts.astype(np.int64)
+
+    wanted_YA = np.sum([matrix.counts for matrix in matrices], axis=0).astype(np.int64)
+    available_YA, val_YA = count(dataset.train), count(val)
+    return [
+        {
+            "class": class_name,
+            "attribute": attribute_name,
+            "wanted": int(wanted_YA[y, a]),
+            "available": int(available_YA[y, a]),
+            "validation": int(val_YA[y, a]),
+        }
+        for y, class_name in enumerate(dataset.class_names)
+        for a, attribute_name in enumerate(dataset.attribute_names)
+    ]
+
+
+def simulate_selection(
+    selector: ClientSelector, matrices: Sequence[InteractionMatrix], *, rounds: int, cohort_size: int, seed: int
+) -> dict[str, Any]:
+    """Let a selector choose round after round, without training, and count whom it takes.
+
+    Every client is available; a question after the clients' heterogeneity is answered with the triplets of their true matrices.
+    The draws are those of a training run of the same seed. Rounds in which the selector pre-trains (its ``pretraining_rounds``,
+    if it has such) are run but not counted.
+
+    Source: FedDiverse (arXiv:2504.11216), appendix F (thesis, section 5.6.4).
+
+    Args:
+        selector: observes every round, as it would in a run.
+        matrices: the clients' true interaction matrices, in the order of their ids.
+        rounds: how many are counted, 1 or larger.
+        cohort_size: between 1 and the number of clients.
+        seed: of the draws, 0 or larger.
+
+    Returns:
+        ``share``: per type of client its part of all choices; ``rounds_with_every_client_of_type``: per type the part of the
+        rounds in which all of its clients took part, ``None`` where the federation has no such client; ``per_client``: the part
+        of the rounds in which each client took part. The type ``"none"`` appears only where there is such a client.
+
+    Raises:
+        ConfigError: if the selector asks something that cannot be answered without training.
+        ValueError: if a number is out of range.
+    """
+    if not isinstance(rounds, int) or rounds < 1:
+        raise ValueError(f"Expected the simulated `rounds` to be a whole number, 1 or larger, but got {rounds!r}.")
+    if not isinstance(cohort_size, int) or not 1 <= cohort_size <= len(matrices):
+        raise ValueError(
+            f"Expected the simulated `cohort_size` between 1 and the federation's {len(matrices)} clients, but got "
+            f"{cohort_size!r}: lower it or choose a partition with more clients."
+        )
+    if not isinstance(seed, int) or seed < 0:
+        raise ValueError(f"Expected the simulated `seed` to be a whole number, 0 or larger, but got {seed!r}.")
+    triplets = [matrix.triplet for matrix in matrices]
+    chosen_RK = _choices(selector, triplets, rounds, cohort_size, seed)
+    types = np.array([triplet.type for triplet in triplets])
+    present = [kind for kind in TYPES if kind != "none" or kind in types]
+    return {
+        "share": {kind: float(chosen_RK[:, types == kind].sum() / chosen_RK.sum()) for kind in present},
+        "rounds_with_every_client_of_type": {
+            kind: float(chosen_RK[:, types == kind].all(axis=1).mean()) if kind in types else None for kind in present
+        },
+        "per_client": chosen_RK.mean(axis=0).tolist(),
+    }
+
+
+def _choices(
+    selector: ClientSelector, triplets: Sequence[HeterogeneityTriplet], rounds: int, cohort_size: int, seed: int
+) -> NDArray[np.bool_]:
+    """Return who took part in which of the counted rounds, shape (R, K)."""
+    pretraining_rounds = getattr(selector, "pretraining_rounds", 0)
+    disclosed: dict[str, dict[int, Any]] = {}
+
+    def ask(query: Query, client_ids: Sequence[int]) -> Mapping[int, Any]:
+        if query.name != "heterogeneity":
+            raise ConfigError(
+                f"Expected {type(selector).__name__} to ask only for the clients' heterogeneity, which is known without "
+                f"training, but it asks for {query.name!r}: simulate another selector, or train with this one."
+            )
+        answers = {client_id: list(triplets[client_id]) for client_id in client_ids}
+        disclosed.setdefault(query.name, {}).update(answers)
+        return answers
+
+    chosen_RK = np.zeros((rounds, len(triplets)), dtype=bool)
+    for round in range(1, pretraining_rounds + rounds + 1):
+        context = SelectionContext(
+            round=round,
+            num_clients=len(triplets),
+            cohort_size=cohort_size,
+            available=tuple(range(len(triplets))),
+            disclosed=disclosed,
+            rng=rng.stream(seed, "selection", round),
+            ask=ask,
+        )
+        cohort = tuple(selector.select(context))
+        if round > pretraining_rounds:
+            chosen_RK[round - pretraining_rounds - 1, list(cohort)] = True
+        selector.observe(RoundResult(round, cohort, arrived=cohort, metrics={}, ledger=Ledger(), seconds={}), [])
+    return chosen_RK

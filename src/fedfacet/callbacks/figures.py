@@ -1,0 +1,47 @@
+"""The run in pictures."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from fedfacet.analysis.plots import plot_curves, plot_partition, plot_selection
+from fedfacet.callbacks.base import Callback
+
+if TYPE_CHECKING:
+    from fedfacet.build import FederatedData
+    from fedfacet.federation import Federation
+
+
+class Figures(Callback):
+    """Draw ``partition.png`` before the first round, ``curves.png`` and ``selection.png`` after the last.
+
+    Curves are drawn from ``metrics.csv``, so that those of a resumed run are whole; without that file there are none. What
+    ``selection.png`` counts are the updates that arrived, those of pre-training rounds among them.
+
+    Args:
+        run_dir: the run folder.
+        data: the federation's data; its clients' interaction matrices and the names of classes and attributes are drawn.
+    """
+
+    def __init__(self, *, run_dir: Path, data: "FederatedData") -> None:
+        self.run_dir = run_dir
+        self.data = data
+
+    def on_fit_start(self, federation: "Federation") -> None:
+        """Draw the partition, unless the run is resumed and has drawn it."""
+        if not (self.run_dir / "partition.png").exists():
+            plot_partition(
+                self.data.matrices,
+                self.run_dir / "partition.png",
+                class_names=self.data.dataset.class_names,
+                attribute_names=self.data.dataset.attribute_names,
+            )
+
+    def on_fit_end(self, federation: "Federation", status: str) -> None:
+        """Draw how training went, and who took part."""
+        if status == "failed" or not federation.state.round:
+            return
+        if (metrics := self.run_dir / "metrics.csv").exists():
+            plot_curves(metrics, self.run_dir / "curves.png")
+        types = [matrix.triplet.type for matrix in self.data.matrices]
+        counts = federation.state.participation_counts
+        plot_selection(counts, types, self.run_dir / "selection.png", federation.state.round)

@@ -1,0 +1,47 @@
+"""TensorBoard."""
+
+import math
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from fedfacet.callbacks.base import Callback
+from fedfacet.types import RoundResult
+
+if TYPE_CHECKING:
+    from torch.utils.tensorboard import SummaryWriter
+
+    from fedfacet.federation import Federation
+
+
+class TensorBoardLog(Callback):
+    """The same numbers as the csv files, with the round as the step, in ``tensorboard/`` of the run folder.
+
+    Args:
+        run_dir: the run folder.
+    """
+
+    def __init__(self, *, run_dir: Path) -> None:
+        self.folder = run_dir / "tensorboard"
+        self._writer: SummaryWriter | None = None
+
+    def on_fit_start(self, federation: "Federation") -> None:
+        """Open the event file; events after a resumed run's checkpoint are dropped by TensorBoard."""
+        try:
+            from torch.utils.tensorboard import SummaryWriter
+        except ImportError:
+            raise ValueError(
+                "Expected the package tensorboard for `logger=tensorboard`: run `pip install tensorboard`."
+            ) from None
+        self._writer = SummaryWriter(str(self.folder), purge_step=federation.state.round + 1)
+
+    def on_round_end(self, federation: "Federation", result: RoundResult) -> None:
+        """Write the round's numbers."""
+        assert self._writer is not None
+        for name, value in result.metrics.items():
+            if not math.isnan(value):
+                self._writer.add_scalar(name, value, result.round)
+
+    def on_fit_end(self, federation: "Federation", status: str) -> None:
+        """Close the event file."""
+        if self._writer is not None:
+            self._writer.close()

@@ -1,0 +1,113 @@
+"""Weights & Biases."""
+
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from fedfacet.callbacks.base import Callback
+from fedfacet.types import RoundResult
+
+if TYPE_CHECKING:
+    from wandb import Run
+
+    from fedfacet.federation import Federation
+
+
+class WandbLog(Callback):
+    """The same numbers as the csv files, as one W&B run that a resumed job goes on with.
+
+    Runs that differ by their seed share a group: method, experiment and partition.
+
+    Args:
+        run_dir: the run folder, where W&B keeps its files too.
+        run_config: the resolved configuration; its ``choices`` name the method.
+        facts: what is known of the run before it starts; its partition digest tells partitions apart.
+        project: W&B project.
+        entity: W&B user or team; ``None`` for the default one.
+        mode: ``"online"``, ``"offline"`` or ``"disabled"``.
+        tags: of the run.
+    """
+
+    def __init__(
+        self,
+        *,
+        run_dir: Path,
+        run_config: Mapping[str, Any],
+        facts: Mapping[str, Any],
+        project: str = "fedfacet",
+        entity: str | None = None,
+        mode: str = "online",
+        tags: Sequence[str] = (),
+    ) -> None:
+        if mode not in ("online", "offline", "disabled"):
+            raise ValueError(f"Expected `wandb.mode` to be 'online', 'offline' or 'disabled', but got {mode!r}.")
+        self.run_dir = run_dir
+        self.run_config = run_config
+        self.facts = facts
+        self.project = project
+        self.entity = entity
+        self.mode = mode
+        self.tags = tuple(tags)
+        self._run: Run | None = None
+        self._id: str | None = None
+
+    @property
+    def group(self) -> str:
+        """What runs of different seeds have in common."""
+        choices = self.run_config["choices"]
+        method = "-".join(str(choices[part]) for part in ("selector", "aggregator", "correction") if choices[part] != "none")
+        return f"{method}-{choices['experiment'] or choices['dataset']}-{self.facts['partition_digest'][:8]}"
+
+    def on_fit_start(self, federation: "Federation") -> None:
+        """Open the run, or the run that a checkpoint knows."""
+        import wandb
+
+        os.environ.setdefault("WANDB_SILENT", "true")  # its messages would tear the progress bar
+        self._run = wandb.init(
+            project=self.project,
+            entity=self.entity,
+            mode=self.mode,  # type: ignore[arg-type]
+            dir=self.run_dir,
+            id=self._id,
+            resume="allow" if self._id else None,
+            group=self.group,
+            name=f"{self.group}-s{self.facts['seed']}",
+            job_type="train",
+            tags=self.tags,
+            config=dict(self.run_config) | {"facts": dict(self.facts)},
+        )
+        self._id = self._run.id
+        self._run.define_metric("round")
+        self._run.define_metric("*", step_metric="round")
+        self._log_image("partition", self.run_dir / "partition.png")
+
+    def on_round_end(self, federation: "Federation", result: RoundResult) -> None:
+        """Log the round's numbers, with the round itself as the axis."""
+        assert self._run is not None
+        seconds = {f"system/seconds_{phase}": value for phase, value in result.seconds.items()}
+        self._run.log({"round": result.round, **result.metrics, **seconds})
+
+    def on_fit_end(self, federation: "Federation", status: str) -> None:
+        """Add the pictures and close the run, whatever happened, so that the next job of a sweep gets its own."""
+        if self._run is None:
+            return
+        for name in ("curves", "selection"):
+            self._log_image(name, self.run_dir / f"{name}.png")
+        self._run.summary["status"] = status
+        self._run.finish(exit_code=0 if status == "finished" else 1)
+        self._run = None
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the run's id."""
+        return {"id": self._id}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Take up the run's id."""
+        self._id = state_dict.get("id")
+
+    def _log_image(self, name: str, path: Path) -> None:
+        if self._run is not None and path.exists():
+            import wandb
+
+            self._run.summary[name] = wandb.Image(str(path))

@@ -1,0 +1,1 @@
+"""Everything that runs where the data lives."""

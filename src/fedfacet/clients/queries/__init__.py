@@ -1,0 +1,1 @@
+"""What a server may ask a client."""

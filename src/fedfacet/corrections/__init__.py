@@ -1,0 +1,1 @@
+"""What restrains client drift."""

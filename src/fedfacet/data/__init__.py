@@ -1,0 +1,1 @@
+"""Data sets as batches of (x, y, a), in memory as uint8."""

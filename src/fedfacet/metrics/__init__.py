@@ -1,0 +1,1 @@
+"""Group metrics that add up."""

@@ -1,0 +1,1 @@
+"""Plain networks with features(x) and head; no Lightning."""

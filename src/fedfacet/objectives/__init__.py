@@ -1,0 +1,1 @@
+"""The LightningModules that a client trains."""

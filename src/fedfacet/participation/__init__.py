@@ -1,0 +1,1 @@
+"""Who is able to take part, and how a client's round may end."""
