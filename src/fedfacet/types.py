@@ -164,6 +164,13 @@ class SelectionContext:
     rng: np.random.Generator
     ask: Callable[[Query, Sequence[int]], Mapping[int, Any]]
 
+    def ask_once(self, query: Query, client_ids: Sequence[int]) -> dict[int, Any]:
+        """Return the answers of ``client_ids`` to a query, asking only those who have not answered it in this run."""
+        known = self.disclosed.get(query.name, {})
+        unknown = [client_id for client_id in client_ids if client_id not in known]
+        answers = {**known, **(self.ask(query, unknown) if unknown else {})}
+        return {client_id: answers[client_id] for client_id in client_ids}
+
 
 @dataclass(slots=True)
 class Ledger:

@@ -63,11 +63,20 @@ def plot_partition(
         class_names: Y names; ``None`` calls them y = 0, y = 1, ...
         attribute_names: A names; ``None`` calls them a = 0, a = 1, ...
     """
+    num_classes, num_attributes = matrices[0].counts.shape
+    classes = class_names or [f"y = {label}" for label in range(num_classes)]
+    attributes = attribute_names or [f"a = {attribute}" for attribute in range(num_attributes)]
+    groups = [f"{label}, {attribute}" for label in classes for attribute in attributes]
     width = max(5.2, _INCHES_PER_CLIENT * len(matrices))
-    with _figure(path, width + 2.6, 3.4) as figure:
+    # A legend fills its columns first: with a column per class, where that many fit, each holds one class.
+    columns = min(num_classes, max(1, int(width / (0.5 + 0.06 * max(map(len, groups))))))
+    rows = math.ceil(len(groups) / columns) if len(groups) <= _MAX_LABELLED_CELLS else 0
+    with _figure(path, width + 2.6, 3.1 + 0.17 * max(rows, 2)) as figure:
         grid = figure.add_gridspec(2, 2, width_ratios=(width, 2.1), height_ratios=(17, 1), hspace=0.02)
         bars = figure.add_subplot(grid[0, 0])
-        _draw_clients(bars, matrices, class_names, attribute_names)
+        _draw_clients(bars, matrices, groups)
+        if rows:
+            bars.legend(loc="lower left", bbox_to_anchor=(0, 1.0), ncols=columns, borderaxespad=0.2)
         _draw_types(figure.add_subplot(grid[1, 0], sharex=bars), [matrix.triplet.type for matrix in matrices], width)
         _draw_measures(figure.add_subplot(grid[:, 1]), matrices)
 
@@ -146,7 +155,17 @@ def plot_selection(counts: Sequence[float], types: Sequence[str], path: Path, ro
         for (kind, start, end), x in zip(runs, _label_positions(runs, label_width), strict=True):
             axes.axvspan(start - 0.5, end - 0.5, color=_TYPE_COLOURS[kind], zorder=0, linewidth=0)
             share = percent[start:end].sum() / (percent.sum() or 1.0)
-            axes.text(x, 1.22 * top, f"{kind}\n{100 * share:.1f} %", ha="center", va="center", fontsize=7, fontweight="bold")
+            patch = {"facecolor": _TYPE_COLOURS[kind], "edgecolor": "none", "pad": 1.5}
+            axes.text(
+                x,
+                1.22 * top,
+                f"{kind}\n{100 * share:.1f} %",
+                ha="center",
+                va="center",
+                fontsize=7,
+                fontweight="bold",
+                bbox=patch,
+            )
         axes.set(
             xlim=(-0.5, len(order) - 0.5),
             ylim=(0, 1.38 * top),
@@ -177,28 +196,14 @@ def _figure(path: Path, width: float, height: float) -> "Iterator[Figure]":
         os.replace(unfinished, path)
 
 
-def _draw_clients(
-    axes: "Axes",
-    matrices: Sequence[InteractionMatrix],
-    class_names: Sequence[str] | None,
-    attribute_names: Sequence[str] | None,
-) -> None:
-    counts_KYA = np.stack([matrix.counts for matrix in matrices])
-    num_clients, num_classes, num_attributes = counts_KYA.shape
-    classes = class_names or [f"y = {label}" for label in range(num_classes)]
-    attributes = attribute_names or [f"a = {attribute}" for attribute in range(num_attributes)]
-    bottom_K = np.zeros(num_clients)
-    for group, colour in enumerate(_group_colours(num_classes, num_attributes)):
-        label, attribute = divmod(group, num_attributes)
-        heights_K = counts_KYA[:, label, attribute]
-        name = f"{classes[label]}, {attributes[attribute]}"
-        axes.bar(range(num_clients), heights_K, bottom=bottom_K, width=0.85, color=colour, label=name)
-        bottom_K += heights_K
-    axes.set(ylabel="samples", xlim=(-0.5, num_clients - 0.5))
+def _draw_clients(axes: "Axes", matrices: Sequence[InteractionMatrix], groups: Sequence[str]) -> None:
+    counts_KG = np.stack([matrix.counts.ravel() for matrix in matrices])
+    bottom_KG = np.cumsum(counts_KG, axis=1) - counts_KG
+    clients = range(len(matrices))
+    for group, colour in enumerate(_group_colours(*matrices[0].counts.shape)):
+        axes.bar(clients, counts_KG[:, group], bottom=bottom_KG[:, group], width=0.85, color=colour, label=groups[group])
+    axes.set(ylabel="samples", xlim=(-0.5, len(matrices) - 0.5))
     axes.tick_params(axis="x", bottom=False, labelbottom=False)
-    if num_classes * num_attributes <= _MAX_LABELLED_CELLS:
-        # A legend fills its columns first, so that each holds one class.
-        axes.legend(loc="lower left", bbox_to_anchor=(0, 1.0), ncols=min(num_classes, 6), borderaxespad=0.2)
 
 
 def _draw_types(axes: "Axes", types: Sequence[str], width: float) -> None:

@@ -86,15 +86,11 @@ class FedDiverseSelector(ClientSelector):
         """Return the cohort of this round."""
         if context.round <= self.pretraining_rounds:
             return list(context.available)
-        known = context.disclosed.get(self.heterogeneity.name, {})
-        unknown = [client_id for client_id in context.available if client_id not in known]
-        answers = {**known, **context.ask(self.heterogeneity, unknown)} if unknown else known
-        triplets_KD = np.array([answers[client_id] for client_id in context.available], dtype=np.float64)
-        leading = self._leading_dimensions(context)
+        triplets = context.ask_once(self.heterogeneity, context.available)
         positions = diverse_order(
-            triplets_KD,
+            np.array(list(triplets.values()), dtype=np.float64),
             self.cohort_size(context),
-            leading,
+            self._leading_dimensions(context),
             context.rng,
             orthogonal=self.orthogonal,
             normalisation=self.normalisation,

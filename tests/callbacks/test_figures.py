@@ -1,0 +1,66 @@
+import pytest
+
+from fedfacet.build import build
+from fedfacet.config import compose_job
+from fedfacet.errors import Interrupted
+
+PICTURES = {"partition.png", "curves.png", "selection.png"}
+SMALL = ("selector=uniform", "federation.cohort_size=2", "local.unit=steps", "local.amount=1", "federation.rounds=2")
+
+
+@pytest.fixture
+def federation(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    config, _ = compose_job("train", [*SMALL, "~callbacks.save_checkpoint", "~callbacks.progress", "~callbacks.summary"])
+    return build(config, tmp_path)
+
+
+def pictures(folder):
+    return {file.name for file in folder.iterdir()} & PICTURES
+
+
+def test_a_finished_run_has_all_pictures(federation, tmp_path):
+    federation.fit()
+    assert pictures(tmp_path) == PICTURES
+    assert all((tmp_path / name).read_bytes().startswith(b"\x89PNG") for name in PICTURES)
+
+
+def test_an_interrupted_run_has_the_pictures_of_its_rounds_and_a_resumed_one_draws_them_anew(federation, tmp_path):
+    def stop_in_round_2():
+        if federation.state.round:
+            raise Interrupted(2)
+
+    with pytest.raises(Interrupted):
+        federation.fit(stop_in_round_2)
+    assert pictures(tmp_path) == PICTURES
+    (tmp_path / "partition.png").write_bytes(b"drawn once")
+    before = (tmp_path / "curves.png").read_bytes(), (tmp_path / "selection.png").read_bytes()
+    federation.fit()
+    assert (tmp_path / "partition.png").read_bytes() == b"drawn once"
+    assert (tmp_path / "curves.png").read_bytes() != before[0]
+    assert (tmp_path / "selection.png").read_bytes() != before[1]
+
+
+def test_without_a_round_there_is_nothing_to_draw_but_the_partition(federation, tmp_path):
+    def stop():
+        raise Interrupted(15)
+
+    with pytest.raises(Interrupted):
+        federation.fit(stop)
+    assert pictures(tmp_path) == {"partition.png"}
+
+
+def test_a_failed_run_draws_no_results(federation, tmp_path):
+    def fail_in_round_2():
+        if federation.state.round:
+            raise RuntimeError("broken")
+
+    with pytest.raises(RuntimeError, match="broken"):
+        federation.fit(fail_in_round_2)
+    assert pictures(tmp_path) == {"partition.png"}
+
+
+def test_without_metrics_there_are_no_curves(federation, tmp_path):
+    del federation.callbacks["csv_log"]
+    federation.fit()
+    assert pictures(tmp_path) == PICTURES - {"curves.png"}

@@ -1,0 +1,159 @@
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import describe
+import pytest
+
+CONF = Path(__file__).parents[1] / "conf"
+FEDERATIONS = ("gsc", "gci", "gai", "waterbirds_dist", "spawrious4", "gci_100")
+
+
+@pytest.fixture
+def run(tmp_path, monkeypatch, capsys):
+    """Call the script in an empty folder; returns status, stdout, stderr."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "80")
+
+    def run(*arguments):
+        status = describe.main(arguments)
+        return status, *capsys.readouterr()
+
+    return run
+
+
+def files(folder):
+    return sorted(str(file.relative_to(folder)) for file in folder.rglob("*") if file.is_file())
+
+
+@pytest.mark.parametrize("partition", FEDERATIONS)
+def test_text_of_every_federation_fits_into_80_columns(run, tmp_path, partition):
+    status, out, err = run(
+        f"partition={partition}", "simulate.selector=feddiverse", "simulate.rounds=5", "paths.output_dir=out"
+    )
+    assert (status, err) == (0, "")
+    lines = out.splitlines()
+    assert max(map(len, lines)) <= 80
+    assert "\x1b" not in out
+    assert lines[-2:] == ["wrote out/partition.png", "wrote out/selection.png"]
+    assert files(tmp_path) == ["out/partition.png", "out/selection.png"]
+
+
+def test_text_holds_measures_clients_and_shares(run):
+    _, out, _ = run("partition=waterbirds_dist", "simulate.selector=feddiverse", "simulate.rounds=50")
+    rows = [[cell.strip() for cell in line.split("│")[1:-1]] for line in out.splitlines() if line.startswith("│")]
+    assert ["spurious correlation (SC)", "0.67", "0.76"] in rows
+    assert ["5-13", "126 1 / 1 31", "159", "0.28", "0.28", "0.87", "SC"] in rows
+    assert ["CI", "3", "33.3", "10.0", "100.0"] in rows
+    assert "logs/describe/runs/" in out.replace("\n", "")
+
+
+def test_json_is_one_document_and_nothing_else(tmp_path):
+    script = Path(describe.__file__)
+    arguments = ["partition=gci", "output=json", "simulate.selector=feddiverse", "simulate.rounds=20"]
+    done = subprocess.run([sys.executable, script, *arguments], cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode == 0
+    described = json.loads(done.stdout)
+    assert list(described) == ["num_clients", "global", "client_mean", "clients", "selection"]
+    assert described["num_clients"] == len(described["clients"]) == len(described["selection"]["per_client"]) == 24
+    measures = ["class_imbalance", "attribute_imbalance", "spurious_correlation"]
+    assert list(described["global"]) == list(described["client_mean"]) == measures
+    assert list(described["clients"][0]) == ["id", "counts", *measures, "type"]
+    assert list(described["selection"]) == ["share", "rounds_with_every_client_of_type", "per_client"]
+    assert described["selection"]["share"] == pytest.approx({"CI": 1 / 3, "AI": 1 / 3, "SC": 1 / 3})
+    assert [line.split("/")[-1] for line in done.stderr.splitlines()] == ["partition.png", "selection.png"]
+
+
+def test_a_data_set_is_dealt_for_real(run):
+    status, out, _ = run("partition=gsc", "partition.scale=0.2", "dataset=digits", "output=json")
+    described = json.loads(out)
+    assert status == 0
+    assert "selection" not in described
+    assert [cell["wanted"] for cell in described["feasibility"]] == [352, 128, 128, 352]
+    assert described["clients"][0]["counts"] == [[18, 18], [2, 2]]
+    assert described["global"]["spurious_correlation"] == pytest.approx(0.163, abs=1e-3)
+
+
+@pytest.mark.parametrize("partition", ["iid", "dirichlet"])
+def test_partitions_of_labels_need_a_data_set(run, tmp_path, partition):
+    status, out, err = run(f"partition={partition}")
+    assert (status, out) == (2, "")
+    assert "dataset=digits" in err
+    assert not files(tmp_path)
+    status, out, _ = run(f"partition={partition}", "partition.num_clients=5", "dataset=digits")
+    assert status == 0
+    assert "Heterogeneity of 5 clients" in out
+    assert "held out for validation" in out
+
+
+def test_the_selectors_options_are_its_own(run):
+    def share(*options):
+        arguments = ("partition=gsc", "output=json", "simulate.rounds=300", "simulate.selector=feddiverse", *options)
+        return json.loads(run(*arguments)[1])["selection"]["share"]["SC"]
+
+    assert share() == pytest.approx(1 / 3)
+    assert share("simulate.selector.orthogonal=signed") > 0.4
+    assert share("selector.orthogonal=signed") == share("simulate.selector.orthogonal=signed")
+    assert share("simulate.selector.orthogonal=signed", "simulate.seed=1") != share("simulate.selector.orthogonal=signed")
+
+
+def test_no_selector_no_simulation(run, tmp_path):
+    status, out, _ = run("simulate.selector=null", "paths.output_dir=out")
+    assert status == 0
+    assert "Simulated" not in out
+    assert files(tmp_path) == ["out/partition.png"]
+
+
+@pytest.mark.parametrize("selector", sorted(file.stem for file in (CONF / "selector").glob("*.yaml")))
+def test_every_selector_can_be_simulated_or_says_why_not(run, selector):
+    status, out, err = run(f"simulate.selector={selector}", "simulate.rounds=3", "output=json")
+    assert "selection" in json.loads(out) if status == 0 else "simulate another selector" in err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "part"),
+    [
+        (("partition=gsk",), "`partition=gsc`"),
+        (("partition.scal=0.2",), "`partition.scale`"),
+        (("partition.scale=wide",), "wide"),
+        (("partition.scale=0.07",), "partition.scale"),
+        (("~partition",), "partition=gsc"),
+        (("simulate.selector=fedivers",), "`selector=feddiverse`"),
+        (("simulate.selector=feddiverse", "simulate.selector.orthogonl=signed"), "selector.orthogonl"),
+        (("simulate.selector=feddiverse", "+simulate.selector.orthogonl=signed"), "`selector.orthogonal`"),
+        (("simulate.selector=feddiverse", "simulate.selector.orthogonal=up"), "'up'"),
+        (("simulate.selector=uniform", "simulate.cohort_size=25"), "24 clients"),
+        (("simulate.selector=uniform", "simulate.rounds=0"), "rounds"),
+        (("simulate.round=10",), "`simulate.rounds`"),
+        (("+simulate.colour=red",), "simulate.colour"),
+        (("output=yaml",), "text or json"),
+        (("dataset=digit",), "`dataset=digits`"),
+        (("partition=gsc", "dataset=digits"), "partition.scale"),
+        (("dataset=cmnist",), "mnist"),
+        (("gsc",), "key=value"),
+    ],
+)
+def test_bad_input_costs_one_sentence_and_writes_nothing(run, tmp_path, arguments, part):
+    status, out, err = run(*arguments)
+    assert (status, out) == (2, "")
+    assert part in err
+    assert err.startswith("error: ")
+    assert not files(tmp_path)
+
+
+def test_a_run_folder_is_left_alone(run, tmp_path):
+    (tmp_path / "config.yaml").write_text("seed: 0\n")
+    status, out, err = run(f"paths.output_dir={tmp_path}")
+    assert (status, out) == (2, "")
+    assert "holds a run" in err
+    assert files(tmp_path) == ["config.yaml"]
+
+
+def test_help_imports_nothing_heavy_and_names_the_options(tmp_path):
+    code = f"import runpy, sys\ntry: runpy.run_path({describe.__file__!r}, run_name='__main__')\nfinally: print(*sys.modules, file=sys.stderr)"
+    done = subprocess.run([sys.executable, "-c", code, "--help"], cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode == 0
+    assert not {"torch", "numpy", "hydra", "omegaconf", "rich"} & set(done.stderr.split())
+    assert all(name in done.stdout for name in (*FEDERATIONS, "iid", "digits", "round_robin"))
+    assert not files(tmp_path)
