@@ -1,6 +1,7 @@
 """Describe a federation before any training: ``python src/describe.py partition=NAME [key=value] ...``; see ``--help``."""
 
 import json
+import re
 import sys
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
@@ -68,7 +69,7 @@ def usage() -> str:
 def selector_overrides(overrides: Iterable[str]) -> list[str]:
     """Return the overrides with ``simulate.selector`` turned into the group it names, which then is checked as in train.py."""
     return [
-        override.removeprefix("simulate.") if override.startswith(("simulate.selector=", "simulate.selector.")) else override
+        re.sub(r"^([+~]*)simulate\.(selector[.=])", r"\1\2", override)
         for override in overrides
         if override != "simulate.selector=null"
     ]

@@ -3,8 +3,9 @@ import subprocess
 import sys
 from pathlib import Path
 
-import describe
 import pytest
+
+import describe
 
 CONF = Path(__file__).parents[1] / "conf"
 FEDERATIONS = ("gsc", "gci", "gai", "waterbirds_dist", "spawrious4", "gci_100")
@@ -151,7 +152,8 @@ def test_a_run_folder_is_left_alone(run, tmp_path):
 
 
 def test_help_imports_nothing_heavy_and_names_the_options(tmp_path):
-    code = f"import runpy, sys\ntry: runpy.run_path({describe.__file__!r}, run_name='__main__')\nfinally: print(*sys.modules, file=sys.stderr)"
+    run = f"runpy.run_path({describe.__file__!r}, run_name='__main__')"
+    code = f"import runpy, sys\ntry: {run}\nfinally: print(*sys.modules, file=sys.stderr)"
     done = subprocess.run([sys.executable, "-c", code, "--help"], cwd=tmp_path, capture_output=True, text=True, check=False)
     assert done.returncode == 0
     assert not {"torch", "numpy", "hydra", "omegaconf", "rich"} & set(done.stderr.split())

@@ -53,6 +53,7 @@ def compose_job(name: str, overrides: Sequence[str]) -> tuple[DictConfig, DictCo
     Raises:
         ConfigError: one sentence about the first override that is wrong, with the nearest valid names.
     """
+    overrides = quoted_options(overrides)
     with initialize_config_dir(str(conf_dir()), version_base="1.3"):
         try:
             composed = compose(name, list(overrides), return_hydra_config=True)
@@ -70,6 +71,18 @@ def compose_job(name: str, overrides: Sequence[str]) -> tuple[DictConfig, DictCo
     for path, node in targets(config):
         check_arguments(path, node)
     return config, composed.hydra
+
+
+def quoted_options(arguments: Sequence[str]) -> list[str]:
+    """Return a command line's arguments with every option named ``true`` in quotes, which Hydra would take for a bool."""
+    groups = {folder.name for folder in conf_dir().iterdir() if folder.is_dir()}
+    quoted = []
+    for argument in arguments:
+        key, equals, value = argument.partition("=")
+        if equals and key.lstrip("+") in groups:
+            value = ",".join(f"'{option}'" if option in ("true", "false") else option for option in value.split(","))
+        quoted.append(f"{key}{equals}{value}")
+    return quoted
 
 
 def finalized(config: DictConfig, overrides: Sequence[str], choices: Mapping[str, Any]) -> DictConfig:
@@ -211,6 +224,7 @@ def _explain_override(name: str, override: str, groups: set[str]) -> str:
 def _unknown(key: str, valid: Sequence[str]) -> str:
     """Name the nearest valid keys, by full path and by last part."""
     leaf = key.rpartition(".")[2]
+    valid = list(dict.fromkeys(valid))
     nearest = difflib.get_close_matches(key, valid, 3, cutoff=0.6)
     nearest += [name for name in valid if name.rpartition(".")[2] == leaf and name not in nearest]
     if not nearest:
@@ -276,6 +290,7 @@ def preflight(name: str, argv: Sequence[str]) -> tuple[list[str], list[tuple[Dic
     Raises:
         FedFacetError: the first mistake, in one sentence.
     """
+    argv = quoted_options(argv)
     arguments = get_args_parser().parse_args(list(argv[1:]))
     if any(getattr(arguments, flag) for flag in ("help", "hydra_help", "cfg", "info", "shell_completion")):
         return list(argv), []

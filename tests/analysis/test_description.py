@@ -128,7 +128,7 @@ def test_pretraining_is_run_but_not_counted():
 def test_the_simulation_takes_whom_a_training_run_takes(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     size = ("federation.rounds=4", "federation.cohort_size=5", "local.unit=steps", "local.amount=1")
-    config, _ = compose_job("train", ["heterogeneity=true", "seed=3", "callbacks=progress", *size])
+    config, _ = compose_job("train", ["heterogeneity='true'", "seed=3", "callbacks=[]", *size])
     federation = build(config, tmp_path)
     federation.fit()
     selection = simulate_selection(feddiverse(), load_data(config).matrices, rounds=3, cohort_size=5, seed=3)
@@ -156,7 +156,7 @@ def test_a_question_that_needs_training_is_refused():
         def select(self, context):
             context.ask(LocalLoss(), context.available)
 
-    with pytest.raises(ConfigError, match="Curious.*'local_loss'"):
+    with pytest.raises(ConfigError, match=r"Curious.*'local_loss'"):
         simulate_selection(Curious(), matrices_of("gsc"), rounds=1, cohort_size=9, seed=0)
 
 

@@ -11,7 +11,7 @@ SMALL = ("selector=uniform", "federation.cohort_size=2", "local.unit=steps", "lo
 @pytest.fixture
 def federation(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    config, _ = compose_job("train", [*SMALL, "~callbacks.save_checkpoint", "~callbacks.progress", "~callbacks.summary"])
+    config, _ = compose_job("train", [*SMALL, "callbacks=[evaluate,csv_log,figures]"])
     return build(config, tmp_path)
 
 

@@ -55,7 +55,7 @@ class ClassificationObjective(L.LightningModule):
     def training_step(self, batch: Batch | Sequence[Tensor], batch_idx: int) -> Tensor:
         """Return the loss of one batch of (x, y, a)."""
         batch = Batch(*batch)
-        loss = self.loss(self(batch.x), batch) + self.correction(self._trainable)
+        loss: Tensor = self.loss(self(batch.x), batch) + self.correction(self._trainable)
         if self._trainer is not None:  # outside a Trainer there is nobody to log to, and asking costs a warning
             self.log("train/loss", loss, batch_size=len(batch.y))
         return loss
