@@ -62,6 +62,7 @@ def build(config: DictConfig, run_dir: Path) -> Federation:
     engine = make(config.engine)
     device = torch.device(("cuda" if torch.cuda.is_available() else "cpu") if engine.device == "auto" else engine.device)
     if device.type == "cuda" and config.deterministic:
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # without it cuBLAS refuses to be deterministic
         torch.use_deterministic_algorithms(True)
     optimizer = make(config.optimizer)
     with rng.forked(config.seed, "weights"):
@@ -94,7 +95,7 @@ def build(config: DictConfig, run_dir: Path) -> Federation:
         cohort_size=config.federation.cohort_size,
         seed=config.seed,
         on_bad_update=config.federation.on_bad_update,
-        callbacks={name: make(node, **facts) for name, node in {**config.logger, **config.callbacks}.items()},
+        callbacks={name: make(node, **facts) for name, node in {**config.callbacks, **config.logger}.items()},
     )
 
 

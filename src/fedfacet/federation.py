@@ -109,8 +109,8 @@ class Federation:
         self.state = saved
         self.selector.load_state_dict(saved.selector)
         self.aggregator.load_state_dict(saved.aggregator)
-        for name, callback in self.callbacks.items():
-            callback.load_state_dict(saved.callbacks.get(name, {}))
+        for name in self.callbacks.keys() & saved.callbacks.keys():  # a logger may have come or gone since
+            self.callbacks[name].load_state_dict(saved.callbacks[name])
 
     def fit(self, poll: Callable[[], None] = lambda: None) -> FederationState:
         """Run the rounds that are left.

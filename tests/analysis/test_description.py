@@ -128,7 +128,7 @@ def test_pretraining_is_run_but_not_counted():
 def test_the_simulation_takes_whom_a_training_run_takes(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     size = ("federation.rounds=4", "federation.cohort_size=5", "local.unit=steps", "local.amount=1")
-    config, _ = compose_job("train", ["heterogeneity='true'", "seed=3", "callbacks=[]", *size])
+    config, _ = compose_job("train", ["heterogeneity='true'", "seed=3", "callbacks=[evaluate]", *size])
     federation = build(config, tmp_path)
     federation.fit()
     selection = simulate_selection(feddiverse(), load_data(config).matrices, rounds=3, cohort_size=5, seed=3)

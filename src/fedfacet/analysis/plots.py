@@ -197,12 +197,19 @@ def _figure(path: Path, width: float, height: float) -> "Iterator[Figure]":
 
 
 def _draw_clients(axes: "Axes", matrices: Sequence[InteractionMatrix], groups: Sequence[str]) -> None:
+    from matplotlib.collections import PolyCollection
+
     counts_KG = np.stack([matrix.counts.ravel() for matrix in matrices])
-    bottom_KG = np.cumsum(counts_KG, axis=1) - counts_KG
-    clients = range(len(matrices))
+    top_KG = np.cumsum(counts_KG, axis=1)
+    left_K = np.arange(len(matrices)) - 0.425
     for group, colour in enumerate(_group_colours(*matrices[0].counts.shape)):
-        axes.bar(clients, counts_KG[:, group], bottom=bottom_KG[:, group], width=0.85, color=colour, label=groups[group])
-    axes.set(ylabel="samples", xlim=(-0.5, len(matrices) - 0.5))
+        top_K = top_KG[:, group]
+        bottom_K = top_K - counts_KG[:, group]
+        corners = (left_K, bottom_K), (left_K, top_K), (left_K + 0.85, top_K), (left_K + 0.85, bottom_K)
+        # One collection per group: with a hundred clients and classes, single bars would take a minute.
+        boxes_K42 = np.moveaxis(np.array(corners), 2, 0)
+        axes.add_collection(PolyCollection(boxes_K42, facecolor=colour, linewidth=0, label=groups[group]))
+    axes.set(ylabel="samples", xlim=(-0.5, len(matrices) - 0.5), ylim=(0, 1.05 * max(top_KG.max(), 1)))
     axes.tick_params(axis="x", bottom=False, labelbottom=False)
 
 

@@ -43,16 +43,14 @@ class Evaluate(Callback):
         self.group_weights = tuple(group_weights)
         self.num_attributes = num_attributes
         self.every_n_rounds = every_n_rounds
-        self.latest: dict[str, GroupCounts] = {}
 
     def measure(self, federation: "Federation", round: int) -> Mapping[str, float]:
         """Return the metrics of the current global model."""
         due = round % self.every_n_rounds == 0 or round == federation.rounds
         metrics: dict[str, float] = {}
         for name, indices in self.splits.items():
-            if due:
-                self.latest[name] = federation.engine.evaluate(federation.state.model, indices)
-            metrics |= self._metrics(name, self.latest[name] if due else None)
+            counts = federation.engine.evaluate(federation.state.model, indices) if due else None
+            metrics |= self._metrics(name, counts)
         return metrics
 
     def _metrics(self, name: str, counts: GroupCounts | None) -> dict[str, float]:

@@ -30,7 +30,8 @@ class FedDiverseSelector(ClientSelector):
     Source: FedDiverse (arXiv:2504.11216), algorithms 5 and 6; thesis, section 5.4.2 and appendix C.
 
     Args:
-        heterogeneity: what is asked of each client, once, on the model that is broadcast after pre-training.
+        heterogeneity: what is asked of each client, once: in round T_0, on the model broadcast in that round, before the client
+            trains on it (in round 1 where T_0 = 0); of a client that is away then, when it first comes back.
         pretraining_rounds: T_0, the number of first rounds in which every client takes part; they count among the run's
             rounds.
         orthogonal: ``"absolute"`` or ``"signed"``, the sign of the projection in step 3.
