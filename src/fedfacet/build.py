@@ -71,7 +71,8 @@ def build(config: DictConfig, run_dir: Path) -> Federation:
         config.objective, model=model, loss=make(config.loss), correction=make(config.correction), optimizer=optimizer
     ).to(device)
     transforms = [make(node) for node in config.transforms.values()]
-    engine.setup(ClientRuntime(objective, optimizer, dataset, partition, make(config.local), transforms, device))
+    runtime = ClientRuntime(objective, optimizer, dataset, partition, make(config.local), transforms, device)
+    engine.setup(runtime)
     facts = {
         "run_dir": run_dir,
         "run_config": plain(config),

@@ -42,6 +42,7 @@ _STYLE: Any = {
     "axes.spines.right": False,
     "legend.frameon": False,
     "legend.handlelength": 1.5,
+    "text.parse_math": False,  # a dollar sign in the name of a class is a dollar sign
 }
 
 
@@ -208,7 +209,7 @@ def _draw_clients(axes: "Axes", matrices: Sequence[InteractionMatrix], groups: S
         corners = (left_K, bottom_K), (left_K, top_K), (left_K + 0.85, top_K), (left_K + 0.85, bottom_K)
         # One collection per group: with a hundred clients and classes, single bars would take a minute.
         boxes_K42 = np.moveaxis(np.array(corners), 2, 0)
-        axes.add_collection(PolyCollection(boxes_K42, facecolor=colour, linewidth=0, label=groups[group]))
+        axes.add_collection(PolyCollection(list(boxes_K42), facecolor=colour, linewidth=0, label=groups[group]))
     axes.set(ylabel="samples", xlim=(-0.5, len(matrices) - 0.5), ylim=(0, 1.05 * max(top_KG.max(), 1)))
     axes.tick_params(axis="x", bottom=False, labelbottom=False)
 

@@ -34,6 +34,14 @@ class ColouredMNIST(DatasetSource):
         self.seed = seed
         self.download = download
 
+    def generate(self, demand: NDArray[np.int64] | None) -> None:
+        """Write enlarged digits of scikit-learn's in MNIST's layout; see ``DatasetSource.generate``."""
+        from fedfacet.data.generated import write_mnist  # imports the drawing of dogs, needed here only
+
+        # Colours fall as they may, so twice what the fullest cell asks for, and some for validation.
+        per_cell = 20 + 2 * int(20 if demand is None else demand.max())
+        write_mnist(self.root, num_train=4 * per_cell, num_test=200)
+
     def load(self, demand: NDArray[np.int64] | None = None) -> Dataset:
         """Read MNIST and colour it; see ``DatasetSource.load``."""
         if self.download and not self._complete():

@@ -18,7 +18,8 @@ class _GroupMetric(Metric):
     total: Tensor
 
     def __init__(self, num_classes: int, num_attributes: int, **kwargs: Any) -> None:
-        super().__init__(**kwargs)
+        # A cached value would outlive `update_counts` and `merge_state`, which torchmetrics does not watch.
+        super().__init__(**{"compute_with_cache": False} | kwargs)
         for name, value in (("num_classes", num_classes), ("num_attributes", num_attributes)):
             if value < 1:
                 raise ValueError(f"Expected `{name}` to be 1 or larger, but got {value}.")
@@ -35,12 +36,22 @@ class _GroupMetric(Metric):
             preds: predicted classes (B,) or logits (B, Y).
             target: true classes (B,).
             attribute: attribute values (B,).
+
+        Raises:
+            ValueError: if a label is out of range, which would count the sample to another group.
         """
+        for name, labels, size in (("target", target, self.num_classes), ("attribute", attribute, self.num_attributes)):
+            if len(labels) and not 0 <= (lowest := int(labels.min())) <= (highest := int(labels.max())) < size:
+                raise ValueError(f"Expected `{name}` in [0, {size}), but got values from {lowest} to {highest}.")
         preds = preds.argmax(dim=1) if preds.ndim == 2 else preds
-        self.update_counts(*count_groups(preds, target, attribute, self.num_classes, self.num_attributes))
+        self._add(*count_groups(preds, target, attribute, self.num_classes, self.num_attributes))
 
     def update_counts(self, correct: Tensor, total: Tensor) -> None:
         """Add counts that were made elsewhere (on a client, say), each of shape (Y * A,)."""
+        self._update_count += 1  # torchmetrics warns of values computed before any update
+        self._add(correct, total)
+
+    def _add(self, correct: Tensor, total: Tensor) -> None:
         self.correct += correct
         self.total += total
 

@@ -85,9 +85,11 @@ class FedDiverseSelector(ClientSelector):
 
     def select(self, context: SelectionContext) -> list[int]:
         """Return the cohort of this round."""
-        if context.round <= self.pretraining_rounds:
+        if context.round < self.pretraining_rounds:
             return list(context.available)
         triplets = context.ask_once(self.heterogeneity, context.available)
+        if context.round == self.pretraining_rounds:
+            return list(context.available)
         positions = diverse_order(
             np.array(list(triplets.values()), dtype=np.float64),
             self.cohort_size(context),
