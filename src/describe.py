@@ -83,8 +83,8 @@ def describe(config: "DictConfig") -> tuple[dict[str, Any], list[Path]]:
     """
     from fedfacet.analysis.description import describe_feasibility, describe_federation, simulate_selection
     from fedfacet.analysis.plots import plot_partition, plot_selection
-    from fedfacet.build import make
     from fedfacet.clients.queries.true_heterogeneity import TrueHeterogeneity
+    from fedfacet.config import make
     from fedfacet.errors import ConfigError
 
     if "partition" not in config:

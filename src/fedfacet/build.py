@@ -1,7 +1,6 @@
 """Config -> Federation: the one place where the parts meet."""
 
 import functools
-import inspect
 import json
 import logging
 import os
@@ -14,14 +13,13 @@ from typing import Any
 
 import numpy as np
 import torch
-from hydra.utils import get_object, instantiate
 from numpy.typing import NDArray
 from omegaconf import DictConfig, OmegaConf
 
 from fedfacet import __version__, rng, state
 from fedfacet.clients.local_training import federated_module
 from fedfacet.clients.runtime import ClientRuntime
-from fedfacet.config import plain
+from fedfacet.config import make, plain
 from fedfacet.data.dataset import Dataset
 from fedfacet.data.validation import partition_and_hold_out
 from fedfacet.federation import Federation
@@ -105,16 +103,6 @@ def pin_threads(config: DictConfig) -> None:
     if config.threads is None:
         config.threads = torch.get_num_threads()
     torch.set_num_threads(config.threads)
-
-
-def make(node: DictConfig, **facts: Any) -> Any:
-    """Instantiate a node with those of the facts that its target's signature asks for."""
-    accepted = inspect.signature(get_object(node["_target_"])).parameters
-    # As a partial first, so that Hydra does not look into the facts (some hold configs) nor rewrite what a constructor says.
-    factory = instantiate(node, _convert_="all", _partial_=True)
-    if node.get("_partial_", False):
-        return factory
-    return factory(**{name: fact for name, fact in facts.items() if name in accepted})
 
 
 def load_data(config: DictConfig) -> FederatedData:

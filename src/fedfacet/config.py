@@ -1,4 +1,7 @@
-"""Composing and checking a configuration before anything is written. With ``build.py`` the only rooms that see a config."""
+"""Composing and checking a configuration before anything is written, and making what its nodes name.
+
+With ``build.py`` the only room that sees a config.
+"""
 
 import difflib
 import hashlib
@@ -19,7 +22,7 @@ from hydra._internal.utils import get_args_parser
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.errors import HydraException
-from hydra.utils import get_object
+from hydra.utils import get_object, instantiate
 from omegaconf import DictConfig, OmegaConf, open_dict
 from omegaconf.errors import OmegaConfBaseException
 
@@ -108,6 +111,16 @@ def finalized(config: DictConfig, overrides: Sequence[str], choices: Mapping[str
 def plain(config: DictConfig) -> dict[str, Any]:
     """Return the resolved configuration as plain data."""
     return OmegaConf.to_container(config, resolve=True)  # type: ignore[return-value]
+
+
+def make(node: DictConfig, **facts: Any) -> Any:
+    """Instantiate a node with those of the facts that its target's signature asks for."""
+    accepted = inspect.signature(get_object(node["_target_"])).parameters
+    # As a partial first, so that Hydra does not look into the facts (some hold configs) nor rewrite what a constructor says.
+    factory = instantiate(node, _convert_="all", _partial_=True)
+    if node.get("_partial_", False):
+        return factory
+    return factory(**{name: fact for name, fact in facts.items() if name in accepted})
 
 
 def differing_key(saved: Mapping[str, Any], given: Mapping[str, Any], path: str = "") -> tuple[str, Any, Any] | None:

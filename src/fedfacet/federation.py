@@ -16,7 +16,7 @@ from fedfacet import rng, state
 from fedfacet.aggregators.base import Aggregator
 from fedfacet.callbacks.base import Callback
 from fedfacet.engines.base import Engine
-from fedfacet.errors import BadUpdateError, Interrupted, SelectionError
+from fedfacet.errors import BadUpdateError, CheckpointError, Interrupted, SelectionError
 from fedfacet.participation.base import Participation
 from fedfacet.selectors.base import ClientSelector
 from fedfacet.types import (
@@ -105,7 +105,16 @@ class Federation:
         )
 
     def restore(self, saved: FederationState) -> None:
-        """Go back to a saved state; the next round is ``saved.round + 1``."""
+        """Go back to a saved state; the next round is ``saved.round + 1``.
+
+        Raises:
+            CheckpointError: if the state belongs to another partition.
+        """
+        if saved.partition_digest != self.state.partition_digest:
+            raise CheckpointError(
+                f"Expected a checkpoint of the partition with digest {self.state.partition_digest[:12]}, but got one of "
+                f"{saved.partition_digest[:12]}: bring back the data set that the run was started on, or start a new run."
+            )
         self.state = saved
         self.selector.load_state_dict(saved.selector)
         self.aggregator.load_state_dict(saved.aggregator)
@@ -225,7 +234,7 @@ class Federation:
         if len(cohort) != size or len(set(cohort)) != len(cohort) or strangers:
             raise SelectionError(
                 f"Expected {type(self.selector).__name__} to select {size} distinct available clients in round "
-                f"{context.round}, but got {cohort}{f', of which {strangers} are away' if strangers else ''}: mend its `select`."
+                f"{context.round}, but got {cohort}{f', where {strangers} are away' if strangers else ''}: mend its `select`."
             )
         return [int(client_id) for client_id in cohort]
 

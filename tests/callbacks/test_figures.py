@@ -1,6 +1,7 @@
 import pytest
 
-from fedfacet.build import build
+from fedfacet.build import build, load_data
+from fedfacet.callbacks.figures import Figures
 from fedfacet.config import compose_job
 from fedfacet.errors import Interrupted
 
@@ -11,8 +12,10 @@ SMALL = ("selector=uniform", "federation.cohort_size=2", "local.unit=steps", "lo
 @pytest.fixture
 def federation(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    config, _ = compose_job("train", [*SMALL, "callbacks=[evaluate,csv_log,figures]"])
-    return build(config, tmp_path)
+    config, _ = compose_job("train", [*SMALL, "callbacks=[evaluate,csv_log]"])
+    federation = build(config, tmp_path)
+    federation.callbacks["figures"] = Figures(run_dir=tmp_path, data=load_data(config))
+    return federation
 
 
 def pictures(folder):

@@ -21,12 +21,12 @@ def print_results(summary: Mapping[str, Any], data: "FederatedData", run_dir: Pa
     from rich.table import Table
 
     dataset = data.dataset
-    rounds = [("last", summary["final"])] + ([("best by validation", summary["best"])] if summary["best"] else [])
+    rounds = [("last round", summary["final"])] + ([("best validation", summary["best"])] if summary["best"] else [])
     table = Table(title="Test accuracy (%)", title_justify="left")
     table.add_column("group")
     table.add_column("samples", justify="right")
     for label, measured in rounds:
-        table.add_column(f"{label} (round {measured['round']})", justify="right")
+        table.add_column(f"{label} ({measured['round']})", justify="right")
     for group in range(dataset.num_classes * dataset.num_attributes):
         y, a = divmod(group, dataset.num_attributes)
         size = int(((dataset.y[dataset.test] == y) & (dataset.a[dataset.test] == a)).sum())
@@ -37,7 +37,7 @@ def print_results(summary: Mapping[str, Any], data: "FederatedData", run_dir: Pa
     for name, key in (("average", "acc"), ("adjusted average", "acc_adjusted"), ("worst group", "acc_worst_group")):
         cells = [_percent(measured.get(f"test/{key}")) for _, measured in rounds]
         table.add_row(name, str(len(dataset.test)) if key == "acc" else "", *cells, style="bold" if "worst" in name else None)
-    console = Console()
+    console = Console(markup=False)  # a path may hold brackets
     console.print(table)
     console.print(f"run folder  {run_dir}", soft_wrap=True, highlight=False)
     for output in OUTPUTS:

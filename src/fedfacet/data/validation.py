@@ -5,6 +5,7 @@ from numpy.typing import NDArray
 
 from fedfacet import rng
 from fedfacet.data.dataset import Dataset
+from fedfacet.errors import InfeasiblePartitionError
 from fedfacet.partitioners.base import Partitioner
 from fedfacet.types import Partition
 
@@ -29,7 +30,7 @@ def partition_and_hold_out(dataset: Dataset, partitioner: Partitioner, *, seed: 
         has nothing left.
 
     Raises:
-        InfeasiblePartitionError: if the partitioner finds too few samples.
+        InfeasiblePartitionError: if the partitioner finds too few samples, or leaves a client without any.
     """
     pool = dataset.train
     val = dataset.val
@@ -38,6 +39,11 @@ def partition_and_hold_out(dataset: Dataset, partitioner: Partitioner, *, seed: 
         val = _draw(dataset, pool, min(MAX_PER_CELL, int(RESERVED_FRACTION * smallest)), seed)
         pool = np.setdiff1d(pool, val, assume_unique=True)
     dealt = partitioner.partition(dataset.y[pool], dataset.a[pool])
+    if empty := [client_id for client_id, client in enumerate(dealt.indices) if not len(client)]:
+        raise InfeasiblePartitionError(
+            f"Expected every client to hold at least one sample, but clients {empty} would hold none: raise `partition.scale` "
+            "or choose another partition."
+        )
     partition = Partition(tuple(pool[client] for client in dealt.indices))
     if val is None:
         rest = np.setdiff1d(pool, np.concatenate(partition.indices), assume_unique=True)

@@ -1,5 +1,7 @@
 """Dirichlet label skew."""
 
+import math
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -33,8 +35,8 @@ class DirichletPartitioner(Partitioner):
     def __init__(self, *, num_clients: int = 24, alpha: float = 0.5, min_samples: int = 2, seed: int = 0) -> None:
         if num_clients < 1:
             raise ValueError(f"Expected `num_clients` to be 1 or larger, but got {num_clients}.")
-        if not alpha > 0:
-            raise ValueError(f"Expected `alpha` to be larger than 0, but got {alpha}.")
+        if not 0 < alpha < math.inf:
+            raise ValueError(f"Expected `alpha` to be larger than 0 and finite, but got {alpha}.")
         if min_samples < 1:
             raise ValueError(f"Expected `min_samples` to be 1 or larger, but got {min_samples}.")
         self.num_clients = num_clients

@@ -1,5 +1,6 @@
 """Clients with given interaction matrices."""
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -35,8 +36,8 @@ class InteractionMatrixPartitioner(Partitioner):
     def __init__(
         self, clients: Sequence[Mapping[str, Any]], *, scale: float = 1.0, tolerance: float = 0.02, seed: int = 0
     ) -> None:
-        if not scale > 0:
-            raise ValueError(f"Expected `scale` to be larger than 0, but got {scale}.")
+        if not 0 < scale < math.inf:
+            raise ValueError(f"Expected `scale` to be larger than 0 and finite, but got {scale}.")
         if not clients:
             raise ValueError("Expected `clients` to name at least one group of clients, but got none.")
         self.seed = seed

@@ -90,8 +90,12 @@ class FedDiverseSelector(ClientSelector):
         triplets = context.ask_once(self.heterogeneity, context.available)
         if context.round == self.pretraining_rounds:
             return list(context.available)
+        triplets_KD = np.array(list(triplets.values()), dtype=np.float64)
+        if self.rotation == "random":
+            # The columns themselves, as in the released code: an odd permutation also turns the cross product's sign.
+            triplets_KD = triplets_KD[:, context.rng.permutation(3)]
         positions = diverse_order(
-            np.array(list(triplets.values()), dtype=np.float64),
+            triplets_KD,
             self.cohort_size(context),
             self._leading_dimensions(context),
             context.rng,
@@ -101,10 +105,9 @@ class FedDiverseSelector(ClientSelector):
         return [context.available[position] for position in positions]
 
     def _leading_dimensions(self, context: SelectionContext) -> Iterator[int]:
-        order = [int(i) for i in context.rng.permutation(DIMENSIONS)] if self.rotation == "random" else list(DIMENSIONS)
         turn = 0 if self.rotation == "random" else context.round - self.pretraining_rounds - 1
         while True:
-            yield order[turn % 3]
+            yield DIMENSIONS[turn % 3]
             if self.rotation != "round":
                 turn += 1
 

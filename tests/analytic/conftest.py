@@ -1,0 +1,99 @@
+from types import SimpleNamespace
+
+import lightning as L
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from fedfacet import state
+from fedfacet.aggregators.fedavg import FedAvg
+from fedfacet.clients.local_training import LocalTraining, federated_module
+from fedfacet.clients.runtime import ClientRuntime
+from fedfacet.data.dataset import Dataset, InMemoryImages
+from fedfacet.engines.sequential import SequentialEngine
+from fedfacet.federation import Federation
+from fedfacet.participation.always import Always
+from fedfacet.selectors.all import AllSelector
+from fedfacet.types import Partition
+
+
+class Quadratic(L.LightningModule):
+    """Somebody else's LightningModule, which knows nothing of federations.
+
+    A point w in the plane; a sample x of class h costs h / 2 * ||w - x||^2, so a client whose samples are all of class h has
+    the gradient h * (w - c) with c the mean of its samples. In float64, so that closed forms can be held to 1e-12.
+    """
+
+    def __init__(self, lr, momentum=0.0):
+        super().__init__()
+        self.point = nn.Parameter(torch.tensor([20.0, -3.0], dtype=torch.float64))
+        self.lr = lr
+        self.momentum = momentum
+
+    def training_step(self, batch, batch_idx):
+        x, curvature, _ = batch
+        squares = (self.point - x.flatten(1)).square().sum(dim=1)
+        return {"loss": (curvature / 2 * squares).mean()}
+
+    def configure_optimizers(self):
+        return torch.optim.SGD(self.parameters(), lr=self.lr, momentum=self.momentum)
+
+
+@pytest.fixture
+def quadratic():
+    return Quadratic
+
+
+@pytest.fixture
+def points():
+    """Return a function: (class, samples of shape (n, 2)) per client -> their data set and partition."""
+
+    def make(*clients):
+        labels = np.concatenate([np.full(len(samples), label) for label, samples in clients])
+        pixels = torch.tensor(np.concatenate([samples for _, samples in clients]), dtype=torch.uint8)
+        positions = np.arange(len(labels))
+        dataset = Dataset(
+            images=InMemoryImages(pixels.view(-1, 1, 1, 2)),
+            y=labels,
+            a=np.zeros_like(labels),
+            train=positions,
+            test=positions[:0],
+            val=None,
+            class_names=tuple("0123456789"),
+            attribute_names=("none",),
+            mean=(0.0,),
+            std=(1 / 255,),  # so that a pixel's value is what the model sees
+        )
+        cuts = np.cumsum([len(samples) for _, samples in clients])[:-1]
+        return SimpleNamespace(dataset=dataset, partition=Partition(tuple(np.split(positions, cuts))))
+
+    return make
+
+
+@pytest.fixture
+def federate():
+    """Return a function that puts an objective, its clients and an aggregator together; everybody takes part."""
+
+    def make(objective, data, *, steps, aggregator=None, rounds=1000, batch_size=100):
+        engine = SequentialEngine(device="cpu")
+        local = LocalTraining(unit="steps", amount=steps, batch_size=batch_size)
+        engine.setup(
+            ClientRuntime(
+                objective, torch.optim.SGD, data.dataset, data.partition, local, transforms=(), device=torch.device("cpu")
+            )
+        )
+        return Federation(
+            model=state.clone(federated_module(objective).state_dict()),
+            num_clients=data.partition.num_clients,
+            partition_digest=data.partition.digest,
+            engine=engine,
+            selector=AllSelector(),
+            aggregator=aggregator if aggregator is not None else FedAvg(),
+            participation=Always(),
+            rounds=rounds,
+            cohort_size=1,
+            seed=0,
+        )
+
+    return make

@@ -1,0 +1,176 @@
+"""What all tests share: one thread per process, no global randomness in hypothesis, a tiny federation, the real data."""
+
+import os
+
+# Before torch loads, and inherited by every process that a test starts: sums over threads are part of the numbers.
+os.environ["OMP_NUM_THREADS"] = "1"
+
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import settings
+from omegaconf import OmegaConf
+
+from fedfacet import rng, state
+from fedfacet.aggregators.fedavg import FedAvg
+from fedfacet.clients.local_training import LocalTraining
+from fedfacet.clients.runtime import ClientRuntime
+from fedfacet.data.dataset import Dataset, InMemoryImages
+from fedfacet.engines.sequential import SequentialEngine
+from fedfacet.federation import Federation
+from fedfacet.models.small_cnn import SmallCNN
+from fedfacet.objectives.classification import ClassificationObjective
+from fedfacet.participation.always import Always
+from fedfacet.partitioners.interaction_matrix import InteractionMatrixPartitioner
+from fedfacet.selectors.uniform import UniformSelector
+
+# The same examples in every run, and no verdict by a clock that other processes share.
+settings.register_profile("fedfacet", derandomize=True, deadline=None, database=None)
+settings.load_profile("fedfacet")
+torch.set_num_threads(1)
+
+TOY_MATRICES = ([[6, 2], [2, 6]], [[2, 6], [6, 2]], [[7, 7], [1, 1]], [[7, 1], [7, 1]])
+"""Four clients of 16 samples: two spurious ones that disagree, one of one class, one of one attribute."""
+
+TOY_MODEL = partial(SmallCNN, width=2, hidden=4)
+
+
+@pytest.fixture(autouse=True)
+def one_thread():
+    """Undo what a test's run did to torch's threads."""
+    yield
+    if torch.get_num_threads() != 1:
+        torch.set_num_threads(1)
+
+
+@pytest.fixture(scope="session")
+def checkout():
+    """The folder that holds src/, conf/ and tests/."""
+    return Path(__file__).parents[1]
+
+
+@pytest.fixture(scope="session")
+def data_dir(checkout):
+    """The folder of real data sets: FEDFACET_DATA, or shared/data beside the checkout."""
+    named = os.environ.get("FEDFACET_DATA")
+    folder = Path(named) if named else checkout.parent / "shared" / "data"
+    if not folder.is_dir():
+        pytest.skip(f"no real data in {folder}: point FEDFACET_DATA at a folder of data sets")
+    return folder
+
+
+@pytest.fixture(scope="session")
+def toy_dataset():
+    """Return a function that makes a data set in memory.
+
+    ``per_cell`` has the training samples of each (class, attribute) cell; test cells have ``test_per_cell``. Images of shape
+    (1, 4, 4) are noise whose upper half is brighter for higher classes and lower half brighter for higher attributes.
+    """
+
+    def make(per_cell=((17, 16), (16, 15)), *, test_per_cell=4, seed=0):
+        per_cell = np.asarray(per_cell)
+        Y, A = per_cell.shape
+        sizes = np.stack([per_cell.ravel(), np.full(Y * A, test_per_cell)])
+        groups = np.concatenate([np.repeat(np.arange(Y * A), split) for split in sizes])
+        y, a = np.divmod(groups, A)
+        pixels = rng.stream(seed, "toy-images").integers(100, size=(len(groups), 1, 4, 4))
+        pixels[:, :, :2] += (y * (150 // max(Y - 1, 1)))[:, None, None, None]
+        pixels[:, :, 2:] += (a * (150 // max(A - 1, 1)))[:, None, None, None]
+        num_train = int(per_cell.sum())
+        return Dataset(
+            images=InMemoryImages(torch.from_numpy(pixels.astype(np.uint8))),
+            y=y,
+            a=a,
+            train=np.arange(num_train),
+            test=np.arange(num_train, len(y)),
+            val=None,
+            class_names=tuple(f"class {label}" for label in range(Y)),
+            attribute_names=tuple(f"attribute {value}" for value in range(A)),
+            mean=(0.5,),
+            std=(0.25,),
+        )
+
+    return make
+
+
+@pytest.fixture(scope="session")
+def tiny_clients(toy_dataset):
+    """Return a function that makes the clients of a tiny federation, as a ``ClientRuntime``; a run is milliseconds.
+
+    ``matrices`` has an interaction matrix per client; ``model`` maps (num_classes, image_shape) to a module; ``lr`` and
+    ``momentum`` are of the clients' SGD; ``objective`` replaces the classification with such a model.
+    """
+
+    def make(
+        *,
+        matrices=TOY_MATRICES,
+        seed=0,
+        model=TOY_MODEL,
+        objective=None,
+        correction=None,
+        lr=0.1,
+        momentum=0.9,
+        local=None,
+        transforms=(),
+    ):
+        partitioner = InteractionMatrixPartitioner([{"count": 1, "matrix": matrix} for matrix in matrices])
+        dataset = toy_dataset(partitioner.demand)
+        partition = partitioner.partition(dataset.y[dataset.train], dataset.a[dataset.train])
+        optimizer = partial(torch.optim.SGD, lr=lr, momentum=momentum)
+        if objective is None:
+            with rng.forked(seed, "weights"):
+                objective = ClassificationObjective(
+                    model(dataset.num_classes, (1, 4, 4)), correction=correction, optimizer=optimizer
+                )
+        local = local or LocalTraining(batch_size=8)
+        return ClientRuntime(objective, optimizer, dataset, partition, local, transforms, torch.device("cpu"))
+
+    return make
+
+
+@pytest.fixture(scope="session")
+def tiny_federation(tiny_clients):
+    """Return a function that makes a federation in memory; what it does not know goes to ``tiny_clients``."""
+
+    def make(
+        *,
+        rounds=2,
+        cohort_size=2,
+        seed=0,
+        selector=None,
+        aggregator=None,
+        participation=None,
+        on_bad_update="raise",
+        callbacks=None,
+        engine=None,
+        clients=None,
+        **of_clients,
+    ):
+        clients = clients or tiny_clients(seed=seed, **of_clients)
+        engine = engine or SequentialEngine(device="cpu")
+        engine.setup(clients)
+        return Federation(
+            model=state.clone(clients.objective.model.state_dict()),
+            num_clients=clients.partition.num_clients,
+            partition_digest=clients.partition.digest,
+            engine=engine,
+            selector=selector or UniformSelector(),
+            aggregator=aggregator or FedAvg(),
+            participation=participation or Always(),
+            rounds=rounds,
+            cohort_size=cohort_size,
+            seed=seed,
+            on_bad_update=on_bad_update,
+            callbacks=callbacks,
+        )
+
+    return make
+
+
+@pytest.fixture(scope="session")
+def paper():
+    """What the paper prints of its federations: ``federations_of_the_paper.yaml``."""
+    return OmegaConf.to_object(OmegaConf.load(Path(__file__).with_name("federations_of_the_paper.yaml")))
