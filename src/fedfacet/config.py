@@ -176,8 +176,7 @@ def check_arguments(path: str, node: DictConfig) -> None:
     target = get_object(node["_target_"])
     parameters = inspect.signature(target).parameters
     takes_anything = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values())
-    function = target.__init__ if inspect.isclass(target) else target
-    hints = typing.get_type_hints(function)
+    hints = {name: parameter.annotation for name, parameter in parameters.items()}
     for key, value in plain(node).items():
         if key in SPECIAL_KEYS:
             continue

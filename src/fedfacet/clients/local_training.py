@@ -103,6 +103,7 @@ def train_client(objective: L.LightningModule, data: ClientData, task: ClientTas
     """
     module = federated_module(objective)
     load_weights(module, task.broadcast.model)
+    objective.trainer = None  # of an earlier life; `self.log` would look for it
     objective.train()
     planned = local.num_steps(len(data))
     num_steps = max(1, math.ceil(task.step_fraction * planned))

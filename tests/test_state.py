@@ -1,0 +1,182 @@
+import hashlib
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fedfacet import state
+
+NAN, INF = float("nan"), float("inf")
+
+
+def bundle(seed=0, dtype=torch.float32):
+    generator = torch.Generator().manual_seed(seed)
+    shapes = {"conv.weight": (3, 2, 2), "conv.bias": (3,), "scale": (), "empty": (0, 4)}
+    return {name: torch.randn(shape, generator=generator, dtype=dtype) for name, shape in shapes.items()}
+
+
+def assert_equal(left, right):
+    assert list(left) == list(right)
+    for name in left:
+        torch.testing.assert_close(left[name], right[name], rtol=0, atol=0, equal_nan=True)
+
+
+def test_subtract_takes_the_names_of_the_left():
+    left, right = bundle(0), bundle(1)
+    right["only right"] = torch.ones(1)
+    assert_equal(state.subtract(left, right), {name: left[name] - right[name] for name in left})
+    assert state.subtract({}, right) == {}
+
+
+def test_add_scales_the_right_and_keeps_what_it_lacks():
+    left, right = bundle(0), bundle(1)
+    del right["scale"]
+    expected = {name: left[name] + 0.5 * right[name] if name in right else left[name] for name in left}
+    assert_equal(state.add(left, right, scale=0.5), expected)
+    assert_equal(state.add(left, {}), left)
+    assert state.add({}, right) == {}
+
+
+def test_add_of_the_difference_gives_back_the_left():
+    left, right = bundle(0, torch.float64), bundle(1, torch.float64)
+    result = state.add(right, state.subtract(left, right))
+    for name in left:
+        torch.testing.assert_close(result[name], left[name])
+
+
+def test_scaled():
+    assert_equal(state.scaled(bundle(), -2.0), {name: -2.0 * tensor for name, tensor in bundle().items()})
+    assert state.scaled({}, 2.0) == {}
+
+
+@given(st.lists(st.floats(0.01, 1000), min_size=1, max_size=6))
+def test_weighted_mean_is_numpys_average(weights):
+    bundles = [bundle(seed, torch.float64) for seed in range(len(weights))]
+    mean = state.weighted_mean(zip(bundles, weights, strict=True))
+    for name in bundles[0]:
+        expected = np.average([each[name].numpy() for each in bundles], axis=0, weights=weights)
+        np.testing.assert_allclose(mean[name].numpy(), expected, rtol=1e-12, atol=1e-12)
+
+
+def test_weighted_mean_holds_one_bundle_at_a_time():
+    """A generator that would fail if it were run ahead: each bundle must be folded before the next is asked for."""
+    alive = []
+
+    def stream():
+        for seed in range(3):
+            assert not alive, "the bundle before is still held"
+            held = _Marked(bundle(seed))
+            alive.append(1)
+            held.on_release = alive.clear
+            yield held, 1.0
+            del held
+
+    assert list(state.weighted_mean(stream())) == list(bundle())
+
+
+class _Marked(dict):
+    on_release = None
+
+    def __del__(self):
+        if self.on_release:
+            self.on_release()
+
+
+def test_weighted_mean_of_nothing_is_empty():
+    assert state.weighted_mean([]) == {}
+    assert state.weighted_mean([({}, 1.0), ({}, 2.0)]) == {}
+
+
+def test_weighted_mean_keeps_the_dtype():
+    mean = state.weighted_mean([(bundle(seed, torch.bfloat16), 2.0) for seed in range(2)])
+    assert {tensor.dtype for tensor in mean.values()} == {torch.bfloat16}
+
+
+def test_num_floats_counts_floats_only():
+    assert state.num_floats(bundle() | {"steps": torch.tensor(3), "mask": torch.ones(5, dtype=torch.bool)}) == 12 + 3 + 1
+    assert state.num_floats({}) == 0
+
+
+@pytest.mark.parametrize("poison", [NAN, INF, -INF])
+@pytest.mark.parametrize("name", ["conv.weight", "scale"])
+def test_all_finite_finds_one_bad_entry(poison, name):
+    tensors = bundle()
+    assert state.all_finite(tensors)
+    tensors[name].view(-1)[-1] = poison
+    assert not state.all_finite(tensors)
+
+
+def test_all_finite_of_integers_and_of_nothing():
+    assert state.all_finite({})
+    assert state.all_finite({"steps": torch.tensor(3), "empty": torch.empty(0)})
+    assert state.all_finite({"large": torch.full((9,), 3e38)}), "no sum may overflow on the way"
+
+
+def test_norm_is_that_of_all_entries_together():
+    flat = torch.cat([tensor.view(-1) for tensor in bundle().values()])
+    assert state.norm(bundle()) == pytest.approx(float(flat.norm()), rel=1e-6)
+    assert state.norm({}) == 0.0
+
+
+def test_clone_shares_no_memory_and_no_graph():
+    original = bundle()
+    original["scale"].requires_grad_(True)
+    copy = state.clone(original)
+    assert not copy["scale"].requires_grad
+    with torch.no_grad():
+        for tensor in original.values():
+            tensor.zero_()
+    assert_equal(copy, bundle())
+
+
+@pytest.mark.parametrize("function", [state.subtract, state.add])
+def test_arithmetic_writes_into_neither(function):
+    left, right = bundle(0), bundle(1)
+    function(left, right)
+    assert_equal(left, bundle(0))
+    assert_equal(right, bundle(1))
+
+
+def test_weighted_mean_writes_into_none():
+    bundles = [bundle(0), bundle(1)]
+    state.weighted_mean((each, 3.0) for each in bundles)
+    assert_equal(bundles[0], bundle(0))
+    assert_equal(bundles[1], bundle(1))
+
+
+def test_digest_is_the_sha256_of_what_its_docstring_says():
+    sha = hashlib.sha256(b"w|(2,)|torch.float32|" + np.array([1, 2], dtype="<f4").tobytes()).hexdigest()
+    assert state.digest({"w": torch.tensor([1.0, 2.0])}) == sha
+
+
+def test_digest_ignores_order_and_layout():
+    tensors = bundle()
+    assert state.digest(dict(reversed(tensors.items()))) == state.digest(tensors)
+    square = torch.arange(6.0).view(2, 3)
+    assert state.digest({"w": square.t().contiguous().t()}) == state.digest({"w": square})
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        {"w": torch.tensor([1.0, np.nextafter(np.float32(2), np.float32(3))])},
+        {"v": torch.tensor([1.0, 2.0])},
+        {"w": torch.tensor([[1.0, 2.0]])},
+        {"w": torch.tensor([1.0, 2.0], dtype=torch.float64)},
+        {"w": torch.tensor([1.0, 2.0]), "empty": torch.empty(0)},
+        {},
+    ],
+)
+def test_digest_sees_every_difference(other):
+    assert state.digest(other) != state.digest({"w": torch.tensor([1.0, 2.0])})
+
+
+def test_digest_tells_zero_from_minus_zero():
+    assert state.digest({"w": torch.tensor([0.0])}) != state.digest({"w": torch.tensor([-0.0])})
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.int64, torch.uint8, torch.bool])
+def test_digest_of_every_dtype(dtype):
+    assert state.digest({"w": torch.tensor([1, 0]).to(dtype)}) != state.digest({"w": torch.tensor([0, 1]).to(dtype)})
