@@ -303,13 +303,14 @@ def preflight(name: str, argv: Sequence[str]) -> tuple[list[str], list[tuple[Dic
         FedFacetError: the first mistake, in one sentence.
     """
     argv = quoted_options(argv)
-    arguments = get_args_parser().parse_args(list(argv[1:]))
+    # Intermixed, because Hydra's own parse gives up on overrides that follow an option (`a=1 -m b=2`).
+    arguments = get_args_parser().parse_intermixed_args(list(argv[1:]))
     if any(getattr(arguments, flag) for flag in ("help", "hydra_help", "cfg", "info", "shell_completion")):
         return list(argv), []
     overrides = list(arguments.overrides)
-    if arguments.multirun:
-        return list(argv), _multirun_jobs(name, overrides)
     options = [argument for argument in argv[1:] if argument not in arguments.overrides]
+    if arguments.multirun:
+        return [argv[0], *options, *overrides], _multirun_jobs(name, overrides)
     if (resume := _value_of("resume", overrides)) is not None:
         overrides = _resumed_overrides(resume, overrides)
     config, hydra_node = compose_job(name, overrides)
