@@ -2,6 +2,7 @@
 
 import errno
 import json
+import shlex
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -22,10 +23,13 @@ def main() -> None:
     try:
         sys.argv, jobs = configuration.preflight("train", sys.argv)
         if jobs:
+            from fedfacet import checkpoint
             from fedfacet.build import build  # torch and lightning load here, so that --help need not wait for them
 
             for job, run_dir in jobs:
-                build(job, run_dir)
+                federation = build(job, run_dir)
+                if job.resume is not None:
+                    federation.restore(checkpoint.load(run_dir / "checkpoints" / "last.ckpt")[0])
     except KeyboardInterrupt:
         sys.exit(130)
     except (FedFacetError, ValueError, TypeError) as error:
@@ -56,22 +60,22 @@ def train(config: DictConfig) -> float | None:
         with Interruption() as interruption:
             federation.fit(interruption.poll)
     except Interrupted as stop:
-        print(f"Stopped. To go on:\n  python src/train.py resume={run_dir}", file=sys.stderr)
+        print(f"Stopped; {how_to_go_on(run_dir)}", file=sys.stderr)
         sys.exit(128 + stop.signal)
     except KeyboardInterrupt:
-        print(f"Stopped at once. To go on from the last checkpoint:\n  python src/train.py resume={run_dir}", file=sys.stderr)
+        print(f"Stopped at once; {how_to_go_on(run_dir)}", file=sys.stderr)
         sys.exit(130)
     except FedFacetError as error:
         refuse(error)
-    except OSError as error:
-        if error.errno != errno.ENOSPC:
+    except Exception as error:
+        if not out_of_space(error):
             raise
         refuse(
-            FedFacetError(
-                f"Expected free disk space for {run_dir}, but there is none left: free some, then go on with "
-                f"`python src/train.py resume={run_dir}`."
-            )
+            FedFacetError(f"Expected free disk space for {run_dir}, but there is none left: free some; {how_to_go_on(run_dir)}")
         )
+    if not (run_dir / "summary.json").exists():  # the callback that writes it was left out
+        print(f"run folder  {run_dir}")
+        return None
     summary = json.loads((run_dir / "summary.json").read_text())
     print_results(summary, load_data(config), run_dir)
     worst: float | None = summary["final"].get("val/acc_worst_group")
@@ -82,6 +86,7 @@ def write_run_folder(run_dir: Path, config: DictConfig, data: "FederatedData") -
     """Write what is known before the first round: the resolved configuration and the partition."""
     run_dir.mkdir(parents=True, exist_ok=True)
     settings = configuration.plain(config) | {"resume": None}
+    settings["paths"]["output_dir"] = str(run_dir)  # what ${now:...} was, and a job of a sweep lies elsewhere
     (run_dir / "config.yaml").write_text(OmegaConf.to_yaml(settings))
     clients = [client.tolist() for client in data.partition.indices]
     counts = [matrix.counts.astype(int).tolist() for matrix in data.matrices]
@@ -96,6 +101,22 @@ def write_run_folder(run_dir: Path, config: DictConfig, data: "FederatedData") -
         "num_test": len(data.dataset.test),
     }
     (run_dir / "partition.json").write_text(json.dumps(partition) + "\n")
+
+
+def how_to_go_on(run_dir: Path) -> str:
+    """Return the command that goes on with a run that was stopped."""
+    if not (run_dir / "checkpoints" / "last.ckpt").exists():
+        return f"nothing was saved, so remove {run_dir} and start again."
+    return f"to go on:\n  python src/train.py {shlex.quote(f'resume={run_dir}')}"
+
+
+def out_of_space(error: BaseException | None) -> bool:
+    """Tell whether a full disk is what an error comes from; torch and safetensors have their own words for it."""
+    while error is not None:
+        if getattr(error, "errno", None) in (errno.ENOSPC, errno.EDQUOT) or "No space left on device" in str(error):
+            return True
+        error = error.__cause__ or error.__context__
+    return False
 
 
 def refuse(error: Exception) -> None:

@@ -15,6 +15,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from omegaconf import DictConfig, OmegaConf
+from torch import nn
 
 from fedfacet import __version__, rng, state
 from fedfacet.clients.local_training import federated_module
@@ -22,8 +23,10 @@ from fedfacet.clients.runtime import ClientRuntime
 from fedfacet.config import make, plain
 from fedfacet.data.dataset import Dataset
 from fedfacet.data.validation import partition_and_hold_out
+from fedfacet.errors import ConfigError
 from fedfacet.federation import Federation
 from fedfacet.heterogeneity import InteractionMatrix
+from fedfacet.objectives.classification import OptimizerFactory
 from fedfacet.types import Partition
 
 log = logging.getLogger(__name__)
@@ -58,16 +61,19 @@ def build(config: DictConfig, run_dir: Path) -> Federation:
     selector_facts = {"heterogeneity": make(config.heterogeneity)}
     selector = make(config.selector, **selector_facts)
     engine = make(config.engine)
-    device = torch.device(("cuda" if torch.cuda.is_available() else "cpu") if engine.device == "auto" else engine.device)
+    device = _device(engine.device)
     if device.type == "cuda" and config.deterministic:
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # without it cuBLAS refuses to be deterministic
         torch.use_deterministic_algorithms(True)
     optimizer = make(config.optimizer)
     with rng.forked(config.seed, "weights"):
         model = make(config.model, num_classes=dataset.num_classes, image_shape=_image_shape(dataset))
-    objective = make(
-        config.objective, model=model, loss=make(config.loss), correction=make(config.correction), optimizer=optimizer
-    ).to(device)
+    _check_optimizer(optimizer, model)
+    loss = make(config.loss)
+    loss(torch.zeros(1, dataset.num_classes), dataset.batch(dataset.test[:1]))  # refuses its settings now, not at a client
+    objective = make(config.objective, model=model, loss=loss, correction=make(config.correction), optimizer=optimizer).to(
+        device
+    )
     transforms = [make(node) for node in config.transforms.values()]
     runtime = ClientRuntime(objective, optimizer, dataset, partition, make(config.local), transforms, device)
     engine.setup(runtime)
@@ -122,6 +128,26 @@ def _load_data(parts: str) -> FederatedData:
     if not len(val):
         log.warning("No samples are left for validation, so there is no best-by-validation round: use fewer training samples.")
     return FederatedData(dataset, partition, val)
+
+
+def _check_optimizer(optimizer: OptimizerFactory, model: nn.Module) -> None:
+    """Make an optimizer for once, so that it refuses its settings now rather than at the first client."""
+    try:
+        optimizer(model.parameters())
+    except (TypeError, ValueError) as error:
+        raise ConfigError(f"Expected settings that the `optimizer` accepts, but got this: {error}.") from None
+
+
+def _device(name: str) -> torch.device:
+    try:
+        device = torch.device(("cuda" if torch.cuda.is_available() else "cpu") if name == "auto" else name)
+        torch.empty(0, device=device)
+    except (RuntimeError, AssertionError) as error:
+        raise ConfigError(
+            f"Expected `engine.device` to name a device of this machine, but got {name!r} ({str(error).splitlines()[0]}): give "
+            "auto, cpu, cuda or cuda:N."
+        ) from None
+    return device
 
 
 def _image_shape(dataset: Dataset) -> tuple[int, int, int]:

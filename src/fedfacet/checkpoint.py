@@ -26,11 +26,14 @@ def save(path: Path, state: FederationState, config: Mapping[str, Any]) -> None:
     unfinished = path.with_name(path.name + ".part")
     # Not asdict() on the whole, which would copy every tensor.
     fields = {name: getattr(state, name) for name in FederationState.__dataclass_fields__}
-    with open(unfinished, "wb") as file:
-        torch.save({"format": _FORMAT, "config": json.dumps(config), "state": fields}, file)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(unfinished, path)
+    try:
+        with open(unfinished, "wb") as file:
+            torch.save({"format": _FORMAT, "config": json.dumps(config), "state": fields}, file)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(unfinished, path)
+    finally:
+        unfinished.unlink(missing_ok=True)  # there only if the disk is full or the process is stopped
 
 
 def load(path: Path) -> tuple[FederationState, dict[str, Any]]:
@@ -43,7 +46,9 @@ def load(path: Path) -> tuple[FederationState, dict[str, Any]]:
         CheckpointError: if the file is missing, truncated or of another format.
     """
     if not path.is_file():
-        raise CheckpointError(f"Expected a checkpoint at {path}, but there is none: check `resume`.")
+        raise CheckpointError(
+            f"Expected a checkpoint at {path}, but there is none: check `resume`, or remove the folder and start again."
+        )
     try:
         saved = torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:

@@ -289,12 +289,14 @@ class Federation:
         kept: list[ClientUpdate] | None,
     ) -> Iterator[ClientUpdate]:
         """Yield the valid updates; note a receipt of each, without its tensors, and keep all of it where ``kept`` is a list."""
+        names: set[str] = set()
         for position, update in enumerate(updates, 1):
             self._poll()
             ledger.floats_up += sum(map(state.num_floats, (update.delta, update.buffers, update.extras)))
             for callback in self.callbacks.values():
                 callback.on_client_end(round, position, expected, "train")
-            if fault := _fault(update, self.state.model):
+            own = update.delta.keys() | update.buffers.keys()
+            if fault := _fault(update, self.state.model, names or own):
                 message = (
                     f"Expected a finite update of the model's shapes from client {update.client_id} in round {round}, "
                     f"but {fault}"
@@ -305,6 +307,7 @@ class Federation:
                     )
                 log.warning("%s; the update is dropped.", message)
                 continue
+            names = names or own
             receipts.append(replace(update, delta={}, buffers={}, extras={}))
             if kept is not None:
                 kept.append(update)
@@ -360,13 +363,15 @@ def _training_metrics(receipts: Sequence[ClientUpdate], ledger: Ledger) -> dict[
     }
 
 
-def _fault(update: ClientUpdate, model: State) -> str | None:
-    """Say what is wrong with an update, or ``None``."""
+def _fault(update: ClientUpdate, model: State, names: set[str]) -> str | None:
+    """Say what is wrong with an update, or ``None``; ``names`` are the tensors of the round's first update."""
     for name, tensor in (update.delta | update.buffers).items():
         if name not in model:
             return f"it holds a tensor {name!r} that the model does not have"
         if tensor.shape != model[name].shape:
             return f"its {name!r} has shape {tuple(tensor.shape)} instead of {tuple(model[name].shape)}"
-    if not state.all_finite(update.delta) or not state.all_finite(update.buffers):
+    if differing := sorted(names ^ (update.delta.keys() | update.buffers.keys())):
+        return f"it {'lacks' if differing[0] in names else 'holds'} {differing[0]!r}, unlike the round's first update"
+    if not all(map(state.all_finite, (update.delta, update.buffers, update.extras))):
         return "it holds NaN or infinite numbers"
     return None

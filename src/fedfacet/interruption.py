@@ -1,13 +1,18 @@
 """Ctrl-C and SIGTERM stop a run at the next safe point instead of anywhere."""
 
+import contextlib
+import os
 import signal
-import sys
+import time
 from types import FrameType
 from typing import Any
 
 from fedfacet.errors import Interrupted
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
+
+ECHO_SECONDS = 1.0
+"""The same signal again within this time is the same wish: a scheduler tells the process group, and ``make`` passes it on."""
 
 
 class Interruption:
@@ -18,6 +23,7 @@ class Interruption:
 
     def __init__(self) -> None:
         self._received: int | None = None
+        self._at = 0.0
         self._previous: dict[int, Any] = {}
 
     def __enter__(self) -> "Interruption":
@@ -36,7 +42,11 @@ class Interruption:
             raise Interrupted(self._received)
 
     def _remember(self, number: int, frame: FrameType | None) -> None:
-        self._received = number
-        self.__exit__()
-        name = signal.Signals(number).name
-        print(f"\n{name}: stopping after the client in progress; once more to stop at once.", file=sys.stderr, flush=True)
+        if self._received is None:
+            self._received, self._at = number, time.monotonic()
+            message = f"\n{signal.Signals(number).name}: stopping after the client in progress; once more to stop at once.\n"
+            with contextlib.suppress(OSError):
+                os.write(2, message.encode())  # not print, which may just be at work and must not be entered twice
+        elif number != self._received or time.monotonic() - self._at > ECHO_SECONDS:
+            self.__exit__()
+            signal.raise_signal(number)

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 class SaveCheckpoint(Callback):
-    """Keep ``checkpoints/last.ckpt`` up to date.
+    """Keep ``checkpoints/last.ckpt`` up to date, from before the first round on, so that every run can be gone on with.
 
     Args:
         run_dir: the run folder.
@@ -33,8 +33,10 @@ class SaveCheckpoint(Callback):
         self._saved_round = 0
 
     def on_fit_start(self, federation: "Federation") -> None:
-        """Note what is saved already."""
+        """Save the state before the first round, or note what is saved already."""
         self._saved_round = federation.state.round
+        if federation.state.round == 0:
+            self._save(federation)
 
     def on_state_complete(self, federation: "Federation") -> None:
         """Save where a checkpoint is due."""

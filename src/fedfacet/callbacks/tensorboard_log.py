@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from fedfacet.callbacks.base import Callback
+from fedfacet.errors import ConfigError
 from fedfacet.types import RoundResult
 
 if TYPE_CHECKING:
@@ -18,20 +19,26 @@ class TensorBoardLog(Callback):
 
     Args:
         run_dir: the run folder.
+
+    Raises:
+        ConfigError: if the package ``tensorboard`` is not installed.
     """
 
     def __init__(self, *, run_dir: Path) -> None:
+        try:
+            import torch.utils.tensorboard  # noqa: F401
+        except ImportError:
+            raise ConfigError(
+                "Expected the package tensorboard for `logger=tensorboard`, but it is not installed: run "
+                "`pip install tensorboard`, or leave the logger out; `metrics.csv` holds the same numbers."
+            ) from None
         self.folder = run_dir / "tensorboard"
         self._writer: SummaryWriter | None = None
 
     def on_fit_start(self, federation: "Federation") -> None:
         """Open the event file; events after a resumed run's checkpoint are dropped by TensorBoard."""
-        try:
-            from torch.utils.tensorboard import SummaryWriter
-        except ImportError:
-            raise ValueError(
-                "Expected the package tensorboard for `logger=tensorboard`: run `pip install tensorboard`."
-            ) from None
+        from torch.utils.tensorboard import SummaryWriter
+
         self._writer = SummaryWriter(str(self.folder), purge_step=federation.state.round + 1)
 
     def on_round_end(self, federation: "Federation", result: RoundResult) -> None:

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fedfacet.callbacks.base import Callback
+from fedfacet.errors import ConfigError, FedFacetError
 from fedfacet.types import RoundResult
 
 if TYPE_CHECKING:
@@ -27,6 +28,10 @@ class WandbLog(Callback):
         entity: W&B user or team; ``None`` for the default one.
         mode: ``"online"``, ``"offline"`` or ``"disabled"``.
         tags: of the run.
+
+    Raises:
+        ValueError: if the mode is none of these.
+        ConfigError: if the mode is ``"online"`` and W&B knows no API key.
     """
 
     def __init__(
@@ -42,6 +47,9 @@ class WandbLog(Callback):
     ) -> None:
         if mode not in ("online", "offline", "disabled"):
             raise ValueError(f"Expected `wandb.mode` to be 'online', 'offline' or 'disabled', but got {mode!r}.")
+        os.environ.setdefault("WANDB_SILENT", "true")  # its messages would tear the progress bar
+        if mode == "online":
+            _check_login()
         self.run_dir = run_dir
         self.run_config = run_config
         self.facts = facts
@@ -63,20 +71,26 @@ class WandbLog(Callback):
         """Open the run, or the run that a checkpoint knows."""
         import wandb
 
-        os.environ.setdefault("WANDB_SILENT", "true")  # its messages would tear the progress bar
-        self._run = wandb.init(
-            project=self.project,
-            entity=self.entity,
-            mode=self.mode,  # type: ignore[arg-type]
-            dir=self.run_dir,
-            id=self._id,
-            resume="allow" if self._id else None,
-            group=self.group,
-            name=f"{self.group}-s{self.facts['seed']}",
-            job_type="train",
-            tags=self.tags,
-            config=dict(self.run_config) | {"facts": dict(self.facts)},
-        )
+        try:
+            self._run = wandb.init(
+                project=self.project,
+                entity=self.entity,
+                mode=self.mode,  # type: ignore[arg-type]
+                dir=self.run_dir,
+                id=self._id,
+                resume="allow" if self._id else None,
+                group=self.group,
+                name=f"{self.group}-s{self.facts['seed']}",
+                job_type="train",
+                tags=self.tags,
+                config=dict(self.run_config) | {"facts": dict(self.facts)},
+            )
+        except wandb.errors.Error as error:
+            reason = str(error).splitlines()[0].rstrip(".")
+            raise FedFacetError(
+                f"Expected W&B to open a run, but it says `{reason}`: go on without it by `python src/train.py "
+                f"resume={self.run_dir} wandb.mode=offline`."
+            ) from None
         self._id = self._run.id
         self._run.define_metric("round")
         self._run.define_metric("*", step_metric="round")
@@ -111,3 +125,17 @@ class WandbLog(Callback):
             import wandb
 
             self._run.summary[name] = wandb.Image(str(path))
+
+
+def _check_login() -> None:
+    import wandb
+
+    try:
+        known = wandb.login(prompt=False, verify=False)
+    except TypeError:  # a W&B without `prompt`: its `init` will ask or complain
+        return
+    if not known:
+        raise ConfigError(
+            "Expected an API key for `logger=wandb`, but W&B knows none: run `wandb login`, set WANDB_API_KEY, or keep the run "
+            "on disk by wandb.mode=offline."
+        )

@@ -70,7 +70,9 @@ class LocalTraining:
         return self.amount if self.unit == "steps" else self.amount * math.ceil(num_samples / self.batch_size)
 
     def batches(self, num_samples: int, generator: np.random.Generator) -> Iterator[NDArray[np.int64]]:
-        """Yield positions of batches, epoch after epoch without end."""
+        """Yield positions of batches, epoch after epoch without end; ``num_samples`` is 1 or larger."""
+        if num_samples < 1:
+            raise ValueError("Expected a client to hold at least one sample, but it holds none: mend the partition.")
         while True:
             if self.sampling == "without_replacement":
                 order = generator.permutation(num_samples)
@@ -81,9 +83,14 @@ class LocalTraining:
 
 
 def federated_module(objective: L.LightningModule) -> nn.Module:
-    """Return what the federation learns: the objective's ``model`` where it has one, else the whole objective."""
-    module = getattr(objective, "model", objective)
-    return module if isinstance(module, nn.Module) else objective
+    """Return what the federation learns: the objective's ``model`` where that is all it has to learn, else the objective.
+
+    What lay outside would drift from client to client and be in no checkpoint.
+    """
+    model = getattr(objective, "model", None)
+    if isinstance(model, nn.Module) and len(model.state_dict()) == len(objective.state_dict()):
+        return model
+    return objective
 
 
 def train_client(objective: L.LightningModule, data: ClientData, task: ClientTask, local: LocalTraining) -> ClientUpdate:
@@ -174,7 +181,9 @@ def take_loss(output: object) -> Tensor:
 
 
 def _difference(module: nn.Module, start: State) -> tuple[State, State]:
-    trainable = {name: p.detach().cpu() for name, p in module.named_parameters() if p.requires_grad}
+    # Tied parameters under all their names, or the names that stay behind would overwrite the others when weights are loaded.
+    parameters = module.named_parameters(remove_duplicate=False)
+    trainable = {name: parameter.detach().cpu() for name, parameter in parameters if parameter.requires_grad}
     buffers = {name: buffer.cpu() for name, buffer in module.named_buffers() if name in start and buffer.is_floating_point()}
     return state.subtract(trainable, start), state.subtract(buffers, start)
 

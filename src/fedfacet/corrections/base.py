@@ -17,6 +17,9 @@ class Correction(nn.Module):
     proximal_strength: float = 0.0
     """mu of a proximal term, for the step weight that normalised averaging needs; 0 where there is none."""
 
+    def __init__(self) -> None:
+        super().__init__()  # without nn.Module's *args and **kwargs, so that a misspelt option is noticed
+
     def on_client_start(self, parameters: Mapping[str, Tensor], broadcast: Broadcast, memory: State) -> None:
         """Take note of the weights that a client starts from; ``parameters`` are the trainable ones, just loaded."""
 

@@ -1,5 +1,6 @@
 """MobileNetV2 with group normalisation."""
 
+from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 
@@ -10,7 +11,6 @@ from torchvision.models.mobilenetv2 import InvertedResidual
 from torchvision.ops import StochasticDepth
 
 from fedfacet.errors import FedFacetError
-from fedfacet.types import State
 
 _WEIGHTS = MobileNet_V2_Weights.IMAGENET1K_V1
 
@@ -19,17 +19,18 @@ class MobileNetV2GN(nn.Module):
     """torchvision's MobileNetV2 with every BatchNorm replaced by GroupNorm; 2,226,434 parameters for two classes.
 
     The network of FedDiverse (arXiv:2504.11216), appendix: GroupNorm with 8 groups (every width is divisible by 8) and eps
-    1e-6, dropout 0.2 before the head, stochastic depth that grows linearly over the blocks up to 0.2.
+    1e-6, dropout 0.2 before the head, stochastic depth that grows linearly over the blocks towards 0.2.
 
     Args:
         num_classes: Y.
         weights: ``"none"`` for a random start; ``"imagenet"`` for torchvision's ImageNet weights; or the path of a
             ``.safetensors`` or ``.pth`` file with a state dict of this network or of torchvision's.
         dropout: probability before the head, in [0, 1).
-        stochastic_depth: probability of skipping the last residual block, in [0, 1); earlier blocks proportionally less.
+        stochastic_depth: the rate r in [0, 1) at which block i of 17 is skipped with probability r * i / 17.
 
     Raises:
         FedFacetError: if the weights cannot be had; the message says how to go on.
+        ValueError: if a probability is out of range.
 
     Note:
         ``"imagenet"`` is an approximation of the authors' private checkpoint: the convolutions as torchvision trained them
@@ -39,6 +40,9 @@ class MobileNetV2GN(nn.Module):
 
     def __init__(self, num_classes: int, *, weights: str = "none", dropout: float = 0.2, stochastic_depth: float = 0.2) -> None:
         super().__init__()
+        for name, probability in (("dropout", dropout), ("stochastic_depth", stochastic_depth)):
+            if not 0 <= probability < 1:
+                raise ValueError(f"Expected `model.{name}` in [0, 1), but got {probability}.")
         norm = partial(nn.GroupNorm, 8, eps=1e-6)
         network = mobilenet_v2(num_classes=num_classes, dropout=dropout, norm_layer=norm)
         blocks = [block for block in network.features if isinstance(block, InvertedResidual)]
@@ -59,10 +63,11 @@ class MobileNetV2GN(nn.Module):
         """Return the logits, shape (B, Y)."""
         return self.head(self.dropout(self.features(x)))  # type: ignore[no-any-return]
 
-    def _load(self, saved: State, origin: str) -> None:
+    def _load(self, saved: object, origin: str) -> None:
         renamed = {
-            name.replace("features.", "backbone.", 1).replace("classifier.1.", "head.", 1): tensor
-            for name, tensor in saved.items()
+            str(name).replace("features.", "backbone.", 1).replace("classifier.1.", "head.", 1): tensor
+            for name, tensor in (saved.items() if isinstance(saved, Mapping) else ())
+            if isinstance(tensor, Tensor)
         }
         own = self.state_dict()
         fitting = {name: tensor for name, tensor in renamed.items() if name in own and tensor.shape == own[name].shape}
@@ -75,24 +80,35 @@ class MobileNetV2GN(nn.Module):
         self.load_state_dict(fitting, strict=False)
 
 
-def _torchvision_weights() -> State:
+def _torchvision_weights() -> object:
+    file = Path(torch.hub.get_dir()) / "checkpoints" / _WEIGHTS.url.rsplit("/", 1)[1]
     try:
-        return _WEIGHTS.get_state_dict(progress=False, check_hash=True)  # type: ignore[no-any-return]
+        return _WEIGHTS.get_state_dict(progress=False, check_hash=True)
     except OSError as error:
-        file = Path(torch.hub.get_dir()) / "checkpoints" / _WEIGHTS.url.rsplit("/", 1)[1]
         raise FedFacetError(
             f"Expected torchvision's ImageNet weights at {file} or from {_WEIGHTS.url}, but could not fetch them ({error}): "
             "put the file there, pass `model.weights=PATH`, or start from random weights with `model.weights=none`."
         ) from None
+    except Exception as error:  # torch and pickle raise many kinds for a file that is not whole
+        raise FedFacetError(
+            f"Expected torchvision's ImageNet weights at {file}, but the file cannot be read ({type(error).__name__}): delete "
+            "it, so that it is fetched again, pass `model.weights=PATH`, or start from random weights by `model.weights=none`."
+        ) from None
 
 
-def _read_weights(path: Path) -> State:
+def _read_weights(path: Path) -> object:
     if not path.is_file():
         raise FedFacetError(
             f"Expected `model.weights` to be 'none', 'imagenet' or a file, but {str(path)!r} is none of them: check the path."
         )
-    if path.suffix == ".safetensors":
-        from safetensors.torch import load_file
+    try:
+        if path.suffix == ".safetensors":
+            from safetensors.torch import load_file
 
-        return load_file(path)
-    return torch.load(path, map_location="cpu", weights_only=True)  # type: ignore[no-any-return]
+            return load_file(path)
+        return torch.load(path, map_location="cpu", weights_only=True)
+    except Exception as error:
+        raise FedFacetError(
+            f"Expected `model.weights` to name a file of weights, but {str(path)!r} cannot be read ({type(error).__name__}): "
+            "pass another file or `model.weights=none`."
+        ) from None

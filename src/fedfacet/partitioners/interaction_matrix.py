@@ -41,26 +41,24 @@ class InteractionMatrixPartitioner(Partitioner):
         if not clients:
             raise ValueError("Expected `clients` to name at least one group of clients, but got none.")
         self.seed = seed
-        self.matrices: list[InteractionMatrix] = []
         for group in clients:
-            if set(group) != {"count", "matrix"} or int(group["count"]) < 1:
+            if set(group) != {"count", "matrix"} or not isinstance(group["count"], int) or group["count"] < 1:
                 raise ValueError(
                     f"Expected every entry of `clients` to have a positive `count` and a `matrix`, but got {dict(group)}."
                 )
-            full = InteractionMatrix(group["matrix"])
-            matrix = _scaled(full, scale)
-            moved = max(abs(now - before) for now, before in zip(matrix.triplet, full.triplet, strict=True))
-            if moved > tolerance:
-                fitting = _fitting_scale(full, scale, tolerance)
+        full = [InteractionMatrix(group["matrix"]) for group in clients]
+        if len(shapes := {matrix.counts.shape for matrix in full}) > 1:
+            raise ValueError(f"Expected all matrices to have one shape (classes, attributes), but got {sorted(shapes)}.")
+        self.matrices: list[InteractionMatrix] = []
+        for group, before in zip(clients, full, strict=True):
+            after = _scaled(before, scale)
+            if (moved := _moved(before, after)) > tolerance:
                 raise ValueError(
                     f"Expected `scale={scale}` to keep every client's heterogeneity triplet within {tolerance}, but the matrix "
-                    f"{full.counts.astype(int).tolist()} would become {matrix.counts.astype(int).tolist()} and move by "
-                    f"{moved:.3f}: use {fitting}."
+                    f"{before.counts.astype(int).tolist()} would become {after.counts.astype(int).tolist()} and move by "
+                    f"{moved:.3f}: use {_fitting_scale(full, scale, tolerance)}."
                 )
-            self.matrices += [matrix] * int(group["count"])
-        shapes = {matrix.counts.shape for matrix in self.matrices}
-        if len(shapes) > 1:
-            raise ValueError(f"Expected all matrices to have one shape (classes, attributes), but got {sorted(shapes)}.")
+            self.matrices += [after] * group["count"]
 
     @property
     def demand(self) -> NDArray[np.int64]:
@@ -103,9 +101,12 @@ def _scaled(full: InteractionMatrix, scale: float) -> InteractionMatrix:
     return InteractionMatrix(floor)
 
 
-def _fitting_scale(full: InteractionMatrix, scale: float, tolerance: float) -> str:
-    for percent in range(int(scale * 100) + 1, 101):
-        triplet = _scaled(full, percent / 100).triplet
-        if max(abs(now - before) for now, before in zip(triplet, full.triplet, strict=True)) <= tolerance:
+def _moved(before: InteractionMatrix, after: InteractionMatrix) -> float:
+    return max(abs(now - was) for now, was in zip(after.triplet, before.triplet, strict=True))
+
+
+def _fitting_scale(full: Sequence[InteractionMatrix], scale: float, tolerance: float) -> str:
+    for percent in range(int(scale * 100) + 1, 100):
+        if all(_moved(matrix, _scaled(matrix, percent / 100)) <= tolerance for matrix in full):
             return f"`partition.scale={percent / 100}` or another scale at which the counts stay whole"
     return "`partition.scale=1`"

@@ -120,6 +120,7 @@ class EstimatedHeterogeneity(Query):
         return InteractionMatrix.from_labels(y, predicted, num_classes, 2), samples
 
     def _judge_classes(self, context: QueryContext, y: NDArray[np.int64], num_classes: int) -> tuple[dict[int, _Judged], int]:
+        num_features = _num_features(context.model)
         counts = np.bincount(y, minlength=num_classes)
         present = [int(label) for label in np.flatnonzero(counts)]
         multiclass = self.multiclass if self.multiclass != "auto" else "one_vs_rest" if num_classes <= 10 else "single"
@@ -131,7 +132,7 @@ class EstimatedHeterogeneity(Query):
         per_class = {}
         for label in served:
             model = copy.deepcopy(context.model)
-            model.head = nn.Linear(_num_features(model), 2).to(context.data.device)
+            model.head = nn.Linear(num_features, 2).to(context.data.device)
             per_class[label] = self._train_biased(context, model, (y == label).astype(np.int64), key=label)
         return per_class, len(served) * (self.bias_steps * min(context.batch_size, len(y)) + len(y))
 

@@ -1,0 +1,162 @@
+"""Every option of conf/ is tested by existing: a fixture ``<group>_option`` runs its test once for each yaml of that group."""
+
+import functools
+import io
+import random
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from fedfacet import build as build_module
+from fedfacet import config, rng, state
+from fedfacet.types import ClientUpdate
+
+CONF = Path(__file__).parents[2] / "conf"
+
+
+def pytest_generate_tests(metafunc):
+    for fixture in metafunc.fixturenames:
+        group = fixture.removesuffix("_option")
+        if group != fixture and (CONF / group).is_dir():
+            metafunc.parametrize(fixture, sorted(file.stem for file in (CONF / group).glob("*.yaml")))
+
+
+@pytest.fixture(autouse=True)
+def global_generators_are_left_alone():
+    """Law 2: whatever a test of this folder runs, the process' own generators stay where they were."""
+    before = torch.get_rng_state(), np.random.get_state(), random.getstate()  # noqa: NPY002
+    yield
+    after = torch.get_rng_state(), np.random.get_state(), random.getstate()  # noqa: NPY002
+    assert torch.equal(before[0], after[0]), "something drew from torch's global generator"
+    assert before[1][2] == after[1][2], "something drew from numpy's global generator"
+    assert np.array_equal(before[1][1], after[1][1]), "something seeded numpy's global generator"
+    assert before[2] == after[2], "something drew from Python's global generator"
+
+
+@pytest.fixture(scope="session")
+def composed():
+    """Return a function: overrides of train.yaml, without a recipe -> config; composed once each."""
+
+    @functools.cache
+    def compose(*overrides):
+        return config.compose_job("train", ["~experiment", "wandb.mode=offline", *overrides])[0]
+
+    return lambda *overrides: compose(*overrides).copy()
+
+
+@pytest.fixture(scope="session")
+def facts(composed, tmp_path_factory):
+    """All run-time facts that build.py hands to parts, by name, of a small run."""
+    seen = {}
+
+    def spy(node, **handed):
+        seen.update(handed)
+        return config.make(node, **handed)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(build_module, "make", spy)
+        build_module.build(composed("debug=smoke"), tmp_path_factory.mktemp("run"))
+    assert {"num_classes", "heterogeneity", "run_dir"} <= seen.keys()
+    return seen
+
+
+@pytest.fixture(scope="session")
+def make_part(composed, facts):
+    """Return a function that makes an option as build.py does: (group, option, other values of its keys) -> object."""
+
+    def make(group, option, **changed):
+        node = composed(f"{group}={option}")[group]
+        if lacking := [key for key in changed if key not in node]:
+            pytest.skip(f"{group}={option} has no {lacking}")
+        node.update(changed)
+        with rng.forked(0, "weights"):  # as build.py does for models
+            return config.make(node, **facts)
+
+    return make
+
+
+@pytest.fixture
+def smoke(tmp_path, monkeypatch):
+    """Return a function that builds and runs one round: overrides -> (federation, run folder), with data files beside it."""
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+    run_dir = tmp_path / "run"
+    run_dir.mkdir()
+
+    def run(*overrides):
+        job, _ = config.compose_job("train", [*overrides, "debug=smoke", f"paths.output_dir={run_dir}", "engine.device=cpu"])
+        federation = build_module.build(job, run_dir)
+        federation.fit()
+        return federation, run_dir
+
+    return run
+
+
+@pytest.fixture(scope="session")
+def batchnorm_model():
+    """A state dict with parameters, floating-point buffers and integer buffers, and the names of its parameters."""
+    generator = torch.Generator().manual_seed(0)
+    with rng.forked(0, "weights"):
+        model = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Linear(4, 2))
+    weights = state.clone(model.state_dict())
+    weights["1.running_mean"] = torch.randn(4, generator=generator)
+    weights["1.running_var"] = 0.5 + torch.rand(4, generator=generator)
+    weights["1.num_batches_tracked"] = torch.tensor(7)
+    return weights, [name for name, _ in model.named_parameters()]
+
+
+@pytest.fixture(scope="session")
+def make_update(batchnorm_model):
+    """Return a function that draws a client's update of that model; running variances stay positive."""
+    weights, parameters = batchnorm_model
+
+    def make(client_id, *, seed=0, num_samples=None, num_steps=5):
+        generator = torch.Generator().manual_seed(1000 * seed + client_id)
+        return ClientUpdate(
+            client_id=client_id,
+            delta={name: 0.1 * torch.randn(weights[name].shape, generator=generator) for name in parameters},
+            buffers={
+                "1.running_mean": 0.1 * torch.randn(4, generator=generator),
+                "1.running_var": 0.1 * torch.rand(4, generator=generator),
+            },
+            num_samples=num_samples or 10 + client_id,
+            num_steps=num_steps,
+            step_weight=float(num_steps),
+            metrics={"loss_sum": 1.0, "num_seen": 10},
+        )
+
+    return make
+
+
+def _same(left, right):
+    if isinstance(left, torch.Tensor):
+        return isinstance(right, torch.Tensor) and left.dtype == right.dtype and torch.equal(left, right)
+    if isinstance(left, Mapping):
+        return isinstance(right, Mapping) and left.keys() == right.keys() and all(_same(left[key], right[key]) for key in left)
+    if isinstance(left, list | tuple):
+        return type(left) is type(right) and len(left) == len(right) and all(map(_same, left, right))
+    return type(left) is type(right) and left == right
+
+
+def _through_a_file(state_dict):
+    file = io.BytesIO()
+    torch.save(state_dict, file)
+    file.seek(0)
+    return torch.load(file, weights_only=True)
+
+
+@pytest.fixture(scope="session")
+def same():
+    """Tell whether two state dicts are equal, bit for bit."""
+    return _same
+
+
+@pytest.fixture(scope="session")
+def through_a_file():
+    """Return a state dict as it comes back from a checkpoint, which loads plain data and tensors only."""
+    return _through_a_file

@@ -1,0 +1,80 @@
+"""What every drift correction keeps to."""
+
+import pytest
+import torch
+
+from fedfacet import rng
+from fedfacet.clients.local_training import federated_module
+from fedfacet.objectives.classification import ClassificationObjective
+from fedfacet.types import Batch, Broadcast
+
+
+@pytest.fixture
+def correction(correction_option, make_part):
+    return make_part("correction", correction_option)
+
+
+@pytest.fixture
+def parameters():
+    generator = torch.Generator().manual_seed(0)
+    return {name: torch.randn(3, generator=generator).requires_grad_() for name in ("weight", "bias")}
+
+
+def broadcast(parameters):
+    return Broadcast({name: parameter.detach().clone() for name, parameter in parameters.items()})
+
+
+def test_before_any_client_it_adds_nothing(correction, parameters):
+    """So that the objective trains under a plain Trainer too."""
+    assert float(correction(parameters)) == 0
+
+
+def test_at_the_start_it_adds_nothing_and_pulls_nowhere(correction, parameters):
+    correction.on_client_start(parameters, broadcast(parameters), {})
+    value = torch.as_tensor(correction(parameters))
+    assert value.shape == ()
+    assert float(value.detach()) == 0
+    if value.requires_grad:
+        value.backward()
+        assert all(not parameter.grad.any() for parameter in parameters.values())
+
+
+def test_it_stays_finite_away_from_the_start(correction, parameters):
+    correction.on_client_start(parameters, broadcast(parameters), {})
+    with torch.no_grad():
+        for parameter in parameters.values():
+            parameter += 1.0
+    assert torch.isfinite(torch.as_tensor(correction(parameters)).detach())
+
+
+def test_the_next_client_starts_afresh(correction, parameters):
+    correction.on_client_start(parameters, broadcast(parameters), {})
+    with torch.no_grad():
+        for parameter in parameters.values():
+            parameter += 1.0
+    correction.on_client_start(parameters, broadcast(parameters), {})
+    assert float(torch.as_tensor(correction(parameters)).detach()) == 0
+
+
+def test_what_it_hands_over_are_bundles_of_tensors(correction, parameters):
+    correction.on_client_start(parameters, broadcast(parameters), {})
+    delta = {name: torch.ones(3) for name in parameters}
+    for bundle in correction.on_client_end(delta, 5):
+        assert isinstance(bundle, dict)
+        assert all(isinstance(tensor, torch.Tensor) and not tensor.requires_grad for tensor in bundle.values())
+
+
+def test_the_objectives_state_dict_is_the_bare_model(correction):
+    """Law 6."""
+    with rng.forked(0, "weights"):
+        model = torch.nn.Linear(4, 2)
+    objective = ClassificationObjective(model, correction=correction)
+    weights = {name: tensor.clone() for name, tensor in federated_module(objective).state_dict().items()}
+    objective.on_client_start(Broadcast(weights), {})
+    objective.training_step(Batch(torch.ones(2, 4), torch.tensor([0, 1]), torch.tensor([0, 0])), 0)
+    assert set(objective.state_dict()) == {"model.weight", "model.bias"}
+    assert set(federated_module(objective).state_dict()) == {"weight", "bias"}
+
+
+def test_its_strength_for_the_step_weight_is_a_number(correction):
+    assert correction.proximal_strength >= 0

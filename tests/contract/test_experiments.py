@@ -1,0 +1,161 @@
+"""Every recipe says where it comes from, composes in full, leaves every option free to be exchanged, and runs."""
+
+import csv
+import json
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from omegaconf import OmegaConf
+from safetensors.torch import load_file
+
+from fedfacet import config, state
+
+CONF = Path(__file__).parents[2] / "conf"
+FIRST_LINES = ("# Source: ", "# Expected: ", "# Command: python src/train.py")
+
+
+def header(option):
+    return (CONF / "experiment" / f"{option}.yaml").read_text().split("\ndefaults:")[0]
+
+
+def test_the_header_names_source_expected_figure_and_command(experiment_option):
+    lines = header(experiment_option).splitlines()
+    assert lines[0] == "# @package _global_"
+    for first in FIRST_LINES:
+        assert sum(line.startswith(first) for line in lines) == 1, f"one line that starts with {first!r}"
+    said = " ".join(line.removeprefix("#").strip() for line in lines)
+    assert re.search(r"arXiv:\d{4}\.\d{5}", said), "the paper's number"
+    assert re.search(r"table \d+", said, re.IGNORECASE), "the paper's table"
+    assert re.search(r"Expected: (no number|.*\d\d\.\d\d)", said), "a figure, or that there is none"
+
+
+def test_the_command_in_the_header_is_valid(experiment_option, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (command,) = (line for line in header(experiment_option).splitlines() if line.startswith(FIRST_LINES[2]))
+    _, *argv = shlex.split(command.removeprefix("# Command: "))
+    _, jobs = config.preflight("train", argv)
+    assert jobs
+    assert {job.choices.experiment for job, _ in jobs} == {experiment_option}
+    assert list(tmp_path.iterdir()) == [], "checking a command writes nothing"
+
+
+def test_it_composes_in_full(experiment_option):
+    """Every key known, every interpolation resolved, nothing missing: ``compose_job`` refuses anything else."""
+    job, _ = config.compose_job("train", [f"experiment={experiment_option}"])
+    settings = config.plain(job)
+    assert settings["federation"]["rounds"] >= 50, "a whole run"
+    assert settings["smoke"] is False
+    assert settings["where_present"] == {}, "all of it is applied"
+    recipe = OmegaConf.to_object(OmegaConf.load(CONF / "experiment" / f"{experiment_option}.yaml"))
+    for key, value in recipe.pop("where_present", {}).items():
+        assert OmegaConf.select(job, key) == value
+    for override in recipe.pop("defaults"):
+        ((group, option),) = override.items()
+        assert settings["choices"][group.removeprefix("override /")] == option
+
+
+def test_what_it_sets_is_there_in_every_option_that_may_be_chosen_instead(experiment_option):
+    """``experiment=digits_gsc partition=iid`` must work; what only some options have belongs under ``where_present``."""
+    recipe = OmegaConf.to_object(OmegaConf.load(CONF / "experiment" / f"{experiment_option}.yaml"))
+    for group, settings in recipe.items():
+        if not isinstance(settings, dict) or not (CONF / group).is_dir():
+            continue
+        for option in (CONF / group).glob("*.yaml"):
+            lacking = set(settings) - set(OmegaConf.load(option))
+            assert not lacking, f"{group}={option.stem} has no {lacking}"
+
+
+def test_where_present_yields_to_the_command_line():
+    job, _ = config.compose_job("train", ["partition.scale=0.4"])
+    assert job.partition.scale == 0.4
+    assert config.compose_job("train", [])[0].partition.scale == 0.2
+    assert "scale" not in config.compose_job("train", ["partition=iid"])[0].partition
+
+
+def test_it_runs_one_small_round(experiment_option, smoke):
+    federation, run_dir = smoke(f"experiment={experiment_option}")
+    assert federation.state.round == 1
+    with open(run_dir / "metrics.csv", newline="") as file:
+        (row,) = csv.DictReader(file)
+    cohort = row["cohort"].split()
+    assert 1 <= len(cohort) <= 3
+    assert 1 <= int(row["train/num_steps"]) <= 2 * len(cohort)
+    assert 0 <= float(row["test/acc_worst_group"]) <= float(row["test/acc"]) <= 1
+    summary = json.loads((run_dir / "summary.json").read_text())
+    assert (summary["status"], summary["rounds"]) == ("finished", 1)
+    assert summary["model_digest"] == state.digest(load_file(run_dir / "model" / "model.safetensors"))
+    assert (run_dir / "checkpoints" / "last.ckpt").is_file()
+
+
+@pytest.mark.parametrize(
+    "group", ["selector", "aggregator", "correction", "participation", "transforms", "heterogeneity", "loss", "local", "engine"]
+)
+def test_every_option_multiplies_with_the_main_job(group, smoke, tmp_path):
+    """Law 5. Each option alone in place of the main job's."""
+    for file in sorted((CONF / group).glob("*.yaml")):
+        federation, _ = smoke(f"{group}={file.stem}", "callbacks=evaluate")
+        assert federation.state.round == 1
+        assert state.all_finite(federation.state.model), f"{group}={file.stem}"
+
+
+@pytest.mark.parametrize("partition", ["iid", "dirichlet", "gci"])
+@pytest.mark.parametrize("dataset", ["digits", "cmnist"])
+def test_partitions_and_data_sets_multiply(dataset, partition, smoke):
+    federation, _ = smoke(f"dataset={dataset}", f"partition={partition}", "callbacks=evaluate")
+    assert federation.state.round == 1
+
+
+def test_four_classes_run(smoke):
+    breeds = "dataset.classes=[labrador,dachshund,bulldog,corgi]"
+    federation, _ = smoke("dataset=synthetic_spawrious", "partition=spawrious4", breeds, "callbacks=evaluate")
+    assert federation.state.model["head.weight"].shape[0] == 4
+
+
+def test_models_fit_other_data(model_option, smoke):
+    federation, _ = smoke(f"model={model_option}", "experiment=cmnist_gsc", "callbacks=evaluate")
+    assert state.all_finite(federation.state.model)
+
+
+def test_a_run_folder_holds_what_it_should(checkout, tmp_path):
+    """Through the script, as a user starts it."""
+    subprocess.run(
+        [sys.executable, str(checkout / "src" / "train.py"), "debug=smoke", "paths.output_dir=run"],
+        cwd=tmp_path,
+        check=True,
+        capture_output=True,
+    )
+    run_dir = tmp_path / "run"
+    files = {path.relative_to(run_dir).as_posix() for path in run_dir.rglob("*") if path.is_file()}
+    assert files >= {
+        ".hydra/config.yaml",
+        ".hydra/overrides.yaml",
+        "config.yaml",
+        "metrics.csv",
+        "timing.csv",
+        "summary.json",
+        "partition.json",
+        "partition.png",
+        "curves.png",
+        "checkpoints/last.ckpt",
+        "model/model.safetensors",
+        "model/config.json",
+        "train.log",
+    }
+    assert not [file for file in files if file.endswith(".part")], "nothing half-written is left"
+    partition = json.loads((run_dir / "partition.json").read_text())
+    assert np.shape(partition["counts"])[1:] == (2, 2)
+    assert len({index for client in partition["indices"] for index in client}) == sum(map(len, partition["indices"]))
+    summary = json.loads((run_dir / "summary.json").read_text())
+    assert summary["partition_digest"] == partition["digest"]
+    settings = OmegaConf.load(run_dir / "config.yaml")
+    assert settings.threads >= 1
+    assert OmegaConf.to_yaml(settings, resolve=True) == OmegaConf.to_yaml(settings), "resolved"
+    saved = torch.load(run_dir / "checkpoints" / "last.ckpt", weights_only=True)
+    assert state.digest(saved["state"]["model"]) == summary["model_digest"]
+    assert list(tmp_path.iterdir()) == [run_dir], "nothing beside the run folder"

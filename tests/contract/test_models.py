@@ -1,0 +1,54 @@
+"""What every model keeps to: features and a linear head, for any number of classes and size of images."""
+
+import pytest
+import torch
+from torch import nn
+
+from fedfacet import config, rng
+
+
+@pytest.fixture
+def make_model(model_option, composed):
+    def make(num_classes=2, image_shape=(3, 32, 32)):
+        node = composed(f"model={model_option}").model
+        with rng.forked(0, "weights"):
+            return config.make(node, num_classes=num_classes, image_shape=image_shape)
+
+    return make
+
+
+def images(size, shape=(3, 32, 32)):
+    return torch.randn(size, *shape, generator=torch.Generator().manual_seed(0))
+
+
+@pytest.mark.parametrize("num_classes", [2, 5])
+@pytest.mark.parametrize("side", [32, 28])
+def test_logits_are_the_head_of_the_features(make_model, num_classes, side):
+    model = make_model(num_classes, (3, side, side)).eval()
+    x = images(3, (3, side, side))
+    with torch.no_grad():
+        logits, features = model(x), model.features(x)
+        assert logits.shape == (3, num_classes)
+        assert features.ndim == 2
+        torch.testing.assert_close(model.head(features), logits)
+    assert isinstance(model.head, nn.Linear)
+
+
+def test_samples_do_not_see_each_other(make_model):
+    """No batch statistics: a sample's logits are the same in every batch, so that clients' batches do not leak into weights."""
+    model = make_model().eval()
+    with torch.no_grad():
+        torch.testing.assert_close(model(images(4))[:2], model(images(4)[:2]), rtol=1e-4, atol=1e-5)
+    assert not [module for module in model.modules() if isinstance(module, nn.modules.batchnorm._BatchNorm)]
+
+
+def test_it_trains(make_model):
+    model = make_model().train()
+    with rng.forked(0, "train"):
+        nn.functional.cross_entropy(model(images(4)), torch.tensor([0, 1, 0, 1])).backward()
+    assert all(p.grad is not None and p.grad.isfinite().all() for p in model.parameters())
+
+
+def test_weights_hang_on_the_seed_alone(make_model):
+    first, again = make_model().state_dict(), make_model().state_dict()
+    assert all(torch.equal(first[name], again[name]) for name in first)

@@ -1,0 +1,117 @@
+"""The folder is the catalogue and the signature is the schema (law 7)."""
+
+import importlib
+import inspect
+from pathlib import Path
+
+import pytest
+from hydra.utils import get_object
+from omegaconf import OmegaConf
+
+from fedfacet import rng
+from fedfacet.config import make, targets
+
+CONF = Path(__file__).parents[2] / "conf"
+PACKAGE = Path(__file__).parents[2] / "src" / "fedfacet"
+YAMLS = sorted(CONF.glob("*/*.yaml"))
+NO_PARTS = {"hydra", "paths"}
+OF_PARTS = [
+    pytest.param(file, id=f"{file.parent.name}={file.stem}")
+    for file in YAMLS
+    if file.parent.name not in NO_PARTS and "@package _global_" not in file.read_text()
+]
+ROOMS_OF_OPTIONS = [
+    *("aggregators", "callbacks", "corrections", "engines", "losses", "models"),
+    *("participation", "partitioners", "selectors", "transforms"),
+]
+
+
+@pytest.fixture
+def nodes(composed):
+    """Return a function: yaml -> its nodes that name a class or a function."""
+
+    def find(file):
+        return list(targets(composed(f"{file.parent.name}={file.stem}")[file.parent.name]))
+
+    return find
+
+
+def test_every_group_is_a_default_of_train_yaml():
+    defaults = OmegaConf.to_object(OmegaConf.load(CONF / "train.yaml"))["defaults"]
+    chosen = {group for default in defaults if isinstance(default, dict) for group in default}
+    assert {file.parent.name for file in YAMLS} == chosen
+
+
+@pytest.mark.parametrize("file", OF_PARTS)
+def test_keys_are_exactly_the_hyperparameters(file, nodes, facts):
+    """Constructor arguments that no run-time fact supplies, every one of them, so that the yaml shows all there is to set."""
+    for path, node in nodes(file):
+        target = get_object(node["_target_"])
+        parameters = inspect.signature(target).parameters
+        keys = {str(key) for key in node} - {"_target_", "_partial_"}
+        supplied = set(facts) | ({"logits", "batch"} if file.parent.name == "loss" else set())
+        assert keys <= set(parameters), f"{path}: not an argument of {target.__name__}"
+        if node["_target_"].startswith("fedfacet."):
+            assert keys == set(parameters) - supplied, f"{path}: keys and hyperparameters of {target.__name__} differ"
+
+
+@pytest.mark.parametrize("file", OF_PARTS)
+def test_it_can_be_made(file, nodes, facts):
+    for _, node in nodes(file):
+        with rng.forked(0, "weights"):  # as build.py does for models
+            made = make(node, **facts)
+        target = get_object(node["_target_"])
+        assert callable(made) if node.get("_partial_") else isinstance(made, target)
+
+
+@pytest.mark.parametrize("file", OF_PARTS)
+def test_yaml_and_module_share_one_name(file, nodes):
+    """``pow_d.yaml`` names something in ``pow_d.py`` (or ``pow_d_query.py``); presets have names of their own."""
+    group, option = file.parent.name, file.stem
+    siblings = [str(OmegaConf.load(sibling).get("_target_")) for sibling in file.parent.glob("*.yaml")]
+    for _, node in nodes(file):
+        target = node["_target_"]
+        if not target.startswith("fedfacet.") or siblings.count(target) > 1 or option == "default":
+            continue
+        module = target.split(".")[-2]
+        assert module == option or module.startswith(f"{option}_"), f"{group}={option} lives in {module}.py"
+        assert (PACKAGE.parent / Path(*target.split(".")[:-1])).with_suffix(".py").is_file()
+
+
+@pytest.mark.parametrize("room", ROOMS_OF_OPTIONS)
+def test_every_module_of_a_room_has_an_option(room):
+    named = {target.split(".")[-2] for file in YAMLS for target in _targets_in(file) if f".{room}." in target}
+    modules = {file.stem for file in (PACKAGE / room).glob("*.py")} - {"__init__", "base"}
+    assert modules == named
+
+
+@pytest.mark.parametrize("room", ROOMS_OF_OPTIONS)
+def test_a_module_holds_one_class_of_its_own(room):
+    """One idea, one file. Private helpers do not count."""
+    for file in (PACKAGE / room).glob("*.py"):
+        if file.stem in ("__init__", "base"):
+            continue
+        module = importlib.import_module(f"fedfacet.{room}.{file.stem}")
+        classes = [name for name, value in vars(module).items() if _defined_here(value, module) and not name.startswith("_")]
+        assert len(classes) == (0 if room == "losses" else 1), f"{file.name} defines {classes}"
+
+
+@pytest.mark.parametrize("file", YAMLS, ids=lambda file: f"{file.parent.name}={file.stem}")
+def test_names_are_snake_case(file):
+    assert file.stem.replace("_", "a").isalnum()
+    assert file.stem == file.stem.lower()
+
+
+def _targets_in(file):
+    def walk(node):
+        if isinstance(node, dict):
+            if "_target_" in node:
+                yield node["_target_"]
+            for value in node.values():
+                yield from walk(value)
+
+    yield from walk(OmegaConf.to_container(OmegaConf.load(file)))
+
+
+def _defined_here(value, module):
+    return inspect.isclass(value) and value.__module__ == module.__name__

@@ -1,0 +1,105 @@
+"""What every federation of conf/partition keeps to."""
+
+import numpy as np
+import pytest
+from scipy.stats import spearmanr
+
+from fedfacet.errors import InfeasiblePartitionError
+
+
+@pytest.fixture
+def partitioner(partition_option, make_part):
+    return make_part("partition", partition_option)
+
+
+@pytest.fixture
+def pool(partitioner):
+    """Classes and attributes of enough samples, sorted by both, as a data set on disk would list them."""
+    cells = np.full((3, 2), 200) if partitioner.demand is None else partitioner.demand + 25
+    return np.divmod(np.repeat(np.arange(cells.size), cells.ravel()), cells.shape[1])
+
+
+def test_clients_are_sorted_disjoint_and_in_range(partitioner, pool):
+    partition = partitioner.partition(*pool)
+    assert partition.num_clients == len(partition.indices) > 1
+    for client in partition.indices:
+        assert client.dtype == np.int64
+        assert len(client) > 0
+        assert (np.diff(client) > 0).all(), "sorted, no sample twice"
+        assert 0 <= client[0]
+        assert client[-1] < len(pool[0])
+    dealt = np.concatenate(partition.indices)
+    assert len(np.unique(dealt)) == len(dealt), "no sample has two owners"
+    assert not partitioner.uses_all_samples or len(dealt) == len(pool[0])
+
+
+def test_the_demand_is_what_is_dealt(partitioner, pool):
+    if partitioner.demand is None:
+        assert partitioner.uses_all_samples, "what is not asked for by cell is all there is"
+        return
+    dealt = np.concatenate(partitioner.partition(*pool).indices)
+    cells = np.zeros_like(partitioner.demand)
+    np.add.at(cells, (pool[0][dealt], pool[1][dealt]), 1)
+    assert cells.tolist() == partitioner.demand.tolist()
+    assert partitioner.demand.dtype == np.int64
+
+
+def test_it_is_the_same_every_time(partition_option, make_part, pool):
+    first, again = (make_part("partition", partition_option).partition(*pool) for _ in range(2))
+    assert first.digest == again.digest
+    for left, right in zip(first.indices, again.indices, strict=True):
+        assert np.array_equal(left, right)
+
+
+def test_another_seed_deals_other_samples(partition_option, make_part, pool):
+    digests = {make_part("partition", partition_option, seed=seed).partition(*pool).digest for seed in range(4)}
+    assert len(digests) == 4
+
+
+def test_labels_are_not_written_to(partitioner, pool):
+    before = [labels.copy() for labels in pool]
+    partitioner.partition(*pool)
+    assert all(np.array_equal(labels, copy) for labels, copy in zip(pool, before, strict=True))
+
+
+def test_the_order_of_the_data_set_does_not_leak(partitioner, pool):
+    """Within a cell, a sample's place in the list says nothing about its owner: whatever the list is sorted by is spread out."""
+    y, a = pool
+    owner = np.full(len(y), -1)
+    for client_id, client in enumerate(partitioner.partition(y, a).indices):
+        owner[client] = client_id
+    for cell in np.unique(y * 100 + a):
+        dealt = owner[y * 100 + a == cell]
+        place = np.flatnonzero(dealt >= 0)
+        if len(set(dealt[place])) < 2:
+            continue  # one owner, nothing to leak
+        allowed = 4 / np.sqrt(len(place))
+        assert abs(spearmanr(place, dealt[place]).statistic) < max(allowed, 0.1)
+
+
+def test_too_few_samples_are_refused_with_numbers(partitioner, pool):
+    """Naming the cell where cells are asked for, what was wanted, and what there is."""
+    y, a = pool
+    if partitioner.demand is None:
+        with pytest.raises(InfeasiblePartitionError, match=r"Expected at least .* for each of 24 clients, but got 20 samples"):
+            partitioner.partition(y[:20], a[:20])
+        return
+    for label, attribute in np.ndindex(partitioner.demand.shape):
+        wanted = int(partitioner.demand[label, attribute])
+        cell = np.flatnonzero((y == label) & (a == attribute))
+        kept = np.delete(np.arange(len(y)), cell[wanted - 1 :])
+        with pytest.raises(InfeasiblePartitionError) as refusal:
+            partitioner.partition(y[kept], a[kept])
+        message = str(refusal.value)
+        assert f"{wanted} samples in the cell class {label}, attribute {attribute}" in message
+        assert f"has {wanted - 1}: " in message
+
+
+def test_no_samples_at_all_are_refused(partitioner):
+    with pytest.raises(InfeasiblePartitionError):
+        partitioner.partition(np.array([], dtype=np.int64), np.array([], dtype=np.int64))
+
+
+def test_negative_seeds_are_refused(partition_option, make_part, pool):
+    with pytest.raises(ValueError, match="`seed` to be 0 or larger"):
+        make_part("partition", partition_option, seed=-1).partition(*pool)

@@ -1,0 +1,139 @@
+"""What every selector of conf/selector keeps to. The clients that answer its questions are real ones."""
+
+from types import MappingProxyType
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fedfacet import rng
+from fedfacet.types import Broadcast, ClientTask, Ledger, RoundResult, SelectionContext
+
+NUM_CLIENTS = 7
+METRICS = {"train/loss": 0.7, "train/num_steps": 12, "test/acc": 0.8, "test/acc_worst_group": 0.5}
+
+
+@pytest.fixture(scope="module")
+def answer(tiny_clients):
+    """Return a function: a query and a client -> the client's own answer, found once."""
+    counts = rng.stream(0, "contract").integers(1, 9, size=(NUM_CLIENTS, 2, 2)).tolist()
+    clients = tiny_clients(matrices=counts)
+    weights = {name: tensor.clone() for name, tensor in clients.objective.model.state_dict().items()}
+    known = {}
+
+    def ask(query, client_id):
+        if (query.name, client_id) not in known:
+            known[query.name, client_id] = clients.answer(query, ClientTask(client_id, 1, 0, Broadcast(weights))).value
+        return known[query.name, client_id]
+
+    return ask
+
+
+@pytest.fixture(scope="module")
+def run_of(make_part, answer, make_update, same):
+    """Return a function: option -> a run whose rounds hold the selector to its contract."""
+
+    class Run:
+        def __init__(self, option, *, num_clients=NUM_CLIENTS, seed=0):
+            self.selector = make_part("selector", option)
+            self.num_clients = num_clients
+            self.seed = seed
+            self.disclosed = {}
+
+        def context(self, round, cohort_size, available):
+            def ask(query, client_ids):
+                assert set(client_ids) <= set(available), "only those who are there can be asked"
+                answers = {client_id: answer(query, client_id) for client_id in client_ids}
+                self.disclosed.setdefault(query.name, {}).update(answers)
+                return answers
+
+            return SelectionContext(
+                round=round,
+                num_clients=self.num_clients,
+                cohort_size=cohort_size,
+                available=tuple(available),
+                disclosed=MappingProxyType(self.disclosed),
+                rng=rng.stream(self.seed, "selection", round),
+                ask=ask,
+            )
+
+        def select(self, round, cohort_size, available):
+            context = self.context(round, cohort_size, available)
+            size = self.selector.cohort_size(context)
+            assert size in (min(cohort_size, len(available)), len(available)), "what is asked for, or all"
+            cohort = self.selector.select(context)
+            assert isinstance(cohort, list)
+            assert all(type(client_id) is int for client_id in cohort), "plain ints, which JSON and a dict's keys understand"
+            assert len(cohort) == size
+            assert len(set(cohort)) == size, "nobody twice"
+            assert set(cohort) <= set(available)
+            return cohort
+
+        def round(self, round, cohort_size, available, arrived=None):
+            before = self.selector.state_dict()
+            cohort = self.select(round, cohort_size, available)
+            assert same(self.selector.state_dict(), before), "select changes nothing"
+            assert self.select(round, cohort_size, available) == cohort, "a round that was given up is drawn again"
+            arrived = [client_id for client_id in cohort if arrived is None or client_id in arrived]
+            updates = [make_update(client_id, seed=round) for client_id in arrived] if self.selector.needs_updates else []
+            self.selector.observe(RoundResult(round, tuple(cohort), tuple(arrived), METRICS, Ledger(), {}), updates)
+            return cohort
+
+    return Run
+
+
+def test_every_cohort_size_with_everybody_there(selector_option, run_of):
+    for cohort_size in range(1, NUM_CLIENTS + 1):
+        run = run_of(selector_option)
+        for round in range(1, 6):
+            run.round(round, cohort_size, range(NUM_CLIENTS))
+
+
+def test_every_size_of_federation(selector_option, run_of):
+    for num_clients in range(1, NUM_CLIENTS + 1):
+        run = run_of(selector_option, num_clients=num_clients)
+        for round in range(1, 4):
+            run.round(round, max(1, num_clients // 2), range(num_clients))
+
+
+@given(st.data())
+@settings(max_examples=30)
+def test_whoever_is_away_and_however_many_are_asked_for(selector_option, run_of, same, through_a_file, data):
+    """Several rounds with clients coming and going; somewhere in between the selector is saved, loaded, and goes on alike."""
+    num_rounds = 6
+    run = run_of(selector_option, seed=data.draw(st.integers(0, 3)))
+    loaded_after = data.draw(st.integers(1, num_rounds - 1))
+    loaded = None
+    for round in range(1, num_rounds + 1):
+        available = sorted(data.draw(st.sets(st.integers(0, NUM_CLIENTS - 1), min_size=1)))
+        arrived = data.draw(st.sets(st.integers(0, NUM_CLIENTS - 1)))
+        cohort_size = data.draw(st.integers(1, NUM_CLIENTS))
+        cohort = run.round(round, cohort_size, available, arrived)
+        if loaded is not None:
+            assert loaded.round(round, cohort_size, available, arrived) == cohort
+            assert same(loaded.selector.state_dict(), run.selector.state_dict())
+        if round == loaded_after:
+            loaded = run_of(selector_option, seed=run.seed)
+            loaded.selector.load_state_dict(through_a_file(run.selector.state_dict()))
+            loaded.disclosed.update({name: dict(answers) for name, answers in run.disclosed.items()})
+
+
+def test_a_saved_state_is_not_changed_afterwards(selector_option, run_of, same, through_a_file):
+    run = run_of(selector_option)
+    for round in range(1, 4):
+        run.round(round, 3, range(NUM_CLIENTS))
+        saved = run.selector.state_dict()
+        copy = through_a_file(saved)
+        run.round(round + 10, 3, range(NUM_CLIENTS))
+        assert same(saved, copy)
+
+
+def test_everything_random_comes_from_the_context(selector_option, run_of):
+    """Two selectors made at different times choose alike under one seed."""
+    cohorts = []
+    for _ in range(2):
+        run = run_of(selector_option, seed=5)
+        cohorts.append([run.round(round, 3, range(NUM_CLIENTS)) for round in range(1, 6)])
+        np.random.default_rng().random(3)
+    assert cohorts[0] == cohorts[1]

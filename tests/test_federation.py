@@ -1,0 +1,551 @@
+"""The contracts of a round: who takes part, what is lost on the way, what crosses, and what a failure leaves behind."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from fedfacet import checkpoint, rng, state
+from fedfacet.aggregators.fedavg import FedAvg
+from fedfacet.aggregators.fedavgm import FedAvgM
+from fedfacet.build import build
+from fedfacet.callbacks.base import Callback
+from fedfacet.clients.local_training import LocalTraining, federated_module
+from fedfacet.clients.queries.base import Query
+from fedfacet.clients.queries.true_heterogeneity import TrueHeterogeneity
+from fedfacet.clients.runtime import ClientRuntime
+from fedfacet.config import compose_job
+from fedfacet.corrections.base import Correction
+from fedfacet.data.dataset import Dataset, InMemoryImages
+from fedfacet.engines.sequential import SequentialEngine
+from fedfacet.errors import BadUpdateError, CheckpointError, Interrupted, SelectionError
+from fedfacet.federation import Federation
+from fedfacet.objectives.classification import ClassificationObjective
+from fedfacet.participation.base import Participation
+from fedfacet.selectors.all import AllSelector
+from fedfacet.selectors.base import ClientSelector
+from fedfacet.selectors.round_robin import RoundRobinSelector
+from fedfacet.selectors.uniform import UniformSelector
+from fedfacet.transforms.base import UpdateTransform
+from fedfacet.types import Answer, Partition
+
+NUM_CLIENTS = 5
+SAMPLES = 10
+NUM_FLOATS = 6 * 2 + 2  # of a linear layer from 6 pixels to 2 classes
+
+
+class Scripted(Participation):
+    """Who is there and how it ends, said beforehand."""
+
+    def __init__(self, available=range(NUM_CLIENTS), outcomes=None):
+        self.there = tuple(available)
+        self.outcomes = outcomes or {}
+
+    def available(self, num_clients, rng):
+        return self.there
+
+    def outcome(self, client_id, rng):
+        return self.outcomes.get(client_id, 1.0)
+
+
+class Chosen(ClientSelector):
+    """Who is selected, said beforehand."""
+
+    def __init__(self, *cohort, query=None, asked=()):
+        self.cohort = list(cohort)
+        self.query = query
+        self.asked = asked
+
+    def cohort_size(self, context):
+        return len(self.cohort)
+
+    def select(self, context):
+        if self.query is not None:
+            context.ask(self.query, self.asked)
+        return list(self.cohort)
+
+
+class Spoil(UpdateTransform):
+    """Spoils the updates of some clients on their way out."""
+
+    def __init__(self, spoil, *client_ids):
+        self.spoil = spoil
+        self.client_ids = client_ids
+
+    def apply(self, update, rng):
+        return self.spoil(update) if update.client_id in self.client_ids else update
+
+
+def with_delta(**tensors):
+    return lambda update: replace(update, delta=update.delta | {f"1.{name}": tensor for name, tensor in tensors.items()})
+
+
+NAN = with_delta(bias=torch.tensor([0.0, float("nan")]))
+
+
+@pytest.fixture
+def make():
+    """Return a function that puts five clients with ten samples each behind a server."""
+
+    def build_federation(
+        *,
+        selector=None,
+        participation=None,
+        aggregator=None,
+        transforms=(),
+        correction=None,
+        callbacks=None,
+        cohort_size=3,
+        local=None,
+        **settings,
+    ):
+        draw = np.random.default_rng(0)
+        total = NUM_CLIENTS * SAMPLES
+        positions = np.arange(total)
+        dataset = Dataset(
+            images=InMemoryImages(torch.from_numpy(draw.integers(0, 256, size=(total, 1, 2, 3))).to(torch.uint8)),
+            y=draw.integers(2, size=total),
+            a=draw.integers(2, size=total),
+            train=positions,
+            test=positions,
+            val=None,
+            class_names=("0", "1"),
+            attribute_names=("0", "1"),
+            mean=(0.5,),
+            std=(0.3,),
+        )
+        partition = Partition(tuple(np.split(positions, NUM_CLIENTS)))
+        with rng.forked(0, "weights"):
+            model = nn.Sequential(nn.Flatten(), nn.Linear(6, 2))
+
+        def sgd(parameters):
+            return torch.optim.SGD(parameters, lr=0.1)
+
+        objective = ClassificationObjective(model, correction=correction, optimizer=sgd)
+        engine = SequentialEngine(device="cpu")
+        local = local if local is not None else LocalTraining(batch_size=4)
+        engine.setup(ClientRuntime(objective, sgd, dataset, partition, local, transforms, torch.device("cpu")))
+        return Federation(
+            **{
+                "model": state.clone(federated_module(objective).state_dict()),
+                "num_clients": NUM_CLIENTS,
+                "partition_digest": partition.digest,
+                "engine": engine,
+                "selector": selector if selector is not None else UniformSelector(),
+                "aggregator": aggregator if aggregator is not None else FedAvg(),
+                "participation": participation if participation is not None else Scripted(),
+                "rounds": 10,
+                "cohort_size": cohort_size,
+                "seed": 1,
+                "callbacks": callbacks,
+            }
+            | settings
+        )
+
+    return build_federation
+
+
+def fingerprint(federation):
+    saved = federation.state
+    aggregator = {name: state.digest(bundle) for name, bundle in saved.aggregator.items()}
+    return state.digest(saved.model), aggregator, saved.selector, saved.memory, saved.participation_counts, saved.disclosures
+
+
+# --- clients that are away, drop out or are slow ---------------------------------------------------------------------------
+
+
+def test_only_available_clients_are_selected(make):
+    federation = make(participation=Scripted(available=[1, 4]))
+    for _ in range(5):
+        assert sorted(federation.run_round().cohort) == [1, 4]  # three were asked for, two are there
+    assert federation.state.participation_counts == [0, 5, 0, 0, 5]
+
+
+@pytest.mark.parametrize("selector", [UniformSelector, AllSelector, RoundRobinSelector])
+def test_with_nobody_there_the_round_passes_and_changes_nothing(selector, make):
+    federation = make(selector=selector(), aggregator=FedAvgM())
+    federation.run_round()
+    before = fingerprint(federation)
+    federation.participation = Scripted(available=[])
+    result = federation.run_round()
+    assert fingerprint(federation) == before
+    assert federation.state.round == result.round == 2
+    assert (result.cohort, result.arrived) == ((), ())
+    assert np.isnan(result.metrics["train/loss"])
+    assert result.metrics["train/num_steps"] == 0
+    assert result.ledger.floats_down == result.ledger.floats_up == 0
+
+
+def test_when_all_drop_out_only_the_downlink_was_used(make):
+    federation = make(aggregator=FedAvgM(), selector=UniformSelector())
+    federation.run_round()
+    before = fingerprint(federation)
+    federation.participation = Scripted(outcomes=dict.fromkeys(range(NUM_CLIENTS), 0.0))
+    result = federation.run_round()
+    assert fingerprint(federation) == before
+    assert federation.state.round == 2
+    assert len(result.cohort) == 3
+    assert result.arrived == ()
+    assert result.ledger.floats_down == 3 * NUM_FLOATS
+    assert result.ledger.floats_up == 0
+
+
+@pytest.mark.parametrize("weighting", ["equal", "samples"])
+def test_a_client_that_drops_out_leaves_no_trace_but_its_download(weighting, make):
+    lossy = make(selector=Chosen(0, 3, 2), participation=Scripted(outcomes={3: 0.0}), aggregator=FedAvgM(weighting=weighting))
+    short = make(selector=Chosen(0, 2), aggregator=FedAvgM(weighting=weighting))
+    lost, plain = lossy.run_round(), short.run_round()
+    assert fingerprint(lossy) == fingerprint(short)
+    assert (lost.cohort, lost.arrived) == ((0, 3, 2), (0, 2))
+    assert lost.metrics["train/loss"] == plain.metrics["train/loss"]
+    assert lost.ledger.floats_down - plain.ledger.floats_down == NUM_FLOATS
+    assert lost.ledger.floats_up == plain.ledger.floats_up == 2 * NUM_FLOATS
+
+
+def test_round_robin_does_not_ask_a_client_that_dropped_out_before_the_others(make):
+    federation = make(selector=RoundRobinSelector(), participation=Scripted(outcomes={0: 0.0}), cohort_size=1)
+    assert sorted(federation.run_round().cohort[0] for _ in range(NUM_CLIENTS)) == list(range(NUM_CLIENTS))
+    assert federation.state.participation_counts == [0, 1, 1, 1, 1]
+
+
+def test_stragglers_finish_a_part_of_their_steps(make):
+    """Ten samples in batches of 4 are 3 steps an epoch; 2 epochs are 6."""
+    outcomes = {0: 1.0, 1: 0.5, 2: 0.34, 3: 0.01, 4: 5 / 6}
+    seen = {}
+
+    class Watch(Callback):
+        needs_updates = True
+
+        def on_updates(self, round, before, updates, after):
+            seen.update({update.client_id: update.num_steps for update in updates})
+
+    federation = make(
+        selector=AllSelector(),
+        participation=Scripted(outcomes=outcomes),
+        callbacks={"watch": Watch()},
+        local=LocalTraining(amount=2, batch_size=4),
+    )
+    result = federation.run_round()
+    assert seen == {0: 6, 1: 3, 2: 3, 3: 1, 4: 5}
+    assert result.metrics["train/num_steps"] == 18
+
+
+# --- updates that cannot be used -------------------------------------------------------------------------------------------
+
+BAD = {
+    "nan": (NAN, "it holds NaN or infinite numbers"),
+    "infinite": (with_delta(bias=torch.tensor([float("inf"), 0.0])), "it holds NaN or infinite numbers"),
+    "nan buffer": (lambda update: replace(update, buffers={"1.bias": torch.full((2,), float("nan"))}), "it holds NaN"),
+    "nan extra": (lambda update: replace(update, extras={"control": torch.tensor(float("nan"))}), "it holds NaN"),
+    "shape": (with_delta(bias=torch.zeros(3)), r"its '1.bias' has shape \(3,\) instead of \(2,\)"),
+    "broadcastable shape": (with_delta(bias=torch.zeros(1)), r"its '1.bias' has shape \(1,\) instead of \(2,\)"),
+    "name": (with_delta(scale=torch.zeros(2)), "it holds a tensor '1.scale' that the model does not have"),
+    "lacking": (lambda update: replace(update, delta={"1.bias": update.delta["1.bias"]}), "it lacks '1.weight'"),
+}
+
+
+@pytest.mark.parametrize("fault", BAD)
+def test_a_bad_update_is_refused_by_client_and_round(fault, make):
+    spoil, message = BAD[fault]
+    federation = make(selector=Chosen(0, 3, 2), aggregator=FedAvgM())
+    federation.run_round()
+    before = fingerprint(federation)
+    spoiled = make(selector=Chosen(0, 3, 2), aggregator=FedAvgM(), transforms=[Spoil(spoil, 3)])
+    spoiled.restore(federation.state)
+    with pytest.raises(BadUpdateError, match=f"from client 3 in round 2, but {message}.*federation.on_bad_update=drop"):
+        spoiled.run_round()
+    assert fingerprint(spoiled) == before
+    assert spoiled.state.round == 1
+
+
+@pytest.mark.parametrize("fault", BAD)
+def test_a_bad_update_can_be_dropped(fault, make, caplog):
+    spoil, _ = BAD[fault]
+    lossy = make(selector=Chosen(0, 3, 2), transforms=[Spoil(spoil, 3)], on_bad_update="drop")
+    short = make(selector=Chosen(0, 2))
+    result = lossy.run_round()
+    short.run_round()
+    assert fingerprint(lossy) == fingerprint(short)
+    assert (result.cohort, result.arrived) == ((0, 3, 2), (0, 2))
+    assert "client 3 in round 1" in caplog.text
+
+
+@pytest.mark.parametrize("fault", sorted(BAD.keys() - {"lacking"}))  # which of two that differ is right, nobody can say
+def test_the_first_update_may_be_the_bad_one_too(fault, make):
+    lossy = make(selector=Chosen(3, 0, 2), transforms=[Spoil(BAD[fault][0], 3)], on_bad_update="drop")
+    short = make(selector=Chosen(0, 2))
+    lossy.run_round()
+    short.run_round()
+    assert fingerprint(lossy) == fingerprint(short)
+
+
+def test_with_all_updates_dropped_nothing_changes(make):
+    federation = make(selector=Chosen(0, 1), transforms=[Spoil(NAN, 0, 1)], on_bad_update="drop", aggregator=FedAvgM())
+    before = fingerprint(federation)
+    assert federation.run_round().arrived == ()
+    assert fingerprint(federation) == before
+    assert federation.state.round == 1
+
+
+def test_a_diverging_learning_rate_is_caught(make):
+    federation = make(selector=Chosen(2), local=LocalTraining(unit="steps", amount=3))
+    for name in federation.state.model:
+        federation.state.model[name] = federation.state.model[name] * 3e38
+    with pytest.raises(BadUpdateError, match=r"from client 2 in round 1.*lower the learning rate"):
+        federation.run_round()
+
+
+# --- selectors that break their contract -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("cohort", "fault"),
+    [
+        ([0, 0, 1], r"got \[0, 0, 1\]: mend its `select`"),
+        ([0, 4, 1], r"got \[0, 4, 1\], .* \[4\] are away"),
+        ([0, 1, 99], r"got .* \[99\] are away"),
+        ([0, -1, 1], r"got .* \[-1\] are away"),
+    ],
+)
+def test_a_wrong_cohort_is_refused(cohort, fault, make):
+    federation = make(selector=Chosen(*cohort), participation=Scripted(available=[0, 1, 2, 3]))
+    with pytest.raises(SelectionError, match=f"Expected Chosen to select 3 distinct available clients in round 1, but {fault}"):
+        federation.run_round()
+    assert federation.state.round == 0
+
+
+@pytest.mark.parametrize("cohort", [[0, 1], [0, 1, 2, 3], []])
+def test_a_cohort_of_another_size_is_refused(cohort, make):
+    class Miscounting(Chosen):
+        def cohort_size(self, context):
+            return 3
+
+    with pytest.raises(SelectionError, match="Expected Miscounting to select 3 distinct available clients"):
+        make(selector=Miscounting(*cohort)).run_round()
+
+
+def test_asking_somebody_who_is_away_is_refused(make):
+    selector = Chosen(0, query=TrueHeterogeneity(), asked=[0, 4])
+    federation = make(selector=selector, participation=Scripted(available=[0, 1]))
+    with pytest.raises(SelectionError, match=r"Expected Chosen to ask only clients that are available in round 1, but \[4\]"):
+        federation.run_round()
+
+
+def test_numbers_of_numpy_become_pythons(make):
+    result = make(selector=Chosen(*np.array([2, 0]))).run_round()
+    assert result.cohort == (2, 0)
+    assert {type(client_id) for client_id in result.cohort} == {int}
+
+
+# --- what crosses ----------------------------------------------------------------------------------------------------------
+
+
+class CountSamples(Query):
+    """Three floats about one look at all samples."""
+
+    name = "count"
+
+    def __init__(self, needs_model):
+        self.needs_model = needs_model
+
+    def answer(self, context):
+        return Answer(len(context.data), floats_up=3, samples=len(context.data))
+
+
+def test_a_plain_rounds_ledger(make):
+    ledger = make(selector=Chosen(0, 3, 2)).run_round().ledger
+    assert (ledger.floats_down, ledger.floats_up) == (3 * NUM_FLOATS, 3 * NUM_FLOATS)
+    assert ledger.query_floats_down == ledger.query_floats_up == ledger.query_samples == 0
+
+
+@pytest.mark.parametrize(("needs_model", "floats_down"), [(True, 2 * NUM_FLOATS), (False, 0)])
+def test_a_query_sends_the_model_to_those_who_do_not_get_it_anyway(needs_model, floats_down, make):
+    selector = Chosen(0, 3, query=CountSamples(needs_model), asked=[3, 1, 4])
+    federation = make(selector=selector)
+    result = federation.run_round()
+    assert result.ledger.query_floats_down == floats_down  # to 1 and 4: 3 is in the cohort
+    assert result.ledger.query_floats_up == 9
+    assert result.ledger.query_samples == 30
+    assert result.ledger.floats_down == 2 * NUM_FLOATS
+    assert federation.state.disclosures == {"count": {3: 10, 1: 10, 4: 10}}
+    assert {name: value for name, value in result.metrics.items() if name.startswith("comm/")} == {
+        "comm/floats_down": 2 * NUM_FLOATS,
+        "comm/floats_up": 2 * NUM_FLOATS,
+        "comm/query_floats_down": floats_down,
+        "comm/query_floats_up": 9,
+        "comm/query_samples": 30,
+    }
+
+
+@pytest.fixture
+def main_job(tmp_path):
+    def make_job(*overrides):
+        config, _ = compose_job("train", ["experiment=digits_gsc", "callbacks=evaluate", *overrides])
+        config.logger = {}
+        return build(config, tmp_path)
+
+    return make_job
+
+
+def test_uniform_selection_costs_the_models_alone(main_job):
+    federation = main_job("selector=uniform")
+    size = state.num_floats(federation.state.model)
+    for _ in range(2):
+        ledger = federation.run_round().ledger
+        assert (ledger.floats_down, ledger.floats_up) == (9 * size, 9 * size)
+        assert ledger.query_floats_down == ledger.query_floats_up == ledger.query_samples == 0
+
+
+@pytest.mark.parametrize("pretraining_rounds", [0, 1, 2])
+def test_feddiverse_costs_three_floats_per_client_once(pretraining_rounds, main_job):
+    """Asked in round T_0, when all 24 train anyway, no model travels for it; with T_0 = 0 it does, to all but the 9."""
+    federation = main_job(f"selector.pretraining_rounds={pretraining_rounds}", "heterogeneity.bias_steps=2")
+    size = state.num_floats(federation.state.model)
+    asked_in = max(1, pretraining_rounds)
+    for round in range(1, 5):
+        result = federation.run_round()
+        ledger, cohort_size = result.ledger, 24 if round <= pretraining_rounds else 9
+        assert len(result.cohort) == cohort_size
+        assert (ledger.floats_down, ledger.floats_up) == (cohort_size * size, cohort_size * size)
+        if round == asked_in:
+            assert ledger.query_floats_up == 24 * 3
+            assert ledger.query_samples == 24 * (2 * 28 + 40)  # two biased batches and one pass
+            assert ledger.query_floats_down == (24 - cohort_size) * size
+        else:
+            assert ledger.query_floats_up == ledger.query_samples == ledger.query_floats_down == 0
+
+
+def test_known_attributes_cost_no_model(main_job):
+    federation = main_job("selector.pretraining_rounds=0", "heterogeneity=true")
+    ledger = federation.run_round().ledger
+    assert (ledger.query_floats_up, ledger.query_floats_down, ledger.query_samples) == (72, 0, 0)
+
+
+# --- what survives ---------------------------------------------------------------------------------------------------------
+
+
+class Remembering(Correction):
+    """Counts its client's rounds in the client's own memory, and tells the server."""
+
+    def on_client_start(self, parameters, broadcast, memory):
+        self.count = memory.get("count", torch.tensor(0.0)) + 1
+
+    def on_client_end(self, delta, num_steps):
+        return {"count": self.count.clone()}, {"count": self.count.clone()}
+
+
+def test_a_clients_memory_waits_for_its_next_round(make):
+    federation = make(selector=RoundRobinSelector(), correction=Remembering(), cohort_size=2)
+    for _ in range(5):
+        ledger = federation.run_round().ledger
+        assert ledger.floats_up == 2 * (NUM_FLOATS + 1)  # what is sent along is counted, what is kept is not
+    assert {client_id: memory["count"].item() for client_id, memory in federation.state.memory.items()} == dict.fromkeys(
+        range(NUM_CLIENTS), 2.0
+    )
+
+
+def test_who_drops_out_remembers_nothing_of_it(make):
+    federation = make(selector=AllSelector(), correction=Remembering())
+    federation.run_round()
+    federation.participation = Scripted(outcomes={1: 0.0})
+    federation.run_round()
+    assert [federation.state.memory[client_id]["count"].item() for client_id in range(NUM_CLIENTS)] == [2, 1, 2, 2, 2]
+
+
+def test_the_broadcast_model_is_never_written_to(make):
+    federation = make(aggregator=FedAvgM())
+    for _ in range(3):
+        before = federation.state.model
+        digest = state.digest(before)
+        federation.run_round()
+        assert state.digest(before) == digest
+        assert federation.state.model is not before
+
+
+def test_an_interrupted_round_has_not_happened(make):
+    """Stopped after any number of clients, a second attempt at the round gives what an undisturbed one gives."""
+    whole = make(aggregator=FedAvgM(), selector=RoundRobinSelector())
+    for _ in range(2):
+        whole.run_round()
+    for allowed in range(4):  # one poll before the round, one per client
+        federation = make(aggregator=FedAvgM(), selector=RoundRobinSelector(), rounds=2)
+        federation.run_round()
+        before = fingerprint(federation)
+        calls = iter(range(allowed))
+
+        def poll(calls=calls):
+            if next(calls, None) is None:
+                raise Interrupted(2)
+
+        with pytest.raises(Interrupted):
+            federation.fit(poll)
+        assert fingerprint(federation) == before
+        assert federation.state.round == 1
+        federation.fit()
+        assert fingerprint(federation) == fingerprint(whole)
+
+
+def test_updates_are_kept_only_for_those_who_need_them(make):
+    class Watch(Callback):
+        def __init__(self, wanted):
+            self.needs_updates = wanted
+            self.seen = []
+
+        def on_updates(self, round, before, updates, after):
+            self.seen.append((round, [update.client_id for update in updates], before, after))
+
+    eager, idle = Watch(True), Watch(False)
+    federation = make(selector=Chosen(2, 0), callbacks={"eager": eager, "idle": idle})
+    start = federation.state.model
+    federation.run_round()
+    (round, client_ids, before, after), *more = eager.seen
+    assert (round, client_ids, more, idle.seen) == (1, [2, 0], [], [])
+    assert before is start
+    assert after is federation.state.model
+
+
+def test_every_callback_hears_of_the_end(make):
+    heard = []
+
+    class Failing(Callback):
+        def on_fit_end(self, federation, status):
+            heard.append(status)
+            raise RuntimeError("no network")
+
+    class Last(Failing):
+        def on_fit_end(self, federation, status):
+            heard.append(status)
+
+    federation = make(callbacks={"first": Failing(), "last": Last()}, rounds=1)
+    with pytest.raises(RuntimeError, match="no network"):
+        federation.fit()
+    assert heard == ["finished", "finished"]
+    assert federation.state.round == 1
+
+
+def test_a_checkpoint_of_another_partition_is_refused(make, tmp_path):
+    federation = make()
+    federation.run_round()
+    checkpoint.save(tmp_path / "last.ckpt", federation.state, {})
+    other = make(partition_digest="another")
+    with pytest.raises(CheckpointError, match="Expected a checkpoint of the partition with digest another"):
+        other.restore(checkpoint.load(tmp_path / "last.ckpt")[0])
+    assert other.state.round == 0
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"rounds": 0}, "Expected `federation.rounds` to be a whole number, 1 or larger, but got 0"),
+        ({"rounds": 2.5}, "Expected `federation.rounds` to be a whole number"),
+        ({"cohort_size": 0}, "Expected `federation.cohort_size` between 1 and the federation's 5 clients, but got 0"),
+        ({"cohort_size": 6}, "between 1 and the federation's 5 clients, but got 6: lower it or choose a partition"),
+        ({"seed": -1}, "Expected `seed` to be a whole number, 0 or larger, but got -1"),
+        ({"on_bad_update": "ignore"}, "Expected `federation.on_bad_update` to be 'raise' or 'drop', but got 'ignore'"),
+    ],
+)
+def test_impossible_settings_are_refused(settings, message, make):
+    with pytest.raises(ValueError, match=message):
+        make(**settings)
