@@ -7,11 +7,26 @@ import torch
 from fedfacet import build, config
 
 
+@pytest.fixture(scope="module")
+def load(tmp_path_factory):
+    """Return a function: option -> its data for a smoke run, loaded once."""
+    known = {}
+
+    def load(option, *, anew=False):
+        if option not in known or anew:
+            with pytest.MonkeyPatch.context() as patch:
+                patch.setattr("tempfile.tempdir", str(tmp_path_factory.mktemp(option)))
+                job, _ = config.compose_job("train", [f"dataset={option}", "debug=smoke"])
+                build._load_data.cache_clear()
+                known[option] = build.load_data(job)
+        return known[option]
+
+    return load
+
+
 @pytest.fixture
-def data(dataset_option, tmp_path, monkeypatch):
-    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-    job, _ = config.compose_job("train", [f"dataset={dataset_option}", "debug=smoke"])
-    return build.load_data(job)
+def data(dataset_option, load):
+    return load(dataset_option)
 
 
 def test_splits_clients_and_validation_are_disjoint_and_sorted(data):
@@ -63,9 +78,9 @@ def test_fetching_does_not_hand_out_the_store_itself(data):
     assert torch.equal(data.dataset.batch(data.dataset.test[:2]).x, before)
 
 
-def test_loading_again_gives_the_same(data, dataset_option, tmp_path):
-    build._load_data.cache_clear()
-    again = build.load_data(config.compose_job("train", [f"dataset={dataset_option}", "debug=smoke"])[0])
+def test_loading_again_gives_the_same(data, dataset_option, load):
+    again = load(dataset_option, anew=True)
+    assert again is not data
     assert again.partition.digest == data.partition.digest
     assert np.array_equal(again.val, data.val)
     assert torch.equal(again.dataset.batch(data.val).x, data.dataset.batch(data.val).x)

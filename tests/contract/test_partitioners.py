@@ -26,7 +26,7 @@ def test_clients_are_sorted_disjoint_and_in_range(partitioner, pool):
         assert client.dtype == np.int64
         assert len(client) > 0
         assert (np.diff(client) > 0).all(), "sorted, no sample twice"
-        assert 0 <= client[0]
+        assert client[0] >= 0
         assert client[-1] < len(pool[0])
     dealt = np.concatenate(partition.indices)
     assert len(np.unique(dealt)) == len(dealt), "no sample has two owners"
@@ -63,7 +63,7 @@ def test_labels_are_not_written_to(partitioner, pool):
 
 
 def test_the_order_of_the_data_set_does_not_leak(partitioner, pool):
-    """Within a cell, a sample's place in the list says nothing about its owner: whatever the list is sorted by is spread out."""
+    """Within a cell, a sample's place in the list says nothing about its owner, whatever the list is sorted by."""
     y, a = pool
     owner = np.full(len(y), -1)
     for client_id, client in enumerate(partitioner.partition(y, a).indices):

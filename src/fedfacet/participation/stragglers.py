@@ -33,5 +33,5 @@ class Stragglers(Participation):
 
     def outcome(self, client_id: int, rng: np.random.Generator) -> float:
         """Return the finished part of the steps."""
-        straggles, fraction = rng.random(2)
+        straggles, fraction = rng.random(2).tolist()
         return self.min_fraction + (1 - self.min_fraction) * fraction if straggles < self.straggler_probability else 1.0
