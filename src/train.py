@@ -107,7 +107,7 @@ def how_to_go_on(run_dir: Path) -> str:
     """Return the command that goes on with a run that was stopped."""
     if not (run_dir / "checkpoints" / "last.ckpt").exists():
         return f"nothing was saved, so remove {run_dir} and start again."
-    return f"to go on:\n  python src/train.py {shlex.quote(f'resume={run_dir}')}"
+    return f"to go on:\n  python src/train.py {shlex.quote(configuration.override_of('resume', run_dir))}"
 
 
 def out_of_space(error: BaseException | None) -> bool:

@@ -4,6 +4,7 @@ With ``build.py`` the only room that sees a config.
 """
 
 import difflib
+import functools
 import hashlib
 import inspect
 import itertools
@@ -92,9 +93,7 @@ def compose_job(name: str, overrides: Sequence[str]) -> tuple[DictConfig, DictCo
             composed = compose(name, list(overrides), return_hydra_config=True)
         except _COMPOSE_ERRORS as error:
             raise ConfigError(_explain(name, overrides, error)) from None
-        base = compose(name, return_hydra_config=True)
-        usual = base.hydra.runtime.choices
-        base = _without_hydra(base)
+        base, usual = _usual(name)
         for override in overrides:
             if override.startswith("+"):
                 _check_added(name, composed, override)
@@ -111,6 +110,13 @@ def compose_job(name: str, overrides: Sequence[str]) -> tuple[DictConfig, DictCo
     for path, node in targets(config):
         check_arguments(path, node)
     return config, composed.hydra
+
+
+@functools.cache
+def _usual(name: str) -> tuple[DictConfig, dict[str, Any]]:
+    """Return a config as it is without overrides, and the options it chooses; to be called while Hydra is initialized."""
+    composed = compose(name, return_hydra_config=True)
+    return _without_hydra(composed), dict(composed.hydra.runtime.choices)
 
 
 def _without_hydra(config: DictConfig) -> DictConfig:
@@ -325,7 +331,7 @@ def _fits(value: Any, hint: Any) -> bool:
 
 def _explain(name: str, overrides: Sequence[str], error: Exception) -> str:
     """Say in one sentence what is wrong with the first override that does not compose by itself."""
-    groups = {str(key) for key in compose(name, return_hydra_config=True).hydra.runtime.choices}
+    groups = set(map(str, _usual(name)[1]))
     group_overrides = [override for override in overrides if override.split("=")[0].lstrip("+~") in groups]
     for override in overrides:
         others = [other for other in group_overrides if other != override]
@@ -367,7 +373,7 @@ def _explain_override(name: str, override: str, groups: set[str], error: Excepti
         else:
             hint = "choose one of these."
         return f"Expected `{key}` to be one of {', '.join(options)}, but got `{value}`: {hint}"
-    valid = _flat_keys(compose(name, return_hydra_config=key.startswith("hydra.")))
+    valid = _flat_keys(compose(name, return_hydra_config=True) if key.startswith("hydra.") else _usual(name)[0])
     if key in valid:
         return f"Expected a value that suits `{key}`, but got `{value}`: {_first_line(error)}"
     return _unknown(key, [*valid, *groups])
@@ -413,7 +419,7 @@ def _check_added(name: str, config: DictConfig, override: str) -> None:
         node = OmegaConf.select(config, ".".join(parts[:length]))
         if isinstance(node, DictConfig) and "_target_" in node:
             return  # check_arguments holds it to the signature
-    known = compose(name)
+    known = _usual(name)[0]
     if OmegaConf.select(known, key) is None and key not in _flat_keys(known):
         raise ConfigError(_unknown(key, _flat_keys(known)))
 
@@ -474,6 +480,19 @@ def preflight(name: str, argv: Sequence[str]) -> tuple[list[str], list[tuple[Dic
     return [argv[0], *options, *overrides], [(config, run_dir)]
 
 
+def override_of(key: str, value: object) -> str:
+    """Return the override from which Hydra reads a value as it is, quoted only where it must be."""
+    text = str(value)
+    try:
+        parsed = OverridesParser.create().parse_override(f"{key}={text}")
+        if not parsed.is_sweep_override() and parsed.value() == text:
+            return f"{key}={text}"
+    except HydraException:
+        pass
+    escaped = text.replace("'", "\\'")
+    return f"{key}='{escaped}'"
+
+
 def _value_of(key: str, overrides: Sequence[str]) -> str | None:
     """Return the value that a command line gives a key, without quotes; ``None`` where it gives none, or null."""
     given = [override for override in overrides if override.startswith(f"{key}=")]
@@ -497,8 +516,7 @@ def _resumed_overrides(resume: str, overrides: Sequence[str]) -> list[str]:
         )
     ours = ("resume=", "paths.output_dir=")
     kept = [override for override in [*OmegaConf.load(saved), *overrides] if not override.startswith(ours)]
-    folder = "'" + str(run_dir).replace("'", "\\'") + "'"
-    return [*kept, f"resume={folder}", f"paths.output_dir={folder}"]
+    return [*kept, override_of("resume", run_dir), override_of("paths.output_dir", run_dir)]
 
 
 def _check_resume(config: DictConfig, run_dir: Path) -> None:
@@ -524,7 +542,7 @@ def _check_unused(run_dir: Path) -> None:
         if (run_dir / "config.yaml").exists() or (run_dir / "metrics.csv").exists():
             raise ConfigError(
                 f"Expected a new output folder, but {run_dir} already holds a run: choose another paths.output_dir, or go on "
-                f"with that run by `resume={run_dir}`."
+                f"with that run by `{override_of('resume', run_dir)}`."
             )
         existing = next(parent for parent in [run_dir, *run_dir.absolute().parents] if parent.exists())
         with tempfile.TemporaryFile(dir=existing):  # asked for permission, root is told nothing about read-only systems

@@ -81,6 +81,7 @@ def test_where_present_yields_to_the_command_line():
 def test_it_runs_one_small_round(experiment_option, smoke):
     federation, run_dir = smoke(f"experiment={experiment_option}")
     assert federation.state.round == 1
+    assert max(federation.engine.runtime.dataset.images.fetch(np.array([0])).shape[-2:]) <= 32, "small images"
     with open(run_dir / "metrics.csv", newline="") as file:
         (row,) = csv.DictReader(file)
     cohort = row["cohort"].split()

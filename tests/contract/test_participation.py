@@ -1,5 +1,7 @@
 """What every model of participation keeps to."""
 
+import functools
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -8,7 +10,8 @@ from hypothesis import strategies as st
 
 @pytest.fixture(scope="module")
 def made(make_part):
-    return lambda option: make_part("participation", option)
+    """Return a function: option -> the model of participation, made once, since it keeps nothing."""
+    return functools.cache(functools.partial(make_part, "participation"))
 
 
 @given(num_clients=st.integers(1, 40), seed=st.integers(0, 100))

@@ -1,9 +1,10 @@
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from omegaconf import OmegaConf
 
+from fedfacet.data.validation import partition_and_hold_out
 from fedfacet.errors import InfeasiblePartitionError
 from fedfacet.heterogeneity import InteractionMatrix, measure_federation
 from fedfacet.partitioners.interaction_matrix import InteractionMatrixPartitioner
@@ -81,6 +82,7 @@ def test_a_scale_that_bends_a_triplet_is_refused(preset):
 
 @pytest.mark.parametrize("name", OF_THE_PAPER)
 @given(percent=st.integers(1, 100))
+@settings(max_examples=25)
 def test_an_accepted_scale_moves_no_triplet_beyond_the_tolerance(checkout, name, percent):
     settings = OmegaConf.to_object(OmegaConf.load(checkout / "conf" / "partition" / f"{name}.yaml"))
     full = [InteractionMatrix(group["matrix"]) for group in settings["clients"] for _ in range(group["count"])]
@@ -179,3 +181,11 @@ def test_impossible_arguments_are_refused(changed, message):
         InteractionMatrixPartitioner(**{"clients": [{"count": 1, "matrix": [[1, 1]]}]} | changed).partition(
             *pool(np.ones((1, 2), int))
         )
+
+
+def test_a_client_that_would_hold_nothing_is_refused(toy_dataset):
+    """Before any training, which would wait for its first batch forever."""
+    clients = [{"count": 2, "matrix": [[9, 9], [9, 9]]}, {"count": 1, "matrix": [[1, 0], [0, 0]]}]
+    partitioner = InteractionMatrixPartitioner(clients, scale=0.3, tolerance=1.0)
+    with pytest.raises(InfeasiblePartitionError, match=r"hold at least one sample, but clients \[2\] would hold none"):
+        partition_and_hold_out(toy_dataset(), partitioner)

@@ -1,0 +1,237 @@
+"""Stopping a run, at any moment and in any way, and going on with it."""
+
+import json
+import random
+import re
+import shlex
+import shutil
+import signal
+import time
+
+import pytest
+
+from fedfacet import checkpoint
+
+ROUNDS = "federation.rounds=10"
+EVERY_3 = "callbacks.save_checkpoint.every_n_rounds=3"
+ENDLESS = "local.amount=1000000"
+"""A client that never comes to an end."""
+
+
+def results(run):
+    """What must not depend on whether a run was stopped."""
+    summary = json.loads((run / "summary.json").read_text())
+    kept = (
+        "status",
+        "rounds",
+        "final",
+        "best",
+        "model_digest",
+        "participation_counts",
+        "bytes_up",
+        "bytes_down",
+        "query_bytes_up",
+    )
+    return {name: summary[name] for name in kept} | {
+        name: (run / name).read_bytes() for name in ("metrics.csv", "model/model.safetensors", "partition.json")
+    }
+
+
+def rounds_in(file):
+    """The rounds that a csv file has whole rows of."""
+    return [int(line.split(b",")[0]) for line in file.read_bytes().split(b"\n")[1:-1]] if file.exists() else []
+
+
+def saved_round(run):
+    return checkpoint.load(run / "checkpoints" / "last.ckpt")[0].round
+
+
+def command_in(text):
+    """The overrides of the command that a message ends with."""
+    return shlex.split(re.search(r"\n  python src/train\.py (.+)\n$", text)[1])
+
+
+@pytest.fixture(scope="module")
+def uninterrupted(start_in, tmp_path_factory):
+    """Return a function that returns the results of an uninterrupted run with some arguments; each is run once."""
+    known = {}
+
+    def uninterrupted(*arguments):
+        if arguments not in known:
+            folder = tmp_path_factory.mktemp("uninterrupted")
+            process = start_in(folder, *arguments, "paths.output_dir=run")
+            assert process.wait() == 0, process.err.read_text()
+            known[arguments] = results(folder / "run")
+        return known[arguments]
+
+    return uninterrupted
+
+
+@pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_a_stopped_run_saves_says_how_to_go_on_and_ends_as_if_it_had_not_been(
+    start, train, uninterrupted, tmp_path, number, status
+):
+    run = tmp_path / "run"
+    process = start(ROUNDS, "paths.output_dir=run", "callbacks.save_checkpoint.every_n_rounds=1000")
+    process.wait_until(lambda: len(rounds_in(run / "metrics.csv")) >= 3)
+    process.kill(number)
+    stopped = process.result()
+    assert stopped.status == status, stopped.err
+    assert f"{number.name}: stopping after the client in progress" in stopped.err
+    assert "Traceback" not in stopped.err
+    assert saved_round(run) == len(rounds_in(run / "metrics.csv")) >= 3
+    assert json.loads((run / "summary.json").read_text())["status"] == "interrupted"
+    assert not (run / "model").exists()
+    assert command_in(stopped.err) == [f"resume={run}"]
+    resumed = train(*command_in(stopped.err), fast=False)
+    assert resumed.status == 0, resumed.err
+    assert results(run) == uninterrupted(ROUNDS)
+    assert rounds_in(run / "timing.csv") == rounds_in(run / "metrics.csv")
+
+
+def test_rows_beyond_the_checkpoint_are_cut_back(start, trained, uninterrupted, tmp_path):
+    run = tmp_path / "run"
+    process = start(ROUNDS, EVERY_3, "paths.output_dir=run")
+    process.wait_until(lambda: len(rounds_in(run / "metrics.csv")) >= 5)
+    process.kill(signal.SIGKILL)
+    assert process.wait() == -signal.SIGKILL
+    assert saved_round(run) in (3, 6, 9)
+    with open(run / "metrics.csv", "a") as file:
+        file.write("11,torn row")  # what a death in the middle of a write would leave
+    trained("resume=run", fast=False)
+    assert results(run) == uninterrupted(ROUNDS)
+
+
+def test_a_run_killed_again_and_again_ends_the_same(start, trained, uninterrupted, tmp_path):
+    run = tmp_path / "run"
+    moments = random.Random(0)
+    arguments, fast = (ROUNDS, EVERY_3, "paths.output_dir=run"), True
+    for _ in range(4):
+        process = start(*arguments, fast=fast)
+        process.wait_until((run / "checkpoints" / "last.ckpt").exists)
+        time.sleep(moments.uniform(0, 1.5))
+        process.kill(signal.SIGKILL)
+        process.wait()
+        if (run / "summary.json").exists():
+            break
+        arguments, fast = ("resume=run",), False
+    else:
+        trained("resume=run", fast=False)
+    assert results(run) == uninterrupted(ROUNDS)
+    assert not list(run.rglob("*.part"))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("selector", ["feddiverse", "uniform", "round_robin"])
+@pytest.mark.parametrize("aggregator", ["fedavg", "fedavgm"])
+@pytest.mark.parametrize("campaign", range(5))
+def test_campaigns_of_random_kills(start, uninterrupted, tmp_path, selector, aggregator, campaign):
+    run = tmp_path / "run"
+    moments = random.Random(f"{selector} {aggregator} {campaign}")
+    method = (f"selector={selector}", f"aggregator={aggregator}", "participation=dropouts", ROUNDS)
+    every = f"callbacks.save_checkpoint.every_n_rounds={moments.choice((1, 2, 5))}"
+    kills = [signal.SIGKILL, signal.SIGTERM, signal.SIGINT]
+    for _ in range(100):
+        if (run / "checkpoints" / "last.ckpt").exists():
+            process = start("resume=run", fast=False)
+        else:
+            shutil.rmtree(run, ignore_errors=True)
+            process = start(*method, every, "paths.output_dir=run")
+        time.sleep(moments.uniform(0, 4))
+        process.kill(moments.choice(kills))
+        process.wait()
+        if (run / "summary.json").exists() and json.loads((run / "summary.json").read_text())["status"] == "finished":
+            break
+    assert results(run) == uninterrupted(*method)
+
+
+def test_a_run_killed_after_its_last_round_is_completed(trained, uninterrupted, tmp_path):
+    run = tmp_path / "run"
+    trained(ROUNDS, "paths.output_dir=run")
+    (run / "summary.json").unlink()
+    shutil.rmtree(run / "model")
+    result = trained("resume=run", fast=False)
+    assert results(run) == uninterrupted(ROUNDS)
+    assert "Test accuracy" in result.out
+
+
+def test_a_run_killed_before_its_configuration_was_written_starts_again_in_its_folder(start, trained, tmp_path):
+    run = tmp_path / "run"
+    process = start(ROUNDS, "paths.output_dir=run")
+    process.wait_until((run / ".hydra").exists)
+    process.kill(signal.SIGKILL)
+    process.wait()
+    for leftover in ("config.yaml", "partition.json", "checkpoints"):  # had it been a little later
+        assert not (run / leftover).exists()
+    trained("federation.rounds=1", "paths.output_dir=run")
+
+
+def test_a_run_stopped_before_its_first_round_goes_on(start, trained, uninterrupted, tmp_path):
+    run = tmp_path / "run"
+    process = start(ROUNDS, EVERY_3, "paths.output_dir=run")
+    process.wait_until((run / "checkpoints" / "last.ckpt").exists)
+    process.kill(signal.SIGKILL)
+    process.wait()
+    assert saved_round(run) == 0
+    process = start("resume=run", fast=False)
+    process.wait_until(lambda: "resume=" in (run / ".hydra" / "overrides.yaml").read_text())
+    process.kill(signal.SIGTERM)
+    process.wait()
+    trained("resume=run", fast=False)
+    assert results(run) == uninterrupted(ROUNDS)
+
+
+def test_a_longer_run_is_the_same_as_one_that_was_long_from_the_start(trained, uninterrupted, tmp_path):
+    run = tmp_path / "run"
+    trained("federation.rounds=3", "paths.output_dir=run")
+    trained("resume=run", "federation.rounds=6", fast=False)
+    trained(f"resume={run / 'checkpoints' / 'last.ckpt'}", ROUNDS, fast=False)  # and again
+    assert results(run) == uninterrupted(ROUNDS)
+
+
+def test_what_no_number_depends_on_may_change(trained, uninterrupted, tmp_path):
+    run = tmp_path / "run"
+    trained("federation.rounds=2", "paths.output_dir=run")
+    shutil.move(run, tmp_path / "elsewhere")
+    trained("resume=elsewhere", ROUNDS, EVERY_3, "logger=[]", "task=other", fast=False)
+    assert results(tmp_path / "elsewhere") == uninterrupted(ROUNDS)
+    assert not run.exists()
+
+
+def test_a_folder_of_any_name_can_be_resumed(start, trained, tmp_path):
+    name = "my run, a=b (1) 'x'"
+    quoted = name.replace("'", "\\'")
+    process = start(ROUNDS, f"paths.output_dir='{tmp_path}/{quoted}'")
+    process.wait_until(lambda: rounds_in(tmp_path / name / "metrics.csv"))
+    process.kill(signal.SIGINT)
+    assert process.wait() == 130
+    trained(*command_in(process.err.read_text()), fast=False)
+    assert len(rounds_in(tmp_path / name / "metrics.csv")) == 10
+
+
+def test_a_second_ctrl_c_stops_at_once(start, tmp_path):
+    process = start(ENDLESS, "paths.output_dir=run")
+    process.wait_until((tmp_path / "run" / "checkpoints" / "last.ckpt").exists)
+    time.sleep(0.5)  # until the first client trains
+    process.kill(signal.SIGINT)
+    process.wait_until(lambda: "once more to stop at once" in process.err.read_text())
+    time.sleep(1.1)
+    assert process.poll() is None
+    process.kill(signal.SIGINT)
+    stopped = process.result(seconds=10)
+    assert stopped.status == 130
+    assert "Stopped at once" in stopped.err
+    assert "Traceback" not in stopped.err
+    assert command_in(stopped.err) == [f"resume={tmp_path / 'run'}"]
+
+
+def test_a_signal_delivered_twice_does_not_lose_the_rounds(start, uninterrupted, trained, tmp_path):
+    """``kill -TERM -PGID`` reaches make and the run, and make passes its own on to the run."""
+    run = tmp_path / "run"
+    process = start(ROUNDS, "local.amount=60", "paths.output_dir=run", "callbacks.save_checkpoint.every_n_rounds=1000")
+    process.wait_until(lambda: len(rounds_in(run / "metrics.csv")) >= 1)
+    process.kill(signal.SIGTERM)
+    process.wait_until(lambda: "SIGTERM: stopping" in process.err.read_text())
+    process.kill(signal.SIGTERM)
+    assert process.wait() == 143
+    assert saved_round(run) == len(rounds_in(run / "metrics.csv")) >= 1

@@ -1,0 +1,169 @@
+"""What the rooms of the house may know of one another, read from their imports."""
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+SRC = Path(__file__).parents[2] / "src"
+FILES = sorted(SRC.rglob("*.py"))
+SERVER = [
+    SRC / "fedfacet" / "federation.py",
+    *(SRC / "fedfacet" / "selectors").glob("*.py"),
+    *(SRC / "fedfacet" / "aggregators").glob("*.py"),
+]
+VALUES = ["types", "rng", "state", "heterogeneity", "errors"]
+GLOBAL_TORCH = {"manual_seed", "seed", "set_rng_state", "seed_everything", "manual_seed_all"}
+DRAWS = {"rand", "randn", "randint", "randperm", "normal", "bernoulli", "multinomial", "rand_like", "randn_like"}
+
+
+def name_of(path):
+    return path.relative_to(SRC).as_posix()
+
+
+def imported(path):
+    """Return every module that a file imports, also inside functions and for type checkers only."""
+    modules = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            modules |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            modules |= {node.module, *(f"{node.module}.{alias.name}" for alias in node.names)}
+    return modules
+
+
+def inside(modules, room):
+    return sorted({module for module in modules if module == room or module.startswith(f"{room}.")})
+
+
+# The wall between the server and where the data lives
+
+
+@pytest.mark.parametrize("path", SERVER, ids=name_of)
+def test_server_rooms_do_not_import_data(path):
+    modules = set(imported(path))
+    assert not inside(modules, "fedfacet.data")
+    assert not inside(modules, "fedfacet.clients")
+
+
+def test_server_rooms_do_not_load_data_through_others():
+    """In a fresh interpreter, all of them together."""
+    modules = [".".join(path.relative_to(SRC).with_suffix("").parts) for path in SERVER if path.stem != "__init__"]
+    code = f"""
+import importlib, sys
+for name in {modules!r}:
+    importlib.import_module(name)
+print([name for name in sys.modules if name.startswith(("fedfacet.data", "fedfacet.clients"))])
+print("fedfacet.federation" in sys.modules)
+"""
+    printed = subprocess.run(
+        [sys.executable, "-c", code],
+        env={"PYTHONPATH": str(SRC), "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        check=True,
+    ).stdout.splitlines()
+    assert printed == ["[]", "True"]
+
+
+@pytest.mark.parametrize("room", ["selectors", "aggregators", "partitioners", "transforms", "participation"])
+def test_parts_import_values_and_their_own_base_alone(room):
+    """Law 5: they know values, not each other."""
+    allowed = tuple(f"fedfacet.{module}" for module in (*VALUES, room))
+    for path in (SRC / "fedfacet" / room).glob("*.py"):
+        modules = inside(imported(path), "fedfacet")
+        strangers = [m for m in modules if m != "fedfacet" and not m.startswith(allowed)]
+        assert not strangers, f"{name_of(path)} imports {strangers}"
+        siblings = [m for m in modules if m.startswith(f"fedfacet.{room}.") and not m.startswith(f"fedfacet.{room}.base")]
+        assert not siblings, f"{name_of(path)} imports {siblings}"
+
+
+def test_values_know_no_room():
+    rooms = {f"fedfacet.{path.name}" for path in (SRC / "fedfacet").iterdir() if path.is_dir()}
+    for module in VALUES:
+        strangers = {m for m in imported(SRC / "fedfacet" / f"{module}.py") if ".".join(m.split(".")[:2]) in rooms}
+        assert not strangers, f"{module}.py imports {strangers}"
+
+
+# Configs
+
+
+def test_only_config_and_build_see_a_config():
+    """The scripts do too, and the report reads the files that runs leave."""
+    readers = {"fedfacet/config.py", "fedfacet/build.py", "fedfacet/analysis/runs.py"}
+    package = [path for path in FILES if path.parent != SRC and name_of(path) not in readers]
+    seen = {name_of(path): inside(imported(path), "hydra") + inside(imported(path), "omegaconf") for path in package}
+    assert not {name: modules for name, modules in seen.items() if modules}
+
+
+def test_the_package_does_not_import_the_scripts():
+    scripts = {file.stem for file in SRC.glob("*.py")}
+    seen = {name_of(path): {module.split(".")[0] for module in imported(path)} & scripts for path in FILES}
+    assert not {name: modules for name, modules in seen.items() if modules}
+
+
+def test_scripts_are_not_named_like_modules_of_python():
+    assert not {file.stem for file in SRC.glob("*.py")} & sys.stdlib_module_names
+
+
+# Randomness
+
+
+def global_draws(path):
+    """Return what a file does with generators that the whole process shares."""
+    faults = ["import random"] if inside(imported(path), "random") else []
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Attribute):
+            used = ast.unparse(node)
+            numpys = used.startswith(("np.random.", "numpy.random.")) and not used.endswith(".Generator")
+            torchs = node.attr in GLOBAL_TORCH and used.startswith(("torch.", "L.", "lightning."))
+            faults += [used] if numpys or torchs else []
+        elif isinstance(node, ast.Call):
+            called = ast.unparse(node.func)
+            draws = called.startswith("torch.") and called.split(".")[-1] in DRAWS
+            faults += [called] if draws and "generator" not in {keyword.arg for keyword in node.keywords} else []
+    return faults
+
+
+def test_nobody_but_rng_touches_a_global_generator():
+    """Law 2: not Python's, not numpy's, and torch's only inside ``rng.forked``, by layers that know no other."""
+    faults = {name_of(path): global_draws(path) for path in FILES if name_of(path) != "fedfacet/rng.py"}
+    assert not {name: used for name, used in faults.items() if used}
+
+
+# The readers above, or nothing here could fail
+
+
+def test_imports_are_found_wherever_they_stand(tmp_path):
+    file = tmp_path / "module.py"
+    file.write_text(
+        "import a.b\nif TYPE_CHECKING:\n    import e\n\n\ndef f():\n    from fedfacet.data.dataset import Dataset\n"
+    )
+    assert imported(file) == {"a.b", "e", "fedfacet.data.dataset", "fedfacet.data.dataset.Dataset"}
+    assert inside(imported(file), "fedfacet.data")
+    assert not inside(imported(file), "fedfacet.dat")
+
+
+@pytest.mark.parametrize(
+    ("line", "found"),
+    [
+        ("import random", True),
+        ("from random import choice", True),
+        ("np.random.seed(0)", True),
+        ("np.random.rand(3)", True),
+        ("np.random.default_rng(0)", True),
+        ("torch.manual_seed(0)", True),
+        ("torch.cuda.manual_seed_all(0)", True),
+        ("L.seed_everything(0)", True),
+        ("torch.randperm(5)", True),
+        ("torch.randperm(5, generator=own)", False),
+        ("def f(rng: np.random.Generator): rng.random(3)", False),
+        ("rng.stream(0, 'selection').permutation(3)", False),
+    ],
+)
+def test_global_draws_are_found(tmp_path, line, found):
+    file = tmp_path / "module.py"
+    file.write_text(line)
+    assert bool(global_draws(file)) is found
