@@ -2,8 +2,10 @@
 
 import errno
 import json
+import os
 import shlex
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -56,7 +58,7 @@ def train(config: DictConfig) -> float | None:
         federation = build(config, run_dir)
         if saved is not None:
             federation.restore(saved)
-        write_run_folder(run_dir, config, load_data(config))
+        write_run_folder(run_dir, config, load_data(config), own.overrides.task)
         with Interruption() as interruption:
             federation.fit(interruption.poll)
     except Interrupted as stop:
@@ -82,12 +84,10 @@ def train(config: DictConfig) -> float | None:
     return worst
 
 
-def write_run_folder(run_dir: Path, config: DictConfig, data: "FederatedData") -> None:
-    """Write what is known before the first round: the resolved configuration and the partition."""
-    run_dir.mkdir(parents=True, exist_ok=True)
+def write_run_folder(run_dir: Path, config: DictConfig, data: "FederatedData", overrides: Sequence[str]) -> None:
+    """Write what is known before the first round: the resolved configuration, the overrides for a resume, the partition."""
     settings = configuration.plain(config) | {"resume": None}
     settings["paths"]["output_dir"] = str(run_dir)  # what ${now:...} was, and a job of a sweep lies elsewhere
-    (run_dir / "config.yaml").write_text(OmegaConf.to_yaml(settings))
     clients = [client.tolist() for client in data.partition.indices]
     counts = [matrix.counts.astype(int).tolist() for matrix in data.matrices]
     partition = {
@@ -100,7 +100,16 @@ def write_run_folder(run_dir: Path, config: DictConfig, data: "FederatedData") -
         "validation": data.val.tolist(),
         "num_test": len(data.dataset.test),
     }
-    (run_dir / "partition.json").write_text(json.dumps(partition) + "\n")
+    for name, content in (
+        (".hydra/overrides.yaml", OmegaConf.to_yaml(list(overrides))),
+        ("partition.json", json.dumps(partition) + "\n"),
+        ("config.yaml", OmegaConf.to_yaml(settings)),
+    ):
+        file = run_dir / name
+        file.parent.mkdir(parents=True, exist_ok=True)
+        unfinished = file.with_name(file.name + ".part")
+        unfinished.write_text(content)
+        os.replace(unfinished, file)
 
 
 def how_to_go_on(run_dir: Path) -> str:

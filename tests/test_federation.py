@@ -504,6 +504,7 @@ def test_updates_are_kept_only_for_those_who_need_them(make):
     assert (round, client_ids, more, idle.seen) == (1, [2, 0], [], [])
     assert before is start
     assert after is federation.state.model
+    assert federation.state.memory == {}
 
 
 def test_every_callback_hears_of_the_end(make):

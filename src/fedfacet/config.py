@@ -202,9 +202,10 @@ def check_resumable(saved: Mapping[str, Any], given: Mapping[str, Any], finished
     """
     if (difference := differing_key(saved, given)) is not None:
         key, was, now = difference
-        if key.endswith("._target_"):  # another option of a group
-            key = key.removesuffix("._target_")
-            was, now = (settings.get("choices", {}).get(key, target) for settings, target in ((saved, was), (given, now)))
+        group = key.partition(".")[0]
+        options = [settings.get("choices", {}).get(group) for settings in (saved, given)]
+        if options[0] != options[1]:  # another option of a group says more than the first of its settings
+            key, (was, now) = group, options
         raise CheckpointError(
             f"Expected the configuration that the run was started with, but `{key}` was {was!r} and is now {now!r}: leave it "
             "out, or start a new run."
@@ -332,10 +333,10 @@ def _fits(value: Any, hint: Any) -> bool:
 def _explain(name: str, overrides: Sequence[str], error: Exception) -> str:
     """Say in one sentence what is wrong with the first override that does not compose by itself."""
     groups = set(map(str, _usual(name)[1]))
-    group_overrides = [override for override in overrides if override.split("=")[0].lstrip("+~") in groups]
-    for override in overrides:
-        others = [other for other in group_overrides if other != override]
-        for context in ([], others):
+    chosen = [override for override in overrides if override.split("=")[0].lstrip("+~") in groups]
+    for override in sorted(overrides, key=lambda one: one not in chosen):  # what is valid depends on the options chosen
+        others = [other for other in chosen if other != override]
+        for context in ([], others) if override in chosen else (others,):
             try:
                 compose(name, [*context, override])
             except _COMPOSE_ERRORS as fault:
@@ -343,11 +344,12 @@ def _explain(name: str, overrides: Sequence[str], error: Exception) -> str:
                 continue
             break
         else:
-            return _explain_override(name, override, groups, error)
-    return _first_line(error)
+            return _explain_override(name, override, others, error)
+    return f"Expected overrides that go together, but got {' '.join(overrides)}: {_first_line(error)}"
 
 
-def _explain_override(name: str, override: str, groups: set[str], error: Exception) -> str:
+def _explain_override(name: str, override: str, others: Sequence[str], error: Exception) -> str:
+    groups = set(map(str, _usual(name)[1]))
     key, _, value = override.lstrip("+~").partition("=")
     try:
         parsed = OverridesParser.create().parse_override(override)
@@ -373,7 +375,7 @@ def _explain_override(name: str, override: str, groups: set[str], error: Excepti
         else:
             hint = "choose one of these."
         return f"Expected `{key}` to be one of {', '.join(options)}, but got `{value}`: {hint}"
-    valid = _flat_keys(compose(name, return_hydra_config=True) if key.startswith("hydra.") else _usual(name)[0])
+    valid = _flat_keys(compose(name, list(others), return_hydra_config=key.startswith("hydra.")))
     if key in valid:
         return f"Expected a value that suits `{key}`, but got `{value}`: {_first_line(error)}"
     return _unknown(key, [*valid, *groups])
@@ -405,7 +407,8 @@ def _flat_keys(node: Any, path: str = "") -> list[str]:
     flat = [path] if path else []
     for key in map(str, node):
         inner = f"{path}.{key}" if path else key
-        flat += [inner] if OmegaConf.is_interpolation(node, key) else _flat_keys(node[key], inner)
+        leaf = OmegaConf.is_interpolation(node, key) or OmegaConf.is_missing(node, key)
+        flat += [inner] if leaf else _flat_keys(node[key], inner)
     return flat
 
 
@@ -516,7 +519,9 @@ def _resumed_overrides(resume: str, overrides: Sequence[str]) -> list[str]:
         )
     ours = ("resume=", "paths.output_dir=")
     kept = [override for override in [*OmegaConf.load(saved), *overrides] if not override.startswith(ours)]
-    return [*kept, override_of("resume", run_dir), override_of("paths.output_dir", run_dir)]
+    # Hydra would overwrite .hydra/ there and then; the script replaces what must change in it, each file at one blow.
+    own = [override_of("resume", run_dir), override_of("paths.output_dir", run_dir), "hydra.output_subdir=null"]
+    return [*kept, *own]
 
 
 def _check_resume(config: DictConfig, run_dir: Path) -> None:

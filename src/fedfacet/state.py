@@ -32,7 +32,7 @@ def scaled(bundle: State, factor: float) -> State:
 
 
 def weighted_mean(bundles: Iterable[tuple[State, float]]) -> State:
-    r"""Return :math:`\sum_i w_i b_i / \sum_i w_i`, adding up in the order given, one bundle in memory at a time.
+    r"""Return :math:`\sum_i w_i b_i / \sum_i w_i`, adding up in the order given, without keeping the bundles.
 
     Args:
         bundles: pairs of a bundle and its weight; all bundles have the same names; the weights are positive.

@@ -35,7 +35,10 @@ for line in sys.stdin:
         with open(file, mode) as opened:
             os.dup2(opened.fileno(), number)
     os.chdir(request["cwd"])
-    os.environ.update(request["env"])
+    for name, value in request["env"].items():
+        os.environ.pop(name, None)
+        if value is not None:
+            os.environ[name] = value
     sys.argv = request["argv"]
     runpy.run_path(sys.argv[0], run_name="__main__")
     break

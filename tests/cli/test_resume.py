@@ -105,18 +105,18 @@ def test_rows_beyond_the_checkpoint_are_cut_back(start, trained, uninterrupted, 
 def test_a_run_killed_again_and_again_ends_the_same(start, trained, uninterrupted, tmp_path):
     run = tmp_path / "run"
     moments = random.Random(0)
-    arguments, fast = (ROUNDS, EVERY_3, "paths.output_dir=run"), True
+    process = start(ROUNDS, EVERY_3, "paths.output_dir=run")
+    process.wait_until((run / "checkpoints" / "last.ckpt").exists)
     for _ in range(4):
-        process = start(*arguments, fast=fast)
-        process.wait_until((run / "checkpoints" / "last.ckpt").exists)
-        time.sleep(moments.uniform(0, 1.5))
+        time.sleep(moments.uniform(0, 0.2))
         process.kill(signal.SIGKILL)
         process.wait()
         if (run / "summary.json").exists():
             break
-        arguments, fast = ("resume=run",), False
-    else:
-        trained("resume=run", fast=False)
+        before = (run / ".hydra" / "overrides.yaml").stat().st_mtime_ns
+        process = start("resume=run", fast=False)
+        process.wait_until(lambda before=before: (run / ".hydra" / "overrides.yaml").stat().st_mtime_ns > before)
+    assert process.wait() in (0, -signal.SIGKILL)
     assert results(run) == uninterrupted(ROUNDS)
     assert not list(run.rglob("*.part"))
 

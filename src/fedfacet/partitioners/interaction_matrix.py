@@ -38,6 +38,8 @@ class InteractionMatrixPartitioner(Partitioner):
     ) -> None:
         if not 0 < scale < math.inf:
             raise ValueError(f"Expected `scale` to be larger than 0 and finite, but got {scale}.")
+        if tolerance < 0:
+            raise ValueError(f"Expected `tolerance` to be 0 or larger, but got {tolerance}.")
         if not clients:
             raise ValueError("Expected `clients` to name at least one group of clients, but got none.")
         self.seed = seed

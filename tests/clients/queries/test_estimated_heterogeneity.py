@@ -301,6 +301,20 @@ def test_a_client_with_a_single_sample(tabular):
     assert samples == 3 * 1 + 1
 
 
+class Forgetful(Linear):
+    """Sees next to nothing while it trains."""
+
+    def features(self, x):
+        return nn.functional.dropout(x.flatten(1), 0.99, self.training)
+
+
+def test_samples_are_judged_in_eval_mode(tabular):
+    client = tabular(pixels((6, False), (4, True), (3, True), (3, False)), [0] * 10 + [1] * 6)
+    query = EstimatedHeterogeneity(bias_steps=1, attribute_steps=60)
+    matrix, _ = query.estimate(context_of(client, Forgetful(IDENTITY), frozen_then_learning()))
+    assert matrix.counts.tolist() == [[4, 6], [3, 3]]
+
+
 class CountingSGD(torch.optim.SGD):
     """SGD that says how many steps it took."""
 

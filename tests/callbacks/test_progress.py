@@ -1,0 +1,70 @@
+import io
+import re
+import sys
+
+import pytest
+
+from fedfacet.callbacks.base import Callback
+from fedfacet.callbacks.progress import Progress
+
+
+class Score(Callback):
+    def measure(self, federation, round):
+        return {"test/acc": 0.5 + round / 100, "test/acc_worst_group": 0.25}
+
+
+class Terminal(io.StringIO):
+    def isatty(self):
+        return True
+
+
+@pytest.fixture
+def run(tiny_federation, capsys):
+    """Return a function that runs a federation and returns what it said on standard error."""
+
+    def run(rounds, *, done=0, score=True, **settings):
+        callbacks = {"score": Score()} if score else {}
+        federation = tiny_federation(rounds=rounds, callbacks=callbacks | {"progress": Progress(rounds=rounds, **settings)})
+        federation.state.round = done
+        federation.fit()
+        out, err = capsys.readouterr()
+        assert out == ""
+        return err
+
+    return run
+
+
+def test_plain_lines(run):
+    lines = run(3, seconds_between_lines=0.0).splitlines()
+    for round, line in enumerate(lines, 1):
+        assert re.fullmatch(
+            rf"round {round}/3  clients 2/2  average 5{round}\.0 %  worst group 25\.0 %  time left 0:0\d", line
+        ), line
+    assert len(lines) == 3
+
+
+def test_between_the_first_and_the_last_line_time_must_pass(run):
+    lines = run(6, seconds_between_lines=3600.0).splitlines()
+    assert [line.split("  ")[0] for line in lines] == ["round 1/6", "round 6/6"]
+
+
+def test_a_resumed_run_counts_on(run):
+    lines = run(6, done=3, seconds_between_lines=3600.0).splitlines()
+    assert [line.split("  ")[0] for line in lines] == ["round 4/6", "round 6/6"]
+
+
+def test_what_was_not_measured_is_not_said(run):
+    line = run(1, score=False).strip()
+    assert re.fullmatch(r"round 1/1  clients 2/2  time left 0:00", line)
+
+
+def test_a_terminal_gets_a_bar(tiny_federation, monkeypatch):
+    monkeypatch.setattr(sys, "stderr", Terminal())
+    monkeypatch.setenv("TERM", "xterm")
+    progress = Progress(rounds=3)
+    tiny_federation(rounds=3, callbacks={"score": Score(), "progress": progress}).fit()
+    shown = sys.stderr.getvalue()
+    assert "\x1b[" in shown
+    assert "3/3" in shown
+    assert not progress._bar.live.is_started  # the terminal is given back
+    assert "time left" not in shown

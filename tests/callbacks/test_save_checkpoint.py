@@ -1,0 +1,98 @@
+import pytest
+
+from fedfacet import checkpoint, state
+from fedfacet.callbacks.base import Callback
+from fedfacet.callbacks.save_checkpoint import SaveCheckpoint
+from fedfacet.errors import Interrupted
+
+CONFIG = {"seed": 0}
+
+
+@pytest.fixture
+def federation(tiny_federation, tmp_path):
+    """Return a function that makes a federation that saves, and notes which round is saved after each."""
+
+    def make(every_n_rounds=1, rounds=5):
+        save = SaveCheckpoint(run_dir=tmp_path, run_config=CONFIG, every_n_rounds=every_n_rounds)
+        federation = tiny_federation(rounds=rounds, callbacks={"save": save, "note": Note(save.path)})
+        return federation
+
+    return make
+
+
+class Note(Callback):
+    def __init__(self, path):
+        self.path, self.saved = path, []
+
+    def on_fit_start(self, federation):
+        self.saved.append(saved_round(self.path))
+
+    def on_state_complete(self, federation):
+        self.saved.append(saved_round(self.path))
+
+
+def saved_round(path):
+    return checkpoint.load(path)[0].round
+
+
+@pytest.mark.parametrize(("every", "saved"), [(1, [0, 1, 2, 3, 4, 5]), (2, [0, 0, 2, 2, 4, 4]), (9, [0, 0, 0, 0, 0, 0])])
+def test_the_first_state_every_nth_and_the_last_are_saved(federation, every, saved):
+    run = federation(every)
+    run.fit()
+    assert run.callbacks["note"].saved == saved
+    assert saved_round(run.callbacks["save"].path) == 5
+
+
+def test_what_is_saved_is_the_whole_state(federation):
+    run = federation()
+    run.fit()
+    loaded, config = checkpoint.load(run.callbacks["save"].path)
+    assert config == CONFIG
+    assert state.digest(loaded.model) == state.digest(run.state.model)
+    assert loaded.participation_counts == run.state.participation_counts
+    assert set(loaded.callbacks) == {"save", "note"}
+
+
+def test_an_interrupted_run_loses_no_whole_round(federation):
+    run = federation(every_n_rounds=100)
+
+    def stop():
+        if run.state.round == 3:
+            raise Interrupted(2)
+
+    with pytest.raises(Interrupted):
+        run.fit(stop)
+    assert saved_round(run.callbacks["save"].path) == 3
+
+
+def test_a_failed_round_is_not_saved(federation):
+    """Its state may be half changed."""
+    run = federation(every_n_rounds=2)
+
+    def fail():
+        if run.state.round == 3:
+            raise RuntimeError("broken")
+
+    with pytest.raises(RuntimeError, match="broken"):
+        run.fit(fail)
+    assert saved_round(run.callbacks["save"].path) == 2
+
+
+def test_a_resumed_run_is_saved_only_when_it_is_further(federation):
+    run = federation(every_n_rounds=2, rounds=3)
+    run.fit()
+    path = run.callbacks["save"].path
+    before = path.stat().st_mtime_ns
+    again = federation(every_n_rounds=2, rounds=3)
+    again.restore(checkpoint.load(path)[0])
+    again.fit()
+    assert path.stat().st_mtime_ns == before
+    longer = federation(every_n_rounds=10, rounds=4)
+    longer.restore(checkpoint.load(path)[0])
+    longer.fit()
+    assert saved_round(path) == 4
+
+
+def test_rounds_between_checkpoints_are_checked(federation):
+    with pytest.raises(ValueError, match="every_n_rounds"):
+        federation(every_n_rounds=0)

@@ -1,0 +1,353 @@
+"""Bad input: one clear sentence, exit status 2, nothing written."""
+
+import gzip
+import json
+import os
+import shutil
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import torch
+
+from fedfacet import config
+
+UNKNOWN = [
+    # what is given, what must be suggested
+    ("slector=uniform", "`selector`"),
+    ("selector=unifrom", "`selector=uniform`"),
+    ("selector=fed_diverse", "`selector=feddiverse`"),
+    ("experiment=digit_gsc", "`experiment=digits_gsc`"),
+    ("debug=smok", "`debug=smoke`"),
+    ("logger=[wandb,tensorbord]", "`logger=tensorboard`"),
+    ("partition=gci_10", "`partition=gci_100`"),
+    ("selector.rotaton=round", "`selector.rotation`"),
+    ("federation.round=5", "`federation.rounds`"),
+    ("optimizer.learning_rate=1", "`optimizer.lr`"),
+    ("rounds=5", "`federation.rounds`"),
+    ("lr=0.1", "`optimizer.lr`"),
+    ("hydra.run.dirr=x", "`hydra.run.dir`"),
+    ("+sed=1", "`seed`"),
+    ("++federation.cohort_sizes=3", "`federation.cohort_size`"),
+    ("+optimizer.nesterof=true", "`optimizer.nesterov`"),
+    ("+selector.orthogonl=signed", "`selector.orthogonal`"),
+    ("+callbacks.evaluate.every_n_round=2", "`callbacks.evaluate.every_n_rounds`"),
+    ("+experiment=digits_gsc", "`experiment=digits_gsc`"),
+    ("+selector@other=uniform", "--help"),
+    ("~selectr", "`selector`"),
+    ("~selector", "`selector=feddiverse`"),
+    ("partition=[]", "`partition=gsc`"),
+    ("experiment=null", "`~experiment`"),
+]
+
+
+@pytest.mark.parametrize(("override", "suggestion"), UNKNOWN)
+def test_unknown_names_come_with_the_nearest_valid_ones(refused, override, suggestion):
+    sentence = refused(override)
+    assert override.lstrip("+~").partition("=")[0].rpartition("@")[2] in sentence
+    remedy = sentence.partition(", but ")[2]
+    assert suggestion in remedy, sentence
+    if "the nearest are" in remedy:  # and it is the first of them
+        assert remedy.partition("the nearest are ")[2].startswith(suggestion), sentence
+
+
+IMPOSSIBLE = [
+    # what is given, what must be named
+    ("seed=-1", "seed"),
+    ("seed=1.5", "`seed`"),
+    ("seed=one", "`seed`"),
+    ("seed=1,2", "-m"),
+    ("federation.rounds=0", "`federation.rounds`"),
+    ("federation.rounds=true", "`federation.rounds`"),
+    ("federation.cohort_size=25", "24 clients"),
+    ("federation.cohort_size=0", "`federation.cohort_size`"),
+    ("federation.on_bad_update=ignore", "'drop'"),
+    ("federation=3", "`federation`"),
+    ("threads=0", "`threads`"),
+    ("threads=2000000", "`threads`"),
+    ("deterministic=yes", "`deterministic`"),
+    ("task=null", "`task`"),
+    ("paths.output_dir=''", "`paths.output_dir`"),
+    ("optimizer.lr=-0.1", "-0.1"),
+    ("optimizer.lr=nan", "`optimizer.lr`"),
+    ("optimizer.lr=fast", "`optimizer.lr`"),
+    ("optimizer.lr=null", "`optimizer.lr`"),
+    ("optimizer.lr=???", "lr"),
+    ("optimizer.lr=${rate}", "rate"),
+    ("optimizer.momentum=[0.9]", "`optimizer.momentum`"),
+    ("optimizer._target_=torch.optim.SDG", "`optimizer._target_`"),
+    ("local.batch_size=0", "batch_size"),
+    ("local.unit=hours", "'steps'"),
+    ("local.max_grad_norm=0", "max_grad_norm"),
+    ("heterogeneity.q=0", "`q`"),
+    ("heterogeneity.bias_steps=-5", "bias_steps"),
+    ("selector.pretraining_rounds=-1", "pretraining_rounds"),
+    ("selector.orthogonal=up", "'signed'"),
+    ("aggregator.momentum=1", "momentum"),
+    ("aggregator.server_lr=inf", "`aggregator.server_lr`"),
+    ("aggregator.weighting=size", "'samples'"),
+    ("model.width=0", "width"),
+    ("model.hidden=-1", "hidden"),
+    ("engine.device=gpu", "`engine.device`"),
+    ("callbacks.evaluate.every_n_rounds=0", "every_n_rounds"),
+    ("callbacks.save_checkpoint.every_n_rounds=0", "every_n_rounds"),
+    ("callbacks.evaluate=null", "`callbacks.evaluate`"),
+    ("wandb.mode=of", "'offline'"),
+    ("wandb.tags=mine", "`wandb.tags`"),
+    ("wandb.tags=[1]", "`wandb.tags`"),
+    ("dataset.held_out_fraction=1", "held_out_fraction"),
+    ("partition.scale=0", "scale"),
+    ("partition.scale=0.15", "[[90, 90], [10, 10]]"),  # would move triplets
+    ("partition.scale=1", "897"),  # more than there is of class 0, named with what is wanted and what is available
+    ("partition.clients=[{count: 1}]", "matrix"),
+    ("partition.tolerance=-1", "tolerance"),
+    ("rounds", "key=value"),
+    ("task=a b, c", "-m"),
+    ("task=(a", "quotes"),
+    ("--rounds=5", "--rounds=5"),
+    ("--config-name=describe", "--config-name"),
+]
+
+
+@pytest.mark.parametrize(("override", "named"), IMPOSSIBLE)
+def test_impossible_values_are_named(refused, override, named):
+    assert named in refused(override)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "named"),
+    [
+        (("correction=proximal", "correction.mu=-1"), "mu"),
+        (("loss=generalized_cross_entropy", "loss.q=0"), "`q`"),
+        (("transforms=clip", "transforms.clip.clip_norm=0"), "clip_norm"),
+        (("participation=dropouts", "participation.dropout_probability=1.5"), "dropout_probability"),
+        (("participation=stragglers", "participation.min_fraction=-1"), "min_fraction"),
+        (("~experiment", "partition=dirichlet", "partition.alpha=0"), "alpha"),
+        (("~experiment", "partition=iid", "partition.num_clients=0"), "num_clients"),
+        (("~experiment", "partition=iid", "partition.num_clients=100000"), "num_clients"),
+        (("model=mobilenet_v2_gn", "model.dropout=1"), "dropout"),
+        (("model=mobilenet_v2_gn", "model.stochastic_depth=-1"), "stochastic_depth"),
+        (("model=mobilenet_v2_gn", "model.weights=nowhere.pth"), "nowhere.pth"),
+        (("dataset=synthetic_spawrious", "dataset.classes=[labrador,poodle]"), "poodle"),
+        (("dataset=spawrious", "dataset.classes=labrador"), "`dataset.classes`"),
+        (("selector=uniform", "selector.pretraining_rounds=1"), "`selector.pretraining_rounds`"),
+    ],
+)
+def test_impossible_values_of_other_options_are_named(refused, overrides, named):
+    assert named in refused(*overrides)
+
+
+def test_in_a_process_of_its_own_it_ends_with_status_2_and_one_line(checkout, tmp_path):
+    command = [sys.executable, str(checkout / "src" / "train.py"), "federation.cohort_size=25"]
+    result = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=60)
+    assert (result.returncode, result.stdout) == (2, "")
+    assert result.stderr.startswith(
+        "error: Expected `federation.cohort_size` between 1 and the federation's 24 clients, but got 25"
+    )
+    assert result.stderr.count("\n") == 1
+    assert list(tmp_path.iterdir()) == []
+
+
+class TestDatasets:
+    @pytest.fixture
+    def arguments(self, tmp_path):
+        return "dataset=cmnist", "partition.scale=0.1", "partition.tolerance=1", f"dataset.root={tmp_path / 'mnist'}"
+
+    @pytest.fixture
+    def mnist(self, tmp_path):
+        """A small MNIST in the real layout, compressed."""
+        pixels = np.random.default_rng(0)
+        raw = tmp_path / "mnist" / "MNIST" / "raw"
+        raw.mkdir(parents=True)
+        for part, count in (("train", 1000), ("t10k", 200)):
+            header = np.array([0x803, count, 28, 28], ">i4").tobytes()
+            (raw / f"{part}-images-idx3-ubyte.gz").write_bytes(gzip.compress(header + pixels.bytes(count * 28 * 28)))
+            labels = bytes(label % 10 for label in range(count))
+            (raw / f"{part}-labels-idx1-ubyte.gz").write_bytes(
+                gzip.compress(np.array([0x801, count], ">i4").tobytes() + labels)
+            )
+        return raw
+
+    def test_missing(self, refused, arguments):
+        sentence = refused(*arguments)
+        for part in ("mnist/MNIST/raw", "12 MB", "dataset.download=true", "experiment=digits_gsc"):
+            assert part in sentence
+        sentence = refused("experiment=spawrious_gsc")
+        for part in ("spawrious224", "14.4 GB", "dataset.download=true", "experiment=spawrious_gsc_synthetic"):
+            assert part in sentence
+
+    @pytest.mark.parametrize("length", [0, 1, 15, 2000])
+    def test_truncated(self, refused, arguments, mnist, length):
+        file = mnist / "train-images-idx3-ubyte.gz"
+        file.write_bytes(file.read_bytes()[:length])
+        assert str(file.name) in refused(*arguments)
+
+    def test_short(self, refused, arguments, mnist):
+        file = mnist / "t10k-labels-idx1-ubyte.gz"
+        file.write_bytes(gzip.compress(gzip.decompress(file.read_bytes())[:-1]))
+        assert file.name in refused(*arguments)
+
+    def test_a_folder_in_place_of_a_file(self, refused, arguments, mnist):
+        (mnist / "train-labels-idx1-ubyte.gz").unlink()
+        (mnist / "train-labels-idx1-ubyte.gz").mkdir()
+        assert "train-labels-idx1-ubyte" in refused(*arguments)
+
+
+class TestOutputFolder:
+    def test_that_already_holds_a_run(self, trained, refused):
+        trained("paths.output_dir=run", "federation.rounds=1")
+        sentence = refused("paths.output_dir=run")  # compares the folder before and after
+        assert "already holds a run" in sentence
+        assert "`resume=run`" in sentence
+
+    def test_of_a_sweep_that_already_holds_a_job(self, trained, refused):
+        trained("paths.sweep_dir=sweep", "federation.rounds=1", "seed=1,2", "-m")
+        assert "sweep/0 already holds a run" in refused("paths.sweep_dir=sweep", "seed=3,4", "-m")
+
+    @pytest.mark.parametrize("folder", ["/proc/run", "/dev/null/run", "/dev/null", "x" * 300])
+    def test_that_cannot_be_made(self, refused, folder):
+        sentence = refused(f"paths.output_dir={folder}")
+        assert folder in sentence
+        assert "paths.output_dir" in sentence
+
+    @pytest.mark.skipif(os.geteuid() == 0, reason="root may write anywhere")
+    def test_that_may_not_be_written_to(self, refused, tmp_path):
+        (tmp_path / "closed").mkdir(mode=0o500)
+        assert "closed" in refused("paths.output_dir=closed/run")
+
+    def test_on_a_disk_that_is_nearly_full(self, refused, monkeypatch):
+        monkeypatch.setattr(config, "MIN_FREE_BYTES", 1 << 60)
+        assert "MiB of free disk" in refused("paths.output_dir=run")
+
+
+@pytest.mark.parametrize(
+    "file", ["checkpoints/last.ckpt.part", "summary.json.part", "partition.json.part", "model/config.json.part"]
+)
+def test_a_disk_that_is_full_later_is_named_too(train, trained, tmp_path, file):
+    """Linux's own full disk, /dev/full, in place of one file."""
+    run = tmp_path / "run"
+    (run / file).parent.mkdir(parents=True)
+    (run / file).symlink_to("/dev/full")
+    result = train("paths.output_dir=run", "federation.rounds=2")
+    assert result.status == 2, result.err
+    assert "Traceback" not in result.err
+    assert result.err.count("Expected free disk space") == 1
+    if "resume=" in result.err:  # once there is space, what was saved is enough
+        (run / file).unlink(missing_ok=True)
+        trained("resume=run", fast=False)
+        assert json.loads((run / "summary.json").read_text())["status"] == "finished"
+    else:
+        assert f"remove {run} and start again" in result.err
+
+
+def test_a_full_file_system(train, start, trained, tmp_path):
+    """A real one, where mounting is allowed."""
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=66m", "tmpfs", str(disk)], capture_output=True)
+    if mounted.returncode:
+        pytest.skip("mounting is not allowed here")
+    try:
+        process = start("paths.output_dir=disk/run", "federation.rounds=30")
+        process.wait_until((disk / "run" / "metrics.csv").exists)
+        subprocess.run(["dd", "if=/dev/zero", f"of={disk / 'filler'}", "bs=64k"], capture_output=True)
+        result = process.result()
+        assert (result.status, result.err.count("Expected free disk space")) == (2, 1), result.err
+        assert "Traceback" not in result.err
+        assert not list(disk.rglob("*.part"))
+        (disk / "filler").unlink()
+        trained("resume=disk/run", fast=False)
+        assert len((disk / "run" / "metrics.csv").read_text().splitlines()) == 31
+    finally:
+        subprocess.run(["umount", str(disk)], check=True)
+
+
+@pytest.fixture(scope="module")
+def finished(start_in, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("finished")
+    process = start_in(folder, "federation.rounds=2", "paths.output_dir=run")
+    assert process.wait() == 0, process.err.read_text()
+    return folder / "run"
+
+
+class TestResume:
+    @pytest.fixture
+    def run(self, finished, tmp_path):
+        """A copy that each test may spoil."""
+        return shutil.copytree(finished, tmp_path / "run")
+
+    @pytest.mark.parametrize(
+        ("override", "parts"),
+        [
+            ("seed=1", ("`seed`", "was 0", "now 1")),
+            ("partition.seed=1", ("`partition.seed`", "was 0", "now 1")),
+            ("partition=gci", ("`partition`", "'gsc'", "'gci'")),
+            ("selector=uniform", ("`selector`", "'feddiverse'", "'uniform'")),
+            ("aggregator.server_lr=1.0", ("`aggregator.server_lr`", "was 0.1", "now 1.0")),
+            ("federation.cohort_size=3", ("`federation.cohort_size`", "was 9", "now 3")),
+            ("callbacks.evaluate.every_n_rounds=2", ("`callbacks.evaluate.every_n_rounds`", "was 1", "now 2")),
+            ("threads=2", ("`threads`", "was 1", "now 2")),
+        ],
+    )
+    def test_of_another_configuration(self, refused, run, override, parts):
+        sentence = refused("resume=run", "federation.rounds=5", override)
+        for part in parts:
+            assert part in sentence
+
+    def test_of_a_finished_run(self, refused, run):
+        sentence = refused("resume=run")
+        assert "2 rounds are done" in sentence
+        assert "federation.rounds" in sentence
+        assert "2 rounds are done" in refused("resume=run", "federation.rounds=1")
+
+    @pytest.mark.parametrize("length", [0, 100, 10_000, -1])
+    def test_of_a_truncated_checkpoint(self, refused, run, length):
+        file = run / "checkpoints" / "last.ckpt"
+        file.write_bytes(file.read_bytes()[:length])
+        sentence = refused("resume=run", "federation.rounds=5")
+        assert "run/checkpoints/last.ckpt" in sentence
+        assert "truncated" in sentence
+
+    def test_of_a_checkpoint_of_another_partition(self, refused, run):
+        """The same settings, but the files of the data set have changed."""
+        file = run / "checkpoints" / "last.ckpt"
+        saved = torch.load(file, weights_only=True)
+        saved["state"]["partition_digest"] = "0" * 64
+        torch.save(saved, file)
+        assert "partition" in refused("resume=run", "federation.rounds=5")
+
+    def test_of_something_else(self, refused, run, tmp_path):
+        assert "nowhere" in refused("resume=nowhere")
+        assert "run folder" in refused(f"resume={tmp_path}")
+        torch.save({"weights": torch.zeros(3)}, run / "checkpoints" / "last.ckpt")
+        assert "FedFacet checkpoint" in refused("resume=run", "federation.rounds=5")
+        (run / "checkpoints" / "last.ckpt").unlink()
+        assert "there is none" in refused("resume=run", "federation.rounds=5")
+
+
+class TestMultirun:
+    @pytest.mark.parametrize("override", ["resume=run", "paths.output_dir=run"])
+    def test_what_is_for_one_run_only(self, refused, override):
+        assert override.partition("=")[0] in refused(override, "seed=1,2", "-m")
+
+    @pytest.mark.parametrize(
+        ("sweep", "named"),
+        [
+            (("seed=1,2,x",), "`seed`"),
+            (("selector=uniform,feddiverse,pow_e",), "pow_e"),
+            (("federation.cohort_size=9,25",), "24 clients"),
+            (("partition.scale=0.2,0.15",), "0.15"),
+            (("seed=1,2", "rounds=3"), "`federation.rounds`"),
+        ],
+    )
+    def test_one_wrong_job_stops_all_before_any_begins(self, refused, sweep, named):
+        assert named in refused(*sweep, "-m")
+
+
+def test_a_bad_update_names_client_and_round(train, tmp_path):
+    result = train("paths.output_dir=run", "optimizer.lr=1e30")
+    assert result.status == 2
+    assert "Traceback" not in result.err
+    assert "client 0 in round 1" in result.err
+    assert "federation.on_bad_update=drop" in result.err
