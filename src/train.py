@@ -2,8 +2,10 @@
 
 import errno
 import json
+import logging
 import os
 import shlex
+import signal
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -13,11 +15,14 @@ import hydra
 from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig, OmegaConf
 
+from fedfacet import __version__
 from fedfacet import config as configuration
 from fedfacet.errors import FedFacetError, Interrupted
 
 if TYPE_CHECKING:
     from fedfacet.build import FederatedData
+
+log = logging.getLogger("fedfacet.train")
 
 
 def main() -> None:
@@ -48,6 +53,7 @@ def train(config: DictConfig) -> float | None:
 
     own = HydraConfig.get()
     run_dir = Path(own.runtime.output_dir)
+    log.info("fedfacet %s: %s", __version__, shlex.join(["python", *sys.argv]))
     config = configuration.finalized(config, own.overrides.task, own.runtime.choices)
     try:
         saved = None
@@ -62,19 +68,24 @@ def train(config: DictConfig) -> float | None:
         with Interruption() as interruption:
             federation.fit(interruption.poll)
     except Interrupted as stop:
+        log.info("Stopped by %s after round %d.", signal.Signals(stop.signal).name, federation.state.round)
         print(f"Stopped; {how_to_go_on(run_dir)}", file=sys.stderr)
         sys.exit(128 + stop.signal)
     except KeyboardInterrupt:
+        log.info("Stopped at once.")
         print(f"Stopped at once; {how_to_go_on(run_dir)}", file=sys.stderr)
         sys.exit(130)
     except FedFacetError as error:
+        log.info("Refused: %s", error)
         refuse(error)
     except Exception as error:
+        log.info("Failed.", exc_info=True)
         if not out_of_space(error):
             raise
         refuse(
             FedFacetError(f"Expected free disk space for {run_dir}, but there is none left: free some; {how_to_go_on(run_dir)}")
         )
+    log.info("Finished round %d.", federation.state.round)
     if not (run_dir / "summary.json").exists():  # the callback that writes it was left out
         print(f"run folder  {run_dir}")
         return None

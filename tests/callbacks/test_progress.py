@@ -1,4 +1,5 @@
 import io
+import math
 import re
 import sys
 
@@ -11,6 +12,11 @@ from fedfacet.callbacks.progress import Progress
 class Score(Callback):
     def measure(self, federation, round):
         return {"test/acc": 0.5 + round / 100, "test/acc_worst_group": 0.25}
+
+
+class ScoreOfRound1(Callback):
+    def measure(self, federation, round):
+        return {"test/acc_worst_group": 0.25 if round == 1 else math.nan}
 
 
 class Terminal(io.StringIO):
@@ -68,3 +74,18 @@ def test_a_terminal_gets_a_bar(tiny_federation, monkeypatch):
     assert "3/3" in shown
     assert not progress._bar.live.is_started  # the terminal is given back
     assert "time left" not in shown
+
+
+def test_the_bar_keeps_the_latest_accuracy(tiny_federation, monkeypatch):
+    monkeypatch.setattr(sys, "stderr", Terminal())
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setenv("COLUMNS", "120")
+    progress = Progress(rounds=3)
+    tiny_federation(rounds=3, callbacks={"score": ScoreOfRound1(), "progress": progress}).fit()
+    assert progress._bar.tasks[0].fields["text"] == "train 2/2 worst group 25.0 %"
+
+
+def test_a_line_is_about_its_own_round(tiny_federation, capsys):
+    callbacks = {"score": ScoreOfRound1(), "progress": Progress(rounds=3, seconds_between_lines=0.0)}
+    tiny_federation(rounds=3, callbacks=callbacks).fit()
+    assert ["worst group" in line for line in capsys.readouterr().err.splitlines()] == [True, False, False]

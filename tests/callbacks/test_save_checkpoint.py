@@ -14,8 +14,7 @@ def federation(tiny_federation, tmp_path):
 
     def make(every_n_rounds=1, rounds=5):
         save = SaveCheckpoint(run_dir=tmp_path, run_config=CONFIG, every_n_rounds=every_n_rounds)
-        federation = tiny_federation(rounds=rounds, callbacks={"save": save, "note": Note(save.path)})
-        return federation
+        return tiny_federation(rounds=rounds, callbacks={"save": save, "note": Note(save.path)})
 
     return make
 

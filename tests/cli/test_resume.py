@@ -128,7 +128,7 @@ def test_a_run_killed_again_and_again_ends_the_same(start, trained, uninterrupte
 def test_campaigns_of_random_kills(start, uninterrupted, tmp_path, selector, aggregator, campaign):
     run = tmp_path / "run"
     moments = random.Random(f"{selector} {aggregator} {campaign}")
-    method = (f"selector={selector}", f"aggregator={aggregator}", "participation=dropouts", ROUNDS)
+    method = (f"selector={selector}", f"aggregator={aggregator}", "participation=dropouts", "federation.rounds=40")
     every = f"callbacks.save_checkpoint.every_n_rounds={moments.choice((1, 2, 5))}"
     kills = [signal.SIGKILL, signal.SIGTERM, signal.SIGINT]
     for _ in range(100):
@@ -137,7 +137,7 @@ def test_campaigns_of_random_kills(start, uninterrupted, tmp_path, selector, agg
         else:
             shutil.rmtree(run, ignore_errors=True)
             process = start(*method, every, "paths.output_dir=run")
-        time.sleep(moments.uniform(0, 4))
+        time.sleep(moments.uniform(0, 5))
         process.kill(moments.choice(kills))
         process.wait()
         if (run / "summary.json").exists() and json.loads((run / "summary.json").read_text())["status"] == "finished":
@@ -207,6 +207,19 @@ def test_a_folder_of_any_name_can_be_resumed(start, trained, tmp_path):
     assert process.wait() == 130
     trained(*command_in(process.err.read_text()), fast=False)
     assert len(rounds_in(tmp_path / name / "metrics.csv")) == 10
+
+
+def test_a_stopped_sweep_begins_no_further_job_and_its_jobs_can_be_resumed(start, trained, uninterrupted, tmp_path):
+    sweep = tmp_path / "sweep"
+    process = start(ROUNDS, "seed=5,6", "paths.sweep_dir=sweep", "-m")
+    process.wait_until(lambda: rounds_in(sweep / "0" / "metrics.csv"))
+    process.kill(signal.SIGINT)
+    stopped = process.result()
+    assert stopped.status == 130
+    assert not (sweep / "1").exists()
+    assert command_in(stopped.err) == [f"resume={sweep / '0'}"]
+    trained(*command_in(stopped.err), fast=False)
+    assert results(sweep / "0") == uninterrupted(ROUNDS, "seed=5")
 
 
 def test_a_second_ctrl_c_stops_at_once(start, tmp_path):

@@ -82,6 +82,14 @@ def test_into_a_pipe_it_prints_plain_lines_and_the_table(finished):
     assert {name for name in FILES if not name.startswith(".hydra")} - {"model/config.json"} <= printed
 
 
+def test_the_log_has_the_command_and_every_round(finished):
+    run, _ = finished
+    log = (run / "train.log").read_text()
+    assert f"train.py federation.rounds=6 threads=1 model.width=4 model.hidden=16 paths.output_dir={run}\n" in log
+    assert re.findall(r"round (\d)/6 ", log) == list("123456")
+    assert log.rstrip().endswith("Finished round 6.")
+
+
 def test_on_a_terminal_it_shows_a_live_bar(start, tmp_path):
     ours, theirs = pty.openpty()
     shown = []

@@ -1,5 +1,6 @@
 """What a run says while it goes on."""
 
+import logging
 import math
 import sys
 import time
@@ -14,9 +15,11 @@ if TYPE_CHECKING:
 
     from fedfacet.federation import Federation
 
+log = logging.getLogger(__name__)
+
 
 class Progress(Callback):
-    """A live bar on a terminal (rounds, clients, time left, worst-group accuracy); plain lines elsewhere.
+    """A live bar on a terminal (rounds, clients, time left, worst-group accuracy); plain lines elsewhere, and in the log.
 
     Args:
         rounds: of the run.
@@ -61,23 +64,24 @@ class Progress(Callback):
 
     def on_round_end(self, federation: "Federation", result: RoundResult) -> None:
         """Move the bar, or print a line."""
-        self._worst = result.metrics.get("test/acc_worst_group", math.nan)
+        now = time.monotonic()
+        left = (now - self._started) / (result.round - self._first_round) * (self.rounds - result.round)
+        worst = result.metrics.get("test/acc_worst_group", math.nan)
+        self._worst = self._worst if math.isnan(worst) else worst  # the bar shows the latest that was measured
+        line = (
+            f"round {result.round}/{self.rounds}  clients {len(result.arrived)}/{len(result.cohort)}"
+            f"{_percent('  average', result.metrics.get('test/acc', math.nan))}{_percent('  worst group', worst)}"
+            f"  time left {_duration(left)}"
+        )
+        log.info(line)
         if self._bar is not None and self._task is not None:
             self._bar.update(self._task, completed=result.round)
             return
-        now = time.monotonic()
         edge = result.round in (self._first_round + 1, self.rounds)
         if not edge and now - self._last_line < self.seconds_between_lines:
             return
         self._last_line = now
-        left = (now - self._started) / (result.round - self._first_round) * (self.rounds - result.round)
-        print(
-            f"round {result.round}/{self.rounds}  clients {len(result.arrived)}/{len(result.cohort)}"
-            f"{_percent('  average', result.metrics.get('test/acc', math.nan))}{_percent('  worst group', self._worst)}"
-            f"  time left {_duration(left)}",
-            file=sys.stderr,
-            flush=True,
-        )
+        print(line, file=sys.stderr, flush=True)
 
     def on_fit_end(self, federation: "Federation", status: str) -> None:
         """Close the bar."""

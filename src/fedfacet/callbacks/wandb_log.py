@@ -65,7 +65,7 @@ class WandbLog(Callback):
         """What runs of different seeds have in common."""
         choices = self.run_config["choices"]
         method = "-".join(str(choices[part]) for part in ("selector", "aggregator", "correction") if choices[part] != "none")
-        return f"{method}-{choices['experiment'] or choices['dataset']}-{self.facts['partition_digest'][:8]}"
+        return f"{method}-{choices.get('experiment') or choices['dataset']}-{self.facts['partition_digest'][:8]}"
 
     def on_fit_start(self, federation: "Federation") -> None:
         """Open the run, or the run that a checkpoint knows."""

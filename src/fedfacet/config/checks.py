@@ -1,0 +1,144 @@
+"""Holding a composed configuration to the signatures of what it names, and its settings to what they may be."""
+
+import inspect
+import math
+import types
+import typing
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Literal
+
+from hydra.utils import get_object
+from omegaconf import DictConfig, OmegaConf
+
+from fedfacet.config.mistakes import SPECIAL_KEYS, unknown
+from fedfacet.config.nodes import plain
+from fedfacet.errors import ConfigError
+
+MAX_THREADS = 1024
+"""More torch threads than this are a slip of the keyboard."""
+
+_NAME = str | int | float  # a folder may be called 2024
+
+SETTINGS: dict[str, Any] = {
+    "task": _NAME,
+    "seed": int,
+    "federation.rounds": int,
+    "federation.cohort_size": int,
+    "federation.on_bad_update": Literal["raise", "drop"],
+    "threads": int | None,
+    "deterministic": bool,
+    "resume": _NAME | None,
+    "smoke": bool,
+    "where_present": dict,
+    "paths.data_dir": _NAME,
+    "paths.log_dir": _NAME,
+    "paths.output_dir": _NAME,
+    "paths.sweep_dir": _NAME,
+    "wandb.project": str,
+    "wandb.entity": str | None,
+    "wandb.mode": Literal["online", "offline", "disabled"],
+    "wandb.tags": list[str],
+}
+"""What the settings may be that belong to no class; those of a class are held to its signature."""
+
+
+def check_arguments(path: str, node: DictConfig) -> None:
+    """Hold a node's keys to the signature of its target, and its plain values to the annotations.
+
+    Raises:
+        ConfigError: naming the key, what it may be, and the nearest valid names.
+    """
+    try:
+        target = get_object(node["_target_"])
+    except Exception:  # whatever a module may raise when it is imported
+        raise ConfigError(
+            f"Expected `{path}._target_` to name a class or function, but got {node['_target_']!r}: mend the name."
+        ) from None
+    parameters = inspect.signature(target).parameters
+    takes_anything = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values())
+    hints = {name: parameter.annotation for name, parameter in parameters.items()}
+    for key, value in plain(node).items():
+        if key in SPECIAL_KEYS:
+            if key == "_partial_" and not isinstance(value, bool):
+                raise _misfit(f"{path}.{key}", bool, value)
+            continue
+        if key not in parameters:
+            if takes_anything:
+                continue
+            raise ConfigError(unknown(f"{path}.{key}", [f"{path}.{name}" for name in parameters]))
+        if not _fits(value, hints.get(str(key))):
+            raise _misfit(f"{path}.{key}", hints[str(key)], value)
+
+
+def check_parts(base: DictConfig, config: DictConfig, usual: Mapping[str, Any], path: str = "") -> None:
+    """Refuse a part that is missing, and a plain value in place of a part's settings; ``usual`` has the groups' defaults."""
+    for key in map(str, base):
+        if OmegaConf.is_interpolation(base, key) or not isinstance(base[key], DictConfig):
+            continue
+        full = f"{path}.{key}" if path else key
+        if key not in config and path:
+            continue  # `~callbacks.progress`
+        given = config.get(key, DictConfig({}))
+        if not isinstance(given, DictConfig):
+            raise ConfigError(
+                f"Expected settings under `{full}`, but got {given!r}: set one by `{full}.KEY=VALUE`, or leave all out "
+                f"by `~{full}`."
+            )
+        if key not in config or ("_target_" in base[key] and "_target_" not in given):
+            remedy = (
+                f"choose an option, for example `{full}={usual[full]}`" if full in usual else "it has settings that are needed"
+            )
+            raise ConfigError(f"Expected `{full}` to be given, but it was left out: {remedy}.")
+        check_parts(base[key], given, usual, full)
+
+
+def check_settings(expected: set[str], settings: Mapping[str, Any]) -> None:
+    """Hold the settings that belong to no class to ``SETTINGS``."""
+    for key, hint in SETTINGS.items():
+        value: Any = settings
+        for part in key.split("."):
+            value = value.get(part) if isinstance(value, Mapping) else None
+        if key in expected and (not _fits(value, hint) or value == ""):
+            raise _misfit(key, hint, value)
+    threads = settings.get("threads")
+    if threads is not None and not 1 <= threads <= MAX_THREADS:
+        raise ConfigError(f"Expected `threads` between 1 and {MAX_THREADS}, or null, but got {threads}: mend the value.")
+
+
+def _misfit(key: str, hint: Any, value: Any) -> ConfigError:
+    return ConfigError(f"Expected `{key}` to be {_in_words(hint)}, but got {value!r}: mend the value.")
+
+
+def _in_words(hint: Any) -> str:
+    """Say what an annotation asks for."""
+    if typing.get_origin(hint) in (typing.Union, types.UnionType):
+        return " or ".join(dict.fromkeys(map(_in_words, typing.get_args(hint))))
+    if typing.get_origin(hint) is Literal:
+        return " or ".join(map(repr, typing.get_args(hint)))
+    origin, arguments = typing.get_origin(hint) or hint, typing.get_args(hint)
+    if inspect.isclass(origin) and issubclass(origin, Mapping):
+        return "settings"
+    if inspect.isclass(origin) and issubclass(origin, Sequence) and origin is not str:
+        return f"a list, each entry {_in_words(arguments[0])}" if arguments else "a list"
+    words = {float: "a finite number", int: "a whole number", bool: "true or false", str: "a text", types.NoneType: "null"}
+    return words.get(hint) or inspect.formatannotation(hint)
+
+
+def _fits(value: Any, hint: Any) -> bool:
+    """Tell whether a value from a yaml may be meant for an annotation."""
+    origin = typing.get_origin(hint) or hint
+    if origin in (typing.Union, types.UnionType):
+        return any(_fits(value, option) for option in typing.get_args(hint))
+    if origin is Literal:
+        return value in typing.get_args(hint)
+    if not inspect.isclass(origin) or origin in (Any, object, inspect.Parameter.empty):
+        return True
+    if value is None or isinstance(value, bool | str):
+        return origin is type(value)
+    if isinstance(value, int | float):
+        return (isinstance(value, origin) or origin is float) and (isinstance(value, int) or math.isfinite(value))
+    if isinstance(value, list):
+        inner = [option for option in typing.get_args(hint) if option is not Ellipsis]
+        listlike = issubclass(origin, Iterable) and not issubclass(origin, str | Mapping)
+        return listlike and (len(inner) != 1 or all(_fits(entry, inner[0]) for entry in value))
+    return not issubclass(origin, int | float | str | Sequence | types.NoneType)  # settings of a part, or a mapping

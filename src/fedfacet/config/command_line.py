@@ -1,0 +1,219 @@
+"""Checking a whole command line, every job of it, before Hydra makes a folder."""
+
+import itertools
+import json
+import shutil
+import tempfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
+from hydra._internal.utils import get_args_parser
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.errors import HydraException
+from omegaconf import DictConfig, OmegaConf
+
+from fedfacet.config.compose import compose_job, quoted_options
+from fedfacet.config.nodes import plain
+from fedfacet.errors import CheckpointError, ConfigError
+
+FREE_ON_RESUME = (
+    "resume", "task", "paths", "engine", "logger", "wandb", "choices", "federation.rounds", "callbacks.save_checkpoint",
+    "callbacks.progress", "callbacks.figures", "dataset.root", "dataset.download",
+)  # fmt: skip
+"""Keys that may differ when a run is resumed, because no number of the run depends on them."""
+
+MIN_FREE_BYTES = 64 << 20
+"""Below this much free disk no run is started."""
+
+
+def preflight(name: str, argv: Sequence[str]) -> tuple[list[str], list[tuple[DictConfig, Path]]]:
+    """Compose and check every job of a command line before Hydra makes a folder.
+
+    Args:
+        name: of the primary config.
+        argv: the command line, the script first.
+
+    Returns:
+        The command line to give to Hydra (a resumed run's own overrides put in front), and per job its configuration and run
+        folder; no job where Hydra is only asked for help or to print a config.
+
+    Raises:
+        FedFacetError: the first mistake, in one sentence.
+    """
+    argv = quoted_options(argv)
+    arguments, strangers = get_args_parser().parse_known_intermixed_args(argv[1:])
+    if strangers:
+        raise ConfigError(f"Expected settings as key=value, without dashes, but got `{strangers[0]}`: see `--help`.")
+    for flag in ("config_path", "config_name", "config_dir", "experimental_rerun"):
+        if getattr(arguments, flag):
+            raise ConfigError(
+                f"Expected the configs that belong to this script, but got --{flag.replace('_', '-')}: to add a folder of your "
+                "own, give \"hydra.searchpath=['file:///FOLDER']\"."
+            )
+    overrides = list(arguments.overrides)
+    # Options first: Hydra takes all overrides in one piece only.
+    options = [argument for argument in argv[1:] if argument not in overrides]
+    if any(getattr(arguments, flag) for flag in ("help", "hydra_help", "cfg", "info", "shell_completion")):
+        return [argv[0], *options, *overrides], []
+    if arguments.multirun or str(_value_of("hydra.mode", overrides)).upper() == "MULTIRUN":
+        return [argv[0], *options, *overrides], _multirun_jobs(name, overrides)
+    if (resume := _value_of("resume", overrides)) is not None:
+        overrides = _resumed_overrides(resume, overrides)
+    config, hydra_node = compose_job(name, overrides)
+    run_dir = Path(hydra_node.run.dir)
+    if resume is not None:
+        _check_resume(config, run_dir)
+    else:
+        _check_unused(run_dir)
+    return [argv[0], *options, *overrides], [(config, run_dir)]
+
+
+def differing_key(saved: Mapping[str, Any], given: Mapping[str, Any], path: str = "") -> tuple[str, Any, Any] | None:
+    """Return the first key at which two configurations differ, with both values, leaving out what is free on resume."""
+    for key in sorted({*saved, *given}):
+        full = f"{path}{key}"
+        if any(full == free or full.startswith(free + ".") for free in FREE_ON_RESUME):
+            continue
+        left, right = saved.get(key), given.get(key)
+        if isinstance(left, Mapping) and isinstance(right, Mapping):
+            if (inner := differing_key(left, right, f"{full}.")) is not None:
+                return inner
+        elif left != right:
+            return full, left, right
+    return None
+
+
+def check_resumable(saved: Mapping[str, Any], given: Mapping[str, Any], finished_rounds: int, *, complete: bool = True) -> None:
+    """Refuse to go on with a run under another configuration, or with one that is finished.
+
+    Args:
+        saved: the configuration the run was started with.
+        given: the configuration it would go on with.
+        finished_rounds: how many rounds are done.
+        complete: whether all that follows the last round is done too.
+
+    Raises:
+        CheckpointError: naming the key that differs, or the rounds that are done.
+    """
+    if (difference := differing_key(saved, given)) is not None:
+        key, was, now = difference
+        group = key.partition(".")[0]
+        options = [settings.get("choices", {}).get(group) for settings in (saved, given)]
+        if options[0] != options[1]:  # another option of a group says more than the first of its settings
+            key, (was, now) = group, options
+        raise CheckpointError(
+            f"Expected the configuration that the run was started with, but `{key}` was {was!r} and is now {now!r}: leave it "
+            "out, or start a new run."
+        )
+    rounds = given["federation"]["rounds"]
+    if finished_rounds > rounds or (finished_rounds == rounds and complete):
+        raise CheckpointError(
+            f"Expected an unfinished run, but all its {finished_rounds} rounds are done: to train longer, pass a larger "
+            "federation.rounds along with resume."
+        )
+
+
+def override_of(key: str, value: object) -> str:
+    """Return the override from which Hydra reads a value as it is, quoted only where it must be."""
+    text = str(value)
+    try:
+        parsed = OverridesParser.create().parse_override(f"{key}={text}")
+        if not parsed.is_sweep_override() and parsed.value() == text:
+            return f"{key}={text}"
+    except HydraException:
+        pass
+    escaped = text.replace("'", "\\'")
+    return f"{key}='{escaped}'"
+
+
+def _value_of(key: str, overrides: Sequence[str]) -> str | None:
+    """Return the value that a command line gives a key, without quotes; ``None`` where it gives none, or null."""
+    given = [override for override in overrides if override.startswith(f"{key}=")]
+    try:
+        parsed = OverridesParser.create().parse_overrides(given)
+    except HydraException:
+        return None  # compose_job says what is wrong
+    values = [override.value() for override in parsed if not override.is_sweep_override()]
+    return str(values[-1]) if values and values[-1] not in (None, "") else None
+
+
+def _resumed_overrides(resume: str, overrides: Sequence[str]) -> list[str]:
+    """Return the overrides a run was started with, then those given now, with the run's own folder as the output folder."""
+    run_dir = Path(resume)
+    if run_dir.suffix == ".ckpt" and run_dir.is_file():
+        run_dir = run_dir.parents[1]
+    saved = run_dir / ".hydra" / "overrides.yaml"
+    if not saved.is_file() or not (run_dir / "config.yaml").is_file():
+        raise CheckpointError(
+            f"Expected `resume` to name a run folder, but {run_dir} is none: give the folder that holds config.yaml."
+        )
+    ours = ("resume=", "paths.output_dir=")
+    kept = [override for override in [*OmegaConf.load(saved), *overrides] if not override.startswith(ours)]
+    # Hydra would overwrite .hydra/ there and then; the script replaces what must change in it, each file at one blow.
+    own = [override_of("resume", run_dir), override_of("paths.output_dir", run_dir), "hydra.output_subdir=null"]
+    return [*kept, *own]
+
+
+def _check_resume(config: DictConfig, run_dir: Path) -> None:
+    from fedfacet import checkpoint  # imports torch, which --help should not wait for
+
+    state, saved = checkpoint.load(run_dir / "checkpoints" / "last.ckpt")
+    given = plain(config)
+    given["threads"] = given["threads"] or saved["threads"]
+    check_resumable(saved, given, state.round, complete=_is_complete(run_dir, state.round))
+
+
+def _is_complete(run_dir: Path, finished_rounds: int) -> bool:
+    """Tell whether a run got as far as its summary; one that was killed between its last round and that has work left."""
+    try:
+        summary = json.loads((run_dir / "summary.json").read_text())
+    except (OSError, ValueError):
+        return False
+    return bool(summary.get("status") == "finished" and summary.get("rounds") == finished_rounds)
+
+
+def _check_unused(run_dir: Path) -> None:
+    try:
+        if (run_dir / "config.yaml").exists() or (run_dir / "metrics.csv").exists():
+            raise ConfigError(
+                f"Expected a new output folder, but {run_dir} already holds a run: choose another paths.output_dir, or go on "
+                f"with that run by `{override_of('resume', run_dir)}`."
+            )
+        existing = next(parent for parent in [run_dir, *run_dir.absolute().parents] if parent.exists())
+        with tempfile.TemporaryFile(dir=existing):  # asked for permission, root is told nothing about read-only systems
+            pass
+        free = shutil.disk_usage(existing).free
+    except OSError as error:
+        raise ConfigError(
+            f"Expected a folder that can be written to for {run_dir}, but there is none ({error.strerror}): choose another "
+            "paths.output_dir."
+        ) from None
+    if free < MIN_FREE_BYTES:
+        raise ConfigError(
+            f"Expected at least {MIN_FREE_BYTES >> 20} MiB of free disk for {run_dir}, but {free >> 20} MiB are left: free "
+            "some, or choose another paths.output_dir."
+        )
+
+
+def _multirun_jobs(name: str, overrides: Sequence[str]) -> list[tuple[DictConfig, Path]]:
+    """Return the jobs that Hydra's basic sweeper will make of the overrides."""
+    for key in ("resume", "paths.output_dir"):
+        if _value_of(key, overrides) is not None:
+            remedy = (
+                "resume the jobs one by one" if key == "resume" else "choose the folder of all jobs with paths.sweep_dir=DIR"
+            )
+            raise ConfigError(f"Expected `{key}` for a single run only, but got it with --multirun: {remedy}.")
+    try:
+        parsed = OverridesParser.create().parse_overrides(list(overrides))
+        batches = BasicSweeper.split_arguments(parsed, max_batch_size=None)
+    except HydraException as error:
+        raise ConfigError(str(error).splitlines()[0]) from None
+    jobs = []
+    for number, job in enumerate(itertools.chain.from_iterable(batches)):
+        config, hydra_node = compose_job(name, job)
+        sweep_dir = Path(hydra_node.sweep.dir)
+        _check_unused(sweep_dir / str(number))
+        jobs.append((config, sweep_dir / str(number)))
+    return jobs

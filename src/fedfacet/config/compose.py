@@ -1,0 +1,117 @@
+"""Composing one job, and making what its nodes name."""
+
+import hashlib
+import inspect
+import tempfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from hydra import compose, initialize_config_dir
+from hydra.utils import get_object, instantiate
+from omegaconf import DictConfig, OmegaConf, open_dict
+from omegaconf.errors import OmegaConfBaseException
+
+from fedfacet.config.checks import check_arguments, check_parts, check_settings
+from fedfacet.config.mistakes import COMPOSE_ERRORS, check_added, explain, unknown, usual
+from fedfacet.config.nodes import flat_keys, plain, targets, without_hydra
+from fedfacet.errors import ConfigError
+
+
+def conf_dir() -> Path:
+    """Return the folder of the yamls: ``conf/`` of a checkout, or the copy inside an installed package."""
+    packaged = Path(__file__).parents[1] / "conf"
+    return packaged if packaged.is_dir() else Path(__file__).parents[3] / "conf"
+
+
+def compose_job(name: str, overrides: Sequence[str]) -> tuple[DictConfig, DictConfig]:
+    """Compose one job's configuration and check every key and every plain value.
+
+    Returns:
+        The configuration, finalised, and Hydra's own node of it.
+
+    Raises:
+        ConfigError: one sentence about the first override that is wrong, with the nearest valid names.
+    """
+    overrides = quoted_options(overrides)
+    with initialize_config_dir(str(conf_dir()), version_base="1.3"):
+        try:
+            composed = compose(name, list(overrides), return_hydra_config=True)
+        except COMPOSE_ERRORS as error:
+            raise ConfigError(explain(name, overrides, error)) from None
+        base, default_options = usual(name)
+        for override in overrides:
+            if override.startswith("+"):
+                check_added(name, composed, override)
+    own = without_hydra(composed)
+    if strangers := [key for key in map(str, own) if key not in base and key not in composed.hydra.runtime.choices]:
+        raise ConfigError(unknown(strangers[0], flat_keys(base)))
+    config = finalized(own, overrides, composed.hydra.runtime.choices)
+    check_parts(base, config, default_options)
+    try:
+        settings = plain(config)
+    except OmegaConfBaseException as error:
+        raise ConfigError(f"Expected every value to be given, but got: {str(error).splitlines()[0]}.") from None
+    check_settings(set(flat_keys(base)), settings)
+    for path, node in targets(config):
+        check_arguments(path, node)
+    return config, composed.hydra
+
+
+def quoted_options(arguments: Sequence[str]) -> list[str]:
+    """Return a command line's arguments with every option named ``true`` in quotes, which Hydra would take for a bool."""
+    groups = {folder.name for folder in conf_dir().iterdir() if folder.is_dir()}
+    quoted = []
+    for argument in arguments:
+        key, equals, value = argument.partition("=")
+        if equals and key.lstrip("+") in groups:
+            value = ",".join(f"'{option}'" if option in ("true", "false") else option for option in value.split(","))
+        quoted.append(f"{key}{equals}{value}")
+    return quoted
+
+
+def finalized(config: DictConfig, overrides: Sequence[str], choices: Mapping[str, Any]) -> DictConfig:
+    """Return the config as it will be used and saved.
+
+    The settings under ``where_present`` (of ``experiment=``, ``fidelity=`` and ``debug=``) are applied where the chosen options
+    have the key and the command line does not set it, and the names of the chosen options are noted under ``choices``.
+    """
+    config = config.copy()
+    given = {override.lstrip("+~").split("=")[0] for override in overrides}
+    with open_dict(config):
+        for key, value in dict(config.get("where_present") or {}).items():
+            parent, _, leaf = str(key).rpartition(".")
+            if key not in given and leaf in (OmegaConf.select(config, parent) or {}):
+                OmegaConf.update(config, str(key), value)
+        config.where_present = {}
+        for group in ("transforms", "callbacks", "logger"):
+            if "federation" in config and group not in config:  # `logger=[]`: none of them is a choice too
+                config[group] = {}
+        config.choices = {str(name): choice for name, choice in choices.items() if not str(name).startswith("hydra")}
+        if config.get("smoke"):
+            _shrink(config)
+    return config
+
+
+def make(node: DictConfig, **facts: Any) -> Any:
+    """Instantiate a node with those of the facts that its target's signature asks for."""
+    accepted = inspect.signature(get_object(node["_target_"])).parameters
+    # As a partial first, so that Hydra does not look into the facts (some hold configs) nor rewrite what a constructor says.
+    factory = instantiate(node, _convert_="all", _partial_=True)
+    if node.get("_partial_", False):
+        return factory
+    return factory(**{name: fact for name, fact in facts.items() if name in accepted})
+
+
+def _shrink(config: DictConfig) -> None:
+    """Make a run small: every kind of client once, a cohort of at most 3, and generated files where a data set reads some."""
+    if "clients" in config.partition:
+        for group in config.partition.clients:
+            group.count = 1
+    if "federation" in config:
+        config.federation.cohort_size = min(3, config.federation.cohort_size)
+    if "root" in config.dataset:
+        wanted = hashlib.sha256(
+            f"{OmegaConf.to_container(config.dataset)}{OmegaConf.to_container(config.partition)}".encode()
+        ).hexdigest()[:12]
+        config.dataset.root = str(Path(tempfile.gettempdir()) / "fedfacet-smoke" / wanted)

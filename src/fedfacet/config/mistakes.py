@@ -1,0 +1,112 @@
+"""Saying in one sentence what is wrong with an override, and what is nearest to it."""
+
+import difflib
+import functools
+from collections.abc import Sequence
+from typing import Any
+
+from hydra import compose
+from hydra.core.global_hydra import GlobalHydra
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.errors import HydraException
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+from fedfacet.config.nodes import flat_keys, without_hydra
+from fedfacet.errors import ConfigError
+
+SPECIAL_KEYS = {"_target_", "_partial_", "_convert_", "_recursive_", "_args_"}
+
+COMPOSE_ERRORS = (HydraException, OmegaConfBaseException, ValueError)
+
+
+@functools.cache
+def usual(name: str) -> tuple[DictConfig, dict[str, Any]]:
+    """Return a config as it is without overrides, and the options it chooses; to be called while Hydra is initialized."""
+    composed = compose(name, return_hydra_config=True)
+    return without_hydra(composed), dict(composed.hydra.runtime.choices)
+
+
+def explain(name: str, overrides: Sequence[str], error: Exception) -> str:
+    """Say in one sentence what is wrong with the first override that does not compose by itself."""
+    groups = set(map(str, usual(name)[1]))
+    chosen = [override for override in overrides if override.split("=")[0].lstrip("+~") in groups]
+    for override in sorted(overrides, key=lambda one: one not in chosen):  # what is valid depends on the options chosen
+        others = [other for other in chosen if other != override]
+        for context in ([], others) if override in chosen else (others,):
+            try:
+                compose(name, [*context, override])
+            except COMPOSE_ERRORS as fault:
+                error = fault
+                continue
+            break
+        else:
+            return _explain_override(name, override, others, error)
+    return f"Expected overrides that go together, but got {' '.join(overrides)}: {_first_line(error)}"
+
+
+def _explain_override(name: str, override: str, others: Sequence[str], error: Exception) -> str:
+    groups = set(map(str, usual(name)[1]))
+    key, _, value = override.lstrip("+~").partition("=")
+    try:
+        parsed = OverridesParser.create().parse_override(override)
+    except (HydraException, ValueError):
+        return (
+            f"Expected an override of the form key=value, but got `{override}`: see `--help`; a value with special characters "
+            f"needs quotes that the shell keeps, as in \"{key or 'key'}='a, b'\"."
+        )
+    if parsed.is_sweep_override():
+        return f"Expected one value for `{key}`, but got `{value}`: add `-m` for a run per value, or choose one."
+    if key in groups:
+        options = GlobalHydra.instance().config_loader().get_group_options(key)
+        chosen = [option.strip(" '") for option in value.strip("[]").split(",")]
+        wrong = [option for option in chosen if option not in options]
+        if value == "null":
+            hint = f"for none of them, give `~{key}`."
+        elif not wrong:
+            hint = (
+                f"it is there already, so give `{key}={value}` without a prefix." if override[0] in "+~" else _first_line(error)
+            )
+        elif nearest := difflib.get_close_matches(wrong[0], options, 1):
+            hint = f"did you mean `{key}={nearest[0]}`?"
+        else:
+            hint = "choose one of these."
+        return f"Expected `{key}` to be one of {', '.join(options)}, but got `{value}`: {hint}"
+    valid = flat_keys(compose(name, list(others), return_hydra_config=key.startswith("hydra.")))
+    if key in valid:
+        return f"Expected a value that suits `{key}`, but got `{value}`: {_first_line(error)}"
+    return unknown(key, [*valid, *groups])
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).strip().splitlines()[0]
+
+
+def unknown(key: str, valid: Sequence[str]) -> str:
+    """Name the nearest valid keys, by full path and by last part."""
+    leaf = key.rpartition(".")[2]
+    valid = [name for name in dict.fromkeys(valid) if name.rpartition(".")[2] not in SPECIAL_KEYS]
+    nearest = difflib.get_close_matches(key, valid, 3, cutoff=0.6)
+    nearest += [name for name in valid if name.rpartition(".")[2] == leaf and name not in nearest]
+    if not nearest:
+        parent = key.rpartition(".")[0]
+        nearest = [name for name in valid if parent and name.startswith(f"{parent}.")][:8]
+    names = ", ".join(f"`{name}`" for name in nearest[:8])
+    return (
+        f"Expected a known option, but got `{key}`: {f'the nearest are {names}.' if names else 'see `--help` for all of them.'}"
+    )
+
+
+def check_added(name: str, config: DictConfig, override: str) -> None:
+    """Refuse ``+key=value`` unless the key is an argument of the class that its node names (Hydra would take anything)."""
+    key = override.lstrip("+").split("=", 1)[0].split("@")[0]
+    if key.startswith("hydra.") or key in {str(group) for group in config.hydra.runtime.choices}:
+        return
+    parts = key.split(".")
+    for length in range(len(parts) - 1, 0, -1):
+        node = OmegaConf.select(config, ".".join(parts[:length]))
+        if isinstance(node, DictConfig) and "_target_" in node:
+            return  # check_arguments holds it to the signature
+    known = usual(name)[0]
+    if OmegaConf.select(known, key) is None and key not in flat_keys(known):
+        raise ConfigError(unknown(key, flat_keys(known)))

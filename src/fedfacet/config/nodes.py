@@ -1,0 +1,38 @@
+"""What can be read off a configuration as it is."""
+
+from collections.abc import Iterator
+from typing import Any
+
+from omegaconf import DictConfig, OmegaConf
+
+
+def plain(config: DictConfig) -> dict[str, Any]:
+    """Return the resolved configuration as plain data."""
+    return OmegaConf.to_container(config, resolve=True, throw_on_missing=True)  # type: ignore[return-value]
+
+
+def without_hydra(config: DictConfig) -> DictConfig:
+    """Return the configuration without Hydra's own node."""
+    return OmegaConf.masked_copy(config, [str(key) for key in config if key != "hydra"])
+
+
+def targets(config: Any, path: str = "") -> Iterator[tuple[str, DictConfig]]:
+    """Yield every node that names a class or function, with its dotted path."""
+    if isinstance(config, DictConfig):
+        if "_target_" in config:
+            yield path, config
+        for key in map(str, config):
+            if not OmegaConf.is_interpolation(config, key) and config[key] is not None:
+                yield from targets(config[key], f"{path}.{key}" if path else key)
+
+
+def flat_keys(node: Any, path: str = "") -> list[str]:
+    """Return the dotted paths of all nodes and values."""
+    if not isinstance(node, DictConfig):
+        return [path]
+    flat = [path] if path else []
+    for key in map(str, node):
+        inner = f"{path}.{key}" if path else key
+        leaf = OmegaConf.is_interpolation(node, key) or OmegaConf.is_missing(node, key)
+        flat += [inner] if leaf else flat_keys(node[key], inner)
+    return flat

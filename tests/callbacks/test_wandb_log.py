@@ -1,0 +1,54 @@
+"""What can be told without a run; tests/cli/test_wandb.py reads real ones back."""
+
+import pytest
+
+from fedfacet.callbacks.wandb_log import WandbLog
+
+CHOICES = {
+    "selector": "feddiverse",
+    "aggregator": "fedavgm",
+    "correction": "none",
+    "experiment": "digits_gsc",
+    "dataset": "digits",
+}
+
+
+@pytest.fixture
+def log(tmp_path):
+    def make(mode="offline", seed=0, digest="0123456789", **choices):
+        config = {"seed": seed, "choices": CHOICES | choices}
+        return WandbLog(run_dir=tmp_path, run_config=config, facts={"seed": seed, "partition_digest": digest}, mode=mode)
+
+    return make
+
+
+def test_a_group_is_method_experiment_and_partition(log):
+    assert log().group == "feddiverse-fedavgm-digits_gsc-01234567"
+    assert log(seed=1).group == log().group
+    assert log(correction="proximal").group == "feddiverse-fedavgm-proximal-digits_gsc-01234567"
+    assert log(digest="abcdefghij").group == "feddiverse-fedavgm-digits_gsc-abcdefgh"
+    assert log(experiment=None).group == "feddiverse-fedavgm-digits-01234567"
+
+
+def test_the_mode_is_checked(log):
+    with pytest.raises(ValueError, match="'offline'"):
+        log(mode="off")
+
+
+def test_a_disabled_run_writes_nothing(log, tiny_federation, tmp_path):
+    tiny_federation(callbacks={"wandb": log(mode="disabled")}).fit()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_id_survives_a_resume(log):
+    first, second = log(), log()
+    first._id = "abc"
+    second.load_state_dict(first.state_dict())
+    assert second._id == "abc"
+
+
+def test_without_an_experiment_the_data_set_names_the_group(log):
+    """`~experiment` leaves no such choice."""
+    callback = log()
+    del callback.run_config["choices"]["experiment"]
+    assert callback.group == "feddiverse-fedavgm-digits-01234567"
