@@ -51,6 +51,11 @@ def forked(seed: int, purpose: str, *keys: int, device: torch.device | None = No
         device: the accelerator whose generator is forked too; ``None`` or a CPU device forks the CPU generator alone.
     """
     devices = [device] if device is not None and device.type == "cuda" else []
+    number = torch_seed(seed, purpose, *keys)
     with torch.random.fork_rng(devices=devices):
-        torch.manual_seed(torch_seed(seed, purpose, *keys))
+        # Not torch.manual_seed, which seeds the generators of all accelerators, also of those that are not put back.
+        torch.default_generator.manual_seed(number)
+        if devices:
+            with torch.cuda.device(devices[0]):
+                torch.cuda.manual_seed(number)
         yield

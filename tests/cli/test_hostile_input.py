@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-from fedfacet import config
+from fedfacet.config import command_line
 
 UNKNOWN = [
     # what is given, what must be suggested
@@ -217,7 +217,7 @@ class TestOutputFolder:
         assert "closed" in refused("paths.output_dir=closed/run")
 
     def test_on_a_disk_that_is_nearly_full(self, refused, monkeypatch):
-        monkeypatch.setattr(config, "MIN_FREE_BYTES", 1 << 60)
+        monkeypatch.setattr(command_line, "MIN_FREE_BYTES", 1 << 60)
         assert "MiB of free disk" in refused("paths.output_dir=run")
 
 
@@ -339,6 +339,8 @@ class TestMultirun:
             (("federation.cohort_size=9,25",), "24 clients"),
             (("partition.scale=0.2,0.15",), "0.15"),
             (("seed=1,2", "rounds=3"), "`federation.rounds`"),
+            (("seed=1,2", "task=(a"), "task=(a"),
+            (("seed=1,2", "slector=uniform"), "`selector`"),
         ],
     )
     def test_one_wrong_job_stops_all_before_any_begins(self, refused, sweep, named):

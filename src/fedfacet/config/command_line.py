@@ -209,7 +209,9 @@ def _multirun_jobs(name: str, overrides: Sequence[str]) -> list[tuple[DictConfig
         parsed = OverridesParser.create().parse_overrides(list(overrides))
         batches = BasicSweeper.split_arguments(parsed, max_batch_size=None)
     except HydraException as error:
-        raise ConfigError(str(error).splitlines()[0]) from None
+        raise ConfigError(
+            f"Expected overrides of the form key=value, but got {' '.join(overrides)}: {str(error).strip().splitlines()[0]}"
+        ) from None
     jobs = []
     for number, job in enumerate(itertools.chain.from_iterable(batches)):
         config, hydra_node = compose_job(name, job)

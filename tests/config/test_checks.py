@@ -1,0 +1,126 @@
+import subprocess
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Literal
+
+import pytest
+from omegaconf import OmegaConf
+
+from fedfacet.config import check_arguments, checks, compose_job, plain, targets
+from fedfacet.errors import ConfigError
+
+FITTING = {
+    "number": [1.5, 2, -1.0, 1e300],
+    "whole": [0, -3, 10**30],
+    "flag": [True, False],
+    "text": ["", "x"],
+    "maybe": [None, 3],
+    "choice": ["a", "b"],
+    "texts": [[], ["a", "b"]],
+    "pairs": [[], [1, 2]],
+    "table": [None, {"a": 1}],
+    "part": [None, {"_target_": "builtins.dict"}],
+    "other": [2.0, {"_target_": "builtins.dict"}],
+    "action": [{"_target_": "builtins.print", "_partial_": True}],
+    "anything": [None, 1, "x", [1], {"a": 1}],
+    "bare": [None, 1, "x", [1], {"a": 1}],
+}
+WRONG = {
+    "number": [None, True, "1.5", [1.0], {}, float("nan"), float("inf")],
+    "whole": [None, True, 1.0, "1", [1], {}],
+    "flag": [None, 0, 1, "true", []],
+    "text": [None, 1, True, ["x"], {}],
+    "maybe": [1.5, "none", False],
+    "choice": ["c", None, 1, "A"],
+    "texts": ["abc", None, [1], [["a"]], {"a": "b"}],
+    "pairs": [1, [1.5], ["1"], [True]],
+    "table": ["x", 1, ["a"]],
+    "other": ["x", None, True, float("nan")],
+}
+
+
+class TestTypes:
+    """A node's plain values are held to the signature of its target."""
+
+    class Part:
+        def __init__(
+            self,
+            *,
+            number: float = 1.0,
+            whole: int = 1,
+            flag: bool = False,
+            text: str = "",
+            maybe: int | None = None,
+            choice: Literal["a", "b"] = "a",
+            texts: Sequence[str] = (),
+            pairs: tuple[int, ...] = (),
+            table: Mapping[str, int] | None = None,
+            part: "TestTypes.Part | None" = None,
+            other: subprocess.Popen | float = 1.0,
+            action: Callable[[], None] = print,
+            anything: Any = None,
+            bare=None,
+        ):
+            pass
+
+    @pytest.fixture
+    def node(self, monkeypatch):
+        """Return a function that makes a node of ``Part`` with one value."""
+        monkeypatch.setattr(checks, "get_object", lambda _: self.Part)
+        return lambda key, value: OmegaConf.create({"_target_": "Part", key: value})
+
+    @pytest.mark.parametrize("key", FITTING)
+    def test_what_fits(self, node, key):
+        for value in FITTING[key]:
+            check_arguments("part", node(key, value))
+
+    @pytest.mark.parametrize("key", WRONG)
+    def test_what_does_not(self, node, key):
+        for value in WRONG[key]:
+            with pytest.raises(ConfigError, match=rf"Expected `part\.{key}` to be .+, but got .+: ") as refusal:
+                check_arguments("part", node(key, value))
+            assert repr(value) in str(refusal.value)
+
+    def test_what_is_expected_is_said_in_words(self, node):
+        for key, value, words in (
+            ("number", "x", "a finite number"),
+            ("maybe", "x", "a whole number or null"),
+            ("flag", "x", "true or false"),
+            ("choice", "x", "'a' or 'b'"),
+            ("texts", "x", "a list, each entry a text"),
+            ("table", "x", "settings or null"),
+        ):
+            with pytest.raises(ConfigError, match=words):
+                check_arguments("part", node(key, value))
+
+    def test_unknown_arguments_come_with_the_nearest(self, node):
+        with pytest.raises(ConfigError, match=r"`part\.chioce`: the nearest are `part\.choice`"):
+            check_arguments("part", node("chioce", "a"))
+
+    def test_a_target_that_does_not_exist(self):
+        for target in ("fedfacet.nowhere.Nobody", "nobody", "fedfacet.selectors.uniform.Uniform", "", 3, None):
+            with pytest.raises(ConfigError, match=r"`part\._target_` to name a class or function"):
+                check_arguments("part", OmegaConf.create({"_target_": target}))
+
+
+def leaves(settings, path=""):
+    for key, value in settings.items():
+        full = f"{path}{key}"
+        yield from leaves(value, f"{full}.") if isinstance(value, dict) and value else [(full, value)]
+
+
+def test_every_setting_belongs_to_a_class_or_is_listed():
+    """No key escapes the checks."""
+    composed, _ = compose_job("train", ["logger=wandb", "transforms=clip"])
+    beneath = tuple(f"{path}." for path, _ in targets(composed))
+    own = {key for key, _ in leaves(plain(composed)) if not key.startswith((*beneath, "choices."))}
+    assert own == set(checks.SETTINGS)
+
+
+@pytest.mark.parametrize("key", checks.SETTINGS)
+def test_no_setting_takes_just_anything(key):
+    if key == "where_present":
+        wrong = "[1]"
+    else:
+        wrong = "{a: 1}" if key in ("wandb.tags", "federation.on_bad_update", "wandb.mode") else "[[1]]"
+    with pytest.raises(ConfigError, match=f"`{key}`"):
+        compose_job("train", [f"{key}={wrong}"])

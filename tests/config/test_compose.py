@@ -1,0 +1,66 @@
+from omegaconf import OmegaConf
+
+from fedfacet.config import compose_job, make
+
+
+def test_lists_of_parts_may_be_empty():
+    composed, _ = compose_job("train", ["callbacks=[]", "logger=[]", "transforms=[]"])
+    assert (composed.callbacks, composed.logger, composed.transforms) == ({}, {}, {})
+    composed, _ = compose_job("train", ["~callbacks.progress", "logger=[wandb,tensorboard]"])
+    assert "progress" not in composed.callbacks
+    assert set(composed.logger) == {"wandb_log", "tensorboard_log"}
+
+
+def test_options_named_like_booleans_need_no_quotes():
+    composed, _ = compose_job("train", ["heterogeneity=true"])
+    assert composed.choices.heterogeneity == "true"
+    assert composed.heterogeneity._target_.endswith("TrueHeterogeneity")
+
+
+def test_the_last_of_two_options_counts():
+    composed, _ = compose_job("train", ["selector=all", "selector=uniform", "seed=3", "seed=4"])
+    assert (composed.choices.selector, composed.seed) == ("uniform", 4)
+
+
+class TestWherePresent:
+    def test_the_chosen_options_decide(self):
+        composed, _ = compose_job("train", ["fidelity=released_code"])
+        assert composed.selector.orthogonal == "signed"
+        assert composed.local.sampling == "with_replacement"
+        assert composed.where_present == {}
+        composed, _ = compose_job("train", ["fidelity=released_code", "selector=uniform", "heterogeneity=true"])
+        assert "orthogonal" not in composed.selector
+        assert composed.local.sampling == "with_replacement"
+
+    def test_the_command_line_has_the_last_word(self):
+        composed, _ = compose_job("train", ["fidelity=released_code", "selector.orthogonal=absolute"])
+        assert composed.selector.orthogonal == "absolute"
+        assert composed.selector.rotation == "random"
+        composed, _ = compose_job("train", ["debug=smoke", "federation.rounds=2"])
+        assert composed.federation.rounds == 2
+
+    def test_smoke_is_small(self):
+        composed, _ = compose_job("train", ["debug=smoke", "experiment=spawrious_gsc"])
+        assert composed.federation.cohort_size <= 3
+        assert composed.local.amount <= 2
+        assert all(group.count == 1 for group in composed.partition.clients)
+        assert composed.dataset.image_size <= 32
+        assert "fedfacet-smoke" in composed.dataset.root
+        assert composed.model.weights == "none"
+
+
+class TestMake:
+    def test_facts_reach_whom_they_concern(self, tmp_path):
+        log = make(OmegaConf.create({"_target_": "fedfacet.callbacks.csv_log.CsvLog"}), run_dir=tmp_path, rounds=7)
+        assert log.metrics_file == tmp_path / "metrics.csv"
+
+    def test_facts_are_handed_over_as_they_are(self, tmp_path):
+        fact = {"_target_": "builtins.exit", "interpolation": "${nowhere}"}
+        node = OmegaConf.create({"_target_": "fedfacet.callbacks.wandb_log.WandbLog", "mode": "disabled", "tags": ["a"]})
+        log = make(node, run_dir=tmp_path, run_config=fact, facts={})
+        assert log.run_config is fact
+        assert log.tags == ("a",)
+
+    def test_functions_stay_partial(self):
+        composed, _ = compose_job("train", ["loss=generalized_cross_entropy", "loss.q=0.5"])
+        assert make(composed.loss).keywords == {"q": 0.5}
