@@ -7,8 +7,9 @@ from PIL import Image
 from torch import nn
 
 from fedfacet import rng
+from fedfacet.data.drawn_dogs import draw_dog
 from fedfacet.data.spawrious import BREEDS, LOCATIONS
-from fedfacet.data.synthetic_spawrious import SyntheticSpawrious, draw_dog
+from fedfacet.data.synthetic_spawrious import SyntheticSpawrious
 
 
 def drawn(breed, location, size, seed=0):

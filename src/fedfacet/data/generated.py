@@ -11,8 +11,8 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from fedfacet import rng
+from fedfacet.data.drawn_dogs import draw_dog
 from fedfacet.data.spawrious import FOLDER, PARTS
-from fedfacet.data.synthetic_spawrious import draw_dog
 
 _DIGIT_SIZE = 20
 _MNIST_SIZE = 28
