@@ -37,8 +37,6 @@ def main() -> None:
                 federation = build(job, run_dir)
                 if job.resume is not None:
                     federation.restore(checkpoint.load(run_dir / "checkpoints" / "last.ckpt")[0])
-    except KeyboardInterrupt:
-        sys.exit(130)
     except (FedFacetError, ValueError, TypeError) as error:
         refuse(error)
     hydra.main(version_base="1.3", config_path=str(configuration.conf_dir()), config_name="train")(train)()
@@ -146,4 +144,7 @@ def refuse(error: Exception) -> None:
 
 
 if __name__ == "__main__":
-    main()
+    try:
+        main()
+    except KeyboardInterrupt:  # before the first round or after the last there is nothing to save
+        sys.exit(130)

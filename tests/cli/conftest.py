@@ -18,10 +18,11 @@ from pathlib import Path
 import pytest
 
 SERVER = """
-import json, os, runpy, sys
+import atexit, gc, json, os, runpy, sys, traceback
 import fedfacet.analysis.console, fedfacet.build, fedfacet.callbacks.evaluate, fedfacet.data.digits, hydra, sklearn.datasets
 import fedfacet.objectives.classification, rich.console, rich.table
 
+gc.freeze()  # what is imported stays: without this every collection and every exit in a fork goes through all of it
 for line in sys.stdin:
     request = json.loads(line)
     if "poll" in request:
@@ -40,8 +41,19 @@ for line in sys.stdin:
         if value is not None:
             os.environ[name] = value
     sys.argv = request["argv"]
-    runpy.run_path(sys.argv[0], run_name="__main__")
-    break
+    status = 0
+    try:
+        runpy.run_path(sys.argv[0], run_name="__main__")
+    except SystemExit as stop:
+        status = stop.code or 0
+    except BaseException:
+        traceback.print_exc()
+        status = 1
+    atexit._run_exitfuncs()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(status)
+os._exit(0)
 """
 
 FAST = (

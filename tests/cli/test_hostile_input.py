@@ -6,6 +6,7 @@ import os
 import shutil
 import subprocess
 import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -13,26 +14,35 @@ import torch
 
 from fedfacet.config import command_line
 
+
+@pytest.fixture(scope="module")
+def finished(start_in, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("finished")
+    process = start_in(folder, "federation.rounds=2", "paths.output_dir=run")
+    assert process.wait() == 0, process.err.read_text()
+    return folder / "run"
+
+
+@pytest.fixture
+def run(finished, tmp_path):
+    """A copy of a finished run that each test may spoil."""
+    return Path(shutil.copytree(finished, tmp_path / "run"))
+
+
 UNKNOWN = [
     # what is given, what must be suggested
     ("slector=uniform", "`selector`"),
     ("selector=unifrom", "`selector=uniform`"),
-    ("selector=fed_diverse", "`selector=feddiverse`"),
     ("experiment=digit_gsc", "`experiment=digits_gsc`"),
-    ("debug=smok", "`debug=smoke`"),
     ("logger=[wandb,tensorbord]", "`logger=tensorboard`"),
     ("partition=gci_10", "`partition=gci_100`"),
     ("selector.rotaton=round", "`selector.rotation`"),
     ("federation.round=5", "`federation.rounds`"),
-    ("optimizer.learning_rate=1", "`optimizer.lr`"),
     ("rounds=5", "`federation.rounds`"),
-    ("lr=0.1", "`optimizer.lr`"),
     ("hydra.run.dirr=x", "`hydra.run.dir`"),
     ("+sed=1", "`seed`"),
-    ("++federation.cohort_sizes=3", "`federation.cohort_size`"),
     ("+optimizer.nesterof=true", "`optimizer.nesterov`"),
     ("+selector.orthogonl=signed", "`selector.orthogonal`"),
-    ("+callbacks.evaluate.every_n_round=2", "`callbacks.evaluate.every_n_rounds`"),
     ("+experiment=digits_gsc", "`experiment=digits_gsc`"),
     ("+selector@other=uniform", "--help"),
     ("~selectr", "`selector`"),
@@ -56,48 +66,28 @@ IMPOSSIBLE = [
     # what is given, what must be named
     ("seed=-1", "seed"),
     ("seed=1.5", "`seed`"),
-    ("seed=one", "`seed`"),
     ("seed=1,2", "-m"),
     ("federation.rounds=0", "`federation.rounds`"),
-    ("federation.rounds=true", "`federation.rounds`"),
     ("federation.cohort_size=25", "24 clients"),
-    ("federation.cohort_size=0", "`federation.cohort_size`"),
     ("federation.on_bad_update=ignore", "'drop'"),
     ("federation=3", "`federation`"),
-    ("threads=0", "`threads`"),
     ("threads=2000000", "`threads`"),
-    ("deterministic=yes", "`deterministic`"),
-    ("task=null", "`task`"),
     ("paths.output_dir=''", "`paths.output_dir`"),
     ("optimizer.lr=-0.1", "-0.1"),
     ("optimizer.lr=nan", "`optimizer.lr`"),
-    ("optimizer.lr=fast", "`optimizer.lr`"),
-    ("optimizer.lr=null", "`optimizer.lr`"),
     ("optimizer.lr=???", "lr"),
     ("optimizer.lr=${rate}", "rate"),
-    ("optimizer.momentum=[0.9]", "`optimizer.momentum`"),
     ("optimizer._target_=torch.optim.SDG", "`optimizer._target_`"),
     ("local.batch_size=0", "batch_size"),
-    ("local.unit=hours", "'steps'"),
-    ("local.max_grad_norm=0", "max_grad_norm"),
     ("heterogeneity.q=0", "`q`"),
-    ("heterogeneity.bias_steps=-5", "bias_steps"),
-    ("selector.pretraining_rounds=-1", "pretraining_rounds"),
-    ("selector.orthogonal=up", "'signed'"),
     ("aggregator.momentum=1", "momentum"),
     ("aggregator.server_lr=inf", "`aggregator.server_lr`"),
-    ("aggregator.weighting=size", "'samples'"),
     ("model.width=0", "width"),
-    ("model.hidden=-1", "hidden"),
     ("engine.device=gpu", "`engine.device`"),
     ("callbacks.evaluate.every_n_rounds=0", "every_n_rounds"),
-    ("callbacks.save_checkpoint.every_n_rounds=0", "every_n_rounds"),
     ("callbacks.evaluate=null", "`callbacks.evaluate`"),
     ("wandb.mode=of", "'offline'"),
-    ("wandb.tags=mine", "`wandb.tags`"),
-    ("wandb.tags=[1]", "`wandb.tags`"),
     ("dataset.held_out_fraction=1", "held_out_fraction"),
-    ("partition.scale=0", "scale"),
     ("partition.scale=0.15", "[[90, 90], [10, 10]]"),  # would move triplets
     ("partition.scale=1", "897"),  # more than there is of class 0, named with what is wanted and what is available
     ("partition.clients=[{count: 1}]", "matrix"),
@@ -122,14 +112,10 @@ def test_impossible_values_are_named(refused, override, named):
         (("loss=generalized_cross_entropy", "loss.q=0"), "`q`"),
         (("transforms=clip", "transforms.clip.clip_norm=0"), "clip_norm"),
         (("participation=dropouts", "participation.dropout_probability=1.5"), "dropout_probability"),
-        (("participation=stragglers", "participation.min_fraction=-1"), "min_fraction"),
         (("~experiment", "partition=dirichlet", "partition.alpha=0"), "alpha"),
-        (("~experiment", "partition=iid", "partition.num_clients=0"), "num_clients"),
         (("~experiment", "partition=iid", "partition.num_clients=100000"), "num_clients"),
-        (("model=mobilenet_v2_gn", "model.dropout=1"), "dropout"),
         (("model=mobilenet_v2_gn", "model.stochastic_depth=-1"), "stochastic_depth"),
         (("model=mobilenet_v2_gn", "model.weights=nowhere.pth"), "nowhere.pth"),
-        (("dataset=synthetic_spawrious", "dataset.classes=[labrador,poodle]"), "poodle"),
         (("dataset=spawrious", "dataset.classes=labrador"), "`dataset.classes`"),
         (("selector=uniform", "selector.pretraining_rounds=1"), "`selector.pretraining_rounds`"),
     ],
@@ -138,6 +124,7 @@ def test_impossible_values_of_other_options_are_named(refused, overrides, named)
     assert named in refused(*overrides)
 
 
+@pytest.mark.slow
 def test_in_a_process_of_its_own_it_ends_with_status_2_and_one_line(checkout, tmp_path):
     command = [sys.executable, str(checkout / "src" / "train.py"), "federation.cohort_size=25"]
     result = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=60)
@@ -195,15 +182,14 @@ class TestDatasets:
 
 
 class TestOutputFolder:
-    def test_that_already_holds_a_run(self, trained, refused):
-        trained("paths.output_dir=run", "federation.rounds=1")
+    def test_that_already_holds_a_run(self, refused, run):
         sentence = refused("paths.output_dir=run")  # compares the folder before and after
         assert "already holds a run" in sentence
         assert "`resume=run`" in sentence
 
-    def test_of_a_sweep_that_already_holds_a_job(self, trained, refused):
-        trained("paths.sweep_dir=sweep", "federation.rounds=1", "seed=1,2", "-m")
-        assert "sweep/0 already holds a run" in refused("paths.sweep_dir=sweep", "seed=3,4", "-m")
+    def test_of_a_sweep_that_already_holds_a_job(self, refused, run, tmp_path):
+        shutil.move(run, tmp_path / "sweep" / "1")
+        assert "sweep/1 already holds a run" in refused("paths.sweep_dir=sweep", "seed=3,4", "-m")
 
     @pytest.mark.parametrize("folder", ["/proc/run", "/dev/null/run", "/dev/null", "x" * 300])
     def test_that_cannot_be_made(self, refused, folder):
@@ -221,9 +207,7 @@ class TestOutputFolder:
         assert "MiB of free disk" in refused("paths.output_dir=run")
 
 
-@pytest.mark.parametrize(
-    "file", ["checkpoints/last.ckpt.part", "summary.json.part", "partition.json.part", "model/config.json.part"]
-)
+@pytest.mark.parametrize("file", ["checkpoints/last.ckpt.part", "summary.json.part"])
 def test_a_disk_that_is_full_later_is_named_too(train, trained, tmp_path, file):
     """Linux's own full disk, /dev/full, in place of one file."""
     run = tmp_path / "run"
@@ -263,20 +247,7 @@ def test_a_full_file_system(train, start, trained, tmp_path):
         subprocess.run(["umount", str(disk)], check=True)
 
 
-@pytest.fixture(scope="module")
-def finished(start_in, tmp_path_factory):
-    folder = tmp_path_factory.mktemp("finished")
-    process = start_in(folder, "federation.rounds=2", "paths.output_dir=run")
-    assert process.wait() == 0, process.err.read_text()
-    return folder / "run"
-
-
 class TestResume:
-    @pytest.fixture
-    def run(self, finished, tmp_path):
-        """A copy that each test may spoil."""
-        return shutil.copytree(finished, tmp_path / "run")
-
     @pytest.mark.parametrize(
         ("override", "parts"),
         [

@@ -107,7 +107,7 @@ def test_a_run_killed_again_and_again_ends_the_same(start, trained, uninterrupte
     moments = random.Random(0)
     process = start(ROUNDS, EVERY_3, "paths.output_dir=run")
     process.wait_until((run / "checkpoints" / "last.ckpt").exists)
-    for _ in range(4):
+    for _ in range(3):
         time.sleep(moments.uniform(0, 0.2))
         process.kill(signal.SIGKILL)
         process.wait()
@@ -166,6 +166,7 @@ def test_a_run_killed_before_its_configuration_was_written_starts_again_in_its_f
     trained("federation.rounds=1", "paths.output_dir=run")
 
 
+@pytest.mark.slow
 def test_a_run_stopped_before_its_first_round_goes_on(start, trained, uninterrupted, tmp_path):
     run = tmp_path / "run"
     process = start(ROUNDS, EVERY_3, "paths.output_dir=run")
@@ -181,23 +182,19 @@ def test_a_run_stopped_before_its_first_round_goes_on(start, trained, uninterrup
     assert results(run) == uninterrupted(ROUNDS)
 
 
+@pytest.mark.slow
 def test_a_longer_run_is_the_same_as_one_that_was_long_from_the_start(trained, uninterrupted, tmp_path):
+    """And what no number depends on may change on the way."""
     run = tmp_path / "run"
     trained("federation.rounds=3", "paths.output_dir=run")
-    trained("resume=run", "federation.rounds=6", fast=False)
-    trained(f"resume={run / 'checkpoints' / 'last.ckpt'}", ROUNDS, fast=False)  # and again
-    assert results(run) == uninterrupted(ROUNDS)
-
-
-def test_what_no_number_depends_on_may_change(trained, uninterrupted, tmp_path):
-    run = tmp_path / "run"
-    trained("federation.rounds=2", "paths.output_dir=run")
     shutil.move(run, tmp_path / "elsewhere")
-    trained("resume=elsewhere", ROUNDS, EVERY_3, "logger=[]", "task=other", fast=False)
+    trained("resume=elsewhere", "federation.rounds=6", EVERY_3, "logger=[]", "task=other", fast=False)
+    trained(f"resume={tmp_path / 'elsewhere' / 'checkpoints' / 'last.ckpt'}", ROUNDS, fast=False)
     assert results(tmp_path / "elsewhere") == uninterrupted(ROUNDS)
     assert not run.exists()
 
 
+@pytest.mark.slow
 def test_a_folder_of_any_name_can_be_resumed(start, trained, tmp_path):
     name = "my run, a=b (1) 'x'"
     quoted = name.replace("'", "\\'")
@@ -209,9 +206,10 @@ def test_a_folder_of_any_name_can_be_resumed(start, trained, tmp_path):
     assert len(rounds_in(tmp_path / name / "metrics.csv")) == 10
 
 
+@pytest.mark.slow
 def test_a_stopped_sweep_begins_no_further_job_and_its_jobs_can_be_resumed(start, trained, uninterrupted, tmp_path):
     sweep = tmp_path / "sweep"
-    process = start(ROUNDS, "seed=5,6", "paths.sweep_dir=sweep", "-m")
+    process = start(ROUNDS, "seed=0,1", "paths.sweep_dir=sweep", "-m")
     process.wait_until(lambda: rounds_in(sweep / "0" / "metrics.csv"))
     process.kill(signal.SIGINT)
     stopped = process.result()
@@ -219,7 +217,20 @@ def test_a_stopped_sweep_begins_no_further_job_and_its_jobs_can_be_resumed(start
     assert not (sweep / "1").exists()
     assert command_in(stopped.err) == [f"resume={sweep / '0'}"]
     trained(*command_in(stopped.err), fast=False)
-    assert results(sweep / "0") == uninterrupted(ROUNDS, "seed=5")
+    assert results(sweep / "0") == uninterrupted(ROUNDS)
+
+
+@pytest.mark.parametrize("seconds", [0.15, 0.6])
+def test_ctrl_c_before_the_first_round_is_no_traceback(start, tmp_path, seconds):
+    process = start(ENDLESS, "paths.output_dir=run")
+    process.wait_until(process.err.exists)
+    time.sleep(seconds)
+    process.kill(signal.SIGINT)
+    time.sleep(1.1)
+    process.kill(signal.SIGINT)  # if it came late, a client is training
+    stopped = process.result(seconds=20)
+    assert stopped.status == 130, stopped.err
+    assert "Traceback" not in stopped.err
 
 
 def test_a_second_ctrl_c_stops_at_once(start, tmp_path):

@@ -39,7 +39,8 @@ def summary_of(run):
 def finished(checkout, tmp_path_factory):
     """A finished run of FedDiverse in a process started as a user starts it, with what it printed into a pipe."""
     folder = tmp_path_factory.mktemp("finished")
-    arguments = ["federation.rounds=6", "threads=1", "model.width=4", "model.hidden=16", f"paths.output_dir={folder / 'run'}"]
+    arguments = ["federation.rounds=6", "threads=1", "model.width=4", "model.hidden=16", "heterogeneity.bias_steps=5"]
+    arguments.append(f"paths.output_dir={folder / 'run'}")
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
     result = subprocess.run(
         [sys.executable, str(checkout / "src" / "train.py"), *arguments],
@@ -85,7 +86,7 @@ def test_into_a_pipe_it_prints_plain_lines_and_the_table(finished):
 def test_the_log_has_the_command_and_every_round(finished):
     run, _ = finished
     log = (run / "train.log").read_text()
-    assert f"train.py federation.rounds=6 threads=1 model.width=4 model.hidden=16 paths.output_dir={run}\n" in log
+    assert f" heterogeneity.bias_steps=5 paths.output_dir={run}\n" in log.splitlines(keepends=True)[0]
     assert re.findall(r"round (\d)/6 ", log) == list("123456")
     assert log.rstrip().endswith("Finished round 6.")
 
@@ -216,7 +217,7 @@ def test_the_exported_model_is_the_final_one_and_loads(finished):
 
 def test_one_seed_gives_one_run_and_two_seeds_give_two(trained, tmp_path):
     """The jobs of a sweep share a process, and the first has left its traces in it."""
-    trained("seed=1,2", "paths.sweep_dir=sweep", "-m")
+    trained("seed=1,2", "-m", "paths.sweep_dir=sweep")
     trained("seed=2", "paths.output_dir=alone")
     first, second, alone = tmp_path / "sweep" / "0", tmp_path / "sweep" / "1", tmp_path / "alone"
     assert (second / "metrics.csv").read_bytes() == (alone / "metrics.csv").read_bytes()
@@ -229,24 +230,13 @@ def test_one_seed_gives_one_run_and_two_seeds_give_two(trained, tmp_path):
     assert [OmegaConf.load(run / "config.yaml").seed for run in (first, second)] == [1, 2]
 
 
-def test_hydra_may_be_told_to_sweep_by_an_override_and_options_may_come_anywhere(trained, tmp_path):
-    trained("hydra.mode=MULTIRUN", "seed=1,2", "paths.sweep_dir=a", "federation.rounds=1")
-    trained("seed=1,2", "--multirun", "paths.sweep_dir=b", "federation.rounds=1")
-    for sweep in ("a", "b"):
-        assert [OmegaConf.load(tmp_path / sweep / job / "config.yaml").seed for job in "01"] == [1, 2]
-
-
-def test_a_run_without_a_given_folder_gets_one_by_task_and_time(trained, tmp_path):
-    trained("task=study", "federation.rounds=1")
+def test_without_a_folder_given_it_makes_one_by_task_and_time_and_without_callbacks_little_is_in_it(trained, tmp_path):
+    result = trained("task=study", "callbacks=[]", "threads=1", "federation.rounds=1", "selector=uniform", fast=False)
     [run] = (tmp_path / "logs" / "study" / "runs").iterdir()
     assert re.fullmatch(r"\d{4}-\d\d-\d\d_\d\d-\d\d-\d\d-\d{6}", run.name)
+    assert result.out == f"run folder  {run}\n"
     assert OmegaConf.load(run / "config.yaml").paths.output_dir == str(run)
-
-
-def test_it_runs_without_callbacks(trained, tmp_path):
-    result = trained("callbacks=[]", "threads=1", "federation.rounds=1", "selector=uniform", "paths.output_dir=run", fast=False)
-    assert result.out == f"run folder  {tmp_path / 'run'}\n"
-    assert {path.name for path in (tmp_path / "run").iterdir()} == {".hydra", "config.yaml", "partition.json", "train.log"}
+    assert {path.name for path in run.iterdir()} == {".hydra", "config.yaml", "partition.json", "train.log"}
 
 
 def test_help_says_what_it_does_and_what_there_is_to_choose(train, checkout):
@@ -282,6 +272,7 @@ def test_the_examples_of_the_help_are_accepted(checkout, tmp_path, monkeypatch):
         assert len(jobs) in (1, 6)
 
 
+@pytest.mark.slow
 def test_the_configuration_can_be_printed_without_a_run(train, tmp_path, files_of):
     before = files_of(tmp_path)
     result = train("--cfg", "job", "seed=5", fast=False)

@@ -121,6 +121,7 @@ def test_a_stopped_run_is_finished_as_such_and_gone_on_with(start, trained, home
     assert [row["round"] for row in before.history + after.history] == list(range(1, 11))
 
 
+@pytest.mark.slow
 def test_a_failed_run_is_finished_as_such(train, home, tmp_path):
     result = train(*OFFLINE, "optimizer.lr=1e30", "paths.output_dir=run", env=home)
     assert result.status == 2, result.err
