@@ -1,0 +1,53 @@
+"""Validation samples belong to nobody else."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from fedfacet.data.digits import Digits
+from fedfacet.data.validation import partition_and_hold_out
+from fedfacet.partitioners.iid import IIDPartitioner
+from fedfacet.partitioners.interaction_matrix import InteractionMatrixPartitioner
+
+
+@pytest.fixture(scope="module")
+def dataset():
+    """The digits with their validation samples given back to training: 1,797 less the 416 of the test set."""
+    digits = Digits().load(np.array([[352, 128], [128, 352]]))
+    return replace(digits, train=np.sort(np.concatenate([digits.train, digits.val])), val=None)
+
+
+def cells(dataset, indices):
+    return np.bincount(2 * dataset.y[indices] + dataset.a[indices], minlength=4).tolist()
+
+
+@pytest.mark.parametrize(
+    ("partitioner", "per_cell"),
+    [
+        # The smallest cells have 128 + 104 samples, of which the two clients take 50 each.
+        (InteractionMatrixPartitioner([{"count": 2, "matrix": [[50, 50], [50, 50]]}]), 132),
+        # A tenth of the smallest cell, set aside before everything is dealt.
+        (IIDPartitioner(num_clients=5), 23),
+    ],
+)
+def test_equal_cells_that_nobody_holds(dataset, partitioner, per_cell):
+    partition, val = partition_and_hold_out(dataset, partitioner)
+    assert cells(dataset, val) == [per_cell] * 4
+    held = np.concatenate(partition.indices)
+    assert not np.intersect1d(val, held).size
+    assert not np.intersect1d(val, dataset.test).size
+    assert np.isin(held, dataset.train).all()
+
+
+def test_an_official_validation_set_is_kept(dataset):
+    official = replace(dataset, train=dataset.train[100:], val=dataset.train[:100])
+    _, val = partition_and_hold_out(official, IIDPartitioner(num_clients=5))
+    assert (val == official.val).all()
+
+
+def test_a_cell_with_nothing_left_leaves_no_validation(dataset):
+    demand = np.array(cells(dataset, dataset.train)).reshape(2, 2)
+    demand[0, 0] -= 5
+    _, val = partition_and_hold_out(dataset, InteractionMatrixPartitioner([{"count": 1, "matrix": demand.tolist()}]))
+    assert not len(val)
