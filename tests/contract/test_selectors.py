@@ -83,8 +83,9 @@ def run_of(make_part, answer, make_update, same):
             assert same(self.selector.state_dict(), before), "select changes nothing"
             assert self.select(round, cohort_size, available) == cohort, "a round that was given up is drawn again"
             arrived = [client_id for client_id in cohort if arrived is None or client_id in arrived]
-            updates = [make_update(client_id, seed=round) for client_id in arrived] if self.selector.needs_updates else []
-            result = RoundResult(round, tuple(cohort), tuple(arrived), METRICS, Ledger(), {}, self.num_clients)
+            wanted = arrived if self.selector.needs_updates else []
+            updates = [self.updates(make_update(client_id, seed=round)) for client_id in wanted]
+            result = RoundResult(round, tuple(cohort), tuple(arrived), self.metrics, Ledger(), {}, self.num_clients)
             self.selector.observe(result, updates)
             return cohort
 
