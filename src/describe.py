@@ -3,15 +3,12 @@
 import json
 import re
 import sys
-from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict
-from itertools import groupby, product
-from operator import itemgetter
+from collections.abc import Iterable, Sequence
+from itertools import product
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from fedfacet.analysis.terminal import Tables
+from fedfacet.analysis.terminal import TextTable, print_tables
 from fedfacet.errors import ConfigError, FedFacetError
 
 if TYPE_CHECKING:
@@ -52,35 +49,24 @@ def main(argv: Sequence[str] | None = None) -> int:
     if {"-h", "--help"} & set(argv):
         print(usage(), end="")
         return 0
-    # Late, so that --help answers at once.
-    from fedfacet.config import compose_job
-
     try:
         if list(argv[:1]) == ["selectors"]:
-            print_selectors(argv[1:])
-            return 0
-        if list(argv[:1]) == ["estimation"]:
-            print_estimation(argv[1:])
-            return 0
-        if any(argument.startswith("decomposition=") for argument in argv):
-            print_decomposition(argv)
-            return 0
-        configs = [compose_job("describe", overrides)[0] for overrides in one_by_one(selector_overrides(argv))]
-        output = configs[0].output
-        if output not in ("text", "json"):
-            raise ConfigError(f"Expected `output` to be text or json, but got {output!r}: choose one of them.")
-        description, figures = describe(configs)
+            told = tell_selectors(argv[1:])
+        elif list(argv[:1]) == ["estimation"]:
+            told = tell_estimation(argv[1:])
+        elif any(argument.startswith("decomposition=") for argument in argv):
+            told = tell_decomposition(argv)
+        else:
+            told = tell_federations(argv)
     except (FedFacetError, ValueError, TypeError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
-    if output == "json":
-        print(json.dumps(description, indent=2, allow_nan=False))
-        for figure in figures:
+    if told.output == "json":
+        print(json.dumps(told.data, indent=2, allow_nan=False, ensure_ascii=False))
+        for figure in told.figures:
             print(f"wrote {figure}", file=sys.stderr)
-    elif "federations" in description:
-        print_federations(description["federations"], figures)
     else:
-        print_description(description, figures)
+        print_tables(told.tables, told.remarks, told.figures)
     return 0
 
 
@@ -92,6 +78,29 @@ def usage() -> str:
         return ", ".join(sorted(file.stem for file in (conf / group).glob("*.yaml")))
 
     return USAGE.format(partitions=names("partition"), datasets=names("dataset"), selectors=names("selector"))
+
+
+class Told(NamedTuple):
+    """What a command has to say: ``data`` where ``output`` is json, tables and remarks where it is text; and its pictures."""
+
+    output: str
+    data: Any
+    tables: Iterable[TextTable]
+    figures: Sequence[Path] = ()
+    remarks: Sequence[str] = ()
+
+
+def tell_federations(argv: Sequence[str]) -> Told:
+    """Tell and draw how heterogeneous federations are, and whom selectors would choose of one."""
+    from fedfacet.analysis.description import tables_of
+    from fedfacet.config import compose_job
+
+    configs = [compose_job("describe", overrides)[0] for overrides in one_by_one(selector_overrides(argv))]
+    output = configs[0].output
+    if output not in ("text", "json"):
+        raise ConfigError(f"Expected `output` to be text or json, but got {output!r}: choose one of them.")
+    description, figures = describe(configs)
+    return Told(output, description, tables_of(description), figures)
 
 
 def selector_overrides(overrides: Iterable[str]) -> list[str]:
@@ -200,115 +209,24 @@ def clients_of(config: "DictConfig") -> "tuple[list[InteractionMatrix], Federate
     return matrices, None
 
 
-def print_federations(federations: Mapping[str, Mapping[str, Any]], figures: Sequence[Path]) -> None:
-    """Print the measures of several federations, and where the picture is."""
-    show = Tables()
-    show(
-        "Class imbalance, attribute imbalance, spurious correlation, from 0 to 1",
-        ["partition", "clients", "samples", "all data pooled", "mean of clients"],
-        (
-            [
-                name,
-                str(described["num_clients"]),
-                str(sum(map(_size, described["clients"]))),
-                *("  ".join(_measures(described[part])) for part in ("global", "client_mean")),
-            ]
-            for name, described in federations.items()
-        ),
-    )
-    show.paths(figures)
-
-
-def print_description(description: Mapping[str, Any], figures: Sequence[Path]) -> None:
-    """Print tables that fit into 80 columns, and where the pictures are."""
-    clients = description["clients"]
-    show = Tables()
-
-    pooled, mean = _measures(description["global"]), _measures(description["client_mean"])
-    names = ("class imbalance (CI)", "attribute imbalance (AI)", "spurious correlation (SC)")
-    show(
-        f"Heterogeneity of {len(clients)} clients with {sum(map(_size, clients))} samples, from 0 to 1",
-        ["measure", "all data pooled", "mean of clients"],
-        zip(names, pooled, mean, strict=True),
-    )
-    show(
-        "Clients; rows of a matrix are classes, columns attribute values",
-        ["ids", "matrix", "samples", "CI", "AI", "SC", "type"],
-        (_client_row(list(equal)) for _, equal in groupby(clients, key=itemgetter("counts"))),
-    )
-    selections = description.get("selections", {})
-    if "selection" in description:
-        selections = {"": description["selection"]}
-    sizes = Counter(client["type"] for client in clients)
-    for name, selected in selections.items():
-        share, whole = selected["share"], selected["rounds_with_every_client_of_type"]
-        show(
-            f"Simulated selection{name and f' by {name}'} (%)",
-            ["type", "clients", "share of selections", "if uniform", "rounds with all of them"],
-            (
-                [kind, str(sizes[kind]), _percent(share[kind]), _percent(sizes[kind] / len(clients)), _percent(whole[kind])]
-                for kind in share
-            ),
-        )
-    if "feasibility" in description:
-        show(
-            "Samples of the data set",
-            ["class, attribute", "wanted by clients", "available", "held out for validation"],
-            (
-                [f"{cell['class']}, {cell['attribute']}", *(str(cell[key]) for key in ("wanted", "available", "validation"))]
-                for cell in description["feasibility"]
-            ),
-        )
-    show.paths(figures)
-
-
-def print_selectors(options: Sequence[str]) -> None:
-    """Print the taxonomy of every option of conf/selector: the thesis' table 4 for what there is."""
-    from hydra.utils import get_class
-    from omegaconf import OmegaConf
-
-    from fedfacet.config import conf_dir
-    from fedfacet.selectors.base import CHARACTERISTICS
+def tell_selectors(options: Sequence[str]) -> Told:
+    """Tell the taxonomy of every option of conf/selector."""
+    from fedfacet.analysis.taxonomy import describe_taxonomies, remarks, tables_of
 
     if list(options) not in ([], ["output=text"], ["output=json"]):
         raise ConfigError(f"Expected output=text or output=json after `selectors`, but got {' '.join(options)}: leave it out.")
-    files = sorted((conf_dir() / "selector").glob("*.yaml"))
-    classes: dict[str, Any] = {file.stem: get_class(str(OmegaConf.select(OmegaConf.load(file), "_target_"))) for file in files}
-    taxonomies = {name: asdict(selector.taxonomy) for name, selector in classes.items()}
-    if "output=json" in options:
-        print(json.dumps(taxonomies, indent=2, ensure_ascii=False))
-        return
-    show = Tables()
-    show(
-        "Selectors in the taxonomy of client selection (thesis, table 4)",
-        [
-            "selector",
-            "policy",
-            "client",
-            "shared information",
-            "value generation",
-            "value interpretation",
-            "termination condition",
-        ],
-        (
-            [name, *(", ".join(field) if isinstance(field, tuple) else field for field in fields.values())]
-            for name, fields in taxonomies.items()
-        ),
-        words=True,
-    )
-    letters = ", ".join(f"{letter} {meaning}" for letter, meaning in CHARACTERISTICS.items())
-    show.console.print(f"client: what the method as published requires of clients: {letters}.")
-    show.console.print("θ: weights, |D|: number of samples. Here every run ends after federation.rounds.")
+    taxonomies = describe_taxonomies()
+    return Told("json" if "output=json" in options else "text", taxonomies, tables_of(taxonomies), remarks=remarks())
 
 
-def print_estimation(options: Sequence[str]) -> None:
-    """Print and draw how far the triplets that clients disclosed are from the truth: in a run, or asked for now."""
-    from fedfacet.analysis.estimation import FILE, measure_estimation, read_triplets, write_triplets
+def tell_estimation(options: Sequence[str]) -> Told:
+    """Tell and draw how far the triplets that clients disclosed are from the truth: in a run, or asked for now."""
+    from fedfacet.analysis.estimation import FILE, measure_estimation, read_triplets, tables_of, write_triplets
     from fedfacet.analysis.estimation_plots import plot_estimation
     from fedfacet.build import estimate_triplets
     from fedfacet.config import compose_job
 
-    as_json = "output=json" in options
+    output = "json" if "output=json" in options else "text"
     options = [option for option in options if option not in ("output=json", "output=text")]
     runs = [option.removeprefix("run=") for option in options if option.startswith("run=")]
     if runs and len(options) > 1:
@@ -324,29 +242,14 @@ def print_estimation(options: Sequence[str]) -> None:
         triplets = estimate_triplets(config, folder)
         write_triplets(triplets, folder / FILE)
     error = measure_estimation(triplets)
-    figure = folder / "heterogeneity.png"
-    plot_estimation(triplets, figure)
-    if as_json:
-        # JSON knows no NaN, which a correlation with a constant is.
-        error["correlation"] = {name: None if value != value else value for name, value in error["correlation"].items()}
-        print(json.dumps(error, indent=2, allow_nan=False))
-        print(f"wrote {figure}", file=sys.stderr)
-        return
-    show = Tables()
-    show(
-        f"What {error['clients']} clients say of their heterogeneity: {error['distance_mean']:.3f} from the truth on average, "
-        f"{error['distance_max']:.3f} at most",
-        ["measure", "mean absolute error", "correlation"],
-        (
-            [name.replace("_", " "), f"{error['mean_absolute_error'][name]:.3f}", "-" if value != value else f"{value:.2f}"]
-            for name, value in error["correlation"].items()
-        ),
-    )
-    show.paths([figure])
+    # JSON knows no NaN, which a correlation with a constant is.
+    error["correlation"] = {name: None if value != value else value for name, value in error["correlation"].items()}
+    plot_estimation(triplets, folder / "heterogeneity.png")
+    return Told(output, error, tables_of(error), [folder / "heterogeneity.png"])
 
 
-def print_decomposition(options: Sequence[str]) -> None:
-    """Print and draw the loss of the runs that a folder holds, after one round, by what it comes from."""
+def tell_decomposition(options: Sequence[str]) -> Told:
+    """Tell and draw the loss of the runs that a folder holds, after one round, by what it comes from."""
     from fedfacet.analysis.decomposition import describe_decompositions, plot_decompositions, remarks_on, tables_of
     from fedfacet.analysis.runs import find_runs
     from fedfacet.rerun import decompose_round
@@ -363,36 +266,7 @@ def print_decomposition(options: Sequence[str]) -> None:
     described = describe_decompositions(runs, [decompose_round(run.path, int(round) if round else None) for run in runs])
     figure = Path(given.get("paths.output_dir", given["decomposition"])) / "decomposition.png"
     plot_decompositions(described, figure)
-    if output == "json":
-        print(json.dumps(described, indent=2, allow_nan=False))
-        print(f"wrote {figure}", file=sys.stderr)
-        return
-    show = Tables()
-    for table in tables_of(described):
-        show(*table)
-    for remark in remarks_on(described):
-        show.console.print(remark)
-    show.paths([figure])
-
-
-def _client_row(equal: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Return the row of neighbouring clients with the same matrix."""
-    first, last = equal[0], equal[-1]
-    ids = f"{first['id']}" if first is last else f"{first['id']}-{last['id']}"
-    matrix = " / ".join(" ".join(map(str, row)) for row in first["counts"])
-    return [ids, matrix, str(_size(first)), *_measures(first), first["type"]]
-
-
-def _measures(measured: Mapping[str, float]) -> list[str]:
-    return [f"{measured[name]:.2f}" for name in ("class_imbalance", "attribute_imbalance", "spurious_correlation")]
-
-
-def _size(client: Mapping[str, Any]) -> int:
-    return sum(map(sum, client["counts"]))
-
-
-def _percent(part: float | None) -> str:
-    return "-" if part is None else f"{100 * part:.1f}"
+    return Told(output, described, tables_of(described), [figure], remarks_on(described))
 
 
 if __name__ == "__main__":

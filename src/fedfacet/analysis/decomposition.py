@@ -9,6 +9,7 @@ import numpy as np
 
 from fedfacet.analysis.plots import _figure
 from fedfacet.analysis.runs import Run, differing_keys
+from fedfacet.analysis.terminal import TextTable
 
 if TYPE_CHECKING:
     from fedfacet.rerun import DecomposedRound
@@ -54,14 +55,14 @@ def describe_decompositions(runs: Sequence[Run], rounds: "Sequence[DecomposedRou
     return described
 
 
-def tables_of(described: Sequence[Mapping[str, Any]]) -> list[tuple[str, list[str], list[list[str]]]]:
-    """Return title, columns and rows of each table that shows decompositions, signed."""
+def tables_of(described: Sequence[Mapping[str, Any]]) -> list[TextTable]:
+    """Return the tables that show decompositions, signed."""
     rows = [
         [*_label(one), str(one["round"]), *(f"{one[term]:+.4f}" for term in TERMS), f"{one['global_loss']:.4f}"]
         for one in described
     ]
     columns = [*(described[0]["settings"] or ["run"]), "seed", "round", "local", "shift", "aggregation", "sum = global"]
-    tables = [("Loss of the new global model on the participants' samples, by what it comes from", columns, rows)]
+    tables = [TextTable("Loss of the new global model on the participants' samples, by what it comes from", columns, rows)]
     if len(described) == 1:
         clients = [
             [str(client["id"]), str(client["num_samples"])]
@@ -69,7 +70,7 @@ def tables_of(described: Sequence[Mapping[str, Any]]) -> list[tuple[str, list[st
             for client in described[0]["clients"]
         ]
         head = ["client", "samples", "own model, own samples", "own model, all samples", "global model, own samples"]
-        tables.append(("Participants; mean cross entropy", head, clients))
+        tables.append(TextTable("Participants; mean cross entropy", head, clients))
     return tables
 
 

@@ -1,6 +1,9 @@
 """What can be said of a federation before any training: how heterogeneous it is, and whom a selector would choose."""
 
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import groupby
+from operator import itemgetter
 from typing import Any
 
 import numpy as np
@@ -8,6 +11,7 @@ from numpy.typing import NDArray
 
 from fedfacet import rng
 from fedfacet.analysis.plots import TYPES
+from fedfacet.analysis.terminal import TextTable
 from fedfacet.data.dataset import Dataset
 from fedfacet.errors import ConfigError
 from fedfacet.heterogeneity import InteractionMatrix, measure_federation
@@ -119,6 +123,84 @@ def simulate_selection(
         },
         "per_client": chosen_RK.mean(axis=0).tolist(),
     }
+
+
+def tables_of(description: Mapping[str, Any]) -> Iterator[TextTable]:
+    """Yield tables that fit into 80 columns.
+
+    Args:
+        description: what ``describe_federation`` returns, and optionally of ``simulate_selection`` the ``selection``, or
+            several by name in ``selections``, and the ``feasibility``; or several of the former by name in ``federations``.
+    """
+    if "federations" in description:
+        yield TextTable(
+            "Class imbalance, attribute imbalance, spurious correlation, from 0 to 1",
+            ["partition", "clients", "samples", "all data pooled", "mean of clients"],
+            [
+                [
+                    name,
+                    str(described["num_clients"]),
+                    str(sum(map(_size, described["clients"]))),
+                    *("  ".join(_measures(described[part])) for part in ("global", "client_mean")),
+                ]
+                for name, described in description["federations"].items()
+            ],
+        )
+        return
+    clients = description["clients"]
+    pooled, mean = _measures(description["global"]), _measures(description["client_mean"])
+    names = ("class imbalance (CI)", "attribute imbalance (AI)", "spurious correlation (SC)")
+    yield TextTable(
+        f"Heterogeneity of {len(clients)} clients with {sum(map(_size, clients))} samples, from 0 to 1",
+        ["measure", "all data pooled", "mean of clients"],
+        list(zip(names, pooled, mean, strict=True)),
+    )
+    yield TextTable(
+        "Clients; rows of a matrix are classes, columns attribute values",
+        ["ids", "matrix", "samples", "CI", "AI", "SC", "type"],
+        [_client_row(list(equal)) for _, equal in groupby(clients, key=itemgetter("counts"))],
+    )
+    selections = {"": description["selection"]} if "selection" in description else description.get("selections", {})
+    sizes = Counter(client["type"] for client in clients)
+    for name, selected in selections.items():
+        share, whole = selected["share"], selected["rounds_with_every_client_of_type"]
+        yield TextTable(
+            f"Simulated selection{name and f' by {name}'} (%)",
+            ["type", "clients", "share of selections", "if uniform", "rounds with all of them"],
+            [
+                [kind, str(sizes[kind]), _percent(share[kind]), _percent(sizes[kind] / len(clients)), _percent(whole[kind])]
+                for kind in share
+            ],
+        )
+    if "feasibility" in description:
+        yield TextTable(
+            "Samples of the data set",
+            ["class, attribute", "wanted by clients", "available", "held out for validation"],
+            [
+                [f"{cell['class']}, {cell['attribute']}", *(str(cell[key]) for key in ("wanted", "available", "validation"))]
+                for cell in description["feasibility"]
+            ],
+        )
+
+
+def _client_row(equal: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Return the row of neighbouring clients with the same matrix."""
+    first, last = equal[0], equal[-1]
+    ids = f"{first['id']}" if first is last else f"{first['id']}-{last['id']}"
+    matrix = " / ".join(" ".join(map(str, row)) for row in first["counts"])
+    return [ids, matrix, str(_size(first)), *_measures(first), first["type"]]
+
+
+def _measures(measured: Mapping[str, float]) -> list[str]:
+    return [f"{measured[name]:.2f}" for name in ("class_imbalance", "attribute_imbalance", "spurious_correlation")]
+
+
+def _size(client: Mapping[str, Any]) -> int:
+    return sum(map(sum, client["counts"]))
+
+
+def _percent(part: float | None) -> str:
+    return "-" if part is None else f"{100 * part:.1f}"
 
 
 def _choices(

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from fedfacet.analysis.terminal import TextTable
 from fedfacet.errors import FedFacetError
 from fedfacet.heterogeneity import HeterogeneityTriplet
 
@@ -73,6 +74,21 @@ def measure_estimation(triplets: Triplets) -> dict[str, Any]:
         "mean_absolute_error": dict(zip(MEASURES, errors, strict=True)),
         "correlation": dict(zip(MEASURES, correlations, strict=True)),
     }
+
+
+def tables_of(error: Mapping[str, Any]) -> list[TextTable]:
+    """Return the table that shows what ``measure_estimation`` returned, with ``None`` instead of NaN."""
+    return [
+        TextTable(
+            f"What {error['clients']} clients say of their heterogeneity: {error['distance_mean']:.3f} from the truth on "
+            f"average, {error['distance_max']:.3f} at most",
+            ["measure", "mean absolute error", "correlation"],
+            [
+                [name.replace("_", " "), f"{error['mean_absolute_error'][name]:.3f}", "-" if value is None else f"{value:.2f}"]
+                for name, value in error["correlation"].items()
+            ],
+        )
+    ]
 
 
 def write_triplets(triplets: Triplets, file: Path) -> None:

@@ -2,20 +2,25 @@
 
 from collections.abc import Iterable, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 
-class Tables:
-    """Prints tables to a terminal, or to a file as they would look in one."""
+class TextTable(NamedTuple):
+    """A table; its first column and those of words are set flush left, all of them where no word shall be cut (``words``)."""
 
-    def __init__(self) -> None:
-        from rich.console import Console  # late, as everything that --help need not wait for
+    title: str
+    columns: Sequence[str]
+    rows: Iterable[Sequence[str]]
+    words: bool = False
 
-        self.console = Console(highlight=False, markup=False)
 
-    def __call__(self, title: str, columns: Sequence[str], rows: Iterable[Sequence[str]], *, words: bool = False) -> None:
-        """Print a table; its first column and those of words are set flush left, all of them where no word shall be cut."""
-        from rich.table import Table
+def print_tables(tables: Iterable[TextTable], remarks: Iterable[str] = (), figures: Sequence[Path] = ()) -> None:
+    """Print tables, what is to be said of them, and where pictures are, to a terminal or to a file as it would look in one."""
+    from rich.console import Console  # late, as everything that --help need not wait for
+    from rich.table import Table
 
+    console = Console(highlight=False, markup=False)
+    for title, columns, rows, words in tables:
         table, rows = Table(show_lines=words), list(rows)
         for position, column in enumerate(columns):
             flush_left = words or position == 0 or column in ("matrix", "type")
@@ -24,11 +29,11 @@ class Tables:
         for row in rows:
             table.add_row(*row)
         if words:
-            self.console.width = max(self.console.width, 1 + sum(3 + (column.width or 0) for column in table.columns))
-        self.console.print(f"\n{title}", table, sep="\n")
-
-    def paths(self, figures: Iterable[Path]) -> None:
-        """Print where pictures are."""
-        self.console.print()
-        for figure in figures:
-            self.console.print(f"wrote {figure}", soft_wrap=True)
+            console.width = max(console.width, 1 + sum(3 + (column.width or 0) for column in table.columns))
+        console.print(f"\n{title}", table, sep="\n")
+    for remark in remarks:
+        console.print(remark)
+    if figures:
+        console.print()
+    for figure in figures:
+        console.print(f"wrote {figure}", soft_wrap=True)
