@@ -15,6 +15,7 @@ from omegaconf import OmegaConf
 from safetensors.torch import load_file
 
 from fedfacet import config, state
+from fedfacet.errors import InfeasiblePartitionError
 from fedfacet.selectors.all import AllSelector
 
 CONF = Path(__file__).parents[2] / "conf"
@@ -121,6 +122,18 @@ def test_every_option_multiplies_with_the_main_job(group, smoke, tmp_path):
 def test_partitions_and_data_sets_multiply(dataset, partition, smoke):
     federation, _ = smoke(f"dataset={dataset}", f"partition={partition}", "callbacks=evaluate")
     assert federation.state.round == 1
+
+
+@pytest.mark.parametrize("classes", [1, 5, 10, 50])
+def test_a_hundred_classes_are_dealt_in_a_smoke_test_too(classes, smoke):
+    """Four clients of five classes could not hold them, so there are more; who names a number gets that number or a refusal."""
+    options = ("experiment=cifar100_participation", "partition=classes_per_client", f"partition.classes_per_client={classes}")
+    federation, _ = smoke(*options, "callbacks=evaluate")
+    assert federation.state.round == 1
+    assert federation.num_clients == max(4, 100 // classes)
+    if classes == 5:
+        with pytest.raises(InfeasiblePartitionError, match="4 clients of 5 classes to hold all 100"):
+            smoke(*options, "partition.num_clients=4")
 
 
 def test_models_fit_other_data(model_option, smoke):

@@ -103,6 +103,15 @@ def test_what_cannot_be_is_refused_with_numbers(sizes, num_clients, each, said):
         deal(y, num_clients, each, label="role")
 
 
+@pytest.mark.parametrize(
+    ("num_classes", "each", "clients"), [(100, 5, 20), (100, 1, 100), (100, 50, 4), (2, 2, 4), (7, 2, 4), (9, 2, 5)]
+)
+def test_without_a_number_there_are_as_many_clients_as_hold_every_class(num_classes, each, clients):
+    y = np.repeat(np.arange(num_classes), 18)
+    assert deal(y, None, each).num_clients == clients
+    assert ((counts_of(y, deal(y, None, each)) > 0).sum(axis=1) == each).all()
+
+
 def test_small_classes_go_to_fewer_clients_where_some_must():
     """Four places for three classes of which only one has two samples."""
     y = np.array([7, 7, 8, 9])

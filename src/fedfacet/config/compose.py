@@ -3,7 +3,7 @@
 import hashlib
 import inspect
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from pathlib import Path
 from typing import Any
 
@@ -90,7 +90,7 @@ def finalized(config: DictConfig, overrides: Sequence[str], choices: Mapping[str
                 config[group] = {}
         config.choices = {str(name): choice for name, choice in choices.items() if not str(name).startswith("hydra")}
         if config.get("smoke"):
-            _shrink(config)
+            _shrink(config, given)
         elif "federation.rounds" not in given:
             _spend(config)
     return config
@@ -118,11 +118,13 @@ def _spend(config: DictConfig) -> None:
         config.federation.rounds = budget // amount
 
 
-def _shrink(config: DictConfig) -> None:
+def _shrink(config: DictConfig, given: Set[str]) -> None:
     """Make a run small: every kind of client once, a cohort of at most 3, and generated files where a data set reads some."""
     if "clients" in config.partition:
         for group in config.partition.clients:
             group.count = 1
+    if "classes_per_client" in config.partition and "partition.num_clients" not in given:
+        config.partition.num_clients = None  # so few clients might not hold every class
     if "federation" in config:
         config.federation.cohort_size = min(3, config.federation.cohort_size)
     if "root" in config.dataset:

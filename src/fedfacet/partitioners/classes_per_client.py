@@ -1,5 +1,7 @@
 """A fixed number of classes per client."""
 
+import math
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -7,6 +9,9 @@ from fedfacet import rng
 from fedfacet.errors import InfeasiblePartitionError
 from fedfacet.partitioners.base import Partitioner
 from fedfacet.types import Partition
+
+_FEWEST = 4
+"""Clients where nobody says how many, however few hold every class."""
 
 
 class ClassesPerClientPartitioner(Partitioner):
@@ -24,7 +29,7 @@ class ClassesPerClientPartitioner(Partitioner):
     Deviation: the released code draws N_c or N_c + 1 classes per client and fills up from whatever is left; here N_c is exact.
 
     Args:
-        num_clients: K, 1 or larger.
+        num_clients: K, 1 or larger; ``None`` for as many as it takes to hold every class, but no fewer than 4.
         classes_per_client: N_c, 1 or larger.
         label: the data set's column whose values are the classes dealt: ``"y"``, or metadata such as a role or a writer.
         seed: of the draws; it does not follow the run's seed.
@@ -43,9 +48,9 @@ class ClassesPerClientPartitioner(Partitioner):
 
     uses_all_samples = True
 
-    def __init__(self, *, num_clients: int = 24, classes_per_client: int = 2, label: str = "y", seed: int = 0) -> None:
+    def __init__(self, *, num_clients: int | None = 24, classes_per_client: int = 2, label: str = "y", seed: int = 0) -> None:
         for name, value in (("num_clients", num_clients), ("classes_per_client", classes_per_client)):
-            if value < 1:
+            if value is not None and value < 1:
                 raise ValueError(f"Expected `{name}` to be 1 or larger, but got {value}.")
         self.num_clients = num_clients
         self.classes_per_client = classes_per_client
@@ -55,18 +60,21 @@ class ClassesPerClientPartitioner(Partitioner):
     def partition(self, y: NDArray[np.int64], a: NDArray[np.int64]) -> Partition:
         """Deal the samples; see ``Partitioner.partition``."""
         labels, sizes_Y = np.unique(y, return_counts=True)
-        places_Y = self._places(labels, sizes_Y, rng.stream(self.seed, "partition-places"))
-        owned: list[list[NDArray[np.int64]]] = [[] for _ in range(self.num_clients)]
-        for label, holders in zip(labels.tolist(), self._holders(places_Y), strict=True):
+        clients = self.num_clients or max(_FEWEST, math.ceil(len(labels) / self.classes_per_client))
+        places_Y = self._places(clients, labels, sizes_Y, rng.stream(self.seed, "partition-places"))
+        owned: list[list[NDArray[np.int64]]] = [[] for _ in range(clients)]
+        for label, holders in zip(labels.tolist(), self._holders(clients, places_Y), strict=True):
             draw = rng.stream(self.seed, "partition", label)
             samples = draw.permutation(np.flatnonzero(y == label))
             for client, share in zip(draw.permutation(holders).tolist(), np.array_split(samples, len(holders)), strict=True):
                 owned[client].append(share)
         return Partition(tuple(np.sort(np.concatenate(shares)) for shares in owned))
 
-    def _places(self, labels: NDArray[np.int64], sizes_Y: NDArray[np.int64], draw: np.random.Generator) -> NDArray[np.int64]:
+    def _places(
+        self, clients: int, labels: NDArray[np.int64], sizes_Y: NDArray[np.int64], draw: np.random.Generator
+    ) -> NDArray[np.int64]:
         """Return to how many clients each class goes."""
-        clients, each = self.num_clients, self.classes_per_client
+        each = self.classes_per_client
         if (total := int(sizes_Y.sum())) < clients * each:
             raise InfeasiblePartitionError(
                 f"Expected at least {each} samples for each of {clients} clients, but got {total} samples: lower "
@@ -94,12 +102,12 @@ class ClassesPerClientPartitioner(Partitioner):
         places_Y[draw.permutation(roomy)[:more]] += 1
         return places_Y
 
-    def _holders(self, places_Y: NDArray[np.int64]) -> list[list[int]]:
+    def _holders(self, clients: int, places_Y: NDArray[np.int64]) -> list[list[int]]:
         """Return per class the clients that hold it."""
         draw = rng.stream(self.seed, "partition-assignment")
         left_Y = places_Y.copy()
         holders: list[list[int]] = [[] for _ in left_Y]
-        for client in draw.permutation(self.num_clients).tolist():
+        for client in draw.permutation(clients).tolist():
             fullest_first = np.lexsort((draw.random(len(left_Y)), -left_Y))
             for position in fullest_first[: self.classes_per_client].tolist():
                 left_Y[position] -= 1
