@@ -1,4 +1,4 @@
-"""Weights of a network with BatchNorm carried into its twin with GroupNorm."""
+"""Saved weights of a network carried into ours: into the same network, or from BatchNorm into its twin with GroupNorm."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -13,13 +13,15 @@ from fedfacet.errors import FedFacetError
 def load_weights(model: nn.Module, weights: str, *, imagenet: Any, renamed: Mapping[str, str], network: str) -> None:
     r"""Copy every saved tensor that fits into a model; the head stays as it is unless the saved one has its shape.
 
-    Convolutions are copied as they are, and so are the scale :math:`\gamma` and the shift :math:`\beta` of every normalisation:
+    Convolutions are copied as they are, and so are the scale :math:`\gamma` and the shift :math:`\beta` of every normalisation,
+    and BatchNorm's running statistics where the model has them. Where it has GroupNorm instead,
 
     .. math::
         \gamma \frac{x - \mu_\text{running}}{\sigma_\text{running}} + \beta \quad\longrightarrow\quad
         \gamma \frac{x - \mu_\text{group}(x)}{\sigma_\text{group}(x)} + \beta
 
-    BatchNorm's running statistics have no counterpart in GroupNorm, which takes a sample's own, and are left behind.
+    and the running statistics, which have no counterpart in GroupNorm, are left behind. How many batches BatchNorm has seen may be
+    missing, as from files older than that count.
 
     Args:
         model: the network, whose last layer is ``head``; changed in place.
@@ -41,7 +43,8 @@ def load_weights(model: nn.Module, weights: str, *, imagenet: Any, renamed: Mapp
         target = _own_name(str(name), own, renamed)
         if isinstance(tensor, Tensor) and target in own and tensor.shape == own[target].shape:
             fitting[target] = tensor
-    missing = [name for name in own if name not in fitting and not name.startswith("head.")]
+    needed = [name for name in own if not name.startswith("head.") and not name.endswith("num_batches_tracked")]
+    missing = [name for name in needed if name not in fitting]
     if missing:
         raise FedFacetError(
             f"Expected the weights {weights!r} to be those of a {network} of this width, but {missing[0]!r} and "

@@ -6,7 +6,7 @@ from torch import nn
 
 from fedfacet import config, rng
 
-BATCH_NORM = {"resnet8"}
+BATCH_NORM = {"resnet8", "resnet50"}
 """Models that have it on purpose: FedBN would not differ from FedAvg without."""
 
 TEXT = {"char_lstm"}

@@ -1,15 +1,13 @@
 """ResNet-50 with group normalisation."""
 
-from collections import OrderedDict
 from functools import partial
 
-from torch import Tensor, nn
-from torchvision.models import ResNet50_Weights, resnet50
+from torch import nn
 
-from fedfacet.pretrained import load_weights
+from fedfacet.models.base import ResNet50Network
 
 
-class ResNet50GN(nn.Module):
+class ResNet50GN(ResNet50Network):
     """torchvision's ResNet-50 with every BatchNorm replaced by GroupNorm; 23,512,130 parameters for two classes.
 
     GroupNorm has 32 groups and eps 1e-5, as in timm's ``resnet50_gn``, whose names are torchvision's: its checkpoint can be
@@ -31,22 +29,4 @@ class ResNet50GN(nn.Module):
     """
 
     def __init__(self, num_classes: int, *, weights: str = "none") -> None:
-        super().__init__()
-        network = resnet50(num_classes=num_classes, norm_layer=partial(nn.GroupNorm, 32))
-        self.backbone = nn.Sequential(OrderedDict((name, part) for name, part in network.named_children() if name != "fc"))
-        self.head = network.fc
-        load_weights(
-            self,
-            weights,
-            imagenet=ResNet50_Weights.IMAGENET1K_V1,
-            renamed={"fc.": "head.", "": "backbone."},
-            network="ResNet-50",
-        )
-
-    def features(self, x: Tensor) -> Tensor:
-        """Return the pooled features, shape (B, 2048)."""
-        return self.backbone(x).flatten(1)  # type: ignore[no-any-return]
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Return the logits, shape (B, Y)."""
-        return self.head(self.features(x))  # type: ignore[no-any-return]
+        super().__init__(num_classes, partial(nn.GroupNorm, 32), weights)

@@ -1,0 +1,43 @@
+"""What several models are made of."""
+
+from collections import OrderedDict
+from collections.abc import Callable
+
+from torch import Tensor, nn
+from torchvision.models import ResNet50_Weights, resnet50
+
+from fedfacet.pretrained import load_weights
+
+
+class ResNet50Network(nn.Module):
+    """torchvision's ResNet-50, with normalisation layers of one kind, as ``backbone`` and ``head``.
+
+    Args:
+        num_classes: Y.
+        norm_layer: makes a normalisation layer for a number of channels.
+        weights: ``"none"``, ``"imagenet"`` (torchvision's, version 1) or a file; see ``fedfacet.pretrained.load_weights``.
+
+    Raises:
+        FedFacetError: if the weights cannot be had; the message says how to go on.
+    """
+
+    def __init__(self, num_classes: int, norm_layer: Callable[..., nn.Module], weights: str) -> None:
+        super().__init__()
+        network = resnet50(num_classes=num_classes, norm_layer=norm_layer)
+        self.backbone = nn.Sequential(OrderedDict((name, part) for name, part in network.named_children() if name != "fc"))
+        self.head = network.fc
+        load_weights(
+            self,
+            weights,
+            imagenet=ResNet50_Weights.IMAGENET1K_V1,
+            renamed={"fc.": "head.", "": "backbone."},
+            network="ResNet-50",
+        )
+
+    def features(self, x: Tensor) -> Tensor:
+        """Return the pooled features, shape (B, 2048)."""
+        return self.backbone(x).flatten(1)  # type: ignore[no-any-return]
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return the logits, shape (B, Y)."""
+        return self.head(self.features(x))  # type: ignore[no-any-return]

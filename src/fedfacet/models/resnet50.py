@@ -1,0 +1,34 @@
+"""ResNet-50."""
+
+from torch import nn
+
+from fedfacet.models.base import ResNet50Network
+
+
+class ResNet50(ResNet50Network):
+    """torchvision's ResNet-50 with its batch normalisation; 23,512,130 parameters for two classes.
+
+    The network of FedLD (Zeng et al., MICCAI 2024), section 3.1, from ImageNet weights. Its running statistics make FedBN
+    (``personal=norm_layers``) differ from FedAvg.
+
+    Source: He et al., Deep Residual Learning for Image Recognition, CVPR 2016, arXiv:1512.03385.
+
+    Args:
+        num_classes: Y.
+        weights: ``"none"`` for a random start; ``"imagenet"`` for torchvision's ImageNet weights (version 1), running statistics
+            included; or the path of a ``.safetensors`` or ``.pth`` file with a state dict of this network or of torchvision's.
+
+    Raises:
+        FedFacetError: if the weights cannot be had; the message says how to go on.
+
+    Deviation:
+        Running statistics follow the clients' batches. FedLD's released code calls ``eval()`` before the first round and never
+        ``train()`` again, so that there they stay ImageNet's while scale and shift train, for all methods compared. The head is
+        drawn anew unless the file's head has the same shape.
+
+    Note:
+        Below 33 pixels the last layers see one pixel a channel, and torch refuses to normalise a batch of one image by it.
+    """
+
+    def __init__(self, num_classes: int, *, weights: str = "none") -> None:
+        super().__init__(num_classes, nn.BatchNorm2d, weights)

@@ -1,0 +1,67 @@
+"""ResNet-50 with batch normalisation; torchvision's own is the oracle."""
+
+import pytest
+import torch
+from torch import nn
+from torchvision.models import resnet50
+
+from fedfacet import rng
+from fedfacet.errors import FedFacetError
+from fedfacet.models.resnet50 import ResNet50
+from fedfacet.models.resnet50_gn import ResNet50GN
+from fedfacet.personal.norm_layers import PersonalNormLayers
+
+
+@pytest.fixture(autouse=True)
+def same_weights_every_time():
+    with rng.forked(0, "weights"):
+        yield
+
+
+@pytest.fixture(scope="module")
+def original():
+    """torchvision's network with statistics that are not what they start from."""
+    with rng.forked(1, "weights"):
+        network = resnet50(num_classes=3)
+        for module in network.modules():
+            if isinstance(module, nn.BatchNorm2d):
+                nn.init.uniform_(module.weight, 0.5, 1.5)
+                nn.init.normal_(module.bias)
+                nn.init.normal_(module.running_mean)
+                nn.init.uniform_(module.running_var, 0.5, 1.5)
+    return network.eval()
+
+
+def saved(state, tmp_path):
+    torch.save(state, tmp_path / "weights.pth")
+    return str(tmp_path / "weights.pth")
+
+
+def test_from_torchvisions_file_it_is_torchvisions_network(original, tmp_path):
+    model = ResNet50(3, weights=saved(original.state_dict(), tmp_path)).eval()
+    x = torch.randn(2, 3, 64, 64)
+    with torch.no_grad():
+        assert torch.equal(model(x), original(x))
+        assert model.features(x).shape == (2, 2048)
+    assert sum(parameter.numel() for parameter in model.parameters()) == 25_557_032 - 997 * 2049
+
+
+def test_files_older_than_the_count_of_batches_fit(original, tmp_path):
+    old = {name: tensor for name, tensor in original.state_dict().items() if not name.endswith("num_batches_tracked")}
+    model = ResNet50(3, weights=saved(old, tmp_path)).eval()
+    x = torch.randn(1, 3, 64, 64)
+    with torch.no_grad():
+        assert torch.equal(model(x), original(x))
+
+
+def test_statistics_must_be_there(tmp_path):
+    """Those of the twin with GroupNorm have none: running means of 0 would be silently wrong."""
+    with pytest.raises(FedFacetError, match=r"'backbone\.bn1\.running_mean' and 105 more tensors are missing"):
+        ResNet50(3, weights=saved(ResNet50GN(3).state_dict(), tmp_path))
+
+
+def test_fedbn_keeps_all_of_its_normalisation(original):
+    """The released code of FedLD goes by names with `bn`, and misses that of the short cuts."""
+    names = PersonalNormLayers().names(ResNet50(3))
+    assert len(names) == 53 * 5
+    assert "backbone.layer1.0.downsample.1.running_var" in names
