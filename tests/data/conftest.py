@@ -1,6 +1,9 @@
-"""Real CIFAR-100 in torchvision's layout, made once of the data folder's contact sheets."""
+"""Real CIFAR-100 in torchvision's layout, made once of the data folder's contact sheets; and a server of files."""
 
+import functools
 import runpy
+import threading
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
@@ -19,3 +22,27 @@ def cifar100_root(data_dir, pytestconfig, tmp_path_factory):
     if not (root / "cifar-100-python").is_dir():
         runpy.run_path(str(Path(__file__).with_name("cifar100_sheets.py")))["to_torchvision"](sheets, root)
     return root
+
+
+class _Quiet(SimpleHTTPRequestHandler):
+    def log_message(self, *args):
+        pass
+
+
+@pytest.fixture
+def serve():
+    """Serve a folder's files from this machine until the test ends; returns the address."""
+    running = []
+
+    def serve(folder):
+        http = ThreadingHTTPServer(("127.0.0.1", 0), functools.partial(_Quiet, directory=folder))
+        thread = threading.Thread(target=http.serve_forever, kwargs={"poll_interval": 0.01})
+        thread.start()
+        running.append((http, thread))
+        return f"http://127.0.0.1:{http.server_port}"
+
+    yield serve
+    for http, thread in running:
+        http.shutdown()
+        thread.join()
+        http.server_close()

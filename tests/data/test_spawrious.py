@@ -1,8 +1,5 @@
-import functools
 import shutil
 import tarfile
-import threading
-from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 
 import numpy as np
 import pytest
@@ -168,24 +165,13 @@ def test_bad_arguments(tmp_path, arguments, message):
 
 
 @pytest.fixture
-def served(generated, tmp_path):
+def served(generated, serve, tmp_path):
     """The address of a local server with an archive as the real one is laid out."""
     folder = tmp_path / "served"
     folder.mkdir()
     with tarfile.open(folder / ARCHIVE, "w:gz") as tar:
         tar.add(generated / "spawrious224", "spawrious224")
-
-    class Handler(SimpleHTTPRequestHandler):
-        def log_message(self, *args):
-            pass
-
-    http = ThreadingHTTPServer(("127.0.0.1", 0), functools.partial(Handler, directory=folder))
-    thread = threading.Thread(target=http.serve_forever, kwargs={"poll_interval": 0.01})
-    thread.start()
-    yield f"http://127.0.0.1:{http.server_port}/{ARCHIVE}?dl=1"
-    http.shutdown()
-    thread.join()
-    http.server_close()
+    return f"{serve(folder)}/{ARCHIVE}?dl=1"
 
 
 def test_download(served, generated, tmp_path):
@@ -216,7 +202,7 @@ def test_another_archive_is_refused(tmp_path):
     with tarfile.open(tmp_path / "other.tar.gz", "w:gz") as tar:
         tar.addfile(tarfile.TarInfo("something"))
     source = Spawrious(tmp_path / "data", download=True, url=(tmp_path / "other.tar.gz").as_uri())
-    with pytest.raises(DatasetCorruptError, match="to unpack to a folder spawrious224"):
+    with pytest.raises(DatasetCorruptError, match=r"to unpack to .*spawrious224"):
         source.load()
 
 

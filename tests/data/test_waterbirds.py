@@ -1,12 +1,9 @@
 """WaterBirds: the real table where it is at hand, generated files of its layout, and real photographs put into it."""
 
 import csv
-import functools
 import re
 import shutil
 import tarfile
-import threading
-from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 
 import numpy as np
 import pytest
@@ -301,24 +298,13 @@ def test_impossible_sizes_are_refused(tmp_path):
 
 
 @pytest.fixture
-def served(generated, tmp_path):
+def served(generated, serve, tmp_path):
     """The address of a local server with an archive as the real one is laid out."""
     folder = tmp_path / "served"
     folder.mkdir()
     with tarfile.open(folder / ARCHIVE, "w:gz") as tar:
         tar.add(generated / FOLDER, FOLDER)
-
-    class Handler(SimpleHTTPRequestHandler):
-        def log_message(self, *args):
-            pass
-
-    http = ThreadingHTTPServer(("127.0.0.1", 0), functools.partial(Handler, directory=folder))
-    thread = threading.Thread(target=http.serve_forever, kwargs={"poll_interval": 0.01})
-    thread.start()
-    yield f"http://127.0.0.1:{http.server_port}/{ARCHIVE}"
-    http.shutdown()
-    thread.join()
-    http.server_close()
+    return f"{serve(folder)}/{ARCHIVE}"
 
 
 def test_download(served, generated, tmp_path):
@@ -335,7 +321,7 @@ def test_download(served, generated, tmp_path):
 def test_another_archive_is_refused(tmp_path):
     with tarfile.open(tmp_path / "other.tar.gz", "w:gz") as tar:
         tar.addfile(tarfile.TarInfo("something"))
-    with pytest.raises(DatasetCorruptError, match=f"to unpack to a folder {FOLDER}"):
+    with pytest.raises(DatasetCorruptError, match=f"to unpack to .*{FOLDER}"):
         load(tmp_path / "data", download=True, url=(tmp_path / "other.tar.gz").as_uri())
 
 

@@ -7,9 +7,8 @@ from numpy.typing import NDArray
 
 from fedfacet.data.augmentation import ZoomTurnAndFlip
 from fedfacet.data.dataset import Dataset, DatasetSource
-from fedfacet.data.images import ImageFiles
-from fedfacet.data.spawrious import IMAGENET_MEAN, IMAGENET_STD
-from fedfacet.data.ssl_fl import URL, read_tables
+from fedfacet.data.images import IMAGENET_MEAN, IMAGENET_STD, ImageFiles
+from fedfacet.data.ssl_fl import how_to_get, read_tables
 
 CLASSES = ("normal", "pneumonia", "COVID-19")
 CLIENTS = (
@@ -57,24 +56,9 @@ class CovidFL(DatasetSource):
 
     def load(self, demand: NDArray[np.int64] | None = None) -> Dataset:
         """Read the tables and check the images; see ``DatasetSource.load``."""
-        remedy = (
-            f"fetch COVID-FL by the link on {URL}, name its folder with dataset.root=DIR, or use dataset=pneumonia_mnist, "
-            "which is 4.2 MB"
-        )
+        remedy = how_to_get("COVID-FL")
         tables = read_tables(self.root, SPLIT, CLASSES, remedy)
         images = ImageFiles(tables.paths, self.image_size, remedy=remedy, max_memory_gb=self.max_memory_gb)
         images.check()
-        return Dataset(
-            images=images,
-            y=tables.y,
-            a=np.zeros_like(tables.y),
-            train=np.arange(tables.num_train),
-            test=np.arange(tables.num_train, len(tables.y)),
-            val=None,
-            class_names=CLASSES,
-            attribute_names=("none",),
-            mean=IMAGENET_MEAN,
-            std=IMAGENET_STD,
-            columns={"client": tables.client},
-            augmentation=ZoomTurnAndFlip(0.8, 1.2, 10.0) if self.augment else None,
-        )
+        augmentation = ZoomTurnAndFlip(0.8, 1.2, 10.0) if self.augment else None
+        return tables.dataset(images, CLASSES, mean=IMAGENET_MEAN, std=IMAGENET_STD, augmentation=augmentation)

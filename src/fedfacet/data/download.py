@@ -114,6 +114,34 @@ def download(
     return destination
 
 
+def obtain(wanted: Path, *, url: str, archive: Path, allowed: bool, missing: str) -> None:
+    """Have a file or folder that comes in an archive: where it is missing, fetch the archive and unpack it beside itself.
+
+    Args:
+        wanted: the file or folder.
+        url: of the archive, a ``.tar.gz`` of images.
+        archive: the file to write.
+        allowed: whether to fetch at all.
+        missing: the message if not.
+
+    Raises:
+        DatasetNotFoundError: if it is missing and not to be fetched, or cannot be.
+        DatasetCorruptError: if it is not in the archive, or the archive is damaged.
+        FedFacetError: if the disk has not enough room or cannot be written to.
+    """
+    if wanted.exists():
+        return
+    if not allowed:
+        raise DatasetNotFoundError(missing)
+    # The images inside are compressed already, so that unpacked they take as much again.
+    extract(download(url, archive, disk_factor=2.0), archive.parent)
+    if not wanted.exists():
+        raise DatasetCorruptError(
+            f"Expected {archive} to unpack to {wanted}, but it does not: delete it and {archive}.sha256, and set dataset.url "
+            "to the archive's address."
+        )
+
+
 def extract(archive: Path, into: Path) -> None:
     """Unpack a ``.tar.gz`` archive, so that each of its outermost folders appears in ``into`` whole or not at all.
 

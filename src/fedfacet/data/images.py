@@ -16,6 +16,8 @@ from torch import Tensor
 from fedfacet.errors import DatasetCorruptError
 
 CHANNELS = 3
+IMAGENET_MEAN = (0.485, 0.456, 0.406)
+IMAGENET_STD = (0.229, 0.224, 0.225)
 # More threads than this only wait for each other: decoding shares the cores with the training.
 _MAX_THREADS = 8
 

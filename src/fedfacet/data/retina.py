@@ -9,7 +9,7 @@ from PIL import Image
 from fedfacet.data.augmentation import ZoomTurnAndFlip
 from fedfacet.data.dataset import Dataset, DatasetSource
 from fedfacet.data.images import LazyImages
-from fedfacet.data.ssl_fl import URL, read_tables
+from fedfacet.data.ssl_fl import how_to_get, read_tables
 from fedfacet.errors import DatasetCorruptError
 
 CLASSES = ("normal", "diseased")
@@ -68,23 +68,13 @@ class Retina(DatasetSource):
 
     def load(self, demand: NDArray[np.int64] | None = None) -> Dataset:
         """Read the tables; see ``DatasetSource.load``."""
-        remedy = (
-            f"fetch Retina by the link on {URL}, name its folder with dataset.root=DIR, or use dataset=pneumonia_mnist, which "
-            "is 4.2 MB"
-        )
+        remedy = how_to_get("Retina")
         tables = read_tables(self.root, f"{NUM_CLIENTS}_clients/split_{self.split}", CLASSES, remedy)
-        return Dataset(
-            images=_Arrays(tables.paths, self.image_size, remedy, self.max_memory_gb),
-            y=tables.y,
-            a=np.zeros_like(tables.y),
-            train=np.arange(tables.num_train),
-            test=np.arange(tables.num_train, len(tables.y)),
-            val=None,
-            class_names=CLASSES,
-            attribute_names=("none",),
+        return tables.dataset(
+            _Arrays(tables.paths, self.image_size, remedy, self.max_memory_gb),
+            CLASSES,
             mean=(0.5007, 0.5010, 0.5019),
             std=(0.0342, 0.0535, 0.0484),
-            columns={"client": tables.client},
             augmentation=ZoomTurnAndFlip(0.6, 1.0, 10.0) if self.augment else None,
         )
 

@@ -8,10 +8,9 @@ from numpy.typing import NDArray
 
 from fedfacet import rng
 from fedfacet.data.dataset import Dataset, DatasetSource
-from fedfacet.data.download import download as fetch_file
-from fedfacet.data.download import extract
-from fedfacet.data.images import ImageFiles
-from fedfacet.errors import DatasetCorruptError, DatasetNotFoundError
+from fedfacet.data.download import obtain
+from fedfacet.data.images import IMAGENET_MEAN, IMAGENET_STD, ImageFiles
+from fedfacet.errors import DatasetCorruptError
 
 URL = "https://www.dropbox.com/s/hofkueo8qvaqlp3/spawrious224__entire_dataset.tar.gz?dl=1"
 ARCHIVE = "spawrious224__entire_dataset.tar.gz"
@@ -20,8 +19,6 @@ FOLDER = "spawrious224"
 PARTS = ("0", "1")
 BREEDS = ("labrador", "dachshund", "bulldog", "corgi")
 LOCATIONS = ("beach", "snow", "desert", "jungle", "mountain", "dirt")
-IMAGENET_MEAN = (0.485, 0.456, 0.406)
-IMAGENET_STD = (0.229, 0.224, 0.225)
 _SUFFIXES = {".png", ".jpg", ".jpeg"}
 
 
@@ -92,8 +89,16 @@ class Spawrious(DatasetSource):
     def load(self, demand: NDArray[np.int64] | None = None) -> Dataset:
         """List, check and split the images; see ``DatasetSource.load``."""
         folder = self.root / FOLDER
-        if not folder.is_dir():
-            self._obtain(folder)
+        obtain(
+            folder,
+            url=self.url,
+            archive=self.root / ARCHIVE,
+            allowed=self.download,
+            missing=f"Expected Spawrious224 in {folder.absolute()}, but there is no such folder: fetch it (a download of about "
+            "14.4 GB, and about twice that on disk while it is unpacked) with `python src/train.py experiment=spawrious_gsc "
+            "dataset.download=true`, name another folder with dataset.root=DIR, or run experiment=spawrious_gsc_synthetic or "
+            "experiment=digits_gsc, which need no download.",
+        )
         found = sorted(
             (path.relative_to(folder).as_posix(), label, attribute)
             for label, breed in enumerate(self.classes)
@@ -123,23 +128,6 @@ class Spawrious(DatasetSource):
             mean=IMAGENET_MEAN,
             std=IMAGENET_STD,
         )
-
-    def _obtain(self, folder: Path) -> None:
-        if not self.download:
-            raise DatasetNotFoundError(
-                f"Expected Spawrious224 in {folder.absolute()}, but there is no such folder: fetch it (a download of about "
-                "14.4 GB, and about twice that on disk while it is unpacked) with `python src/train.py "
-                "experiment=spawrious_gsc dataset.download=true`, name another folder with dataset.root=DIR, or run "
-                "experiment=spawrious_gsc_synthetic or experiment=digits_gsc, which need no download."
-            )
-        # The images inside are compressed already, so that unpacked they take as much again.
-        archive = fetch_file(self.url, self.root / ARCHIVE, disk_factor=2.0)
-        extract(archive, self.root)
-        if not folder.is_dir():
-            raise DatasetCorruptError(
-                f"Expected {archive} to unpack to a folder {FOLDER}, but it does not: delete it and {archive}.sha256, and set "
-                "dataset.url to the address of Spawrious224's entire data set."
-            )
 
 
 def chosen_names(argument: str, given: Sequence[str], valid: Sequence[str]) -> tuple[str, ...]:

@@ -7,6 +7,8 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from fedfacet.data.augmentation import ZoomTurnAndFlip
+from fedfacet.data.dataset import Dataset, ImageStore
 from fedfacet.errors import DatasetCorruptError, DatasetNotFoundError
 
 URL = "https://github.com/rui-yan/SSL-FL"
@@ -29,6 +31,39 @@ class ClientTables:
     client: NDArray[np.int64]
     clients: tuple[str, ...]
     num_train: int
+
+    def dataset(
+        self,
+        images: ImageStore,
+        class_names: tuple[str, ...],
+        *,
+        mean: tuple[float, ...],
+        std: tuple[float, ...],
+        augmentation: ZoomTurnAndFlip | None,
+    ) -> Dataset:
+        """Return the data set of these images: no attribute, the owners in the column ``client``, no validation set."""
+        return Dataset(
+            images=images,
+            y=self.y,
+            a=np.zeros_like(self.y),
+            train=np.arange(self.num_train),
+            test=np.arange(self.num_train, len(self.y)),
+            val=None,
+            class_names=class_names,
+            attribute_names=("none",),
+            mean=mean,
+            std=std,
+            columns={"client": self.client},
+            augmentation=augmentation,
+        )
+
+
+def how_to_get(name: str) -> str:
+    """Return what the user should do where a data set is missing or damaged, as the end of a sentence."""
+    return (
+        f"fetch {name} by the link on {URL}, name its folder with dataset.root=DIR, or use dataset=pneumonia_mnist, which is "
+        "4.2 MB"
+    )
 
 
 def read_tables(root: Path, split: str, class_names: Sequence[str], remedy: str) -> ClientTables:

@@ -8,16 +8,8 @@ from numpy.typing import NDArray
 from fedfacet import rng
 from fedfacet.data.dataset import Dataset, DatasetSource
 from fedfacet.data.drawn_dogs import draw_dog
-from fedfacet.data.images import LazyImages
-from fedfacet.data.spawrious import (
-    BREEDS,
-    IMAGENET_MEAN,
-    IMAGENET_STD,
-    LOCATIONS,
-    checked_fraction,
-    chosen_names,
-    hold_out,
-)
+from fedfacet.data.images import IMAGENET_MEAN, IMAGENET_STD, LazyImages
+from fedfacet.data.spawrious import BREEDS, LOCATIONS, checked_fraction, chosen_names, hold_out
 
 
 class SyntheticSpawrious(DatasetSource):

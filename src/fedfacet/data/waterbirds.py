@@ -7,10 +7,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedfacet.data.dataset import Dataset, DatasetSource
-from fedfacet.data.download import download as fetch_file
-from fedfacet.data.download import extract
-from fedfacet.data.images import ImageFiles
-from fedfacet.data.spawrious import IMAGENET_MEAN, IMAGENET_STD
+from fedfacet.data.download import obtain
+from fedfacet.data.images import IMAGENET_MEAN, IMAGENET_STD, ImageFiles
 from fedfacet.errors import DatasetCorruptError, DatasetNotFoundError
 
 FOLDER = "waterbird_complete95_forest2water2"
@@ -100,8 +98,16 @@ class WaterBirds(DatasetSource):
     def load(self, demand: NDArray[np.int64] | None = None) -> Dataset:
         """Read the table and check the images; see ``DatasetSource.load``."""
         folder = self.root / FOLDER
-        if not (folder / TABLE).is_file():
-            self._obtain(folder)
+        obtain(
+            folder / TABLE,
+            url=self.url,
+            archive=self.root / ARCHIVE,
+            allowed=self.download,
+            missing=f"Expected WaterBirds in {folder.absolute()}, but there is no {TABLE}: fetch {self.url} (about half a "
+            "gigabyte, and as much again unpacked) with `python src/train.py experiment=waterbirds dataset.download=true`, "
+            "name another folder with dataset.root=DIR, or run experiment=spawrious_gsc_synthetic or experiment=digits_gsc, "
+            "which need no download.",
+        )
         names, y, a, split = read_table(folder / TABLE)
         if self.verify_counts:
             _check_counts(folder / TABLE, y, a, split, self.url)
@@ -133,22 +139,6 @@ class WaterBirds(DatasetSource):
             mean=IMAGENET_MEAN,
             std=IMAGENET_STD,
         )
-
-    def _obtain(self, folder: Path) -> None:
-        if not self.download:
-            raise DatasetNotFoundError(
-                f"Expected WaterBirds in {folder.absolute()}, but there is no {TABLE}: fetch {self.url} (about half a "
-                "gigabyte, and as much again unpacked) with `python src/train.py experiment=waterbirds dataset.download=true`, "
-                "name another folder with dataset.root=DIR, or run experiment=spawrious_gsc_synthetic or "
-                "experiment=digits_gsc, which need no download."
-            )
-        archive = fetch_file(self.url, self.root / ARCHIVE, disk_factor=2.0)
-        extract(archive, self.root)
-        if not (folder / TABLE).is_file():
-            raise DatasetCorruptError(
-                f"Expected {archive} to unpack to a folder {FOLDER} with {TABLE}, but it does not: delete it and "
-                f"{archive}.sha256, and set dataset.url to the address of WaterBirds' archive."
-            )
 
 
 def read_table(path: Path) -> tuple[tuple[str, ...], NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
