@@ -118,6 +118,9 @@ def test_impossible_values_are_named(refused, override, named):
         (("model=mobilenet_v2_gn", "model.weights=nowhere.pth"), "nowhere.pth"),
         (("dataset=spawrious", "dataset.classes=labrador"), "`dataset.classes`"),
         (("selector=uniform", "selector.pretraining_rounds=1"), "`selector.pretraining_rounds`"),
+        (("selector=probe_fairness", "selector.probe.probe_steps=0"), "`probe_steps`"),  # of a part within a part
+        (("federation.step_budget=800", "local.amount=900"), "`federation.step_budget`"),
+        (("federation.step_budget=-5",), "`federation.step_budget`"),
     ],
 )
 def test_impossible_values_of_other_options_are_named(refused, overrides, named):

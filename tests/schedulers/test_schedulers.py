@@ -100,6 +100,9 @@ def test_a_plateau_of_an_accuracy_waits_for_a_maximum():
 def test_a_metric_that_is_not_measured_is_named():
     with pytest.raises(ConfigError, match=r"'val/loss' for `scheduler=plateau`, but got train/loss: set `scheduler\.metric`"):
         PlateauScheduler().observe({"train/loss": 1.0})
+    groups = {f"val/acc_group/y{y}_a0": 0.0 for y in range(100)}
+    with pytest.raises(ConfigError, match=r"but got val/loss, .* and 99 more: set"):
+        PlateauScheduler(metric="val/los").observe({"train/loss": 1.0, "val/loss": 1.0, "val/acc": 0.0, **groups})
 
 
 @pytest.mark.parametrize(
@@ -119,6 +122,7 @@ def test_a_metric_that_is_not_measured_is_named():
         (lambda: OneCycleScheduler(rounds=9, anneal="sin"), r"'cos' or 'linear', but got 'sin'"),
         (lambda: OneCycleScheduler(rounds=10, rising=0.1), r"more or less than a single round, but got 0\.1 of 10 rounds"),
         (lambda: PlateauScheduler(metric="test/acc"), "the test set never chooses"),
+        (lambda: PlateauScheduler(metric="personal_test/acc_mean"), "the test set never chooses"),
         (lambda: PlateauScheduler(mode="low"), "'min' or 'max', but got 'low'"),
         (lambda: PlateauScheduler(decay=1.0), "smaller than 1, but got 1: choose `scheduler=none`"),
         (lambda: PlateauScheduler(patience=-1), r"`scheduler\.patience` to be a whole number, 0 or larger"),

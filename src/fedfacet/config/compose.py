@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from hydra import compose, initialize_config_dir
+from hydra.errors import InstantiationException
 from hydra.utils import get_object, instantiate
 from omegaconf import DictConfig, OmegaConf, open_dict
 from omegaconf.errors import OmegaConfBaseException
@@ -15,7 +16,7 @@ from omegaconf.errors import OmegaConfBaseException
 from fedfacet.config.checks import check_arguments, check_parts, check_settings
 from fedfacet.config.mistakes import COMPOSE_ERRORS, check_added, explain, unknown, usual
 from fedfacet.config.nodes import BESIDE_ARGUMENTS, flat_keys, plain, targets, without_hydra
-from fedfacet.errors import ConfigError
+from fedfacet.errors import ConfigError, FedFacetError
 
 
 def conf_dir() -> Path:
@@ -105,7 +106,12 @@ def make(node: DictConfig, **facts: Any) -> Any:
                 del node[key]
     accepted = inspect.signature(get_object(node["_target_"])).parameters
     # As a partial first, so that Hydra does not look into the facts (some hold configs) nor rewrite what a constructor says.
-    factory = instantiate(node, _convert_="all", _partial_=True)
+    try:
+        factory = instantiate(node, _convert_="all", _partial_=True)
+    except InstantiationException as error:  # of a part within the part, which may have refused its arguments
+        if isinstance(error.__cause__, ValueError | TypeError | FedFacetError):
+            raise error.__cause__ from None
+        raise
     if node.get("_partial_", False):
         return factory
     return factory(**{name: fact for name, fact in facts.items() if name in accepted})
@@ -115,6 +121,11 @@ def _spend(config: DictConfig) -> None:
     """Set the rounds to what a constant budget of local work leaves: J0 R0 / J, rounded down."""
     budget, amount = OmegaConf.select(config, "federation.step_budget"), OmegaConf.select(config, "local.amount")
     if isinstance(budget, int) and isinstance(amount, int) and amount > 0:
+        if budget < amount:
+            raise ConfigError(
+                f"Expected `federation.step_budget` to suffice for one round of `local.amount` = {amount}, but got {budget}: "
+                "raise it, or give `federation.rounds`."
+            )
         config.federation.rounds = budget // amount
 
 

@@ -1,6 +1,7 @@
 """A learning rate that falls when a measured value no longer gets better."""
 
 from collections.abc import Mapping
+from difflib import get_close_matches
 from typing import Any
 
 from torch.optim.lr_scheduler import ReduceLROnPlateau
@@ -40,7 +41,7 @@ class PlateauScheduler(Scheduler):
         cooldown: int = 0,
         min_factor: float = 0.0,
     ) -> None:
-        if metric.startswith("test/"):
+        if "test/" in metric:  # or `personal_test/`
             raise ValueError(
                 f"Expected `scheduler.metric` to be one of training or validation, but got {metric!r}: the test set never "
                 "chooses, so take val/loss."
@@ -78,9 +79,11 @@ class PlateauScheduler(Scheduler):
             ConfigError: if its metrics lack the one that is asked for.
         """
         if self.metric not in metrics:
+            nearest = get_close_matches(self.metric, metrics, n=4, cutoff=0.0)
+            more = f" and {len(metrics) - len(nearest)} more" if len(metrics) > len(nearest) else ""
             raise ConfigError(
-                f"Expected every round to measure {self.metric!r} for `scheduler=plateau`, but got {', '.join(metrics)}: set "
-                "`scheduler.metric` to one of them."
+                f"Expected every round to measure {self.metric!r} for `scheduler=plateau`, but got {', '.join(nearest)}{more}: "
+                "set `scheduler.metric` to one of them."
             )
         value = metrics[self.metric]
         if value == value:  # measured
