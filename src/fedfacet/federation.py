@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from fedfacet import rng, state
 from fedfacet.aggregators.base import Aggregator
+from fedfacet.arguments import check_choice, check_whole
 from fedfacet.bookkeeping import Clock, Receipt, fault_of, training_metrics
 from fedfacet.callbacks.base import Callback
 from fedfacet.engines.base import Engine
@@ -79,17 +80,14 @@ class Federation:
         scheduler: Scheduler | None = None,
         personal: Set[str] = frozenset(),
     ) -> None:
-        if not isinstance(rounds, int) or rounds < 1:
-            raise ValueError(f"Expected `federation.rounds` to be a whole number, 1 or larger, but got {rounds!r}.")
+        check_whole("federation.rounds", rounds)
         if not isinstance(cohort_size, int) or not 1 <= cohort_size <= num_clients:
             raise ValueError(
                 f"Expected `federation.cohort_size` between 1 and the federation's {num_clients} clients, but got "
                 f"{cohort_size!r}: lower it or choose a partition with more clients."
             )
-        if not isinstance(seed, int) or seed < 0:
-            raise ValueError(f"Expected `seed` to be a whole number, 0 or larger, but got {seed!r}.")
-        if on_bad_update not in ("raise", "drop"):
-            raise ValueError(f"Expected `federation.on_bad_update` to be 'raise' or 'drop', but got {on_bad_update!r}.")
+        check_whole("seed", seed, 0)
+        check_choice("federation.on_bad_update", on_bad_update, ("raise", "drop"))
         if participation.gives_weights and not selector.draws_by_weights:
             raise ValueError(
                 f"Expected a selector that draws clients by the weights of `participation`, but {type(selector).__name__} does "

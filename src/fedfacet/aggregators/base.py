@@ -5,6 +5,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from fedfacet import state
+from fedfacet.arguments import check_choice
 from fedfacet.types import Broadcast, ClientUpdate, State
 
 
@@ -21,10 +22,8 @@ class Aggregator(ABC):
     """
 
     def __init__(self, *, weighting: str = "equal", buffers: str = "average") -> None:
-        if weighting not in ("equal", "samples"):
-            raise ValueError(f"Expected `weighting` to be 'equal' or 'samples', but got {weighting!r}.")
-        if buffers not in ("average", "keep"):
-            raise ValueError(f"Expected `buffers` to be 'average' or 'keep', but got {buffers!r}.")
+        check_choice("weighting", weighting, ("equal", "samples"))
+        check_choice("buffers", buffers, ("average", "keep"))
         self.weighting = weighting
         self.buffers = buffers
 

@@ -5,6 +5,7 @@ from typing import Any
 
 from fedfacet import state
 from fedfacet.aggregators.base import Aggregator
+from fedfacet.arguments import check_within
 from fedfacet.types import ClientUpdate, State
 
 
@@ -32,8 +33,7 @@ class FedAvgM(Aggregator):
         self, *, momentum: float = 0.95, server_lr: float = 0.1, weighting: str = "equal", buffers: str = "average"
     ) -> None:
         super().__init__(weighting=weighting, buffers=buffers)
-        if not 0 <= momentum < 1:
-            raise ValueError(f"Expected `momentum` in [0, 1), but got {momentum}.")
+        check_within("momentum", momentum, "[0, 1)")
         if not server_lr > 0:
             raise ValueError(f"Expected `server_lr` to be larger than 0, but got {server_lr}.")
         self.momentum = momentum

@@ -8,6 +8,7 @@ from numpy.typing import NDArray
 
 from fedfacet import state
 from fedfacet.aggregators.base import Aggregator
+from fedfacet.arguments import check_choice, check_within
 from fedfacet.types import ClientUpdate, State
 
 _RANK_TOLERANCE = 1e-14
@@ -70,15 +71,10 @@ class FedLD(Aggregator):
         buffers: str = "average",
     ) -> None:
         super().__init__(weighting=weighting, buffers=buffers)
-        if not 0 < kept_share <= 1:
-            raise ValueError(f"Expected `kept_share` in (0, 1], but got {kept_share}.")
-        for name, value, options in (
-            ("over", over, ("all", "kept")),
-            ("length_correction", length_correction, ("per_axis", "total")),
-            ("scope", scope, ("model", "tensor")),
-        ):
-            if value not in options:
-                raise ValueError(f"Expected `{name}` to be {options[0]!r} or {options[1]!r}, but got {value!r}.")
+        check_within("kept_share", kept_share, "(0, 1]")
+        check_choice("over", over, ("all", "kept"))
+        check_choice("length_correction", length_correction, ("per_axis", "total"))
+        check_choice("scope", scope, ("model", "tensor"))
         self.kept_share = kept_share
         self.over = over
         self.length_correction = length_correction

@@ -6,6 +6,7 @@ from typing import Any
 
 from fedfacet import state
 from fedfacet.aggregators.base import Aggregator
+from fedfacet.arguments import check_choice, check_within
 from fedfacet.errors import BadUpdateError
 from fedfacet.types import ClientUpdate, State
 
@@ -55,12 +56,10 @@ class FedNova(Aggregator):
         buffers: str = "average",
     ) -> None:
         super().__init__(weighting=weighting, buffers=buffers)
-        if not 0 <= momentum < 1:
-            raise ValueError(f"Expected `momentum` in [0, 1), but got {momentum}.")
+        check_within("momentum", momentum, "[0, 1)")
         if not server_lr > 0:
             raise ValueError(f"Expected `server_lr` to be larger than 0, but got {server_lr}.")
-        if tau_eff not in ("step_weights", "steps"):
-            raise ValueError(f"Expected `tau_eff` to be 'step_weights' or 'steps', but got {tau_eff!r}.")
+        check_choice("tau_eff", tau_eff, ("step_weights", "steps"))
         self.momentum = momentum
         self.server_lr = server_lr
         self.tau_eff = tau_eff

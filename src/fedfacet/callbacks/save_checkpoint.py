@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fedfacet import checkpoint
+from fedfacet.arguments import check_choice
 from fedfacet.callbacks.base import Callback
 
 if TYPE_CHECKING:
@@ -30,8 +31,7 @@ class SaveCheckpoint(Callback):
     """
 
     def __init__(self, *, run_dir: Path, run_config: Mapping[str, Any], keep: str = "last", every_n_rounds: int = 1) -> None:
-        if keep not in ("last", "all"):
-            raise ValueError(f"Expected `callbacks.save_checkpoint.keep` to be 'last' or 'all', but got {keep!r}.")
+        check_choice("callbacks.save_checkpoint.keep", keep, ("last", "all"))
         if every_n_rounds < 1:
             raise ValueError(f"Expected `every_n_rounds` to be 1 or larger, but got {every_n_rounds}.")
         self.path = run_dir / "checkpoints" / "last.ckpt"

@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from fedfacet.arguments import check_choice
 from fedfacet.callbacks.base import Callback
 from fedfacet.errors import ConfigError, FedFacetError
 from fedfacet.types import RoundResult
@@ -45,8 +46,7 @@ class WandbLog(Callback):
         mode: str = "online",
         tags: Sequence[str] = (),
     ) -> None:
-        if mode not in ("online", "offline", "disabled"):
-            raise ValueError(f"Expected `wandb.mode` to be 'online', 'offline' or 'disabled', but got {mode!r}.")
+        check_choice("wandb.mode", mode, ("online", "offline", "disabled"))
         os.environ.setdefault("WANDB_SILENT", "true")  # its messages would tear the progress bar
         if mode == "online":
             _check_login()

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from fedfacet import rng, state
+from fedfacet.arguments import check_choice, check_whole
 from fedfacet.clients.client_data import ClientData, augmentation_of
 from fedfacet.clients.optimizers import (
     kept_optimizer,
@@ -78,15 +79,10 @@ class LocalTraining:
 
     def __post_init__(self) -> None:
         """Check the values."""
-        if self.unit not in ("epochs", "steps"):
-            raise ValueError(f"Expected `local.unit` to be 'epochs' or 'steps', but got {self.unit!r}.")
-        for name in ("amount", "batch_size"):
-            if not isinstance(value := getattr(self, name), int) or value < 1:
-                raise ValueError(f"Expected `local.{name}` to be a whole number, 1 or larger, but got {value!r}.")
-        if self.sampling not in ("without_replacement", "with_replacement"):
-            raise ValueError(
-                f"Expected `local.sampling` to be 'without_replacement' or 'with_replacement', but got {self.sampling!r}."
-            )
+        check_choice("local.unit", self.unit, ("epochs", "steps"))
+        check_whole("local.amount", self.amount)
+        check_whole("local.batch_size", self.batch_size)
+        check_choice("local.sampling", self.sampling, ("without_replacement", "with_replacement"))
         if self.max_grad_norm is not None and not self.max_grad_norm > 0:
             raise ValueError(f"Expected `local.max_grad_norm` to be larger than 0 or null, but got {self.max_grad_norm}.")
 

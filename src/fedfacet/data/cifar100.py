@@ -8,6 +8,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from fedfacet.arguments import check_within
 from fedfacet.data.augmentation import CropAndFlip
 from fedfacet.data.dataset import Dataset, DatasetSource, InMemoryImages
 from fedfacet.data.spawrious import hold_out
@@ -44,8 +45,7 @@ class CIFAR100(DatasetSource):
     def __init__(
         self, *, root: str, val_fraction: float = 0.1, augment: bool = True, seed: int = 0, download: bool = False
     ) -> None:
-        if not 0 < val_fraction < 1:
-            raise ValueError(f"Expected `dataset.val_fraction` in (0, 1), but got {val_fraction}.")
+        check_within("dataset.val_fraction", val_fraction, "(0, 1)")
         self.root = Path(root)
         self.val_fraction = val_fraction
         self.augment = augment

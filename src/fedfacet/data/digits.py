@@ -5,6 +5,7 @@ import torch
 from numpy.typing import NDArray
 
 from fedfacet import rng
+from fedfacet.arguments import check_within
 from fedfacet.data.colours import COLOURS, colour
 from fedfacet.data.dataset import Dataset, DatasetSource, InMemoryImages
 from fedfacet.errors import InfeasiblePartitionError
@@ -28,8 +29,7 @@ class Digits(DatasetSource):
     """
 
     def __init__(self, *, seed: int = 0, held_out_fraction: float = 0.4) -> None:
-        if not 0 < held_out_fraction < 1:
-            raise ValueError(f"Expected `held_out_fraction` in (0, 1), but got {held_out_fraction}.")
+        check_within("held_out_fraction", held_out_fraction, "(0, 1)")
         self.seed = seed
         self.held_out_fraction = held_out_fraction
 

@@ -4,6 +4,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedfacet import rng
+from fedfacet.arguments import check_within
 from fedfacet.types import Partition
 
 
@@ -35,8 +36,7 @@ def hold_out_locally(
         >>> np.array([0, 0, 0, 0, 1, 1])[held_out[0]]
         array([0, 0, 1])
     """
-    if not 0 <= share < 1:
-        raise ValueError(f"Expected `partition.local_holdout` in [0, 1), but got {share}.")
+    check_within("partition.local_holdout", share, "[0, 1)")
     if not share:
         return partition, tuple(client[:0] for client in partition.indices)
     held_out = tuple(

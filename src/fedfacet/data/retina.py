@@ -6,6 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
+from fedfacet.arguments import check_choice
 from fedfacet.data.augmentation import ZoomTurnAndFlip
 from fedfacet.data.dataset import Dataset, DatasetSource
 from fedfacet.data.images import LazyImages
@@ -48,8 +49,7 @@ class Retina(DatasetSource):
     def __init__(
         self, *, root: str, split: int = 1, image_size: int = 384, augment: bool = True, max_memory_gb: float = 8.0
     ) -> None:
-        if split not in (1, 2, 3):
-            raise ValueError(f"Expected `dataset.split` to be 1, 2 or 3, but got {split!r}.")
+        check_choice("dataset.split", split, (1, 2, 3))
         if image_size < 1:
             raise ValueError(f"Expected `dataset.image_size` to be 1 or larger, but got {image_size}.")
         self.root = Path(root).expanduser()

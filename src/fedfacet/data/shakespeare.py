@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fedfacet import rng
+from fedfacet.arguments import check_choice
 from fedfacet.data.dataset import Dataset, DatasetSource
 from fedfacet.data.plays import Role, roles_in
 from fedfacet.errors import DatasetCorruptError, DatasetNotFoundError
@@ -70,8 +71,7 @@ class Shakespeare(DatasetSource):
             raise ValueError(f"Expected `dataset.num_roles` to be 1 or larger, or null for all, but got {num_roles}.")
         if min_samples < 1:
             raise ValueError(f"Expected `dataset.min_samples` to be 1 or larger, but got {min_samples}.")
-        if split not in ("random", "contiguous"):
-            raise ValueError(f"Expected `dataset.split` to be 'random' or 'contiguous', but got {split!r}.")
+        check_choice("dataset.split", split, ("random", "contiguous"))
         if not (0 < val_fraction < 1 and 0 < test_fraction < 1 and val_fraction + test_fraction < 1):
             raise ValueError(
                 "Expected `dataset.val_fraction` and `dataset.test_fraction` in (0, 1) and together less than 1, but got "

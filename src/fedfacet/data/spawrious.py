@@ -7,6 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedfacet import rng
+from fedfacet.arguments import check_within
 from fedfacet.data.dataset import Dataset, DatasetSource
 from fedfacet.data.download import obtain
 from fedfacet.data.images import IMAGENET_MEAN, IMAGENET_STD, ImageFiles
@@ -66,11 +67,12 @@ class Spawrious(DatasetSource):
     ) -> None:
         if image_size < 1:
             raise ValueError(f"Expected `image_size` to be 1 or larger, but got {image_size}.")
+        check_within("test_fraction", test_fraction, "(0, 1)")
         self.root = Path(root).expanduser()
         self.classes = chosen_names("classes", classes, BREEDS)
         self.attributes = chosen_names("attributes", attributes, LOCATIONS)
         self.image_size = image_size
-        self.test_fraction = checked_fraction(test_fraction)
+        self.test_fraction = test_fraction
         self.seed = seed
         self.download = download
         self.url = url
@@ -136,13 +138,6 @@ def chosen_names(argument: str, given: Sequence[str], valid: Sequence[str]) -> t
     if not names or len(set(names)) < len(names) or not set(names) <= set(valid):
         raise ValueError(f"Expected `{argument}` to be distinct names out of {', '.join(valid)}, but got {list(names)}.")
     return names
-
-
-def checked_fraction(test_fraction: float) -> float:
-    """Return ``test_fraction`` if it lies in (0, 1); else raise ValueError."""
-    if not 0 < test_fraction < 1:
-        raise ValueError(f"Expected `test_fraction` in (0, 1), but got {test_fraction}.")
-    return test_fraction
 
 
 def hold_out(

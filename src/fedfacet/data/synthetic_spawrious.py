@@ -6,10 +6,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedfacet import rng
+from fedfacet.arguments import check_within
 from fedfacet.data.dataset import Dataset, DatasetSource
 from fedfacet.data.drawn_dogs import draw_dog
 from fedfacet.data.images import IMAGENET_MEAN, IMAGENET_STD, LazyImages
-from fedfacet.data.spawrious import BREEDS, LOCATIONS, checked_fraction, chosen_names, hold_out
+from fedfacet.data.spawrious import BREEDS, LOCATIONS, chosen_names, hold_out
 
 
 class SyntheticSpawrious(DatasetSource):
@@ -51,11 +52,12 @@ class SyntheticSpawrious(DatasetSource):
             raise ValueError(f"Expected `image_size` to be 8 or larger, but got {image_size}.")
         if samples_per_cell < 1:
             raise ValueError(f"Expected `samples_per_cell` to be 1 or larger, but got {samples_per_cell}.")
+        check_within("test_fraction", test_fraction, "(0, 1)")
         self.classes = chosen_names("classes", classes, BREEDS)
         self.attributes = chosen_names("attributes", attributes, LOCATIONS)
         self.image_size = image_size
         self.samples_per_cell = samples_per_cell
-        self.test_fraction = checked_fraction(test_fraction)
+        self.test_fraction = test_fraction
         self.seed = seed
         self.max_memory_gb = max_memory_gb
 

@@ -4,6 +4,8 @@ from collections.abc import Sequence
 
 from torch import Tensor, nn
 
+from fedfacet.arguments import check_within
+
 
 class CharLSTM(nn.Module):
     """An embedding, one or two LSTM layers with dropout after each, and a linear head on the state after the last character.
@@ -51,8 +53,7 @@ class CharLSTM(nn.Module):
                 "Expected `model.embedding_size` and `model.hidden_size` to be 1 or larger and `model.num_layers` 1 or 2, but "
                 f"got {embedding_size}, {hidden_size} and {num_layers}."
             )
-        if not 0 <= dropout < 1:
-            raise ValueError(f"Expected `model.dropout` in [0, 1), but got {dropout}.")
+        check_within("model.dropout", dropout, "[0, 1)")
         self.embedding = nn.Embedding(num_classes, embedding_size)
         widths = [embedding_size] + [hidden_size] * num_layers
         self.layers = nn.ModuleList(nn.LSTM(width, hidden_size, batch_first=True) for width in widths[:-1])

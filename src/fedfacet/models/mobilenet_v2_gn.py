@@ -7,6 +7,7 @@ from torchvision.models import MobileNet_V2_Weights, mobilenet_v2
 from torchvision.models.mobilenetv2 import InvertedResidual
 from torchvision.ops import StochasticDepth
 
+from fedfacet.arguments import check_within
 from fedfacet.pretrained import load_weights
 
 
@@ -35,9 +36,8 @@ class MobileNetV2GN(nn.Module):
 
     def __init__(self, num_classes: int, *, weights: str = "none", dropout: float = 0.2, stochastic_depth: float = 0.2) -> None:
         super().__init__()
-        for name, probability in (("dropout", dropout), ("stochastic_depth", stochastic_depth)):
-            if not 0 <= probability < 1:
-                raise ValueError(f"Expected `model.{name}` in [0, 1), but got {probability}.")
+        check_within("model.dropout", dropout, "[0, 1)")
+        check_within("model.stochastic_depth", stochastic_depth, "[0, 1)")
         norm = partial(nn.GroupNorm, 8, eps=1e-6)
         network = mobilenet_v2(num_classes=num_classes, dropout=dropout, norm_layer=norm)
         blocks = [block for block in network.features if isinstance(block, InvertedResidual)]

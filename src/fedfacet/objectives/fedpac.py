@@ -9,6 +9,7 @@ from torch.func import functional_call
 from torch.nn import functional
 from torch.optim import Optimizer
 
+from fedfacet.arguments import check_within
 from fedfacet.corrections.base import Correction
 from fedfacet.losses.cross_entropy import cross_entropy
 from fedfacet.objectives.classification import ClassificationObjective, OptimizerFactory
@@ -64,8 +65,7 @@ class FedPACObjective(ClassificationObjective):
         super().__init__(model, loss=loss, correction=correction, optimizer=optimizer)
         if not alignment >= 0:
             raise ValueError(f"Expected `objective.alignment` to be 0 or larger, but got {alignment}.")
-        if not 0 < head_share < 1:
-            raise ValueError(f"Expected `objective.head_share` in (0, 1), but got {head_share}.")
+        check_within("objective.head_share", head_share, "(0, 1)")
         if head_lr is not None and not head_lr > 0:
             raise ValueError(f"Expected `objective.head_lr` to be larger than 0 or null, but got {head_lr}.")
         if not isinstance(getattr(model, "head", None), nn.Linear) or not callable(getattr(model, "features", None)):

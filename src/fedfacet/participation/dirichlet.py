@@ -6,6 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedfacet import rng as streams
+from fedfacet.arguments import check_choice, check_within
 from fedfacet.participation.base import Participation
 
 
@@ -44,12 +45,9 @@ class DirichletParticipation(Participation):
         available_fraction: float = 0.5,
         seed: int = 0,
     ) -> None:
-        if not 0 < gamma <= 1e9:
-            raise ValueError(f"Expected `participation.gamma` in (0, 1e9], but got {gamma}.")
-        if mode not in ("available", "weights"):
-            raise ValueError(f"Expected `participation.mode` to be 'available' or 'weights', but got {mode!r}.")
-        if not 0 < available_fraction <= 1:
-            raise ValueError(f"Expected `participation.available_fraction` in (0, 1], but got {available_fraction}.")
+        check_within("participation.gamma", gamma, "(0, 1e9]")
+        check_choice("participation.mode", mode, ("available", "weights"))
+        check_within("participation.available_fraction", available_fraction, "(0, 1]")
         self.gamma = gamma
         self.redrawn = redrawn
         self.gives_weights = mode == "weights"

@@ -4,6 +4,7 @@ from collections.abc import Callable
 
 import numpy as np
 
+from fedfacet.arguments import check_within
 from fedfacet.participation.base import Participation
 
 
@@ -19,9 +20,8 @@ class Dropouts(Participation):
     """
 
     def __init__(self, *, away_probability: float = 0.0, dropout_probability: float = 0.1) -> None:
-        for name, value in (("away_probability", away_probability), ("dropout_probability", dropout_probability)):
-            if not 0 <= value <= 1:
-                raise ValueError(f"Expected `{name}` in [0, 1], but got {value}.")
+        check_within("away_probability", away_probability, "[0, 1]")
+        check_within("dropout_probability", dropout_probability, "[0, 1]")
         self.away_probability = away_probability
         self.dropout_probability = dropout_probability
 

@@ -4,6 +4,7 @@ from collections.abc import Callable
 
 import numpy as np
 
+from fedfacet.arguments import check_within
 from fedfacet.participation.base import Participation
 
 
@@ -22,10 +23,8 @@ class Stragglers(Participation):
     """
 
     def __init__(self, *, straggler_probability: float = 0.5, min_fraction: float = 0.1) -> None:
-        if not 0 <= straggler_probability <= 1:
-            raise ValueError(f"Expected `straggler_probability` in [0, 1], but got {straggler_probability}.")
-        if not 0 < min_fraction <= 1:
-            raise ValueError(f"Expected `min_fraction` in (0, 1], but got {min_fraction}.")
+        check_within("straggler_probability", straggler_probability, "[0, 1]")
+        check_within("min_fraction", min_fraction, "(0, 1]")
         self.straggler_probability = straggler_probability
         self.min_fraction = min_fraction
 

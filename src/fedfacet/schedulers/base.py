@@ -67,33 +67,3 @@ class TorchFactors:
 def unit_optimizer() -> Optimizer:
     """Return an optimizer of one parameter with a learning rate of 1, for a scheduler to act on."""
     return SGD([torch.nn.Parameter(torch.zeros(()))], lr=1.0)
-
-
-def check_decay(decay: float) -> None:
-    """Refuse a decay outside (0, 1].
-
-    Raises:
-        ValueError: if it lies outside.
-    """
-    if not 0 < decay <= 1:
-        raise ValueError(f"Expected `scheduler.decay` in (0, 1], but got {decay}.")
-
-
-def check_min_factor(min_factor: float) -> None:
-    """Refuse a smallest factor outside [0, 1).
-
-    Raises:
-        ValueError: if it lies outside.
-    """
-    if not 0 <= min_factor < 1:
-        raise ValueError(f"Expected `scheduler.min_factor` in [0, 1), but got {min_factor}.")
-
-
-def check_rounds(name: str, value: Any, *, least: int = 1) -> None:
-    """Refuse what is no whole number of rounds.
-
-    Raises:
-        ValueError: if ``value`` is not whole, or smaller than ``least``.
-    """
-    if isinstance(value, bool) or not isinstance(value, int) or value < least:
-        raise ValueError(f"Expected `scheduler.{name}` to be a whole number, {least} or larger, but got {value!r}.")

@@ -2,7 +2,8 @@
 
 from torch.optim.lr_scheduler import CosineAnnealingLR
 
-from fedfacet.schedulers.base import Scheduler, TorchFactors, check_min_factor, check_rounds
+from fedfacet.arguments import check_whole, check_within
+from fedfacet.schedulers.base import Scheduler, TorchFactors
 
 
 class CosineScheduler(Scheduler):
@@ -21,8 +22,8 @@ class CosineScheduler(Scheduler):
     """
 
     def __init__(self, *, rounds: int, min_factor: float = 0.0) -> None:
-        check_rounds("rounds", rounds)
-        check_min_factor(min_factor)
+        check_whole("scheduler.rounds", rounds)
+        check_within("scheduler.min_factor", min_factor, "[0, 1)")
         self._factors = TorchFactors(lambda optimizer: CosineAnnealingLR(optimizer, T_max=rounds, eta_min=min_factor))
 
     def factor(self, round: int) -> float:

@@ -2,7 +2,8 @@
 
 from torch.optim.lr_scheduler import ExponentialLR
 
-from fedfacet.schedulers.base import Scheduler, TorchFactors, check_decay
+from fedfacet.arguments import check_within
+from fedfacet.schedulers.base import Scheduler, TorchFactors
 
 
 class ExponentialScheduler(Scheduler):
@@ -16,7 +17,7 @@ class ExponentialScheduler(Scheduler):
     """
 
     def __init__(self, *, decay: float = 0.99) -> None:
-        check_decay(decay)
+        check_within("scheduler.decay", decay, "(0, 1]")
         self._factors = TorchFactors(lambda optimizer: ExponentialLR(optimizer, gamma=decay))
 
     def factor(self, round: int) -> float:

@@ -4,7 +4,8 @@ from collections.abc import Sequence
 
 from torch.optim.lr_scheduler import MultiStepLR
 
-from fedfacet.schedulers.base import Scheduler, TorchFactors, check_decay, check_rounds
+from fedfacet.arguments import check_whole, check_within
+from fedfacet.schedulers.base import Scheduler, TorchFactors
 
 
 class MultiStepScheduler(Scheduler):
@@ -20,10 +21,10 @@ class MultiStepScheduler(Scheduler):
 
     def __init__(self, *, milestones: Sequence[int] = (100, 150), decay: float = 0.1) -> None:
         for milestone in milestones:
-            check_rounds("milestones", milestone)
+            check_whole("scheduler.milestones", milestone)
         if list(milestones) != sorted(set(milestones)):
             raise ValueError(f"Expected `scheduler.milestones` to ascend, but got {list(milestones)}.")
-        check_decay(decay)
+        check_within("scheduler.decay", decay, "(0, 1]")
         self._factors = TorchFactors(lambda optimizer: MultiStepLR(optimizer, milestones=milestones, gamma=decay))
 
     def factor(self, round: int) -> float:

@@ -2,7 +2,8 @@
 
 from torch.optim.lr_scheduler import OneCycleLR
 
-from fedfacet.schedulers.base import Scheduler, TorchFactors, check_rounds
+from fedfacet.arguments import check_choice, check_whole, check_within
+from fedfacet.schedulers.base import Scheduler, TorchFactors
 
 
 class OneCycleScheduler(Scheduler):
@@ -32,14 +33,12 @@ class OneCycleScheduler(Scheduler):
         end_divisor: float = 10_000.0,
         anneal: str = "cos",
     ) -> None:
-        check_rounds("rounds", rounds)
-        if not 0 < rising < 1:
-            raise ValueError(f"Expected `scheduler.rising` in (0, 1), but got {rising}.")
+        check_whole("scheduler.rounds", rounds)
+        check_within("scheduler.rising", rising, "(0, 1)")
         for name, value in (("start_divisor", start_divisor), ("end_divisor", end_divisor)):
             if not value > 1:
                 raise ValueError(f"Expected `scheduler.{name}` to be larger than 1, but got {value}.")
-        if anneal not in ("cos", "linear"):
-            raise ValueError(f"Expected `scheduler.anneal` to be 'cos' or 'linear', but got {anneal!r}.")
+        check_choice("scheduler.anneal", anneal, ("cos", "linear"))
         if rising * rounds == 1:  # torch would divide zero by zero
             raise ValueError(
                 f"Expected a rise of more or less than a single round, but got {rising} of {rounds} rounds: change "

@@ -6,8 +6,9 @@ from typing import Any
 
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 
+from fedfacet.arguments import check_choice, check_whole, check_within
 from fedfacet.errors import ConfigError
-from fedfacet.schedulers.base import Scheduler, check_decay, check_min_factor, check_rounds, unit_optimizer
+from fedfacet.schedulers.base import Scheduler, unit_optimizer
 
 _KEPT = ("best", "num_bad_epochs", "cooldown_counter", "last_epoch")
 
@@ -46,14 +47,13 @@ class PlateauScheduler(Scheduler):
                 f"Expected `scheduler.metric` to be one of training or validation, but got {metric!r}: the test set never "
                 "chooses, so take val/loss."
             )
-        if mode not in ("min", "max"):
-            raise ValueError(f"Expected `scheduler.mode` to be 'min' or 'max', but got {mode!r}.")
-        check_decay(decay)
+        check_choice("scheduler.mode", mode, ("min", "max"))
+        check_within("scheduler.decay", decay, "(0, 1]")
         if decay == 1:
             raise ValueError("Expected `scheduler.decay` to be smaller than 1, but got 1: choose `scheduler=none`.")
-        check_rounds("patience", patience, least=0)
-        check_rounds("cooldown", cooldown, least=0)
-        check_min_factor(min_factor)
+        check_whole("scheduler.patience", patience, 0)
+        check_whole("scheduler.cooldown", cooldown, 0)
+        check_within("scheduler.min_factor", min_factor, "[0, 1)")
         if not threshold >= 0:
             raise ValueError(f"Expected `scheduler.threshold` to be 0 or larger, but got {threshold}.")
         self.metric = metric

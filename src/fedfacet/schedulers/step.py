@@ -2,7 +2,8 @@
 
 from torch.optim.lr_scheduler import StepLR
 
-from fedfacet.schedulers.base import Scheduler, TorchFactors, check_decay, check_rounds
+from fedfacet.arguments import check_whole, check_within
+from fedfacet.schedulers.base import Scheduler, TorchFactors
 
 
 class StepScheduler(Scheduler):
@@ -17,8 +18,8 @@ class StepScheduler(Scheduler):
     """
 
     def __init__(self, *, every_n_rounds: int = 50, decay: float = 0.5) -> None:
-        check_rounds("every_n_rounds", every_n_rounds)
-        check_decay(decay)
+        check_whole("scheduler.every_n_rounds", every_n_rounds)
+        check_within("scheduler.decay", decay, "(0, 1]")
         self._factors = TorchFactors(lambda optimizer: StepLR(optimizer, step_size=every_n_rounds, gamma=decay))
 
     def factor(self, round: int) -> float:

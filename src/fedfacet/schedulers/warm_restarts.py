@@ -2,7 +2,8 @@
 
 from torch.optim.lr_scheduler import CosineAnnealingWarmRestarts
 
-from fedfacet.schedulers.base import Scheduler, TorchFactors, check_min_factor, check_rounds
+from fedfacet.arguments import check_whole, check_within
+from fedfacet.schedulers.base import Scheduler, TorchFactors
 
 
 class WarmRestartsScheduler(Scheduler):
@@ -20,9 +21,9 @@ class WarmRestartsScheduler(Scheduler):
     """
 
     def __init__(self, *, first_cycle: int = 50, growth: int = 1, min_factor: float = 0.0) -> None:
-        check_rounds("first_cycle", first_cycle)
-        check_rounds("growth", growth)
-        check_min_factor(min_factor)
+        check_whole("scheduler.first_cycle", first_cycle)
+        check_whole("scheduler.growth", growth)
+        check_within("scheduler.min_factor", min_factor, "[0, 1)")
         self._factors = TorchFactors(
             lambda optimizer: CosineAnnealingWarmRestarts(optimizer, T_0=first_cycle, T_mult=growth, eta_min=min_factor)
         )

@@ -8,6 +8,7 @@ from numpy.typing import NDArray
 from scipy.spatial.distance import jensenshannon
 from scipy.special import entr
 
+from fedfacet.arguments import check_choice, check_within
 from fedfacet.selectors.base import ClientSelector, Taxonomy
 from fedfacet.types import Query, SelectionContext
 
@@ -64,11 +65,9 @@ class DiversityScoreSelector(ClientSelector):
         scaled: bool = False,
         floor: float = 0.01,
     ) -> None:
-        for name, value in (("support_weight", support_weight), ("intra_weight", intra_weight)):
-            if not 0 <= value <= 1:
-                raise ValueError(f"Expected `{name}` in [0, 1], but got {value}.")
-        if jensen_shannon not in ("divergence", "distance"):
-            raise ValueError(f"Expected `jensen_shannon` to be 'divergence' or 'distance', but got {jensen_shannon!r}.")
+        check_within("support_weight", support_weight, "[0, 1]")
+        check_within("intra_weight", intra_weight, "[0, 1]")
+        check_choice("jensen_shannon", jensen_shannon, ("divergence", "distance"))
         if not 0 < floor < math.inf:
             raise ValueError(f"Expected `floor` to be larger than 0 and finite, but got {floor}.")
         self.label_histogram = label_histogram

@@ -5,6 +5,7 @@ from collections.abc import Iterator
 import numpy as np
 from numpy.typing import NDArray
 
+from fedfacet.arguments import check_choice
 from fedfacet.selectors.base import ClientSelector, Taxonomy
 from fedfacet.types import Query, SelectionContext
 
@@ -74,12 +75,9 @@ class FedDiverseSelector(ClientSelector):
     ) -> None:
         if pretraining_rounds < 0:
             raise ValueError(f"Expected `pretraining_rounds` to be 0 or larger, but got {pretraining_rounds}.")
-        if orthogonal not in ("absolute", "signed"):
-            raise ValueError(f"Expected `orthogonal` to be 'absolute' or 'signed', but got {orthogonal!r}.")
-        if normalisation not in ("l1", "l1_then_l2"):
-            raise ValueError(f"Expected `normalisation` to be 'l1' or 'l1_then_l2', but got {normalisation!r}.")
-        if rotation not in ("triple", "round", "random"):
-            raise ValueError(f"Expected `rotation` to be 'triple', 'round' or 'random', but got {rotation!r}.")
+        check_choice("orthogonal", orthogonal, ("absolute", "signed"))
+        check_choice("normalisation", normalisation, ("l1", "l1_then_l2"))
+        check_choice("rotation", rotation, ("triple", "round", "random"))
         self.heterogeneity = heterogeneity
         self.pretraining_rounds = pretraining_rounds
         self.orthogonal = orthogonal

@@ -8,6 +8,7 @@ import torch
 from numpy.typing import NDArray
 
 from fedfacet import state
+from fedfacet.arguments import check_choice
 from fedfacet.selectors.base import ClientSelector, Taxonomy
 from fedfacet.types import ClientUpdate, RoundResult, SelectionContext
 
@@ -68,8 +69,7 @@ class FedPNSSelector(ClientSelector):
     )
 
     def __init__(self, *, variant: str = "paper", penalty_exponent: float = 2.0, penalty_offset: float = 0.7) -> None:
-        if variant not in ("paper", "original"):
-            raise ValueError(f"Expected `variant` to be 'paper' or 'original', but got {variant!r}.")
+        check_choice("variant", variant, ("paper", "original"))
         if not penalty_exponent > 0:
             raise ValueError(f"Expected `penalty_exponent` to be larger than 0, but got {penalty_exponent}.")
         if not penalty_offset >= 0:

@@ -7,6 +7,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from scipy.optimize import minimize
 
+from fedfacet.arguments import check_whole, check_within
 from fedfacet.errors import SelectionError
 from fedfacet.heterogeneity import InteractionMatrix
 from fedfacet.selectors.base import ClientSelector, Taxonomy
@@ -57,12 +58,8 @@ class FedRKSelector(ClientSelector):
     )
 
     def __init__(self, *, interaction_matrix: Query, floor: float = 1e-3, pretraining_rounds: int = 1) -> None:
-        if not 0 < floor <= 1:
-            raise ValueError(f"Expected `floor` in (0, 1], but got {floor}.")
-        if not isinstance(pretraining_rounds, int) or pretraining_rounds < 0:
-            raise ValueError(
-                f"Expected `pretraining_rounds` to be a whole number, 0 or larger, but got {pretraining_rounds!r}."
-            )
+        check_within("floor", floor, "(0, 1]")
+        check_whole("pretraining_rounds", pretraining_rounds, 0)
         self.interaction_matrix = interaction_matrix
         self.floor = floor
         self.pretraining_rounds = pretraining_rounds

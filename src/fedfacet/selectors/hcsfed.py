@@ -11,6 +11,7 @@ from sklearn.cluster import KMeans
 from sklearn.exceptions import ConvergenceWarning
 
 from fedfacet import rng
+from fedfacet.arguments import check_choice, check_whole
 from fedfacet.selectors.base import ClientSelector, Taxonomy
 from fedfacet.types import ClientUpdate, RoundResult, SelectionContext, State
 
@@ -59,11 +60,9 @@ class HCSFedSelector(ClientSelector):
     )
 
     def __init__(self, *, num_clusters: int = 3, compressed_size: int = 22, within: str = "norm") -> None:
-        for name, value in (("num_clusters", num_clusters), ("compressed_size", compressed_size)):
-            if not isinstance(value, int) or value < 1:
-                raise ValueError(f"Expected `{name}` to be a whole number, 1 or larger, but got {value!r}.")
-        if within not in ("norm", "uniform"):
-            raise ValueError(f"Expected `within` to be 'norm' or 'uniform', but got {within!r}.")
+        check_whole("num_clusters", num_clusters)
+        check_whole("compressed_size", compressed_size)
+        check_choice("within", within, ("norm", "uniform"))
         self.num_clusters = num_clusters
         self.compressed_size = compressed_size
         self.within = within

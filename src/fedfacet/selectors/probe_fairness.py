@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from fedfacet.arguments import check_choice, check_within
 from fedfacet.selectors.base import ClientSelector, Taxonomy
 from fedfacet.types import ClientUpdate, Query, RoundResult, SelectionContext
 
@@ -82,20 +83,12 @@ class ProbeFairnessSelector(ClientSelector):
         starvation_pool: str = "available",
         never_selected: str = "since_start",
     ) -> None:
-        for name, value in (
-            ("fairness_weight", fairness_weight),
-            ("frequency_share", frequency_share),
-            ("epsilon", epsilon),
-        ):
-            if not 0 <= value <= 1:
-                raise ValueError(f"Expected `{name}` in [0, 1], but got {value}.")
-        for name, choice, valid in (
-            ("fairness", fairness, ("both", "inverse_frequency", "recency")),
-            ("starvation_pool", starvation_pool, ("available", "candidates")),
-            ("never_selected", never_selected, ("since_start", "overdue")),
-        ):
-            if choice not in valid:
-                raise ValueError(f"Expected `{name}` to be one of {', '.join(valid)}, but got {choice!r}.")
+        check_within("fairness_weight", fairness_weight, "[0, 1]")
+        check_within("frequency_share", frequency_share, "[0, 1]")
+        check_within("epsilon", epsilon, "[0, 1]")
+        check_choice("fairness", fairness, ("both", "inverse_frequency", "recency"))
+        check_choice("starvation_pool", starvation_pool, ("available", "candidates"))
+        check_choice("never_selected", never_selected, ("since_start", "overdue"))
         if not 1 <= candidate_factor < math.inf:
             raise ValueError(f"Expected `candidate_factor` to be 1 or larger, but got {candidate_factor}.")
         if not 0 < temperature < math.inf:

@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from fedfacet import rng
+from fedfacet.arguments import check_whole, check_within
 from fedfacet.clients.attribute_clusters import cluster_attributes
 from fedfacet.clients.biased_model import train_biased
 from fedfacet.clients.queries.base import Query, QueryContext
@@ -68,19 +69,13 @@ class ClusteredHeterogeneity(Query):
         max_attributes: int = 2,
         max_components: int = 5,
     ) -> None:
-        for name, value, least in (
-            ("bias_steps", bias_steps, 0),
-            ("depths", depths, 1),
-            ("max_attributes", max_attributes, 2),
-            ("max_components", max_components, 1),
-        ):
-            if not isinstance(value, int) or value < least:
-                raise ValueError(f"Expected `{name}` to be a whole number, {least} or larger, but got {value!r}.")
-        if not 0 < q <= 1:
-            raise ValueError(f"Expected `q` in (0, 1], but got {q}.")
+        check_whole("bias_steps", bias_steps, 0)
+        check_whole("depths", depths)
+        check_whole("max_attributes", max_attributes, 2)
+        check_whole("max_components", max_components)
+        check_within("q", q, "(0, 1]")
+        check_within("reach", reach, "[0, 1]")
         self.bias_steps = bias_steps
-        if not 0 <= reach <= 1:
-            raise ValueError(f"Expected `reach` in [0, 1], but got {reach}.")
         self.q = q
         self.class_balanced = class_balanced
         self.depths = depths

@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from fedfacet import rng
+from fedfacet.arguments import check_choice, check_whole, check_within
 from fedfacet.clients.biased_model import balanced_weights, optimizer_step, train_biased
 from fedfacet.clients.queries.base import Query, QueryContext
 from fedfacet.heterogeneity import InteractionMatrix
@@ -75,19 +76,12 @@ class EstimatedHeterogeneity(Query):
         min_class_samples: int = 2,
         pivot: str = "smallest_difference",
     ) -> None:
-        for name, value in (
-            ("bias_steps", bias_steps),
-            ("attribute_steps", attribute_steps),
-            ("min_class_samples", min_class_samples),
-        ):
-            if not isinstance(value, int) or value < 1:
-                raise ValueError(f"Expected `{name}` to be a whole number, 1 or larger, but got {value!r}.")
-        if not 0 < q <= 1:
-            raise ValueError(f"Expected `q` in (0, 1], but got {q}.")
-        if multiclass not in ("auto", "one_vs_rest", "single"):
-            raise ValueError(f"Expected `multiclass` to be 'auto', 'one_vs_rest' or 'single', but got {multiclass!r}.")
-        if pivot not in ("smallest_difference", "lowest_class"):
-            raise ValueError(f"Expected `pivot` to be 'smallest_difference' or 'lowest_class', but got {pivot!r}.")
+        check_whole("bias_steps", bias_steps)
+        check_whole("attribute_steps", attribute_steps)
+        check_whole("min_class_samples", min_class_samples)
+        check_within("q", q, "(0, 1]")
+        check_choice("multiclass", multiclass, ("auto", "one_vs_rest", "single"))
+        check_choice("pivot", pivot, ("smallest_difference", "lowest_class"))
         self.bias_steps = bias_steps
         self.attribute_steps = attribute_steps
         self.q = q

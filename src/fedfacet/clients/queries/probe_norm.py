@@ -1,6 +1,7 @@
 """How far the first steps of its training would take a client."""
 
 from fedfacet import state
+from fedfacet.arguments import check_whole
 from fedfacet.clients.queries.base import Query, QueryContext
 from fedfacet.types import Answer
 
@@ -32,8 +33,7 @@ class ProbeNorm(Query):
     starts_training = True
 
     def __init__(self, *, probe_steps: int = 2) -> None:
-        if not isinstance(probe_steps, int) or probe_steps < 1:
-            raise ValueError(f"Expected `probe_steps` to be a whole number, 1 or larger, but got {probe_steps!r}.")
+        check_whole("probe_steps", probe_steps)
         self.probe_steps = probe_steps
 
     def answer(self, context: QueryContext) -> Answer:
