@@ -20,8 +20,8 @@ def load_weights(model: nn.Module, weights: str, *, imagenet: Any, renamed: Mapp
         \gamma \frac{x - \mu_\text{running}}{\sigma_\text{running}} + \beta \quad\longrightarrow\quad
         \gamma \frac{x - \mu_\text{group}(x)}{\sigma_\text{group}(x)} + \beta
 
-    and the running statistics, which have no counterpart in GroupNorm, are left behind. How many batches BatchNorm has seen may be
-    missing, as from files older than that count.
+    and the running statistics, which have no counterpart in GroupNorm, are left behind. The number of batches that BatchNorm
+    has seen may be missing, as from older files.
 
     Args:
         model: the network, whose last layer is ``head``; changed in place.

@@ -1,5 +1,6 @@
 """Every bundle of conf/method is the row of a table that it names, with every recipe."""
 
+import re
 from pathlib import Path
 
 import pytest
@@ -27,8 +28,28 @@ ROWS = {
     # table 4 (thesis, table 17): the ablation
     "feddiverse_known": ("feddiverse", "fedavgm", "none"),
     "fedrk": ("fedrk", "fedavgm", "none"),
+    # FedLD, tables 1 and 3
+    "fedbn": ("uniform", "fedavg", "none"),
+    "fedpac": ("uniform", "fedpac", "none"),
+    "fedgh": ("uniform", "fedgh", "none"),
+    "fedld": ("uniform", "fedld", "none"),
+    # table 2: the ablation
+    "fedld_margin": ("uniform", "fedavg", "none"),
+    "fedld_principal": ("uniform", "fedld", "none"),
 }
-HETEROGENEITY = {"feddiverse": "estimated", "feddiverse_known": "true"}
+CLIENTS = {
+    "feddiverse": {"heterogeneity": "estimated"},
+    "feddiverse_known": {"heterogeneity": "true"},
+    "fedavg": {"loss": "cross_entropy"},
+    "fedprox": {"loss": "cross_entropy"},
+    "fedbn": {"loss": "cross_entropy", "personal": "norm_layers"},
+    "fedpac": {"loss": "cross_entropy", "objective": "fedpac"},
+    "fedgh": {"loss": "cross_entropy"},
+    "fedld": {"loss": "margin"},
+    "fedld_margin": {"loss": "margin"},
+    "fedld_principal": {"loss": "cross_entropy"},
+}
+"""What else a row has: what its clients disclose, keep and minimise."""
 
 
 def chosen(*overrides):
@@ -38,8 +59,8 @@ def chosen(*overrides):
 def assert_is(job, method):
     assert tuple(job.choices[part] for part in PARTS) == ROWS[method]
     assert job.choices.method == method
-    if method in HETEROGENEITY:
-        assert job.choices.heterogeneity == HETEROGENEITY[method]
+    for group, option in CLIENTS.get(method, {}).items():
+        assert job.choices[group] == option
 
 
 def test_there_is_a_bundle_for_every_row():
@@ -49,25 +70,25 @@ def test_there_is_a_bundle_for_every_row():
 def test_it_says_where_the_row_is_and_sets_nothing_else(method_option):
     """Cohort size, rounds and learning rate are the recipe's; every part is named, whatever the recipe has there."""
     text = (CONF / "method" / f"{method_option}.yaml").read_text()
-    assert text.startswith("# @package _global_\n# FedDiverse (arXiv:2504.11216), table ")
+    assert re.match(r"# @package _global_\n# (FedDiverse \(arXiv:2504\.11216\), table|FedLD, tables?) \d", text)
     bundle = OmegaConf.to_object(OmegaConf.create(text))
     assert set(bundle) == {"defaults"}
     groups = [group for default in bundle["defaults"] for group in default]
-    expected = [*PARTS, *(["heterogeneity"] if method_option in HETEROGENEITY else [])]
-    assert groups == [f"override /{group}" for group in expected]
+    expected = [*PARTS, *CLIENTS.get(method_option, {})]
+    assert sorted(groups) == sorted(f"override /{group}" for group in expected)
 
 
 def test_it_does_what_it_names(method_option):
     assert_is(chosen(f"method={method_option}"), method_option)
 
 
-@pytest.mark.parametrize("method", ["fednova", "feddiverse_known"])
+@pytest.mark.parametrize("method", ["fednova", "feddiverse_known", "fedpac"])
 def test_every_recipe_takes_it(method, experiment_option):
     """After the recipe, which keeps all the rest."""
     alone = chosen(f"experiment={experiment_option}")
     job = chosen(f"experiment={experiment_option}", f"method={method}")
     assert_is(job, method)
-    for group in set(alone.choices) - {*PARTS, "heterogeneity", "method"}:
+    for group in set(alone.choices) - {*PARTS, *CLIENTS.get(method, {}), "method"}:
         assert job.choices[group] == alone.choices[group], group
     for key in ("federation", "local", "optimizer", "dataset", "partition", "model"):
         assert job[key] == alone[key], key
@@ -93,7 +114,8 @@ def test_without_one_the_recipe_stays():
 
 
 def test_it_runs(method_option, smoke):
-    federation, _ = smoke(f"method={method_option}", "callbacks=[]")
+    network = ["model=resnet8"] if method_option == "fedbn" else []  # which has what FedBN keeps
+    federation, _ = smoke(f"method={method_option}", "callbacks=[]", *network)
     assert federation.state.round == 1
     names = [type(part).__name__.lower() for part in (federation.selector, federation.aggregator)]
     expected = [ROWS[method_option][position].replace("_", "") for position in (0, 1)]

@@ -52,7 +52,8 @@ class CovidFL(DatasetSource):
         """Write noise in COVID-FL's layout; see ``DatasetSource.generate``."""
         from fedfacet.data.generated_images import write_ssl_fl
 
-        write_ssl_fl(self.root, splits=[SPLIT], clients=CLIENTS, num_classes=len(CLASSES), suffix=".png")
+        # Six images a client: batches of eight then leave no lone image, which BatchNorm could refuse.
+        write_ssl_fl(self.root, splits=[SPLIT], clients=CLIENTS, num_classes=len(CLASSES), suffix=".png", per_class=2)
 
     def load(self, demand: NDArray[np.int64] | None = None) -> Dataset:
         """Read the tables and check the images; see ``DatasetSource.load``."""

@@ -15,8 +15,8 @@ class ResNet50(ResNet50Network):
 
     Args:
         num_classes: Y.
-        weights: ``"none"`` for a random start; ``"imagenet"`` for torchvision's ImageNet weights (version 1), running statistics
-            included; or the path of a ``.safetensors`` or ``.pth`` file with a state dict of this network or of torchvision's.
+        weights: ``"none"`` for a random start; ``"imagenet"`` for torchvision's ImageNet weights (version 1) and statistics; or
+            the path of a ``.safetensors`` or ``.pth`` file with a state dict of this network or of torchvision's.
 
     Raises:
         FedFacetError: if the weights cannot be had; the message says how to go on.
@@ -27,7 +27,7 @@ class ResNet50(ResNet50Network):
         drawn anew unless the file's head has the same shape.
 
     Note:
-        Below 33 pixels the last layers see one pixel a channel, and torch refuses to normalise a batch of one image by it.
+        In images of 32 pixels or fewer the last layers see one pixel a channel, and torch refuses a batch of one such image.
     """
 
     def __init__(self, num_classes: int, *, weights: str = "none") -> None:
