@@ -14,6 +14,8 @@ from fedfacet import config
 CONF = Path(__file__).parents[2] / "conf"
 FIRST_LINES = ("# Source: ", "# Cells: ", "# Command: python src/train.py")
 GENERIC = "cells"
+PICTURES = {"sensitivity", "fedld_decomposition"}
+"""Sweeps with a folder of their own, which is drawn as a whole."""
 
 
 def params(sweep):
@@ -66,7 +68,7 @@ def test_it_composes_with_overrides_of_the_users(sweep_option):
     assert len({run_dir for _, run_dir in jobs}) == len(jobs) == (2 if any("," in end for end in ends) else 1)
     for job, run_dir in jobs:
         assert (job.choices.experiment, job.seed, job.choices.loss) == ("digits_gsc", 7, "generalized_cross_entropy")
-        assert run_dir.parent == Path("logs/train/sensitivity" if sweep_option == "sensitivity" else "logs/train/cells")
+        assert run_dir.parent == Path("logs/train", sweep_option if sweep_option in PICTURES else "cells")
         assert run_dir.name == config.cell_digest(config.plain(job))
 
 
@@ -77,6 +79,29 @@ def test_tables_share_the_runs_that_they_have_in_common():
         ((_, three),) = jobs_of("sweep=table3", *recipe, f"method={method}", "aggregator=fedavgm", "correction=none")
         ((_, own),) = jobs_of("sweep=cells", *recipe, f"selector={method}")
         assert one == three == own
+
+
+def test_fedlds_tables_share_the_runs_that_they_have_in_common():
+    """Also with a run of the same settings that were spelt out."""
+    for method in ("fedavg", "fedld"):
+        jobs = [
+            jobs_of(*sweep, "experiment=fedld_pneumonia_split3", "seed=1", f"method={method}")
+            for sweep in (
+                ("sweep=fedld_table1",),
+                ("sweep=fedld_table2",),
+                ("sweep=cells", "callbacks=[default,personal_evaluate]", "callbacks.evaluate.every_n_rounds=5",
+                 "callbacks.personal_evaluate.every_n_rounds=5"),
+            )
+        ]  # fmt: skip
+        assert len({run_dir for ((_, run_dir),) in jobs}) == 1
+
+
+def test_fedlds_table_3_deals_50_clients_by_class():
+    """Whatever the recipe has dealt by before."""
+    for recipe in ("retina_split3", "fedld_pneumonia_split3"):
+        ((job, _),) = jobs_of("sweep=fedld_table3", f"experiment={recipe}", "seed=0", "method=fedld")
+        assert (job.choices.partition, job.partition.num_clients, job.partition.alpha) == ("dirichlet", 50, 0.5)
+        assert (job.partition.label, job.federation.cohort_size) == ("y", 5)
 
 
 def test_plain_multiruns_keep_their_numbers():
