@@ -12,10 +12,11 @@ from fedfacet.aggregators.fedavg import FedAvg
 from fedfacet.aggregators.fedavgm import FedAvgM
 from fedfacet.build import build
 from fedfacet.callbacks.base import Callback
-from fedfacet.clients.local_training import LocalTraining, federated_module
+from fedfacet.clients.local_training import LocalTraining
 from fedfacet.clients.queries.base import Query
 from fedfacet.clients.queries.true_heterogeneity import TrueHeterogeneity
 from fedfacet.clients.runtime import ClientRuntime
+from fedfacet.clients.workbench import federated_module
 from fedfacet.config import compose_job
 from fedfacet.corrections.base import Correction
 from fedfacet.data.dataset import Dataset, InMemoryImages

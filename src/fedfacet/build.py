@@ -21,8 +21,8 @@ from torch import nn
 
 from fedfacet import __version__, rng, state
 from fedfacet.analysis.estimation import Triplets
-from fedfacet.clients.local_training import federated_module
 from fedfacet.clients.runtime import ClientRuntime
+from fedfacet.clients.workbench import federated_module
 from fedfacet.config import SETTLED, make, plain
 from fedfacet.data.dataset import Dataset
 from fedfacet.data.local_holdout import hold_out_locally

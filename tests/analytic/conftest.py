@@ -8,8 +8,9 @@ from torch import nn
 
 from fedfacet import state
 from fedfacet.aggregators.fedavg import FedAvg
-from fedfacet.clients.local_training import LocalTraining, federated_module
+from fedfacet.clients.local_training import LocalTraining
 from fedfacet.clients.runtime import ClientRuntime
+from fedfacet.clients.workbench import federated_module
 from fedfacet.data.dataset import Dataset, InMemoryImages
 from fedfacet.engines.sequential import SequentialEngine
 from fedfacet.federation import Federation

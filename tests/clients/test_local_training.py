@@ -10,16 +10,9 @@ import torch
 from torch import nn
 
 from fedfacet import rng, state
-from fedfacet.clients.local_training import (
-    ClientHooks,
-    LocalTraining,
-    Workbench,
-    federated_module,
-    single_optimizer,
-    take_loss,
-    train_client,
-    train_part,
-)
+from fedfacet.clients.local_training import LocalTraining, train_client, train_part
+from fedfacet.clients.optimizers import single_optimizer
+from fedfacet.clients.workbench import ClientHooks, Workbench, federated_module, take_loss
 from fedfacet.corrections.base import Correction
 from fedfacet.corrections.proximal import ProximalCorrection
 from fedfacet.objectives.classification import ClassificationObjective

@@ -8,9 +8,10 @@ from torch import nn
 from torch.nn import functional
 
 from fedfacet import rng, state
-from fedfacet.clients.local_training import LocalTraining, Workbench, train_client
+from fedfacet.clients.local_training import LocalTraining, train_client
 from fedfacet.clients.queries.base import Query
 from fedfacet.clients.runtime import ClientRuntime
+from fedfacet.clients.workbench import Workbench
 from fedfacet.metrics.group_accuracy import GroupAccuracy
 from fedfacet.models.small_cnn import SmallCNN
 from fedfacet.objectives.classification import ClassificationObjective

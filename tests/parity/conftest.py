@@ -9,8 +9,9 @@ from fedfacet import state
 from fedfacet.aggregators.fedavg import FedAvg
 from fedfacet.build import build
 from fedfacet.clients.client_data import ClientData
-from fedfacet.clients.local_training import LocalTraining, federated_module
+from fedfacet.clients.local_training import LocalTraining
 from fedfacet.clients.runtime import ClientRuntime
+from fedfacet.clients.workbench import federated_module
 from fedfacet.config import compose_job
 from fedfacet.data.dataset import Dataset, InMemoryImages
 from fedfacet.engines.sequential import SequentialEngine

@@ -10,7 +10,8 @@ from torch import nn
 from torch.utils.data import DataLoader
 
 from fedfacet import rng, state
-from fedfacet.clients.local_training import LocalTraining, Workbench, federated_module, train_client
+from fedfacet.clients.local_training import LocalTraining, train_client
+from fedfacet.clients.workbench import Workbench, federated_module
 from fedfacet.corrections.proximal import ProximalCorrection
 from fedfacet.objectives.attribute_head import AttributeHeadObjective
 from fedfacet.objectives.biased import biased_objective

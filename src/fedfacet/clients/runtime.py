@@ -15,16 +15,11 @@ from torch.optim import Optimizer
 
 from fedfacet import rng
 from fedfacet.clients.client_data import ClientData
-from fedfacet.clients.local_training import (
-    HalfTrained,
-    LocalTraining,
-    Workbench,
-    planned_steps,
-    train_part,
-)
+from fedfacet.clients.local_training import HalfTrained, LocalTraining, planned_steps, train_part
 from fedfacet.clients.personal_memory import starting_weights
 from fedfacet.clients.probed_clients import ProbedClients
 from fedfacet.clients.queries.base import QueryContext
+from fedfacet.clients.workbench import Workbench
 from fedfacet.data.dataset import Dataset
 from fedfacet.metrics.group_counts import GroupCounts, count_groups
 from fedfacet.objectives.classification import OptimizerFactory

@@ -293,7 +293,7 @@ def _repeated(tensor: Tensor, rows: int) -> Tensor:
 
 
 def _clip_gradients(optimizer: optim.Optimizer, max_norm: float) -> None:
-    """Do what ``local_training.clip_gradients`` does, row by row."""
+    """Do what torch's ``clip_grad_norm_`` does, row by row."""
     gradients = [leaf.grad for group in optimizer.param_groups for leaf in group["params"] if leaf.grad is not None]
     norms = torch.stack([torch.linalg.vector_norm(gradient.reshape(len(gradient), -1), dim=1) for gradient in gradients])
     factors = (max_norm / (torch.linalg.vector_norm(norms, dim=0) + 1e-6)).clamp(max=1)
