@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from fedfacet.analysis.runs import Run
     from fedfacet.analysis.tables import Table
 
-LAYOUTS = sorted(file.stem for file in (Path(__file__).parent / "fedfacet" / "analysis" / "layouts").glob("table*.yaml"))
+LAYOUTS = sorted(file.stem for file in (Path(__file__).parent / "fedfacet" / "analysis" / "layouts").glob("*table*.yaml"))
 
 
 def parse(argv: Sequence[str]) -> argparse.Namespace:
@@ -32,8 +32,8 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
         "--layout",
         choices=[*LAYOUTS, "sensitivity"],
         metavar="TABLE",
-        help=f"rows, columns and numbers of FedDiverse's paper instead: {', '.join(LAYOUTS)}; sensitivity draws its figure 4 "
-        "into sensitivity.png, or --output",
+        help="rows, columns and numbers of a paper's table instead, FedDiverse's where no other name is said: "
+        f"{', '.join(LAYOUTS)}; sensitivity draws FedDiverse's figure 4 into sensitivity.png, or --output",
     )
     parser.add_argument(
         "--where", action="append", default=[], metavar="KEY=VALUE", help="only runs with this setting; may be repeated"

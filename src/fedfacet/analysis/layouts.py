@@ -73,7 +73,7 @@ class Layout:
         seeds: how many runs a cell is the mean of.
         where: what the configs of all its runs say.
         usual: what those of the paper's runs say; where a cell has runs that do, others are not counted.
-        federations: name -> data set and partition, in the order of the paper. Each has all the columns.
+        federations: name -> data set, partition and settings of these, in the order of the paper. Each has all the columns.
         columns: name -> column, one without a name where a federation is a column.
         rows: name -> row.
         paper: row -> the paper's numbers, in the order of federations and, within one, of columns.
@@ -250,13 +250,14 @@ def _members(runs: Sequence[Run], head: Head, usual: Mapping[str, str]) -> list[
 def _others(runs: Sequence[Run], layout: Layout) -> dict[str, Head]:
     """Return the federations of runs that would have a cell if the paper's table had those federations."""
     inner = [layout.where & row & column for row in layout.rows.values() for column in layout.columns.values()]
-    known = {(where["dataset"], where["partition"]): name for name, where in _load(_FEDERATIONS).items()}
+    known = {name: _head(where) for name, where in _load(_FEDERATIONS).items()}
     others = {}
     for run in runs:
-        dataset, partition = str(run.setting("dataset")), str(run.setting("partition"))
-        head = Head({"dataset": dataset, "partition": partition})
+        where = {key: str(run.setting(key)) for key in ("dataset", "partition")}
+        found = ((name, head) for name, head in known.items() if head.holds(run))
+        name, head = next(found, (" ".join(where.values()), Head(where)))
         if head not in layout.federations.values() and any(each.holds(run) for each in inner):
-            others[known.get((dataset, partition), f"{dataset} {partition}")] = head
+            others[name] = head
     return dict(sorted(others.items()))
 
 
