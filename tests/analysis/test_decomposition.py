@@ -1,6 +1,7 @@
 """Loss decompositions of real runs, told and drawn."""
 
 import json
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -9,7 +10,7 @@ from PIL import Image
 
 import describe
 from fedfacet.analysis.decomposition import describe_decompositions, plot_decompositions, remarks_on, tables_of
-from fedfacet.analysis.runs import find_runs
+from fedfacet.analysis.runs import Run, find_runs
 from fedfacet.build import build, settle
 from fedfacet.config import compose_job, plain
 from fedfacet.loss_decomposition import LossDecomposition
@@ -178,6 +179,42 @@ def test_absolute_values_are_drawn_over_alpha_a_line_per_method(tmp_path, monkey
     assert [line.get_label() for line in aggregation.lines] == ["margin", "cross_entropy"]
     assert aggregation.lines[0].get_ydata().tolist() == pytest.approx([101, 11, 1.1])  # means over the seeds
     assert shift.lines[0].get_ydata().tolist() == [0.25] * 3
+
+
+def test_lines_have_the_band_of_their_seeds(tmp_path, monkeypatch):
+    described = [
+        one({"partition.alpha": alpha}, seed, local_loss=0.5 + seed / 10) for alpha in ("0.1", "100") for seed in (0, 1, 2)
+    ]
+    local, *_ = drawn(described, tmp_path, monkeypatch)
+    heights = local.collections[0].get_paths()[0].vertices[:, 1]
+    assert (heights.min(), heights.max()) == (0.5, 0.7)
+    assert local.lines[0].get_ydata().tolist() == pytest.approx([0.6, 0.6])
+    assert local.get_ylabel() == "absolute value after round 1"
+
+
+METHODS = {"fedavg": ("fedavg", "cross_entropy"), "fedld_margin": ("fedavg", "margin"), "fedld": ("fedld", "margin")}
+
+
+@pytest.mark.parametrize("bundled", [True, False])
+def test_what_a_method_stands_for_goes_by_its_name(bundled):
+    """Else by its parts, as where a part was exchanged on the command line."""
+    parts = LossDecomposition(np.array([1]), np.array([[0.5]]), np.array([0.5]))
+    runs = [
+        Run(
+            Path(f"{method}{alpha}"),
+            0,
+            {"choices.method": method, "choices.aggregator": aggregator, "choices.loss": loss, "partition.alpha": alpha},
+            None,
+        )
+        for method, (aggregator, loss) in METHODS.items()
+        for alpha in (100.0, 0.1)
+    ]
+    if not bundled:
+        runs.append(Run(Path("other"), 0, runs[0].settings | {"choices.aggregator": "fedgh"}, None))
+    described = describe_decompositions(runs, [DecomposedRound(1, 1, (0,), parts, None)] * len(runs))
+    keys = ["method", "partition.alpha"] if bundled else ["aggregator", "loss", "partition.alpha"]
+    assert [list(one["settings"]) for one in described] == [keys] * len(runs)
+    assert list(described[2]["settings"].values()) == (["fedld_margin", "100.0"] if bundled else ["fedavg", "margin", "100.0"])
 
 
 def test_without_a_number_among_the_settings_there_are_bars(tmp_path, monkeypatch):

@@ -16,13 +16,14 @@ if TYPE_CHECKING:
 
 TERMS = ("local_loss", "distribution_shift_loss", "aggregation_loss")
 _COLOURS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00")  # Okabe and Ito's
+_DASHES = ("-", "--", ":", "-.")
 
 
 def describe_decompositions(runs: Sequence[Run], rounds: "Sequence[DecomposedRound]") -> list[dict[str, Any]]:
     """Return one round of each run as JSON-able data.
 
     Args:
-        runs: of one study; each is named by the settings in which they differ.
+        runs: of one study; each is named by the settings in which they differ, those that a ``method=`` stands for by its name.
         rounds: of each run.
 
     Returns:
@@ -31,7 +32,7 @@ def describe_decompositions(runs: Sequence[Run], rounds: "Sequence[DecomposedRou
         ``own_loss`` (its local model on its own samples), ``loss_on_all`` (its local model on all participants') and
         ``global_model_loss`` (the new global model on its samples).
     """
-    keys = [key for key in differing_keys(runs) if key != "partition_digest"]
+    keys = _named_by_method(runs, [key for key in differing_keys(runs) if key != "partition_digest"])
     described = []
     for run, decomposed in zip(runs, rounds, strict=True):
         parts = decomposed.decomposition
@@ -91,7 +92,8 @@ def plot_decompositions(described: Sequence[Mapping[str, Any]], path: Path) -> N
     """Draw the absolute values of the terms, a panel each, as in the paper's figure 2.
 
     Where one setting of the runs is a number with several values (``partition.alpha``, say), it is the horizontal axis, largest
-    value first, and the others make lines; else every setting is a bar, to one scale. Values are means over the seeds.
+    value first, and the others make lines; else every setting is a bar, to one scale. Values are means over the seeds; a line
+    lies in the band between its smallest and largest seed.
 
     Args:
         described: as ``describe_decompositions`` returns it.
@@ -107,21 +109,41 @@ def plot_decompositions(described: Sequence[Mapping[str, Any]], path: Path) -> N
         panels = figure.subplots(1, 3, sharey=axis is None)
         for panel, term in zip(panels, TERMS, strict=True):
             for position, (series, line) in enumerate(points.items()):
-                heights = [fmean(abs(one[term]) for one in line[value]) if value in line else np.nan for value in values]
+                seeds = [[abs(one[term]) for one in line.get(value, ())] or [np.nan] for value in values]
+                heights = list(map(fmean, seeds))
                 style: dict[str, Any] = {"color": _COLOURS[position % len(_COLOURS)], "label": ", ".join(series) or None}
                 if axis is None:
                     panel.bar([position], heights, width=0.7, **style)
                 else:
-                    panel.plot(range(len(values)), heights, marker="o", markersize=3, linewidth=1.2, **style)
+                    # Lines of equal local models lie on one another.
+                    dashes = _DASHES[position % len(_DASHES)]
+                    panel.plot(range(len(values)), heights, dashes, marker="o", markersize=3, linewidth=1.2, **style)
+                    low, high = list(map(min, seeds)), list(map(max, seeds))
+                    panel.fill_between(range(len(values)), low, high, color=style["color"], alpha=0.15, linewidth=0)
             panel.set(title=term.replace("_", " "), ylim=(0, None))
             if axis is None:
                 panel.set(xlim=(-1, len(points)), xticks=[])
             else:
                 panel.set_xticks(range(len(values)), values)
                 panel.set_xlabel(axis.rpartition(".")[2])
-        panels[0].set_ylabel("absolute value")
+        rounds = sorted({one["round"] for one in described})
+        panels[0].set_ylabel(f"absolute value after round {', '.join(map(str, rounds))}")
         if any(points):
             figure.legend(*panels[0].get_legend_handles_labels(), loc="outside lower center", ncols=min(3, len(points)))
+
+
+def _named_by_method(runs: Sequence[Run], keys: Sequence[str]) -> list[str]:
+    """Return the keys, with ``method`` in place of those that it determines, where it tells the runs apart as they do."""
+    methods = [run.setting("method") for run in runs]
+    if not set(methods).isdisjoint({None, "null"}):
+        return list(keys)
+    number = len(set(methods))
+    chosen = [
+        key for key in keys if len({(method, run.setting(key)) for method, run in zip(methods, runs, strict=True)}) == number
+    ]
+    if not chosen or len({tuple(run.setting(key) for key in chosen) for run in runs}) != number:
+        return list(keys)
+    return ["method", *(key for key in keys if key not in chosen)]
 
 
 def _label(one: Mapping[str, Any]) -> list[str]:
