@@ -308,7 +308,10 @@ def test_rows_may_be_metrics():
     assert table.cells["average", column].mean == pytest.approx(75)
     assert table.cells["worst group", column].mean == pytest.approx(60)
     assert table.cells["worst group", Column("CMNIST GSC", PAPER)].mean == 93.15
-    assert "87.82" in to_markdown(table)
+    text = to_markdown(table)
+    assert "87.82" in text
+    assert not re.findall(r"\*\*|<u>", text), "an average is no better than a worst group"
+    assert "bold" not in text
     assert "Missing are 15 of 18 runs: of 6 cells 5 have none, 0 fewer than 3." in table.notes
     with pytest.raises(ConfigError, match="Expected a finished run that has a cell in FedDiverse"):
         table_of(three(), "table5")

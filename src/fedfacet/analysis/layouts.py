@@ -226,14 +226,15 @@ def make_layout_table(
         *(note for shown, groups in by_metric.items() for note in notes_on(_filled(groups), shown, moments)),
         *(layout.notes if metric is None else ()),
     ]
-    about = caption_of(finished, list(by_metric), moments, std, lower_is_better=False, command=command)
+    lower_is_better = False if metric or len({head.metric for head in rows.values()}) == 1 else None
+    about = caption_of(finished, list(by_metric), moments, std, lower_is_better=lower_is_better, command=command)
     return Table(
         corner=layout.corner,
         rows=tuple(rows),
         columns=tuple(dict.fromkeys(column for _, column in cells)),
         cells=cells,
         percent=True,
-        lower_is_better=False,
+        lower_is_better=lower_is_better,
         caption=f"{layout.title}, as in {layout.source}. {about}",
         notes=tuple(dict.fromkeys(notes)),
     )

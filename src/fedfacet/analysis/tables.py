@@ -54,7 +54,8 @@ class Table:
         columns: in order; one setting's last and best round are neighbours.
         cells: one per row and column.
         percent: whether the values are percentages.
-        lower_is_better: whether the smallest value of a column is its best.
+        lower_is_better: whether the smallest value of a column is its best; ``None`` where a column's rows are of different
+            kinds, so that none is.
         caption: what the numbers are and where they come from.
         notes: what a reader must know before trusting a cell, one sentence each.
     """
@@ -64,7 +65,7 @@ class Table:
     columns: tuple[Column, ...]
     cells: Mapping[tuple[str, Column], Cell]
     percent: bool
-    lower_is_better: bool
+    lower_is_better: bool | None
     caption: str
     notes: tuple[str, ...]
 
@@ -266,12 +267,15 @@ def notes_on(groups: Mapping[tuple[str, str], Sequence[Run]], metric: str, momen
     return notes
 
 
+_BEST = "Per column, the best ({}) is bold, the second underlined."
+
+
 def caption_of(
     runs: Sequence[Run],
     metrics: Sequence[str],
     moments: Sequence[str],
     std: str,
-    lower_is_better: bool,
+    lower_is_better: bool | None,
     command: str | None,
 ) -> str:
     """Return what the numbers of a table are, and where they come from."""
@@ -284,7 +288,7 @@ def caption_of(
     what = " and ".join(f"`{metric}`{' in percent' if is_accuracy(metric) else ''}" for metric in metrics)
     sentences = [
         f"{what}, {rule}. Mean ± {std} standard deviation over seeds, number of seeds in parentheses.",
-        f"Per column, the best ({'lowest' if lower_is_better else 'highest'}) is bold, the second underlined.",
+        *([] if lower_is_better is None else [_BEST.format("lowest" if lower_is_better else "highest")]),
         f"Seeds: {_listed(run.seed for run in runs)}.",
         f"Commit: {', '.join(_distinct(_commit(run) for run in runs))}.",
     ]

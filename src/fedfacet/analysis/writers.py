@@ -82,7 +82,7 @@ def _grid(table: Table, escape: Callable[[str], str], *, bold: str, underline: s
         lower_is_better = table.lower_is_better if column.lower_is_better is None else column.lower_is_better
         ranks = sorted({float(mean) for mean in means.values() if mean != "nan"}, reverse=not lower_is_better)
         # A lone number, or one that all rows share, has won against nobody.
-        marks = dict(zip(ranks, (bold, underline), strict=False)) if len(ranks) > 1 else {}
+        marks = dict(zip(ranks, (bold, underline), strict=False)) if len(ranks) > 1 and lower_is_better is not None else {}
         for line, (row, text) in zip(grid[1:], means.items(), strict=True):
             cell = table.cells[row, column]
             if math.isfinite(cell.std):
