@@ -4,6 +4,7 @@ import json
 import re
 import sys
 from collections.abc import Iterable, Sequence
+from dataclasses import asdict
 from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -211,11 +212,17 @@ def clients_of(config: "DictConfig") -> "tuple[list[InteractionMatrix], Federate
 
 def tell_selectors(options: Sequence[str]) -> Told:
     """Tell the taxonomy of every option of conf/selector."""
-    from fedfacet.analysis.taxonomy import describe_taxonomies, remarks, tables_of
+    from hydra.utils import get_class
+    from omegaconf import OmegaConf
+
+    from fedfacet.analysis.taxonomy import remarks, tables_of
+    from fedfacet.config import conf_dir
 
     if list(options) not in ([], ["output=text"], ["output=json"]):
         raise ConfigError(f"Expected output=text or output=json after `selectors`, but got {' '.join(options)}: leave it out.")
-    taxonomies = describe_taxonomies()
+    files = sorted((conf_dir() / "selector").glob("*.yaml"))
+    classes: dict[str, Any] = {file.stem: get_class(str(OmegaConf.select(OmegaConf.load(file), "_target_"))) for file in files}
+    taxonomies = {name: asdict(selector.taxonomy) for name, selector in classes.items()}
     return Told("json" if "output=json" in options else "text", taxonomies, tables_of(taxonomies), remarks=remarks())
 
 

@@ -14,7 +14,7 @@ SERVER = [
     *(SRC / "fedfacet" / "selectors").glob("*.py"),
     *(SRC / "fedfacet" / "aggregators").glob("*.py"),
 ]
-VALUES = ["types", "rng", "state", "heterogeneity", "errors"]
+VALUES = ["types", "rng", "state", "heterogeneity", "errors", "arguments"]
 GLOBAL_TORCH = {"manual_seed", "seed", "set_rng_state", "seed_everything", "manual_seed_all"}
 DRAWS = {"rand", "randn", "randint", "randperm", "normal", "bernoulli", "multinomial", "rand_like", "randn_like"}
 

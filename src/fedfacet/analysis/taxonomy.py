@@ -1,26 +1,14 @@
 """All selectors in the taxonomy of client selection: the thesis' table 4 for what there is."""
 
 from collections.abc import Mapping
-from dataclasses import asdict
 from typing import Any
 
-from hydra.utils import get_class
-from omegaconf import OmegaConf
-
 from fedfacet.analysis.terminal import TextTable
-from fedfacet.config import conf_dir
 from fedfacet.selectors.base import CHARACTERISTICS
 
 
-def describe_taxonomies() -> dict[str, dict[str, Any]]:
-    """Return the fields of ``Taxonomy`` of every option of conf/selector, by its name."""
-    files = sorted((conf_dir() / "selector").glob("*.yaml"))
-    classes: dict[str, Any] = {file.stem: get_class(str(OmegaConf.select(OmegaConf.load(file), "_target_"))) for file in files}
-    return {name: asdict(selector.taxonomy) for name, selector in classes.items()}
-
-
 def tables_of(taxonomies: Mapping[str, Mapping[str, Any]]) -> list[TextTable]:
-    """Return the table, a row per selector."""
+    """Return the table of the fields of ``Taxonomy``, a row per selector."""
     columns = (
         *("selector", "policy", "client", "shared information"),
         *("value generation", "value interpretation", "termination condition"),
