@@ -58,7 +58,19 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
         action="store_true",
         help="what selecting clients costs instead: FedDiverse's table 2 beside what the runs' ledgers say",
     )
+    parser.add_argument(
+        "--clients",
+        action="store_true",
+        help="histograms instead, of how often clients were selected and of each one's accuracy on its own samples: a picture, "
+        "clients.png or --output, and beside it a csv file with a line per client. --rows and --columns tell its panels apart; "
+        "models are measured anew, which takes the data set",
+    )
     options = parser.parse_args(argv)
+    others = (options.layout, options.overhead, options.metric, options.at, options.lower_is_better, options.format)
+    if options.clients and any(others):
+        parser.error("--clients writes a picture and a csv file of its own: leave out what chooses another")
+    if options.clients and options.output and options.output.suffix != ".png":
+        parser.error(f"--clients writes a picture, so --output takes a name that ends in .png, but got {options.output}")
     chosen = (options.layout, options.rows, options.columns, options.metric, options.at, options.lower_is_better)
     if options.overhead and (any(chosen) or options.format == "latex"):
         parser.error("--overhead has a table of its own, in Markdown or CSV: leave out what chooses another")
@@ -88,6 +100,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         if options.layout == "sensitivity":
             print(drawn(options, runs))
             return 0
+        if options.clients:
+            print(client_histograms(options, runs, command), end="")
+            return 0
         if options.overhead:
             table, text = None, overheads(options, runs, command)
         else:
@@ -110,13 +125,12 @@ def tabulated(options: argparse.Namespace, runs: "Sequence[Run]", command: str) 
     """Return the table whose rows and columns the user names."""
     from fedfacet.analysis.tables import make_table
 
-    runs = [run for run in runs if all(run.setting(key) == value for key, value in options.where.items())]
-    settings = {run.setting("setting") or "federated" for run in runs}
-    rows = options.rows or ("selector" if len(settings) == 1 else "setting,selector")
+    runs = fitting(options, runs)
+    rows, columns = heads(options, runs)
     return make_table(
         runs,
-        rows=[key.strip() for key in rows.split(",")],
-        columns=[key.strip() for key in (options.columns or "experiment").split(",")],
+        rows=rows,
+        columns=columns,
         metric=options.metric or "test/acc_worst_group",
         at=options.at or "both",
         std=options.std,
@@ -125,13 +139,39 @@ def tabulated(options: argparse.Namespace, runs: "Sequence[Run]", command: str) 
     )
 
 
+def fitting(options: argparse.Namespace, runs: "Sequence[Run]") -> "list[Run]":
+    """Return the runs that fit ``--where``."""
+    return [run for run in runs if all(run.setting(key) == value for key, value in options.where.items())]
+
+
+def heads(options: argparse.Namespace, runs: "Sequence[Run]") -> tuple[list[str], list[str]]:
+    """Return the keys of rows and columns."""
+    settings = {run.setting("setting") or "federated" for run in runs}
+    rows = options.rows or ("selector" if len(settings) == 1 else "setting,selector")
+    return [key.strip() for key in rows.split(",")], [key.strip() for key in (options.columns or "experiment").split(",")]
+
+
+def client_histograms(options: argparse.Namespace, runs: "Sequence[Run]", command: str) -> str:
+    """Draw the clients; return what is to be said of them."""
+    from fedfacet.analysis.client_histograms import clients_csv, clients_markdown, measure_clients, plot_clients
+
+    runs = fitting(options, runs)
+    rows, columns = heads(options, runs)
+    clients = measure_clients(runs, rows=rows, columns=columns)
+    picture = options.output or Path("clients.png")
+    lines = picture.with_suffix(".csv")
+    plot_clients(clients, picture)
+    lines.write_text(clients_csv(clients), encoding="utf-8")
+    said = clients_markdown(clients, [run for run in runs if not run.finished], command)
+    return f"{said}\nwrote {picture} and {lines}\n"
+
+
 def overheads(options: argparse.Namespace, runs: "Sequence[Run]", command: str) -> str:
     """Return the text of what selecting clients costs."""
     from fedfacet.analysis.overhead import measure_overheads, overhead_csv, overhead_markdown
     from fedfacet.errors import ConfigError
 
-    runs = [run for run in runs if all(run.setting(key) == value for key, value in options.where.items())]
-    measured, unread = measure_overheads(runs)
+    measured, unread = measure_overheads(fitting(options, runs))
     if not measured:
         raise ConfigError("Expected runs with metrics.csv and summary.json, but got none: name finished ones that fit --where.")
     return overhead_csv(measured) if options.format == "csv" else overhead_markdown(measured, unread, command)

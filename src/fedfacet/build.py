@@ -133,6 +133,11 @@ def rebuild(settings: Mapping[str, Any], run_dir: Path) -> Federation:
     return build(config, run_dir)
 
 
+def reload_data(settings: Mapping[str, Any]) -> FederatedData:
+    """Load and deal the data of a configuration as a checkpoint holds it; see ``load_data``."""
+    return load_data(OmegaConf.create(dict(settings)))
+
+
 def settle(config: DictConfig) -> None:
     """Write into the config what it leaves to the machine, above all what the numbers of a run depend on.
 

@@ -1,4 +1,4 @@
-"""Rounds of a run, run again: a round is a function of the state before it (law 1), which a checkpoint holds."""
+"""A run's checkpoints taken up again: its rounds (law 1: a function of the state before them), and its clients measured."""
 
 import contextlib
 import re
@@ -7,10 +7,12 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from fedfacet import checkpoint, state
-from fedfacet.build import rebuild
+from fedfacet.build import rebuild, reload_data
 from fedfacet.callbacks.decomposition import Decomposition
+from fedfacet.clients.personal_memory import own_model
 from fedfacet.errors import CheckpointError
 from fedfacet.loss_decomposition import LossDecomposition
+from fedfacet.metrics.group_counts import GroupCounts
 from fedfacet.types import FederationState
 
 _DECOMPOSITION = {"_target_": "fedfacet.callbacks.decomposition.Decomposition", "every_n_rounds": 1}
@@ -69,6 +71,33 @@ def decompose_round(run_dir: Path, round: int | None = None) -> DecomposedRound:
     saved = checkpoint.load(files[round])[0].model if round in files else None
     same = None if saved is None else state.digest(saved) == state.digest(after.model)
     return DecomposedRound(round, num_rounds, last[1], last[0], same)
+
+
+def measure_own_samples(run_dir: Path) -> tuple[list[GroupCounts], bool]:
+    """Measure every client's model of a run's last checkpoint on the client's own samples; nothing is written.
+
+    The model is the global one, with the client's own layers where it has some; the samples are those that it holds out, or
+    those that it trains on where it holds out none.
+
+    Args:
+        run_dir: the run folder.
+
+    Returns:
+        Per client the counts; and whether its samples are held out.
+
+    Raises:
+        CheckpointError: if there is no checkpoint.
+        FedFacetError: as in ``build``.
+    """
+    saved, settings = checkpoint.load(run_dir / "checkpoints" / "last.ckpt")
+    federation = rebuild({**settings, "callbacks": {}, "logger": {}}, run_dir)
+    data = reload_data(settings)
+    held_out = any(map(len, data.local_holdout))
+    splits = data.local_holdout if held_out else data.partition.indices
+    with contextlib.closing(federation.engine):
+        federation.restore(saved)
+        models = (own_model(saved.model, saved.memory.get(client_id, {})) for client_id in range(len(splits)))
+        return [federation.engine.evaluate(model, [own])[0] for model, own in zip(models, splits, strict=True)], held_out
 
 
 def checkpoints_of(run_dir: Path) -> dict[int, Path]:

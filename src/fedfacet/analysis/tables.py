@@ -110,8 +110,7 @@ def make_table(
         raise ValueError(f"Expected `at` to be 'last', 'best' or 'both', but got {at!r}.")
     if std not in ("population", "sample"):
         raise ValueError(f"Expected `std` to be 'population' or 'sample', but got {std!r}.")
-    for key in (*rows, *columns):
-        _check_key(runs, key)
+    check_keys(runs, (*rows, *columns))
     finished = [run for run in runs if run.finished]
     unfinished = [f"`{run.path}` ({run.progress})" for run in runs if not run.finished]
     if not finished:
@@ -121,16 +120,11 @@ def make_table(
     moments = moments_of(finished, at)
     _check_metric(finished, metric, moments)
 
-    groups: dict[tuple[str, str], list[Run]] = {}
-    for run in sorted(finished, key=lambda run: run.seed):
-        groups.setdefault((_head(run, rows), _head(run, columns)), []).append(run)
-    for place, members in groups.items():
-        check_seeds(", ".join(place), members, remedy="add that to the keys of rows or columns")
-
+    groups = group_runs(finished, rows, columns)
     percent = is_accuracy(metric)
     # Rows and columns of unfinished runs stay, so that their place is seen to be empty.
-    row_heads = _ordered({_head(run, rows) for run in runs})
-    table_columns = tuple(Column(name, m) for name in _ordered({_head(run, columns) for run in runs}) for m in moments)
+    row_heads = ordered({_head(run, rows) for run in runs})
+    table_columns = tuple(Column(name, m) for name in ordered({_head(run, columns) for run in runs}) for m in moments)
     cells = {
         (row, column): cell_over_seeds(groups.get((row, column.name), []), metric, column.at, percent=percent, std=std)
         for row in row_heads
@@ -154,9 +148,34 @@ def make_table(
     )
 
 
+def group_runs(runs: Iterable[Run], rows: Sequence[str], columns: Sequence[str]) -> dict[tuple[str, str], list[Run]]:
+    """Return (row, column) -> the runs there, in the order of their seeds.
+
+    Args:
+        runs: to be grouped.
+        rows: config keys as in ``Run.setting`` whose values together head a row.
+        columns: as ``rows``, for the columns.
+
+    Raises:
+        ConfigError: if a group holds a seed twice.
+    """
+    groups: dict[tuple[str, str], list[Run]] = {}
+    for run in sorted(runs, key=lambda run: run.seed):
+        groups.setdefault((_head(run, rows), _head(run, columns)), []).append(run)
+    for place, members in groups.items():
+        check_seeds(", ".join(place), members, remedy="add that to the keys of rows or columns")
+    return groups
+
+
 def is_accuracy(metric: str) -> bool:
     """Tell whether a metric is given in percent."""
     return re.search(r"(^|[/_])acc($|[/_])", metric) is not None
+
+
+def check_keys(runs: Sequence[Run], keys: Iterable[str]) -> None:
+    """Refuse keys that name no single value of any run's config."""
+    for key in keys:
+        _check_key(runs, key)
 
 
 def _check_key(runs: Sequence[Run], key: str) -> None:
@@ -226,7 +245,9 @@ def _head(run: Run, keys: Sequence[str]) -> str:
     return " / ".join("-" if (value := run.setting(key)) is None else value for key in keys)
 
 
-def _ordered(heads: Iterable[str]) -> tuple[str, ...]:
+def ordered(heads: Iterable[str]) -> tuple[str, ...]:
+    """Return the heads of rows or columns in the order of a table: numbers first, by size."""
+
     def numbers_first(head: str) -> list[tuple[bool, float, str]]:
         return [(_number(part) is None, _number(part) or 0.0, part) for part in head.split(" / ")]
 
