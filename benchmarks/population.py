@@ -43,8 +43,12 @@ class Effortless(Engine):
     device = "cpu"
 
     def __init__(self, model: State, num_clients: int) -> None:
-        self._delta = {name: torch.full_like(tensor, 1e-3) for name, tensor in model.items()}
         generator = np.random.default_rng(0)
+        # Of unlike directions, so that FedPNS has somebody to flag.
+        self._deltas = [
+            {name: torch.from_numpy(generator.normal(0.0, 1e-3, tensor.shape)).float() for name, tensor in model.items()}
+            for _ in range(101)
+        ]
         self._answers = {
             "heterogeneity": generator.random((num_clients, 3)).tolist(),
             "interaction_matrix": generator.integers(0, 11, (num_clients, 2, 2)).tolist(),
@@ -56,9 +60,10 @@ class Effortless(Engine):
         """Need nothing."""
 
     def run(self, tasks: Iterable[ClientTask]) -> Iterator[ClientUpdate]:
-        """Yield one and the same update."""
+        """Yield updates drawn once."""
         for task in tasks:
-            yield ClientUpdate(task.client_id, self._delta, {}, 20, 1, 1.0, {"loss_sum": 1.0, "num_seen": 20})
+            delta = self._deltas[task.client_id % len(self._deltas)]
+            yield ClientUpdate(task.client_id, delta, {}, 20, 1, 1.0, {"loss_sum": 1.0, "num_seen": 20})
 
     def ask(self, query: Query, tasks: Iterable[ClientTask]) -> Iterator[Answer]:
         """Yield answers drawn once."""
