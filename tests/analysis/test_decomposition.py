@@ -214,7 +214,11 @@ def test_what_a_method_stands_for_goes_by_its_name(bundled):
     described = describe_decompositions(runs, [DecomposedRound(1, 1, (0,), parts, None)] * len(runs))
     keys = ["method", "partition.alpha"] if bundled else ["aggregator", "loss", "partition.alpha"]
     assert [list(one["settings"]) for one in described] == [keys] * len(runs)
-    assert list(described[2]["settings"].values()) == (["fedld_margin", "100.0"] if bundled else ["fedavg", "margin", "100.0"])
+    settings = [list(one["settings"].values()) for one in described]
+    assert settings == sorted(settings, key=lambda values: (values[:-1], -float(values[-1]))), (
+        "methods by name, from alpha = 100"
+    )
+    assert (["fedld_margin", "100.0"] if bundled else ["fedavg", "margin", "100.0"]) in settings
 
 
 def test_without_a_number_among_the_settings_there_are_bars(tmp_path, monkeypatch):

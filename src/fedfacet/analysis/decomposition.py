@@ -27,10 +27,10 @@ def describe_decompositions(runs: Sequence[Run], rounds: "Sequence[DecomposedRou
         rounds: of each run.
 
     Returns:
-        Per run its ``run``, ``seed``, ``settings`` (those that differ), ``round``, ``num_rounds`` of the run, ``same_model``,
-        the signed terms and the ``global_loss`` that they add up to, and per participant its ``id``, ``num_samples``,
-        ``own_loss`` (its local model on its own samples), ``loss_on_all`` (its local model on all participants') and
-        ``global_model_loss`` (the new global model on its samples).
+        In the order of the settings, large numbers first, and of the seeds: per run its ``run``, ``seed``, ``settings`` (those
+        that differ), ``round``, ``num_rounds`` of the run, ``same_model``, the signed terms and the ``global_loss`` that they
+        add up to, and per participant its ``id``, ``num_samples``, ``own_loss`` (its local model on its own samples),
+        ``loss_on_all`` (its local model on all participants') and ``global_model_loss`` (the new global model on its samples).
     """
     keys = _named_by_method(runs, [key for key in differing_keys(runs) if key != "partition_digest"])
     described = []
@@ -53,7 +53,7 @@ def describe_decompositions(runs: Sequence[Run], rounds: "Sequence[DecomposedRou
                 "clients": [dict(zip(names, values, strict=True)) for values in of_clients],
             }
         )
-    return described
+    return sorted(described, key=_place)
 
 
 def tables_of(described: Sequence[Mapping[str, Any]]) -> list[TextTable]:
@@ -144,6 +144,11 @@ def _named_by_method(runs: Sequence[Run], keys: Sequence[str]) -> list[str]:
     if not chosen or len({tuple(run.setting(key) for key in chosen) for run in runs}) != number:
         return list(keys)
     return ["method", *(key for key in keys if key not in chosen)]
+
+
+def _place(one: Mapping[str, Any]) -> tuple[list[tuple[float, str]], int]:
+    values = map(str, one["settings"].values())
+    return [(-(_number(value) or 0.0), value) for value in values], one["seed"]
 
 
 def _label(one: Mapping[str, Any]) -> list[str]:
