@@ -83,7 +83,9 @@ def main() -> None:
     parser.add_argument("--cohort", type=int, default=100)
     parser.add_argument("--candidates", type=int, default=200, help="of pow-d")
     parser.add_argument("--rounds", type=int, default=20)
+    parser.add_argument("--threads", type=int, default=1, help="of torch, as in the recipes of small models")
     options = parser.parse_args()
+    torch.set_num_threads(options.threads)
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     positions = np.random.default_rng(0).permutation(20 * options.clients)
     partition = Partition(tuple(np.sort(own) for own in np.split(positions, options.clients)))
