@@ -65,7 +65,9 @@ def measure_clients(runs: Sequence[Run], *, rows: Sequence[str], columns: Sequen
         FedFacetError: if a run has no readable ``metrics.csv`` or checkpoint, or its data set is not there.
     """
     if not (finished := [run for run in runs if run.finished]):
-        raise ConfigError(f"Expected at least one finished run, but none of {len(runs)} runs has finished: resume one first.")
+        raise ConfigError(
+            f"Expected at least one finished run, but none of {len(runs)} runs has finished: name others, or resume one."
+        )
     check_keys(runs, (*rows, *columns))
     groups = group_runs(finished, rows, columns)
     order = {head: place for place, head in enumerate(ordered({head for heads in groups for head in heads}))}
@@ -82,6 +84,8 @@ def plot_clients(clients: Clients, path: Path) -> None:
         clients: of at least one setting.
         path: of the PNG; its folder is made if need be.
     """
+    from matplotlib.ticker import MaxNLocator
+
     everybody = [run for runs in clients.values() for run in runs]
     rounds = max(run.rounds for run in everybody)
     most = max(math.ceil(rounds * run.selected_K.max() / run.rounds) for run in everybody)
@@ -94,11 +98,12 @@ def plot_clients(clients: Clients, path: Path) -> None:
             _draw(right, [100 * run.accuracies_K for run in runs], bins[1], _COLOURS[1])
             worst, _, spread, mean = _spread([run.accuracies_K for run in runs])
             left.set_title(_name(place), loc="left", fontweight="bold")
-            left.text(1, 0.97, f"never: {_never(runs):g} clients", transform=left.transAxes, ha="right", va="top")
-            right.set_title(f"mean {100 * mean:.1f}, worst {100 * worst:.1f}, std {100 * spread:.1f}", loc="right")
+            numbers = f"mean {100 * mean:.1f}, worst {100 * worst:.1f}, std {100 * spread:.1f}"
+            right.set_title(f"never selected: {_never(runs):g}; {numbers}", loc="right")
             left.set_ylabel("clients")
         grid[-1, 0].set_xlabel("rounds in which a client was selected (%)")
         grid[-1, 1].set_xlabel(f"accuracy on the client's own {_samples(everybody)} (%)")
+        grid[-1, 0].set_xticks([tick for tick in MaxNLocator(6).tick_values(0, bins[0][-1]) if tick <= min(100, bins[0][-1])])
         figure.align_ylabels(grid[:, 0])
 
 
