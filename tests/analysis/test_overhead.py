@@ -68,7 +68,7 @@ def test_what_a_federation_is_like(measured, logs):
 
 
 def test_feddiverse_costs_three_floats_a_client_once_and_a_round_of_all(measured, logs):
-    """2 + 3 steps of at most 28 samples and one pass over the data, on every client: what the estimate does."""
+    """2 steps of at most 28 samples and one pass over the data on every client; the 3 of the head see its stored features."""
     overhead, theta, sizes = measured["feddiverse"], logs[1], logs[2]
     assert overhead.rounds == (1,)
     assert overhead.answers_up == (3 * K,)
