@@ -29,8 +29,8 @@ class DirichletParticipation(Participation):
         gamma: concentration, in (0, 1e9]; the paper takes 0.01, 0.1, 0.5, 1 and 10.
         redrawn: whether p is drawn anew in every round.
         mode: ``"available"`` or ``"weights"``.
-        available_fraction: the part of all clients that are able to take part in a round, in (0, 1], rounded, one at least; only
-            with ``mode: available``.
+        available_fraction: the part of all clients that are able to take part in a round, in (0, 1], rounded, one at least;
+            only with ``mode: available``.
         seed: of p where it is drawn once; it does not follow the run's seed.
 
     Raises:
