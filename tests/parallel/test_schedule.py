@@ -80,7 +80,16 @@ def test_where_that_is_in_time_the_longest_pieces_go_first(num_clients, num_work
 def test_a_long_client_is_cut_rather_than_a_short_one():
     """Until 13: 8 and 5 steps for one worker, 3, 8 and 2 for the other."""
     plan = pieces([2, 8, 8, 8], 2)
-    assert plan == [Piece(2, 0, 3), Piece(1, 0, 8), Piece(3, 0, 8), Piece(2, 3, 8), Piece(0, 0, 2)]
+    assert plan == [Piece(3, 0, 3), Piece(1, 0, 8), Piece(2, 0, 8), Piece(3, 3, 8), Piece(0, 0, 2)]
+
+
+@given(STEPS, WORKERS)
+def test_of_equally_long_clients_the_last_ones_are_cut(steps, num_workers):
+    """Updates are handed on in cohort order, so that the one that is awaited longest keeps no other back."""
+    cut = {piece.position for piece in pieces(steps, num_workers) if piece.start}
+    for length in set(steps):
+        equal = [position in cut for position, count in enumerate(steps) if count == length]
+        assert equal == sorted(equal)
 
 
 @given(STEPS, WORKERS, st.booleans())

@@ -233,6 +233,10 @@ class WorkersEngine(Engine):
             return
         if isinstance(message, Failure):
             raise _as_raised_here(message, job)
+        # On the core of the one whose answer has come last this process runs; where several are idle, its order comes last, or
+        # it would wake up, take the core, and leave the others waiting for theirs.
+        self._workers.remove(worker)
+        self._workers.append(worker)
         bundles = [state.clone(bundle) for bundle in views]  # the worker's next answer overwrites them
         if job.order.stop is None:
             finished[job.position] = message, bundles

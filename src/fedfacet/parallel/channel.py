@@ -15,7 +15,8 @@ from fedfacet.types import State
 class Channel:
     """One end.
 
-    The two ends take turns: what ``receive`` returns lies in the sender's memory, and is overwritten by its next ``send``.
+    The two ends take turns: what ``receive`` returns lies in the sender's memory, and is overwritten by its next ``send``. Most
+    messages have the same tensors as the one before, so what lies where is sent and looked up only where it has changed.
 
     Args:
         connection: this end of a duplex pipe.
@@ -23,18 +24,26 @@ class Channel:
 
     def __init__(self, connection: Connection) -> None:
         self.connection = connection
+        self._manifest: wire.Manifest | None = None
         self._outgoing: SharedBytes | None = None
+        self._targets: list[State] = []
         self._incoming: SharedBytes | None = None
+        self._sources: list[State] = []
 
     def send(self, message: Any, bundles: Sequence[State] = ()) -> None:
         """Send a message that can be pickled, and bundles of tensors on the CPU."""
         manifest = wire.manifest_of(bundles)
-        moved = None
-        if manifest.num_bytes:
-            if self._outgoing is None or len(self._outgoing.tensor) < manifest.num_bytes:
+        news: tuple[wire.Manifest, SharedBytes | None] | None = None
+        if manifest != self._manifest:
+            moved = None
+            if manifest.num_bytes and (self._outgoing is None or len(self._outgoing.tensor) < manifest.num_bytes):
                 self._outgoing = moved = SharedBytes(manifest.num_bytes)
-            wire.write(bundles, manifest, self._outgoing.tensor)
-        self.connection.send_bytes(pickle.dumps((message, manifest, moved), protocol=pickle.HIGHEST_PROTOCOL))
+            self._manifest, news = manifest, (manifest, moved)
+            self._targets = wire.read(manifest, _bytes_of(self._outgoing))
+        for bundle, targets in zip(bundles, self._targets, strict=True):
+            if targets:
+                torch._foreach_copy_(list(targets.values()), list(bundle.values()))
+        self.connection.send_bytes(pickle.dumps((message, news), protocol=pickle.HIGHEST_PROTOCOL))
 
     def receive(self) -> tuple[Any, list[State]]:
         """Return a message and its bundles.
@@ -42,8 +51,14 @@ class Channel:
         Raises:
             EOFError, OSError: if the other end is gone.
         """
-        message, manifest, moved = pickle.loads(self.connection.recv_bytes())
-        if moved is not None:
-            self._incoming = moved
-        source = self._incoming.tensor if self._incoming is not None else torch.empty(0, dtype=torch.uint8)
-        return message, wire.read(manifest, source)
+        message, news = pickle.loads(self.connection.recv_bytes())
+        if news is not None:
+            manifest, moved = news
+            if moved is not None:
+                self._incoming = moved
+            self._sources = wire.read(manifest, _bytes_of(self._incoming))
+        return message, [{name: tensor.detach() for name, tensor in bundle.items()} for bundle in self._sources]
+
+
+def _bytes_of(memory: SharedBytes | None) -> torch.Tensor:
+    return memory.tensor if memory is not None else torch.empty(0, dtype=torch.uint8)

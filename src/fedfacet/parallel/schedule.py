@@ -54,7 +54,7 @@ def pieces(steps: Sequence[int], num_workers: int, *, divisible: bool = True) ->
 
     Example:
         >>> [tuple(piece) for piece in pieces([4, 4, 4], 2)]
-        [(1, 0, 2), (0, 0, 4), (2, 0, 4), (1, 2, 4)]
+        [(2, 0, 2), (0, 0, 4), (1, 0, 4), (2, 2, 4)]
     """
     longest_first = sorted(range(len(steps)), key=lambda position: (-steps[position], position))
     whole = [Piece(position, 0, steps[position]) for position in longest_first]
@@ -76,6 +76,7 @@ def pieces(steps: Sequence[int], num_workers: int, *, divisible: bool = True) ->
         if room:
             planned.append((length - room, Piece(position, head, count)))
         room = length - head
+    planned = _cut_last(planned, steps)
     cut = {piece.position for _, piece in planned if piece.start}
     ordered = sorted(
         (piece for _, piece in planned),
@@ -84,6 +85,20 @@ def pieces(steps: Sequence[int], num_workers: int, *, divisible: bool = True) ->
     if makespan(ordered, num_workers) <= enough:
         return ordered
     return [piece for _, piece in sorted(planned, key=lambda entry: (entry[0], entry[1].start))]
+
+
+def _cut_last(planned: Sequence[tuple[int, Piece]], steps: Sequence[int]) -> list[tuple[int, Piece]]:
+    """Have equally long clients change places, so that those that are cut come last in the cohort.
+
+    Their updates come last, too, and updates are handed on in cohort order: that of another client need not wait for them.
+    """
+    cut = {piece.position for _, piece in planned if piece.start}
+    place = list(range(len(steps)))
+    for length in {steps[position] for position in cut}:
+        equal = [position for position, count in enumerate(steps) if count == length]
+        for position, new in zip(sorted(equal, key=lambda position: position in cut), equal, strict=True):
+            place[position] = new
+    return [(begins, piece._replace(position=place[piece.position])) for begins, piece in planned]
 
 
 def batches(splits: Sequence[NDArray[np.int64]], batch_size: int, num_shares: int) -> list[list[NDArray[np.int64]]]:
