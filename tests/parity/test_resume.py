@@ -47,7 +47,14 @@ def everything(saved):
     )
 
 
-@pytest.mark.parametrize(("selector", "aggregator"), list(itertools.product(options("selector"), options("aggregator"))))
+def each_with_the_usual():
+    """Return every pair of options; those without one of the main job's are slow."""
+    for selector, aggregator in itertools.product(options("selector"), options("aggregator")):
+        unusual = selector != "feddiverse" and aggregator != "fedavgm"
+        yield pytest.param(selector, aggregator, marks=[pytest.mark.slow] if unusual else [])
+
+
+@pytest.mark.parametrize(("selector", "aggregator"), list(each_with_the_usual()))
 def test_every_selector_and_aggregator_resumes_exactly(selector, aggregator, main_job, tmp_path):
     def make():
         return main_job(f"selector={selector}", f"aggregator={aggregator}", *QUICK)
