@@ -191,8 +191,9 @@ def test_what_is_missing_is_counted():
 
 
 def test_unfinished_runs_and_those_of_other_tables_are_told():
-    table = table_of([run(), run("broken", 1, status="interrupted"), run("other", selector="most_spurious")])
-    assert "Left out because not finished: `broken` (interrupted at round 200 of 200)." in table.notes
+    broken = run("broken", 1, status="interrupted", federation__rounds=500)
+    table = table_of([run(), broken, run("other", selector="most_spurious")])
+    assert "Left out because not finished: `broken` (interrupted at round 200 of 500)." in table.notes
     assert "1 of 3 runs have no cell in this table, among them `other`." in table.notes
     assert table.cells["FedDiverse", Column("Spawrious GSC", "last")].seeds == (0,)
 

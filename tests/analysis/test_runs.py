@@ -20,6 +20,7 @@ def write_run(folder, seed=0, status="finished", best=True, **changes):
             "local": {"lr": 1e-5, "deterministic": True, "layers": [8, 16]},
             "paths": {"output_dir": str(folder)},
             "engine": {"workers": seed + 1},
+            "federation": {"rounds": 50},
             "logger": {"name": f"fedavgm-s{seed}"},
             "choices": {"selector": "feddiverse", "aggregator": "fedavgm", "experiment": None, "engine": "sequential"},
         }
@@ -32,7 +33,8 @@ def write_run(folder, seed=0, status="finished", best=True, **changes):
     metrics = {"test/acc": 0.9, "test/acc_worst_group": 0.75, "test/acc_group/y=0,a=1": None}
     (folder / "metrics.csv").write_text("round,test/acc\n1,0.5\n2,0.9\n")
     if status:
-        summary = {"status": status, "rounds": 50, "final": {"round": 12 if status == "interrupted" else 50, **metrics}}
+        done = 12 if status == "interrupted" else 50
+        summary = {"status": status, "rounds": done, "final": {"round": done, **metrics}}
         summary["best"] = {"round": 7, **metrics, "test/acc": 0.8} if best else None
         (folder / "summary.json").write_text(json.dumps(summary))
     return folder

@@ -94,14 +94,14 @@ def test_a_lone_number_is_not_marked_and_has_no_deviation():
 def test_unfinished_runs_are_left_out_and_named():
     runs = [
         run("a", 0),
-        run("a", 1, last=0.0, status="interrupted", path="logs/stopped"),
+        run("a", 1, last=0.0, status="interrupted", path="logs/stopped", federation__rounds=100),
         run("b", status=None, path="logs/killed"),
     ]
     table = make_table(runs)
     assert cells_of(to_markdown(table))["a"] == ["50.00 (1)"]
     assert cells_of(to_markdown(table))["b"] == ["missing"]
     [note] = [note for note in table.notes if "not finished" in note]
-    assert "`logs/stopped` (interrupted at round 50 of 50)" in note
+    assert "`logs/stopped` (interrupted at round 50 of 100)" in note
     assert "`logs/killed` (no summary.json yet)" in note
     assert "logs/killed" in to_latex(table)
 

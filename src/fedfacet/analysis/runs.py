@@ -48,7 +48,7 @@ class Run:
         if self.summary is None:
             return "no summary.json yet"
         status = str(self.summary.get("status"))
-        reached, planned = self.at("last").get("round"), self.summary.get("rounds")
+        reached, planned = self.summary.get("rounds"), self.settings.get("federation.rounds")
         return status if reached is None or planned is None else f"{status} at round {reached:g} of {planned:g}"
 
     def at(self, moment: str) -> dict[str, float]:
