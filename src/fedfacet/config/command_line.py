@@ -16,6 +16,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from fedfacet.config.compose import compose_job, quoted_options
 from fedfacet.config.nodes import plain
+from fedfacet.config.unused import check_used
 from fedfacet.errors import CheckpointError, ConfigError
 
 FREE_ON_RESUME = (
@@ -65,6 +66,7 @@ def preflight(name: str, argv: Sequence[str]) -> tuple[list[str], list[tuple[Dic
     if (resume := _value_of("resume", overrides)) is not None:
         overrides = _resumed_overrides(resume, overrides)
     config, hydra_node = compose_job(name, overrides)
+    check_used(name, config, overrides)
     run_dir = Path(hydra_node.run.dir)
     if resume is not None:
         check_resume(config, run_dir)
@@ -238,6 +240,7 @@ def _multirun_jobs(name: str, overrides: Sequence[str]) -> list[tuple[DictConfig
     jobs = []
     for number, job in enumerate(itertools.chain.from_iterable(batches)):
         config, hydra_node = compose_job(name, job)
+        check_used(name, config, job)
         sweep_dir = Path(hydra_node.sweep.dir)
         if config.choices.get("sweep") is None:
             run_dir = sweep_dir / str(number)
