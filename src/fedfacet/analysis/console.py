@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from fedfacet.analysis.groups import group_names
 from fedfacet.metrics.group_counts import group_key
 
 if TYPE_CHECKING:
@@ -15,30 +16,57 @@ OUTPUTS = (
     "checkpoints/last.ckpt", "model/model.safetensors", "config.yaml", "train.log",
 )  # fmt: skip
 
+MAX_GROUPS = 12
+"""More than these are not shown one by one."""
+
+_PERSONAL = {
+    "personal, mean": "personal_test/acc_mean",
+    "personal, worst client": "personal_test/acc_min",
+    "personal, held out, mean": "personal_holdout/acc_mean",
+    "personal, held out, worst client": "personal_holdout/acc_min",
+}
+
 
 def print_results(summary: Mapping[str, Any], data: "FederatedData", run_dir: Path) -> None:
-    """Print test accuracies of the last and the best-by-validation round, and where everything lies."""
+    """Print test accuracies of the last and the best-by-validation round, and where everything lies.
+
+    Where clients were measured with models of their own (``personal_evaluate``), these have rows beneath the global model's.
+    """
     from rich.console import Console
     from rich.table import Table
 
     dataset = data.dataset
     rounds = [("last round", summary["final"])] + ([("best validation", summary["best"])] if summary["best"] else [])
     of_clients = ", mean of the clients' models (worst to best)" if "test/acc_min" in summary["final"] else ""
-    table = Table(title=f"Test accuracy (%){of_clients}", title_justify="left")
-    table.add_column("group")
+    names = group_names(dataset.class_names, dataset.attribute_names)
+    group_word = "class" if dataset.num_attributes == 1 else "group"
+    table = Table(title=f"Test accuracy (%){of_clients}", title_justify="left", caption_justify="left")
+    table.add_column(group_word)
     table.add_column("samples", justify="right")
     for label, measured in rounds:
         table.add_column(f"{label} ({measured['round']})", justify="right")
-    for group in range(dataset.num_classes * dataset.num_attributes):
-        y, a = divmod(group, dataset.num_attributes)
-        size = int(((dataset.y[dataset.test] == y) & (dataset.a[dataset.test] == a)).sum())
-        key = f"test/acc_group/{group_key(group, dataset.num_attributes)}"
-        name = f"{dataset.class_names[y]}, {dataset.attribute_names[a]}"
-        table.add_row(name, str(size), *(_percent(measured.get(key)) for _, measured in rounds))
+
+    def add(name: str, samples: int | None, key: str, style: str | None = None) -> None:
+        cells = [_percent(measured.get(key)) + _spread(measured, key) for _, measured in rounds]
+        table.add_row(name, "" if samples is None else str(samples), *cells, style=style)
+
+    if len(names) <= MAX_GROUPS:
+        for group, name in enumerate(names):
+            y, a = divmod(group, dataset.num_attributes)
+            size = int(((dataset.y[dataset.test] == y) & (dataset.a[dataset.test] == a)).sum())
+            add(name, size, f"test/acc_group/{group_key(group, dataset.num_attributes)}")
+    else:
+        file = "metrics.csv" if (run_dir / "metrics.csv").exists() else "summary.json"
+        table.caption = f"Each of the {len(names)} {'classes' if group_word == 'class' else 'groups'}: {file}"
     table.add_section()
-    for name, key in (("average", "acc"), ("adjusted average", "acc_adjusted"), ("worst group", "acc_worst_group")):
-        cells = [_percent(measured.get(f"test/{key}")) + _spread(measured, f"test/{key}") for _, measured in rounds]
-        table.add_row(name, str(len(dataset.test)) if key == "acc" else "", *cells, style="bold" if "worst" in name else None)
+    add("average", len(dataset.test), "test/acc")
+    add("adjusted average", None, "test/acc_adjusted")
+    add(f"worst {group_word}", None, "test/acc_worst_group", style="bold")
+    table.add_section()
+    sizes = {"personal, mean": len(dataset.test), "personal, held out, mean": sum(map(len, data.local_holdout))}
+    for name, key in _PERSONAL.items():
+        if any(key in measured for _, measured in rounds):
+            add(name, sizes.get(name), key)
     console = Console(markup=False)  # a path may hold brackets
     console.print(table)
     console.print(f"run folder  {run_dir}", soft_wrap=True, highlight=False)
