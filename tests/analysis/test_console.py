@@ -87,8 +87,8 @@ def test_clients_own_models_have_rows(printed):
     assert rows[-4:] == [
         ["personal, mean", "6", "90.00", "-"],
         ["personal, worst client", "", "80.00", "-"],
-        ["personal, held out, mean", "2", "95.00", "-"],
-        ["personal, held out, worst client", "", "85.00", "-"],
+        ["held out, mean", "2", "95.00", "-"],
+        ["held out, worst client", "", "85.00", "-"],
     ]
     _, rows = printed(federated, measured(9, federated, **own))
     assert [row[0] for row in rows[-3:]] == ["worst class", "personal, mean", "personal, worst client"]

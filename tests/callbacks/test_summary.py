@@ -1,5 +1,7 @@
 import json
 import math
+import os
+import stat
 
 import pytest
 from safetensors.torch import load_file
@@ -88,6 +90,18 @@ def test_the_model_is_exported(run, tmp_path):
     _, summary = run([(0.1, 0.1, 0.1)])
     assert state.digest(load_file(tmp_path / "model" / "model.safetensors")) == summary["model_digest"]
     assert json.loads((tmp_path / "model" / "config.json").read_text()) == MODEL
+
+
+@pytest.mark.parametrize("umask", [0o022, 0o027])
+def test_whoever_may_read_the_summary_may_read_the_model(run, tmp_path, umask):
+    before = os.umask(umask)
+    try:
+        run([(0.1, 0.1, 0.1)])
+    finally:
+        os.umask(before)
+    files = [tmp_path / name for name in ("summary.json", "model/model.safetensors", "model/config.json")]
+    assert [stat.S_IMODE(file.stat().st_mode) for file in files] == [0o666 & ~umask] * 3
+    assert {file.name for file in (tmp_path / "model").iterdir()} == {"model.safetensors", "config.json"}
 
 
 def test_an_interrupted_run_says_so_and_exports_no_model(run, tmp_path):

@@ -22,8 +22,8 @@ MAX_GROUPS = 12
 _PERSONAL = {
     "personal, mean": "personal_test/acc_mean",
     "personal, worst client": "personal_test/acc_min",
-    "personal, held out, mean": "personal_holdout/acc_mean",
-    "personal, held out, worst client": "personal_holdout/acc_min",
+    "held out, mean": "personal_holdout/acc_mean",
+    "held out, worst client": "personal_holdout/acc_min",
 }
 
 
@@ -63,7 +63,7 @@ def print_results(summary: Mapping[str, Any], data: "FederatedData", run_dir: Pa
     add("adjusted average", None, "test/acc_adjusted")
     add(f"worst {group_word}", None, "test/acc_worst_group", style="bold")
     table.add_section()
-    sizes = {"personal, mean": len(dataset.test), "personal, held out, mean": sum(map(len, data.local_holdout))}
+    sizes = {"personal, mean": len(dataset.test), "held out, mean": sum(map(len, data.local_holdout))}
     for name, key in _PERSONAL.items():
         if any(key in measured for _, measured in rounds):
             add(name, sizes.get(name), key)

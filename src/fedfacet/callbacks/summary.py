@@ -3,6 +3,7 @@
 import json
 import math
 import os
+import shutil
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -67,8 +68,10 @@ class Summary(Callback):
         if status == "finished":
             folder = self.run_dir / "model"
             folder.mkdir(exist_ok=True)
-            save_file({name: tensor.contiguous() for name, tensor in model.items()}, folder / "model.safetensors")
             _write_json(folder / "config.json", self.model_config)
+            save_file({name: tensor.contiguous() for name, tensor in model.items()}, folder / "model.safetensors")
+            # safetensors lets nobody but the owner read its files, whatever the umask says.
+            shutil.copymode(folder / "config.json", folder / "model.safetensors")
         summary = {
             "status": status,
             "rounds": federation.state.round,
