@@ -50,7 +50,7 @@ def test_an_estimate_trains_with_the_optimizer_too(jobs_of, caplog):
 
 
 def test_a_methods_correction_is_refused_and_a_recipes_loss_said(jobs_of, caplog):
-    with pytest.raises(ConfigError, match="correction=proximal .*another method than fedprox"):
+    with pytest.raises(ConfigError, match=r"correction=proximal .*another method than fedprox"):
         jobs_of(MINE, "method=fedprox")
     jobs_of(MINE, "experiment=fedld_pneumonia")
     assert "loss=margin changes nothing" in caplog.text

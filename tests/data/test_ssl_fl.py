@@ -154,7 +154,7 @@ def test_two_labels_of_one_image_are_refused(generated, tmp_path):
 
 
 def test_what_is_missing_is_named_with_a_remedy(generated, tmp_path):
-    remedy = r"github\.com/rui-yan/SSL-FL, name its folder with dataset\.root=DIR, or use dataset=pneumonia_mnist"
+    remedy = r"github\.com/rui-yan/SSL-FL, name its folder with dataset\.root=DIR, .*, or use `experiment=fedld_pneumonia "
     with pytest.raises(DatasetNotFoundError, match=rf"labels\.csv, but .*{remedy}"):
         covid(tmp_path).load()
     shutil.copytree(generated, tmp_path, dirs_exist_ok=True)

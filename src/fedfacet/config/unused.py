@@ -61,8 +61,8 @@ def _arguments(node: DictConfig) -> Sequence[str]:
 
 def _not_taken(group: str, asked: str, objective: str, remedy: str) -> ConfigError:
     return ConfigError(
-        f"Expected an objective that takes `{group}` where {asked} is asked for, but {objective} has no such argument: {remedy}, "
-        f"or give its constructor a `{group}`."
+        f"Expected an objective that takes `{group}` where {asked} is asked for, but {objective} has no such argument: "
+        f"{remedy}, or give its constructor an argument `{group}`."
     )
 
 

@@ -46,7 +46,7 @@ class CIFAR100(DatasetSource):
         self, *, root: str, val_fraction: float = 0.1, augment: bool = True, seed: int = 0, download: bool = False
     ) -> None:
         check_within("dataset.val_fraction", val_fraction, "(0, 1)")
-        self.root = Path(root)
+        self.root = Path(root).expanduser().absolute()
         self.val_fraction = val_fraction
         self.augment = augment
         self.seed = seed
@@ -95,9 +95,7 @@ class CIFAR100(DatasetSource):
         file = self.root / FOLDER / name
         if not file.is_file():
             raise DatasetNotFoundError(
-                f"Expected CIFAR-100's file {name!r} in {self.root / FOLDER}, but it is not there: fetch it (169 MB) with "
-                "dataset.download=true, name the folder that holds cifar-100-python with dataset.root=DIR, or use "
-                "`experiment=digits_gsc`, which needs no download."
+                f"Expected CIFAR-100's file {name!r} in {self.root / FOLDER}, but it is not there: {self._how_to_get()}."
             )
         try:
             with file.open("rb") as opened:
@@ -114,6 +112,18 @@ class CIFAR100(DatasetSource):
                 "folder and fetch it again."
             )
         return dict(content)
+
+    def _how_to_get(self) -> str:
+        if (self.root / "classes.csv").is_file():
+            return (
+                f"{self.root} has contact sheets, so write torchvision's layout into a folder DIR with `python "
+                f"tests/data/cifar100_sheets.py {self.root} DIR` (see docs/participation.md), and give dataset.root=DIR"
+            )
+        return (
+            "fetch it (169 MB) with dataset.download=true, name the folder that holds cifar-100-python with dataset.root=DIR, "
+            "point FEDFACET_DATA at a folder that holds cifar100/cifar-100-python, or use `experiment=digits_gsc` instead, "
+            "which needs no download"
+        )
 
     def _check(self, part: str, content: dict[str, Any]) -> None:
         data, labels = content["data"], np.asarray(content["fine_labels"])

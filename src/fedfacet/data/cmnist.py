@@ -30,7 +30,7 @@ class ColouredMNIST(DatasetSource):
     """
 
     def __init__(self, *, root: str, seed: int = 0, download: bool = False) -> None:
-        self.root = Path(root)
+        self.root = Path(root).expanduser().absolute()
         self.seed = seed
         self.download = download
 
@@ -87,7 +87,7 @@ class ColouredMNIST(DatasetSource):
             raise DatasetNotFoundError(
                 f"Expected MNIST's {name}(.gz) in {self.root / 'MNIST' / 'raw'}, but it is not there: fetch MNIST (12 MB) with "
                 "`python src/train.py experiment=cmnist_gsc dataset.download=true`, point FEDFACET_DATA at a folder that holds "
-                "mnist/MNIST/raw, or use `experiment=digits_gsc`, which needs no download."
+                "mnist/MNIST/raw, or use `experiment=digits_gsc` instead, which needs no download."
             )
         try:
             content = gzip.decompress(file.read_bytes()) if file.suffix == ".gz" else file.read_bytes()

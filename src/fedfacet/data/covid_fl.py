@@ -43,7 +43,7 @@ class CovidFL(DatasetSource):
     def __init__(self, *, root: str, image_size: int = 384, augment: bool = True, max_memory_gb: float = 8.0) -> None:
         if image_size < 1:
             raise ValueError(f"Expected `dataset.image_size` to be 1 or larger, but got {image_size}.")
-        self.root = Path(root).expanduser()
+        self.root = Path(root).expanduser().absolute()
         self.image_size = image_size
         self.augment = augment
         self.max_memory_gb = max_memory_gb

@@ -31,7 +31,7 @@ class PneumoniaMNIST(DatasetSource):
     """
 
     def __init__(self, *, root: str, download: bool = False, url: str = URL) -> None:
-        self.root = Path(root)
+        self.root = Path(root).expanduser().absolute()
         self.download = download
         self.url = url
 
@@ -70,7 +70,8 @@ def _read(file: Path) -> dict[str, NDArray[np.uint8]]:
     if not file.is_file():
         raise DatasetNotFoundError(
             f"Expected PneumoniaMNIST at {file}, but there is no such file: fetch it (4.2 MB) with dataset.download=true, name "
-            "the folder that holds it with dataset.root=DIR, or use `experiment=digits_gsc`, which needs no download."
+            "the folder that holds it with dataset.root=DIR, point FEDFACET_DATA at a folder that holds pneumoniamnist/, or "
+            "use `experiment=digits_gsc` instead (with method=fedld for FedLD), which needs no download."
         )
     try:
         with file.open("rb") as stream:

@@ -52,7 +52,7 @@ class Retina(DatasetSource):
         check_choice("dataset.split", split, (1, 2, 3))
         if image_size < 1:
             raise ValueError(f"Expected `dataset.image_size` to be 1 or larger, but got {image_size}.")
-        self.root = Path(root).expanduser()
+        self.root = Path(root).expanduser().absolute()
         self.split = split
         self.image_size = image_size
         self.augment = augment
@@ -68,7 +68,7 @@ class Retina(DatasetSource):
 
     def load(self, demand: NDArray[np.int64] | None = None) -> Dataset:
         """Read the tables; see ``DatasetSource.load``."""
-        remedy = how_to_get("Retina")
+        remedy = how_to_get("Retina", "fedld_pneumonia" if self.split == 2 else f"fedld_pneumonia_split{self.split}")
         tables = read_tables(self.root, f"{NUM_CLIENTS}_clients/split_{self.split}", CLASSES, remedy)
         return tables.dataset(
             _Arrays(tables.paths, self.image_size, remedy, self.max_memory_gb),

@@ -77,7 +77,7 @@ class Shakespeare(DatasetSource):
                 "Expected `dataset.val_fraction` and `dataset.test_fraction` in (0, 1) and together less than 1, but got "
                 f"{val_fraction} and {test_fraction}."
             )
-        self.root = Path(root).expanduser()
+        self.root = Path(root).expanduser().absolute()
         self.num_roles = num_roles
         self.min_samples = min_samples
         self.split = split
@@ -145,9 +145,9 @@ class Shakespeare(DatasetSource):
 def _read(file: Path | None, root: Path) -> str:
     if file is None:
         raise DatasetNotFoundError(
-            f"Expected Shakespeare's works as {' or '.join(FILES)} in {root.absolute()}, but there is no such file: unpack "
-            f"{URL} (2 MB, for personal use) there, name another folder with dataset.root=DIR, or use "
-            "`experiment=digits_gsc`, which needs no download."
+            f"Expected Shakespeare's works as {' or '.join(FILES)} in {root}, but there is no such file: unpack "
+            f"{URL} (2 MB, for personal use) there, name another folder with dataset.root=DIR, point FEDFACET_DATA at a folder "
+            "that holds shakespeare/, or use `experiment=digits_gsc` instead, which needs no download."
         )
     try:
         content = gzip.decompress(file.read_bytes()) if file.suffix == ".gz" else file.read_bytes()

@@ -68,7 +68,7 @@ class Spawrious(DatasetSource):
         if image_size < 1:
             raise ValueError(f"Expected `image_size` to be 1 or larger, but got {image_size}.")
         check_within("test_fraction", test_fraction, "(0, 1)")
-        self.root = Path(root).expanduser()
+        self.root = Path(root).expanduser().absolute()
         self.classes = chosen_names("classes", classes, BREEDS)
         self.attributes = chosen_names("attributes", attributes, LOCATIONS)
         self.image_size = image_size
@@ -96,10 +96,11 @@ class Spawrious(DatasetSource):
             url=self.url,
             archive=self.root / ARCHIVE,
             allowed=self.download,
-            missing=f"Expected Spawrious224 in {folder.absolute()}, but there is no such folder: fetch it (a download of about "
+            missing=f"Expected Spawrious224 in {folder}, but there is no such folder: fetch it (a download of about "
             "14.4 GB, and about twice that on disk while it is unpacked) with `python src/train.py experiment=spawrious_gsc "
-            "dataset.download=true`, name another folder with dataset.root=DIR, or run experiment=spawrious_gsc_synthetic or "
-            "experiment=digits_gsc, which need no download.",
+            "dataset.download=true`, name another folder with dataset.root=DIR, point FEDFACET_DATA at a folder that holds "
+            "spawrious/, or run `experiment=spawrious_gsc_synthetic` or `experiment=digits_gsc` instead, which need no "
+            "download.",
         )
         found = sorted(
             (path.relative_to(folder).as_posix(), label, attribute)

@@ -58,11 +58,16 @@ class ClientTables:
         )
 
 
-def how_to_get(name: str) -> str:
-    """Return what the user should do where a data set is missing or damaged, as the end of a sentence."""
+def how_to_get(name: str, stand_in: str = "fedld_pneumonia") -> str:
+    """Return what the user should do where a data set is missing or damaged, as the end of a sentence.
+
+    Args:
+        name: of the data set, and of its folder.
+        stand_in: the recipe with which PneumoniaMNIST takes its place.
+    """
     return (
-        f"fetch {name} by the link on {URL}, name its folder with dataset.root=DIR, or use dataset=pneumonia_mnist, which is "
-        "4.2 MB"
+        f"fetch {name} by the link on {URL}, name its folder with dataset.root=DIR, point FEDFACET_DATA at a folder that holds "
+        f"{name}/, or use `experiment={stand_in} dataset.download=true` instead, which fetches 4.2 MB"
     )
 
 
@@ -85,7 +90,7 @@ def read_tables(root: Path, split: str, class_names: Sequence[str], remedy: str)
     label_of = _labels(root / "labels.csv", class_names, remedy)
     tables = sorted((root / split).glob("*.csv"))
     if not tables:
-        raise DatasetNotFoundError(f"Expected clients' tables in {(root / split).absolute()}, but there are none: {remedy}.")
+        raise DatasetNotFoundError(f"Expected clients' tables in {root / split}, but there are none: {remedy}.")
     owner_of: dict[str, int] = {}
     for number, table in enumerate(tables):
         for name in _names(table, remedy):
@@ -123,7 +128,7 @@ def read_tables(root: Path, split: str, class_names: Sequence[str], remedy: str)
 
 def _lines(path: Path, remedy: str) -> list[list[str]]:
     if not path.is_file():
-        raise DatasetNotFoundError(f"Expected the table {path.absolute()}, but there is no such file: {remedy}.")
+        raise DatasetNotFoundError(f"Expected the table {path}, but there is no such file: {remedy}.")
     try:
         lines = path.read_text(encoding="utf-8-sig").splitlines()
     except (OSError, ValueError) as error:

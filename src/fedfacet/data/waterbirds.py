@@ -77,7 +77,7 @@ class WaterBirds(DatasetSource):
     ) -> None:
         if image_size < 1:
             raise ValueError(f"Expected `image_size` to be 1 or larger, but got {image_size}.")
-        self.root = Path(root).expanduser()
+        self.root = Path(root).expanduser().absolute()
         self.image_size = image_size
         self.verify_counts = verify_counts
         self.download = download
@@ -103,10 +103,10 @@ class WaterBirds(DatasetSource):
             url=self.url,
             archive=self.root / ARCHIVE,
             allowed=self.download,
-            missing=f"Expected WaterBirds in {folder.absolute()}, but there is no {TABLE}: fetch {self.url} (about half a "
+            missing=f"Expected WaterBirds in {folder}, but there is no {TABLE}: fetch {self.url} (about half a "
             "gigabyte, and as much again unpacked) with `python src/train.py experiment=waterbirds dataset.download=true`, "
-            "name another folder with dataset.root=DIR, or run experiment=spawrious_gsc_synthetic or experiment=digits_gsc, "
-            "which need no download.",
+            "name another folder with dataset.root=DIR, point FEDFACET_DATA at a folder that holds waterbirds/, or run "
+            "`experiment=spawrious_gsc_synthetic` or `experiment=digits_gsc` instead, which need no download.",
         )
         names, y, a, split = read_table(folder / TABLE)
         if self.verify_counts:

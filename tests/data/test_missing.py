@@ -1,0 +1,66 @@
+"""Data that are missing: the sentence names whole paths, and its advice works when it is followed."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+from fedfacet.build import load_data
+from fedfacet.config import compose_job
+from fedfacet.errors import DatasetNotFoundError
+
+RECIPES = {
+    "cifar100_participation": ["digits_gsc"],
+    "cmnist_gsc": ["cmnist_gsc", "digits_gsc"],
+    "covid_fl": ["fedld_pneumonia"],
+    "fedld_pneumonia": ["digits_gsc"],
+    "retina_split1": ["fedld_pneumonia_split1"],
+    "retina_split2": ["fedld_pneumonia"],
+    "retina_split3": ["fedld_pneumonia_split3"],
+    "shakespeare": ["digits_gsc"],
+    "spawrious_gsc": ["spawrious_gsc", "spawrious_gsc_synthetic", "digits_gsc"],
+    "waterbirds": ["waterbirds", "spawrious_gsc_synthetic", "digits_gsc"],
+}
+"""Per recipe, the recipes that the sentence names."""
+
+
+@pytest.mark.parametrize("experiment", RECIPES)
+def test_the_sentence_says_where_and_what_to_do(experiment, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("FEDFACET_DATA", raising=False)
+    with pytest.raises(DatasetNotFoundError) as caught:
+        load_data(compose_job("train", [f"experiment={experiment}"])[0])
+    sentence = str(caught.value)
+    assert str(tmp_path / "data") in sentence, "the whole path"
+    folder = Path(compose_job("train", [f"experiment={experiment}"])[0].dataset.root).name
+    assert re.search(rf"point FEDFACET_DATA at a folder that holds {folder}/", sentence)
+    assert re.findall(r"experiment=(\w+)", sentence) == RECIPES[experiment]
+    for followed in re.findall(r"experiment=\w+(?: dataset\.download=true)?", sentence):
+        overrides = followed.split()
+        if "synthetic" in followed:
+            overrides += ["debug=smoke"]  # drawing all takes a while
+        config, _ = compose_job("train", overrides)
+        if followed == "experiment=digits_gsc" or "synthetic" in followed:
+            assert load_data(config).partition.num_clients > 1
+        else:
+            assert config.dataset.download
+
+
+def test_contact_sheets_of_cifar100_come_with_their_converter(tmp_path):
+    (tmp_path / "classes.csv").touch()
+    config, _ = compose_job("train", ["experiment=cifar100_participation", f"dataset.root={tmp_path}"])
+    with pytest.raises(
+        DatasetNotFoundError, match=rf"cifar100_sheets\.py {tmp_path} DIR.*participation\.md.*dataset\.root=DIR"
+    ):
+        load_data(config)
+
+
+def test_pneumonia_in_retinas_place_is_dealt_alike(tmp_path):
+    """The stand-in of each split of Retina has its Dirichlet parameter."""
+    for split in (1, 2, 3):
+        config, _ = compose_job("train", [f"experiment=retina_split{split}", f"dataset.root={tmp_path}"])
+        with pytest.raises(DatasetNotFoundError) as caught:
+            load_data(config)
+        stand_in = re.search(r"`(experiment=\w+) (dataset\.download=true)`", str(caught.value))
+        alike, _ = compose_job("train", list(stand_in.groups()))
+        assert alike.partition.alpha == {1: 100.0, 2: 1.0, 3: 0.5}[split]
