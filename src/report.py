@@ -14,6 +14,10 @@ if TYPE_CHECKING:
 LAYOUTS = sorted(file.stem for file in (Path(__file__).parent / "fedfacet" / "analysis" / "layouts").glob("*table*.yaml"))
 
 
+PICTURES = Path("logs/report")
+"""Where pictures go unless ``--output`` says another place."""
+
+
 def parse(argv: Sequence[str]) -> argparse.Namespace:
     """Return the options of the command line."""
     parser = argparse.ArgumentParser(
@@ -33,7 +37,7 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
         choices=[*LAYOUTS, "sensitivity"],
         metavar="TABLE",
         help="rows, columns and numbers of a paper's table instead, FedDiverse's where no other name is said: "
-        f"{', '.join(LAYOUTS)}; sensitivity draws FedDiverse's figure 4 into sensitivity.png, or --output",
+        f"{', '.join(LAYOUTS)}; sensitivity draws FedDiverse's figure 4, {PICTURES}/sensitivity.png or --output",
     )
     parser.add_argument(
         "--where", action="append", default=[], metavar="KEY=VALUE", help="only runs with this setting; may be repeated"
@@ -61,9 +65,9 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
     parser.add_argument(
         "--clients",
         action="store_true",
-        help="histograms instead, of how often clients were selected and of each one's accuracy on its own samples: a picture, "
-        "clients.png or --output, and beside it a csv file with a line per client. --rows and --columns tell its panels apart; "
-        "models are measured anew, which takes the data set",
+        help="histograms instead, of how often clients were selected and of each one's accuracy on its own samples: a "
+        f"picture, {PICTURES}/clients.png or --output, and beside it a csv file with a line per client. --rows and --columns "
+        "tell its panels apart; models are measured anew, which takes the data set",
     )
     options = parser.parse_args(argv)
     others = (options.layout, options.overhead, options.metric, options.at, options.lower_is_better, options.format)
@@ -91,6 +95,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     # Late, so that --help and misspelt options answer at once.
     from fedfacet.analysis import writers
     from fedfacet.analysis.runs import find_runs
+    from fedfacet.analysis.tables import SeedTwiceError
     from fedfacet.errors import FedFacetError
 
     write = {"markdown": writers.to_markdown, "latex": writers.to_latex, "csv": writers.to_csv}[options.format or "markdown"]
@@ -111,7 +116,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         if options.output:
             options.output.write_text(text, encoding="utf-8")
     except (FedFacetError, OSError) as error:
-        print(error, file=sys.stderr)
+        rows = error.rows if isinstance(error, SeedTwiceError) else ()
+        ready = f" Ready to run: {shlex.join(with_rows(argv, rows))}" if rows else ""
+        print(f"{error}{ready}", file=sys.stderr)
         return 2
     print(f"wrote {options.output}\n" if options.output else text, end="")
     if options.format == "csv" and table:
@@ -139,6 +146,18 @@ def tabulated(options: argparse.Namespace, runs: "Sequence[Run]", command: str) 
     )
 
 
+def with_rows(argv: Sequence[str], rows: Sequence[str]) -> list[str]:
+    """Return the command with other rows."""
+    kept, number = [], 0
+    while number < len(argv):
+        if argv[number] == "--rows":
+            number += 1
+        elif not argv[number].startswith("--rows="):
+            kept.append(argv[number])
+        number += 1
+    return ["python", "src/report.py", *kept, "--rows", ",".join(rows)]
+
+
 def fitting(options: argparse.Namespace, runs: "Sequence[Run]") -> "list[Run]":
     """Return the runs that fit ``--where``."""
     return [run for run in runs if all(run.setting(key) == value for key, value in options.where.items())]
@@ -158,7 +177,7 @@ def client_histograms(options: argparse.Namespace, runs: "Sequence[Run]", comman
     runs = fitting(options, runs)
     rows, columns = heads(options, runs)
     clients = measure_clients(runs, rows=rows, columns=columns)
-    picture = options.output or Path("clients.png")
+    picture = options.output or PICTURES / "clients.png"
     lines = picture.with_suffix(".csv")
     plot_clients(clients, picture)
     lines.write_text(clients_csv(clients), encoding="utf-8")
@@ -197,7 +216,7 @@ def drawn(options: argparse.Namespace, runs: "Sequence[Run]") -> str:
     from fedfacet.analysis.sensitivity import METRIC, measure_sensitivity, plot_sensitivity
 
     sensitivity = measure_sensitivity(runs, metric=options.metric or METRIC, where=options.where)
-    output = options.output or Path("sensitivity.png")
+    output = options.output or PICTURES / "sensitivity.png"
     plot_sensitivity(sensitivity, output)
     return f"wrote {output}: {sensitivity}."
 

@@ -1,6 +1,7 @@
 import csv
 import io
 import json
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -109,6 +110,18 @@ def test_bad_input_costs_one_sentence(logs, arguments, part):
     assert part in done.stderr
     assert len(done.stderr.splitlines()) == 1
     assert not (logs / "no").exists()
+
+
+def test_the_command_that_a_refusal_proposes_works(logs):
+    """In the picture's case too, which then asks for what these folders lack."""
+    refused = report(logs, "logs", "--rows", "dataset")
+    proposed = shlex.split(refused.stderr.partition("Ready to run: ")[2])
+    assert proposed == ["python", "src/report.py", "logs", "--rows", "dataset,selector"]
+    assert "cmnist / uniform" in report(logs, *proposed[2:]).stdout
+    refused = report(logs, "--clients", "logs", "--rows=dataset")
+    proposed = shlex.split(refused.stderr.partition("Ready to run: ")[2])
+    assert proposed == ["python", "src/report.py", "--clients", "logs", "--rows", "dataset,selector"]
+    assert "column `cohort`" in report(logs, *proposed[2:]).stderr
 
 
 @pytest.mark.parametrize(

@@ -54,10 +54,11 @@ def decompose_round(run_dir: Path, round: int | None = None) -> DecomposedRound:
     if round is None:
         round = max((before + 1 for before in files if before < num_rounds), default=num_rounds + 1)
     if round - 1 not in files:
-        there = ", ".join(str(before + 1) for before in sorted(files))
+        able = sorted(before + 1 for before in files)
+        there = f"round {able[0]}" if len(able) == 1 else f"rounds {', '.join(map(str, able))}"
         raise CheckpointError(
-            f"Expected a round whose beginning {run_dir} has a checkpoint of ({there}), but got {round}: choose one of them, "
-            "or keep the states of all rounds by callbacks.save_checkpoint.keep=all."
+            f"Expected a round that {run_dir} can do again, {there}, but got {round}: a round starts from the checkpoint of "
+            "the one before, and a run that is started with callbacks.save_checkpoint.keep=all keeps them all."
         )
     before, settings = checkpoint.load(files[round - 1])
     callbacks = {"decomposition": _DECOMPOSITION}

@@ -191,6 +191,13 @@ def measure(*folders):
     return overheads, unread
 
 
+def test_settings_without_selection_go_by_their_names(run_folder):
+    settings = ("centralized", "local", "federated")
+    folders = [run_folder(setting, [PLAIN], choices={"selector": "all", "setting": setting}) for setting in settings]
+    overheads, _ = measure(*folders)
+    assert [overhead.method for overhead in overheads] == ["all", "centralized", "local"]
+
+
 def test_seeds_are_averaged(run_folder):
     first = run_folder("a", [PLAIN, (2, 2, 20, 20, 10, 3, 30)], seed=0)
     second = run_folder("b", [PLAIN, (2, 2, 20, 20, 30, 5, 50)], seed=1)

@@ -137,6 +137,33 @@ def test_curves_show_every_line(tmp_path):
         assert area(tmp_path / "curves.png", colour) > 20
 
 
+def test_names_make_another_picture_of_the_curves_and_a_lone_attribute_value_none(tmp_path):
+    def picture(**names):
+        plots.plot_curves(tmp_path / "metrics.csv", tmp_path / "curves.png", **names)
+        return (tmp_path / "curves.png").read_bytes()
+
+    write_metrics(tmp_path / "metrics.csv", measured(3))
+    named = {"class_names": ("digit<5", "$b_1"), "attribute_names": ("red", "green")}
+    assert picture() == picture(class_names=("y = 0", "y = 1"), attribute_names=("a = 0", "a = 1"))
+    assert picture() != picture(**named)
+    write_metrics(tmp_path / "metrics.csv", measured(3, ("y0_a0", "y1_a0")))
+    alone = {"class_names": ("normal", "pneumonia")}
+    assert picture(**alone, attribute_names=("none",)) == picture(**alone, attribute_names=("nothing",))
+    # A class that is not tested has no curve, but its name is not another's.
+    write_metrics(tmp_path / "metrics.csv", measured(3, ("y0_a1", "y2_a0")))
+    three = {"class_names": ("x", "y", "z"), "attribute_names": ("red", "green")}
+    assert picture(**three) == picture(**(three | {"class_names": ("x", "unseen", "z")}))
+
+
+@pytest.mark.parametrize("last", [*range(1, 40), 100, 200, 1000])
+def test_rounds_are_whole_numbers_and_none_comes_after_the_last(last):
+    ticks = plots._whole_ticks(last)
+    assert ticks[0] == 0
+    assert last / 2 < ticks[-1] <= last
+    assert 2 <= len(ticks) <= 6
+    assert len(set(np.diff(ticks))) == 1
+
+
 def test_curves_of_one_round_of_rare_evaluation_and_without_validation(tmp_path):
     one = measured(1)
     rare = measured(10)

@@ -74,12 +74,14 @@ def test_missing_cells_further_values_and_runs_without_an_estimate():
 def test_bad_input_is_told():
     with pytest.raises(ConfigError, match="none of 0 runs"):
         measure_sensitivity([])
-    mixed = [run(0.3, 50, 10, 0.4), run(0.3, 50, 10, 0.4, dataset="digits")]
+    mixed = [run(0.3, 50, 25, 0.4), run(0.3, 50, 25, 0.4, dataset="digits")]
     with pytest.raises(ConfigError, match="digits gsc, spawrious gsc: choose one with --where"):
         measure_sensitivity(mixed)
     assert measure_sensitivity(mixed, where={"dataset": "digits"}).federation == "digits gsc"
     with pytest.raises(ConfigError, match="seed 0 twice"):
         measure_sensitivity([run(0.3, 50, 10, 0.4), run(0.3, 50, 10, 0.5, partition="gsc")])
+    with pytest.raises(ConfigError, match=r"none of 2 runs has its values of them all: run sweep=sensitivity"):
+        measure_sensitivity([run(0.3, 50, 10, 0.4), run(0.2, 50, 25, 0.5)])  # each is beside the grid
 
 
 @pytest.mark.parametrize("left", [250, 3, 1])

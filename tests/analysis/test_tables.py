@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from fedfacet.analysis.runs import Run
-from fedfacet.analysis.tables import Column, make_table
+from fedfacet.analysis.tables import Column, SeedTwiceError, make_table
 from fedfacet.analysis.writers import to_csv, to_latex, to_markdown
 from fedfacet.errors import ConfigError
 
@@ -141,6 +141,32 @@ def test_only_accuracies_are_percentages():
 def test_a_seed_twice_in_a_cell_names_both_folders():
     with pytest.raises(ConfigError, match=r"seed 1 twice, in logs/x and logs/y, with the same config"):
         make_table([run(seed=0), run(seed=1, path="logs/x"), run(seed=1, path="logs/y")])
+
+
+@pytest.mark.parametrize(
+    ("settings", "keys"),
+    [
+        ([{}, {"local__lr": 0.1}, {"choices__correction": "proximal"}], "correction,local.lr"),
+        ([{}, {"choices__setting": "local", "local__lr": 0.1, "federation__pooled": True}], "setting"),
+        ([{}, {"choices__setting": "local"}, {"choices__setting": "local", "local__lr": 0.1}], "setting,local.lr"),
+        ([{}, {"callbacks__evaluate__every": 2, "local__lr": 0.1}], "local.lr"),
+        ([{}, {"callbacks__evaluate__every": 2}], "callbacks.evaluate.every"),
+        ([{}, {f"a{i}": i for i in range(9)}], "a0"),
+    ],
+)
+def test_the_rows_that_are_proposed_work(settings, keys):
+    runs = [run(seed=0, path=f"logs/{i}", **one) for i, one in enumerate(settings)]
+    with pytest.raises(
+        SeedTwiceError, match=f"give --rows selector,{keys}, choose with --where [a-z0-9.]+=[a-z0-9]+"
+    ) as raised:
+        make_table(runs)
+    assert raised.value.rows == ("selector", *keys.split(","))
+    assert len(make_table(runs, rows=raised.value.rows).rows) == len(runs)
+
+
+def test_metrics_that_take_an_option_say_which():
+    with pytest.raises(ConfigError, match=r"run them with `callbacks=\[default,personal_evaluate\]`\."):
+        make_table([run()], metric="personal_test/acc_mean")
 
 
 def test_a_seed_twice_under_other_settings_names_the_key_to_add():

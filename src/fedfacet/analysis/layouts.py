@@ -21,6 +21,7 @@ from fedfacet.analysis.tables import (
     caption_of,
     cell_over_seeds,
     check_seeds,
+    how_to_measure,
     is_accuracy,
     moments_of,
     notes_on,
@@ -167,7 +168,7 @@ def make_layout_table(
     """Return a table as the paper prints it: ours, and the paper's numbers in columns of their own.
 
     Federations that are not in the paper's table are put behind its own. Where some of a cell's runs are at the paper's usual
-    settings, only those count.
+    settings, only those count. A column without any run is left out, the paper's numbers with it, and named in a note.
 
     Args:
         runs: finished ones are counted; those of other tables may be among them.
@@ -195,6 +196,7 @@ def make_layout_table(
         for column in columns
     }
     members = {place: _members(runs, head, layout.usual) for place, head in places.items()}
+    shown_columns = {place.column_name(layout) for place, found in members.items() if found}
     counted = {run.path: run for found in members.values() for run in found}
     finished = [run for run in counted.values() if run.finished]
     if not finished:
@@ -204,13 +206,15 @@ def make_layout_table(
         )
     moments = moments_of(finished, at)
     if metric and not any(metric in run.at(moment) for run in finished for moment in moments):
-        raise ConfigError(f"Expected a metric that the runs have, but got {metric!r}: see what their metrics.csv holds.")
+        remedy = f"run them with {how}" if (how := how_to_measure(metric)) else "see what their metrics.csv holds"
+        raise ConfigError(f"Expected a metric that the runs have, but got {metric!r}: {remedy}.")
 
     cells: dict[tuple[str, Column], Cell] = {}
     by_metric: dict[str, dict[tuple[str, str], list[Run]]] = {}
     for place, head in places.items():
         seeds = [run for run in members[place] if run.finished]
-        name = place.column_name(layout)
+        if (name := place.column_name(layout)) not in shown_columns:
+            continue
         check_seeds(f"{place.row}, {name}", seeds, remedy="choose among them with --where KEY=VALUE")
         shown = metric or head.metric or layout.metric
         by_metric.setdefault(shown, {})[place.row, name] = seeds
@@ -219,8 +223,10 @@ def make_layout_table(
             cells[place.row, Column(name, moment, head.lower_is_better or None)] = cell
         if metric is None and layout.has_numbers_of(place):
             cells[place.row, Column(name, PAPER, head.lower_is_better or None)] = layout.number(place)
+    empty = dict.fromkeys(f"`{name}`" for place in places if (name := place.column_name(layout)) not in shown_columns)
     notes = [
         *_missing(places, members, layout.seeds),
+        *([f"Left out are the columns that no run has a cell in: {', '.join(empty)}."] if empty else []),
         *_left_out(runs, counted),
         *_unlike(places, members),
         *(note for shown, groups in by_metric.items() for note in notes_on(_filled(groups), shown, moments)),

@@ -70,7 +70,8 @@ class Overhead:
     The series have one value per round with an overhead, each the mean over the runs.
 
     Attributes:
-        method: the selector, ``fednova`` where that is the aggregator, with settings that tell it from other runs of it.
+        method: the selector, ``fednova`` where that is the aggregator, ``local`` or ``centralized`` in that
+            setting, with settings that tell it from other runs of it.
         runs: how many there are.
         num_clients: K.
         cohort_size: κ, what ``federation.cohort_size`` asks for.
@@ -183,7 +184,9 @@ def overhead_csv(overheads: Sequence[Overhead]) -> str:
 
 
 def _method(run: Run) -> str:
-    """Return the row of table 2 that a run belongs to."""
+    """Return the row of table 2 that a run belongs to, or a setting in which nobody selects."""
+    if (setting := run.setting("setting")) not in (None, "null", "federated"):
+        return str(setting)
     return "fednova" if run.setting("aggregator") == "fednova" else str(run.setting("selector"))
 
 

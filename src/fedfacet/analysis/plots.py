@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from fedfacet.analysis.groups import group_names
 from fedfacet.heterogeneity import InteractionMatrix, measure_federation
 
 if TYPE_CHECKING:
@@ -62,12 +63,12 @@ def plot_partition(
         matrices: the clients', all of one shape (Y, A).
         path: of the PNG; its folder is made if need be.
         class_names: Y names; ``None`` calls them y = 0, y = 1, ...
-        attribute_names: A names; ``None`` calls them a = 0, a = 1, ...
+        attribute_names: A names, of which a single one goes without saying; ``None`` calls them a = 0, a = 1, ...
     """
     num_classes, num_attributes = matrices[0].counts.shape
     classes = class_names or [f"y = {label}" for label in range(num_classes)]
     attributes = attribute_names or [f"a = {attribute}" for attribute in range(num_attributes)]
-    groups = [f"{label}, {attribute}" for label in classes for attribute in attributes]
+    groups = group_names(classes, attributes)
     width = max(5.2, _INCHES_PER_CLIENT * len(matrices))
     # A legend fills its columns first: with a column per class, where that many fit, each holds one class.
     columns = min(num_classes, max(1, int(width / (0.5 + 0.06 * max(map(len, groups))))))
@@ -82,7 +83,13 @@ def plot_partition(
         _draw_measures(figure.add_subplot(grid[:, 1]), matrices)
 
 
-def plot_curves(metrics_csv: Path, path: Path) -> None:
+def plot_curves(
+    metrics_csv: Path,
+    path: Path,
+    *,
+    class_names: Sequence[str] | None = None,
+    attribute_names: Sequence[str] | None = None,
+) -> None:
     """Draw a run's accuracies and training loss by round.
 
     Solid lines are the test set; dashed ones the validation set, of which only the average and the worst group are drawn. A
@@ -91,9 +98,9 @@ def plot_curves(metrics_csv: Path, path: Path) -> None:
     Args:
         metrics_csv: as ``CsvLog`` writes it, with at least one round. Columns that are not there are not drawn.
         path: of the PNG; its folder is made if need be.
+        class_names: of all classes; ``None`` calls them y = 0, y = 1, ...
+        attribute_names: of all attribute values, of which a single one goes without saying; ``None`` calls them a = 0, ...
     """
-    from matplotlib.ticker import MaxNLocator
-
     with open(metrics_csv, newline="") as source:
         rows = list(csv.DictReader(source))
     rounds = np.array([int(row["round"]) for row in rows])
@@ -103,23 +110,25 @@ def plot_curves(metrics_csv: Path, path: Path) -> None:
 
     groups = [(int(y), int(a)) for y, a in re.findall(r"test/acc_group/y(\d+)_a(\d+)", " ".join(rows[0]))]
     num_classes, num_attributes = (max(index) + 1 for index in zip(*groups, strict=True)) if groups else (0, 0)
+    classes = class_names or [f"y = {label}" for label in range(num_classes)]
+    attributes = attribute_names or [f"a = {attribute}" for attribute in range(num_attributes)]
+    names, word = group_names(classes, attributes), "class" if len(attributes) == 1 else "group"
     with _figure(path, 7.6, 3.2) as figure:
         accuracy, loss = figure.subplots(1, 2, width_ratios=(3, 2))
-        for name, colour, label in (("acc", "black", "average"), ("acc_worst_group", _WORST_COLOUR, "worst group")):
+        for name, colour, label in (("acc", "black", "average"), ("acc_worst_group", _WORST_COLOUR, f"worst {word}")):
             ink: dict[str, Any] = {"color": colour, "zorder": 3}
             _draw_line(accuracy, rounds, 100 * curve(f"test/{name}"), linewidth=1.8, label=label, **ink)
             _draw_line(accuracy, rounds, 100 * curve(f"val/{name}"), linewidth=1.1, linestyle=_DASHES, **ink)
         colours = _group_colours(num_classes, num_attributes)
         for position, (y, a) in enumerate(groups):
-            style: dict[str, Any] = {"color": colours[position], "label": f"y = {y}, a = {a}"}
+            style: dict[str, Any] = {"color": colours[position], "label": names[y * len(attributes) + a]}
             if len(groups) > _MAX_LABELLED_CURVES:
-                style = {"color": "0.75", "label": "" if position else "each group"}
+                style = {"color": "0.75", "label": "" if position else f"each {word}"}
             _draw_line(accuracy, rounds, 100 * curve(f"test/acc_group/y{y}_a{a}"), linewidth=0.9, **style)
         _draw_line(loss, rounds, curve("train/loss"), color="black", linewidth=1.2)
         best = _best_round(rounds, curve("val/acc_worst_group"), curve("val/acc"))
         for axes in (accuracy, loss):
-            axes.set(xlabel="round", xlim=(0, rounds[-1] + 1))
-            axes.xaxis.set_major_locator(MaxNLocator(5, steps=[1, 2, 2.5, 5, 10], integer=True))
+            axes.set(xlabel="round", xlim=(0, 1.03 * rounds[-1]), xticks=_whole_ticks(rounds[-1]))
             if best is not None:
                 axes.axvline(best, color="0.3", linewidth=1.0, linestyle=":", label=f"round {best}: best\nby validation")
         title = "Test accuracy" if best is None else "Accuracy (solid: test; dashed: validation)"
@@ -260,6 +269,14 @@ def _draw_line(axes: "Axes", rounds: NDArray[np.int64], values: NDArray[np.float
     if measured.any():
         # A lone point has no line to be seen by.
         axes.plot(rounds[measured], values[measured], marker="o" if measured.sum() == 1 else None, markersize=3, **style)
+
+
+def _whole_ticks(last: int) -> list[int]:
+    """Return up to six whole numbers from 0 to ``last`` at equal distances."""
+    from matplotlib.ticker import MaxNLocator
+
+    ticks = MaxNLocator(5, steps=[1, 2, 2.5, 5, 10], integer=True).tick_values(0, last)
+    return [int(tick) for tick in ticks if 0 <= tick <= last and tick == int(tick)]
 
 
 def _best_round(rounds: NDArray[np.int64], worst: NDArray[np.float64], average: NDArray[np.float64]) -> int | None:

@@ -2,7 +2,7 @@
 
 import glob
 import json
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -146,6 +146,34 @@ def differing_keys(runs: Iterable[Run]) -> list[str]:
     differing = [key for key in keys if any(v.get(key, absent) != compared[0].get(key, absent) for v in compared)]
     groups = [_group(key) for key in differing if key.startswith("choices.")]
     return groups + [key for key in differing if _group(key) not in groups]
+
+
+def telling_keys(cells: Iterable[Sequence[Run]]) -> list[str]:
+    """Return config keys that tell apart the runs of one seed in each cell, so that it holds a seed once; empty if none do.
+
+    They are all in which such runs differ. Where these differ in ``setting``, which chooses most of the rest, that comes
+    first and the others only where runs of one setting differ; and of many keys, or of callbacks, only what is needed.
+    """
+    clashing = _clashing(cells, [])
+    keys = ["setting"] if any("setting" in differing_keys(runs) for runs in clashing) else []
+    left = _clashing(clashing, keys)
+    differing = dict.fromkeys(key for runs in left for key in differing_keys(runs) if key != "partition_digest")
+    usual = [key for key in differing if _group(key) != "callbacks"]
+    if len(usual) <= 4:
+        keys += usual
+    for key in differing:
+        if key not in keys and _clashing(clashing, [*keys, key]) != _clashing(clashing, keys):
+            keys.append(key)
+    return [] if _clashing(clashing, keys) else keys
+
+
+def _clashing(cells: Iterable[Sequence[Run]], keys: Sequence[str]) -> list[list[Run]]:
+    """Return the runs that share a seed, a cell and the values of the keys."""
+    same: dict[tuple[object, ...], list[Run]] = {}
+    for number, runs in enumerate(cells):
+        for run in runs:
+            same.setdefault((number, run.seed, *map(run.setting, keys)), []).append(run)
+    return [runs for runs in same.values() if len(runs) > 1]
 
 
 def _group(key: str) -> str:

@@ -71,7 +71,8 @@ def measure_sensitivity(runs: Sequence[Run], *, metric: str = METRIC, where: Map
         where: settings that runs must have to be counted.
 
     Raises:
-        ConfigError: if no run is to be counted, they are of several federations, or a cell holds a seed twice.
+        ConfigError: if no run is to be counted or on the paper's grid, they are of several federations, or a cell holds a seed
+            twice.
     """
     wanted = {"heterogeneity": "estimated", **(where or {})}
     axes = load_axes("sensitivity")
@@ -96,6 +97,11 @@ def measure_sensitivity(runs: Sequence[Run], *, metric: str = METRIC, where: Map
         cells.setdefault(tuple(float(str(run.setting(name))) for name in axes), []).append(run)
     for place, members in cells.items():
         check_seeds(" / ".join(f"{value:g}" for value in place), members, remedy="choose among them with --where KEY=VALUE")
+    if not any(all(value in axis for value, axis in zip(place, axes.values(), strict=True)) for place in cells):
+        raise ConfigError(
+            f"Expected runs of the grid over {', '.join(axes)}, but none of {len(runs)} runs has its values of them all: run "
+            "sweep=sensitivity."
+        )
     values = [sorted({*axis, *(place[number] for place in cells)}) for number, axis in enumerate(axes.values())]
     grid = list(itertools.product(*values))
     means = [cell_over_seeds(cells.get(place, []), metric, "last", percent=False, std="population").mean for place in grid]
@@ -117,10 +123,12 @@ def plot_sensitivity(sensitivity: Sensitivity, path: Path) -> None:
     """
     (panel, panels), (row, rows), (column, columns) = sensitivity.axes.items()
     least, most = float(np.nanmin(sensitivity.means)), float(np.nanmax(sensitivity.means))
+    # A single value has no range: it takes the light end of a scale that has round numbers.
+    top = most if most > least else least + max(0.1, 0.1 * abs(least))
     with _figure(path, 1.1 + 0.36 * len(panels) * (len(columns) + 0.6), 1.4 + 0.3 * len(rows)) as figure:
         all_axes = figure.subplots(1, len(panels), sharey=True, squeeze=False)[0]
         for value, means, axes in zip(panels, sensitivity.means, all_axes, strict=True):
-            image = axes.imshow(means, cmap="YlGnBu", vmin=least, vmax=max(most, least + 1e-9), origin="lower", aspect="auto")
+            image = axes.imshow(means, cmap="YlGnBu", vmin=least, vmax=top, origin="lower", aspect="auto")
             for (y, x), mean in np.ndenumerate(means):
                 dark = not math.isnan(mean) and mean - least > 0.55 * (most - least)
                 text = "×" if math.isnan(mean) else f"{mean:.2f}"

@@ -9,11 +9,31 @@ from difflib import get_close_matches
 from itertools import pairwise
 from typing import NamedTuple
 
-from fedfacet.analysis.runs import Run, differing_keys
+from fedfacet.analysis.runs import Run, differing_keys, telling_keys
 from fedfacet.errors import ConfigError
 
 PAPER = "paper"
 """The ``at`` of a column that holds the numbers of a paper."""
+
+
+_HOW = {
+    "personal_test/": "callbacks=[default,personal_evaluate]",
+    "personal_holdout/": "callbacks=[default,personal_evaluate]` and `partition.local_holdout=0.2",
+    "decomposition/": "callbacks=[default,decomposition]",
+}
+"""Metrics that a run has only with certain options of train.py."""
+
+
+class SeedTwiceError(ConfigError):
+    """A cell would hold a seed twice.
+
+    Attributes:
+        rows: the keys of rows with which no cell does; empty where no keys tell the runs apart.
+    """
+
+    def __init__(self, message: str, rows: Sequence[str] = ()) -> None:
+        super().__init__(message)
+        self.rows = tuple(rows)
 
 
 class Cell(NamedTuple):
@@ -22,7 +42,7 @@ class Cell(NamedTuple):
     Attributes:
         mean: over the seeds, in percent if the table is; NaN where a seed has no value, or where there is no seed.
         std: over the seeds, in the same unit; NaN below two seeds.
-        seeds: in ascending order; empty where there is no run.
+        seeds: in ascending order; empty where there is no run that measured it.
     """
 
     mean: float
@@ -162,8 +182,14 @@ def group_runs(runs: Iterable[Run], rows: Sequence[str], columns: Sequence[str])
     groups: dict[tuple[str, str], list[Run]] = {}
     for run in sorted(runs, key=lambda run: run.seed):
         groups.setdefault((_head(run, rows), _head(run, columns)), []).append(run)
+    keys = telling_keys(groups.values())
     for place, members in groups.items():
-        check_seeds(", ".join(place), members, remedy="add that to the keys of rows or columns")
+        try:
+            check_seeds(
+                ", ".join(place), members, remedy=f"give --rows {','.join([*rows, *keys])}, choose with --where KEY=VALUE"
+            )
+        except SeedTwiceError as error:
+            raise SeedTwiceError(str(error), [*rows, *keys] if keys else ()) from None
     return groups
 
 
@@ -194,7 +220,18 @@ def _check_key(runs: Sequence[Run], key: str) -> None:
 def _check_metric(runs: Sequence[Run], metric: str, moments: Sequence[str]) -> None:
     known = {name for run in runs for moment in moments for name in run.at(moment)} - {"round"}
     if metric not in known:
-        raise ConfigError(f"Expected a metric that the runs have, but got {metric!r}: use {_nearest(metric, sorted(known))}.")
+        remedy = f"run them with {how}" if (how := how_to_measure(metric)) else f"use {_nearest(metric, sorted(known))}"
+        raise ConfigError(f"Expected a metric that the runs have, but got {metric!r}: {remedy}.")
+
+
+def how_to_measure(metric: str) -> str | None:
+    """Return the options of train.py, in backticks, without which a run lacks a metric; ``None`` where it takes none."""
+    return next((f"`{options}`" for start, options in _HOW.items() if metric.startswith(start)), None)
+
+
+def measured(run: Run, metric: str, moment: str) -> bool:
+    """Tell whether a run measured a metric; one whose value is NaN was measured, and one without such a round counts too."""
+    return not run.at(moment) or metric in run.at(moment)
 
 
 def check_seeds(place: str, members: Sequence[Run], *, remedy: str) -> None:
@@ -204,11 +241,16 @@ def check_seeds(place: str, members: Sequence[Run], *, remedy: str) -> None:
         place: the name of the cell.
         members: its runs in the order of their seeds.
         remedy: what else can be done about it than to leave a run out.
+
+    Raises:
+        SeedTwiceError: if it does.
     """
     for first, second in pairwise(members):
         if first.seed == second.seed:
             differing = differing_keys([first, second])
-            raise ConfigError(
+            if example := next((f"{key}={value}" for key in differing if (value := second.setting(key)) is not None), None):
+                remedy = remedy.replace("KEY=VALUE", example)
+            raise SeedTwiceError(
                 f"Expected one run per seed in a cell, but {place} has seed {first.seed} twice, in {first.path} and "
                 f"{second.path}, "
                 + (
@@ -262,7 +304,9 @@ def _number(text: str) -> float | None:
 
 
 def cell_over_seeds(members: Sequence[Run], metric: str, moment: str, *, percent: bool, std: str) -> Cell:
-    """Return a metric over the runs of a cell, which are in the order of their seeds."""
+    """Return a metric over the runs of a cell, which are in the order of their seeds; empty if none of them measured it."""
+    if not any(measured(run, metric, moment) for run in members):
+        return Cell(math.nan, math.nan, ())
     values = [run.at(moment).get(metric, math.nan) * (100 if percent else 1) for run in members]
     spread = math.nan
     # The statistics module cannot take the deviation of infinities or NaN.
@@ -274,13 +318,17 @@ def cell_over_seeds(members: Sequence[Run], metric: str, moment: str, *, percent
 def notes_on(groups: Mapping[tuple[str, str], Sequence[Run]], metric: str, moments: Sequence[str]) -> list[str]:
     """Return what a reader must know of cells, by row and column, before trusting them."""
     notes = []
+    everybody = [run for members in groups.values() for run in members]
+    if without := [run for run in everybody if not all(measured(run, metric, moment) for moment in moments)]:
+        how = f": run them with {how}" if (how := how_to_measure(metric)) else ""
+        notes.append(f"`{metric}` was not measured in {len(without)} of {len(everybody)} runs, as `{without[0].path}`{how}.")
     all_seeds = {run.seed for members in groups.values() for run in members}
     for place, members in sorted(groups.items()):
         name = f"`{', '.join(place)}`"
         for moment in moments:
-            without = [f"`{run.path}`" for run in members if math.isnan(run.at(moment).get(metric, math.nan))]
-            if without:
-                notes.append(f"{name} is nan because `{metric}` has no value at the {moment} round of {', '.join(without)}.")
+            lost = [f"`{run.path}`" for run in members if math.isnan(run.at(moment).get(metric, math.nan))]
+            if lost and any(measured(run, metric, moment) for run in members):
+                notes.append(f"{name} is nan because `{metric}` has no value at the {moment} round of {', '.join(lost)}.")
         if differing := differing_keys(members):
             notes.append(f"{name} averages runs that differ in {_some(differing)}, not in the seed alone.")
         if lacking := all_seeds - {run.seed for run in members}:
