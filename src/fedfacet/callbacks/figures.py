@@ -26,6 +26,7 @@ class Figures(Callback):
     def __init__(self, *, run_dir: Path, data: "FederatedData") -> None:
         self.run_dir = run_dir
         self.data = data
+        self._names = {"class_names": data.dataset.class_names, "attribute_names": data.dataset.attribute_names}
         self._drawn = False
 
     def on_round_end(self, federation: "Federation", result: RoundResult) -> None:
@@ -37,12 +38,7 @@ class Figures(Callback):
             return
         self._drawn = True
         if not (self.run_dir / "partition.png").exists():
-            plot_partition(
-                self.data.matrices,
-                self.run_dir / "partition.png",
-                class_names=self.data.dataset.class_names,
-                attribute_names=self.data.dataset.attribute_names,
-            )
+            plot_partition(self.data.matrices, self.run_dir / "partition.png", **self._names)
 
     def on_fit_end(self, federation: "Federation", status: str) -> None:
         """Draw how training went, and who took part."""
@@ -50,7 +46,7 @@ class Figures(Callback):
         if status == "failed" or not federation.state.round:
             return
         if (metrics := self.run_dir / "metrics.csv").exists():
-            plot_curves(metrics, self.run_dir / "curves.png")
+            plot_curves(metrics, self.run_dir / "curves.png", **self._names)
         types = [matrix.triplet.type for matrix in self.data.matrices]
         counts = federation.state.participation_counts.tolist()
         plot_selection(counts, types, self.run_dir / "selection.png", federation.state.round)
