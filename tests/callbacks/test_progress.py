@@ -89,3 +89,43 @@ def test_a_line_is_about_its_own_round(tiny_federation, capsys):
     callbacks = {"score": ScoreOfRound1(), "progress": Progress(rounds=3, seconds_between_lines=0.0)}
     tiny_federation(rounds=3, callbacks=callbacks).fit()
     assert ["worst group" in line for line in capsys.readouterr().err.splitlines()] == [True, False, False]
+
+
+CHOICES = {
+    "dataset": "digits", "partition": "gsc", "model": "resnet8", "selector": "uniform", "aggregator": "fedavgm",
+    "correction": "none", "objective": "classification", "personal": "none", "loss": "cross_entropy", "participation": "always",
+    "engine": "auto", "method": None,
+}  # fmt: skip
+USUAL = (
+    "dataset digits  partition gsc  clients {}  model resnet8  selector uniform  aggregator fedavgm{}  seed 0  "
+    "engine auto on {}"
+)
+
+
+@pytest.mark.parametrize(
+    ("changes", "device", "line"),
+    [
+        ({}, "cpu", USUAL.format("4, 2 a round", "", "cpu")),
+        ({"selector": "all"}, "cpu", USUAL.format("4", "", "cpu").replace("uniform", "all")),
+        (
+            {"personal": "head", "correction": "proximal", "loss": "margin"},
+            "cuda:1",
+            USUAL.format("4, 2 a round", "  correction proximal  personal head  loss margin", "cuda:1"),
+        ),
+    ],
+)
+def test_a_line_says_what_is_trained(run, changes, device, line, caplog):
+    caplog.set_level("INFO")
+    lines = run(2, run_config={"choices": CHOICES | changes}, device=device).splitlines()
+    assert lines[0] == caplog.messages[0] == line
+    assert [line.split("  ")[0] for line in lines[1:]] == ["round 1/2", "round 2/2"]
+
+
+def test_on_a_narrow_terminal_that_line_breaks_between_words(tiny_federation, monkeypatch):
+    monkeypatch.setattr(sys, "stderr", Terminal())
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setenv("COLUMNS", "40")
+    tiny_federation(rounds=1, callbacks={"progress": Progress(rounds=1, run_config={"choices": CHOICES})}).fit()
+    said = sys.stderr.getvalue().partition("\x1b")[0].splitlines()
+    assert max(map(len, said)) <= 40
+    assert " ".join(said).split() == USUAL.format("4, 2 a round", "", "cpu").split()

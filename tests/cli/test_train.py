@@ -63,7 +63,11 @@ def test_the_run_folder_is_complete_and_nothing_lies_beside_it(finished):
 def test_into_a_pipe_it_prints_plain_lines_and_the_table(finished):
     run, result = finished
     summary = summary_of(run)
-    lines = result.stderr.splitlines()
+    said, *lines = result.stderr.splitlines()
+    assert said == (
+        "dataset digits  partition gsc  clients 24, 9 a round  model small_cnn  selector feddiverse  aggregator fedavgm  seed 0"
+        f"  engine sequential on {'cuda' if torch.cuda.is_available() else 'cpu'}"
+    )
     plain = r"round \d/6  clients \d+/\d+  average [\d.]+ %  worst group [\d.]+ %  time left \d+:\d\d"
     assert lines
     assert all(re.fullmatch(plain, line) for line in lines), result.stderr

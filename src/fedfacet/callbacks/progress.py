@@ -2,9 +2,12 @@
 
 import logging
 import math
+import shutil
 import sys
+import textwrap
 import time
-from typing import TYPE_CHECKING
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
 
 from fedfacet.callbacks.base import Callback
 from fedfacet.types import RoundResult
@@ -17,18 +20,40 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
+_UNSAID = {
+    "correction": "none",
+    "objective": "classification",
+    "personal": "none",
+    "loss": "cross_entropy",
+    "participation": "always",
+}
+"""Groups that are told of only where another option than this was chosen."""
+
 
 class Progress(Callback):
     """A live bar on a terminal (rounds, clients, time left, worst-group accuracy); plain lines elsewhere, and in the log.
 
+    A line before the first round says what is trained.
+
     Args:
         rounds: of the run.
         seconds_between_lines: without a terminal, at most one line in this time, besides the first and the last round's.
+        run_config: the run's resolved configuration; without its ``choices`` that line is left out.
+        device: what trains, as torch calls it.
     """
 
-    def __init__(self, *, rounds: int, seconds_between_lines: float = 5.0) -> None:
+    def __init__(
+        self,
+        *,
+        rounds: int,
+        seconds_between_lines: float = 5.0,
+        run_config: Mapping[str, Any] | None = None,
+        device: str = "cpu",
+    ) -> None:
         self.rounds = rounds
         self.seconds_between_lines = seconds_between_lines
+        self.choices: Mapping[str, Any] = (run_config or {}).get("choices") or {}
+        self.device = device
         self._bar: Bar | None = None
         self._task: TaskID | None = None
         self._worst = math.nan
@@ -37,7 +62,13 @@ class Progress(Callback):
         self._last_line = -math.inf
 
     def on_fit_start(self, federation: "Federation") -> None:
-        """Open the bar."""
+        """Say what is trained, and open the bar."""
+        if self.choices:
+            line = _what_is_trained(federation, self.choices, self.device)
+            log.info(line)
+            # A terminal would break it within words.
+            width = shutil.get_terminal_size().columns if sys.stderr.isatty() else len(line)
+            print(textwrap.fill(line, width, break_on_hyphens=False), file=sys.stderr, flush=True)
         self._started = time.monotonic()
         self._first_round = federation.state.round
         if not sys.stderr.isatty():
@@ -87,6 +118,21 @@ class Progress(Callback):
         """Close the bar."""
         if self._bar is not None:
             self._bar.stop()
+
+
+def _what_is_trained(federation: "Federation", choices: Mapping[str, Any], device: str) -> str:
+    """Return the chosen options and the size of the federation, by their names on the command line where they have some."""
+    cohort = "" if choices["selector"] == "all" else f", {federation.cohort_size} a round"
+    unusual = (group for group, usual in _UNSAID.items() if choices.get(group, usual) != usual)
+    return "  ".join(
+        [
+            *(f"{group} {choices[group]}" for group in ("dataset", "partition")),
+            f"clients {federation.num_clients}{cohort}",
+            *(f"{group} {choices[group]}" for group in ("model", "selector", "aggregator", *unusual)),
+            f"seed {federation.seed}",
+            f"engine {choices['engine']} on {device}",
+        ]
+    )
 
 
 def _percent(label: str, value: float) -> str:
