@@ -44,7 +44,9 @@ UNKNOWN = [
     ("+optimizer.nesterof=true", "`optimizer.nesterov`"),
     ("+selector.orthogonl=signed", "`selector.orthogonal`"),
     ("+experiment=digits_gsc", "`experiment=digits_gsc`"),
-    ("+selector@other=uniform", "--help"),
+    ("+selector@other=uniform", "`--cfg job`"),
+    ("+foo=3", "`--cfg job`"),
+    ("selector.temperature=3", "`selector.pretraining_rounds`"),  # nothing is spelt like it, so what there is
     ("~selectr", "`selector`"),
     ("~selector", "`selector=feddiverse`"),
     ("partition=[]", "`partition=gsc`"),
@@ -60,6 +62,10 @@ def test_unknown_names_come_with_the_nearest_valid_ones(refused, override, sugge
     assert suggestion in remedy, sentence
     if "the nearest are" in remedy:  # and it is the first of them
         assert remedy.partition("the nearest are ")[2].startswith(suggestion), sentence
+
+
+def test_only_keys_that_are_spelt_alike_are_near(refused):
+    assert refused("federation.round=5").endswith("the nearest are `federation.rounds`.")
 
 
 IMPOSSIBLE = [
@@ -95,6 +101,11 @@ IMPOSSIBLE = [
     ("rounds", "key=value"),
     ("task=a b, c", "-m"),
     ("task=(a", "quotes"),
+    (
+        "paths.output_dir=/tmp/m_lr=5",
+        "whose value has a `=` in it: put it in quotes that the shell keeps, \"paths.output_dir='/tmp/m_lr=5'\"",
+    ),
+    ("optimizer.lr=nan", "to be a finite number, but got nan"),
     ("--rounds=5", "--rounds=5"),
     ("--config-name=describe", "--config-name"),
 ]

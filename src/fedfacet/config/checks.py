@@ -19,6 +19,8 @@ MAX_THREADS = 1024
 
 _NAME = str | int | float  # a folder may be called 2024
 
+_WORDS = {float: "a finite number", int: "a whole number", bool: "true or false", str: "a text", types.NoneType: "null"}
+
 SETTINGS: dict[str, Any] = {
     "task": _NAME,
     "seed": int,
@@ -120,7 +122,10 @@ def _misfit(key: str, hint: Any, value: Any) -> ConfigError:
 def _in_words(hint: Any) -> str:
     """Say what an annotation asks for."""
     if typing.get_origin(hint) in (typing.Union, types.UnionType):
-        return " or ".join(dict.fromkeys(map(_in_words, typing.get_args(hint))))
+        options = typing.get_args(hint)
+        if {float, int, str} & set(options):  # what a command line can give; a Tensor beside it is for callers in Python
+            options = tuple(option for option in options if not inspect.isclass(option) or option in _WORDS)
+        return " or ".join(dict.fromkeys(map(_in_words, options)))
     if typing.get_origin(hint) is Literal:
         return " or ".join(map(repr, typing.get_args(hint)))
     origin, arguments = typing.get_origin(hint) or hint, typing.get_args(hint)
@@ -128,8 +133,7 @@ def _in_words(hint: Any) -> str:
         return "settings"
     if inspect.isclass(origin) and issubclass(origin, Sequence) and origin is not str:
         return f"a list, each entry {_in_words(arguments[0])}" if arguments else "a list"
-    words = {float: "a finite number", int: "a whole number", bool: "true or false", str: "a text", types.NoneType: "null"}
-    return words.get(hint) or inspect.formatannotation(hint)
+    return _WORDS.get(hint) or inspect.formatannotation(hint)
 
 
 def _fits(value: Any, hint: Any) -> bool:

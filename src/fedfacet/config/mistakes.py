@@ -58,6 +58,11 @@ def _explain_override(name: str, override: str, others: Sequence[str], error: Ex
     try:
         parsed = OverridesParser.create().parse_override(override)
     except (HydraException, ValueError):
+        if "=" in value and not {"'", "\\"} & set(value):
+            return (
+                f"Expected an override of the form key=value, but got `{override}`, whose value has a `=` in it: put it in "
+                f"quotes that the shell keeps, \"{key}='{value}'\"."
+            )
         return (
             f"Expected an override of the form key=value, but got `{override}`: see `--help`; a value with special characters "
             f"needs quotes that the shell keeps, as in \"{key or 'key'}='a, b'\"."
@@ -90,18 +95,19 @@ def _first_line(error: Exception) -> str:
 
 
 def unknown(key: str, valid: Sequence[str]) -> str:
-    """Name the nearest valid keys, by full path and by last part."""
+    """Name the nearest valid keys: those that are spelt alike in full and in their last part, or have the same last part."""
     leaf = key.rpartition(".")[2]
     valid = [name for name in dict.fromkeys(valid) if name.rpartition(".")[2] not in SPECIAL_KEYS]
-    nearest = difflib.get_close_matches(key, valid, 3, cutoff=0.6)
+    # A common beginning alone, such as `federation.`, makes no two keys alike.
+    alike = [name for name in valid if difflib.get_close_matches(leaf, [name.rpartition(".")[2]])]
+    nearest = difflib.get_close_matches(key, alike, 3)
     nearest += [name for name in valid if name.rpartition(".")[2] == leaf and name not in nearest]
+    said = "the nearest are"
+    if not nearest and (parent := key.rpartition(".")[0]):
+        nearest, said = [name for name in valid if name.startswith(f"{parent}.")], f"`{parent}` has"
     if not nearest:
-        parent = key.rpartition(".")[0]
-        nearest = [name for name in valid if parent and name.startswith(f"{parent}.")][:8]
-    names = ", ".join(f"`{name}`" for name in nearest[:8])
-    return (
-        f"Expected a known option, but got `{key}`: {f'the nearest are {names}.' if names else 'see `--help` for all of them.'}"
-    )
+        return f"Expected a known option, but got `{key}`: `--cfg job` prints all of them, `--help` the groups."
+    return f"Expected a known option, but got `{key}`: {said} {', '.join(f'`{name}`' for name in nearest[:8])}."
 
 
 def check_added(name: str, config: DictConfig, override: str) -> None:
