@@ -5,6 +5,7 @@ import re
 import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict
+from difflib import get_close_matches
 from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -51,6 +52,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(usage(), end="")
         return 0
     try:
+        check_command(argv)
         if list(argv[:1]) == ["selectors"]:
             told = tell_selectors(argv[1:])
         elif list(argv[:1]) == ["estimation"]:
@@ -69,6 +71,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     else:
         print_tables(told.tables, told.remarks, told.figures)
     return 0
+
+
+def check_command(argv: Sequence[str]) -> None:
+    """Refuse a first word that is close to a command, but none."""
+    word, equals, _ = argv[0].partition("=") if argv else ("", "", "")
+    known = ["decomposition"] if equals else ["selectors", "estimation"]
+    if word.isalpha() and word not in (*known, "partition") and (close := get_close_matches(word, known, n=1)):
+        raise ConfigError(f"Expected a command or key=value, but got {argv[0]!r}: did you mean {close[0]}{equals}?")
 
 
 def usage() -> str:

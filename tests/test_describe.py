@@ -191,14 +191,35 @@ def test_help_imports_nothing_heavy_and_names_the_options(tmp_path):
     assert not files(tmp_path)
 
 
-def test_selectors_are_shown_in_the_thesis_taxonomy(run, tmp_path):
+@pytest.mark.parametrize(
+    ("typed", "meant"), [("selektors", "selectors"), ("estimate", "estimation"), ("decompositon=logs", "decomposition=")]
+)
+def test_a_command_that_is_close_to_a_known_one_is_corrected(run, typed, meant):
+    status, out, err = run(typed)
+    assert (status, out) == (2, "")
+    assert err.endswith(f"but got '{typed}': did you mean {meant}?\n")
+
+
+@pytest.mark.parametrize("columns", ["80", "100", None])
+def test_selectors_fit_the_terminal_and_lose_nothing(run, monkeypatch, columns):
+    monkeypatch.setenv("COLUMNS", columns) if columns else monkeypatch.delenv("COLUMNS")
+    _, out, _ = run("selectors")
+    assert "…" not in out
+    assert max(map(len, out.splitlines())) <= int(columns or 160)
+    rows = [[cell.strip() for cell in line.split("│")[1:-1]] for line in out.splitlines() if line.startswith("│")]
+    assert [row[0] for row in rows if row[0]] == sorted(file.stem for file in (CONF / "selector").glob("*.yaml"))
+    assert "heterogeneitytriplet" in "".join(row[3] for row in rows).replace(" ", ""), "folded, not cut"
+
+
+def test_selectors_are_shown_in_the_thesis_taxonomy(run, tmp_path, monkeypatch):
     """A row for every option, in text without a word cut, and the same six fields in JSON."""
+    monkeypatch.setenv("COLUMNS", "160")
     status, out, err = run("selectors")
     assert (status, err) == (0, "")
     assert "…" not in out
     rows = [[cell.strip() for cell in line.split("│")[1:-1]] for line in out.splitlines() if line.startswith("│")]
     assert [row[0] for row in rows if row[0]] == sorted(file.stem for file in (CONF / "selector").glob("*.yaml"))
-    assert ["pow_d", "efficiency", "DRT", "θ, |D|, loss", "loss", "ranking", "accuracy"] in rows, "the thesis' own row"
+    assert ["pow_d", "efficiency", "DRT", "θ, |D|, loss", "loss", "ranking", "accuracy reached"] in rows, "the thesis' own row"
     assert "S statefulness" in " ".join(out.split())
     assert not files(tmp_path)
 

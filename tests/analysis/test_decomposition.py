@@ -181,6 +181,25 @@ def test_absolute_values_are_drawn_over_alpha_a_line_per_method(tmp_path, monkey
     assert shift.lines[0].get_ydata().tolist() == [0.25] * 3
 
 
+def test_negative_terms_are_marked_and_the_legend_says_so(tmp_path, monkeypatch):
+    described = [one({"partition.alpha": alpha}, aggregation_loss=-1 if alpha == "10" else 1) for alpha in ("0.1", "10")]
+    local, _, aggregation = drawn(described, tmp_path, monkeypatch)
+    (marks,) = aggregation.collections[1:]  # after the band
+    assert marks.get_offsets().tolist() == [[0, 1]]  # alpha = 10
+    assert not local.collections[1:]
+    (legend,) = local.figure.legends
+    assert [text.get_text() for text in legend.get_texts()] == ["negative: lowers the loss"]
+
+
+def test_a_single_run_is_named_and_its_negative_bars_are_hatched(tmp_path, monkeypatch):
+    panels = drawn([one({})], tmp_path, monkeypatch)
+    assert [panel.patches[0].get_hatch() for panel in panels] == [None, None, "////"]
+    assert [label.get_text() for label in panels[0].get_xticklabels()] == ["run"]
+    (legend,) = panels[0].figure.legends
+    assert [text.get_text() for text in legend.get_texts()] == ["negative: lowers the loss"]
+    assert not drawn([one({}, aggregation_loss=1)], tmp_path, monkeypatch)[-1].figure.legends
+
+
 def test_lines_have_the_band_of_their_seeds(tmp_path, monkeypatch):
     described = [
         one({"partition.alpha": alpha}, seed, local_loss=0.5 + seed / 10) for alpha in ("0.1", "100") for seed in (0, 1, 2)

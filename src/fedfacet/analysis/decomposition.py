@@ -93,13 +93,17 @@ def plot_decompositions(described: Sequence[Mapping[str, Any]], path: Path) -> N
 
     Where one setting of the runs is a number with several values (``partition.alpha``, say), it is the horizontal axis, largest
     value first, and the others make lines; else every setting is a bar, to one scale. Values are means over the seeds; a line
-    lies in the band between its smallest and largest seed.
+    lies in the band between its smallest and largest seed. Terms whose mean is negative are hatched bars or open markers.
 
     Args:
         described: as ``describe_decompositions`` returns it.
         path: of the PNG; its folder is made if need be.
     """
+    from matplotlib.lines import Line2D
+    from matplotlib.patches import Patch
+
     axis = _axis_of(described)
+    negative = False
     points: dict[tuple[str, ...], dict[str, list[Mapping[str, Any]]]] = {}
     for one in described:
         series = tuple(str(value) for key, value in one["settings"].items() if key != axis)
@@ -111,25 +115,41 @@ def plot_decompositions(described: Sequence[Mapping[str, Any]], path: Path) -> N
             for position, (series, line) in enumerate(points.items()):
                 seeds = [[abs(one[term]) for one in line.get(value, ())] or [np.nan] for value in values]
                 heights = list(map(fmean, seeds))
+                below = [fmean([one[term] for one in line.get(value, ())] or [np.nan]) < 0 for value in values]
+                negative |= any(below)
                 style: dict[str, Any] = {"color": _COLOURS[position % len(_COLOURS)], "label": ", ".join(series) or None}
                 if axis is None:
-                    panel.bar([position], heights, width=0.7, **style)
+                    hatch = {"hatch": "////", "edgecolor": "white"} if any(below) else {}
+                    panel.bar([position], heights, width=0.7, **hatch, **style)
                 else:
                     # Lines of equal local models lie on one another.
                     dashes = _DASHES[position % len(_DASHES)]
                     panel.plot(range(len(values)), heights, dashes, marker="o", markersize=3, linewidth=1.2, **style)
                     low, high = list(map(min, seeds)), list(map(max, seeds))
                     panel.fill_between(range(len(values)), low, high, color=style["color"], alpha=0.15, linewidth=0)
+                    places = [(place, height) for place, height in enumerate(heights) if below[place]]
+                    if places:
+                        panel.scatter(*zip(*places, strict=True), s=20, facecolor="white", edgecolor=style["color"], zorder=3)
             panel.set(title=term.replace("_", " "), ylim=(0, None))
             if axis is None:
                 panel.set(xlim=(-1, len(points)), xticks=[])
+                if not any(points):
+                    panel.set_xticks([0], [Path(described[0]["run"]).name])
             else:
                 panel.set_xticks(range(len(values)), values)
                 panel.set_xlabel(axis.rpartition(".")[2])
         rounds = sorted({one["round"] for one in described})
         panels[0].set_ylabel(f"absolute value after round {', '.join(map(str, rounds))}")
-        if any(points):
-            figure.legend(*panels[0].get_legend_handles_labels(), loc="outside lower center", ncols=min(3, len(points)))
+        handles: list[Any] = panels[0].get_legend_handles_labels()[0] if any(points) else []
+        if negative:
+            meaning: dict[str, Any] = {"label": "negative: lowers the loss"}
+            handles.append(
+                Patch(facecolor="grey", edgecolor="white", hatch="////", **meaning)
+                if axis is None
+                else Line2D([], [], linestyle="", marker="o", markerfacecolor="white", markeredgecolor="grey", **meaning)
+            )
+        if handles:
+            figure.legend(handles=handles, loc="outside lower center", ncols=min(3, len(handles)))
 
 
 def _named_by_method(runs: Sequence[Run], keys: Sequence[str]) -> list[str]:
