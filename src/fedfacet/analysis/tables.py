@@ -248,7 +248,8 @@ def check_seeds(place: str, members: Sequence[Run], *, remedy: str) -> None:
     for first, second in pairwise(members):
         if first.seed == second.seed:
             differing = differing_keys([first, second])
-            if example := next((f"{key}={value}" for key in differing if (value := second.setting(key)) is not None), None):
+            by_setting = sorted(differing, key=lambda key: key != "setting")  # which chooses most of the others
+            if example := next((f"{key}={value}" for key in by_setting if (value := second.setting(key)) is not None), None):
                 remedy = remedy.replace("KEY=VALUE", example)
             raise SeedTwiceError(
                 f"Expected one run per seed in a cell, but {place} has seed {first.seed} twice, in {first.path} and "
