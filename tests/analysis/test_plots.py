@@ -155,6 +155,19 @@ def test_names_make_another_picture_of_the_curves_and_a_lone_attribute_value_non
     assert picture(**three) == picture(**(three | {"class_names": ("x", "unseen", "z")}))
 
 
+def test_many_curves_have_one_entry_in_the_legend_even_if_the_first_group_is_not_tested(tmp_path):
+    keys = [f"y{y}_a0" for y in range(20)]
+    sizes = []
+    for missing in ("y19_a0", "y0_a0"):
+        rows = [row | {f"test/acc_group/{missing}": float("nan")} for row in measured(1, keys)]
+        for row in rows:  # the lines themselves lie outside the picture
+            row |= {name: 2.0 for name, value in row.items() if name.startswith("test/acc_group/") and value == value}
+        write_metrics(tmp_path / "metrics.csv", rows)
+        plots.plot_curves(tmp_path / "metrics.csv", tmp_path / "curves.png")
+        sizes.append(area(tmp_path / "curves.png", "0.75"))
+    assert sizes[0] == sizes[1] > 0
+
+
 @pytest.mark.parametrize("last", [*range(1, 40), 100, 200, 1000])
 def test_rounds_are_whole_numbers_and_none_comes_after_the_last(last):
     ticks = plots._whole_ticks(last)

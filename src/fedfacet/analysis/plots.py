@@ -123,7 +123,8 @@ def plot_curves(
         for position, (y, a) in enumerate(groups):
             style: dict[str, Any] = {"color": colours[position], "label": names[y * len(attributes) + a]}
             if len(groups) > _MAX_LABELLED_CURVES:
-                style = {"color": "0.75", "label": "" if position else f"each {word}"}
+                # One name for all, which the first need not carry: it may have no test samples, and so no curve.
+                style = {"color": "0.75", "label": f"each {word}" if f"each {word}" not in _labels(accuracy) else ""}
             _draw_line(accuracy, rounds, 100 * curve(f"test/acc_group/y{y}_a{a}"), linewidth=0.9, **style)
         _draw_line(loss, rounds, curve("train/loss"), color="black", linewidth=1.2)
         best = _best_round(rounds, curve("val/acc_worst_group"), curve("val/acc"))
@@ -269,6 +270,10 @@ def _draw_line(axes: "Axes", rounds: NDArray[np.int64], values: NDArray[np.float
     if measured.any():
         # A lone point has no line to be seen by.
         axes.plot(rounds[measured], values[measured], marker="o" if measured.sum() == 1 else None, markersize=3, **style)
+
+
+def _labels(axes: "Axes") -> list[str]:
+    return axes.get_legend_handles_labels()[1]
 
 
 def _whole_ticks(last: int) -> list[int]:
