@@ -2,14 +2,18 @@
 
 import contextlib
 import errno
+import io
 import json
 import logging
 import os
+import re
 import shlex
+import shutil
 import signal
 import sys
+import textwrap
 import traceback
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
@@ -51,9 +55,26 @@ def main() -> None:
                 check(job, run_dir)
     except (FedFacetError, ValueError, TypeError) as error:
         refuse(error)
-    hydra.main(version_base="1.3", config_path=str(configuration.conf_dir()), config_name="train")(train)()
+    job = hydra.main(version_base="1.3", config_path=str(configuration.conf_dir()), config_name="train")(train)
+    if {"-h", "--help"} & set(sys.argv):
+        print_wrapped(job)
+    else:
+        job()
     if cells:
         sys.exit(take_stock(cells))
+
+
+def print_wrapped(tell_help: Callable[[], None]) -> None:
+    """Print what Hydra says for --help, with the groups' lists of options folded to the terminal's width."""
+    said = io.StringIO()
+    try:
+        with contextlib.redirect_stdout(said):
+            tell_help()  # it leaves by SystemExit
+    finally:
+        width = min(max(shutil.get_terminal_size((128, 24)).columns, 80), 128)
+        for line in said.getvalue().splitlines():
+            is_list = re.match(r"\w+: \w+,", line)
+            print(textwrap.fill(line, width, subsequent_indent="  ", break_on_hyphens=False) if is_list else line)
 
 
 def check(job: DictConfig, run_dir: Path) -> None:

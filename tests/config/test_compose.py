@@ -39,6 +39,15 @@ class TestWherePresent:
         composed, _ = compose_job("train", ["debug=smoke", "federation.rounds=2"])
         assert composed.federation.rounds == 2
 
+    def test_some_settings_are_meant_for_one_option(self):
+        for recipe in ("retina_split1", "retina_split2", "covid_fl"):
+            composed, _ = compose_job("train", [f"experiment={recipe}"])
+            assert (composed.choices.partition, composed.partition.label) == ("natural", "client")
+            composed, _ = compose_job("train", [f"experiment={recipe}", "partition=dirichlet"])
+            assert composed.partition.label == "y"
+            composed, _ = compose_job("train", [f"experiment={recipe}", "partition=dirichlet", "partition.label=client"])
+            assert composed.partition.label == "client"
+
     def test_smoke_is_small(self):
         composed, _ = compose_job("train", ["debug=smoke", "experiment=spawrious_gsc"])
         assert composed.federation.cohort_size <= 3

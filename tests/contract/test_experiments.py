@@ -55,7 +55,9 @@ def test_it_composes_in_full(experiment_option):
     assert settings["smoke"] is False
     assert settings["where_present"] == {}, "all of it is applied"
     recipe = OmegaConf.to_object(OmegaConf.load(CONF / "experiment" / f"{experiment_option}.yaml"))
-    for key, value in recipe.pop("where_present", {}).items():
+    for setting, value in recipe.pop("where_present", {}).items():
+        key, _, option = setting.partition("@")
+        assert option in ("", job.choices[key.partition(".")[0]]), "what is meant for one option is meant for the recipe's"
         applied, (group, _, leaf) = OmegaConf.select(job, key), key.partition(".")
         if applied is None:  # of an option that may be chosen instead
             assert any(leaf in OmegaConf.load(option) for option in (CONF / group).glob("*.yaml")), f"nothing has {key}"

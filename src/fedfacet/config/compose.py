@@ -75,16 +75,20 @@ def finalized(config: DictConfig, overrides: Sequence[str], choices: Mapping[str
     """Return the config as it will be used and saved.
 
     The settings under ``where_present`` (of ``experiment=``, ``fidelity=`` and ``debug=``) are applied where the chosen options
-    have the key and the command line does not set it, and the names of the chosen options are noted under ``choices``. Where
-    there is a ``federation.step_budget``, the rounds follow from it.
+    have the key and the command line does not set it; ``partition.label@natural`` is ``partition.label`` where the partition is
+    ``natural``. The names of the chosen options are noted under ``choices``. Where there is a ``federation.step_budget``, the
+    rounds follow from it.
     """
     config = config.copy()
     given = {override.lstrip("+~").split("=")[0] for override in overrides}
     with open_dict(config):
-        for key, value in dict(config.get("where_present") or {}).items():
-            parent, _, leaf = str(key).rpartition(".")
+        for setting, value in dict(config.get("where_present") or {}).items():
+            key, _, option = str(setting).partition("@")
+            parent, _, leaf = key.rpartition(".")
+            if option and option != choices.get(key.partition(".")[0]):
+                continue
             if key not in given and leaf in (OmegaConf.select(config, parent) or {}):
-                OmegaConf.update(config, str(key), value)
+                OmegaConf.update(config, key, value)
         config.where_present = {}
         for group in ("transforms", "callbacks", "logger"):
             if "federation" in config and group not in config:  # `logger=[]`: none of them is a choice too
