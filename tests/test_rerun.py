@@ -116,7 +116,7 @@ def test_another_model_in_the_checkpoint_is_told(run, tmp_path):
 def test_a_round_without_a_checkpoint_is_refused(run, round):
     folder, _ = run(KEEP)
     with pytest.raises(
-        CheckpointError, match=rf"Expected a round whose beginning .* \(1, 2, 3, 4\), but got {round}: .*keep=all"
+        CheckpointError, match=rf"Expected a round that .* can do again, rounds 1, 2, 3, 4, but got {round}: .*keep=all"
     ):
         decompose_round(folder, round)
 

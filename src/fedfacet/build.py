@@ -84,7 +84,7 @@ def build(config: DictConfig, run_dir: Path) -> Federation:
         "group_weights": np.sum([matrix.counts for matrix in data.matrices], axis=0).ravel().tolist(),
         "num_attributes": dataset.num_attributes,
         "rounds": config.federation.rounds,
-        "device": str(runtime.device),
+        "trains_on": str(runtime.device),
         "facts": _facts(config, data, runtime.device, engine),
         "model_config": plain(config)["model"] | {"num_classes": dataset.num_classes, "input_shape": dataset.input_shape},
     }

@@ -116,7 +116,7 @@ USUAL = (
 )
 def test_a_line_says_what_is_trained(run, changes, device, line, caplog):
     caplog.set_level("INFO")
-    lines = run(2, run_config={"choices": CHOICES | changes}, device=device).splitlines()
+    lines = run(2, run_config={"choices": CHOICES | changes}, trains_on=device).splitlines()
     assert lines[0] == caplog.messages[0] == line
     assert [line.split("  ")[0] for line in lines[1:]] == ["round 1/2", "round 2/2"]
 

@@ -39,7 +39,7 @@ class Progress(Callback):
         rounds: of the run.
         seconds_between_lines: without a terminal, at most one line in this time, besides the first and the last round's.
         run_config: the run's resolved configuration; without its ``choices`` that line is left out.
-        device: what trains, as torch calls it.
+        trains_on: the device, as torch calls it.
     """
 
     def __init__(
@@ -48,12 +48,12 @@ class Progress(Callback):
         rounds: int,
         seconds_between_lines: float = 5.0,
         run_config: Mapping[str, Any] | None = None,
-        device: str = "cpu",
+        trains_on: str = "cpu",
     ) -> None:
         self.rounds = rounds
         self.seconds_between_lines = seconds_between_lines
         self.choices: Mapping[str, Any] = (run_config or {}).get("choices") or {}
-        self.device = device
+        self.trains_on = trains_on
         self._bar: Bar | None = None
         self._task: TaskID | None = None
         self._worst = math.nan
@@ -64,7 +64,7 @@ class Progress(Callback):
     def on_fit_start(self, federation: "Federation") -> None:
         """Say what is trained, and open the bar."""
         if self.choices:
-            line = _what_is_trained(federation, self.choices, self.device)
+            line = _what_is_trained(federation, self.choices, self.trains_on)
             log.info(line)
             # A terminal would break it within words.
             width = shutil.get_terminal_size().columns if sys.stderr.isatty() else len(line)
@@ -120,7 +120,7 @@ class Progress(Callback):
             self._bar.stop()
 
 
-def _what_is_trained(federation: "Federation", choices: Mapping[str, Any], device: str) -> str:
+def _what_is_trained(federation: "Federation", choices: Mapping[str, Any], trains_on: str) -> str:
     """Return the chosen options and the size of the federation, by their names on the command line where they have some."""
     cohort = "" if choices["selector"] == "all" else f", {federation.cohort_size} a round"
     unusual = (group for group, usual in _UNSAID.items() if choices.get(group, usual) != usual)
@@ -130,7 +130,7 @@ def _what_is_trained(federation: "Federation", choices: Mapping[str, Any], devic
             f"clients {federation.num_clients}{cohort}",
             *(f"{group} {choices[group]}" for group in ("model", "selector", "aggregator", *unusual)),
             f"seed {federation.seed}",
-            f"engine {choices['engine']} on {device}",
+            f"engine {choices['engine']} on {trains_on}",
         ]
     )
 
