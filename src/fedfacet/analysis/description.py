@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedfacet import rng
+from fedfacet.analysis.groups import group_names
 from fedfacet.analysis.plots import TYPES
 from fedfacet.analysis.terminal import TextTable
 from fedfacet.data.dataset import Dataset
@@ -173,12 +174,14 @@ def tables_of(description: Mapping[str, Any]) -> Iterator[TextTable]:
             ],
         )
     if "feasibility" in description:
+        cells = description["feasibility"]
+        groups = group_names(*(list(dict.fromkeys(cell[part] for cell in cells)) for part in ("class", "attribute")))
         yield TextTable(
             "Samples of the data set",
-            ["class, attribute", "wanted by clients", "available", "held out for validation"],
+            ["group", "wanted by clients", "available", "held out for validation"],
             [
-                [f"{cell['class']}, {cell['attribute']}", *(str(cell[key]) for key in ("wanted", "available", "validation"))]
-                for cell in description["feasibility"]
+                [name, *(str(cell[key]) for key in ("wanted", "available", "validation"))]
+                for name, cell in zip(groups, cells, strict=True)
             ],
         )
 
