@@ -1,5 +1,6 @@
 """What crosses a channel, message after message."""
 
+import pickle
 from multiprocessing import Pipe
 
 import pytest
@@ -73,3 +74,15 @@ def test_what_a_receiver_does_to_a_tensor_ends_with_its_message(ends):
     receiver.receive()[1][0].pop("x").requires_grad_()
     sender.send("second", [{"x": torch.ones(3)}])
     assert not receiver.receive()[1][0]["x"].requires_grad
+
+
+def test_a_message_that_could_not_be_sent_changes_nothing_for_the_next(ends):
+    """A function of this one's has no name that pickle could find."""
+    left, right = ends
+    bundles = [{"a": torch.arange(3.0)}]
+    with pytest.raises((AttributeError, TypeError, ValueError, pickle.PicklingError)):
+        left.send(lambda: None, bundles)
+    left.send("next", bundles)
+    message, arrived = right.receive()
+    assert message == "next"
+    assert [state.digest(bundle) for bundle in arrived] == [state.digest(bundle) for bundle in bundles]

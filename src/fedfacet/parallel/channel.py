@@ -32,18 +32,21 @@ class Channel:
 
     def send(self, message: Any, bundles: Sequence[State] = ()) -> None:
         """Send a message that can be pickled, and bundles of tensors on the CPU."""
-        manifest = wire.manifest_of(bundles)
+        manifest, outgoing = wire.manifest_of(bundles), self._outgoing
         news: tuple[wire.Manifest, SharedBytes | None] | None = None
         if manifest != self._manifest:
             moved = None
-            if manifest.num_bytes and (self._outgoing is None or len(self._outgoing.tensor) < manifest.num_bytes):
-                self._outgoing = moved = SharedBytes(manifest.num_bytes)
-            self._manifest, news = manifest, (manifest, moved)
-            self._targets = wire.read(manifest, _bytes_of(self._outgoing))
+            if manifest.num_bytes and (outgoing is None or len(outgoing.tensor) < manifest.num_bytes):
+                outgoing = moved = SharedBytes(manifest.num_bytes)
+            news = manifest, moved
+        packed = pickle.dumps((message, news), protocol=pickle.HIGHEST_PROTOCOL)
+        if news is not None:  # only now, as a message that cannot be packed is news to nobody
+            self._manifest, self._outgoing = manifest, outgoing
+            self._targets = wire.read(manifest, _bytes_of(outgoing))
         for bundle, targets in zip(bundles, self._targets, strict=True):
             if targets:
                 torch._foreach_copy_(list(targets.values()), list(bundle.values()))
-        self.connection.send_bytes(pickle.dumps((message, news), protocol=pickle.HIGHEST_PROTOCOL))
+        self.connection.send_bytes(packed)
 
     def receive(self) -> tuple[Any, list[State]]:
         """Return a message and its bundles.
