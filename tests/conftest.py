@@ -5,6 +5,8 @@ import os
 # Before torch loads, and inherited by every process that a test starts: sums over threads are part of the numbers.
 os.environ["OMP_NUM_THREADS"] = "1"
 
+import fedfacet.libraries  # noqa: F401, I001  # before anything else that loads torch
+
 from functools import partial
 from pathlib import Path
 

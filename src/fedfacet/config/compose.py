@@ -54,6 +54,8 @@ def compose_job(name: str, overrides: Sequence[str]) -> tuple[DictConfig, DictCo
     except OmegaConfBaseException as error:
         raise ConfigError(f"Expected every value to be given, but got: {str(error).splitlines()[0]}.") from None
     check_settings(set(flat_keys(base)), settings)
+    import fedfacet.libraries  # noqa: F401  # late, so that what was refused so far is refused at once
+
     for path, node in targets(config):
         check_arguments(path, node)
     return config, composed.hydra

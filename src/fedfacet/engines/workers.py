@@ -310,7 +310,7 @@ def _context() -> BaseContext:
     if "forkserver" not in multiprocessing.get_all_start_methods():
         return multiprocessing.get_context("spawn")
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["torch", "lightning"])
+    context.set_forkserver_preload(["fedfacet.libraries", "lightning"])  # fedfacet cannot be found where it is not installed
     return context
 
 
