@@ -49,6 +49,10 @@ def test_plain_lines(run):
     assert len(lines) == 3
 
 
+def test_groups_without_attributes_are_classes(run):
+    assert "average 51.0 %  worst class 25.0 %" in run(1, num_attributes=1)
+
+
 def test_between_the_first_and_the_last_line_time_must_pass(run):
     lines = run(6, seconds_between_lines=3600.0).splitlines()
     assert [line.split("  ")[0] for line in lines] == ["round 1/6", "round 6/6"]

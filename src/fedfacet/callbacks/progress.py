@@ -40,6 +40,7 @@ class Progress(Callback):
         seconds_between_lines: without a terminal, at most one line in this time, besides the first and the last round's.
         run_config: the run's resolved configuration; without its ``choices`` that line is left out.
         trains_on: the device, as torch calls it.
+        num_attributes: A; where it is 1, the groups are called classes.
     """
 
     def __init__(
@@ -49,11 +50,13 @@ class Progress(Callback):
         seconds_between_lines: float = 5.0,
         run_config: Mapping[str, Any] | None = None,
         trains_on: str = "cpu",
+        num_attributes: int = 2,
     ) -> None:
         self.rounds = rounds
         self.seconds_between_lines = seconds_between_lines
         self.choices: Mapping[str, Any] = (run_config or {}).get("choices") or {}
         self.trains_on = trains_on
+        self._worst_name = "worst class" if num_attributes == 1 else "worst group"
         self._bar: Bar | None = None
         self._task: TaskID | None = None
         self._worst = math.nan
@@ -91,7 +94,7 @@ class Progress(Callback):
     def on_client_end(self, round: int, position: int, expected: int, phase: str) -> None:
         """Show which client is done."""
         if self._bar is not None and self._task is not None:
-            self._bar.update(self._task, text=f"{phase} {position}/{expected}{_percent(' worst group', self._worst)}")
+            self._bar.update(self._task, text=f"{phase} {position}/{expected}{_percent(f' {self._worst_name}', self._worst)}")
 
     def on_round_end(self, federation: "Federation", result: RoundResult) -> None:
         """Move the bar, or print a line."""
@@ -101,7 +104,7 @@ class Progress(Callback):
         self._worst = self._worst if math.isnan(worst) else worst  # the bar shows the latest that was measured
         line = (
             f"round {result.round}/{self.rounds}  clients {len(result.arrived)}/{len(result.cohort)}"
-            f"{_percent('  average', result.metrics.get('test/acc', math.nan))}{_percent('  worst group', worst)}"
+            f"{_percent('  average', result.metrics.get('test/acc', math.nan))}{_percent(f'  {self._worst_name}', worst)}"
             f"  time left {_duration(left)}"
         )
         log.info(line)
