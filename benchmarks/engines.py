@@ -4,6 +4,7 @@ import argparse
 import contextlib
 import itertools
 import json
+import math
 import os
 import platform
 import select
@@ -21,7 +22,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-import memory
+import processes
 
 HERE = Path(__file__).parent
 SRC = HERE.parent / "src"
@@ -58,6 +59,7 @@ class Measured:
     Attributes:
         startup: seconds from the start of the process to the end of its first round.
         rounds: seconds of each timed round, per repeat.
+        core_seconds: that the process tree was on a core for, per repeat; NaN where the system does not say.
         peak_memory: bytes of the process tree, the most that was seen while it started and in the rounds before the timed ones.
         versions: of the packages that the contender names.
         failure: why it was left out, or ``None``.
@@ -65,6 +67,7 @@ class Measured:
 
     startup: float = float("nan")
     rounds: list[list[float]] = field(default_factory=list)
+    core_seconds: list[float] = field(default_factory=list)
     peak_memory: int = 0
     versions: dict[str, str] = field(default_factory=dict)
     failure: str | None = None
@@ -80,6 +83,11 @@ class Measured:
         rounds = list(itertools.chain(*self.rounds))
         lower, _, upper = statistics.quantiles(rounds, n=4, method="inclusive") if len(rounds) > 1 else (0.0, 0.0, 0.0)
         return upper - lower
+
+    @property
+    def cores(self) -> float:
+        """How many cores it was on at a time, on average over all rounds."""
+        return sum(self.core_seconds) / sum(itertools.chain(*self.rounds))
 
     def ratio_to(self, other: "Measured") -> float:
         """The median over the repeats of one block's median divided by that of the other's block in the same repeat."""
@@ -149,7 +157,7 @@ class Contender:
 
     def close(self) -> None:
         """Let it leave, make sure that it has, and remove its folder."""
-        tree = memory.process_tree(self.process.pid)
+        tree = processes.tree_of(self.process.pid)
         assert self.process.stdin is not None
         with contextlib.suppress(OSError):
             self.process.stdin.close()
@@ -280,7 +288,7 @@ def alternate(options: argparse.Namespace, recipes: Sequence[Recipe], workload: 
             began = time.perf_counter()
             contender = stack.enter_context(started(recipe, options, workload))
             try:
-                with memory.Peak(contender.process.pid) as peak:
+                with processes.PeakMemory(contender.process.pid) as peak:
                     measured.versions = contender.play().get("versions", {})
                     measured.startup = time.perf_counter() - began
                     for _ in range(options.warmup - 1):
@@ -297,7 +305,9 @@ def alternate(options: argparse.Namespace, recipes: Sequence[Recipe], workload: 
             turn = repeat % max(1, len(names))
             for name in [*names[turn:], *names[:turn]]:
                 try:
+                    before = processes.core_seconds_of(alive[name].process.pid)
                     block = [contender_seconds(alive[name]) for _ in range(options.rounds)]
+                    results[name].core_seconds.append(processes.core_seconds_of(alive[name].process.pid) - before)
                     results[name].rounds.append(block)
                 except ContenderError as error:
                     results[name].failure = str(error)
@@ -335,7 +345,7 @@ def watch_memory(options: argparse.Namespace, recipes: Sequence[Recipe]) -> None
                     for number in range(1, options.memory + 1):
                         contender.play()
                         if number in (2, options.memory):
-                            held[number] = memory.of_tree(contender.process.pid)
+                            held[number] = processes.memory_of(contender.process.pid)
                 except ContenderError as error:
                     say(f"{workload}: {recipe.name} failed: {error}")
                     continue
@@ -348,7 +358,7 @@ def report(options: argparse.Namespace, results: dict[str, dict[str, Measured]])
     """Print a table per workload; write json and Markdown if asked to."""
     from workloads import WORKLOADS
 
-    heads = ["contender", "s/round", "IQR", "x bare", "peak memory", "start-up"]
+    heads = ["contender", "s/round", "IQR", "x bare", "cores", "peak memory", "start-up"]
     sections = []
     for workload, measured in results.items():
         title = f"{workload}: {WORKLOADS[workload].what}"
@@ -381,6 +391,7 @@ def row(name: str, measured: Measured, yardstick: Measured | None) -> list[str]:
         f"{measured.seconds:.4f}",
         f"{measured.spread:.4f}",
         "" if ratio is None else f"{ratio:.3f}",
+        "" if math.isnan(measured.cores) else f"{measured.cores:.2f}",
         megabytes(measured.peak_memory),
         f"{measured.startup:.1f} s",
     ]

@@ -9,7 +9,7 @@ import pytest
 from fedfacet.config import compose_job, make
 
 FACTS = {"name", "date", "command", "commit", "hardware", "versions", "rounds", "repeats", "warmup", "neighbours", "workloads"}
-MEASURED = {"startup", "rounds", "peak_memory", "versions", "failure", "seconds", "iqr", "ratio_to_bare"}
+MEASURED = {"startup", "rounds", "core_seconds", "peak_memory", "versions", "failure", "seconds", "iqr", "ratio_to_bare"}
 
 
 def harness(checkout, *arguments):
@@ -47,6 +47,7 @@ def test_a_smoke_run_prints_a_table_writes_json_and_markdown_and_leaves_out_what
         assert set(measured[name]) == MEASURED
         assert [len(block) for block in measured[name]["rounds"]] == [1, 1]
         assert measured[name]["peak_memory"] > 0
+        assert len(measured[name]["core_seconds"]) == 2
     assert measured["bare"]["ratio_to_bare"] == 1
 
     written = (tmp_path / "smoke.md").read_text()
