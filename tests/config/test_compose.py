@@ -32,6 +32,12 @@ class TestWherePresent:
         assert "orthogonal" not in composed.selector
         assert composed.local.sampling == "with_replacement"
 
+    def test_fidelity_goes_before_a_recipe(self):
+        composed, _ = compose_job("train", ["experiment=retina_split2", "fidelity=fedld_released_code"])
+        assert (composed.aggregator.weighting, composed.loss.penalty) == ("equal", "softmax_batch")
+        assert composed.model.frozen_statistics
+        assert composed.loss.margin_weight == 0.03
+
     def test_the_command_line_has_the_last_word(self):
         composed, _ = compose_job("train", ["fidelity=released_code", "selector.orthogonal=absolute"])
         assert composed.selector.orthogonal == "absolute"

@@ -65,3 +65,20 @@ def test_fedbn_keeps_all_of_its_normalisation(original):
     names = PersonalNormLayers().names(ResNet50(3))
     assert len(names) == 53 * 5
     assert "backbone.layer1.0.downsample.1.running_var" in names
+
+
+@pytest.mark.parametrize("frozen", [False, True])
+def test_statistics_can_be_frozen_while_scale_and_shift_train(original, tmp_path, frozen):
+    model = ResNet50(3, weights=saved(original.state_dict(), tmp_path), frozen_statistics=frozen)
+    before = {name: buffer.clone() for name, buffer in model.named_buffers()}
+    x = torch.randn(2, 3, 64, 64)
+    model.eval()
+    evaluated = model(x)
+    model.train()
+    assert model.training
+    trained = model(x)
+    assert torch.equal(trained, evaluated) == frozen
+    changed = {name for name, buffer in model.named_buffers() if not torch.equal(buffer, before[name])}
+    assert changed == (set() if frozen else set(before))
+    trained.sum().backward()
+    assert all(parameter.grad is not None for parameter in model.parameters())

@@ -1,5 +1,7 @@
 """ResNet-50."""
 
+from typing import Self
+
 from torch import nn
 
 from fedfacet.models.base import ResNet50Network
@@ -17,18 +19,30 @@ class ResNet50(ResNet50Network):
         num_classes: Y.
         weights: ``"none"`` for a random start; ``"imagenet"`` for torchvision's ImageNet weights (version 1) and statistics; or
             the path of a ``.safetensors`` or ``.pth`` file with a state dict of this network or of torchvision's.
+        frozen_statistics: whether the running statistics of ``weights`` are used, and kept, in training too; scale and shift
+            are trained all the same. Batches then do not matter to each other; with ``weights="none"`` nothing is normalised.
 
     Raises:
         FedFacetError: if the weights cannot be had; the message says how to go on.
 
     Deviation:
         Running statistics follow the clients' batches. FedLD's released code calls ``eval()`` before the first round and never
-        ``train()`` again, so that there they stay ImageNet's while scale and shift train, for all methods compared. The head is
-        drawn anew unless the file's head has the same shape.
+        ``train()`` again, for all methods compared: that is ``frozen_statistics=True``. The head is drawn anew unless the
+        file's head has the same shape.
 
     Note:
         In images of 32 pixels or fewer the last layers see one pixel a channel, and torch refuses a batch of one such image.
     """
 
-    def __init__(self, num_classes: int, *, weights: str = "none") -> None:
+    def __init__(self, num_classes: int, *, weights: str = "none", frozen_statistics: bool = False) -> None:
         super().__init__(num_classes, nn.BatchNorm2d, weights)
+        self.frozen_statistics = frozen_statistics
+
+    def train(self, mode: bool = True) -> Self:
+        """Set the mode of all layers; that of batch normalisation stays evaluation where statistics are frozen."""
+        super().train(mode)
+        if self.frozen_statistics:
+            for module in self.backbone.modules():
+                if isinstance(module, nn.BatchNorm2d):
+                    module.eval()
+        return self
