@@ -56,9 +56,9 @@ def test_areas_of_the_partition_are_the_counts(tmp_path):
 def test_the_strip_beneath_the_clients_shows_their_types(tmp_path):
     ci, ai, sc = InteractionMatrix([[9, 9], [1, 1]]), InteractionMatrix([[9, 1], [9, 1]]), InteractionMatrix([[9, 1], [1, 9]])
     plots.plot_partition([ci, ai, ai, sc, sc, sc], tmp_path / "partition.png")
-    areas = np.array([area(tmp_path / "partition.png", plots._TYPE_COLOURS[kind]) for kind in ("CI", "AI", "SC")])
+    areas = np.array([area(tmp_path / "partition.png", plots.TYPE_COLOURS[kind]) for kind in ("CI", "AI", "SC")])
     np.testing.assert_allclose(areas / areas[0], [1, 2, 3], rtol=0.1)
-    assert area(tmp_path / "partition.png", plots._TYPE_COLOURS["none"]) < 0.02 * areas[0]
+    assert area(tmp_path / "partition.png", plots.TYPE_COLOURS["none"]) < 0.02 * areas[0]
 
 
 @pytest.mark.parametrize(("num_clients", "shape"), [(1, (2, 2)), (100, (4, 2)), (24, (10, 2)), (24, (100, 1))])
@@ -90,7 +90,7 @@ def test_areas_of_the_selection_are_the_participations(tmp_path):
     for counts in ([0, 0, 0, 0, 0, 10], [5, 10, 0, 10, 5, 10]):
         plots.plot_selection(counts, types, tmp_path / "selection.png", rounds=10)
         bars.append(area(tmp_path / "selection.png", BAR))
-        backgrounds.append([area(tmp_path / "selection.png", plots._TYPE_COLOURS[kind]) for kind in plots.TYPES])
+        backgrounds.append([area(tmp_path / "selection.png", plots.TYPE_COLOURS[kind]) for kind in plots.TYPES])
     assert bars[1] / bars[0] == pytest.approx(4, rel=0.05)
     ci, ai, sc, none = backgrounds[0]
     assert ai == pytest.approx(ci, rel=0.1)

@@ -21,7 +21,7 @@ def area(path, colour):
 def test_bubbles_have_the_colours_of_the_clients_types(tmp_path):
     path = tmp_path / "a" / "triplets.png"
     triplet_plots.plot_triplets(matrices(CI, CI, AI), path)
-    seen = {kind: area(path, colour) for kind, colour in plots._TYPE_COLOURS.items()}
+    seen = {kind: area(path, colour) for kind, colour in plots.TYPE_COLOURS.items()}
     assert seen["CI"] > seen["AI"] > 100 > max(seen["SC"], seen["none"])
     assert [file.name for file in path.parent.iterdir()] == ["triplets.png"]
 

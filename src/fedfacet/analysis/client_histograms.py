@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fedfacet.analysis.plots import _figure
+from fedfacet.analysis.figure import saved_figure
 from fedfacet.analysis.runs import Run
 from fedfacet.analysis.tables import check_keys, group_runs, ordered
 from fedfacet.errors import ConfigError, FedFacetError
@@ -91,7 +91,7 @@ def plot_clients(clients: Clients, path: Path) -> None:
     most = max(math.ceil(rounds * run.selected_K.max() / run.rounds) for run in everybody)
     step = math.ceil((most + 1) / _BINS)  # whole rounds, or some bars would hold more of them than others
     bins = (np.arange(0, most + 1 + step, step) - 0.5) * 100 / rounds, np.linspace(0, 100, _BINS + 1)
-    with _figure(path, 7.2, 0.7 + 1.45 * len(clients)) as figure:
+    with saved_figure(path, 7.2, 0.7 + 1.45 * len(clients)) as figure:
         grid = figure.subplots(len(clients), 2, sharex="col", squeeze=False)
         for (left, right), (place, runs) in zip(grid, clients.items(), strict=True):
             _draw(left, [100 * run.selected_K / run.rounds for run in runs], bins[0], _COLOURS[0])

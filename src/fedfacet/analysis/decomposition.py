@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from fedfacet.analysis.plots import _figure
+from fedfacet.analysis.figure import saved_figure
 from fedfacet.analysis.runs import Run, differing_keys
 from fedfacet.analysis.terminal import TextTable
 
@@ -109,7 +109,7 @@ def plot_decompositions(described: Sequence[Mapping[str, Any]], path: Path) -> N
         series = tuple(str(value) for key, value in one["settings"].items() if key != axis)
         points.setdefault(series, {}).setdefault(str(one["settings"].get(axis)), []).append(one)
     values = sorted({value for line in points.values() for value in line}, key=lambda text: _number(text) or 0.0, reverse=True)
-    with _figure(path, 7.6, 2.6 + 0.17 * len(points)) as figure:
+    with saved_figure(path, 7.6, 2.6 + 0.17 * len(points)) as figure:
         panels = figure.subplots(1, 3, sharey=axis is None)
         for panel, term in zip(panels, TERMS, strict=True):
             for position, (series, line) in enumerate(points.items()):

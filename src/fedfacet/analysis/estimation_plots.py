@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 
 from fedfacet.analysis.estimation import MEASURES, Triplets, measure_estimation
-from fedfacet.analysis.plots import _figure
+from fedfacet.analysis.figure import saved_figure
 
 _TITLES = ("class imbalance (CI)", "attribute imbalance (AI)", "spurious correlation (SC)")
 _SMALLEST, _ALL_CLIENTS = 14.0, 320.0  # areas of bubbles, in points squared
@@ -24,7 +24,7 @@ def plot_estimation(triplets: Triplets, path: Path) -> None:
         path: of the PNG; its folder is made if need be.
     """
     error = measure_estimation(triplets)
-    with _figure(path, 7.6, 3.1) as figure:
+    with saved_figure(path, 7.6, 3.1) as figure:
         for column, (axes, measure) in enumerate(zip(figure.subplots(1, 3), MEASURES, strict=True)):
             cells = Counter(
                 zip(

@@ -1,33 +1,32 @@
 """The pictures of a run: who holds what, how training went, who took part.
 
-Matplotlib is imported when a picture is drawn, not before, and used through its objects only: no window, no global figure. A
-file is written whole or not at all.
+Matplotlib is imported when a picture is drawn, not before.
 """
 
 import csv
 import itertools
 import math
-import os
 import re
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from fedfacet.analysis.figure import saved_figure
 from fedfacet.analysis.groups import group_names
 from fedfacet.heterogeneity import InteractionMatrix, measure_federation
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
 
 TYPES = ("CI", "AI", "SC", "none")
 """The types of client in the order in which pictures and tables show them."""
 
-_TYPE_COLOURS = {"CI": "#F5E5A5", "AI": "#C3E3D5", "SC": "#DCCBE6", "none": "#E6E6E6"}
+TYPE_COLOURS = {"CI": "#F5E5A5", "AI": "#C3E3D5", "SC": "#DCCBE6", "none": "#E6E6E6"}
+"""What each type is drawn on."""
+
 # Okabe and Ito's palette, which colour-blind readers can tell apart: a hue per class, a shade of it per attribute value.
 _CLASS_COLOURS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#F0E442")
 _WORST_COLOUR = "#D55E00"
@@ -35,16 +34,6 @@ _MAX_LABELLED_CELLS = 24
 _MAX_LABELLED_CURVES = 12
 _INCHES_PER_CLIENT = 0.075
 _DASHES = (0, (4, 2))
-_STYLE: Any = {
-    "font.family": "DejaVu Sans",  # comes with matplotlib, so that pictures look the same everywhere
-    "font.size": 8,
-    "axes.titlesize": 8,
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "legend.frameon": False,
-    "legend.handlelength": 1.5,
-    "text.parse_math": False,  # a dollar sign in the name of a class is a dollar sign
-}
 
 
 def plot_partition(
@@ -73,7 +62,7 @@ def plot_partition(
     # A legend fills its columns first: with a column per class, where that many fit, each holds one class.
     columns = min(num_classes, max(1, int(width / (0.5 + 0.06 * max(map(len, groups))))))
     rows = math.ceil(len(groups) / columns) if len(groups) <= _MAX_LABELLED_CELLS else 0
-    with _figure(path, width + 2.6, 3.1 + 0.17 * max(rows, 2)) as figure:
+    with saved_figure(path, width + 2.6, 3.1 + 0.17 * max(rows, 2)) as figure:
         grid = figure.add_gridspec(2, 2, width_ratios=(width, 2.1), height_ratios=(17, 1), hspace=0.02)
         bars = figure.add_subplot(grid[0, 0])
         _draw_clients(bars, matrices, groups)
@@ -113,7 +102,7 @@ def plot_curves(
     classes = class_names or [f"y = {label}" for label in range(num_classes)]
     attributes = attribute_names or [f"a = {attribute}" for attribute in range(num_attributes)]
     names, word = group_names(classes, attributes), "class" if len(attributes) == 1 else "group"
-    with _figure(path, 7.6, 3.2) as figure:
+    with saved_figure(path, 7.6, 3.2) as figure:
         accuracy, loss = figure.subplots(1, 2, width_ratios=(3, 2))
         for name, colour, label in (("acc", "black", "average"), ("acc_worst_group", _WORST_COLOUR, f"worst {word}")):
             ink: dict[str, Any] = {"color": colour, "zorder": 3}
@@ -158,7 +147,7 @@ def plot_selection(
     percents = {name: 100 * np.asarray(panel, dtype=np.float64)[order] / rounds for name, panel in panels.items()}
     top = max(1.0, *(float(percent.max()) for percent in percents.values()))
     width = max(6.6, _INCHES_PER_CLIENT * len(order))
-    with _figure(path, width, 2.8 if len(panels) == 1 else 0.6 + 1.75 * len(panels)) as figure:
+    with saved_figure(path, width, 2.8 if len(panels) == 1 else 0.6 + 1.75 * len(panels)) as figure:
         grid = figure.subplots(len(panels), 1, sharex=True, squeeze=False).ravel()
         for axes, (name, percent) in zip(grid, percents.items(), strict=True):
             _draw_participations(axes, percent, _runs([types[client] for client in order]), top, width)
@@ -186,7 +175,7 @@ def _draw_participations(
     axes.axhline(percent.mean(), color="black", linewidth=0.9, linestyle=_DASHES, zorder=3)
     label_width = 0.42 / (width - 0.6) * len(percent)
     for (kind, start, end), x in zip(runs, _label_positions(runs, label_width), strict=True):
-        axes.axvspan(start - 0.5, end - 0.5, color=_TYPE_COLOURS[kind], zorder=0, linewidth=0)
+        axes.axvspan(start - 0.5, end - 0.5, color=TYPE_COLOURS[kind], zorder=0, linewidth=0)
         share = percent[start:end].sum() / (percent.sum() or 1.0)
         axes.text(
             x,
@@ -196,28 +185,10 @@ def _draw_participations(
             va="center",
             fontsize=7,
             fontweight="bold",
-            bbox={"facecolor": _TYPE_COLOURS[kind], "edgecolor": "none", "pad": 1.5},
+            bbox={"facecolor": TYPE_COLOURS[kind], "edgecolor": "none", "pad": 1.5},
         )
     axes.set(xlim=(-0.5, len(percent) - 0.5), ylim=(0, 1.38 * top))
     axes.set_yticks([tick for tick in MaxNLocator(5, steps=[1, 2, 2.5, 5, 10]).tick_values(0, top) if tick <= 1.1 * top])
-
-
-@contextmanager
-def _figure(path: Path, width: float, height: float) -> "Iterator[Figure]":
-    """Lend a figure of a size in inches, and save it."""
-    import matplotlib
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-    from matplotlib.layout_engine import ConstrainedLayoutEngine
-
-    with matplotlib.rc_context(_STYLE):
-        figure = Figure(figsize=(width, height), dpi=200, layout=ConstrainedLayoutEngine(h_pad=0.03, w_pad=0.05))
-        FigureCanvasAgg(figure)
-        yield figure
-        path.parent.mkdir(parents=True, exist_ok=True)
-        unfinished = path.with_name(path.name + ".part")
-        figure.savefig(unfinished, format="png")
-        os.replace(unfinished, path)
 
 
 def _draw_clients(axes: "Axes", matrices: Sequence[InteractionMatrix], groups: Sequence[str]) -> None:
@@ -238,7 +209,7 @@ def _draw_clients(axes: "Axes", matrices: Sequence[InteractionMatrix], groups: S
 
 
 def _draw_types(axes: "Axes", types: Sequence[str], width: float) -> None:
-    axes.bar(range(len(types)), 1, width=1, color=[_TYPE_COLOURS[kind] for kind in types])
+    axes.bar(range(len(types)), 1, width=1, color=[TYPE_COLOURS[kind] for kind in types])
     for kind, start, end in _runs(types):
         if (end - start) * width / len(types) > 0.14 * len(kind) / 2:
             axes.text((start + end - 1) / 2, 0.45, kind, ha="center", va="center", fontsize=6.5)

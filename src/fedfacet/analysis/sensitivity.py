@@ -9,8 +9,8 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from fedfacet.analysis.figure import saved_figure
 from fedfacet.analysis.layouts import load_axes
-from fedfacet.analysis.plots import _figure
 from fedfacet.analysis.runs import Run
 from fedfacet.analysis.tables import cell_over_seeds, check_seeds
 from fedfacet.errors import ConfigError
@@ -125,7 +125,7 @@ def plot_sensitivity(sensitivity: Sensitivity, path: Path) -> None:
     least, most = float(np.nanmin(sensitivity.means)), float(np.nanmax(sensitivity.means))
     # A single value has no range: it takes the light end of a scale that has round numbers.
     top = most if most > least else least + max(0.1, 0.1 * abs(least))
-    with _figure(path, 1.1 + 0.36 * len(panels) * (len(columns) + 0.6), 1.4 + 0.3 * len(rows)) as figure:
+    with saved_figure(path, 1.1 + 0.36 * len(panels) * (len(columns) + 0.6), 1.4 + 0.3 * len(rows)) as figure:
         all_axes = figure.subplots(1, len(panels), sharey=True, squeeze=False)[0]
         for value, means, axes in zip(panels, sensitivity.means, all_axes, strict=True):
             image = axes.imshow(means, cmap="YlGnBu", vmin=least, vmax=top, origin="lower", aspect="auto")

@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from fedfacet.analysis.plots import _TYPE_COLOURS, TYPES, _figure
+from fedfacet.analysis.figure import saved_figure
+from fedfacet.analysis.plots import TYPE_COLOURS, TYPES
 from fedfacet.heterogeneity import HeterogeneityTriplet, InteractionMatrix, measure_federation
 
 if TYPE_CHECKING:
@@ -42,7 +43,7 @@ def plot_triplets(matrices: Sequence[InteractionMatrix], path: Path) -> None:
     measured = measure_federation(matrices)
     counts = Counter(triplet.type for triplet in measured.clients)
     kinds = [kind for kind in TYPES if counts[kind]]
-    with _figure(path, 7.6, 2.75) as figure:
+    with saved_figure(path, 7.6, 2.75) as figure:
         for axes, (x, y) in zip(figure.subplots(1, 3), ((0, 1), (0, 2), (1, 2)), strict=True):
             _draw_bubbles(axes, measured.clients, x, y)
             for triplet, style in ((measured.client_mean, _MEAN), (measured.global_triplet, _POOLED)):
@@ -68,7 +69,7 @@ def plot_federations(federations: Mapping[str, Sequence[InteractionMatrix]], pat
     """
     rows = math.ceil(len(federations) / _PANELS_PER_ROW)
     columns = math.ceil(len(federations) / rows)
-    with _figure(path, 1.9 * columns + 0.4, 1.75 * rows + 0.4) as figure:
+    with saved_figure(path, 1.9 * columns + 0.4, 1.75 * rows + 0.4) as figure:
         grid = figure.subplots(rows, columns, sharex=True, sharey=True, squeeze=False).ravel()
         for axes, entry in itertools.zip_longest(grid, federations.items()):
             if entry is None:
@@ -103,4 +104,4 @@ def _draw_bubbles(axes: "Axes", triplets: Sequence[HeterogeneityTriplet], x: int
 
 
 def _bubble(kind: str) -> dict[str, Any]:
-    return {"color": _TYPE_COLOURS[kind], "markeredgecolor": _EDGE_COLOURS[kind], "markeredgewidth": 0.9}
+    return {"color": TYPE_COLOURS[kind], "markeredgecolor": _EDGE_COLOURS[kind], "markeredgewidth": 0.9}

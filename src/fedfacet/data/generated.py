@@ -48,7 +48,7 @@ def write_spawrious(
                 image = Image.fromarray(draw_dog(breed, location, image_size, draw))
                 content = io.BytesIO()
                 image.save(content, "JPEG", quality=90)
-                _write_whole(folder / f"{breed}_{location}_{number:05d}.jpg", content.getvalue())
+                write_whole(folder / f"{breed}_{location}_{number:05d}.jpg", content.getvalue())
 
 
 def write_waterbirds(root: Path, *, train_per_cell: int, held_out_per_cell: int, image_size: int, seed: int = 0) -> None:
@@ -84,14 +84,14 @@ def write_waterbirds(root: Path, *, train_per_cell: int, held_out_per_cell: int,
                 content = io.BytesIO()
                 image.save(content, "JPEG", quality=90)
                 name = f"{species}/{place}_{number:05d}.jpg"
-                _write_whole(folder / name, content.getvalue())
+                write_whole(folder / name, content.getvalue())
                 rows.append([name, label, split, background, f"/{place[0]}/{place}/{number:08d}.jpg"])
     table = io.StringIO()
     writer = csv.writer(table, lineterminator="\n")
     writer.writerow(["img_id", "img_filename", "y", "split", "place", "place_filename"])
     order = rng.stream(seed, "generated-waterbirds-order").permutation(len(rows))
     writer.writerows([line, *rows[row]] for line, row in enumerate(order.tolist(), start=1))
-    _write_whole(folder / waterbirds.TABLE, table.getvalue().encode())
+    write_whole(folder / waterbirds.TABLE, table.getvalue().encode())
 
 
 def write_mnist(root: Path, *, num_train: int, num_test: int, seed: int = 0) -> None:
@@ -134,11 +134,11 @@ def write_mnist(root: Path, *, num_train: int, num_test: int, seed: int = 0) -> 
 def _write_idx(path: Path, values: NDArray[np.uint8]) -> None:
     """Write bytes in the idx format: two zeros, type 8 (unsigned byte), number of axes, then the axes as big-endian int32."""
     header = bytes([0, 0, 8, values.ndim]) + np.array(values.shape, dtype=">i4").tobytes()
-    _write_whole(path, gzip.compress(header + values.tobytes(), mtime=0))
+    write_whole(path, gzip.compress(header + values.tobytes(), mtime=0))
 
 
-def _write_whole(path: Path, content: bytes) -> None:
-    # Runs side by side may generate the same files, and must never see one half-written.
+def write_whole(path: Path, content: bytes) -> None:
+    """Write a file so that nobody sees it half-written: runs side by side may generate the same ones."""
     draft = path.with_name(f".{path.name}.{os.getpid()}")
     draft.write_bytes(content)
     draft.replace(path)

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from fedfacet import rng
-from fedfacet.data.generated import _write_whole
+from fedfacet.data.generated import write_whole
 
 
 def write_cifar100(root: Path, *, train_per_class: int, test_per_class: int, seed: int = 0) -> None:
@@ -42,12 +42,12 @@ def write_cifar100(root: Path, *, train_per_class: int, test_per_class: int, see
             "coarse_labels": (labels // 5).tolist(),
             "filenames": [f"image_{number:05d}.png" for number in range(len(labels))],
         }
-        _write_whole(folder / split, pickle.dumps(content))
+        write_whole(folder / split, pickle.dumps(content))
     names = {
         "fine_label_names": [f"class_{label:02d}" for label in range(100)],
         "coarse_label_names": [f"superclass_{label:02d}" for label in range(20)],
     }
-    _write_whole(folder / "meta", pickle.dumps(names))
+    write_whole(folder / "meta", pickle.dumps(names))
 
 
 def write_pneumonia_mnist(root: Path, *, per_class: int, seed: int = 0) -> None:
@@ -72,7 +72,7 @@ def write_pneumonia_mnist(root: Path, *, per_class: int, seed: int = 0) -> None:
     content = io.BytesIO()
     np.savez_compressed(content, **arrays)
     Path(root).mkdir(parents=True, exist_ok=True)
-    _write_whole(Path(root) / "pneumoniamnist.npz", content.getvalue())
+    write_whole(Path(root) / "pneumoniamnist.npz", content.getvalue())
 
 
 def write_ssl_fl(
@@ -117,15 +117,15 @@ def write_ssl_fl(
                 np.save(content, image / 255)
             else:
                 Image.fromarray(image).save(content, format=suffix.removeprefix("."))
-            _write_whole(root / part / name, content.getvalue())
+            write_whole(root / part / name, content.getvalue())
         labels |= dict(zip(names, classes.tolist(), strict=True))
         if part == "train":
             for split in splits:
                 (root / split).mkdir(parents=True, exist_ok=True)
                 for client, share in zip(clients, np.array_split(draw.permutation(names), len(clients)), strict=True):
-                    _write_whole(root / split / f"{client}.csv", "".join(f"{name}\n" for name in share).encode())
-        _write_whole(root / f"{part}.csv", "".join(f"{name}\n" for name in names).encode())
-    _write_whole(root / "labels.csv", "".join(f"{name},{float(label)}\n" for name, label in labels.items()).encode())
+                    write_whole(root / split / f"{client}.csv", "".join(f"{name}\n" for name in share).encode())
+        write_whole(root / f"{part}.csv", "".join(f"{name}\n" for name in names).encode())
+    write_whole(root / "labels.csv", "".join(f"{name},{float(label)}\n" for name, label in labels.items()).encode())
 
 
 def _noise(

@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 
 from fedfacet import rng
-from fedfacet.data.generated import _write_whole
+from fedfacet.data.generated import write_whole
 
 _LETTERS = np.array(list("aeioubcdfghklmnprstvw"))
 
@@ -44,4 +44,4 @@ def write_plays(
             lines += [f"  {names[position]}. {line()}", f"    {line()}"]
         lines += ["", "THE END", ""]
     Path(root).mkdir(parents=True, exist_ok=True)
-    _write_whole(Path(root) / "t8.shakespeare.txt", "\n".join(lines).encode("ascii"))
+    write_whole(Path(root) / "t8.shakespeare.txt", "\n".join(lines).encode("ascii"))
