@@ -1,10 +1,13 @@
-"""Sizes of the LeNet-like network."""
+"""The LeNet-like network, and what it has in common with the small one."""
+
+import copy
 
 import pytest
 import torch
 from torch import nn
 
 from fedfacet.models.lenet import LeNet
+from fedfacet.models.small_cnn import SmallCNN
 
 
 def test_the_layers_are_those_of_the_paper():
@@ -29,3 +32,24 @@ def test_any_image_of_four_pixels_or_more_fits(shape):
 def test_other_inputs_are_refused(shape):
     with pytest.raises(ValueError, match=r"Expected images \(C, H, W\) of 4x4 pixels or more, but got inputs of shape"):
         LeNet(2, shape)
+
+
+@pytest.mark.parametrize("make", [LeNet, SmallCNN])
+def test_pooling_before_relu_is_pooling_after_it(make):
+    """To the last bit, and so are the gradients: the largest of a window is its largest above zero, or nothing is."""
+    model = make(5, (3, 12, 12))
+    usual = copy.deepcopy(model)
+    parts = list(usual.backbone)
+    assert [type(part) for part in parts[:6]] == 2 * [nn.Conv2d, nn.MaxPool2d, nn.ReLU]
+    usual.backbone = nn.Sequential(*(parts[place] for place in (0, 2, 1, 3, 5, 4)), *parts[6:])
+    x, y = torch.randn(8, 3, 12, 12), torch.arange(8) % 5
+    for network in (model, usual):
+        network.train()
+        for _ in range(3):
+            network.zero_grad()
+            nn.functional.cross_entropy(network(x), y).backward()
+            with torch.no_grad():
+                for parameter in network.parameters():
+                    parameter -= 0.1 * parameter.grad
+    for ours, theirs in zip(model.parameters(), usual.parameters(), strict=True):
+        assert torch.equal(ours, theirs)

@@ -24,13 +24,14 @@ class SmallCNN(nn.Module):
                 f"Expected `model.width` and `model.hidden` to be 1 or larger, and images of 4x4 pixels or more, but got "
                 f"{width}, {hidden} and {height}x{breadth}."
             )
+        # Pooling first changes no bit, neither forward nor backward, and leaves a quarter of the numbers to ReLU.
         self.backbone = nn.Sequential(
             nn.Conv2d(channels, width, 3, padding=1),
-            nn.ReLU(),
             nn.MaxPool2d(2),
+            nn.ReLU(),
             nn.Conv2d(width, 2 * width, 3, padding=1),
-            nn.ReLU(),
             nn.MaxPool2d(2),
+            nn.ReLU(),
             nn.Flatten(),
             nn.Linear(2 * width * (height // 4) * (breadth // 4), hidden),
             nn.ReLU(),
