@@ -478,6 +478,35 @@ def test_a_buffer_in_a_new_place_is_followed(client, sgd):
     assert start["seen"] == 0.5
 
 
+class Counting(nn.Module):
+    """Counts its forward passes in a buffer that no state dict holds, and lets the count show."""
+
+    def __init__(self, in_place):
+        super().__init__()
+        self.linear = nn.Sequential(nn.Flatten(), nn.Linear(6, 2))
+        self.in_place = in_place
+        self.register_buffer("passes", torch.zeros(()), persistent=False)
+        self.register_buffer("last", None, persistent=False)
+
+    def forward(self, x):
+        last = self.linear(x)
+        shown = last * (1 + self.passes) + (0 if self.last is None else self.last.mean())
+        self.last = last.detach()
+        if self.in_place:
+            self.passes += 1
+        else:
+            self.passes = self.passes + 1
+        return shown
+
+
+@pytest.mark.parametrize("in_place", [True, False])
+def test_no_client_sees_what_another_left_in_a_hidden_buffer(in_place, client, sgd):
+    bench, local = Workbench(ClassificationObjective(Counting(in_place), optimizer=sgd)), LocalTraining(batch_size=7)
+    start = state.clone(bench.tensors)
+    updates = [train_client(bench, client, task_for(start), local) for _ in range(2)]
+    assert_same_update(updates[1], updates[0])
+
+
 class Fails(Foreign):
     """Fails in its third step, and remembers which steps it was told of."""
 

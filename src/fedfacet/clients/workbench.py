@@ -78,6 +78,12 @@ class Workbench:
             for key, buffer in module._buffers.items()
             if buffer is not None and key not in module._non_persistent_buffers_set
         ]
+        self._hidden = [
+            (module._buffers, key, None if buffer is None else buffer.detach().clone())
+            for module in objective.modules()
+            for key, buffer in module._buffers.items()
+            if key in module._non_persistent_buffers_set
+        ]
         self.hooks = objective if isinstance(objective, ClientHooks) else None
         self.data_hooks = objective if isinstance(objective, DataHooks) else None
         self.autocast = precision == "bf16-mixed"
@@ -115,7 +121,9 @@ class Workbench:
         )
 
     def load(self, weights: State) -> None:
-        """Copy ``weights`` into the module's parameters and buffers, in place."""
+        """Copy ``weights`` into the module's parameters and buffers, in place; those in no state dict are as at first again."""
+        for buffers, key, first in self._hidden:
+            buffers[key] = None if first is None else first.clone()
         if tensors := self.tensors:
             with torch.no_grad():
                 torch._foreach_copy_(list(tensors.values()), [weights[name] for name in tensors])
