@@ -99,7 +99,13 @@ def test_extremes(counts, expected):
 
 @pytest.mark.parametrize("total", [1, 10**15])
 def test_independence_is_exactly_zero_whatever_rounding_does(total):
-    assert triplet(np.outer([0.3, 0.7], [0.1, 0.9]) * total).spurious_correlation == pytest.approx(0, abs=1e-12)
+    assert triplet(np.outer([0.3, 0.7], [0.1, 0.9]) * total).spurious_correlation == 0
+
+
+@given(st.integers(1, 200), st.integers(2, 12), st.integers(2, 4))
+def test_balance_is_exactly_zero(count, num_classes, num_attributes):
+    """Or a balanced client's rounding errors, normalised, would be as loud as anybody's heterogeneity."""
+    assert triplet(np.full((num_classes, num_attributes), count)) == (0, 0, 0)
 
 
 @pytest.mark.parametrize("counts", [[[1, -1], [1, 1]], [[1, math.nan]], [[1, math.inf]], [1, 2], [], [[]], [[[1]]]], ids=str)

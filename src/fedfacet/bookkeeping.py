@@ -69,6 +69,6 @@ def fault_of(update: ClientUpdate, model: State, names: Set[str], is_finite: sta
             return f"its {name!r} has shape {tuple(tensor.shape)} instead of {tuple(model[name].shape)}"
     if differing := sorted(names ^ (update.delta.keys() | update.buffers.keys())):
         return f"it {'lacks' if differing[0] in names else 'holds'} {differing[0]!r}, unlike the round's first update"
-    if not all(map(is_finite, (update.delta, update.buffers, update.extras))):
+    if not all(map(is_finite, (update.delta, update.buffers, update.extras, update.memory))):
         return "it holds NaN or infinite numbers"
     return None

@@ -11,6 +11,9 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from scipy.special import entr
 
+_ROUNDING = 1e-9
+"""Measures below this are rounding errors of zero."""
+
 
 class HeterogeneityTriplet(NamedTuple):
     """One data set's class imbalance, attribute imbalance and spurious correlation, each in [0, 1]."""
@@ -26,7 +29,7 @@ class HeterogeneityTriplet(NamedTuple):
         An exact tie of class and attribute imbalance (four clients of the GAI federation) counts as ``"AI"``, and any tie
         with the spurious correlation as the imbalance, which is how the paper's own client shares come out.
         """
-        if max(self) <= 1e-9:
+        if max(self) <= _ROUNDING:
             return "none"
         ranked = (self.attribute_imbalance, self.class_imbalance, self.spurious_correlation)
         return ("AI", "CI", "SC")[int(np.argmax(np.round(ranked, 9)))]
@@ -94,9 +97,9 @@ class InteractionMatrix:
         attribute_imbalance = 1 - entropy_a / np.log(num_attributes) if num_attributes > 1 and self.total else 0.0
         marginal = entropy_y + entropy_a
         correlation = 2 * mutual_information / marginal if marginal > 1e-12 else 0.0
-        return HeterogeneityTriplet(
-            *(float(np.clip(value, 0.0, 1.0)) for value in (class_imbalance, attribute_imbalance, correlation))
-        )
+        # Rounding must not pass for heterogeneity: FedDiverse compares a client's measures with one another.
+        measures = (float(np.clip(value, 0.0, 1.0)) for value in (class_imbalance, attribute_imbalance, correlation))
+        return HeterogeneityTriplet(*(0.0 if value < _ROUNDING else value for value in measures))
 
 
 @dataclass(frozen=True, slots=True)

@@ -138,7 +138,7 @@ def drawn(described, tmp_path, monkeypatch):
     from fedfacet.analysis import decomposition
 
     seen = []
-    lend = decomposition._figure
+    lend = decomposition.saved_figure
 
     class Lent:
         def __init__(self, *arguments):
@@ -152,7 +152,7 @@ def drawn(described, tmp_path, monkeypatch):
             seen.extend(self.figure.axes)
             return self.lent.__exit__(*exception)
 
-    monkeypatch.setattr(decomposition, "_figure", Lent)
+    monkeypatch.setattr(decomposition, "saved_figure", Lent)
     plot_decompositions(described, tmp_path / "picture.png")
     assert (tmp_path / "picture.png").stat().st_size > 1000
     return seen

@@ -175,6 +175,12 @@ def test_probes_that_diverge_rank_last_and_are_logged(served, caplog):
     assert len(set(run.round(1))) == 2
 
 
+def test_a_probe_that_diverges_leaves_the_others_scores_alone(served):
+    """By hand: 10 and 10.1 are scored 0 and 0.7, who was never selected 0.3; were the NaN a zero, 10 would be scored 0.69."""
+    run = served([math.nan, 10.0, 10.1], 2, fairness_weight=0.3, frequency_share=1.0, **GREEDY)
+    assert run.round(told(run, (1, 2))) == (2, 0)
+
+
 def test_the_history_is_that_of_clients_ever_selected(served):
     run = served([1.0] * 100, 2)
     for round in range(1, 4):

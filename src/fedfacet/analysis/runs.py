@@ -39,8 +39,11 @@ class Run:
 
     @property
     def finished(self) -> bool:
-        """Whether the run has come to its last round."""
-        return self.summary is not None and self.summary.get("status") == "finished"
+        """Whether the run has come to its last round, which a longer run that goes on from its end has not."""
+        if self.summary is None or self.summary.get("status") != "finished":
+            return False
+        reached, planned = self.summary.get("rounds"), self.settings.get("federation.rounds")
+        return reached is None or planned is None or reached >= planned
 
     @property
     def progress(self) -> str:

@@ -45,7 +45,8 @@ class ProbedClients:
             return None
         asked, ordered = probed.task, task
         same = (
-            asked.broadcast.model is ordered.broadcast.model
+            asked.step_fraction == ordered.step_fraction  # what an objective does first may depend on how much is to follow
+            and asked.broadcast.model is ordered.broadcast.model
             and asked.broadcast.index_map is ordered.broadcast.index_map
             and _same(asked.broadcast.extras, ordered.broadcast.extras)
             and _same(asked.memory, ordered.memory)

@@ -163,7 +163,8 @@ class ProbeFairnessSelector(ClientSelector):
             log.warning(
                 "Round %d: %d of %d probes are not finite and rank last.", context.round, diverged_D.sum(), len(clients)
             )
-            norms_D[diverged_D] = norms_D[~diverged_D].min(initial=0.0)
+            # A hair shorter than the shortest: zero would stretch the range, and draw the others' scores together.
+            norms_D[diverged_D] = 0.0 if diverged_D.all() else np.nextafter(norms_D[~diverged_D].min(), -np.inf)
         history = [self._history.get(client_id, (0, 0)) for client_id in clients]
         frequency_D = _between_0_and_1(np.array([1 / (1 + count) for count, _ in history]))
         recency_D = _between_0_and_1(np.array([float(context.round - last) for _, last in history]))
