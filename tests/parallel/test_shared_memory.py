@@ -205,3 +205,12 @@ def test_a_large_population_takes_no_more_than_its_positions():
     partition = Partition(tuple(clients))
     assert len(pickle.dumps(partition)) < 8 * (30_000 + 10_000) + 1000
     assert len(dumps(partition)[0]) < 1000, "they are shared"
+
+
+def test_memory_that_went_with_its_process_is_an_error_of_the_system():
+    """As is a pipe that has ended: whoever waits for a worker's answer has one kind of error to catch."""
+    memory = SharedBytes(8)
+    packed = pickle.dumps(memory)
+    del memory
+    with pytest.raises(OSError, match="but its process is gone"):
+        pickle.loads(packed)

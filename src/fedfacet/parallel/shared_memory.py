@@ -45,7 +45,10 @@ class SharedBytes:
     def __setstate__(self, address: tuple[str, int]) -> None:
         self.path, size = address
         self._owner = False
-        self._open(size)
+        try:
+            self._open(size)
+        except RuntimeError as error:  # torch's, where there is no such file
+            raise OSError(f"Expected the memory {self.path} to be there, but its process is gone.") from error
 
     def __del__(self) -> None:
         if getattr(self, "_owner", False):
