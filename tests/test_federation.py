@@ -241,6 +241,7 @@ BAD = {
     "infinite": (with_delta(bias=torch.tensor([float("inf"), 0.0])), "it holds NaN or infinite numbers"),
     "nan buffer": (lambda update: replace(update, buffers={"1.bias": torch.full((2,), float("nan"))}), "it holds NaN"),
     "nan extra": (lambda update: replace(update, extras={"control": torch.tensor(float("nan"))}), "it holds NaN"),
+    "nan memory": (lambda update: replace(update, memory={"personal|w": torch.tensor(float("nan"))}), "it holds NaN"),
     "shape": (with_delta(bias=torch.zeros(3)), r"its '1.bias' has shape \(3,\) instead of \(2,\)"),
     "broadcastable shape": (with_delta(bias=torch.zeros(1)), r"its '1.bias' has shape \(1,\) instead of \(2,\)"),
     "name": (with_delta(scale=torch.zeros(2)), "it holds a tensor '1.scale' that the model does not have"),

@@ -97,7 +97,8 @@ def measure_own_samples(run_dir: Path) -> tuple[list[GroupCounts], bool]:
     splits = data.local_holdout if held_out else data.partition.indices
     with contextlib.closing(federation.engine):
         federation.restore(saved)
-        models = (own_model(saved.model, saved.memory.get(client_id, {})) for client_id in range(len(splits)))
+        sent = (federation.aggregator.broadcast(saved.model, client_id).model for client_id in range(len(splits)))
+        models = (own_model(model, saved.memory.get(client_id, {})) for client_id, model in enumerate(sent))
         return [federation.engine.evaluate(model, [own])[0] for model, own in zip(models, splits, strict=True)], held_out
 
 

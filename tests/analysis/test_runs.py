@@ -74,6 +74,12 @@ def test_without_validation_there_is_no_best_round(tmp_path):
     assert run.at("last")["test/acc"] == 0.9
 
 
+def test_who_goes_on_from_the_end_for_more_rounds_has_not_finished(tmp_path):
+    run = load_run(write_run(tmp_path / "run", federation__rounds=100))
+    assert not run.finished
+    assert run.progress == "finished at round 50 of 100"
+
+
 @pytest.mark.parametrize(
     ("status", "progress"), [(None, "no summary.json yet"), ("interrupted", "interrupted at round 12 of 50")]
 )

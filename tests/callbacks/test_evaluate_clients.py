@@ -5,12 +5,14 @@ import numpy as np
 import pytest
 import torch
 
+from fedfacet.aggregators.fedavg import FedAvg
 from fedfacet.callbacks.evaluate import Evaluate
 from fedfacet.callbacks.evaluate_clients import EvaluateClients
 from fedfacet.clients.personal_memory import own_model
 from fedfacet.heterogeneity import InteractionMatrix
 from fedfacet.selectors.round_robin import RoundRobinSelector
 from fedfacet.selectors.uniform import UniformSelector
+from fedfacet.types import Broadcast
 
 WEIGHTS = (22.0, 12.0, 16.0, 14.0)
 
@@ -43,6 +45,26 @@ def one_by_one(federation, facts, round):
         measured[-1] |= {f"{split}/acc_own": adjusted[f"{split}/acc_adjusted"] for split in facts["splits"]}
     federation.state.model = before
     return measured
+
+
+class OneEach(FedAvg):
+    """Sends every client another head, as FedPAC does."""
+
+    def broadcast(self, model, client_id):
+        return Broadcast({name: tensor if client_id < 3 else -tensor for name, tensor in model.items()})
+
+
+def test_a_model_that_the_server_keeps_for_a_client_is_that_clients(tiny_federation, tiny_clients):
+    clients = tiny_clients()
+    data = SimpleNamespace(matrices=[clients.data(client_id).interaction_matrix for client_id in range(4)])
+    splits = {"test": clients.dataset.test}
+    callback = EvaluateClients(splits=splits, group_weights=WEIGHTS, num_attributes=2, data=data)
+    federation = tiny_federation(clients=clients, aggregator=OneEach())
+    metrics = callback.measure(federation, 1)
+    sent = [federation.aggregator.broadcast(federation.state.model, client_id).model for client_id in range(4)]
+    losses = [federation.engine.evaluate(model, [splits["test"]])[0].loss for model in sent]
+    assert len(set(losses)) == 2
+    assert metrics["test/loss"] == pytest.approx(np.mean(losses))
 
 
 def test_means_and_extremes_of_the_clients_models(tiny_federation, clients, facts):

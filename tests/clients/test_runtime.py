@@ -17,7 +17,7 @@ from fedfacet.models.small_cnn import SmallCNN
 from fedfacet.objectives.classification import ClassificationObjective
 from fedfacet.transforms.base import UpdateTransform
 from fedfacet.transforms.clip import ClipUpdate
-from fedfacet.types import Answer, Broadcast, ClientTask
+from fedfacet.types import Answer, Broadcast, ClientTask, ClientUpdate
 
 
 def sgd(parameters):
@@ -78,6 +78,13 @@ def test_transforms_are_the_last_deed_in_the_order_given(runtime, weights):
     doubled_then_clipped = runtime(transforms=[Double(), ClipUpdate(clip_norm=bound)]).train(task)
     assert state.norm(clipped_then_doubled.delta) == pytest.approx(2 * bound, rel=1e-4)
     assert state.norm(doubled_then_clipped.delta) == pytest.approx(bound, rel=1e-4)
+
+
+def test_clipping_keeps_the_direction_of_huge_updates():
+    """The squares of its numbers are infinite in float32."""
+    update = ClientUpdate(0, {"w": torch.tensor([3e30, 4e30])}, {}, 1, 1, 1.0, {})
+    clipped = ClipUpdate(clip_norm=10.0).apply(update, np.random.default_rng(0))
+    torch.testing.assert_close(clipped.delta["w"], torch.tensor([6.0, 8.0]))
 
 
 def test_every_transform_draws_for_itself_by_round_and_client(runtime, weights):

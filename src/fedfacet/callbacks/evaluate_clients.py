@@ -67,7 +67,8 @@ class EvaluateClients(Callback):
         for client_id, own_weights in enumerate(self.own_weights):
             counts: Sequence[GroupCounts | None] = [None] * len(self.splits)
             if round % self.every_n_rounds == 0 or round == federation.rounds:
-                weights = own_model(federation.state.model, federation.state.memory.get(client_id, {}))
+                sent = federation.aggregator.broadcast(federation.state.model, client_id).model  # FedPAC's has a head for each
+                weights = own_model(sent, federation.state.memory.get(client_id, {}))
                 counts = federation.engine.evaluate(weights, list(self.splits.values()))
             clients.append(self._metrics(counts, own_weights))
         metrics = {name: [client[name] for client in clients] for name in clients[0]}
