@@ -356,3 +356,26 @@ def test_rows_that_differ_in_more_than_they_say_are_told():
     table = table_of(three() + three("u", selector="uniform", optimizer__lr=0.1))
     assert "The runs of Spawrious GSC differ in `optimizer.lr`, which neither rows nor columns say." in table.notes
     assert not [note for note in table_of(three() + three("u", selector="uniform")).notes if "differ" in note]
+
+
+def test_settings_of_an_option_that_rows_name_are_told_where_runs_of_that_option_differ():
+    weaker = three("u", selector="uniform", aggregator__momentum=0.5)
+    stronger = three(aggregator__momentum=0.95)
+    fednova = three("n", selector="all", aggregator="fednova", aggregator__momentum=0.0)
+    (note,) = (note for note in table_of(stronger + weaker + fednova).notes if "differ" in note)
+    assert note == "The runs of Spawrious GSC differ in `aggregator.momentum`, which neither rows nor columns say."
+    assert not [note for note in table_of(stronger + fednova).notes if "differ" in note], "FedNova's comes with FedNova"
+    images = three(dataset__image_size=224) + three("u", selector="uniform", dataset__image_size=64)
+    assert [note for note in table_of(images).notes if "`dataset.image_size`" in note]
+
+
+def test_runs_that_are_not_at_the_papers_settings_are_told():
+    (note,) = (note for note in table_of(three("o", selector__pretraining_rounds=20)).notes if "The paper has `" in note)
+    assert note == "The paper has `selector.pretraining_rounds=1`; among these are runs with 20, as `o0`."
+    assert not [note for note in table_of(three() + three("u", selector="uniform")).notes if "The paper has `" in note]
+
+
+@pytest.mark.parametrize("name", ["table5", "table8"])
+def test_another_metric_is_refused_where_rows_or_columns_are_metrics(name):
+    with pytest.raises(ConfigError, match=r"Expected no metric for FedDiverse .* but got 'test/acc': leave --metric out"):
+        table_of(three(), name, metric="test/acc")

@@ -5,7 +5,7 @@ What is in which row and column, and the paper's numbers, is in ``layouts/*.yaml
 
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -180,9 +180,15 @@ def make_layout_table(
         command: what the user typed, for the caption.
 
     Raises:
-        ConfigError: if no run is to be counted, a cell holds a seed twice, or no run has such a metric.
+        ConfigError: if no run is to be counted, a cell holds a seed twice, no run has such a metric, or the layout's rows or
+            columns are metrics themselves.
     """
     where = where or {}
+    if metric and any(head.metric for head in (*layout.rows.values(), *layout.columns.values())):
+        raise ConfigError(
+            f"Expected no metric for {layout.source.partition(';')[0]}, whose rows or columns show one each, "
+            f"but got {metric!r}: leave --metric out."
+        )
     rows, columns, federations = (
         {name: head for name, head in heads.items() if not head.contradicts(where)}
         for heads in (layout.rows, layout.columns, layout.federations)
@@ -229,6 +235,7 @@ def make_layout_table(
         *([f"Left out are the columns that no run has a cell in: {', '.join(empty)}."] if empty else []),
         *_left_out(runs, counted),
         *_unlike(places, members),
+        *_unusual(counted.values(), layout.usual),
         *(note for shown, groups in by_metric.items() for note in notes_on(_filled(groups), shown, moments)),
         *(layout.notes if metric is None else ()),
     ]
@@ -289,13 +296,33 @@ def _left_out(runs: Sequence[Run], counted: Mapping[Path, Run]) -> list[str]:
 
 def _unlike(places: Mapping[_Place, Head], members: Mapping[_Place, Sequence[Run]]) -> list[str]:
     """Say where the cells of a federation differ in more than its rows and columns do."""
-    said = {key.split(".")[0] for head in places.values() for key in head.where}
+    said = {key for head in places.values() for key in head.where}
     notes = []
     for federation in dict.fromkeys(place.federation for place in places):
         runs = [run for place, found in members.items() if place.federation == federation for run in found if run.finished]
-        if differing := [key for key in differing_keys(runs) if key.split(".")[0] not in said] if runs else []:
+        if differing := _unsaid(runs, said):
             keys = ", ".join(f"`{key}`" for key in differing)
             notes.append(f"The runs of {federation} differ in {keys}, which neither rows nor columns say.")
+    return notes
+
+
+def _unsaid(runs: Sequence[Run], said: Collection[str]) -> list[str]:
+    """Return the keys in which runs differ, but for those said and what comes with the choice of an option that is said."""
+    differing = {key for key in differing_keys(runs) if key.split(".")[0] not in said} if runs else set()
+    for group in said:
+        for option in {run.setting(group) for run in runs}:
+            alike = differing_keys([run for run in runs if run.setting(group) == option])
+            differing |= {key for key in alike if key.startswith(f"{group}.") and key not in said}
+    return sorted(differing)
+
+
+def _unusual(runs: Iterable[Run], usual: Mapping[str, str]) -> list[str]:
+    """Say which runs stand in the place of the paper's without being at its settings."""
+    notes = []
+    for key, value in usual.items():
+        if others := {run.path: found for run in runs if (found := run.setting(key)) not in (None, value) and run.finished}:
+            values = ", ".join(sorted(map(str, set(others.values()))))
+            notes.append(f"The paper has `{key}={value}`; among these are runs with {values}, as `{next(iter(others))}`.")
     return notes
 
 
