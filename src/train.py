@@ -23,7 +23,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from fedfacet import __version__
 from fedfacet import config as configuration
-from fedfacet.cells import LOCK_FILE, Process, holder_of, lock
+from fedfacet.cells import LOCK_FILE, Process, holder_of, lock, sole
 from fedfacet.errors import ConfigError, FedFacetError, Interrupted
 
 if TYPE_CHECKING:
@@ -93,13 +93,27 @@ def train(config: DictConfig) -> float | None:
     run_dir = Path(own.runtime.output_dir)
     config = configuration.finalized(config, own.overrides.task, own.runtime.choices)
     if not configuration.is_cell(config):
-        return run(config, run_dir, own.overrides.task)
+        return run_alone(config, run_dir, own.overrides.task)
     with lock(run_dir) as holder:
         if is_new_cell(config):
             return run_cell(config, run_dir, own.overrides.task, holder)
         if holder is not None:
             refuse(ConfigError(f"Expected a run that nobody works at, but {run_dir} is held by {holder}: wait for it."))
         return run(config, run_dir, own.overrides.task)
+
+
+def run_alone(config: DictConfig, run_dir: Path, overrides: Sequence[str]) -> float | None:
+    """Run one job in its folder, or go on with it, unless another process works there."""
+    try:
+        if serve(config):  # where Hydra's launcher started several processes
+            return None
+    except FedFacetError as error:
+        log.info("Refused: %s", error)
+        refuse(error)
+    with sole(run_dir / "train.log") as alone:
+        if not alone:
+            refuse(ConfigError(f"Expected a run that nobody works at, but another process is at {run_dir}: wait for it."))
+        return run(config, run_dir, overrides)
 
 
 def run_cell(config: DictConfig, run_dir: Path, overrides: Sequence[str], holder: Process | None) -> float | None:
@@ -141,8 +155,6 @@ def run(config: DictConfig, run_dir: Path, overrides: Sequence[str]) -> float | 
     from fedfacet.interruption import Interruption
 
     try:
-        if serve(config):  # where Hydra's launcher started several processes
-            return None
         log.info("fedfacet %s: %s", __version__, shlex.join(["python", *sys.argv]))
         saved = None
         if config.resume is not None:
@@ -215,14 +227,21 @@ def is_new_cell(config: DictConfig) -> bool:
 
 def check_alone(config: DictConfig) -> None:
     """Refuse to have several processes run the cells of a sweep together, which could not agree on what is left to do."""
+    processes = num_started()
     if configuration.make(config.engine).spans_processes:
         from fedfacet.parallel.ranks import find_place
 
-        if (processes := find_place().num_ranks) > 1:
-            raise ConfigError(
-                f"Expected a process per cell of a sweep, but {processes} were started for engine=distributed: take another "
-                "engine, and give the same command in as many processes as there is room for."
-            )
+        processes = find_place().num_ranks
+    if processes > 1:
+        raise ConfigError(
+            f"Expected a process per cell of a sweep, but {processes} were started together: give the same command in as many "
+            "processes as there is room for, with another engine than distributed."
+        )
+
+
+def num_started() -> int:
+    """Return how many processes torchrun has started together."""
+    return int(os.environ["WORLD_SIZE"]) if "TORCHELASTIC_RUN_ID" in os.environ else 1
 
 
 def serve(config: DictConfig) -> bool:
@@ -233,8 +252,7 @@ def serve(config: DictConfig) -> bool:
     from fedfacet.build import build, settle
 
     engine = configuration.make(config.engine)
-    started = os.environ["WORLD_SIZE"] if "TORCHELASTIC_RUN_ID" in os.environ else "1"
-    if started != "1" and not engine.spans_processes:
+    if (started := num_started()) > 1 and not engine.spans_processes:
         raise ConfigError(
             f"Expected engine=distributed where torchrun starts {started} processes, but got {engine.name}: add it, or start "
             "the script with python."

@@ -9,7 +9,8 @@ import sys
 
 import pytest
 
-from fedfacet.cells import LOCK_FILE, UNKNOWN, holder_of, lock
+from fedfacet import cells
+from fedfacet.cells import LOCK_FILE, UNKNOWN, holder_of, lock, sole
 
 
 @pytest.fixture
@@ -80,6 +81,32 @@ def test_a_process_that_is_dead_but_not_buried_counts_for_nothing(cell):
     (cell / LOCK_FILE).write_text(json.dumps(own | {"pid": process.pid}))
     assert holder_of(cell) is None
     process.wait()
+
+
+def test_where_the_system_has_no_list_of_processes_their_numbers_tell(start, cell, monkeypatch):
+    monkeypatch.setattr(cells, "PROCESSES", cell / "none")
+    with lock(cell), lock(cell) as second:
+        assert second.pid == os.getpid()
+    over = subprocess.Popen(["true"])
+    over.wait()
+    with lock(cell):
+        own = json.loads((cell / LOCK_FILE).read_text())
+    (cell / LOCK_FILE).write_text(json.dumps(own | {"pid": over.pid}))
+    assert holder_of(cell) is None
+
+
+def test_a_file_is_held_by_one_and_given_back_by_the_dead(start, tmp_path):
+    file = tmp_path / "log"
+    with sole(file) as first, sole(file) as second:
+        assert (first, second) == (True, False)
+    killed = start(
+        "import os, pathlib, signal, fedfacet.cells",
+        f"with fedfacet.cells.sole(pathlib.Path({str(file)!r})): os.kill(os.getpid(), signal.SIGKILL)",
+    )
+    assert killed.wait() == -signal.SIGKILL
+    with sole(file) as alone:
+        assert alone
+    assert file.read_text() == ""
 
 
 @pytest.mark.parametrize("elsewhere", [{"host": "another"}, {"namespace": "pid:[1]"}])

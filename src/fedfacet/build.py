@@ -100,7 +100,7 @@ def build(config: DictConfig, run_dir: Path) -> Federation:
         cohort_size=1 if config.federation.pooled else config.federation.cohort_size,
         seed=config.seed,
         on_bad_update=config.federation.on_bad_update,
-        scheduler=make(config.scheduler, rounds=config.federation.rounds) if "scheduler" in config else None,
+        scheduler=make(config.scheduler) if "scheduler" in config else None,
         callbacks={name: make(node, **facts) for name, node in {**config.callbacks, **config.logger}.items()},
         personal=runtime.personal,
     )

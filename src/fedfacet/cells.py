@@ -1,4 +1,4 @@
-"""Many processes at the cells of one sweep: a lock per run folder, and what has become of each."""
+"""One process at a time at a run folder; at the cells of a sweep many, by a lock in each that names its process."""
 
 import contextlib
 import fcntl
@@ -11,6 +11,10 @@ from typing import Any, NamedTuple
 
 LOCK_FILE = "lock"
 """In the folder of a cell, as long as a process works at it."""
+
+
+PROCESSES = Path("/proc")
+"""Where Linux tells of processes."""
 
 
 class Process(NamedTuple):
@@ -88,6 +92,26 @@ def _take(file: Path, own: Process) -> Process | None:
 
 
 @contextlib.contextmanager
+def sole(file: Path) -> Iterator[bool]:
+    """Hold a file while entered, and yield whether nobody else does; the system gives it back however a process ends.
+
+    A file system that has no such locks lets everybody in.
+
+    Args:
+        file: made where it is not there; what it holds stays as it is.
+    """
+    with open(file, "a") as held:
+        try:
+            fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            yield False
+            return
+        except OSError:
+            pass
+        yield True
+
+
+@contextlib.contextmanager
 def _alone(file: Path) -> Iterator[None]:
     """Keep other processes of this machine from looking at a lock and removing it in the meantime."""
     with open(file, "a") as guard:
@@ -115,9 +139,21 @@ def _may_be_alive(process: Process) -> bool:
 
 def _process(pid: int) -> Process:
     """Return what this machine knows of a process; ``started`` is ``None`` where it is over."""
+    if not PROCESSES.exists():  # macOS: only whether there is a process of that number
+        return Process(socket.gethostname(), "", pid, "at some time" if _exists(pid) else None)
     try:
-        state, *fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+        state, *fields = (PROCESSES / f"{pid}/stat").read_text().rpartition(")")[2].split()
         started = None if state in "ZX" else fields[18]
     except OSError:
         started = None
-    return Process(socket.gethostname(), os.readlink("/proc/self/ns/pid"), pid, started)
+    return Process(socket.gethostname(), os.readlink(PROCESSES / "self/ns/pid"), pid, started)
+
+
+def _exists(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:  # somebody else's
+        pass
+    return True

@@ -89,6 +89,26 @@ def test_a_stopped_run_saves_says_how_to_go_on_and_ends_as_if_it_had_not_been(
     assert rounds_in(run / "timing.csv") == rounds_in(run / "metrics.csv")
 
 
+def test_a_run_that_another_process_works_at_is_left_alone(start, train, uninterrupted, tmp_path):
+    run = tmp_path / "run"
+    process = start(ROUNDS, EVERY_3, "paths.output_dir=run")
+    process.wait_until((run / "checkpoints" / "last.ckpt").exists)
+    process.kill(signal.SIGSTOP)
+    second = train("resume=run", fast=False)
+    process.kill(signal.SIGCONT)
+    assert second.status == 2
+    assert second.err.startswith("error: Expected a run that nobody works at, but another process is at ")
+    assert process.wait() == 0
+    assert results(run) == uninterrupted(ROUNDS)
+
+
+def test_a_learning_rate_planned_over_all_rounds_is_not_stretched_afterwards(trained, train):
+    trained("federation.rounds=2", "scheduler=cosine", "paths.output_dir=run")
+    longer = train("resume=run", "federation.rounds=4", fast=False)
+    assert longer.status == 2
+    assert "`scheduler.rounds` was 2 and is now 4" in longer.err
+
+
 def test_rows_beyond_the_checkpoint_are_cut_back(start, trained, uninterrupted, tmp_path):
     run = tmp_path / "run"
     process = start(ROUNDS, EVERY_3, "paths.output_dir=run")

@@ -13,9 +13,9 @@ METRICS = {"train/loss": 0.7, "val/loss": 0.9, "val/acc": 0.4, "test/acc": 0.3}
 @pytest.fixture
 def make_scheduler(scheduler_option, composed):
     def make(**changed):
-        node = composed(f"scheduler={scheduler_option}").scheduler
+        node = composed(f"scheduler={scheduler_option}", f"federation.rounds={ROUNDS}").scheduler
         node.update(changed)
-        return config.make(node, rounds=ROUNDS)
+        return config.make(node)
 
     return make
 
