@@ -25,6 +25,8 @@ METHODS = {
     "pow_d": ("selector=pow_d",),
     "fewer": ("selector=pow_d", "selector.num_candidates=12"),
     "fedrk": ("selector=fedrk",),
+    "fedpns": ("selector=fedpns",),
+    "hcsfed": ("selector=hcsfed",),
     "fednova": ("selector=all", "aggregator=fednova"),
 }
 
@@ -52,10 +54,10 @@ def measured(logs):
 
 
 def test_methods_come_in_the_order_of_table_2_and_settings_tell_them_apart(measured):
-    ours = ["feddiverse", "round_robin", "fednova", "pow_d, num_candidates=12", "pow_d, num_candidates=null", "fedrk"]
-    assert list(measured) == ours
+    candidates = ("pow_d, num_candidates=12", "pow_d, num_candidates=null")
+    assert list(measured) == ["feddiverse", "round_robin", "fednova", *candidates, "fedpns", "hcsfed", "fedrk"]
     assert [overhead.paper.name for overhead in measured.values() if overhead.paper] == [
-        *("FedDiverse", "Round robin", "FedNova", "pow-d", "pow-d")
+        *("FedDiverse", "Round robin", "FedNova", "pow-d", "pow-d", "FedPNS", "HCSFed")
     ]
 
 
@@ -101,8 +103,17 @@ def test_fednova_trains_all(measured, logs):
     assert overhead.answers_up == overhead.samples == (0, 0, 0)
 
 
-def test_round_robin_costs_nothing_and_fedrk_its_matrices(measured):
-    assert measured["round_robin"].rounds == ()
+def test_hcsfed_trains_all_once_and_asks_nothing(measured, logs):
+    """It compresses the whole updates of the first round on the server, so that nothing is sent besides them."""
+    overhead, theta = measured["hcsfed"], logs[1]
+    assert overhead.rounds == (1,)
+    assert overhead.more_clients == (K - COHORT,)
+    assert overhead.more_up == overhead.more_down == ((K - COHORT) * theta,)
+    assert overhead.answers_up == overhead.questions_down == overhead.samples == (0,)
+
+
+def test_round_robin_and_fedpns_cost_nothing_and_fedrk_its_matrices(measured):
+    assert measured["round_robin"].rounds == measured["fedpns"].rounds == ()
     assert measured["fedrk"].rounds == (1,)
     assert measured["fedrk"].answers_up == (4 * K,)
 
@@ -121,9 +132,12 @@ def test_the_table_has_the_papers_line_above_each_measured_one(measured, logs):
         "Round robin, table 2",
         f"`round_robin`, measured (1 run: K = 24, κ = 9, |θ| = {theta})",
     ]
-    assert len(heads) == 2 * 5 + 1, "fedrk is not in the paper's table"
+    assert len(heads) == 2 * 7 + 1, "fedrk is not in the paper's table"
     cells = {row[0].split(" (")[0]: row[1:5] for row in rows[2:]}
-    assert cells["`round_robin`, measured"] == ["never", "0", "0", "0"]
+    assert cells["`round_robin`, measured"] == cells["`fedpns`, measured"] == ["never", "0", "0", "0"]
+    assert cells["`hcsfed`, measured"] == [
+        *("t = 1", f"{extra} = 15 |θ|", f"{extra} = 15 |θ|", "training of 15 more clients")
+    ]
     assert cells["`pow_d, num_candidates=null`, measured"] == [
         *("every round", "24 = 1 K", f"{extra} = 15 |θ|", f"{logs[2].sum()} samples to answer")
     ]
@@ -151,7 +165,7 @@ def test_the_papers_server_operations_are_worked_out_for_the_run():
 
 def test_csv_has_every_round_with_an_overhead(measured, logs):
     lines = list(csv.DictReader(io.StringIO(overhead_csv(list(measured.values())))))
-    assert len(lines) == 1 + 0 + 3 + 3 + 3 + 1
+    assert len(lines) == 1 + 0 + 3 + 3 + 3 + 0 + 1 + 1
     (line,) = (line for line in lines if line["method"] == "feddiverse")
     assert (line["round"], float(line["answers_up"]), float(line["more_clients"])) == ("1", 72, 15)
 
