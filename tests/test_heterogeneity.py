@@ -97,6 +97,17 @@ def test_extremes(counts, expected):
     assert triplet(counts) == pytest.approx(expected, abs=1e-8)
 
 
+@given(st.integers(2, 100), st.data(), st.integers(1, 500))
+def test_one_attribute_value_leaves_class_imbalance_alone(num_classes, data, count):
+    """Data without an attribute: n of Y classes, all as large, have 1 - log n / log Y, and nothing is zero divided by zero."""
+    held = data.draw(st.lists(st.integers(0, num_classes - 1), min_size=1, unique=True))
+    counts = np.zeros((num_classes, 1))
+    counts[held] = count
+    class_imbalance, *others = triplet(counts)
+    assert class_imbalance == pytest.approx(1 - math.log(len(held)) / math.log(num_classes), abs=1e-9)
+    assert others == [0, 0]
+
+
 @pytest.mark.parametrize("total", [1, 10**15])
 def test_independence_is_exactly_zero_whatever_rounding_does(total):
     assert triplet(np.outer([0.3, 0.7], [0.1, 0.9]) * total).spurious_correlation == 0

@@ -16,6 +16,7 @@ from fedfacet.clients.queries.base import Query
 from fedfacet.corrections.base import Correction
 from fedfacet.engines.vectorized import VectorizedEngine
 from fedfacet.models.resnet8 import ResNet8
+from fedfacet.personal.head import PersonalHead
 from fedfacet.personal.norm_layers import PersonalNormLayers
 from fedfacet.selectors.round_robin import RoundRobinSelector
 from fedfacet.types import Answer, Broadcast, ClientTask, ClientUpdate
@@ -150,21 +151,24 @@ def test_personal_layers_and_a_corrections_memory_lie_side_by_side(federation):
     assert not correction.seen & run.engine.runtime.personal
 
 
-def test_a_resumed_run_ends_with_the_same_memory(federation, tmp_path):
-    whole = federation(cohort_size=2)
+@pytest.mark.parametrize("layers", [PersonalNormLayers(), PersonalHead()], ids=["norm_layers", "head"])
+def test_a_resumed_run_ends_with_the_same_memory(federation, layers, tmp_path):
+    personal = layers.names(tiny_resnet(2, (1, 4, 4)))
+    whole = federation(personal=personal, cohort_size=2)
     for _ in range(4):
         whole.run_round()
-    part = federation(cohort_size=2)
+    part = federation(personal=personal, cohort_size=2)
     for _ in range(2):
         part.run_round()
     checkpoint.save(tmp_path / "last.ckpt", part.state, {})
-    resumed = federation(cohort_size=2)
+    resumed = federation(personal=personal, cohort_size=2)
     resumed.restore(checkpoint.load(tmp_path / "last.ckpt")[0])
     for _ in range(2):
         resumed.run_round()
     assert state.digest(resumed.state.model) == state.digest(whole.state.model)
     assert resumed.state.memory.keys() == whole.state.memory.keys()
     for client_id, memory in whole.state.memory.items():
+        assert {name.removeprefix("personal|") for name in memory} == personal
         assert state.digest(resumed.state.memory[client_id]) == state.digest(memory)
 
 

@@ -140,6 +140,25 @@ def test_a_hundred_classes_are_dealt_in_a_smoke_test_too(classes, smoke):
             smoke(*options, "partition.num_clients=4")
 
 
+@pytest.mark.parametrize("heterogeneity", ["estimated", "true"])
+def test_feddiverse_runs_on_a_hundred_classes_without_an_attribute(heterogeneity, smoke):
+    """With one attribute value attribute imbalance and spurious correlation are 0, but for what an estimate takes for them."""
+    federation, _ = smoke(
+        *("experiment=cifar100_participation", "partition=classes_per_client", "partition.classes_per_client=5"),
+        *("selector=feddiverse", f"heterogeneity={heterogeneity}", "federation.rounds=2", "callbacks=evaluate"),
+    )
+    assert federation.state.round == 2
+    assert federation.state.participation_counts.sum() == 2 * 3
+    (triplets,) = federation.state.disclosures.values()
+    assert len(triplets) == federation.num_clients
+    if heterogeneity == "true":
+        for class_imbalance, *others in triplets.values():
+            assert 0 < class_imbalance < 1
+            assert others == [0, 0]
+    else:
+        assert all(0 <= measure <= 1 for measures in triplets.values() for measure in measures)
+
+
 def test_models_fit_other_data(model_option, smoke):
     other = "shakespeare" if model_option == "char_lstm" else "cmnist_gsc"
     federation, _ = smoke(f"model={model_option}", f"experiment={other}", "callbacks=evaluate")
