@@ -11,6 +11,7 @@ With a constant gradient g the update itself is -eta * ||a||_1 * g, whatever the
 """
 
 import lightning as L
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -76,6 +77,16 @@ def test_closed_forms(points, optimizer, mu, expected):
 def test_it_is_the_distance_walked_under_a_constant_gradient(points, rho, mu):
     update = trained(points, sgd(momentum=rho), mu)
     assert update.delta["point"].tolist() == pytest.approx((-ETA * update.step_weight * SLOPE).tolist(), rel=1e-12)
+
+
+@pytest.mark.parametrize(("rho", "mu"), [(0.0, 30.0), (0.5, 15.0), (0.9, 4.0), (0.9, 0.01)])
+def test_weights_of_either_sign_count_by_their_size(points, rho, mu):
+    """Each gradient's weight by matrix powers: (velocity, place) -> [[rho, -eta mu], [rho, 1 - eta mu]] (velocity, place)."""
+    step = np.array([[rho, -ETA * mu], [rho, 1 - ETA * mu]])
+    weights = [(np.linalg.matrix_power(step, TAU - 1 - s) @ [1, 1])[1] for s in range(TAU)]
+    assert (min(weights) < 0) == (mu > 1)
+    update = trained(points, sgd(momentum=rho), mu)
+    assert update.step_weight == pytest.approx(np.abs(weights).sum(), rel=1e-12)
 
 
 def test_it_counts_the_steps_that_were_finished(points):

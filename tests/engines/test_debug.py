@@ -224,6 +224,22 @@ def test_a_gradient_that_is_no_number_shows_the_operation_that_it_comes_from(run
     assert caught.value.__notes__ == ["It happened to client 0 in round 5, step 3 of 4."]
 
 
+class Stumbles(Query):
+    name = "stumbles"
+    needs_model = False
+
+    def answer(self, context):
+        return Answer(1 / len(context.data) - 1 / 0, floats_up=1, samples=0)
+
+
+def test_a_question_that_fails_names_the_client(tiny_clients):
+    engine = DebugEngine(device="cpu")
+    engine.setup(tiny_clients(objective=Told(nothing), local=LOCAL))
+    with pytest.raises(ZeroDivisionError) as caught:
+        list(engine.ask(Stumbles(), [ClientTask(3, 5, 0, Broadcast({}))]))
+    assert caught.value.__notes__ == ["It happened to client 3 in round 5, asked by Stumbles."]
+
+
 # --- that it changes nothing -----------------------------------------------------------------------------------------------
 
 
@@ -256,6 +272,11 @@ def test_torch_watches_while_clients_are_at_work_and_not_a_moment_longer(tiny_cl
     assert next(answers).value == (True, True)
     assert watchfulness() == (False, False)
     answers.close()
+    seen.clear()
+    clients.bench.module.register_forward_hook(lambda *_: seen.append(watchfulness()))
+    engine.evaluate(start.model, [clients.dataset.test])
+    assert set(seen) == {(True, True)}
+    assert watchfulness() == (False, False)
 
 
 def test_what_was_on_before_stays_on(run):

@@ -80,18 +80,26 @@ def with_learning_rate(optimizer: Optimizer, factor: float) -> Optimizer:
 
 
 def step_weight_of(optimizer: Optimizer, objective: L.LightningModule, num_steps: int) -> float:
-    """Return ||a_k||_1: with gradients all equal to 1, the distance walked divided by the learning rate.
+    """Return ||a_k||_1, the sum of the absolute weights that a client's gradients have in its update, per learning rate.
 
     Source: FedNova (Wang et al., NeurIPS 2020, arXiv:2007.07481), section 4. SGD with momentum rho and a proximal term of
-    strength mu is linear in its gradients, so running it once on scalars gives the sum of their weights. Other optimizers
-    count their steps.
+    strength mu is linear in its gradients: a gradient's weight is how far it alone has moved the weights by the last step.
+    Weights may be negative (an oscillation, where lr mu > (1 - sqrt(rho))^2). Other optimizers count their steps, and a
+    velocity that a client kept from former rounds counts for nothing.
     """
     group = optimizer.param_groups[0]
     if not isinstance(optimizer, SGD) or group["nesterov"] or group["dampening"]:
         return float(num_steps)
     mu = getattr(getattr(objective, "correction", None), "proximal_strength", 0.0)
     velocity = walked = 0.0
-    for _ in range(num_steps):
-        velocity = group["momentum"] * velocity + 1 - group["lr"] * mu * walked
+    if mu == 0:  # no weight is negative: their sum is where gradients of 1 lead
+        for _ in range(num_steps):
+            velocity = group["momentum"] * velocity + 1
+            walked += velocity
+        return walked
+    total = 0.0
+    for step in range(num_steps):
+        velocity = group["momentum"] * velocity + (step == 0) - group["lr"] * mu * walked
         walked += velocity
-    return walked
+        total += abs(walked)
+    return total

@@ -118,7 +118,11 @@ class ClientRuntime:
             weights=starting_weights(task),
             train_until=partial(self._train_until, task),
         )
-        return query.answer(context)
+        try:
+            return query.answer(context)
+        except Exception as error:
+            error.add_note(f"It happened to client {task.client_id} in round {task.round}, asked by {type(query).__name__}.")
+            raise
 
     def _train_until(self, task: ClientTask, num_steps: int) -> HalfTrained:
         """Take the first steps of a client's training, and keep what they lead to in case the client is selected."""

@@ -52,7 +52,8 @@ class Workbench:
     Args:
         objective: on its device already; scratch space, whose weights are overwritten by every client's.
         precision: ``"32-true"``, or ``"bf16-mixed"`` for bfloat16 wherever torch's autocast deems it safe.
-        compile: have torch compile the federated module's forward and backward pass.
+        compile: have torch compile the federated module's forward and backward pass; on a GPU as CUDA graphs, since there the
+            steps of small networks wait for their kernels to be launched one by one.
         personal: names of the federated module's tensors that stay with the client.
     """
 
@@ -92,7 +93,8 @@ class Workbench:
         self._optimizer: Optimizer | None = None
         self._groups: list[dict[str, Any]] = []
         if compile:
-            self.module.compile()
+            on_gpu = any(parameter.is_cuda for parameter in self.module.parameters())
+            self.module.compile(mode="reduce-overhead" if on_gpu else None)
 
     @property
     def tensors(self) -> State:

@@ -127,13 +127,20 @@ class Dataset:
             memory_format: of images.
             generator: of the augmentation; ``None`` for images as they are.
         """
-        x = self.images.fetch(indices).to(device)
+        x = _sent(self.images.fetch(indices), device)
         if self.augmentation is not None and generator is not None:
             x = self.augmentation(x, generator)
         if self.mean is not None and self.std is not None:
             mean, std = _constants(self.mean, self.std, x.shape[1:], x.device, memory_format)
             x = x.to(torch.float32, memory_format=memory_format).sub_(mean).div_(std)
-        return Batch(x, torch.from_numpy(self.y[indices]).to(device), torch.from_numpy(self.a[indices]).to(device))
+        return Batch(x, _sent(torch.from_numpy(self.y[indices]), device), _sent(torch.from_numpy(self.a[indices]), device))
+
+
+def _sent(tensor: Tensor, device: torch.device | str) -> Tensor:
+    """Return a tensor on a device; to a GPU from pinned memory, so that the CPU can prepare the next step meanwhile."""
+    if torch.device(device).type == "cuda":
+        return tensor.pin_memory().to(device, non_blocking=True)
+    return tensor.to(device)
 
 
 @functools.lru_cache(maxsize=16)

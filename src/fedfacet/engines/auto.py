@@ -20,8 +20,9 @@ from fedfacet.clients.runtime import ClientRuntime
 from fedfacet.engines.base import Engine
 from fedfacet.engines.sequential import SequentialEngine
 from fedfacet.engines.vectorized import VectorizedEngine
-from fedfacet.engines.workers import WorkersEngine, num_cores
+from fedfacet.engines.workers import WorkersEngine
 from fedfacet.metrics.group_counts import GroupCounts
+from fedfacet.parallel.cores import num_cores
 from fedfacet.parallel.schedule import makespan, pieces
 from fedfacet.types import Answer, Broadcast, ClientTask, ClientUpdate, Query, State
 

@@ -1,14 +1,17 @@
 """The engine for finding out what goes wrong, and where."""
 
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from fedfacet import state
 from fedfacet.clients.local_training import HalfTrained, planned_steps
 from fedfacet.engines.base import Engine
 from fedfacet.errors import BadUpdateError, EngineError
+from fedfacet.metrics.group_counts import GroupCounts
 from fedfacet.types import Answer, ClientTask, ClientUpdate, Query, State
 
 
@@ -55,6 +58,11 @@ class DebugEngine(Engine):
             with _Watched():
                 answer = self.runtime.answer(query, task)
             yield answer
+
+    def evaluate(self, weights: State, splits: Sequence[NDArray[np.int64]]) -> list[GroupCounts]:
+        """Count how a model does on some splits."""
+        with _Watched():
+            return super().evaluate(weights, splits)
 
     def _step_by_step(self, task: ClientTask) -> ClientUpdate:
         runtime = self.runtime

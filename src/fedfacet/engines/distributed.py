@@ -21,6 +21,7 @@ from fedfacet.engines.base import Engine
 from fedfacet.errors import ConfigError, EngineError
 from fedfacet.metrics.group_counts import GroupCounts
 from fedfacet.parallel import wire
+from fedfacet.parallel.cores import crowded
 from fedfacet.parallel.packing import Order, pack_tasks, unpack_task
 from fedfacet.parallel.ranks import Message, Place, Ranks, find_place
 from fedfacet.parallel.schedule import batches
@@ -81,6 +82,8 @@ class DistributedEngine(Engine):
         if self._place.num_ranks == 1:
             return value
         if self.rank == 0:
+            if self._runtime is not None and self._runtime.device.type == "cpu":
+                crowded(self._place.num_local_ranks, os.cpu_count() or 1, "start fewer ranks on this machine")
             ranks = self._free_ranks()
             ranks.send({rank: Message(_Shared(value)) for rank in ranks.others})
             return value

@@ -27,6 +27,7 @@ from fedfacet.errors import EngineError
 from fedfacet.metrics.group_counts import GroupCounts
 from fedfacet.parallel import shared_memory, wire
 from fedfacet.parallel.channel import Channel
+from fedfacet.parallel.cores import crowded, num_cores
 from fedfacet.parallel.schedule import batches, pieces
 from fedfacet.parallel.worker import CommonModel, Failure, Order, serve
 from fedfacet.types import Answer, ClientTask, ClientUpdate, Query, State
@@ -151,6 +152,9 @@ class WorkersEngine(Engine):
                     "of a module instead of lambdas and nested ones, or `engine=sequential`."
                 ) from None
             atexit.register(self.close)
+            remedy = f"take engine.workers={max(1, num_cores() // torch.get_num_threads())}"
+            if runtime.device.type == "cpu" and crowded(self.num_workers, num_cores(), remedy):
+                os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # read when the server of the workers loads torch
         numbers = {worker.number for worker in self._workers}
         for number in range(self.num_workers):
             if number not in numbers:
@@ -295,11 +299,6 @@ class _Worker:
         self.process.kill()
         self.process.join()
         self.channel.connection.close()
-
-
-def num_cores() -> int:
-    """Return how many cores this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def _context() -> BaseContext:

@@ -1,0 +1,34 @@
+"""How many cores there are, and whether processes ask for more."""
+
+import logging
+import os
+
+import torch
+
+log = logging.getLogger(__name__)
+
+
+def num_cores() -> int:
+    """Return how many cores this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def crowded(processes: int, cores: int, remedy: str) -> bool:
+    """Tell whether processes have several threads each and all of them together more than there are cores; then also warn.
+
+    Threads that share the work of one layer wait for each other in a loop, and so take the core from whom they wait for: two
+    processes of two threads on two cores were seen to take fifty times as long as of one thread each.
+
+    Args:
+        processes: that train at the same time on this machine, with torch's number of threads each.
+        cores: that they have between them.
+        remedy: what the user can do.
+    """
+    threads = torch.get_num_threads()
+    if threads == 1 or processes * threads <= cores:
+        return False
+    log.warning(
+        "%d processes of %d threads share %d cores, and will wait for each other more than they work: %s.",
+        processes, threads, cores, remedy,
+    )  # fmt: skip
+    return True
