@@ -1,0 +1,68 @@
+"""Training commands that docs/, results/ and headers of sweeps print can be run as they are."""
+
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from omegaconf import OmegaConf
+
+from fedfacet import config
+
+ROOT = Path(__file__).parents[2]
+PAGES = sorted([*(ROOT / "docs").glob("*.md"), *(ROOT / "results").glob("*.md")])
+PLUGIN = ("hydra/launcher=", "hydra.launcher.")
+"""Of a launcher that is a package of its own, which the page says how to install."""
+
+
+def commands(page: Path) -> list[str]:
+    """Return the training commands of a page's blocks, each on one line; runs that are resumed are not there to be checked."""
+    blocks = re.findall(r"```bash\n(.*?)```", page.read_text(), re.DOTALL)
+    lines = [line.split(" #")[0].strip() for block in blocks for line in re.sub(r"\\\n\s*", "", block).splitlines()]
+    return [line for line in lines if "src/train.py" in line and "resume=" not in line and "--help" not in line]
+
+
+MORE = [
+    pytest.param(command, id=f"{sweep.stem}-beside")
+    for sweep in sorted((ROOT / "conf" / "sweep").glob("*.yaml"))
+    for command in re.findall(r"^#   (python src/train\.py .*)$", sweep.read_text(), re.MULTILINE)
+]
+"""In headers of sweeps, beside their own."""
+COMMANDS = [pytest.param(command, id=f"{page.stem}-{n}") for page in PAGES for n, command in enumerate(commands(page))] + MORE
+
+
+def first_cell(overrides: list[str]) -> list[str]:
+    """Return the overrides of the first job of a multirun, those included that its sweep runs through."""
+    parser = OverridesParser.create()
+    given = {override.key_or_group: override for override in parser.parse_overrides(overrides)}
+    if "sweep" in given:
+        sweep = OmegaConf.load(ROOT / "conf" / "sweep" / f"{given['sweep'].value()}.yaml")
+        params = OmegaConf.to_container(sweep, resolve=False)["hydra"].get("sweeper", {}).get("params", {})
+        own = {override.key_or_group: override for override in parser.parse_overrides([f"{k}={v}" for k, v in params.items()])}
+        given = own | given
+    return [
+        f"{key}={next(override.sweep_string_iterator())}" if override.is_sweep_override() else str(override.input_line)
+        for key, override in given.items()
+    ]
+
+
+def test_there_are_commands_to_check() -> None:
+    """The patterns above still find them: in pages of both folders, with a line that goes on on the next, and a sweep."""
+    found = {page.relative_to(ROOT).as_posix(): commands(page) for page in PAGES}
+    assert len(COMMANDS) >= 20
+    assert MORE
+    assert sum(map(bool, found.values())) >= 9
+    assert any("personal_evaluate.every_n_rounds=5" in command for command in found["results/fedld_pneumonia.md"])
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_train_commands_compose(command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every option is known and has a possible value; of a grid one cell."""
+    monkeypatch.chdir(tmp_path)
+    words = shlex.split(command.partition("src/train.py")[2])
+    overrides = [word for word in words if word != "-m" and not word.startswith(PLUGIN)]
+    argv = ["train.py", *(["-m", *first_cell(overrides)] if "-m" in words else overrides)]
+    _, jobs = config.preflight("train", argv)
+    assert len(jobs) == 1
+    assert list(tmp_path.iterdir()) == [], "checking a command writes nothing"
