@@ -15,7 +15,7 @@ import textwrap
 import traceback
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import hydra
 from hydra.core.hydra_config import HydraConfig
@@ -166,6 +166,7 @@ def run(config: DictConfig, run_dir: Path, overrides: Sequence[str]) -> float | 
         settle(config)
         federation = build(config, run_dir)
         if saved is not None:
+            check_sums(saved_config["engine"], config.engine)
             federation.restore(saved)
         with contextlib.closing(federation.engine):
             federation.engine.share(configuration.plain(config))
@@ -200,6 +201,16 @@ def run(config: DictConfig, run_dir: Path, overrides: Sequence[str]) -> float | 
         return None
     print_results(json.loads((run_dir / "summary.json").read_text()), load_data(config), run_dir)
     return validation_of(run_dir)
+
+
+def check_sums(*engines: Mapping[str, Any]) -> None:
+    """Refuse to go on with a run by an engine that sums in another order than the one that it was started with."""
+    was, now = ("vectorized" in f"{engine['_target_']} {(engine.get('choice') or {}).get('engine')}" for engine in engines)
+    if was != now:
+        raise ConfigError(
+            f"Expected {'engine=vectorized' if was else 'an engine that is exact to the last bit'}, as the run was started "
+            f"with, but got {'one that adds up in another order' if was else 'vectorized'}: leave `engine` out."
+        )
 
 
 def validation_of(run_dir: Path) -> float | None:

@@ -109,6 +109,18 @@ def test_a_learning_rate_planned_over_all_rounds_is_not_stretched_afterwards(tra
     assert "`scheduler.rounds` was 2 and is now 4" in longer.err
 
 
+def test_an_engine_that_sums_in_another_order_neither_takes_over_nor_hands_over(trained, train):
+    trained("federation.rounds=1", "paths.output_dir=exact")
+    trained("federation.rounds=1", "paths.output_dir=stacked", "engine=vectorized")
+    longer = "federation.rounds=2"
+    taken = train("resume=exact", "engine=vectorized", longer, fast=False)
+    assert (taken.status, taken.err.count("Expected an engine that is exact to the last bit")) == (2, 1), taken.err
+    handed = train("resume=stacked", "engine=sequential", longer, fast=False)
+    assert (handed.status, handed.err.count("Expected engine=vectorized, as the run was started with")) == (2, 1), handed.err
+    trained("resume=stacked", longer, fast=False)
+    trained("resume=exact", "engine=debug", longer, fast=False)
+
+
 def test_rows_beyond_the_checkpoint_are_cut_back(start, trained, uninterrupted, tmp_path):
     run = tmp_path / "run"
     process = start(ROUNDS, EVERY_3, "paths.output_dir=run")
