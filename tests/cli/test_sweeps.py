@@ -8,7 +8,10 @@ import subprocess
 import sys
 import time
 
+import numpy as np
 import pytest
+from matplotlib.image import imread
+from omegaconf import OmegaConf
 
 from fedfacet.cells import LOCK_FILE
 from fedfacet.config import cell_digest, plain, preflight
@@ -212,6 +215,32 @@ def test_a_table_from_sweep_to_report(trained, checkout, cells):
     assert "Missing are 19 of 21 runs: of 7 cells 5 have none, 2 fewer than 3." in done.stdout
     whole = subprocess.run(report, cwd=cells.parents[2], capture_output=True, text=True)
     assert "Left out are the columns that no run has a cell in: `Spawrious GSC`, " in whole.stdout
+
+
+@pytest.mark.slow
+def test_figure_4_from_sweep_to_picture(trained, checkout, tmp_path):
+    """Four of the paper's 125 cells on the digits."""
+    trained(
+        "sweep=sensitivity", "experiment=digits_gsc", "heterogeneity.q=0.1,0.9", "heterogeneity.bias_steps=5,25",
+        "heterogeneity.attribute_steps=25", "seed=0", "threads=1", "~callbacks.figures", "-m", fast=False,
+    )  # fmt: skip
+    errors = {}
+    for file in (tmp_path / "logs" / "train" / "sensitivity").glob("*/summary.json"):
+        settings = OmegaConf.load(file.with_name("config.yaml")).heterogeneity
+        errors[settings.q, settings.bias_steps] = json.loads(file.read_text())["heterogeneity_error"]["distance_mean"]
+    assert sorted(errors) == [(0.1, 5), (0.1, 25), (0.9, 5), (0.9, 25)]
+    assert len(set(errors.values())) > 1
+    report = [sys.executable, str(checkout / "src" / "report.py"), "--layout", "sensitivity", "logs/train/sensitivity"]
+    metric = "heterogeneity_error/distance_mean"
+    done = subprocess.run([*report, "--metric", metric], cwd=tmp_path, capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (0, "")
+    q, bias_steps = min(errors, key=lambda place: (errors[place], place))
+    best = f"{min(errors.values()):.4f} at heterogeneity.q={q}, heterogeneity.bias_steps={bias_steps}, "
+    assert done.stdout.startswith(f"wrote logs/report/sensitivity.png: smallest `{metric}` on digits gsc: {best}")
+    assert done.stdout.endswith("missing are 121 of 125 cells.\n")
+    pixels = imread(tmp_path / "logs" / "report" / "sensitivity.png")[..., :3]
+    assert min(pixels.shape[:2]) > 100
+    assert len(np.unique(pixels.reshape(-1, 3), axis=0)) > 100, "maps, a frame and letters"
 
 
 class TestBadInput:
