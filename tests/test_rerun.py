@@ -138,8 +138,23 @@ def test_checkpoints_are_known_by_their_names(run, tmp_path):
     assert found[3].name == "last.ckpt"
 
 
-def test_a_scheduler_that_looks_at_metrics_gets_them(run):
-    folder, rows = run(
-        KEEP, "scheduler=plateau", "scheduler.metric=val/loss", "callbacks=[evaluate,csv_log,save_checkpoint,decomposition]"
-    )
-    assert decompose_round(folder, 3).decomposition.global_loss == float(rows[2]["decomposition/global_loss"])
+@pytest.mark.parametrize(
+    ("callback", "scheduler"),
+    [
+        ("evaluate", ("scheduler=plateau", "scheduler.metric=val/loss")),
+        ("evaluate_clients", ("scheduler=plateau", "scheduler.metric=val/acc_own")),
+        ("personal_evaluate", ("scheduler=plateau", "scheduler.metric=personal_holdout/acc_mean")),
+        ("evaluate", ("scheduler=exponential",)),
+    ],
+)
+def test_the_learning_rate_of_a_round_run_again_is_that_of_the_round(run, callback, scheduler):
+    """It hangs on rounds before, and so is in the saved state, whatever measured the metric that it falls by."""
+    # Nothing is ever better by nine tenths, so that it falls after every round but the first.
+    falling = ("scheduler.patience=0", "scheduler.threshold=0.9") if "scheduler=plateau" in scheduler else ()
+    callbacks = f"callbacks=[{callback},csv_log,save_checkpoint,decomposition]"
+    folder, rows = run(KEEP, *scheduler, *falling, callbacks, "partition.local_holdout=0.25")
+    assert float(rows[2]["train/lr_factor"]) < 1
+    for round in (2, 3):
+        again = decompose_round(folder, round)
+        assert again.same_model
+        assert again.decomposition.global_loss == float(rows[round - 1]["decomposition/global_loss"])

@@ -13,9 +13,24 @@ from fedfacet.clients.personal_memory import own_model
 from fedfacet.errors import CheckpointError
 from fedfacet.loss_decomposition import LossDecomposition
 from fedfacet.metrics.group_counts import GroupCounts
+from fedfacet.schedulers.base import Scheduler
 from fedfacet.types import FederationState
 
 _DECOMPOSITION = {"_target_": "fedfacet.callbacks.decomposition.Decomposition", "every_n_rounds": 1}
+
+
+class _OneRound(Scheduler):
+    """A round's factor without a look at what the round measures, which only later rounds depend on.
+
+    What measured that for the run's own scheduler need not be there.
+    """
+
+    def __init__(self, factor: float) -> None:
+        self._factor = factor
+
+    def factor(self, round: int) -> float:
+        """Return it."""
+        return self._factor
 
 
 class DecomposedRound(NamedTuple):
@@ -62,8 +77,6 @@ def decompose_round(run_dir: Path, round: int | None = None) -> DecomposedRound:
         )
     before, settings = checkpoint.load(files[round - 1])
     callbacks = {"decomposition": _DECOMPOSITION}
-    if "metric" in settings.get("scheduler", {}) and "evaluate" in settings["callbacks"]:  # which the scheduler looks at
-        callbacks["evaluate"] = settings["callbacks"]["evaluate"]
     after, last = _run_round({**settings, "callbacks": callbacks, "logger": {}}, before, run_dir)
     if last is None:
         raise CheckpointError(
@@ -123,5 +136,6 @@ def _run_round(
     assert isinstance(callback, Decomposition)
     with contextlib.closing(federation.engine):
         federation.restore(before)
+        federation.scheduler = _OneRound(federation.lr_factor(before.round + 1))
         federation.run_round()
     return federation.state, callback.last
