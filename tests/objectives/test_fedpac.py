@@ -77,7 +77,7 @@ def written_out(clients, task, *, head_steps, alignment, targets, head_lr=0.1, l
 
 
 @pytest.mark.parametrize("model", [SMALL, RESNET], ids=["small", "resnet"])
-@pytest.mark.parametrize(("head_share", "head_steps"), [(0.5, 3), (1 / 6 + 1e-9, 1), (0.9, 5)])
+@pytest.mark.parametrize(("head_share", "head_steps"), [(0.5, 3), (1 / 6, 1), (0.9, 5)])
 @pytest.mark.parametrize("centroids", [None, CENTROIDS], ids=["first round", "later"])
 def test_it_is_the_training_written_out(clients, model, head_share, head_steps, centroids):
     """Head first, body then, each with momentum and weight decay of its own; the features drawn towards all clients'."""
@@ -102,6 +102,22 @@ def test_first_the_head_moves_then_the_body(clients):
     for name in ("head.weight", "head.bias"):
         torch.testing.assert_close(whole[name], half.weights[name])
     assert not torch.equal(whole["backbone.0.weight"], task.broadcast.model["backbone.0.weight"])
+
+
+@pytest.mark.parametrize(
+    ("head_share", "num_steps", "head_steps"),
+    [(0.29, 100, 29), (1 / 49, 49, 1), (0.7, 10, 7), (0.28, 100, 28), (0.29, 99, 28), (1 - 1e-12, 6, 5), (0.9, 1, 0)],
+)
+def test_steps_of_the_head_are_counted_whatever_rounding_does(clients, head_share, num_steps, head_steps):
+    """The share of the steps, rounded down; one is left for the body."""
+    runtime = clients(head_share=head_share, local=LocalTraining(unit="steps", amount=num_steps, batch_size=8))
+    task = ClientTask(0, 1, 0, start_of(runtime))
+    names = ("head.weight", "backbone.0.weight")
+    moved = []
+    for step in (head_steps, head_steps + 1):
+        weights = runtime.train_part(task, None, step).weights if step else task.broadcast.model
+        moved.append([not torch.equal(weights[name], task.broadcast.model[name]) for name in names])
+    assert moved == [[head_steps > 0, False], [head_steps > 0, True]]
 
 
 def test_a_single_step_is_the_bodys(clients):

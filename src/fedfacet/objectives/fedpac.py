@@ -123,7 +123,8 @@ class FedPACObjective(ClassificationObjective):
 
     def before_steps(self, batches: Iterable[Batch], num_steps: int) -> None:
         """Sum up the features that the client starts from."""
-        self._head_steps = int(self.head_share * num_steps)
+        # 1e-8 so that 0.29 * 100 = 28.999999999999996 counts as integral; a single step, or the last one, is the body's.
+        self._head_steps = min(int(self.head_share * num_steps + 1e-8), num_steps - 1)
         counts, means, squares = self._sums(batches)
         shares = counts / counts.sum()
         weighted = shares[:, None] * means
