@@ -30,7 +30,7 @@ from fedfacet.selectors.base import ClientSelector
 from fedfacet.selectors.round_robin import RoundRobinSelector
 from fedfacet.selectors.uniform import UniformSelector
 from fedfacet.transforms.base import UpdateTransform
-from fedfacet.types import Answer, Partition
+from fedfacet.types import Answer, Broadcast, Partition
 
 NUM_CLIENTS = 5
 SAMPLES = 10
@@ -380,6 +380,21 @@ def test_a_query_sends_the_model_to_those_who_do_not_get_it_anyway(needs_model, 
         "comm/query_floats_up": 9,
         "comm/query_samples": 30,
     }
+
+
+class Generous(FedAvg):
+    """Sends something beside the model, to some more than to others."""
+
+    def broadcast(self, model, client_id):
+        return Broadcast(model, {"beside": torch.zeros(10 + client_id), "counts": torch.zeros(7, dtype=torch.int64)})
+
+
+@pytest.mark.parametrize("needs_model", [True, False])
+def test_what_a_broadcast_has_beside_the_model_is_counted_wherever_it_is_sent(needs_model, make):
+    federation = make(selector=Chosen(0, 3, query=CountSamples(needs_model), asked=[3, 1, 4]), aggregator=Generous())
+    ledger = federation.run_round().ledger
+    assert ledger.floats_down == 2 * NUM_FLOATS + 10 + 13  # to 0 and 3
+    assert ledger.query_floats_down == (2 * NUM_FLOATS + 11 + 14 if needs_model else 0)  # to 1 and 4
 
 
 @pytest.fixture

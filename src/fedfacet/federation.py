@@ -26,6 +26,7 @@ from fedfacet.participation.base import Participation
 from fedfacet.schedulers.base import Scheduler
 from fedfacet.selectors.base import ClientSelector
 from fedfacet.types import (
+    Broadcast,
     ClientTask,
     ClientUpdate,
     FederationState,
@@ -192,16 +193,20 @@ class Federation:
         ledger.query_samples += sum(begun[client_id] for client_id in begun.keys() - set(cohort))
         whole, own = (state.num_floats(part) for part in (before, {name: before[name] for name in self.personal}))
         knows_own = self.state.participation_counts > 0
+
+        def floats_of(broadcast: Broadcast, client_id: int) -> int:
+            sent = whole if broadcast.model is before else state.num_floats(broadcast.model)
+            return sent + state.num_floats(broadcast.extras) - own * int(knows_own[client_id])
+
         strangers = received_model - set(cohort)
-        ledger.query_floats_down = len(strangers) * whole - own * int(knows_own[list(strangers)].sum())
+        ledger.query_floats_down = sum(floats_of(self.aggregator.broadcast(before, k), k) for k in strangers)
         clock.lap("select")
 
         # 3.-4. Each is sent the model with an order of its own; those who will not answer get no order.
         tasks = []
         for client_id in cohort:
             broadcast = self.aggregator.broadcast(before, client_id)
-            ledger.floats_down += whole if broadcast.model is before else state.num_floats(broadcast.model)
-            ledger.floats_down += state.num_floats(broadcast.extras) - own * int(knows_own[client_id])
+            ledger.floats_down += floats_of(broadcast, client_id)
             fraction = self.participation.outcome(client_id, partial(rng.stream, self.seed, "outcome", round, client_id))
             if fraction > 0:
                 memory = self.state.memory.get(client_id, {})
