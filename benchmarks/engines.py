@@ -6,9 +6,7 @@ import itertools
 import json
 import math
 import os
-import platform
 import select
-import shlex
 import signal
 import statistics
 import subprocess
@@ -17,12 +15,11 @@ import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field
-from datetime import UTC, datetime
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import processes
+from provenance import headline, provenance
 
 HERE = Path(__file__).parent
 SRC = HERE.parent / "src"
@@ -414,17 +411,12 @@ def as_json(measured: Measured, yardstick: Measured | None) -> dict[str, Any]:
 
 def markdown(facts: dict[str, Any], heads: Sequence[str], sections: Sequence[tuple[str, list[list[str]], list[str]]]) -> str:
     """Return the tables and where they come from."""
-    hardware, versions = facts["hardware"], facts["versions"]
     lines = [
         f"# {facts['name']}",
         "",
         f"`{facts['command']}`",
         "",
-        f"{facts['date']}, commit {facts['commit']}, {hardware['processor']}, {hardware['cpus']} CPUs, "
-        f"{hardware['memory_gb']} GB{', ' + hardware['gpu'] if hardware['gpu'] else ''}, load {hardware['load']} at the start"
-        f"{', ' + str(facts['neighbours']) + ' busy neighbours' if facts['neighbours'] else ''}; "
-        + ", ".join(f"{name} {number}" for name, number in versions.items())
-        + ".",
+        headline(facts, f"{facts['neighbours']} busy neighbours" if facts["neighbours"] else ""),
     ]
     for title, rows, failures in sections:
         lines += ["", f"## {title}", "", f"| {' | '.join(heads)} |", f"|---|{'---:|' * (len(heads) - 1)}"]
@@ -435,54 +427,19 @@ def markdown(facts: dict[str, Any], heads: Sequence[str], sections: Sequence[tup
 
 def facts_of_the_run(options: argparse.Namespace, results: dict[str, dict[str, Measured]]) -> dict[str, Any]:
     """Return where the numbers come from."""
-    versions = {name: version(name) for name in ("fedfacet", "torch", "lightning", "numpy")}
+    command = ["python", "benchmarks/engines.py", *sys.argv[1:]]
+    facts = provenance(options.save, command, load=options.load, device=options.device)
+    versions = facts["versions"]
     for measured in results.values():
         for name, one in measured.items():
             versions |= {f"{name}'s {package}": number for package, number in one.versions.items() if package not in versions}
     return {
-        "name": options.save,
-        "date": datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
-        "command": shlex.join(["python", "benchmarks/engines.py", *sys.argv[1:]]),
-        "commit": commit(),
-        "hardware": {
-            "processor": processor(),
-            "cpus": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
-            "memory_gb": round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 1e9),
-            "gpu": gpu() if options.device == "cuda" else None,
-            "load": options.load,
-            "system": platform.platform(),
-        },
-        "versions": {"python": platform.python_version(), **versions},
+        **facts,
         "rounds": options.rounds,
         "repeats": options.repeats,
         "warmup": options.warmup,
         "neighbours": options.neighbours,
     }
-
-
-def processor() -> str:
-    """Return the name of the CPU."""
-    with contextlib.suppress(OSError):
-        for line in Path("/proc/cpuinfo").read_text().splitlines():
-            if line.startswith("model name"):
-                return line.partition(":")[2].strip()
-    return platform.processor() or platform.machine()
-
-
-def gpu() -> str:
-    """Return the name of the first accelerator."""
-    import torch
-
-    return torch.cuda.get_device_name()
-
-
-def commit() -> str:
-    """Return the commit of this checkout, with ``+`` where it has changes."""
-    command = ["git", "describe", "--always", "--abbrev=12", "--dirty=+", "--exclude=*"]
-    try:
-        return subprocess.run(command, cwd=HERE, capture_output=True, text=True, check=True).stdout.strip()
-    except (OSError, subprocess.SubprocessError):
-        return "unknown"
 
 
 def megabytes(size: int) -> str:

@@ -1,6 +1,8 @@
 """What a large population costs a round outside training and queries: ``python benchmarks/population.py``."""
 
 import argparse
+import json
+import os
 import resource
 import statistics
 import sys
@@ -8,10 +10,12 @@ import tempfile
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from provenance import headline, provenance
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "src"))
 
@@ -77,14 +81,17 @@ class Effortless(Engine):
 
 
 def main() -> None:
-    """Print the milliseconds of a round per selector, and the memory of a partition."""
+    """Print the milliseconds of a round per selector, and the memory of a partition; save them if asked to."""
     parser = argparse.ArgumentParser(description="What a large population costs a round outside training and queries.")
     parser.add_argument("--clients", type=int, default=10_000)
     parser.add_argument("--cohort", type=int, default=100)
     parser.add_argument("--candidates", type=int, default=200, help="of pow-d")
     parser.add_argument("--rounds", type=int, default=20)
     parser.add_argument("--threads", type=int, default=1, help="of torch, as in the recipes of small models")
+    parser.add_argument("--save", metavar="NAME", help="write NAME.json and NAME.md into --results")
+    parser.add_argument("--results", type=Path, default=Path(__file__).parent / "results", metavar="DIR")
     options = parser.parse_args()
+    load = round(os.getloadavg()[0], 2)
     torch.set_num_threads(options.threads)
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     positions = np.random.default_rng(0).permutation(20 * options.clients)
@@ -92,6 +99,30 @@ def main() -> None:
     digest = partition.digest
     grown = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1024
     print(f"{options.clients} clients of 20 samples each: {grown:.0f} MB of index lists")
+    measured = {}
+    for name, rounds in measure(options, digest):
+        whole, select = (statistics.median(column) for column in zip(*rounds, strict=True))
+        print(f"{name}: {whole:.1f} ms a round, {select:.1f} ms of it selecting")
+        measured[name] = {
+            "milliseconds": whole,
+            "milliseconds_selecting": select,
+            "longest": max(one for one, _ in rounds),
+            "rounds": [one for one, _ in rounds],
+            "rounds_selecting": [one for _, one in rounds],
+        }
+    if options.save:
+        facts = provenance(options.save, ["python", "benchmarks/population.py", *sys.argv[1:]], load=load)
+        asked = {name: getattr(options, name) for name in ("clients", "cohort", "candidates", "rounds", "threads")}
+        options.results.mkdir(parents=True, exist_ok=True)
+        target = options.results / options.save
+        content = {**facts, **asked, "index_lists_mb": grown, "selectors": measured}
+        target.with_suffix(".json").write_text(json.dumps(content, indent=1) + "\n")
+        target.with_suffix(".md").write_text(markdown(content))
+        print(f"written: {target}.json and .md", file=sys.stderr)
+
+
+def measure(options: argparse.Namespace, digest: str) -> Iterator[tuple[str, list[tuple[float, float]]]]:
+    """Yield the milliseconds of each round, and those of selecting in it, for one selector after the other."""
     model = {"weight": torch.zeros(10, 60), "bias": torch.zeros(10)}
     engine = Effortless(model, options.clients)
     selectors: list[ClientSelector] = [
@@ -125,11 +156,26 @@ def main() -> None:
             for _ in range(options.rounds):
                 began = time.perf_counter()
                 result = federation.run_round()
-                rounds.append((time.perf_counter() - began, result.seconds["select"]))
+                rounds.append((1000 * (time.perf_counter() - began), 1000 * result.seconds["select"]))
             for callback in federation.callbacks.values():
                 callback.on_fit_end(federation, "interrupted")  # waits for the checkpoint that is being written
-            whole, select = (1000 * statistics.median(column) for column in zip(*rounds, strict=True))
-            print(f"{type(selector).__name__}: {whole:.1f} ms a round, {select:.1f} ms of it selecting")
+        yield type(selector).__name__, rounds
+
+
+def markdown(content: dict[str, Any]) -> str:
+    """Return the table and where it comes from."""
+    what = (
+        f"{content['clients']:,} clients of 20 samples, {content['cohort']} a round, logistic regression of 610 weights; "
+        f"{content['candidates']} candidates of pow-d, torch threads: {content['threads']}. Milliseconds of a round in which "
+        f"neither training nor the answer to a query takes time, the median of {content['rounds']} rounds and the longest; "
+        f"index lists: {content['index_lists_mb']:.0f} MB."
+    )
+    lines = [f"# {content['name']}", "", f"`{content['command']}`", "", headline(content), "", what, ""]
+    lines += ["| selector | ms/round | longest | of it selecting |", "|---|---:|---:|---:|"]
+    for name, one in content["selectors"].items():
+        numbers = (one["milliseconds"], one["longest"], one["milliseconds_selecting"])
+        lines.append(f"| {name} | {' | '.join(f'{number:.1f}' for number in numbers)} |")
+    return "\n".join(lines) + "\n"
 
 
 if __name__ == "__main__":
