@@ -14,6 +14,7 @@ from fedfacet.aggregators.fedpac import FedPAC
 from fedfacet.build import build
 from fedfacet.callbacks.personal_evaluate import PersonalEvaluate
 from fedfacet.config import compose_job
+from fedfacet.corrections.base import Correction
 from fedfacet.models.resnet8 import ResNet8
 from fedfacet.participation.always import Always
 from fedfacet.personal.head import PersonalHead
@@ -130,6 +131,44 @@ def test_a_round_without_any_update_measures_all_the_same(measured):
     metrics = measured(participation=Nobody(), rounds=1).run_round().metrics
     assert metrics["personal/num_never_selected"] == 4
     assert metrics["personal_test/acc_std"] == 0
+
+
+class Diverging(Correction):
+    """Makes a client's training diverge whenever it has taken part before."""
+
+    def on_client_start(self, parameters, broadcast, memory):
+        self.came_before = bool(memory)
+
+    def forward(self, parameters):
+        return sum(parameter.sum() for parameter in parameters.values()) * math.nan if self.came_before else 0.0
+
+    def on_client_end(self, delta, num_steps):
+        return {}, {"came": torch.ones(1)}
+
+
+@pytest.mark.parametrize(("on_bad_update", "cohort"), [("raise", [2]), ("drop", [2, 1])])
+def test_a_model_that_diverged_has_no_accuracy_and_is_counted(tiny_clients, tiny_federation, on_bad_update, cohort):
+    """It would say class 0 to everything. Client 0's did so in the measurement alone, that of client 1 in the round too."""
+
+    def clients():
+        return tiny_clients(model=lambda num_classes, shape: ResNet8(num_classes, shape, width=2), correction=Diverging())
+
+    runtime, twin = clients(), clients()
+    held_out = [runtime.dataset.train[2 * k : 2 * k + 2] for k in range(4)]
+    run = tiny_federation(
+        clients=runtime,
+        callbacks={"personal": PersonalEvaluate(splits={"test": runtime.dataset.test}, local_holdout=held_out)},
+        selector=Chosen([0, 1], cohort),
+        on_bad_update=on_bad_update,
+        rounds=2,
+    )
+    assert run.run_round().metrics["personal/num_diverged"] == 0
+    twin.train(ClientTask(2, 2, 0, Broadcast(run.state.model)))
+    metrics = run.run_round().metrics
+    want = expected(twin, [state.clone(twin.bench.tensors), run.state.model], held_out[2:])
+    assert {name: metrics[name] for name in want} == pytest.approx(want)
+    assert (metrics["personal/num_diverged"], metrics["personal_holdout/num_clients"]) == (2, 2)
+    assert metrics["personal/num_never_selected"] == 1
 
 
 def test_heads_of_the_round_before_are_what_clients_were_sent(measured, clients):

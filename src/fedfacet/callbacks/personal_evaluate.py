@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
+from fedfacet import state
 from fedfacet.callbacks.base import Callback
 from fedfacet.clients.personal_memory import local_model
 from fedfacet.metrics.group_counts import NAN
@@ -25,12 +26,14 @@ class PersonalEvaluate(Callback):
 
     A client of the round has the model that its update is made from. One that took part before, but not now, is trained on what
     this round's clients were sent, with its own memory, and nothing of that is kept. One that has never taken part has no
-    model of its own and is measured with the new global model.
+    model of its own and is measured with the new global model. A model with NaN or infinite entries, in which training has
+    diverged, has no accuracy: it is left out and counted.
 
     Metrics, each client counting the same: ``personal_test/acc_mean``, ``acc_min`` and ``acc_std`` (population) of accuracies
     on the global test set, which is what FedLD's table 1 shows; ``personal_holdout/...`` likewise on what each client holds
     out of its own samples, where ``partition.local_holdout`` is larger than 0, over the ``personal_holdout/num_clients`` that
-    hold out something; ``personal/num_never_selected``, the clients measured with the global model.
+    hold out something; ``personal/num_never_selected``, the clients measured with the global model;
+    ``personal/num_diverged``, those left out.
 
     Source: FedLD's released code, which takes the mean over the clients on the global test set; there all clients take part
     in every round.
@@ -74,18 +77,25 @@ class PersonalEvaluate(Callback):
         """Return the metrics of the clients' models."""
         num_clients = federation.num_clients
         test, holdout = [NAN] * num_clients, [NAN] * num_clients
-        num_never = num_held = NAN
+        num_never = num_held = num_diverged = NAN
         if self._is_due(federation, round):
-            num_never = num_held = 0
+            num_never = num_held = num_diverged = 0
             for client_id, model in self._models(federation, round):
                 num_never += model is federation.state.model
+                if not state.all_finite(model):  # as the model of a client may be whose update was dropped for it
+                    num_diverged += 1
+                    continue
                 splits = [self.test, *([self.local_holdout[client_id]] if self.local_holdout else [])]
                 counts = federation.engine.evaluate(model, splits)
                 test[client_id] = counts[0].average_accuracy
                 holdout[client_id] = counts[-1].average_accuracy
                 num_held += bool(sum(counts[-1].total))
         self._round = {}, ()
-        metrics = {**_summary("personal_test", test), "personal/num_never_selected": num_never}
+        metrics = {
+            **_summary("personal_test", test),
+            "personal/num_never_selected": num_never,
+            "personal/num_diverged": num_diverged,
+        }
         if self.local_holdout:
             metrics |= {**_summary("personal_holdout", holdout), "personal_holdout/num_clients": num_held}
         return metrics
