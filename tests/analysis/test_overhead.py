@@ -135,9 +135,7 @@ def test_the_table_has_the_papers_line_above_each_measured_one(measured, logs):
     assert len(heads) == 2 * 7 + 1, "fedrk is not in the paper's table"
     cells = {row[0].split(" (")[0]: row[1:5] for row in rows[2:]}
     assert cells["`round_robin`, measured"] == cells["`fedpns`, measured"] == ["never", "0", "0", "0"]
-    assert cells["`hcsfed`, measured"] == [
-        *("t = 1", f"{extra} = 15 |θ|", f"{extra} = 15 |θ|", "training of 15 more clients")
-    ]
+    assert cells["`hcsfed`, measured"] == [*("t = 1", f"{extra} = 15 |θ|", f"{extra} = 15 |θ|", "training of 15 more clients")]
     assert cells["`pow_d, num_candidates=null`, measured"] == [
         *("every round", "24 = 1 K", f"{extra} = 15 |θ|", f"{logs[2].sum()} samples to answer")
     ]
