@@ -331,8 +331,9 @@ def contender_seconds(contender: Contender) -> float:
 
 
 def watch_memory(options: argparse.Namespace, recipes: Sequence[Recipe]) -> None:
-    """Print each contender's memory after round 2 and after the last one."""
-    rows = []
+    """Print each contender's memory after round 2 and after the last one; write it as Markdown if asked to."""
+    heads = ["workload", "contender", "round 2", f"round {options.memory}", "change"]
+    title, rows = "Memory of the process tree", []
     for workload in options.workloads:
         for recipe in recipes:
             say(f"{workload}: {recipe.name}, {options.memory} rounds")
@@ -348,7 +349,12 @@ def watch_memory(options: argparse.Namespace, recipes: Sequence[Recipe]) -> None
                     continue
             early, late = held[2], held[options.memory]
             rows.append([workload, recipe.name, megabytes(early), megabytes(late), f"{100 * (late / early - 1):+.1f} %"])
-    print_table("Memory of the process tree", ["workload", "contender", "round 2", f"round {options.memory}", "change"], rows)
+    print_table(title, heads, rows)
+    if options.save:
+        target = options.results / f"{options.save}.md"
+        options.results.mkdir(parents=True, exist_ok=True)
+        target.write_text(markdown(facts_of_the_run(options, {}), heads, [(title, rows, [])]))
+        say(f"written: {target}")
 
 
 def report(options: argparse.Namespace, results: dict[str, dict[str, Measured]]) -> None:

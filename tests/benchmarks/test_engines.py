@@ -1,6 +1,7 @@
 """The timing harness as it is started from a shell; what it measures is nobody's business here."""
 
 import json
+import re
 import subprocess
 import sys
 
@@ -53,6 +54,24 @@ def test_a_smoke_run_prints_a_table_writes_json_and_markdown_and_leaves_out_what
     written = (tmp_path / "smoke.md").read_text()
     assert written.count("\n| bare |") == written.count("\n| sequential |") == 1
     assert failure in written
+
+
+def test_memory_is_written_too(checkout, tmp_path):
+    result = harness(
+        checkout, "--workloads", "smoke", "--contenders", "bare", "--memory", 3, "--save", "kept", "--results", tmp_path
+    )
+    assert result.returncode == 0, result.stderr
+    assert re.search(r"^\| smoke \| bare \| \d+ MB \| \d+ MB \| [+-]\d+\.\d % \|$", (tmp_path / "kept.md").read_text(), re.M)
+
+
+def test_how_fast_a_step_could_be_is_told_with_what_was_counted(checkout):
+    command = [sys.executable, str(checkout / "benchmarks" / "floor.py"), "--workloads", "smoke", "--seconds", "0.01"]
+    result = subprocess.run(command, capture_output=True, text=True, timeout=100)
+    assert result.returncode == 0, result.stderr
+    flops = {cells[1].strip(): cells[2].strip() for line in result.stdout.splitlines() if len(cells := line.split("|")) == 8}
+    assert float(flops["matrix product, 1024 x 1024"]) == pytest.approx(2 * 1024**3, rel=0.01)
+    assert float(flops["convolution 3x3, 28 x 64 x 56 x 56"]) == pytest.approx(2 * 28 * 56 * 56 * 64 * 64 * 9, rel=0.01)
+    assert result.stdout.count("\n| smoke |") == 1
 
 
 def test_an_unknown_contender_is_refused_before_anything_starts(checkout):
