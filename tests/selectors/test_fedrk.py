@@ -72,6 +72,14 @@ def exhaustive_solution(types, floor):
 # Against other solvers, on the paper's federations
 
 
+@pytest.mark.parametrize(("scale", "expected"), [(1, 0.2), (10, 0.2), (100, 0.2038), (1000, 0.3683), (10**5, 0.5)])
+def test_beside_a_giant_the_ridge_evens_small_clients_out(scale, expected):
+    """As the docstring owns up to: it is relative to the largest client."""
+    giant, one, other = balancing_weights([[[9 * scale, scale]], [[9, 1]], [[4, 6]]], floor=1e-6)
+    alone = one + (giant if scale == 1 else 0)  # with equal matrices the two share the weight
+    assert alone / (giant + one + other) == pytest.approx(expected, abs=1e-3)
+
+
 def test_the_exact_optimum_on_waterbirds_has_three_clients(paper):
     """The thesis does not print it; found by exhaustion here, and once with a solver of another kind."""
     matrices = matrices_of(paper, "waterbirds_dist")

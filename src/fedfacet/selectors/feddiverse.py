@@ -53,6 +53,9 @@ class FedDiverseSelector(ClientSelector):
         clients; the text excludes those already chosen, and so do we. Where the paper divides by zero: a dimension without
         mass is drawn uniformly, a client with a zero triplet keeps the zero vector, and for a collinear pair step 3 takes the
         client least similar to both. Ties (within 1e-6) are broken at random.
+
+        The first pick of every triple is drawn by the measures as they are disclosed, as algorithm 5 says. The released code
+        does so in a round's first triple only, and draws by the normalised ones in later triples; no option here does that.
     """
 
     taxonomy = Taxonomy(
