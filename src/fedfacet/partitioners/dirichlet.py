@@ -14,7 +14,8 @@ class DirichletPartitioner(Partitioner):
 
     For each class the shares are :math:`p \sim \mathrm{Dir}(\alpha \mathbf{1}_K)`, and its samples, in random order, are cut
     at the cumulated shares. Clients left with fewer than ``min_samples`` then receive samples, one at a time, from the client
-    that has most; nothing is drawn again, so the procedure always ends.
+    that has most (of the highest class that it holds, as its samples lie by class); nothing is drawn again, so the procedure
+    always ends.
 
     Source: Hsu et al., arXiv:1909.06335, in the form of Yurochkin et al., arXiv:1905.12022 (shares per class over clients).
 
