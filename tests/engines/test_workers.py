@@ -170,6 +170,31 @@ def test_models_that_differ_between_clients_travel_one_by_one(persistent):
     assert len(set(ours)) == 4
 
 
+class TakeThreads(Query):
+    """Say how many threads there are and take another number, as a module may do that is imported with somebody's query."""
+
+    name = "take_threads"
+    needs_model = False
+
+    def answer(self, context):
+        before = torch.get_num_threads()
+        torch.set_num_threads(before + 1)
+        return Answer(before, floats_up=0, samples=0)
+
+
+def test_every_order_is_carried_out_with_the_threads_of_the_run(persistent):
+    engine, federation = persistent
+    tasks = tasks_for(federation, range(6))
+    assert [answer.value for answer in engine.ask(TakeThreads(), tasks)] == [1] * 6
+
+
+def test_workers_import_nothing_by_chance(persistent):
+    """Pickle finds a memory format in whatever module comes first that has torch in it; here in one of the tests'."""
+    engine, federation = persistent
+    list(engine.ask(Fragile((), fail), tasks_for(federation, [0])))
+    assert b"conftest" not in engine._clients
+
+
 class Scribble(Query):
     """Write into the data set."""
 

@@ -1,11 +1,15 @@
 """Two ranks of a run: ``test_distributed.py`` starts this script and holds what it prints to what it should be.
 
+Given a file with the settings of several runs, the ranks do two rounds of each, one run after another, and write what they come
+to beside it; ``tests/parity/test_engines.py`` compares it.
+
 Both are forks of one process, so that torch is imported once; between them runs what runs between the ranks of torchrun.
 """
 
 import json
 import os
 import socket
+import sys
 import time
 import traceback
 from dataclasses import replace
@@ -15,7 +19,7 @@ import numpy as np
 import torch
 
 from fedfacet import state
-from fedfacet.build import build
+from fedfacet.build import build, rebuild
 from fedfacet.clients.local_training import planned_steps
 from fedfacet.clients.queries.base import Query
 from fedfacet.config import compose_job
@@ -156,9 +160,32 @@ def serve(run):
     return {"rank": engine.rank, "shared": shared, "driving": driving}
 
 
+def drive_all(runs):
+    """What rank 0 does with the settings of several runs: name -> the results of its rounds, and the state that it ends in."""
+    histories = {}
+    for name, settings in runs.items():
+        run = rebuild(settings, None)
+        assert run.engine.share(name) == name
+        histories[name] = [run.run_round() for _ in range(2)], run.state
+        run.engine.close()
+    return histories
+
+
+def serve_all(runs):
+    """What rank 1 does with them."""
+    for name, settings in runs.items():
+        run = rebuild(settings, None)
+        assert run.engine.share() == name
+        run.engine.serve()
+
+
 def main():
     torch.set_num_threads(1)
-    run = federation()
+    file = Path(sys.argv[1]) if sys.argv[1:] else None
+    if file is None:
+        run, driver, server = federation(), drive, serve
+    else:
+        run, driver, server = json.loads(file.read_text()), drive_all, serve_all
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
@@ -169,17 +196,20 @@ def main():
     os.environ["RANK"] = os.environ["LOCAL_RANK"] = "0" if child else "1"
     if not child:
         try:
-            os.write(writing, json.dumps(serve(run)).encode())
+            os.write(writing, json.dumps(server(run)).encode())
             os._exit(0)
         except BaseException:
             traceback.print_exc()
             os._exit(1)
     os.close(writing)
-    found = drive(run)
+    found = driver(run)
     with os.fdopen(reading) as said:
-        found["rank_1"] = json.load(said)
-    found["status"] = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
-    print(json.dumps(found))
+        served = json.load(said)
+    status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    if file is not None:
+        torch.save(found, file.with_suffix(".pt"))
+        sys.exit(status)
+    print(json.dumps(found | {"rank_1": served, "status": status}))
 
 
 if __name__ == "__main__":

@@ -142,10 +142,13 @@ class WorkersEngine(Engine):
         """Have as many workers as there are to be."""
         if not self._clients:
             runtime = self.runtime
-            names = ("objective", "optimizer", "local", "transforms", "memory_format", "precision", "compile", "personal")
+            names = ("objective", "optimizer", "local", "transforms", "precision", "compile", "personal")
+            arguments: dict[str, Any] = {name: getattr(runtime, name) for name in names}
+            # By its name: pickle would have the workers import whatever module comes first that has torch in it.
+            arguments["memory_format"] = str(runtime.memory_format).removeprefix("torch.")
             data, self._held = shared_memory.dumps({"dataset": runtime.dataset, "partition": runtime.partition})
             try:
-                self._clients = pickle.dumps(({name: getattr(runtime, name) for name in names}, data))
+                self._clients = pickle.dumps((arguments, data))
             except (pickle.PicklingError, AttributeError, TypeError) as error:
                 raise EngineError(
                     f"Expected clients that can be sent to other processes, but got this: {error}. Use functions and classes "

@@ -80,7 +80,8 @@ def serve(connection: Connection, clients: bytes, settings: dict[str, Any]) -> N
 
     Args:
         connection: to whoever gives the orders.
-        clients: a pickled pair: the keyword arguments of a ``ClientRuntime``, and the pickle of its data.
+        clients: a pickled pair: the keyword arguments of a ``ClientRuntime``, its memory format by name, and the pickle of its
+            data.
         settings: ``threads``, ``deterministic`` and ``device``.
     """
     for number in (signal.SIGINT, signal.SIGTERM):  # they reach the whole process group; whoever gives the orders decides
@@ -89,6 +90,7 @@ def serve(connection: Connection, clients: bytes, settings: dict[str, Any]) -> N
     torch.use_deterministic_algorithms(settings["deterministic"])
     arguments, data = pickle.loads(clients)
     device = torch.device(settings["device"])
+    arguments["memory_format"] = getattr(torch, arguments["memory_format"])
     arguments["objective"].to(device=device, memory_format=arguments["memory_format"])
     runtime = ClientRuntime(**arguments, **pickle.loads(data), device=device)
     channel = Channel(connection)
@@ -96,6 +98,8 @@ def serve(connection: Connection, clients: bytes, settings: dict[str, Any]) -> N
     try:
         while True:
             order, bundles = channel.receive()
+            if torch.get_num_threads() != settings["threads"]:  # a module that was imported since, a query's say, has set it
+                torch.set_num_threads(settings["threads"])
             try:
                 if order.model is not None:
                     model = order.model.read()

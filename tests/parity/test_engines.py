@@ -1,0 +1,283 @@
+"""Engines change the time that a run takes, and nothing else (law 4): for everything that clients may train, send and keep.
+
+Each case is a short run of five clients of unequal size, some of them stragglers, all of whom take part in two rounds, so that
+what a client keeps is used. There is a case for every option of the groups below, found in ``conf/``.
+"""
+
+import functools
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import pytest
+import torch
+
+from fedfacet import state
+from fedfacet.build import rebuild
+from fedfacet.config import compose_job, plain
+
+CONF = Path(__file__).parents[2] / "conf"
+
+PLAIN = {
+    "objective": "classification",
+    "loss": "cross_entropy",
+    "correction": "none",
+    "personal": "none",
+    "optimizer": "sgd",
+    "transforms": "none",
+    "aggregator": "fedavg",
+}
+
+BASE = {
+    "experiment": "digits_gsc",
+    "partition": "dirichlet",
+    "partition.num_clients": 5,
+    "partition.alpha": 1.0,
+    "participation": "stragglers",
+    "selector": "all",
+    "federation.rounds": 2,
+    "federation.cohort_size": 5,
+    "model.width": 4,
+    "model.hidden": 8,
+    "local.batch_size": 32,
+    "threads": 1,
+    "callbacks": "evaluate",
+    "logger": "[]",
+    **PLAIN,
+}
+
+NEEDS = {
+    "objective=fedpac": {"aggregator": "fedpac"},
+    "aggregator=fedpac": {"objective": "fedpac"},
+    "personal=norm_layers": {"model": "resnet8", "model.hidden": None},
+    "optimizer=adam": {"optimizer.lr": 0.01, "local.max_grad_norm": 0.5},
+    "transforms=clip": {"transforms.clip.clip_norm": 0.05},
+}
+"""What an option does not go without, or would do nothing without; ``None`` takes away what ``BASE`` sets."""
+
+OTHER_IMAGES = {"partition": "iid", "partition.alpha": None, "local.unit": "steps", "local.amount": 4, "local.batch_size": 8}
+
+BESIDES = {
+    "batch normalisation": {"model": "resnet8", "model.hidden": None, "aggregator": "fedavgm"},
+    "kept momentum": {"local.keep_optimizer": True, "local.sampling": "with_replacement"},
+    "fednova of proximal steps": {"aggregator": "fednova", "correction": "proximal"},
+    "all at once": {
+        **{"objective": "fedpac", "aggregator": "fedpac", "correction": "proximal", "loss": "margin"},
+        **{"transforms": "clip", "transforms.clip.clip_norm": 0.5, "scheduler": "exponential", "local.keep_optimizer": True},
+    },
+    "dropout": {
+        **OTHER_IMAGES,
+        **{"dataset": "shakespeare", "smoke": True, "model": "char_lstm", "model.width": None, "model.hidden": None},
+        **{"model.embedding_size": 4, "model.hidden_size": 8, "model.dropout": 0.5, "optimizer.lr": 0.5},
+    },
+    "shifted and mirrored": {**OTHER_IMAGES, "dataset": "cifar100", "smoke": True},
+    "zoomed and turned": {**OTHER_IMAGES, "dataset": "retina", "dataset.image_size": 16, "smoke": True},
+    "two threads": {"threads": 2, "model.width": 16, "model.hidden": 64, "local.unit": "steps", "local.amount": 2},
+}
+
+CASES = {
+    "plain": {},
+    **{
+        f"{group}={option}": {group: option, **NEEDS.get(f"{group}={option}", {})}
+        for group, usual in PLAIN.items()
+        for option in sorted(file.stem for file in (CONF / group).glob("*.yaml"))
+        if option != usual
+    },
+    **BESIDES,
+}
+
+FALLS_BACK = {
+    "objective=fedpac": "Expected clients that send and keep nothing but weights, but those of FedPACObjective may",
+    "aggregator=fedpac": "Expected clients that send and keep nothing but weights, but those of FedPACObjective may",
+    "all at once": "Expected clients that keep nothing, but they keep their optimizers",
+    "personal=head": "Expected clients that keep nothing, but they keep personal layers",
+    "personal=model": "Expected clients that keep nothing, but they keep personal layers",
+    "personal=norm_layers": "Expected clients that keep nothing, but they keep personal layers",
+    "kept momentum": "Expected clients that keep nothing, but they keep their optimizers",
+    "dropout": "Expected layers that can be stacked, but Dropout draws random numbers",
+}
+"""Why the vectorized engine trains the clients of a case one after another; it stacks those of all others."""
+
+STACKED = [case for case in CASES if case not in FALLS_BACK and case != "two threads"]
+
+
+@pytest.fixture(scope="module")
+def settings(tmp_path_factory):
+    """Return a function: case, an engine's settings -> those of a run, as a checkpoint holds them."""
+
+    @functools.cache
+    def composed(case):
+        chosen = {key: value for key, value in (BASE | CASES[case]).items() if value is not None}
+        return plain(compose_job("train", [f"{key}={value}" for key, value in chosen.items()])[0])
+
+    def make(case, engine, **arguments):
+        target = f"fedfacet.engines.{engine}.{engine.capitalize()}Engine"
+        return composed(case) | {"engine": {"_target_": target, "device": "cpu", **arguments}}
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(tempfile, "tempdir", str(tmp_path_factory.mktemp("generated")))
+        yield make
+
+
+@pytest.fixture(scope="module")
+def run(settings):
+    """Return a function: case, an engine's settings -> the results of its two rounds, and the state that it ends in."""
+
+    def make(case, engine, **arguments):
+        federation = rebuild(settings(case, engine, **arguments), None)
+        try:
+            return [federation.run_round() for _ in range(2)], federation.state
+        finally:
+            federation.engine.close()
+
+    return make
+
+
+@pytest.fixture(scope="module")
+def reference(run):
+    """Return a function: case -> what it comes to with the sequential engine."""
+    return functools.cache(lambda case: run(case, "sequential"))
+
+
+@pytest.fixture(scope="module")
+def on_two_ranks(settings, checkout, tmp_path_factory):
+    """What all cases come to on two ranks; see ``two_ranks.py``, which starts them once."""
+    folder = tmp_path_factory.mktemp("two_ranks")
+    (folder / "runs.json").write_text(json.dumps({case: settings(case, "distributed", timeout_seconds=60) for case in CASES}))
+    result = subprocess.run(
+        [sys.executable, str(checkout / "tests" / "engines" / "two_ranks.py"), "runs.json"],
+        cwd=folder,
+        env={**os.environ, "PYTHONPATH": str(checkout / "src")},
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert result.returncode == 0, result.stderr
+    return torch.load(folder / "runs.pt", weights_only=False)
+
+
+def digests(value):
+    """Put digests in the place of tensors."""
+    if isinstance(value, torch.Tensor):
+        return state.digest({"": value})
+    if isinstance(value, dict):
+        return {key: digests(one) for key, one in value.items()}
+    return value
+
+
+def facts(history):
+    """All that two equal runs have in common, as text: NaN is not equal to itself."""
+    results, saved = history
+    told = [(result.cohort, result.arrived, dict(result.metrics), result.ledger) for result in results]
+    parts = ("round", "model", "memory", "disclosures", "participation_counts", "selector", "aggregator", "callbacks")
+    return [*map(repr, told), *(f"{part}: {digests(getattr(saved, part))!r}" for part in parts)]
+
+
+def assert_close(ours, theirs, tolerance):
+    assert ours.keys() == theirs.keys()
+    for name, tensor in ours.items():
+        torch.testing.assert_close(tensor, theirs[name], rtol=0, atol=tolerance, msg=lambda text, name=name: f"{name}: {text}")
+
+
+# What is compared
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_it_is_a_run_in_which_something_happens(case, reference, settings):
+    """Or engines that do nothing would agree too."""
+    results, saved = reference(case)
+    start = rebuild(settings(case, "sequential"), None).state.model
+    steps = [result.metrics["train/num_steps"] for result in results]
+    assert [result.arrived for result in results] == [(0, 1, 2, 3, 4)] * 2
+    assert min(steps) > 5, "more than one step for some"
+    assert steps[0] != steps[1], "others straggle"
+    moved = {**state.subtract(saved.model, start), **{f"{k}/{n}": t for k, own in saved.memory.items() for n, t in own.items()}}
+    assert state.norm({name: tensor for name, tensor in moved.items() if tensor.is_floating_point()}) > 1e-2
+
+
+def test_the_cases_differ(reference):
+    """Every option does something, so that no two runs are the same; but two options of FedPAC's, which go together."""
+    ends = {case: repr(facts(reference(case))) for case in CASES if case != "aggregator=fedpac"}
+    assert len(set(ends.values())) == len(ends)
+
+
+# Exact engines
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_two_workers_come_to_the_same_bit_for_bit(case, run, reference):
+    """Of five clients some are divided between the two, where what they train can be."""
+    assert facts(run(case, "workers", workers=2)) == facts(reference(case))
+
+
+def test_two_ranks_come_to_the_same_bit_for_bit(on_two_ranks, reference):
+    """All cases in one test, since the ranks take seconds to start."""
+    assert on_two_ranks.keys() == CASES.keys()
+    differing = {
+        case: [(ours, theirs) for ours, theirs in zip(facts(history), facts(reference(case)), strict=True) if ours != theirs]
+        for case, history in on_two_ranks.items()
+    }
+    assert not {case: parts for case, parts in differing.items() if parts}
+
+
+def test_another_number_of_threads_comes_to_nearly_the_same(settings):
+    """Sums over threads have another order."""
+    models = []
+    for threads in (1, 2):
+        federation = rebuild(settings("two threads", "sequential") | {"threads": threads}, None)
+        assert torch.get_num_threads() == threads
+        federation.run_round()
+        models.append(federation.state.model)
+    assert_close(*models, tolerance=1e-5)
+
+
+# The inexact engine
+
+
+@pytest.fixture(scope="module")
+def one_round(settings):
+    """Return a function: case, engine, dtype -> the federation after one round."""
+
+    def make(case, engine, dtype=torch.float32):
+        federation = rebuild(settings(case, engine), None)
+        if dtype == torch.float64:
+            objective = federation.engine.runtime.objective.double()
+            objective.model.register_forward_pre_hook(lambda _, inputs: (inputs[0].double(),))
+            federation.state.model = state.clone(objective.model.state_dict())
+        federation.run_round()
+        return federation
+
+    return make
+
+
+def logits(federation):
+    """Return what the global model says of the test data."""
+    runtime = federation.engine.runtime
+    runtime.bench.load(federation.state.model)
+    runtime.bench.train(False)
+    with torch.inference_mode():
+        batch = runtime.dataset.batch(runtime.dataset.test[:200], runtime.device, runtime.memory_format)
+        return runtime.bench.forward(batch.x).clone()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=["single", "double"])
+@pytest.mark.parametrize("case", STACKED)
+def test_clients_side_by_side_come_to_nearly_the_same(case, dtype, one_round):
+    ours, theirs = (one_round(case, engine, dtype) for engine in ("vectorized", "sequential"))
+    assert ours.engine.fallback_reason is None
+    tolerance = {torch.float32: 1e-5, torch.float64: 1e-10}[dtype]
+    assert_close(ours.state.model, theirs.state.model, tolerance)
+    said, expected = logits(ours), logits(theirs)
+    assert said.dtype == dtype
+    torch.testing.assert_close(said, expected, rtol=0, atol=tolerance)
+
+
+@pytest.mark.parametrize("case", FALLS_BACK)
+def test_who_cannot_be_side_by_side_is_told_and_comes_to_the_same(case, settings, reference):
+    federation = rebuild(settings(case, "vectorized"), None)
+    history = [federation.run_round() for _ in range(2)], federation.state
+    assert federation.engine.fallback_reason == FALLS_BACK[case]
+    assert facts(history) == facts(reference(case))
