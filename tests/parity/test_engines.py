@@ -5,6 +5,7 @@ what a client keeps is used. There is a case for every option of the groups belo
 """
 
 import functools
+import itertools
 import json
 import os
 import subprocess
@@ -78,16 +79,25 @@ BESIDES = {
     "two threads": {"threads": 2, "model.width": 16, "model.hidden": 64, "local.unit": "steps", "local.amount": 2},
 }
 
+OPTIONS = {group: sorted(file.stem for file in (CONF / group).glob("*.yaml")) for group in PLAIN}
+
 CASES = {
     "plain": {},
     **{
         f"{group}={option}": {group: option, **NEEDS.get(f"{group}={option}", {})}
         for group, usual in PLAIN.items()
-        for option in sorted(file.stem for file in (CONF / group).glob("*.yaml"))
+        for option in OPTIONS[group]
         if option != usual
     },
     **BESIDES,
 }
+
+MULTIPLIED = ("objective", "correction", "aggregator")
+TOGETHER = {
+    " ".join(options): dict(zip(MULTIPLIED, options, strict=True))
+    for options in itertools.product(*(OPTIONS[group] for group in MULTIPLIED))
+}
+"""Every objective with every correction and every aggregator."""
 
 FALLS_BACK = {
     "objective=fedpac": "Expected clients that send and keep nothing but weights, but those of FedPACObjective may",
@@ -110,7 +120,7 @@ def settings(tmp_path_factory):
 
     @functools.cache
     def composed(case):
-        chosen = {key: value for key, value in (BASE | CASES[case]).items() if value is not None}
+        chosen = {key: value for key, value in (BASE | (CASES | TOGETHER)[case]).items() if value is not None}
         return plain(compose_job("train", [f"{key}={value}" for key, value in chosen.items()])[0])
 
     def make(case, engine, **arguments):
@@ -142,21 +152,25 @@ def reference(run):
     return functools.cache(lambda case: run(case, "sequential"))
 
 
-@pytest.fixture(scope="module")
-def on_two_ranks(settings, checkout, tmp_path_factory):
-    """What all cases come to on two ranks; see ``two_ranks.py``, which starts them once."""
-    folder = tmp_path_factory.mktemp("two_ranks")
-    (folder / "runs.json").write_text(json.dumps({case: settings(case, "distributed", timeout_seconds=60) for case in CASES}))
-    result = subprocess.run(
-        [sys.executable, str(checkout / "tests" / "engines" / "two_ranks.py"), "runs.json"],
-        cwd=folder,
-        env={**os.environ, "PYTHONPATH": str(checkout / "src")},
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
-    assert result.returncode == 0, result.stderr
-    return torch.load(folder / "runs.pt", weights_only=False)
+@pytest.fixture
+def on_two_ranks(settings, checkout, tmp_path):
+    """Return a function: cases -> what they come to on two ranks; see ``two_ranks.py``, which starts them once for all."""
+
+    def run_all(cases):
+        runs = tmp_path / "runs.json"
+        runs.write_text(json.dumps({case: settings(case, "distributed", timeout_seconds=60) for case in cases}))
+        result = subprocess.run(
+            [sys.executable, str(checkout / "tests" / "engines" / "two_ranks.py"), str(runs)],
+            cwd=tmp_path,
+            env={**os.environ, "PYTHONPATH": str(checkout / "src")},
+            capture_output=True,
+            text=True,
+            timeout=300,
+        )
+        assert result.returncode == 0, result.stderr
+        return torch.load(runs.with_suffix(".pt"), weights_only=False)
+
+    return run_all
 
 
 def digests(value):
@@ -207,18 +221,20 @@ def test_the_cases_differ(reference):
 # Exact engines
 
 
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("case", [*CASES, *(pytest.param(case, marks=pytest.mark.slow) for case in TOGETHER)])
 def test_two_workers_come_to_the_same_bit_for_bit(case, run, reference):
     """Of five clients some are divided between the two, where what they train can be."""
     assert facts(run(case, "workers", workers=2)) == facts(reference(case))
 
 
-def test_two_ranks_come_to_the_same_bit_for_bit(on_two_ranks, reference):
+@pytest.mark.parametrize("cases", [CASES, pytest.param(TOGETHER, marks=pytest.mark.slow)], ids=["one by one", "together"])
+def test_two_ranks_come_to_the_same_bit_for_bit(cases, on_two_ranks, reference):
     """All cases in one test, since the ranks take seconds to start."""
-    assert on_two_ranks.keys() == CASES.keys()
+    histories = on_two_ranks(cases)
+    assert histories.keys() == cases.keys()
     differing = {
         case: [(ours, theirs) for ours, theirs in zip(facts(history), facts(reference(case)), strict=True) if ours != theirs]
-        for case, history in on_two_ranks.items()
+        for case, history in histories.items()
     }
     assert not {case: parts for case, parts in differing.items() if parts}
 
@@ -281,3 +297,12 @@ def test_who_cannot_be_side_by_side_is_told_and_comes_to_the_same(case, settings
     history = [federation.run_round() for _ in range(2)], federation.state
     assert federation.engine.fallback_reason == FALLS_BACK[case]
     assert facts(history) == facts(reference(case))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("case", TOGETHER)
+def test_side_by_side_or_not_it_comes_to_nearly_the_same(case, one_round):
+    ours, theirs = (one_round(case, engine) for engine in ("vectorized", "sequential"))
+    stacked = "fedpac" not in case.split()[0]
+    assert (ours.engine.fallback_reason is None) == stacked
+    assert_close(ours.state.model, theirs.state.model, tolerance=1e-5 if stacked else 0)
