@@ -1,8 +1,10 @@
 """How fast a step could be: ``python benchmarks/floor.py >> benchmarks/results/floor.md``.
 
 A round of n equal clients on w workers of one thread cannot take less than ceil(n / w) / n of one thread's time where clients
-are dealt whole, and 1 / w of it where they may be divided. Both are given as parts of the bare loop's time, which runs on all
-threads. Beside that, what part of the fastest matrix product and of the fastest convolution a training step attains.
+are dealt whole, and 1 / w of it where they may be divided. Both are given as parts of what the bare loop takes, which runs on
+all threads and leaves images as they lie; workers have their channels last. Beside that, what a training step attains of the
+speed of a large matrix product and of a large convolution. Its floating-point operations are three times those of the forward
+pass.
 """
 
 import argparse
@@ -19,6 +21,9 @@ from torch.nn import functional
 from torch.utils.flop_counter import FlopCounterMode
 from workloads import WORKLOADS, Workload
 
+LAYOUTS = (torch.contiguous_format, torch.channels_last)
+LABELS = {torch.contiguous_format: "", torch.channels_last: ", channels last"}
+
 
 def main() -> None:
     """Measure, and print Markdown."""
@@ -30,31 +35,36 @@ def main() -> None:
     facts = provenance("floor", ["python", "benchmarks/floor.py", *sys.argv[1:]], load=os.getloadavg()[0])
     print(f"# What a step could take\n\n{headline(facts, 'float32, medians')}\n")
     print("| | FLOPs | 1 thread | GFLOP/s |", f"{cores} threads | GFLOP/s |\n| --- | ---: | ---: | ---: | ---: | ---: |")
-    for name, work in (("matrix product, 1024 x 1024", product), ("convolution 3x3, 28 x 64 x 56 x 56", convolution)):
-        print(line(name, work(), options.seconds))
+    for name, work in (("matrix product, 1024 x 1024", product()), ("convolution 3x3, 28 x 64 x 56 x 56", convolution())):
+        print(measured(name, work, flops_of(work), options.seconds)[0])
     floors = []
     for name in options.workloads:
         workload = WORKLOADS[name]
-        step = step_of(workload)
-        print(line(f"{name}, a training step of {workload.batch_size}", step, options.seconds))
-        one, all_ = (seconds_of(step, threads, options.seconds) for threads in (1, cores))
-        share = -(-workload.cohort_size // cores) / workload.cohort_size
-        floors.append(f"| {name} | {one / all_:.2f} | {share * one / all_:.3f} | {one / all_ / cores:.3f} |")
-    print("\n| | one thread / all | workers, whole clients | workers, divided clients |\n| --- | ---: | ---: | ---: |")
+        took = {}
+        for layout in LAYOUTS if len(workload.input_shape) == 3 else LAYOUTS[:1]:
+            label = f"{name}, a training step of {workload.batch_size}{LABELS[layout]}"
+            row, took[layout] = measured(label, *step_of(workload, layout), options.seconds)
+            print(row)
+        ratio = list(took.values())[-1][0] / took[LAYOUTS[0]][1]
+        whole = -(-workload.cohort_size // cores) / workload.cohort_size
+        floors.append(f"| {name} | {ratio:.2f} | {whole * ratio:.3f} | {ratio / cores:.3f} |")
+    print("\n| | one thread / bare | workers, whole clients | workers, divided clients |\n| --- | ---: | ---: | ---: |")
     print("\n".join(floors))
 
 
-def line(name: str, work: Callable[[], Any], seconds: float) -> str:
-    """Return a row: floating-point operations, and time and operations per second with one thread and with all."""
+def measured(name: str, work: Callable[[], Any], flops: float, seconds: float) -> tuple[str, list[float]]:
+    """Return a row, and the seconds in it: with one thread and with all."""
+    taken = [seconds_of(work, threads, seconds) for threads in (1, torch.get_num_threads())]
+    cells = [cell for each in taken for cell in (f"{1e3 * each:.3f} ms", f"{flops / each / 1e9:.1f}")]
+    return f"| {name} | {flops:.3g} | {' | '.join(cells)} |", taken
+
+
+def flops_of(work: Callable[[], Any]) -> float:
+    """Return how many floating-point operations some work has."""
     counter = FlopCounterMode(display=False)
     with counter:
         work()
-    flops = counter.get_total_flops()
-    cells = [f"{flops:.3g}"]
-    for threads in (1, torch.get_num_threads()):
-        taken = seconds_of(work, threads, seconds)
-        cells += [f"{1e3 * taken:.3f} ms", f"{flops / taken / 1e9:.1f}"]
-    return f"| {name} | {' | '.join(cells)} |"
+    return float(counter.get_total_flops())
 
 
 def seconds_of(work: Callable[[], Any], threads: int, seconds: float) -> float:
@@ -88,13 +98,12 @@ def convolution() -> Callable[[], Any]:
     return lambda: functional.conv2d(x, weight, padding=1)
 
 
-def step_of(workload: Workload) -> Callable[[], Any]:
-    """Return a step of plain SGD on one batch, channels last."""
+def step_of(workload: Workload, layout: torch.memory_format) -> tuple[Callable[[], Any], float]:
+    """Return a step of plain SGD on one batch, and how many floating-point operations it has."""
     model = workload.make_model()
     optimizer = torch.optim.SGD(model.parameters(), lr=workload.lr)
     x = torch.randn(workload.batch_size, *workload.input_shape)
-    if x.ndim == 4:
-        model, x = model.to(memory_format=torch.channels_last), x.contiguous(memory_format=torch.channels_last)  # type: ignore[call-overload]
+    model, x = model.to(memory_format=layout), x.contiguous(memory_format=layout)  # type: ignore[call-overload]
     y = torch.randint(2, (workload.batch_size,))
 
     def step() -> None:
@@ -102,7 +111,7 @@ def step_of(workload: Workload) -> Callable[[], Any]:
         functional.cross_entropy(model(x), y).backward()
         optimizer.step()
 
-    return step
+    return step, 3 * flops_of(lambda: model(x))
 
 
 if __name__ == "__main__":
