@@ -113,11 +113,15 @@ def test_bad_input_costs_one_sentence(logs, arguments, part):
 
 
 def test_the_command_that_a_refusal_proposes_works(logs):
-    """In the picture's case too, which then asks for what these folders lack."""
     refused = report(logs, "logs", "--rows", "dataset")
     proposed = shlex.split(refused.stderr.partition("Ready to run: ")[2])
     assert proposed == ["python", "src/report.py", "logs", "--rows", "dataset,selector"]
     assert "cmnist / uniform" in report(logs, *proposed[2:]).stdout
+
+
+@pytest.mark.slow
+def test_so_does_that_of_the_picture(logs):
+    """It asks for what these folders lack."""
     refused = report(logs, "--clients", "logs", "--rows=dataset")
     proposed = shlex.split(refused.stderr.partition("Ready to run: ")[2])
     assert proposed == ["python", "src/report.py", "--clients", "logs", "--rows", "dataset,selector"]

@@ -56,6 +56,7 @@ def test_a_smoke_run_prints_a_table_writes_json_and_markdown_and_leaves_out_what
     assert failure in written
 
 
+@pytest.mark.slow
 def test_memory_is_written_too(checkout, tmp_path):
     result = harness(
         checkout, "--workloads", "smoke", "--contenders", "bare", "--memory", 3, "--save", "kept", "--results", tmp_path

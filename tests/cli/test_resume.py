@@ -118,7 +118,6 @@ def test_an_engine_that_sums_in_another_order_neither_takes_over_nor_hands_over(
     handed = train("resume=stacked", "engine=sequential", longer, fast=False)
     assert (handed.status, handed.err.count("Expected engine=vectorized, as the run was started with")) == (2, 1), handed.err
     trained("resume=stacked", longer, fast=False)
-    trained("resume=exact", "engine=debug", longer, fast=False)
 
 
 def test_rows_beyond_the_checkpoint_are_cut_back(start, trained, uninterrupted, tmp_path):
