@@ -65,8 +65,9 @@ def test_finished_cells_are_skipped_and_not_touched(trained, cells, files_of):
 
 
 def test_hydra_and_the_check_beforehand_name_a_cell_alike(trained, cells, monkeypatch, tmp_path):
-    """With settings that are only final once ``where_present`` and ``debug=smoke`` have been applied."""
-    command = ("sweep=cells", "debug=smoke", "heterogeneity=estimated", "seed=3", "-m")
+    """With settings final once ``where_present`` and ``debug=smoke`` are applied, and one that only a swept option has."""
+    swept = ("selector=choice(diversity_score)", "selector.intra_weight=0.25")
+    command = ("sweep=cells", "debug=smoke", "heterogeneity=estimated", "seed=3", *swept, "-m")
     trained(*command, fast=False)
     monkeypatch.chdir(tmp_path)
     _, [(job, run_dir)] = preflight("train", ["train.py", *command])

@@ -76,6 +76,14 @@ class TestPreflight:
         assert [str(run_dir) for _, run_dir in jobs] == [f"sweep/{number}" for number in range(6)]
         assert argv[1] == flag or flag in argv  # Hydra takes options in one piece only
 
+    def test_what_only_the_jobs_have_is_left_to_them(self):
+        given = ("sweep=participation_cifar100", "selector=probe_fairness", "partition=iid", "seed=1")
+        settings = ("selector.max_gap=null", "optimizer.lr=2.0")
+        argv, jobs = preflight("train", ["train.py", "-m", *given, "dataset.root=a b", *settings])
+        assert argv == ["train.py", "-m", *given, "++dataset.root=a b", *settings]
+        [(job, _)] = jobs
+        assert (job.dataset.root, job.selector.max_gap) == ("a b", None)
+
     def test_nothing_is_written(self, tmp_path):
         preflight("train", ["train.py", "seed=1,2", "-m", "debug=smoke"])
         assert list(tmp_path.iterdir()) == []

@@ -8,13 +8,15 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from hydra import compose, initialize_config_dir
 from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
 from hydra._internal.utils import get_args_parser
 from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.override_parser.types import OverrideType
 from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
 
-from fedfacet.config.compose import compose_job, quoted_options
+from fedfacet.config.compose import compose_job, conf_dir, config_groups, quoted_options
 from fedfacet.config.nodes import plain
 from fedfacet.config.unused import check_used
 from fedfacet.errors import CheckpointError, ConfigError
@@ -62,7 +64,8 @@ def preflight(name: str, argv: Sequence[str]) -> tuple[list[str], list[tuple[Dic
     if any(getattr(arguments, flag) for flag in ("help", "hydra_help", "cfg", "info", "shell_completion")):
         return [argv[0], *options, *overrides], []
     if arguments.multirun or str(_value_of("hydra.mode", overrides)).upper() == "MULTIRUN":
-        return [argv[0], *options, *overrides], _multirun_jobs(name, overrides)
+        jobs = _multirun_jobs(name, overrides)
+        return [argv[0], *options, *_left_to_the_jobs(name, overrides)], jobs
     if (resume := _value_of("resume", overrides)) is not None:
         overrides = _resumed_overrides(resume, overrides)
     config, hydra_node = compose_job(name, overrides)
@@ -250,6 +253,27 @@ def _multirun_jobs(name: str, overrides: Sequence[str]) -> list[tuple[DictConfig
             _check_writable(run_dir)
         jobs.append((config, run_dir))
     return jobs
+
+
+def _left_to_the_jobs(name: str, overrides: Sequence[str]) -> list[str]:
+    """Return the overrides, those of keys that only the jobs have as ``++key=value``.
+
+    Before the jobs Hydra composes what they have in common, without what is swept over, and refuses a plain ``key=value`` whose
+    key it does not find there, such as a setting of the data set that a swept ``experiment`` brings.
+    """
+    parsed = OverridesParser.create().parse_overrides(list(overrides))
+    groups = config_groups()
+    fixed = [one for one in parsed if not one.is_sweep_override()]
+    choices = [str(one.input_line) for one in fixed if one.key_or_group in groups or one.is_hydra_override()]
+    with initialize_config_dir(str(conf_dir()), version_base="1.3"):
+        common = compose(name, choices)
+    left = []
+    for one in parsed:
+        parent, _, leaf = one.key_or_group.rpartition(".")
+        own = one in fixed and not one.is_hydra_override() and one.type is OverrideType.CHANGE
+        known = one.key_or_group in groups or leaf in ((OmegaConf.select(common, parent) if parent else common) or {})
+        left.append(f"++{one.input_line}" if own and not known else str(one.input_line))
+    return left
 
 
 def _of_the_sweep(name: str, overrides: Sequence[str]) -> list[str]:

@@ -25,6 +25,11 @@ def conf_dir() -> Path:
     return packaged if packaged.is_dir() else Path(__file__).parents[3] / "conf"
 
 
+def config_groups() -> set[str]:
+    """Return the names of the groups that options are chosen of."""
+    return {folder.name for folder in conf_dir().iterdir() if folder.is_dir()}
+
+
 def compose_job(name: str, overrides: Sequence[str]) -> tuple[DictConfig, DictConfig]:
     """Compose one job's configuration and check every key and every plain value.
 
@@ -63,7 +68,7 @@ def compose_job(name: str, overrides: Sequence[str]) -> tuple[DictConfig, DictCo
 
 def quoted_options(arguments: Sequence[str]) -> list[str]:
     """Return a command line's arguments with every option named ``true`` in quotes, which Hydra would take for a bool."""
-    groups = {folder.name for folder in conf_dir().iterdir() if folder.is_dir()}
+    groups = config_groups()
     quoted = []
     for argument in arguments:
         key, equals, value = argument.partition("=")
