@@ -149,7 +149,8 @@ def plot_decompositions(described: Sequence[Mapping[str, Any]], path: Path) -> N
                 else Line2D([], [], linestyle="", marker="o", markerfacecolor="white", markeredgecolor="grey", **meaning)
             )
         if handles:
-            figure.legend(handles=handles, loc="outside lower center", ncols=min(3, len(handles)))
+            # Handles as long as the longest pattern of dashes.
+            figure.legend(handles=handles, loc="outside lower center", ncols=min(3, len(handles)), handlelength=3)
 
 
 def _named_by_method(runs: Sequence[Run], keys: Sequence[str]) -> list[str]:
