@@ -94,6 +94,18 @@ def test_equal_clients_are_drawn_uniformly(server):
     assert chisquare([drawn[k] for k in range(4)]).pvalue > 0.001
 
 
+def test_clients_whose_scores_differ_by_rounding_alone_are_drawn_uniformly(server):
+    """Where each class has as many owners as any other, everybody overlaps equally with all others together."""
+    classes = np.random.default_rng(0).permuted(np.tile(np.arange(12), (5, 1)), axis=1)
+    histograms = np.zeros((20, 12), dtype=np.int64)
+    for client_id, owned in enumerate(classes.reshape(20, 3)):  # rows are permutations: three different classes each
+        histograms[client_id, owned] = 90
+    assert 0 < np.ptp(diversity_scores(histograms.astype(np.float64))) < 1e-14, "what rounding makes of it"
+    run = server(selector(), 20, 1, answers={"label_histogram": histograms.tolist()})
+    drawn = Counter(run.round(number)[0] for number in range(1, 2_001))
+    assert chisquare([drawn[k] for k in range(20)]).pvalue > 0.001
+
+
 def test_histograms_are_asked_for_once_and_of_latecomers_when_they_come(server):
     run = server(selector(), 5, 2, answers={"label_histogram": HISTOGRAMS})
     run.round(1, available=[0, 2, 3])

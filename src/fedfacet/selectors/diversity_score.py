@@ -12,6 +12,9 @@ from fedfacet.arguments import check_choice, check_within
 from fedfacet.selectors.base import ClientSelector, Taxonomy
 from fedfacet.types import Query, SelectionContext
 
+ROUNDING = 1e-9
+"""Scores, which lie in [0, 1], within a range this small are equal."""
+
 
 class DiversityScoreSelector(ClientSelector):
     r"""Draw clients without replacement, each next one in proportion to a score of its classes, the same in all rounds.
@@ -24,9 +27,10 @@ class DiversityScoreSelector(ClientSelector):
         \overline{JS}_i &= \frac{1}{K - 1} \sum_{j \ne i} JS(p_i, p_j) \\
         S_i &= \alpha D_i + (1 - \alpha) \overline{JS}_i
 
-    Scores are brought to [0, 1] by their minimum and maximum; ``floor`` is added, so that everybody can be drawn. Logarithms
-    are natural. Histograms are asked for once, of a client that is away when it first comes back; scores are then those of all
-    clients known.
+    Scores are brought to [0, 1] by their minimum and maximum; ``floor`` is added, so that everybody can be drawn. Where all are
+    equal, draws are uniform: so it is with divergences where every class has as many owners as any other, and every client as
+    many classes (``partition=classes_per_client``). Logarithms are natural. Histograms are asked for once, of a client that is
+    away when it first comes back; scores are then those of all clients known.
 
     Source: De Cesare et al., Federated Learning Beyond Uniform Participation, section 4.2.
 
@@ -98,7 +102,8 @@ class DiversityScoreSelector(ClientSelector):
                 scaled=self.scaled,
             )
             spread = float(np.ptp(scores_K))
-            weights_K = (scores_K - scores_K.min()) / (spread if spread > 0 else 1.0) + self.floor
+            # Scores that differ by rounding alone are equal, as all are where each class has as many owners as any other.
+            weights_K = (scores_K - scores_K.min()) / spread + self.floor if spread > ROUNDING else np.ones_like(scores_K)
             self._known = dict(histograms), dict(zip(clients, weights_K.tolist(), strict=True))
         return self._known[1]
 
