@@ -1,6 +1,5 @@
 """Describe a federation before any training: ``python src/describe.py partition=NAME [key=value] ...``; see ``--help``."""
 
-import json
 import re
 import sys
 from collections.abc import Iterable, Sequence
@@ -12,6 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from fedfacet.analysis.terminal import TextTable, print_tables
 from fedfacet.errors import ConfigError, FedFacetError
+from fedfacet.json_text import json_text
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig
@@ -65,7 +65,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"error: {error}", file=sys.stderr)
         return 2
     if told.output == "json":
-        print(json.dumps(told.data, indent=2, allow_nan=False, ensure_ascii=False))
+        print(json_text(told.data))
         for figure in told.figures:
             print(f"wrote {figure}", file=sys.stderr)
     else:

@@ -78,8 +78,10 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
     chosen = (options.layout, options.rows, options.columns, options.metric, options.at, options.lower_is_better)
     if options.overhead and (any(chosen) or options.format == "latex"):
         parser.error("--overhead has a table of its own, in Markdown or CSV: leave out what chooses another")
-    if options.layout and (options.rows or options.columns or options.lower_is_better):
-        parser.error("--layout has rows and columns of its own: leave out --rows, --columns and --lower-is-better")
+    if options.layout and (options.rows or options.columns):
+        parser.error("--layout has rows and columns of its own: leave out --rows and --columns")
+    if options.layout and options.lower_is_better and not options.metric:
+        parser.error("--layout knows which of its numbers are good: leave out --lower-is-better, or give --metric too")
     if options.layout == "sensitivity" and (options.at or options.format):
         parser.error("--layout sensitivity draws a picture: leave out --at and --format")
     if wrong := [text for text in options.where if "=" not in text]:
@@ -160,7 +162,14 @@ def with_rows(argv: Sequence[str], rows: Sequence[str]) -> list[str]:
 
 def fitting(options: argparse.Namespace, runs: "Sequence[Run]") -> "list[Run]":
     """Return the runs that fit ``--where``."""
-    return [run for run in runs if all(run.setting(key) == value for key, value in options.where.items())]
+    from fedfacet.errors import ConfigError
+
+    found = [run for run in runs if run.fits(options.where)]
+    if not found:
+        values = {key: sorted({str(run.setting(key)) for run in runs}) for key in options.where}
+        have = "; ".join(f"{key} is {' or '.join(texts)}" for key, texts in values.items())
+        raise ConfigError(f"Expected runs that fit --where, but none of {len(runs)} does: {have}.")
+    return found
 
 
 def heads(options: argparse.Namespace, runs: "Sequence[Run]") -> tuple[list[str], list[str]]:
@@ -207,6 +216,7 @@ def laid_out(options: argparse.Namespace, runs: "Sequence[Run]", command: str) -
         at=options.at or "last",
         std=options.std,
         where=options.where,
+        lower_is_better=options.lower_is_better,
         command=command,
     )
 

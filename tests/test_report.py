@@ -147,7 +147,12 @@ def test_options_that_do_not_go_together_are_refused(logs, arguments):
 def test_where_leaves_runs_out(logs):
     lines = report(logs, "logs", "--where", "selector=uniform", "--where", "aggregator.server_lr=0.1").stdout.splitlines()
     assert [line.split("|")[1].strip() for line in lines[:3] if "---" not in line] == ["selector", "uniform"]
-    assert report(logs, "logs", "--where", "selector=pow_d").returncode == 2
+    assert report(logs, "logs", "--where", "aggregator.server_lr=1e-1").stdout.startswith("| selector")
+    for more in ([], ["--clients"]):
+        refused = report(logs, "logs", "--where", "selector=pow_d", *more)
+        assert (refused.returncode, refused.stderr) == (
+            2, "Expected runs that fit --where, but none of 6 does: selector is feddiverse or uniform.\n"
+        )  # fmt: skip
 
 
 def test_help_imports_nothing_heavy_and_a_table_no_torch(logs):
@@ -219,7 +224,7 @@ def test_overheads_stand_beside_table_2(ledgers):
     [
         (("--rows", "selector"), "--overhead has a table of its own"),
         (("--format", "latex"), "--overhead has a table of its own"),
-        (("--where", "selector=fedpns"), "but got none"),
+        (("--where", "selector=fedpns"), "selector is feddiverse or uniform"),
         ((), "to be what a run writes"),
     ],
 )

@@ -237,7 +237,7 @@ def test_what_a_method_stands_for_goes_by_its_name(bundled):
     assert settings == sorted(settings, key=lambda values: (values[:-1], -float(values[-1]))), (
         "methods by name, from alpha = 100"
     )
-    assert (["fedld_margin", "100.0"] if bundled else ["fedavg", "margin", "100.0"]) in settings
+    assert (["fedld_margin", "100"] if bundled else ["fedavg", "margin", "100"]) in settings
 
 
 def test_without_a_number_among_the_settings_there_are_bars(tmp_path, monkeypatch):

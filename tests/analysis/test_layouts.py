@@ -231,6 +231,36 @@ def test_federations_that_are_not_the_papers_come_after_them():
     assert table_of(three(partition="gci_100"), "table3").columns[-1].name == "Spawrious GCI-100, FedDiverse"
 
 
+def test_a_federation_that_is_nobodys_does_not_take_the_runs_of_known_ones():
+    known = [run(f"k{seed}", seed, dataset="digits", partition="gsc") for seed in range(2)]
+    ours = run("ours", 0, dataset="spawrious", partition="dirichlet")
+    table = table_of([*known, ours])
+    assert {column.name for column in table.columns} == {"digits gsc", "spawrious dirichlet"}
+
+
+@pytest.mark.parametrize("setting", ["centralized", "local"])
+def test_runs_without_a_federation_are_nobodys_method(setting):
+    table = table_of([run("f", 0), run("c", 1, setting=setting)])
+    assert table.cells["FedDiverse", Column("Spawrious GSC", "last")].seeds == (0,)
+    assert "1 of 2 runs have no cell in this table, among them `c`." in table.notes
+
+
+def test_smoke_runs_are_told():
+    smoke = run("s", 0)
+    smoke = Run(smoke.path, 0, {**smoke.settings, "smoke": True}, smoke.summary)
+    (note,) = (note for note in table_of([smoke, run("f", 1)]).notes if "debug=smoke" in note)
+    assert note.startswith("`FedDiverse, Spawrious GSC` has runs of debug=smoke")
+
+
+def test_of_another_metric_small_values_may_be_good():
+    runs = [run("a", final={"test/loss": 0.0012}), run("b", final={"test/loss": 0.5}, selector="uniform", heterogeneity="none")]
+    table = table_of(runs, metric="test/loss", lower_is_better=True, where={"dataset": "spawrious"})
+    lines = to_markdown(table).splitlines()
+    (best,) = (line for line in lines if line.startswith("| FedDiverse"))
+    assert "**0.0012** (1)" in best
+    assert "the best (lowest) is bold" in table.caption
+
+
 FEDLDS_ROWS = {
     "FedAvg": {},
     "FedProx": {"correction": "proximal"},
@@ -274,6 +304,22 @@ class TestFedLD:
         assert not [column for column in table.columns if column.at == PAPER]
         alone = table_of(runs, "fedld_table1", where={"dataset": "pneumonia_mnist"})
         assert [column.name for column in alone.columns] == splits
+
+    def test_a_split_is_known_however_its_alpha_is_spelled_and_another_is_not(self):
+        runs = [self.run(0.5, alpha=100), self.run(0.6, seed=1, alpha=100.0), self.run(0.7, alpha=0.1)]
+        table = table_of(runs, "fedld_table1")
+        cells = {column.name: table.cells["FedAvg", column].seeds for column in table.columns}
+        assert cells == {"PneumoniaMNIST split 1": (0, 1), "pneumonia_mnist dirichlet": (0,)}
+
+    def test_clients_whose_model_is_not_their_own_are_told(self):
+        lost = {"personal/num_diverged": 45, "personal/num_never_selected": 0, "personal_test/acc_mean": 0.9}
+        runs = [self.run(0.7), run("lost", 1, final=lost, **self.settings())]
+        (note,) = (note for note in table_of(runs, "fedld_table1").notes if "diverged" in note)
+        assert note == (
+            "`FedAvg, PneumoniaMNIST split 2` leaves out clients whose model diverged in local training, 45 of them at the "
+            "last round of 1 of 2 runs."
+        )
+        assert not [note for note in table_of(runs, "fedld_table1").notes if "never selected" in note]
 
     def test_table_2_has_the_four_ways(self):
         ways = [{}, {"aggregator": "fedld"}, {"loss": "margin"}, {"loss": "margin", "aggregator": "fedld"}]

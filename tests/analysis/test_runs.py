@@ -68,6 +68,16 @@ def test_setting(tmp_path, key, text):
     assert load_run(write_run(tmp_path / "run")).setting(key) == text
 
 
+def test_a_number_may_be_named_in_any_spelling(tmp_path):
+    run = load_run(write_run(tmp_path / "run", partition__alpha=100.0, partition__num_clients=5))
+    assert run.setting("partition.alpha") == "100"
+    for alpha in ("100", "100.0", "1e2"):
+        assert run.fits({"partition.alpha": alpha, "local.lr": "0.00001"})
+        assert not run.fits({"partition.alpha": alpha, "local.lr": "0.0001"})
+    assert run.fits({"local.deterministic": "true", "selector": "feddiverse", "partition.num_clients": "5.0"})
+    assert not run.fits({"partition.alpha": "high"})
+
+
 def test_without_validation_there_is_no_best_round(tmp_path):
     run = load_run(write_run(tmp_path / "run", best=False))
     assert run.at("best") == {}

@@ -71,6 +71,11 @@ def test_missing_cells_further_values_and_runs_without_an_estimate():
     )
 
 
+def test_runs_of_a_cell_that_differ_in_more_than_the_seed_are_told():
+    runs = [run(0.3, 50, 25, 0.2), run(0.3, 50, 25, 0.8, seed=1, model="other")]
+    assert str(measure_sensitivity(runs)).endswith("; cells average runs that differ in model")
+
+
 def test_bad_input_is_told():
     with pytest.raises(ConfigError, match="none of 0 runs"):
         measure_sensitivity([])
@@ -78,6 +83,8 @@ def test_bad_input_is_told():
     with pytest.raises(ConfigError, match="digits gsc, spawrious gsc: choose one with --where"):
         measure_sensitivity(mixed)
     assert measure_sensitivity(mixed, where={"dataset": "digits"}).federation == "digits gsc"
+    with pytest.raises(ConfigError, match="none of 1 runs has"):
+        measure_sensitivity([run(0.3, 50, 25, float("nan"))])
     with pytest.raises(ConfigError, match="seed 0 twice"):
         measure_sensitivity([run(0.3, 50, 10, 0.4), run(0.3, 50, 10, 0.5, partition="gsc")])
     with pytest.raises(ConfigError, match=r"none of 2 runs has its values of them all: run sweep=sensitivity"):

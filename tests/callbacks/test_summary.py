@@ -75,6 +75,17 @@ def test_without_validation_there_is_no_best_round_and_nan_becomes_null(run):
     assert summary["final"]["test/acc"] == 0.7
 
 
+def test_where_nothing_is_tested_the_last_round_is_the_last(tiny_federation, tmp_path):
+    class Rounds(Callback):
+        def measure(self, federation, round):
+            return {"personal_test/acc_mean": round / 10}
+
+    callbacks = {"rounds": Rounds(), "summary": Summary(run_dir=tmp_path, facts=FACTS, model_config=MODEL)}
+    tiny_federation(rounds=3, callbacks=callbacks).fit()
+    final = json.loads((tmp_path / "summary.json").read_text())["final"]
+    assert (final["round"], final["personal_test/acc_mean"]) == (3, 0.3)
+
+
 def test_it_holds_the_run_and_its_totals(run):
     federation, summary = run([(0.1, 0.1, 0.1)] * 3)
     floats = sum(tensor.numel() for tensor in federation.state.model.values())

@@ -26,6 +26,8 @@ def test_a_group_is_method_experiment_and_partition(log):
     assert log().group == "feddiverse-fedavgm-digits_gsc-01234567"
     assert log(seed=1).group == log().group
     assert log(correction="proximal").group == "feddiverse-fedavgm-proximal-digits_gsc-01234567"
+    assert log(loss="margin", personal="norm_layers").group == "feddiverse-fedavgm-norm_layers-margin-digits_gsc-01234567"
+    assert log(heterogeneity="true").group == "feddiverse-fedavgm-true_heterogeneity-digits_gsc-01234567"
     assert log(digest="abcdefghij").group == "feddiverse-fedavgm-digits_gsc-abcdefgh"
     assert log(experiment=None).group == "feddiverse-fedavgm-digits-01234567"
 

@@ -12,7 +12,8 @@ from typing import Any, NamedTuple
 
 from omegaconf import OmegaConf
 
-from fedfacet.analysis.runs import Run, differing_keys
+from fedfacet.analysis.notes import how_to_measure, notes_on
+from fedfacet.analysis.runs import Run, differing_keys, spelled, spellings
 from fedfacet.analysis.tables import (
     PAPER,
     Cell,
@@ -21,10 +22,8 @@ from fedfacet.analysis.tables import (
     caption_of,
     cell_over_seeds,
     check_seeds,
-    how_to_measure,
     is_accuracy,
     moments_of,
-    notes_on,
 )
 from fedfacet.errors import ConfigError
 
@@ -42,24 +41,26 @@ class Head:
         where: what the configs of its runs say, as in ``Run.setting``.
         metric: what its cells hold; ``None`` where the other direction or the layout says that.
         lower_is_better: whether small values are good.
+        unless: heads whose runs do not belong here, whatever their configs say.
     """
 
     where: Mapping[str, str]
     metric: str | None = None
     lower_is_better: bool = False
+    unless: "tuple[Head, ...]" = ()
 
     def __and__(self, other: "Head") -> "Head":
         """Return what holds where a row and a column meet, or a federation and a column."""
         lower_is_better = self.lower_is_better or other.lower_is_better
-        return Head({**self.where, **other.where}, self.metric or other.metric, lower_is_better)
+        return Head({**self.where, **other.where}, self.metric or other.metric, lower_is_better, self.unless + other.unless)
 
     def holds(self, run: Run) -> bool:
         """Tell whether a run belongs here."""
-        return all(run.setting(key) == value for key, value in self.where.items())
+        return run.fits(self.where) and not any(other.holds(run) for other in self.unless)
 
     def contradicts(self, where: Mapping[str, str]) -> bool:
         """Tell whether no run of these settings belongs here."""
-        return any(self.where.get(key, value) != value for key, value in where.items())
+        return any(self.where.get(key, text) not in spellings(text) for key, text in where.items())
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,6 +164,7 @@ def make_layout_table(
     at: str = "last",
     std: str = "population",
     where: Mapping[str, str] | None = None,
+    lower_is_better: bool = False,
     command: str | None = None,
 ) -> Table:
     """Return a table as the paper prints it: ours, and the paper's numbers in columns of their own.
@@ -177,6 +179,7 @@ def make_layout_table(
         at: ``"last"`` round as in the paper, ``"best"`` round by validation, or ``"both"``.
         std: ``"population"`` or ``"sample"``.
         where: settings that runs must have to be counted; rows and columns that have others are left out.
+        lower_is_better: whether small values of ``metric`` are good; the layout knows it of its own.
         command: what the user typed, for the caption.
 
     Raises:
@@ -193,15 +196,18 @@ def make_layout_table(
         {name: head for name, head in heads.items() if not head.contradicts(where)}
         for heads in (layout.rows, layout.columns, layout.federations)
     )
-    runs = [run for run in runs if Head(where).holds(run)]
-    federations |= _others(runs, layout)
+    runs = [run for run in runs if run.fits(where)]
+    # Without a federation a run has the selector and aggregator of a row all the same.
+    wanted = (layout.where.where.get("setting", "federated"), "null", None)
+    federated = [run for run in runs if run.setting("setting") in wanted]
+    federations |= _others(federated, layout)
     places = {
         _Place(row, federation, column): layout.where & federations[federation] & columns[column] & rows[row]
         for row in rows
         for federation in federations
         for column in columns
     }
-    members = {place: _members(runs, head, layout.usual) for place, head in places.items()}
+    members = {place: _members(federated, head, layout.usual) for place, head in places.items()}
     shown_columns = {place.column_name(layout) for place, found in members.items() if found}
     counted = {run.path: run for found in members.values() for run in found}
     finished = [run for run in counted.values() if run.finished]
@@ -239,15 +245,15 @@ def make_layout_table(
         *(note for shown, groups in by_metric.items() for note in notes_on(_filled(groups), shown, moments)),
         *(layout.notes if metric is None else ()),
     ]
-    lower_is_better = False if metric or len({head.metric for head in rows.values()}) == 1 else None
-    about = caption_of(finished, list(by_metric), moments, std, lower_is_better=lower_is_better, command=command)
+    best = lower_is_better if metric or len({head.metric for head in rows.values()}) == 1 else None
+    about = caption_of(finished, list(by_metric), moments, std, lower_is_better=best, command=command)
     return Table(
         corner=layout.corner,
         rows=tuple(rows),
         columns=tuple(dict.fromkeys(column for _, column in cells)),
         cells=cells,
-        percent=True,
-        lower_is_better=lower_is_better,
+        percent=metric is None or is_accuracy(metric),
+        lower_is_better=best,
         caption=f"{layout.title}, as in {layout.source}. {about}",
         notes=tuple(dict.fromkeys(notes)),
     )
@@ -257,7 +263,7 @@ def _members(runs: Sequence[Run], head: Head, usual: Mapping[str, str]) -> list[
     """Return the runs of a cell in the order of their seeds, those at the usual settings only where there are such."""
     members = [run for run in runs if head.holds(run)]
     for key, value in usual.items():
-        members = [run for run in members if run.setting(key) == value] or members
+        members = [run for run in members if run.fits({key: value})] or members
     return sorted(members, key=lambda run: run.seed)
 
 
@@ -269,7 +275,7 @@ def _others(runs: Sequence[Run], layout: Layout) -> dict[str, Head]:
     for run in runs:
         where = {key: str(run.setting(key)) for key in ("dataset", "partition")}
         found = ((name, head) for name, head in known.items() if head.holds(run))
-        name, head = next(found, (" ".join(where.values()), Head(where)))
+        name, head = next(found, (" ".join(where.values()), Head(where, unless=tuple(known.values()))))
         if head not in layout.federations.values() and any(each.holds(run) for each in inner):
             others[name] = head
     return dict(sorted(others.items()))
@@ -320,7 +326,8 @@ def _unusual(runs: Iterable[Run], usual: Mapping[str, str]) -> list[str]:
     """Say which runs stand in the place of the paper's without being at its settings."""
     notes = []
     for key, value in usual.items():
-        if others := {run.path: found for run in runs if (found := run.setting(key)) not in (None, value) and run.finished}:
+        unlike = [run for run in runs if run.setting(key) is not None and not run.fits({key: value}) and run.finished]
+        if others := {run.path: run.setting(key) for run in unlike}:
             values = ", ".join(sorted(map(str, set(others.values()))))
             notes.append(f"The paper has `{key}={value}`; among these are runs with {values}, as `{next(iter(others))}`.")
     return notes
@@ -335,7 +342,7 @@ def _load(name: str) -> dict[str, Any]:
 
 
 def _head(where: Mapping[str, Any]) -> Head:
-    settings = {key: str(value) for key, value in where.items() if key not in ("metric", "lower_is_better")}
+    settings = {key: spelled(value) for key, value in where.items() if key not in ("metric", "lower_is_better")}
     return Head(settings, where.get("metric"), where.get("lower_is_better", False))
 
 

@@ -69,7 +69,7 @@ class Run:
         return {name: float(value) for name, value in numbers.items() if isinstance(value, int | float)}
 
     def setting(self, key: str) -> str | None:
-        """Return the text of a config value, or ``None`` where the config has no such key.
+        """Return the text of a config value, numbers as ``spelled``, or ``None`` where the config has no such key.
 
         Args:
             key: the name of a Hydra group (``selector``), which gives the chosen option, or the dotted key of a single value
@@ -78,8 +78,32 @@ class Run:
         for name in (f"choices.{key}", key):
             if name in self.settings:
                 value = self.settings[name]
-                return "null" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
+                return spelled(value) if value is not None else "null"
         return None
+
+    def fits(self, where: Mapping[str, str]) -> bool:
+        """Tell whether the run has all of some settings, whose numbers may be spelled in any way (``1e-3`` for 0.001)."""
+        return all(self.setting(key) in spellings(text) for key, text in where.items())
+
+
+def spelled(value: Any) -> str:
+    """Return the text of a setting; equal numbers have one.
+
+    Example:
+        >>> [spelled(value) for value in (100.0, 100, 0.001, True, "uniform")]
+        ['100', '100', '0.001', 'true', 'uniform']
+    """
+    if isinstance(value, bool):
+        return str(value).lower()
+    return str(int(value)) if isinstance(value, float) and value.is_integer() else str(value)
+
+
+def spellings(text: str) -> set[str]:
+    """Return the texts that a setting may have which somebody names by this one, ``1e-3`` or ``0.001``."""
+    try:
+        return {text, spelled(float(text))}
+    except ValueError:
+        return {text}
 
 
 def find_runs(paths: Iterable[str | Path]) -> list[Run]:

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from fedfacet.analysis.figure import saved_figure
 from fedfacet.analysis.layouts import load_axes
-from fedfacet.analysis.runs import Run
+from fedfacet.analysis.runs import Run, differing_keys
 from fedfacet.analysis.tables import cell_over_seeds, check_seeds
 from fedfacet.errors import ConfigError
 
@@ -37,6 +37,7 @@ class Sensitivity:
         federation: data set and partition of the runs.
         metric: its name.
         missing: how many cells have no finished run.
+        differing: the settings in which runs of one cell differ, the seed apart.
     """
 
     axes: Mapping[str, Sequence[float]]
@@ -44,6 +45,7 @@ class Sensitivity:
     federation: str
     metric: str
     missing: int
+    differing: Sequence[str]
 
     @property
     def best(self) -> dict[str, float]:
@@ -57,7 +59,8 @@ class Sensitivity:
         if alike := int((self.means == np.nanmin(self.means)).sum()) - 1:
             at += f" and at {alike} more"
         missing = f"; missing are {self.missing} of {self.means.size} cells" if self.missing else ""
-        return f"smallest `{self.metric}` on {self.federation}: {np.nanmin(self.means):.4f} at {at}{missing}"
+        mixed = f"; cells average runs that differ in {', '.join(self.differing)}" if self.differing else ""
+        return f"smallest `{self.metric}` on {self.federation}: {np.nanmin(self.means):.4f} at {at}{missing}{mixed}"
 
 
 def measure_sensitivity(runs: Sequence[Run], *, metric: str = METRIC, where: Mapping[str, str] | None = None) -> Sensitivity:
@@ -76,12 +79,8 @@ def measure_sensitivity(runs: Sequence[Run], *, metric: str = METRIC, where: Map
     """
     wanted = {"heterogeneity": "estimated", **(where or {})}
     axes = load_axes("sensitivity")
-    found = [
-        run
-        for run in runs
-        if run.finished and metric in run.at("last") and all(run.setting(key) == value for key, value in wanted.items())
-    ]
-    if not found:
+    found = [run for run in runs if run.finished and metric in run.at("last") and run.fits(wanted)]
+    if not any(math.isfinite(run.at("last")[metric]) for run in found):
         raise ConfigError(
             f"Expected finished runs whose clients estimate their triplets, but none of {len(runs)} runs has `{metric}`: run "
             "sweep=sensitivity."
@@ -111,6 +110,7 @@ def measure_sensitivity(runs: Sequence[Run], *, metric: str = METRIC, where: Map
         federation=federations[0],
         metric=metric,
         missing=sum(place not in cells for place in grid),
+        differing=sorted({key for members in cells.values() for key in differing_keys(members)}),
     )
 
 

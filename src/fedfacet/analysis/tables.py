@@ -9,19 +9,12 @@ from difflib import get_close_matches
 from itertools import pairwise
 from typing import NamedTuple
 
+from fedfacet.analysis.notes import how_to_measure, listed, measured, notes_on, some
 from fedfacet.analysis.runs import Run, differing_keys, telling_keys
 from fedfacet.errors import ConfigError
 
 PAPER = "paper"
 """The ``at`` of a column that holds the numbers of a paper."""
-
-
-_HOW = {
-    "personal_test/": "callbacks=[default,personal_evaluate]",
-    "personal_holdout/": "callbacks=[default,personal_evaluate]` and `partition.local_holdout=0.2",
-    "decomposition/": "callbacks=[default,decomposition]",
-}
-"""Metrics that a run has only with certain options of train.py."""
 
 
 class SeedTwiceError(ConfigError):
@@ -213,7 +206,7 @@ def _check_key(runs: Sequence[Run], key: str) -> None:
     inner = [name for name in known if name.startswith(f"{key}.")]
     raise ConfigError(
         f"Expected the keys of rows and columns to name single values of the config, but {key!r} "
-        + (f"is a group of them: use {_some(inner)}." if inner else f"is none: use {_nearest(key, known)}.")
+        + (f"is a group of them: use {some(inner)}." if inner else f"is none: use {_nearest(key, known)}.")
     )
 
 
@@ -222,16 +215,6 @@ def _check_metric(runs: Sequence[Run], metric: str, moments: Sequence[str]) -> N
     if metric not in known:
         remedy = f"run them with {how}" if (how := how_to_measure(metric)) else f"use {_nearest(metric, sorted(known))}"
         raise ConfigError(f"Expected a metric that the runs have, but got {metric!r}: {remedy}.")
-
-
-def how_to_measure(metric: str) -> str | None:
-    """Return the options of train.py, in backticks, without which a run lacks a metric; ``None`` where it takes none."""
-    return next((f"`{options}`" for start, options in _HOW.items() if metric.startswith(start)), None)
-
-
-def measured(run: Run, metric: str, moment: str) -> bool:
-    """Tell whether a run measured a metric; one whose value is NaN was measured, and one without such a round counts too."""
-    return not run.at(moment) or metric in run.at(moment)
 
 
 def check_seeds(place: str, members: Sequence[Run], *, remedy: str) -> None:
@@ -255,7 +238,7 @@ def check_seeds(place: str, members: Sequence[Run], *, remedy: str) -> None:
                 f"Expected one run per seed in a cell, but {place} has seed {first.seed} twice, in {first.path} and "
                 f"{second.path}, "
                 + (
-                    f"which differ in {_some(differing)}: {remedy}, or leave one of them out."
+                    f"which differ in {some(differing)}: {remedy}, or leave one of them out."
                     if differing
                     else "with the same config: leave one of them out."
                 )
@@ -276,12 +259,7 @@ def moments_of(runs: Sequence[Run], at: str) -> tuple[str, ...]:
 
 
 def _nearest(name: str, known: Sequence[str]) -> str:
-    return _some(get_close_matches(name, known, n=4, cutoff=0.4) or known)
-
-
-def _some(names: Sequence[str], limit: int = 6) -> str:
-    more = f" (and {len(names) - limit} more)" if len(names) > limit else ""
-    return ", ".join(f"`{name}`" for name in names[:limit]) + more
+    return some(get_close_matches(name, known, n=4, cutoff=0.4) or known)
 
 
 def _head(run: Run, keys: Sequence[str]) -> str:
@@ -316,27 +294,6 @@ def cell_over_seeds(members: Sequence[Run], metric: str, moment: str, *, percent
     return Cell(statistics.fmean(values) if values else math.nan, spread, tuple(run.seed for run in members))
 
 
-def notes_on(groups: Mapping[tuple[str, str], Sequence[Run]], metric: str, moments: Sequence[str]) -> list[str]:
-    """Return what a reader must know of cells, by row and column, before trusting them."""
-    notes = []
-    everybody = [run for members in groups.values() for run in members]
-    if without := [run for run in everybody if not all(measured(run, metric, moment) for moment in moments)]:
-        how = f": run them with {how}" if (how := how_to_measure(metric)) else ""
-        notes.append(f"`{metric}` was not measured in {len(without)} of {len(everybody)} runs, as `{without[0].path}`{how}.")
-    all_seeds = {run.seed for members in groups.values() for run in members}
-    for place, members in sorted(groups.items()):
-        name = f"`{', '.join(place)}`"
-        for moment in moments:
-            lost = [f"`{run.path}`" for run in members if math.isnan(run.at(moment).get(metric, math.nan))]
-            if lost and any(measured(run, metric, moment) for run in members):
-                notes.append(f"{name} is nan because `{metric}` has no value at the {moment} round of {', '.join(lost)}.")
-        if differing := differing_keys(members):
-            notes.append(f"{name} averages runs that differ in {_some(differing)}, not in the seed alone.")
-        if lacking := all_seeds - {run.seed for run in members}:
-            notes.append(f"{name} lacks seeds that other cells have: {_listed(lacking)}.")
-    return notes
-
-
 _BEST = "Per column, the best ({}) is bold, the second underlined."
 
 
@@ -349,7 +306,7 @@ def caption_of(
     command: str | None,
 ) -> str:
     """Return what the numbers of a table are, and where they come from."""
-    last = _listed(int(run.at("last")["round"]) for run in runs if "round" in run.at("last"))
+    last = listed(int(run.at("last")["round"]) for run in runs if "round" in run.at("last"))
     rules = {
         "last": f"after the last round ({last})",
         "best": "after the round with the highest worst-group accuracy on validation data",
@@ -359,7 +316,7 @@ def caption_of(
     sentences = [
         f"{what}, {rule}. Mean ± {std} standard deviation over seeds, number of seeds in parentheses.",
         *([] if lower_is_better is None else [_BEST.format("lowest" if lower_is_better else "highest")]),
-        f"Seeds: {_listed(run.seed for run in runs)}.",
+        f"Seeds: {listed(run.seed for run in runs)}.",
         f"Commit: {', '.join(_distinct(_commit(run) for run in runs))}.",
     ]
     if hardware := _distinct(_hardware(run) for run in runs if run.summary and run.summary.get("hardware")):
@@ -377,10 +334,6 @@ def _commit(run: Run) -> str:
 def _hardware(run: Run) -> str:
     hardware = (run.summary or {}).get("hardware")
     return ", ".join(f"{key} {value}" for key, value in hardware.items()) if isinstance(hardware, dict) else str(hardware)
-
-
-def _listed(numbers: Iterable[int]) -> str:
-    return ", ".join(str(number) for number in sorted(set(numbers)))
 
 
 def _distinct(texts: Iterable[str]) -> list[str]:

@@ -1,6 +1,5 @@
 """The run in one small file, and the final model for others to use."""
 
-import json
 import math
 import os
 import shutil
@@ -13,6 +12,7 @@ from safetensors.torch import save_file
 from fedfacet import state
 from fedfacet.callbacks.base import Callback
 from fedfacet.clients.personal_memory import all_layers
+from fedfacet.json_text import json_text
 from fedfacet.types import RoundResult
 
 if TYPE_CHECKING:
@@ -55,7 +55,8 @@ class Summary(Callback):
         ):
             self.totals = {**self.totals, name: self.totals[name] + value}
         measured = {name: value for name, value in result.metrics.items() if not name.startswith("comm/")}
-        if not math.isnan(measured.get("test/acc", math.nan)) or self.final is None:
+        # Where every few rounds are tested, the last one that was; where none is, the last one.
+        if not math.isnan(measured.get("test/acc", 0.0)) or self.final is None:
             self.final = {"round": result.round, **measured}
         if (rank := _rank(measured)) is not None and (self.best is None or rank > (_rank(self.best) or rank)):
             self.best = {"round": result.round, **measured}
@@ -102,13 +103,5 @@ def _rank(measured: Mapping[str, float]) -> tuple[float, float] | None:
 def _write_json(path: Path, content: Mapping[str, Any]) -> None:
     """Write JSON whole or not at all; NaN, which JSON does not know, becomes null."""
     unfinished = path.with_name(path.name + ".part")
-    unfinished.write_text(json.dumps(_nan_to_none(content), indent=2) + "\n")
+    unfinished.write_text(json_text(content) + "\n", encoding="utf-8")
     os.replace(unfinished, path)
-
-
-def _nan_to_none(value: Any) -> Any:
-    if isinstance(value, Mapping):
-        return {name: _nan_to_none(entry) for name, entry in value.items()}
-    if isinstance(value, list | tuple):
-        return [_nan_to_none(entry) for entry in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value

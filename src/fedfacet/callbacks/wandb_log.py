@@ -16,6 +16,16 @@ if TYPE_CHECKING:
     from fedfacet.federation import Federation
 
 
+# What a method may be beside selector and aggregator, and what goes without saying.
+_USUAL = {
+    "correction": "none",
+    "personal": "none",
+    "objective": "classification",
+    "loss": "cross_entropy",
+    "heterogeneity": "estimated",
+}
+
+
 class WandbLog(Callback):
     """The same numbers as the csv files, as one W&B run that a resumed job goes on with.
 
@@ -64,7 +74,9 @@ class WandbLog(Callback):
     def group(self) -> str:
         """What runs of different seeds have in common."""
         choices = self.run_config["choices"]
-        method = "-".join(str(choices[part]) for part in ("selector", "aggregator", "correction") if choices[part] != "none")
+        parts = [str(choices[part]) for part in ("selector", "aggregator")]
+        parts += [str(choices[part]) for part, usual in _USUAL.items() if choices.get(part, usual) not in (usual, None)]
+        method = "-".join("true_heterogeneity" if part == "true" else part for part in parts)
         return f"{method}-{choices.get('experiment') or choices['dataset']}-{self.facts['partition_digest'][:8]}"
 
     def on_fit_start(self, federation: "Federation") -> None:

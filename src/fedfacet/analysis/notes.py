@@ -1,0 +1,72 @@
+"""What a reader must know of a table's numbers before trusting them, in sentences."""
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+
+from fedfacet.analysis.runs import Run, differing_keys
+
+_HOW = {
+    "personal_test/": "callbacks=[default,personal_evaluate]",
+    "personal_holdout/": "callbacks=[default,personal_evaluate]` and `partition.local_holdout=0.2",
+    "decomposition/": "callbacks=[default,decomposition]",
+}
+"""Metrics that a run has only with certain options of train.py."""
+
+
+def notes_on(groups: Mapping[tuple[str, str], Sequence[Run]], metric: str, moments: Sequence[str]) -> list[str]:
+    """Return what a reader must know of cells, by row and column, before trusting them."""
+    notes = []
+    everybody = [run for members in groups.values() for run in members]
+    if without := [run for run in everybody if not all(measured(run, metric, moment) for moment in moments)]:
+        how = f": run them with {how}" if (how := how_to_measure(metric)) else ""
+        notes.append(f"`{metric}` was not measured in {len(without)} of {len(everybody)} runs, as `{without[0].path}`{how}.")
+    all_seeds = {run.seed for members in groups.values() for run in members}
+    for place, members in sorted(groups.items()):
+        name = f"`{', '.join(place)}`"
+        for moment in moments:
+            lost = [f"`{run.path}`" for run in members if math.isnan(run.at(moment).get(metric, math.nan))]
+            if lost and any(measured(run, metric, moment) for run in members):
+                notes.append(f"{name} is nan because `{metric}` has no value at the {moment} round of {', '.join(lost)}.")
+        notes += _notes_on_personal(name, members, moments) if metric.startswith("personal") else ()
+        if smoke := [run for run in members if run.setting("smoke") == "true"]:
+            notes.append(f"{name} has runs of debug=smoke, one round on generated data mostly, as `{smoke[0].path}`.")
+        if differing := differing_keys(members):
+            notes.append(f"{name} averages runs that differ in {some(differing)}, not in the seed alone.")
+        if lacking := all_seeds - {run.seed for run in members}:
+            notes.append(f"{name} lacks seeds that other cells have: {listed(lacking)}.")
+    return notes
+
+
+def _notes_on_personal(name: str, members: Sequence[Run], moments: Sequence[str]) -> list[str]:
+    """Return which clients are not in a personal accuracy, or are in it with a model that is not their own."""
+    notes = []
+    for moment in moments:
+        for key, what in (
+            ("personal/num_diverged", "leaves out clients whose model diverged in local training"),
+            ("personal/num_never_selected", "takes the global model for clients that were never selected"),
+        ):
+            if number := [int(found) for run in members if (found := run.at(moment).get(key, 0)) > 0]:
+                clients = str(min(number)) if min(number) == max(number) else f"{min(number)} to {max(number)}"
+                notes.append(f"{name} {what}, {clients} of them at the {moment} round of {len(number)} of {len(members)} runs.")
+    return notes
+
+
+def how_to_measure(metric: str) -> str | None:
+    """Return the options of train.py, in backticks, without which a run lacks a metric; ``None`` where it takes none."""
+    return next((f"`{options}`" for start, options in _HOW.items() if metric.startswith(start)), None)
+
+
+def measured(run: Run, metric: str, moment: str) -> bool:
+    """Tell whether a run measured a metric; one whose value is NaN was measured, and one without such a round counts too."""
+    return not run.at(moment) or metric in run.at(moment)
+
+
+def some(names: Sequence[str], limit: int = 6) -> str:
+    """Return the first names, in backticks, and how many more there are."""
+    more = f" (and {len(names) - limit} more)" if len(names) > limit else ""
+    return ", ".join(f"`{name}`" for name in names[:limit]) + more
+
+
+def listed(numbers: Iterable[int]) -> str:
+    """Return numbers in ascending order, each once."""
+    return ", ".join(str(number) for number in sorted(set(numbers)))
