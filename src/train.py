@@ -39,6 +39,9 @@ def main() -> None:
     """Check the whole command line, then let Hydra run its jobs."""
     signal.signal(signal.SIGINT, leave)
     try:
+        if (shown := configuration.shown("train", sys.argv)) is not None:
+            print(shown, end="")
+            return
         sys.argv, jobs = configuration.preflight("train", sys.argv)
         cells = {Path(os.path.abspath(run_dir)): job.federation.rounds for job, run_dir in jobs if is_new_cell(job)}
         if cells:
@@ -92,14 +95,17 @@ def train(config: DictConfig) -> float | None:
     own = HydraConfig.get()
     run_dir = Path(own.runtime.output_dir)
     config = configuration.finalized(config, own.overrides.task, own.runtime.choices)
+    # Of what is Hydra's own, where the options of others lie is what a resume must know.
+    searched = [override for override in own.overrides.hydra if override.startswith("hydra.searchpath=")]
+    overrides = [*searched, *own.overrides.task]
     if not configuration.is_cell(config):
-        return run_alone(config, run_dir, own.overrides.task)
+        return run_alone(config, run_dir, overrides)
     with lock(run_dir) as holder:
         if is_new_cell(config):
-            return run_cell(config, run_dir, own.overrides.task, holder)
+            return run_cell(config, run_dir, overrides, holder)
         if holder is not None:
             refuse(ConfigError(f"Expected a run that nobody works at, but {run_dir} is held by {holder}: wait for it."))
-        return run(config, run_dir, own.overrides.task)
+        return run(config, run_dir, overrides)
 
 
 def run_alone(config: DictConfig, run_dir: Path, overrides: Sequence[str]) -> float | None:

@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from omegaconf import OmegaConf
 
 from fedfacet.config import command_line
 
@@ -18,7 +19,8 @@ from fedfacet.config import command_line
 @pytest.fixture(scope="module")
 def finished(start_in, tmp_path_factory):
     folder = tmp_path_factory.mktemp("finished")
-    process = start_in(folder, "federation.rounds=2", "paths.output_dir=run")
+    own = f"hydra.searchpath=['file://{folder}']"
+    process = start_in(folder, own, "federation.rounds=2", "paths.output_dir=run")
     assert process.wait() == 0, process.err.read_text()
     return folder / "run"
 
@@ -285,6 +287,8 @@ class TestResume:
         assert "2 rounds are done" in sentence
         assert "federation.rounds" in sentence
         assert "2 rounds are done" in refused("resume=run", "federation.rounds=1")
+        assert "2 rounds are done" in refused("resume=run", "~callbacks.figures"), "which was asked for at the start too"
+        assert OmegaConf.load(run / ".hydra" / "overrides.yaml")[0].startswith("hydra.searchpath="), "where options may lie"
 
     @pytest.mark.parametrize("length", [0, 100, 10_000, -1])
     def test_of_a_truncated_checkpoint(self, refused, run, length):
@@ -305,6 +309,9 @@ class TestResume:
     def test_of_something_else(self, refused, run, tmp_path):
         assert "nowhere" in refused("resume=nowhere")
         assert "run folder" in refused(f"resume={tmp_path}")
+        assert "in its own folder, but got paths.output_dir=elsewhere" in refused("resume=run", "paths.output_dir=elsewhere")
+        shutil.copy(run / "checkpoints" / "last.ckpt", run / "checkpoints" / "round_000001.ckpt")
+        assert refused("resume=run/checkpoints/round_000001.ckpt").endswith("got run/checkpoints/round_000001.ckpt: give run.")
         torch.save({"weights": torch.zeros(3)}, run / "checkpoints" / "last.ckpt")
         assert "FedFacet checkpoint" in refused("resume=run", "federation.rounds=5")
         (run / "checkpoints" / "last.ckpt").unlink()

@@ -42,7 +42,7 @@ def rounds_in(run):
     return file.read_bytes().count(b"\n") - 1 if file.exists() else 0
 
 
-def test_finished_cells_are_skipped_and_not_touched(trained, cells, files_of):
+def test_finished_cells_are_skipped_and_not_touched(trained, train, cells, files_of):
     first = trained("sweep=cells", "selector=uniform", "seed=0,1", "-m")
     assert "2 cells in logs/train/cells; finished already, and skipped: 0.\n" in first.out
     assert len(worked_at(first.out)) == 2
@@ -62,6 +62,9 @@ def test_finished_cells_are_skipped_and_not_touched(trained, cells, files_of):
     }
     assert changed == {name, "multirun.yaml"}
     assert not (cells / name / LOCK_FILE).exists()
+    longer = train(f"resume=logs/train/cells/{name}", "federation.rounds=9")
+    assert longer.status == 2
+    assert "give the sweep's command with federation.rounds=9, for a cell of its own." in longer.err
 
 
 def test_hydra_and_the_check_beforehand_name_a_cell_alike(trained, cells, monkeypatch, tmp_path):

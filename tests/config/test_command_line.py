@@ -1,14 +1,28 @@
 """What a user sees of a bad command line is tested in tests/cli."""
 
 import pytest
+from omegaconf import OmegaConf
 
-from fedfacet.config import check_resumable, compose_job, differing_key, override_of, preflight
-from fedfacet.errors import CheckpointError
+from fedfacet.config import check_resumable, compose_job, differing_key, override_of, preflight, shown
+from fedfacet.errors import CheckpointError, ConfigError
 
 
 @pytest.fixture(autouse=True)
 def elsewhere(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
+
+
+@pytest.fixture
+def own_options(tmp_path):
+    """Return a function that writes an option into a folder of somebody's own."""
+
+    def write(name, **content):
+        file = tmp_path / "conf" / f"{name}.yaml"
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text("# @package _global_\n" * name.startswith("experiment") + OmegaConf.to_yaml(content))
+
+    write.searchpath = f"hydra.searchpath=['file://{tmp_path / 'conf'}']"
+    return write
 
 
 SAVED = {"seed": 1, "federation": {"rounds": 5, "cohort_size": 9}, "paths": {"x": 1}, "choices": {"partition": "gsc"}}
@@ -84,9 +98,74 @@ class TestPreflight:
         [(job, _)] = jobs
         assert (job.dataset.root, job.selector.max_gap) == ("a b", None)
 
+    def test_a_value_for_what_a_sweep_sweeps_over_takes_the_place_of_its_values(self):
+        argv, jobs = preflight("train", ["train.py", "-m", "sweep=participation_classes", "partition.classes_per_client=5"])
+        assert argv[-1] == "partition.classes_per_client=choice(5)", "by another name both would be swept over"
+        assert {job.partition.classes_per_client for job, _ in jobs} == {5}
+
+    def test_jobs_lie_where_hydra_puts_them(self, tmp_path):
+        command = ["train.py", "-m", "seed=0,1", "paths.sweep_dir=all", "hydra.sweep.subdir=s${seed}"]
+        assert [str(run_dir) for _, run_dir in preflight("train", command)[1]] == ["all/s0", "all/s1"]
+        (tmp_path / "all" / "s1").mkdir(parents=True)
+        (tmp_path / "all" / "s1" / "config.yaml").touch()
+        with pytest.raises(ConfigError, match="all/s1 already holds a run"):
+            preflight("train", command)
+        with pytest.raises(ConfigError, match=r"several are to have all/s: let hydra\.sweep\.subdir tell them apart"):
+            preflight("train", [*command, "hydra.sweep.subdir=s"])
+
+    def test_a_sweep_may_have_a_launcher(self, own_options):
+        own_options("hydra/launcher/cluster", _target_="hydra._internal.core_plugins.basic_launcher.BasicLauncher", nodes=1)
+        launcher = (own_options.searchpath, "hydra/launcher=cluster", "hydra.launcher.nodes=2")
+        _, jobs = preflight("train", ["train.py", *launcher, "sweep=cells", "seed=0,1", "-m"])
+        assert len(jobs) == 2
+
+    @pytest.mark.parametrize("override", ["resume=0,1", "paths.output_dir=a,b", "resume=a"])
+    def test_what_is_for_a_single_run_is_refused(self, override):
+        with pytest.raises(ConfigError, match="for a single run only"):
+            preflight("train", ["train.py", "-m", override, "seed=0"])
+
+    def test_a_home_folder_that_the_shell_left_is_refused(self):
+        with pytest.raises(ConfigError, match="the shell has left the ~"):
+            preflight("train", ["train.py", "paths.output_dir='~/x'"])
+
     def test_nothing_is_written(self, tmp_path):
         preflight("train", ["train.py", "seed=1,2", "-m", "debug=smoke"])
         assert list(tmp_path.iterdir()) == []
+
+
+def test_a_configuration_is_shown_as_the_run_will_have_it():
+    asked = ["train.py", "experiment=cifar100_participation", "local.amount=16"]
+    config = OmegaConf.create(shown("train", [*asked, "--cfg", "job"]))
+    assert (config.federation.rounds, config.optimizer.momentum) == (50, 0.9), "by the step budget, and by where_present"
+    for flags in ([], ["--cfg=hydra"], ["--cfg=job", "-p", "federation"], ["--help"], ["--cfg=job", "-m"]):
+        assert shown("train", [*asked, *flags]) is None
+    with pytest.raises(ConfigError, match="did you mean `selector=uniform`"):
+        shown("train", ["train.py", "--cfg=job", "selector=unifrm"])
+
+
+class TestOwnRecipes:
+    """What Hydra would take from a yaml without a word."""
+
+    @pytest.mark.parametrize(
+        ("content", "said"),
+        [
+            ({"federation": {"round": 7}}, r"`federation\.round`: the nearest are `federation\.rounds`"),
+            ({"wandb": {"projekt": "x"}}, r"the nearest are `wandb\.project`"),
+            ({"callbacks": {"decomposition": {"every_n_rounds": 5}}}, "add decomposition to the list"),
+            ({"where_present": {"optimzer.momentum": 0.9}}, r"under `where_present`, but got `optimzer\.momentum`"),
+        ],
+    )
+    def test_what_there_is_not_is_refused(self, own_options, content, said):
+        own_options("experiment/mine", **content)
+        with pytest.raises(ConfigError, match=said):
+            compose_job("train", [own_options.searchpath, "experiment=mine"])
+
+    def test_what_only_some_options_have_is_not(self, own_options):
+        own_options(
+            "experiment/mine", federation={"rounds": 7}, where_present={"selector.max_gap": 5, "optimizer.momentum": 0.5}
+        )
+        job, _ = compose_job("train", [own_options.searchpath, "experiment=mine"])
+        assert (job.federation.rounds, job.optimizer.momentum) == (7, 0.5)
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,10 @@
+import os
+
+import pytest
 from omegaconf import OmegaConf
 
-from fedfacet.config import compose_job, make
+from fedfacet.config import compose_job, make, quoted_options
+from fedfacet.errors import ConfigError
 
 
 def test_lists_of_parts_may_be_empty():
@@ -15,6 +19,9 @@ def test_options_named_like_booleans_need_no_quotes():
     composed, _ = compose_job("train", ["heterogeneity=true"])
     assert composed.choices.heterogeneity == "true"
     assert composed.heterogeneity._target_.endswith("TrueHeterogeneity")
+    assert quoted_options(["heterogeneity=choice(estimated,true)", "heterogeneity=true,'true'", "compile=true"]) == [
+        "heterogeneity=choice(estimated,'true')", "heterogeneity='true','true'", "compile=true",
+    ]  # fmt: skip
 
 
 def test_the_last_of_two_options_counts():
@@ -60,8 +67,20 @@ class TestWherePresent:
         assert composed.local.amount <= 2
         assert all(group.count == 1 for group in composed.partition.clients)
         assert composed.dataset.image_size <= 32
-        assert "fedfacet-smoke" in composed.dataset.root
+        assert f"fedfacet-smoke-{os.getuid()}" in composed.dataset.root, "each user's own"
         assert composed.model.weights == "none"
+
+    @pytest.mark.parametrize("override", ["federation.cohort_size=abc", "federation=null"])
+    def test_smoke_refuses_what_any_run_refuses(self, override):
+        with pytest.raises(ConfigError, match="`federation"):
+            compose_job("train", ["debug=smoke", override])
+
+    def test_a_mapping_on_the_command_line_has_the_last_word_too(self):
+        budget = ("experiment=cifar100_participation",)
+        assert compose_job("train", [*budget, "federation={rounds: 30}"])[0].federation.rounds == 30
+        assert (
+            compose_job("train", [*budget, "callbacks.evaluate={every_n_rounds: 3}"])[0].callbacks.evaluate.every_n_rounds == 3
+        )
 
 
 class TestMake:
@@ -95,6 +114,11 @@ class TestStepBudget:
     def test_rounds_that_are_given_have_the_last_word(self):
         assert self.rounds("local.amount=4", "federation.rounds=30") == 30
         assert self.rounds("local.amount=4", "debug=smoke") == 1
+
+    @pytest.mark.parametrize(("sweep", "rounds"), [("sensitivity", 1), ("fedld_decomposition", 10)])
+    def test_sweeps_of_so_many_rounds_have_them_with_any_recipe(self, sweep, rounds):
+        composed, _ = compose_job("train", [f"sweep={sweep}", "experiment=cifar100_participation"])
+        assert composed.federation.rounds == rounds
 
     def test_without_a_budget_rounds_are_rounds(self):
         assert compose_job("train", ["local.amount=50"])[0].federation.rounds == 100

@@ -13,11 +13,13 @@ from fedfacet.config.command_line import (
     is_complete,
     override_of,
     preflight,
+    shown,
 )
 from fedfacet.config.compose import compose_job, conf_dir, finalized, make, quoted_options
 from fedfacet.config.nodes import plain, targets
 
 __all__ = [
     "SETTLED", "cell_digest", "check_arguments", "check_resumable", "check_resume", "compose_job", "conf_dir", "differing_key",
-    "finalized", "is_cell", "is_complete", "make", "override_of", "plain", "preflight", "quoted_options", "targets",
+    "finalized", "is_cell", "is_complete", "make", "override_of", "plain", "preflight", "quoted_options", "shown",
+    "targets",
 ]  # fmt: skip

@@ -14,7 +14,7 @@ from hydra._internal.utils import get_args_parser
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import OverrideType
 from hydra.errors import HydraException
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig, OmegaConf, open_dict, read_write
 
 from fedfacet.config.compose import compose_job, conf_dir, config_groups, quoted_options
 from fedfacet.config.nodes import plain
@@ -78,6 +78,24 @@ def preflight(name: str, argv: Sequence[str]) -> tuple[list[str], list[tuple[Dic
     else:
         _check_unused(run_dir)
     return [argv[0], *options, *overrides], [(config, run_dir)]
+
+
+def shown(name: str, argv: Sequence[str]) -> str | None:
+    """Return the yaml that ``--cfg job`` asks for: one job's configuration as its run would use it.
+
+    Hydra's own answer is the configuration before ``where_present`` and the step budget.
+
+    Returns:
+        ``None`` where nothing is asked for, or something that is Hydra's to say.
+
+    Raises:
+        ConfigError: the first mistake, in one sentence.
+    """
+    arguments, _ = get_args_parser().parse_known_intermixed_args(quoted_options(argv)[1:])
+    if arguments.cfg != "job" or arguments.package or arguments.multirun or arguments.help or arguments.hydra_help:
+        return None
+    config, _ = compose_job(name, arguments.overrides)
+    return OmegaConf.to_yaml(config, resolve=arguments.resolve)
 
 
 def differing_key(saved: Mapping[str, Any], given: Mapping[str, Any], path: str = "") -> tuple[str, Any, Any] | None:
@@ -153,7 +171,17 @@ def _resumed_overrides(resume: str, overrides: Sequence[str]) -> list[str]:
     """Return the overrides a run was started with, then those given now, with the run's own folder as the output folder."""
     run_dir = Path(resume)
     if run_dir.suffix == ".ckpt" and run_dir.is_file():
+        if run_dir.name != "last.ckpt":
+            raise CheckpointError(
+                f"Expected `resume` to name a run folder, which goes on from its last checkpoint, but got {run_dir}: give "
+                f"{run_dir.parents[1]}."
+            )
         run_dir = run_dir.parents[1]
+    if (elsewhere := _value_of("paths.output_dir", overrides)) is not None and Path(elsewhere).absolute() != run_dir.absolute():
+        raise CheckpointError(
+            f"Expected a run to go on in its own folder, but got paths.output_dir={elsewhere} with resume={run_dir}: leave it "
+            "out, or copy the folder and resume the copy."
+        )
     saved = run_dir / ".hydra" / "overrides.yaml"
     if not saved.is_file() or not (run_dir / "config.yaml").is_file():
         raise CheckpointError(
@@ -163,7 +191,11 @@ def _resumed_overrides(resume: str, overrides: Sequence[str]) -> list[str]:
     # Another engine does not have the settings of the one before.
     replaced = ("engine=", "engine.") if any(override.startswith("engine=") for override in overrides) else ()
     before = [override for override in map(str, OmegaConf.load(saved)) if not override.startswith(replaced)]
-    kept = [override for override in [*before, *overrides] if not override.startswith(ours)]
+    given = [*before, *overrides]
+    # A key is added or removed once, though it is asked for again; Hydra's sweeper writes ~KEY=null for ~KEY.
+    bare = [override.removesuffix("=null") for override in given]
+    again = {number for number, override in enumerate(bare) if override.startswith(("~", "+")) and override in bare[:number]}
+    kept = [override for number, override in enumerate(given) if number not in again and not override.startswith(ours)]
     # Hydra would overwrite .hydra/ there and then; the script replaces what must change in it, each file at one blow.
     own = [override_of("resume", run_dir), override_of("paths.output_dir", run_dir), "hydra.output_subdir=null"]
     return [*kept, *own]
@@ -181,6 +213,12 @@ def check_resume(config: DictConfig, run_dir: Path) -> None:
     given = plain(config)
     for name in SETTLED:
         given[name] = saved.get(name) if given[name] is None else given[name]
+    rounds, planned = given["federation"]["rounds"], saved["federation"]["rounds"]
+    if given["choices"].get("sweep") is not None and rounds != planned:
+        raise CheckpointError(
+            f"Expected federation.rounds={planned} for {run_dir}, a sweep's cell and named by its settings, but got {rounds}: "
+            f"give the sweep's command with federation.rounds={rounds}, for a cell of its own."
+        )
     check_resumable(saved, given, state.round, complete=is_complete(run_dir, state.round))
 
 
@@ -208,6 +246,8 @@ def _check_unused(run_dir: Path) -> None:
 
 
 def _check_writable(run_dir: Path) -> None:
+    if run_dir.parts[:1] == ("~",):
+        raise ConfigError(f"Expected a folder, but got {run_dir}, in which the shell has left the ~: write it out.")
     try:
         existing = next(parent for parent in [run_dir, *run_dir.absolute().parents] if parent.exists())
         with tempfile.TemporaryFile(dir=existing):  # asked for permission, root is told nothing about read-only systems
@@ -228,7 +268,7 @@ def _check_writable(run_dir: Path) -> None:
 def _multirun_jobs(name: str, overrides: Sequence[str]) -> list[tuple[DictConfig, Path]]:
     """Return the jobs that Hydra's basic sweeper will make of the overrides."""
     for key in ("resume", "paths.output_dir"):
-        if _value_of(key, overrides) is not None:
+        if any(override.startswith(f"{key}=") for override in overrides):
             remedy = (
                 "resume the jobs one by one" if key == "resume" else "choose the folder of all jobs with paths.sweep_dir=DIR"
             )
@@ -240,17 +280,21 @@ def _multirun_jobs(name: str, overrides: Sequence[str]) -> list[tuple[DictConfig
         raise ConfigError(
             f"Expected overrides of the form key=value, but got {' '.join(overrides)}: {str(error).strip().splitlines()[0]}"
         ) from None
-    jobs = []
+    jobs: list[tuple[DictConfig, Path]] = []
     for number, job in enumerate(itertools.chain.from_iterable(batches)):
         config, hydra_node = compose_job(name, job)
         check_used(name, config, job)
-        sweep_dir = Path(hydra_node.sweep.dir)
-        if config.choices.get("sweep") is None:
-            run_dir = sweep_dir / str(number)
-            _check_unused(run_dir)
-        else:
-            run_dir = sweep_dir / hydra_node.sweep.subdir
+        with open_dict(hydra_node), read_write(hydra_node):
+            hydra_node.job.num = number
+        run_dir = Path(hydra_node.sweep.dir) / str(hydra_node.sweep.subdir)
+        if config.choices.get("sweep") is not None:
             _check_writable(run_dir)
+        elif run_dir in [other for _, other in jobs]:
+            raise ConfigError(
+                f"Expected a folder for each job, but several are to have {run_dir}: let hydra.sweep.subdir tell them apart."
+            )
+        else:
+            _check_unused(run_dir)
         jobs.append((config, run_dir))
     return jobs
 
@@ -259,8 +303,10 @@ def _left_to_the_jobs(name: str, overrides: Sequence[str]) -> list[str]:
     """Return the overrides, those of keys that only the jobs have as ``++key=value``.
 
     Before the jobs Hydra composes what they have in common, without what is swept over, and refuses a plain ``key=value`` whose
-    key it does not find there, such as a setting of the data set that a swept ``experiment`` brings.
+    key it does not find there, such as a setting of the data set that a swept ``experiment`` brings. Where ``sweep=`` sweeps
+    over that key, a value takes the place of its values only under the very same name, and so as a sweep of one.
     """
+    swept = [override.partition("=")[0] for override in _of_the_sweep(name, overrides)]
     parsed = OverridesParser.create().parse_overrides(list(overrides))
     groups = config_groups()
     fixed = [one for one in parsed if not one.is_sweep_override()]
@@ -272,7 +318,11 @@ def _left_to_the_jobs(name: str, overrides: Sequence[str]) -> list[str]:
         parent, _, leaf = one.key_or_group.rpartition(".")
         own = one in fixed and not one.is_hydra_override() and one.type is OverrideType.CHANGE
         known = one.key_or_group in groups or leaf in ((OmegaConf.select(common, parent) if parent else common) or {})
-        left.append(f"++{one.input_line}" if own and not known else str(one.input_line))
+        key, _, value = str(one.input_line).partition("=")
+        if not own or known:
+            left.append(str(one.input_line))
+        else:
+            left.append(f"{key}=choice({value})" if key in swept else f"++{key}={value}")
     return left
 
 
@@ -283,5 +333,7 @@ def _of_the_sweep(name: str, overrides: Sequence[str]) -> list[str]:
         return []
     if any("," in override for override in chosen):
         raise ConfigError(f"Expected one sweep at a time, but got {chosen[0]}: start one after the other, or side by side.")
-    _, hydra_node = compose_job(name, [*chosen, *(override for override in overrides if override.startswith("hydra."))])
+    _, hydra_node = compose_job(
+        name, [*chosen, *(override for override in overrides if override.startswith(("hydra.", "hydra/")))]
+    )
     return [f"{key}={value}" for key, value in (hydra_node.sweeper.params or {}).items()]

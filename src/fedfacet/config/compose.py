@@ -2,18 +2,21 @@
 
 import hashlib
 import inspect
+import os
+import re
 import tempfile
 from collections.abc import Mapping, Sequence, Set
 from pathlib import Path
 from typing import Any
 
 from hydra import compose, initialize_config_dir
+from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.errors import InstantiationException
 from hydra.utils import get_object, instantiate
 from omegaconf import DictConfig, OmegaConf, open_dict
 from omegaconf.errors import OmegaConfBaseException
 
-from fedfacet.config.checks import check_arguments, check_parts, check_settings
+from fedfacet.config.checks import check_arguments, check_parts, check_recipe, check_settings
 from fedfacet.config.mistakes import COMPOSE_ERRORS, check_added, explain, unknown, usual
 from fedfacet.config.nodes import BESIDE_ARGUMENTS, flat_keys, plain, targets, without_hydra
 from fedfacet.errors import ConfigError, FedFacetError
@@ -54,6 +57,7 @@ def compose_job(name: str, overrides: Sequence[str]) -> tuple[DictConfig, DictCo
         raise ConfigError(unknown(strangers[0], flat_keys(base)))
     config = finalized(own, overrides, composed.hydra.runtime.choices)
     check_parts(base, config, default_options)
+    check_recipe(base, composed, config)
     try:
         settings = plain(config)
     except OmegaConfBaseException as error:
@@ -73,7 +77,7 @@ def quoted_options(arguments: Sequence[str]) -> list[str]:
     for argument in arguments:
         key, equals, value = argument.partition("=")
         if equals and key.lstrip("+") in groups:
-            value = ",".join(f"'{option}'" if option in ("true", "false") else option for option in value.split(","))
+            value = re.sub(r"(?<![\w'\"./-])(true|false)(?![\w'\"./-])", r"'\1'", value)
         quoted.append(f"{key}{equals}{value}")
     return quoted
 
@@ -87,7 +91,7 @@ def finalized(config: DictConfig, overrides: Sequence[str], choices: Mapping[str
     rounds follow from it.
     """
     config = config.copy()
-    given = {override.lstrip("+~").split("=")[0] for override in overrides}
+    given = {key for override in overrides for key in _keys_set(override)}
     with open_dict(config):
         for setting, value in dict(config.get("where_present") or {}).items():
             key, _, option = str(setting).partition("@")
@@ -128,6 +132,19 @@ def make(node: DictConfig, **facts: Any) -> Any:
     return factory(**{name: fact for name, fact in facts.items() if name in accepted})
 
 
+def _keys_set(override: str) -> list[str]:
+    """Return the dotted keys that an override gives a value: several where it is a mapping, ``key={a: 1, b: 2}``."""
+    key, _, value = override.lstrip("+~").partition("=")
+    if not value.startswith("{"):
+        return [key]
+    left, keys = {key: OverridesParser.create().parse_override(override).value()}, []
+    while left:
+        path, inner = left.popitem()
+        keys.append(path)
+        left |= {f"{path}.{name}": entry for name, entry in inner.items()} if isinstance(inner, dict) else {}
+    return keys
+
+
 def _spend(config: DictConfig) -> None:
     """Set the rounds to what a constant budget of local work leaves: J0 R0 / J, rounded down."""
     budget, amount = OmegaConf.select(config, "federation.step_budget"), OmegaConf.select(config, "local.amount")
@@ -147,10 +164,11 @@ def _shrink(config: DictConfig, given: Set[str]) -> None:
             group.count = 1
     if "classes_per_client" in config.partition and "partition.num_clients" not in given:
         config.partition.num_clients = None  # so few clients might not hold every class
-    if "federation" in config:
-        config.federation.cohort_size = min(3, config.federation.cohort_size)
+    if isinstance(size := OmegaConf.select(config, "federation.cohort_size"), int):
+        config.federation.cohort_size = min(3, size)
     if "root" in config.dataset:
         wanted = hashlib.sha256(
             f"{OmegaConf.to_container(config.dataset)}{OmegaConf.to_container(config.partition)}".encode()
         ).hexdigest()[:12]
-        config.dataset.root = str(Path(tempfile.gettempdir()) / "fedfacet-smoke" / wanted)
+        user = os.getuid() if hasattr(os, "getuid") else 0  # on a machine of several people each has a folder
+        config.dataset.root = str(Path(tempfile.gettempdir()) / f"fedfacet-smoke-{user}" / wanted)
