@@ -56,6 +56,16 @@ def test_a_methods_correction_is_refused_and_a_recipes_loss_said(jobs_of, caplog
     assert "loss=margin changes nothing" in caplog.text
 
 
+def test_patience_beyond_what_is_measured_is_said(jobs_of, caplog):
+    plateau = ("selector=uniform", "scheduler=plateau", "federation.rounds=26", "callbacks.evaluate.every_n_rounds=2")
+    jobs_of(*plateau)  # 13 times: the last one comes after a fall
+    assert not caplog.messages
+    jobs_of(*plateau, "federation.rounds=24")
+    assert (
+        "scheduler=plateau changes nothing: val/loss is measured 12 times, too seldom for scheduler.patience=10" in caplog.text
+    )
+
+
 def test_a_selector_that_does_not_ask_is_said_once(jobs_of, caplog):
     assert len(jobs_of("selector=feddiverse,uniform", "heterogeneity=true", "seed=1,2", "-m")) == 4
     assert [message.partition(":")[0] for message in caplog.messages] == ["heterogeneity=true changes nothing"]

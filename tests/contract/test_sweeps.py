@@ -104,5 +104,11 @@ def test_fedlds_table_3_deals_50_clients_by_class():
         assert (job.partition.label, job.federation.cohort_size) == ("y", 5)
 
 
+def test_cells_of_the_exploration_sweep_explore_differently():
+    jobs = jobs_of("sweep=participation_epsilon")
+    explored = {math.floor(job.selector.epsilon * job.federation.cohort_size + 0.5) for job, _ in jobs}
+    assert len(explored) == len(jobs)
+
+
 def test_plain_multiruns_keep_their_numbers():
     assert [run_dir.name for _, run_dir in jobs_of("seed=0,1")] == ["0", "1"]

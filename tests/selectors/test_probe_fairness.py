@@ -139,12 +139,14 @@ def test_the_starved_need_not_be_candidates_unless_that_is_chosen(served):
         assert (chosen == [[0]] * 30) is always
 
 
-def test_who_was_never_selected_waits_since_the_start_or_for_ever(served):
+def test_who_was_never_selected_waits_since_the_start_or_for_ever(served, caplog):
     run = served([1.0, 1.0, 9.0], 1, fairness_weight=0.0, max_gap=10, epsilon=0.0, candidate_factor=9)
     assert run.round(1) == (2,)
     early = served([1.0, 1.0, 9.0], 2, fairness_weight=0.0, max_gap=10, never_selected="overdue", candidate_factor=9)
     told(early, (2,))
-    assert sorted(early.round(2)) == [0, 1]
+    with caplog.at_level(logging.INFO, "fedfacet"):
+        assert sorted(early.round(2)) == [0, 1]
+    assert "Round 2: 2 forced, 0 by score, 0 explored, of 3 candidates." in caplog.messages
 
 
 @given(st.integers(2, 12), st.integers(1, 4), st.integers(1, 6), st.integers(0, 3))

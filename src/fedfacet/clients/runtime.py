@@ -107,8 +107,9 @@ class ClientRuntime:
         """Have a client answer a query on the broadcast model."""
         if query.needs_model:
             self.bench.load(starting_weights(task))
+        data = self.data(task.client_id)
         context = QueryContext(
-            data=self.data(task.client_id),
+            data=data,
             model=self.bench.lend(),
             make_optimizer=self._make_optimizer,
             batch_size=self.local.batch_size,
@@ -117,6 +118,7 @@ class ClientRuntime:
             client_id=task.client_id,
             weights=starting_weights(task),
             train_until=partial(self._train_until, task),
+            looked_at=len(data) if self.bench.data_hooks is not None else 0,
         )
         try:
             return query.answer(context)

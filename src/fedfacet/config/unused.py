@@ -3,6 +3,7 @@
 import functools
 import inspect
 import logging
+import math
 from collections.abc import Sequence
 
 from hydra import initialize_config_dir
@@ -51,8 +52,22 @@ def check_used(name: str, config: DictConfig, overrides: Sequence[str]) -> None:
             if group == "correction":  # no recipe has one
                 raise _not_taken(group, chosen, objective, f"choose another method than {config.choices.get('method')}")
             _say(f"The recipe's {chosen} changes nothing: {objective} has no argument `{group}`.")
+    _check_patience(config)
     if "heterogeneity" in given and not asks:
         _say(f"{given['heterogeneity']} changes nothing: selector={config.choices.selector} does not ask for heterogeneity.")
+
+
+def _check_patience(config: DictConfig) -> None:
+    """Say where a run measures too seldom for a scheduler that waits for ``patience`` measurements after the first."""
+    scheduler, evaluate = config.get("scheduler") or {}, (config.get("callbacks") or {}).get("evaluate")
+    if "patience" not in scheduler or evaluate is None or not str(scheduler.metric).startswith("val/"):
+        return
+    measured = math.ceil(config.federation.rounds / evaluate.every_n_rounds)
+    if measured < scheduler.patience + 3:  # the first, as many without getting better, one more, and a round to learn in
+        _say(
+            f"scheduler={config.choices.scheduler} changes nothing: {scheduler.metric} is measured {measured} times, too seldom "
+            f"for scheduler.patience={scheduler.patience}; lower that, or callbacks.evaluate.every_n_rounds."
+        )
 
 
 def _arguments(node: DictConfig) -> Sequence[str]:

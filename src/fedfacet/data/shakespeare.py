@@ -40,7 +40,9 @@ class Shakespeare(DatasetSource):
     Note:
         A random split is what the paper does, but neighbouring windows share 79 of their 80 characters, so that what is tested
         has been read in training, as the input of other windows. With ``split: contiguous`` each role's last windows validate
-        and test, and the 80 that would overlap with what comes before are left out.
+        and test, and the 80 that would overlap with what comes before are left out: of a role with fewer than some 1,600
+        windows nothing is then left to validate or test, so that 486 of the 1,130 roles validate and 485 test, each with 3.7 %
+        of all windows instead of 5 %.
 
     Args:
         root: folder that holds the text as ``t8.shakespeare.txt.gz``, ``t8.shakespeare.txt`` or ``raw_data.txt``; it is only

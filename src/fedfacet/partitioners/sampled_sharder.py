@@ -17,7 +17,8 @@ class SampledSharder(Partitioner):
     1. draws its number of classes uniformly from ``min_classes`` to ``max_classes``;
     2. draws so many classes, without replacement, with a probability in proportion to the samples they have left;
     3. takes n / K samples, equally many of each of its classes. Where a class has fewer left, the fullest classes make up for
-       it, whether they are among its own or not: the last clients in turn may hold more classes than they drew.
+       it, whether they are among its own or not: the last clients in turn may hold more classes than they drew, or fewer than
+       ``min_classes`` where fewer are left.
 
     Source: the "sampled sharder" of De Cesare et al., Federated Learning Beyond Uniform Participation, section 4, with the
     range of its released code.

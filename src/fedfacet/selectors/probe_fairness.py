@@ -115,6 +115,10 @@ class ProbeFairnessSelector(ClientSelector):
         others = [client_id for client_id in candidates if client_id not in set(forced)]
         places = size - len(forced)
         explored = min(places, math.floor(self.epsilon * size + 0.5))
+        log.info(
+            "Round %d: %d forced, %d by score, %d explored, of %d candidates.",
+            *(context.round, len(forced), places - explored, explored, number),
+        )
         if not places:
             return forced
         scores_D = self._scores(others, context)
@@ -123,10 +127,6 @@ class ProbeFairnessSelector(ClientSelector):
         # The largest of s / T plus Gumbel noise are draws without replacement from the softmax, at any temperature.
         luck = scores_D[left] / self.temperature + context.rng.gumbel(size=len(left))
         taken = np.concatenate([taken, left[np.argsort(-luck)[:explored]]])
-        log.info(
-            "Round %d: %d forced, %d by score, %d explored, of %d candidates.",
-            *(context.round, len(forced), places - explored, explored, number),
-        )
         return forced + [others[position] for position in taken.tolist()]
 
     def observe(self, result: RoundResult, updates: Sequence[ClientUpdate]) -> None:

@@ -11,7 +11,9 @@ from fedfacet.clients.local_training import LocalTraining, train_part
 from fedfacet.clients.queries.probe_norm import ProbeNorm
 from fedfacet.corrections.proximal import ProximalCorrection
 from fedfacet.data.augmentation import CropAndFlip
+from fedfacet.models.small_cnn import SmallCNN
 from fedfacet.objectives.classification import ClassificationObjective
+from fedfacet.objectives.fedpac import FedPACObjective
 from fedfacet.types import Broadcast, ClientTask
 
 
@@ -48,6 +50,14 @@ def test_it_is_the_distance_that_the_first_steps_of_training_cover(dropout_clien
     assert answer.value > 0
     assert (answer.floats_up, answer.samples) == (1, 4 * probe_steps)
     assert type(answer.value) is float
+
+
+def test_samples_that_the_objective_looks_at_first_are_counted(tiny_clients):
+    with rng.forked(0, "weights"):
+        model = SmallCNN(num_classes=2, input_shape=(1, 4, 4))
+    clients = tiny_clients(objective=FedPACObjective(model), local=LocalTraining(batch_size=4))
+    answer = clients.answer(ProbeNorm(probe_steps=2), task_of(clients))
+    assert answer.samples == len(clients.data(1)) + 8
 
 
 def test_training_that_goes_on_from_a_probe_is_uninterrupted_training(dropout_clients):

@@ -32,6 +32,7 @@ class QueryContext:
         client_id: position of the client in the partition.
         weights: what the client's training of this round starts from, on the CPU; not to be written to.
         train_until: takes the first steps of that training, as many as it is given or all if there are fewer.
+        looked_at: samples that go through the model before the first step, where the objective looks at them (FedPAC's does).
     """
 
     data: ClientData
@@ -43,6 +44,7 @@ class QueryContext:
     client_id: int
     weights: State = field(default_factory=dict)
     train_until: Callable[[int], HalfTrained] = _cannot_train
+    looked_at: int = 0
 
     def stream(self, purpose: str, *keys: int) -> np.random.Generator:
         """Return the generator of a named draw of this client in this round."""

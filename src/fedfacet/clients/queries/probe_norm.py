@@ -41,4 +41,4 @@ class ProbeNorm(Query):
         half = context.train_until(self.probe_steps)
         trained = {name: half.weights[name] for name, part in context.model.named_parameters() if part.requires_grad}
         moved = state.subtract({name: tensor.cpu().contiguous() for name, tensor in trained.items()}, context.weights)
-        return Answer(state.norm(moved), floats_up=1, samples=half.num_seen)
+        return Answer(state.norm(moved), floats_up=1, samples=context.looked_at + half.num_seen)
