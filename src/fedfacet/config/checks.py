@@ -111,8 +111,8 @@ def check_recipe(base: DictConfig, composed: DictConfig, config: DictConfig) -> 
         config: the same one, finalised.
     """
     for group in ("federation", "wandb"):
-        known = [f"{group}.{key}" for key in base[group]]
-        if strangers := [key for key in config.get(group) or {} if f"{group}.{key}" not in known]:
+        known = [f"{group}.{key}" for key in base.get(group) or {}]
+        if known and (strangers := [key for key in config.get(group) or {} if f"{group}.{key}" not in known]):
             raise ConfigError(unknown(f"{group}.{strangers[0]}", known))
     for group in ("transforms", "callbacks", "logger"):
         for name, part in (config.get(group) or {}).items():

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 from hydra import initialize_config_dir
 from hydra.utils import get_object
-from omegaconf import DictConfig
+from omegaconf import DictConfig, OmegaConf
 
 from fedfacet.config.compose import conf_dir
 from fedfacet.config.mistakes import usual
@@ -59,14 +59,14 @@ def check_used(name: str, config: DictConfig, overrides: Sequence[str]) -> None:
 
 def _check_patience(config: DictConfig) -> None:
     """Say where a run measures too seldom for a scheduler that waits for ``patience`` measurements after the first."""
-    scheduler, evaluate = config.get("scheduler") or {}, (config.get("callbacks") or {}).get("evaluate")
-    if "patience" not in scheduler or evaluate is None or not str(scheduler.metric).startswith("val/"):
+    scheduler, evaluate = OmegaConf.select(config, "scheduler"), OmegaConf.select(config, "callbacks.evaluate")
+    if scheduler is None or "patience" not in scheduler or evaluate is None or not str(scheduler.metric).startswith("val/"):
         return
     measured = math.ceil(config.federation.rounds / evaluate.every_n_rounds)
-    if measured < scheduler.patience + 3:  # the first, as many without getting better, one more, and a round to learn in
+    if measured < scheduler.patience + 3:  # the first, so many without getting better, one more, and a round then
         _say(
-            f"scheduler={config.choices.scheduler} changes nothing: {scheduler.metric} is measured {measured} times, too seldom "
-            f"for scheduler.patience={scheduler.patience}; lower that, or callbacks.evaluate.every_n_rounds."
+            f"scheduler={config.choices.scheduler} changes nothing: {scheduler.metric} is measured {measured} times, too "
+            f"seldom for scheduler.patience={scheduler.patience}; lower that, or callbacks.evaluate.every_n_rounds."
         )
 
 
