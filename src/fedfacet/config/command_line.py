@@ -309,20 +309,18 @@ def _left_to_the_jobs(name: str, overrides: Sequence[str]) -> list[str]:
     swept = [override.partition("=")[0] for override in _of_the_sweep(name, overrides)]
     parsed = OverridesParser.create().parse_overrides(list(overrides))
     groups = config_groups()
-    fixed = [one for one in parsed if not one.is_sweep_override()]
-    choices = [str(one.input_line) for one in fixed if one.key_or_group in groups or one.is_hydra_override()]
+    fixed = [one for one in parsed if not one.is_sweep_override() and (one.is_hydra_override() or one.key_or_group in groups)]
     with initialize_config_dir(str(conf_dir()), version_base="1.3"):
-        common = compose(name, choices)
+        common = compose(name, [str(one.input_line) for one in fixed])
     left = []
     for one in parsed:
-        parent, _, leaf = one.key_or_group.rpartition(".")
-        own = one in fixed and not one.is_hydra_override() and one.type is OverrideType.CHANGE
-        known = one.key_or_group in groups or leaf in ((OmegaConf.select(common, parent) if parent else common) or {})
-        key, _, value = str(one.input_line).partition("=")
-        if not own or known:
-            left.append(str(one.input_line))
-        else:
-            left.append(f"{key}=choice({value})" if key in swept else f"++{key}={value}")
+        given, key = str(one.input_line), one.key_or_group
+        parent, _, leaf = key.rpartition(".")
+        beside = OmegaConf.select(common, parent) if parent else common
+        known = key in groups or one.is_hydra_override() or leaf in (beside or {})
+        if not known and one.type is OverrideType.CHANGE and not one.is_sweep_override():
+            given = f"{key}=choice({given.partition('=')[2]})" if key in swept else f"++{given}"
+        left.append(given)
     return left
 
 
