@@ -79,7 +79,7 @@ class TestPreflight:
         assert job.seed == 3
         assert run_dir.resolve() == tmp_path / "run"
 
-    @pytest.mark.parametrize("flag", ["-m", "--multirun", "hydra.mode=MULTIRUN"])
+    @pytest.mark.parametrize("flag", ["-m", "hydra.mode=MULTIRUN"])
     def test_a_sweep_has_a_job_per_combination(self, flag):
         argv, jobs = preflight(
             "train", ["train.py", "seed=range(3)", flag, "selector=uniform,feddiverse", "paths.sweep_dir=sweep"]

@@ -74,26 +74,24 @@ def test_it_composes_with_overrides_of_the_users(sweep_option):
 
 def test_tables_share_the_runs_that_they_have_in_common():
     recipe = ("experiment=cmnist_gsc_mobilenet", "seed=1")
-    for method in ("uniform", "feddiverse"):
-        ((_, one),) = jobs_of("sweep=table1", *recipe, f"method={method}")
-        ((_, three),) = jobs_of("sweep=table3", *recipe, f"method={method}", "aggregator=fedavgm", "correction=none")
-        ((_, own),) = jobs_of("sweep=cells", *recipe, f"selector={method}")
-        assert one == three == own
+    ((_, one),) = jobs_of("sweep=table1", *recipe, "method=feddiverse")
+    ((_, three),) = jobs_of("sweep=table3", *recipe, "method=feddiverse", "aggregator=fedavgm", "correction=none")
+    ((_, own),) = jobs_of("sweep=cells", *recipe, "selector=feddiverse")
+    assert one == three == own
 
 
 def test_fedlds_tables_share_the_runs_that_they_have_in_common():
     """Also with a run of the same settings that were spelt out."""
-    for method in ("fedavg", "fedld"):
-        jobs = [
-            jobs_of(*sweep, "experiment=fedld_pneumonia_split3", "seed=1", f"method={method}")
-            for sweep in (
-                ("sweep=fedld_table1",),
-                ("sweep=fedld_table2",),
-                ("sweep=cells", "callbacks=[default,personal_evaluate]", "callbacks.evaluate.every_n_rounds=5",
-                 "callbacks.personal_evaluate.every_n_rounds=5"),
-            )
-        ]  # fmt: skip
-        assert len({run_dir for ((_, run_dir),) in jobs}) == 1
+    jobs = [
+        jobs_of(*sweep, "experiment=fedld_pneumonia_split3", "seed=1", "method=fedld")
+        for sweep in (
+            ("sweep=fedld_table1",),
+            ("sweep=fedld_table2",),
+            ("sweep=cells", "callbacks=[default,personal_evaluate]", "callbacks.evaluate.every_n_rounds=5",
+             "callbacks.personal_evaluate.every_n_rounds=5"),
+        )
+    ]  # fmt: skip
+    assert len({run_dir for ((_, run_dir),) in jobs}) == 1
 
 
 def test_fedlds_table_3_deals_50_clients_by_class():
