@@ -88,8 +88,15 @@ def test_where_present_yields_to_the_command_line():
     assert "scale" not in config.compose_job("train", ["partition=iid"])[0].partition
 
 
-def test_it_runs_one_small_round(experiment_option, smoke):
-    federation, run_dir = smoke(f"experiment={experiment_option}")
+def recipes():
+    """Yield every recipe; those that change some numbers of another one's, on the same data, are slow."""
+    for file in sorted((CONF / "experiment").glob("*.yaml")):
+        yield pytest.param(file.stem, marks=() if "override /dataset:" in file.read_text() else pytest.mark.slow)
+
+
+@pytest.mark.parametrize("recipe", list(recipes()))
+def test_it_runs_one_small_round(recipe, smoke):
+    federation, run_dir = smoke(f"experiment={recipe}")
     assert federation.state.round == 1
     shape = federation.engine.runtime.dataset.input_shape
     assert len(shape) == 1 or max(shape[-2:]) <= 32, "small images"
