@@ -205,7 +205,7 @@ def run(config: DictConfig, run_dir: Path, overrides: Sequence[str]) -> float | 
     if not (run_dir / "summary.json").exists():  # the callback that writes it was left out
         print(f"run folder  {run_dir}")
         return None
-    print_results(json.loads((run_dir / "summary.json").read_text()), load_data(config), run_dir)
+    print_results(json.loads((run_dir / "summary.json").read_text(encoding="utf-8")), load_data(config), run_dir)
     return validation_of(run_dir)
 
 
@@ -221,7 +221,7 @@ def check_sums(*engines: Mapping[str, Any]) -> None:
 
 def validation_of(run_dir: Path) -> float | None:
     """Return the validation worst-group accuracy of a finished run's last round, for sweepers."""
-    worst: float | None = json.loads((run_dir / "summary.json").read_text())["final"].get("val/acc_worst_group")
+    worst: float | None = json.loads((run_dir / "summary.json").read_text(encoding="utf-8"))["final"].get("val/acc_worst_group")
     return worst
 
 

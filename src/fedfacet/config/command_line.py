@@ -4,7 +4,7 @@ import itertools
 import json
 import shutil
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from pathlib import Path
 from typing import Any
 
@@ -64,8 +64,10 @@ def preflight(name: str, argv: Sequence[str]) -> tuple[list[str], list[tuple[Dic
     if any(getattr(arguments, flag) for flag in ("help", "hydra_help", "cfg", "info", "shell_completion")):
         return [argv[0], *options, *overrides], []
     if arguments.multirun or str(_value_of("hydra.mode", overrides)).upper() == "MULTIRUN":
-        jobs = _multirun_jobs(name, overrides)
-        return [argv[0], *options, *_left_to_the_jobs(name, overrides)], jobs
+        of_the_sweep = _of_the_sweep(name, overrides)
+        jobs = _multirun_jobs(name, of_the_sweep, overrides)
+        swept = {override.partition("=")[0] for override in of_the_sweep}
+        return [argv[0], *options, *_left_to_the_jobs(name, overrides, swept)], jobs
     if (resume := _value_of("resume", overrides)) is not None:
         overrides = _resumed_overrides(resume, overrides)
     config, hydra_node = compose_job(name, overrides)
@@ -230,7 +232,7 @@ def is_complete(run_dir: Path, finished_rounds: int) -> bool:
         finished_rounds: after how many rounds the summary must have been written.
     """
     try:
-        summary = json.loads((run_dir / "summary.json").read_text())
+        summary = json.loads((run_dir / "summary.json").read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return False
     return bool(summary.get("status") == "finished" and summary.get("rounds") == finished_rounds)
@@ -265,7 +267,7 @@ def _check_writable(run_dir: Path) -> None:
         )
 
 
-def _multirun_jobs(name: str, overrides: Sequence[str]) -> list[tuple[DictConfig, Path]]:
+def _multirun_jobs(name: str, of_the_sweep: Sequence[str], overrides: Sequence[str]) -> list[tuple[DictConfig, Path]]:
     """Return the jobs that Hydra's basic sweeper will make of the overrides."""
     for key in ("resume", "paths.output_dir"):
         if any(override.startswith(f"{key}=") for override in overrides):
@@ -274,7 +276,7 @@ def _multirun_jobs(name: str, overrides: Sequence[str]) -> list[tuple[DictConfig
             )
             raise ConfigError(f"Expected `{key}` for a single run only, but got it with --multirun: {remedy}.")
     try:
-        parsed = OverridesParser.create().parse_overrides([*_of_the_sweep(name, overrides), *overrides])
+        parsed = OverridesParser.create().parse_overrides([*of_the_sweep, *overrides])
         batches = BasicSweeper.split_arguments(parsed, max_batch_size=None)
     except HydraException as error:
         raise ConfigError(
@@ -299,14 +301,13 @@ def _multirun_jobs(name: str, overrides: Sequence[str]) -> list[tuple[DictConfig
     return jobs
 
 
-def _left_to_the_jobs(name: str, overrides: Sequence[str]) -> list[str]:
+def _left_to_the_jobs(name: str, overrides: Sequence[str], swept: Set[str]) -> list[str]:
     """Return the overrides, those of keys that only the jobs have as ``++key=value``.
 
     Before the jobs Hydra composes what they have in common, without what is swept over, and refuses a plain ``key=value`` whose
     key it does not find there, such as a setting of the data set that a swept ``experiment`` brings. Where ``sweep=`` sweeps
     over that key, a value takes the place of its values only under the very same name, and so as a sweep of one.
     """
-    swept = [override.partition("=")[0] for override in _of_the_sweep(name, overrides)]
     parsed = OverridesParser.create().parse_overrides(list(overrides))
     groups = config_groups()
     fixed = [one for one in parsed if not one.is_sweep_override() and (one.is_hydra_override() or one.key_or_group in groups)]
