@@ -190,7 +190,6 @@ class Federation:
                 log_weights=self._log_weights(round),
             )
         )
-        ledger.query_samples += sum(begun[client_id] for client_id in begun.keys() - set(cohort))
         whole, own = (state.num_floats(part) for part in (before, {name: before[name] for name in self.personal}))
         knows_own = self.state.participation_counts > 0
 
@@ -211,6 +210,7 @@ class Federation:
             if fraction > 0:
                 memory = self.state.memory.get(client_id, {})
                 tasks.append(ClientTask(client_id, round, self.seed, broadcast, memory, fraction, self.lr_factor(round)))
+        ledger.query_samples += sum(begun[client_id] for client_id in begun.keys() - {task.client_id for task in tasks})
 
         # 5.-7. They train; their updates cross back one by one, in cohort order, and are folded into the next model.
         watching = [callback for callback in self.callbacks.values() if callback.needs_updates]

@@ -210,8 +210,8 @@ class Ledger:
         floats_up: sent back as updates.
         query_floats_down: sent to clients outside the cohort so that they could answer a query.
         query_floats_up: sent back as answers.
-        query_samples: samples passed through a model to answer queries, but for those with which a selected client began its
-            training.
+        query_samples: samples passed through a model to answer queries, but for those with which a client began its training of
+            the round.
     """
 
     floats_down: int = 0

@@ -41,6 +41,7 @@ def test_only_what_lies_before_the_end_is_found(probed, stop):
     [
         replace(TASK, client_id=3),
         replace(TASK, step_fraction=0.5),
+        replace(TASK, lr_factor=0.5),
         replace(TASK, broadcast=Broadcast(dict(MODEL), TASK.broadcast.extras)),
         replace(TASK, broadcast=Broadcast(MODEL)),
         replace(TASK, broadcast=Broadcast(MODEL, {"c": torch.zeros(3)})),
@@ -48,7 +49,7 @@ def test_only_what_lies_before_the_end_is_found(probed, stop):
         replace(TASK, memory={}),
         replace(TASK, memory={"m": torch.zeros(2)}),
     ],
-    ids=["client", "straggler", "model", "no extras", "extras", "index map", "no memory", "memory"],
+    ids=["client", "straggler", "learning rate", "model", "no extras", "extras", "index map", "no memory", "memory"],
 )
 def test_another_task_finds_nothing(probed, other):
     assert probed.find(other, 10) is None

@@ -2,8 +2,8 @@
 
 import math
 from functools import partial
-from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
 
@@ -11,6 +11,7 @@ from fedfacet import state
 from fedfacet.callbacks.base import Callback
 from fedfacet.clients.local_training import LocalTraining
 from fedfacet.clients.optimizers import with_learning_rate
+from fedfacet.clients.queries.probe_norm import ProbeNorm
 from fedfacet.clients.stacked_training import CannotStackError, StackedTraining
 from fedfacet.corrections.proximal import ProximalCorrection
 from fedfacet.errors import ConfigError
@@ -22,6 +23,7 @@ from fedfacet.schedulers.one_cycle import OneCycleScheduler
 from fedfacet.schedulers.plateau import PlateauScheduler
 from fedfacet.schedulers.step import StepScheduler
 from fedfacet.schedulers.warm_restarts import WarmRestartsScheduler
+from fedfacet.selectors.probe_fairness import ProbeFairnessSelector
 from fedfacet.types import Broadcast, ClientTask
 
 R = 40
@@ -222,21 +224,16 @@ def test_a_constant_learning_rate_is_not_logged(tiny_federation):
     assert state.digest(plain.state.model) == state.digest(constant.state.model)
 
 
-def test_queries_learn_of_it(tiny_federation):
-    """A probe takes the round's learning rate."""
-    seen = []
-
-    class Asked:
-        name, needs_model = "asked", True
-
-        def answer(self, context):
-            half = context.train_until(1)
-            seen.append(state.norm(state.subtract(half.weights, context.weights)))
-            return SimpleNamespace(value=0.0, floats_up=0, samples=0)
-
-    federation = tiny_federation(scheduler=ExponentialScheduler(decay=0.5), momentum=0.0)
-    for round, factor in ((1, 1.0), (3, 0.25)):
-        context = ClientTask(0, 1, 0, Broadcast(federation.state.model), lr_factor=federation.lr_factor(round))
-        federation.engine.runtime.answer(Asked(), context)
-        assert federation.lr_factor(round) == factor
-    assert seen[1] == pytest.approx(seen[0] / 4, rel=1e-5)
+def test_probes_learn_of_it(tiny_federation):
+    """A first step without momentum is as long as the round's learning rate says."""
+    norms = {}
+    for scheduler in (None, SCHEDULERS["one_cycle"]()):
+        federation = tiny_federation(
+            scheduler=scheduler, selector=ProbeFairnessSelector(probe=ProbeNorm(probe_steps=1)), momentum=0.0
+        )
+        factor = federation.lr_factor(1)
+        federation.run_round()
+        norms[factor] = np.array([norm for _, norm in sorted(federation.state.disclosures["probe_norm"].items())])
+    constant, scheduled = norms.pop(1.0), norms[factor]
+    assert factor < 0.5
+    assert scheduled == pytest.approx(factor * constant, rel=1e-4)

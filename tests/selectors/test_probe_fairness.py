@@ -4,6 +4,7 @@ import logging
 import math
 from collections import Counter
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import pytest
@@ -16,6 +17,9 @@ from fedfacet import state
 from fedfacet.clients.local_training import LocalTraining
 from fedfacet.clients.queries.probe_norm import ProbeNorm
 from fedfacet.engines.sequential import SequentialEngine
+from fedfacet.participation.dropouts import Dropouts
+from fedfacet.schedulers.exponential import ExponentialScheduler
+from fedfacet.schedulers.none import NoScheduler
 from fedfacet.selectors.base import ClientSelector
 from fedfacet.selectors.probe_fairness import ProbeFairnessSelector
 from fedfacet.types import Ledger, RoundResult
@@ -231,6 +235,15 @@ def test_only_the_probes_of_those_not_selected_are_counted(tiny_federation):
         assert (ledger.floats_down, ledger.floats_up) == (2 * floats, 2 * floats)
 
 
+def test_the_probes_of_those_who_never_answer_are_counted(tiny_federation):
+    federation = tiny_federation(
+        selector=Once([0, 1, 3], [1, 2]),
+        participation=Dropouts(dropout_probability=1.0),
+        local=LocalTraining(batch_size=8, amount=2),
+    )
+    assert federation.run_round().ledger.query_samples == 3 * 16
+
+
 def test_probing_does_not_change_what_the_selected_learn(tiny_federation):
     settings = {"rounds": 3, "local": LocalTraining(batch_size=4, amount=1)}
     digests = {
@@ -241,9 +254,14 @@ def test_probing_does_not_change_what_the_selected_learn(tiny_federation):
     assert len(digests) == 1
 
 
-def test_a_whole_run_is_the_same_with_and_without_the_cache_and_after_a_resume(tiny_federation):
+@pytest.mark.parametrize("scheduler", [NoScheduler, partial(ExponentialScheduler, decay=0.5)], ids=["constant", "falling"])
+def test_a_whole_run_is_the_same_with_and_without_the_cache_and_after_a_resume(tiny_federation, scheduler):
     made = lambda engine: tiny_federation(  # noqa: E731
-        rounds=6, selector=selector(epsilon=0.5, max_gap=4), engine=engine(device="cpu"), local=LocalTraining(batch_size=4)
+        rounds=6,
+        selector=selector(epsilon=0.5, max_gap=4),
+        scheduler=scheduler(),
+        engine=engine(device="cpu"),
+        local=LocalTraining(batch_size=4),
     )
     whole = made(SequentialEngine).fit()
     forgetful = made(Forgetful).fit()

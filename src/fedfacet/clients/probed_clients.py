@@ -46,6 +46,7 @@ class ProbedClients:
         asked, ordered = probed.task, task
         same = (
             asked.step_fraction == ordered.step_fraction  # what an objective does first may depend on how much is to follow
+            and asked.lr_factor == ordered.lr_factor
             and asked.broadcast.model is ordered.broadcast.model
             and asked.broadcast.index_map is ordered.broadcast.index_map
             and _same(asked.broadcast.extras, ordered.broadcast.extras)
