@@ -45,6 +45,15 @@ class TestWherePresent:
         assert composed.model.frozen_statistics
         assert composed.loss.margin_weight == 0.03
 
+    def test_the_participation_studys_released_code(self):
+        shakespeare = ("experiment=shakespeare", "fidelity=participation_released_code")
+        composed, _ = compose_job("train", [*shakespeare, "selector=probe_fairness"])
+        assert (composed.selector.starvation_pool, composed.selector.never_selected) == ("candidates", "overdue")
+        assert (composed.model.num_layers, composed.model.dropout) == (1, 0.0)
+        composed, _ = compose_job("train", [*shakespeare, "selector=diversity_score", "participation=dirichlet"])
+        assert (composed.selector.jensen_shannon, composed.selector.scaled) == ("distance", True)
+        assert composed.participation.redrawn
+
     def test_the_command_line_has_the_last_word(self):
         composed, _ = compose_job("train", ["fidelity=released_code", "selector.orthogonal=absolute"])
         assert composed.selector.orthogonal == "absolute"
