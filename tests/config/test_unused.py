@@ -36,8 +36,8 @@ def test_what_the_objective_does_not_take_is_refused(jobs_of, asked):
 
 
 def test_what_it_does_take_is_not(jobs_of, caplog):
-    for objective in ("classification", "fedpac"):
-        jobs_of(f"objective={objective}", "loss=margin", "correction=proximal", "optimizer.lr=5", "model.width=8")
+    for objective in ("objective=classification", "method=fedpac"):
+        jobs_of(objective, "loss=margin", "correction=proximal", "optimizer.lr=5", "model.width=8")
     jobs_of(MINE, "selector=uniform", "model.width=8")
     assert not caplog.messages
 
@@ -54,6 +54,17 @@ def test_a_methods_correction_is_refused_and_a_recipes_loss_said(jobs_of, caplog
         jobs_of(MINE, "method=fedprox")
     jobs_of(MINE, "experiment=fedld_pneumonia")
     assert "loss=margin changes nothing" in caplog.text
+
+
+def test_fedpacs_halves_belong_together(jobs_of, caplog):
+    jobs_of("method=fedpac", "personal=norm_layers", "model=resnet8")
+    assert not caplog.messages
+    jobs_of("method=fedpac", "aggregator=fedavg")
+    assert "objective=fedpac aligns nothing: aggregator=fedavg sends no mean features" in caplog.text
+    for personal in ("head", "model"):
+        with pytest.raises(ConfigError, match=f"with personal={personal} they keep them: choose personal=none or norm_layers"):
+            jobs_of("method=fedpac", f"personal={personal}")
+    jobs_of("method=fedpac", "setting=local")
 
 
 def test_patience_beyond_what_is_measured_is_said(jobs_of, caplog):

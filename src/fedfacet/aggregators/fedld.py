@@ -44,7 +44,7 @@ class FedLD(Aggregator):
     Args:
         kept_share: L / m in (0, 1].
         over: ``"all"`` divides by the sum of all eigenvalues, ``"kept"`` by that of the first L, so that the weights add up
-            to 1.
+            to 1; with ``length_correction="total"`` it makes no difference.
         length_correction: ``"per_axis"`` as above (equation 7), by which an update's length changes to
             :math:`\lVert g_i \rVert \sqrt{\sum_l \omega_l^2}`; ``"total"`` stretches
             :math:`\sum_l \omega_l \, g'_{i,l}` to the length :math:`\lVert g_i \rVert`, which is what the text says.

@@ -24,7 +24,8 @@ BYTES_PER_FLOAT = 4
 class Summary(Callback):
     """Write ``summary.json`` and export the final model as ``model/model.safetensors`` and ``model/config.json``.
 
-    Where clients have layers of their own, these are in there too, under ``client_<id>/<name>``.
+    Where clients have layers of their own, these are in there too, under ``client_<id>/<name>``. What a server keeps for
+    each of them (FedPAC's heads) is in the checkpoint only, and not part of ``model_digest``.
 
     The best round is the one with the highest validation worst-group accuracy, ties by validation average, then the earliest;
     the test set never chooses.

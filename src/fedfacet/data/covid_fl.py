@@ -28,7 +28,8 @@ class CovidFL(DatasetSource):
     Source: Yan et al., Label-Efficient Self-Supervised Federated Learning, IEEE TMI 2023, arXiv:2205.08576; used by FedLD,
     whose training transform (a box of 80 to 120 % of the area, 10 degrees, mirrored) and ImageNet's statistics are taken.
 
-    Deviation: an image is resized to a square as a whole; FedLD resizes its shorter side and cuts the middle out.
+    Deviation: validation takes images of every class before the clients get theirs, as in ``Retina``. An image is resized to a
+    square as a whole; FedLD resizes its shorter side and cuts the middle out.
 
     Args:
         root: the folder ``COVID-FL``; it is only read.
