@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import hydra
 from hydra.core.hydra_config import HydraConfig
+from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 
 from fedfacet import __version__
@@ -32,7 +33,7 @@ if TYPE_CHECKING:
 log = logging.getLogger("fedfacet.train")
 
 failures: dict[Path, str] = {}
-"""Of a sweep's cells that failed in this process: the run folder, and what was wrong."""
+"""Of the jobs that failed in this process while others went on: the run folder, and what was wrong."""
 
 
 def main() -> None:
@@ -65,6 +66,8 @@ def main() -> None:
         job()
     if cells:
         sys.exit(take_stock(cells))
+    if failures:
+        sys.exit(name_failures(failures))
 
 
 def print_wrapped(tell_help: Callable[[], None]) -> None:
@@ -99,7 +102,16 @@ def train(config: DictConfig) -> float | None:
     searched = [override for override in own.overrides.hydra if override.startswith("hydra.searchpath=")]
     overrides = [*searched, *own.overrides.task]
     if not configuration.is_cell(config):
-        return run_alone(config, run_dir, overrides)
+        try:
+            return run_alone(config, run_dir, overrides)
+        except Refused as refusal:
+            # Another launcher's jobs lie in other processes, and the ranks of a distributed one would lose count.
+            basic = own.mode is RunMode.MULTIRUN and own.launcher._target_.endswith(".BasicLauncher")
+            if not basic or configuration.make(config.engine).spans_processes:
+                raise
+            signal.signal(signal.SIGINT, leave)
+            failures[run_dir] = f"{' '.join(overrides)}: {refusal}"
+            return None
     with lock(run_dir) as holder:
         if is_new_cell(config):
             return run_cell(config, run_dir, overrides, holder)
@@ -155,11 +167,14 @@ def run_cell(config: DictConfig, run_dir: Path, overrides: Sequence[str], holder
 
 def run(config: DictConfig, run_dir: Path, overrides: Sequence[str]) -> float | None:
     """Run one job in its folder, or go on with it."""
+    import torch
+
     from fedfacet import checkpoint
     from fedfacet.analysis.console import print_results
     from fedfacet.build import build, load_data, settle
     from fedfacet.interruption import Interruption
 
+    threads = torch.get_num_threads()
     try:
         log.info("fedfacet %s: %s", __version__, shlex.join(["python", *sys.argv]))
         saved = None
@@ -201,6 +216,8 @@ def run(config: DictConfig, run_dir: Path, overrides: Sequence[str]) -> float | 
                 f"Expected free disk space for {run_dir}, but there is none left: free some; {how_to_go_on(run_dir, config)}"
             )
         )
+    finally:
+        torch.set_num_threads(threads)  # the next job of this process has a choice of its own
     log.info("Finished round %d.", federation.state.round)
     if not (run_dir / "summary.json").exists():  # the callback that writes it was left out
         print(f"run folder  {run_dir}")
@@ -232,9 +249,14 @@ def take_stock(cells: Mapping[Path, int]) -> int:
     failed = [run_dir for run_dir in left if run_dir not in elsewhere]
     underway = f", {len(elsewhere)} under way in other processes" if elsewhere else ""
     print(f"{len(cells) - len(left)} of {len(cells)} cells are finished{underway}.")
-    for run_dir in failed:
-        print(f"not finished: {run_dir}: {failures.get(run_dir, 'see its train.log')}", file=sys.stderr)
-    return 1 if failed else 0
+    return name_failures({run_dir: failures.get(run_dir, "see its train.log") for run_dir in failed})
+
+
+def name_failures(faults: Mapping[Path, str]) -> int:
+    """Say which jobs are not finished, and why; return the exit status."""
+    for run_dir, fault in faults.items():
+        print(f"not finished: {run_dir}: {fault}", file=sys.stderr)
+    return 1 if faults else 0
 
 
 def is_new_cell(config: DictConfig) -> bool:
@@ -308,7 +330,7 @@ def write_run_folder(run_dir: Path, config: DictConfig, data: "FederatedData", o
         file = run_dir / name
         file.parent.mkdir(parents=True, exist_ok=True)
         unfinished = file.with_name(file.name + ".part")
-        unfinished.write_text(content)
+        unfinished.write_text(content, encoding="utf-8")
         os.replace(unfinished, file)
 
 

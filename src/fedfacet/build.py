@@ -189,9 +189,9 @@ def _runtime(config: DictConfig, data: FederatedData) -> ClientRuntime:
     """Make the clients."""
     dataset = data.dataset
     device = _device(config.engine.device)
-    if device.type == "cuda" and config.deterministic:
+    if device.type == "cuda":
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # without it cuBLAS refuses to be deterministic
-        torch.use_deterministic_algorithms(True)
+        torch.use_deterministic_algorithms(bool(config.deterministic))
     optimizer = make(config.optimizer)
     with rng.forked(config.seed, "weights"):
         model = make(config.model, num_classes=dataset.num_classes, input_shape=dataset.input_shape)

@@ -354,7 +354,8 @@ class Federation:
                 )
                 if self.on_bad_update == "raise":
                     raise BadUpdateError(
-                        f"{message}: lower the learning rate, or go on without such updates with federation.on_bad_update=drop."
+                        f"{message}: lower the learning rate, or leave such updates out by federation.on_bad_update=drop, "
+                        "which a resume takes too."
                     )
                 log.warning("%s; the update is dropped.", message)
                 continue

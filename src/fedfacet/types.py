@@ -76,7 +76,8 @@ class Broadcast:
     Attributes:
         model: the global model's parameters and buffers; shared by reference, never written to.
         extras: what else the aggregator sends along (a control variate, say).
-        index_map: tensor name -> indices per axis of the entries this client holds; ``None`` means all of them.
+        index_map: tensor name -> indices per axis of the entries this client holds; ``None`` means all of them. So far no
+            aggregator sends one, and local training takes whole models.
     """
 
     model: State

@@ -44,9 +44,13 @@ def test_a_disabled_run_writes_nothing(log, tiny_federation, tmp_path):
 
 def test_the_id_survives_a_resume(log):
     first, second = log(), log()
-    first._id = "abc"
+    assert first.state_dict() != second.state_dict()
     second.load_state_dict(first.state_dict())
-    assert second._id == "abc"
+    assert first.state_dict() == second.state_dict()
+
+
+def test_a_run_that_is_stopped_in_its_first_round_has_an_id(log, tiny_federation):
+    assert len(tiny_federation(callbacks={"wandb": log()}).state.callbacks["wandb"]["id"]) == 8
 
 
 def test_without_an_experiment_the_data_set_names_the_group(log):

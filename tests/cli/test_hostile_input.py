@@ -3,6 +3,7 @@
 import gzip
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -312,6 +313,10 @@ class TestResume:
         assert "in its own folder, but got paths.output_dir=elsewhere" in refused("resume=run", "paths.output_dir=elsewhere")
         shutil.copy(run / "checkpoints" / "last.ckpt", run / "checkpoints" / "round_000001.ckpt")
         assert refused("resume=run/checkpoints/round_000001.ckpt").endswith("got run/checkpoints/round_000001.ckpt: give run.")
+        os.chdir(run / "checkpoints")
+        assert "2 rounds are done" in refused("resume=last.ckpt")
+        assert refused("resume=round_000001.ckpt").endswith("got round_000001.ckpt: give ...")
+        os.chdir(tmp_path)
         torch.save({"weights": torch.zeros(3)}, run / "checkpoints" / "last.ckpt")
         assert "FedFacet checkpoint" in refused("resume=run", "federation.rounds=5")
         (run / "checkpoints" / "last.ckpt").unlink()
@@ -345,3 +350,25 @@ def test_a_bad_update_names_client_and_round(train, tmp_path):
     assert "Traceback" not in result.err
     assert "client 0 in round 1" in result.err
     assert "federation.on_bad_update=drop" in result.err
+
+
+def test_the_remedy_that_is_named_is_taken(train, tmp_path):
+    train("paths.output_dir=run", "optimizer.lr=1e30", "federation.rounds=2")
+    result = train("resume=run", "federation.on_bad_update=drop", fast=False)
+    assert result.status == 0, result.err
+    assert json.loads((tmp_path / "run" / "summary.json").read_text())["rounds"] == 2
+
+
+def test_a_run_that_cannot_go_on_does_not_keep_the_others_of_a_sweep_from_it(train, tmp_path):
+    """Nor does it, or one that is well, leave its number of threads to the next."""
+    odd = 2 * os.cpu_count() + 1
+    short = ("selector=uniform", "model.width=2", "model.hidden=4", "~callbacks.figures", "federation.rounds=1")
+    jobs = ("optimizer.lr=1e30,0.1", f"threads={odd},null", "paths.sweep_dir=sweep", "-m")
+    result = train(*short, *jobs, fast=False)
+    assert result.status == 1, result.err
+    assert "Traceback" not in result.err
+    failed = re.findall(r"not finished: (\S+): .*Expected a finite update", result.err)
+    assert [Path(run_dir).name for run_dir in failed] == ["0", "1"]
+    summaries = [json.loads((tmp_path / "sweep" / job / "summary.json").read_text()) for job in "23"]
+    assert [summary["status"] for summary in summaries] == ["finished"] * 2
+    assert summaries[0]["threads"] == odd != summaries[1]["threads"]

@@ -199,6 +199,20 @@ def test_objectives_of_another_kind(divisible, attempt):
             attempt(Foreign())
 
 
+def test_objectives_that_look_at_all_samples(attempt):
+    """Nobody would call their hooks."""
+
+    class Weighing(ClassificationObjective):
+        def before_steps(self, batches, num_steps):
+            self.seen = sum(len(batch.y) for batch in batches)
+
+        def after_steps(self, batches):
+            pass
+
+    with pytest.raises(CannotStackError, match="Weighing looks at all samples"):
+        attempt(Weighing(network(nn.Tanh())))
+
+
 def test_compiled_models(attempt):
     with pytest.raises(CannotStackError, match="compiled"):
         attempt(ClassificationObjective(network()), compile=True)

@@ -25,7 +25,13 @@ def own_options(tmp_path):
     return write
 
 
-SAVED = {"seed": 1, "federation": {"rounds": 5, "cohort_size": 9}, "paths": {"x": 1}, "choices": {"partition": "gsc"}}
+SAVED = {
+    "seed": 1,
+    "federation": {"rounds": 5, "cohort_size": 9},
+    "callbacks": {},
+    "paths": {"x": 1},
+    "choices": {"partition": "gsc"},
+}
 
 
 def changed(**changes):
@@ -64,6 +70,28 @@ class TestResumable:
         check_resumable(SAVED, SAVED, 5, complete=False)
         with pytest.raises(CheckpointError, match="all its 6 rounds are done"):
             check_resumable(SAVED, SAVED, 6, complete=False)
+
+    def test_bad_updates_may_be_dropped_from_now_on_but_not_until_now(self):
+        raising, dropping = (changed(federation=SAVED["federation"] | {"on_bad_update": how}) for how in ("raise", "drop"))
+        check_resumable(raising, dropping, 4)
+        with pytest.raises(CheckpointError, match=r"`federation\.on_bad_update` was 'drop' and is now 'raise'"):
+            check_resumable(dropping, raising, 4)
+
+    def test_a_measurement_that_a_longer_run_would_leave_out_is_said_or_refused(self, caplog):
+        seldom = {"callbacks": {"evaluate": {"every_n_rounds": 2}, "save_checkpoint": {"every_n_rounds": 3}}}
+        longer = {"federation": {"rounds": 9, "cohort_size": 9}}
+        check_resumable(changed(**seldom), changed(**seldom, **longer), 4)  # stopped before its last round
+        often = {"callbacks": {"evaluate": {"every_n_rounds": 5}}}
+        check_resumable(changed(**often), changed(**often, **longer), 5)
+        by_training = {"scheduler": {"metric": "train/loss", "patience": 3}}
+        assert not caplog.messages
+        check_resumable(changed(**seldom, **by_training), changed(**seldom, **by_training, **longer), 5)
+        assert len(caplog.messages) == 1
+        assert "Round 5 was measured because it was the last" in caplog.text
+        assert "(callbacks.evaluate.every_n_rounds=2)" in caplog.text
+        plateau = {"scheduler": {"metric": "val/loss", "patience": 3}}
+        with pytest.raises(CheckpointError, match=r"its scheduler has seen round 5, which callbacks\.evaluate"):
+            check_resumable(changed(**seldom, **plateau), changed(**seldom, **plateau, **longer), 5)
 
 
 class TestPreflight:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
+from fedfacet.arguments import check_whole
 from fedfacet.callbacks.base import Callback
 from fedfacet.clients.personal_memory import local_model
 from fedfacet.loss_decomposition import LossDecomposition
@@ -38,15 +39,14 @@ class Decomposition(Callback):
         last: the last round that was decomposed, and its participants in cohort order.
 
     Raises:
-        ValueError: if ``every_n_rounds`` is smaller than 1.
+        ValueError: if ``every_n_rounds`` is no whole number from 1 on.
 
     Note:
         A local model has its client's personal layers, the global model has none of them.
     """
 
     def __init__(self, *, data: "FederatedData", every_n_rounds: int = 1) -> None:
-        if every_n_rounds < 1:
-            raise ValueError(f"Expected `every_n_rounds` to be 1 or larger, but got {every_n_rounds}.")
+        check_whole("callbacks.decomposition.every_n_rounds", every_n_rounds)
         self.owned = data.partition.indices
         self.every_n_rounds = every_n_rounds
         self.needs_updates = True

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
+from fedfacet.arguments import check_whole
 from fedfacet.callbacks.base import Callback
 from fedfacet.metrics.group_counts import NAN, GroupCounts, group_key
 
@@ -26,7 +27,7 @@ class Evaluate(Callback):
         every_n_rounds: 1 or larger; the last round is measured always, the others in between are NaN.
 
     Raises:
-        ValueError: if ``every_n_rounds`` is smaller than 1.
+        ValueError: if ``every_n_rounds`` is no whole number from 1 on.
     """
 
     def __init__(
@@ -37,8 +38,7 @@ class Evaluate(Callback):
         num_attributes: int,
         every_n_rounds: int = 1,
     ) -> None:
-        if every_n_rounds < 1:
-            raise ValueError(f"Expected `every_n_rounds` to be 1 or larger, but got {every_n_rounds}.")
+        check_whole("callbacks.evaluate.every_n_rounds", every_n_rounds)
         self.splits = splits
         self.group_weights = tuple(group_weights)
         self.num_attributes = num_attributes

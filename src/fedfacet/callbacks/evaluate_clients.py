@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
+from fedfacet.arguments import check_whole
 from fedfacet.callbacks.base import Callback
 from fedfacet.callbacks.evaluate import metrics_of
 from fedfacet.clients.personal_memory import own_model
@@ -38,7 +39,7 @@ class EvaluateClients(Callback):
         every_n_rounds: 1 or larger; the last round is measured always, the others in between are NaN.
 
     Raises:
-        ValueError: if ``every_n_rounds`` is smaller than 1.
+        ValueError: if ``every_n_rounds`` is no whole number from 1 on.
 
     Note:
         A client that has not trained yet is measured with the global model.
@@ -53,8 +54,7 @@ class EvaluateClients(Callback):
         data: "FederatedData",
         every_n_rounds: int = 1,
     ) -> None:
-        if every_n_rounds < 1:
-            raise ValueError(f"Expected `every_n_rounds` to be 1 or larger, but got {every_n_rounds}.")
+        check_whole("callbacks.evaluate_clients.every_n_rounds", every_n_rounds)
         self.splits = splits
         self.group_weights = tuple(group_weights)
         self.num_attributes = num_attributes

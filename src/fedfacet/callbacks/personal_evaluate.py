@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedfacet import state
+from fedfacet.arguments import check_whole
 from fedfacet.callbacks.base import Callback
 from fedfacet.clients.personal_memory import local_model
 from fedfacet.metrics.group_counts import NAN
@@ -44,7 +45,7 @@ class PersonalEvaluate(Callback):
         every_n_rounds: 1 or larger; the last round is measured always, the others in between are NaN.
 
     Raises:
-        ValueError: if ``every_n_rounds`` is smaller than 1.
+        ValueError: if ``every_n_rounds`` is no whole number from 1 on.
 
     Note:
         What ``transforms=`` do to an update before it leaves is part of the model that is measured.
@@ -57,8 +58,7 @@ class PersonalEvaluate(Callback):
         local_holdout: Sequence[NDArray[np.int64]],
         every_n_rounds: int = 1,
     ) -> None:
-        if every_n_rounds < 1:
-            raise ValueError(f"Expected `every_n_rounds` to be 1 or larger, but got {every_n_rounds}.")
+        check_whole("callbacks.personal_evaluate.every_n_rounds", every_n_rounds)
         self.test = splits["test"]
         self.local_holdout = tuple(local_holdout) if any(map(len, local_holdout)) else ()
         self.every_n_rounds = every_n_rounds

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fedfacet import checkpoint
-from fedfacet.arguments import check_choice
+from fedfacet.arguments import check_choice, check_whole
 from fedfacet.callbacks.base import Callback
 
 if TYPE_CHECKING:
@@ -27,13 +27,12 @@ class SaveCheckpoint(Callback):
             the last checkpoint and those that writing it took; an interrupted or finished one loses none.
 
     Raises:
-        ValueError: if ``every_n_rounds`` is smaller than 1, or for another ``keep``.
+        ValueError: if ``every_n_rounds`` is no whole number from 1 on, or for another ``keep``.
     """
 
     def __init__(self, *, run_dir: Path, run_config: Mapping[str, Any], keep: str = "last", every_n_rounds: int = 1) -> None:
         check_choice("callbacks.save_checkpoint.keep", keep, ("last", "all"))
-        if every_n_rounds < 1:
-            raise ValueError(f"Expected `every_n_rounds` to be 1 or larger, but got {every_n_rounds}.")
+        check_whole("callbacks.save_checkpoint.every_n_rounds", every_n_rounds)
         self.path = run_dir / "checkpoints" / "last.ckpt"
         self.run_config = run_config
         self.keep = keep

@@ -1,6 +1,7 @@
 """Weights & Biases."""
 
 import os
+import secrets
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -68,7 +69,7 @@ class WandbLog(Callback):
         self.mode = mode
         self.tags = tuple(tags)
         self._run: Run | None = None
-        self._id: str | None = None
+        self._id = secrets.token_hex(4)  # here, so that a run that is stopped in its first round has it too
 
     @property
     def group(self) -> str:
@@ -90,7 +91,7 @@ class WandbLog(Callback):
                 mode=self.mode,  # type: ignore[arg-type]
                 dir=self.run_dir,
                 id=self._id,
-                resume="allow" if self._id else None,
+                resume="allow",
                 group=self.group,
                 name=f"{self.group}-s{self.facts['seed']}",
                 job_type="train",
@@ -103,7 +104,6 @@ class WandbLog(Callback):
                 f"Expected W&B to open a run, but it says `{reason}`: go on without it by `python src/train.py "
                 f"resume={self.run_dir} wandb.mode=offline`."
             ) from None
-        self._id = self._run.id
         self._run.define_metric("round")
         self._run.define_metric("*", step_metric="round")
 
@@ -131,7 +131,7 @@ class WandbLog(Callback):
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Take up the run's id."""
-        self._id = state_dict.get("id")
+        self._id = state_dict.get("id") or self._id
 
     def _log_image(self, name: str, path: Path) -> None:
         if self._run is not None and path.exists():

@@ -77,6 +77,8 @@ def _refuse_the_known(runtime: ClientRuntime) -> None:
         raise CannotStackError("Expected a model that torch runs as it is, but it is compiled")
     if not bench.divisible:
         raise CannotStackError(f"Expected an objective that is `divisible`, but {name} does not say that it is")
+    if bench.data_hooks is not None:
+        raise CannotStackError(f"Expected an objective that looks at its batches only, but {name} looks at all samples besides")
     if bench.personal:
         raise CannotStackError("Expected clients that keep nothing, but they keep personal layers")
     if runtime.local.keep_optimizer:

@@ -2,6 +2,7 @@
 
 import itertools
 import json
+import logging
 import shutil
 import tempfile
 from collections.abc import Mapping, Sequence, Set
@@ -20,6 +21,8 @@ from fedfacet.config.compose import compose_job, conf_dir, config_groups, quoted
 from fedfacet.config.nodes import plain
 from fedfacet.config.unused import check_used
 from fedfacet.errors import CheckpointError, ConfigError
+
+log = logging.getLogger(__name__)
 
 FREE_ON_RESUME = (
     "resume", "task", "paths", "engine", "logger", "wandb", "choices", "federation.rounds", "callbacks.save_checkpoint",
@@ -127,6 +130,8 @@ def check_resumable(saved: Mapping[str, Any], given: Mapping[str, Any], finished
     Raises:
         CheckpointError: naming the key that differs, or the rounds that are done.
     """
+    if saved["federation"].get("on_bad_update") == "raise":  # no update was dropped so far, or the run would have ended there
+        saved = {**saved, "federation": {**saved["federation"], "on_bad_update": given["federation"].get("on_bad_update")}}
     if (difference := differing_key(saved, given)) is not None:
         key, was, now = difference
         group = key.partition(".")[0]
@@ -143,6 +148,29 @@ def check_resumable(saved: Mapping[str, Any], given: Mapping[str, Any], finished
             f"Expected an unfinished run, but all its {finished_rounds} rounds are done: to train longer, pass a larger "
             "federation.rounds along with resume."
         )
+    if finished_rounds == saved["federation"]["rounds"] < rounds:
+        _check_longer(saved, finished_rounds)
+
+
+def _check_longer(saved: Mapping[str, Any], finished_rounds: int) -> None:
+    """Say that a run has been measured once more than one that is longer from the start; refuse where numbers hang on it."""
+    extra = [
+        f"callbacks.{name}.every_n_rounds={part['every_n_rounds']}"
+        for name, part in saved["callbacks"].items()
+        if name != "save_checkpoint" and finished_rounds % part.get("every_n_rounds", 1)
+    ]
+    if not extra:
+        return
+    if not str((saved.get("scheduler") or {}).get("metric", "train/")).startswith("train/"):
+        raise CheckpointError(
+            f"Expected a run that could have been longer from the start, but its scheduler has seen round {finished_rounds}, "
+            f"which {extra[0]} would have left out: start a new run."
+        )
+    log.warning(
+        "Round %d was measured because it was the last; a run that is longer from the start leaves it out (%s).",
+        finished_rounds,
+        ", ".join(extra),
+    )
 
 
 def override_of(key: str, value: object) -> str:
@@ -173,12 +201,13 @@ def _resumed_overrides(resume: str, overrides: Sequence[str]) -> list[str]:
     """Return the overrides a run was started with, then those given now, with the run's own folder as the output folder."""
     run_dir = Path(resume)
     if run_dir.suffix == ".ckpt" and run_dir.is_file():
+        folder = run_dir.parent.parent if run_dir.parent != Path() else Path("..")
         if run_dir.name != "last.ckpt":
             raise CheckpointError(
                 f"Expected `resume` to name a run folder, which goes on from its last checkpoint, but got {run_dir}: give "
-                f"{run_dir.parents[1]}."
+                f"{folder}."
             )
-        run_dir = run_dir.parents[1]
+        run_dir = folder
     if (elsewhere := _value_of("paths.output_dir", overrides)) is not None and Path(elsewhere).absolute() != run_dir.absolute():
         raise CheckpointError(
             f"Expected a run to go on in its own folder, but got paths.output_dir={elsewhere} with resume={run_dir}: leave it "
@@ -215,12 +244,13 @@ def check_resume(config: DictConfig, run_dir: Path) -> None:
     given = plain(config)
     for name in SETTLED:
         given[name] = saved.get(name) if given[name] is None else given[name]
-    rounds, planned = given["federation"]["rounds"], saved["federation"]["rounds"]
-    if given["choices"].get("sweep") is not None and rounds != planned:
-        raise CheckpointError(
-            f"Expected federation.rounds={planned} for {run_dir}, a sweep's cell and named by its settings, but got {rounds}: "
-            f"give the sweep's command with federation.rounds={rounds}, for a cell of its own."
-        )
+    for key in ("rounds", "on_bad_update"):  # free for other runs
+        asked, planned = given["federation"][key], saved["federation"][key]
+        if given["choices"].get("sweep") is not None and asked != planned:
+            raise CheckpointError(
+                f"Expected federation.{key}={planned} for {run_dir}, a sweep's cell and named by its settings, but got "
+                f"{asked}: give the sweep's command with federation.{key}={asked}, for a cell of its own."
+            )
     check_resumable(saved, given, state.round, complete=is_complete(run_dir, state.round))
 
 

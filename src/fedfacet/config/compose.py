@@ -86,9 +86,9 @@ def finalized(config: DictConfig, overrides: Sequence[str], choices: Mapping[str
     """Return the config as it will be used and saved.
 
     The settings under ``where_present`` (of ``experiment=``, ``sweep=``, ``fidelity=`` and ``debug=``) are applied where the
-    chosen options have the key and the command line does not set it; ``partition.label@natural`` is ``partition.label`` where the partition is
-    ``natural``. The names of the chosen options are noted under ``choices``. Where there is a ``federation.step_budget``, the
-    rounds follow from it.
+    chosen options have the key and the command line does not set it; ``partition.label@natural`` is ``partition.label`` where
+    the partition is ``natural``. The names of the chosen options are noted under ``choices``. Where there is a
+    ``federation.step_budget``, the rounds follow from it.
     """
     config = config.copy()
     given = {key for override in overrides for key in _keys_set(override)}

@@ -68,8 +68,8 @@ def _check_fedpac(config: DictConfig) -> None:
         )
     if objective == "fedpac" and aggregator != "fedpac":
         _say(
-            f"objective=fedpac aligns nothing: aggregator={aggregator} sends no mean features of the classes; aggregator=fedpac "
-            "does."
+            f"objective=fedpac aligns nothing: aggregator={aggregator} sends no mean features of the classes; aggregator=fedpac"
+            " does."
         )
 
 
