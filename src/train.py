@@ -26,6 +26,7 @@ from fedfacet import __version__
 from fedfacet import config as configuration
 from fedfacet.cells import LOCK_FILE, Process, holder_of, lock, sole
 from fedfacet.errors import ConfigError, FedFacetError, Interrupted
+from fedfacet.whole_file import written_whole
 
 if TYPE_CHECKING:
     from fedfacet.build import FederatedData
@@ -329,9 +330,8 @@ def write_run_folder(run_dir: Path, config: DictConfig, data: "FederatedData", o
     ):
         file = run_dir / name
         file.parent.mkdir(parents=True, exist_ok=True)
-        unfinished = file.with_name(file.name + ".part")
-        unfinished.write_text(content, encoding="utf-8")
-        os.replace(unfinished, file)
+        with written_whole(file) as unfinished:
+            unfinished.write_text(content, encoding="utf-8")
 
 
 def how_to_go_on(run_dir: Path, config: DictConfig) -> str:

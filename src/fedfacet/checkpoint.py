@@ -11,6 +11,7 @@ import torch
 
 from fedfacet.errors import CheckpointError
 from fedfacet.types import FederationState
+from fedfacet.whole_file import written_whole
 
 _FORMAT = 1
 
@@ -37,15 +38,10 @@ def write(path: Path, content: memoryview) -> None:
         content: of the file.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
-    unfinished = path.with_name(path.name + ".part")
-    try:
-        with open(unfinished, "wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(unfinished, path)
-    finally:
-        unfinished.unlink(missing_ok=True)  # there only if the disk is full or the process is stopped
+    with written_whole(path) as unfinished, open(unfinished, "wb") as file:
+        file.write(content)
+        file.flush()
+        os.fsync(file.fileno())
 
 
 def save(path: Path, state: FederationState, config: Mapping[str, Any]) -> None:

@@ -2,7 +2,6 @@
 
 import csv
 import math
-import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -13,6 +12,7 @@ from numpy.typing import NDArray
 from fedfacet.analysis.terminal import TextTable
 from fedfacet.errors import FedFacetError
 from fedfacet.heterogeneity import HeterogeneityTriplet
+from fedfacet.whole_file import written_whole
 
 MEASURES = HeterogeneityTriplet._fields
 FILE = "heterogeneity.csv"
@@ -94,14 +94,12 @@ def tables_of(error: Mapping[str, Any]) -> list[TextTable]:
 def write_triplets(triplets: Triplets, file: Path) -> None:
     """Write a row per client, whole or not at all."""
     file.parent.mkdir(parents=True, exist_ok=True)
-    unfinished = file.with_name(file.name + ".part")
-    with open(unfinished, "w", newline="") as target:
+    with written_whole(file) as unfinished, open(unfinished, "w", newline="") as target:
         writer = csv.writer(target, lineterminator="\n")
         writer.writerow(_COLUMNS)
         for client, true, disclosed, distance in zip(*triplets, triplets.distances, strict=True):
             pairs = [value for pair in zip(true, disclosed, strict=True) for value in pair]
             writer.writerow([client, *map(float, pairs), float(distance)])
-    os.replace(unfinished, file)
 
 
 def read_triplets(run_dir: Path) -> Triplets:

@@ -4,11 +4,12 @@ Matplotlib is imported when a picture is drawn, not before, and used through its
 file is written whole or not at all.
 """
 
-import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+from fedfacet.whole_file import written_whole
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -38,6 +39,5 @@ def saved_figure(path: Path, width: float, height: float) -> "Iterator[Figure]":
         FigureCanvasAgg(figure)
         yield figure
         path.parent.mkdir(parents=True, exist_ok=True)
-        unfinished = path.with_name(path.name + ".part")
-        figure.savefig(unfinished, format="png")
-        os.replace(unfinished, path)
+        with written_whole(path) as unfinished:
+            figure.savefig(unfinished, format="png")

@@ -1,7 +1,6 @@
 """The run's numbers as csv files."""
 
 import csv
-import os
 import resource
 import sys
 from collections.abc import Mapping
@@ -10,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from fedfacet.callbacks.base import Callback
 from fedfacet.types import RoundResult
+from fedfacet.whole_file import written_whole
 
 if TYPE_CHECKING:
     from fedfacet.federation import Federation
@@ -82,6 +82,5 @@ def _cut_back(file: Path, last_round: int) -> None:
         return
     lines = file.read_text().splitlines(keepends=True)
     kept = [line for line in lines[1:] if line.endswith("\n") and int(line.split(",", 1)[0]) <= last_round]
-    shortened = file.with_name(file.name + ".part")
-    shortened.write_text("".join(lines[:1] + kept) if last_round else "")
-    os.replace(shortened, file)
+    with written_whole(file) as shortened:
+        shortened.write_text("".join(lines[:1] + kept) if last_round else "")

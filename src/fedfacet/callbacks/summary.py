@@ -1,7 +1,6 @@
 """The run in one small file, and the final model for others to use."""
 
 import math
-import os
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
@@ -14,6 +13,7 @@ from fedfacet.callbacks.base import Callback
 from fedfacet.clients.personal_memory import all_layers
 from fedfacet.json_text import json_text
 from fedfacet.types import RoundResult
+from fedfacet.whole_file import written_whole
 
 if TYPE_CHECKING:
     from fedfacet.federation import Federation
@@ -103,6 +103,5 @@ def _rank(measured: Mapping[str, float]) -> tuple[float, float] | None:
 
 def _write_json(path: Path, content: Mapping[str, Any]) -> None:
     """Write JSON whole or not at all; NaN, which JSON does not know, becomes null."""
-    unfinished = path.with_name(path.name + ".part")
-    unfinished.write_text(json_text(content) + "\n", encoding="utf-8")
-    os.replace(unfinished, path)
+    with written_whole(path) as unfinished:
+        unfinished.write_text(json_text(content) + "\n", encoding="utf-8")
