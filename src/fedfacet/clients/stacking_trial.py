@@ -77,23 +77,22 @@ def _refuse_the_known(runtime: ClientRuntime) -> None:
         raise CannotStackError("Expected a model that torch runs as it is, but it is compiled")
     if not bench.divisible:
         raise CannotStackError(f"Expected an objective that is `divisible`, but {name} does not say that it is")
-    if bench.data_hooks is not None:
-        raise CannotStackError(f"Expected an objective that looks at its batches only, but {name} looks at all samples besides")
     if bench.personal:
         raise CannotStackError("Expected clients that keep nothing, but they keep personal layers")
     if runtime.local.keep_optimizer:
         raise CannotStackError("Expected clients that keep nothing, but they keep their optimizers")
-    if bench.hooks is None:
-        return
-    if not isinstance(objective, ClassificationObjective) or (
-        type(objective).on_client_end is not ClassificationObjective.on_client_end
-    ):
-        raise CannotStackError(f"Expected clients that send and keep nothing but weights, but those of {name} may")
-    correction = type(objective.correction)
-    if correction.on_client_end is not Correction.on_client_end:
-        raise CannotStackError(
-            f"Expected clients that send and keep nothing but weights, but those of {correction.__name__} do"
-        )
+    if bench.hooks is not None:
+        if not isinstance(objective, ClassificationObjective) or (
+            type(objective).on_client_end is not ClassificationObjective.on_client_end
+        ):
+            raise CannotStackError(f"Expected clients that send and keep nothing but weights, but those of {name} may")
+        correction = type(objective.correction)
+        if correction.on_client_end is not Correction.on_client_end:
+            raise CannotStackError(
+                f"Expected clients that send and keep nothing but weights, but those of {correction.__name__} do"
+            )
+    if bench.data_hooks is not None:
+        raise CannotStackError(f"Expected an objective that looks at its batches only, but {name} looks at all samples besides")
 
 
 def _step_alone(
