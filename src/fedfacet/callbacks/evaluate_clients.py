@@ -54,7 +54,7 @@ class EvaluateClients(Callback):
         data: "FederatedData",
         every_n_rounds: int = 1,
     ) -> None:
-        check_whole("callbacks.evaluate_clients.every_n_rounds", every_n_rounds)
+        check_whole("callbacks.evaluate.every_n_rounds", every_n_rounds)  # in whose place it stands
         self.splits = splits
         self.group_weights = tuple(group_weights)
         self.num_attributes = num_attributes
