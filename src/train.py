@@ -194,8 +194,8 @@ def run(config: DictConfig, run_dir: Path, overrides: Sequence[str]) -> float | 
             federation.engine.share(configuration.plain(config))
             write_run_folder(run_dir, config, load_data(config), overrides)
             signal.signal(signal.SIGINT, signal.default_int_handler)  # what a second Ctrl-C does: callbacks see to their end
-            with Interruption() as interruption:
-                federation.fit(interruption.poll)
+            with Interruption(federation.stop):
+                federation.fit()
             signal.signal(signal.SIGINT, leave)
     except Interrupted as stop:
         log.info("Stopped by %s after round %d.", signal.Signals(stop.signal).name, federation.state.round)

@@ -12,11 +12,11 @@ from fedfacet.aggregators.fedavg import FedAvg
 from fedfacet.aggregators.fedavgm import FedAvgM
 from fedfacet.build import build
 from fedfacet.callbacks.base import Callback
+from fedfacet.clients.hooks import federated_module
 from fedfacet.clients.local_training import LocalTraining
+from fedfacet.clients.program import Clients
 from fedfacet.clients.queries.base import Query
 from fedfacet.clients.queries.true_heterogeneity import TrueHeterogeneity
-from fedfacet.clients.runtime import ClientRuntime
-from fedfacet.clients.workbench import federated_module
 from fedfacet.config import compose_job
 from fedfacet.corrections.base import Correction
 from fedfacet.data.dataset import Dataset, InMemoryImages
@@ -127,7 +127,7 @@ def make():
         objective = ClassificationObjective(model, correction=correction, optimizer=sgd)
         engine = SequentialEngine(device="cpu")
         local = local if local is not None else LocalTraining(batch_size=4)
-        engine.setup(ClientRuntime(objective, sgd, dataset, partition, local, transforms, torch.device("cpu")))
+        engine.setup(Clients(objective, sgd, dataset, partition, local, transforms, torch.device("cpu")))
         return Federation(
             **{
                 "model": state.clone(federated_module(objective).state_dict()),

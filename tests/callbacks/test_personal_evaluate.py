@@ -10,13 +10,12 @@ import pytest
 import torch
 
 from fedfacet import checkpoint, state
-from fedfacet.aggregators.fedpac import FedPAC
 from fedfacet.build import build
 from fedfacet.callbacks.personal_evaluate import PersonalEvaluate
 from fedfacet.config import compose_job
 from fedfacet.corrections.base import Correction
+from fedfacet.methods.fedpac import FedPAC
 from fedfacet.models.resnet8 import ResNet8
-from fedfacet.participation.always import Always
 from fedfacet.personal.head import PersonalHead
 from fedfacet.personal.norm_layers import PersonalNormLayers
 from fedfacet.selectors.base import ClientSelector

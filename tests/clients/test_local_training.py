@@ -7,12 +7,12 @@ import lightning as L
 import numpy as np
 import pytest
 import torch
+from fedfacet.clients.workbench import ClientHooks, Workbench, federated_module, take_loss
 from torch import nn
 
 from fedfacet import rng, state
 from fedfacet.clients.local_training import LocalTraining, train_client, train_part
 from fedfacet.clients.optimizers import single_optimizer
-from fedfacet.clients.workbench import ClientHooks, Workbench, federated_module, take_loss
 from fedfacet.corrections.base import Correction
 from fedfacet.corrections.proximal import ProximalCorrection
 from fedfacet.objectives.classification import ClassificationObjective

@@ -2,13 +2,13 @@
 
 import pytest
 import torch
+from fedfacet.clients.workbench import Workbench
 from torch.nn import functional
 
 from fedfacet import rng, state
 from fedfacet.aggregators.fedavg import FedAvg
 from fedfacet.aggregators.fedavgm import FedAvgM
 from fedfacet.clients.local_training import LocalTraining, train_client
-from fedfacet.clients.workbench import Workbench
 from fedfacet.corrections.proximal import ProximalCorrection
 from fedfacet.objectives.classification import ClassificationObjective
 from fedfacet.types import Broadcast, ClientTask, Partition

@@ -13,6 +13,9 @@ class Participation(ABC):
     Its methods draw from nothing but the generator they are given and keep no state, so that a round can be run again.
     """
 
+    needs: frozenset[str] = frozenset()
+    """What some other part must give: ``WEIGHTED_DRAWS`` where clients have weights."""
+
     gives_weights: bool = False
     """Whether those who are available are to be drawn in proportion to ``log_weights``, which not every selector does."""
 

@@ -8,6 +8,7 @@ from numpy.typing import NDArray
 from fedfacet import rng as streams
 from fedfacet.arguments import check_choice, check_within
 from fedfacet.participation.base import Participation
+from fedfacet.types import WEIGHTED_DRAWS
 
 
 class DirichletParticipation(Participation):
@@ -52,6 +53,7 @@ class DirichletParticipation(Participation):
         self.gamma = gamma
         self.redrawn = redrawn
         self.gives_weights = mode == "weights"
+        self.needs = frozenset({WEIGHTED_DRAWS} if self.gives_weights else ())
         self.available_fraction = available_fraction
         self.seed = seed
 
