@@ -14,6 +14,7 @@ from fedfacet.aggregators.fedld import FedLD
 from fedfacet.callbacks.decomposition import Decomposition
 from fedfacet.methods.fedpac import FedPAC
 from fedfacet.models.resnet8 import ResNet8
+from fedfacet.participation.base import Participation
 from fedfacet.personal.norm_layers import PersonalNormLayers
 from fedfacet.types import ClientTask
 
@@ -98,7 +99,7 @@ def test_the_signed_terms_add_up_to_the_participants_loss_of_the_new_model(decom
 
 
 def test_only_clients_whose_update_arrived_take_part(decomposed):
-    class Dropping(Always):
+    class Dropping(Participation):
         def outcome(self, client_id, draw):
             return 0.0 if client_id == 1 else 1.0
 
@@ -110,7 +111,7 @@ def test_only_clients_whose_update_arrived_take_part(decomposed):
 
 
 def test_a_round_without_any_update_has_no_terms(decomposed):
-    class Nobody(Always):
+    class Nobody(Participation):
         def outcome(self, client_id, draw):
             return 0.0
 

@@ -1,7 +1,5 @@
 """Clients of which some take part far more often than others."""
 
-from collections.abc import Callable
-
 import numpy as np
 from numpy.typing import NDArray
 
@@ -70,10 +68,6 @@ class DirichletParticipation(Participation):
     def log_weights(self, num_clients: int, rng: np.random.Generator) -> NDArray[np.float64]:
         """Return log p, up to a constant."""
         return self._logarithms(num_clients, rng)
-
-    def outcome(self, client_id: int, draw: Callable[[], np.random.Generator]) -> float:
-        """Return 1."""
-        return 1.0
 
     def _logarithms(self, num_clients: int, rng: np.random.Generator) -> NDArray[np.float64]:
         r"""Draw log p, up to a constant.
