@@ -54,7 +54,7 @@ def _group(name: str, purpose: str) -> str:
         parts = ["\n".join(["| option | what it is | what it chooses |", "| --- | --- | --- |", *rows, ""])]
     else:
         parts = [_option(name, file) for file in files]
-    return "\n".join([f"## {name}\n", *([f"{_markdown(purpose)}\n"] if purpose else []), *parts])
+    return "\n".join([f"## {name}\n", *([f"{_markdown(purpose[0].upper() + purpose[1:])}.\n"] if purpose else []), *parts])
 
 
 def _option(group: str, file: Path) -> str:
