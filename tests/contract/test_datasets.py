@@ -44,7 +44,7 @@ def data(dataset_option, load):
 
 def test_splits_clients_and_validation_are_disjoint_and_sorted(data):
     dataset = data.dataset
-    assert len(dataset.images) == len(dataset.y) == len(dataset.a)
+    assert len(dataset.inputs) == len(dataset.y) == len(dataset.a)
     for split in (dataset.train, dataset.test, data.val):
         assert len(split) > 0
         assert (np.diff(split) > 0).all()
@@ -78,7 +78,7 @@ def test_labels_are_in_range_and_every_group_is_tested(data, dataset_option):
 
 def test_images_are_kept_as_bytes_and_handed_out_normalised(data, dataset_option):
     dataset = data.dataset
-    pixels = dataset.images.fetch(dataset.test[:3])
+    pixels = dataset.inputs.fetch(dataset.test[:3])
     assert pixels.dtype == torch.uint8
     batch = dataset.batch(dataset.test[:3])
     if dataset_option in TEXT:

@@ -39,7 +39,7 @@ def spelled(codes):
 
 def test_the_real_text_has_leafs_counts_in_90_5_and_5_percent(real):
     dataset = Shakespeare(root=str(real)).load()
-    assert len(dataset.y) == len(dataset.images) == 4_226_206
+    assert len(dataset.y) == len(dataset.inputs) == 4_226_206
     assert [len(split) for split in (dataset.train, dataset.val, dataset.test)] == [3_803_585, 211_311, 211_310]
     assert len(np.unique(dataset.column("role"))) == 1_130
     assert len(np.unique(dataset.column("play"))) == 36
@@ -69,7 +69,7 @@ def test_windows_take_no_more_memory_than_the_text(real):
         kept, peak = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()
-    assert dataset.images._text.nbytes == 4_226_206 + 80 * 1_130
+    assert dataset.inputs._text.nbytes == 4_226_206 + 80 * 1_130
     assert kept < 2.2 * 8 * 4_226_206
     assert peak < 140e6
 
@@ -97,7 +97,7 @@ def test_no_window_reaches_into_another_role(generated):
     role = dataset.column("role")
     texts = {}
     for number in np.unique(role):
-        rows = dataset.images.fetch(np.flatnonzero(role == number))
+        rows = dataset.inputs.fetch(np.flatnonzero(role == number))
         texts[number] = spelled(rows[0]) + spelled(dataset.y[role == number])
         assert spelled(rows[-1]) == texts[number][-WINDOW - 1 : -1]
     assert len(set(texts.values())) == 9
@@ -107,7 +107,7 @@ def test_columns_name_role_character_and_play(generated):
     dataset = Shakespeare(root=str(generated)).load()
     assert list(dataset.columns) == ["role", "character", "play"]
     role, character, play = (dataset.column(name) for name in dataset.columns)
-    assert role.tolist() == np.repeat(np.arange(9), dataset.images.sizes).tolist()
+    assert role.tolist() == np.repeat(np.arange(9), dataset.inputs.sizes).tolist()
     assert (play == role // 3).all()
     assert len(np.unique(character)) == 9
     with pytest.raises(InfeasiblePartitionError, match="one of y, a, role, character, play"):
@@ -144,7 +144,7 @@ def test_a_contiguous_split_tests_nothing_that_was_read_in_training(generated):
     """No character of a validation or test window, what follows included, is in a window of an earlier part."""
     dataset = Shakespeare(root=str(generated), split="contiguous", val_fraction=0.3, test_fraction=0.3).load()
     read = [
-        {start + offset for start in dataset.images._starts(part).tolist() for offset in range(WINDOW + 1)}
+        {start + offset for start in dataset.inputs._starts(part).tolist() for offset in range(WINDOW + 1)}
         for part in (dataset.train, dataset.val, dataset.test)
     ]
     assert min(map(len, read)) > 0
@@ -156,19 +156,19 @@ def test_a_contiguous_split_tests_nothing_that_was_read_in_training(generated):
 def test_roles_and_split_hang_on_the_seed_alone(generated):
     def loaded(seed):
         dataset = Shakespeare(root=str(generated), num_roles=4, seed=seed).load()
-        return dataset.images.sizes.tolist(), dataset.test.tolist()
+        return dataset.inputs.sizes.tolist(), dataset.test.tolist()
 
     assert loaded(0) == loaded(0)
     assert len({str(loaded(seed)) for seed in range(4)}) == 4
 
 
 def test_roles_with_few_windows_can_be_left_out(generated):
-    sizes = Shakespeare(root=str(generated)).load().images.sizes
+    sizes = Shakespeare(root=str(generated)).load().inputs.sizes
     least = int(np.sort(sizes)[4])
     dataset = Shakespeare(root=str(generated), min_samples=least).load()
-    assert dataset.images.sizes.tolist() == [size for size in sizes if size >= least]
+    assert dataset.inputs.sizes.tolist() == [size for size in sizes if size >= least]
     partition, _ = partition_and_hold_out(dataset, NaturalPartitioner(label="role"))
-    assert partition.num_clients == len(dataset.images.sizes)
+    assert partition.num_clients == len(dataset.inputs.sizes)
 
 
 def test_the_text_may_be_compressed_and_have_leafs_name(generated, tmp_path):

@@ -70,11 +70,11 @@ def test_labels_and_images_are_those_of_the_files(generated):
     labels = dict(line.split(",") for line in (generated / "COVID-FL" / "labels.csv").read_text().splitlines())
     dataset = covid(generated).load()
     for position in (*dataset.train[::7], *dataset.test[::3]):
-        path = dataset.images.paths[position]
+        path = dataset.inputs.paths[position]
         assert dataset.y[position] == float(labels[path.name])
-        pixels = dataset.images.fetch(np.array([position]))[0].permute(1, 2, 0).numpy()
+        pixels = dataset.inputs.fetch(np.array([position]))[0].permute(1, 2, 0).numpy()
         assert (pixels == np.asarray(Image.open(path))).all()
-    assert {path.parent.name for path in dataset.images.paths[: len(dataset.train)]} == {"train"}
+    assert {path.parent.name for path in dataset.inputs.paths[: len(dataset.train)]} == {"train"}
 
 
 def test_augmentation_and_statistics_are_fedlds(generated):
@@ -102,9 +102,9 @@ def test_arrays_of_every_kind_become_bytes(generated, tmp_path, array, expected)
     """A float image in [0, 1] that is cast to bytes as it is would be black."""
     shutil.copytree(generated, tmp_path, dirs_exist_ok=True)
     dataset = retina(tmp_path, image_size=4).load()
-    path = dataset.images.paths[0]
+    path = dataset.inputs.paths[0]
     np.save(path, array.repeat(4, axis=0)[::3])  # 4 x 4
-    pixels = dataset.images.fetch(np.array([0]))[0].numpy()
+    pixels = dataset.inputs.fetch(np.array([0]))[0].numpy()
     assert (pixels == np.broadcast_to(np.asarray(expected).repeat(4, axis=0)[::3], (3, 4, 4))).all()
 
 
@@ -114,9 +114,9 @@ def test_arrays_of_every_kind_become_bytes(generated, tmp_path, array, expected)
 def test_arrays_that_are_no_images_are_named(generated, tmp_path, array):
     shutil.copytree(generated, tmp_path, dirs_exist_ok=True)
     dataset = retina(tmp_path).load()
-    np.save(dataset.images.paths[3], array)
-    with pytest.raises(DatasetCorruptError, match=rf"{dataset.images.paths[3].name}.*name its folder with dataset\.root=DIR"):
-        dataset.images.fetch(np.array([3]))
+    np.save(dataset.inputs.paths[3], array)
+    with pytest.raises(DatasetCorruptError, match=rf"{dataset.inputs.paths[3].name}.*name its folder with dataset\.root=DIR"):
+        dataset.inputs.fetch(np.array([3]))
 
 
 def spoiled(generated, tmp_path, file, change):

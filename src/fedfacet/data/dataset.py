@@ -16,7 +16,7 @@ from fedfacet.errors import InfeasiblePartitionError
 from fedfacet.types import Batch
 
 
-class ImageStore(Protocol):
+class InputStore(Protocol):
     """Inputs by position, as they are kept: images as uint8 of shape (C, H, W), in memory where they fit, or anything else."""
 
     def __len__(self) -> int:
@@ -27,7 +27,7 @@ class ImageStore(Protocol):
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class InMemoryImages:
+class InMemoryInputs:
     """All inputs in one tensor: images as uint8 of shape (N, C, H, W), feature vectors as float32 of shape (N, D), ..."""
 
     tensor: Tensor
@@ -42,7 +42,7 @@ class InMemoryImages:
         return len(self.tensor)
 
     def fetch(self, indices: NDArray[np.int64]) -> Tensor:
-        """Return the images at ``indices``."""
+        """Return the inputs at ``indices``."""
         positions = torch.from_numpy(indices)
         if self.tensor.dim() == 4:
             return self.tensor.permute(0, 2, 3, 1).index_select(0, positions).permute(0, 3, 1, 2)
@@ -51,10 +51,10 @@ class InMemoryImages:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Dataset:
-    """Labelled images with a spurious attribute, and which of them may train and which test.
+    """Labelled inputs with a spurious attribute, and which of them may train and which test.
 
     Attributes:
-        images: N images, or other inputs where ``mean`` is ``None``.
+        inputs: N images (uint8), or anything else where ``mean`` is ``None``: feature vectors (float32), rows of tokens.
         y: classes, shape (N,), int64.
         a: attribute values, shape (N,), int64.
         train: sorted positions that may be dealt to clients (and, where ``val`` is ``None``, be held out for validation).
@@ -69,7 +69,7 @@ class Dataset:
         augmentation: what happens to images before a training step, and never otherwise; ``None`` for nothing.
     """
 
-    images: ImageStore
+    inputs: InputStore
     y: NDArray[np.int64]
     a: NDArray[np.int64]
     train: NDArray[np.int64]
@@ -110,7 +110,7 @@ class Dataset:
     @property
     def input_shape(self) -> tuple[int, ...]:
         """The shape of one input, (C, H, W) for images."""
-        return tuple(self.images.fetch(self.test[:1]).shape[1:])
+        return tuple(self.inputs.fetch(self.test[:1]).shape[1:])
 
     def batch(
         self,
@@ -127,7 +127,7 @@ class Dataset:
             memory_format: of images.
             generator: of the augmentation; ``None`` for images as they are.
         """
-        x = _sent(self.images.fetch(indices), device)
+        x = _sent(self.inputs.fetch(indices), device)
         if self.augmentation is not None and generator is not None:
             x = self.augmentation(x, generator)
         if self.mean is not None and self.std is not None:

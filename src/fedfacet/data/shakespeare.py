@@ -102,7 +102,7 @@ class Shakespeare(DatasetSource):
         y = windows.following()
         train, val, test = self._split(windows.sizes)
         return Dataset(
-            images=windows,
+            inputs=windows,
             y=y,
             a=np.broadcast_to(np.int64(0), y.shape),
             train=train,

@@ -120,7 +120,7 @@ class Spawrious(DatasetSource):
         images.check()
         train, test = hold_out(y, a, self.test_fraction, self.seed, "spawrious-test")
         return Dataset(
-            images=images,
+            inputs=images,
             y=y,
             a=a,
             train=train,

@@ -68,7 +68,7 @@ class SyntheticSpawrious(DatasetSource):
         )
         train, test = hold_out(y, a, self.test_fraction, self.seed, "synthetic-spawrious-test")
         return Dataset(
-            images=_DrawnImages(self, y, a),
+            inputs=_DrawnImages(self, y, a),
             y=y,
             a=a,
             train=train,

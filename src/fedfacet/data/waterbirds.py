@@ -128,7 +128,7 @@ class WaterBirds(DatasetSource):
         images.check()
         train, val, test = (np.flatnonzero(split == number) for number in range(len(SPLITS)))
         return Dataset(
-            images=images,
+            inputs=images,
             y=y,
             a=a,
             train=train,
