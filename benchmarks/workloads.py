@@ -13,7 +13,8 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from fedfacet import rng
-from fedfacet.data.dataset import Dataset, DatasetSource, InMemoryInputs
+from fedfacet.data.dataset import Dataset, InMemoryInputs
+from fedfacet.data.source import DatasetSource
 from fedfacet.partitioners.iid import IIDPartitioner
 
 NUM_ATTRIBUTES = 2

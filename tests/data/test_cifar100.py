@@ -34,7 +34,7 @@ def test_real_images_are_split_450_50_and_100_a_class(real):
     assert not set(real.train) & set(real.val)
     assert (np.sort(np.concatenate([real.train, real.val])) == np.arange(50_000)).all()
     assert (real.class_names[19], real.class_names[49]) == ("cattle", "mountain")
-    assert {real.column("coarse")[position] for position in np.flatnonzero(real.y == 19)} == {11}, "large omnivores"
+    assert {real.columns["coarse"][position] for position in np.flatnonzero(real.y == 19)} == {11}, "large omnivores"
 
 
 def test_real_images_have_the_published_statistics(real):

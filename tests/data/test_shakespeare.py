@@ -41,9 +41,9 @@ def test_the_real_text_has_leafs_counts_in_90_5_and_5_percent(real):
     dataset = Shakespeare(root=str(real)).load()
     assert len(dataset.y) == len(dataset.inputs) == 4_226_206
     assert [len(split) for split in (dataset.train, dataset.val, dataset.test)] == [3_803_585, 211_311, 211_310]
-    assert len(np.unique(dataset.column("role"))) == 1_130
-    assert len(np.unique(dataset.column("play"))) == 36
-    assert len(np.unique(dataset.column("character"))) < 1_130
+    assert len(np.unique(dataset.columns["role"])) == 1_130
+    assert len(np.unique(dataset.columns["play"])) == 36
+    assert len(np.unique(dataset.columns["character"])) < 1_130
     commonest = np.bincount(dataset.y).argmax()
     assert ALPHABET[commonest] == " "
     assert np.mean(dataset.y == commonest) == pytest.approx(0.187, abs=5e-4), "what a majority-class predictor is right in"
@@ -51,7 +51,7 @@ def test_the_real_text_has_leafs_counts_in_90_5_and_5_percent(real):
 
 def test_a_hundred_roles_go_to_a_hundred_clients_five_each(real):
     dataset = Shakespeare(root=str(real), num_roles=100, min_samples=500).load()
-    role = dataset.column("role")
+    role = dataset.columns["role"]
     assert np.bincount(role).min() >= 500
     partition, _ = partition_and_hold_out(
         dataset, ClassesPerClientPartitioner(num_clients=100, classes_per_client=5, label="role")
@@ -94,7 +94,7 @@ def test_windows_and_what_follows_are_those_of_the_definition(said, data):
 
 def test_no_window_reaches_into_another_role(generated):
     dataset = Shakespeare(root=str(generated)).load()
-    role = dataset.column("role")
+    role = dataset.columns["role"]
     texts = {}
     for number in np.unique(role):
         rows = dataset.inputs.fetch(np.flatnonzero(role == number))
@@ -106,12 +106,12 @@ def test_no_window_reaches_into_another_role(generated):
 def test_columns_name_role_character_and_play(generated):
     dataset = Shakespeare(root=str(generated)).load()
     assert list(dataset.columns) == ["role", "character", "play"]
-    role, character, play = (dataset.column(name) for name in dataset.columns)
+    role, character, play = dataset.columns.values()
     assert role.tolist() == np.repeat(np.arange(9), dataset.inputs.sizes).tolist()
     assert (play == role // 3).all()
     assert len(np.unique(character)) == 9
     with pytest.raises(InfeasiblePartitionError, match="one of y, a, role, character, play"):
-        dataset.column("writer")
+        partition_and_hold_out(dataset, NaturalPartitioner(label="writer"))
 
 
 def test_characters_of_one_name_are_one_and_roles_are_not(generated, tmp_path):
@@ -121,10 +121,10 @@ def test_characters_of_one_name_are_one_and_roles_are_not(generated, tmp_path):
     one, two = (next(line[2:].split(".")[0] for line in play.splitlines() if line[:2] == "  ") for play in plays[:2])
     (tmp_path / "t8.shakespeare.txt").write_text(text.replace(f"  {two}. ", f"  {one}. "))
     dataset = Shakespeare(root=str(tmp_path)).load()
-    assert len(np.unique(dataset.column("role"))) == 9
-    assert len(np.unique(dataset.column("character"))) == 8
-    shared = np.flatnonzero(dataset.column("character") == dataset.column("character")[0])
-    assert len(np.unique(dataset.column("play")[shared])) == 2
+    assert len(np.unique(dataset.columns["role"])) == 9
+    assert len(np.unique(dataset.columns["character"])) == 8
+    shared = np.flatnonzero(dataset.columns["character"] == dataset.columns["character"][0])
+    assert len(np.unique(dataset.columns["play"][shared])) == 2
 
 
 @pytest.mark.parametrize("split", ["random", "contiguous"])

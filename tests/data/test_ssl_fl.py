@@ -46,9 +46,9 @@ def test_retinas_clients_are_those_of_the_chosen_split(generated, split):
     tables = sorted((generated / "Retina" / f"5_clients/split_{split}").glob("*.csv"))
     train_names = sorted(name for table in tables for name in listed(table))
     for number, table in enumerate(tables):
-        owned = np.flatnonzero(dataset.column("client") == number)
+        owned = np.flatnonzero(dataset.columns["client"] == number)
         assert [train_names[position] for position in owned] == sorted(listed(table))
-    assert (dataset.column("client")[dataset.test] == -1).all()
+    assert (dataset.columns["client"][dataset.test] == -1).all()
 
 
 def test_the_natural_partition_has_a_client_per_table(generated):
@@ -57,7 +57,7 @@ def test_the_natural_partition_has_a_client_per_table(generated):
         assert partition.num_clients == count
         assert sum(map(len, partition.indices)) + len(val) == len(dataset.train)
         for number, client in enumerate(partition.indices):
-            assert set(dataset.column("client")[client]) == {number}
+            assert set(dataset.columns["client"][client]) == {number}
 
 
 def test_covids_institutions_are_in_the_order_of_their_names(generated):
@@ -171,7 +171,7 @@ def test_the_order_of_lines_does_not_matter(generated, tmp_path):
     backwards = spoiled(generated, tmp_path, f"{COVID_SPLIT}/sirm.csv", lambda text: "\n".join(reversed(text.splitlines())))
     ours, theirs = backwards.load(), covid(generated).load()
     assert (ours.y == theirs.y).all()
-    assert (ours.column("client") == theirs.column("client")).all()
+    assert (ours.columns["client"] == theirs.columns["client"]).all()
 
 
 @pytest.mark.parametrize("settings", [{"split": 4}, {"image_size": 0}])

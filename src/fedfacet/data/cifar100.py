@@ -10,7 +10,8 @@ from numpy.typing import NDArray
 
 from fedfacet.arguments import check_within
 from fedfacet.data.augmentation import CropAndFlip
-from fedfacet.data.dataset import Dataset, DatasetSource, InMemoryInputs
+from fedfacet.data.dataset import Dataset, InMemoryInputs
+from fedfacet.data.source import DatasetSource
 from fedfacet.data.spawrious import hold_out
 from fedfacet.errors import DatasetCorruptError, DatasetNotFoundError
 

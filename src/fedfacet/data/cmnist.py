@@ -10,7 +10,8 @@ from torchvision.datasets import MNIST
 
 from fedfacet import rng
 from fedfacet.data.colours import COLOURS, colour
-from fedfacet.data.dataset import Dataset, DatasetSource, InMemoryInputs
+from fedfacet.data.dataset import Dataset, InMemoryInputs
+from fedfacet.data.source import DatasetSource
 from fedfacet.errors import DatasetCorruptError, DatasetNotFoundError
 
 _PARTS = ("train", "t10k")

@@ -7,7 +7,8 @@ from numpy.typing import NDArray
 from fedfacet import rng
 from fedfacet.arguments import check_within
 from fedfacet.data.colours import COLOURS, colour
-from fedfacet.data.dataset import Dataset, DatasetSource, InMemoryInputs
+from fedfacet.data.dataset import Dataset, InMemoryInputs
+from fedfacet.data.source import DatasetSource
 from fedfacet.errors import InfeasiblePartitionError
 
 

@@ -7,8 +7,9 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from fedfacet.data.dataset import Dataset, DatasetSource, InMemoryInputs
+from fedfacet.data.dataset import Dataset, InMemoryInputs
 from fedfacet.data.download import download as fetch_file
+from fedfacet.data.source import DatasetSource
 from fedfacet.errors import DatasetCorruptError, DatasetNotFoundError
 
 FILE = "pneumoniamnist.npz"
