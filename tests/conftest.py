@@ -20,7 +20,7 @@ from fedfacet import rng
 from fedfacet.aggregators.fedavg import FedAvg
 from fedfacet.clients.local_training import LocalTraining
 from fedfacet.clients.program import Clients
-from fedfacet.data.dataset import Dataset, InMemoryImages
+from fedfacet.data.dataset import Dataset, InMemoryInputs
 from fedfacet.engines.sequential import SequentialEngine
 from fedfacet.federation import Federation
 from fedfacet.models.small_cnn import SmallCNN
@@ -82,7 +82,7 @@ def toy_dataset():
         pixels[:, :, 2:] += (a * (150 // max(A - 1, 1)))[:, None, None, None]
         num_train = int(per_cell.sum())
         return Dataset(
-            images=InMemoryImages(torch.from_numpy(pixels.astype(np.uint8))),
+            inputs=InMemoryInputs(torch.from_numpy(pixels.astype(np.uint8))),
             y=y,
             a=a,
             train=np.arange(num_train),

@@ -19,7 +19,7 @@ from fedfacet.clients.queries.base import Query
 from fedfacet.clients.queries.true_heterogeneity import TrueHeterogeneity
 from fedfacet.config import compose_job
 from fedfacet.corrections.base import Correction
-from fedfacet.data.dataset import Dataset, InMemoryImages
+from fedfacet.data.dataset import Dataset, InMemoryInputs
 from fedfacet.engines.sequential import SequentialEngine
 from fedfacet.errors import BadUpdateError, CheckpointError, Interrupted, SelectionError
 from fedfacet.federation import Federation
@@ -106,7 +106,7 @@ def make():
         total = NUM_CLIENTS * SAMPLES
         positions = np.arange(total)
         dataset = Dataset(
-            images=InMemoryImages(torch.from_numpy(draw.integers(0, 256, size=(total, 1, 2, 3))).to(torch.uint8)),
+            inputs=InMemoryInputs(torch.from_numpy(draw.integers(0, 256, size=(total, 1, 2, 3))).to(torch.uint8)),
             y=draw.integers(2, size=total),
             a=draw.integers(2, size=total),
             train=positions,

@@ -15,7 +15,7 @@ from fedfacet.clients.local_training import LocalTraining, train_client
 from fedfacet.clients.stacked_training import CannotStackError, StackedTraining
 from fedfacet.corrections.proximal import ProximalCorrection
 from fedfacet.data.augmentation import CropAndFlip
-from fedfacet.data.dataset import InMemoryImages
+from fedfacet.data.dataset import InMemoryInputs
 from fedfacet.losses.generalized_cross_entropy import generalized_cross_entropy
 from fedfacet.objectives.classification import ClassificationObjective, cross_entropy
 from fedfacet.types import Broadcast, ClientTask
@@ -251,7 +251,7 @@ def test_batches_that_do_not_change_are_fetched_once(clients):
     runtime = clients(local=LocalTraining(batch_size=16, amount=5), matrices=RAGGED[:1] * 3)
     fetched = []
 
-    class Counting(InMemoryImages):
+    class Counting(InMemoryInputs):
         def fetch(self, indices):
             fetched.append(len(indices))
             return super().fetch(indices)

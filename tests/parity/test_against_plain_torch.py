@@ -18,7 +18,7 @@ SEED, BATCH_SIZE, EPOCHS = 7, 8, 2
 
 def plain_sgd(model, dataset, indices, round, *, lr=0.05, momentum=0.9):
     """Train on some samples as a torch tutorial does, on batches that only share their order with the federation's."""
-    pixels = dataset.images.tensor[indices].float().contiguous()
+    pixels = dataset.inputs.tensor[indices].float().contiguous()
     x = (pixels - 0.5 * 255) / (0.25 * 255)
     y = torch.from_numpy(dataset.y[indices])
     generator = rng.stream(SEED, "batches", round, 0)
