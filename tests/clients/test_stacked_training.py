@@ -256,7 +256,7 @@ def test_batches_that_do_not_change_are_fetched_once(clients):
             fetched.append(len(indices))
             return super().fetch(indices)
 
-    dataset = replace(runtime.dataset, images=Counting(runtime.dataset.images.tensor))
+    dataset = replace(runtime.dataset, inputs=Counting(runtime.dataset.inputs.tensor))
     StackedTraining(replace(runtime, dataset=dataset)).train_clients(tasks_of(runtime))
     assert fetched == [48]
 

@@ -202,7 +202,7 @@ class Scribble(Query):
     needs_model = False
 
     def answer(self, context):
-        images = context.data.dataset.images.tensor
+        images = context.data.dataset.inputs.tensor
         before = images[0, 0, 0, 0].item()
         images[0, 0, 0, 0] = 255 - before
         return Answer(before, floats_up=0, samples=0)
@@ -210,7 +210,7 @@ class Scribble(Query):
 
 def test_all_processes_see_one_copy_of_the_data(persistent):
     engine, federation = persistent
-    images = federation.engine.clients.dataset.images.tensor
+    images = federation.engine.clients.dataset.inputs.tensor
     before = images[0, 0, 0, 0].item()
     assert [answer.value for answer in engine.ask(Scribble(), tasks_for(federation, [0]))] == [before]
     assert images[0, 0, 0, 0].item() == 255 - before
