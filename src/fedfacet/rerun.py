@@ -11,8 +11,8 @@ from fedfacet.build import rebuild, reload_data
 from fedfacet.callbacks.decomposition import Decomposition
 from fedfacet.clients.personal_memory import own_model
 from fedfacet.errors import CheckpointError
-from fedfacet.loss_decomposition import LossDecomposition
 from fedfacet.metrics.group_counts import GroupCounts
+from fedfacet.metrics.loss_decomposition import LossDecomposition
 from fedfacet.schedulers.base import Scheduler
 from fedfacet.types import FederationState
 

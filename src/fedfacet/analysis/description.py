@@ -10,12 +10,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedfacet import rng
-from fedfacet.analysis.groups import group_names
-from fedfacet.analysis.plots import TYPES
 from fedfacet.analysis.terminal import TextTable
 from fedfacet.data.dataset import Dataset
 from fedfacet.errors import ConfigError
 from fedfacet.heterogeneity import InteractionMatrix, measure_federation
+from fedfacet.plots.groups import group_names
+from fedfacet.plots.run import TYPES
 from fedfacet.selectors.base import ClientSelector
 from fedfacet.types import Ledger, Query, RoundResult, SelectionContext
 

@@ -3,7 +3,7 @@
 import os
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 _IN_A_FILE = 160
 """Characters a line may have where no terminal says so."""
@@ -16,6 +16,16 @@ class TextTable(NamedTuple):
     columns: Sequence[str]
     rows: Iterable[Sequence[str]]
     words: bool = False
+
+
+class Told(NamedTuple):
+    """What a command has to say: ``data`` where ``output`` is json, tables and remarks where it is text; and its pictures."""
+
+    output: str
+    data: Any
+    tables: Iterable[TextTable]
+    figures: Sequence[Path] = ()
+    remarks: Sequence[str] = ()
 
 
 def print_tables(tables: Iterable[TextTable], remarks: Iterable[str] = (), figures: Sequence[Path] = ()) -> None:
