@@ -15,7 +15,7 @@ from fedfacet.data.dataset import Dataset
 from fedfacet.errors import ConfigError
 from fedfacet.heterogeneity import InteractionMatrix, measure_federation
 from fedfacet.plots.groups import group_names
-from fedfacet.plots.run import TYPES
+from fedfacet.plots.run import MEASURES, TYPES
 from fedfacet.selectors.base import ClientSelector
 from fedfacet.types import Ledger, Query, RoundResult, SelectionContext
 
@@ -150,11 +150,10 @@ def tables_of(description: Mapping[str, Any]) -> Iterator[TextTable]:
         return
     clients = description["clients"]
     pooled, mean = _measures(description["global"]), _measures(description["client_mean"])
-    names = ("class imbalance (CI)", "attribute imbalance (AI)", "spurious correlation (SC)")
     yield TextTable(
         f"Heterogeneity of {len(clients)} clients with {sum(map(_size, clients))} samples, from 0 to 1",
         ["measure", "all data pooled", "mean of clients"],
-        list(zip(names, pooled, mean, strict=True)),
+        list(zip(MEASURES, pooled, mean, strict=True)),
     )
     yield TextTable(
         "Clients; rows of a matrix are classes, columns attribute values",

@@ -37,6 +37,12 @@ def notes_on(groups: Mapping[tuple[str, str], Sequence[Run]], metric: str, momen
     return notes
 
 
+def notes_on_unfinished(runs: Iterable[Run]) -> list[str]:
+    """Return which of the runs are left out because they have not finished, and how far these have come."""
+    unfinished = [f"`{run.path}` ({run.progress})" for run in runs if not run.finished]
+    return [f"Left out because not finished: {', '.join(unfinished)}."] if unfinished else []
+
+
 def _notes_on_personal(name: str, members: Sequence[Run], moments: Sequence[str]) -> list[str]:
     """Return which clients are not in a personal accuracy, or are in it with a model that is not their own."""
     notes = []

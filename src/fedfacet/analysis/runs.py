@@ -100,10 +100,16 @@ def spelled(value: Any) -> str:
 
 def spellings(text: str) -> set[str]:
     """Return the texts that a setting may have which somebody names by this one, ``1e-3`` or ``0.001``."""
+    number = as_number(text)
+    return {text} if number is None else {text, spelled(number)}
+
+
+def as_number(text: str) -> float | None:
+    """Return the number that a text says, or ``None`` where it says none."""
     try:
-        return {text, spelled(float(text))}
+        return float(text)
     except ValueError:
-        return {text}
+        return None
 
 
 def find_runs(paths: Iterable[str | Path]) -> list[Run]:

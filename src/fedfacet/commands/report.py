@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from fedfacet.commands.called import called
 from fedfacet.commands.report_options import PICTURES, parse
+from fedfacet.errors import ConfigError, FedFacetError
 
 if TYPE_CHECKING:
     from fedfacet.analysis.runs import Run
@@ -22,7 +23,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     from fedfacet.analysis import writers
     from fedfacet.analysis.runs import find_runs
     from fedfacet.analysis.tables import SeedTwiceError
-    from fedfacet.errors import FedFacetError
 
     write = {"markdown": writers.to_markdown, "latex": writers.to_latex, "csv": writers.to_csv}[options.format or "markdown"]
     command = shlex.join([*called("report").split(), *argv])
@@ -38,7 +38,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         if options.overhead:
             text = overheads(options, runs, command)
         else:
-            table = laid_out(options, runs, command) if options.layout else tabulated(options, runs, command)
+            table = table_of(options, runs, command)
             text = write(table)
         if options.output:
             options.output.write_text(text, encoding="utf-8")
@@ -69,8 +69,6 @@ def with_rows(argv: Sequence[str], rows: Sequence[str]) -> list[str]:
 
 def fitting(options: argparse.Namespace, runs: "Sequence[Run]") -> "list[Run]":
     """Return the runs that fit ``--where``."""
-    from fedfacet.errors import ConfigError
-
     found = [run for run in runs if run.fits(options.where)]
     if not found:
         values = {key: sorted({str(run.setting(key)) for run in runs}) for key in options.where}
@@ -79,49 +77,31 @@ def fitting(options: argparse.Namespace, runs: "Sequence[Run]") -> "list[Run]":
     return found
 
 
-def heads(options: argparse.Namespace, runs: "Sequence[Run]") -> dict[str, list[str]]:
+def heads(options: argparse.Namespace, runs: "Sequence[Run]") -> tuple[list[str], list[str]]:
     """Return the keys of rows and columns."""
     settings = {run.setting("setting") or "federated" for run in runs}
     rows = options.rows or ("selector" if len(settings) == 1 else "setting,selector")
-    texts = {"rows": rows, "columns": options.columns or "experiment"}
-    return {name: [key.strip() for key in text.split(",")] for name, text in texts.items()}
+    return [key.strip() for key in rows.split(",")], [key.strip() for key in (options.columns or "experiment").split(",")]
 
 
-def tabulated(options: argparse.Namespace, runs: "Sequence[Run]", command: str) -> "Table":
-    """Return the table whose rows and columns the user names."""
+def table_of(options: argparse.Namespace, runs: "Sequence[Run]", command: str) -> "Table":
+    """Return the table whose rows and columns the user names, or a paper's as it is printed."""
+    said = {"std": options.std, "lower_is_better": options.lower_is_better, "command": command}
+    if options.layout:
+        from fedfacet.papers.layouts import load_layout, make_layout_table
+
+        at, layout = options.at or "last", load_layout(options.layout)
+        return make_layout_table(runs, layout, metric=options.metric, at=at, where=options.where, **said)
     from fedfacet.analysis.tables import make_table
 
     runs = fitting(options, runs)
-    return make_table(
-        runs,
-        **heads(options, runs),
-        metric=options.metric or "test/acc_worst_group",
-        at=options.at or "both",
-        std=options.std,
-        lower_is_better=options.lower_is_better,
-        command=command,
-    )
-
-
-def laid_out(options: argparse.Namespace, runs: "Sequence[Run]", command: str) -> "Table":
-    """Return the table as the paper prints it."""
-    from fedfacet.papers.layouts import load_layout, make_layout_table
-
-    return make_layout_table(
-        runs,
-        load_layout(options.layout),
-        metric=options.metric,
-        at=options.at or "last",
-        std=options.std,
-        where=options.where,
-        lower_is_better=options.lower_is_better,
-        command=command,
-    )
+    rows, columns = heads(options, runs)
+    at, metric = options.at or "both", options.metric or "test/acc_worst_group"
+    return make_table(runs, rows=rows, columns=columns, metric=metric, at=at, **said)
 
 
 def overheads(options: argparse.Namespace, runs: "Sequence[Run]", command: str) -> str:
     """Return the text of what selecting clients costs."""
-    from fedfacet.errors import ConfigError
     from fedfacet.papers.feddiverse.overhead import measure_overheads, overhead_csv, overhead_markdown
 
     measured, unread = measure_overheads(fitting(options, runs))
@@ -135,12 +115,13 @@ def client_histograms(options: argparse.Namespace, runs: "Sequence[Run]", comman
     from fedfacet.papers.participation import client_histograms as histograms
 
     runs = fitting(options, runs)
-    clients = histograms.measure_clients(runs, **heads(options, runs))
+    rows, columns = heads(options, runs)
+    clients = histograms.measure_clients(runs, rows=rows, columns=columns)
     picture = options.output or PICTURES / "clients.png"
     lines = picture.with_suffix(".csv")
     histograms.plot_clients(clients, picture)
     lines.write_text(histograms.clients_csv(clients), encoding="utf-8")
-    said = histograms.clients_markdown(clients, [run for run in runs if not run.finished], command)
+    said = histograms.clients_markdown(clients, runs, command)
     return f"{said}\nwrote {picture} and {lines}\n"
 
 

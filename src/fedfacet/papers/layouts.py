@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from omegaconf import OmegaConf
 
-from fedfacet.analysis.notes import how_to_measure, notes_on
+from fedfacet.analysis.notes import notes_on, notes_on_unfinished
 from fedfacet.analysis.runs import Run, differing_keys, spelled, spellings
 from fedfacet.analysis.tables import (
     PAPER,
@@ -21,6 +21,7 @@ from fedfacet.analysis.tables import (
     Table,
     caption_of,
     cell_over_seeds,
+    check_metric,
     check_seeds,
     is_accuracy,
     moments_of,
@@ -146,15 +147,6 @@ def load_layout(name: str) -> Layout:
     )
 
 
-def load_axes(name: str) -> dict[str, list[float]]:
-    """Return the grid of a layout that is a picture: setting -> its values in ascending order.
-
-    Args:
-        name: of its file.
-    """
-    return {setting: sorted(map(float, values)) for setting, values in _load(name)["axes"].items()}
-
-
 def make_layout_table(
     runs: Sequence[Run],
     layout: Layout,
@@ -216,9 +208,8 @@ def make_layout_table(
             "name folders of such runs."
         )
     moments = moments_of(finished, at)
-    if metric and not any(metric in run.at(moment) for run in finished for moment in moments):
-        remedy = f"run them with {how}" if (how := how_to_measure(metric)) else "see what their metrics.csv holds"
-        raise ConfigError(f"Expected a metric that the runs have, but got {metric!r}: {remedy}.")
+    if metric:
+        check_metric(finished, metric, moments)
 
     cells: dict[tuple[str, Column], Cell] = {}
     by_metric: dict[str, dict[tuple[str, str], list[Run]]] = {}
@@ -226,9 +217,9 @@ def make_layout_table(
         seeds = [run for run in members[place] if run.finished]
         if (name := place.column_name(layout)) not in shown_columns:
             continue
-        check_seeds(f"{place.row}, {name}", seeds, remedy="choose among them with --where KEY=VALUE")
+        check_seeds(f"{place.row}, {name}", seeds)
         shown = metric or head.metric or layout.metric
-        by_metric.setdefault(shown, {})[place.row, name] = seeds
+        by_metric.setdefault(shown, {}).update({(place.row, name): seeds} if seeds else {})
         for moment in moments:
             cell = cell_over_seeds(seeds, shown, moment, percent=is_accuracy(shown), std=std)
             cells[place.row, Column(name, moment, head.lower_is_better or None)] = cell
@@ -241,7 +232,7 @@ def make_layout_table(
         *_left_out(runs, counted),
         *_unlike(places, members),
         *_unusual(counted.values(), layout.usual),
-        *(note for shown, groups in by_metric.items() for note in notes_on(_filled(groups), shown, moments)),
+        *(note for shown, groups in by_metric.items() for note in notes_on(groups, shown, moments)),
         *(layout.notes if metric is None else ()),
     ]
     best = lower_is_better if metric or len({head.metric for head in rows.values()}) == 1 else None
@@ -291,9 +282,8 @@ def _missing(places: Mapping[_Place, Head], members: Mapping[_Place, Sequence[Ru
 
 
 def _left_out(runs: Sequence[Run], counted: Mapping[Path, Run]) -> list[str]:
-    unfinished = [f"`{run.path}` ({run.progress})" for run in counted.values() if not run.finished]
     strangers = [run for run in runs if run.path not in counted]
-    notes = [f"Left out because not finished: {', '.join(unfinished)}."] if unfinished else []
+    notes = notes_on_unfinished(counted.values())
     if strangers:
         notes.append(f"{len(strangers)} of {len(runs)} runs have no cell in this table, among them `{strangers[0].path}`.")
     return notes
@@ -330,10 +320,6 @@ def _unusual(runs: Iterable[Run], usual: Mapping[str, str]) -> list[str]:
             values = ", ".join(sorted(map(str, set(others.values()))))
             notes.append(f"The paper has `{key}={value}`; among these are runs with {values}, as `{next(iter(others))}`.")
     return notes
-
-
-def _filled(groups: Mapping[tuple[str, str], list[Run]]) -> dict[tuple[str, str], list[Run]]:
-    return {place: runs for place, runs in groups.items() if runs}
 
 
 def _load(name: str) -> dict[str, Any]:

@@ -6,9 +6,9 @@ from pathlib import Path
 import numpy as np
 
 from fedfacet.metrics.estimation import MEASURES, Triplets, measure_estimation
-from fedfacet.plots.figure import saved_figure
+from fedfacet.plots.figure import BLUE, DASHES, saved_figure
+from fedfacet.plots.run import MEASURES as TITLES
 
-_TITLES = ("class imbalance (CI)", "attribute imbalance (AI)", "spurious correlation (SC)")
 _SMALLEST, _ALL_CLIENTS = 14.0, 320.0  # areas of bubbles, in points squared
 _ALIKE = 0.02
 
@@ -33,12 +33,12 @@ def plot_estimation(triplets: Triplets, path: Path) -> None:
                     strict=True,
                 )
             )
-            axes.plot([0, 1], [0, 1], color="0.4", linewidth=0.9, linestyle=(0, (4, 2)), zorder=1)
+            axes.plot([0, 1], [0, 1], color="0.4", linewidth=0.9, linestyle=DASHES, zorder=1)
             axes.scatter(
                 [_ALIKE * x for x, _ in cells],
                 [_ALIKE * y for _, y in cells],
                 s=[_SMALLEST + _ALL_CLIENTS * number / len(triplets.clients) for number in cells.values()],
-                color="#0072B2",
+                color=BLUE,
                 alpha=0.6,
                 edgecolor="#003F63",
                 linewidth=0.6,
@@ -47,7 +47,7 @@ def plot_estimation(triplets: Triplets, path: Path) -> None:
             )
             correlation = error["correlation"][measure]
             correlated = "no correlation" if np.isnan(correlation) else f"correlation {correlation:.2f}"
-            title = f"{_TITLES[column]}\nmean error {error['mean_absolute_error'][measure]:.3f}, {correlated}"
+            title = f"{TITLES[column]}\nmean error {error['mean_absolute_error'][measure]:.3f}, {correlated}"
             axes.set(title=title, xlabel="true", xlim=(-0.05, 1.05), ylim=(-0.05, 1.05), aspect="equal")
             axes.set_xticks([0, 0.5, 1])
             axes.set_yticks([0, 0.5, 1])

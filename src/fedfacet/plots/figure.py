@@ -14,6 +14,12 @@ from fedfacet.whole_file import written_whole
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
+# Okabe and Ito's palette, which colour-blind readers can tell apart.
+BLUE, ORANGE, GREEN, PINK, SKY, YELLOW, VERMILION = COLOURS = (
+    *("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#F0E442", "#D55E00"),
+)
+DASHES = (0, (4, 2))
+
 _STYLE: Any = {
     "font.family": "DejaVu Sans",  # comes with matplotlib, so that pictures look the same everywhere
     "font.size": 8,

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedfacet.heterogeneity import InteractionMatrix, measure_federation
-from fedfacet.plots.figure import saved_figure
+from fedfacet.plots.figure import COLOURS, DASHES, VERMILION, saved_figure
 from fedfacet.plots.groups import group_names
 
 if TYPE_CHECKING:
@@ -27,13 +27,14 @@ TYPES = ("CI", "AI", "SC", "none")
 TYPE_COLOURS = {"CI": "#F5E5A5", "AI": "#C3E3D5", "SC": "#DCCBE6", "none": "#E6E6E6"}
 """What each type is drawn on."""
 
-# Okabe and Ito's palette, which colour-blind readers can tell apart: a hue per class, a shade of it per attribute value.
-_CLASS_COLOURS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#F0E442")
-_WORST_COLOUR = "#D55E00"
+MEASURES = ("class imbalance (CI)", "attribute imbalance (AI)", "spurious correlation (SC)")
+"""What the three measures of a triplet are called."""
+
+_CLASS_COLOURS = COLOURS[:6]  # a hue per class, a shade of it per attribute value
+_WORST_COLOUR = VERMILION
 _MAX_LABELLED_CELLS = 24
 _MAX_LABELLED_CURVES = 12
 _INCHES_PER_CLIENT = 0.075
-_DASHES = (0, (4, 2))
 
 
 def plot_partition(
@@ -55,9 +56,7 @@ def plot_partition(
         attribute_names: A names, of which a single one goes without saying; ``None`` calls them a = 0, a = 1, ...
     """
     num_classes, num_attributes = matrices[0].counts.shape
-    classes = class_names or [f"y = {label}" for label in range(num_classes)]
-    attributes = attribute_names or [f"a = {attribute}" for attribute in range(num_attributes)]
-    groups = group_names(classes, attributes)
+    groups = group_names(*_names(class_names, attribute_names, num_classes, num_attributes))
     width = max(5.2, _INCHES_PER_CLIENT * len(matrices))
     # A legend fills its columns first: with a column per class, where that many fit, each holds one class.
     columns = min(num_classes, max(1, int(width / (0.5 + 0.06 * max(map(len, groups))))))
@@ -69,7 +68,23 @@ def plot_partition(
         if rows:
             bars.legend(loc="lower left", bbox_to_anchor=(0, 1.0), ncols=columns, borderaxespad=0.2)
         _draw_types(figure.add_subplot(grid[1, 0], sharex=bars), [matrix.triplet.type for matrix in matrices], width)
-        _draw_measures(figure.add_subplot(grid[:, 1]), matrices)
+        measures = figure.add_subplot(grid[:, 1])
+        draw_measures(measures, matrices, fontsize=7)
+        measures.set_xticks(range(3), [re.sub(" (?=[ics(])", "\n", name) for name in MEASURES], fontsize=7)
+        measures.set_ylabel("measure, from 0 to 1")
+        measures.legend(loc="lower left", bbox_to_anchor=(0, 1.0), borderaxespad=0.2)
+
+
+def draw_measures(axes: "Axes", matrices: Sequence[InteractionMatrix], fontsize: int) -> None:
+    """Draw the six measures of a federation as bars with their values."""
+    measured = measure_federation(matrices)
+    for offset, colour, name, values in (
+        (-0.2, "0.3", "all data pooled", measured.global_triplet),
+        (0.2, "0.7", "mean of clients", measured.client_mean),
+    ):
+        bars = axes.bar(np.arange(3) + offset, values, width=0.38, color=colour, label=name)
+        axes.bar_label(bars, fmt="%.2f", fontsize=fontsize, padding=1)
+    axes.set(ylim=(0, 1))
 
 
 def plot_curves(
@@ -99,21 +114,21 @@ def plot_curves(
 
     groups = [(int(y), int(a)) for y, a in re.findall(r"test/acc_group/y(\d+)_a(\d+)", " ".join(rows[0]))]
     num_classes, num_attributes = (max(index) + 1 for index in zip(*groups, strict=True)) if groups else (0, 0)
-    classes = class_names or [f"y = {label}" for label in range(num_classes)]
-    attributes = attribute_names or [f"a = {attribute}" for attribute in range(num_attributes)]
+    classes, attributes = _names(class_names, attribute_names, num_classes, num_attributes)
     names, word = group_names(classes, attributes), "class" if len(attributes) == 1 else "group"
     with saved_figure(path, 7.6, 3.2) as figure:
         accuracy, loss = figure.subplots(1, 2, width_ratios=(3, 2))
         for name, colour, label in (("acc", "black", "average"), ("acc_worst_group", _WORST_COLOUR, f"worst {word}")):
             ink: dict[str, Any] = {"color": colour, "zorder": 3}
             _draw_line(accuracy, rounds, 100 * curve(f"test/{name}"), linewidth=1.8, label=label, **ink)
-            _draw_line(accuracy, rounds, 100 * curve(f"val/{name}"), linewidth=1.1, linestyle=_DASHES, **ink)
+            _draw_line(accuracy, rounds, 100 * curve(f"val/{name}"), linewidth=1.1, linestyle=DASHES, **ink)
         colours = _group_colours(num_classes, num_attributes)
         for position, (y, a) in enumerate(groups):
             style: dict[str, Any] = {"color": colours[position], "label": names[y * len(attributes) + a]}
             if len(groups) > _MAX_LABELLED_CURVES:
                 # One name for all, which the first need not carry: it may have no test samples, and so no curve.
-                style = {"color": "0.75", "label": f"each {word}" if f"each {word}" not in _labels(accuracy) else ""}
+                named = f"each {word}" in accuracy.get_legend_handles_labels()[1]
+                style = {"color": "0.75", "label": "" if named else f"each {word}"}
             _draw_line(accuracy, rounds, 100 * curve(f"test/acc_group/y{y}_a{a}"), linewidth=0.9, **style)
         _draw_line(loss, rounds, curve("train/loss"), color="black", linewidth=1.2)
         best = _best_round(rounds, curve("val/acc_worst_group"), curve("val/acc"))
@@ -172,7 +187,7 @@ def _draw_participations(
     from matplotlib.ticker import MaxNLocator
 
     axes.bar(range(len(percent)), percent, width=0.75, color=_CLASS_COLOURS[0], zorder=2)
-    axes.axhline(percent.mean(), color="black", linewidth=0.9, linestyle=_DASHES, zorder=3)
+    axes.axhline(percent.mean(), color="black", linewidth=0.9, linestyle=DASHES, zorder=3)
     label_width = 0.42 / (width - 0.6) * len(percent)
     for (kind, start, end), x in zip(runs, _label_positions(runs, label_width), strict=True):
         axes.axvspan(start - 0.5, end - 0.5, color=TYPE_COLOURS[kind], zorder=0, linewidth=0)
@@ -220,20 +235,11 @@ def _draw_types(axes: "Axes", types: Sequence[str], width: float) -> None:
     axes.spines["left"].set_visible(False)
 
 
-def _draw_measures(axes: "Axes", matrices: Sequence[InteractionMatrix]) -> None:
-    measured = measure_federation(matrices)
-    positions = np.arange(3)
-    for offset, colour, name, values in (
-        (-0.2, "0.3", "all data pooled", measured.global_triplet),
-        (0.2, "0.7", "mean of clients", measured.client_mean),
-    ):
-        bars = axes.bar(positions + offset, values, width=0.38, color=colour, label=name)
-        axes.bar_label(bars, fmt="%.2f", fontsize=7, padding=1)
-    axes.set_xticks(
-        positions, ["class\nimbalance\n(CI)", "attribute\nimbalance\n(AI)", "spurious\ncorrelation\n(SC)"], fontsize=7
-    )
-    axes.set(ylim=(0, 1), ylabel="measure, from 0 to 1")
-    axes.legend(loc="lower left", bbox_to_anchor=(0, 1.0), borderaxespad=0.2)
+def _names(
+    class_names: Sequence[str] | None, attribute_names: Sequence[str] | None, num_classes: int, num_attributes: int
+) -> tuple[Sequence[str], Sequence[str]]:
+    classes = class_names or [f"y = {label}" for label in range(num_classes)]
+    return classes, attribute_names or [f"a = {attribute}" for attribute in range(num_attributes)]
 
 
 def _draw_line(axes: "Axes", rounds: NDArray[np.int64], values: NDArray[np.float64], **style: Any) -> None:
@@ -241,10 +247,6 @@ def _draw_line(axes: "Axes", rounds: NDArray[np.int64], values: NDArray[np.float
     if measured.any():
         # A lone point has no line to be seen by.
         axes.plot(rounds[measured], values[measured], marker="o" if measured.sum() == 1 else None, markersize=3, **style)
-
-
-def _labels(axes: "Axes") -> list[str]:
-    return axes.get_legend_handles_labels()[1]
 
 
 def _whole_ticks(last: int) -> list[int]:

@@ -13,15 +13,14 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from fedfacet.heterogeneity import HeterogeneityTriplet, InteractionMatrix, measure_federation
-from fedfacet.plots.figure import saved_figure
-from fedfacet.plots.run import TYPE_COLOURS, TYPES
+from fedfacet.plots.figure import DASHES, saved_figure
+from fedfacet.plots.run import MEASURES, TYPE_COLOURS, TYPES, draw_measures
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-_MEASURES = ("class imbalance (CI)", "attribute imbalance (AI)", "spurious correlation (SC)")
 _EDGE_COLOURS = {"CI": "#9A7B00", "AI": "#1F7A5C", "SC": "#7A4E97", "none": "#6E6E6E"}
-_MEAN: Any = {"color": "0.4", "linewidth": 0.9, "linestyle": (0, (4, 2)), "zorder": 1}
+_MEAN: Any = {"color": "0.4", "linewidth": 0.9, "linestyle": DASHES, "zorder": 1}
 _POOLED: Any = {"color": "0.4", "linewidth": 0.9, "zorder": 1}
 _SMALLEST, _ALL_CLIENTS = 62.0, 320.0  # areas of bubbles, in points squared
 _ALIKE = 0.02
@@ -49,7 +48,7 @@ def plot_triplets(matrices: Sequence[InteractionMatrix], path: Path) -> None:
             for triplet, style in ((measured.client_mean, _MEAN), (measured.global_triplet, _POOLED)):
                 axes.axvline(triplet[x], **style)
                 axes.axhline(triplet[y], **style)
-            axes.set(xlabel=_MEASURES[x], ylabel=_MEASURES[y], xlim=(-0.1, 1.1), ylim=(-0.1, 1.1), aspect="equal")
+            axes.set(xlabel=MEASURES[x], ylabel=MEASURES[y], xlim=(-0.1, 1.1), ylim=(-0.1, 1.1), aspect="equal")
             axes.set_xticks([0, 0.5, 1])
             axes.set_yticks([0, 0.5, 1])
         handles = [
@@ -76,15 +75,10 @@ def plot_federations(federations: Mapping[str, Sequence[InteractionMatrix]], pat
                 axes.set_axis_off()
                 continue
             name, matrices = entry
-            measured = measure_federation(matrices)
-            for offset, colour, triplet in ((-0.2, "0.3", measured.global_triplet), (0.2, "0.7", measured.client_mean)):
-                label = "all data pooled" if offset < 0 else "mean of clients"
-                bars = axes.bar(np.arange(3) + offset, triplet, width=0.38, color=colour, label=label)
-                axes.bar_label(bars, fmt="%.2f", fontsize=6, padding=1)
+            draw_measures(axes, matrices, fontsize=6)
             axes.set_title(f"{name} ({len(matrices)} {'client' if len(matrices) == 1 else 'clients'})")
             axes.set_xticks(range(3), ["CI", "AI", "SC"])
             axes.tick_params(axis="x", labelbottom=True)
-            axes.set(ylim=(0, 1))
         for axes in grid[::columns]:
             axes.set_ylabel("measure, from 0 to 1")
         figure.legend(*grid[0].get_legend_handles_labels(), loc="outside upper center", ncols=2)

@@ -1,20 +1,22 @@
 """What a way of selecting clients costs: FedDiverse's table 2 beside what the ledgers of runs say."""
 
 import csv
-import io
 import math
 import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
+from fedfacet.analysis.notes import some
 from fedfacet.analysis.runs import Run, differing_keys
+from fedfacet.analysis.writers import csv_of, markdown_of
 from fedfacet.errors import FedFacetError
 
 COMPRESSION = 1e-5
 """The paper's r, the part of an update's numbers that is left after HCSFed's compression."""
 
+_SERIES = ("answers_up", "questions_down", "samples", "more_clients", "more_up", "more_down")
 _LEDGER = ("floats_down", "floats_up", "query_floats_down", "query_floats_up", "query_samples")
 
 
@@ -44,20 +46,15 @@ PAPER = {
     "feddiverse": PaperRow("FedDiverse", "t = 1", "3", "0", "2 O(n_k |θ|), all k", "O(K)", lambda K, d: K),
     "round_robin": PaperRow("Round robin", "never", "0", "0", "0", "O(1)", lambda K, d: 1),
     "fednova": PaperRow(
-        "FedNova", "every round", "3; |θ| if not selected", "-", "O(1); O(n_k |θ|) if not selected", "O(K)", lambda K, d: K
+        *("FedNova", "every round", "3; |θ| if not selected", "-", "O(1); O(n_k |θ|) if not selected", "O(K)"), lambda K, d: K
     ),
     "pow_d": PaperRow(
-        "pow-d",
-        "every round",
-        "1",
-        "|θ| if not selected",
-        "O(n_k |θ|) if not selected",
-        "O(K log K)",
+        *("pow-d", "every round", "1", "|θ| if not selected", "O(n_k |θ|) if not selected", "O(K log K)"),
         lambda K, d: K * math.log(K),
     ),
     "fedpns": PaperRow("FedPNS", "never", "0", "0", "0", "O(K² |θ|²)", lambda K, d: float(K * d) ** 2),
     "hcsfed": PaperRow(
-        "HCSFed", "t = 1", "r |θ|", "0", "r |θ|²", "O(K r |θ|) at t = 1, then O(K)", lambda K, d: K * COMPRESSION * d
+        *("HCSFed", "t = 1", "r |θ|", "0", "r |θ|²", "O(K r |θ|) at t = 1, then O(K)"), lambda K, d: K * COMPRESSION * d
     ),
 }
 """By the name of a selector, or of the aggregator in FedNova's case."""
@@ -72,10 +69,12 @@ class Overhead:
     Attributes:
         method: the selector, ``fednova`` where that is the aggregator, ``local`` or ``centralized`` in that
             setting, with settings that tell it from other runs of it.
-        runs: how many there are.
         num_clients: K.
         cohort_size: κ, what ``federation.cohort_size`` asks for.
         model_floats: |θ|, floats that a client is sent for training in the first round.
+        runs: how many there are.
+        differing: config keys, seed apart, in which the runs differ.
+        milliseconds: what the selector took in each round, the wait for answers left out; empty where that is not known.
         num_rounds: of the longest run.
         rounds: those in which there is an overhead.
         answers_up: floats in answers to questions.
@@ -84,15 +83,15 @@ class Overhead:
         more_clients: how many trained beyond κ.
         more_up: floats that these sent.
         more_down: floats that these were sent.
-        milliseconds: what the selector took in each round, the wait for answers left out; empty where that is not known.
-        differing: config keys, seed apart, in which the runs differ.
     """
 
     method: str
-    runs: int
     num_clients: int
     cohort_size: int
     model_floats: int
+    runs: int
+    differing: tuple[str, ...]
+    milliseconds: tuple[float, ...]
     num_rounds: int
     rounds: tuple[int, ...]
     answers_up: tuple[float, ...]
@@ -101,8 +100,6 @@ class Overhead:
     more_clients: tuple[float, ...]
     more_up: tuple[float, ...]
     more_down: tuple[float, ...]
-    milliseconds: tuple[float, ...]
-    differing: tuple[str, ...]
 
     @property
     def paper(self) -> PaperRow | None:
@@ -144,10 +141,6 @@ def overhead_markdown(overheads: Sequence[Overhead], unread: Sequence[Run] = (),
             number = row.operations(overhead.num_clients, overhead.model_floats)
             lines.append([f"{row.name}, table 2", *row[1:5], f"{row.server} ≈ {_short(number)}"])
         lines.append(_measured(overhead))
-    lines = [[cell.replace("|", r"\|") for cell in line] for line in lines]
-    widths = [max(len(line[i]) for line in lines) for i in range(len(lines[0]))]
-    lines.insert(1, ["-" * width for width in widths])
-    table = ["| " + " | ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)) + " |" for line in lines]
     caption = (
         "Lines of table 2 are per client, as FedDiverse's paper prints them (thesis, table 14), which does not tell up from "
         f"down; its server operations are worked out for the run's K and |θ| and r = {COMPRESSION:g}. Measured lines are what "
@@ -157,30 +150,25 @@ def overhead_markdown(overheads: Sequence[Overhead], unread: Sequence[Run] = (),
         "median round and the longest."
     )
     notes = [
-        f"- Note: {_name(overhead)} averages runs that differ in {', '.join(f'`{key}`' for key in overhead.differing)}, not in "
-        "the seed alone."
+        f"{_name(overhead)} averages runs that differ in {some(overhead.differing)}, not in the seed alone."
         for overhead in overheads
         if overhead.differing
     ]
     if unread:
-        notes.append(
-            f"- Note: Left out for want of metrics.csv or summary.json: {', '.join(f'`{run.path}`' for run in unread)}."
-        )
-    made = f" Made with `{command}`." if command else ""
-    return "\n".join([*table, "", caption + made, *([""] if notes else []), *notes]) + "\n"
+        notes.append(f"Left out for want of metrics.csv or summary.json: {', '.join(f'`{run.path}`' for run in unread)}.")
+    grid = [[cell.replace("|", r"\|") for cell in line] for line in lines]
+    return markdown_of(grid, caption + (f" Made with `{command}`." if command else ""), notes, flush_left=len(grid[0]))
 
 
 def overhead_csv(overheads: Sequence[Overhead]) -> str:
     """Return a line per method and round with an overhead, unrounded."""
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    series = ("answers_up", "questions_down", "samples", "more_clients", "more_up", "more_down")
-    writer.writerow(["method", "num_clients", "cohort_size", "model_floats", "runs", "round", *series])
+    head = ("method", "num_clients", "cohort_size", "model_floats", "runs")
+    lines: list[Sequence[Any]] = [[*head, "round", *_SERIES]]
     for overhead in overheads:
-        head = (overhead.method, overhead.num_clients, overhead.cohort_size, overhead.model_floats, overhead.runs)
-        for position, round in enumerate(overhead.rounds):
-            writer.writerow([*head, round, *(getattr(overhead, name)[position] for name in series)])
-    return text.getvalue()
+        values = [getattr(overhead, name) for name in head]
+        series = zip(overhead.rounds, *(getattr(overhead, name) for name in _SERIES), strict=True)
+        lines += [[*values, *numbers] for numbers in series]
+    return csv_of(lines)
 
 
 def _method(run: Run) -> str:
@@ -240,65 +228,47 @@ def _table(file: Path) -> list[dict[str, str]]:
 
 
 def _overhead(key: tuple[str, int, int, int], members: Sequence[tuple[Run, list[dict[str, float]]]]) -> Overhead:
-    method, num_clients, cohort_size, model_floats = key
     by_round: dict[int, list[Mapping[str, float]]] = {}
     for _, rows in members:
         for row in rows:
             selected, arrived = row["selected"], row["arrived"]
-            more = max(0.0, selected - cohort_size)
-            more_up = row["floats_up"] * max(0.0, arrived - cohort_size) / arrived if arrived else 0.0
+            more = max(0.0, selected - key[2])
+            more_up = row["floats_up"] * max(0.0, arrived - key[2]) / arrived if arrived else 0.0
             extra = {"more_clients": more, "more_up": more_up, "more_down": row["floats_down"] * more / selected}
             by_round.setdefault(int(row["round"]), []).append({**row, **extra})
     names = ("query_floats_up", "query_floats_down", "query_samples", "more_clients", "more_up", "more_down")
     means = {round: [statistics.fmean(row[name] for row in rows) for name in names] for round, rows in sorted(by_round.items())}
     with_overhead = {round: values for round, values in means.items() if any(values)}
-    series = tuple(tuple(values[i] for values in with_overhead.values()) for i in range(len(names)))
+    series = list(zip(*with_overhead.values(), strict=True)) or [()] * len(names)
     milliseconds = [statistics.fmean(row["milliseconds"] for row in rows) for rows in by_round.values()]
-    return Overhead(
-        method=method,
-        runs=len(members),
-        num_clients=num_clients,
-        cohort_size=cohort_size,
-        model_floats=model_floats,
-        num_rounds=max(by_round),
-        rounds=tuple(with_overhead),
-        answers_up=series[0],
-        questions_down=series[1],
-        samples=series[2],
-        more_clients=series[3],
-        more_up=series[4],
-        more_down=series[5],
-        milliseconds=() if any(map(math.isnan, milliseconds)) else tuple(milliseconds),
-        differing=tuple(differing_keys([run for run, _ in members])),
-    )
+    known = () if any(map(math.isnan, milliseconds)) else tuple(milliseconds)
+    differing = tuple(differing_keys([run for run, _ in members]))
+    return Overhead(*key, len(members), differing, known, max(by_round), tuple(with_overhead), *series)
 
 
 def _measured(overhead: Overhead) -> list[str]:
     K, theta = overhead.num_clients, overhead.model_floats
-
-    def total(*names: str) -> tuple[float, ...]:
-        return tuple(map(sum, zip(*(getattr(overhead, name) for name in names), strict=True)))
-
-    up, down = total("answers_up", "more_up"), total("questions_down", "more_down")
+    up = [sum(both) for both in zip(overhead.answers_up, overhead.more_up, strict=True)]
+    down = [sum(both) for both in zip(overhead.questions_down, overhead.more_down, strict=True)]
     work = []
     if any(overhead.samples):
         work.append(f"{_series(overhead.samples, overhead.rounds)} samples to answer")
     if any(overhead.more_clients):
         work.append(f"training of {_series(overhead.more_clients, overhead.rounds)} more clients")
-    sums = {"up": "", "down": ""}
+    of_up = of_down = ""
     if any(up) and len(set(up)) == 1:
         answers, updates = overhead.answers_up[0] / K, overhead.more_up[0] / theta
-        sums["up"] = " = " + " + ".join(f"{_short(n)} {unit}" for n, unit in ((answers, "K"), (updates, "|θ|")) if n)
+        of_up = " = " + " + ".join(f"{_short(n)} {unit}" for n, unit in ((answers, "K"), (updates, "|θ|")) if n)
     if any(down) and len(set(down)) == 1:
-        sums["down"] = f" = {_short(down[0] / theta)} |θ|"
+        of_down = f" = {_short(down[0] / theta)} |θ|"
     server = "not known"
     if overhead.milliseconds:
         server = f"{statistics.median(overhead.milliseconds):.2g} ms, at most {max(overhead.milliseconds):.2g} ms"
     return [
         _name(overhead),
         _often(overhead),
-        _series(up, overhead.rounds) + sums["up"],
-        _series(down, overhead.rounds) + sums["down"],
+        _series(up, overhead.rounds) + of_up,
+        _series(down, overhead.rounds) + of_down,
         " and ".join(work) or "0",
         server,
     ]
@@ -312,15 +282,13 @@ def _name(overhead: Overhead) -> str:
 
 def _often(overhead: Overhead) -> str:
     rounds = overhead.rounds
-    if not rounds:
-        return "never"
     if len(rounds) == overhead.num_rounds > 1:
         return "every round"
-    if len(rounds) == 1:
-        return f"t = {rounds[0]}"
-    if rounds[-1] - rounds[0] == len(rounds) - 1:
+    if len(rounds) > 1 and rounds[-1] - rounds[0] == len(rounds) - 1:
         return f"t = {rounds[0]} to {rounds[-1]}"
-    return f"{len(rounds)} of {overhead.num_rounds} rounds"
+    if len(rounds) > 1:
+        return f"{len(rounds)} of {overhead.num_rounds} rounds"
+    return f"t = {rounds[0]}" if rounds else "never"
 
 
 def _series(values: Sequence[float], rounds: Sequence[int]) -> str:

@@ -12,11 +12,17 @@ from numpy.typing import NDArray
 from fedfacet.analysis.runs import Run, differing_keys
 from fedfacet.analysis.tables import cell_over_seeds, check_seeds
 from fedfacet.errors import ConfigError
-from fedfacet.papers.layouts import load_axes
-from fedfacet.plots.figure import saved_figure
+from fedfacet.plots.figure import VERMILION, saved_figure
 
 METRIC = "heterogeneity_error/distance_max"
 """What the paper minimises: the largest distance of a client's estimated triplet from its true one."""
+
+AXES = {
+    "heterogeneity.q": (0.1, 0.3, 0.5, 0.7, 0.9),
+    "heterogeneity.bias_steps": (5, 25, 50, 75, 100),
+    "heterogeneity.attribute_steps": (5, 25, 50, 75, 100),
+}
+"""The paper's grid: panels, rows and columns of the picture."""
 
 _NAMES = {
     "heterogeneity.q": "q",
@@ -78,7 +84,6 @@ def measure_sensitivity(runs: Sequence[Run], *, metric: str = METRIC, where: Map
             twice.
     """
     wanted = {"heterogeneity": "estimated", **(where or {})}
-    axes = load_axes("sensitivity")
     found = [run for run in runs if run.finished and metric in run.at("last") and run.fits(wanted)]
     if not any(math.isfinite(run.at("last")[metric]) for run in found):
         raise ConfigError(
@@ -93,19 +98,19 @@ def measure_sensitivity(runs: Sequence[Run], *, metric: str = METRIC, where: Map
         )
     cells: dict[tuple[float, ...], list[Run]] = {}
     for run in sorted(found, key=lambda run: run.seed):
-        cells.setdefault(tuple(float(str(run.setting(name))) for name in axes), []).append(run)
+        cells.setdefault(tuple(float(str(run.setting(name))) for name in AXES), []).append(run)
     for place, members in cells.items():
-        check_seeds(" / ".join(f"{value:g}" for value in place), members, remedy="choose among them with --where KEY=VALUE")
-    if not any(all(value in axis for value, axis in zip(place, axes.values(), strict=True)) for place in cells):
+        check_seeds(" / ".join(f"{value:g}" for value in place), members)
+    if not any(all(value in axis for value, axis in zip(place, AXES.values(), strict=True)) for place in cells):
         raise ConfigError(
-            f"Expected runs of the grid over {', '.join(axes)}, but none of {len(runs)} runs has its values of them all: run "
+            f"Expected runs of the grid over {', '.join(AXES)}, but none of {len(runs)} runs has its values of them all: run "
             "sweep=sensitivity."
         )
-    values = [sorted({*axis, *(place[number] for place in cells)}) for number, axis in enumerate(axes.values())]
+    values = [sorted({*axis, *(place[number] for place in cells)}) for number, axis in enumerate(AXES.values())]
     grid = list(itertools.product(*values))
     means = [cell_over_seeds(cells.get(place, []), metric, "last", percent=False, std="population").mean for place in grid]
     return Sensitivity(
-        axes=dict(zip(axes, values, strict=True)),
+        axes=dict(zip(AXES, values, strict=True)),
         means=np.reshape(means, [len(axis) for axis in values]),
         federation=federations[0],
         metric=metric,
@@ -135,7 +140,7 @@ def plot_sensitivity(sensitivity: Sensitivity, path: Path) -> None:
                 axes.text(x, y, text, ha="center", va="center", fontsize=6, color="white" if dark else "black")
                 if mean == least:
                     frame = ((x - 0.5, x + 0.5, x + 0.5, x - 0.5, x - 0.5), (y - 0.5, y - 0.5, y + 0.5, y + 0.5, y - 0.5))
-                    axes.plot(*frame, color="#D55E00", linewidth=1.8, clip_on=False, zorder=3)
+                    axes.plot(*frame, color=VERMILION, linewidth=1.8, clip_on=False, zorder=3)
             axes.set_title(f"{_NAMES.get(panel, panel)} = {value:g}")
             axes.set_xticks(range(len(columns)), [f"{tick:g}" for tick in columns])
             axes.set_yticks(range(len(rows)), [f"{tick:g}" for tick in rows])

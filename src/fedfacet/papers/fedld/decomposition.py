@@ -7,15 +7,15 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from fedfacet.analysis.runs import Run, differing_keys
+from fedfacet.analysis.runs import Run, as_number, differing_keys
 from fedfacet.analysis.terminal import TextTable
-from fedfacet.plots.figure import saved_figure
+from fedfacet.plots.figure import COLOURS, YELLOW, saved_figure
 
 if TYPE_CHECKING:
     from fedfacet.rerun import DecomposedRound
 
 TERMS = ("local_loss", "distribution_shift_loss", "aggregation_loss")
-_COLOURS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00")  # Okabe and Ito's
+_LINES = tuple(colour for colour in COLOURS if colour != YELLOW)  # which is too light for a thin line
 _DASHES = ("-", "--", ":", "-.")
 
 
@@ -108,7 +108,9 @@ def plot_decompositions(described: Sequence[Mapping[str, Any]], path: Path) -> N
     for one in described:
         series = tuple(str(value) for key, value in one["settings"].items() if key != axis)
         points.setdefault(series, {}).setdefault(str(one["settings"].get(axis)), []).append(one)
-    values = sorted({value for line in points.values() for value in line}, key=lambda text: _number(text) or 0.0, reverse=True)
+    values = sorted(
+        {value for line in points.values() for value in line}, key=lambda text: as_number(text) or 0.0, reverse=True
+    )
     with saved_figure(path, 7.6, 2.6 + 0.17 * len(points)) as figure:
         panels = figure.subplots(1, 3, sharey=axis is None)
         for panel, term in zip(panels, TERMS, strict=True):
@@ -117,7 +119,7 @@ def plot_decompositions(described: Sequence[Mapping[str, Any]], path: Path) -> N
                 heights = list(map(fmean, seeds))
                 below = [fmean([one[term] for one in line.get(value, ())] or [np.nan]) < 0 for value in values]
                 negative |= any(below)
-                style: dict[str, Any] = {"color": _COLOURS[position % len(_COLOURS)], "label": ", ".join(series) or None}
+                style: dict[str, Any] = {"color": _LINES[position % len(_LINES)], "label": ", ".join(series) or None}
                 if axis is None:
                     hatch = {"hatch": "////", "edgecolor": "white"} if any(below) else {}
                     panel.bar([position], heights, width=0.7, **hatch, **style)
@@ -169,7 +171,7 @@ def _named_by_method(runs: Sequence[Run], keys: Sequence[str]) -> list[str]:
 
 def _place(one: Mapping[str, Any]) -> tuple[list[tuple[float, str]], int]:
     values = map(str, one["settings"].values())
-    return [(-(_number(value) or 0.0), value) for value in values], one["seed"]
+    return [(-(as_number(value) or 0.0), value) for value in values], one["seed"]
 
 
 def _label(one: Mapping[str, Any]) -> list[str]:
@@ -180,13 +182,6 @@ def _axis_of(described: Sequence[Mapping[str, Any]]) -> str | None:
     """Return the first setting that is a number everywhere, and has several values."""
     for key in described[0]["settings"]:
         values = {str(one["settings"][key]) for one in described}
-        if len(values) > 1 and all(_number(value) is not None for value in values):
+        if len(values) > 1 and all(as_number(value) is not None for value in values):
             return str(key)
     return None
-
-
-def _number(text: str) -> float | None:
-    try:
-        return float(text)
-    except ValueError:
-        return None

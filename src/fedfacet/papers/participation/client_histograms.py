@@ -1,7 +1,6 @@
 """How often clients were selected, and how well each one's model does on its own samples: histograms of runs."""
 
 import csv
-import io
 import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -12,17 +11,18 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from fedfacet.analysis.notes import notes_on_unfinished
 from fedfacet.analysis.runs import Run
-from fedfacet.analysis.tables import check_keys, group_runs, ordered
-from fedfacet.errors import ConfigError, FedFacetError
-from fedfacet.plots.figure import saved_figure
+from fedfacet.analysis.tables import check_keys, finished_of, group_runs, ordered
+from fedfacet.analysis.writers import csv_of, markdown_of
+from fedfacet.errors import FedFacetError
+from fedfacet.plots.figure import BLUE, DASHES, VERMILION, saved_figure
 from fedfacet.rerun import measure_own_samples
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 _BINS = 20
-_COLOURS = ("#0072B2", "#D55E00")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -64,10 +64,7 @@ def measure_clients(runs: Sequence[Run], *, rows: Sequence[str], columns: Sequen
         ConfigError: if no run has finished, no run has such a key, or a setting has a seed twice.
         FedFacetError: if a run has no readable ``metrics.csv`` or checkpoint, or its data set is not there.
     """
-    if not (finished := [run for run in runs if run.finished]):
-        raise ConfigError(
-            f"Expected at least one finished run, but none of {len(runs)} runs has finished: name others, or resume one."
-        )
+    finished = finished_of(runs)
     check_keys(runs, (*rows, *columns))
     groups = group_runs(finished, rows, columns)
     order = {head: place for place, head in enumerate(ordered({head for heads in groups for head in heads}))}
@@ -94,8 +91,8 @@ def plot_clients(clients: Clients, path: Path) -> None:
     with saved_figure(path, 7.2, 0.7 + 1.45 * len(clients)) as figure:
         grid = figure.subplots(len(clients), 2, sharex="col", squeeze=False)
         for (left, right), (place, runs) in zip(grid, clients.items(), strict=True):
-            _draw(left, [100 * run.selected_K / run.rounds for run in runs], bins[0], _COLOURS[0])
-            _draw(right, [100 * run.accuracies_K for run in runs], bins[1], _COLOURS[1])
+            _draw(left, [100 * run.selected_K / run.rounds for run in runs], bins[0], BLUE)
+            _draw(right, [100 * run.accuracies_K for run in runs], bins[1], VERMILION)
             worst, _, spread, mean = _spread([run.accuracies_K for run in runs])
             left.set_title(_name(place), loc="left", fontweight="bold")
             numbers = f"mean {100 * mean:.1f}, worst {100 * worst:.1f}, std {100 * spread:.1f}"
@@ -109,45 +106,44 @@ def plot_clients(clients: Clients, path: Path) -> None:
 
 def clients_csv(clients: Clients) -> str:
     """Return a line per client."""
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(["row", "column", "seed", "client", "rounds", "selected", "samples", "held_out", "accuracy"])
+    lines: list[Sequence[Any]] = [
+        ["row", "column", "seed", "client", "rounds", "selected", "samples", "held_out", "accuracy"],
+    ]
     for place, runs in clients.items():
         for run in runs:
             for client, numbers in enumerate(zip(run.selected_K, run.samples_K, run.accuracies_K, strict=True)):
                 selected, samples, accuracy = numbers
                 held_out = str(run.held_out).lower()
-                writer.writerow([*place, run.seed, client, run.rounds, selected, samples, held_out, repr(float(accuracy))])
-    return text.getvalue()
+                lines.append([*place, run.seed, client, run.rounds, selected, samples, held_out, repr(float(accuracy))])
+    return csv_of(lines)
 
 
-def clients_markdown(clients: Clients, unfinished: Sequence[Run], command: str) -> str:
-    """Return a line per setting: the spread over its clients, the mean over the seeds of each number."""
-    lines = [
-        "| setting | seeds | clients | never selected | rounds with a client, min / max / std | accuracy, mean / min / std |",
-        "| :--- | :--- | ---: | ---: | ---: | ---: |",
-    ]
-    for place, runs in clients.items():
-        fewest, most, spread, _ = _spread([run.selected_K for run in runs])
-        worst, _, unequal, mean = _spread([run.accuracies_K for run in runs])
+def clients_markdown(clients: Clients, runs: Sequence[Run], command: str) -> str:
+    """Return a line per setting: the spread over its clients, the mean over the seeds of each number.
+
+    Args:
+        clients: of at least one setting.
+        runs: those that were to be measured; the unfinished ones are named.
+        command: what the user typed.
+    """
+    accuracy, rounds = "accuracy, mean / min / std", "rounds with a client, min / max / std"
+    lines = [["setting", "seeds", "clients", "never selected", rounds, accuracy]]
+    for place, of_seeds in clients.items():
+        fewest, most, spread, _ = _spread([run.selected_K for run in of_seeds])
+        worst, _, unequal, mean = _spread([run.accuracies_K for run in of_seeds])
         lines.append(
-            f"| {_name(place)} | {' '.join(str(run.seed) for run in runs)} | {len(runs[0].selected_K)} "
-            f"| {_never(runs):g} | {fewest:.1f} / {most:.1f} / {spread:.1f} "
-            f"| {100 * mean:.2f} / {100 * worst:.2f} / {100 * unequal:.2f} |"
+            [
+                *(_name(place), " ".join(str(run.seed) for run in of_seeds), str(len(of_seeds[0].selected_K))),
+                *(f"{_never(of_seeds):g}", f"{fewest:.1f} / {most:.1f} / {spread:.1f}"),
+                f"{100 * mean:.2f} / {100 * worst:.2f} / {100 * unequal:.2f}",
+            ]
         )
-    measured = _samples([run for runs in clients.values() for run in runs])
-    lines += [
-        "",
-        f"Accuracy in percent of the last round's model, with a client's own layers where it has some, on the client's own "
-        f"{measured}. Numbers over clients are means over seeds; std is the population's. "
-        f"Made with `{command}`.",
-    ]
-    if unfinished:
-        lines += [
-            "",
-            f"Note: Left out because not finished: {', '.join(f'`{run.path}` ({run.progress})' for run in unfinished)}.",
-        ]
-    return "\n".join(lines) + "\n"
+    measured = _samples([run for of_seeds in clients.values() for run in of_seeds])
+    caption = (
+        "Accuracy in percent of the last round's model, with a client's own layers where it has some, on the client's own "
+        f"{measured}. Numbers over clients are means over seeds; std is the population's. Made with `{command}`."
+    )
+    return markdown_of(lines, caption, notes_on_unfinished(runs), flush_left=2)
 
 
 def _measured(run: Run) -> ClientsOfRun:
@@ -194,5 +190,5 @@ def _samples(runs: Sequence[ClientsOfRun]) -> str:
 def _draw(axes: "Axes", percents: Sequence[NDArray[np.float64]], edges: NDArray[np.float64], colour: str) -> None:
     heights = np.mean([np.histogram(values[~np.isnan(values)], edges)[0] for values in percents], axis=0)
     axes.bar(edges[:-1], heights, width=0.92 * np.diff(edges), align="edge", color=colour)
-    axes.axvline(_spread(percents)[3], color="black", linewidth=0.9, linestyle=(0, (4, 2)))
+    axes.axvline(_spread(percents)[3], color="black", linewidth=0.9, linestyle=DASHES)
     axes.set(xlim=(edges[0], edges[-1]), ylim=(0, 1.05 * max(heights.max(), 1)))
