@@ -343,7 +343,7 @@ class TestFedLD:
         assert "nan" not in to_markdown(table)
         (note,) = (note for note in table.notes if "not measured" in note)
         assert note == (
-            "`personal_test/acc_mean` was not measured in 1 of 2 runs, as `plain`: run them with "
+            "`personal_test/acc_mean` was not measured in 1 of 2 runs, for example `plain`: run them with "
             "`callbacks=[default,personal_evaluate]`."
         )
 
@@ -416,9 +416,9 @@ def test_settings_of_an_option_that_rows_name_are_told_where_runs_of_that_option
 
 
 def test_runs_that_are_not_at_the_papers_settings_are_told():
-    (note,) = (note for note in table_of(three("o", selector__pretraining_rounds=20)).notes if "The paper has `" in note)
-    assert note == "The paper has `selector.pretraining_rounds=1`; among these are runs with 20, as `o0`."
-    assert not [note for note in table_of(three() + three("u", selector="uniform")).notes if "The paper has `" in note]
+    (note,) = (note for note in table_of(three("o", selector__pretraining_rounds=20)).notes if "The paper uses `" in note)
+    assert note == "The paper uses `selector.pretraining_rounds=1`; some of these runs use 20, for example `o0`."
+    assert not [note for note in table_of(three() + three("u", selector="uniform")).notes if "The paper uses `" in note]
 
 
 @pytest.mark.parametrize("name", ["table5", "table8"])

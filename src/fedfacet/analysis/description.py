@@ -1,4 +1,4 @@
-"""What can be said of a federation before any training: how heterogeneous it is, and whom a selector would choose."""
+"""A federation described before any training: how heterogeneous it is, and whom a selector would choose."""
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence

@@ -49,7 +49,7 @@ class Column(NamedTuple):
     Attributes:
         name: of the setting.
         at: ``"last"``, ``"best"``, or ``"paper"`` for a paper's numbers.
-        lower_is_better: as the table's, for this column alone; ``None`` where it is no other.
+        lower_is_better: overrides the table's for this column; ``None`` keeps it.
     """
 
     name: str
@@ -67,8 +67,8 @@ class Table:
         columns: in order; one setting's last and best round are neighbours.
         cells: one per row and column.
         percent: whether the values are percentages.
-        lower_is_better: whether the smallest value of a column is its best; ``None`` where a column's rows are of different
-            kinds, so that none is.
+        lower_is_better: whether the smallest value of a column is its best; ``None`` where no value is, because a column's
+            rows are of different kinds.
         caption: what the numbers are and where they come from.
         notes: what a reader must know before trusting a cell, one sentence each.
     """
@@ -130,7 +130,7 @@ def make_table(
 
     groups = group_runs(finished, rows, columns)
     percent = is_accuracy(metric)
-    # Rows and columns of unfinished runs stay, so that their place is seen to be empty.
+    # Rows and columns of unfinished runs stay, so that the reader sees their empty cells.
     row_heads = ordered({_head(run, rows) for run in runs})
     table_columns = tuple(Column(name, m) for name in ordered({_head(run, columns) for run in runs}) for m in moments)
     cells = {
@@ -200,8 +200,8 @@ def finished_of(runs: Sequence[Run]) -> list[Run]:
     if finished := [run for run in runs if run.finished]:
         return finished
     raise ConfigError(
-        f"Expected at least one finished run, but none of {len(runs)} runs has finished: name others, or resume one, as "
-        f"{runs[0].path} ({runs[0].progress})."
+        f"Expected at least one finished run, but none of {len(runs)} runs has finished: name others, or resume one, for "
+        f"example {runs[0].path} ({runs[0].progress})."
     )
 
 
@@ -246,7 +246,7 @@ def check_seeds(
 
 
 def moments_of(runs: Sequence[Run], at: str) -> tuple[str, ...]:
-    """Return which of the last and the best round finished runs are to be read at."""
+    """Return at which rounds finished runs are read: ``"last"``, ``"best"`` or both."""
     if at == "last":
         return ("last",)
     if any(run.at("best") for run in runs):
@@ -295,7 +295,7 @@ def caption_of(
     lower_is_better: bool | None,
     command: str | None,
 ) -> str:
-    """Return what the numbers of a table are, and where they come from."""
+    """Return the caption of a table: what its numbers are, and which runs they come from."""
     last = listed(int(run.at("last")["round"]) for run in runs if "round" in run.at("last"))
     rules = {
         "last": f"after the last round ({last})",

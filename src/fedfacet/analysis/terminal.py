@@ -10,7 +10,7 @@ _IN_A_FILE = 160
 
 
 class TextTable(NamedTuple):
-    """A table; its first column and those of words are set flush left, all of them where cells are ``words``."""
+    """A table. Its first column is set flush left, and all others too if its cells are ``words``; numbers are flush right."""
 
     title: str
     columns: Sequence[str]
@@ -19,7 +19,7 @@ class TextTable(NamedTuple):
 
 
 class Told(NamedTuple):
-    """What a command has to say: ``data`` where ``output`` is json, tables and remarks where it is text; and its pictures."""
+    """What a command prints: ``data`` if ``output`` is json, tables and remarks if it is text; and the pictures it drew."""
 
     output: str
     data: Any
@@ -29,7 +29,7 @@ class Told(NamedTuple):
 
 
 def print_tables(tables: Iterable[TextTable], remarks: Iterable[str] = (), figures: Sequence[Path] = ()) -> None:
-    """Print tables, what is to be said of them, and where pictures are, folded to the terminal's width, or a file's."""
+    """Print tables, remarks on them, and the paths of pictures, folded to the width of the terminal."""
     from rich.console import Console  # late, as everything that --help need not wait for
     from rich.table import Table
 

@@ -25,7 +25,7 @@ Tell how heterogeneous a federation is, without training: its measures, every cl
   partition.KEY=VALUE       e.g. partition.scale=0.2 or partition.num_clients=100
   dataset=NAME              deal this data set's samples for real: {datasets}
   output=text|json          json prints one document and nothing else
-  simulate.selector=NAME    whom would it choose? {selectors}
+  simulate.selector=NAME    simulate whom it would choose: {selectors}
                             several, as in uniform,feddiverse, are drawn one above the other
   simulate.selector.KEY=VALUE, simulate.rounds=2000, simulate.cohort_size=9, simulate.seed=0
   paths.output_dir=DIR      where the pictures go

@@ -49,7 +49,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 2
     print(f"wrote {options.output}\n" if options.output else text, end="")
     if options.format == "csv" and table:
-        # The file has no room for them, and they must not get lost.
+        # CSV has no place for the caption and the notes.
         for sentence in (table.caption, *(f"Note: {note}" for note in table.notes)):
             print(sentence, file=sys.stderr)
     return 0
@@ -111,7 +111,7 @@ def overheads(options: argparse.Namespace, runs: "Sequence[Run]", command: str) 
 
 
 def client_histograms(options: argparse.Namespace, runs: "Sequence[Run]", command: str) -> str:
-    """Draw the clients; return what is to be said of them."""
+    """Draw the clients; return the text to print."""
     from fedfacet.papers.participation import client_histograms as histograms
 
     runs = fitting(options, runs)
@@ -126,7 +126,7 @@ def client_histograms(options: argparse.Namespace, runs: "Sequence[Run]", comman
 
 
 def drawn(options: argparse.Namespace, runs: "Sequence[Run]") -> str:
-    """Draw the figure; return what is to be said of it."""
+    """Draw the figure; return the text to print."""
     from fedfacet.papers.feddiverse.sensitivity import METRIC, measure_sensitivity, plot_sensitivity
 
     sensitivity = measure_sensitivity(runs, metric=options.metric or METRIC, where=options.where)

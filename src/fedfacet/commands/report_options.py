@@ -65,13 +65,12 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
         "tell the panels apart. The models are measured anew, which takes the data set",
     )
     options = parser.parse_args(argv)
-    others = (options.layout, options.overhead, options.metric, options.at, options.lower_is_better, options.format)
-    if options.clients and any(others):
+    chosen = (options.layout, options.metric, options.at, options.lower_is_better)
+    if options.clients and any((*chosen, options.overhead, options.format)):
         parser.error("--clients writes a picture and a csv file of its own: leave out what chooses another")
     if options.clients and options.output and options.output.suffix != ".png":
         parser.error(f"--clients writes a picture, so --output takes a name that ends in .png, but got {options.output}")
-    chosen = (options.layout, options.rows, options.columns, options.metric, options.at, options.lower_is_better)
-    if options.overhead and (any(chosen) or options.format == "latex"):
+    if options.overhead and (any((*chosen, options.rows, options.columns)) or options.format == "latex"):
         parser.error("--overhead has a table of its own, in Markdown or CSV: leave out what chooses another")
     if options.layout and (options.rows or options.columns):
         parser.error("--layout has rows and columns of its own: leave out --rows and --columns")

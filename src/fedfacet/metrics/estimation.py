@@ -1,4 +1,4 @@
-"""How far what clients disclosed of their heterogeneity is from the truth."""
+"""The error of the heterogeneity triplets that clients disclose."""
 
 import csv
 import math

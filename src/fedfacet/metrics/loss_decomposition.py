@@ -1,4 +1,4 @@
-"""FedLD's decomposition of the loss after a round: what is local, what comes of shifted data, what comes of averaging."""
+"""FedLD's decomposition of the loss after a round into a local loss, a loss from shifted data and one from averaging."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""Saved weights of a network carried into ours: into the same network, or from BatchNorm into its twin with GroupNorm."""
+"""Load saved weights into a model: into the same network, or from one with BatchNorm into its twin with GroupNorm."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -72,7 +72,7 @@ def _from_torchvision(imagenet: Any) -> object:
     except Exception as error:  # torch and pickle raise many kinds for a file that is not whole
         raise FedFacetError(
             f"Expected torchvision's ImageNet weights at {file}, but the file cannot be read ({type(error).__name__}): delete "
-            "it, so that it is fetched again, pass `model.weights=PATH`, or start from random weights by `model.weights=none`."
+            "it, so that it is fetched again, pass `model.weights=PATH`, or pass `model.weights=none` for random weights."
         ) from None
 
 

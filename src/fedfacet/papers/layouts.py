@@ -50,7 +50,7 @@ class Head:
     unless: "tuple[Head, ...]" = ()
 
     def __and__(self, other: "Head") -> "Head":
-        """Return what holds where a row and a column meet, or a federation and a column."""
+        """Return the head of the cells where two heads meet, for example of a row and a column."""
         lower_is_better = self.lower_is_better or other.lower_is_better
         return Head({**self.where, **other.where}, self.metric or other.metric, lower_is_better, self.unless + other.unless)
 
@@ -76,7 +76,7 @@ class Layout:
         where: what the configs of all its runs say.
         usual: what those of the paper's runs say; where a cell has runs that do, others are not counted.
         federations: name -> data set, partition and settings of these, in the order of the paper. Each has all the columns.
-        columns: name -> column, one without a name where a federation is a column.
+        columns: name -> column; a single one without a name if the federations are the columns.
         rows: name -> row.
         paper: row -> the paper's numbers, in the order of federations and, within one, of columns.
         notes: what a reader must know of the paper's numbers.
@@ -115,7 +115,7 @@ class _Place(NamedTuple):
     column: str
 
     def column_name(self, layout: Layout) -> str:
-        """Return what stands above the cell; a federation goes without saying where the paper has one only."""
+        """Return the head of the cell's column; it omits the federation if the paper has one only."""
         said = len(layout.federations) > 1 or self.federation not in layout.federations or not self.column
         return ", ".join(filter(None, (self.federation if said else "", self.column)))
 
@@ -170,7 +170,7 @@ def make_layout_table(
         at: ``"last"`` round as in the paper, ``"best"`` round by validation, or ``"both"``.
         std: ``"population"`` or ``"sample"``.
         where: settings that runs must have to be counted; rows and columns that have others are left out.
-        lower_is_better: whether small values of ``metric`` are good; the layout knows it of its own.
+        lower_is_better: whether small values of ``metric`` are good; the layout says that of its own metrics.
         command: what the user typed, for the caption.
 
     Raises:
@@ -214,9 +214,9 @@ def make_layout_table(
     cells: dict[tuple[str, Column], Cell] = {}
     by_metric: dict[str, dict[tuple[str, str], list[Run]]] = {}
     for place, head in places.items():
-        seeds = [run for run in members[place] if run.finished]
         if (name := place.column_name(layout)) not in shown_columns:
             continue
+        seeds = [run for run in members[place] if run.finished]
         check_seeds(f"{place.row}, {name}", seeds)
         shown = metric or head.metric or layout.metric
         by_metric.setdefault(shown, {}).update({(place.row, name): seeds} if seeds else {})
@@ -272,7 +272,7 @@ def _others(runs: Sequence[Run], layout: Layout) -> dict[str, Head]:
 
 
 def _missing(places: Mapping[_Place, Head], members: Mapping[_Place, Sequence[Run]], seeds: int) -> list[str]:
-    """Say how much of the table is not there; rows or columns that show other metrics of the same runs are one."""
+    """Say how many runs the table lacks; rows or columns that show several metrics of the same runs count once."""
     numbers = {tuple(sorted(head.where.items())): sum(run.finished for run in members[place]) for place, head in places.items()}
     lacking = sum(max(0, seeds - number) for number in numbers.values())
     without = sum(number == 0 for number in numbers.values())
@@ -290,7 +290,7 @@ def _left_out(runs: Sequence[Run], counted: Mapping[Path, Run]) -> list[str]:
 
 
 def _unlike(places: Mapping[_Place, Head], members: Mapping[_Place, Sequence[Run]]) -> list[str]:
-    """Say where the cells of a federation differ in more than its rows and columns do."""
+    """Name the federations whose cells differ in more than the rows and columns say."""
     said = {key for head in places.values() for key in head.where}
     notes = []
     for federation in dict.fromkeys(place.federation for place in places):
@@ -302,7 +302,7 @@ def _unlike(places: Mapping[_Place, Head], members: Mapping[_Place, Sequence[Run
 
 
 def _unsaid(runs: Sequence[Run], said: Collection[str]) -> list[str]:
-    """Return the keys in which runs differ, but for those said and what comes with the choice of an option that is said."""
+    """Return the keys in which runs differ, without those that the table says and those that a said option brings along."""
     differing = {key for key in differing_keys(runs) if key.split(".")[0] not in said} if runs else set()
     for group in said:
         for option in {run.setting(group) for run in runs}:
@@ -312,13 +312,15 @@ def _unsaid(runs: Sequence[Run], said: Collection[str]) -> list[str]:
 
 
 def _unusual(runs: Iterable[Run], usual: Mapping[str, str]) -> list[str]:
-    """Say which runs stand in the place of the paper's without being at its settings."""
+    """Name the settings of the paper that some of the counted runs do not have."""
     notes = []
     for key, value in usual.items():
         unlike = [run for run in runs if run.setting(key) is not None and not run.fits({key: value}) and run.finished]
         if others := {run.path: run.setting(key) for run in unlike}:
             values = ", ".join(sorted(map(str, set(others.values()))))
-            notes.append(f"The paper has `{key}={value}`; among these are runs with {values}, as `{next(iter(others))}`.")
+            notes.append(
+                f"The paper uses `{key}={value}`; some of these runs use {values}, for example `{next(iter(others))}`."
+            )
     return notes
 
 

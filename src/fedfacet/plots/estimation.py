@@ -1,4 +1,4 @@
-"""A picture of how far disclosed heterogeneity triplets are from the truth; Matplotlib is imported when it is drawn."""
+"""A picture of the triplets that clients disclosed over the true ones; Matplotlib is imported when it is drawn."""
 
 from collections import Counter
 from pathlib import Path
@@ -26,13 +26,8 @@ def plot_estimation(triplets: Triplets, path: Path) -> None:
     error = measure_estimation(triplets)
     with saved_figure(path, 7.6, 3.1) as figure:
         for column, (axes, measure) in enumerate(zip(figure.subplots(1, 3), MEASURES, strict=True)):
-            cells = Counter(
-                zip(
-                    np.rint(triplets.true[:, column] / _ALIKE).tolist(),
-                    np.rint(triplets.disclosed[:, column] / _ALIKE).tolist(),
-                    strict=True,
-                )
-            )
+            pairs = np.rint(np.stack([triplets.true[:, column], triplets.disclosed[:, column]], axis=1) / _ALIKE)
+            cells = Counter(map(tuple, pairs.tolist()))
             axes.plot([0, 1], [0, 1], color="0.4", linewidth=0.9, linestyle=DASHES, zorder=1)
             axes.scatter(
                 [_ALIKE * x for x, _ in cells],

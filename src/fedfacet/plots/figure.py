@@ -1,4 +1,4 @@
-"""The paper that all pictures are drawn on.
+"""The style of all pictures, and how they are saved.
 
 Matplotlib is imported when a picture is drawn, not before, and used through its objects only: no window, no global figure. A
 file is written whole or not at all.

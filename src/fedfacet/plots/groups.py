@@ -1,10 +1,10 @@
-"""What the groups of a data set are called where people read it."""
+"""Names of the groups of a data set for people to read."""
 
 from collections.abc import Sequence
 
 
 def group_names(class_names: Sequence[str], attribute_names: Sequence[str]) -> list[str]:
-    r"""Return a name on one line per group, in the order g = y * A + a; the class's alone where there is one attribute value.
+    r"""Return a name on one line per group, in the order g = y * A + a; the class's alone if there is one attribute value.
 
     A name that would not be seen as it is, a newline or a blank for example, is quoted and escaped.
 

@@ -25,7 +25,7 @@ TYPES = ("CI", "AI", "SC", "none")
 """The types of client in the order in which pictures and tables show them."""
 
 TYPE_COLOURS = {"CI": "#F5E5A5", "AI": "#C3E3D5", "SC": "#DCCBE6", "none": "#E6E6E6"}
-"""What each type is drawn on."""
+"""The background of each type."""
 
 MEASURES = ("class imbalance (CI)", "attribute imbalance (AI)", "spurious correlation (SC)")
 """What the three measures of a triplet are called."""

@@ -238,7 +238,9 @@ def test_runs_without_numbers_are_named(run_folder):
     empty = run_folder("c", [])
     overheads, unread = measure(good, ended, empty)
     assert [run.path for run in unread] == [ended, empty]
-    assert f"Left out for want of metrics.csv or summary.json: `{ended}`, `{empty}`." in overhead_markdown(overheads, unread)
+    assert f"Left out because metrics.csv or summary.json is missing: `{ended}`, `{empty}`." in overhead_markdown(
+        overheads, unread
+    )
 
 
 def test_runs_that_differ_beyond_the_seed_are_noted(run_folder):

@@ -1,4 +1,4 @@
-"""What a way of selecting clients costs: FedDiverse's table 2 beside what the ledgers of runs say."""
+"""What selecting clients costs: FedDiverse's table 2 beside the ledgers of runs."""
 
 import csv
 import math
@@ -21,7 +21,7 @@ _LEDGER = ("floats_down", "floats_up", "query_floats_down", "query_floats_up", "
 
 
 class PaperRow(NamedTuple):
-    """A row of the paper's table 2; what it prints as one overhead of communication is split into up and down.
+    """A row of the paper's table 2. The paper prints one overhead of communication; here it is split into up and down.
 
     Attributes:
         name: of the method.
@@ -30,7 +30,7 @@ class PaperRow(NamedTuple):
         down: floats to a client.
         client: operations on a client.
         server: operations on the server in every round.
-        operations: the latter for K clients and |θ| parameters, constants left out.
+        operations: the same as a number, for K clients and |θ| parameters and without constants.
     """
 
     name: str
@@ -62,7 +62,7 @@ PAPER = {
 
 @dataclass(frozen=True, slots=True)
 class Overhead:
-    """What one method cost besides the training of a cohort of the size that was asked for.
+    """What one method cost beyond the training of a cohort of size κ.
 
     The series have one value per round with an overhead, each the mean over the runs.
 
@@ -142,12 +142,12 @@ def overhead_markdown(overheads: Sequence[Overhead], unread: Sequence[Run] = (),
             lines.append([f"{row.name}, table 2", *row[1:5], f"{row.server} ≈ {_short(number)}"])
         lines.append(_measured(overhead))
     caption = (
-        "Lines of table 2 are per client, as FedDiverse's paper prints them (thesis, table 14), which does not tell up from "
-        f"down; its server operations are worked out for the run's K and |θ| and r = {COMPRESSION:g}. Measured lines are what "
-        "all clients together cost in a round with an overhead, from the ledger: answers to questions, models sent out for "
-        "them, samples passed through a model to find them, and all that clients which trained beyond κ sent and were sent, in "
-        "pre-training too. The server's milliseconds are those of selecting and observing without the wait for answers, in the "
-        "median round and the longest."
+        "Lines of table 2 give the cost per client, as FedDiverse's paper prints it (thesis, table 14); the paper does not "
+        f"separate up from down. Its server operations are computed for the run's K and |θ| and r = {COMPRESSION:g}. Measured "
+        "lines give what all clients together cost in a round with an overhead, from the ledger: answers to questions, models "
+        "sent out for them, samples passed through a model to answer, and all that the clients beyond κ sent and received when "
+        "they trained, in pre-training too. The server's milliseconds are those of selecting and observing, without the wait "
+        "for answers, in the median round and in the longest."
     )
     notes = [
         f"{_name(overhead)} averages runs that differ in {some(overhead.differing)}, not in the seed alone."
@@ -155,7 +155,9 @@ def overhead_markdown(overheads: Sequence[Overhead], unread: Sequence[Run] = (),
         if overhead.differing
     ]
     if unread:
-        notes.append(f"Left out for want of metrics.csv or summary.json: {', '.join(f'`{run.path}`' for run in unread)}.")
+        notes.append(
+            f"Left out because metrics.csv or summary.json is missing: {', '.join(f'`{run.path}`' for run in unread)}."
+        )
     grid = [[cell.replace("|", r"\|") for cell in line] for line in lines]
     return markdown_of(grid, caption + (f" Made with `{command}`." if command else ""), notes, flush_left=len(grid[0]))
 
@@ -203,7 +205,7 @@ def _rounds_of(run: Run) -> list[dict[str, float]]:
     try:
         for row in _table(file):
             timing = clock.get(row["round"], {})
-            # Where the wait for answers is not told apart, nothing is known of the selector.
+            # Without a column for the wait for answers, the selector's own time is not known.
             known = timing.get("seconds/ask") not in (None, "")
             rows.append(
                 {

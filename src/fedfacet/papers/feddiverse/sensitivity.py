@@ -1,4 +1,4 @@
-"""How well clients estimate their triplets under which settings: the grid of FedDiverse's figure 4."""
+"""FedDiverse's figure 4: how well clients estimate their triplets, over a grid of three settings."""
 
 import itertools
 import math
@@ -15,7 +15,7 @@ from fedfacet.errors import ConfigError
 from fedfacet.plots.figure import VERMILION, saved_figure
 
 METRIC = "heterogeneity_error/distance_max"
-"""What the paper minimises: the largest distance of a client's estimated triplet from its true one."""
+"""The paper minimises the largest distance of a client's estimated triplet from its true one."""
 
 AXES = {
     "heterogeneity.q": (0.1, 0.3, 0.5, 0.7, 0.9),
@@ -128,7 +128,7 @@ def plot_sensitivity(sensitivity: Sensitivity, path: Path) -> None:
     """
     (panel, panels), (row, rows), (column, columns) = sensitivity.axes.items()
     least, most = float(np.nanmin(sensitivity.means)), float(np.nanmax(sensitivity.means))
-    # A single value has no range: it takes the light end of a scale that has round numbers.
+    # A single value has no range, so it gets the light end of a scale that is made up.
     top = most if most > least else least + max(0.1, 0.1 * abs(least))
     with saved_figure(path, 1.1 + 0.36 * len(panels) * (len(columns) + 0.6), 1.4 + 0.3 * len(rows)) as figure:
         all_axes = figure.subplots(1, len(panels), sharey=True, squeeze=False)[0]

@@ -36,10 +36,8 @@ def describe_decompositions(runs: Sequence[Run], rounds: "Sequence[DecomposedRou
     described = []
     for run, decomposed in zip(runs, rounds, strict=True):
         parts = decomposed.decomposition
-        of_clients = zip(
-            decomposed.client_ids, parts.num_samples.tolist(), np.diag(parts.losses).tolist(),
-            (parts.losses @ parts.shares).tolist(), parts.global_losses.tolist(), strict=True,
-        )  # fmt: skip
+        columns = (parts.num_samples, np.diag(parts.losses), parts.losses @ parts.shares, parts.global_losses)
+        of_clients = zip(decomposed.client_ids, *(column.tolist() for column in columns), strict=True)
         names = ("id", "num_samples", "own_loss", "loss_on_all", "global_model_loss")
         described.append(
             {
@@ -58,10 +56,11 @@ def describe_decompositions(runs: Sequence[Run], rounds: "Sequence[DecomposedRou
 
 def tables_of(described: Sequence[Mapping[str, Any]]) -> list[TextTable]:
     """Return the tables that show decompositions, signed."""
-    rows = [
-        [*_label(one), str(one["round"]), *(f"{one[term]:+.4f}" for term in TERMS), f"{one['global_loss']:.4f}"]
-        for one in described
-    ]
+    rows = []
+    for one in described:
+        label = [*map(str, one["settings"].values())] or [Path(one["run"]).name]
+        terms = [f"{one[term]:+.4f}" for term in TERMS]
+        rows.append([*label, str(one["seed"]), str(one["round"]), *terms, f"{one['global_loss']:.4f}"])
     columns = [*(described[0]["settings"] or ["run"]), "seed", "round", "local", "shift", "aggregation", "sum = global"]
     tables = [TextTable("Loss of the new global model on the participants' samples, by what it comes from", columns, rows)]
     if len(described) == 1:
@@ -76,7 +75,7 @@ def tables_of(described: Sequence[Mapping[str, Any]]) -> list[TextTable]:
 
 
 def remarks_on(described: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Return what a reader must know about the rounds, a sentence each."""
+    """Return the warnings about the rounds, a sentence each."""
     remarks = []
     for one in described:
         if one["round"] > one["num_rounds"]:
@@ -156,7 +155,7 @@ def plot_decompositions(described: Sequence[Mapping[str, Any]], path: Path) -> N
 
 
 def _named_by_method(runs: Sequence[Run], keys: Sequence[str]) -> list[str]:
-    """Return the keys, with ``method`` in place of those that it determines, where it tells the runs apart as they do."""
+    """Return the keys; if ``method`` tells the runs apart as well, it replaces the keys that it determines."""
     methods = [run.setting("method") for run in runs]
     if not set(methods).isdisjoint({None, "null"}):
         return list(keys)
@@ -172,10 +171,6 @@ def _named_by_method(runs: Sequence[Run], keys: Sequence[str]) -> list[str]:
 def _place(one: Mapping[str, Any]) -> tuple[list[tuple[float, str]], int]:
     values = map(str, one["settings"].values())
     return [(-(as_number(value) or 0.0), value) for value in values], one["seed"]
-
-
-def _label(one: Mapping[str, Any]) -> list[str]:
-    return [*(map(str, one["settings"].values()) if one["settings"] else [Path(one["run"]).name]), str(one["seed"])]
 
 
 def _axis_of(described: Sequence[Mapping[str, Any]]) -> str | None:

@@ -1,4 +1,4 @@
-"""How often clients were selected, and how well each one's model does on its own samples: histograms of runs."""
+"""Histograms of how often clients were selected, and of each client's accuracy on its own samples."""
 
 import csv
 import math
@@ -94,7 +94,7 @@ def plot_clients(clients: Clients, path: Path) -> None:
             _draw(left, [100 * run.selected_K / run.rounds for run in runs], bins[0], BLUE)
             _draw(right, [100 * run.accuracies_K for run in runs], bins[1], VERMILION)
             worst, _, spread, mean = _spread([run.accuracies_K for run in runs])
-            left.set_title(_name(place), loc="left", fontweight="bold")
+            left.set_title(", ".join(place), loc="left", fontweight="bold")
             numbers = f"mean {100 * mean:.1f}, worst {100 * worst:.1f}, std {100 * spread:.1f}"
             right.set_title(f"never selected: {_never(runs):g}; {numbers}", loc="right")
             left.set_ylabel("clients")
@@ -133,7 +133,7 @@ def clients_markdown(clients: Clients, runs: Sequence[Run], command: str) -> str
         worst, _, unequal, mean = _spread([run.accuracies_K for run in of_seeds])
         lines.append(
             [
-                *(_name(place), " ".join(str(run.seed) for run in of_seeds), str(len(of_seeds[0].selected_K))),
+                *(", ".join(place), " ".join(str(run.seed) for run in of_seeds), str(len(of_seeds[0].selected_K))),
                 *(f"{_never(of_seeds):g}", f"{fewest:.1f} / {most:.1f} / {spread:.1f}"),
                 f"{100 * mean:.2f} / {100 * worst:.2f} / {100 * unequal:.2f}",
             ]
@@ -173,10 +173,6 @@ def _spread(values: Sequence[NDArray[Any]]) -> list[float]:
     if not all(map(len, known)):
         return [math.nan] * 4
     return np.mean([[v.min(), v.max(), v.std(), v.mean()] for v in known], axis=0).tolist()  # type: ignore[no-any-return]
-
-
-def _name(place: tuple[str, str]) -> str:
-    return ", ".join(place)
 
 
 def _never(runs: Sequence[ClientsOfRun]) -> float:
