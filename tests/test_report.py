@@ -10,6 +10,8 @@ import numpy as np
 import pytest
 from omegaconf import OmegaConf
 
+from fedfacet.commands.report import main
+
 SCRIPT = Path(__file__).parents[1] / "src" / "report.py"
 ACCURACY = {"feddiverse": [0.91, 0.94, 0.93], "uniform": [0.88, 0.86, 0.9]}
 
@@ -117,6 +119,15 @@ def test_the_command_that_a_refusal_proposes_works(logs):
     proposed = shlex.split(refused.stderr.partition("Ready to run: ")[2])
     assert proposed == ["python", "src/report.py", "logs", "--rows", "dataset,selector"]
     assert "cmnist / uniform" in report(logs, *proposed[2:]).stdout
+
+
+def test_hints_name_the_command_that_the_user_called(logs, monkeypatch, capsys):
+    """The dispatcher of the installed command sets ``sys.argv[0]``."""
+    monkeypatch.setattr(sys, "argv", ["fedfacet report"])
+    assert main([str(logs / "logs"), "--rows", "dataset"]) == 2
+    assert f"Ready to run: fedfacet report {logs / 'logs'} --rows dataset,selector" in capsys.readouterr().err
+    assert main([str(logs / "logs")]) == 0
+    assert f"Made with `fedfacet report {logs / 'logs'}`." in capsys.readouterr().out
 
 
 @pytest.mark.slow
