@@ -22,6 +22,7 @@ from fedfacet.papers.participation.client_histograms import ClientsOfRun, client
 RUN = (
     "experiment=digits_gsc", "partition=dirichlet", "federation.rounds=3", "federation.cohort_size=4", "logger=[]", "threads=1",
     "callbacks=[csv_log,save_checkpoint,summary]", "model=resnet8", "model.width=2", "selector=uniform",
+    "memory_format=contiguous_format",  # channels_last backward of so narrow convolutions corrupts the heap on some CPUs
 )  # fmt: skip
 
 
@@ -90,7 +91,7 @@ def test_one_command_writes_a_picture_a_csv_and_a_table(logs, tmp_path, capsys):
     assert {line["row"] for line in lines} == {"uniform", "probe_fairness"}
     assert all(0 <= float(line["accuracy"]) <= 1 and line["held_out"] == "false" for line in lines)
     never = sum(line["selected"] == "0" for line in lines if line["row"] == "uniform") / 2
-    assert f"| uniform, dirichlet | 0 1 | 24 | {never:g} | " in said
+    assert f"| uniform, dirichlet | 0 1 | 24 | {never:g} | " in " ".join(said.split())
     assert "on the client's own training samples" in said
 
 
