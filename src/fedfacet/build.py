@@ -1,6 +1,5 @@
 """Config -> Federation: the one place where the parts meet."""
 
-import contextlib
 import functools
 import json
 import logging
@@ -20,7 +19,6 @@ from omegaconf import DictConfig, OmegaConf
 from torch import nn
 
 from fedfacet import __version__, rng
-from fedfacet.analysis.estimation import Triplets
 from fedfacet.clients.hooks import federated_module
 from fedfacet.clients.program import Clients
 from fedfacet.clients.queries.base import Query
@@ -34,7 +32,7 @@ from fedfacet.errors import ConfigError
 from fedfacet.federation import Federation
 from fedfacet.heterogeneity import InteractionMatrix
 from fedfacet.objectives.classification import OptimizerFactory
-from fedfacet.types import WEIGHTED_DRAWS, Broadcast, ClientTask, Partition
+from fedfacet.types import WEIGHTED_DRAWS, Partition
 
 log = logging.getLogger(__name__)
 
@@ -141,23 +139,6 @@ def check_pairs(parts: Mapping[str, Any], choices: Mapping[str, Any]) -> None:
                 f"Expected a part that needs {unused[0]!r}, which {group}={choices.get(group)} gives, but there is none: "
                 "choose the other half of the method too (`method=` chooses both), or leave this half out."
             )
-
-
-def estimate_triplets(config: DictConfig, run_dir: Path) -> Triplets:
-    """Ask every client for its heterogeneity, once and on the initial model, and put the truth beside the answers.
-
-    That is what FedDiverse asks in its first round where ``pretraining_rounds`` is 1. Nobody trains; nothing is written.
-
-    Raises:
-        FedFacetError, ValueError, TypeError: as in ``build``.
-    """
-    settle(config)
-    federation = build(config, run_dir)
-    broadcast = Broadcast(federation.state.model)
-    tasks = [ClientTask(client_id, 1, config.seed, broadcast) for client_id in range(federation.num_clients)]
-    with contextlib.closing(federation.engine):
-        answers = dict(enumerate(answer.value for answer in federation.engine.ask(make(config.heterogeneity), tasks)))
-    return Triplets.of([matrix.triplet for matrix in load_data(config).matrices], answers)
 
 
 def rebuild(settings: Mapping[str, Any], run_dir: Path) -> Federation:

@@ -10,8 +10,8 @@ from fedfacet import checkpoint, state
 from fedfacet.build import rebuild, reload_data
 from fedfacet.callbacks.decomposition import Decomposition
 from fedfacet.errors import CheckpointError
-from fedfacet.loss_decomposition import LossDecomposition
 from fedfacet.metrics.group_counts import GroupCounts
+from fedfacet.metrics.loss_decomposition import LossDecomposition
 from fedfacet.schedulers.base import Scheduler
 from fedfacet.types import FederationState, ServerState
 

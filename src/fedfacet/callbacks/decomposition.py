@@ -9,8 +9,8 @@ from numpy.typing import NDArray
 from fedfacet.arguments import check_whole
 from fedfacet.callbacks.base import Callback
 from fedfacet.clients.personal_memory import local_model
-from fedfacet.loss_decomposition import LossDecomposition
 from fedfacet.metrics.group_counts import NAN
+from fedfacet.metrics.loss_decomposition import LossDecomposition
 from fedfacet.types import ClientUpdate, FederationState, State
 
 if TYPE_CHECKING:
