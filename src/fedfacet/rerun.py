@@ -6,13 +6,14 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from fedfacet import checkpoint, state
+from fedfacet import state
 from fedfacet.build import rebuild, reload_data
 from fedfacet.callbacks.decomposition import Decomposition
 from fedfacet.clients.personal_memory import own_model
 from fedfacet.errors import CheckpointError
 from fedfacet.loss_decomposition import LossDecomposition
 from fedfacet.metrics.group_counts import GroupCounts
+from fedfacet.runs import checkpoint
 from fedfacet.schedulers.base import Scheduler
 from fedfacet.types import FederationState
 
