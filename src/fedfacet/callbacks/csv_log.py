@@ -25,9 +25,9 @@ class CsvLog(Callback):
     """
 
     def __init__(self, *, run_dir: Path) -> None:
-        self._metrics = Table(run_dir / "metrics.csv")
-        self._timing = Table(run_dir / "timing.csv", adapts=True)  # one begun by another version keeps its phases
-        self._tables = (self._metrics, self._timing)
+        self.metrics = Table(run_dir / "metrics.csv")
+        self.timing = Table(run_dir / "timing.csv", adapts=True)  # one begun by another version keeps its phases
+        self._tables = (self.metrics, self.timing)
 
     def on_fit_start(self, federation: "Federation") -> None:
         """Cut back what a killed run wrote after its last checkpoint."""
@@ -42,7 +42,7 @@ class CsvLog(Callback):
             "num_arrived": len(result.arrived),
             **result.metrics,
         }
-        self._metrics.append(row)
+        self.metrics.append(row)
         # ru_maxrss is in KiB on Linux and in bytes on macOS.
         peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / (2**20 if sys.platform == "darwin" else 2**10)
         timing = {
@@ -52,7 +52,7 @@ class CsvLog(Callback):
             "peak_memory_mb": round(peak, 1),
             "engine": federation.engine.name,
         }
-        self._timing.append(timing)
+        self.timing.append(timing)
 
     def state_dict(self) -> dict[str, Any]:
         """Return by what each file is known."""
