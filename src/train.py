@@ -86,12 +86,12 @@ def print_wrapped(tell_help: Callable[[], None]) -> None:
 
 def check(job: DictConfig, run_dir: Path) -> None:
     """Have every part of a job made once, so that what one of them refuses comes out before anything is written."""
-    from fedfacet import checkpoint
     from fedfacet.build import build  # torch and lightning load here, so that --help need not wait for them
+    from fedfacet.runs import checkpoint
 
     federation = build(job, run_dir)
     if job.resume is not None:
-        federation.restore(checkpoint.load(run_dir / "checkpoints" / "last.ckpt")[0])
+        federation.restore(checkpoint.load(checkpoint.asked_for(run_dir, job.resume))[0])
 
 
 def train(config: DictConfig) -> float | None:
@@ -142,7 +142,7 @@ def run_cell(config: DictConfig, run_dir: Path, overrides: Sequence[str], holder
     if holder is not None:
         print(f"{run_dir} is left to {holder}; if that is gone, remove {run_dir / LOCK_FILE}")
         return None
-    if (run_dir / "checkpoints" / "last.ckpt").exists():
+    if any((run_dir / "checkpoints").glob("*.ckpt")):
         config.resume = str(run_dir)
     asked = " ".join(override for override in overrides if not override.startswith("sweep="))
     print(f"{run_dir} {'goes on' if config.resume else 'begins'}: {asked}", flush=True)
@@ -170,17 +170,18 @@ def run(config: DictConfig, run_dir: Path, overrides: Sequence[str]) -> float | 
     """Run one job in its folder, or go on with it."""
     import torch
 
-    from fedfacet import checkpoint
     from fedfacet.analysis.console import print_results
     from fedfacet.build import build, load_data, settle
     from fedfacet.interruption import Interruption
+    from fedfacet.runs import checkpoint
 
     threads = torch.get_num_threads()
     try:
         log.info("fedfacet %s: %s", __version__, shlex.join(["python", *sys.argv]))
         saved = None
         if config.resume is not None:
-            saved, saved_config = checkpoint.load(run_dir / "checkpoints" / "last.ckpt")
+            saved_at = checkpoint.asked_for(run_dir, config.resume)
+            saved, saved_config = checkpoint.load(saved_at)
             for name in configuration.SETTLED:
                 config[name] = saved_config[name]
             if "choice" in config.engine:  # of engine=auto
@@ -190,6 +191,7 @@ def run(config: DictConfig, run_dir: Path, overrides: Sequence[str]) -> float | 
         if saved is not None:
             check_sums(saved_config["engine"], config.engine)
             federation.restore(saved)
+            checkpoint.make_last(saved_at)
         with contextlib.closing(federation.engine):
             federation.engine.share(configuration.plain(config))
             write_run_folder(run_dir, config, load_data(config), overrides)

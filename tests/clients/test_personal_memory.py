@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from fedfacet import checkpoint, state
+from fedfacet import state
 from fedfacet.aggregators.fedavg import FedAvg
 from fedfacet.aggregators.fedgh import FedGH
 from fedfacet.aggregators.fedld import FedLD
@@ -18,6 +18,7 @@ from fedfacet.engines.vectorized import VectorizedEngine
 from fedfacet.models.resnet8 import ResNet8
 from fedfacet.personal.head import PersonalHead
 from fedfacet.personal.norm_layers import PersonalNormLayers
+from fedfacet.runs import checkpoint
 from fedfacet.selectors.round_robin import RoundRobinSelector
 from fedfacet.types import Answer, Broadcast, ClientTask, ClientUpdate
 
@@ -160,9 +161,9 @@ def test_a_resumed_run_ends_with_the_same_memory(federation, layers, tmp_path):
     part = federation(personal=personal, cohort_size=2)
     for _ in range(2):
         part.run_round()
-    checkpoint.save(tmp_path / "last.ckpt", part.state, {})
+    checkpoint.save(tmp_path / "checkpoints" / "last.ckpt", part.state, {})
     resumed = federation(personal=personal, cohort_size=2)
-    resumed.restore(checkpoint.load(tmp_path / "last.ckpt")[0])
+    resumed.restore(checkpoint.load(tmp_path / "checkpoints" / "last.ckpt")[0])
     for _ in range(2):
         resumed.run_round()
     assert state.digest(resumed.state.model) == state.digest(whole.state.model)

@@ -9,12 +9,13 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from fedfacet import checkpoint, rng, state
+from fedfacet import rng, state
 from fedfacet.clients.local_training import LocalTraining
 from fedfacet.corrections.proximal import ProximalCorrection
 from fedfacet.methods.fedpac import FedPAC, FedPACObjective
 from fedfacet.models.resnet8 import ResNet8
 from fedfacet.models.small_cnn import SmallCNN
+from fedfacet.runs import checkpoint
 from fedfacet.types import Batch, Broadcast, ClientTask
 
 SMALL, RESNET = partial(SmallCNN, width=2, hidden=4), partial(ResNet8, width=1)
@@ -226,9 +227,9 @@ def test_rounds_with_the_aggregator_resume_exactly(clients, tiny_federation, tmp
     told = [repr(whole.run_round().metrics) for _ in range(4)]
     for _ in range(2):
         part.run_round()
-    checkpoint.save(tmp_path / "last.ckpt", part.state, {})
+    checkpoint.save(tmp_path / "checkpoints" / "last.ckpt", part.state, {})
     resumed = make()
-    resumed.restore(checkpoint.load(tmp_path / "last.ckpt")[0])
+    resumed.restore(checkpoint.load(tmp_path / "checkpoints" / "last.ckpt")[0])
     assert [repr(resumed.run_round().metrics) for _ in range(2)] == told[2:]
     assert state.digest(resumed.state.model) == state.digest(whole.state.model)
     heads = whole.state.aggregator["heads"]

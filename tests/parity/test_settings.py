@@ -9,8 +9,9 @@ import pytest
 import torch
 from torch.utils.data import DataLoader
 
-from fedfacet import checkpoint, rng, state
+from fedfacet import rng, state
 from fedfacet.clients.personal_memory import own_model
+from fedfacet.runs import checkpoint
 from fedfacet.selectors.all import AllSelector
 from fedfacet.types import Batch
 
@@ -132,8 +133,8 @@ def test_both_resume_exactly(setting, optimizer, main_job, tmp_path):
     whole, first, second = make(), make(), make()
     told = [repr(whole.run_round().metrics) for _ in range(ROUNDS)]
     parts = [repr(first.run_round().metrics)]
-    checkpoint.save(tmp_path / "last.ckpt", first.state, {"seed": 0})
-    second.restore(checkpoint.load(tmp_path / "last.ckpt")[0])
+    checkpoint.save(tmp_path / "checkpoints" / "last.ckpt", first.state, {"seed": 0})
+    second.restore(checkpoint.load(tmp_path / "checkpoints" / "last.ckpt")[0])
     parts += [repr(second.run_round().metrics) for _ in range(2)]
     assert parts == told
     assert state.digest(second.state.model) == state.digest(whole.state.model)

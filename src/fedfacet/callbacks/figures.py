@@ -42,8 +42,10 @@ class Figures(Callback):
 
     def on_fit_end(self, federation: "Federation", status: str) -> None:
         """Draw how training went, and who took part."""
+        if status == "failed":  # because the run folder is gone, it may be
+            return
         self._draw_partition()
-        if status == "failed" or not federation.state.round:
+        if not federation.state.round:
             return
         if (metrics := self.run_dir / "metrics.csv").exists():
             plot_curves(metrics, self.run_dir / "curves.png", **self._names)
