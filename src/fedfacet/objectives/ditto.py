@@ -17,13 +17,13 @@ _PERSONAL = "ditto/"
 
 
 class DittoObjective(ClassificationObjective):
-    r"""Train the global model as ever, and in the same steps, on the same batches, a personal model v by
+    r"""Train the global model as ever, and beside it, in the same steps and on the same batches, a personal model v.
 
     .. math:: v \leftarrow v - \eta \left( \nabla F_k(v) + \lambda (v - w_g) \right)
 
     with w_g the global model that the client starts from. Updates are those of the global model alone, so that any aggregator
-    will do. The personal model stays in the client's memory; it is what the client answers with, and what
-    ``callbacks=evaluate_clients`` and ``personal_evaluate`` measure. A client's first v is the first global model that it is sent.
+    will do. The personal model stays in the client's memory. It is what the client answers with, and what
+    ``callbacks=evaluate_clients`` and ``personal_evaluate`` measure. A client's first v is the first global model that it gets.
 
     Source: Li et al., Ditto: Fair and Robust Federated Learning Through Personalization, ICML 2021, arXiv:2012.04221,
     algorithm 1.

@@ -18,7 +18,7 @@ _PREVIOUS = "moon/"
 
 
 class MoonObjective(ClassificationObjective):
-    r"""Add a contrastive term to the loss, with z the features, z_g the global model's and z_p the client's last model's:
+    r"""Add a contrastive term to the loss, with z the features, z_g the global model's and z_p the client's last model's.
 
     .. math:: \mu \, \ell_{con}, \qquad \ell_{con} = -\log \frac{e^{\mathrm{sim}(z, z_g) / \tau}}
         {e^{\mathrm{sim}(z, z_g) / \tau} + e^{\mathrm{sim}(z, z_p) / \tau}}
@@ -60,7 +60,8 @@ class MoonObjective(ClassificationObjective):
             raise ValueError(f"Expected `objective.temperature` to be larger than 0, but got {temperature}.")
         if not callable(getattr(model, "features", None)):
             raise ValueError(
-                f"Expected a model with `features` for objective=moon, but {type(model).__name__} has none: choose another model."
+                f"Expected a model with `features` for objective=moon, but {type(model).__name__} has none: choose another "
+                "model."
             )
         self.mu = mu
         self.temperature = temperature
