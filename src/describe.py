@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from fedfacet.analysis.terminal import TextTable, print_tables
 from fedfacet.errors import ConfigError, FedFacetError
-from fedfacet.json_text import json_text
+from fedfacet.runs.json_text import json_text
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig
@@ -269,7 +269,7 @@ def tell_decomposition(options: Sequence[str]) -> Told:
     """Tell and draw the loss of the runs that a folder holds, after one round, by what it comes from."""
     from fedfacet.analysis.decomposition import describe_decompositions, plot_decompositions, remarks_on, tables_of
     from fedfacet.analysis.runs import find_runs
-    from fedfacet.rerun import decompose_round
+    from fedfacet.runs.rerun import decompose_round
 
     given = dict(option.partition("=")[::2] for option in options)
     round, output = given.get("round"), given.get("output", "text")

@@ -24,9 +24,9 @@ from omegaconf import DictConfig, OmegaConf
 
 from fedfacet import __version__
 from fedfacet import config as configuration
-from fedfacet.cells import LOCK_FILE, Process, holder_of, lock, sole
 from fedfacet.errors import ConfigError, FedFacetError, Interrupted
-from fedfacet.whole_file import written_whole
+from fedfacet.runs.lock import LOCK_FILE, Process, holder_of, lock, sole
+from fedfacet.runs.whole_file import written_whole
 
 if TYPE_CHECKING:
     from fedfacet.build import FederatedData
@@ -173,7 +173,7 @@ def run(config: DictConfig, run_dir: Path, overrides: Sequence[str]) -> float | 
     from fedfacet import checkpoint
     from fedfacet.analysis.console import print_results
     from fedfacet.build import build, load_data, settle
-    from fedfacet.interruption import Interruption
+    from fedfacet.runs.interruption import Interruption
 
     threads = torch.get_num_threads()
     try:

@@ -14,7 +14,7 @@ from fedfacet.analysis.runs import Run, find_runs
 from fedfacet.build import build, settle
 from fedfacet.config import compose_job, plain
 from fedfacet.loss_decomposition import LossDecomposition
-from fedfacet.rerun import DecomposedRound, decompose_round
+from fedfacet.runs.rerun import DecomposedRound, decompose_round
 
 TERMS = ("local_loss", "distribution_shift_loss", "aggregation_loss")
 

@@ -16,7 +16,7 @@ from fedfacet.analysis.figure import saved_figure
 from fedfacet.analysis.runs import Run
 from fedfacet.analysis.tables import check_keys, group_runs, ordered
 from fedfacet.errors import ConfigError, FedFacetError
-from fedfacet.rerun import measure_own_samples
+from fedfacet.runs.rerun import measure_own_samples
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -12,7 +12,7 @@ from fedfacet.analysis.runs import Run, differing_keys
 from fedfacet.analysis.terminal import TextTable
 
 if TYPE_CHECKING:
-    from fedfacet.rerun import DecomposedRound
+    from fedfacet.runs.rerun import DecomposedRound
 
 TERMS = ("local_loss", "distribution_shift_loss", "aggregation_loss")
 _COLOURS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00")  # Okabe and Ito's

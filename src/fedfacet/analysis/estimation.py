@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from fedfacet.analysis.terminal import TextTable
 from fedfacet.errors import FedFacetError
 from fedfacet.heterogeneity import HeterogeneityTriplet
-from fedfacet.whole_file import written_whole
+from fedfacet.runs.whole_file import written_whole
 
 MEASURES = HeterogeneityTriplet._fields
 FILE = "heterogeneity.csv"
