@@ -52,25 +52,9 @@ def check_used(name: str, config: DictConfig, overrides: Sequence[str]) -> None:
             if group == "correction":  # no recipe has one
                 raise _not_taken(group, chosen, objective, f"choose another method than {config.choices.get('method')}")
             _say(f"The recipe's {chosen} changes nothing: {objective} has no argument `{group}`.")
-    _check_fedpac(config)
     _check_patience(config)
     if "heterogeneity" in given and not asks:
         _say(f"{given['heterogeneity']} changes nothing: selector={config.choices.selector} does not ask for heterogeneity.")
-
-
-def _check_fedpac(config: DictConfig) -> None:
-    """Hold the two halves of FedPAC to each other and to what clients keep to themselves."""
-    objective, aggregator, personal = (config.choices.get(group) for group in ("objective", "aggregator", "personal"))
-    if aggregator == "fedpac" and personal in ("head", "model"):
-        raise ConfigError(
-            f"Expected clients that send their heads to aggregator=fedpac, but with personal={personal} they keep them: choose "
-            "personal=none or norm_layers, or another aggregator."
-        )
-    if objective == "fedpac" and aggregator != "fedpac":
-        _say(
-            f"objective=fedpac aligns nothing: aggregator={aggregator} sends no mean features of the classes; aggregator=fedpac"
-            " does."
-        )
 
 
 def _check_patience(config: DictConfig) -> None:
