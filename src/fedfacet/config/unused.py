@@ -6,11 +6,11 @@ import logging
 import math
 from collections.abc import Sequence
 
-from hydra import initialize_config_dir
 from hydra.utils import get_object
 from omegaconf import DictConfig, OmegaConf
 
 from fedfacet.config.compose import conf_dir
+from fedfacet.config.hydra_private import initialized
 from fedfacet.config.mistakes import usual
 from fedfacet.errors import ConfigError
 
@@ -34,7 +34,7 @@ def check_used(name: str, config: DictConfig, overrides: Sequence[str]) -> None:
         ConfigError: naming the group and the objective.
     """
     given = {override.lstrip("+~").split("=")[0].split(".")[0]: override.replace("'", "") for override in overrides}
-    with initialize_config_dir(str(conf_dir()), version_base="1.3"):
+    with initialized(str(conf_dir())):
         default_options = usual(name)[1]
     asks, taken = "heterogeneity" in _arguments(config.selector), _arguments(config.objective)
     for group in (group for group in TAKEN_BY_THE_OBJECTIVE if group not in taken):
