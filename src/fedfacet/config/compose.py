@@ -18,6 +18,7 @@ from fedfacet.config.checks import check_arguments, check_parts, check_recipe, c
 from fedfacet.config.hydra_private import composed, initialized, parsed
 from fedfacet.config.mistakes import COMPOSE_ERRORS, check_added, explain, unknown, usual
 from fedfacet.config.nodes import BESIDE_ARGUMENTS, flat_keys, plain, targets, without_hydra
+from fedfacet.config.where_present import check_where_present
 from fedfacet.errors import ConfigError, FedFacetError
 
 
@@ -51,12 +52,13 @@ def compose_job(name: str, overrides: Sequence[str]) -> tuple[DictConfig, DictCo
         for override in overrides:
             if override.startswith("+"):
                 check_added(name, whole, override)
-    own = without_hydra(whole)
+        own = without_hydra(whole)
+        check_where_present(name, base, own, overrides)
     if strangers := [key for key in map(str, own) if key not in base and key not in whole.hydra.runtime.choices]:
         raise ConfigError(unknown(strangers[0], flat_keys(base)))
     config = finalized(own, overrides, whole.hydra.runtime.choices)
     check_parts(base, config, default_options)
-    check_recipe(base, own, config)
+    check_recipe(base, config)
     try:
         settings = plain(config)
     except OmegaConfBaseException as error:

@@ -47,6 +47,7 @@ class _Yamls(ConfigRepository):
         super().__init__(search_path)
         self.loaded: dict[tuple[str, ...], Any] = {}
         self.composed: dict[tuple[str, ...], DictConfig] = {}
+        self.options: dict[tuple[str, ...], dict[str, DictConfig]] = {}
 
     def __deepcopy__(self, memo: object) -> "_Yamls":
         """Return what Hydra may give other sources, which it does to a copy for every job."""
@@ -112,3 +113,19 @@ def composed(name: str, overrides: Sequence[str]) -> DictConfig:
     config.hydra.overrides.task = [one.input_line for one in tasks]
     config.hydra.job.override_dirname = get_overrides_dirname(tasks, **config.hydra.job.config.override_dirname)
     return config
+
+
+def options_of_group(name: str, group: str, searchpath: Sequence[str]) -> dict[str, DictConfig]:
+    """Return the options of a group with what their yamls hold; to be called while ``initialized``.
+
+    Args:
+        name: of the primary config.
+        group: its name.
+        searchpath: overrides that say where else configs lie.
+    """
+    loader: Any = GlobalHydra.instance().config_loader()
+    options: dict[tuple[str, ...], dict[str, DictConfig]] = loader.repository.options
+    if (key := (name, group, *searchpath)) not in options:
+        _, yamls = loader._parse_overrides_and_create_caching_repo(name, list(searchpath))
+        options[key] = {one: yamls.load_config(f"{group}/{one}").config for one in yamls.get_group_options(group)}
+    return options[key]

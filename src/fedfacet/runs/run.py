@@ -62,7 +62,9 @@ class Run:
             raise CheckpointError(f"Expected a run that has ended, but {folder} has no model: go on with it by resume().")
         settings = json.loads((folder / "config.json").read_text(encoding="utf-8"))
         facts = {name: settings.pop(name) for name in ("num_classes", "input_shape")}
-        model: nn.Module = configuration.make(OmegaConf.create(settings), **facts | {"input_shape": tuple(facts["input_shape"])})
+        model: nn.Module = configuration.make(
+            OmegaConf.create(settings), **facts | {"input_shape": tuple(facts["input_shape"])}
+        )
         try:
             model.load_state_dict(load_file(folder / "model.safetensors"))
         except RuntimeError:
