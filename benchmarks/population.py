@@ -22,15 +22,14 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "src"))
 from fedfacet.aggregators.fedavg import FedAvg
 from fedfacet.callbacks.csv_log import CsvLog
 from fedfacet.callbacks.save_checkpoint import SaveCheckpoint
+from fedfacet.clients.program import Clients
 from fedfacet.clients.queries.interaction_matrix import DisclosedInteractionMatrix
 from fedfacet.clients.queries.local_loss import LocalLoss
 from fedfacet.clients.queries.num_samples import NumSamples
 from fedfacet.clients.queries.true_heterogeneity import TrueHeterogeneity
-from fedfacet.clients.runtime import ClientRuntime
 from fedfacet.engines.base import Engine
 from fedfacet.federation import Federation
 from fedfacet.metrics.group_counts import GroupCounts
-from fedfacet.participation.always import Always
 from fedfacet.selectors.base import ClientSelector
 from fedfacet.selectors.feddiverse import FedDiverseSelector
 from fedfacet.selectors.fedpns import FedPNSSelector
@@ -60,7 +59,7 @@ class Effortless(Engine):
             "num_samples": generator.integers(1, 40, num_clients).tolist(),
         }
 
-    def setup(self, runtime: ClientRuntime) -> None:
+    def setup(self, runtime: Clients) -> None:
         """Need nothing."""
 
     def run(self, tasks: Iterable[ClientTask]) -> Iterator[ClientUpdate]:
@@ -142,7 +141,6 @@ def measure(options: argparse.Namespace, digest: str) -> Iterator[tuple[str, lis
                 engine=engine,
                 selector=selector,
                 aggregator=FedAvg(),
-                participation=Always(),
                 rounds=10**9,
                 cohort_size=options.cohort,
                 seed=0,

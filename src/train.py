@@ -8,8 +8,8 @@ def train(job: Job) -> None:
     """Run one job in its run folder, or go on with it."""
     from fedfacet.runs.opened import opened  # torch and lightning load here, so that --help need not wait for them
 
-    with opened(job) as run:
-        run.federation.fit(run.poll)
+    with opened(job) as federation:
+        federation.fit()
 
 
 if __name__ == "__main__":

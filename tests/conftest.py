@@ -16,16 +16,15 @@ import torch
 from hypothesis import settings
 from omegaconf import OmegaConf
 
-from fedfacet import rng, state
+from fedfacet import rng
 from fedfacet.aggregators.fedavg import FedAvg
 from fedfacet.clients.local_training import LocalTraining
-from fedfacet.clients.runtime import ClientRuntime
-from fedfacet.data.dataset import Dataset, InMemoryImages
+from fedfacet.clients.program import Clients
+from fedfacet.data.dataset import Dataset, InMemoryInputs
 from fedfacet.engines.sequential import SequentialEngine
 from fedfacet.federation import Federation
 from fedfacet.models.small_cnn import SmallCNN
 from fedfacet.objectives.classification import ClassificationObjective
-from fedfacet.participation.always import Always
 from fedfacet.partitioners.interaction_matrix import InteractionMatrixPartitioner
 from fedfacet.selectors.uniform import UniformSelector
 
@@ -83,7 +82,7 @@ def toy_dataset():
         pixels[:, :, 2:] += (a * (150 // max(A - 1, 1)))[:, None, None, None]
         num_train = int(per_cell.sum())
         return Dataset(
-            images=InMemoryImages(torch.from_numpy(pixels.astype(np.uint8))),
+            inputs=InMemoryInputs(torch.from_numpy(pixels.astype(np.uint8))),
             y=y,
             a=a,
             train=np.arange(num_train),
@@ -100,7 +99,7 @@ def toy_dataset():
 
 @pytest.fixture(scope="session")
 def tiny_clients(toy_dataset):
-    """Return a function that makes the clients of a tiny federation, as a ``ClientRuntime``; a run is milliseconds.
+    """Return a function that makes the clients of a tiny federation, as ``Clients``; a run is milliseconds.
 
     ``matrices`` has an interaction matrix per client; ``model`` maps (num_classes, input_shape) to a module; ``lr`` and
     ``momentum`` are of the clients' SGD; ``objective`` replaces the classification with such a model.
@@ -128,7 +127,7 @@ def tiny_clients(toy_dataset):
                     model(dataset.num_classes, (1, 4, 4)), correction=correction, optimizer=optimizer
                 )
         local = local or LocalTraining(batch_size=8)
-        return ClientRuntime(objective, optimizer, dataset, partition, local, transforms, torch.device("cpu"))
+        return Clients(objective, optimizer, dataset, partition, local, transforms, torch.device("cpu"))
 
     return make
 
@@ -156,13 +155,12 @@ def tiny_federation(tiny_clients):
         engine = engine or SequentialEngine(device="cpu")
         engine.setup(clients)
         return Federation(
-            model=state.clone(clients.objective.model.state_dict()),
-            num_clients=clients.partition.num_clients,
+            facts=clients.facts,
             partition_digest=clients.partition.digest,
             engine=engine,
             selector=selector or UniformSelector(),
             aggregator=aggregator or FedAvg(),
-            participation=participation or Always(),
+            participation=participation,
             rounds=rounds,
             cohort_size=cohort_size,
             seed=seed,

@@ -12,14 +12,14 @@ from fedfacet.aggregators.fedavg import FedAvg
 from fedfacet.aggregators.fedavgm import FedAvgM
 from fedfacet.build import build
 from fedfacet.callbacks.base import Callback
+from fedfacet.clients.hooks import federated_module
 from fedfacet.clients.local_training import LocalTraining
+from fedfacet.clients.program import Clients
 from fedfacet.clients.queries.base import Query
 from fedfacet.clients.queries.true_heterogeneity import TrueHeterogeneity
-from fedfacet.clients.runtime import ClientRuntime
-from fedfacet.clients.workbench import federated_module
 from fedfacet.config import compose_job
 from fedfacet.corrections.base import Correction
-from fedfacet.data.dataset import Dataset, InMemoryImages
+from fedfacet.data.dataset import Dataset, InMemoryInputs
 from fedfacet.engines.sequential import SequentialEngine
 from fedfacet.errors import BadUpdateError, CheckpointError, Interrupted, SelectionError
 from fedfacet.federation import Federation
@@ -106,7 +106,7 @@ def make():
         total = NUM_CLIENTS * SAMPLES
         positions = np.arange(total)
         dataset = Dataset(
-            images=InMemoryImages(torch.from_numpy(draw.integers(0, 256, size=(total, 1, 2, 3))).to(torch.uint8)),
+            inputs=InMemoryInputs(torch.from_numpy(draw.integers(0, 256, size=(total, 1, 2, 3))).to(torch.uint8)),
             y=draw.integers(2, size=total),
             a=draw.integers(2, size=total),
             train=positions,
@@ -127,7 +127,7 @@ def make():
         objective = ClassificationObjective(model, correction=correction, optimizer=sgd)
         engine = SequentialEngine(device="cpu")
         local = local if local is not None else LocalTraining(batch_size=4)
-        engine.setup(ClientRuntime(objective, sgd, dataset, partition, local, transforms, torch.device("cpu")))
+        engine.setup(Clients(objective, sgd, dataset, partition, local, transforms, torch.device("cpu")))
         return Federation(
             **{
                 "model": state.clone(federated_module(objective).state_dict()),

@@ -1,6 +1,5 @@
 """Config -> Federation: the one place where the parts meet."""
 
-import contextlib
 import functools
 import json
 import logging
@@ -19,10 +18,10 @@ from numpy.typing import NDArray
 from omegaconf import DictConfig, OmegaConf
 from torch import nn
 
-from fedfacet import __version__, rng, state
-from fedfacet.analysis.estimation import Triplets
-from fedfacet.clients.runtime import ClientRuntime
-from fedfacet.clients.workbench import federated_module
+from fedfacet import __version__, rng
+from fedfacet.clients.hooks import federated_module
+from fedfacet.clients.program import Clients
+from fedfacet.clients.queries.base import Query
 from fedfacet.config import SETTLED, make, plain
 from fedfacet.data.dataset import Dataset
 from fedfacet.data.local_holdout import hold_out_locally
@@ -33,9 +32,12 @@ from fedfacet.errors import ConfigError
 from fedfacet.federation import Federation
 from fedfacet.heterogeneity import InteractionMatrix
 from fedfacet.objectives.classification import OptimizerFactory
-from fedfacet.types import Broadcast, ClientTask, Partition
+from fedfacet.types import WEIGHTED_DRAWS, Partition
 
 log = logging.getLogger(__name__)
+
+OPTIONAL = frozenset({WEIGHTED_DRAWS})
+"""What a part may give though nobody needs it, since it costs nothing."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -73,8 +75,8 @@ def build(config: DictConfig, run_dir: Path) -> Federation:
     dataset, partition = data.dataset, data.partition
     selector = make(config.selector, heterogeneity=make(config.heterogeneity))
     engine = make(config.engine)
-    runtime = _runtime(config, data)
-    engine.setup(runtime)
+    clients = _clients(config, data)
+    engine.setup(clients)
     facts = {
         "run_dir": run_dir,
         "run_config": plain(config),
@@ -84,43 +86,59 @@ def build(config: DictConfig, run_dir: Path) -> Federation:
         "group_weights": np.sum([matrix.counts for matrix in data.matrices], axis=0).ravel().tolist(),
         "num_attributes": dataset.num_attributes,
         "rounds": config.federation.rounds,
-        "trains_on": str(runtime.device),
-        "facts": _facts(config, data, runtime.device, engine),
+        "trains_on": str(clients.device),
+        "facts": _facts(config, data, clients.device, engine),
         "model_config": plain(config)["model"] | {"num_classes": dataset.num_classes, "input_shape": dataset.input_shape},
     }
+    aggregator, participation = make(config.aggregator), make(config.participation)
+    check_pairs(
+        {"objective": clients.objective, "aggregator": aggregator, "selector": selector, "participation": participation},
+        config.choices,
+    )
+    for query in vars(selector).values():
+        if isinstance(query, Query):
+            query.check(clients.program.module)
     return Federation(
-        model=state.clone(federated_module(runtime.objective).state_dict()),
-        num_clients=partition.num_clients,
+        facts=clients.facts,
         partition_digest=partition.digest,
         engine=engine,
         selector=selector,
-        aggregator=make(config.aggregator),
-        participation=make(config.participation),
+        aggregator=aggregator,
+        participation=participation,
         rounds=config.federation.rounds,
         cohort_size=1 if config.federation.pooled else config.federation.cohort_size,
         seed=config.seed,
         on_bad_update=config.federation.on_bad_update,
         scheduler=make(config.scheduler) if "scheduler" in config else None,
         callbacks={name: make(node, **facts) for name, node in {**config.callbacks, **config.logger}.items()},
-        personal=runtime.personal,
     )
 
 
-def estimate_triplets(config: DictConfig, run_dir: Path) -> Triplets:
-    """Ask every client for its heterogeneity, once and on the initial model, and put the truth beside the answers.
+def check_pairs(parts: Mapping[str, Any], choices: Mapping[str, Any]) -> None:
+    """Refuse a method of which only a half was chosen: every name that one part needs some part must give, and the reverse.
 
-    That is what FedDiverse asks in its first round where ``pretraining_rounds`` is 1. Nobody trains; nothing is written.
+    Args:
+        parts: group -> part, each with ``gives`` and ``needs`` where it has any.
+        choices: group -> the option that was chosen, for the message.
 
     Raises:
-        FedFacetError, ValueError, TypeError: as in ``build``.
+        ConfigError: naming the half that is there, and what it lacks.
     """
-    settle(config)
-    federation = build(config, run_dir)
-    broadcast = Broadcast(federation.state.model)
-    tasks = [ClientTask(client_id, 1, config.seed, broadcast) for client_id in range(federation.num_clients)]
-    with contextlib.closing(federation.engine):
-        answers = dict(enumerate(answer.value for answer in federation.engine.ask(make(config.heterogeneity), tasks)))
-    return Triplets.of([matrix.triplet for matrix in load_data(config).matrices], answers)
+    gives: dict[str, frozenset[str]] = {group: getattr(part, "gives", frozenset()) for group, part in parts.items()}
+    needs: dict[str, frozenset[str]] = {group: getattr(part, "needs", frozenset()) for group, part in parts.items()}
+    given, needed = (frozenset[str]().union(*sets.values()) for sets in (gives, needs))
+    for group, names in needs.items():
+        if lacking := sorted(names - given):
+            raise ConfigError(
+                f"Expected a part that gives {lacking[0]!r}, which {group}={choices.get(group)} needs, but there is none: "
+                "choose the other half of the method too (`method=` chooses both), or leave this half out."
+            )
+    for group, names in gives.items():
+        if unused := sorted(names - needed - OPTIONAL):
+            raise ConfigError(
+                f"Expected a part that needs {unused[0]!r}, which {group}={choices.get(group)} gives, but there is none: "
+                "choose the other half of the method too (`method=` chooses both), or leave this half out."
+            )
 
 
 def rebuild(settings: Mapping[str, Any], run_dir: Path) -> Federation:
@@ -150,9 +168,9 @@ def settle(config: DictConfig) -> None:
         torch.set_num_threads(config.threads)
     config.memory_format = config.memory_format or _memory_format(_device(engine.device))
     if isinstance(engine, AutoEngine) and engine.choice is None:
-        runtime, federation = _runtime(config, load_data(config)), config.federation
+        clients, federation = _clients(config, load_data(config)), config.federation
         free = {name for name in SETTLED if config[name] is None}
-        choice, settled = engine.choose(runtime, federation.cohort_size, federation.rounds, free)
+        choice, settled = engine.choose(clients, federation.cohort_size, federation.rounds, free)
         config.engine.choice = choice
         for name, value in settled.items():
             config[name] = value
@@ -185,7 +203,7 @@ def _load_data(parts: str) -> FederatedData:
     return FederatedData(dataset, partition, val, local_holdout)
 
 
-def _runtime(config: DictConfig, data: FederatedData) -> ClientRuntime:
+def _clients(config: DictConfig, data: FederatedData) -> Clients:
     """Make the clients."""
     dataset = data.dataset
     device = _device(config.engine.device)
@@ -201,8 +219,8 @@ def _runtime(config: DictConfig, data: FederatedData) -> ClientRuntime:
     optimizer, loss = _unguarded(optimizer), _unguarded(loss)
     objective = make(config.objective, model=model, loss=loss, correction=make(config.correction), optimizer=optimizer)
     memory_format = getattr(torch, config.memory_format or _memory_format(device))
-    personal = make(config.personal).names(federated_module(objective))
-    return ClientRuntime(
+    personal = make(config.personal)
+    return Clients(
         objective=objective.to(device=device, memory_format=memory_format),
         optimizer=optimizer,
         dataset=dataset,
@@ -213,7 +231,7 @@ def _runtime(config: DictConfig, data: FederatedData) -> ClientRuntime:
         memory_format=memory_format,
         precision=config.precision or "32-true",
         compile=bool(config.compile),
-        personal=personal,
+        personal=personal.names(federated_module(objective)) if personal is not None else frozenset(),
     )
 
 

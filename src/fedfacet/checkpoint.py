@@ -10,8 +10,8 @@ from typing import Any
 import torch
 
 from fedfacet.errors import CheckpointError
-from fedfacet.runs.whole_file import written_whole
 from fedfacet.types import FederationState
+from fedfacet.whole_file import written_whole
 
 _FORMAT = 1
 

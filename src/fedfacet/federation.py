@@ -7,18 +7,19 @@ Rounds are counted from 1.
 
 import itertools
 import logging
-from collections.abc import Callable, Iterator, Mapping, Sequence, Set
+import math
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from functools import partial
+from numbers import Integral, Real
 from typing import Any
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 
 from fedfacet import rng, state
 from fedfacet.aggregators.base import Aggregator
 from fedfacet.arguments import check_choice, check_whole
-from fedfacet.bookkeeping import Clock, Receipt, fault_of, training_metrics
 from fedfacet.callbacks.base import Callback
 from fedfacet.engines.base import Engine
 from fedfacet.errors import BadUpdateError, CheckpointError, Interrupted, SelectionError
@@ -27,8 +28,10 @@ from fedfacet.schedulers.base import Scheduler
 from fedfacet.selectors.base import ClientSelector
 from fedfacet.types import (
     Broadcast,
+    ClientReceipt,
     ClientTask,
     ClientUpdate,
+    Facts,
     FederationState,
     Ledger,
     Query,
@@ -44,20 +47,18 @@ class Federation:
     """A server, its clients behind an engine, and the rounds between them.
 
     Args:
-        model: the initial global model.
-        num_clients: the size of the population, 1 or larger.
+        facts: the initial model, the number of clients, and what these send.
         partition_digest: of the partition, saved so that a checkpoint knows what it belongs to.
         engine: runs the clients; already set up.
         selector: says who takes part.
         aggregator: makes the next model.
-        participation: says who is able to take part and how a client's round may end.
+        participation: says who is able to take part and how a client's round may end; ``None`` for everybody, always.
         rounds: how many rounds to run, 1 or larger.
-        cohort_size: how many clients a round asks for by default, between 1 and ``num_clients``.
+        cohort_size: how many clients a round asks for by default, between 1 and the number of clients.
         seed: of initial weights, selection and local training; 0 or larger.
-        on_bad_update: ``"raise"`` or ``"drop"`` an update with NaN, infinity or the wrong shapes.
+        on_bad_update: ``"raise"`` or ``"drop"`` an update that is malformed or holds NaN or infinity.
         callbacks: name -> callback, called in this order.
         scheduler: of the clients' learning rate; ``None`` for a constant one.
-        personal: names of the model's tensors that stay with clients, which each needs to be sent only once.
 
     Raises:
         ValueError: if a number is out of range.
@@ -66,35 +67,29 @@ class Federation:
     def __init__(
         self,
         *,
-        model: State,
-        num_clients: int,
+        facts: Facts,
         partition_digest: str,
         engine: Engine,
         selector: ClientSelector,
         aggregator: Aggregator,
-        participation: Participation,
+        participation: Participation | None = None,
         rounds: int,
         cohort_size: int,
         seed: int,
         on_bad_update: str = "raise",
         callbacks: Mapping[str, Callback] | None = None,
         scheduler: Scheduler | None = None,
-        personal: Set[str] = frozenset(),
     ) -> None:
         check_whole("federation.rounds", rounds)
-        if not isinstance(cohort_size, int) or not 1 <= cohort_size <= num_clients:
+        if not isinstance(cohort_size, int) or not 1 <= cohort_size <= facts.num_clients:
             raise ValueError(
-                f"Expected `federation.cohort_size` between 1 and the federation's {num_clients} clients, but got "
+                f"Expected `federation.cohort_size` between 1 and the federation's {facts.num_clients} clients, but got "
                 f"{cohort_size!r}: lower it or choose a partition with more clients."
             )
         check_whole("seed", seed, 0)
         check_choice("federation.on_bad_update", on_bad_update, ("raise", "drop"))
-        if participation.gives_weights and not selector.draws_by_weights:
-            raise ValueError(
-                f"Expected a selector that draws clients by the weights of `participation`, but {type(selector).__name__} does "
-                "not: choose `selector=uniform`, or a participation without weights such as `participation.mode=available`."
-            )
-        self.num_clients = num_clients
+        self.facts = facts
+        self.num_clients = facts.num_clients
         self.engine = engine
         self.selector = selector
         self.aggregator = aggregator
@@ -105,19 +100,19 @@ class Federation:
         self.on_bad_update = on_bad_update
         self.callbacks = dict(callbacks or {})
         self.scheduler = scheduler
-        self.personal = personal
-        self._poll: Callable[[], None] = lambda: None
+        self._extras = aggregator.extras(facts)
+        self._stop_signal: int | None = None
         self.state = FederationState(
             round=0,
-            model=state.clone(model),
+            model=state.clone(facts.model),
             memory={},
             disclosures={},
-            participation_counts=torch.zeros(num_clients, dtype=torch.int64),
-            selector=selector.state_dict(),
-            aggregator=aggregator.state_dict(),
+            participation_counts=torch.zeros(facts.num_clients, dtype=torch.int64),
+            selector=selector.init(facts),
+            aggregator=aggregator.init(facts),
+            scheduler=scheduler.init() if scheduler is not None else {},
             callbacks={name: callback.state_dict() for name, callback in self.callbacks.items()},
             partition_digest=partition_digest,
-            scheduler=scheduler.state_dict() if scheduler is not None else {},
         )
 
     def restore(self, saved: FederationState) -> None:
@@ -132,30 +127,25 @@ class Federation:
                 f"{saved.partition_digest[:12]}: bring back the data set that the run was started on, or start a new run."
             )
         self.state = saved
-        self.selector.load_state_dict(saved.selector)
-        self.aggregator.load_state_dict(saved.aggregator)
-        if self.scheduler is not None:
-            self.scheduler.load_state_dict(saved.scheduler)
         for name in self.callbacks.keys() & saved.callbacks.keys():  # a logger may have come or gone since
             self.callbacks[name].load_state_dict(saved.callbacks[name])
 
-    def fit(self, poll: Callable[[], None] = lambda: None) -> FederationState:
-        """Run the rounds that are left.
+    def stop(self, signal: int) -> None:
+        """Ask for an end: ``fit`` raises ``Interrupted`` before the next client, and the state stays that of the last round."""
+        self._stop_signal = signal
 
-        Args:
-            poll: called between clients; it may raise ``Interrupted``, upon which the round in progress is given up and the
-                state stays that of the last whole round.
+    def fit(self) -> FederationState:
+        """Run the rounds that are left, and return the final state.
 
-        Returns:
-            The final state.
+        Raises:
+            Interrupted: after ``stop``.
         """
-        self._poll = poll
         status = "failed"
         try:
             for callback in self.callbacks.values():
                 callback.on_fit_start(self)
             while self.state.round < self.rounds:
-                poll()
+                self._check_stop()
                 self.run_round()
             status = "finished"
         except Interrupted:
@@ -167,191 +157,182 @@ class Federation:
 
     def run_round(self) -> RoundResult:
         """Run one round, and make it part of the state."""
-        round, before = self.state.round + 1, self.state.model
-        ledger = Ledger()
-        clock = Clock()
+        before, round, seed = self.state, self.state.round + 1, self.seed
+        notes = _Notes(disclosures={name: dict(answers) for name, answers in before.disclosures.items()})
 
         # 1. Who is able to take part?
-        available = self.participation.available(self.num_clients, rng.stream(self.seed, "available", round))
+        available, log_weights = tuple(range(self.num_clients)), None
+        if self.participation is not None:
+            available = self.participation.available(self.num_clients, rng.stream(seed, "available", round))
+            if self.participation.gives_weights:
+                draw = rng.stream(seed, "participation-weights", round)
+                log_weights = self.participation.log_weights(self.num_clients, draw)
 
         # 2. Who does? What the selector asks of clients on its way is counted and remembered.
-        disclosures = {name: dict(answers) for name, answers in self.state.disclosures.items()}
-        received_model: set[int] = set()
-        begun: dict[int, int] = {}
-        cohort = self._select(
-            SelectionContext(
-                round=round,
-                num_clients=self.num_clients,
-                cohort_size=self.cohort_size,
-                available=available,
-                disclosed=disclosures,
-                rng=rng.stream(self.seed, "selection", round),
-                ask=clock.apart("ask", self._asker(round, available, disclosures, received_model, begun, ledger)),
-                log_weights=self._log_weights(round),
-            )
+        context = SelectionContext(
+            round=round,
+            num_clients=self.num_clients,
+            cohort_size=self.cohort_size,
+            places=min(self.cohort_size, len(available)),
+            available=available,
+            disclosed=notes.disclosures,
+            rng=rng.stream(seed, "selection", round),
+            ask=partial(self._ask, notes, available),
+            log_weights=log_weights,
         )
-        whole, own = (state.num_floats(part) for part in (before, {name: before[name] for name in self.personal}))
-        knows_own = self.state.participation_counts > 0
-
-        def floats_of(broadcast: Broadcast, client_id: int) -> int:
-            sent = whole if broadcast.model is before else state.num_floats(broadcast.model)
-            return sent + state.num_floats(broadcast.extras) - own * int(knows_own[client_id])
-
-        strangers = received_model - set(cohort)
-        ledger.query_floats_down = sum(floats_of(self.aggregator.broadcast(before, k), k) for k in strangers)
-        clock.lap("select")
+        cohort = self._checked(self.selector.select(before.selector, context), context) if available else []
+        for client_id in notes.received_model - set(cohort):
+            notes.ledger.query_floats_down += self._num_floats_sent(self.sent(before, client_id), client_id)
+        notes.lap("select")
 
         # 3.-4. Each is sent the model with an order of its own; those who will not answer get no order.
         tasks = []
         for client_id in cohort:
-            broadcast = self.aggregator.broadcast(before, client_id)
-            ledger.floats_down += floats_of(broadcast, client_id)
-            fraction = self.participation.outcome(client_id, partial(rng.stream, self.seed, "outcome", round, client_id))
-            if fraction > 0:
-                memory = self.state.memory.get(client_id, {})
-                tasks.append(ClientTask(client_id, round, self.seed, broadcast, memory, fraction, self.lr_factor(round)))
-        ledger.query_samples += sum(begun[client_id] for client_id in begun.keys() - {task.client_id for task in tasks})
+            task = self._task(client_id)
+            notes.ledger.floats_down += self._num_floats_sent(task.broadcast, client_id)
+            if self.participation is not None:
+                draws = partial(rng.stream, seed, "outcome", round, client_id)
+                task = replace(task, step_fraction=self.participation.outcome(client_id, draws))
+            if task.step_fraction > 0:
+                tasks.append(task)
+        silent = notes.begun.keys() - {task.client_id for task in tasks}
+        notes.ledger.query_samples += sum(notes.begun[client_id] for client_id in silent)
 
         # 5.-7. They train; their updates cross back one by one, in cohort order, and are folded into the next model.
         watching = [callback for callback in self.callbacks.values() if callback.needs_updates]
-        kept: list[ClientUpdate] | None = [] if watching or self.selector.needs_updates else None
-        receipts: list[Receipt] = []
-        updates = self._receive(self.engine.run(tasks), round, len(tasks), ledger, receipts, kept)
-        first = next(updates, None)
-        after = before if first is None else self.aggregator.aggregate(before, itertools.chain([first], updates))
-        clock.lap("train")
+        notes.keeps_updates = bool(watching) or self.selector.needs_updates(before.selector)
+        updates = self._received(tasks, notes)
+        server, model, first = before.aggregator, before.model, next(updates, None)
+        if first is not None:  # no update at all leaves model and aggregator as they were
+            server, model = self.aggregator.aggregate(server, model, itertools.chain([first], updates))
+        if not state.all_finite(model):
+            raise BadUpdateError(
+                f"Expected a finite model after round {round}, but {type(self.aggregator).__name__} made NaN or infinity of "
+                "finite updates: lower the learning rate, of the clients or of the aggregator."
+            )
+        notes.lap("train")
 
         # 8. Those who asked for the updates see them, before they are freed.
         for callback in watching:
-            callback.on_updates(round, before, kept or [], after)
+            callback.on_updates(self, notes.updates)
 
         # 9. The round becomes part of the state.
-        self.state.round = round
-        self.state.model = after
-        self.state.memory = self.state.memory | {receipt.client_id: receipt.memory for receipt in receipts if receipt.memory}
-        self.state.disclosures = disclosures
-        arrived = torch.tensor([receipt.client_id for receipt in receipts], dtype=torch.int64)
-        self.state.participation_counts = self.state.participation_counts.index_add(0, arrived, torch.ones_like(arrived))
+        ids = torch.tensor([receipt.client_id for receipt in notes.receipts], dtype=torch.int64)
+        self.state = replace(
+            before,
+            round=round,
+            model=model,
+            aggregator=server,
+            memory={**before.memory, **notes.memory},
+            disclosures=notes.disclosures,
+            participation_counts=before.participation_counts.index_add(0, ids, torch.ones_like(ids)),
+        )
 
-        # 10. Measure the new model, tell everybody, and let it be saved.
-        metrics = training_metrics(receipts, ledger)
+        # 10. Measure the new model, let scheduler and selector learn, tell everybody, and let the state be saved.
+        metrics = _training_metrics(notes.receipts, notes.ledger)
         for callback in self.callbacks.values():
             metrics |= callback.measure(self, round)
-        if self.scheduler is not None and not self.scheduler.is_constant:
+        if self.scheduler is not None:
             metrics["train/lr_factor"] = self.lr_factor(round)
-            self.scheduler.observe(metrics)
-        clock.lap("measure")
+            self.state = replace(self.state, scheduler=self.scheduler.observe(before.scheduler, metrics))
+        notes.lap("measure")
         result = RoundResult(
             round=round,
             cohort=tuple(cohort),
-            arrived=tuple(receipt.client_id for receipt in receipts),
+            receipts=tuple(notes.receipts),
             metrics=metrics,
-            ledger=ledger,
-            seconds=clock.seconds,
+            ledger=notes.ledger,
+            seconds=notes.seconds,
             num_clients=self.num_clients,
         )
-        clock.apart("select", self.selector.observe)(result, kept or [] if self.selector.needs_updates else [])
+        if self.selector.observe is not None:
+            draw = rng.stream(seed, "selector-learns", round)
+            learnt = self.selector.observe(before.selector, result, notes.updates, draw)
+            self.state = replace(self.state, selector=learnt)
+        notes.lap("select")
         for callback in self.callbacks.values():
             callback.on_round_end(self, result)
-        self._collect_states()
+        self.state = replace(self.state, callbacks={name: part.state_dict() for name, part in self.callbacks.items()})
         for callback in self.callbacks.values():
             callback.on_state_complete(self)
         return result
 
-    def _log_weights(self, round: int) -> NDArray[np.float64] | None:
-        if not self.participation.gives_weights:
-            return None
-        return self.participation.log_weights(self.num_clients, rng.stream(self.seed, "participation-weights", round))
+    def sent(self, state: FederationState, client_id: int) -> Broadcast:
+        """Return what a client is sent in the round after a state."""
+        if self.aggregator.broadcast is None:
+            return Broadcast(state.model)
+        return self.aggregator.broadcast(state.aggregator, state.model, client_id)
 
     def lr_factor(self, round: int) -> float:
         """Return by what the clients' learning rate is multiplied in the round to come."""
-        return self.scheduler.factor(round) if self.scheduler is not None else 1.0
+        return self.scheduler.factor(self.state.scheduler, round) if self.scheduler is not None else 1.0
 
-    def _select(self, context: SelectionContext) -> list[int]:
-        """Have the selector choose, and hold it to its contract."""
-        if not context.available:
-            return []
-        size = self.selector.cohort_size(context)
-        cohort = self.selector.select(context)
+    def _task(self, client_id: int) -> ClientTask:
+        """Return a client's order to train, as it is if the client finishes."""
+        round, memory = self.state.round + 1, self.state.memory.get(client_id, {})
+        return ClientTask(client_id, round, self.seed, self.sent(self.state, client_id), memory, 1.0, self.lr_factor(round))
+
+    def _num_floats_sent(self, broadcast: Broadcast, client_id: int) -> int:
+        """Count a broadcast; personal tensors cross once, before a client has any of its own."""
+        known = self.facts.personal if self.state.participation_counts[client_id] else ()
+        own = {name: broadcast.model[name] for name in known}
+        return state.num_floats(broadcast.model) + state.num_floats(broadcast.extras) - state.num_floats(own)
+
+    def _checked(self, cohort: Sequence[int], context: SelectionContext) -> list[int]:
+        """Hold a selector to its contract: as many distinct available clients as there are places, or all available."""
         strangers = sorted(set(cohort) - set(context.available))
-        if len(cohort) != size or len(set(cohort)) != len(cohort) or strangers:
+        sizes = {context.places, len(context.available)}
+        if len(cohort) not in sizes or len(set(cohort)) != len(cohort) or strangers:
             raise SelectionError(
-                f"Expected {type(self.selector).__name__} to select {size} distinct available clients in round "
-                f"{context.round}, but got {cohort}{f', where {strangers} are away' if strangers else ''}: mend its `select`."
+                f"Expected {type(self.selector).__name__} to select {context.places} distinct available clients, or all "
+                f"{len(context.available)}, in round {context.round}, but got {cohort}"
+                f"{f', where {strangers} are away' if strangers else ''}: mend its `select`."
             )
         return [int(client_id) for client_id in cohort]
 
-    def _asker(
-        self,
-        round: int,
-        available: tuple[int, ...],
-        disclosures: dict[str, dict[int, Any]],
-        received_model: set[int],
-        begun: dict[int, int],
-        ledger: Ledger,
-    ) -> Callable[[Query, Sequence[int]], Mapping[int, Any]]:
-        """Return the ``ask`` of this round's context; ``begun`` gets the samples of clients that began with their training."""
-
-        def ask(query: Query, client_ids: Sequence[int]) -> Mapping[int, Any]:
-            if strangers := sorted(set(client_ids) - set(available)):
-                raise SelectionError(
-                    f"Expected {type(self.selector).__name__} to ask only clients that are available in round {round}, but "
-                    f"{strangers} are not: mend its `select`."
-                )
-            tasks = [
-                ClientTask(
-                    client_id,
-                    round,
-                    self.seed,
-                    self.aggregator.broadcast(self.state.model, client_id),
-                    self.state.memory.get(client_id, {}),
-                    lr_factor=self.lr_factor(round),
-                )
-                for client_id in client_ids
-            ]
-            answers = {}
-            for position, (client_id, answer) in enumerate(zip(client_ids, self.engine.ask(query, tasks), strict=True), 1):
-                self._poll()
-                answers[client_id] = answer.value
-                ledger.query_floats_up += answer.floats_up
-                if getattr(query, "starts_training", False):
-                    begun[client_id] = max(begun.get(client_id, 0), answer.samples)
-                else:
-                    ledger.query_samples += answer.samples
-                for callback in self.callbacks.values():
-                    callback.on_client_end(round, position, len(client_ids), f"query {query.name}")
-            if query.needs_model:
-                received_model.update(client_ids)
-            disclosures.setdefault(query.name, {}).update(answers)
-            return answers
-
-        return ask
-
-    def _receive(
-        self,
-        updates: Iterator[ClientUpdate],
-        round: int,
-        expected: int,
-        ledger: Ledger,
-        receipts: list[Receipt],
-        kept: list[ClientUpdate] | None,
-    ) -> Iterator[ClientUpdate]:
-        """Yield the valid updates; note a receipt of each, without its tensors, and keep all of it where ``kept`` is a list."""
-        names: Set[str] = frozenset()
-        is_finite = state.FiniteCheck()
-        for position, update in enumerate(updates, 1):
-            self._poll()
-            ledger.floats_up += (
-                state.num_floats(update.delta) + state.num_floats(update.buffers) + state.num_floats(update.extras)
+    def _ask(self, notes: "_Notes", available: tuple[int, ...], query: Query, client_ids: Sequence[int]) -> Mapping[int, Any]:
+        """Put a query to clients; this is ``SelectionContext.ask``."""
+        notes.lap("select")
+        if strangers := sorted(set(client_ids) - set(available)):
+            raise SelectionError(
+                f"Expected {type(self.selector).__name__} to ask only clients that are available in round "
+                f"{self.state.round + 1}, but {strangers} are not: mend its `select`."
             )
+        tasks = [self._task(client_id) for client_id in client_ids]
+        answers = {}
+        for position, (task, answer) in enumerate(zip(tasks, self.engine.ask(query, tasks), strict=True), 1):
+            self._check_stop()
+            answers[task.client_id] = answer.value
+            notes.answers.setdefault(task.client_id, {})[query.name] = answer.value
+            notes.ledger.query_floats_up += answer.floats_up
+            if getattr(query, "starts_training", False):
+                notes.begun[task.client_id] = max(notes.begun.get(task.client_id, 0), answer.samples)
+            else:
+                notes.ledger.query_samples += answer.samples
             for callback in self.callbacks.values():
-                callback.on_client_end(round, position, expected, "train")
-            own = update.delta.keys() | update.buffers.keys() if update.buffers else update.delta.keys()
-            if fault := fault_of(update, self.state.model, names or own, is_finite):
-                message = (
-                    f"Expected a finite update of the model's shapes from client {update.client_id} in round {round}, "
-                    f"but {fault}"
-                )
+                callback.on_client_end(task.round, position, len(tasks), f"query {query.name}")
+        if query.needs_model:
+            notes.received_model.update(client_ids)
+        notes.disclosures.setdefault(query.name, {}).update(answers)
+        notes.lap("ask")
+        return answers
+
+    def _received(self, tasks: Sequence[ClientTask], notes: "_Notes") -> Iterator[ClientUpdate]:
+        """Yield the valid updates; note what stays of each when its tensors are freed."""
+        is_finite = state.FiniteCheck()
+        for position, (task, update) in enumerate(zip(tasks, self.engine.run(tasks), strict=True), 1):
+            self._check_stop()
+            for callback in self.callbacks.values():
+                callback.on_client_end(task.round, position, len(tasks), "train")
+            fault = self._misfit(update, task)
+            if fault is None:
+                crossing = (update.delta, update.buffers, update.extras)
+                notes.ledger.floats_up += sum(map(state.num_floats, crossing))
+                if not all(map(is_finite, (*crossing, update.memory))):
+                    fault = "it holds NaN or infinite numbers"
+            if fault is not None:
+                sender = f"client {task.client_id} in round {task.round}"
+                message = f"Expected a finite update of the model's shapes from {sender}, but {fault}"
                 if self.on_bad_update == "raise":
                     raise BadUpdateError(
                         f"{message}: lower the learning rate, or leave such updates out by federation.on_bad_update=drop, "
@@ -359,18 +340,42 @@ class Federation:
                     )
                 log.warning("%s; the update is dropped.", message)
                 continue
-            names = names or own
-            receipts.append(Receipt(update.client_id, update.num_steps, update.metrics, update.memory))
-            if kept is not None:
-                kept.append(update)
+            measured, answers = update.metrics, notes.answers.get(task.client_id, {})
+            receipt = (update.num_samples, update.num_steps, measured["loss_sum"], measured["num_seen"], answers)
+            notes.receipts.append(ClientReceipt(task.client_id, *receipt))
+            if update.memory:
+                notes.memory[task.client_id] = update.memory
+            if notes.keeps_updates:
+                notes.updates.append(update)
             yield update
 
-    def _collect_states(self) -> None:
-        self.state.selector = self.selector.state_dict()
-        self.state.aggregator = self.aggregator.state_dict()
-        if self.scheduler is not None:
-            self.state.scheduler = self.scheduler.state_dict()
-        self.state.callbacks = {name: callback.state_dict() for name, callback in self.callbacks.items()}
+    def _misfit(self, update: object, task: ClientTask) -> str | None:
+        """Say what of an update is not as it must be, or ``None``; whatever passes here, no aggregator trips over."""
+        if not isinstance(update, ClientUpdate):
+            return f"it is {type(update).__name__} instead of an update"
+        if update.client_id != task.client_id:
+            return f"it names client {update.client_id!r} as its sender"
+        metrics = update.metrics if isinstance(update.metrics, Mapping) else {}
+        for name, value, kind, least in (
+            ("num_samples", update.num_samples, Integral, 1),
+            ("num_steps", update.num_steps, Integral, 1),
+            ("step_weight", update.step_weight, Real, math.ulp(0.0)),
+            ("loss_sum", metrics.get("loss_sum"), Real, math.nextafter(-math.inf, 0)),
+            ("num_seen", metrics.get("num_seen"), Real, 0),
+        ):
+            if isinstance(value, bool) or not isinstance(value, kind) or not least <= value < math.inf:
+                return f"its {name} is {value!r}"
+        model = task.broadcast.model
+        return (
+            state.misfit("delta", update.delta, {name: model[name] for name in self.facts.parameters})
+            or state.misfit("buffers", update.buffers, {name: model[name] for name in self.facts.buffers})
+            or state.misfit("extras", update.extras, self._extras, others=True)
+            or state.misfit("memory", update.memory, {}, others=True)
+        )
+
+    def _check_stop(self) -> None:
+        if self._stop_signal is not None:
+            raise Interrupted(self._stop_signal)
 
     def _finish(self, status: str) -> None:
         """Tell every callback that it is over, even if one of them fails."""
@@ -384,3 +389,37 @@ class Federation:
         self.engine.close()
         if failures and status != "failed":  # a failure in flight already has the word
             raise failures[0]
+
+
+@dataclass(slots=True)
+class _Notes:
+    """What is noted down while a round is under way."""
+
+    disclosures: dict[str, dict[int, Any]]
+    answers: dict[int, dict[str, Any]] = field(default_factory=dict)
+    received_model: set[int] = field(default_factory=set)
+    begun: dict[int, int] = field(default_factory=dict)  # client -> samples of the first steps that it took to answer
+    keeps_updates: bool = False
+    updates: list[ClientUpdate] = field(default_factory=list)
+    receipts: list[ClientReceipt] = field(default_factory=list)
+    memory: dict[int, State] = field(default_factory=dict)
+    ledger: Ledger = field(default_factory=Ledger)
+    seconds: dict[str, float] = field(default_factory=lambda: dict.fromkeys(("ask", "select", "train", "measure"), 0.0))
+    last: float = field(default_factory=time.perf_counter)
+
+    def lap(self, phase: str) -> None:
+        """Book the time since the last lap to ``phase``."""
+        now = time.perf_counter()
+        self.seconds[phase] += now - self.last
+        self.last = now
+
+
+def _training_metrics(receipts: Sequence[ClientReceipt], ledger: Ledger) -> dict[str, float]:
+    """Add up what the clients measured; sums are divided only here (law 8)."""
+    num_seen = sum(receipt.num_seen for receipt in receipts)
+    loss_sum = sum(receipt.loss_sum for receipt in receipts)
+    return {
+        "train/loss": loss_sum / num_seen if num_seen else float("nan"),
+        "train/num_steps": sum(receipt.num_steps for receipt in receipts),
+        **{f"comm/{name}": value for name, value in asdict(ledger).items()},
+    }

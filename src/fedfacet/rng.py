@@ -1,9 +1,11 @@
 """Stateless named random streams: every draw of a run has a name and a key (laws 1 and 2)."""
 
 import hashlib
+from collections.abc import Sequence
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 
 def _entropy(seed: int, purpose: str, keys: tuple[int, ...]) -> bytes:
@@ -29,6 +31,24 @@ def stream(seed: int, purpose: str, *keys: int) -> np.random.Generator:
         False
     """
     return np.random.default_rng(int.from_bytes(_entropy(seed, purpose, keys)[:16], "big"))
+
+
+def draw(
+    generator: np.random.Generator, numbers: Sequence[int], size: int, log_weights: NDArray[np.float64] | None = None
+) -> list[int]:
+    """Return ``size`` of some numbers, drawn without replacement: uniformly, or each next one in proportion to its weight.
+
+    Args:
+        generator: of the draw.
+        numbers: to draw from, for example clients.
+        size: at most as many as there are numbers.
+        log_weights: logarithms of the weights, indexed by the numbers themselves; ``None`` for all alike.
+    """
+    if log_weights is None:
+        return [int(number) for number in generator.choice(numbers, size=size, replace=False)]
+    # The largest of log w plus Gumbel noise are such draws, also where weights are too small for a float.
+    luck = log_weights[list(numbers)] + generator.gumbel(size=len(numbers))
+    return [numbers[position] for position in np.argsort(-luck)[:size].tolist()]
 
 
 def torch_seed(seed: int, purpose: str, *keys: int) -> int:

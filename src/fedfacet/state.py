@@ -2,7 +2,7 @@
 
 import hashlib
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 import torch
@@ -133,6 +133,33 @@ class FiniteCheck:
             elif not all_finite({name: tensor}):
                 return False
         return True
+
+
+def misfit(what: str, bundle: object, expected: Mapping[str, Tensor], *, others: bool = False) -> str | None:
+    """Say how a bundle that came from elsewhere differs from the names, shapes and dtypes of another; ``None`` if it does not.
+
+    Args:
+        what: the bundle's name, for the answer.
+        bundle: what came; only a mapping of names to dense tensors can pass.
+        expected: what its tensors must be like.
+        others: whether it may hold tensors of other names besides.
+    """
+    if not isinstance(bundle, Mapping):
+        return f"its {what} is {type(bundle).__name__} instead of tensors by name"
+    if lacking := expected.keys() - bundle.keys():
+        return f"its {what} lacks {min(lacking)!r}"
+    for name, tensor in bundle.items():
+        if not isinstance(tensor, Tensor) or tensor.layout != torch.strided or tensor.is_complex() or tensor.is_quantized:
+            return f"{name!r} in its {what} is no dense tensor of real numbers"
+        if name in expected:
+            like = expected[name]
+            if tensor.shape != like.shape:
+                return f"{name!r} in its {what} has shape {tuple(tensor.shape)} instead of {tuple(like.shape)}"
+            if tensor.dtype != like.dtype or tensor.device != like.device:
+                return f"{name!r} in its {what} is {tensor.dtype} on {tensor.device} instead of {like.dtype} on {like.device}"
+        elif not others:
+            return f"its {what} holds {name!r}, which it must not"
+    return None
 
 
 def norm(bundle: State) -> float:

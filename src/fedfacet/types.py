@@ -1,7 +1,7 @@
 """The values that pass between rooms. Frozen, except the federation's saved state; none of them knows a room."""
 
 import hashlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
 
@@ -11,6 +11,13 @@ from torch import Tensor
 
 State = dict[str, Tensor]
 """A named bundle of tensors: a model's weights, an update, a client's memory."""
+
+ServerState = dict[str, Any]
+"""What a server part carries from round to round: tensors and plain data, never changed in place."""
+
+
+WEIGHTED_DRAWS = "selection/weighted_draws"
+"""What a participation with weights needs of a selector: that it draws clients in proportion to them."""
 
 
 class Batch(NamedTuple):
@@ -70,19 +77,36 @@ def _joined_partition(positions: NDArray[np.int64], sizes: NDArray[np.int64]) ->
 
 
 @dataclass(frozen=True, slots=True)
+class Facts:
+    """What a server part may know before the first round.
+
+    Attributes:
+        num_clients: the size of the population.
+        model: the initial global model.
+        parameters: names of the trainable parameters that clients send; every update's ``delta`` has these.
+        buffers: names of the floating-point buffers that clients send; every update's ``buffers`` has these.
+        personal: names of the model's tensors that stay with the clients.
+    """
+
+    num_clients: int
+    model: State
+    parameters: tuple[str, ...]
+    buffers: tuple[str, ...] = ()
+    personal: Set[str] = frozenset()
+
+
+@dataclass(frozen=True, slots=True)
 class Broadcast:
     """What the server sends to one client.
 
     Attributes:
-        model: the global model's parameters and buffers; shared by reference, never written to.
+        model: the parameters and buffers that the client starts from; shared by reference, never written to. Clients may be
+            sent models of different shapes, if there is a client program for each shape.
         extras: what else the aggregator sends along (a control variate, say).
-        index_map: tensor name -> indices per axis of the entries this client holds; ``None`` means all of them. So far no
-            aggregator sends one, and local training takes whole models.
     """
 
     model: State
     extras: State = field(default_factory=dict)
-    index_map: Mapping[str, tuple[Tensor, ...]] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,6 +133,42 @@ class ClientTask:
 
 
 @dataclass(frozen=True, slots=True)
+class ClientStart:
+    """What an objective and its correction are told before a client's first step.
+
+    Attributes:
+        broadcast: what the server sent.
+        memory: what the client kept from its last participation.
+        num_steps: how many steps the client will take.
+        lr: the learning rate of this round, of the optimizer's first parameter group.
+        lr_factor: by what the scheduler multiplied the optimizer's learning rate to get there.
+    """
+
+    broadcast: Broadcast
+    memory: State
+    num_steps: int
+    lr: float
+    lr_factor: float = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class ClientEnd:
+    """What an objective and its correction are told after a client's last step.
+
+    Attributes:
+        delta: local minus broadcast value of every trainable parameter that leaves the client, on the CPU.
+        num_steps: local steps taken.
+        lr: the learning rate of this round, as in ``ClientStart``.
+        step_weight: ``ClientUpdate.step_weight``; ``-delta / (lr * step_weight)`` is a weighted mean of the gradients met.
+    """
+
+    delta: State
+    num_steps: int
+    lr: float
+    step_weight: float
+
+
+@dataclass(frozen=True, slots=True)
 class ClientUpdate:
     """What one client sends back.
 
@@ -121,8 +181,8 @@ class ClientUpdate:
         num_steps: local steps taken.
         step_weight: ||a_k||_1 of FedNova, the weight of the accumulated gradients in ``delta``; equal to ``num_steps`` for
             plain SGD without momentum.
-        metrics: sums and counts measured while training, never ratios.
-        extras: what else the correction sends along.
+        metrics: sums and counts measured while training, never ratios: ``loss_sum`` over the samples seen, and ``num_seen``.
+        extras: what else the objective and its correction send along.
         memory: what the client keeps for its next participation; it does not leave the client.
     """
 
@@ -169,6 +229,7 @@ class SelectionContext:
         round: number of the round, counted from 1.
         num_clients: the size of the population.
         cohort_size: how many clients ``federation.cohort_size`` asks for.
+        places: how many clients the cohort shall have: ``cohort_size``, or all who are available where these are fewer.
         available: the clients able to take part in this round, in ascending order.
         disclosed: query name -> client -> what that client has answered so far in the run.
         rng: the generator of this round's selection.
@@ -180,19 +241,12 @@ class SelectionContext:
     round: int
     num_clients: int
     cohort_size: int
+    places: int
     available: tuple[int, ...]
     disclosed: Mapping[str, Mapping[int, Any]]
     rng: np.random.Generator
     ask: Callable[[Query, Sequence[int]], Mapping[int, Any]]
     log_weights: NDArray[np.float64] | None = None
-
-    def draw(self, client_ids: Sequence[int], size: int) -> list[int]:
-        """Return ``size`` of some clients, drawn without replacement: uniformly, or in proportion to their weights."""
-        if self.log_weights is None:
-            return [int(client_id) for client_id in self.rng.choice(client_ids, size=size, replace=False)]
-        # The largest of log w plus Gumbel noise are such draws, also where weights are too small for a float.
-        luck = self.log_weights[list(client_ids)] + self.rng.gumbel(size=len(client_ids))
-        return [client_ids[position] for position in np.argsort(-luck)[:size].tolist()]
 
     def ask_once(self, query: Query, client_ids: Sequence[int]) -> dict[int, Any]:
         """Return the answers of ``client_ids`` to a query, asking only those who have not answered it in this run."""
@@ -223,13 +277,34 @@ class Ledger:
 
 
 @dataclass(frozen=True, slots=True)
+class ClientReceipt:
+    """What a round keeps of a client whose update arrived, when the update's tensors are freed.
+
+    Attributes:
+        client_id: position of the client in the partition.
+        num_samples: how many samples the client holds (n_k).
+        num_steps: local steps taken.
+        loss_sum: sum of the losses of the samples seen while training.
+        num_seen: samples seen while training, repetitions counted.
+        answers: query name -> what the client answered in this round.
+    """
+
+    client_id: int
+    num_samples: int
+    num_steps: int
+    loss_sum: float
+    num_seen: float
+    answers: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
 class RoundResult:
-    """What a round leaves behind besides the new model.
+    """What a round leaves behind besides the new state.
 
     Attributes:
         round: number of the round, counted from 1.
         cohort: the clients that were asked to train, in the order of selection.
-        arrived: those whose update entered the new model.
+        receipts: one per client whose update entered the new model, in cohort order.
         metrics: measured values by name, the same names every round; NaN where not measured.
         ledger: what crossed.
         seconds: wall-clock time by phase: ``ask`` (until clients have answered), ``select`` (what the selector does besides),
@@ -239,16 +314,21 @@ class RoundResult:
 
     round: int
     cohort: tuple[int, ...]
-    arrived: tuple[int, ...]
+    receipts: tuple[ClientReceipt, ...]
     metrics: Mapping[str, float]
     ledger: Ledger
     seconds: Mapping[str, float]
     num_clients: int
 
+    @property
+    def arrived(self) -> tuple[int, ...]:
+        """The clients whose update entered the new model, in cohort order."""
+        return tuple(receipt.client_id for receipt in self.receipts)
 
-@dataclass(slots=True)
+
+@dataclass(frozen=True, slots=True)
 class FederationState:
-    """The only thing that survives a round; a checkpoint is this and nothing else.
+    """The only thing that survives a round; a checkpoint is this and nothing else. Nothing in it is changed in place.
 
     Attributes:
         round: how many rounds are complete.
@@ -256,20 +336,20 @@ class FederationState:
         memory: client -> what it keeps for itself.
         disclosures: query name -> client -> answer.
         participation_counts: how often each client's update has arrived, int64 of shape (num_clients,).
-        selector: the selector's ``state_dict``.
-        aggregator: the aggregator's ``state_dict``.
+        selector: the selector's state.
+        aggregator: the aggregator's state.
+        scheduler: the learning-rate scheduler's state.
         callbacks: callback name -> its ``state_dict``.
         partition_digest: of the partition that the run is about.
-        scheduler: the learning-rate scheduler's ``state_dict``.
     """
 
     round: int
     model: State
-    memory: dict[int, State]
-    disclosures: dict[str, dict[int, Any]]
+    memory: Mapping[int, State]
+    disclosures: Mapping[str, Mapping[int, Any]]
     participation_counts: Tensor
-    selector: dict[str, Any]
-    aggregator: dict[str, Any]
-    callbacks: dict[str, dict[str, Any]]
+    selector: ServerState
+    aggregator: ServerState
+    callbacks: Mapping[str, dict[str, Any]]
     partition_digest: str
-    scheduler: dict[str, Any] = field(default_factory=dict)
+    scheduler: ServerState = field(default_factory=dict)

@@ -11,8 +11,8 @@ from scipy.optimize import minimize
 
 from fedfacet import rng, state
 from fedfacet.aggregators.fedavg import FedAvg
-from fedfacet.aggregators.fedpac import FedPAC, _collaboration, _smallest_on_simplex
 from fedfacet.errors import ConfigError
+from fedfacet.methods.fedpac import FedPAC, _collaboration, _smallest_on_simplex
 from fedfacet.types import ClientUpdate
 
 CLASSES, WIDTH = 3, 4
@@ -36,10 +36,10 @@ def arriving(client_id, *, seed=0, num_samples=10, counts=(4, 3, 3), statistics=
             "head.bias": torch.tensor(draw.normal(size=CLASSES), dtype=torch.float32),
         }
     sent = {
-        "fedpac|means": torch.tensor(draw.normal(size=(CLASSES, WIDTH)), dtype=torch.float32),
-        "fedpac|variance": torch.tensor(draw.uniform(0.1, 2)),
-        "fedpac|centroids": torch.tensor(draw.normal(size=(CLASSES, WIDTH)), dtype=torch.float32),
-        "fedpac|counts": torch.tensor(counts, dtype=torch.float32),
+        "fedpac/means": torch.tensor(draw.normal(size=(CLASSES, WIDTH)), dtype=torch.float32),
+        "fedpac/variance": torch.tensor(draw.uniform(0.1, 2)),
+        "fedpac/centroids": torch.tensor(draw.normal(size=(CLASSES, WIDTH)), dtype=torch.float32),
+        "fedpac/counts": torch.tensor(counts, dtype=torch.float32),
     }
     return ClientUpdate(
         client_id=client_id,
@@ -110,8 +110,8 @@ def test_where_all_is_zero_all_heads_count_alike(size):
 def test_the_problem_is_that_of_the_papers_statistics():
     """Variance plus squared bias, spelled out and given to a generic solver, for every client of the round."""
     updates = [arriving(k) for k in range(4)]
-    h = np.stack([u.extras["fedpac|means"].double().numpy() for u in updates])
-    v = np.array([float(u.extras["fedpac|variance"]) for u in updates])
+    h = np.stack([u.extras["fedpac/means"].double().numpy() for u in updates])
+    v = np.array([float(u.extras["fedpac/variance"]) for u in updates])
     for i, row in enumerate(_collaboration(updates)):
 
         def loss(w, i=i):
@@ -176,16 +176,16 @@ def test_mean_features_are_averaged_by_the_samples_of_each_class(model):
     updates = [arriving(0, counts=(4, 6, 0)), arriving(1, counts=(0, 2, 0))]
     model = server.aggregate(model, iter(updates))
     sent = server.broadcast(model, 5).extras
-    first, second = (u.extras["fedpac|centroids"] for u in updates)
-    torch.testing.assert_close(sent["fedpac|centroids"][0], first[0])
-    torch.testing.assert_close(sent["fedpac|centroids"][1], 0.75 * first[1] + 0.25 * second[1])
-    assert sent["fedpac|known"].tolist() == [1, 1, 0]
+    first, second = (u.extras["fedpac/centroids"] for u in updates)
+    torch.testing.assert_close(sent["fedpac/centroids"][0], first[0])
+    torch.testing.assert_close(sent["fedpac/centroids"][1], 0.75 * first[1] + 0.25 * second[1])
+    assert sent["fedpac/known"].tolist() == [1, 1, 0]
     later = arriving(0, seed=1, counts=(0, 1, 1))
     server.aggregate(model, iter([later]))
     sent_later = server.broadcast(model, 5).extras
-    assert torch.equal(sent_later["fedpac|centroids"][0], sent["fedpac|centroids"][0])  # nobody held the class this time
-    torch.testing.assert_close(sent_later["fedpac|centroids"][1:], later.extras["fedpac|centroids"][1:])
-    assert sent_later["fedpac|known"].tolist() == [1, 1, 1]
+    assert torch.equal(sent_later["fedpac/centroids"][0], sent["fedpac/centroids"][0])  # nobody held the class this time
+    torch.testing.assert_close(sent_later["fedpac/centroids"][1:], later.extras["fedpac/centroids"][1:])
+    assert sent_later["fedpac/known"].tolist() == [1, 1, 1]
 
 
 def test_without_statistics_everybody_keeps_the_head_it_trained(model, caplog):

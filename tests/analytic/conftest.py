@@ -6,15 +6,12 @@ import pytest
 import torch
 from torch import nn
 
-from fedfacet import state
 from fedfacet.aggregators.fedavg import FedAvg
 from fedfacet.clients.local_training import LocalTraining
-from fedfacet.clients.runtime import ClientRuntime
-from fedfacet.clients.workbench import federated_module
-from fedfacet.data.dataset import Dataset, InMemoryImages
+from fedfacet.clients.program import Clients
+from fedfacet.data.dataset import Dataset, InMemoryInputs
 from fedfacet.engines.sequential import SequentialEngine
 from fedfacet.federation import Federation
-from fedfacet.participation.always import Always
 from fedfacet.selectors.all import AllSelector
 from fedfacet.types import Partition
 
@@ -55,7 +52,7 @@ def points():
         pixels = torch.tensor(np.concatenate([samples for _, samples in clients]), dtype=torch.uint8)
         positions = np.arange(len(labels))
         dataset = Dataset(
-            images=InMemoryImages(pixels.view(-1, 1, 1, 2)),
+            inputs=InMemoryInputs(pixels.view(-1, 1, 1, 2)),
             y=labels,
             a=np.zeros_like(labels),
             train=positions,
@@ -83,18 +80,14 @@ def federate():
         engine = SequentialEngine(device="cpu")
         local = LocalTraining(batch_size=1) if steps is None else LocalTraining(unit="steps", amount=steps, batch_size=100)
         engine.setup(
-            ClientRuntime(
-                objective, torch.optim.SGD, data.dataset, data.partition, local, transforms=(), device=torch.device("cpu")
-            )
+            Clients(objective, torch.optim.SGD, data.dataset, data.partition, local, transforms=(), device=torch.device("cpu"))
         )
         return Federation(
-            model=state.clone(federated_module(objective).state_dict()),
-            num_clients=data.partition.num_clients,
+            facts=engine.clients.facts,
             partition_digest=data.partition.digest,
             engine=engine,
             selector=AllSelector(),
             aggregator=aggregator if aggregator is not None else FedAvg(),
-            participation=Always(),
             rounds=rounds,
             cohort_size=1,
             seed=0,

@@ -14,11 +14,11 @@ import lightning as L
 import numpy as np
 import pytest
 import torch
+from fedfacet.clients.workbench import Workbench
 from torch import nn
 
 from fedfacet.clients.client_data import ClientData
 from fedfacet.clients.local_training import LocalTraining, train_client
-from fedfacet.clients.workbench import Workbench
 from fedfacet.corrections.proximal import ProximalCorrection
 from fedfacet.objectives.classification import ClassificationObjective
 from fedfacet.types import Broadcast, ClientTask

@@ -11,10 +11,10 @@ from torch.nn import functional
 
 from fedfacet import checkpoint, state
 from fedfacet.aggregators.fedld import FedLD
-from fedfacet.aggregators.fedpac import FedPAC
 from fedfacet.callbacks.decomposition import Decomposition
+from fedfacet.methods.fedpac import FedPAC
 from fedfacet.models.resnet8 import ResNet8
-from fedfacet.participation.always import Always
+from fedfacet.participation.base import Participation
 from fedfacet.personal.norm_layers import PersonalNormLayers
 from fedfacet.types import ClientTask
 
@@ -92,14 +92,14 @@ def test_the_signed_terms_add_up_to_the_participants_loss_of_the_new_model(decom
         terms = terms_of(run.run_round().metrics)
         whole = terms.pop("global_loss")
         assert sum(terms.values()) == pytest.approx(whole, rel=1e-10)
-        runtime = run.engine.runtime
+        runtime = run.engine.clients
         counts = run.engine.evaluate(run.state.model, list(runtime.partition.indices))
         in_one = sum(count.loss_sum for count in counts) / sum(sum(count.total) for count in counts)
         assert sum(terms.values()) == pytest.approx(in_one, rel=1e-10)
 
 
 def test_only_clients_whose_update_arrived_take_part(decomposed):
-    class Dropping(Always):
+    class Dropping(Participation):
         def outcome(self, client_id, draw):
             return 0.0 if client_id == 1 else 1.0
 
@@ -111,7 +111,7 @@ def test_only_clients_whose_update_arrived_take_part(decomposed):
 
 
 def test_a_round_without_any_update_has_no_terms(decomposed):
-    class Nobody(Always):
+    class Nobody(Participation):
         def outcome(self, client_id, draw):
             return 0.0
 

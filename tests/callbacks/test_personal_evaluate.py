@@ -10,13 +10,13 @@ import pytest
 import torch
 
 from fedfacet import checkpoint, state
-from fedfacet.aggregators.fedpac import FedPAC
 from fedfacet.build import build
 from fedfacet.callbacks.personal_evaluate import PersonalEvaluate
 from fedfacet.config import compose_job
 from fedfacet.corrections.base import Correction
+from fedfacet.methods.fedpac import FedPAC
 from fedfacet.models.resnet8 import ResNet8
-from fedfacet.participation.always import Always
+from fedfacet.participation.base import Participation
 from fedfacet.personal.head import PersonalHead
 from fedfacet.personal.norm_layers import PersonalNormLayers
 from fedfacet.selectors.base import ClientSelector
@@ -115,7 +115,7 @@ def test_who_stays_away_is_trained_for_the_measurement_and_who_never_came_has_th
 
 
 def test_a_client_whose_update_got_lost_counts_as_away(measured):
-    class Dropping(Always):
+    class Dropping(Participation):
         def outcome(self, client_id, draw):
             return 0.0 if client_id == 1 else 1.0
 
@@ -124,7 +124,7 @@ def test_a_client_whose_update_got_lost_counts_as_away(measured):
 
 
 def test_a_round_without_any_update_measures_all_the_same(measured):
-    class Nobody(Always):
+    class Nobody(Participation):
         def outcome(self, client_id, draw):
             return 0.0
 

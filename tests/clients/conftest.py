@@ -7,7 +7,7 @@ import torch
 from fedfacet import rng
 from fedfacet.clients.client_data import ClientData
 from fedfacet.config import compose_job, make
-from fedfacet.data.dataset import Dataset, InMemoryImages
+from fedfacet.data.dataset import Dataset, InMemoryInputs
 from fedfacet.data.digits import Digits
 from fedfacet.data.validation import partition_and_hold_out
 from fedfacet.models.small_cnn import SmallCNN
@@ -21,7 +21,7 @@ def one_thread():
     torch.set_num_threads(threads)
 
 
-class RecordingImages:
+class RecordingInputs:
     """Images that remember which of them were fetched, batch by batch."""
 
     def __init__(self, tensor):
@@ -44,9 +44,9 @@ def tabular():
         y = np.asarray(y, dtype=np.int64)
         a = np.zeros_like(y) if a is None else np.asarray(a, dtype=np.int64)
         pixels = torch.as_tensor(np.asarray(rows), dtype=torch.uint8)
-        images = RecordingImages(pixels.view(len(y), 1, 1, -1))
+        images = RecordingInputs(pixels.view(len(y), 1, 1, -1))
         dataset = Dataset(
-            images=images,
+            inputs=images,
             y=y,
             a=a,
             train=np.arange(len(y)),
@@ -82,4 +82,4 @@ def small_cnn():
 
 @pytest.fixture
 def in_memory():
-    return InMemoryImages
+    return InMemoryInputs

@@ -7,12 +7,12 @@ import lightning as L
 import numpy as np
 import pytest
 import torch
+from fedfacet.clients.workbench import ClientHooks, Workbench, federated_module, take_loss
 from torch import nn
 
 from fedfacet import rng, state
 from fedfacet.clients.local_training import LocalTraining, train_client, train_part
 from fedfacet.clients.optimizers import single_optimizer
-from fedfacet.clients.workbench import ClientHooks, Workbench, federated_module, take_loss
 from fedfacet.corrections.base import Correction
 from fedfacet.corrections.proximal import ProximalCorrection
 from fedfacet.objectives.classification import ClassificationObjective
@@ -151,11 +151,11 @@ def test_batches_follow_seed_round_and_client(client, sgd):
     start = linear().state_dict()
 
     def order(seed=0, round=1, client_id=0):
-        client.dataset.images.fetched.clear()
+        client.dataset.inputs.fetched.clear()
         train_client(
             Workbench(objective), client, ClientTask(client_id, round, seed, Broadcast(start)), LocalTraining(batch_size=8)
         )
-        return list(itertools.chain(*client.dataset.images.fetched))
+        return list(itertools.chain(*client.dataset.inputs.fetched))
 
     assert order() == order() == rng.stream(0, "batches", 1, 0).permutation(20).tolist()
     assert len({tuple(order(*key)) for key in [(0, 1, 0), (1, 1, 0), (0, 2, 0), (0, 1, 1)]}) == 4
@@ -400,7 +400,7 @@ def test_the_steps_are_spread_over_the_parts_and_none_is_taken_twice(client):
     task = task_for(state.clone(benches[0].tensors))
     in_parts(benches, [2], client, task, local)
     planned = [batch.tolist() for batch in itertools.islice(plan_of(local, client, task), 6)]
-    assert client.dataset.images.fetched == planned
+    assert client.dataset.inputs.fetched == planned
 
 
 def test_a_half_trained_client_shares_no_memory_with_the_bench(client):

@@ -49,7 +49,7 @@ def federation(clients, tiny_federation):
 @pytest.mark.parametrize("aggregator", [FedAvg, FedLD, FedGH])
 def test_the_server_never_has_the_personal_layers(federation, aggregator):
     run = federation(cohort_size=3, aggregator=aggregator())
-    personal = run.engine.runtime.personal
+    personal = run.engine.clients.personal
     before = run.state.model
     for _ in range(3):
         run.run_round()
@@ -60,7 +60,7 @@ def test_the_server_never_has_the_personal_layers(federation, aggregator):
 
 def test_what_is_sent_up_is_counted_without_them(federation):
     run = federation(cohort_size=3)
-    shared = {name: tensor for name, tensor in run.state.model.items() if name not in run.engine.runtime.personal}
+    shared = {name: tensor for name, tensor in run.state.model.items() if name not in run.engine.clients.personal}
     assert run.run_round().ledger.floats_up == 3 * state.num_floats(shared)
 
 
@@ -83,7 +83,7 @@ def test_counters_of_batch_norm_are_kept_too(federation):
     for _ in range(2):
         run.run_round()
     (name,) = [name for name in run.state.memory[0] if name.endswith("backbone.1.num_batches_tracked")]
-    steps = run.engine.runtime.local.num_steps(len(run.engine.runtime.partition.indices[0]))
+    steps = run.engine.clients.local.num_steps(len(run.engine.clients.partition.indices[0]))
     assert run.state.memory[0][name].item() == 2 * steps
     assert run.state.memory[0][name].dtype == torch.int64
 
@@ -91,7 +91,7 @@ def test_counters_of_batch_norm_are_kept_too(federation):
 def test_fedbn_written_out(federation, clients):
     """Each client has a whole model of its own; what is shared is overwritten by the mean, what is personal is not."""
     run = federation(cohort_size=4)
-    personal = run.engine.runtime.personal
+    personal = run.engine.clients.personal
     plain = clients(frozenset())
     models = [run.state.model] * 4
     for round in range(1, 4):
@@ -147,8 +147,8 @@ def test_personal_layers_and_a_corrections_memory_lie_side_by_side(federation):
     for _ in range(2):
         run.run_round()
     assert run.state.memory[0]["count"].item() == 2
-    assert len(run.state.memory[0]) == 1 + len(run.engine.runtime.personal)
-    assert not correction.seen & run.engine.runtime.personal
+    assert len(run.state.memory[0]) == 1 + len(run.engine.clients.personal)
+    assert not correction.seen & run.engine.clients.personal
 
 
 @pytest.mark.parametrize("layers", [PersonalNormLayers(), PersonalHead()], ids=["norm_layers", "head"])
@@ -204,9 +204,9 @@ def test_a_question_is_answered_with_the_clients_own_layers(federation):
 
 def test_a_local_model_is_what_the_client_had_in_the_end(clients):
     runtime = clients()
-    start = Broadcast(state.clone(runtime.bench.tensors))
+    start = Broadcast(state.clone(clients.program.tensors))
     update = runtime.train(ClientTask(1, 1, 0, start))
-    trained = {name: tensor.detach().clone() for name, tensor in runtime.bench.tensors.items()}
+    trained = {name: tensor.detach().clone() for name, tensor in clients.program.tensors.items()}
     ours = local_model(start, update)
     assert ours.keys() == trained.keys()
     for name, tensor in trained.items():
@@ -233,7 +233,7 @@ def test_without_personal_layers_the_broadcast_is_not_copied():
 def test_what_a_client_has_of_its_own_is_sent_to_it_once(federation):
     """So the ledger counts it in a client's first round and in no other."""
     run = federation(cohort_size=2, selector=RoundRobinSelector())
-    run.personal = run.engine.runtime.personal
+    run.personal = run.engine.clients.personal
     whole, own = (state.num_floats(part) for part in (run.state.model, {n: run.state.model[n] for n in run.personal}))
     assert 0 < own < whole
     first, second, third = (run.run_round() for _ in range(3))
@@ -252,7 +252,7 @@ class Curious(RoundRobinSelector):
 
 def test_nor_is_it_sent_again_with_a_question(federation):
     run = federation(cohort_size=1, selector=Curious())
-    run.personal = run.engine.runtime.personal
+    run.personal = run.engine.clients.personal
     whole, own = (state.num_floats(part) for part in (run.state.model, {n: run.state.model[n] for n in run.personal}))
     ledgers = [run.run_round().ledger for _ in range(3)]
     assert [ledger.query_floats_down for ledger in ledgers] == [3 * whole, 3 * whole - own, 3 * whole - 2 * own]
@@ -264,7 +264,7 @@ def test_all_layers_of_everybody(federation):
     everything = all_layers(run.state.model, run.state.memory)
     assert {name: everything[name] for name in run.state.model} == run.state.model
     own = {name for name in everything if name.startswith("client_")}
-    assert own == {f"client_{client_id}/{name}" for client_id in run.state.memory for name in run.engine.runtime.personal}
+    assert own == {f"client_{client_id}/{name}" for client_id in run.state.memory for name in run.engine.clients.personal}
     for client_id, memory in run.state.memory.items():
         model = own_model(run.state.model, memory)
-        assert all(everything[f"client_{client_id}/{name}"] is model[name] for name in run.engine.runtime.personal)
+        assert all(everything[f"client_{client_id}/{name}"] is model[name] for name in run.engine.clients.personal)

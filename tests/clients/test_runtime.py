@@ -4,14 +4,14 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from fedfacet.clients.workbench import Workbench
 from torch import nn
 from torch.nn import functional
 
 from fedfacet import rng, state
 from fedfacet.clients.local_training import LocalTraining, train_client
+from fedfacet.clients.program import Clients
 from fedfacet.clients.queries.base import Query
-from fedfacet.clients.runtime import ClientRuntime
-from fedfacet.clients.workbench import Workbench
 from fedfacet.metrics.group_accuracy import GroupAccuracy
 from fedfacet.models.small_cnn import SmallCNN
 from fedfacet.objectives.classification import ClassificationObjective
@@ -30,7 +30,7 @@ def runtime(digits, small_cnn):
 
     def make(*, transforms=(), model=small_cnn):
         objective = ClassificationObjective(copy.deepcopy(model), optimizer=sgd)
-        return ClientRuntime(objective, sgd, digits.dataset, digits.partition, LocalTraining(), transforms, torch.device("cpu"))
+        return Clients(objective, sgd, digits.dataset, digits.partition, LocalTraining(), transforms, torch.device("cpu"))
 
     return make
 

@@ -15,10 +15,9 @@ from fedfacet.clients.local_training import LocalTraining, train_client
 from fedfacet.clients.stacked_training import CannotStackError, StackedTraining
 from fedfacet.corrections.proximal import ProximalCorrection
 from fedfacet.data.augmentation import CropAndFlip
-from fedfacet.data.dataset import InMemoryImages
-from fedfacet.losses.cross_entropy import cross_entropy
+from fedfacet.data.dataset import InMemoryInputs
 from fedfacet.losses.generalized_cross_entropy import generalized_cross_entropy
-from fedfacet.objectives.classification import ClassificationObjective
+from fedfacet.objectives.classification import ClassificationObjective, cross_entropy
 from fedfacet.types import Broadcast, ClientTask
 
 RAGGED = ([[6, 2], [2, 6]], [[1, 2], [2, 0]], [[7, 7], [1, 1]], [[3, 4], [4, 0]], [[2, 1], [1, 1]])
@@ -74,13 +73,13 @@ def clients(tiny_clients):
 
 
 def tasks_of(runtime, fractions=None, *, round=3, seed=7):
-    broadcast = Broadcast(state.clone(runtime.bench.module.state_dict()))
+    broadcast = Broadcast(state.clone(clients.program.module.state_dict()))
     fractions = fractions or [1.0] * runtime.partition.num_clients
     return [ClientTask(client, round, seed, broadcast, {}, fraction) for client, fraction in enumerate(fractions)]
 
 
 def one_by_one(runtime, tasks):
-    return [train_client(runtime.bench, runtime.data(task.client_id), task, runtime.local) for task in tasks]
+    return [train_client(clients.program, runtime.data(task.client_id), task, runtime.local) for task in tasks]
 
 
 def assert_twins(ours, theirs, *, tolerance=1e-10):
@@ -252,12 +251,12 @@ def test_batches_that_do_not_change_are_fetched_once(clients):
     runtime = clients(local=LocalTraining(batch_size=16, amount=5), matrices=RAGGED[:1] * 3)
     fetched = []
 
-    class Counting(InMemoryImages):
+    class Counting(InMemoryInputs):
         def fetch(self, indices):
             fetched.append(len(indices))
             return super().fetch(indices)
 
-    dataset = replace(runtime.dataset, images=Counting(runtime.dataset.images.tensor))
+    dataset = replace(runtime.dataset, inputs=Counting(runtime.dataset.inputs.tensor))
     StackedTraining(replace(runtime, dataset=dataset)).train_clients(tasks_of(runtime))
     assert fetched == [48]
 

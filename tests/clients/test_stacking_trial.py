@@ -15,8 +15,7 @@ from fedfacet.clients.stacked_training import CannotStackError, StackedTraining
 from fedfacet.clients.stacking_trial import try_out
 from fedfacet.corrections.base import Correction
 from fedfacet.corrections.proximal import ProximalCorrection
-from fedfacet.losses.cross_entropy import cross_entropy
-from fedfacet.objectives.classification import ClassificationObjective
+from fedfacet.objectives.classification import ClassificationObjective, cross_entropy
 from fedfacet.types import Broadcast, ClientTask
 
 
@@ -52,7 +51,7 @@ def attempt(tiny_clients):
     def make(objective, **more):
         settings = {name: more.pop(name) for name in ("precision", "compile") if name in more}
         runtime = replace(tiny_clients(objective=objective, local=LocalTraining(batch_size=4), **more), **settings)
-        model = state.clone(runtime.bench.module.state_dict())
+        model = state.clone(clients.program.module.state_dict())
         return try_out(StackedTraining(runtime), ClientTask(0, 1, 0, Broadcast(model)))
 
     return make

@@ -14,7 +14,7 @@ from torch import nn
 
 from fedfacet import build as build_module
 from fedfacet import config, rng, state
-from fedfacet.types import ClientUpdate
+from fedfacet.types import ClientUpdate, Facts
 
 CONF = Path(__file__).parents[2] / "conf"
 
@@ -111,11 +111,18 @@ def batchnorm_model():
 
 
 @pytest.fixture(scope="session")
+def facts_of_model(batchnorm_model):
+    """What a server part may know of a federation of ten clients that train that model."""
+    weights, parameters = batchnorm_model
+    return Facts(10, weights, tuple(parameters), ("1.running_mean", "1.running_var"))
+
+
+@pytest.fixture(scope="session")
 def make_update(batchnorm_model):
     """Return a function that draws a client's update of that model; running variances stay positive."""
     weights, parameters = batchnorm_model
 
-    def make(client_id, *, seed=0, num_samples=None, num_steps=5):
+    def make(client_id, *, seed=0, num_samples=None, num_steps=5, extras=None):
         generator = torch.Generator().manual_seed(1000 * seed + client_id)
         return ClientUpdate(
             client_id=client_id,
@@ -128,6 +135,7 @@ def make_update(batchnorm_model):
             num_steps=num_steps,
             step_weight=float(num_steps),
             metrics={"loss_sum": 1.0, "num_seen": 10},
+            extras={name: torch.rand(like.shape, generator=generator) for name, like in (extras or {}).items()},
         )
 
     return make

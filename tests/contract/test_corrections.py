@@ -4,8 +4,8 @@ import pytest
 import torch
 
 from fedfacet import rng, state
+from fedfacet.clients.hooks import federated_module
 from fedfacet.clients.local_training import LocalTraining
-from fedfacet.clients.workbench import federated_module
 from fedfacet.objectives.classification import ClassificationObjective
 from fedfacet.types import Batch, Broadcast, ClientTask
 

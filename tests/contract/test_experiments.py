@@ -98,7 +98,7 @@ def recipes():
 def test_it_runs_one_small_round(recipe, smoke):
     federation, run_dir = smoke(f"experiment={recipe}")
     assert federation.state.round == 1
-    shape = federation.engine.runtime.dataset.input_shape
+    shape = federation.engine.clients.dataset.input_shape
     assert len(shape) == 1 or max(shape[-2:]) <= 32, "small images"
     with open(run_dir / "metrics.csv", newline="") as file:
         (row,) = csv.DictReader(file)

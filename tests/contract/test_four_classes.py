@@ -28,7 +28,7 @@ def test_seven_kinds_of_clients_from_end_to_end(smoke):
         "heterogeneity.attribute_steps=5",
         f"local.batch_size={BATCH_SIZE}",
     )
-    runtime = federation.engine.runtime
+    runtime = federation.engine.clients
     matrices = build.FederatedData(runtime.dataset, runtime.partition, np.empty(0, int)).matrices
     assert [matrix.counts.shape for matrix in matrices] == [(4, 2)] * 7
     first, *later = rows_of(run_dir)

@@ -6,7 +6,7 @@ import pytest
 
 from fedfacet import rng, state
 from fedfacet.clients.local_training import LocalTraining
-from fedfacet.clients.runtime import ClientRuntime
+from fedfacet.clients.program import Clients
 from fedfacet.models.resnet8 import ResNet8
 from fedfacet.types import Broadcast, ClientTask
 
@@ -18,7 +18,7 @@ def model():
 
 
 @pytest.fixture
-def clients(personal_option, make_part, tiny_clients) -> ClientRuntime:
+def clients(personal_option, make_part, tiny_clients) -> Clients:
     clients = tiny_clients(
         model=lambda num_classes, shape: ResNet8(num_classes, shape, width=2), local=LocalTraining(batch_size=4)
     )

@@ -1,7 +1,7 @@
 import pytest
 import torch
-
 from fedfacet.corrections.none import NoCorrection
+
 from fedfacet.corrections.proximal import ProximalCorrection
 from fedfacet.types import Broadcast
 

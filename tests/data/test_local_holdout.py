@@ -116,11 +116,11 @@ def test_a_runs_clients_train_on_what_is_left():
 def test_no_step_is_taken_on_it(tmp_path, monkeypatch):
     config = job("partition.local_holdout=0.25", "selector=all", "callbacks=evaluate", "logger=[]", "local.amount=2")
     federation = build_module.build(config, tmp_path)
-    dataset = federation.engine.runtime.dataset
+    dataset = federation.engine.clients.dataset
     seen = []
-    fetch = type(dataset.images).fetch
+    fetch = type(dataset.inputs).fetch
     monkeypatch.setattr(
-        type(dataset.images), "fetch", lambda self, indices: seen.extend(indices.tolist()) or fetch(self, indices)
+        type(dataset.inputs), "fetch", lambda self, indices: seen.extend(indices.tolist()) or fetch(self, indices)
     )
     tasks = []
     run = federation.engine.run

@@ -309,7 +309,7 @@ def test_a_choice_is_used(choice, kind, tiny_clients):
     engine.setup(clients)
     assert type(engine.engine) is kind
     assert engine.engine is engine.engine
-    assert engine.engine.runtime is clients
+    assert engine.engine.clients is clients
     assert engine.engine.device == "cpu"
     assert engine.name == kind.__name__
     assert getattr(engine.engine, "workers", 3) == 3

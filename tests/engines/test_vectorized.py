@@ -65,7 +65,7 @@ def tasks():
     """Return a function: clients -> the tasks of a round for all of them."""
 
     def make(runtime, round=1):
-        broadcast = Broadcast(state.clone(runtime.bench.module.state_dict()))
+        broadcast = Broadcast(state.clone(clients.program.module.state_dict()))
         return [ClientTask(client, round, 0, broadcast) for client in range(runtime.partition.num_clients)]
 
     return make

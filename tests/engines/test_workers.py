@@ -54,7 +54,7 @@ def persistent():
     config, _ = compose_job("train", ["experiment=digits_gsc"])
     config.logger = config.callbacks = {}
     federation = build(config, None)
-    engine.setup(federation.engine.runtime)
+    engine.setup(federation.engine.clients)
     yield engine, federation
     engine.close()
 
@@ -152,7 +152,7 @@ def test_work_that_kills_every_worker_is_given_up(persistent):
 def test_an_abandoned_round_leaves_no_answer_behind(persistent):
     engine, federation = persistent
     tasks = tasks_for(federation, range(6))
-    expected = [state.digest(federation.engine.runtime.train(task).delta) for task in tasks]
+    expected = [state.digest(federation.engine.clients.train(task).delta) for task in tasks]
     updates = engine.run(tasks)
     next(updates)
     updates.close()
@@ -166,7 +166,7 @@ def test_models_that_differ_between_clients_travel_one_by_one(persistent):
         own = state.scaled(federation.state.model, 1.0 + number / 10)
         tasks[number] = ClientTask(task.client_id, 2, 0, Broadcast(own))
     ours = [state.digest(update.delta) for update in engine.run(tasks)]
-    assert ours == [state.digest(federation.engine.runtime.train(task).delta) for task in tasks]
+    assert ours == [state.digest(federation.engine.clients.train(task).delta) for task in tasks]
     assert len(set(ours)) == 4
 
 
@@ -202,7 +202,7 @@ class Scribble(Query):
     needs_model = False
 
     def answer(self, context):
-        images = context.data.dataset.images.tensor
+        images = context.data.dataset.inputs.tensor
         before = images[0, 0, 0, 0].item()
         images[0, 0, 0, 0] = 255 - before
         return Answer(before, floats_up=0, samples=0)
@@ -210,7 +210,7 @@ class Scribble(Query):
 
 def test_all_processes_see_one_copy_of_the_data(persistent):
     engine, federation = persistent
-    images = federation.engine.runtime.dataset.images.tensor
+    images = federation.engine.clients.dataset.inputs.tensor
     before = images[0, 0, 0, 0].item()
     assert [answer.value for answer in engine.ask(Scribble(), tasks_for(federation, [0]))] == [before]
     assert images[0, 0, 0, 0].item() == 255 - before
@@ -244,7 +244,7 @@ def test_workers_outlive_signals_and_end_when_nobody_is_left_to_talk_to(persiste
 def test_what_cannot_be_sent_is_refused_in_a_sentence(persistent):
     _, federation = persistent
     engine = WorkersEngine(workers=1)
-    runtime = federation.engine.runtime
+    runtime = federation.engine.clients
     object.__setattr__(runtime, "transforms", [lambda update, rng: update])
     try:
         engine.setup(runtime)

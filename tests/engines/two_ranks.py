@@ -78,7 +78,7 @@ def federation():
     config, _ = compose_job("train", overrides)
     config.logger = config.callbacks = {}
     federation = build(config, Path())
-    federation.engine.runtime.objective.correction = Echo()
+    federation.engine.clients.objective.correction = Echo()
     return federation
 
 
@@ -102,7 +102,7 @@ def error_of(action):
 
 def drive(run):
     """What rank 0 does."""
-    runtime = run.engine.runtime
+    runtime = run.engine.clients
     sequential = SequentialEngine(device="cpu")
     sequential.setup(runtime)
     engine = DistributedEngine(device="cpu", timeout_seconds=30)
@@ -153,10 +153,10 @@ def serve(run):
     shared = []
     for _ in range(2):
         engine = DistributedEngine(device="cpu", timeout_seconds=30)
-        engine.setup(run.engine.runtime)
+        engine.setup(run.engine.clients)
         shared.append(engine.share())
         engine.serve()
-    driving = error_of(lambda: engine.evaluate(run.state.model, [np.arange(len(run.engine.runtime.dataset.y))]))
+    driving = error_of(lambda: engine.evaluate(run.state.model, [np.arange(len(run.engine.clients.dataset.y))]))
     return {"rank": engine.rank, "shared": shared, "driving": driving}
 
 

@@ -1,8 +1,8 @@
 import pytest
 import torch
 
-from fedfacet.losses.cross_entropy import cross_entropy
 from fedfacet.losses.generalized_cross_entropy import generalized_cross_entropy
+from fedfacet.objectives.classification import cross_entropy
 from fedfacet.types import Batch
 
 

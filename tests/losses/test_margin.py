@@ -3,8 +3,8 @@ import math
 import pytest
 import torch
 
-from fedfacet.losses.cross_entropy import cross_entropy
 from fedfacet.losses.margin import margin
+from fedfacet.objectives.classification import cross_entropy
 from fedfacet.types import Batch
 
 PENALTIES = ("logits_per_sample", "softmax_batch")

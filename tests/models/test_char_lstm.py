@@ -6,7 +6,7 @@ from torch import nn
 
 from fedfacet import rng, state
 from fedfacet.clients.local_training import LocalTraining
-from fedfacet.clients.runtime import ClientRuntime
+from fedfacet.clients.program import Clients
 from fedfacet.data.generated_plays import write_plays
 from fedfacet.data.shakespeare import Shakespeare
 from fedfacet.data.validation import partition_and_hold_out
@@ -70,14 +70,14 @@ def clients(tmp_path_factory):
     def make():
         objective = ClassificationObjective(made(embedding_size=4, hidden_size=8))
         local = LocalTraining(unit="steps", amount=4, batch_size=16)
-        return ClientRuntime(objective, torch.optim.SGD, dataset, partition, local, [], torch.device("cpu"))
+        return Clients(objective, torch.optim.SGD, dataset, partition, local, [], torch.device("cpu"))
 
     return make
 
 
 def test_a_role_is_trained_whether_in_one_go_or_in_two(clients):
     runtime = clients()
-    task = ClientTask(1, 1, 0, Broadcast(state.clone(runtime.bench.tensors)))
+    task = ClientTask(1, 1, 0, Broadcast(state.clone(clients.program.tensors)))
     whole = runtime.train(task)
     assert state.norm(whole.delta) > 0
     update = runtime.train_part(task, runtime.train_part(task, None, 2), None)
@@ -86,7 +86,7 @@ def test_a_role_is_trained_whether_in_one_go_or_in_two(clients):
 
 def test_the_engine_that_stacks_models_trains_roles_one_by_one_if_it_must(clients):
     runtime = clients()
-    start = Broadcast(state.clone(runtime.bench.tensors))
+    start = Broadcast(state.clone(clients.program.tensors))
     tasks = [ClientTask(client_id, 1, 0, start) for client_id in range(3)]
     expected = [clients().train(task) for task in tasks]
     engine = VectorizedEngine(device="cpu")

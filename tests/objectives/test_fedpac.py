@@ -10,12 +10,11 @@ from torch import nn
 from torch.nn import functional
 
 from fedfacet import checkpoint, rng, state
-from fedfacet.aggregators.fedpac import FedPAC
 from fedfacet.clients.local_training import LocalTraining
 from fedfacet.corrections.proximal import ProximalCorrection
+from fedfacet.methods.fedpac import FedPAC, FedPACObjective
 from fedfacet.models.resnet8 import ResNet8
 from fedfacet.models.small_cnn import SmallCNN
-from fedfacet.objectives.fedpac import FedPACObjective
 from fedfacet.types import Batch, Broadcast, ClientTask
 
 SMALL, RESNET = partial(SmallCNN, width=2, hidden=4), partial(ResNet8, width=1)
@@ -41,7 +40,7 @@ def clients(tiny_clients):
 
 def start_of(clients, *, centroids=None, known=(1, 1)):
     extras = (
-        {} if centroids is None else {"fedpac|centroids": centroids, "fedpac|known": torch.tensor(known, dtype=torch.float)}
+        {} if centroids is None else {"fedpac/centroids": centroids, "fedpac/known": torch.tensor(known, dtype=torch.float)}
     )
     return Broadcast(state.clone(clients.bench.tensors), extras)
 
@@ -162,23 +161,23 @@ def test_the_statistics_are_the_papers(clients, model):
         probe.load_state_dict(task.broadcast.model)
         means, shares, variance = statistics_of(probe, runtime.data(client_id))
         sent = update.extras
-        assert sent["fedpac|means"].numpy() == pytest.approx(shares[:, None] * means, rel=1e-5, abs=1e-6)
-        assert sent["fedpac|variance"].item() == pytest.approx(variance, rel=1e-5)
-        assert sent["fedpac|counts"].tolist() == (shares * len(runtime.data(client_id))).round().tolist()
+        assert sent["fedpac/means"].numpy() == pytest.approx(shares[:, None] * means, rel=1e-5, abs=1e-6)
+        assert sent["fedpac/variance"].item() == pytest.approx(variance, rel=1e-5)
+        assert sent["fedpac/counts"].tolist() == (shares * len(runtime.data(client_id))).round().tolist()
         probe.load_state_dict(state.add(task.broadcast.model, update.delta | update.buffers))
         after, _, _ = statistics_of(probe, runtime.data(client_id))
-        assert sent["fedpac|centroids"].numpy() == pytest.approx(after, rel=1e-4, abs=1e-5)
+        assert sent["fedpac/centroids"].numpy() == pytest.approx(after, rel=1e-4, abs=1e-5)
         assert (after != means).any()
 
 
 def test_looking_at_the_samples_moves_no_running_statistics(clients):
     runtime = clients(model=RESNET)
     task = ClientTask(0, 1, 0, start_of(runtime))
-    before = state.clone(runtime.bench.tensors)
-    runtime.bench.load(task.broadcast.model)
-    with runtime.bench.looking():
+    before = state.clone(clients.program.tensors)
+    clients.program.load(task.broadcast.model)
+    with clients.program.looking():
         runtime.objective.before_steps(runtime.data(0).batches(), 4)
-    assert state.digest(dict(runtime.bench.tensors)) == state.digest(before)
+    assert state.digest(dict(clients.program.tensors)) == state.digest(before)
     assert runtime.objective.training
 
 

@@ -5,19 +5,16 @@ import pytest
 import torch
 from torch import nn
 
-from fedfacet import state
 from fedfacet.aggregators.fedavg import FedAvg
 from fedfacet.build import build
 from fedfacet.clients.client_data import ClientData
 from fedfacet.clients.local_training import LocalTraining
-from fedfacet.clients.runtime import ClientRuntime
-from fedfacet.clients.workbench import federated_module
+from fedfacet.clients.program import Clients
 from fedfacet.config import compose_job
-from fedfacet.data.dataset import Dataset, InMemoryImages
+from fedfacet.data.dataset import Dataset, InMemoryInputs
 from fedfacet.engines.sequential import SequentialEngine
 from fedfacet.federation import Federation
 from fedfacet.objectives.classification import ClassificationObjective
-from fedfacet.participation.always import Always
 from fedfacet.selectors.all import AllSelector
 from fedfacet.types import Partition
 
@@ -54,7 +51,7 @@ def data():
     pixels = draw.integers(0, 120, size=(72, 3, 4, 4)) + 80 * y[:, None, None, None] + 50 * a[:, None, None, None]
     positions = np.arange(72)
     dataset = Dataset(
-        images=InMemoryImages(torch.from_numpy(pixels).to(torch.uint8)),
+        inputs=InMemoryInputs(torch.from_numpy(pixels).to(torch.uint8)),
         y=y,
         a=a,
         train=positions,
@@ -112,15 +109,13 @@ def federate(data, sgd):
         objective = ClassificationObjective(model, correction=correction, optimizer=sgd)
         engine = SequentialEngine(device="cpu")
         local = local if local is not None else LocalTraining(amount=2, batch_size=8)
-        engine.setup(ClientRuntime(objective, sgd, data.dataset, partition, local, (), torch.device("cpu")))
+        engine.setup(Clients(objective, sgd, data.dataset, partition, local, (), torch.device("cpu")))
         return Federation(
-            model=state.clone(federated_module(objective).state_dict()),
-            num_clients=partition.num_clients,
+            facts=engine.clients.facts,
             partition_digest=partition.digest,
             engine=engine,
             selector=selector if selector is not None else AllSelector(),
             aggregator=aggregator if aggregator is not None else FedAvg(),
-            participation=Always(),
             rounds=100,
             cohort_size=1,
             seed=7,

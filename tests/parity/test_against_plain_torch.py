@@ -2,13 +2,13 @@
 
 import pytest
 import torch
+from fedfacet.clients.workbench import Workbench
 from torch.nn import functional
 
 from fedfacet import rng, state
 from fedfacet.aggregators.fedavg import FedAvg
 from fedfacet.aggregators.fedavgm import FedAvgM
 from fedfacet.clients.local_training import LocalTraining, train_client
-from fedfacet.clients.workbench import Workbench
 from fedfacet.corrections.proximal import ProximalCorrection
 from fedfacet.objectives.classification import ClassificationObjective
 from fedfacet.types import Broadcast, ClientTask, Partition
@@ -18,7 +18,7 @@ SEED, BATCH_SIZE, EPOCHS = 7, 8, 2
 
 def plain_sgd(model, dataset, indices, round, *, lr=0.05, momentum=0.9):
     """Train on some samples as a torch tutorial does, on batches that only share their order with the federation's."""
-    pixels = dataset.images.tensor[indices].float().contiguous()
+    pixels = dataset.inputs.tensor[indices].float().contiguous()
     x = (pixels - 0.5 * 255) / (0.25 * 255)
     y = torch.from_numpy(dataset.y[indices])
     generator = rng.stream(SEED, "batches", round, 0)

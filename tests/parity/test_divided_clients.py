@@ -4,11 +4,11 @@ from functools import partial
 
 import pytest
 import torch
+from fedfacet.clients.workbench import Workbench
 
 from fedfacet import state
 from fedfacet.clients.client_data import ClientData
 from fedfacet.clients.local_training import LocalTraining, train_client, train_part
-from fedfacet.clients.workbench import Workbench
 from fedfacet.objectives.classification import ClassificationObjective
 from fedfacet.parallel import wire
 from fedfacet.types import Broadcast, ClientTask

@@ -260,7 +260,7 @@ def one_round(settings):
     def make(case, engine, dtype=torch.float32):
         federation = rebuild(settings(case, engine), None)
         if dtype == torch.float64:
-            objective = federation.engine.runtime.objective.double()
+            objective = federation.engine.clients.objective.double()
             objective.model.register_forward_pre_hook(lambda _, inputs: (inputs[0].double(),))
             federation.state.model = state.clone(objective.model.state_dict())
         federation.run_round()
@@ -271,12 +271,12 @@ def one_round(settings):
 
 def logits(federation):
     """Return what the global model says of the test data."""
-    runtime = federation.engine.runtime
-    runtime.bench.load(federation.state.model)
-    runtime.bench.train(False)
+    runtime = federation.engine.clients
+    clients.program.load(federation.state.model)
+    clients.program.train(False)
     with torch.inference_mode():
         batch = runtime.dataset.batch(runtime.dataset.test[:200], runtime.device, runtime.memory_format)
-        return runtime.bench.forward(batch.x).clone()
+        return clients.program.forward(batch.x).clone()
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=["single", "double"])

@@ -6,12 +6,12 @@ from functools import partial
 import lightning as L
 import pytest
 import torch
+from fedfacet.clients.workbench import Workbench, federated_module
 from torch import nn
 from torch.utils.data import DataLoader
 
 from fedfacet import rng, state
 from fedfacet.clients.local_training import LocalTraining, train_client
-from fedfacet.clients.workbench import Workbench, federated_module
 from fedfacet.corrections.proximal import ProximalCorrection
 from fedfacet.objectives.attribute_head import AttributeHeadObjective
 from fedfacet.objectives.biased import biased_objective

@@ -27,7 +27,7 @@ lightning_small_talk = pytest.mark.filterwarnings(
 
 def trained_by_a_trainer(federation, client_id):
     """Return the weights after a plain Trainer had a client's samples, in the order of the federation's rounds."""
-    runtime = federation.engine.runtime
+    runtime = federation.engine.clients
     data, local = runtime.data(client_id), runtime.local
     whole = data.batch(np.arange(len(data)))
     samples = [Batch(*sample) for sample in zip(*whole, strict=True)]
@@ -53,8 +53,8 @@ def trained_by_a_trainer(federation, client_id):
 def test_centralized_is_plain_training_on_the_union(main_job):
     """But for what w + (w' - w) misses w' by; ``test_against_plain_torch`` says so in full."""
     federation, dealt = main_job("setting=centralized", *PLAIN), main_job("setting=federated", *PLAIN)
-    (union,) = federation.engine.runtime.partition.indices
-    assert union.tolist() == sorted(np.concatenate(dealt.engine.runtime.partition.indices).tolist())
+    (union,) = federation.engine.clients.partition.indices
+    assert union.tolist() == sorted(np.concatenate(dealt.engine.clients.partition.indices).tolist())
     expected = trained_by_a_trainer(federation, 0)
     start = federation.state.model
     results = [federation.run_round() for _ in range(ROUNDS)]
@@ -149,7 +149,7 @@ def test_clients_divided_between_processes_are_the_same(setting, main_job):
     federation.run_round()
     tasks = []
     federation.engine.run = lambda given: (tasks.append(task) or runtime.train(task) for task in given)
-    runtime = federation.engine.runtime
+    runtime = federation.engine.clients
     federation.run_round()
     for task in tasks[:2]:
         whole = runtime.train(task)

@@ -122,5 +122,5 @@ def test_small_classes_go_to_fewer_clients_where_some_must():
 
 @pytest.mark.parametrize("name", ["num_clients", "classes_per_client"])
 def test_impossible_numbers_are_refused(name):
-    with pytest.raises(ValueError, match=f"`{name}` to be 1 or larger, but got 0"):
+    with pytest.raises(ValueError, match=rf"`partition\.{name}` to be a whole number, 1 or larger, but got 0"):
         ClassesPerClientPartitioner(**{name: 0})

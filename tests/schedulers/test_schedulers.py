@@ -6,6 +6,7 @@ from functools import partial
 import numpy as np
 import pytest
 import torch
+from fedfacet.schedulers.none import NoScheduler
 
 from fedfacet import state
 from fedfacet.callbacks.base import Callback
@@ -18,7 +19,6 @@ from fedfacet.errors import ConfigError
 from fedfacet.schedulers.cosine import CosineScheduler
 from fedfacet.schedulers.exponential import ExponentialScheduler
 from fedfacet.schedulers.multi_step import MultiStepScheduler
-from fedfacet.schedulers.none import NoScheduler
 from fedfacet.schedulers.one_cycle import OneCycleScheduler
 from fedfacet.schedulers.plateau import PlateauScheduler
 from fedfacet.schedulers.step import StepScheduler

@@ -8,6 +8,7 @@ from functools import partial
 
 import numpy as np
 import pytest
+from fedfacet.schedulers.none import NoScheduler
 from hypothesis import given
 from hypothesis import strategies as st
 from scipy.special import softmax
@@ -19,7 +20,6 @@ from fedfacet.clients.queries.probe_norm import ProbeNorm
 from fedfacet.engines.sequential import SequentialEngine
 from fedfacet.participation.dropouts import Dropouts
 from fedfacet.schedulers.exponential import ExponentialScheduler
-from fedfacet.schedulers.none import NoScheduler
 from fedfacet.selectors.base import ClientSelector
 from fedfacet.selectors.probe_fairness import ProbeFairnessSelector
 from fedfacet.types import Ledger, RoundResult

@@ -1,16 +1,19 @@
 """The contract of an aggregator."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable
-from typing import Any
+from collections.abc import Callable, Iterable
+from typing import ClassVar
 
 from fedfacet import state
 from fedfacet.arguments import check_choice
-from fedfacet.types import Broadcast, ClientUpdate, State
+from fedfacet.types import Broadcast, ClientUpdate, Facts, ServerState, State
 
 
 class Aggregator(ABC):
     """How updates become the next global model; plain single-process tensor code.
+
+    An aggregator is immutable: its constructor takes hyperparameters, and its state goes in and comes out, so that a round may
+    be run twice without a thought.
 
     Args:
         weighting: ``"equal"`` gives every client weight 1, ``"samples"`` its number of samples n_k.
@@ -21,45 +24,55 @@ class Aggregator(ABC):
         ValueError: for another ``weighting`` or ``buffers``.
     """
 
+    gives: frozenset[str] = frozenset()
+    """Names of what the server sends along with the model; some other part must need each of them."""
+
+    needs: frozenset[str] = frozenset()
+    """Names of what clients must send along with their updates; some other part must give each of them."""
+
+    broadcast: ClassVar[Callable[..., Broadcast] | None] = None
+    """``broadcast(self, server, model, client_id)`` returns what a client is sent; ``None`` for the model and nothing else."""
+
     def __init__(self, *, weighting: str = "equal", buffers: str = "average") -> None:
         check_choice("weighting", weighting, ("equal", "samples"))
         check_choice("buffers", buffers, ("average", "keep"))
         self.weighting = weighting
         self.buffers = buffers
 
-    def broadcast(self, model: State, client_id: int) -> Broadcast:
-        """Return what ``client_id`` is sent; by default the whole model, shared by reference."""
-        return Broadcast(model)
+    def init(self, facts: Facts) -> ServerState:
+        """Return the state before the first round: tensors and plain data.
 
-    @abstractmethod
-    def aggregate(self, model: State, updates: Iterable[ClientUpdate]) -> State:
-        """Return the next global model.
-
-        Args:
-            model: the global model that was broadcast; never written to.
-            updates: the cohort's updates in cohort order, at least one, valid, readable once. The aggregator's own state may
-                change only after the last of them, so that a round which is stopped halfway leaves it as it was.
+        Raises:
+            ConfigError: if the model, or what of it stays with the clients, does not suit the aggregator.
         """
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return what must survive a round, as tensors and plain data that is never changed in place afterwards."""
         return {}
 
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Take up what ``state_dict`` returned."""
+    def extras(self, facts: Facts) -> State:
+        """Return tensors like those in every update's ``extras`` that ``aggregate`` reads; updates without them are refused."""
+        return {}
 
-    def _weight(self, update: ClientUpdate) -> float:
+    @abstractmethod
+    def aggregate(self, server: ServerState, model: State, updates: Iterable[ClientUpdate]) -> tuple[ServerState, State]:
+        """Return the next state and the next global model.
+
+        Args:
+            server: the state; never written to.
+            model: the global model that was broadcast; never written to.
+            updates: the cohort's updates in cohort order, at least one, valid, readable once.
+        """
+
+    def weight(self, update: ClientUpdate) -> float:
         """Return p_k, up to the constant that makes the cohort's add up to 1."""
         return 1.0 if self.weighting == "equal" else float(update.num_samples)
 
-    def _average(self, updates: Iterable[ClientUpdate]) -> tuple[State, State]:
+    def average(self, updates: Iterable[ClientUpdate]) -> tuple[State, State]:
         """Fold the updates into the weighted mean of their deltas and of their buffers."""
         mean = state.weighted_mean(
             (
                 # One fold for both, so that a stream of updates is read once; the prefixes keep the names apart.
                 {f"d|{name}": tensor for name, tensor in update.delta.items()}
                 | ({f"b|{name}": tensor for name, tensor in update.buffers.items()} if self.buffers == "average" else {}),
-                self._weight(update),
+                self.weight(update),
             )
             for update in updates
         )

@@ -4,7 +4,7 @@ from collections.abc import Iterable
 
 from fedfacet import state
 from fedfacet.aggregators.base import Aggregator
-from fedfacet.types import ClientUpdate, State
+from fedfacet.types import ClientUpdate, ServerState, State
 
 
 class FedAvg(Aggregator):
@@ -24,7 +24,14 @@ class FedAvg(Aggregator):
     def __init__(self, *, weighting: str = "equal", buffers: str = "average") -> None:
         super().__init__(weighting=weighting, buffers=buffers)
 
-    def aggregate(self, model: State, updates: Iterable[ClientUpdate]) -> State:
+    def aggregate(self, server: ServerState, model: State, updates: Iterable[ClientUpdate]) -> tuple[ServerState, State]:
         """Return the averaged model."""
-        delta, buffers = self._average(updates)
-        return state.add(model, delta | buffers)
+        by_samples, averages_buffers = self.weighting == "samples", self.buffers == "average"
+        moved = state.weighted_mean(
+            (
+                update.delta | update.buffers if averages_buffers else update.delta,
+                float(update.num_samples) if by_samples else 1.0,
+            )
+            for update in updates
+        )
+        return server, state.add(model, moved)

@@ -1,12 +1,11 @@
 """Federated averaging with server momentum."""
 
 from collections.abc import Iterable
-from typing import Any
 
 from fedfacet import state
 from fedfacet.aggregators.base import Aggregator
 from fedfacet.arguments import check_within
-from fedfacet.types import ClientUpdate, State
+from fedfacet.types import ClientUpdate, Facts, ServerState, State
 
 
 class FedAvgM(Aggregator):
@@ -38,18 +37,13 @@ class FedAvgM(Aggregator):
             raise ValueError(f"Expected `server_lr` to be larger than 0, but got {server_lr}.")
         self.momentum = momentum
         self.server_lr = server_lr
-        self._velocity: State = {}
 
-    def aggregate(self, model: State, updates: Iterable[ClientUpdate]) -> State:
-        """Return the model after one server step."""
-        delta, buffers = self._average(updates)
-        self._velocity = state.add(delta, self._velocity, scale=self.momentum)
-        return state.add(state.add(model, self._velocity, scale=self.server_lr), buffers)
+    def init(self, facts: Facts) -> ServerState:
+        """Return a velocity m of zero."""
+        return {"velocity": {}}
 
-    def state_dict(self) -> dict[str, Any]:
-        """Return the velocity m."""
-        return {"velocity": self._velocity}
-
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Take up the velocity m."""
-        self._velocity = state_dict["velocity"]
+    def aggregate(self, server: ServerState, model: State, updates: Iterable[ClientUpdate]) -> tuple[ServerState, State]:
+        """Return the velocity and the model after one server step."""
+        delta, buffers = self.average(updates)
+        velocity = state.add(delta, server["velocity"], scale=self.momentum)
+        return {"velocity": velocity}, state.add(state.add(model, velocity, scale=self.server_lr), buffers)

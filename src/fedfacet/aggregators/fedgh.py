@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 
 from fedfacet import state
 from fedfacet.aggregators.base import Aggregator
-from fedfacet.types import ClientUpdate, State
+from fedfacet.types import ClientUpdate, ServerState, State
 
 
 class FedGH(Aggregator):
@@ -36,14 +36,14 @@ class FedGH(Aggregator):
     def __init__(self, *, weighting: str = "samples", buffers: str = "average") -> None:
         super().__init__(weighting=weighting, buffers=buffers)
 
-    def aggregate(self, model: State, updates: Iterable[ClientUpdate]) -> State:
+    def aggregate(self, server: ServerState, model: State, updates: Iterable[ClientUpdate]) -> tuple[ServerState, State]:
         """Return the model moved by the mean of the harmonised updates."""
         updates = sorted(updates, key=lambda update: update.client_id)
         deltas = [update.delta for update in updates]
-        weights = np.array([self._weight(update) for update in updates])
+        weights = np.array([self.weight(update) for update in updates])
         harmonized = _harmonized(state.gram(deltas))
-        _, buffers = self._average(replace(update, delta={}) for update in updates)
-        return state.add(model, state.combination(deltas, weights / weights.sum() @ harmonized) | buffers)
+        _, buffers = self.average(replace(update, delta={}) for update in updates)
+        return server, state.add(model, state.combination(deltas, weights / weights.sum() @ harmonized) | buffers)
 
 
 def _harmonized(gram: NDArray[np.float64]) -> NDArray[np.float64]:

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from fedfacet import state
 from fedfacet.aggregators.base import Aggregator
 from fedfacet.arguments import check_choice, check_within
-from fedfacet.types import ClientUpdate, State
+from fedfacet.types import ClientUpdate, ServerState, State
 
 _RANK_TOLERANCE = 1e-14
 """Times m and the largest eigenvalue: smaller ones are roundings of float32 updates (squared) or of the decomposition."""
@@ -80,16 +80,16 @@ class FedLD(Aggregator):
         self.length_correction = length_correction
         self.scope = scope
 
-    def aggregate(self, model: State, updates: Iterable[ClientUpdate]) -> State:
+    def aggregate(self, server: ServerState, model: State, updates: Iterable[ClientUpdate]) -> tuple[ServerState, State]:
         """Return the model moved by the mean of the revised updates."""
         updates = list(updates)
-        weights = np.array([self._weight(update) for update in updates])
+        weights = np.array([self.weight(update) for update in updates])
         moved: State = {}
         for parts in self._parts([update.delta for update in updates]):
             revised = self._revised(state.gram(parts))
             moved |= state.combination(parts, weights / weights.sum() @ revised)
-        _, buffers = self._average(replace(update, delta={}) for update in updates)
-        return state.add(model, moved | buffers)
+        _, buffers = self.average(replace(update, delta={}) for update in updates)
+        return server, state.add(model, moved | buffers)
 
     def _parts(self, deltas: Sequence[State]) -> Iterator[Sequence[State]]:
         """Yield what is decomposed at a time."""

@@ -2,13 +2,11 @@
 
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
-from typing import Any
 
 from fedfacet import state
 from fedfacet.aggregators.base import Aggregator
 from fedfacet.arguments import check_choice, check_within
-from fedfacet.errors import BadUpdateError
-from fedfacet.types import ClientUpdate, State
+from fedfacet.types import ClientUpdate, Facts, ServerState, State
 
 
 class FedNova(Aggregator):
@@ -63,37 +61,23 @@ class FedNova(Aggregator):
         self.momentum = momentum
         self.server_lr = server_lr
         self.tau_eff = tau_eff
-        self._velocity: State = {}
 
-    def aggregate(self, model: State, updates: Iterable[ClientUpdate]) -> State:
-        """Return the model after one server step.
+    def init(self, facts: Facts) -> ServerState:
+        """Return a velocity m of zero."""
+        return {"velocity": {}}
 
-        Raises:
-            BadUpdateError: if a client's ||a_k||_1 is not larger than 0, which a step size of 2 / mu or more can bring about.
-        """
+    def aggregate(self, server: ServerState, model: State, updates: Iterable[ClientUpdate]) -> tuple[ServerState, State]:
+        """Return the velocity and the model after one server step."""
         walked = weights = 0.0
 
         def directions() -> Iterator[ClientUpdate]:
             nonlocal walked, weights
             for update in updates:
-                if not update.step_weight > 0:
-                    raise BadUpdateError(
-                        f"Expected an update with a step weight larger than 0 from client {update.client_id}, but it is "
-                        f"{update.step_weight}: lower the learning rate or the proximal term."
-                    )
-                weight = self._weight(update)
+                weight = self.weight(update)
                 walked += weight * (update.step_weight if self.tau_eff == "step_weights" else update.num_steps)
                 weights += weight
                 yield replace(update, delta=state.scaled(update.delta, 1 / update.step_weight))
 
-        direction, buffers = self._average(directions())
-        self._velocity = state.add(state.scaled(direction, walked / weights), self._velocity, scale=self.momentum)
-        return state.add(state.add(model, self._velocity, scale=self.server_lr), buffers)
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return the velocity m."""
-        return {"velocity": self._velocity}
-
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Take up the velocity m."""
-        self._velocity = state_dict["velocity"]
+        direction, buffers = self.average(directions())
+        velocity = state.add(state.scaled(direction, walked / weights), server["velocity"], scale=self.momentum)
+        return {"velocity": velocity}, state.add(state.add(model, velocity, scale=self.server_lr), buffers)

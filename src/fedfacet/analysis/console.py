@@ -4,8 +4,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fedfacet.analysis.groups import group_names
 from fedfacet.metrics.group_counts import group_key
+from fedfacet.plots.groups import group_names
 
 if TYPE_CHECKING:
     from fedfacet.build import FederatedData

@@ -1,4 +1,4 @@
-"""What can be said of a federation before any training: how heterogeneous it is, and whom a selector would choose."""
+"""A federation described before any training: how heterogeneous it is, and whom a selector would choose."""
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -10,14 +10,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedfacet import rng
-from fedfacet.analysis.groups import group_names
-from fedfacet.analysis.plots import TYPES
 from fedfacet.analysis.terminal import TextTable
 from fedfacet.data.dataset import Dataset
 from fedfacet.errors import ConfigError
 from fedfacet.heterogeneity import InteractionMatrix, measure_federation
+from fedfacet.plots.groups import group_names
+from fedfacet.plots.run import MEASURES, TYPES
 from fedfacet.selectors.base import ClientSelector
-from fedfacet.types import Ledger, Query, RoundResult, SelectionContext
+from fedfacet.types import ClientReceipt, Facts, Ledger, Query, RoundResult, SelectionContext
 
 
 def describe_federation(matrices: Sequence[InteractionMatrix]) -> dict[str, Any]:
@@ -108,7 +108,10 @@ def simulate_selection(
         )
     if not isinstance(seed, int) or seed < 0:
         raise ValueError(f"Expected the simulated `seed` to be a whole number, 0 or larger, but got {seed!r}.")
-    if selector.needs_updates:
+    facts = Facts(len(matrices), model={}, parameters=())
+
+    facts = Facts(len(matrices), model={}, parameters=())
+    if selector.needs_updates(selector.init(facts)):
         raise ConfigError(
             f"Expected a selector that chooses without training, but {type(selector).__name__} learns from the clients' "
             "updates: simulate another selector, or train with this one."
@@ -150,11 +153,10 @@ def tables_of(description: Mapping[str, Any]) -> Iterator[TextTable]:
         return
     clients = description["clients"]
     pooled, mean = _measures(description["global"]), _measures(description["client_mean"])
-    names = ("class imbalance (CI)", "attribute imbalance (AI)", "spurious correlation (SC)")
     yield TextTable(
         f"Heterogeneity of {len(clients)} clients with {sum(map(_size, clients))} samples, from 0 to 1",
         ["measure", "all data pooled", "mean of clients"],
-        list(zip(names, pooled, mean, strict=True)),
+        list(zip(MEASURES, pooled, mean, strict=True)),
     )
     yield TextTable(
         "Clients; rows of a matrix are classes, columns attribute values",
@@ -224,21 +226,26 @@ def _choices(
         disclosed.setdefault(query.name, {}).update(answers)
         return answers
 
+    server = selector.init(Facts(len(matrices), model={}, parameters=()))
     chosen_RK = np.zeros((rounds, len(matrices)), dtype=bool)
     for round in range(1, pretraining_rounds + rounds + 1):
         context = SelectionContext(
             round=round,
             num_clients=len(matrices),
             cohort_size=cohort_size,
+            places=min(cohort_size, len(matrices)),
             available=tuple(range(len(matrices))),
             disclosed=disclosed,
             rng=rng.stream(seed, "selection", round),
             ask=ask,
         )
-        cohort = tuple(selector.select(context))
+        cohort = tuple(selector.select(server, context))
         if round > pretraining_rounds:
             chosen_RK[round - pretraining_rounds - 1, list(cohort)] = True
-        selector.observe(RoundResult(round, cohort, cohort, {}, Ledger(), seconds={}, num_clients=len(matrices)), [])
+        if selector.observe is not None:
+            receipts = tuple(ClientReceipt(client_id, 1, 1, 0.0, 0.0) for client_id in cohort)
+            result = RoundResult(round, cohort, receipts, {}, Ledger(), seconds={}, num_clients=len(matrices))
+            server = selector.observe(server, result, [], rng.stream(seed, "selector-learns", round))
     return chosen_RK
 
 

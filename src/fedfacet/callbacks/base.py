@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from fedfacet.types import ClientUpdate, RoundResult, State
+from fedfacet.types import ClientUpdate, RoundResult
 
 if TYPE_CHECKING:
     from fedfacet.federation import Federation
@@ -24,8 +24,8 @@ class Callback:
     def on_client_end(self, round: int, position: int, expected: int, phase: str) -> None:
         """Run whenever one of the ``expected`` clients of a phase (``"train"``, ``"query ..."``) is done, counted from 1."""
 
-    def on_updates(self, round: int, before: State, updates: Sequence[ClientUpdate], after: State) -> None:
-        """Look at a round's updates and the models before and after."""
+    def on_updates(self, federation: "Federation", updates: Sequence[ClientUpdate]) -> None:
+        """Look at a round's updates; ``federation.state`` is still the state before the round, and may be kept."""
 
     def measure(self, federation: "Federation", round: int) -> Mapping[str, float]:
         """Return metrics of the new model, the same names every round; NaN where nothing was measured."""

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fedfacet.callbacks.base import Callback
-from fedfacet.runs.whole_file import written_whole
 from fedfacet.types import RoundResult
+from fedfacet.whole_file import written_whole
 
 if TYPE_CHECKING:
     from fedfacet.federation import Federation

@@ -1,6 +1,5 @@
 """FedLD's loss decomposition of a round."""
 
-import copy
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
@@ -10,9 +9,9 @@ from numpy.typing import NDArray
 from fedfacet.arguments import check_whole
 from fedfacet.callbacks.base import Callback
 from fedfacet.clients.personal_memory import local_model
-from fedfacet.loss_decomposition import LossDecomposition
 from fedfacet.metrics.group_counts import NAN
-from fedfacet.types import ClientUpdate, State
+from fedfacet.metrics.loss_decomposition import LossDecomposition
+from fedfacet.types import ClientUpdate, FederationState, State
 
 if TYPE_CHECKING:
     from fedfacet.build import FederatedData
@@ -51,27 +50,25 @@ class Decomposition(Callback):
         self.every_n_rounds = every_n_rounds
         self.needs_updates = True
         self.last: tuple[LossDecomposition, tuple[int, ...]] | None = None
-        self._round: tuple[State, Sequence[ClientUpdate]] = {}, ()
+        self._round: tuple[FederationState | None, Sequence[ClientUpdate]] = None, ()
 
     def on_fit_start(self, federation: "Federation") -> None:
         """Ask for the updates of rounds that are decomposed, and of no others."""
         self.needs_updates = self._is_due(federation, federation.state.round + 1)
 
-    def on_updates(self, round: int, before: State, updates: Sequence[ClientUpdate], after: State) -> None:
+    def on_updates(self, federation: "Federation", updates: Sequence[ClientUpdate]) -> None:
         """Take note of the round."""
-        self._round = before, updates
+        self._round = federation.state, updates
 
     def measure(self, federation: "Federation", round: int) -> Mapping[str, float]:
         """Return the terms of the round."""
         before, updates = self._round
-        self._round = {}, ()
-        if not updates or not self._is_due(federation, round):
+        self._round = None, ()
+        if before is None or not updates or not self._is_due(federation, round):
             return {f"decomposition/{name}": NAN for name in _TERMS}
-        server = copy.copy(federation.aggregator)
-        server.load_state_dict(federation.state.aggregator)  # as it was when it sent the round's broadcasts
         samples = [self.owned[update.client_id] for update in updates]
         losses = [
-            self._losses(federation, local_model(server.broadcast(before, update.client_id), update), samples)
+            self._losses(federation, local_model(federation.sent(before, update.client_id), update), samples, update.memory)
             for update in updates
         ]
         decomposition = LossDecomposition(
@@ -89,5 +86,7 @@ class Decomposition(Callback):
     def _is_due(self, federation: "Federation", round: int) -> bool:
         return round % self.every_n_rounds == 0 or round >= federation.rounds
 
-    def _losses(self, federation: "Federation", model: State, samples: Sequence[NDArray[np.int64]]) -> list[float]:
-        return [counts.loss for counts in federation.engine.evaluate(model, list(samples))]
+    def _losses(
+        self, federation: "Federation", model: State, samples: Sequence[NDArray[np.int64]], memory: State | None = None
+    ) -> list[float]:
+        return [counts.loss for counts in federation.engine.evaluate(model, list(samples), memory)]

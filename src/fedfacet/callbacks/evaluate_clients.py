@@ -10,7 +10,6 @@ from numpy.typing import NDArray
 from fedfacet.arguments import check_whole
 from fedfacet.callbacks.base import Callback
 from fedfacet.callbacks.evaluate import metrics_of
-from fedfacet.clients.personal_memory import own_model
 from fedfacet.metrics.group_counts import GroupCounts
 
 if TYPE_CHECKING:
@@ -67,9 +66,9 @@ class EvaluateClients(Callback):
         for client_id, own_weights in enumerate(self.own_weights):
             counts: Sequence[GroupCounts | None] = [None] * len(self.splits)
             if round % self.every_n_rounds == 0 or round == federation.rounds:
-                sent = federation.aggregator.broadcast(federation.state.model, client_id).model  # FedPAC's has a head for each
-                weights = own_model(sent, federation.state.memory.get(client_id, {}))
-                counts = federation.engine.evaluate(weights, list(self.splits.values()))
+                sent = federation.sent(federation.state, client_id).model  # FedPAC's has a head for each
+                memory = federation.state.memory.get(client_id)
+                counts = federation.engine.evaluate(sent, list(self.splits.values()), memory)
             clients.append(self._metrics(counts, own_weights))
         metrics = {name: [client[name] for client in clients] for name in clients[0]}
         return {name: fmean(values) for name, values in metrics.items()} | {

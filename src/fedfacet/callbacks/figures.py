@@ -3,8 +3,8 @@
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from fedfacet.analysis.plots import plot_curves, plot_partition, plot_selection
 from fedfacet.callbacks.base import Callback
+from fedfacet.plots.run import plot_curves, plot_partition, plot_selection
 from fedfacet.types import RoundResult
 
 if TYPE_CHECKING:

@@ -5,9 +5,9 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fedfacet.analysis.estimation import FILE, Triplets, measure_estimation, write_triplets
 from fedfacet.callbacks.base import Callback
 from fedfacet.heterogeneity import HeterogeneityTriplet
+from fedfacet.metrics.estimation import FILE, Triplets, measure_estimation, write_triplets
 from fedfacet.types import RoundResult
 
 if TYPE_CHECKING:

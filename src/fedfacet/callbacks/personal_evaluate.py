@@ -1,6 +1,5 @@
 """How well every client's model does after its local training."""
 
-import copy
 from collections.abc import Iterator, Mapping, Sequence
 from statistics import fmean, pstdev
 from typing import TYPE_CHECKING
@@ -13,7 +12,7 @@ from fedfacet.arguments import check_whole
 from fedfacet.callbacks.base import Callback
 from fedfacet.clients.personal_memory import local_model
 from fedfacet.metrics.group_counts import NAN
-from fedfacet.types import ClientTask, ClientUpdate, State
+from fedfacet.types import ClientTask, ClientUpdate, FederationState, State
 
 if TYPE_CHECKING:
     from fedfacet.federation import Federation
@@ -63,15 +62,15 @@ class PersonalEvaluate(Callback):
         self.local_holdout = tuple(local_holdout) if any(map(len, local_holdout)) else ()
         self.every_n_rounds = every_n_rounds
         self.needs_updates = True
-        self._round: tuple[State, Sequence[ClientUpdate]] = {}, ()
+        self._round: tuple[FederationState | None, Sequence[ClientUpdate]] = None, ()
 
     def on_fit_start(self, federation: "Federation") -> None:
         """Ask for the updates of rounds that are measured, and of no others."""
         self.needs_updates = self._is_due(federation, federation.state.round + 1)
 
-    def on_updates(self, round: int, before: State, updates: Sequence[ClientUpdate], after: State) -> None:
+    def on_updates(self, federation: "Federation", updates: Sequence[ClientUpdate]) -> None:
         """Take note of the round."""
-        self._round = before, updates
+        self._round = federation.state, updates
 
     def measure(self, federation: "Federation", round: int) -> Mapping[str, float]:
         """Return the metrics of the clients' models."""
@@ -80,17 +79,17 @@ class PersonalEvaluate(Callback):
         num_never = num_held = num_diverged = NAN
         if self._is_due(federation, round):
             num_never = num_held = num_diverged = 0
-            for client_id, model in self._models(federation, round):
+            for client_id, model, memory in self._models(federation, round):
                 num_never += model is federation.state.model
                 if not state.all_finite(model):  # as the model of a client may be whose update was dropped for it
                     num_diverged += 1
                     continue
                 splits = [self.test, *([self.local_holdout[client_id]] if self.local_holdout else [])]
-                counts = federation.engine.evaluate(model, splits)
+                counts = federation.engine.evaluate(model, splits, memory)
                 test[client_id] = counts[0].average_accuracy
                 holdout[client_id] = counts[-1].average_accuracy
                 num_held += bool(sum(counts[-1].total))
-        self._round = {}, ()
+        self._round = None, ()
         metrics = {
             **_summary("personal_test", test),
             "personal/num_never_selected": num_never,
@@ -107,24 +106,23 @@ class PersonalEvaluate(Callback):
     def _is_due(self, federation: "Federation", round: int) -> bool:
         return round % self.every_n_rounds == 0 or round == federation.rounds
 
-    def _models(self, federation: "Federation", round: int) -> Iterator[tuple[int, State]]:
-        """Yield every client and its model."""
+    def _models(self, federation: "Federation", round: int) -> Iterator[tuple[int, State, State]]:
+        """Yield every client, its model, and what it keeps."""
         before, updates = self._round
-        server = copy.copy(federation.aggregator)
-        server.load_state_dict(federation.state.aggregator)  # as it was when it sent the round's broadcasts
+        assert before is not None  # `on_updates` came first
         for update in updates:
-            yield update.client_id, local_model(server.broadcast(before, update.client_id), update)
+            yield update.client_id, local_model(federation.sent(before, update.client_id), update), update.memory
         trained = {update.client_id for update in updates}
         absent = [client_id for client_id in range(federation.num_clients) if client_id not in trained]
         memory = federation.state.memory
         seen = [client_id for client_id in absent if federation.state.participation_counts[client_id]]
         for first in range(0, len(seen), _AT_ONCE):
             chunk = seen[first : first + _AT_ONCE]
-            orders = [(k, round, federation.seed, server.broadcast(before, k), memory.get(k, {})) for k in chunk]
+            orders = [(k, round, federation.seed, federation.sent(before, k), memory.get(k, {})) for k in chunk]
             tasks = [ClientTask(*order, lr_factor=federation.lr_factor(round)) for order in orders]
             for task, update in zip(tasks, list(federation.engine.run(tasks)), strict=True):
-                yield task.client_id, local_model(task.broadcast, update)
-        yield from ((client_id, federation.state.model) for client_id in absent if client_id not in seen)
+                yield task.client_id, local_model(task.broadcast, update), update.memory
+        yield from ((client_id, federation.state.model, {}) for client_id in absent if client_id not in seen)
 
 
 def _summary(name: str, accuracies: Sequence[float]) -> dict[str, float]:

@@ -5,8 +5,8 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 
+from fedfacet.clients.program import take_loss
 from fedfacet.clients.queries.base import QueryContext
-from fedfacet.clients.workbench import take_loss
 from fedfacet.objectives.biased import biased_objective
 
 

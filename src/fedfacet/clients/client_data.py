@@ -9,10 +9,9 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from fedfacet import rng
 from fedfacet.data.dataset import Dataset
 from fedfacet.heterogeneity import InteractionMatrix
-from fedfacet.types import Batch, ClientTask
+from fedfacet.types import Batch
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -61,11 +60,6 @@ class ClientData:
         size = batch_size or evaluation_batch_size(self.dataset, self.device)
         for start in range(0, len(self), size):
             yield self.batch(np.arange(start, min(start + size, len(self))))
-
-
-def augmentation_of(task: ClientTask, step: int) -> np.random.Generator:
-    """Return the generator of what happens to the images of one of a client's batches; ``step`` counts from 0."""
-    return rng.stream(task.seed, "augmentation", task.round, task.client_id, step)
 
 
 @functools.lru_cache(maxsize=1)

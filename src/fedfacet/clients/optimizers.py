@@ -6,7 +6,7 @@ from typing import Any
 import lightning as L
 import torch
 from torch import Tensor
-from torch.optim import SGD, Optimizer
+from torch.optim import Optimizer
 
 from fedfacet import state
 from fedfacet.types import State
@@ -70,36 +70,3 @@ def kept_optimizer(memory: State) -> dict[int, dict[str, Any]]:
             index, _, name = key.removeprefix(_PREFIX).partition("|")
             saved.setdefault(int(index), {})[name] = tensor
     return saved
-
-
-def with_learning_rate(optimizer: Optimizer, factor: float) -> Optimizer:
-    """Multiply the learning rate of all of an optimizer's parameter groups, and return it."""
-    for group in optimizer.param_groups:
-        group["lr"] = group["lr"] * factor
-    return optimizer
-
-
-def step_weight_of(optimizer: Optimizer, objective: L.LightningModule, num_steps: int) -> float:
-    """Return ||a_k||_1, the sum of the absolute weights that a client's gradients have in its update, per learning rate.
-
-    Source: FedNova (Wang et al., NeurIPS 2020, arXiv:2007.07481), section 4. SGD with momentum rho and a proximal term of
-    strength mu is linear in its gradients: a gradient's weight is how far it alone has moved the weights by the last step.
-    Weights may be negative (an oscillation, where lr mu > (1 - sqrt(rho))^2). Other optimizers count their steps, and a
-    velocity that a client kept from former rounds counts for nothing.
-    """
-    group = optimizer.param_groups[0]
-    if not isinstance(optimizer, SGD) or group["nesterov"] or group["dampening"]:
-        return float(num_steps)
-    mu = getattr(getattr(objective, "correction", None), "proximal_strength", 0.0)
-    velocity = walked = 0.0
-    if mu == 0:  # no weight is negative: their sum is where gradients of 1 lead
-        for _ in range(num_steps):
-            velocity = group["momentum"] * velocity + 1
-            walked += velocity
-        return walked
-    total = 0.0
-    for step in range(num_steps):
-        velocity = group["momentum"] * velocity + (step == 0) - group["lr"] * mu * walked
-        walked += velocity
-        total += abs(walked)
-    return total

@@ -5,7 +5,7 @@ from typing import Any, NamedTuple
 
 from torch import Tensor
 
-from fedfacet.clients.local_training import HalfTrained
+from fedfacet.clients.divided_training import HalfTrained
 from fedfacet.types import ClientTask, State
 
 _MAX_BYTES = 2**29
@@ -22,16 +22,16 @@ class ProbedClients:
 
     def __init__(self, max_bytes: int = _MAX_BYTES) -> None:
         self._max_bytes = max_bytes
-        self._kept: dict[int, _Probed] = {}
+        self.kept: dict[int, _Probed] = {}
         self._of: tuple[int, int] | None = None
 
     def keep(self, task: ClientTask, half: HalfTrained) -> None:
         """Keep a client that was put down, in place of an earlier one; those of other rounds are forgotten."""
         self._turn_to(task)
-        self._kept.pop(task.client_id, None)
+        self.kept.pop(task.client_id, None)
         size = _num_bytes([half.weights, *half.optimizer.values()])
-        if size + sum(probed.num_bytes for probed in self._kept.values()) <= self._max_bytes:
-            self._kept[task.client_id] = _Probed(task, half, size)
+        if size + sum(probed.num_bytes for probed in self.kept.values()) <= self._max_bytes:
+            self.kept[task.client_id] = _Probed(task, half, size)
 
     def find(self, task: ClientTask, stop: int) -> HalfTrained | None:
         """Return a client that was put down before step ``stop`` of the training that ``task`` orders, or ``None``.
@@ -40,7 +40,7 @@ class ProbedClients:
         become others.
         """
         self._turn_to(task)
-        probed = self._kept.get(task.client_id)
+        probed = self.kept.get(task.client_id)
         if probed is None or probed.half.num_steps >= stop:
             return None
         asked, ordered = probed.task, task
@@ -48,7 +48,6 @@ class ProbedClients:
             asked.step_fraction == ordered.step_fraction  # what an objective does first may depend on how much is to follow
             and asked.lr_factor == ordered.lr_factor
             and asked.broadcast.model is ordered.broadcast.model
-            and asked.broadcast.index_map is ordered.broadcast.index_map
             and _same(asked.broadcast.extras, ordered.broadcast.extras)
             and _same(asked.memory, ordered.memory)
         )
@@ -57,7 +56,7 @@ class ProbedClients:
     def _turn_to(self, task: ClientTask) -> None:
         if self._of != (task.seed, task.round):
             self._of = task.seed, task.round
-            self._kept.clear()
+            self.kept.clear()
 
 
 class _Probed(NamedTuple):

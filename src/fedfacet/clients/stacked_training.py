@@ -8,7 +8,6 @@ the objective's own, put on the stacked parameters. What cannot be stacked is re
 import contextlib
 import operator
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from functools import partial
 from typing import NamedTuple
 
 import numpy as np
@@ -18,12 +17,10 @@ from torch import Tensor, nn, optim
 from torch.func import functional_call
 
 from fedfacet import rng, state
-from fedfacet.clients.client_data import augmentation_of
-from fedfacet.clients.local_training import planned_steps
-from fedfacet.clients.optimizers import single_optimizer, step_weight_of, with_learning_rate
-from fedfacet.clients.runtime import ClientRuntime
+from fedfacet.clients.optimizers import single_optimizer
+from fedfacet.clients.program import Clients, step_weight_of
 from fedfacet.objectives.classification import ClassificationObjective
-from fedfacet.types import Batch, Broadcast, ClientTask, ClientUpdate, State
+from fedfacet.types import Batch, Broadcast, ClientStart, ClientTask, ClientUpdate, State
 
 _ELEMENTWISE = (
     *(optim.SGD, optim.Adam, optim.AdamW, optim.Adagrad, optim.RMSprop),
@@ -52,14 +49,14 @@ class StackedTraining(nn.Module):
     """Trains clients side by side; a module only so that ``functional_call`` can put other tensors into the objective.
 
     Args:
-        runtime: the clients. Their bench is used for all of them at once.
+        clients: the clients. Their program is used for all of them at once.
     """
 
-    def __init__(self, runtime: ClientRuntime) -> None:
+    def __init__(self, clients: Clients) -> None:
         super().__init__()
-        self.runtime = runtime
-        self.objective = runtime.bench.objective
-        tensors = runtime.bench.tensors
+        self.clients = clients
+        self.objective = clients.program.objective
+        tensors = clients.program.tensors
         distinct = {id(tensor): (name, tensor) for name, tensor in tensors.items()}.values()  # some may be tied
         trained = {name: tensor for name, tensor in distinct if tensor.requires_grad}
         buffers = {name: tensor for name, tensor in distinct if not isinstance(tensor, nn.Parameter)}
@@ -67,7 +64,7 @@ class StackedTraining(nn.Module):
         self.names = [*trained, *buffers]
         slots = {id(tensors[name]): slot for slot, name in enumerate(self.names)}
         self._slots = {name: slots[id(tensor)] for name, tensor in tensors.items() if id(tensor) in slots}
-        prefix = "objective." if runtime.bench.module is self.objective else "objective.model."
+        prefix = "objective." if clients.program.module is self.objective else "objective.model."
         self._paths = [prefix + name for name in self.names]
         self._step_of_rows = torch.vmap(self._step_of_row, in_dims=(0, 0, None))
 
@@ -80,29 +77,26 @@ class StackedTraining(nn.Module):
         Raises:
             CannotStackError: if the clients do not start alike, or if a random number is drawn.
         """
-        runtime, local, start = self.runtime, self.runtime.local, common_start(tasks)
-        owned = [runtime.partition.indices[task.client_id] for task in tasks]
-        num_steps = [planned_steps(local, len(indices), task) for indices, task in zip(owned, tasks, strict=True)]
-        batches = [
-            local.batches(len(indices), partial(rng.stream, task.seed, "batches", task.round, task.client_id))
-            for indices, task in zip(owned, tasks, strict=True)
-        ]
+        clients, local, start = self.clients, self.clients.local, common_start(tasks)
+        owned = [clients.partition.indices[task.client_id] for task in tasks]
+        num_steps = [clients.num_steps(task) for task in tasks]
+        batches = [clients.batches(task) for task in tasks]
         order = sorted(range(len(tasks)), key=lambda position: -num_steps[position])  # position in tasks of each row
         num_seen = [0] * len(tasks)
-        loss_sum = torch.zeros(len(tasks), dtype=torch.float64, device=runtime.device)
+        loss_sum = torch.zeros(len(tasks), dtype=torch.float64, device=clients.device)
         picked: list[NDArray[np.int64]] = []
-        augments = runtime.dataset.augmentation is not None
+        augments = clients.dataset.augmentation is not None
         with self.started(tasks[0], start):
             stack = self.stack(start, len(tasks))
-            with_learning_rate(stack.optimizer, tasks[0].lr_factor)
+            for group in stack.optimizer.param_groups:
+                group["lr"] *= tasks[0].lr_factor
             for step in range(num_steps[order[0]]):
                 working = [position for position in order if num_steps[position] > step]
                 stack.narrow(len(working))
                 before, picked = picked, [next(batches[position]) for position in working]
                 if augments or len(before) != len(picked) or not all(map(operator.is_, before, picked)):
                     samples = [owned[position][chosen] for position, chosen in zip(working, picked, strict=True)]
-                    draws = [augmentation_of(tasks[position], step) for position in working] if augments else None
-                    groups = self.groups(samples, draws)
+                    groups = self.groups(samples, [tasks[position] for position in working] if augments else None, step)
                 self.backward(stack, groups, step, loss_sum)
                 if local.max_grad_norm is not None:
                     _clip_gradients(stack.optimizer, local.max_grad_norm)
@@ -111,7 +105,9 @@ class StackedTraining(nn.Module):
                     num_seen[position] += len(chosen)
         row_of = dict(zip(order, range(len(order)), strict=True))
         losses = loss_sum.tolist()
-        deltas, buffers = (self._differences(stack, start, own) for own in (runtime.bench.parameters, runtime.bench.buffers))
+        deltas, buffers = (
+            self._differences(stack, start, own) for own in (clients.program.parameters, clients.program.buffers)
+        )
         weights = {number: step_weight_of(stack.optimizer, self.objective, number) for number in set(num_steps)}
         return [
             ClientUpdate(
@@ -128,14 +124,14 @@ class StackedTraining(nn.Module):
 
     def forward(self, batch: Batch, step: int) -> Tensor:
         """Return the objective's loss at the tensors that are in its modules now."""
-        bench, objective = self.runtime.bench, self.objective
+        program, objective = self.clients.program, self.objective
         if not isinstance(objective, ClassificationObjective):
-            return bench.step(batch, step)
+            return program.step(batch, step)
         # A correction restrains the parameters that the objective has noted: have it note those in their place.
         noted, current = objective.trainable, dict(objective.model.named_parameters())
         objective.trainable = {name: current[name] for name in noted}
         try:
-            return bench.step(batch, step)
+            return program.step(batch, step)
         finally:
             objective.trainable = noted
 
@@ -164,13 +160,14 @@ class StackedTraining(nn.Module):
     @contextlib.contextmanager
     def started(self, task: ClientTask, start: Broadcast) -> Iterator[None]:
         """Start the objective as for one client; draws are refused, since every client has numbers of its own."""
-        bench, device = self.runtime.bench, self.runtime.device
-        bench.load(start.model)
-        bench.train(True)
+        program, device = self.clients.program, self.clients.device
+        program.load(start.model)
+        program.train(True)
         with rng.forked(task.seed, "train", task.round, task.client_id, device=device):
             before = rng.get_states(device)
-            if bench.hooks is not None:
-                bench.hooks.on_client_start(start, {})
+            if program.hooks is not None:
+                lr = single_optimizer(self.objective).param_groups[0]["lr"] * task.lr_factor
+                program.hooks.on_client_start(ClientStart(start, {}, self.clients.num_steps(task), lr, task.lr_factor))
             yield
             if not all(map(torch.equal, before, rng.get_states(device))):
                 raise CannotStackError("Expected training without chance, but it draws random numbers")
@@ -181,17 +178,18 @@ class StackedTraining(nn.Module):
         if type(optimizer) not in _ELEMENTWISE:
             name = type(optimizer).__name__
             raise CannotStackError(f"Expected an optimizer that treats every number by itself, but {name} may not")
-        own = self.runtime.bench.tensors
+        own = self.clients.program.tensors
         return Stack([start.model[name].to(own[name]) for name in self.names], rows, self.trained, optimizer)
 
     def groups(
-        self, samples: Sequence[NDArray[np.int64]], augmentations: Sequence[np.random.Generator] | None = None
+        self, samples: Sequence[NDArray[np.int64]], augmented: Sequence[ClientTask] | None = None, step: int = 0
     ) -> list[Group]:
         """Fetch a batch for every row.
 
         Args:
             samples: per row the positions of its batch in the data set.
-            augmentations: per row the generator of what happens to its images; ``None`` for images as they are.
+            augmented: per row the task whose draws augment its images; ``None`` for images as they are.
+            step: of those tasks.
         """
         rows_of: dict[int, list[int]] = {}
         for row, indices in enumerate(samples):
@@ -199,17 +197,14 @@ class StackedTraining(nn.Module):
         groups = []
         for size, rows in rows_of.items():
             indices = np.concatenate([samples[row] for row in rows])
-            if augmentations is None:
-                batch = self.runtime.dataset.batch(indices, self.runtime.device, self.runtime.memory_format)
+            if augmented is None:
+                batch = self.clients.dataset.batch(indices, self.clients.device, self.clients.memory_format)
             else:
-                of_rows = [self._augmented(samples[row], augmentations[row]) for row in rows]
+                of_rows = [self.clients.batch(samples[row], augmented[row], step) for row in rows]
                 batch = Batch(*map(torch.cat, zip(*of_rows, strict=True)))
-            where = slice(0, len(rows)) if len(rows_of) == 1 else torch.tensor(rows, device=self.runtime.device)
+            where = slice(0, len(rows)) if len(rows_of) == 1 else torch.tensor(rows, device=self.clients.device)
             groups.append(Group(where, Batch(*(values.view(len(rows), size, *values.shape[1:]) for values in batch))))
         return groups
-
-    def _augmented(self, indices: NDArray[np.int64], generator: np.random.Generator) -> Batch:
-        return self.runtime.dataset.batch(indices, self.runtime.device, self.runtime.memory_format, generator)
 
     def values(self, stack: "Stack", names: Iterable[str]) -> State:
         """Return tensors of a stack by name, leaving out those that training does not change."""
@@ -273,7 +268,7 @@ def common_start(tasks: Sequence[ClientTask]) -> Broadcast:
     start = tasks[0].broadcast
     for task in tasks:
         sent = task.broadcast
-        if sent.index_map is not None or not _same(sent.model, start.model):
+        if not _same(sent.model, start.model):
             raise CannotStackError("Expected clients that start from one and the same model, but they do not")
         if not _same(sent.extras, start.extras):
             raise CannotStackError("Expected clients that are sent the same, but what comes with their model differs")

@@ -10,7 +10,7 @@ from torch.autograd.graph import saved_tensors_hooks
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 
 from fedfacet import rng
-from fedfacet.clients.runtime import ClientRuntime
+from fedfacet.clients.program import Clients
 from fedfacet.clients.stacked_training import CannotStackError, StackedTraining, common_start, complaint
 from fedfacet.corrections.base import Correction
 from fedfacet.objectives.classification import ClassificationObjective
@@ -27,7 +27,7 @@ def try_out(training: StackedTraining, task: ClientTask) -> float:
     """Take a step of two models, each by itself and side by side, and compare losses, gradients and buffers.
 
     Args:
-        training: to be tried; its bench is left with other weights.
+        training: to be tried; its program is left with other weights.
         task: of any client.
 
     Returns:
@@ -36,12 +36,12 @@ def try_out(training: StackedTraining, task: ClientTask) -> float:
     Raises:
         CannotStackError: if they differ, or if something is known to make clients differ later.
     """
-    runtime, bench = training.runtime, training.runtime.bench
-    _refuse_the_known(runtime)
-    indices = runtime.partition.indices[task.client_id]
+    clients, program = training.clients, training.clients.program
+    _refuse_the_known(clients)
+    indices = clients.partition.indices[task.client_id]
     (group,) = training.groups([indices[:4], indices[-4:]])
-    start, watch = common_start([task]), _Watch(runtime.device)
-    losses = torch.zeros(2, dtype=torch.float64, device=runtime.device)
+    start, watch = common_start([task]), _Watch(clients.device)
+    losses = torch.zeros(2, dtype=torch.float64, device=clients.device)
     with training.started(task, start), watch:
         stack = training.stack(start, 2)
         for leaf in stack.tensors[: len(training.trained)]:
@@ -65,33 +65,35 @@ def try_out(training: StackedTraining, task: ClientTask) -> float:
         ("gradients", [leaf.grad for leaf in stack.leaves], [outcome[1] for outcome in alone]),
         ("buffers", stack.buffers, [outcome[2] for outcome in alone]),
     ):
-        if not _agree(ours, theirs, _TOLERANCE_BF16 if bench.autocast else _TOLERANCE):
+        if not _agree(ours, theirs, _TOLERANCE_BF16 if program.autocast else _TOLERANCE):
             raise CannotStackError(f"Expected clients that do not feel each other, but side by side their {what} differ")
     return sum(watch.kept.values()) / group.batch.y.shape[1]
 
 
-def _refuse_the_known(runtime: ClientRuntime) -> None:
-    bench, objective = runtime.bench, runtime.objective
+def _refuse_the_known(clients: Clients) -> None:
+    program, objective = clients.program, clients.objective
     name = type(objective).__name__
-    if runtime.compile:
+    if len(clients.programs) > 1:
+        raise CannotStackError("Expected clients with models of one shape, but they have several")
+    if clients.compile:
         raise CannotStackError("Expected a model that torch runs as it is, but it is compiled")
-    if not bench.divisible:
+    if not program.divisible:
         raise CannotStackError(f"Expected an objective that is `divisible`, but {name} does not say that it is")
-    if bench.personal:
+    if program.personal:
         raise CannotStackError("Expected clients that keep nothing, but they keep personal layers")
-    if runtime.local.keep_optimizer:
+    if clients.local.keep_optimizer:
         raise CannotStackError("Expected clients that keep nothing, but they keep their optimizers")
-    if bench.hooks is not None:
+    if program.hooks is not None:
         if not isinstance(objective, ClassificationObjective) or (
             type(objective).on_client_end is not ClassificationObjective.on_client_end
         ):
             raise CannotStackError(f"Expected clients that send and keep nothing but weights, but those of {name} may")
-        correction = type(objective.correction)
-        if correction.on_client_end is not Correction.on_client_end:
+        correction = objective.correction
+        if correction is not None and type(correction).on_client_end is not Correction.on_client_end:
             raise CannotStackError(
-                f"Expected clients that send and keep nothing but weights, but those of {correction.__name__} do"
+                f"Expected clients that send and keep nothing but weights, but those of {type(correction).__name__} do"
             )
-    if bench.data_hooks is not None:
+    if program.data_hooks is not None:
         raise CannotStackError(f"Expected an objective that looks at its batches only, but {name} looks at all samples besides")
 
 
@@ -99,16 +101,16 @@ def _step_alone(
     training: StackedTraining, model: State, batch: Batch, watch: "_Watch"
 ) -> tuple[list[Tensor | None], list[Tensor | None], list[Tensor | None]]:
     """Return summed loss, gradients and buffers as ``train_client`` would find them."""
-    bench = training.runtime.bench
-    bench.load(model)
-    bench.objective.zero_grad(set_to_none=True)
+    program = training.clients.program
+    program.load(model)
+    program.objective.zero_grad(set_to_none=True)
     watch.kept.clear()  # what the last step kept is free again
     with saved_tensors_hooks(watch.keep, lambda tensor: tensor):
         loss: Tensor = training(batch, 0)
     loss.backward()  # type: ignore[no-untyped-call]
     gradients = [parameter.grad for parameter in training.trained]
-    bench.objective.zero_grad(set_to_none=True)
-    own = bench.tensors
+    program.objective.zero_grad(set_to_none=True)
+    own = program.tensors
     buffers = [own[name].detach().clone() for name in training.names[len(training.trained) :]]
     return [loss.detach().double() * len(batch.y)], gradients, [*buffers]
 

@@ -114,7 +114,9 @@ def finalized(config: DictConfig, overrides: Sequence[str], choices: Mapping[str
 
 
 def make(node: DictConfig, **facts: Any) -> Any:
-    """Instantiate a node with those of the facts that its target's signature asks for."""
+    """Instantiate a node with those of the facts that its target's signature asks for; without a target it is ``None``."""
+    if "_target_" not in node:  # an option that does nothing: `correction=none`, `participation=always`
+        return None
     if beside := BESIDE_ARGUMENTS & set(map(str, node)):
         node = node.copy()
         with open_dict(node):

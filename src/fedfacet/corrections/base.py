@@ -4,7 +4,7 @@ from collections.abc import Mapping
 
 from torch import Tensor, nn
 
-from fedfacet.types import Broadcast, State
+from fedfacet.types import ClientEnd, ClientStart, State
 
 
 class Correction(nn.Module):
@@ -14,8 +14,14 @@ class Correction(nn.Module):
     stays the bare model.
     """
 
-    proximal_strength: float = 0.0
-    """mu of a proximal term, for the step weight that normalised averaging needs; 0 where there is none."""
+    gives: frozenset[str] = frozenset()
+    """Names of what clients send along with their updates for it; some other part must need each of them."""
+
+    needs: frozenset[str] = frozenset()
+    """Names of what the server must send along with the model; some other part must give each of them."""
+
+    curvature: float = 0.0
+    """The term's second derivative in every direction, a constant: mu of a proximal term, 0 of a linear term or of none."""
 
     divisible: bool = True
     """Whether a client's steps may be divided between processes: ``False`` where it keeps something that a step changes."""
@@ -23,10 +29,10 @@ class Correction(nn.Module):
     def __init__(self) -> None:
         super().__init__()  # without nn.Module's *args and **kwargs, so that a misspelt option is noticed
 
-    def on_client_start(self, parameters: Mapping[str, Tensor], broadcast: Broadcast, memory: State) -> None:
+    def on_client_start(self, parameters: Mapping[str, Tensor], start: ClientStart) -> None:
         """Take note of the weights that a client starts from; ``parameters`` are the trainable ones, just loaded."""
 
-    def on_client_end(self, delta: State, num_steps: int) -> tuple[State, State]:
+    def on_client_end(self, end: ClientEnd) -> tuple[State, State]:
         """Return what goes to the server along with the update, and what the client keeps."""
         return {}, {}
 

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from fedfacet.corrections.base import Correction
-from fedfacet.types import Broadcast, State
+from fedfacet.types import ClientStart
 
 
 class ProximalCorrection(Correction):
@@ -31,10 +31,10 @@ class ProximalCorrection(Correction):
         if not mu >= 0:
             raise ValueError(f"Expected `mu` to be 0 or larger, but got {mu}.")
         self.mu = mu
-        self.proximal_strength = mu
+        self.curvature = mu
         self._anchor: dict[str, Tensor] = {}
 
-    def on_client_start(self, parameters: Mapping[str, Tensor], broadcast: Broadcast, memory: State) -> None:
+    def on_client_start(self, parameters: Mapping[str, Tensor], start: ClientStart) -> None:
         """Copy the weights that the client starts from."""
         self._anchor = {name: parameter.detach().clone() for name, parameter in parameters.items()}
 

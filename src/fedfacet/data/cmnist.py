@@ -10,7 +10,8 @@ from torchvision.datasets import MNIST
 
 from fedfacet import rng
 from fedfacet.data.colours import COLOURS, colour
-from fedfacet.data.dataset import Dataset, DatasetSource, InMemoryImages
+from fedfacet.data.dataset import Dataset, InMemoryInputs
+from fedfacet.data.source import DatasetSource
 from fedfacet.errors import DatasetCorruptError, DatasetNotFoundError
 
 _PARTS = ("train", "t10k")
@@ -60,7 +61,7 @@ class ColouredMNIST(DatasetSource):
         images = colour(torch.from_numpy(np.concatenate(pixels)), torch.from_numpy(a))
         num_train = len(digits[0])
         return Dataset(
-            images=InMemoryImages(images),
+            inputs=InMemoryInputs(images),
             y=y,
             a=a,
             train=np.arange(num_train),

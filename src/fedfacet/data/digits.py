@@ -7,7 +7,8 @@ from numpy.typing import NDArray
 from fedfacet import rng
 from fedfacet.arguments import check_within
 from fedfacet.data.colours import COLOURS, colour
-from fedfacet.data.dataset import Dataset, DatasetSource, InMemoryImages
+from fedfacet.data.dataset import Dataset, InMemoryInputs
+from fedfacet.data.source import DatasetSource
 from fedfacet.errors import InfeasiblePartitionError
 
 
@@ -68,7 +69,7 @@ class Digits(DatasetSource):
                 splits[split].append(part)
         grey = torch.from_numpy(np.rint(bunch.images * (255 / 16)).astype(np.uint8))
         return Dataset(
-            images=InMemoryImages(colour(grey, torch.from_numpy(a))),
+            inputs=InMemoryInputs(colour(grey, torch.from_numpy(a))),
             y=y,
             a=a,
             train=np.sort(np.concatenate(splits["train"])),

@@ -8,8 +8,9 @@ from PIL import Image
 
 from fedfacet.arguments import check_choice
 from fedfacet.data.augmentation import ZoomTurnAndFlip
-from fedfacet.data.dataset import Dataset, DatasetSource
+from fedfacet.data.dataset import Dataset
 from fedfacet.data.images import LazyImages
+from fedfacet.data.source import DatasetSource
 from fedfacet.data.ssl_fl import how_to_get, read_tables
 from fedfacet.errors import DatasetCorruptError
 

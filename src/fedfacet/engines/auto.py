@@ -15,13 +15,12 @@ import torch
 from numpy.typing import NDArray
 
 from fedfacet import state
-from fedfacet.clients.local_training import planned_steps
-from fedfacet.clients.runtime import ClientRuntime
+from fedfacet.clients.prediction import Predictions
+from fedfacet.clients.program import Clients
 from fedfacet.engines.base import Engine
 from fedfacet.engines.sequential import SequentialEngine
 from fedfacet.engines.vectorized import VectorizedEngine
 from fedfacet.engines.workers import WorkersEngine
-from fedfacet.metrics.group_counts import GroupCounts
 from fedfacet.parallel.cores import num_cores
 from fedfacet.parallel.schedule import makespan, pieces
 from fedfacet.types import Answer, Broadcast, ClientTask, ClientUpdate, Query, State
@@ -77,17 +76,15 @@ class AutoEngine(Engine):
         """The chosen engine; where nothing is chosen yet it is the sequential one."""
         if self._engine is None:
             self._engine = _made(self.choice or {"engine": "sequential"}, self.device)
-            if self._runtime is not None:
-                self._engine.setup(self._runtime)
+            if hasattr(self, "clients"):
+                self._engine.setup(self.clients)
         return self._engine
 
-    def choose(
-        self, runtime: ClientRuntime, cohort_size: int, rounds: int, free: set[str]
-    ) -> tuple[dict[str, Any], dict[str, Any]]:
+    def choose(self, clients: Clients, cohort_size: int, rounds: int, free: set[str]) -> tuple[dict[str, Any], dict[str, Any]]:
         """Try out what is fastest.
 
         Args:
-            runtime: the clients; its weights are scratch space.
+            clients: the clients; its weights are scratch space.
             cohort_size: how many clients a round has.
             rounds: how many rounds there are to run, so that the start of processes is weighed against what they save.
             free: which of ``threads``, ``precision`` and ``compile`` may be chosen too; the others stay what they are.
@@ -95,21 +92,21 @@ class AutoEngine(Engine):
         Returns:
             What to pass as ``choice``, and values of the settings named in ``free``.
         """
-        trial = _Trial(runtime, cohort_size, rounds)
-        threads = sorted({1, num_cores()}) if "threads" in free and runtime.device.type == "cpu" else [torch.get_num_threads()]
+        trial = _Trial(clients, cohort_size, rounds)
+        threads = sorted({1, num_cores()}) if "threads" in free and clients.device.type == "cpu" else [torch.get_num_threads()]
         before = torch.get_num_threads()
         try:
             for number in threads:
                 torch.set_num_threads(number)
-                trial.in_this_process(runtime, number)
+                trial.in_this_process(clients, number)
                 trial.with_workers(number)
                 if self.allow_inexact:
                     trial.side_by_side(number)
                     if "precision" in free:
-                        trial.in_this_process(replace(runtime, precision="bf16-mixed"), number, precision="bf16-mixed")
+                        trial.in_this_process(replace(clients, precision="bf16-mixed"), number, precision="bf16-mixed")
             if self.allow_inexact and "compile" in free and min(trial.options).seconds * rounds > 10 * COMPILE_SECONDS:
                 torch.set_num_threads(max(threads))
-                compiled = replace(runtime, objective=copy.deepcopy(runtime.objective), compile=True)
+                compiled = replace(clients, objective=copy.deepcopy(clients.objective), compile=True)
                 trial.in_this_process(compiled, max(threads), compile=True)
         finally:
             torch.set_num_threads(before)
@@ -129,9 +126,9 @@ class AutoEngine(Engine):
         """Yield each client's answer."""
         return self.engine.ask(query, tasks)
 
-    def evaluate(self, weights: State, splits: Sequence[NDArray[np.int64]]) -> list[GroupCounts]:
-        """Count how a model does on some splits."""
-        return self.engine.evaluate(weights, splits)
+    def predict(self, model: State, splits: Sequence[NDArray[np.int64]], memory: State | None = None) -> list[Predictions]:
+        """Return what a model says of the samples of some splits."""
+        return self.engine.predict(model, splits, memory)
 
     def close(self) -> None:
         """Release what the chosen engine holds."""
@@ -161,22 +158,20 @@ class _Option:
 class _Trial:
     """What has been tried out so far."""
 
-    def __init__(self, runtime: ClientRuntime, cohort_size: int, rounds: int) -> None:
-        self.runtime = runtime
+    def __init__(self, clients: Clients, cohort_size: int, rounds: int) -> None:
+        self.clients = clients
         self.rounds = rounds
         self.options: list[_Option] = []
-        clients = np.linspace(0, runtime.partition.num_clients - 1, cohort_size).round().astype(int)
-        start = Broadcast(state.clone(runtime.bench.tensors))
-        self.tasks = [ClientTask(int(client_id), 1, 0, start) for client_id in clients]
-        self.steps = [planned_steps(runtime.local, len(runtime.partition.indices[task.client_id]), task) for task in self.tasks]
+        tried = np.linspace(0, clients.partition.num_clients - 1, cohort_size).round().astype(int)
+        start = Broadcast(state.clone(clients.program.tensors))
+        self.tasks = [ClientTask(int(client_id), 1, 0, start) for client_id in tried]
+        self.steps = [clients.num_steps(task) for task in self.tasks]
         self.work = f"{len(self.tasks)} clients x {sum(self.steps) / len(self.tasks):g} steps"
 
-    def in_this_process(
-        self, runtime: ClientRuntime, threads: int, *, precision: str = "32-true", compile: bool = False
-    ) -> None:
+    def in_this_process(self, clients: Clients, threads: int, *, precision: str = "32-true", compile: bool = False) -> None:
         """Try one client after another."""
-        taken = self._seconds_per_step(runtime) * sum(self.steps)
-        if threads > 1 and runtime.device.type == "cpu":
+        taken = self._seconds_per_step(clients) * sum(self.steps)
+        if threads > 1 and clients.device.type == "cpu":
             taken *= THREADS_SLOWDOWN
         extras = "".join([f", {precision}" if precision != "32-true" else "", ", compiled" if compile else ""])
         start = COMPILE_SECONDS if compile else 0.0
@@ -187,7 +182,7 @@ class _Trial:
     def with_workers(self, threads: int) -> None:
         """Work out what processes would take that have ``threads`` each; one client after another was tried with as many."""
         per_step = self.options[-1].seconds / sum(self.steps)
-        device = self.runtime.device
+        device = self.clients.device
         if device.type == "cuda":
             most = torch.cuda.device_count() if device.index is None else 1
         else:
@@ -195,7 +190,7 @@ class _Trial:
         number = min(most, len(self.tasks))
         if number < 2:
             return
-        dealt = makespan(pieces(self.steps, number, divisible=self.runtime.bench.divisible), number)
+        dealt = makespan(pieces(self.steps, number, divisible=self.clients.program.divisible), number)
         self._add(
             f"workers={number}, {_threads(threads)} each",
             per_step * dealt * (WORKER_SLOWDOWN if device.type == "cpu" else 1.0) + HAND_OVER_SECONDS * len(self.tasks),
@@ -206,8 +201,8 @@ class _Trial:
 
     def side_by_side(self, threads: int) -> None:
         """Try all clients of a round at once."""
-        engine = VectorizedEngine(device=str(self.runtime.device))
-        engine.setup(self.runtime)
+        engine = VectorizedEngine(device=str(self.clients.device))
+        engine.setup(self.clients)
         seconds = []
         vectorized_log = logging.getLogger(VectorizedEngine.__module__)
         vectorized_log.disabled = True  # a trial that fails is no reason to warn
@@ -227,18 +222,18 @@ class _Trial:
     def _add(self, label: str, seconds: float, start: float, choice: dict[str, Any], threads: int, *settings: Any) -> None:
         self.options.append(_Option(seconds + start / self.rounds, seconds, start, label, choice, threads, *settings))
 
-    def _seconds_per_step(self, runtime: ClientRuntime) -> float:
+    def _seconds_per_step(self, clients: Clients) -> float:
         """Train clients until the time is up; the first steps of all do not count."""
         task, steps = self.tasks[0], self.steps[0]
-        runtime.train_part(task, None, min(2, steps - 1) or None)
+        clients.train_part(task, None, min(2, steps - 1) or None)
         taken, done = 0.0, 0
         for task, steps in zip(self.tasks, self.steps, strict=True):
             per_step = taken / done if done else 0.0
             stop = None if per_step * steps <= BUDGET_SECONDS and done else min(4, steps - 1) or None
             begin = time.perf_counter()
-            runtime.train_part(task, None, stop)
-            if runtime.device.type == "cuda":
-                torch.cuda.synchronize(runtime.device)
+            clients.train_part(task, None, stop)
+            if clients.device.type == "cuda":
+                torch.cuda.synchronize(clients.device)
             taken += time.perf_counter() - begin
             done += stop or steps
             if taken > BUDGET_SECONDS:

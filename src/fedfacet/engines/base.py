@@ -12,7 +12,8 @@ from fedfacet.metrics.group_counts import GroupCounts
 from fedfacet.types import Answer, ClientTask, ClientUpdate, Query, State
 
 if TYPE_CHECKING:  # the server side of the wall imports this file, and must not pull in data/ with it
-    from fedfacet.clients.runtime import ClientRuntime
+    from fedfacet.clients.prediction import Predictions
+    from fedfacet.clients.program import Clients
 
 
 class Engine(ABC):
@@ -21,7 +22,8 @@ class Engine(ABC):
     device: str
     """Where clients run: ``"auto"`` (an accelerator if there is one), ``"cpu"``, ``"cuda"`` or ``"cuda:1"``."""
 
-    _runtime: "ClientRuntime | None" = None
+    clients: "Clients"
+    """Everybody's data and programs, once ``setup`` has taken them."""
 
     spans_processes = False
     """Whether the processes that a launcher started belong to one run."""
@@ -48,15 +50,9 @@ class Engine(ABC):
         """Torch threads per client where nobody says how many; sums over threads are part of the numbers of a run."""
         return torch.get_num_threads()
 
-    def setup(self, runtime: "ClientRuntime") -> None:
+    def setup(self, clients: "Clients") -> None:
         """Take the clients; called once, before anything else, and starts nothing."""
-        self._runtime = runtime
-
-    @property
-    def runtime(self) -> "ClientRuntime":
-        """The clients."""
-        assert self._runtime is not None, "setup() comes first"
-        return self._runtime
+        self.clients = clients
 
     @abstractmethod
     def run(self, tasks: Iterable[ClientTask]) -> Iterator[ClientUpdate]:
@@ -66,9 +62,28 @@ class Engine(ABC):
     def ask(self, query: "Query", tasks: Iterable[ClientTask]) -> Iterator[Answer]:
         """Yield each client's answer, in the order of the tasks."""
 
-    def evaluate(self, weights: State, splits: Sequence[NDArray[np.int64]]) -> list[GroupCounts]:
-        """Count how a model does on some splits, each given by the positions of its samples; here, in this process."""
-        return self.runtime.count(self.runtime.predict(weights, splits), splits)
+    def predict(self, model: State, splits: Sequence[NDArray[np.int64]], memory: State | None = None) -> "list[Predictions]":
+        """Return what a model says of the samples of some splits; here, in this process.
+
+        Args:
+            model: its weights.
+            splits: each given by the positions of its samples in the data set.
+            memory: what a client keeps, for what this client would say; ``None`` for the model itself.
+        """
+        from fedfacet.clients.prediction import split_up  # late: see above
+
+        return split_up(self._predictions(model, splits, memory or {}), splits)
+
+    def evaluate(self, model: State, splits: Sequence[NDArray[np.int64]], memory: State | None = None) -> list[GroupCounts]:
+        """Count how a model does on some splits; the arguments are those of ``predict``."""
+        from fedfacet.clients.prediction import count  # late: see above
+
+        said = self.predict(model, splits, memory)
+        return [count(self.clients.dataset, *pair) for pair in zip(said, splits, strict=True)]
+
+    def _predictions(self, model: State, splits: Sequence[NDArray[np.int64]], memory: State) -> "Predictions":
+        """Return the predictions of all splits, one after another."""
+        return self.clients.predict(model, splits, memory)
 
     def close(self) -> None:
         """Release what ``setup`` took."""

@@ -8,10 +8,10 @@ import torch
 from numpy.typing import NDArray
 
 from fedfacet import state
-from fedfacet.clients.local_training import HalfTrained, planned_steps
+from fedfacet.clients.divided_training import HalfTrained
+from fedfacet.clients.prediction import Predictions
 from fedfacet.engines.base import Engine
 from fedfacet.errors import BadUpdateError, EngineError
-from fedfacet.metrics.group_counts import GroupCounts
 from fedfacet.types import Answer, ClientTask, ClientUpdate, Query, State
 
 
@@ -43,7 +43,7 @@ class DebugEngine(Engine):
         for task in tasks:
             with _Watched():
                 update = self._step_by_step(task)
-                again = self.runtime.train(task)
+                again = self.clients.train(task)
             for name in ("delta", "buffers", "extras", "memory"):
                 if state.digest(getattr(update, name)) != state.digest(getattr(again, name)):
                     raise EngineError(
@@ -56,24 +56,24 @@ class DebugEngine(Engine):
         """Yield each client's answer."""
         for task in tasks:
             with _Watched():
-                answer = self.runtime.answer(query, task)
+                answer = self.clients.answer(query, task)
             yield answer
 
-    def evaluate(self, weights: State, splits: Sequence[NDArray[np.int64]]) -> list[GroupCounts]:
-        """Count how a model does on some splits."""
+    def _predictions(self, model: State, splits: Sequence[NDArray[np.int64]], memory: State) -> Predictions:
+        """Return the predictions of all splits, one after another."""
         with _Watched():
-            return super().evaluate(weights, splits)
+            return super()._predictions(model, splits, memory)
 
     def _step_by_step(self, task: ClientTask) -> ClientUpdate:
-        runtime = self.runtime
+        clients = self.clients
         half: HalfTrained | None = None
-        if runtime.bench.divisible:
-            for step in range(1, planned_steps(runtime.local, len(runtime.partition.indices[task.client_id]), task)):
-                part = runtime.train_part(task, half, step)
+        if clients.program.divisible:
+            for step in range(1, clients.num_steps(task)):
+                part = clients.train_part(task, half, step)
                 assert isinstance(part, HalfTrained)
                 self._look_at(part.weights, part.loss_sum, step, task)
                 half = part
-        update = runtime.train_part(task, half, None)
+        update = clients.train_part(task, half, None)
         assert isinstance(update, ClientUpdate)
         self._look_at(update.delta | update.buffers, update.metrics["loss_sum"], update.num_steps, task)
         return update

@@ -15,11 +15,9 @@ from numpy.typing import NDArray
 
 from fedfacet import state
 from fedfacet.clients.client_data import evaluation_batch_size
-from fedfacet.clients.local_training import planned_steps
-from fedfacet.clients.runtime import Predictions
+from fedfacet.clients.prediction import Predictions
 from fedfacet.engines.base import Engine
 from fedfacet.errors import ConfigError, EngineError
-from fedfacet.metrics.group_counts import GroupCounts
 from fedfacet.parallel import wire
 from fedfacet.parallel.cores import crowded
 from fedfacet.parallel.packing import Order, pack_tasks, unpack_task
@@ -82,7 +80,7 @@ class DistributedEngine(Engine):
         if self._place.num_ranks == 1:
             return value
         if self.rank == 0:
-            if self._runtime is not None and self._runtime.device.type == "cpu":
+            if hasattr(self, "clients") and self.clients.device.type == "cpu":
                 crowded(self._place.num_local_ranks, os.cpu_count() or 1, "start fewer ranks on this machine")
             ranks = self._free_ranks()
             ranks.send({rank: Message(_Shared(value)) for rank in ranks.others})
@@ -94,29 +92,28 @@ class DistributedEngine(Engine):
     def run(self, tasks: Iterable[ClientTask]) -> Iterator[ClientUpdate]:
         """Yield each task's update."""
         if self._place.num_ranks == 1:
-            return (self.runtime.train(task) for task in tasks)
-        return self._dealt(list(tasks), None, self.runtime.train, _received_update)
+            return (self.clients.train(task) for task in tasks)
+        return self._dealt(list(tasks), None, self.clients.train, _received_update)
 
     def ask(self, query: Query, tasks: Iterable[ClientTask]) -> Iterator[Answer]:
         """Yield each client's answer."""
         if self._place.num_ranks == 1:
-            return (self.runtime.answer(query, task) for task in tasks)
+            return (self.clients.answer(query, task) for task in tasks)
         if not query.needs_model:
             tasks = [replace(task, broadcast=Broadcast({})) for task in tasks]
-        return self._dealt(list(tasks), query, lambda task: self.runtime.answer(query, task), _received_answer)
+        return self._dealt(list(tasks), query, lambda task: self.clients.answer(query, task), _received_answer)
 
-    def evaluate(self, weights: State, splits: Sequence[NDArray[np.int64]]) -> list[GroupCounts]:
-        """Count how a model does on some splits."""
-        batch_size = evaluation_batch_size(self.runtime.dataset, self.runtime.device)
+    def _predictions(self, model: State, splits: Sequence[NDArray[np.int64]], memory: State) -> Predictions:
+        """Return the predictions of all splits, one after another."""
+        batch_size = evaluation_batch_size(self.clients.dataset, self.clients.device)
         shares = batches(splits, batch_size, self._place.num_ranks)
         if not any(shares[:-1]):  # a single batch
-            return self.runtime.count(self.runtime.predict(weights, splits), splits)
+            return self.clients.predict(model, splits, memory)
         ranks = self._free_ranks()
         ranks.owed = dict.fromkeys(ranks.others, 1)
-        ranks.send({rank: Message(_Prediction(shares[rank])) for rank in ranks.others}, [weights])
-        parts = [self.runtime.predict(weights, shares[0]), *(self._result(ranks, rank).body for rank in ranks.others)]
-        predictions = Predictions(*(np.concatenate(values) for values in zip(*parts, strict=True)))
-        return self.runtime.count(predictions, splits)
+        ranks.send({rank: Message(_Prediction(shares[rank])) for rank in ranks.others}, [model, memory])
+        parts = [self.clients.predict(model, shares[0], memory), *(self._result(ranks, rank).body for rank in ranks.others)]
+        return Predictions(*(np.concatenate(values) for values in zip(*parts, strict=True)))
 
     def close(self) -> None:
         """Tell the other ranks that the run is over; they stop after the client in progress, whatever they still had to do."""
@@ -154,14 +151,14 @@ class DistributedEngine(Engine):
         what = "evaluation"
         try:
             if isinstance(order, _Prediction):
-                yield Message(self.runtime.predict(bundles[0], order.batches))
+                yield Message(self.clients.predict(bundles[0], order.batches, bundles[1]))
                 return
             for task in (unpack_task(one, bundles) for one in order.orders):
                 what = f"client {task.client_id} in round {task.round}"
                 if order.query is None:
-                    yield Message(*wire.pack_update(self.runtime.train(task)))
+                    yield Message(*wire.pack_update(self.clients.train(task)))
                 else:
-                    yield Message(self.runtime.answer(order.query, task))
+                    yield Message(self.clients.answer(order.query, task))
         except Exception as error:
             yield Message(_failure(error, f"{what}, on rank {self.rank}"))
 
@@ -195,8 +192,7 @@ class DistributedEngine(Engine):
         """Yield the results of all tasks in order: ``own``'s of those that stay on this rank, ``received``'s of the others."""
         ranks = self._free_ranks()
         turn = self._turn
-        local, partition = self.runtime.local, self.runtime.partition
-        costs = [planned_steps(local, len(partition.indices[task.client_id]), task) for task in tasks]
+        costs = [self.clients.num_steps(task) for task in tasks]
         owners = deal(costs, self._place.num_ranks)
         common, packed = pack_tasks(tasks, owners, self._place.num_ranks)
         ranks.owed = {rank: owners.count(rank) for rank in ranks.others}
@@ -283,7 +279,7 @@ class _Work(NamedTuple):
 
 
 class _Prediction(NamedTuple):
-    """From rank 0: say what a model, the one bundle beside, makes of these samples."""
+    """From rank 0: say what a model, the first bundle beside, makes of these samples; the second is a client's memory."""
 
     batches: Sequence[NDArray[np.int64]]
 

@@ -18,8 +18,8 @@ class SequentialEngine(Engine):
 
     def run(self, tasks: Iterable[ClientTask]) -> Iterator[ClientUpdate]:
         """Yield each task's update."""
-        return (self.runtime.train(task) for task in tasks)
+        return (self.clients.train(task) for task in tasks)
 
     def ask(self, query: Query, tasks: Iterable[ClientTask]) -> Iterator[Answer]:
         """Yield each client's answer."""
-        return (self.runtime.answer(query, task) for task in tasks)
+        return (self.clients.answer(query, task) for task in tasks)

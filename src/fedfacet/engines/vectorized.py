@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Sequence
 
 import torch
 
-from fedfacet.clients.runtime import ClientRuntime
+from fedfacet.clients.program import Clients
 from fedfacet.clients.stacked_training import CannotStackError, StackedTraining, complaint
 from fedfacet.clients.stacking_trial import try_out
 from fedfacet.engines.base import Engine
@@ -53,29 +53,29 @@ class VectorizedEngine(Engine):
         self._stacking: StackedTraining | None = None
         self._size = 1
 
-    def setup(self, runtime: ClientRuntime) -> None:
+    def setup(self, clients: Clients) -> None:
         """Take the clients."""
-        self._runtime, self._stacking, self.fallback_reason = runtime, None, None
+        self.clients, self._stacking, self.fallback_reason = clients, None, None
 
     def run(self, tasks: Iterable[ClientTask]) -> Iterator[ClientUpdate]:
         """Yield each task's update."""
         waiting = list(tasks)
         if waiting and self._stacking is None:
-            self._stacking = StackedTraining(self.runtime)
+            self._stacking = StackedTraining(self.clients)
             with self._falling_back():
-                self._size = self.clients_at_once or _fitting(self.runtime, try_out(self._stacking, waiting[0]))
+                self._size = self.clients_at_once or _fitting(self.clients, try_out(self._stacking, waiting[0]))
         for first in range(0, len(waiting), self._size):
             yield from self._train(waiting[first : first + self._size])
 
     def ask(self, query: Query, tasks: Iterable[ClientTask]) -> Iterator[Answer]:
         """Yield each client's answer."""
-        return (self.runtime.answer(query, task) for task in tasks)
+        return (self.clients.answer(query, task) for task in tasks)
 
     def _train(self, tasks: Sequence[ClientTask]) -> Iterator[ClientUpdate]:
         if self._stacking is not None and self.fallback_reason is None:
             with self._falling_back():
-                return map(self.runtime.transformed, self._stacking.train_clients(tasks), tasks)
-        return map(self.runtime.train, tasks)
+                return map(self.clients.transformed, self._stacking.train_clients(tasks), tasks)
+        return map(self.clients.train, tasks)
 
     @contextlib.contextmanager
     def _falling_back(self) -> Iterator[None]:
@@ -92,11 +92,11 @@ class VectorizedEngine(Engine):
         log.warning("%s: the clients are trained one after another.", self.fallback_reason)
 
 
-def _fitting(runtime: ClientRuntime, bytes_per_sample: float) -> int:
+def _fitting(clients: Clients, bytes_per_sample: float) -> int:
     """Return how many clients fit into memory side by side, given what the backward pass needs of a sample."""
     budget: float = _CPU_BYTES
-    if runtime.device.type == "cuda":
-        budget = _ACCELERATOR_SHARE * torch.cuda.get_device_properties(runtime.device).total_memory
-    weights = sum(tensor.nbytes for tensor in runtime.bench.tensors.values())
-    samples = min(runtime.local.batch_size, max(map(len, runtime.partition.indices)))
+    if clients.device.type == "cuda":
+        budget = _ACCELERATOR_SHARE * torch.cuda.get_device_properties(clients.device).total_memory
+    weights = sum(tensor.nbytes for tensor in clients.program.tensors.values())
+    samples = min(clients.local.batch_size, max(map(len, clients.partition.indices)))
     return max(1, int(budget / (_COPIES * weights + 2 * samples * bytes_per_sample + 1)))

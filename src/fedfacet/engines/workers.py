@@ -8,7 +8,7 @@ import multiprocessing
 import os
 import pickle
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from multiprocessing import connection as mp_connection
 from multiprocessing.context import BaseContext
 from multiprocessing.process import BaseProcess
@@ -20,11 +20,9 @@ from numpy.typing import NDArray
 
 from fedfacet import state
 from fedfacet.clients.client_data import evaluation_batch_size
-from fedfacet.clients.local_training import planned_steps
-from fedfacet.clients.runtime import Predictions
+from fedfacet.clients.prediction import Predictions
 from fedfacet.engines.base import Engine
 from fedfacet.errors import EngineError
-from fedfacet.metrics.group_counts import GroupCounts
 from fedfacet.parallel import shared_memory, wire
 from fedfacet.parallel.channel import Channel
 from fedfacet.parallel.cores import crowded, num_cores
@@ -82,11 +80,10 @@ class WorkersEngine(Engine):
     def run(self, tasks: Iterable[ClientTask]) -> Iterator[ClientUpdate]:
         """Yield each task's update."""
         tasks = list(tasks)
-        partition, local = self.runtime.partition, self.runtime.local
-        steps = [planned_steps(local, len(partition.indices[task.client_id]), task) for task in tasks]
+        steps = [self.clients.num_steps(task) for task in tasks]
         jobs: list[_Job] = []
         first_part: dict[int, _Job] = {}
-        for piece in pieces(steps, self.num_workers, divisible=self.runtime.bench.divisible):
+        for piece in pieces(steps, self.num_workers, divisible=self.clients.program.divisible):
             stop = piece.stop if piece.stop < steps[piece.position] else None
             jobs.append(_Job(piece.position, Order("train", stop=stop), tasks[piece.position], first_part.get(piece.position)))
             first_part[piece.position] = jobs[-1]
@@ -99,13 +96,14 @@ class WorkersEngine(Engine):
         for answer, _ in self._results(jobs, len(jobs)):
             yield answer
 
-    def evaluate(self, weights: State, splits: Sequence[NDArray[np.int64]]) -> list[GroupCounts]:
-        """Count how a model does on some splits."""
-        shares = batches(splits, evaluation_batch_size(self.runtime.dataset, self.runtime.device), self.num_workers)
-        jobs = [_Job(position, Order("predict", batches=share), model=weights) for position, share in enumerate(shares)]
+    def _predictions(self, model: State, splits: Sequence[NDArray[np.int64]], memory: State) -> Predictions:
+        """Return the predictions of all splits, one after another."""
+        shares = batches(splits, evaluation_batch_size(self.clients.dataset, self.clients.device), self.num_workers)
+        jobs = [
+            _Job(position, Order("predict", batches=share), model=model, memory=memory) for position, share in enumerate(shares)
+        ]
         parts = [part for part, _ in self._results(jobs, len(jobs))]
-        predictions = Predictions(*(np.concatenate(values) for values in zip(*parts, strict=True)))
-        return self.runtime.count(predictions, splits)
+        return Predictions(*(np.concatenate(values) for values in zip(*parts, strict=True)))
 
     def close(self) -> None:
         """End the processes, whatever they are doing."""
@@ -141,12 +139,12 @@ class WorkersEngine(Engine):
     def _start(self) -> None:
         """Have as many workers as there are to be."""
         if not self._clients:
-            runtime = self.runtime
-            names = ("objective", "optimizer", "local", "transforms", "precision", "compile", "personal")
-            arguments: dict[str, Any] = {name: getattr(runtime, name) for name in names}
+            clients = self.clients
+            names = ("objective", "optimizer", "local", "transforms", "precision", "compile", "personal", "other_objectives")
+            arguments: dict[str, Any] = {name: getattr(clients, name) for name in names}
             # By its name: pickle would have the workers import whatever module comes first that has torch in it.
-            arguments["memory_format"] = str(runtime.memory_format).removeprefix("torch.")
-            data, self._held = shared_memory.dumps({"dataset": runtime.dataset, "partition": runtime.partition})
+            arguments["memory_format"] = str(clients.memory_format).removeprefix("torch.")
+            data, self._held = shared_memory.dumps({"dataset": clients.dataset, "partition": clients.partition})
             try:
                 self._clients = pickle.dumps((arguments, data))
             except (pickle.PicklingError, AttributeError, TypeError) as error:
@@ -156,7 +154,7 @@ class WorkersEngine(Engine):
                 ) from None
             atexit.register(self.close)
             remedy = f"take engine.workers={max(1, num_cores() // torch.get_num_threads())}"
-            if runtime.device.type == "cpu" and crowded(self.num_workers, num_cores(), remedy):
+            if clients.device.type == "cpu" and crowded(self.num_workers, num_cores(), remedy):
                 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # read when the server of the workers loads torch
         numbers = {worker.number for worker in self._workers}
         for number in range(self.num_workers):
@@ -164,7 +162,7 @@ class WorkersEngine(Engine):
                 self._workers.append(self._spawn(number))
 
     def _spawn(self, number: int) -> "_Worker":
-        device = self.runtime.device
+        device = self.clients.device
         if device.type == "cuda" and device.index is None:
             device = torch.device("cuda", number % torch.cuda.device_count())
         settings = {
@@ -205,7 +203,7 @@ class WorkersEngine(Engine):
 
     def _message(self, job: "_Job", worker: "_Worker") -> tuple[Order, list[State]]:
         """Return an order as it travels: the tensors apart, and no model where it is the common one."""
-        order, bundles = job.order, list[State]()
+        order, bundles = job.order, [job.memory]
         if worker.model is not self._common:
             order, worker.model = order._replace(model=self._common), self._common
         if job.task is not None:
@@ -274,6 +272,7 @@ class _Job:
     task: ClientTask | None = None
     waits_for: "_Job | None" = None
     model: State | None = None
+    memory: State = field(default_factory=dict)
     half: tuple[Any, list[State]] | None = None
     deaths: int = 0
 

@@ -3,7 +3,9 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 NAN = float("nan")
@@ -19,19 +21,63 @@ def group_key(group: int, num_attributes: int) -> str:
     return f"y{group // num_attributes}_a{group % num_attributes}"
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class GroupCounts:
-    """What evaluation keeps of a set of samples.
+    """What evaluation keeps of a set of samples: every accuracy and every measure of fairness follows from it.
 
     Attributes:
-        correct: correctly classified samples per group, shape (G,), G = Y * A.
-        total: samples per group, shape (G,).
+        confusion: samples per group and predicted class, int64 of shape (G, Y) with G = Y * A.
         loss_sum: the sum of the samples' cross entropies.
     """
 
-    correct: tuple[int, ...]
-    total: tuple[int, ...]
+    confusion: NDArray[np.int64]
     loss_sum: float
+
+    @classmethod
+    def of(
+        cls,
+        predicted: NDArray[np.int64],
+        y: NDArray[np.int64],
+        a: NDArray[np.int64],
+        num_classes: int,
+        num_attributes: int,
+        loss_sum: float = 0.0,
+    ) -> "GroupCounts":
+        """Count samples, given their predicted and true classes and their attribute values, each of shape (n,).
+
+        Example:
+            >>> import numpy as np
+            >>> counts = GroupCounts.of(np.array([0, 1, 1]), np.array([0, 0, 1]), np.array([0, 0, 1]), 2, 2)
+            >>> counts.confusion.tolist(), counts.worst_group_accuracy
+            ([[1, 1], [0, 0], [0, 0], [0, 1]], 0.5)
+        """
+        cells = (y * num_attributes + a) * num_classes + predicted
+        counts = np.bincount(cells, minlength=num_classes * num_attributes * num_classes)
+        return cls(counts.reshape(-1, num_classes), loss_sum)
+
+    def __add__(self, other: "GroupCounts") -> "GroupCounts":
+        """Return the counts over both sets of samples."""
+        return GroupCounts(self.confusion + other.confusion, self.loss_sum + other.loss_sum)
+
+    def __eq__(self, other: object) -> bool:
+        """Tell whether all counts are the same."""
+        return (
+            isinstance(other, GroupCounts)
+            and np.array_equal(self.confusion, other.confusion)
+            and self.loss_sum == other.loss_sum
+        )
+
+    @property
+    def correct(self) -> tuple[int, ...]:
+        """Correctly classified samples per group, shape (G,)."""
+        groups, num_classes = self.confusion.shape
+        right = self.confusion[np.arange(groups), np.arange(groups) // (groups // num_classes)]
+        return tuple(right.tolist())
+
+    @property
+    def total(self) -> tuple[int, ...]:
+        """Samples per group, shape (G,)."""
+        return tuple(self.confusion.sum(axis=1).tolist())
 
     @property
     def accuracies(self) -> tuple[float, ...]:

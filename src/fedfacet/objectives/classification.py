@@ -5,13 +5,18 @@ from collections.abc import Callable, Iterable, Sequence
 import lightning as L
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 from torch.optim import Optimizer
 
 from fedfacet.corrections.base import Correction
-from fedfacet.losses.cross_entropy import cross_entropy
-from fedfacet.types import Batch, Broadcast, State
+from fedfacet.types import Batch, ClientEnd, ClientStart, State
 
 OptimizerFactory = Callable[[Iterable[nn.Parameter]], Optimizer]
+
+
+def cross_entropy(logits: Tensor, batch: Batch) -> Tensor:
+    """Return the mean cross entropy of a batch, the usual loss of a classifier; the others are in ``losses/``."""
+    return functional.cross_entropy(logits, batch.y)
 
 
 class ClassificationObjective(L.LightningModule):
@@ -46,7 +51,7 @@ class ClassificationObjective(L.LightningModule):
         super().__init__()
         self.model = model
         self.loss = loss
-        self.correction = correction if correction is not None else Correction()
+        self.correction = correction
         self._optimizer = optimizer
         self.trainable = {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
 
@@ -58,7 +63,22 @@ class ClassificationObjective(L.LightningModule):
     @property
     def divisible(self) -> bool:
         """Whether a client's steps may be divided between processes: nothing changes with them but what is carried along."""
-        return self.correction.divisible
+        return self.correction is None or self.correction.divisible
+
+    @property
+    def gives(self) -> frozenset[str]:
+        """Names of what clients send along with their updates."""
+        return self.correction.gives if self.correction is not None else frozenset()
+
+    @property
+    def needs(self) -> frozenset[str]:
+        """Names of what the server must send along with the model."""
+        return self.correction.needs if self.correction is not None else frozenset()
+
+    @property
+    def curvature(self) -> float:
+        """The second derivative that the correction adds to the loss in every direction."""
+        return self.correction.curvature if self.correction is not None else 0.0
 
     def forward(self, x: Tensor) -> Tensor:
         """Return the logits, shape (B, Y)."""
@@ -69,9 +89,10 @@ class ClassificationObjective(L.LightningModule):
         """Return the loss of one batch of (x, y, a)."""
         batch = Batch(*batch)
         loss: Tensor = self.loss(self(batch.x), batch)
-        restraint = self.correction(self.trainable)
-        if isinstance(restraint, Tensor) or restraint:  # adding nothing would cost a node of the graph
-            loss = loss + restraint
+        if self.correction is not None:
+            restraint = self.correction(self.trainable)
+            if isinstance(restraint, Tensor) or restraint:  # adding nothing would cost a node of the graph
+                loss = loss + restraint
         if self._trainer is not None:  # outside a Trainer there is nobody to log to, and asking costs a warning
             self.log("train/loss", loss, batch_size=len(batch.y))
         return loss
@@ -88,10 +109,11 @@ class ClassificationObjective(L.LightningModule):
         parameters = [parameter for parameter in self.model.parameters() if parameter.requires_grad]
         return self._optimizer(parameters) if self._optimizer is not None else torch.optim.SGD(parameters, lr=0.01)
 
-    def on_client_start(self, broadcast: Broadcast, memory: State) -> None:
+    def on_client_start(self, start: ClientStart) -> None:
         """Let the correction take note of the weights that a client starts from."""
-        self.correction.on_client_start(self.trainable, broadcast, memory)
+        if self.correction is not None:
+            self.correction.on_client_start(self.trainable, start)
 
-    def on_client_end(self, delta: State, num_steps: int) -> tuple[State, State]:
+    def on_client_end(self, end: ClientEnd) -> tuple[State, State]:
         """Return what the correction sends along and what the client keeps."""
-        return self.correction.on_client_end(delta, num_steps)
+        return self.correction.on_client_end(end) if self.correction is not None else ({}, {})

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from fedfacet.clients.local_training import HalfTrained
+from fedfacet.clients.divided_training import HalfTrained
 from fedfacet.types import ClientUpdate, State
 
 _ALIGNMENT = 16  # bytes; a view of any dtype must start at a multiple of its size

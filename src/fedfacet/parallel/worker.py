@@ -12,8 +12,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from fedfacet.clients.local_training import HalfTrained
-from fedfacet.clients.runtime import ClientRuntime
+from fedfacet.clients.divided_training import HalfTrained
+from fedfacet.clients.program import Clients
 from fedfacet.parallel import wire
 from fedfacet.parallel.channel import Channel
 from fedfacet.parallel.shared_memory import SharedBytes
@@ -39,8 +39,9 @@ class CommonModel(NamedTuple):
 class Order(NamedTuple):
     """What a worker shall do.
 
-    Its tensors come as bundles beside it: the broadcast's extras, the client's memory, the broadcast's model unless it is the
-    common one, and what ``wire.pack_half`` makes of a half-trained client, if there is one.
+    Its tensors come as bundles beside it. To predict, that is what the client keeps. Else these are the broadcast's extras, the
+    client's memory, the broadcast's model unless it is the common one, and what ``wire.pack_half`` makes of a half-trained
+    client, if there is one.
 
     Attributes:
         kind: ``"train"``, ``"answer"`` or ``"predict"``.
@@ -75,12 +76,12 @@ class Failure(NamedTuple):
     text: str
 
 
-def serve(connection: Connection, clients: bytes, settings: dict[str, Any]) -> None:
+def serve(connection: Connection, pickled: bytes, settings: dict[str, Any]) -> None:
     """Take orders until the other end is gone; the entry point of a worker process.
 
     Args:
         connection: to whoever gives the orders.
-        clients: a pickled pair: the keyword arguments of a ``ClientRuntime``, its memory format by name, and the pickle of its
+        pickled: a pair: the keyword arguments of a ``Clients``, its memory format by name, and the pickle of its
             data.
         settings: ``threads``, ``deterministic`` and ``device``.
     """
@@ -88,11 +89,12 @@ def serve(connection: Connection, clients: bytes, settings: dict[str, Any]) -> N
         signal.signal(number, signal.SIG_IGN)
     torch.set_num_threads(settings["threads"])
     torch.use_deterministic_algorithms(settings["deterministic"])
-    arguments, data = pickle.loads(clients)
+    arguments, data = pickle.loads(pickled)
     device = torch.device(settings["device"])
     arguments["memory_format"] = getattr(torch, arguments["memory_format"])
-    arguments["objective"].to(device=device, memory_format=arguments["memory_format"])
-    runtime = ClientRuntime(**arguments, **pickle.loads(data), device=device)
+    for objective in (arguments["objective"], *arguments["other_objectives"]):
+        objective.to(device=device, memory_format=arguments["memory_format"])
+    clients = Clients(**arguments, **pickle.loads(data), device=device)
     channel = Channel(connection)
     model: State = {}
     try:
@@ -103,7 +105,7 @@ def serve(connection: Connection, clients: bytes, settings: dict[str, Any]) -> N
             try:
                 if order.model is not None:
                     model = order.model.read()
-                message, outgoing = _carry_out(order, bundles, model, runtime)
+                message, outgoing = _carry_out(order, bundles, model, clients)
             except Exception as error:
                 message, outgoing = _failure(error), []
             channel.send(message, outgoing)
@@ -111,18 +113,18 @@ def serve(connection: Connection, clients: bytes, settings: dict[str, Any]) -> N
         return
 
 
-def _carry_out(order: Order, bundles: list[State], model: State, runtime: ClientRuntime) -> tuple[Any, list[State]]:
+def _carry_out(order: Order, bundles: list[State], model: State, clients: Clients) -> tuple[Any, list[State]]:
     if order.kind == "predict":
-        return runtime.predict(model, order.batches), []
+        return clients.predict(model, order.batches, bundles[0]), []
     assert order.task is not None
     own = bundles[2] if order.own_model else model
     broadcast = replace(order.task.broadcast, model=own, extras=bundles[0])
     task = replace(order.task, broadcast=broadcast, memory=bundles[1])
     if order.kind == "answer":
         assert order.query is not None
-        return runtime.answer(order.query, task), []
+        return clients.answer(order.query, task), []
     half = wire.unpack_half(order.half, bundles[2 + order.own_model :]) if order.half is not None else None
-    outcome = runtime.train_part(task, half, order.stop)
+    outcome = clients.train_part(task, half, order.stop)
     return wire.pack_half(outcome) if isinstance(outcome, HalfTrained) else wire.pack_update(outcome)
 
 

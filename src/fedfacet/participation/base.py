@@ -1,30 +1,31 @@
 """The contract of participation: who is able to take part, and how a client's round may end."""
 
-from abc import ABC, abstractmethod
 from collections.abc import Callable
 
 import numpy as np
 from numpy.typing import NDArray
 
 
-class Participation(ABC):
-    """A model of clients that are away, drop out, or finish only a part of their work.
+class Participation:
+    """Which clients are away, drop out, or finish only a part of their work; these are always there and finish.
 
     Its methods draw from nothing but the generator they are given and keep no state, so that a round can be run again.
     """
 
+    needs: frozenset[str] = frozenset()
+    """What some other part must give: ``WEIGHTED_DRAWS`` where clients have weights."""
+
     gives_weights: bool = False
     """Whether those who are available are to be drawn in proportion to ``log_weights``, which not every selector does."""
 
-    @abstractmethod
     def available(self, num_clients: int, rng: np.random.Generator) -> tuple[int, ...]:
         """Return the clients that could take part in this round, in ascending order; none at all is allowed."""
+        return tuple(range(num_clients))
 
     def log_weights(self, num_clients: int, rng: np.random.Generator) -> NDArray[np.float64]:
         """Return the logarithms of the weights by which clients are drawn, shape (num_clients,), up to a constant."""
         return np.zeros(num_clients)
 
-    @abstractmethod
     def outcome(self, client_id: int, draw: Callable[[], np.random.Generator]) -> float:
         """Return the part of the planned local steps that a selected client finishes.
 
@@ -36,3 +37,4 @@ class Participation(ABC):
             1 for all of them, a fraction in (0, 1) for the first ceil(fraction * steps), 0 for a client that is sent the model
             and never answers.
         """
+        return 1.0

@@ -1,13 +1,12 @@
 """Clients of which some take part far more often than others."""
 
-from collections.abc import Callable
-
 import numpy as np
 from numpy.typing import NDArray
 
 from fedfacet import rng as streams
 from fedfacet.arguments import check_choice, check_within
 from fedfacet.participation.base import Participation
+from fedfacet.types import WEIGHTED_DRAWS
 
 
 class DirichletParticipation(Participation):
@@ -52,6 +51,7 @@ class DirichletParticipation(Participation):
         self.gamma = gamma
         self.redrawn = redrawn
         self.gives_weights = mode == "weights"
+        self.needs = frozenset({WEIGHTED_DRAWS} if self.gives_weights else ())
         self.available_fraction = available_fraction
         self.seed = seed
 
@@ -68,10 +68,6 @@ class DirichletParticipation(Participation):
     def log_weights(self, num_clients: int, rng: np.random.Generator) -> NDArray[np.float64]:
         """Return log p, up to a constant."""
         return self._logarithms(num_clients, rng)
-
-    def outcome(self, client_id: int, draw: Callable[[], np.random.Generator]) -> float:
-        """Return 1."""
-        return 1.0
 
     def _logarithms(self, num_clients: int, rng: np.random.Generator) -> NDArray[np.float64]:
         r"""Draw log p, up to a constant.

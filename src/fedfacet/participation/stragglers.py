@@ -28,10 +28,6 @@ class Stragglers(Participation):
         self.straggler_probability = straggler_probability
         self.min_fraction = min_fraction
 
-    def available(self, num_clients: int, rng: np.random.Generator) -> tuple[int, ...]:
-        """Return all clients."""
-        return tuple(range(num_clients))
-
     def outcome(self, client_id: int, draw: Callable[[], np.random.Generator]) -> float:
         """Return the finished part of the steps."""
         straggles, fraction = draw().random(2).tolist()

@@ -5,6 +5,7 @@ from abc import ABC, abstractmethod
 import numpy as np
 from numpy.typing import NDArray
 
+from fedfacet.errors import InfeasiblePartitionError
 from fedfacet.types import Partition
 
 
@@ -36,3 +37,16 @@ class Partitioner(ABC):
         Raises:
             InfeasiblePartitionError: if the samples do not suffice; the message names what was wanted and what there is.
         """
+
+
+def check_enough(num_samples: int, num_clients: int, each: int, settings: str) -> None:
+    """Refuse more clients than the samples suffice for, before anything is made for each of them.
+
+    Raises:
+        InfeasiblePartitionError: if ``num_samples`` are fewer than ``each`` for every client; ``settings`` can be lowered.
+    """
+    if num_samples < num_clients * each:
+        raise InfeasiblePartitionError(
+            f"Expected at least {each} {'sample' if each == 1 else 'samples'} for each of {num_clients} clients, but got "
+            f"{num_samples} samples: lower {settings}."
+        )

@@ -4,10 +4,9 @@ import contextlib
 import os
 import signal
 import time
+from collections.abc import Callable
 from types import FrameType
 from typing import Any
-
-from fedfacet.errors import Interrupted
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
@@ -16,12 +15,14 @@ ECHO_SECONDS = 1.0
 
 
 class Interruption:
-    """While entered, remembers the first SIGINT or SIGTERM; ``poll`` then raises ``Interrupted``.
+    """While entered, hands the first SIGINT or SIGTERM to ``stop``; a second one acts as it always does.
 
-    A second signal acts as it always does, so that a run can still be stopped at once.
+    Args:
+        stop: called with the signal's number, from within the handler: it may only take note of it.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, stop: Callable[[int], None]) -> None:
+        self._stop = stop
         self._received: int | None = None
         self._at = 0.0
         self._previous: dict[int, Any] = {}
@@ -36,14 +37,10 @@ class Interruption:
         for number, handler in self._previous.items():
             signal.signal(number, handler)
 
-    def poll(self) -> None:
-        """Raise ``Interrupted`` if a signal has come."""
-        if self._received is not None:
-            raise Interrupted(self._received)
-
     def _remember(self, number: int, frame: FrameType | None) -> None:
         if self._received is None:
             self._received, self._at = number, time.monotonic()
+            self._stop(number)
             message = f"\n{signal.Signals(number).name}: stopping after the client in progress; once more to stop at once.\n"
             with contextlib.suppress(OSError):
                 os.write(2, message.encode())  # not print, which may just be at work and must not be entered twice

@@ -6,8 +6,7 @@ import logging
 import shlex
 import signal
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,26 +20,13 @@ from fedfacet.errors import ConfigError, Interrupted
 from fedfacet.federation import Federation
 from fedfacet.runs.interruption import Interruption
 from fedfacet.runs.job import Job
-from fedfacet.runs.whole_file import written_whole
+from fedfacet.whole_file import written_whole
 
 log = logging.getLogger("fedfacet.train")
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class OpenRun:
-    """A run that is ready for its next round.
-
-    Attributes:
-        federation: with the state to go on from.
-        poll: raises ``Interrupted`` once SIGINT or SIGTERM has come.
-    """
-
-    federation: Federation
-    poll: Callable[[], None]
-
-
 @contextlib.contextmanager
-def opened(job: Job) -> Iterator[OpenRun]:
+def opened(job: Job) -> Iterator[Federation]:
     """Make the federation of a job, or restore it where the job resumes, and have signals stop it at a safe point.
 
     Torch's threads, the signals and the engine are put back or closed in the end, however it comes.
@@ -72,8 +58,8 @@ def opened(job: Job) -> Iterator[OpenRun]:
             _write_run_folder(job.run_dir, config, load_data(config), job.overrides)
             before = signal.signal(signal.SIGINT, signal.default_int_handler)  # what a second Ctrl-C does: callbacks see to it
             try:
-                with Interruption() as interruption:
-                    yield OpenRun(federation, interruption.poll)
+                with Interruption(federation.stop):
+                    yield federation
             finally:
                 signal.signal(signal.SIGINT, before)
         log.info("Finished round %d.", federation.state.round)

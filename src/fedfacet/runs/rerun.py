@@ -9,12 +9,11 @@ from typing import Any, NamedTuple
 from fedfacet import checkpoint, state
 from fedfacet.build import rebuild, reload_data
 from fedfacet.callbacks.decomposition import Decomposition
-from fedfacet.clients.personal_memory import own_model
 from fedfacet.errors import CheckpointError
-from fedfacet.loss_decomposition import LossDecomposition
 from fedfacet.metrics.group_counts import GroupCounts
+from fedfacet.metrics.loss_decomposition import LossDecomposition
 from fedfacet.schedulers.base import Scheduler
-from fedfacet.types import FederationState
+from fedfacet.types import FederationState, ServerState
 
 _DECOMPOSITION = {"_target_": "fedfacet.callbacks.decomposition.Decomposition", "every_n_rounds": 1}
 
@@ -28,7 +27,7 @@ class _OneRound(Scheduler):
     def __init__(self, factor: float) -> None:
         self._factor = factor
 
-    def factor(self, round: int) -> float:
+    def factor(self, server: ServerState, round: int) -> float:
         """Return it."""
         return self._factor
 
@@ -110,9 +109,11 @@ def measure_own_samples(run_dir: Path) -> tuple[list[GroupCounts], bool]:
     splits = data.local_holdout if held_out else data.partition.indices
     with contextlib.closing(federation.engine):
         federation.restore(saved)
-        sent = (federation.aggregator.broadcast(saved.model, client_id).model for client_id in range(len(splits)))
-        models = (own_model(model, saved.memory.get(client_id, {})) for client_id, model in enumerate(sent))
-        return [federation.engine.evaluate(model, [own])[0] for model, own in zip(models, splits, strict=True)], held_out
+        counts = [
+            federation.engine.evaluate(federation.sent(saved, client_id).model, [own], saved.memory.get(client_id))[0]
+            for client_id, own in enumerate(splits)
+        ]
+        return counts, held_out
 
 
 def checkpoints_of(run_dir: Path) -> dict[int, Path]:

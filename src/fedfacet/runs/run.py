@@ -36,7 +36,7 @@ class Run:
 
     @property
     def metrics(self) -> list[dict[str, Any]]:
-        """The rows of ``metrics.csv``, one a round: numbers, ``cohort`` a tuple of clients, ``None`` where nothing was measured."""
+        """The rows of ``metrics.csv``, one a round; ``cohort`` is a tuple of clients, what was not measured is ``None``."""
         if not (file := self.folder / "metrics.csv").exists():
             return []
         with open(file, newline="", encoding="utf-8") as rows:
@@ -62,15 +62,14 @@ class Run:
             raise CheckpointError(f"Expected a run that has ended, but {folder} has no model: go on with it by resume().")
         settings = json.loads((folder / "config.json").read_text(encoding="utf-8"))
         facts = {name: settings.pop(name) for name in ("num_classes", "input_shape")}
-        model: nn.Module = configuration.make(
-            OmegaConf.create(settings), **facts | {"input_shape": tuple(facts["input_shape"])}
-        )
+        facts["input_shape"] = tuple(facts["input_shape"])
+        model: nn.Module = configuration.make(OmegaConf.create(settings), **facts)
         try:
             model.load_state_dict(load_file(folder / "model.safetensors"))
         except RuntimeError:
             raise CheckpointError(
-                f"Expected the weights of one {type(model).__name__}, but {folder} holds others, as where clients have layers of "
-                "their own: read model.safetensors itself."
+                f"Expected the weights of one {type(model).__name__}, but {folder} holds others, as where clients keep layers "
+                "to themselves: read model.safetensors itself."
             ) from None
         return model
 
@@ -134,8 +133,8 @@ def fit(job: Job) -> None:
     """Run one job in its folder, or go on with it; see ``src/train.py``."""
     from fedfacet.runs.opened import opened  # torch and lightning load here
 
-    with opened(job) as run:
-        run.federation.fit(run.poll)
+    with opened(job) as federation:
+        federation.fit()
 
 
 def _value(name: str, text: str) -> Any:

@@ -1,37 +1,35 @@
 """The contract of a learning-rate scheduler."""
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
-from typing import Any
 
 import torch
 from torch.optim import SGD, Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
+from fedfacet.types import ServerState
 
-class Scheduler:
-    """By what the clients' learning rate is multiplied in a round; this one never changes it.
 
-    The factor goes to a client with its order, and multiplies the learning rate of every parameter group of its optimizer,
-    which starts anew in every round; within a round the learning rate is constant. Queries that train something besides the
-    client's own model use the unscheduled learning rate.
+class Scheduler(ABC):
+    """By what the clients' learning rate is multiplied in a round.
+
+    A scheduler is immutable: its constructor takes hyperparameters, and its state goes in and comes out. The factor goes to a
+    client with its order, and multiplies the learning rate of every parameter group of its optimizer, which starts anew in
+    every round; within a round the learning rate is constant. Queries that train something besides the client's own model use
+    the unscheduled learning rate.
     """
 
-    is_constant = False
-    """Whether the factor is always 1, so that there is nothing to log."""
-
-    def factor(self, round: int) -> float:
-        """Return the factor of a round, counted from 1. Must not change the scheduler: a round may be run again."""
-        return 1.0
-
-    def observe(self, metrics: Mapping[str, float]) -> None:
-        """Learn from what a finished round measured; to be called once per round."""
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return what must survive a round, as plain data that is never changed in place afterwards."""
+    def init(self) -> ServerState:
+        """Return the state before the first round: plain data."""
         return {}
 
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Take up what ``state_dict`` returned."""
+    @abstractmethod
+    def factor(self, server: ServerState, round: int) -> float:
+        """Return the factor of a round, counted from 1."""
+
+    def observe(self, server: ServerState, metrics: Mapping[str, float]) -> ServerState:
+        """Return the next state, learnt from what a finished round measured."""
+        return server
 
 
 class TorchFactors:

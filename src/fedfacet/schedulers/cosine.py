@@ -4,6 +4,7 @@ from torch.optim.lr_scheduler import CosineAnnealingLR
 
 from fedfacet.arguments import check_whole, check_within
 from fedfacet.schedulers.base import Scheduler, TorchFactors
+from fedfacet.types import ServerState
 
 
 class CosineScheduler(Scheduler):
@@ -26,6 +27,6 @@ class CosineScheduler(Scheduler):
         check_within("scheduler.min_factor", min_factor, "[0, 1)")
         self._factors = TorchFactors(lambda optimizer: CosineAnnealingLR(optimizer, T_max=rounds, eta_min=min_factor))
 
-    def factor(self, round: int) -> float:
+    def factor(self, server: ServerState, round: int) -> float:
         """Return the factor of a round."""
         return self._factors(round)

@@ -4,6 +4,7 @@ from torch.optim.lr_scheduler import ExponentialLR
 
 from fedfacet.arguments import check_within
 from fedfacet.schedulers.base import Scheduler, TorchFactors
+from fedfacet.types import ServerState
 
 
 class ExponentialScheduler(Scheduler):
@@ -20,6 +21,6 @@ class ExponentialScheduler(Scheduler):
         check_within("scheduler.decay", decay, "(0, 1]")
         self._factors = TorchFactors(lambda optimizer: ExponentialLR(optimizer, gamma=decay))
 
-    def factor(self, round: int) -> float:
+    def factor(self, server: ServerState, round: int) -> float:
         """Return the factor of a round."""
         return self._factors(round)

@@ -6,6 +6,7 @@ from torch.optim.lr_scheduler import MultiStepLR
 
 from fedfacet.arguments import check_whole, check_within
 from fedfacet.schedulers.base import Scheduler, TorchFactors
+from fedfacet.types import ServerState
 
 
 class MultiStepScheduler(Scheduler):
@@ -27,6 +28,6 @@ class MultiStepScheduler(Scheduler):
         check_within("scheduler.decay", decay, "(0, 1]")
         self._factors = TorchFactors(lambda optimizer: MultiStepLR(optimizer, milestones=milestones, gamma=decay))
 
-    def factor(self, round: int) -> float:
+    def factor(self, server: ServerState, round: int) -> float:
         """Return the factor of a round."""
         return self._factors(round)

@@ -4,6 +4,7 @@ from torch.optim.lr_scheduler import OneCycleLR
 
 from fedfacet.arguments import check_choice, check_whole, check_within
 from fedfacet.schedulers.base import Scheduler, TorchFactors
+from fedfacet.types import ServerState
 
 
 class OneCycleScheduler(Scheduler):
@@ -58,6 +59,6 @@ class OneCycleScheduler(Scheduler):
             )
         )
 
-    def factor(self, round: int) -> float:
+    def factor(self, server: ServerState, round: int) -> float:
         """Return the factor of a round; of one after the last, the last one's."""
         return self._factors(min(round, self._rounds))

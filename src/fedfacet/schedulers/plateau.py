@@ -2,13 +2,14 @@
 
 from collections.abc import Mapping
 from difflib import get_close_matches
-from typing import Any
+from functools import partial
 
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 
 from fedfacet.arguments import check_choice, check_whole, check_within
 from fedfacet.errors import ConfigError
 from fedfacet.schedulers.base import Scheduler, unit_optimizer
+from fedfacet.types import ServerState
 
 _KEPT = ("best", "num_bad_epochs", "cooldown_counter", "last_epoch")
 
@@ -57,8 +58,8 @@ class PlateauScheduler(Scheduler):
         if not threshold >= 0:
             raise ValueError(f"Expected `scheduler.threshold` to be 0 or larger, but got {threshold}.")
         self.metric = metric
-        self._scheduler = ReduceLROnPlateau(
-            unit_optimizer(),
+        self._make = partial(
+            ReduceLROnPlateau,
             mode=mode,  # type: ignore[arg-type]
             factor=decay,
             patience=patience,
@@ -68,11 +69,15 @@ class PlateauScheduler(Scheduler):
             eps=0.0,
         )
 
-    def factor(self, round: int) -> float:
-        """Return the factor that the rounds observed so far have led to."""
-        return float(self._scheduler.optimizer.param_groups[0]["lr"])
+    def init(self) -> ServerState:
+        """Return what was seen, which is nothing, and the factor that it has led to."""
+        return _state_of(self._make(unit_optimizer()))
 
-    def observe(self, metrics: Mapping[str, float]) -> None:
+    def factor(self, server: ServerState, round: int) -> float:
+        """Return the factor that the rounds observed so far have led to."""
+        return float(server["factor"])
+
+    def observe(self, server: ServerState, metrics: Mapping[str, float]) -> ServerState:
         """Look at a finished round.
 
         Raises:
@@ -86,15 +91,15 @@ class PlateauScheduler(Scheduler):
                 "set `scheduler.metric` to one of them."
             )
         value = metrics[self.metric]
-        if value == value:  # measured
-            self._scheduler.step(value)
+        if value != value:  # not measured
+            return server
+        scheduler = self._make(unit_optimizer())
+        scheduler.load_state_dict({name: server[name] for name in _KEPT})
+        scheduler.optimizer.param_groups[0]["lr"] = server["factor"]
+        scheduler.step(value)
+        return _state_of(scheduler)
 
-    def state_dict(self) -> dict[str, Any]:
-        """Return what was seen, and where that has led to."""
-        seen = self._scheduler.state_dict()
-        return {"factor": self.factor(0), **{name: seen[name] for name in _KEPT}}
 
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Take up what ``state_dict`` returned."""
-        self._scheduler.load_state_dict({name: state_dict[name] for name in _KEPT})
-        self._scheduler.optimizer.param_groups[0]["lr"] = state_dict["factor"]
+def _state_of(scheduler: ReduceLROnPlateau) -> ServerState:
+    seen = scheduler.state_dict()
+    return {"factor": float(scheduler.optimizer.param_groups[0]["lr"]), **{name: seen[name] for name in _KEPT}}

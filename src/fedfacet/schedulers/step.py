@@ -4,6 +4,7 @@ from torch.optim.lr_scheduler import StepLR
 
 from fedfacet.arguments import check_whole, check_within
 from fedfacet.schedulers.base import Scheduler, TorchFactors
+from fedfacet.types import ServerState
 
 
 class StepScheduler(Scheduler):
@@ -22,6 +23,6 @@ class StepScheduler(Scheduler):
         check_within("scheduler.decay", decay, "(0, 1]")
         self._factors = TorchFactors(lambda optimizer: StepLR(optimizer, step_size=every_n_rounds, gamma=decay))
 
-    def factor(self, round: int) -> float:
+    def factor(self, server: ServerState, round: int) -> float:
         """Return the factor of a round."""
         return self._factors(round)

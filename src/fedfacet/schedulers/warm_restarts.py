@@ -4,6 +4,7 @@ from torch.optim.lr_scheduler import CosineAnnealingWarmRestarts
 
 from fedfacet.arguments import check_whole, check_within
 from fedfacet.schedulers.base import Scheduler, TorchFactors
+from fedfacet.types import ServerState
 
 
 class WarmRestartsScheduler(Scheduler):
@@ -28,6 +29,6 @@ class WarmRestartsScheduler(Scheduler):
             lambda optimizer: CosineAnnealingWarmRestarts(optimizer, T_0=first_cycle, T_mult=growth, eta_min=min_factor)
         )
 
-    def factor(self, round: int) -> float:
+    def factor(self, server: ServerState, round: int) -> float:
         """Return the factor of a round."""
         return self._factors(round)

@@ -1,7 +1,7 @@
 """Full participation."""
 
 from fedfacet.selectors.base import ClientSelector, Taxonomy
-from fedfacet.types import SelectionContext
+from fedfacet.types import SelectionContext, ServerState
 
 
 class AllSelector(ClientSelector):
@@ -16,10 +16,6 @@ class AllSelector(ClientSelector):
         termination_condition="-",
     )
 
-    def cohort_size(self, context: SelectionContext) -> int:
-        """Return the number of available clients."""
-        return len(context.available)
-
-    def select(self, context: SelectionContext) -> list[int]:
+    def select(self, server: ServerState, context: SelectionContext) -> list[int]:
         """Return all available clients."""
         return list(context.available)

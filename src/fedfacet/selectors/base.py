@@ -1,11 +1,11 @@
 """The contract of a client selector."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, fields
-from typing import Any
+from typing import ClassVar
 
-from fedfacet.types import ClientUpdate, RoundResult, SelectionContext
+from fedfacet.types import Facts, SelectionContext, ServerState
 
 CHARACTERISTICS = {"V": "availability", "D": "addressability", "S": "statefulness", "R": "reliability", "T": "trustworthiness"}
 """What a method may require of clients: that all are there, can be addressed, come back, always answer, and truthfully."""
@@ -58,34 +58,40 @@ class Taxonomy:
 
 
 class ClientSelector(ABC):
-    """Who takes part in a round."""
+    """Who takes part in a round.
+
+    A selector is immutable: its constructor takes hyperparameters, and its state goes in and comes out.
+    """
 
     taxonomy: Taxonomy
     """The method in six fields, which ``python src/describe.py selectors`` prints."""
 
-    needs_updates = False
-    """Whether ``observe`` wants the updates; where nobody does, each is freed as soon as it is aggregated."""
+    gives: frozenset[str] = frozenset()
+    """What it does for other parts: ``WEIGHTED_DRAWS`` if it draws clients in proportion to ``context.log_weights``."""
 
-    draws_by_weights = False
-    """Whether it draws clients by ``SelectionContext.draw``, and so in proportion to their weights where there are any."""
+    needs: frozenset[str] = frozenset()
+    """What some other part must give."""
 
-    def cohort_size(self, context: SelectionContext) -> int:
-        """Return how many clients the round shall have; by default what is asked for, at most those available."""
-        return min(context.cohort_size, len(context.available))
+    observe: ClassVar[Callable[..., ServerState] | None] = None
+    """``observe(self, server, result, updates, rng)`` returns the next state, learnt from a finished round.
 
-    @abstractmethod
-    def select(self, context: SelectionContext) -> list[int]:
-        """Return the cohort: ``cohort_size(context)`` distinct clients out of ``context.available``, in order.
+    ``None`` for a selector that learns nothing. ``updates`` are the round's, or none unless ``needs_updates``; ``rng`` is a
+    generator of its own.
+    """
 
-        Must not change the selector: a round that is stopped halfway is drawn again.
-        """
-
-    def observe(self, result: RoundResult, updates: Sequence[ClientUpdate]) -> None:
-        """Learn from a finished round; ``updates`` is empty unless ``needs_updates``."""
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return what must survive a round, as tensors and plain data that is never changed in place afterwards."""
+    def init(self, facts: Facts) -> ServerState:
+        """Return the state before the first round: tensors and plain data."""
         return {}
 
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Take up what ``state_dict`` returned."""
+    def needs_updates(self, server: ServerState) -> bool:
+        """Tell whether ``observe`` wants this round's updates; where nobody does, each is freed as soon as it is aggregated."""
+        return False
+
+    @abstractmethod
+    def select(self, server: ServerState, context: SelectionContext) -> list[int]:
+        """Return the cohort: ``context.places`` distinct clients out of ``context.available``, in order; or all of these.
+
+        Args:
+            server: the state; never written to.
+            context: all that a selector may look at.
+        """

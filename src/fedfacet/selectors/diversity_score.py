@@ -10,7 +10,7 @@ from scipy.special import entr
 
 from fedfacet.arguments import check_choice, check_within
 from fedfacet.selectors.base import ClientSelector, Taxonomy
-from fedfacet.types import Query, SelectionContext
+from fedfacet.types import Query, SelectionContext, ServerState
 
 ROUNDING = 1e-9
 """Scores, which lie in [0, 1], within a range this small are equal."""
@@ -82,13 +82,15 @@ class DiversityScoreSelector(ClientSelector):
         self.floor = floor
         self._known: tuple[Mapping[int, Sequence[int]], dict[int, float]] = ({}, {})  # a memo, which changes no result
 
-    def select(self, context: SelectionContext) -> list[int]:
+    def select(self, server: ServerState, context: SelectionContext) -> list[int]:
         """Return the cohort of this round."""
         context.ask_once(self.label_histogram, context.available)
         scores = self._scores(context.disclosed[self.label_histogram.name])
         weights_K = np.array([scores[client_id] for client_id in context.available])
-        size = self.cohort_size(context)
-        return [int(k) for k in context.rng.choice(context.available, size=size, replace=False, p=weights_K / weights_K.sum())]
+        return [
+            int(k)
+            for k in context.rng.choice(context.available, size=context.places, replace=False, p=weights_K / weights_K.sum())
+        ]
 
     def _scores(self, histograms: Mapping[int, Sequence[int]]) -> dict[int, float]:
         """Return the weights by which clients are drawn, found anew only when somebody has disclosed something."""

@@ -7,7 +7,7 @@ from numpy.typing import NDArray
 
 from fedfacet.arguments import check_choice
 from fedfacet.selectors.base import ClientSelector, Taxonomy
-from fedfacet.types import Query, SelectionContext
+from fedfacet.types import Query, SelectionContext, ServerState
 
 DIMENSIONS = (2, 1, 0)
 """Rows of a triplet in the order in which they lead a triple: spurious correlation, attribute, class imbalance."""
@@ -87,14 +87,8 @@ class FedDiverseSelector(ClientSelector):
         self.normalisation = normalisation
         self.rotation = rotation
 
-    def cohort_size(self, context: SelectionContext) -> int:
-        """Return all available clients while pre-training, and what is asked for afterwards."""
-        if context.round <= self.pretraining_rounds:
-            return len(context.available)
-        return super().cohort_size(context)
-
-    def select(self, context: SelectionContext) -> list[int]:
-        """Return the cohort of this round."""
+    def select(self, server: ServerState, context: SelectionContext) -> list[int]:
+        """Return the cohort of this round: all available clients while pre-training."""
         if context.round < self.pretraining_rounds:
             return list(context.available)
         triplets = context.ask_once(self.heterogeneity, context.available)
@@ -106,7 +100,7 @@ class FedDiverseSelector(ClientSelector):
             triplets_KD = triplets_KD[:, context.rng.permutation(3)]
         positions = diverse_order(
             triplets_KD,
-            self.cohort_size(context),
+            context.places,
             self._leading_dimensions(context),
             context.rng,
             orthogonal=self.orthogonal,

@@ -1,7 +1,6 @@
 """Probabilistic node selection: clients whose updates pull against the others' are drawn less often."""
 
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 import torch
@@ -10,7 +9,7 @@ from numpy.typing import NDArray
 from fedfacet import state
 from fedfacet.arguments import check_choice
 from fedfacet.selectors.base import ClientSelector, Taxonomy
-from fedfacet.types import ClientUpdate, RoundResult, SelectionContext
+from fedfacet.types import ClientUpdate, Facts, RoundResult, SelectionContext, ServerState
 
 _TIE = 1e-6
 
@@ -57,8 +56,6 @@ class FedPNSSelector(ClientSelector):
         ValueError: if an argument is out of range.
     """
 
-    needs_updates = True
-
     taxonomy = Taxonomy(
         policy="efficiency",
         client_characteristics="DSRT",
@@ -77,24 +74,33 @@ class FedPNSSelector(ClientSelector):
         self.variant = variant
         self.penalty_exponent = penalty_exponent
         self.penalty_offset = penalty_offset
-        self._probabilities_K = np.zeros(0)  # of no length until the size of the population is known
-        self._arrived_K = np.zeros(0, dtype=np.int64)
-        self._flagged_K = np.zeros(0, dtype=np.int64)
 
-    def select(self, context: SelectionContext) -> list[int]:
+    def init(self, facts: Facts) -> ServerState:
+        """Return every client's probability, and how often its update has arrived and been flagged."""
+        never = torch.zeros(facts.num_clients, dtype=torch.int64)
+        probabilities = torch.full((facts.num_clients,), 1 / facts.num_clients, dtype=torch.float64)
+        return {"probabilities": probabilities, "arrived": never, "flagged": never}
+
+    def needs_updates(self, server: ServerState) -> bool:
+        """Return ``True``."""
+        return True
+
+    def select(self, server: ServerState, context: SelectionContext) -> list[int]:
         """Return clients drawn without replacement by their probabilities."""
         available = np.asarray(context.available)
-        weights = self._probabilities_K[available] if len(self._probabilities_K) else np.ones(len(available))
+        weights = server["probabilities"].numpy()[available]
         # The first arrivals of Poisson processes with rates p_k are draws without replacement; p_k = 0 never arrives.
         with np.errstate(divide="ignore", over="ignore"):
             arrivals = context.rng.exponential(size=len(available)) / weights
         order = np.lexsort((context.rng.random(len(available)), arrivals))
-        return available[order[: self.cohort_size(context)]].tolist()  # type: ignore[no-any-return]
+        return available[order[: context.places]].tolist()  # type: ignore[no-any-return]
 
-    def observe(self, result: RoundResult, updates: Sequence[ClientUpdate]) -> None:
+    def observe(
+        self, server: ServerState, result: RoundResult, updates: Sequence[ClientUpdate], rng: np.random.Generator
+    ) -> ServerState:
         """Flag clients and move probability from them to all others."""
         if not updates:
-            return
+            return server
         updates = sorted(updates, key=lambda update: update.client_id)
         gram_MM = state.gram([update.delta for update in updates])
         limit = len(updates)
@@ -105,33 +111,17 @@ class FedPNSSelector(ClientSelector):
         ids = np.array([update.client_id for update in updates])
         just = ids[misaligned(gram_MM, limit)]
 
-        population = result.num_clients
-        arrived_K, flagged_K = _padded(self._arrived_K, population), _padded(self._flagged_K, population)
+        p_K, arrived_K, flagged_K = (server[name].numpy().copy() for name in ("probabilities", "arrived", "flagged"))
         arrived_K[ids] += 1
         flagged_K[just] += 1
-        p_K = self._probabilities_K.copy() if len(self._probabilities_K) else np.full(population, 1 / population)
         powers = (flagged_K[just] / arrived_K[just] + self.penalty_offset) ** self.penalty_exponent
         lost = p_K[just] * np.minimum(powers, 0.99 if self.variant == "paper" else 1.0)
-        others_K = np.ones(population, dtype=bool)
+        others_K = np.ones(len(p_K), dtype=bool)
         others_K[just] = False
         p_K[just] -= lost
         p_K[others_K] += lost.sum() / others_K.sum()
-        self._probabilities_K = p_K / p_K.sum()
-        self._arrived_K, self._flagged_K = arrived_K, flagged_K
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return every client's probability, and how often its update has arrived and been flagged."""
-        return {
-            "probabilities": torch.from_numpy(self._probabilities_K.copy()),
-            "arrived": torch.from_numpy(self._arrived_K.copy()),
-            "flagged": torch.from_numpy(self._flagged_K.copy()),
-        }
-
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Take up what ``state_dict`` returned."""
-        self._probabilities_K = state_dict["probabilities"].numpy().copy()
-        self._arrived_K = state_dict["arrived"].numpy().copy()
-        self._flagged_K = state_dict["flagged"].numpy().copy()
+        learnt = {"probabilities": p_K / p_K.sum(), "arrived": arrived_K, "flagged": flagged_K}
+        return {name: torch.from_numpy(values) for name, values in learnt.items()}
 
 
 def misaligned(gram_MM: NDArray[np.float64], limit: int) -> list[int]:
@@ -160,7 +150,3 @@ def misaligned(gram_MM: NDArray[np.float64], limit: int) -> list[int]:
         removed.append(int(left[best]))
         left = np.delete(left, best)
     return removed
-
-
-def _padded(counts: NDArray[np.int64], length: int) -> NDArray[np.int64]:
-    return np.pad(counts, (0, length - len(counts)))

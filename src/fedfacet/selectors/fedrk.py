@@ -11,7 +11,7 @@ from fedfacet.arguments import check_whole, check_within
 from fedfacet.errors import SelectionError
 from fedfacet.heterogeneity import InteractionMatrix
 from fedfacet.selectors.base import ClientSelector, Taxonomy
-from fedfacet.types import Query, SelectionContext
+from fedfacet.types import Query, SelectionContext, ServerState
 
 _RIDGE = 1e-6
 """What the squared length of the weights costs, as a part of the largest squared deviation of a client's counts."""
@@ -64,14 +64,8 @@ class FedRKSelector(ClientSelector):
         self.floor = floor
         self.pretraining_rounds = pretraining_rounds
 
-    def cohort_size(self, context: SelectionContext) -> int:
-        """Return all available clients while pre-training, and what is asked for afterwards."""
-        if context.round <= self.pretraining_rounds:
-            return len(context.available)
-        return super().cohort_size(context)
-
-    def select(self, context: SelectionContext) -> list[int]:
-        """Return a cohort drawn by the balancing weights.
+    def select(self, server: ServerState, context: SelectionContext) -> list[int]:
+        """Return a cohort drawn by the balancing weights; all available clients while pre-training.
 
         Raises:
             SelectionError: if a client's matrix holds anything but counts, or has another shape than the others'.
@@ -82,8 +76,7 @@ class FedRKSelector(ClientSelector):
         if context.round == self.pretraining_rounds:
             return list(context.available)
         weights_K = balancing_weights(_counts(matrices), self.floor)
-        size = self.cohort_size(context)
-        return [int(k) for k in context.rng.choice(context.available, size=size, replace=False, p=weights_K)]
+        return [int(k) for k in context.rng.choice(context.available, size=context.places, replace=False, p=weights_K)]
 
 
 def balancing_weights(matrices_KYA: ArrayLike, floor: float) -> NDArray[np.float64]:

@@ -2,7 +2,6 @@
 
 import warnings
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 import torch
@@ -13,7 +12,7 @@ from sklearn.exceptions import ConvergenceWarning
 from fedfacet import rng
 from fedfacet.arguments import check_choice, check_whole
 from fedfacet.selectors.base import ClientSelector, Taxonomy
-from fedfacet.types import ClientUpdate, RoundResult, SelectionContext, State
+from fedfacet.types import ClientUpdate, Facts, RoundResult, SelectionContext, ServerState, State
 
 
 class HCSFedSelector(ClientSelector):
@@ -66,67 +65,61 @@ class HCSFedSelector(ClientSelector):
         self.num_clusters = num_clusters
         self.compressed_size = compressed_size
         self.within = within
-        self.needs_updates = True  # until every client's has been seen
-        self._clients_N = np.zeros(0, dtype=np.int64)  # ascending; those whose update has been seen
-        self._vectors_NQ = np.zeros((0, 0))
-        self._clusters_N = np.zeros(0, dtype=np.int64)
 
-    def cohort_size(self, context: SelectionContext) -> int:
-        """Return all available clients in the first round, and what is asked for afterwards."""
-        return len(context.available) if context.round == 1 else super().cohort_size(context)
+    def init(self, facts: Facts) -> ServerState:
+        """Return whose update has been seen (ascending), what it was compressed to, and the clusters: nobody's so far."""
+        nobody = torch.zeros(0, dtype=torch.int64)
+        vectors = torch.zeros((0, 0), dtype=torch.float64)
+        return {"clients": nobody, "vectors": vectors, "clusters": nobody, "unseen": facts.num_clients}
 
-    def select(self, context: SelectionContext) -> list[int]:
-        """Return every cluster's draws, one cluster after another."""
+    def needs_updates(self, server: ServerState) -> bool:
+        """Return whether there is a client whose update has not been seen."""
+        return bool(server["unseen"])
+
+    def select(self, server: ServerState, context: SelectionContext) -> list[int]:
+        """Return every cluster's draws, one cluster after another; all available clients in the first round."""
         if context.round == 1:
             return list(context.available)
+        clients_N, vectors_NQ, clusters_N = (server[name].numpy() for name in ("clients", "vectors", "clusters"))
         available = np.array(context.available)
-        rows = np.searchsorted(self._clients_N, available)
-        seen = np.isin(available, self._clients_N)
-        num_clusters = int(self._clusters_N.max(initial=-1)) + 1
+        rows = np.searchsorted(clients_N, available)
+        seen = np.isin(available, clients_N)
+        num_clusters = int(clusters_N.max(initial=-1)) + 1
         strata = np.full(len(available), num_clusters)
-        strata[seen] = self._clusters_N[rows[seen]]
-        spreads = [_spread(self._vectors_NQ[self._clusters_N == h]) for h in range(num_clusters)]
+        strata[seen] = clusters_N[rows[seen]]
+        spreads = [_spread(vectors_NQ[clusters_N == h]) for h in range(num_clusters)]
         places = neyman_places(
             np.bincount(strata, minlength=num_clusters + 1),
-            np.array([*spreads, _spread(self._vectors_NQ)]),
-            self.cohort_size(context),
+            np.array([*spreads, _spread(vectors_NQ)]),
+            context.places,
             context.rng,
         )
         weights = np.ones(len(available))
         if self.within == "norm":
-            weights[seen] = np.linalg.norm(self._vectors_NQ[rows[seen]], axis=1)
+            weights[seen] = np.linalg.norm(vectors_NQ[rows[seen]], axis=1)
         order = _drawn(weights, context.rng)
         return [int(k) for h, number in enumerate(places) for k in available[order[strata[order] == h][:number]]]
 
-    def observe(self, result: RoundResult, updates: Sequence[ClientUpdate]) -> None:
+    def observe(
+        self, server: ServerState, result: RoundResult, updates: Sequence[ClientUpdate], rng: np.random.Generator
+    ) -> ServerState:
         """Compress the updates of clients not seen before and cluster anew."""
-        known = set(self._clients_N.tolist())
+        known = set(server["clients"].tolist())
         new = [update for update in updates if update.client_id not in known]
         if not new:
-            return
-        clients = np.concatenate([self._clients_N, [update.client_id for update in new]])
+            return server
+        clients = np.concatenate([server["clients"].numpy(), [update.client_id for update in new]])
         compressed = [compress(update.delta, self.compressed_size) for update in new]
-        vectors = np.stack([*self._vectors_NQ, *compressed])
+        vectors = np.stack([*server["vectors"].numpy(), *compressed])
         order = np.argsort(clients)
-        self._clients_N, self._vectors_NQ = clients[order], vectors[order]
-        self._clusters_N = _clustered(self._vectors_NQ, self.num_clusters)
-        self.needs_updates = len(clients) < result.num_clients
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return whose update has been seen, what it was compressed to, and the clusters."""
-        return {
-            "clients": torch.from_numpy(self._clients_N),
-            "vectors": torch.from_numpy(self._vectors_NQ),
-            "clusters": torch.from_numpy(self._clusters_N),
-            "needs_updates": self.needs_updates,
+        learnt = {
+            "clients": clients[order],
+            "vectors": vectors[order],
+            "clusters": _clustered(vectors[order], self.num_clusters),
         }
-
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Take up what ``state_dict`` returned."""
-        self._clients_N = state_dict["clients"].numpy()
-        self._vectors_NQ = state_dict["vectors"].numpy()
-        self._clusters_N = state_dict["clusters"].numpy()
-        self.needs_updates = state_dict["needs_updates"]
+        return {name: torch.from_numpy(values) for name, values in learnt.items()} | {
+            "unseen": result.num_clients - len(clients)
+        }
 
 
 def compress(delta: State, size: int) -> NDArray[np.float64]:

@@ -6,7 +6,7 @@ import numpy as np
 
 from fedfacet.errors import SelectionError
 from fedfacet.selectors.base import ClientSelector, Taxonomy
-from fedfacet.types import Query, SelectionContext
+from fedfacet.types import Query, SelectionContext, ServerState
 
 log = logging.getLogger(__name__)
 
@@ -57,7 +57,7 @@ class PowDSelector(ClientSelector):
         self.num_samples = num_samples
         self.num_candidates = num_candidates
 
-    def select(self, context: SelectionContext) -> list[int]:
+    def select(self, server: ServerState, context: SelectionContext) -> list[int]:
         """Return the candidates with the highest losses.
 
         Raises:
@@ -74,7 +74,7 @@ class PowDSelector(ClientSelector):
                 *(context.round, len(named), len(candidates), _some(named)),
             )
         ranked = np.lexsort((context.rng.random(len(candidates)), -losses_D, missing_D))
-        return [candidates[position] for position in ranked[: self.cohort_size(context)]]
+        return [candidates[position] for position in ranked[: context.places]]
 
     def _candidates(self, context: SelectionContext) -> list[int]:
         if self.num_candidates is None:

@@ -2,15 +2,15 @@
 
 import logging
 import math
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
 
 from fedfacet.arguments import check_choice, check_within
+from fedfacet.rng import draw
 from fedfacet.selectors.base import ClientSelector, Taxonomy
-from fedfacet.types import ClientUpdate, Query, RoundResult, SelectionContext
+from fedfacet.types import WEIGHTED_DRAWS, ClientUpdate, Facts, Query, RoundResult, SelectionContext, ServerState
 
 log = logging.getLogger(__name__)
 
@@ -67,7 +67,7 @@ class ProbeFairnessSelector(ClientSelector):
         termination_condition="fixed rounds",
     )
 
-    draws_by_weights = True
+    gives = frozenset({WEIGHTED_DRAWS})
 
     def __init__(
         self,
@@ -104,14 +104,18 @@ class ProbeFairnessSelector(ClientSelector):
         self.max_gap = max_gap
         self.starvation_pool = starvation_pool
         self.never_selected = never_selected
-        self._history: dict[int, tuple[int, int]] = {}  # client -> how often it was selected, and in which round last
 
-    def select(self, context: SelectionContext) -> list[int]:
+    def init(self, facts: Facts) -> ServerState:
+        """Return client -> how often it was selected, and in which round last; nobody was."""
+        return {"history": {}}
+
+    def select(self, server: ServerState, context: SelectionContext) -> list[int]:
         """Return the cohort: those who are forced, then those taken by score, then those explored."""
-        size = self.cohort_size(context)
+        size, history = context.places, server["history"]
         number = min(len(context.available), math.ceil(self.candidate_factor * size))
-        candidates = sorted(context.draw(context.available, number))
-        forced = self._forced(candidates if self.starvation_pool == "candidates" else context.available, size, context)
+        candidates = sorted(draw(context.rng, context.available, number, context.log_weights))
+        pool = candidates if self.starvation_pool == "candidates" else context.available
+        forced = self._forced(pool, size, history, context)
         others = [client_id for client_id in candidates if client_id not in set(forced)]
         places = size - len(forced)
         explored = min(places, math.floor(self.epsilon * size + 0.5))
@@ -121,7 +125,7 @@ class ProbeFairnessSelector(ClientSelector):
         )
         if not places:
             return forced
-        scores_D = self._scores(others, context)
+        scores_D = self._scores(others, history, context)
         by_score = np.lexsort((context.rng.random(len(others)), -scores_D))
         taken, left = by_score[: places - explored], by_score[places - explored :]
         # The largest of s / T plus Gumbel noise are draws without replacement from the softmax, at any temperature.
@@ -129,33 +133,28 @@ class ProbeFairnessSelector(ClientSelector):
         taken = np.concatenate([taken, left[np.argsort(-luck)[:explored]]])
         return forced + [others[position] for position in taken.tolist()]
 
-    def observe(self, result: RoundResult, updates: Sequence[ClientUpdate]) -> None:
+    def observe(
+        self, server: ServerState, result: RoundResult, updates: Sequence[ClientUpdate], rng: np.random.Generator
+    ) -> ServerState:
         """Note who was selected."""
-        now = {client_id: (self._history.get(client_id, (0, 0))[0] + 1, result.round) for client_id in result.cohort}
-        self._history = self._history | now
+        history = server["history"]
+        return {"history": history | {k: [history.get(k, (0, 0))[0] + 1, result.round] for k in result.cohort}}
 
-    def state_dict(self) -> dict[str, Any]:
-        """Return how often each client was selected, and in which round last."""
-        return {"history": {client_id: list(entry) for client_id, entry in self._history.items()}}
-
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Take up what ``state_dict`` returned."""
-        self._history = {client_id: (count, last) for client_id, (count, last) in state_dict["history"].items()}
-
-    def _forced(self, pool: Sequence[int], size: int, context: SelectionContext) -> list[int]:
+    def _forced(
+        self, pool: Sequence[int], size: int, history: Mapping[int, Sequence[int]], context: SelectionContext
+    ) -> list[int]:
         """Return the starved, the longest gap first, as many as there are places."""
         if self.max_gap is None:
             return []
         never = 0 if self.never_selected == "since_start" else -math.inf
-        gaps = {
-            client_id: context.round - (self._history[client_id][1] if client_id in self._history else never)
-            for client_id in pool
-        }
+        gaps = {client_id: context.round - (history[client_id][1] if client_id in history else never) for client_id in pool}
         overdue = [client_id for client_id in pool if gaps[client_id] >= self.max_gap]
         lots = dict(zip(overdue, context.rng.random(len(overdue)).tolist(), strict=True))
         return sorted(overdue, key=lambda client_id: (-gaps[client_id], lots[client_id]))[:size]
 
-    def _scores(self, clients: Sequence[int], context: SelectionContext) -> NDArray[np.float64]:
+    def _scores(
+        self, clients: Sequence[int], history: Mapping[int, Sequence[int]], context: SelectionContext
+    ) -> NDArray[np.float64]:
         answers = context.ask(self.probe, clients)
         norms_D = np.array([answers[client_id] for client_id in clients], dtype=np.float64)
         diverged_D = ~np.isfinite(norms_D)
@@ -165,9 +164,9 @@ class ProbeFairnessSelector(ClientSelector):
             )
             # A hair shorter than the shortest: zero would stretch the range, and draw the others' scores together.
             norms_D[diverged_D] = 0.0 if diverged_D.all() else np.nextafter(norms_D[~diverged_D].min(), -np.inf)
-        history = [self._history.get(client_id, (0, 0)) for client_id in clients]
-        frequency_D = _between_0_and_1(np.array([1 / (1 + count) for count, _ in history]))
-        recency_D = _between_0_and_1(np.array([float(context.round - last) for _, last in history]))
+        past = [history.get(client_id, (0, 0)) for client_id in clients]
+        frequency_D = _between_0_and_1(np.array([1 / (1 + count) for count, _ in past]))
+        recency_D = _between_0_and_1(np.array([float(context.round - last) for _, last in past]))
         fair_D = _between_0_and_1(self.frequency_share * frequency_D + (1 - self.frequency_share) * recency_D)
         return (1 - self.fairness_weight) * _between_0_and_1(norms_D) + self.fairness_weight * fair_D
 

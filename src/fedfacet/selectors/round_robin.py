@@ -1,14 +1,12 @@
 """Round robin."""
 
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 
 from fedfacet.selectors.base import ClientSelector, Taxonomy
-from fedfacet.types import ClientUpdate, RoundResult, SelectionContext
+from fedfacet.types import ClientUpdate, Facts, RoundResult, SelectionContext, ServerState
 
 
 class RoundRobinSelector(ClientSelector):
@@ -28,29 +26,19 @@ class RoundRobinSelector(ClientSelector):
         termination_condition="fixed rounds",
     )
 
-    def __init__(self) -> None:
-        self._counts = np.zeros(0, dtype=np.int64)
+    def init(self, facts: Facts) -> ServerState:
+        """Return how often each client has been asked: never."""
+        return {"counts": torch.zeros(facts.num_clients, dtype=torch.int64)}
 
-    def select(self, context: SelectionContext) -> list[int]:
+    def select(self, server: ServerState, context: SelectionContext) -> list[int]:
         """Return the available clients with the smallest counts."""
-        available = np.asarray(context.available)
-        counts = _padded(self._counts, context.num_clients)
+        available, counts = np.asarray(context.available), server["counts"].numpy()
         order = np.lexsort((context.rng.random(len(available)), counts[available]))
-        return available[order[: self.cohort_size(context)]].tolist()  # type: ignore[no-any-return]
+        return available[order[: context.places]].tolist()  # type: ignore[no-any-return]
 
-    def observe(self, result: RoundResult, updates: Sequence[ClientUpdate]) -> None:
+    def observe(
+        self, server: ServerState, result: RoundResult, updates: Sequence[ClientUpdate], rng: np.random.Generator
+    ) -> ServerState:
         """Count who was asked, whether or not an update arrived."""
-        self._counts = _padded(self._counts, max(result.cohort, default=-1) + 1)
-        self._counts[np.array(result.cohort, dtype=np.int64)] += 1
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return how often each client has been asked."""
-        return {"counts": torch.from_numpy(self._counts.copy())}
-
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Take up the counts."""
-        self._counts = torch.as_tensor(state_dict["counts"], dtype=torch.int64).numpy().copy()
-
-
-def _padded(counts: NDArray[np.int64], length: int) -> NDArray[np.int64]:
-    return np.pad(counts, (0, max(0, length - len(counts))))
+        asked = torch.tensor(result.cohort, dtype=torch.int64)
+        return {"counts": server["counts"].index_add(0, asked, torch.ones_like(asked))}

@@ -1,7 +1,8 @@
 """Uniform random selection."""
 
+from fedfacet import rng
 from fedfacet.selectors.base import ClientSelector, Taxonomy
-from fedfacet.types import SelectionContext
+from fedfacet.types import WEIGHTED_DRAWS, SelectionContext, ServerState
 
 
 class UniformSelector(ClientSelector):
@@ -19,8 +20,8 @@ class UniformSelector(ClientSelector):
         termination_condition="-",
     )
 
-    draws_by_weights = True
+    gives = frozenset({WEIGHTED_DRAWS})
 
-    def select(self, context: SelectionContext) -> list[int]:
-        """Return a uniform sample of the available clients."""
-        return context.draw(context.available, self.cohort_size(context))
+    def select(self, server: ServerState, context: SelectionContext) -> list[int]:
+        """Return a sample of the available clients."""
+        return rng.draw(context.rng, context.available, context.places, context.log_weights)

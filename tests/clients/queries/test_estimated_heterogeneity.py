@@ -182,7 +182,7 @@ def test_attributes_are_never_looked_at(digits, small_cnn, tabular):
     matrices = []
     for a in ([0] * 16, draw.integers(2, size=16)):
         client = tabular(rows, y, a)
-        client.dataset.images.tensor = client.dataset.images.tensor.view(16, 3, 8, 8)
+        client.dataset.inputs.tensor = client.dataset.inputs.tensor.view(16, 3, 8, 8)
         matrices.append(EstimatedHeterogeneity(bias_steps=5).estimate(context_of(client, small_cnn))[0].counts.tolist())
     assert matrices[0] == matrices[1]
 
@@ -205,9 +205,9 @@ def test_clients_and_rounds_draw_for_themselves(digits, small_cnn, tabular):
     model = Linear([[0.5], [-0.5]])
     fetched = []
     for client_id in (0, 1):
-        client.dataset.images.fetched.clear()
+        client.dataset.inputs.fetched.clear()
         EstimatedHeterogeneity(bias_steps=3).answer(context_of(client, model, client_id=client_id))
-        fetched.append(client.dataset.images.fetched[:3])
+        fetched.append(client.dataset.inputs.fetched[:3])
     assert fetched[0] != fetched[1]
 
 
@@ -341,7 +341,7 @@ def test_steps_are_exactly_those_asked_for(num_classes, tabular):
     num_biased = 1 if num_classes == 2 else num_classes
     assert [one.steps for one in made] == [50] * num_biased + [10]
     # What it passes through a model is what it says: the batches, and one look at all samples per biased model.
-    assert [len(batch) for batch in client.dataset.images.fetched] == ([8] * 50 + [20]) * num_biased
+    assert [len(batch) for batch in client.dataset.inputs.fetched] == ([8] * 50 + [20]) * num_biased
     assert samples == num_biased * (50 * 8 + 20)
 
 
@@ -351,7 +351,7 @@ def test_the_biased_models_batches_are_class_balanced(class_balanced, share, tab
     client = tabular(np.zeros((20, 1)), [0] * 18 + [1] * 2)
     query = EstimatedHeterogeneity(bias_steps=200, attribute_steps=1, class_balanced=class_balanced)
     query.answer(context_of(client, Linear(IDENTITY), batch_size=28))
-    drawn = np.concatenate(client.dataset.images.fetched[:200])
+    drawn = np.concatenate(client.dataset.inputs.fetched[:200])
     assert len(drawn) == 4000
     assert np.isin(drawn, [18, 19]).mean() == pytest.approx(share, abs=4 * np.sqrt(share * (1 - share) / 4000))
 

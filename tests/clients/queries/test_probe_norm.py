@@ -11,9 +11,9 @@ from fedfacet.clients.local_training import LocalTraining, train_part
 from fedfacet.clients.queries.probe_norm import ProbeNorm
 from fedfacet.corrections.proximal import ProximalCorrection
 from fedfacet.data.augmentation import CropAndFlip
+from fedfacet.methods.fedpac import FedPACObjective
 from fedfacet.models.small_cnn import SmallCNN
 from fedfacet.objectives.classification import ClassificationObjective
-from fedfacet.objectives.fedpac import FedPACObjective
 from fedfacet.types import Broadcast, ClientTask
 
 

@@ -10,12 +10,12 @@ from torch.optim import Optimizer
 
 from fedfacet import rng
 from fedfacet.clients.client_data import ClientData
-from fedfacet.clients.local_training import HalfTrained
+from fedfacet.clients.divided_training import HalfTrained
 from fedfacet.types import Answer, State
 
 
 def _cannot_train(num_steps: int) -> HalfTrained:
-    raise RuntimeError("Expected a client that can be trained, but got a context without one: have a `ClientRuntime` make it.")
+    raise RuntimeError("Expected a client that can be trained, but got a context without one: have `Clients` make it.")
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +65,13 @@ class Query(ABC):
 
     They belong to its training where it is selected after all; only what the others did counts as the question's cost.
     """
+
+    def check(self, model: nn.Module) -> None:
+        """Refuse a model that lacks what the answer takes.
+
+        Raises:
+            ConfigError: naming what is missing, and what does without.
+        """
 
     @abstractmethod
     def answer(self, context: QueryContext) -> Answer:

@@ -14,6 +14,7 @@ from fedfacet.arguments import check_whole, check_within
 from fedfacet.clients.attribute_clusters import cluster_attributes
 from fedfacet.clients.biased_model import train_biased
 from fedfacet.clients.queries.base import Query, QueryContext
+from fedfacet.errors import ConfigError
 from fedfacet.heterogeneity import InteractionMatrix
 from fedfacet.types import Answer
 
@@ -83,6 +84,15 @@ class ClusteredHeterogeneity(Query):
         self.max_attributes = max_attributes
         self.max_components = max_components
 
+    def check(self, model: nn.Module) -> None:
+        """Refuse a model without ``features(x)``."""
+        if not callable(getattr(model, "features", None)):
+            raise ConfigError(
+                f"Expected a model with `features(x)`, which heterogeneity=clustered needs, but {type(model).__name__} lacks "
+                "it: add it, or choose heterogeneity=true, or a selector that does not ask for heterogeneity "
+                "(selector=uniform, say)."
+            )
+
     def answer(self, context: QueryContext) -> Answer:
         """Return the estimated [class imbalance, attribute imbalance, spurious correlation]."""
         samples = len(context.data) + self.bias_steps * min(context.batch_size, len(context.data))
@@ -92,11 +102,6 @@ class ClusteredHeterogeneity(Query):
         """Return the estimated interaction matrix, shape (Y, max_attributes); it stays with the client."""
         y = context.data.y
         model = copy.deepcopy(context.model)
-        if not callable(getattr(model, "features", None)):
-            raise ValueError(
-                f"Expected {type(model).__name__} to have `features(x)`, which the heterogeneity estimate needs: use "
-                "`heterogeneity=true` or a model of conf/model."
-            )
         with rng.forked(context.seed, "estimate", context.round, context.client_id, device=context.data.device):
             if self.bias_steps:
                 train_biased(context, model, y, steps=self.bias_steps, q=self.q, class_balanced=self.class_balanced)

@@ -12,6 +12,7 @@ from fedfacet import rng
 from fedfacet.arguments import check_choice, check_whole, check_within
 from fedfacet.clients.biased_model import balanced_weights, optimizer_step, train_biased
 from fedfacet.clients.queries.base import Query, QueryContext
+from fedfacet.errors import ConfigError
 from fedfacet.heterogeneity import InteractionMatrix
 from fedfacet.objectives.attribute_head import AttributeHeadObjective
 from fedfacet.types import Answer, Batch
@@ -90,6 +91,10 @@ class EstimatedHeterogeneity(Query):
         self.multiclass = multiclass
         self.min_class_samples = min_class_samples
         self.pivot = pivot
+
+    def check(self, model: nn.Module) -> None:
+        """Refuse a model without ``features(x)`` and a linear ``head``."""
+        _num_features(model)
 
     def answer(self, context: QueryContext) -> Answer:
         """Return the estimated [class imbalance, attribute imbalance, spurious correlation]."""
@@ -170,8 +175,9 @@ class EstimatedHeterogeneity(Query):
 def _num_features(model: nn.Module) -> int:
     head = getattr(model, "head", None)
     if not isinstance(head, nn.Linear) or not callable(getattr(model, "features", None)):
-        raise ValueError(
-            f"Expected {type(model).__name__} to have `features(x)` and a linear `head`, which the heterogeneity estimate "
-            "needs: use `heterogeneity=true` or a model of conf/model."
+        raise ConfigError(
+            f"Expected a model with `features(x)` and a linear `head`, which heterogeneity=estimated needs, but "
+            f"{type(model).__name__} lacks them: add them, or choose heterogeneity=true, or a selector that does not ask for "
+            "heterogeneity (selector=uniform, round_robin or pow_d, say)."
         )
     return head.in_features

@@ -1,0 +1,72 @@
+"""What a model says of samples, and what of that is right."""
+
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch.nn import functional
+
+from fedfacet.clients.client_data import ClientData
+from fedfacet.clients.personal_memory import own_model
+from fedfacet.data.dataset import Dataset
+from fedfacet.metrics.group_counts import GroupCounts
+from fedfacet.types import State
+
+if TYPE_CHECKING:  # it builds on this file
+    from fedfacet.clients.program import Clients
+
+
+class Predictions(NamedTuple):
+    """What a model says of some samples; parts of a split go together again by concatenation.
+
+    Attributes:
+        labels: predicted classes, shape (n,), int64.
+        losses: each sample's cross entropy, shape (n,), float32.
+    """
+
+    labels: NDArray[np.int64]
+    losses: NDArray[np.float32]
+
+
+def predict(clients: "Clients", model: State, splits: Iterable[NDArray[np.int64]], memory: State) -> Predictions:
+    """Return what a model says of some samples, in eval mode and without gradients.
+
+    Args:
+        clients: whose data set and program it is.
+        model: its weights.
+        splits: positions of samples in the data set; no batch holds samples of two of them.
+        memory: of the client whose model it is: its own layers take their places, and its program may answer otherwise.
+
+    Returns:
+        The predictions of all splits, one after another.
+    """
+    program = clients.program_of(model)
+    program.load(own_model(model, memory))
+    program.train(False)
+    if program.predict_hooks is not None:
+        program.predict_hooks.before_predict(memory)
+    labels, losses = [], []
+    with torch.inference_mode():
+        for indices in splits:
+            for batch in ClientData(clients.dataset, indices, clients.device, clients.memory_format).batches():
+                logits = program.forward(batch.x)
+                labels.append(logits.argmax(dim=1))
+                losses.append(functional.cross_entropy(logits, batch.y, reduction="none"))
+        if not labels:
+            return Predictions(np.empty(0, np.int64), np.empty(0, np.float32))
+        return Predictions(torch.cat(labels).cpu().numpy(), torch.cat(losses).float().cpu().numpy())
+
+
+def split_up(predictions: Predictions, splits: Sequence[NDArray[np.int64]]) -> list[Predictions]:
+    """Return the predictions of each split."""
+    ends = np.cumsum([len(indices) for indices in splits])[:-1]
+    return [Predictions(*parts) for parts in zip(*(np.split(values, ends) for values in predictions), strict=True)]
+
+
+def count(dataset: Dataset, predictions: Predictions, indices: NDArray[np.int64]) -> GroupCounts:
+    """Compare the predictions of some samples with what the data set knows of them, per group."""
+    y, a = dataset.y[indices], dataset.a[indices]
+    loss_sum = float(predictions.losses.sum(dtype=np.float64))
+    return GroupCounts.of(predictions.labels, y, a, dataset.num_classes, dataset.num_attributes, loss_sum)

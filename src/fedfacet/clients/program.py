@@ -1,0 +1,423 @@
+"""What runs at a client: it trains, predicts and answers questions. The only place that takes gradient steps (law 3).
+
+``LocalTraining`` says how much a client trains, ``Clients`` has everybody's data, a ``ClientProgram`` is an objective made
+ready for one client after another, and ``Training`` is one client's training of one round. They stand in one file, though it is
+a long one, because whoever follows a gradient step needs them all.
+"""
+
+import contextlib
+import itertools
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
+from dataclasses import dataclass, field
+from typing import Any
+
+import lightning as L
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+from torch.optim import SGD, Optimizer
+
+from fedfacet import rng, state
+from fedfacet.clients.answering import answer
+from fedfacet.clients.client_data import ClientData
+from fedfacet.clients.divided_training import HalfTrained, train_part
+from fedfacet.clients.hooks import ClientHooks, DataHooks, PredictHooks, federated_module
+from fedfacet.clients.local_training import LocalTraining
+from fedfacet.clients.optimizers import kept_optimizer, optimizer_to_keep, restore_optimizer, single_optimizer
+from fedfacet.clients.personal_memory import own_model, to_keep
+from fedfacet.clients.prediction import Predictions, predict
+from fedfacet.clients.probed_clients import ProbedClients
+from fedfacet.data.dataset import Dataset
+from fedfacet.objectives.classification import OptimizerFactory
+from fedfacet.transforms.base import UpdateTransform
+from fedfacet.types import Answer, Batch, ClientEnd, ClientStart, ClientTask, ClientUpdate, Facts, Partition, Query, State
+
+
+class ClientProgram:
+    """An objective made ready to be used for one client after another; one program serves all clients of a shape of model.
+
+    Args:
+        objective: on its device already; scratch space, whose weights are overwritten by every client's.
+        precision: ``"32-true"``, or ``"bf16-mixed"`` for bfloat16 wherever torch's autocast deems it safe.
+        compile: have torch compile the federated module's forward and backward pass; on a GPU as CUDA graphs, since there the
+            steps of small networks wait for their kernels to be launched one by one.
+        personal: names of the federated module's tensors that stay with the client.
+    """
+
+    def __init__(
+        self,
+        objective: L.LightningModule,
+        *,
+        precision: str = "32-true",
+        compile: bool = False,
+        personal: Set[str] = frozenset(),
+    ) -> None:
+        objective.trainer = None  # of an earlier life; `self.log` would look for it
+        self.objective = objective
+        self.module = federated_module(objective)
+        # Tied parameters under all their names, or the names that stay behind would overwrite the others when weights are
+        # loaded.
+        self._all_parameters: State = dict(self.module.named_parameters(remove_duplicate=False))
+        self.parameters: State = {name: tensor for name, tensor in self._all_parameters.items() if tensor.requires_grad}
+        # Where buffers are, not what: a forward pass may put a new tensor in the place of an old one.
+        self._places = [
+            (f"{prefix}.{key}" if prefix else key, module._buffers, key)
+            for prefix, module in self.module.named_modules(remove_duplicate=False)
+            for key, buffer in module._buffers.items()
+            if buffer is not None and key not in module._non_persistent_buffers_set
+        ]
+        self._hidden = [
+            (module._buffers, key, None if buffer is None else buffer.detach().clone())
+            for module in objective.modules()
+            for key, buffer in module._buffers.items()
+            if key in module._non_persistent_buffers_set
+        ]
+        self.hooks = objective if isinstance(objective, ClientHooks) else None
+        self.data_hooks = objective if isinstance(objective, DataHooks) else None
+        self.predict_hooks = objective if isinstance(objective, PredictHooks) else None
+        self.autocast = precision == "bf16-mixed"
+        self.personal = personal
+        self._training: bool | None = None
+        self._optimizer: Optimizer | None = None
+        self._groups: list[dict[str, Any]] = []
+        if compile:
+            on_gpu = any(parameter.is_cuda for parameter in self.module.parameters())
+            self.module.compile(mode="reduce-overhead" if on_gpu else None)
+
+    @property
+    def tensors(self) -> State:
+        """The module's parameters and buffers."""
+        return self._all_parameters | self._persistent_buffers if self._places else self._all_parameters
+
+    @property
+    def buffers(self) -> State:
+        """The floating-point ones among the buffers."""
+        return {name: tensor for name, tensor in self._persistent_buffers.items() if tensor.is_floating_point()}
+
+    @property
+    def _persistent_buffers(self) -> State:
+        return {name: tensor for name, of_module, key in self._places if (tensor := of_module[key]) is not None}
+
+    @property
+    def divisible(self) -> bool:
+        """Whether a client's training may be put down between two steps and taken up elsewhere."""
+        persistent = {name for name, _, _ in self._places}
+        return all(name in persistent for name, _ in self.module.named_buffers()) and bool(
+            getattr(self.objective, "divisible", False)
+        )
+
+    def leaving(self, tensors: State) -> State:
+        """Return what of some tensors leaves the client, on the CPU, in the usual memory order, however weights are kept."""
+        return {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items() if name not in self.personal}
+
+    def load(self, weights: State) -> None:
+        """Copy ``weights`` into the module's parameters and buffers, in place; those in no state dict are as at first again."""
+        for buffers, key, first in self._hidden:
+            buffers[key] = None if first is None else first.clone()
+        if tensors := self.tensors:
+            with torch.no_grad():
+                torch._foreach_copy_(list(tensors.values()), [weights[name] for name in tensors])
+
+    def train(self, mode: bool) -> None:
+        """Set the objective to training or evaluation; free of charge if it is there already."""
+        if self._training is not mode:
+            self.objective.train(mode)
+            self._training = mode
+
+    @contextlib.contextmanager
+    def looking(self) -> Iterator[None]:
+        """Evaluate for a while, without gradients, and train again afterwards."""
+        self.train(False)
+        with torch.no_grad():
+            yield
+        self.train(True)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return the logits of the client's model."""
+        with torch.autocast(x.device.type, torch.bfloat16, enabled=self.autocast):
+            return self.module(x) if self.predict_hooks is None else self.objective(x)  # type: ignore[no-any-return]
+
+    def step(self, batch: Batch, step: int) -> Tensor:
+        """Return the loss of one training step."""
+        if not self.autocast:
+            return take_loss(self.objective.training_step(batch, step))
+        with torch.autocast(batch.x.device.type, torch.bfloat16):
+            return take_loss(self.objective.training_step(batch, step))
+
+    def fresh_optimizer(self) -> Optimizer:
+        """Return the objective's optimizer without a memory of other clients.
+
+        Where making one anew would make the same again, the last one is reset instead, which takes a third of the time.
+        """
+        if self._optimizer is None or not getattr(self.objective, "optimizer_is_fixed", False):
+            self._optimizer = single_optimizer(self.objective)
+            self._groups = [
+                {key: value for key, value in group.items() if key != "params"} for group in self._optimizer.param_groups
+            ]
+            return self._optimizer
+        self._optimizer.state.clear()
+        for group, settings in zip(self._optimizer.param_groups, self._groups, strict=True):
+            group.update(settings)
+        return self._optimizer
+
+    def lend(self) -> nn.Module:
+        """Return the module to somebody who may do with it what they like."""
+        self._training = None
+        return self.module
+
+
+class Training:
+    """One client's training of one round, from its first step to its update; it lives inside ``rng.forked``.
+
+    Every draw comes from ``(task.seed, purpose, task.round, task.client_id)``, so the result depends on neither the order of
+    clients nor on anything drawn before.
+    """
+
+    def __init__(self, clients: "Clients", task: ClientTask) -> None:
+        self.clients, self.task, self.program = clients, task, clients.program_of(task.broadcast.model)
+        self.indices = clients.partition.indices[task.client_id]
+        self.num_steps = clients.num_steps(task)
+        self.step, self.num_seen, self.loss_sum = 0, 0, 0.0
+        program, local = self.program, clients.local
+        program.load(own_model(task.broadcast.model, task.memory) if task.memory else task.broadcast.model)
+        program.train(True)
+        self.optimizer = program.fresh_optimizer()
+        for group in self.optimizer.param_groups:
+            group["lr"] *= task.lr_factor
+        if local.keep_optimizer:
+            restore_optimizer(self.optimizer, kept_optimizer(task.memory))
+        self.lr = float(self.optimizer.param_groups[0]["lr"])
+        self.parameters = [parameter for group in self.optimizer.param_groups for parameter in group["params"]]
+        self.batches = clients.batches(task)
+        if program.hooks is not None:
+            start = ClientStart(task.broadcast, task.memory, self.num_steps, self.lr, task.lr_factor)
+            program.hooks.on_client_start(start)
+        if program.data_hooks is not None:
+            with program.looking():
+                program.data_hooks.before_steps(clients.data(task.client_id).batches(), self.num_steps)
+
+    def take_steps(self, stop: int) -> None:
+        """Take the steps up to number ``stop``, counted from the client's first."""
+        clients, task, program = self.clients, self.task, self.program
+        losses: list[Tensor] = []  # read at the end: on an accelerator each look at a number waits for all that is under way
+        sizes: list[int] = []
+        for step, positions in zip(range(self.step, stop), self.batches, strict=False):
+            for parameter in self.parameters:
+                parameter.grad = None
+            try:
+                loss = program.step(clients.batch(self.indices[positions], task, step), step)
+                loss.backward()  # type: ignore[no-untyped-call]
+                if clients.local.max_grad_norm is not None:
+                    nn.utils.clip_grad_norm_(self.parameters, clients.local.max_grad_norm)
+                self.optimizer.step()
+            except Exception as error:
+                where = f"client {task.client_id} in round {task.round}, step {step + 1} of {self.num_steps}"
+                error.add_note(f"It happened to {where}.")
+                raise
+            losses.append(loss.detach())
+            sizes.append(len(positions))
+        self.step, self.num_seen = stop, self.num_seen + sum(sizes)
+        for value, size in zip(torch.stack(losses).tolist(), sizes, strict=True):
+            self.loss_sum += value * size
+
+    def finish(self) -> ClientUpdate:
+        """Return what goes back to the server, on the CPU, its tensors contiguous."""
+        program, task, local = self.program, self.task, self.clients.local
+        delta = state.subtract(program.leaving(program.parameters), task.broadcast.model)
+        buffers = state.subtract(program.leaving(program.buffers), task.broadcast.model)
+        if program.data_hooks is not None:
+            with program.looking():
+                program.data_hooks.after_steps(self.clients.data(task.client_id).batches())
+        weight = step_weight_of(self.optimizer, program.objective, self.num_steps)
+        extras: State = {}
+        memory: State = {}
+        if program.hooks is not None:
+            extras, memory = program.hooks.on_client_end(ClientEnd(delta, self.num_steps, self.lr, weight))
+        if program.personal:
+            memory = memory | to_keep(program.tensors, program.personal)
+        if local.keep_optimizer:
+            memory = memory | optimizer_to_keep(self.optimizer)
+        return ClientUpdate(
+            client_id=task.client_id,
+            delta=delta,
+            buffers=buffers,
+            num_samples=len(self.indices),
+            num_steps=self.num_steps,
+            step_weight=weight,
+            metrics={"loss_sum": self.loss_sum, "num_seen": self.num_seen},
+            extras=extras,
+            memory=memory,
+        )
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Clients:
+    """The clients of a federation: their data, and the programs that they run.
+
+    Attributes:
+        objective: the LightningModule that clients train; one object, used for one client after another.
+        optimizer: makes the clients' optimizers, for queries that train something.
+        dataset: holds all samples.
+        partition: who owns which.
+        local: how much a client trains in a round.
+        transforms: what happens to an update before it leaves the client, in this order.
+        device: where all this happens.
+        memory_format: of images in a batch and of the objective's weights.
+        precision: as in ``ClientProgram``.
+        compile: as in ``ClientProgram``.
+        personal: as in ``ClientProgram``.
+        other_objectives: of models of other shapes, for an aggregator that sends such models to some clients.
+        programs: one per objective.
+        probed: clients of the current round that have taken their first steps to answer a query.
+    """
+
+    objective: L.LightningModule
+    optimizer: OptimizerFactory
+    dataset: Dataset
+    partition: Partition
+    local: LocalTraining
+    transforms: Sequence[UpdateTransform]
+    device: torch.device
+    memory_format: torch.memory_format = torch.contiguous_format
+    precision: str = "32-true"
+    compile: bool = False
+    personal: Set[str] = frozenset()
+    other_objectives: Sequence[L.LightningModule] = ()
+    programs: list[ClientProgram] = field(init=False, default_factory=list)
+    probed: ProbedClients = field(init=False, default_factory=ProbedClients)
+
+    def __post_init__(self) -> None:
+        """Look up once what every client's training needs."""
+        for objective in (self.objective, *self.other_objectives):
+            self.programs.append(
+                ClientProgram(objective, precision=self.precision, compile=self.compile, personal=self.personal)
+            )
+
+    @property
+    def program(self) -> ClientProgram:
+        """The program of the global model's shape."""
+        return self.programs[0]
+
+    @property
+    def facts(self) -> Facts:
+        """What a server may know before the first round."""
+        program, personal = self.program, self.personal
+        sent = [tuple(name for name in part if name not in personal) for part in (program.parameters, program.buffers)]
+        return Facts(self.partition.num_clients, state.clone(program.module.state_dict()), sent[0], sent[1], personal)
+
+    def program_of(self, model: State) -> ClientProgram:
+        """Return the program for models of some shape.
+
+        Raises:
+            ValueError: if there is none.
+        """
+        if len(self.programs) == 1:
+            return self.programs[0]
+        for program in self.programs:
+            tensors = program.tensors
+            if tensors.keys() == model.keys() and all(tensors[name].shape == model[name].shape for name in model):
+                return program
+        raise ValueError(
+            f"Expected a model of one of the {len(self.programs)} shapes that clients have a program for, but got another: "
+            "add its objective to `other_objectives`."
+        )
+
+    def data(self, client_id: int) -> ClientData:
+        """Return one client's samples."""
+        return ClientData(self.dataset, self.partition.indices[client_id], self.device, self.memory_format)
+
+    def num_steps(self, task: ClientTask) -> int:
+        """Return how many optimizer steps a client takes in a round, 1 at least."""
+        local, num_samples = self.local, len(self.partition.indices[task.client_id])
+        planned = local.amount if local.unit == "steps" else local.amount * math.ceil(num_samples / local.batch_size)
+        return max(1, math.ceil(task.step_fraction * planned))
+
+    def batches(self, task: ClientTask) -> Iterator[NDArray[np.int64]]:
+        """Yield positions, among the client's samples, of the batches that it trains on, epoch after epoch without end."""
+        num_samples, size = len(self.partition.indices[task.client_id]), self.local.batch_size
+        replaced = self.local.sampling == "with_replacement"
+        if num_samples < 1:
+            raise ValueError("Expected a client to hold at least one sample, but it holds none: mend the partition.")
+        if num_samples <= size and not replaced:  # all in one batch, in which they have no order
+            yield from itertools.repeat(np.arange(num_samples))
+        generator = rng.stream(task.seed, "batches", task.round, task.client_id)
+        while True:
+            order = generator.integers(num_samples, size=num_samples) if replaced else generator.permutation(num_samples)
+            for start in range(0, num_samples, size):
+                yield order[start : start + size]
+
+    def batch(self, indices: NDArray[np.int64], task: ClientTask, step: int) -> Batch:
+        """Return samples as a client trains on them in a step, augmented where the data set says so."""
+        generator = None
+        if self.dataset.augmentation is not None:
+            generator = rng.stream(task.seed, "augmentation", task.round, task.client_id, step)
+        return self.dataset.batch(indices, self.device, self.memory_format, generator)
+
+    def train(self, task: ClientTask) -> ClientUpdate:
+        """Run a client's local training and its transforms."""
+        if self.probed.kept:  # some have taken their first steps already
+            update = self.train_part(task, None, None)
+            assert isinstance(update, ClientUpdate)  # nothing stopped it
+            return update
+        with self.forked(task):
+            training = Training(self, task)
+            training.take_steps(training.num_steps)
+            update = training.finish()
+        return self.transformed(update, task)
+
+    def train_part(self, task: ClientTask, half: HalfTrained | None, stop: int | None) -> ClientUpdate | HalfTrained:
+        """Do a part of what ``train`` does: from where it was put down, or up to step number ``stop``."""
+        return train_part(self, Training, task, half, stop)
+
+    def answer(self, query: Query, task: ClientTask) -> Answer:
+        """Have a client answer a query on the model that it was sent."""
+        return answer(self, query, task)
+
+    def predict(self, model: State, splits: Iterable[NDArray[np.int64]], memory: State | None = None) -> Predictions:
+        """Return what a model says of some samples of the data set; with a memory, what the client who keeps it would say."""
+        return predict(self, model, splits, memory or {})
+
+    def forked(self, task: ClientTask) -> rng.forked:
+        """Return the scope of a client's training, in which torch draws the numbers of this client in this round."""
+        return rng.forked(task.seed, "train", task.round, task.client_id, device=self.device)
+
+    def transformed(self, update: ClientUpdate, task: ClientTask) -> ClientUpdate:
+        """Apply what happens to an update before it leaves the client."""
+        for position, transform in enumerate(self.transforms):
+            generator = rng.stream(task.seed, "transform", task.round, task.client_id, position)
+            update = transform.apply(update, generator)
+        return update
+
+
+def step_weight_of(optimizer: Optimizer, objective: L.LightningModule, num_steps: int) -> float:
+    """Return ||a_k||_1, the sum of the absolute weights that a client's gradients have in its update, per learning rate.
+
+    Source: FedNova (Wang et al., NeurIPS 2020, arXiv:2007.07481), section 4. SGD with momentum rho and a correction of constant
+    curvature mu (a proximal term, say) is linear in its gradients: a gradient's weight is how far it alone has moved the
+    weights by the last step. Weights may be negative (an oscillation, where lr mu > (1 - sqrt(rho))^2). Other optimizers count
+    their steps, and a velocity that a client kept from former rounds counts for nothing.
+    """
+    group = optimizer.param_groups[0]
+    if not isinstance(optimizer, SGD) or group["nesterov"] or group["dampening"]:
+        return float(num_steps)
+    mu = getattr(objective, "curvature", 0.0)
+    velocity = walked = total = 0.0
+    for step in range(num_steps):
+        if mu == 0:  # no weight is negative: their sum is where gradients of 1 lead
+            velocity = group["momentum"] * velocity + 1
+            walked = total = walked + velocity
+        else:
+            velocity = group["momentum"] * velocity + (step == 0) - group["lr"] * mu * walked
+            walked += velocity
+            total += abs(walked)
+    return total
+
+
+def take_loss(output: object) -> Tensor:
+    """Return the loss out of what a ``training_step`` returned: a tensor, or a mapping with the key ``loss``."""
+    loss = output["loss"] if isinstance(output, Mapping) else output
+    if not isinstance(loss, Tensor):
+        raise ValueError(f"Expected `training_step` to return a loss, but got {type(loss).__name__}.")
+    return loss
