@@ -14,7 +14,7 @@ import pytest
 import torch
 from omegaconf import OmegaConf
 
-from fedfacet.config import command_line
+from fedfacet.config import folders
 
 
 @pytest.fixture(scope="module")
@@ -220,7 +220,7 @@ class TestOutputFolder:
         assert "closed" in refused("paths.output_dir=closed/run")
 
     def test_on_a_disk_that_is_nearly_full(self, refused, monkeypatch):
-        monkeypatch.setattr(command_line, "MIN_FREE_BYTES", 1 << 60)
+        monkeypatch.setattr(folders, "MIN_FREE_BYTES", 1 << 60)
         assert "MiB of free disk" in refused("paths.output_dir=run")
 
 

@@ -7,7 +7,7 @@ from fedfacet.analysis.runs import find_runs
 from fedfacet.analysis.terminal import Told
 from fedfacet.errors import ConfigError
 from fedfacet.papers.fedld.decomposition import describe_decompositions, plot_decompositions, remarks_on, tables_of
-from fedfacet.rerun import decompose_round
+from fedfacet.runs.rerun import decompose_round
 
 
 def tell(options: Sequence[str]) -> Told:

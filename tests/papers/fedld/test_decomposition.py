@@ -14,7 +14,7 @@ from fedfacet.build import build, settle
 from fedfacet.config import compose_job, plain
 from fedfacet.metrics.loss_decomposition import LossDecomposition
 from fedfacet.papers.fedld.decomposition import describe_decompositions, plot_decompositions, remarks_on, tables_of
-from fedfacet.rerun import DecomposedRound, decompose_round
+from fedfacet.runs.rerun import DecomposedRound, decompose_round
 
 TERMS = ("local_loss", "distribution_shift_loss", "aggregation_loss")
 

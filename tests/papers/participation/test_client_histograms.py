@@ -11,7 +11,6 @@ from matplotlib.image import imread
 from omegaconf import OmegaConf
 
 import report
-from fedfacet.analysis.client_histograms import ClientsOfRun, clients_csv, measure_clients, plot_clients
 from fedfacet.analysis.runs import find_runs
 from fedfacet.build import build, load_data, settle
 from fedfacet.config import compose_job, plain

@@ -12,7 +12,7 @@ from fedfacet.analysis.terminal import TextTable
 from fedfacet.plots.figure import COLOURS, YELLOW, saved_figure
 
 if TYPE_CHECKING:
-    from fedfacet.rerun import DecomposedRound
+    from fedfacet.runs.rerun import DecomposedRound
 
 TERMS = ("local_loss", "distribution_shift_loss", "aggregation_loss")
 _LINES = tuple(colour for colour in COLOURS if colour != YELLOW)  # which is too light for a thin line

@@ -17,7 +17,7 @@ from fedfacet.analysis.tables import check_keys, finished_of, group_runs, ordere
 from fedfacet.analysis.writers import csv_of, markdown_of
 from fedfacet.errors import FedFacetError
 from fedfacet.plots.figure import BLUE, DASHES, VERMILION, saved_figure
-from fedfacet.rerun import measure_own_samples
+from fedfacet.runs.rerun import measure_own_samples
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -2,9 +2,9 @@ import signal
 
 import pytest
 
-from fedfacet import interruption
 from fedfacet.errors import Interrupted
-from fedfacet.interruption import Interruption
+from fedfacet.runs import interruption
+from fedfacet.runs.interruption import Interruption
 
 
 @pytest.fixture(params=[signal.SIGINT, signal.SIGTERM])

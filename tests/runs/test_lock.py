@@ -9,8 +9,8 @@ import sys
 
 import pytest
 
-from fedfacet import cells
-from fedfacet.cells import LOCK_FILE, UNKNOWN, holder_of, lock, sole
+from fedfacet.runs import lock as locks
+from fedfacet.runs.lock import LOCK_FILE, UNKNOWN, holder_of, lock, sole
 
 
 @pytest.fixture
@@ -31,8 +31,8 @@ def start(checkout):
 def leave_behind(start, cell):
     """Have a process take the lock and be killed over its work."""
     killed = start(
-        "import os, pathlib, signal, fedfacet.cells",
-        f"with fedfacet.cells.lock(pathlib.Path({str(cell)!r})): os.kill(os.getpid(), signal.SIGKILL)",
+        "import os, pathlib, signal, fedfacet.runs.lock",
+        f"with fedfacet.runs.lock.lock(pathlib.Path({str(cell)!r})): os.kill(os.getpid(), signal.SIGKILL)",
     )
     assert killed.wait() == -signal.SIGKILL
     assert (cell / LOCK_FILE).exists()
@@ -84,7 +84,7 @@ def test_a_process_that_is_dead_but_not_buried_counts_for_nothing(cell):
 
 
 def test_where_the_system_has_no_list_of_processes_their_numbers_tell(start, cell, monkeypatch):
-    monkeypatch.setattr(cells, "PROCESSES", cell / "none")
+    monkeypatch.setattr(locks, "PROCESSES", cell / "none")
     with lock(cell), lock(cell) as second:
         assert second.pid == os.getpid()
     over = subprocess.Popen(["true"])
@@ -100,8 +100,8 @@ def test_a_file_is_held_by_one_and_given_back_by_the_dead(start, tmp_path):
     with sole(file) as first, sole(file) as second:
         assert (first, second) == (True, False)
     killed = start(
-        "import os, pathlib, signal, fedfacet.cells",
-        f"with fedfacet.cells.sole(pathlib.Path({str(file)!r})): os.kill(os.getpid(), signal.SIGKILL)",
+        "import os, pathlib, signal, fedfacet.runs.lock",
+        f"with fedfacet.runs.lock.sole(pathlib.Path({str(file)!r})): os.kill(os.getpid(), signal.SIGKILL)",
     )
     assert killed.wait() == -signal.SIGKILL
     with sole(file) as alone:
@@ -132,14 +132,14 @@ def test_a_lock_that_cannot_be_read_is_somebodys(cell, content):
 
 
 ENTER = """
-import os, pathlib, sys, fedfacet.cells
+import os, pathlib, sys, fedfacet.runs.lock
 cell = pathlib.Path(sys.argv[1])
 log = open(cell.parent / "log", "a")
 print("ready", flush=True)
 sys.stdin.readline()
 entered = 0
 while entered < 5:
-    with fedfacet.cells.lock(cell) as holder:
+    with fedfacet.runs.lock.lock(cell) as holder:
         if holder is None:
             entered += 1
             for word in ("in", "out"):
