@@ -2,6 +2,7 @@
 
 from fedfacet.aggregators.base import Aggregator as Aggregator
 from fedfacet.aggregators.fedavg import FedAvg as FedAvg
+from fedfacet.assembly import federate as federate
 from fedfacet.callbacks.base import Callback as Callback
 from fedfacet.callbacks.evaluate import Evaluate as Evaluate
 from fedfacet.clients.local_training import LocalTraining as LocalTraining
@@ -16,7 +17,6 @@ from fedfacet.data.source import DatasetSource as DatasetSource
 from fedfacet.engines.sequential import SequentialEngine as SequentialEngine
 from fedfacet.engines.workers import WorkersEngine as WorkersEngine
 from fedfacet.errors import FedFacetError as FedFacetError
-from fedfacet.federate import federate as federate
 from fedfacet.federation import Federation as Federation
 from fedfacet.heterogeneity import InteractionMatrix as InteractionMatrix
 from fedfacet.metrics.group_accuracy import GroupAccuracy as GroupAccuracy

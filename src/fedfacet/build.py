@@ -15,14 +15,15 @@ import torch
 from omegaconf import DictConfig, OmegaConf
 
 from fedfacet import __version__, rng
+from fedfacet.assembly import assemble, check_optimizer, device_of, usual_memory_format
 from fedfacet.clients.hooks import federated_module
 from fedfacet.clients.program import Clients
 from fedfacet.config import SETTLED, make, plain
 from fedfacet.data.federated import FederatedData, deal
 from fedfacet.engines.auto import AutoEngine
 from fedfacet.engines.base import Engine
-from fedfacet.federate import assemble, check_optimizer, device_of, usual_memory_format
 from fedfacet.federation import Federation
+from fedfacet.models.inputs import check_inputs
 from fedfacet.models.size import check_size
 
 log = logging.getLogger(__name__)
@@ -144,9 +145,11 @@ def _clients(config: DictConfig, data: FederatedData) -> Clients:
         torch.use_deterministic_algorithms(bool(config.deterministic))
     optimizer = make(config.optimizer)
     make_model = functools.partial(make, config.model, **_model_facts(data))
-    check_size(make_model, f"model={config.choices.get('model', 'model')}")
+    name = f"model={config.choices.get('model', 'model')}"
+    check_size(make_model, name)
     with rng.forked(config.seed, "weights"):
         model = make_model()
+    check_inputs(model, dataset.batch(dataset.test[:1]).x, name)
     check_optimizer(optimizer, model)
     loss = make(config.loss)
     loss(torch.zeros(1, dataset.num_classes), dataset.batch(dataset.test[:1]))  # refuses its settings now, not at a client
