@@ -31,5 +31,6 @@ from fedfacet.runs.run import train as train
 from fedfacet.selectors.base import ClientSelector as ClientSelector
 from fedfacet.selectors.feddiverse import FedDiverseSelector as FedDiverseSelector
 from fedfacet.selectors.uniform import UniformSelector as UniformSelector
+from fedfacet.types import Broadcast as Broadcast
 
 __version__: str
