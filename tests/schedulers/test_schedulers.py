@@ -102,8 +102,8 @@ def test_a_metric_that_is_not_measured_is_named():
     with pytest.raises(ConfigError, match=r"'val/loss' for `scheduler=plateau`, but got train/loss: set `scheduler\.metric`"):
         PlateauScheduler().observe(PlateauScheduler().init(), {"train/loss": 1.0})
     groups = {f"val/acc_group/y{y}_a0": 0.0 for y in range(100)}
+    scheduler = PlateauScheduler(metric="val/los")
     with pytest.raises(ConfigError, match=r"but got val/loss, .* and 99 more: set"):
-        scheduler = PlateauScheduler(metric="val/los")
         scheduler.observe(scheduler.init(), {"train/loss": 1.0, "val/loss": 1.0, "val/acc": 0.0, **groups})
 
 
