@@ -50,9 +50,9 @@ def attempt(tiny_clients):
 
     def make(objective, **more):
         settings = {name: more.pop(name) for name in ("precision", "compile") if name in more}
-        runtime = replace(tiny_clients(objective=objective, local=LocalTraining(batch_size=4), **more), **settings)
+        clients = replace(tiny_clients(objective=objective, local=LocalTraining(batch_size=4), **more), **settings)
         model = state.clone(clients.program.module.state_dict())
-        return try_out(StackedTraining(runtime), ClientTask(0, 1, 0, Broadcast(model)))
+        return try_out(StackedTraining(clients), ClientTask(0, 1, 0, Broadcast(model)))
 
     return make
 
@@ -105,7 +105,7 @@ def test_a_loss_that_draws(attempt):
 
 def test_a_correction_that_draws_at_the_start(attempt):
     class Noisy(Correction):
-        def on_client_start(self, parameters, broadcast, memory):
+        def on_client_start(self, parameters, start):
             self.noise = torch.randn(())
 
         def forward(self, parameters):
@@ -158,8 +158,8 @@ def test_parameters_known_by_another_way(attempt):
 
 def test_corrections_that_send_or_keep(attempt):
     class Talkative(Correction):
-        def on_client_end(self, delta, num_steps):
-            return {"steps": torch.tensor(float(num_steps))}, {}
+        def on_client_end(self, end):
+            return {"steps": torch.tensor(float(end.num_steps))}, {}
 
     with pytest.raises(CannotStackError, match="Talkative"):
         attempt(ClassificationObjective(network(), correction=Talkative()))
@@ -167,7 +167,7 @@ def test_corrections_that_send_or_keep(attempt):
 
 def test_objectives_that_end_clients_in_their_own_way(attempt):
     class Own(ClassificationObjective):
-        def on_client_end(self, delta, num_steps):
+        def on_client_end(self, end):
             return {}, {"rounds": torch.ones(())}
 
     with pytest.raises(CannotStackError, match="Own"):

@@ -8,8 +8,8 @@ from fedfacet.types import Broadcast, ClientTask
 
 def test_what_tasks_share_travels_once():
     model, extras, memories = {"w": torch.ones(3)}, {"c": torch.ones(2)}, [{"m": torch.full((1,), i)} for i in range(4)]
-    index_map = {"w": (torch.tensor([0, 2]),)}
-    broadcasts = [Broadcast(model, extras), Broadcast(model), Broadcast(model, index_map=index_map), Broadcast(model, extras)]
+    wider = {"w": torch.ones(5)}
+    broadcasts = [Broadcast(model, extras), Broadcast(model), Broadcast(wider), Broadcast(model, extras)]
     tasks = [ClientTask(i, 1, 0, broadcasts[i], memories[i], 0.5) for i in range(4)]
     common, packed = pack_tasks(tasks, [1, 2, 0, 1], 3)
     assert [bundle is model for bundle in common] == [True]
