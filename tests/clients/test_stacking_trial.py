@@ -115,6 +115,17 @@ def test_a_correction_that_draws_at_the_start(attempt):
         attempt(ClassificationObjective(network(), correction=Noisy()))
 
 
+def test_a_correction_that_asks_how_many_steps_a_client_takes(attempt):
+    """Side by side they take different numbers of them, and the correction is started once for all."""
+
+    class Patient(Correction):
+        def on_client_start(self, parameters, start):
+            self.num_steps = start.num_steps
+
+    with pytest.raises(CannotStackError, match="how many steps a client takes"):
+        attempt(ClassificationObjective(network(), correction=Patient()))
+
+
 @pytest.mark.parametrize(
     "function",
     [lambda x: x * 2 if x.mean() > 0 else x, lambda x: x * x.mean().item(), lambda x: x[x > 0].sum() + x],
