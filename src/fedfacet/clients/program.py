@@ -296,6 +296,11 @@ class Clients:
         return self.programs[0]
 
     @property
+    def divisible(self) -> bool:
+        """Whether any client's training may be put down between two steps, whatever its model's shape."""
+        return all(program.divisible for program in self.programs)
+
+    @property
     def facts(self) -> Facts:
         """What a server may know before the first round."""
         program, personal = self.program, self.personal
