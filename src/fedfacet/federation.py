@@ -375,7 +375,8 @@ class Federation:
 
     def _check_stop(self) -> None:
         if self._stop_signal is not None:
-            raise Interrupted(self._stop_signal)
+            signal, self._stop_signal = self._stop_signal, None  # whoever catches it may call `fit` again
+            raise Interrupted(signal)
 
     def _finish(self, status: str) -> None:
         """Tell every callback that it is over, even if one of them fails."""

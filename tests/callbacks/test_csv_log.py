@@ -4,7 +4,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from fedfacet import bookkeeping
+from fedfacet import federation as rounds
 from fedfacet.callbacks.base import Callback
 from fedfacet.callbacks.csv_log import CsvLog
 from fedfacet.clients.queries.base import Query
@@ -115,7 +115,7 @@ def test_a_timing_file_of_another_version_keeps_its_columns(federation, tmp_path
 def test_waiting_for_answers_is_not_selecting(tiny_federation, tmp_path, monkeypatch):
     """By a clock that goes on while clients answer and while the selector observes, and stands still otherwise."""
     now = [0.0]
-    monkeypatch.setattr(bookkeeping, "time", SimpleNamespace(perf_counter=lambda: now[0]))
+    monkeypatch.setattr(rounds, "time", SimpleNamespace(perf_counter=lambda: now[0]))
 
     class Slow(Query):
         name, needs_model = "heterogeneity", False
@@ -125,8 +125,9 @@ def test_waiting_for_answers_is_not_selecting(tiny_federation, tmp_path, monkeyp
             return Answer([0.1, 0.2, 0.3], 3, 0)
 
     class Ponder(FedDiverseSelector):
-        def observe(self, result, updates):
+        def observe(self, server, result, updates, rng):
             now[0] += 0.5
+            return server
 
     selector = Ponder(heterogeneity=Slow())
     tiny_federation(rounds=2, selector=selector, callbacks={"csv_log": CsvLog(run_dir=tmp_path)}).fit()

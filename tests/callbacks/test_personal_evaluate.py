@@ -30,10 +30,7 @@ class Chosen(ClientSelector):
     def __init__(self, *cohorts):
         self.cohorts = cohorts
 
-    def cohort_size(self, context):
-        return len(self.cohorts[context.round - 1])
-
-    def select(self, context):
+    def select(self, server, context):
         return list(self.cohorts[context.round - 1])
 
 
@@ -51,29 +48,29 @@ def measured(clients, tiny_federation):
     """Return a function that makes a federation that measures, with two held-out samples of clients 0 to 2 and none of 3."""
 
     def make(*, personal=None, every_n_rounds=1, holdout=True, **settings):
-        runtime = clients(personal)
-        held_out = [runtime.dataset.train[2 * k : 2 * k + 2] for k in range(3)] + [runtime.dataset.train[:0]]
+        made = clients(personal)
+        held_out = [made.dataset.train[2 * k : 2 * k + 2] for k in range(3)] + [made.dataset.train[:0]]
         callback = PersonalEvaluate(
-            splits={"val": runtime.dataset.train, "test": runtime.dataset.test},
+            splits={"val": made.dataset.train, "test": made.dataset.test},
             local_holdout=held_out if holdout else [client[:0] for client in held_out],
             every_n_rounds=every_n_rounds,
         )
-        return tiny_federation(clients=runtime, callbacks={"personal": callback}, **settings)
+        return tiny_federation(clients=made, callbacks={"personal": callback}, **settings)
 
     return make
 
 
-def accuracy(runtime, model, positions):
+def accuracy(clients, model, positions):
     network = ResNet8(2, (1, 4, 4), width=2)
     network.load_state_dict(model)
-    batch = runtime.dataset.batch(positions)
+    batch = clients.dataset.batch(positions)
     with torch.inference_mode():
         return (network.eval()(batch.x).argmax(dim=1) == batch.y).double().mean().item() if len(positions) else math.nan
 
 
-def expected(runtime, models, holdouts):
-    test = [accuracy(runtime, model, runtime.dataset.test) for model in models]
-    own = [accuracy(runtime, model, held) for model, held in zip(models, holdouts, strict=True) if len(held)]
+def expected(clients, models, holdouts):
+    test = [accuracy(clients, model, clients.dataset.test) for model in models]
+    own = [accuracy(clients, model, held) for model, held in zip(models, holdouts, strict=True) if len(held)]
     return {
         f"{name}/acc_{kind}": of(values)
         for name, values in (("personal_test", test), ("personal_holdout", own))
@@ -90,7 +87,7 @@ def test_it_measures_the_models_that_updates_are_made_from(measured, clients, pe
         models = []
         for k in range(4):
             twin.train(ClientTask(k, round, 0, Broadcast(run.state.model), run.state.memory.get(k, {})))
-            models.append(state.clone(twin.bench.tensors))
+            models.append(state.clone(twin.program.tensors))
         metrics = run.run_round().metrics
         want = expected(twin, models, run.callbacks["personal"].local_holdout)
         assert {name: metrics[name] for name in want} == pytest.approx(want)
@@ -106,7 +103,7 @@ def test_who_stays_away_is_trained_for_the_measurement_and_who_never_came_has_th
     models = []
     for k in (0, 1, 2):
         twin.train(ClientTask(k, 2, 0, Broadcast(before), memory.get(k, {})))
-        models.append(state.clone(twin.bench.tensors))
+        models.append(state.clone(twin.program.tensors))
     models.append(run.state.model)
     want = expected(twin, models, run.callbacks["personal"].local_holdout)
     assert {name: metrics[name] for name in want} == pytest.approx(want)
@@ -133,16 +130,26 @@ def test_a_round_without_any_update_measures_all_the_same(measured):
     assert metrics["personal_test/acc_std"] == 0
 
 
+class Only(Participation):
+    """Nobody else is there."""
+
+    def __init__(self, *clients):
+        self.clients = clients
+
+    def available(self, num_clients, rng):
+        return tuple(sorted(self.clients))
+
+
 class Diverging(Correction):
     """Makes a client's training diverge whenever it has taken part before."""
 
-    def on_client_start(self, parameters, broadcast, memory):
-        self.came_before = bool(memory)
+    def on_client_start(self, parameters, start):
+        self.came_before = bool(start.memory)
 
     def forward(self, parameters):
         return sum(parameter.sum() for parameter in parameters.values()) * math.nan if self.came_before else 0.0
 
-    def on_client_end(self, delta, num_steps):
+    def on_client_end(self, end):
         return {}, {"came": torch.ones(1)}
 
 
@@ -153,19 +160,20 @@ def test_a_model_that_diverged_has_no_accuracy_and_is_counted(tiny_clients, tiny
     def clients():
         return tiny_clients(model=lambda num_classes, shape: ResNet8(num_classes, shape, width=2), correction=Diverging())
 
-    runtime, twin = clients(), clients()
-    held_out = [runtime.dataset.train[2 * k : 2 * k + 2] for k in range(4)]
+    ours, twin = clients(), clients()
+    held_out = [ours.dataset.train[2 * k : 2 * k + 2] for k in range(4)]
     run = tiny_federation(
-        clients=runtime,
-        callbacks={"personal": PersonalEvaluate(splits={"test": runtime.dataset.test}, local_holdout=held_out)},
+        clients=ours,
+        callbacks={"personal": PersonalEvaluate(splits={"test": ours.dataset.test}, local_holdout=held_out)},
         selector=Chosen([0, 1], cohort),
         on_bad_update=on_bad_update,
         rounds=2,
     )
     assert run.run_round().metrics["personal/num_diverged"] == 0
     twin.train(ClientTask(2, 2, 0, Broadcast(run.state.model)))
+    run.participation = Only(*cohort)
     metrics = run.run_round().metrics
-    want = expected(twin, [state.clone(twin.bench.tensors), run.state.model], held_out[2:])
+    want = expected(twin, [state.clone(twin.program.tensors), run.state.model], held_out[2:])
     assert {name: metrics[name] for name in want} == pytest.approx(want)
     assert (metrics["personal/num_diverged"], metrics["personal_holdout/num_clients"]) == (2, 2)
     assert metrics["personal/num_never_selected"] == 1
@@ -175,13 +183,13 @@ def test_heads_of_the_round_before_are_what_clients_were_sent(measured, clients)
     """FedPAC's server has combined new heads by the time of the measurement."""
     run = measured(aggregator=FedPAC(), cohort_size=4)
     run.run_round()
-    sent = [run.aggregator.broadcast(run.state.model, k) for k in range(4)]
+    sent = [run.sent(run.state, k) for k in range(4)]
     assert sent[0].model is not run.state.model
     twin = clients()
     models = []
     for k in range(4):
         twin.train(ClientTask(k, 2, 0, sent[k]))
-        models.append(state.clone(twin.bench.tensors))
+        models.append(state.clone(twin.program.tensors))
     metrics = run.run_round().metrics
     want = expected(twin, models, run.callbacks["personal"].local_holdout)
     assert {name: metrics[name] for name in want} == pytest.approx(want)
@@ -203,7 +211,7 @@ def test_updates_are_kept_only_for_rounds_that_are_measured(measured):
     run = measured(every_n_rounds=3, rounds=5)
     callback, kept, told = run.callbacks["personal"], [], []
     note = callback.on_updates
-    callback.on_updates = lambda round, before, updates, after: (kept.append(round), note(round, before, updates, after))
+    callback.on_updates = lambda run, updates: (kept.append(run.state.round + 1), note(run, updates))
     callback.on_round_end = lambda federation, result: told.append(result.metrics)
     run.fit()
     assert kept == [3, 5]  # the last one always
@@ -212,7 +220,7 @@ def test_updates_are_kept_only_for_rounds_that_are_measured(measured):
         assert list(metrics) == names
         values = [value for name, value in metrics.items() if name.startswith("personal")]
         assert all(map(math.isnan, values)) == (round not in kept)
-    assert callback._round == ({}, ())
+    assert callback._round == (None, ())
 
 
 def test_a_resumed_run_measures_the_same(measured, tmp_path):

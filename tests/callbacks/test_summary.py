@@ -1,3 +1,4 @@
+import contextlib
 import json
 import math
 import os
@@ -26,26 +27,33 @@ class Scores(Callback):
         return {"val/acc_worst_group": worst, "val/acc": average, "test/acc": test}
 
 
+class StopAfter(Callback):
+    """Asks for an end after a round, or before the first one."""
+
+    def __init__(self, round):
+        self.round = round
+
+    def on_fit_start(self, federation):
+        if federation.state.round == self.round:
+            federation.stop(15)
+
+    def on_state_complete(self, federation):
+        self.on_fit_start(federation)
+
+
 @pytest.fixture
 def run(tiny_federation, tmp_path):
     """Return a function that runs a federation that scores as given and returns its summary."""
 
     def run(scores, *, stop_after=None, resume=None, **how):
         summary = Summary(run_dir=tmp_path, facts=FACTS, model_config=MODEL)
-        callbacks = {"scores": Scores(scores), "summary": summary}
+        callbacks = {"scores": Scores(scores), "summary": summary, "stop": StopAfter(stop_after)}
         federation = tiny_federation(rounds=len(scores), callbacks=callbacks, **how)
         if resume is not None:
             federation.restore(resume)
 
-        def poll():
-            if federation.state.round == stop_after:
-                raise Interrupted(15)
-
-        if stop_after is None:
+        with pytest.raises(Interrupted) if stop_after is not None else contextlib.nullcontext():
             federation.fit()
-        else:
-            with pytest.raises(Interrupted):
-                federation.fit(poll)
         return federation, json.loads((tmp_path / "summary.json").read_text())
 
     return run
