@@ -1,6 +1,5 @@
 """The contracts of a round: who takes part, what is lost on the way, what crosses, and what a failure leaves behind."""
 
-import itertools
 import re
 from dataclasses import replace
 
@@ -86,7 +85,7 @@ NAN = with_delta(bias=torch.tensor([0.0, float("nan")]))
 
 @pytest.fixture
 def make():
-    """Return a function that puts five clients with ten samples each behind a server; a cohort is as large as the chosen one."""
+    """Return a function that puts five clients of ten samples behind a server; a cohort has the size of the chosen one, or 3."""
 
     def build_federation(
         *,
@@ -393,7 +392,9 @@ def test_a_diverging_learning_rate_is_caught(make):
 )
 def test_a_wrong_cohort_is_refused(cohort, fault, make):
     federation = make(selector=Chosen(*cohort), participation=Scripted(available=[0, 1, 2, 3]))
-    with pytest.raises(SelectionError, match=f"Expected Chosen to select 3 distinct available clients, .* round 1, but {fault}"):
+    with pytest.raises(
+        SelectionError, match=f"Expected Chosen to select 3 distinct available clients, .* round 1, but {fault}"
+    ):
         federation.run_round()
     assert federation.state.round == 0
 
@@ -558,31 +559,42 @@ def test_the_broadcast_model_is_never_written_to(make):
         assert federation.state.model is not before
 
 
+class StopAt(UpdateTransform):
+    """Has a federation stopped while the client at some position trains; at 0 at once."""
+
+    position, federation = 0, None
+
+    def watch(self, federation):
+        self.federation, self.trained = federation, 0
+        if self.position == 0:
+            federation.stop(2)
+
+    def apply(self, update, rng):
+        if self.federation is not None:
+            self.trained += 1
+            if self.trained == self.position:
+                self.federation.stop(2)
+        return update
+
+
 def test_an_interrupted_round_has_not_happened(make, fingerprint):
     """Stopped after any number of clients, a second attempt at the round gives what an undisturbed one gives."""
     whole = make(aggregator=FedAvgM(), selector=RoundRobinSelector())
     for _ in range(2):
         whole.run_round()
-    for position in range(4):  # 0: before the round; else while the client at this position trains
-        trained = itertools.count(1 - 3)  # three in the round before
-
-        def stop(update, trained=trained, position=position):
-            if next(trained) == position:
-                federation.stop(2)
-            return update
-
-        stopping = [Spoil(stop, *range(NUM_CLIENTS))]
-        federation = make(aggregator=FedAvgM(), selector=RoundRobinSelector(), rounds=2, transforms=stopping if position else ())
-        federation.run_round()
-        before = fingerprint(federation)
-        if not position:
-            federation.stop(2)
+    stop = StopAt()
+    for stop.position in range(4):  # 0: before the round; else while the client at this position trains
+        stop.federation = None
+        stopping = make(aggregator=FedAvgM(), selector=RoundRobinSelector(), rounds=2, transforms=[stop])
+        stopping.run_round()
+        before = fingerprint(stopping)
+        stop.watch(stopping)
         with pytest.raises(Interrupted):
-            federation.fit()
-        assert fingerprint(federation) == before
-        assert federation.state.round == 1
-        federation.fit()
-        assert fingerprint(federation) == fingerprint(whole)
+            stopping.fit()
+        assert fingerprint(stopping) == before
+        assert stopping.state.round == 1
+        stopping.fit()
+        assert fingerprint(stopping) == fingerprint(whole)
 
 
 def test_updates_are_kept_only_for_those_who_need_them(make):

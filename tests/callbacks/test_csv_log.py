@@ -71,19 +71,15 @@ def test_two_runs_write_the_same_file(federation, tmp_path):
 
 
 @pytest.mark.parametrize("torn", [b"", b"9,", b"9,0 1,2,0.5", b"999"])
-def test_what_lies_beyond_the_state_is_cut_back(federation, tmp_path, torn):
+def test_what_lies_beyond_the_state_is_cut_back(federation, tmp_path, torn, stop):
     federation().fit()
     whole = (tmp_path / "metrics.csv").read_bytes()
     stopped = federation()
-
-    def stop():
-        if stopped.state.round == 2:
-            raise Interrupted(2)
-
+    stop(stopped, after=2)
     for file in ("metrics.csv", "timing.csv"):
         (tmp_path / file).write_bytes(whole + torn)
     with pytest.raises(Interrupted):
-        stopped.fit(stop)  # its state is before the first round, so all of it goes
+        stopped.fit()  # its state is before the first round, so all of it goes
     assert (tmp_path / "metrics.csv").read_bytes() == b"".join(whole.splitlines(keepends=True)[:3])
     for file in ("metrics.csv", "timing.csv"):
         (tmp_path / file).write_bytes((tmp_path / file).read_bytes() + whole.splitlines(keepends=True)[3] + torn)

@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import replace
+from functools import partial
 from types import SimpleNamespace
 
 import numpy as np
@@ -9,10 +10,10 @@ import pytest
 import torch
 from torch.nn import functional
 
-from fedfacet import checkpoint, state
+from fedfacet import checkpoint, rng, state
 from fedfacet.aggregators.fedld import FedLD
 from fedfacet.callbacks.decomposition import Decomposition
-from fedfacet.methods.fedpac import FedPAC
+from fedfacet.methods.fedpac import FedPAC, FedPACObjective
 from fedfacet.models.resnet8 import ResNet8
 from fedfacet.participation.base import Participation
 from fedfacet.personal.norm_layers import PersonalNormLayers
@@ -25,8 +26,13 @@ MATRICES = ([[6, 2], [2, 6]], [[12, 6], [16, 2]], [[7, 7], [1, 1]], [[3, 1], [3,
 def clients(tiny_clients):
     """Four clients of 16, 36, 16 and 8 samples."""
 
-    def make(personal=None):
-        made = tiny_clients(matrices=MATRICES, model=lambda num_classes, shape: ResNet8(num_classes, shape, width=2))
+    def make(personal=None, aggregator=None):
+        objective = None
+        if isinstance(aggregator, FedPAC):  # a method of two halves
+            with rng.forked(0, "weights"):
+                sgd = partial(torch.optim.SGD, lr=0.1, momentum=0.9)
+                objective = FedPACObjective(ResNet8(2, (1, 4, 4), width=2), optimizer=sgd)
+        made = tiny_clients(matrices=MATRICES, model=partial(ResNet8, width=2), objective=objective)
         return replace(made, personal=personal.names(made.objective.model) if personal else frozenset())
 
     return make
@@ -34,10 +40,10 @@ def clients(tiny_clients):
 
 @pytest.fixture
 def decomposed(clients, tiny_federation):
-    def make(*, personal=None, every_n_rounds=1, **settings):
-        made = clients(personal)
+    def make(*, personal=None, every_n_rounds=1, aggregator=None, **settings):
+        made = clients(personal, aggregator)
         callback = Decomposition(data=SimpleNamespace(partition=made.partition), every_n_rounds=every_n_rounds)
-        return tiny_federation(clients=made, callbacks={"decomposition": callback}, **settings)
+        return tiny_federation(clients=made, callbacks={"decomposition": callback}, aggregator=aggregator, **settings)
 
     return make
 
@@ -57,7 +63,7 @@ def terms_of(metrics):
 @pytest.mark.parametrize("aggregator", [None, FedLD(), FedPAC()], ids=["fedavg", "fedld", "fedpac"])
 @pytest.mark.parametrize("personal", [None, PersonalNormLayers()], ids=["shared", "personal"])
 def test_the_terms_are_those_of_the_rounds_own_models(decomposed, clients, aggregator, personal):
-    run, twin = decomposed(cohort_size=3, aggregator=aggregator, personal=personal), clients(personal)
+    run, twin = decomposed(cohort_size=3, aggregator=aggregator, personal=personal), clients(personal, aggregator)
     for round in (1, 2):
         sent = [run.sent(run.state, k) for k in range(4)]
         memory = dict(run.state.memory)

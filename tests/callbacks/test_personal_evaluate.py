@@ -4,17 +4,18 @@ import csv
 import math
 import statistics
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import pytest
 import torch
 
-from fedfacet import checkpoint, state
+from fedfacet import checkpoint, rng, state
 from fedfacet.build import build
 from fedfacet.callbacks.personal_evaluate import PersonalEvaluate
 from fedfacet.config import compose_job
 from fedfacet.corrections.base import Correction
-from fedfacet.methods.fedpac import FedPAC
+from fedfacet.methods.fedpac import FedPAC, FedPACObjective
 from fedfacet.models.resnet8 import ResNet8
 from fedfacet.participation.base import Participation
 from fedfacet.personal.head import PersonalHead
@@ -36,8 +37,13 @@ class Chosen(ClientSelector):
 
 @pytest.fixture
 def clients(tiny_clients):
-    def make(personal=None):
-        clients = tiny_clients(model=lambda num_classes, shape: ResNet8(num_classes, shape, width=2))
+    def make(personal=None, aggregator=None):
+        objective = None
+        if isinstance(aggregator, FedPAC):  # a method of two halves
+            with rng.forked(0, "weights"):
+                sgd = partial(torch.optim.SGD, lr=0.1, momentum=0.9)
+                objective = FedPACObjective(ResNet8(2, (1, 4, 4), width=2), optimizer=sgd)
+        clients = tiny_clients(model=partial(ResNet8, width=2), objective=objective)
         return replace(clients, personal=personal.names(clients.objective.model) if personal else frozenset())
 
     return make
@@ -47,15 +53,15 @@ def clients(tiny_clients):
 def measured(clients, tiny_federation):
     """Return a function that makes a federation that measures, with two held-out samples of clients 0 to 2 and none of 3."""
 
-    def make(*, personal=None, every_n_rounds=1, holdout=True, **settings):
-        made = clients(personal)
+    def make(*, personal=None, every_n_rounds=1, holdout=True, aggregator=None, **settings):
+        made = clients(personal, aggregator)
         held_out = [made.dataset.train[2 * k : 2 * k + 2] for k in range(3)] + [made.dataset.train[:0]]
         callback = PersonalEvaluate(
             splits={"val": made.dataset.train, "test": made.dataset.test},
             local_holdout=held_out if holdout else [client[:0] for client in held_out],
             every_n_rounds=every_n_rounds,
         )
-        return tiny_federation(clients=made, callbacks={"personal": callback}, **settings)
+        return tiny_federation(clients=made, callbacks={"personal": callback}, aggregator=aggregator, **settings)
 
     return make
 
@@ -158,7 +164,7 @@ def test_a_model_that_diverged_has_no_accuracy_and_is_counted(tiny_clients, tiny
     """It would say class 0 to everything. Client 0's did so in the measurement alone, that of client 1 in the round too."""
 
     def clients():
-        return tiny_clients(model=lambda num_classes, shape: ResNet8(num_classes, shape, width=2), correction=Diverging())
+        return tiny_clients(model=partial(ResNet8, width=2), correction=Diverging())
 
     ours, twin = clients(), clients()
     held_out = [ours.dataset.train[2 * k : 2 * k + 2] for k in range(4)]
@@ -185,7 +191,7 @@ def test_heads_of_the_round_before_are_what_clients_were_sent(measured, clients)
     run.run_round()
     sent = [run.sent(run.state, k) for k in range(4)]
     assert sent[0].model is not run.state.model
-    twin = clients()
+    twin = clients(aggregator=run.aggregator)
     models = []
     for k in range(4):
         twin.train(ClientTask(k, 2, 0, sent[k]))

@@ -27,31 +27,18 @@ class Scores(Callback):
         return {"val/acc_worst_group": worst, "val/acc": average, "test/acc": test}
 
 
-class StopAfter(Callback):
-    """Asks for an end after a round, or before the first one."""
-
-    def __init__(self, round):
-        self.round = round
-
-    def on_fit_start(self, federation):
-        if federation.state.round == self.round:
-            federation.stop(15)
-
-    def on_state_complete(self, federation):
-        self.on_fit_start(federation)
-
-
 @pytest.fixture
-def run(tiny_federation, tmp_path):
+def run(tiny_federation, tmp_path, stop):
     """Return a function that runs a federation that scores as given and returns its summary."""
 
     def run(scores, *, stop_after=None, resume=None, **how):
         summary = Summary(run_dir=tmp_path, facts=FACTS, model_config=MODEL)
-        callbacks = {"scores": Scores(scores), "summary": summary, "stop": StopAfter(stop_after)}
+        callbacks = {"scores": Scores(scores), "summary": summary}
         federation = tiny_federation(rounds=len(scores), callbacks=callbacks, **how)
         if resume is not None:
             federation.restore(resume)
 
+        stop(federation, after=stop_after)
         with pytest.raises(Interrupted) if stop_after is not None else contextlib.nullcontext():
             federation.fit()
         return federation, json.loads((tmp_path / "summary.json").read_text())
@@ -144,12 +131,9 @@ def test_it_goes_on_where_it_stopped(run):
     assert resumed == whole
 
 
-def test_a_failed_run_leaves_no_summary(tiny_federation, tmp_path):
-    summary = Summary(run_dir=tmp_path, facts=FACTS, model_config=MODEL)
-
-    def fail():
-        raise RuntimeError("broken")
-
+def test_a_failed_run_leaves_no_summary(tiny_federation, tmp_path, fail):
+    federation = tiny_federation(callbacks={"summary": Summary(run_dir=tmp_path, facts=FACTS, model_config=MODEL)})
+    fail(federation, round=1)
     with pytest.raises(RuntimeError, match="broken"):
-        tiny_federation(callbacks={"summary": summary}).fit(fail)
+        federation.fit()
     assert list(tmp_path.iterdir()) == []
