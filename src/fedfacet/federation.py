@@ -200,7 +200,8 @@ class Federation:
 
         # 5.-7. They train; their updates cross back one by one, in cohort order, and are folded into the next model.
         watching = [callback for callback in self.callbacks.values() if callback.needs_updates]
-        notes.keeps_updates = bool(watching) or self.selector.needs_updates(before.selector)
+        learns = self.selector.observe is not None
+        notes.keeps_updates = bool(watching) or (learns and self.selector.needs_updates(before.selector))
         updates = self._received(tasks, notes)
         server, model, first = before.aggregator, before.model, next(updates, None)
         if first is not None:  # no update at all leaves model and aggregator as they were
