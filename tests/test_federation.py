@@ -86,7 +86,7 @@ NAN = with_delta(bias=torch.tensor([0.0, float("nan")]))
 
 @pytest.fixture
 def make():
-    """Return a function that puts five clients of ten samples behind a server; a cohort has the size of the chosen one, or 3."""
+    """Return a function that puts five clients of ten samples behind a server; three are to take part, or those chosen."""
 
     def build_federation(
         *,
