@@ -1,4 +1,4 @@
-"""The server's adaptive steps, against torch.optim.Adam and against algorithm 2 of the paper written down once more in numpy."""
+"""The server's adaptive steps, against torch.optim.Adam and against algorithm 2 of the paper in numpy."""
 
 import numpy as np
 import pytest
