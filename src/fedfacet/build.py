@@ -91,9 +91,9 @@ def build(config: DictConfig, run_dir: Path) -> Federation:
         "model_config": plain(config)["model"] | {"num_classes": dataset.num_classes, "input_shape": dataset.input_shape},
     }
     aggregator, participation = make(config.aggregator), make(config.participation)
+    clients_parts = {"correction": getattr(clients.objective, "correction", None), "objective": clients.objective}
     check_pairs(
-        {"objective": clients.objective, "aggregator": aggregator, "selector": selector, "participation": participation},
-        config.choices,
+        {**clients_parts, "aggregator": aggregator, "selector": selector, "participation": participation}, config.choices
     )
     for query in vars(selector).values():
         if isinstance(query, Query):
