@@ -8,7 +8,7 @@ from fedfacet.plots.run import plot_curves, plot_partition, plot_selection
 from fedfacet.types import RoundResult
 
 if TYPE_CHECKING:
-    from fedfacet.build import FederatedData
+    from fedfacet.data.federated import FederatedData
     from fedfacet.federation import Federation
 
 
