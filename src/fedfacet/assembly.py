@@ -140,7 +140,13 @@ def assemble(
     Raises:
         ConfigError: if a half of a method has no other half, or if a query asks for what the model does not have.
     """
-    parts = {"objective": clients.objective, "aggregator": aggregator, "selector": selector, "participation": participation}
+    parts = {
+        "correction": getattr(clients.objective, "correction", None),  # first: its objective gives and needs what it does
+        "objective": clients.objective,
+        "aggregator": aggregator,
+        "selector": selector,
+        "participation": participation,
+    }
     names = {group: type(part).__name__ for group, part in parts.items()} | dict(choices or {})
     check_pairs(parts, names)
     for query in vars(selector).values():
