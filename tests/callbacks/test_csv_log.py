@@ -178,6 +178,18 @@ def test_a_table_that_somebody_else_writes_to_ends_the_run(federation, tmp_path,
         run.run_round()
 
 
+def test_a_table_without_a_record_is_left_as_it_is(tiny_federation, federation, tmp_path):
+    """As where the callback was left out when the run began."""
+    (tmp_path / "metrics.csv").write_text("somebody's\n")
+    without = tiny_federation(rounds=1)
+    without.fit()
+    run = federation()
+    run.restore(without.state)
+    with pytest.raises(FedFacetError, match=r"metrics\.csv to hold the 0 bytes that the run wrote"):
+        run.fit()
+    assert (tmp_path / "metrics.csv").read_text() == "somebody's\n"
+
+
 def test_a_run_folder_removed_in_the_middle_ends_the_run_and_stays_removed(federation, tmp_path):
     run = federation()
     run.run_round()

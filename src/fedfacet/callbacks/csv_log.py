@@ -32,7 +32,7 @@ class CsvLog(Callback):
     def on_fit_start(self, federation: "Federation") -> None:
         """Cut back what a killed run wrote after its last checkpoint."""
         for table in self._tables:
-            table.cut_back()
+            table.cut_back(federation.state.round)
 
     def on_round_end(self, federation: "Federation", result: RoundResult) -> None:
         """Append a row to each file."""

@@ -59,7 +59,7 @@ class SaveCheckpoint(Callback):
         if federation.state.round == 0:
             self._save(federation)
             self._wait()
-        elif federation.state.memory:
+        elif self._memory.folder.is_dir():
             self._memory_of = {file.name: checkpoint.memory_of(file) for file in self.path.parent.glob("*.ckpt")}
 
     def on_state_complete(self, federation: "Federation") -> None:
