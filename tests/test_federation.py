@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import nn
 
-from fedfacet import checkpoint, rng, state
+from fedfacet import rng, state
 from fedfacet.aggregators.fedavg import FedAvg
 from fedfacet.aggregators.fedavgm import FedAvgM
 from fedfacet.build import build
@@ -25,6 +25,7 @@ from fedfacet.errors import BadUpdateError, CheckpointError, Interrupted, Select
 from fedfacet.federation import Federation
 from fedfacet.objectives.classification import ClassificationObjective
 from fedfacet.participation.base import Participation
+from fedfacet.runs import checkpoint
 from fedfacet.selectors.all import AllSelector
 from fedfacet.selectors.base import ClientSelector
 from fedfacet.selectors.round_robin import RoundRobinSelector
@@ -547,10 +548,10 @@ def test_every_callback_hears_of_the_end(make):
 def test_a_checkpoint_of_another_partition_is_refused(make, tmp_path):
     federation = make()
     federation.run_round()
-    checkpoint.save(tmp_path / "last.ckpt", federation.state, {})
+    checkpoint.save(tmp_path / "checkpoints" / "last.ckpt", federation.state, {})
     other = make(partition_digest="another")
     with pytest.raises(CheckpointError, match="Expected a checkpoint of the partition with digest another"):
-        other.restore(checkpoint.load(tmp_path / "last.ckpt")[0])
+        other.restore(checkpoint.load(tmp_path / "checkpoints" / "last.ckpt")[0])
     assert other.state.round == 0
 
 

@@ -9,13 +9,14 @@ import pytest
 import torch
 from torch.nn import functional
 
-from fedfacet import checkpoint, state
+from fedfacet import state
 from fedfacet.aggregators.fedld import FedLD
 from fedfacet.callbacks.decomposition import Decomposition
 from fedfacet.methods.fedpac import FedPAC
 from fedfacet.models.resnet8 import ResNet8
 from fedfacet.participation.base import Participation
 from fedfacet.personal.norm_layers import PersonalNormLayers
+from fedfacet.runs import checkpoint
 from fedfacet.types import ClientTask
 
 MATRICES = ([[6, 2], [2, 6]], [[12, 6], [16, 2]], [[7, 7], [1, 1]], [[3, 1], [3, 1]])
@@ -143,9 +144,9 @@ def test_a_resumed_run_decomposes_the_same(decomposed, tmp_path):
     whole, part = decomposed(aggregator=FedPAC()), decomposed(aggregator=FedPAC())
     told = [repr(whole.run_round().metrics) for _ in range(3)]
     part.run_round()
-    checkpoint.save(tmp_path / "last.ckpt", part.state, {})
+    checkpoint.save(tmp_path / "checkpoints" / "last.ckpt", part.state, {})
     resumed = decomposed(aggregator=FedPAC())
-    resumed.restore(checkpoint.load(tmp_path / "last.ckpt")[0])
+    resumed.restore(checkpoint.load(tmp_path / "checkpoints" / "last.ckpt")[0])
     assert [repr(resumed.run_round().metrics) for _ in range(2)] == told[1:]
 
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from fedfacet import checkpoint, state
+from fedfacet import state
 from fedfacet.build import build
 from fedfacet.callbacks.personal_evaluate import PersonalEvaluate
 from fedfacet.config import compose_job
@@ -19,6 +19,7 @@ from fedfacet.models.resnet8 import ResNet8
 from fedfacet.participation.base import Participation
 from fedfacet.personal.head import PersonalHead
 from fedfacet.personal.norm_layers import PersonalNormLayers
+from fedfacet.runs import checkpoint
 from fedfacet.selectors.base import ClientSelector
 from fedfacet.selectors.round_robin import RoundRobinSelector
 from fedfacet.types import Broadcast, ClientTask
@@ -220,9 +221,9 @@ def test_a_resumed_run_measures_the_same(measured, tmp_path):
     told = [repr(whole.run_round().metrics) for _ in range(3)]
     part = measured(personal=PersonalNormLayers(), selector=RoundRobinSelector(), rounds=3)
     part.run_round()
-    checkpoint.save(tmp_path / "last.ckpt", part.state, {})
+    checkpoint.save(tmp_path / "checkpoints" / "last.ckpt", part.state, {})
     resumed = measured(personal=PersonalNormLayers(), selector=RoundRobinSelector(), rounds=3)
-    resumed.restore(checkpoint.load(tmp_path / "last.ckpt")[0])
+    resumed.restore(checkpoint.load(tmp_path / "checkpoints" / "last.ckpt")[0])
     assert [repr(resumed.run_round().metrics) for _ in range(2)] == told[1:]
 
 

@@ -13,7 +13,7 @@ NOTEBOOKS = sorted(FOLDER.glob("*.ipynb"))
 
 
 def test_there_are_notebooks():
-    assert [file.stem for file in NOTEBOOKS] == ["01_heterogeneity", "02_feddiverse"]
+    assert [file.stem for file in NOTEBOOKS] == ["01_heterogeneity", "02_feddiverse", "03_your_own_method", "04_your_own_data"]
 
 
 @pytest.mark.parametrize("notebook", NOTEBOOKS, ids=lambda file: file.stem)

@@ -7,10 +7,11 @@ import numpy as np
 import pytest
 from omegaconf import OmegaConf
 
-from fedfacet import checkpoint, state
+from fedfacet import state
 from fedfacet.build import build, load_data, settle
 from fedfacet.config import compose_job, plain
 from fedfacet.errors import CheckpointError
+from fedfacet.runs import checkpoint
 from fedfacet.runs.rerun import checkpoints_of, decompose_round
 
 RUN = (

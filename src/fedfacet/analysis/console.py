@@ -8,7 +8,7 @@ from fedfacet.metrics.group_counts import group_key
 from fedfacet.plots.groups import group_names
 
 if TYPE_CHECKING:
-    from fedfacet.build import FederatedData
+    from fedfacet.data.federated import FederatedData
 
 OUTPUTS = (
     "metrics.csv", "timing.csv", "summary.json", "partition.json", "partition.png", "curves.png", "selection.png",

@@ -111,7 +111,7 @@ def simulate_selection(
     facts = Facts(len(matrices), model={}, parameters=())
 
     facts = Facts(len(matrices), model={}, parameters=())
-    if selector.needs_updates(selector.init(facts)):
+    if selector.needs_updates is not None and selector.needs_updates(selector.init(facts)):
         raise ConfigError(
             f"Expected a selector that chooses without training, but {type(selector).__name__} learns from the clients' "
             "updates: simulate another selector, or train with this one."

@@ -14,7 +14,7 @@ from fedfacet.metrics.loss_decomposition import LossDecomposition
 from fedfacet.types import ClientUpdate, FederationState, State
 
 if TYPE_CHECKING:
-    from fedfacet.build import FederatedData
+    from fedfacet.data.federated import FederatedData
     from fedfacet.federation import Federation
 
 _TERMS = ("local_loss", "distribution_shift_loss", "aggregation_loss", "global_loss")

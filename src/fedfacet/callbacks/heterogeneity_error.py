@@ -11,7 +11,7 @@ from fedfacet.metrics.estimation import FILE, Triplets, measure_estimation, writ
 from fedfacet.types import RoundResult
 
 if TYPE_CHECKING:
-    from fedfacet.build import FederatedData
+    from fedfacet.data.federated import FederatedData
     from fedfacet.federation import Federation
 
 QUERY = "heterogeneity"

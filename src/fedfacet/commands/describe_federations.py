@@ -18,7 +18,7 @@ from fedfacet.plots.run import plot_partition, plot_selection
 from fedfacet.plots.triplets import plot_federations, plot_triplets
 
 if TYPE_CHECKING:
-    from fedfacet.build import FederatedData
+    from fedfacet.data.federated import FederatedData
 
 
 def tell(argv: Sequence[str]) -> Told:

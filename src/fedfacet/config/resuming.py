@@ -96,13 +96,13 @@ def _check_longer(saved: Mapping[str, Any], finished_rounds: int) -> None:
 
 def resumed_overrides(resume: str, overrides: Sequence[str]) -> list[str]:
     """Return the overrides a run was started with, then those given now, with the run's own folder as the output folder."""
-    run_dir = Path(resume)
+    run_dir = named = Path(resume)
     if run_dir.suffix == ".ckpt" and run_dir.is_file():
         folder = run_dir.parent.parent if run_dir.parent != Path() else Path("..")
-        if run_dir.name != "last.ckpt":
+        if run_dir.name not in ("last.ckpt", "previous.ckpt"):
             raise CheckpointError(
-                f"Expected `resume` to name a run folder, which goes on from its last checkpoint, but got {run_dir}: give "
-                f"{folder}."
+                "Expected `resume` to name a run folder, which goes on from its last checkpoint, or its previous.ckpt, but "
+                f"got {run_dir}: give {folder}."
             )
         run_dir = folder
     if (elsewhere := value_of("paths.output_dir", overrides)) is not None and Path(elsewhere).absolute() != run_dir.absolute():
@@ -125,7 +125,7 @@ def resumed_overrides(resume: str, overrides: Sequence[str]) -> list[str]:
     again = {number for number, override in enumerate(bare) if override.startswith(("~", "+")) and override in bare[:number]}
     kept = [override for number, override in enumerate(given) if number not in again and not override.startswith(ours)]
     # Hydra would overwrite .hydra/ there and then; the script replaces what must change in it, each file at one blow.
-    own = [override_of("resume", run_dir), override_of("paths.output_dir", run_dir), "hydra.output_subdir=null"]
+    own = [override_of("resume", named), override_of("paths.output_dir", run_dir), "hydra.output_subdir=null"]
     return [*kept, *own]
 
 
@@ -135,10 +135,13 @@ def check_resume(config: DictConfig, run_dir: Path) -> None:
     Raises:
         CheckpointError: as ``check_resumable``, or if the folder has no checkpoint that can be read.
     """
-    from fedfacet import checkpoint  # imports torch, which --help should not wait for
+    from fedfacet.runs import checkpoint  # imports torch, which --help should not wait for
 
-    state, saved = checkpoint.load(run_dir / "checkpoints" / "last.ckpt")
+    path = checkpoint.asked_for(run_dir, config.resume)
+    state, saved = checkpoint.load(path)
     given = plain(config)
+    if lacking := [name for name in ("federation", "engine", "callbacks", *SETTLED) if name not in saved]:
+        raise CheckpointError(f"Expected {path} to hold the configuration of a run, but its `{lacking[0]}` is missing.")
     for name in SETTLED:
         given[name] = saved.get(name) if given[name] is None else given[name]
     for key in ("rounds", "on_bad_update"):  # free for other runs

@@ -12,7 +12,7 @@ from fedfacet.partitioners.base import Partitioner, check_enough
 from fedfacet.types import Partition
 
 _FEWEST = 4
-"""Clients where nobody says how many, however few hold every class."""
+"""Clients at least, where ``num_clients`` is ``None``."""
 
 
 class ClassesPerClientPartitioner(Partitioner):
@@ -80,8 +80,8 @@ class ClassesPerClientPartitioner(Partitioner):
         check_enough(int(sizes_Y.sum()), clients, each, settings)
         if len(labels) < each:
             raise InfeasiblePartitionError(
-                f"Expected at least {each} classes, so many for each client, but the column {self.label!r} has {len(labels)}: "
-                "lower `partition.classes_per_client`."
+                f"Expected at least {each} classes, as many as each client gets, but the column {self.label!r} has "
+                f"{len(labels)}: lower `partition.classes_per_client`."
             )
         if clients * each < len(labels):
             raise InfeasiblePartitionError(

@@ -31,7 +31,7 @@ class Job:
     @property
     def was_saved(self) -> bool:
         """Whether there is a checkpoint to go on from."""
-        return (self.run_dir / "checkpoints" / "last.ckpt").exists()
+        return any((self.run_dir / "checkpoints").glob("*.ckpt"))
 
     def __str__(self) -> str:
         """Return what was asked for, for a user."""

@@ -21,12 +21,12 @@ log = logging.getLogger("fedfacet.train")
 
 def check(config: DictConfig, run_dir: Path) -> None:
     """Have every part of a job made once, so that what one of them refuses comes out before anything is written."""
-    from fedfacet import checkpoint
     from fedfacet.build import build  # torch and lightning load here, so that --help need not wait for them
+    from fedfacet.runs import checkpoint
 
     federation = build(config, run_dir)
     if config.resume is not None:
-        federation.restore(checkpoint.load(run_dir / "checkpoints" / "last.ckpt")[0])
+        federation.restore(checkpoint.load(checkpoint.asked_for(run_dir, config.resume))[0])
 
 
 def run_job(job: Job, train: Callable[[Job], None], *, others_go_on: bool) -> float | None:

@@ -13,11 +13,13 @@ from typing import Any
 import torch
 from omegaconf import DictConfig, OmegaConf
 
-from fedfacet import __version__, checkpoint
+from fedfacet import __version__
 from fedfacet import config as configuration
-from fedfacet.build import FederatedData, build, load_data, settle
+from fedfacet.build import build, load_data, settle
+from fedfacet.data.federated import FederatedData
 from fedfacet.errors import ConfigError, Interrupted
 from fedfacet.federation import Federation
+from fedfacet.runs import checkpoint
 from fedfacet.runs.interruption import Interruption
 from fedfacet.runs.job import Job
 from fedfacet.whole_file import written_whole
@@ -43,7 +45,8 @@ def opened(job: Job) -> Iterator[Federation]:
         log.info("fedfacet %s: %s", __version__, shlex.join(["python", *sys.argv]))
         saved = None
         if config.resume is not None:
-            saved, saved_config = checkpoint.load(job.run_dir / "checkpoints" / "last.ckpt")
+            saved_at = checkpoint.asked_for(job.run_dir, config.resume)
+            saved, saved_config = checkpoint.load(saved_at)
             for name in configuration.SETTLED:
                 config[name] = saved_config[name]
             if "choice" in config.engine:  # of engine=auto
@@ -53,6 +56,7 @@ def opened(job: Job) -> Iterator[Federation]:
         if saved is not None:
             _check_sums(saved_config["engine"], config.engine)
             federation.restore(saved)
+            checkpoint.make_last(saved_at)
         with contextlib.closing(federation.engine):
             federation.engine.share(configuration.plain(config))
             _write_run_folder(job.run_dir, config, load_data(config), job.overrides)

@@ -6,12 +6,13 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from fedfacet import checkpoint, state
+from fedfacet import state
 from fedfacet.build import rebuild, reload_data
 from fedfacet.callbacks.decomposition import Decomposition
 from fedfacet.errors import CheckpointError
 from fedfacet.metrics.group_counts import GroupCounts
 from fedfacet.metrics.loss_decomposition import LossDecomposition
+from fedfacet.runs import checkpoint
 from fedfacet.schedulers.base import Scheduler
 from fedfacet.types import FederationState, ServerState
 

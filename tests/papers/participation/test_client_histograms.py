@@ -11,13 +11,13 @@ from matplotlib.image import imread
 from omegaconf import OmegaConf
 
 import report
-from fedfacet import checkpoint
 from fedfacet.analysis.runs import find_runs
 from fedfacet.build import build, load_data, settle
 from fedfacet.config import compose_job, plain
 from fedfacet.errors import ConfigError, FedFacetError
 from fedfacet.models.resnet8 import ResNet8
 from fedfacet.papers.participation.client_histograms import ClientsOfRun, clients_csv, measure_clients, plot_clients
+from fedfacet.runs import checkpoint
 
 RUN = (
     "experiment=digits_gsc", "partition=dirichlet", "federation.rounds=3", "federation.cohort_size=4", "logger=[]", "threads=1",
