@@ -114,6 +114,18 @@ IMPOSSIBLE = [
     ("optimizer.lr=nan", "to be a finite number, but got nan"),
     ("--rounds=5", "--rounds=5"),
     ("--config-name=describe", "--config-name"),
+    ("--resolve", "--cfg job"),
+    ("--cfg", "expected one argument"),
+    ("optimizer.lr=1e308", "give a smaller one"),
+    ("local.amount=1000000000000000000000", "give a smaller one"),
+    ("federation.rounds=1000000000000000000000", "`federation.rounds`"),
+    ("selector=[uniform]", "Expected one option for `selector`"),
+    ("hydra.searchpath=3", "file:///FOLDER"),
+    ("engine.device=meta", "`engine.device`"),
+    ("+callbacks.x._target_=os.system", "`callbacks.x._target_`"),
+    ("model._target_=3", "`model._target_`"),
+    ("loss._target_=torch.nn.functional.l1_loss", "a function of logits and a batch"),
+    pytest.param(f"task={'[' * 2000}1{']' * 2000}", "key=value", id="nested"),
 ]
 
 
