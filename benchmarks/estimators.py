@@ -12,9 +12,9 @@ import tempfile
 from itertools import product
 from pathlib import Path
 
-from fedfacet.analysis.estimation import MEASURES, measure_estimation
-from fedfacet.build import estimate_triplets
+from fedfacet.commands.describe_estimation import estimate_triplets
 from fedfacet.config import compose_job
+from fedfacet.metrics.estimation import MEASURES, measure_estimation
 
 DATASETS = {
     "cmnist": ["experiment=cmnist_gsc"],

@@ -13,7 +13,8 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from fedfacet import rng
-from fedfacet.data.dataset import Dataset, DatasetSource, InMemoryImages
+from fedfacet.data.dataset import Dataset, InMemoryInputs
+from fedfacet.data.source import DatasetSource
 from fedfacet.partitioners.iid import IIDPartitioner
 
 NUM_ATTRIBUTES = 2
@@ -83,7 +84,7 @@ def _dataset(
 ) -> Dataset:
     train, val, test = np.split(np.arange(len(y)), np.cumsum(sizes)[:-1])
     return Dataset(
-        images=InMemoryImages(x),
+        inputs=InMemoryInputs(x),
         y=y,
         a=draw.integers(NUM_ATTRIBUTES, size=len(y)),
         train=train,

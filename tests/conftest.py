@@ -7,6 +7,8 @@ os.environ["OMP_NUM_THREADS"] = "1"
 
 import fedfacet.libraries  # noqa: F401, I001  # before anything else that loads torch
 
+from collections.abc import Mapping
+from dataclasses import fields, is_dataclass
 from functools import partial
 from pathlib import Path
 
@@ -20,7 +22,7 @@ from fedfacet import rng
 from fedfacet.aggregators.fedavg import FedAvg
 from fedfacet.clients.local_training import LocalTraining
 from fedfacet.clients.program import Clients
-from fedfacet.data.dataset import Dataset, InMemoryImages
+from fedfacet.data.dataset import Dataset, InMemoryInputs
 from fedfacet.engines.sequential import SequentialEngine
 from fedfacet.federation import Federation
 from fedfacet.models.small_cnn import SmallCNN
@@ -82,7 +84,7 @@ def toy_dataset():
         pixels[:, :, 2:] += (a * (150 // max(A - 1, 1)))[:, None, None, None]
         num_train = int(per_cell.sum())
         return Dataset(
-            images=InMemoryImages(torch.from_numpy(pixels.astype(np.uint8))),
+            inputs=InMemoryInputs(torch.from_numpy(pixels.astype(np.uint8))),
             y=y,
             a=a,
             train=np.arange(num_train),
@@ -170,6 +172,24 @@ def tiny_federation(tiny_clients):
         )
 
     return make
+
+
+@pytest.fixture(scope="session")
+def plain():
+    """Return a function that makes plain values of any state, so that two are equal exactly where they are bit for bit."""
+
+    def plainly(value):
+        if isinstance(value, torch.Tensor):
+            return str(value.dtype), tuple(value.shape), value.detach().cpu().contiguous().numpy().tobytes()
+        if isinstance(value, float):
+            return value.hex()
+        if is_dataclass(value):
+            return type(value).__name__, {field.name: plainly(getattr(value, field.name)) for field in fields(value)}
+        if isinstance(value, Mapping):
+            return {key: plainly(entry) for key, entry in value.items()}
+        return [plainly(entry) for entry in value] if isinstance(value, list | tuple) else value
+
+    return plainly
 
 
 @pytest.fixture(scope="session")

@@ -184,7 +184,8 @@ def test_a_run_folder_is_left_alone(run, tmp_path):
 def test_help_imports_nothing_heavy_and_names_the_options(tmp_path):
     run = f"runpy.run_path({describe.__file__!r}, run_name='__main__')"
     code = f"import runpy, sys\ntry: {run}\nfinally: print(*sys.modules, file=sys.stderr)"
-    done = subprocess.run([sys.executable, "-c", code, "--help"], cwd=tmp_path, capture_output=True, text=True, check=False)
+    command, env = [sys.executable, "-c", code, "--help"], {"PYTHONPATH": str(Path(describe.__file__).parent)}
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False, env=env)
     assert done.returncode == 0
     assert not {"torch", "numpy", "hydra", "omegaconf", "rich"} & set(done.stderr.split())
     assert all(name in done.stdout for name in (*FEDERATIONS, "iid", "digits", "round_robin"))

@@ -10,6 +10,8 @@ import numpy as np
 import pytest
 from omegaconf import OmegaConf
 
+from fedfacet.commands.report import main
+
 SCRIPT = Path(__file__).parents[1] / "src" / "report.py"
 ACCURACY = {"feddiverse": [0.91, 0.94, 0.93], "uniform": [0.88, 0.86, 0.9]}
 
@@ -119,6 +121,15 @@ def test_the_command_that_a_refusal_proposes_works(logs):
     assert "cmnist / uniform" in report(logs, *proposed[2:]).stdout
 
 
+def test_hints_name_the_command_that_the_user_called(logs, monkeypatch, capsys):
+    """The dispatcher of the installed command sets ``sys.argv[0]``."""
+    monkeypatch.setattr(sys, "argv", ["fedfacet report"])
+    assert main([str(logs / "logs"), "--rows", "dataset"]) == 2
+    assert f"Ready to run: fedfacet report {logs / 'logs'} --rows dataset,selector" in capsys.readouterr().err
+    assert main([str(logs / "logs")]) == 0
+    assert f"Made with `fedfacet report {logs / 'logs'}`." in capsys.readouterr().out
+
+
 @pytest.mark.slow
 def test_so_does_that_of_the_picture(logs):
     """It asks for what these folders lack."""
@@ -156,7 +167,7 @@ def test_where_leaves_runs_out(logs):
 def test_help_imports_nothing_heavy_and_a_table_no_torch(logs):
     run = f"runpy.run_path({str(SCRIPT)!r}, run_name='__main__')"
     code = f"import runpy, sys\ntry: {run}\nfinally: print(*sys.modules, file=sys.stderr)"
-    for arguments, absent in ((["--help"], {"torch", "numpy", "omegaconf", "fedfacet"}), (["logs"], {"torch", "lightning"})):
+    for arguments, absent in ((["--help"], {"torch", "numpy", "omegaconf"}), (["logs"], {"torch", "lightning"})):
         command = [sys.executable, "-c", code, *arguments]
         done = subprocess.run(
             command, cwd=logs, capture_output=True, text=True, check=False, env={"PYTHONPATH": str(SCRIPT.parent)}

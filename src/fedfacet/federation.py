@@ -162,7 +162,7 @@ class Federation:
     def run_round(self) -> RoundResult:
         """Run one round, and make it part of the state."""
         before, round, seed = self.state, self.state.round + 1, self.seed
-        notes = _Notes(disclosures={name: dict(answers) for name, answers in before.disclosures.items()})
+        notes = _Notes({name: dict(answers) for name, answers in before.disclosures.items()}, time.perf_counter())
 
         # 1. Who is able to take part?
         available, log_weights = tuple(range(self.num_clients)), None
@@ -204,7 +204,8 @@ class Federation:
 
         # 5.-7. They train; their updates cross back one by one, in cohort order, and are folded into the next model.
         watching = [callback for callback in self.callbacks.values() if callback.needs_updates]
-        notes.keeps_updates = bool(watching) or self.selector.needs_updates(before.selector)
+        learns = self.selector.needs_updates is not None and self.selector.needs_updates(before.selector)
+        notes.keeps_updates = bool(watching) or learns
         updates = self._received(tasks, notes)
         server, model, first = before.aggregator, before.model, next(updates, None)
         if first is not None:  # no update at all leaves model and aggregator as they were
@@ -379,7 +380,8 @@ class Federation:
 
     def _check_stop(self) -> None:
         if self._stop_signal is not None:
-            raise Interrupted(self._stop_signal)
+            signal, self._stop_signal = self._stop_signal, None  # whoever catches it may call `fit` again
+            raise Interrupted(signal)
 
     def _finish(self, status: str) -> None:
         """Tell every callback that it is over, even if one of them fails."""
@@ -400,6 +402,7 @@ class _Notes:
     """What is noted down while a round is under way."""
 
     disclosures: dict[str, dict[int, Any]]
+    last: float  # the clock at the end of the last lap
     answers: dict[int, dict[str, Any]] = field(default_factory=dict)
     received_model: set[int] = field(default_factory=set)
     begun: dict[int, int] = field(default_factory=dict)  # client -> samples of the first steps that it took to answer
@@ -409,7 +412,6 @@ class _Notes:
     memory: dict[int, State] = field(default_factory=dict)
     ledger: Ledger = field(default_factory=Ledger)
     seconds: dict[str, float] = field(default_factory=lambda: dict.fromkeys(("ask", "select", "train", "measure"), 0.0))
-    last: float = field(default_factory=time.perf_counter)
 
     def lap(self, phase: str) -> None:
         """Book the time since the last lap to ``phase``."""

@@ -5,8 +5,8 @@ import pytest
 import torch
 
 from fedfacet.analysis.console import print_results
-from fedfacet.build import FederatedData
-from fedfacet.data.dataset import Dataset, InMemoryImages
+from fedfacet.data.federated import FederatedData
+from fedfacet.data.dataset import Dataset, InMemoryInputs
 from fedfacet.metrics.group_counts import group_key
 from fedfacet.types import Partition
 
@@ -18,7 +18,7 @@ def data(classes, attributes, holdout=()):
     y, a = (np.repeat(labels.ravel(), 4) for labels in np.indices((len(classes), len(attributes))))
     test = np.flatnonzero(np.arange(len(y)) % 4)
     train = np.flatnonzero(np.arange(len(y)) % 4 == 0)
-    images = InMemoryImages(torch.zeros(len(y), 1, 2, 2, dtype=torch.uint8))
+    images = InMemoryInputs(torch.zeros(len(y), 1, 2, 2, dtype=torch.uint8))
     dataset = Dataset(images, y, a, train, test, None, tuple(classes), tuple(attributes), (0.5,), (0.5,))
     return FederatedData(dataset, Partition((train,)), train[:0], holdout)
 

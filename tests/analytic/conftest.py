@@ -9,7 +9,7 @@ from torch import nn
 from fedfacet.aggregators.fedavg import FedAvg
 from fedfacet.clients.local_training import LocalTraining
 from fedfacet.clients.program import Clients
-from fedfacet.data.dataset import Dataset, InMemoryImages
+from fedfacet.data.dataset import Dataset, InMemoryInputs
 from fedfacet.engines.sequential import SequentialEngine
 from fedfacet.federation import Federation
 from fedfacet.selectors.all import AllSelector
@@ -52,7 +52,7 @@ def points():
         pixels = torch.tensor(np.concatenate([samples for _, samples in clients]), dtype=torch.uint8)
         positions = np.arange(len(labels))
         dataset = Dataset(
-            images=InMemoryImages(pixels.view(-1, 1, 1, 2)),
+            inputs=InMemoryInputs(pixels.view(-1, 1, 1, 2)),
             y=labels,
             a=np.zeros_like(labels),
             train=positions,

@@ -5,9 +5,9 @@ import numpy as np
 import pytest
 
 from fedfacet import rng
-from fedfacet.analysis.estimation import read_triplets
 from fedfacet.build import build, load_data
 from fedfacet.config import compose_job
+from fedfacet.metrics.estimation import read_triplets
 
 SMALL = ("model.width=2", "model.hidden=4", "local.unit=steps", "local.amount=1", "federation.cohort_size=3", "threads=1")
 CALLBACKS = "callbacks=[csv_log,heterogeneity_error,summary]"

@@ -1,9 +1,13 @@
+import os
+import shutil
+
 import pytest
 
-from fedfacet import checkpoint, state
+from fedfacet import state
 from fedfacet.callbacks.base import Callback
 from fedfacet.callbacks.save_checkpoint import SaveCheckpoint
-from fedfacet.errors import Interrupted
+from fedfacet.errors import FedFacetError, Interrupted
+from fedfacet.runs import checkpoint
 
 CONFIG = {"seed": 0}
 
@@ -55,28 +59,20 @@ def test_what_is_saved_is_the_whole_state(federation):
     assert set(loaded.callbacks) == {"save", "note"}
 
 
-def test_an_interrupted_run_loses_no_whole_round(federation):
+def test_an_interrupted_run_loses_no_whole_round(federation, stop):
     run = federation(every_n_rounds=100)
-
-    def stop():
-        if run.state.round == 3:
-            raise Interrupted(2)
-
+    stop(run, after=3)
     with pytest.raises(Interrupted):
-        run.fit(stop)
+        run.fit()
     assert saved_round(run.callbacks["save"].path) == 3
 
 
-def test_a_failed_round_is_not_saved(federation):
+def test_a_failed_round_is_not_saved(federation, fail):
     """Its state may be half changed."""
     run = federation(every_n_rounds=2)
-
-    def fail():
-        if run.state.round == 3:
-            raise RuntimeError("broken")
-
+    fail(run, round=4)
     with pytest.raises(RuntimeError, match="broken"):
-        run.fit(fail)
+        run.fit()
     assert saved_round(run.callbacks["save"].path) == 2
 
 
@@ -127,6 +123,54 @@ def test_a_checkpoint_that_cannot_be_written_ends_the_run(federation, monkeypatc
     assert saved_round(run.callbacks["save"].path) == 0
 
 
+@pytest.mark.parametrize("hard_links", [True, False])
+def test_the_one_before_stays_until_the_next(federation, monkeypatch, hard_links):
+    def refuse(*_):
+        raise PermissionError("no such thing here")
+
+    if not hard_links:
+        monkeypatch.setattr("os.link", refuse)
+    run = federation(every_n_rounds=2)
+    previous = run.callbacks["save"].path.with_name("previous.ckpt")
+    stays = []
+    run.callbacks["note"].on_state_complete = lambda federation: (
+        federation.callbacks["save"]._wait(),
+        stays.append(saved_round(previous) if previous.exists() else None),
+    )
+    run.fit()
+    assert stays == [None, 0, 0, 2, 2]
+    assert saved_round(previous) == 4
+    assert sorted(file.name for file in previous.parent.iterdir()) == ["last.ckpt", "previous.ckpt"]
+
+
+def test_links_that_a_killed_process_left_do_no_harm(federation, tmp_path):
+    run = federation(rounds=3)
+    run.fit()
+    path = run.callbacks["save"].path
+    previous = path.with_name("previous.ckpt")
+    os.link(previous, path.with_name("previous.ckpt.link.part"))
+    longer = federation(rounds=4)
+    longer.restore(checkpoint.load(path)[0])
+    longer.fit()
+    assert (saved_round(path), saved_round(previous)) == (4, 3)
+    assert not list(tmp_path.rglob("*.part"))
+
+
+@pytest.mark.parametrize("gone", ["", "checkpoints"])
+@pytest.mark.parametrize("rounds", [2, 3])
+def test_a_folder_removed_in_the_middle_ends_the_run_and_stays_removed(federation, tmp_path, gone, rounds):
+    run = federation(rounds=rounds)
+
+    def remove():
+        if run.state.round == 1:
+            run.callbacks["save"]._wait()
+            shutil.rmtree(tmp_path / gone, ignore_errors=True)
+
+    with pytest.raises(FedFacetError, match=r"Expected the folder .*, but it was removed while the run went on"):
+        run.fit(remove)
+    assert not (tmp_path / gone).exists()
+
+
 @pytest.mark.parametrize(("every", "kept"), [(1, [0, 1, 2, 3, 4, 5]), (2, [0, 2, 4, 5])])
 def test_all_that_is_saved_is_kept_where_that_is_chosen(tiny_federation, tmp_path, every, kept):
     save = SaveCheckpoint(run_dir=tmp_path, run_config=CONFIG, every_n_rounds=every, keep="all")
@@ -135,8 +179,8 @@ def test_all_that_is_saved_is_kept_where_that_is_chosen(tiny_federation, tmp_pat
     save.on_round_end = lambda federation, result: digests.update({result.round: state.digest(federation.state.model)})
     run.fit()
     files = sorted((tmp_path / "checkpoints").glob("*"))
-    assert [file.name for file in files] == ["last.ckpt", *(f"round_{round:06d}.ckpt" for round in kept)]
-    for file, round in zip(files, [5, *kept], strict=True):
+    assert [file.name for file in files] == ["last.ckpt", "previous.ckpt", *(f"round_{round:06d}.ckpt" for round in kept)]
+    for file, round in zip(files, [5, 4, *kept], strict=True):
         loaded, config = checkpoint.load(file)
         assert (loaded.round, config) == (round, CONFIG)
         assert state.digest(loaded.model) == digests[round]

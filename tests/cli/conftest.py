@@ -4,7 +4,6 @@ Importing torch and lightning takes seconds, so a server imports them once and f
 with a command line, a working folder, signals and an exit status of its own; a few tests start it without that help.
 """
 
-import importlib.util
 import json
 import os
 import re
@@ -15,12 +14,15 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
+import hydra
 import pytest
+
+from fedfacet.runs.command import run_command
 
 SERVER = """
 import atexit, gc, json, os, runpy, sys, traceback
 import fedfacet.analysis.console, fedfacet.build, fedfacet.callbacks.evaluate, fedfacet.data.digits, hydra, sklearn.datasets
-import fedfacet.objectives.classification, rich.console, rich.table
+import fedfacet.objectives.classification, fedfacet.runs.opened, rich.console, rich.table
 
 gc.freeze()  # what is imported stays: without this every collection and every exit in a fork goes through all of it
 for line in sys.stdin:
@@ -181,26 +183,23 @@ def trained(train):
 
 
 @pytest.fixture
-def refused(checkout, tmp_path, monkeypatch, capfd):
+def refused(tmp_path, monkeypatch, capfd):
     """Return a function that gives ``src/train.py`` bad input and returns its sentence; nothing may have been written.
 
     It runs in this process: the script checks everything before Hydra starts a job, and that no job is started is asserted.
     """
-    spec = importlib.util.spec_from_file_location("train_script", checkout / "src" / "train.py")
-    script = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(script)
     monkeypatch.chdir(tmp_path)
 
-    def accepted(**_):
+    def accepted(*_, **__):
         raise AssertionError("the input was accepted")
 
-    monkeypatch.setattr(script.hydra, "main", accepted)
+    monkeypatch.setattr(hydra, "main", accepted)
 
     def refused(*arguments):
         before = snapshot(tmp_path)
         monkeypatch.setattr(sys, "argv", ["train.py", *map(str, arguments)])
         with pytest.raises(SystemExit) as stop:
-            script.main()
+            run_command(accepted)
         out, err = capfd.readouterr()
         assert (stop.value.code, out) == (2, "")
         assert re.fullmatch(r"error: (Expected )[^\n]+\n", err), err

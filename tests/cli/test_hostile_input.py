@@ -1,5 +1,6 @@
 """Bad input: one clear sentence, exit status 2, nothing written."""
 
+import dataclasses
 import gzip
 import json
 import os
@@ -14,7 +15,9 @@ import pytest
 import torch
 from omegaconf import OmegaConf
 
+from fedfacet.config import folders
 from fedfacet.config import command_line
+from fedfacet.runs import checkpoint
 
 
 @pytest.fixture(scope="module")
@@ -220,7 +223,7 @@ class TestOutputFolder:
         assert "closed" in refused("paths.output_dir=closed/run")
 
     def test_on_a_disk_that_is_nearly_full(self, refused, monkeypatch):
-        monkeypatch.setattr(command_line, "MIN_FREE_BYTES", 1 << 60)
+        monkeypatch.setattr(folders, "MIN_FREE_BYTES", 1 << 60)
         assert "MiB of free disk" in refused("paths.output_dir=run")
 
 
@@ -302,9 +305,8 @@ class TestResume:
     def test_of_a_checkpoint_of_another_partition(self, refused, run):
         """The same settings, but the files of the data set have changed."""
         file = run / "checkpoints" / "last.ckpt"
-        saved = torch.load(file, weights_only=True)
-        saved["state"]["partition_digest"] = "0" * 64
-        torch.save(saved, file)
+        saved, config = checkpoint.load(file)
+        checkpoint.save(file, dataclasses.replace(saved, partition_digest="0" * 64), config)
         assert "partition" in refused("resume=run", "federation.rounds=5")
 
     def test_of_something_else(self, refused, run, tmp_path):
@@ -318,7 +320,7 @@ class TestResume:
         assert refused("resume=round_000001.ckpt").endswith("got round_000001.ckpt: give ...")
         os.chdir(tmp_path)
         torch.save({"weights": torch.zeros(3)}, run / "checkpoints" / "last.ckpt")
-        assert "FedFacet checkpoint" in refused("resume=run", "federation.rounds=5")
+        assert "of format 1, which earlier versions wrote" in refused("resume=run", "federation.rounds=5")
         (run / "checkpoints" / "last.ckpt").unlink()
         assert "there is none" in refused("resume=run", "federation.rounds=5")
 

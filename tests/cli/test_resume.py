@@ -10,7 +10,7 @@ import time
 
 import pytest
 
-from fedfacet import checkpoint
+from fedfacet.runs import checkpoint
 
 ROUNDS = "federation.rounds=10"
 EVERY_3 = "callbacks.save_checkpoint.every_n_rounds=3"
@@ -87,6 +87,58 @@ def test_a_stopped_run_saves_says_how_to_go_on_and_ends_as_if_it_had_not_been(
     assert resumed.status == 0, resumed.err
     assert results(run) == uninterrupted(ROUNDS)
     assert rounds_in(run / "timing.csv") == rounds_in(run / "metrics.csv")
+
+
+@pytest.mark.parametrize("damage", ["missing", "memory"])
+def test_where_the_last_checkpoint_is_damaged_a_run_goes_on_from_the_one_before(
+    train, trained, uninterrupted, tmp_path, damage
+):
+    run, method = tmp_path / "run", ("federation.rounds=4", "personal=head", "local.keep_optimizer=true")
+    trained(*method, "paths.output_dir=run")
+    last = run / "checkpoints" / "last.ckpt"
+    newest = max((run / "clients" / "memory").glob("0*.pt"), key=lambda file: file.stat().st_mtime_ns)
+    damaged = newest if damage == "memory" else last
+    content = damaged.read_bytes()
+    damaged.unlink()
+    if damage == "memory":
+        damaged.write_bytes(content[:1000] + bytes([content[1000] ^ 4]) + content[1001:])
+    (run / "summary.json").unlink()
+    before = rounds_in(run / "metrics.csv")
+    refused = train("resume=run", fast=False)
+    assert (refused.status, refused.err.count("\n")) == (2, 1), refused.err
+    assert damaged.name in refused.err
+    assert rounds_in(run / "metrics.csv") == before == [1, 2, 3, 4]
+    (command,) = re.findall(r"go on after round 3 with (resume=.+/checkpoints/previous\.ckpt)\.$", refused.err)
+    trained(command, fast=False)
+    assert results(run) == uninterrupted(*method)
+    assert (saved_round(run), rounds_in(run / "timing.csv")) == (4, before)
+
+
+def test_an_edited_table_is_refused_and_nothing_is_written(train, trained, files_of, tmp_path):
+    trained("federation.rounds=2", "paths.output_dir=run")
+    table = tmp_path / "run" / "metrics.csv"
+    content = table.read_bytes()
+    table.write_bytes(content.replace(b"1", b"2", 1))
+    before = files_of(tmp_path)
+    refused = train("resume=run", "federation.rounds=3", fast=False)
+    assert (refused.status, refused.err.count("\n")) == (2, 1), refused.err
+    assert re.match(r"error: Expected \S+/metrics\.csv to begin with the 2 rows .*, but they have been changed", refused.err)
+    assert files_of(tmp_path) == before
+    table.write_bytes(content)
+    trained("resume=run", "federation.rounds=3", fast=False)
+
+
+def test_a_run_whose_folder_is_removed_ends_with_a_sentence(start, tmp_path):
+    run = tmp_path / "run"
+    process = start("federation.rounds=1000000", "paths.output_dir=run")
+    process.wait_until(lambda: len(rounds_in(run / "metrics.csv")) >= 2)
+    run.rename(tmp_path / "elsewhere")
+    ended = process.result()
+    assert ended.status == 2, ended.err
+    assert "Expected the folder" in ended.err
+    assert "was removed while the run went on" in ended.err
+    assert "Traceback" not in ended.err
+    assert not run.exists()
 
 
 def test_a_run_that_another_process_works_at_is_left_alone(start, train, uninterrupted, tmp_path):

@@ -13,8 +13,8 @@ import pytest
 from matplotlib.image import imread
 from omegaconf import OmegaConf
 
-from fedfacet.cells import LOCK_FILE
 from fedfacet.config import cell_digest, plain, preflight
+from fedfacet.runs.lock import LOCK_FILE
 
 ROUNDS = "federation.rounds=6"
 BEGINS = re.compile(r"^(\S+)/logs/train/cells/(\w{16}) (begins|goes on): (.+)$", re.MULTILINE)

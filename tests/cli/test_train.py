@@ -15,9 +15,10 @@ from hydra.utils import instantiate
 from omegaconf import OmegaConf
 from safetensors.torch import load_file
 
-from fedfacet import checkpoint, state
+from fedfacet import state
 from fedfacet.build import load_data
 from fedfacet.config import preflight
+from fedfacet.runs import checkpoint
 
 FILES = {
     ".hydra/config.yaml", ".hydra/hydra.yaml", ".hydra/overrides.yaml", "config.yaml", "metrics.csv", "timing.csv",

@@ -180,7 +180,10 @@ class TestOwnRecipes:
             ({"federation": {"round": 7}}, r"`federation\.round`: the nearest are `federation\.rounds`"),
             ({"wandb": {"projekt": "x"}}, r"the nearest are `wandb\.project`"),
             ({"callbacks": {"decomposition": {"every_n_rounds": 5}}}, "add decomposition to the list"),
-            ({"where_present": {"optimzer.momentum": 0.9}}, r"under `where_present`, but got `optimzer\.momentum`"),
+            ({"where_present": {"optimzer.momentum": 0.9}}, r"got `optimzer\.momentum`: the nearest are `optimizer\.momentum`"),
+            ({"where_present": {"selector.orthogonaal": "signed"}}, r"the nearest are `selector\.orthogonal`"),
+            ({"where_present": {"federation.round": 3}}, r"the nearest are `federation\.rounds`"),
+            ({"where_present": {"partition.label@natual": "y"}}, r"the nearest are `partition\.label@natural`"),
         ],
     )
     def test_what_there_is_not_is_refused(self, own_options, content, said):

@@ -95,7 +95,7 @@ class TestWherePresent:
 class TestMake:
     def test_facts_reach_whom_they_concern(self, tmp_path):
         log = make(OmegaConf.create({"_target_": "fedfacet.callbacks.csv_log.CsvLog"}), run_dir=tmp_path, rounds=7)
-        assert log.metrics_file == tmp_path / "metrics.csv"
+        assert log.metrics.file == tmp_path / "metrics.csv"
 
     def test_facts_are_handed_over_as_they_are(self, tmp_path):
         fact = {"_target_": "builtins.exit", "interpolation": "${nowhere}"}

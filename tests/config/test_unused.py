@@ -56,17 +56,6 @@ def test_a_methods_correction_is_refused_and_a_recipes_loss_said(jobs_of, caplog
     assert "loss=margin changes nothing" in caplog.text
 
 
-def test_fedpacs_halves_belong_together(jobs_of, caplog):
-    jobs_of("method=fedpac", "personal=norm_layers", "model=resnet8")
-    assert not caplog.messages
-    jobs_of("method=fedpac", "aggregator=fedavg")
-    assert "objective=fedpac aligns nothing: aggregator=fedavg sends no mean features" in caplog.text
-    for personal in ("head", "model"):
-        with pytest.raises(ConfigError, match=f"with personal={personal} they keep them: choose personal=none or norm_layers"):
-            jobs_of("method=fedpac", f"personal={personal}")
-    jobs_of("method=fedpac", "setting=local")
-
-
 def test_patience_beyond_what_is_measured_is_said(jobs_of, caplog):
     plateau = ("selector=uniform", "scheduler=plateau", "federation.rounds=26", "callbacks.evaluate.every_n_rounds=2")
     jobs_of(*plateau)  # 13 times: the last one comes after a fall

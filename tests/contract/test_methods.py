@@ -40,16 +40,16 @@ ROWS = {
 CLIENTS = {
     "feddiverse": {"heterogeneity": "estimated"},
     "feddiverse_known": {"heterogeneity": "true"},
-    "fedavg": {"loss": "cross_entropy"},
-    "fedprox": {"loss": "cross_entropy"},
-    "fedbn": {"loss": "cross_entropy", "personal": "norm_layers"},
-    "fedpac": {"loss": "cross_entropy", "objective": "fedpac"},
-    "fedgh": {"loss": "cross_entropy"},
+    "fedbn": {"personal": "norm_layers"},
+    "fedpac": {"objective": "fedpac"},
     "fedld": {"loss": "margin"},
     "fedld_margin": {"loss": "margin"},
-    "fedld_principal": {"loss": "cross_entropy"},
 }
-"""What else a row has: what its clients disclose, keep and minimise."""
+"""What else a row has: what its clients disclose and keep, and what they minimise where it is not the cross-entropy."""
+
+
+def clients_of(method):
+    return {"objective": "classification", "loss": "cross_entropy"} | CLIENTS.get(method, {})
 
 
 def chosen(*overrides):
@@ -59,7 +59,7 @@ def chosen(*overrides):
 def assert_is(job, method):
     assert tuple(job.choices[part] for part in PARTS) == ROWS[method]
     assert job.choices.method == method
-    for group, option in CLIENTS.get(method, {}).items():
+    for group, option in clients_of(method).items():
         assert job.choices[group] == option
 
 
@@ -74,7 +74,7 @@ def test_it_says_where_the_row_is_and_sets_nothing_else(method_option):
     bundle = OmegaConf.to_object(OmegaConf.create(text))
     assert set(bundle) == {"defaults"}
     groups = [group for default in bundle["defaults"] for group in default]
-    expected = [*PARTS, *CLIENTS.get(method_option, {})]
+    expected = [*PARTS, *clients_of(method_option)]
     assert sorted(groups) == sorted(f"override /{group}" for group in expected)
 
 
@@ -88,7 +88,7 @@ def test_every_recipe_takes_it(method, experiment_option):
     alone = chosen(f"experiment={experiment_option}")
     job = chosen(f"experiment={experiment_option}", f"method={method}")
     assert_is(job, method)
-    for group in set(alone.choices) - {*PARTS, *CLIENTS.get(method, {}), "method"}:
+    for group in set(alone.choices) - {*PARTS, *clients_of(method), "method"}:
         assert job.choices[group] == alone.choices[group], group
     for key in ("federation", "local", "optimizer", "dataset", "partition", "model"):
         assert job[key] == alone[key], key
@@ -105,6 +105,11 @@ def test_the_command_line_has_the_last_word():
     assert tuple(job.choices[part] for part in PARTS) == ("feddiverse", "fedavg", "proximal")
     assert job.aggregator.weighting == "samples"
     assert job.correction.mu == 0.1
+
+
+def test_a_row_does_not_keep_the_recipes_loss():
+    job = chosen("experiment=fedld_pneumonia", "method=fedavgm")
+    assert (job.choices.loss, job.choices.objective) == ("cross_entropy", "classification")
 
 
 def test_without_one_the_recipe_stays():

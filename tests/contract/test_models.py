@@ -1,74 +1,93 @@
-"""What every model keeps to: features and a linear head, for any number of classes and size of images."""
+"""What every model keeps to: features and a linear head, for any number of classes and inputs of some kind."""
 
 import pytest
 import torch
 from torch import nn
 
 from fedfacet import config, rng
+from fedfacet.errors import ConfigError
+from fedfacet.models.inputs import check_inputs
 
 BATCH_NORM = {"resnet8", "resnet50"}
 """Models that have it on purpose: FedBN would not differ from FedAvg without."""
 
-TEXT = {"char_lstm"}
-"""Models of rows of characters instead of images."""
+KINDS = {
+    "images": lambda size, side: torch.randn(size, 3, side, side, generator=torch.Generator().manual_seed(0)),
+    "vectors": lambda size, side: torch.randn(size, side, generator=torch.Generator().manual_seed(0)),
+    "tokens": lambda size, side: torch.randint(2, (size, side), generator=torch.Generator().manual_seed(0)),
+}
+"""How many, and their size -> inputs."""
 
 
 @pytest.fixture
 def make_model(model_option, composed):
-    def make(num_classes=2, input_shape=(3, 32, 32)):
-        node = composed(f"model={model_option}").model
-        input_shape = (input_shape[-1],) if model_option in TEXT else input_shape
+    """Return a function: number of classes, inputs that it is for -> model."""
+
+    def make(num_classes, x):
         with rng.forked(0, "weights"):
-            return config.make(node, num_classes=num_classes, input_shape=input_shape)
+            return config.make(composed(f"model={model_option}").model, num_classes=num_classes, input_shape=x.shape[1:])
 
     return make
+
+
+_TAKEN = {}
 
 
 @pytest.fixture
-def images(model_option):
-    """Return a function: how many, their shape -> inputs; for a model of text, characters 0 and 1."""
+def kinds(make_model, model_option):
+    """The kinds of inputs that the model takes, found out once by trying."""
+    if model_option not in _TAKEN:
+        _TAKEN[model_option] = [make for make in KINDS.values() if _takes(make_model, make(2, 32))]
+    assert _TAKEN[model_option], "it takes neither images nor vectors nor tokens"
+    return _TAKEN[model_option]
 
-    def make(size, shape=(3, 32, 32)):
-        generator = torch.Generator().manual_seed(0)
-        if model_option in TEXT:
-            return torch.randint(2, (size, shape[-1]), generator=generator, dtype=torch.uint8)
-        return torch.randn(size, *shape, generator=generator)
 
-    return make
+def _takes(make_model, x):
+    try:
+        check_inputs(make_model(2, x), x, "model")
+    except (ValueError, ConfigError):
+        return False
+    return True
 
 
 @pytest.mark.parametrize("num_classes", [2, 5])
 @pytest.mark.parametrize("side", [32, 28])
-def test_logits_are_the_head_of_the_features(make_model, images, num_classes, side):
-    model = make_model(num_classes, (3, side, side)).eval()
-    x = images(3, (3, side, side))
-    with torch.no_grad():
-        logits, features = model(x), model.features(x)
-        assert logits.shape == (3, num_classes)
-        assert features.ndim == 2
-        torch.testing.assert_close(model.head(features), logits)
-    assert isinstance(model.head, nn.Linear)
+def test_logits_are_the_head_of_the_features(make_model, kinds, num_classes, side):
+    for make in kinds:
+        x = make(3, side)
+        model = make_model(num_classes, x).eval()
+        with torch.no_grad():
+            logits, features = model(x), model.features(x)
+            assert logits.shape == (3, num_classes)
+            assert features.ndim == 2
+            torch.testing.assert_close(model.head(features), logits)
+        assert isinstance(model.head, nn.Linear)
 
 
-def test_samples_do_not_see_each_other(make_model, images, model_option):
+def test_samples_do_not_see_each_other(make_model, kinds, model_option):
     """No batch statistics: a sample's logits are the same in every batch, so that clients' batches do not leak into weights.
 
     A model made for batch normalisation keeps to it in evaluation only.
     """
-    model = make_model().eval()
-    with torch.no_grad():
-        torch.testing.assert_close(model(images(4))[:2], model(images(4)[:2]), rtol=1e-4, atol=1e-5)
-    normalised = [module for module in model.modules() if isinstance(module, nn.modules.batchnorm._BatchNorm)]
-    assert bool(normalised) == (model_option in BATCH_NORM)
+    for make in kinds:
+        x = make(4, 32)
+        model = make_model(2, x).eval()
+        with torch.no_grad():
+            torch.testing.assert_close(model(x)[:2], model(x[:2]), rtol=1e-4, atol=1e-5)
+        normalised = [module for module in model.modules() if isinstance(module, nn.modules.batchnorm._BatchNorm)]
+        assert bool(normalised) == (model_option in BATCH_NORM)
 
 
-def test_it_trains(make_model, images):
-    model = make_model().train()
-    with rng.forked(0, "train"):
-        nn.functional.cross_entropy(model(images(4)), torch.tensor([0, 1, 0, 1])).backward()
-    assert all(p.grad is not None and p.grad.isfinite().all() for p in model.parameters())
+def test_it_trains(make_model, kinds):
+    for make in kinds:
+        x = make(4, 32)
+        model = make_model(2, x).train()
+        with rng.forked(0, "train"):
+            nn.functional.cross_entropy(model(x), torch.tensor([0, 1, 0, 1])).backward()
+        assert all(p.grad is not None and p.grad.isfinite().all() for p in model.parameters())
 
 
-def test_weights_hang_on_the_seed_alone(make_model):
-    first, again = make_model().state_dict(), make_model().state_dict()
+def test_weights_depend_on_the_seed_alone(make_model, kinds):
+    x = kinds[0](2, 32)
+    first, again = make_model(2, x).state_dict(), make_model(2, x).state_dict()
     assert all(torch.equal(first[name], again[name]) for name in first)

@@ -97,6 +97,15 @@ def test_too_few_samples_are_refused_with_numbers(partitioner, pool):
         assert f"has {wanted - 1}: " in message
 
 
+def test_a_billion_clients_and_numbers_that_are_none_are_refused_at_once(partition_option, make_part, pool):
+    partitioner = make_part("partition", partition_option, num_clients=10**9)
+    with pytest.raises(InfeasiblePartitionError, match="for each of 1000000000 clients, but got"):
+        partitioner.partition(*pool)
+    for value in (0, -1, 2.5, float("nan"), True):
+        with pytest.raises(ValueError, match=r"`partition\.num_clients` to be a whole number"):
+            make_part("partition", partition_option, num_clients=value)
+
+
 def test_no_samples_at_all_are_refused(partitioner):
     with pytest.raises(InfeasiblePartitionError):
         partitioner.partition(np.array([], dtype=np.int64), np.array([], dtype=np.int64))

@@ -34,14 +34,14 @@ def test_real_images_are_split_450_50_and_100_a_class(real):
     assert not set(real.train) & set(real.val)
     assert (np.sort(np.concatenate([real.train, real.val])) == np.arange(50_000)).all()
     assert (real.class_names[19], real.class_names[49]) == ("cattle", "mountain")
-    assert {real.column("coarse")[position] for position in np.flatnonzero(real.y == 19)} == {11}, "large omnivores"
+    assert {real.columns["coarse"][position] for position in np.flatnonzero(real.y == 19)} == {11}, "large omnivores"
 
 
 def test_real_images_have_the_published_statistics(real):
     """Mean and deviation of the training images' channels to eight digits, computed in whole numbers."""
     counts = torch.zeros(3, 256, dtype=torch.int64)
     for start in range(0, 50_000, 5_000):
-        pixels = real.images.fetch(np.arange(start, start + 5_000)).transpose(0, 1).flatten(1)
+        pixels = real.inputs.fetch(np.arange(start, start + 5_000)).transpose(0, 1).flatten(1)
         counts += torch.stack([torch.bincount(channel, minlength=256) for channel in pixels.int()])
     levels = np.arange(256) / 255
     shares = counts.numpy() / (50_000 * 1024)
@@ -62,7 +62,7 @@ def test_real_images_are_those_that_torchvision_reads(real, cifar100_root):
     official = Unchecked(str(cifar100_root), train=False)
     assert official.classes == list(real.class_names)
     positions = np.array([0, 4_321, 9_999])
-    fetched = real.images.fetch(50_000 + positions).permute(0, 2, 3, 1).numpy()
+    fetched = real.inputs.fetch(50_000 + positions).permute(0, 2, 3, 1).numpy()
     assert (fetched == official.data[positions]).all()
     assert real.y[50_000 + positions].tolist() == [official.targets[position] for position in positions]
 
@@ -147,4 +147,4 @@ def test_files_that_python_2_wrote_can_be_read(generated, tmp_path):
     )
     written = rest.getvalue()[:-1] + b"U\x04data" + array + b"s."
     dataset = damaged(generated, tmp_path, "test", written).load()
-    assert (dataset.images.fetch(dataset.test).numpy().reshape(200, -1) == data).all()
+    assert (dataset.inputs.fetch(dataset.test).numpy().reshape(200, -1) == data).all()

@@ -25,13 +25,13 @@ def test_real_mnist_has_the_published_counts(data_dir):
     # Bernoulli(0.5) on 60,000 samples: within five standard deviations of a half.
     assert abs(dataset.a[dataset.train].mean() - 0.5) < 5 * 0.5 / np.sqrt(60_000)
     # MNIST's mean grey value over the training images, all of it in one channel.
-    pixels = dataset.images.fetch(dataset.train).float().sum(dim=1).mean().item() / 255
+    pixels = dataset.inputs.fetch(dataset.train).float().sum(dim=1).mean().item() / 255
     assert pixels == pytest.approx(0.1307, abs=5e-5)
 
 
 def test_ink_is_in_the_channel_of_the_attribute(generated):
     dataset = ColouredMNIST(root=str(generated)).load()
-    ink = dataset.images.fetch(np.arange(500)).float().sum(dim=(2, 3)).numpy()
+    ink = dataset.inputs.fetch(np.arange(500)).float().sum(dim=(2, 3)).numpy()
     assert (ink.argmax(axis=1) == dataset.a).all()
     assert ((ink > 0).sum(axis=1) == 1).all()
 
@@ -43,7 +43,7 @@ def test_files_may_be_uncompressed(generated, tmp_path):
         (folder / file.stem).write_bytes(gzip.decompress(file.read_bytes()))
     packed, unpacked = (ColouredMNIST(root=str(root)).load() for root in (generated, tmp_path))
     assert (packed.y == unpacked.y).all()
-    assert (packed.images.fetch(packed.test) == unpacked.images.fetch(unpacked.test)).all()
+    assert (packed.inputs.fetch(packed.test) == unpacked.inputs.fetch(unpacked.test)).all()
 
 
 def test_a_missing_file_is_named_with_a_remedy(tmp_path):

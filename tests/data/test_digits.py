@@ -24,7 +24,7 @@ def test_the_main_jobs_cells():
 
 def test_ink_is_in_the_channel_of_the_attribute():
     dataset = Digits().load(DEMAND)
-    ink = dataset.images.fetch(np.arange(len(dataset.y))).float().sum(dim=(2, 3)).numpy()
+    ink = dataset.inputs.fetch(np.arange(len(dataset.y))).float().sum(dim=(2, 3)).numpy()
     assert (ink[np.arange(len(ink)), dataset.a] > 0).all()
     assert (ink.sum(axis=1) == ink[np.arange(len(ink)), dataset.a]).all()
 

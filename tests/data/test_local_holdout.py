@@ -118,9 +118,9 @@ def test_no_step_is_taken_on_it(tmp_path, monkeypatch):
     federation = build_module.build(config, tmp_path)
     dataset = federation.engine.clients.dataset
     seen = []
-    fetch = type(dataset.images).fetch
+    fetch = type(dataset.inputs).fetch
     monkeypatch.setattr(
-        type(dataset.images), "fetch", lambda self, indices: seen.extend(indices.tolist()) or fetch(self, indices)
+        type(dataset.inputs), "fetch", lambda self, indices: seen.extend(indices.tolist()) or fetch(self, indices)
     )
     tasks = []
     run = federation.engine.run

@@ -23,7 +23,7 @@ def test_the_real_file_has_the_official_counts(data_dir):
     assert dataset.input_shape == (1, 28, 28)
     assert sorted(np.concatenate([dataset.train, dataset.val, dataset.test])) == list(range(5_856))
     with np.load(data_dir / "pneumoniamnist" / FILE) as official:
-        assert (dataset.images.fetch(dataset.test[:5])[:, 0].numpy() == official["test_images"][:5]).all()
+        assert (dataset.inputs.fetch(dataset.test[:5])[:, 0].numpy() == official["test_images"][:5]).all()
 
 
 def test_a_missing_file_is_named_with_a_remedy(tmp_path):

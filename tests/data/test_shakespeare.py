@@ -39,11 +39,11 @@ def spelled(codes):
 
 def test_the_real_text_has_leafs_counts_in_90_5_and_5_percent(real):
     dataset = Shakespeare(root=str(real)).load()
-    assert len(dataset.y) == len(dataset.images) == 4_226_206
+    assert len(dataset.y) == len(dataset.inputs) == 4_226_206
     assert [len(split) for split in (dataset.train, dataset.val, dataset.test)] == [3_803_585, 211_311, 211_310]
-    assert len(np.unique(dataset.column("role"))) == 1_130
-    assert len(np.unique(dataset.column("play"))) == 36
-    assert len(np.unique(dataset.column("character"))) < 1_130
+    assert len(np.unique(dataset.columns["role"])) == 1_130
+    assert len(np.unique(dataset.columns["play"])) == 36
+    assert len(np.unique(dataset.columns["character"])) < 1_130
     commonest = np.bincount(dataset.y).argmax()
     assert ALPHABET[commonest] == " "
     assert np.mean(dataset.y == commonest) == pytest.approx(0.187, abs=5e-4), "what a majority-class predictor is right in"
@@ -51,7 +51,7 @@ def test_the_real_text_has_leafs_counts_in_90_5_and_5_percent(real):
 
 def test_a_hundred_roles_go_to_a_hundred_clients_five_each(real):
     dataset = Shakespeare(root=str(real), num_roles=100, min_samples=500).load()
-    role = dataset.column("role")
+    role = dataset.columns["role"]
     assert np.bincount(role).min() >= 500
     partition, _ = partition_and_hold_out(
         dataset, ClassesPerClientPartitioner(num_clients=100, classes_per_client=5, label="role")
@@ -69,7 +69,7 @@ def test_windows_take_no_more_memory_than_the_text(real):
         kept, peak = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()
-    assert dataset.images._text.nbytes == 4_226_206 + 80 * 1_130
+    assert dataset.inputs._text.nbytes == 4_226_206 + 80 * 1_130
     assert kept < 2.2 * 8 * 4_226_206
     assert peak < 140e6
 
@@ -94,10 +94,10 @@ def test_windows_and_what_follows_are_those_of_the_definition(said, data):
 
 def test_no_window_reaches_into_another_role(generated):
     dataset = Shakespeare(root=str(generated)).load()
-    role = dataset.column("role")
+    role = dataset.columns["role"]
     texts = {}
     for number in np.unique(role):
-        rows = dataset.images.fetch(np.flatnonzero(role == number))
+        rows = dataset.inputs.fetch(np.flatnonzero(role == number))
         texts[number] = spelled(rows[0]) + spelled(dataset.y[role == number])
         assert spelled(rows[-1]) == texts[number][-WINDOW - 1 : -1]
     assert len(set(texts.values())) == 9
@@ -106,12 +106,12 @@ def test_no_window_reaches_into_another_role(generated):
 def test_columns_name_role_character_and_play(generated):
     dataset = Shakespeare(root=str(generated)).load()
     assert list(dataset.columns) == ["role", "character", "play"]
-    role, character, play = (dataset.column(name) for name in dataset.columns)
-    assert role.tolist() == np.repeat(np.arange(9), dataset.images.sizes).tolist()
+    role, character, play = dataset.columns.values()
+    assert role.tolist() == np.repeat(np.arange(9), dataset.inputs.sizes).tolist()
     assert (play == role // 3).all()
     assert len(np.unique(character)) == 9
     with pytest.raises(InfeasiblePartitionError, match="one of y, a, role, character, play"):
-        dataset.column("writer")
+        partition_and_hold_out(dataset, NaturalPartitioner(label="writer"))
 
 
 def test_characters_of_one_name_are_one_and_roles_are_not(generated, tmp_path):
@@ -121,10 +121,10 @@ def test_characters_of_one_name_are_one_and_roles_are_not(generated, tmp_path):
     one, two = (next(line[2:].split(".")[0] for line in play.splitlines() if line[:2] == "  ") for play in plays[:2])
     (tmp_path / "t8.shakespeare.txt").write_text(text.replace(f"  {two}. ", f"  {one}. "))
     dataset = Shakespeare(root=str(tmp_path)).load()
-    assert len(np.unique(dataset.column("role"))) == 9
-    assert len(np.unique(dataset.column("character"))) == 8
-    shared = np.flatnonzero(dataset.column("character") == dataset.column("character")[0])
-    assert len(np.unique(dataset.column("play")[shared])) == 2
+    assert len(np.unique(dataset.columns["role"])) == 9
+    assert len(np.unique(dataset.columns["character"])) == 8
+    shared = np.flatnonzero(dataset.columns["character"] == dataset.columns["character"][0])
+    assert len(np.unique(dataset.columns["play"][shared])) == 2
 
 
 @pytest.mark.parametrize("split", ["random", "contiguous"])
@@ -144,7 +144,7 @@ def test_a_contiguous_split_tests_nothing_that_was_read_in_training(generated):
     """No character of a validation or test window, what follows included, is in a window of an earlier part."""
     dataset = Shakespeare(root=str(generated), split="contiguous", val_fraction=0.3, test_fraction=0.3).load()
     read = [
-        {start + offset for start in dataset.images._starts(part).tolist() for offset in range(WINDOW + 1)}
+        {start + offset for start in dataset.inputs._starts(part).tolist() for offset in range(WINDOW + 1)}
         for part in (dataset.train, dataset.val, dataset.test)
     ]
     assert min(map(len, read)) > 0
@@ -156,19 +156,19 @@ def test_a_contiguous_split_tests_nothing_that_was_read_in_training(generated):
 def test_roles_and_split_hang_on_the_seed_alone(generated):
     def loaded(seed):
         dataset = Shakespeare(root=str(generated), num_roles=4, seed=seed).load()
-        return dataset.images.sizes.tolist(), dataset.test.tolist()
+        return dataset.inputs.sizes.tolist(), dataset.test.tolist()
 
     assert loaded(0) == loaded(0)
     assert len({str(loaded(seed)) for seed in range(4)}) == 4
 
 
 def test_roles_with_few_windows_can_be_left_out(generated):
-    sizes = Shakespeare(root=str(generated)).load().images.sizes
+    sizes = Shakespeare(root=str(generated)).load().inputs.sizes
     least = int(np.sort(sizes)[4])
     dataset = Shakespeare(root=str(generated), min_samples=least).load()
-    assert dataset.images.sizes.tolist() == [size for size in sizes if size >= least]
+    assert dataset.inputs.sizes.tolist() == [size for size in sizes if size >= least]
     partition, _ = partition_and_hold_out(dataset, NaturalPartitioner(label="role"))
-    assert partition.num_clients == len(dataset.images.sizes)
+    assert partition.num_clients == len(dataset.inputs.sizes)
 
 
 def test_the_text_may_be_compressed_and_have_leafs_name(generated, tmp_path):

@@ -57,17 +57,17 @@ def test_hold_out_is_the_head_of_the_named_permutation():
 
 def test_layout_labels_and_order(generated):
     dataset = Spawrious(generated, image_size=SIZE).load()
-    assert len(dataset.y) == len(dataset.images) == 4 * PER_CELL
+    assert len(dataset.y) == len(dataset.inputs) == 4 * PER_CELL
     assert dataset.class_names == ("labrador", "dachshund")
     assert dataset.attribute_names == ("beach", "snow")
     assert dataset.val is None
-    names = [path.relative_to(generated / "spawrious224").as_posix() for path in dataset.images.paths]
+    names = [path.relative_to(generated / "spawrious224").as_posix() for path in dataset.inputs.paths]
     assert names == sorted(names)
     assert {name.split("/")[0] for name in names} == {"0", "1"}
     for name, label, attribute in zip(names, dataset.y, dataset.a, strict=True):
         _, location, breed, _ = name.split("/")
         assert (breed, location) == (dataset.class_names[label], dataset.attribute_names[attribute])
-    assert dataset.images.fetch(np.array([0, 39])).shape == (2, 3, SIZE, SIZE)
+    assert dataset.inputs.fetch(np.array([0, 39])).shape == (2, 3, SIZE, SIZE)
     assert dataset.batch(np.array([0])).x.shape == (1, 3, SIZE, SIZE)
 
 
@@ -75,7 +75,7 @@ def test_indices_follow_the_order_of_the_names_given(generated):
     source = Spawrious(generated, classes=["bulldog", "labrador"], attributes=["desert", "beach", "snow"], image_size=SIZE)
     dataset = source.load()
     assert (dataset.num_classes, dataset.num_attributes) == (2, 3)
-    for path, label, attribute in zip(dataset.images.paths, dataset.y, dataset.a, strict=True):
+    for path, label, attribute in zip(dataset.inputs.paths, dataset.y, dataset.a, strict=True):
         assert path.parent.name == ["bulldog", "labrador"][label]
         assert path.parent.parent.name == ["desert", "beach", "snow"][attribute]
 
@@ -97,7 +97,7 @@ def test_split_does_not_depend_on_the_order_in_which_files_were_written(root):
     for path, content in moved:
         path.write_bytes(content)
     after = Spawrious(root, image_size=SIZE).load()
-    assert before.images.paths == after.images.paths
+    assert before.inputs.paths == after.inputs.paths
     assert np.array_equal(before.test, after.test)
 
 
@@ -180,7 +180,7 @@ def test_download(served, generated, tmp_path):
     assert sorted(path.name for path in (tmp_path / "data").iterdir()) == ["spawrious224", ARCHIVE, f"{ARCHIVE}.sha256"]
     reference = Spawrious(generated, image_size=SIZE).load()
     everything = np.arange(4 * PER_CELL)
-    assert (dataset.images.fetch(everything) == reference.images.fetch(everything)).all()
+    assert (dataset.inputs.fetch(everything) == reference.inputs.fetch(everything)).all()
     assert np.array_equal(dataset.test, reference.test)
     (tmp_path / "data" / ARCHIVE).unlink()
     source.load()  # what is unpacked is not fetched again

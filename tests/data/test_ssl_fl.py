@@ -46,9 +46,9 @@ def test_retinas_clients_are_those_of_the_chosen_split(generated, split):
     tables = sorted((generated / "Retina" / f"5_clients/split_{split}").glob("*.csv"))
     train_names = sorted(name for table in tables for name in listed(table))
     for number, table in enumerate(tables):
-        owned = np.flatnonzero(dataset.column("client") == number)
+        owned = np.flatnonzero(dataset.columns["client"] == number)
         assert [train_names[position] for position in owned] == sorted(listed(table))
-    assert (dataset.column("client")[dataset.test] == -1).all()
+    assert (dataset.columns["client"][dataset.test] == -1).all()
 
 
 def test_the_natural_partition_has_a_client_per_table(generated):
@@ -57,7 +57,7 @@ def test_the_natural_partition_has_a_client_per_table(generated):
         assert partition.num_clients == count
         assert sum(map(len, partition.indices)) + len(val) == len(dataset.train)
         for number, client in enumerate(partition.indices):
-            assert set(dataset.column("client")[client]) == {number}
+            assert set(dataset.columns["client"][client]) == {number}
 
 
 def test_covids_institutions_are_in_the_order_of_their_names(generated):
@@ -70,11 +70,11 @@ def test_labels_and_images_are_those_of_the_files(generated):
     labels = dict(line.split(",") for line in (generated / "COVID-FL" / "labels.csv").read_text().splitlines())
     dataset = covid(generated).load()
     for position in (*dataset.train[::7], *dataset.test[::3]):
-        path = dataset.images.paths[position]
+        path = dataset.inputs.paths[position]
         assert dataset.y[position] == float(labels[path.name])
-        pixels = dataset.images.fetch(np.array([position]))[0].permute(1, 2, 0).numpy()
+        pixels = dataset.inputs.fetch(np.array([position]))[0].permute(1, 2, 0).numpy()
         assert (pixels == np.asarray(Image.open(path))).all()
-    assert {path.parent.name for path in dataset.images.paths[: len(dataset.train)]} == {"train"}
+    assert {path.parent.name for path in dataset.inputs.paths[: len(dataset.train)]} == {"train"}
 
 
 def test_augmentation_and_statistics_are_fedlds(generated):
@@ -102,9 +102,9 @@ def test_arrays_of_every_kind_become_bytes(generated, tmp_path, array, expected)
     """A float image in [0, 1] that is cast to bytes as it is would be black."""
     shutil.copytree(generated, tmp_path, dirs_exist_ok=True)
     dataset = retina(tmp_path, image_size=4).load()
-    path = dataset.images.paths[0]
+    path = dataset.inputs.paths[0]
     np.save(path, array.repeat(4, axis=0)[::3])  # 4 x 4
-    pixels = dataset.images.fetch(np.array([0]))[0].numpy()
+    pixels = dataset.inputs.fetch(np.array([0]))[0].numpy()
     assert (pixels == np.broadcast_to(np.asarray(expected).repeat(4, axis=0)[::3], (3, 4, 4))).all()
 
 
@@ -114,9 +114,9 @@ def test_arrays_of_every_kind_become_bytes(generated, tmp_path, array, expected)
 def test_arrays_that_are_no_images_are_named(generated, tmp_path, array):
     shutil.copytree(generated, tmp_path, dirs_exist_ok=True)
     dataset = retina(tmp_path).load()
-    np.save(dataset.images.paths[3], array)
-    with pytest.raises(DatasetCorruptError, match=rf"{dataset.images.paths[3].name}.*name its folder with dataset\.root=DIR"):
-        dataset.images.fetch(np.array([3]))
+    np.save(dataset.inputs.paths[3], array)
+    with pytest.raises(DatasetCorruptError, match=rf"{dataset.inputs.paths[3].name}.*name its folder with dataset\.root=DIR"):
+        dataset.inputs.fetch(np.array([3]))
 
 
 def spoiled(generated, tmp_path, file, change):
@@ -171,7 +171,7 @@ def test_the_order_of_lines_does_not_matter(generated, tmp_path):
     backwards = spoiled(generated, tmp_path, f"{COVID_SPLIT}/sirm.csv", lambda text: "\n".join(reversed(text.splitlines())))
     ours, theirs = backwards.load(), covid(generated).load()
     assert (ours.y == theirs.y).all()
-    assert (ours.column("client") == theirs.column("client")).all()
+    assert (ours.columns["client"] == theirs.columns["client"]).all()
 
 
 @pytest.mark.parametrize("settings", [{"split": 4}, {"image_size": 0}])

@@ -57,12 +57,12 @@ def test_default_has_room_for_the_paper_federations():
 
 
 def test_images_depend_on_seed_and_position_alone():
-    whole, again, other = (SyntheticSpawrious(image_size=16, samples_per_cell=5, seed=seed).load().images for seed in (0, 0, 1))
+    whole, again, other = (SyntheticSpawrious(image_size=16, samples_per_cell=5, seed=seed).load().inputs for seed in (0, 0, 1))
     at_once = whole.fetch(np.arange(20))
     one_by_one = torch.cat([again.fetch(np.array([index])) for index in reversed(range(20))]).flip(0)
     assert torch.equal(at_once, one_by_one)
     assert not torch.equal(at_once, other.fetch(np.arange(20)))
-    uncached = SyntheticSpawrious(image_size=16, samples_per_cell=5, max_memory_gb=0.0).load().images
+    uncached = SyntheticSpawrious(image_size=16, samples_per_cell=5, max_memory_gb=0.0).load().inputs
     assert torch.equal(at_once, uncached.fetch(np.arange(20)))
     source = SyntheticSpawrious(image_size=16, samples_per_cell=5)
     expected = draw_dog("dachshund", "beach", 16, rng.stream(source.seed, "synthetic-spawrious", 12))
@@ -70,14 +70,14 @@ def test_images_depend_on_seed_and_position_alone():
 
 
 def test_images_of_a_cell_differ():
-    images = SyntheticSpawrious(image_size=16, samples_per_cell=5).load().images.fetch(np.arange(5)).float()
+    images = SyntheticSpawrious(image_size=16, samples_per_cell=5).load().inputs.fetch(np.arange(5)).float()
     for first, second in itertools.combinations(images, 2):
         assert (first - second).abs().mean() > 5
 
 
 def test_constructing_and_loading_draw_nothing():
     """The default set would take most of a minute to draw."""
-    images = SyntheticSpawrious().load().images
+    images = SyntheticSpawrious().load().inputs
     assert len(images) == 4 * 2560
     assert not images._made.any()
 

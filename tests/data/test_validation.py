@@ -11,6 +11,7 @@ from fedfacet.errors import InfeasiblePartitionError
 from fedfacet.partitioners.iid import IIDPartitioner
 from fedfacet.partitioners.interaction_matrix import InteractionMatrixPartitioner
 from fedfacet.partitioners.natural import NaturalPartitioner
+from fedfacet.types import Partition
 
 
 @pytest.fixture(scope="module")
@@ -67,3 +68,14 @@ def test_samples_are_dealt_by_the_partitioners_own_column(dataset):
 def test_a_column_that_is_not_there_is_named_with_those_that_are(dataset):
     with pytest.raises(InfeasiblePartitionError, match=r"`partition\.label` to be one of y, a, .* but got 'role'"):
         partition_and_hold_out(dataset, NaturalPartitioner(label="role"))
+
+
+def test_clients_without_samples_are_counted(dataset):
+    """Before any training, which would wait for their first batch forever."""
+
+    class Greedy(IIDPartitioner):
+        def partition(self, y, a):
+            return Partition((np.arange(len(y)), *[np.arange(0)] * 999))
+
+    with pytest.raises(InfeasiblePartitionError, match="but 999 of 1000 would hold none, client 1 the first"):
+        partition_and_hold_out(dataset, Greedy())

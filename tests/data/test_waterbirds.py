@@ -177,7 +177,7 @@ def test_labels_splits_and_images_follow_the_table(generated):
         rows = list(csv.DictReader(file))
     assert list(rows[0]) == HEADER
     for position, row in enumerate(rows):
-        assert dataset.images.paths[position] == generated / FOLDER / row["img_filename"]
+        assert dataset.inputs.paths[position] == generated / FOLDER / row["img_filename"]
         assert (dataset.y[position], dataset.a[position]) == (int(row["y"]), int(row["place"]))
         assert position in (dataset.train, dataset.val, dataset.test)[int(row["split"])]
 
@@ -201,11 +201,11 @@ def test_images_are_resized_to_256_and_cut_to_224_as_in_the_authors_code(tmp_pat
     write_waterbirds(tmp_path, train_per_cell=1, held_out_per_cell=1, image_size=40)
     dataset = WaterBirds(tmp_path, verify_counts=False).load()
     pixels = np.random.default_rng(0).integers(0, 256, (335, 500, 3), dtype=np.uint8)
-    Image.fromarray(pixels).resize((500, 335)).save(dataset.images.paths[3], quality=95)
+    Image.fromarray(pixels).resize((500, 335)).save(dataset.inputs.paths[3], quality=95)
     oracle = transforms.Compose([transforms.Resize((256, 256)), transforms.CenterCrop(224)])
-    with Image.open(dataset.images.paths[3]) as file:
+    with Image.open(dataset.inputs.paths[3]) as file:
         expected = torch.from_numpy(np.array(oracle(file.convert("RGB")))).permute(2, 0, 1)
-    assert torch.equal(dataset.images.fetch(np.array([3]))[0], expected)
+    assert torch.equal(dataset.inputs.fetch(np.array([3]))[0], expected)
     batch = dataset.batch(np.array([3])).x[0]
     normalise = transforms.Normalize((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
     torch.testing.assert_close(batch, normalise(expected / 255), rtol=1e-4, atol=1e-5)
@@ -229,7 +229,7 @@ def test_real_photographs_in_the_real_layout(data_dir, tmp_path):
     assert (len(dataset.y), dataset.y.sum()) == (294, 206)
     oracle = transforms.Compose([transforms.Resize((256, 256)), transforms.CenterCrop(224)])
     some = np.arange(0, 294, 21)
-    for position, image in zip(some, dataset.images.fetch(some), strict=True):
+    for position, image in zip(some, dataset.inputs.fetch(some), strict=True):
         with Image.open(photos / "images" / birds[position]["img_filename"]) as file:
             expected = np.array(oracle(file.convert("RGB")))
         assert np.array_equal(image.permute(1, 2, 0).numpy(), expected)
@@ -312,7 +312,7 @@ def test_download(served, generated, tmp_path):
     assert sorted(path.name for path in (tmp_path / "data").iterdir()) == [FOLDER, ARCHIVE, f"{ARCHIVE}.sha256"]
     reference = load(generated)
     everything = np.arange(len(reference.y))
-    assert torch.equal(dataset.images.fetch(everything), reference.images.fetch(everything))
+    assert torch.equal(dataset.inputs.fetch(everything), reference.inputs.fetch(everything))
     assert np.array_equal(dataset.val, reference.val)
     (tmp_path / "data" / ARCHIVE).unlink()
     load(tmp_path / "data", download=True, url=served)  # what is unpacked is not fetched again

@@ -13,7 +13,7 @@ def test_a_selector_is_two_files(tmp_path: Path) -> None:
     """Written as printed into a copy of the checkout, it is listed, runs, and does what it says."""
     for folder in ("src", "conf"):
         shutil.copytree(ROOT / folder, tmp_path / folder, ignore=shutil.ignore_patterns("__pycache__"))
-    blocks = re.findall(r"```(?:python|yaml)\n# (\S+)\n(.*?)```", (ROOT / "CONTRIBUTING.md").read_text(), re.DOTALL)
+    blocks = re.findall(r"```(?:python|yaml)\n# (\S*selector\S*)\n(.*?)```", (ROOT / "CONTRIBUTING.md").read_text(), re.DOTALL)
     assert [Path(name).suffix for name, _ in blocks] == [".py", ".yaml"]
     for name, content in blocks:
         (tmp_path / name).write_text(content)

@@ -6,7 +6,9 @@ from pathlib import Path
 
 import pytest
 
+import describe
 from fedfacet import config
+from fedfacet.commands.describe_federations import one_by_one, selector_overrides
 
 ROOT = Path(__file__).parents[2]
 FIGURES = ROOT / "docs" / "figures"
@@ -27,11 +29,9 @@ def test_every_picture_has_a_command_and_is_shown() -> None:
 @pytest.mark.parametrize("command", COMMANDS)
 def test_commands_are_valid(command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each option of a command is known; those that need no data set draw the files that are committed."""
-    import describe
-
     monkeypatch.chdir(tmp_path)
     overrides = shlex.split(command)
-    assert all(config.compose_job("describe", job) for job in describe.one_by_one(describe.selector_overrides(overrides)))
+    assert all(config.compose_job("describe", job) for job in one_by_one(selector_overrides(overrides)))
     if "dataset=" not in command:
         assert describe.main([*overrides, *(["simulate.rounds=3"] if "simulate" in command else [])]) == 0
         drawn = {path.relative_to(tmp_path) for path in tmp_path.rglob("*.png")}

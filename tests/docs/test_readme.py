@@ -1,4 +1,4 @@
-"""What the README says is there, is there."""
+"""What the README says is there, is there; so is what the guide says."""
 
 import re
 import shlex
@@ -6,27 +6,36 @@ from pathlib import Path
 
 import pytest
 
+import fedfacet
 from fedfacet import config
 
 ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text()
-COMMANDS = [
-    line.split("#")[0].strip() for block in re.findall(r"```bash\n(.*?)```", README, re.DOTALL) for line in block.splitlines()
-]
-TRAIN = [command for command in COMMANDS if "src/train.py" in command and "resume=" not in command and "--help" not in command]
+BLOCKS = re.findall(r"```bash\n(.*?)```", README, re.DOTALL)
+COMMANDS = [line.split(" #")[0].strip() for block in BLOCKS for line in block.splitlines() if "src/train.py" in line]
+TRAIN = [command for command in COMMANDS if "resume=" not in command]
+OPTIONS = re.findall(r"^\| [^|]+ \| [^|]+ \| `(\S+=\S+)` \|", README, re.MULTILINE)
+SNIPPETS = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
+PAGES = [path for pattern in ("*.md", "docs/**/*.md", "results/*.md", "*/README.md") for path in sorted(ROOT.glob(pattern))]
 
 
-def test_there_are_commands_to_check() -> None:
-    """The pattern above still finds the README's commands."""
-    assert len(TRAIN) >= 8
+def test_there_is_something_to_check() -> None:
+    """The patterns above still find the README's commands, methods and snippets."""
+    assert len(TRAIN) >= 4
+    assert len(OPTIONS) >= 15
+    assert len(SNIPPETS) == 2
 
 
-@pytest.mark.parametrize("command", TRAIN)
+def test_it_is_short() -> None:
+    """A page that is read; what is longer goes to docs/. Rules of tables are no words."""
+    assert len(README.replace("|", " ").replace("---", " ").split()) <= 950
+
+
+@pytest.mark.parametrize("command", [*TRAIN, *(f"python src/train.py {option}" for option in OPTIONS)])
 def test_train_commands_compose(command: str, tmp_path: Path) -> None:
-    """Every option of every training command is known and has a possible value."""
-    overrides = [word for word in shlex.split(command.partition("src/train.py")[2]) if word != "-m"]
-    argv = ["train.py", *(["-m"] if "-m" in shlex.split(command) else []), *overrides, f"paths.log_dir={tmp_path}"]
-    _, jobs = config.preflight("train", argv)
+    """Every option of every training command and of every method is known and has a possible value."""
+    overrides = shlex.split(command.partition("src/train.py")[2])
+    _, jobs = config.preflight("train", ["train.py", *overrides, f"paths.log_dir={tmp_path}"])
     assert jobs
 
 
@@ -36,14 +45,31 @@ def test_make_arguments_compose(tmp_path: Path) -> None:
     assert config.preflight("train", ["train.py", *arguments.split(), f"paths.log_dir={tmp_path}"])[1]
 
 
-@pytest.mark.parametrize("row", re.findall(r"^\| `(\w+)` \| (`.*)\|$", README, re.MULTILINE), ids=lambda row: row[0])
-def test_tables_list_every_option(row: tuple[str, str]) -> None:
-    """A group's row in the README names the options that the group has, all of them and no others."""
-    group, options = row
-    assert set(re.findall(r"`(\w+)`", options)) == {file.stem for file in (ROOT / "conf" / group).glob("*.yaml")}
+def test_the_run_of_the_first_snippet(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture) -> None:
+    """It trains and prints an accuracy; here in two rounds."""
+    if not hasattr(fedfacet, "train"):
+        pytest.skip("fedfacet.train is not here yet")
+    monkeypatch.chdir(tmp_path)
+    exec(SNIPPETS[0].replace('"selector=uniform"', '"selector=uniform", "federation.rounds=2"'), {})
+    assert 0 <= float(capsys.readouterr().out.split()[-1]) <= 1
 
 
-def test_linked_files_exist() -> None:
-    """No link of the README points to nothing."""
-    for link in re.findall(r"\]\((?!https?:)([^)#]+)\)", README):
-        assert (ROOT / link).exists(), link
+@pytest.mark.filterwarnings("ignore")  # a plain Trainer's advice on loaders and loggers
+def test_the_module_of_the_second_snippet(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
+) -> None:
+    """It trains under a plain Trainer and prints an accuracy."""
+    monkeypatch.chdir(tmp_path)
+    exec(SNIPPETS[1], {})
+    assert "tensor(" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(ROOT).as_posix())
+def test_linked_files_exist(page: Path) -> None:
+    """No link points to nothing, nor to a section that is not there."""
+    for link, _, section in re.findall(r"\]\((?!https?:)([^)#\s]*)(#([^)\s]+))?\)", page.read_text()):
+        target = page.parent / link if link else page
+        assert target.exists(), link
+        if section:
+            titles = re.findall(r"^#+ (.*)$", target.read_text(), re.MULTILINE)
+            assert section in {re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in titles}, (link, section)

@@ -202,7 +202,7 @@ class Scribble(Query):
     needs_model = False
 
     def answer(self, context):
-        images = context.data.dataset.images.tensor
+        images = context.data.dataset.inputs.tensor
         before = images[0, 0, 0, 0].item()
         images[0, 0, 0, 0] = 255 - before
         return Answer(before, floats_up=0, samples=0)
@@ -210,7 +210,7 @@ class Scribble(Query):
 
 def test_all_processes_see_one_copy_of_the_data(persistent):
     engine, federation = persistent
-    images = federation.engine.clients.dataset.images.tensor
+    images = federation.engine.clients.dataset.inputs.tensor
     before = images[0, 0, 0, 0].item()
     assert [answer.value for answer in engine.ask(Scribble(), tasks_for(federation, [0]))] == [before]
     assert images[0, 0, 0, 0].item() == 255 - before
@@ -244,14 +244,14 @@ def test_workers_outlive_signals_and_end_when_nobody_is_left_to_talk_to(persiste
 def test_what_cannot_be_sent_is_refused_in_a_sentence(persistent):
     _, federation = persistent
     engine = WorkersEngine(workers=1)
-    runtime = federation.engine.clients
-    object.__setattr__(runtime, "transforms", [lambda update, rng: update])
+    clients = federation.engine.clients
+    object.__setattr__(clients, "transforms", [lambda update, rng: update])
     try:
-        engine.setup(runtime)
+        engine.setup(clients)
         with pytest.raises(EngineError, match="Expected clients that can be sent to other processes"):
             list(engine.run(tasks_for(federation, [0])))
     finally:
-        object.__setattr__(runtime, "transforms", [])
+        object.__setattr__(clients, "transforms", [])
         engine.close()
 
 

@@ -19,7 +19,7 @@ def test_the_main_jobs_size():
     assert sum(parameter.numel() for parameter in model.parameters()) == 448 + 4640 + 8256 + 130
 
 
-@pytest.mark.parametrize("settings", [{"width": 0}, {"hidden": 0}, {"input_shape": (3, 3, 8)}])
+@pytest.mark.parametrize("settings", [{"width": 0}, {"hidden": 0}, {"input_shape": (3, 3, 8)}, {"input_shape": (30,)}])
 def test_impossible_sizes_are_refused(settings):
     with pytest.raises(ValueError, match=r"Expected `model\.width` and `model\.hidden`"):
         SmallCNN(**{"num_classes": 2, "input_shape": (3, 8, 8)} | settings)

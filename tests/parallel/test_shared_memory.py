@@ -121,12 +121,12 @@ def test_many_small_tensors_do_not_take_a_file_each():
 
 def test_what_lies_deep_in_an_object_is_shared_and_what_is_the_same_stays_the_same(toy_dataset):
     dataset = toy_dataset(np.full((2, 2), LARGE // 64))  # images of 16 bytes
-    before, image = dataset.images.tensor, dataset.images.tensor.clone()
-    theirs, again = sent([dataset, {"images": dataset.images.tensor}])
-    assert dataset.images.tensor is before
-    assert theirs.images.tensor is again["images"]
-    dataset.images.tensor[0] = 255 - dataset.images.tensor[0]
-    assert torch.equal(theirs.images.tensor[0], 255 - image[0])
+    before, image = dataset.inputs.tensor, dataset.inputs.tensor.clone()
+    theirs, again = sent([dataset, {"images": dataset.inputs.tensor}])
+    assert dataset.inputs.tensor is before
+    assert theirs.inputs.tensor is again["images"]
+    dataset.inputs.tensor[0] = 255 - dataset.inputs.tensor[0]
+    assert torch.equal(theirs.inputs.tensor[0], 255 - image[0])
     assert np.array_equal(theirs.y, dataset.y)
     assert theirs.class_names == dataset.class_names
 

@@ -11,7 +11,7 @@ from fedfacet.clients.client_data import ClientData
 from fedfacet.clients.local_training import LocalTraining
 from fedfacet.clients.program import Clients
 from fedfacet.config import compose_job
-from fedfacet.data.dataset import Dataset, InMemoryImages
+from fedfacet.data.dataset import Dataset, InMemoryInputs
 from fedfacet.engines.sequential import SequentialEngine
 from fedfacet.federation import Federation
 from fedfacet.objectives.classification import ClassificationObjective
@@ -51,7 +51,7 @@ def data():
     pixels = draw.integers(0, 120, size=(72, 3, 4, 4)) + 80 * y[:, None, None, None] + 50 * a[:, None, None, None]
     positions = np.arange(72)
     dataset = Dataset(
-        images=InMemoryImages(torch.from_numpy(pixels).to(torch.uint8)),
+        inputs=InMemoryInputs(torch.from_numpy(pixels).to(torch.uint8)),
         y=y,
         a=a,
         train=positions,

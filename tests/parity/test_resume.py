@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 import torch
 
-from fedfacet import checkpoint, state
+from fedfacet import state
+from fedfacet.runs import checkpoint
 
 CONF = Path(__file__).parents[2] / "conf"
 ROUNDS, CUT = 4, 2
@@ -76,7 +77,7 @@ def test_every_selector_and_aggregator_resumes_exactly(selector, aggregator, mai
 
     whole = make()
     told = results(whole, ROUNDS)
-    part, told_in_parts = resumed(make, tmp_path / "last.ckpt", CUT, ROUNDS)
+    part, told_in_parts = resumed(make, tmp_path / "checkpoints" / "last.ckpt", CUT, ROUNDS)
     assert told_in_parts == told
     assert everything(part.state) == everything(whole.state)
 
@@ -89,7 +90,7 @@ def test_unreliable_clients_do_not_hinder_it(participation, cut, main_job, tmp_p
 
     whole = make()
     told = results(whole, ROUNDS)
-    part, told_in_parts = resumed(make, tmp_path / "last.ckpt", cut, ROUNDS)
+    part, told_in_parts = resumed(make, tmp_path / "checkpoints" / "last.ckpt", cut, ROUNDS)
     assert told_in_parts == told
     assert everything(part.state) == everything(whole.state)
 
@@ -105,7 +106,7 @@ def test_heads_and_mean_features_of_fedpac_survive(cut, main_job, tmp_path):
     told = results(whole, ROUNDS)
     assert len(whole.state.aggregator["heads"]) > 5
     assert whole.state.aggregator["centroids"]
-    part, told_in_parts = resumed(make, tmp_path / "last.ckpt", cut, ROUNDS)
+    part, told_in_parts = resumed(make, tmp_path / "checkpoints" / "last.ckpt", cut, ROUNDS)
     assert told_in_parts == told
     assert everything(part.state) == everything(whole.state)
 

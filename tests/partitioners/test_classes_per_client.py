@@ -92,7 +92,7 @@ def test_the_assignment_is_seeded_and_mixed():
     ("sizes", "num_clients", "each", "said"),
     [
         ([9, 9], 10, 2, r"at least 2 samples for each of 10 clients, but got 18 samples: lower `partition\.num_clients`"),
-        ([9, 9], 3, 3, r"at least 3 classes, so many for each client, but the column 'role' has 2"),
+        ([9, 9], 3, 3, r"at least 3 classes, as many as each client gets, but the column 'role' has 2"),
         ([9] * 7, 3, 2, r"3 clients of 2 classes to hold all 7 values of the column 'role', but they hold 6 at most"),
         ([9, 9, 1], 3, 2, r"at least 2 samples of a class, .* but the class 2 has 1"),
     ],
@@ -122,5 +122,5 @@ def test_small_classes_go_to_fewer_clients_where_some_must():
 
 @pytest.mark.parametrize("name", ["num_clients", "classes_per_client"])
 def test_impossible_numbers_are_refused(name):
-    with pytest.raises(ValueError, match=f"`{name}` to be 1 or larger, but got 0"):
+    with pytest.raises(ValueError, match=rf"`partition\.{name}` to be a whole number, 1 or larger, but got 0"):
         ClassesPerClientPartitioner(**{name: 0})

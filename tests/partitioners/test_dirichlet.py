@@ -104,12 +104,12 @@ def test_it_demands_nothing_and_takes_everything():
 @pytest.mark.parametrize(
     ("changed", "message"),
     [
-        ({"num_clients": 0}, "`num_clients` to be 1 or larger"),
-        ({"alpha": 0.0}, r"`alpha` in \(0, 1e9\]"),
-        ({"alpha": float("nan")}, r"`alpha` in \(0, 1e9\]"),
-        ({"alpha": float("inf")}, r"`alpha` in \(0, 1e9\]"),
-        ({"alpha": 1e308}, r"`alpha` in \(0, 1e9\]"),
-        ({"min_samples": 0}, "`min_samples` to be 1 or larger"),
+        ({"num_clients": 0}, r"`partition\.num_clients` to be a whole number, 1 or larger"),
+        ({"alpha": 0.0}, r"`partition\.alpha` in \(0, 1e9\]"),
+        ({"alpha": float("nan")}, r"`partition\.alpha` in \(0, 1e9\]"),
+        ({"alpha": float("inf")}, r"`partition\.alpha` in \(0, 1e9\]"),
+        ({"alpha": 1e308}, r"`partition\.alpha` in \(0, 1e9\]"),
+        ({"min_samples": 0}, r"`partition\.min_samples` to be a whole number, 1 or larger"),
     ],
 )
 def test_impossible_arguments_are_refused(changed, message):

@@ -27,7 +27,7 @@ def test_clients_have_the_distribution_of_all():
 
 def test_too_few_samples_are_refused():
     labels = np.zeros(23, dtype=np.int64)
-    with pytest.raises(InfeasiblePartitionError, match="one sample for each of 24 clients, but got 23 samples"):
+    with pytest.raises(InfeasiblePartitionError, match="1 sample for each of 24 clients, but got 23 samples"):
         IIDPartitioner(num_clients=24).partition(labels, labels)
 
 
@@ -38,5 +38,5 @@ def test_it_demands_nothing_and_takes_everything():
 
 
 def test_no_clients_are_refused():
-    with pytest.raises(ValueError, match="`num_clients` to be 1 or larger"):
+    with pytest.raises(ValueError, match=r"`partition\.num_clients` to be a whole number, 1 or larger"):
         IIDPartitioner(num_clients=0)

@@ -4,7 +4,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from omegaconf import OmegaConf
 
-from fedfacet.data.validation import partition_and_hold_out
 from fedfacet.errors import InfeasiblePartitionError
 from fedfacet.heterogeneity import InteractionMatrix, measure_federation
 from fedfacet.partitioners.interaction_matrix import InteractionMatrixPartitioner
@@ -75,7 +74,7 @@ def test_the_offline_main_jobs_cells(preset):
 
 
 def test_a_scale_that_bends_a_triplet_is_refused(preset):
-    with pytest.raises(ValueError, match=r"`scale=0.03` to keep every client's heterogeneity triplet within 0.02") as refusal:
+    with pytest.raises(ValueError, match=r"scale=0.03` to keep every client's heterogeneity triplet within 0.02") as refusal:
         preset("gsc", scale=0.03)
     assert "[[90, 90], [10, 10]] would become [[3, 3], [0, 0]] and move by 0.469: use `partition.scale=" in str(refusal.value)
 
@@ -89,7 +88,7 @@ def test_an_accepted_scale_moves_no_triplet_beyond_the_tolerance(checkout, name,
     try:
         scaled = InteractionMatrixPartitioner(settings["clients"], scale=percent / 100)
     except ValueError as refusal:
-        suggested = float(str(refusal).split("partition.scale=")[1].split("`")[0])
+        suggested = float(str(refusal).split("use `partition.scale=")[1].split("`")[0])
         assert suggested > percent / 100
         InteractionMatrixPartitioner(settings["clients"], scale=suggested)
         return
@@ -160,17 +159,33 @@ def test_a_cells_draw_does_not_depend_on_the_other_cells(preset):
 @pytest.mark.parametrize(
     ("changed", "message"),
     [
-        ({"scale": 0.0}, "Expected `scale` to be larger than 0"),
-        ({"scale": -1.0}, "Expected `scale` to be larger than 0"),
-        ({"scale": float("nan")}, "Expected `scale` to be larger than 0"),
-        ({"scale": float("inf")}, "Expected `scale` to be larger than 0"),
+        ({"scale": 0.0}, r"`partition\.scale` in \(0, 1e9\]"),
+        ({"scale": -1.0}, r"`partition\.scale` in"),
+        ({"scale": float("nan")}, r"`partition\.scale` in"),
+        ({"scale": 1e308}, r"`partition\.scale` in"),
+        ({"scale": 1e-9}, "at least one sample"),
+        ({"tolerance": float("nan")}, r"`partition\.tolerance` in"),
         ({"clients": []}, "at least one group of clients"),
-        ({"clients": [{"count": 0, "matrix": [[1, 1]]}]}, "a positive `count` and a `matrix`"),
-        ({"clients": [{"matrix": [[1, 1]]}]}, "a positive `count` and a `matrix`"),
-        ({"clients": [{"count": 1, "matrix": [[1, 1]], "typo": 1}]}, "a positive `count` and a `matrix`"),
-        ({"clients": [{"count": 1.5, "matrix": [[1, 1]]}]}, "a positive `count` and a `matrix`"),
-        ({"clients": [{"count": 1, "matrix": [[1, -1]]}]}, "non-negative counts"),
-        ({"clients": [{"count": 1, "matrix": [1, 1]}]}, "shape \\(classes, attributes\\)"),
+        ({"clients": [3]}, "a `count` and a `matrix`, but got 3"),
+        ({"clients": [{"matrix": [[1, 1]]}]}, "a `count` and a `matrix`"),
+        ({"clients": [{"count": 1, "matrix": [[1, 1]], "typo": 1}]}, "a `count` and a `matrix`"),
+        *(({"clients": [{"count": count, "matrix": [[1, 1]]}]}, "Expected `count` to be") for count in (0, -2, 1.5, True, "2")),
+        *(({"clients": [{"count": count, "matrix": [[1, 1]]}]}, "at most 1,000,000,000") for count in (10**9, 10**400)),
+        *(
+            ({"clients": [{"count": 1, "matrix": matrix}]}, r"rows \(classes\) of equally many whole numbers")
+            for matrix in (
+                [[1, -1]],
+                [[0.5, 1]],
+                [[float("nan"), 1]],
+                [1, 1],
+                [[1, 2], [1]],
+                [],
+                [[]],
+                [["a"]],
+                None,
+                [[1e300]],
+            )
+        ),
         ({"clients": [{"count": 1, "matrix": [[1, 1]]}, {"count": 1, "matrix": [[1], [1]]}]}, "one shape"),
         ({"seed": -1}, "Expected `seed` to be 0 or larger"),
     ],
@@ -183,9 +198,15 @@ def test_impossible_arguments_are_refused(changed, message):
         )
 
 
-def test_a_client_that_would_hold_nothing_is_refused(toy_dataset):
+def test_a_client_that_would_hold_nothing_is_refused():
     """Before any training, which would wait for its first batch forever."""
     clients = [{"count": 2, "matrix": [[9, 9], [9, 9]]}, {"count": 1, "matrix": [[1, 0], [0, 0]]}]
-    partitioner = InteractionMatrixPartitioner(clients, scale=0.3, tolerance=1.0)
-    with pytest.raises(InfeasiblePartitionError, match=r"hold at least one sample, but clients \[2\] would hold none"):
-        partition_and_hold_out(toy_dataset(), partitioner)
+    with pytest.raises(ValueError, match=r"least one sample, but the matrix \[\[1, 0\], \[0, 0\]\] would become \[\[0, 0\], "):
+        InteractionMatrixPartitioner(clients, scale=0.3, tolerance=1.0)
+
+
+def test_a_hundred_million_clients_are_refused_before_anything_is_made_for_them():
+    y, a = pool(np.ones((1, 2), int))
+    partitioner = InteractionMatrixPartitioner([{"count": 10**8, "matrix": [[1, 1]]}])
+    with pytest.raises(InfeasiblePartitionError, match="at least 100000000 samples in the cell class 0, attribute 0"):
+        partitioner.partition(y, a)

@@ -23,5 +23,5 @@ def test_a_client_is_all_samples_of_a_value(labels, min_samples):
 
 
 def test_an_impossible_minimum_is_refused():
-    with pytest.raises(ValueError, match="`min_samples` to be 1 or larger, but got 0"):
+    with pytest.raises(ValueError, match=r"`partition\.min_samples` to be a whole number, 1 or larger, but got 0"):
         NaturalPartitioner(min_samples=0)

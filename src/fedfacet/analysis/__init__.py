@@ -1,1 +1,1 @@
-"""From run folders and federations to tables and plots."""
+"""From run folders and federations to tables."""

@@ -1,4 +1,4 @@
-"""What can be said of a federation before any training: how heterogeneous it is, and whom a selector would choose."""
+"""A federation described before any training: how heterogeneous it is, and whom a selector would choose."""
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -10,12 +10,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedfacet import rng
-from fedfacet.analysis.groups import group_names
-from fedfacet.analysis.plots import TYPES
 from fedfacet.analysis.terminal import TextTable
 from fedfacet.data.dataset import Dataset
 from fedfacet.errors import ConfigError
 from fedfacet.heterogeneity import InteractionMatrix, measure_federation
+from fedfacet.plots.groups import group_names
+from fedfacet.plots.run import MEASURES, TYPES
 from fedfacet.selectors.base import ClientSelector
 from fedfacet.types import ClientReceipt, Facts, Ledger, Query, RoundResult, SelectionContext
 
@@ -111,7 +111,7 @@ def simulate_selection(
     facts = Facts(len(matrices), model={}, parameters=())
 
     facts = Facts(len(matrices), model={}, parameters=())
-    if selector.needs_updates(selector.init(facts)):
+    if selector.needs_updates is not None and selector.needs_updates(selector.init(facts)):
         raise ConfigError(
             f"Expected a selector that chooses without training, but {type(selector).__name__} learns from the clients' "
             "updates: simulate another selector, or train with this one."
@@ -153,11 +153,10 @@ def tables_of(description: Mapping[str, Any]) -> Iterator[TextTable]:
         return
     clients = description["clients"]
     pooled, mean = _measures(description["global"]), _measures(description["client_mean"])
-    names = ("class imbalance (CI)", "attribute imbalance (AI)", "spurious correlation (SC)")
     yield TextTable(
         f"Heterogeneity of {len(clients)} clients with {sum(map(_size, clients))} samples, from 0 to 1",
         ["measure", "all data pooled", "mean of clients"],
-        list(zip(names, pooled, mean, strict=True)),
+        list(zip(MEASURES, pooled, mean, strict=True)),
     )
     yield TextTable(
         "Clients; rows of a matrix are classes, columns attribute values",

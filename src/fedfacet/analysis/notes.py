@@ -1,4 +1,4 @@
-"""What a reader must know of a table's numbers before trusting them, in sentences."""
+"""Sentences that warn the reader of a table."""
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
@@ -10,16 +10,18 @@ _HOW = {
     "personal_holdout/": "callbacks=[default,personal_evaluate]` and `partition.local_holdout=0.2",
     "decomposition/": "callbacks=[default,decomposition]",
 }
-"""Metrics that a run has only with certain options of train.py."""
+"""Metrics, by the beginning of their names, that a run measures only with these options of train.py."""
 
 
 def notes_on(groups: Mapping[tuple[str, str], Sequence[Run]], metric: str, moments: Sequence[str]) -> list[str]:
-    """Return what a reader must know of cells, by row and column, before trusting them."""
+    """Return the warnings about a table's cells, which are given by row and column."""
     notes = []
     everybody = [run for members in groups.values() for run in members]
     if without := [run for run in everybody if not all(measured(run, metric, moment) for moment in moments)]:
         how = f": run them with {how}" if (how := how_to_measure(metric)) else ""
-        notes.append(f"`{metric}` was not measured in {len(without)} of {len(everybody)} runs, as `{without[0].path}`{how}.")
+        notes.append(
+            f"`{metric}` was not measured in {len(without)} of {len(everybody)} runs, for example `{without[0].path}`{how}."
+        )
     all_seeds = {run.seed for members in groups.values() for run in members}
     for place, members in sorted(groups.items()):
         name = f"`{', '.join(place)}`"
@@ -29,7 +31,7 @@ def notes_on(groups: Mapping[tuple[str, str], Sequence[Run]], metric: str, momen
                 notes.append(f"{name} is nan because `{metric}` has no value at the {moment} round of {', '.join(lost)}.")
         notes += _notes_on_personal(name, members, moments) if metric.startswith("personal") else ()
         if smoke := [run for run in members if run.setting("smoke") == "true"]:
-            notes.append(f"{name} has runs of debug=smoke, one round on generated data mostly, as `{smoke[0].path}`.")
+            notes.append(f"{name} has runs of debug=smoke (mostly one round on generated data), for example `{smoke[0].path}`.")
         if differing := differing_keys(members):
             notes.append(f"{name} averages runs that differ in {some(differing)}, not in the seed alone.")
         if lacking := all_seeds - {run.seed for run in members}:
@@ -37,13 +39,19 @@ def notes_on(groups: Mapping[tuple[str, str], Sequence[Run]], metric: str, momen
     return notes
 
 
+def notes_on_unfinished(runs: Iterable[Run]) -> list[str]:
+    """Name the runs that have not finished, and how far they have come."""
+    unfinished = [f"`{run.path}` ({run.progress})" for run in runs if not run.finished]
+    return [f"Left out because not finished: {', '.join(unfinished)}."] if unfinished else []
+
+
 def _notes_on_personal(name: str, members: Sequence[Run], moments: Sequence[str]) -> list[str]:
-    """Return which clients are not in a personal accuracy, or are in it with a model that is not their own."""
+    """Name the clients that a personal accuracy leaves out, or counts with a model that is not their own."""
     notes = []
     for moment in moments:
         for key, what in (
             ("personal/num_diverged", "leaves out clients whose model diverged in local training"),
-            ("personal/num_never_selected", "takes the global model for clients that were never selected"),
+            ("personal/num_never_selected", "uses the global model for clients that were never selected"),
         ):
             if number := [int(found) for run in members if (found := run.at(moment).get(key, 0)) > 0]:
                 clients = str(min(number)) if min(number) == max(number) else f"{min(number)} to {max(number)}"
@@ -52,12 +60,12 @@ def _notes_on_personal(name: str, members: Sequence[Run], moments: Sequence[str]
 
 
 def how_to_measure(metric: str) -> str | None:
-    """Return the options of train.py, in backticks, without which a run lacks a metric; ``None`` where it takes none."""
+    """Return the options of train.py, in backticks, that make a run measure a metric; ``None`` where every run does."""
     return next((f"`{options}`" for start, options in _HOW.items() if metric.startswith(start)), None)
 
 
 def measured(run: Run, metric: str, moment: str) -> bool:
-    """Tell whether a run measured a metric; one whose value is NaN was measured, and one without such a round counts too."""
+    """Tell whether a run measured a metric. NaN is a measured value, and a run without such a round counts as measured."""
     return not run.at(moment) or metric in run.at(moment)
 
 

@@ -39,7 +39,7 @@ class Run:
 
     @property
     def finished(self) -> bool:
-        """Whether the run has come to its last round, which a longer run that goes on from its end has not."""
+        """Whether the run has done all its rounds; one that was resumed for more has not, until it has done those too."""
         if self.summary is None or self.summary.get("status") != "finished":
             return False
         reached, planned = self.summary.get("rounds"), self.settings.get("federation.rounds")
@@ -99,11 +99,17 @@ def spelled(value: Any) -> str:
 
 
 def spellings(text: str) -> set[str]:
-    """Return the texts that a setting may have which somebody names by this one, ``1e-3`` or ``0.001``."""
+    """Return the ways to write a setting's value that the user writes like this: ``1e-3`` means ``0.001`` too."""
+    number = as_number(text)
+    return {text} if number is None else {text, spelled(number)}
+
+
+def as_number(text: str) -> float | None:
+    """Return a text as a number, or ``None`` if it is none."""
     try:
-        return {text, spelled(float(text))}
+        return float(text)
     except ValueError:
-        return {text}
+        return None
 
 
 def find_runs(paths: Iterable[str | Path]) -> list[Run]:
@@ -159,7 +165,7 @@ def load_run(folder: Path) -> Run:
 
 
 def differing_keys(runs: Iterable[Run]) -> list[str]:
-    """Return the config keys, seed, paths, engine and logger apart, in which the runs are not all equal.
+    """Return the config keys in which the runs are not all equal; seed, paths, engine and logger do not count.
 
     Where the chosen option of a Hydra group differs, the group stands for all its keys. ``partition_digest`` is among the
     keys if the runs trained on different partitions.
@@ -176,10 +182,11 @@ def differing_keys(runs: Iterable[Run]) -> list[str]:
 
 
 def telling_keys(cells: Iterable[Sequence[Run]]) -> list[str]:
-    """Return config keys that tell apart the runs of one seed in each cell, so that it holds a seed once; empty if none do.
+    """Return config keys that split the runs so that no cell holds a seed twice; empty if there are none.
 
-    They are all in which such runs differ. Where these differ in ``setting``, which chooses most of the rest, that comes
-    first and the others only where runs of one setting differ; and of many keys, or of callbacks, only what is needed.
+    These are all keys in which runs of one cell and seed differ. If such runs differ in ``setting``, it comes first, because it
+    chooses most of the rest, and the other keys follow only if runs of one setting still differ. Of more than four keys, and of
+    callbacks, only those that are needed are returned.
     """
     clashing = _clashing(cells, [])
     keys = ["setting"] if any("setting" in differing_keys(runs) for runs in clashing) else []

@@ -9,8 +9,8 @@ from difflib import get_close_matches
 from itertools import pairwise
 from typing import NamedTuple
 
-from fedfacet.analysis.notes import how_to_measure, listed, measured, notes_on, some
-from fedfacet.analysis.runs import Run, differing_keys, telling_keys
+from fedfacet.analysis.notes import how_to_measure, listed, measured, notes_on, notes_on_unfinished, some
+from fedfacet.analysis.runs import Run, as_number, differing_keys, telling_keys
 from fedfacet.errors import ConfigError
 
 PAPER = "paper"
@@ -49,7 +49,7 @@ class Column(NamedTuple):
     Attributes:
         name: of the setting.
         at: ``"last"``, ``"best"``, or ``"paper"`` for a paper's numbers.
-        lower_is_better: as the table's, for this column alone; ``None`` where it is no other.
+        lower_is_better: overrides the table's for this column; ``None`` keeps it.
     """
 
     name: str
@@ -67,8 +67,8 @@ class Table:
         columns: in order; one setting's last and best round are neighbours.
         cells: one per row and column.
         percent: whether the values are percentages.
-        lower_is_better: whether the smallest value of a column is its best; ``None`` where a column's rows are of different
-            kinds, so that none is.
+        lower_is_better: whether the smallest value of a column is its best; ``None`` where no value is, because a column's
+            rows are of different kinds.
         caption: what the numbers are and where they come from.
         notes: what a reader must know before trusting a cell, one sentence each.
     """
@@ -124,18 +124,13 @@ def make_table(
     if std not in ("population", "sample"):
         raise ValueError(f"Expected `std` to be 'population' or 'sample', but got {std!r}.")
     check_keys(runs, (*rows, *columns))
-    finished = [run for run in runs if run.finished]
-    unfinished = [f"`{run.path}` ({run.progress})" for run in runs if not run.finished]
-    if not finished:
-        raise ConfigError(
-            f"Expected at least one finished run, but none of the {len(runs)} has finished: resume {unfinished[0]} first."
-        )
+    finished = finished_of(runs)
     moments = moments_of(finished, at)
-    _check_metric(finished, metric, moments)
+    check_metric(finished, metric, moments)
 
     groups = group_runs(finished, rows, columns)
     percent = is_accuracy(metric)
-    # Rows and columns of unfinished runs stay, so that their place is seen to be empty.
+    # Rows and columns of unfinished runs stay, so that the reader sees their empty cells.
     row_heads = ordered({_head(run, rows) for run in runs})
     table_columns = tuple(Column(name, m) for name in ordered({_head(run, columns) for run in runs}) for m in moments)
     cells = {
@@ -143,9 +138,7 @@ def make_table(
         for row in row_heads
         for column in table_columns
     }
-    notes = []
-    if unfinished:
-        notes.append(f"Left out because not finished: {', '.join(unfinished)}.")
+    notes = notes_on_unfinished(runs)
     if at == "both" and moments == ("last",):
         notes.append("No run has a best round by validation, so only the last round is shown.")
     notes += notes_on(groups, metric, moments)
@@ -176,13 +169,9 @@ def group_runs(runs: Iterable[Run], rows: Sequence[str], columns: Sequence[str])
     for run in sorted(runs, key=lambda run: run.seed):
         groups.setdefault((_head(run, rows), _head(run, columns)), []).append(run)
     keys = telling_keys(groups.values())
+    remedy = f"give --rows {','.join([*rows, *keys])}, choose with --where KEY=VALUE"
     for place, members in groups.items():
-        try:
-            check_seeds(
-                ", ".join(place), members, remedy=f"give --rows {','.join([*rows, *keys])}, choose with --where KEY=VALUE"
-            )
-        except SeedTwiceError as error:
-            raise SeedTwiceError(str(error), [*rows, *keys] if keys else ()) from None
+        check_seeds(", ".join(place), members, remedy, rows=[*rows, *keys] if keys else ())
     return groups
 
 
@@ -194,36 +183,46 @@ def is_accuracy(metric: str) -> bool:
 def check_keys(runs: Sequence[Run], keys: Iterable[str]) -> None:
     """Refuse keys that name no single value of any run's config."""
     for key in keys:
-        _check_key(runs, key)
+        if any(run.setting(key) is not None for run in runs):
+            continue
+        names = sorted({name for run in runs for name in run.settings})
+        groups = [name.removeprefix("choices.") for name in names if name.startswith("choices.")]
+        known = groups + [name for name in names if not name.startswith("choices.")]
+        inner = [name for name in known if name.startswith(f"{key}.")]
+        raise ConfigError(
+            f"Expected the keys of rows and columns to name single values of the config, but {key!r} "
+            + (f"is a group of them: use {some(inner)}." if inner else f"is none: use {_nearest(key, known)}.")
+        )
 
 
-def _check_key(runs: Sequence[Run], key: str) -> None:
-    if any(run.setting(key) is not None for run in runs):
-        return
-    names = {name for run in runs for name in run.settings}
-    groups = sorted(name.removeprefix("choices.") for name in names if name.startswith("choices."))
-    known = [*groups, *sorted(name for name in names if not name.startswith("choices."))]
-    inner = [name for name in known if name.startswith(f"{key}.")]
+def finished_of(runs: Sequence[Run]) -> list[Run]:
+    """Return the runs that have finished; refuse runs of which none has."""
+    if finished := [run for run in runs if run.finished]:
+        return finished
     raise ConfigError(
-        f"Expected the keys of rows and columns to name single values of the config, but {key!r} "
-        + (f"is a group of them: use {some(inner)}." if inner else f"is none: use {_nearest(key, known)}.")
+        f"Expected at least one finished run, but none of {len(runs)} runs has finished: name others, or resume one, for "
+        f"example {runs[0].path} ({runs[0].progress})."
     )
 
 
-def _check_metric(runs: Sequence[Run], metric: str, moments: Sequence[str]) -> None:
+def check_metric(runs: Sequence[Run], metric: str, moments: Sequence[str]) -> None:
+    """Refuse a metric that none of the runs has."""
     known = {name for run in runs for moment in moments for name in run.at(moment)} - {"round"}
     if metric not in known:
         remedy = f"run them with {how}" if (how := how_to_measure(metric)) else f"use {_nearest(metric, sorted(known))}"
         raise ConfigError(f"Expected a metric that the runs have, but got {metric!r}: {remedy}.")
 
 
-def check_seeds(place: str, members: Sequence[Run], *, remedy: str) -> None:
+def check_seeds(
+    place: str, members: Sequence[Run], remedy: str = "choose among them with --where KEY=VALUE", rows: Sequence[str] = ()
+) -> None:
     """Refuse a cell that holds a seed twice.
 
     Args:
         place: the name of the cell.
         members: its runs in the order of their seeds.
         remedy: what else can be done about it than to leave a run out.
+        rows: keys of rows with which no cell holds a seed twice, if such are known.
 
     Raises:
         SeedTwiceError: if it does.
@@ -241,12 +240,13 @@ def check_seeds(place: str, members: Sequence[Run], *, remedy: str) -> None:
                     f"which differ in {some(differing)}: {remedy}, or leave one of them out."
                     if differing
                     else "with the same config: leave one of them out."
-                )
+                ),
+                rows,
             )
 
 
 def moments_of(runs: Sequence[Run], at: str) -> tuple[str, ...]:
-    """Return which of the last and the best round finished runs are to be read at."""
+    """Return at which rounds finished runs are read: ``"last"``, ``"best"`` or both."""
     if at == "last":
         return ("last",)
     if any(run.at("best") for run in runs):
@@ -270,16 +270,9 @@ def ordered(heads: Iterable[str]) -> tuple[str, ...]:
     """Return the heads of rows or columns in the order of a table: numbers first, by size."""
 
     def numbers_first(head: str) -> list[tuple[bool, float, str]]:
-        return [(_number(part) is None, _number(part) or 0.0, part) for part in head.split(" / ")]
+        return [(as_number(part) is None, as_number(part) or 0.0, part) for part in head.split(" / ")]
 
     return tuple(sorted(heads, key=numbers_first))
-
-
-def _number(text: str) -> float | None:
-    try:
-        return float(text)
-    except ValueError:
-        return None
 
 
 def cell_over_seeds(members: Sequence[Run], metric: str, moment: str, *, percent: bool, std: str) -> Cell:
@@ -294,9 +287,6 @@ def cell_over_seeds(members: Sequence[Run], metric: str, moment: str, *, percent
     return Cell(statistics.fmean(values) if values else math.nan, spread, tuple(run.seed for run in members))
 
 
-_BEST = "Per column, the best ({}) is bold, the second underlined."
-
-
 def caption_of(
     runs: Sequence[Run],
     metrics: Sequence[str],
@@ -305,7 +295,7 @@ def caption_of(
     lower_is_better: bool | None,
     command: str | None,
 ) -> str:
-    """Return what the numbers of a table are, and where they come from."""
+    """Return the caption of a table: what its numbers are, and which runs they come from."""
     last = listed(int(run.at("last")["round"]) for run in runs if "round" in run.at("last"))
     rules = {
         "last": f"after the last round ({last})",
@@ -313,13 +303,14 @@ def caption_of(
     }
     rule = "; ".join(f"{moment}: {rules[moment]}" for moment in moments) if len(moments) > 1 else rules[moments[0]]
     what = " and ".join(f"`{metric}`{' in percent' if is_accuracy(metric) else ''}" for metric in metrics)
+    best = f"Per column, the best ({'lowest' if lower_is_better else 'highest'}) is bold, the second underlined."
     sentences = [
         f"{what}, {rule}. Mean ± {std} standard deviation over seeds, number of seeds in parentheses.",
-        *([] if lower_is_better is None else [_BEST.format("lowest" if lower_is_better else "highest")]),
+        *([] if lower_is_better is None else [best]),
         f"Seeds: {listed(run.seed for run in runs)}.",
-        f"Commit: {', '.join(_distinct(_commit(run) for run in runs))}.",
+        f"Commit: {', '.join(sorted({_commit(run) for run in runs}))}.",
     ]
-    if hardware := _distinct(_hardware(run) for run in runs if run.summary and run.summary.get("hardware")):
+    if hardware := sorted({_hardware(run) for run in runs if run.summary and run.summary.get("hardware")}):
         sentences.append(f"Hardware: {' | '.join(hardware)}.")
     if command:
         sentences.append(f"Made with `{command}`.")
@@ -334,7 +325,3 @@ def _commit(run: Run) -> str:
 def _hardware(run: Run) -> str:
     hardware = (run.summary or {}).get("hardware")
     return ", ".join(f"{key} {value}" for key, value in hardware.items()) if isinstance(hardware, dict) else str(hardware)
-
-
-def _distinct(texts: Iterable[str]) -> list[str]:
-    return sorted(set(texts))

@@ -3,14 +3,14 @@
 import os
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 _IN_A_FILE = 160
 """Characters a line may have where no terminal says so."""
 
 
 class TextTable(NamedTuple):
-    """A table; its first column and those of words are set flush left, all of them where cells are ``words``."""
+    """A table. Its first column is set flush left, and all others too if its cells are ``words``; numbers are flush right."""
 
     title: str
     columns: Sequence[str]
@@ -18,8 +18,18 @@ class TextTable(NamedTuple):
     words: bool = False
 
 
+class Told(NamedTuple):
+    """What a command prints: ``data`` if ``output`` is json, tables and remarks if it is text; and the pictures it drew."""
+
+    output: str
+    data: Any
+    tables: Iterable[TextTable]
+    figures: Sequence[Path] = ()
+    remarks: Sequence[str] = ()
+
+
 def print_tables(tables: Iterable[TextTable], remarks: Iterable[str] = (), figures: Sequence[Path] = ()) -> None:
-    """Print tables, what is to be said of them, and where pictures are, folded to the terminal's width, or a file's."""
+    """Print tables, remarks on them, and the paths of pictures, folded to the width of the terminal."""
     from rich.console import Console  # late, as everything that --help need not wait for
     from rich.table import Table
 

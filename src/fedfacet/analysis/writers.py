@@ -4,7 +4,8 @@ import csv
 import io
 import math
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
 
 from fedfacet.analysis.tables import PAPER, Table
 
@@ -23,14 +24,24 @@ _LATEX = {
 def to_markdown(table: Table) -> str:
     """Return the table, its caption and its notes as Markdown."""
     grid = _grid(table, lambda text: text.replace("|", r"\|"), bold="**{}**", underline="<u>{}</u>")
-    widths = [max(len(line[i]) for line in grid) for i in range(len(grid[0]))]
-    rule = ["-" * widths[0], *("-" * (width - 1) + ":" for width in widths[1:])]
-    lines = []
-    for head, *numbers in (grid[0], rule, *grid[1:]):
-        padded = [head.ljust(widths[0]), *(text.rjust(width) for text, width in zip(numbers, widths[1:], strict=True))]
-        lines.append(f"| {' | '.join(padded)} |")
-    notes = [f"- Note: {note}" for note in table.notes]
-    return "\n".join([*lines, "", table.caption, *([""] if notes else []), *notes]) + "\n"
+    return markdown_of(grid, table.caption, table.notes)
+
+
+def markdown_of(grid: Sequence[Sequence[str]], caption: str, notes: Sequence[str], flush_left: int = 1) -> str:
+    """Return lines of cells, the first of them the heads, as a Markdown table with what is to be said of it.
+
+    Args:
+        grid: cells without bare bars.
+        caption: what stands under the table.
+        notes: what is listed under the caption.
+        flush_left: how many columns are set flush left; the others are numbers, flush right.
+    """
+    widths = [max(map(len, column)) for column in zip(*grid, strict=True)]
+    rule = ["-" * width if i < flush_left else "-" * (width - 1) + ":" for i, width in enumerate(widths)]
+    sides = [str.ljust] * flush_left + [str.rjust] * (len(widths) - flush_left)
+    rows = (map(lambda cell, side, width: side(cell, width), line, sides, widths) for line in (grid[0], rule, *grid[1:]))
+    said = [caption, *([""] if notes else []), *(f"- Note: {note}" for note in notes)]
+    return "\n".join([*(f"| {' | '.join(row)} |" for row in rows), "", *said]) + "\n"
 
 
 def to_latex(table: Table) -> str:
@@ -59,15 +70,20 @@ def to_latex(table: Table) -> str:
 
 def to_csv(table: Table) -> str:
     """Return one line per cell, unrounded and in the table's unit; without runs ``n`` is 0 and the values are empty."""
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(["row", "column", "mean", "std", "n", "seeds", "at"])
+    lines: list[Sequence[Any]] = [["row", "column", "mean", "std", "n", "seeds", "at"]]
     for row in table.rows:
         for column in table.columns:
             cell = table.cells[row, column]
             values = [cell.mean, cell.std] if cell.seeds or math.isfinite(cell.mean) else ["", ""]
             number = "" if column.at == PAPER else len(cell.seeds)
-            writer.writerow([row, column.name, *values, number, " ".join(map(str, cell.seeds)), column.at])
+            lines.append([row, column.name, *values, number, " ".join(map(str, cell.seeds)), column.at])
+    return csv_of(lines)
+
+
+def csv_of(lines: Iterable[Sequence[Any]]) -> str:
+    """Return lines of values as CSV."""
+    text = io.StringIO()
+    csv.writer(text, lineterminator="\n").writerows(lines)
     return text.getvalue()
 
 

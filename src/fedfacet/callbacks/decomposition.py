@@ -9,12 +9,12 @@ from numpy.typing import NDArray
 from fedfacet.arguments import check_whole
 from fedfacet.callbacks.base import Callback
 from fedfacet.clients.personal_memory import local_model
-from fedfacet.loss_decomposition import LossDecomposition
 from fedfacet.metrics.group_counts import NAN
+from fedfacet.metrics.loss_decomposition import LossDecomposition
 from fedfacet.types import ClientUpdate, FederationState, State
 
 if TYPE_CHECKING:
-    from fedfacet.build import FederatedData
+    from fedfacet.data.federated import FederatedData
     from fedfacet.federation import Federation
 
 _TERMS = ("local_loss", "distribution_shift_loss", "aggregation_loss", "global_loss")

@@ -13,7 +13,7 @@ from fedfacet.callbacks.evaluate import metrics_of
 from fedfacet.metrics.group_counts import GroupCounts
 
 if TYPE_CHECKING:
-    from fedfacet.build import FederatedData
+    from fedfacet.data.federated import FederatedData
     from fedfacet.federation import Federation
 
 _SPREAD = ("acc", "acc_worst_group", "acc_own")

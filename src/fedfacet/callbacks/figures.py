@@ -3,12 +3,12 @@
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from fedfacet.analysis.plots import plot_curves, plot_partition, plot_selection
 from fedfacet.callbacks.base import Callback
+from fedfacet.plots.run import plot_curves, plot_partition, plot_selection
 from fedfacet.types import RoundResult
 
 if TYPE_CHECKING:
-    from fedfacet.build import FederatedData
+    from fedfacet.data.federated import FederatedData
     from fedfacet.federation import Federation
 
 
@@ -42,8 +42,10 @@ class Figures(Callback):
 
     def on_fit_end(self, federation: "Federation", status: str) -> None:
         """Draw how training went, and who took part."""
+        if status == "failed":  # because the run folder is gone, it may be
+            return
         self._draw_partition()
-        if status == "failed" or not federation.state.round:
+        if not federation.state.round:
             return
         if (metrics := self.run_dir / "metrics.csv").exists():
             plot_curves(metrics, self.run_dir / "curves.png", **self._names)

@@ -5,13 +5,13 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fedfacet.analysis.estimation import FILE, Triplets, measure_estimation, write_triplets
 from fedfacet.callbacks.base import Callback
 from fedfacet.heterogeneity import HeterogeneityTriplet
+from fedfacet.metrics.estimation import FILE, Triplets, measure_estimation, write_triplets
 from fedfacet.types import RoundResult
 
 if TYPE_CHECKING:
-    from fedfacet.build import FederatedData
+    from fedfacet.data.federated import FederatedData
     from fedfacet.federation import Federation
 
 QUERY = "heterogeneity"

@@ -1,13 +1,17 @@
 """Checkpoints while a run goes on."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fedfacet import checkpoint
 from fedfacet.arguments import check_choice, check_whole
 from fedfacet.callbacks.base import Callback
+from fedfacet.errors import FedFacetError
+from fedfacet.runs import checkpoint
+from fedfacet.runs.client_memory import ClientMemory
+from fedfacet.runs.synced_file import place, sync
 
 if TYPE_CHECKING:
     from fedfacet.federation import Federation
@@ -15,6 +19,10 @@ if TYPE_CHECKING:
 
 class SaveCheckpoint(Callback):
     """Keep ``checkpoints/last.ckpt`` up to date, from before the first round on, so that every run can be gone on with.
+
+    The one before stays as ``checkpoints/previous.ckpt``, from which a run goes on where the last one is damaged. What clients
+    keep for themselves lies in ``clients/memory/``: a client's file is written when its memory has changed, and removed when no
+    checkpoint refers to it.
 
     With ``keep="all"`` each of these states also stays as ``checkpoints/round_<number>.ckpt``, so that any round can be run
     again by itself, as ``describe.py decomposition=`` does.
@@ -33,20 +41,26 @@ class SaveCheckpoint(Callback):
     def __init__(self, *, run_dir: Path, run_config: Mapping[str, Any], keep: str = "last", every_n_rounds: int = 1) -> None:
         check_choice("callbacks.save_checkpoint.keep", keep, ("last", "all"))
         check_whole("callbacks.save_checkpoint.every_n_rounds", every_n_rounds)
-        self.path = run_dir / "checkpoints" / "last.ckpt"
+        self.run_dir = run_dir
+        self.path = run_dir / "checkpoints" / checkpoint.LAST
         self.run_config = run_config
         self.keep = keep
         self.every_n_rounds = every_n_rounds
         self._saved_round = 0
+        self._memory = ClientMemory(run_dir)
+        self._memory_of: dict[str, str] = {}
         self._writer = ThreadPoolExecutor(max_workers=1, thread_name_prefix="checkpoint")
         self._written: Future[None] | None = None
 
     def on_fit_start(self, federation: "Federation") -> None:
         """Save the state before the first round, or note what is saved already."""
+        self.path.parent.mkdir(parents=True, exist_ok=True)
         self._saved_round = federation.state.round
         if federation.state.round == 0:
             self._save(federation)
             self._wait()
+        elif self._memory.folder.is_dir():
+            self._memory_of = {file.name: checkpoint.memory_of(file) for file in self.path.parent.glob("*.ckpt")}
 
     def on_state_complete(self, federation: "Federation") -> None:
         """Save where a checkpoint is due."""
@@ -55,17 +69,19 @@ class SaveCheckpoint(Callback):
 
     def on_fit_end(self, federation: "Federation", status: str) -> None:
         """Save what is not saved yet; a failed round may have left the state half changed, so then nothing is."""
-        if status != "failed" and federation.state.round > self._saved_round:
+        if status == "failed":
+            with suppress(FedFacetError):  # the run folder is gone, say; what has failed already has the word
+                self._wait()
+            return
+        if federation.state.round > self._saved_round:
             self._save(federation)
         self._wait()
 
     def _save(self, federation: "Federation") -> None:
-        content = checkpoint.dumps(federation.state, self.run_config)
+        memory, files = self._memory.pack(federation.state.memory)
+        content = checkpoint.dumps(federation.state, self.run_config, memory)
         self._wait()
-        paths = [self.path]
-        if self.keep == "all":  # before the other, which a resumed run goes by
-            paths.insert(0, self.path.with_name(f"round_{federation.state.round:06d}.ckpt"))
-        self._written = self._writer.submit(_write, paths, content)
+        self._written = self._writer.submit(self._write, federation.state.round, content, memory, files)
         self._saved_round = federation.state.round
 
     def _wait(self) -> None:
@@ -74,7 +90,19 @@ class SaveCheckpoint(Callback):
         if written is not None:
             written.result()
 
-
-def _write(paths: Sequence[Path], content: memoryview) -> None:
-    for path in paths:
-        checkpoint.write(path, content)
+    def _write(self, round: int, content: memoryview, memory: str, files: Mapping[str, bytes]) -> None:
+        """Write a checkpoint after all that it refers to, and remove what none refers to any more."""
+        for table in self.run_dir.glob("*.csv"):
+            sync(table)
+        self._memory.write(files)
+        if round and self.path.exists():
+            place(self.path, self.path.with_name(checkpoint.PREVIOUS))
+            self._memory_of[checkpoint.PREVIOUS] = self._memory_of.get(checkpoint.LAST, "")
+        paths = [self.path]
+        if self.keep == "all":  # before the other, which a resumed run goes by
+            paths.insert(0, self.path.with_name(f"round_{round:06d}.ckpt"))
+        for path in paths:
+            checkpoint.write(path, content)
+            self._memory_of[path.name] = memory
+        sync(self.path.parent)
+        self._memory.keep_only(self._memory_of.values())

@@ -8,7 +8,7 @@ the objective's own, put on the stacked parameters. What cannot be stacked is re
 import contextlib
 import operator
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -36,6 +36,16 @@ class CannotStackError(Exception):
 def complaint(error: Exception) -> str:
     """Return the first sentence of an error's message."""
     return str(error).partition("\n")[0].partition(". ")[0].rstrip(". ")
+
+
+class _StartOfAll(ClientStart):
+    """What is the same for all clients; how many steps each will take is not."""
+
+    def __getattribute__(self, name: str) -> Any:
+        """Return what is the same."""
+        if name == "num_steps":
+            raise CannotStackError("Expected a correction that does not ask how many steps a client takes, but it does")
+        return super().__getattribute__(name)
 
 
 class Group(NamedTuple):
@@ -167,7 +177,7 @@ class StackedTraining(nn.Module):
             before = rng.get_states(device)
             if program.hooks is not None:
                 lr = single_optimizer(self.objective).param_groups[0]["lr"] * task.lr_factor
-                program.hooks.on_client_start(ClientStart(start, {}, self.clients.num_steps(task), lr, task.lr_factor))
+                program.hooks.on_client_start(_StartOfAll(start, {}, 0, lr, task.lr_factor))
             yield
             if not all(map(torch.equal, before, rng.get_states(device))):
                 raise CannotStackError("Expected training without chance, but it draws random numbers")

@@ -5,18 +5,11 @@ With ``build.py`` and the scripts in ``src/`` the only room that sees a config.
 
 from fedfacet.config.cells import cell_digest, is_cell
 from fedfacet.config.checks import check_arguments
-from fedfacet.config.command_line import (
-    SETTLED,
-    check_resumable,
-    check_resume,
-    differing_key,
-    is_complete,
-    override_of,
-    preflight,
-    shown,
-)
+from fedfacet.config.command_line import preflight, shown
 from fedfacet.config.compose import compose_job, conf_dir, finalized, make, quoted_options
 from fedfacet.config.nodes import plain, targets
+from fedfacet.config.overrides import override_of
+from fedfacet.config.resuming import SETTLED, check_resumable, check_resume, differing_key, is_complete
 
 __all__ = [
     "SETTLED", "cell_digest", "check_arguments", "check_resumable", "check_resume", "compose_job", "conf_dir", "differing_key",

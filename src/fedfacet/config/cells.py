@@ -7,9 +7,9 @@ from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
-from fedfacet.config.command_line import FREE_ON_RESUME
 from fedfacet.config.compose import finalized
 from fedfacet.config.nodes import plain, without_hydra
+from fedfacet.config.resuming import FREE_ON_RESUME
 
 FREE_IN_A_CELL = frozenset(FREE_ON_RESUME) - {"federation.rounds"}
 """Keys that a cell's name leaves out: no number of a run depends on them, if it runs for as many rounds."""

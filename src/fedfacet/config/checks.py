@@ -102,13 +102,12 @@ def check_parts(base: DictConfig, config: DictConfig, usual: Mapping[str, Any], 
         check_parts(base[key], given, usual, full)
 
 
-def check_recipe(base: DictConfig, composed: DictConfig, config: DictConfig) -> None:
+def check_recipe(base: DictConfig, config: DictConfig) -> None:
     """Refuse what a yaml names that there is not, which Hydra adds without a word.
 
     Args:
         base: the configuration as it is without overrides.
-        composed: one job's, before ``where_present`` is applied.
-        config: the same one, finalised.
+        config: one job's, finalised.
     """
     for group in ("federation", "wandb"):
         known = [f"{group}.{key}" for key in base.get(group) or {}]
@@ -121,10 +120,6 @@ def check_recipe(base: DictConfig, composed: DictConfig, config: DictConfig) -> 
                     f"Expected `{group}.{name}` to be there where it is given settings, but `{group}` is "
                     f"{config.choices.get(group)}: add {name} to the list."
                 )
-    for key in composed.get("where_present") or {}:
-        group = str(key).partition(".")[0]
-        if group not in base and group not in config.choices:
-            raise ConfigError(f"Expected a key of the configuration under `where_present`, but got `{key}`: mend the name.")
 
 
 def check_settings(expected: set[str], settings: Mapping[str, Any]) -> None:

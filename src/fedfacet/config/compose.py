@@ -9,16 +9,16 @@ from collections.abc import Mapping, Sequence, Set
 from pathlib import Path
 from typing import Any
 
-from hydra import compose, initialize_config_dir
-from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.errors import InstantiationException
 from hydra.utils import get_object, instantiate
 from omegaconf import DictConfig, OmegaConf, open_dict
 from omegaconf.errors import OmegaConfBaseException
 
 from fedfacet.config.checks import check_arguments, check_parts, check_recipe, check_settings
+from fedfacet.config.hydra_private import composed, initialized, parsed
 from fedfacet.config.mistakes import COMPOSE_ERRORS, check_added, explain, unknown, usual
 from fedfacet.config.nodes import BESIDE_ARGUMENTS, flat_keys, plain, targets, without_hydra
+from fedfacet.config.where_present import check_where_present
 from fedfacet.errors import ConfigError, FedFacetError
 
 
@@ -43,21 +43,22 @@ def compose_job(name: str, overrides: Sequence[str]) -> tuple[DictConfig, DictCo
         ConfigError: one sentence about the first override that is wrong, with the nearest valid names.
     """
     overrides = quoted_options(overrides)
-    with initialize_config_dir(str(conf_dir()), version_base="1.3"):
+    with initialized(str(conf_dir())):
         try:
-            composed = compose(name, list(overrides), return_hydra_config=True)
+            whole = composed(name, overrides)
         except COMPOSE_ERRORS as error:
             raise ConfigError(explain(name, overrides, error)) from None
         base, default_options = usual(name)
         for override in overrides:
             if override.startswith("+"):
-                check_added(name, composed, override)
-    own = without_hydra(composed)
-    if strangers := [key for key in map(str, own) if key not in base and key not in composed.hydra.runtime.choices]:
+                check_added(name, whole, override)
+        own = without_hydra(whole)
+        check_where_present(name, base, own, overrides)
+    if strangers := [key for key in map(str, own) if key not in base and key not in whole.hydra.runtime.choices]:
         raise ConfigError(unknown(strangers[0], flat_keys(base)))
-    config = finalized(own, overrides, composed.hydra.runtime.choices)
+    config = finalized(own, overrides, whole.hydra.runtime.choices)
     check_parts(base, config, default_options)
-    check_recipe(base, composed, config)
+    check_recipe(base, config)
     try:
         settings = plain(config)
     except OmegaConfBaseException as error:
@@ -67,7 +68,7 @@ def compose_job(name: str, overrides: Sequence[str]) -> tuple[DictConfig, DictCo
 
     for path, node in targets(config):
         check_arguments(path, node)
-    return config, composed.hydra
+    return config, whole.hydra
 
 
 def quoted_options(arguments: Sequence[str]) -> list[str]:
@@ -139,7 +140,7 @@ def _keys_set(override: str) -> list[str]:
     key, _, value = override.lstrip("+~").partition("=")
     if not value.startswith("{"):
         return [key]
-    left, keys = {key: OverridesParser.create().parse_override(override).value()}, []
+    left, keys = {key: parsed(override).value()}, []
     while left:
         path, inner = left.popitem()
         keys.append(path)

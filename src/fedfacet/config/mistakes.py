@@ -7,11 +7,11 @@ from typing import Any
 
 from hydra import compose
 from hydra.core.global_hydra import GlobalHydra
-from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
+from fedfacet.config.hydra_private import parsed
 from fedfacet.config.nodes import flat_keys, without_hydra
 from fedfacet.errors import ConfigError
 
@@ -56,7 +56,7 @@ def _explain_override(name: str, override: str, others: Sequence[str], error: Ex
     groups = set(map(str, usual(name)[1]))
     key, _, value = override.lstrip("+~").partition("=")
     try:
-        parsed = OverridesParser.create().parse_override(override)
+        read = parsed(override)
     except (HydraException, ValueError):
         if "=" in value and not {"'", "\\"} & set(value):
             return (
@@ -67,7 +67,7 @@ def _explain_override(name: str, override: str, others: Sequence[str], error: Ex
             f"Expected an override of the form key=value, but got `{override}`: see `--help`; a value with special characters "
             f"needs quotes that the shell keeps, as in \"{key or 'key'}='a, b'\"."
         )
-    if parsed.is_sweep_override():
+    if read.is_sweep_override():
         return f"Expected one value for `{key}`, but got `{value}`: add `-m` for a run per value, or choose one."
     if key in groups:
         options = GlobalHydra.instance().config_loader().get_group_options(key)

@@ -6,11 +6,11 @@ import logging
 import math
 from collections.abc import Sequence
 
-from hydra import initialize_config_dir
 from hydra.utils import get_object
 from omegaconf import DictConfig, OmegaConf
 
 from fedfacet.config.compose import conf_dir
+from fedfacet.config.hydra_private import initialized
 from fedfacet.config.mistakes import usual
 from fedfacet.errors import ConfigError
 
@@ -34,7 +34,7 @@ def check_used(name: str, config: DictConfig, overrides: Sequence[str]) -> None:
         ConfigError: naming the group and the objective.
     """
     given = {override.lstrip("+~").split("=")[0].split(".")[0]: override.replace("'", "") for override in overrides}
-    with initialize_config_dir(str(conf_dir()), version_base="1.3"):
+    with initialized(str(conf_dir())):
         default_options = usual(name)[1]
     asks, taken = "heterogeneity" in _arguments(config.selector), _arguments(config.objective)
     for group in (group for group in TAKEN_BY_THE_OBJECTIVE if group not in taken):
@@ -52,25 +52,9 @@ def check_used(name: str, config: DictConfig, overrides: Sequence[str]) -> None:
             if group == "correction":  # no recipe has one
                 raise _not_taken(group, chosen, objective, f"choose another method than {config.choices.get('method')}")
             _say(f"The recipe's {chosen} changes nothing: {objective} has no argument `{group}`.")
-    _check_fedpac(config)
     _check_patience(config)
     if "heterogeneity" in given and not asks:
         _say(f"{given['heterogeneity']} changes nothing: selector={config.choices.selector} does not ask for heterogeneity.")
-
-
-def _check_fedpac(config: DictConfig) -> None:
-    """Hold the two halves of FedPAC to each other and to what clients keep to themselves."""
-    objective, aggregator, personal = (config.choices.get(group) for group in ("objective", "aggregator", "personal"))
-    if aggregator == "fedpac" and personal in ("head", "model"):
-        raise ConfigError(
-            f"Expected clients that send their heads to aggregator=fedpac, but with personal={personal} they keep them: choose "
-            "personal=none or norm_layers, or another aggregator."
-        )
-    if objective == "fedpac" and aggregator != "fedpac":
-        _say(
-            f"objective=fedpac aligns nothing: aggregator={aggregator} sends no mean features of the classes; aggregator=fedpac"
-            " does."
-        )
 
 
 def _check_patience(config: DictConfig) -> None:

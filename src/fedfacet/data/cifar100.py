@@ -10,7 +10,8 @@ from numpy.typing import NDArray
 
 from fedfacet.arguments import check_within
 from fedfacet.data.augmentation import CropAndFlip
-from fedfacet.data.dataset import Dataset, DatasetSource, InMemoryImages
+from fedfacet.data.dataset import Dataset, InMemoryInputs
+from fedfacet.data.source import DatasetSource
 from fedfacet.data.spawrious import hold_out
 from fedfacet.errors import DatasetCorruptError, DatasetNotFoundError
 
@@ -76,7 +77,7 @@ class CIFAR100(DatasetSource):
         train, val = hold_out(y[:num_train], np.zeros(num_train, np.int64), self.val_fraction, self.seed, "cifar100-validation")
         pixels = np.concatenate([part["data"].reshape(-1, 3, 32, 32) for part in parts])
         return Dataset(
-            images=InMemoryImages(torch.from_numpy(pixels)),
+            inputs=InMemoryInputs(torch.from_numpy(pixels)),
             y=y,
             a=np.zeros_like(y),
             train=train,

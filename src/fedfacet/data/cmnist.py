@@ -10,7 +10,8 @@ from torchvision.datasets import MNIST
 
 from fedfacet import rng
 from fedfacet.data.colours import COLOURS, colour
-from fedfacet.data.dataset import Dataset, DatasetSource, InMemoryImages
+from fedfacet.data.dataset import Dataset, InMemoryInputs
+from fedfacet.data.source import DatasetSource
 from fedfacet.errors import DatasetCorruptError, DatasetNotFoundError
 
 _PARTS = ("train", "t10k")
@@ -38,7 +39,7 @@ class ColouredMNIST(DatasetSource):
         """Write enlarged digits of scikit-learn's in MNIST's layout; see ``DatasetSource.generate``."""
         from fedfacet.data.generated import write_mnist  # imports the drawing of dogs, needed here only
 
-        # Colours fall as they may, so twice what the fullest cell asks for, and some for validation.
+        # Colours are drawn at random, so twice what the fullest cell asks for, and some for validation.
         per_cell = 20 + 2 * int(20 if demand is None else demand.max())
         write_mnist(self.root, num_train=4 * per_cell, num_test=200)
 
@@ -60,7 +61,7 @@ class ColouredMNIST(DatasetSource):
         images = colour(torch.from_numpy(np.concatenate(pixels)), torch.from_numpy(a))
         num_train = len(digits[0])
         return Dataset(
-            images=InMemoryImages(images),
+            inputs=InMemoryInputs(images),
             y=y,
             a=a,
             train=np.arange(num_train),

@@ -6,8 +6,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedfacet.data.augmentation import ZoomTurnAndFlip
-from fedfacet.data.dataset import Dataset, DatasetSource
+from fedfacet.data.dataset import Dataset
 from fedfacet.data.images import IMAGENET_MEAN, IMAGENET_STD, ImageFiles
+from fedfacet.data.source import DatasetSource
 from fedfacet.data.ssl_fl import how_to_get, read_tables
 
 CLASSES = ("normal", "pneumonia", "COVID-19")

@@ -1,7 +1,6 @@
-"""What every data set becomes once it is loaded, and the contract of those that load it."""
+"""What every data set is once it is loaded: inputs, labels, and who may train and test on which."""
 
 import functools
-from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -12,28 +11,27 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fedfacet.data.augmentation import Augmentation
-from fedfacet.errors import InfeasiblePartitionError
 from fedfacet.types import Batch
 
 
-class ImageStore(Protocol):
-    """Inputs by position, as they are kept: images as uint8 of shape (C, H, W), in memory where they fit, or anything else."""
+class InputStore(Protocol):
+    """Inputs by position, in memory or made when they are asked for."""
 
     def __len__(self) -> int:
-        """Return how many there are."""
+        """Return N."""
 
     def fetch(self, indices: NDArray[np.int64]) -> Tensor:
-        """Return those at ``indices``, shape (B, ...)."""
+        """Return the inputs at ``indices``, shape (B, ...): uint8 (B, C, H, W) for images, copies that may be written to."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class InMemoryImages:
-    """All inputs in one tensor: images as uint8 of shape (N, C, H, W), feature vectors as float32 of shape (N, D), ..."""
+class InMemoryInputs:
+    """All inputs in one tensor of shape (N, ...)."""
 
     tensor: Tensor
 
     def __post_init__(self) -> None:
-        """Have the channels of images lie last in memory, as convolutions on a CPU like them."""
+        """Put the channels of images last in memory, which makes convolutions on a CPU faster."""
         if self.tensor.dim() == 4:
             object.__setattr__(self, "tensor", self.tensor.contiguous(memory_format=torch.channels_last))
 
@@ -42,7 +40,7 @@ class InMemoryImages:
         return len(self.tensor)
 
     def fetch(self, indices: NDArray[np.int64]) -> Tensor:
-        """Return the images at ``indices``."""
+        """Return copies of the inputs at ``indices``."""
         positions = torch.from_numpy(indices)
         if self.tensor.dim() == 4:
             return self.tensor.permute(0, 2, 3, 1).index_select(0, positions).permute(0, 3, 1, 2)
@@ -51,25 +49,29 @@ class InMemoryImages:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Dataset:
-    """Labelled images with a spurious attribute, and which of them may train and which test.
+    """Labelled inputs with an attribute, and which samples may train and which test.
 
     Attributes:
-        images: N images, or other inputs where ``mean`` is ``None``.
+        inputs: N images (uint8), which have a ``mean`` and a ``std``, or N inputs of any other kind, which have neither and go
+            into a model as they are: feature vectors (float32), rows of tokens (integers).
         y: classes, shape (N,), int64.
-        a: attribute values, shape (N,), int64.
-        train: sorted positions that may be dealt to clients (and, where ``val`` is ``None``, be held out for validation).
+        a: attribute values, shape (N,), int64; zeros where the data set has no attribute.
+        train: sorted positions of the samples that clients may get.
         test: sorted positions of the test set, disjoint from ``train``.
-        val: sorted positions of an official validation set, or ``None`` where there is none.
+        val: sorted positions of an official validation set; with ``None`` validation samples are taken from ``train``.
         class_names: Y names.
         attribute_names: A names.
-        mean: per channel, of pixels scaled to [0, 1]; ``None`` for inputs that are no images and go into a model as they are.
-        std: per channel; ``None`` along with ``mean``.
-        columns: further labels of the samples by name (a writer, a role, a superclass), each of shape (N,), integers; a
-            partitioner's ``label`` may name one. They are never trained on.
-        augmentation: what happens to images before a training step, and never otherwise; ``None`` for nothing.
+        mean: of each channel of pixels scaled to [0, 1], or ``None``.
+        std: of each channel, or ``None``.
+        columns: further labels by name (a writer, a role, a superclass), each of shape (N,), integers. A partitioner's
+            ``label`` may name one; no model is trained on them.
+        augmentation: changes images before a training step, and at no other time; ``None`` for nothing.
+
+    Raises:
+        ValueError: if only one of ``mean`` and ``std`` is given, or an augmentation for inputs that are no images.
     """
 
-    images: ImageStore
+    inputs: InputStore
     y: NDArray[np.int64]
     a: NDArray[np.int64]
     train: NDArray[np.int64]
@@ -82,6 +84,16 @@ class Dataset:
     columns: Mapping[str, NDArray[np.integer[Any]]] = field(default_factory=dict)
     augmentation: Augmentation | None = None
 
+    def __post_init__(self) -> None:
+        """Refuse what would be ignored without a word."""
+        if (self.mean is None) != (self.std is None):
+            raise ValueError("Expected both `mean` and `std` (of images) or neither, but got one: give or leave out both.")
+        if self.mean is None and self.augmentation is not None:
+            raise ValueError(
+                f"Expected no augmentation of inputs that are no images, but got {self.augmentation}: leave it out, or give "
+                "the images' `mean` and `std`."
+            )
+
     @property
     def num_classes(self) -> int:
         """Y."""
@@ -92,25 +104,10 @@ class Dataset:
         """A."""
         return len(self.attribute_names)
 
-    def column(self, name: str) -> NDArray[np.integer[Any]]:
-        """Return the labels called ``name``, shape (N,): the classes for ``"y"``, the attribute values for ``"a"``.
-
-        Raises:
-            InfeasiblePartitionError: if there are none of this name.
-        """
-        if name in ("y", "a"):
-            return self.y if name == "y" else self.a
-        if name not in self.columns:
-            raise InfeasiblePartitionError(
-                f"Expected `partition.label` to be one of {', '.join(['y', 'a', *self.columns])}, which is what this data set "
-                f"knows of its samples, but got {name!r}: choose one of them or another `dataset`."
-            )
-        return self.columns[name]
-
     @property
     def input_shape(self) -> tuple[int, ...]:
         """The shape of one input, (C, H, W) for images."""
-        return tuple(self.images.fetch(self.test[:1]).shape[1:])
+        return tuple(self.inputs.fetch(self.test[:1]).shape[1:])
 
     def batch(
         self,
@@ -119,15 +116,15 @@ class Dataset:
         memory_format: torch.memory_format = torch.contiguous_format,
         generator: np.random.Generator | None = None,
     ) -> Batch:
-        """Return samples, images normalised to zero mean and unit variance, on ``device``; uint8 is what travels there.
+        """Return samples on ``device``; images travel there as uint8 and are normalised there, other inputs stay as they are.
 
         Args:
             indices: positions of the samples.
             device: where they go.
             memory_format: of images.
-            generator: of the augmentation; ``None`` for images as they are.
+            generator: of the augmentation; ``None`` for no augmentation.
         """
-        x = _sent(self.images.fetch(indices), device)
+        x = _sent(self.inputs.fetch(indices), device)
         if self.augmentation is not None and generator is not None:
             x = self.augmentation(x, generator)
         if self.mean is not None and self.std is not None:
@@ -153,32 +150,8 @@ def _constants(
 ) -> tuple[Tensor, Tensor]:
     """Return mean and standard deviation on the scale of uint8 pixels, each of shape (1, C, H, W).
 
-    As large as an image: with the channels last, arithmetic with a constant per channel takes seven times as long.
+    They are as large as an image: with the channels last, arithmetic with one constant per channel takes seven times as long.
     """
     constants = torch.tensor([mean, std], dtype=torch.float32) * 255
     whole = constants.view(2, -1, 1, 1).expand(2, *shape).contiguous(memory_format=memory_format).to(device)
     return whole[:1], whole[1:]
-
-
-class DatasetSource(ABC):
-    """Knows where a data set comes from; constructing one costs nothing and reads nothing."""
-
-    def generate(self, demand: NDArray[np.int64] | None) -> None:
-        """Write small generated files where ``load`` reads, in the real layout, enough for ``demand``; for ``debug=smoke``.
-
-        Nothing to do for a data set that reads no files.
-        """
-
-    @abstractmethod
-    def load(self, demand: NDArray[np.int64] | None = None) -> Dataset:
-        """Read (or draw) the data set.
-
-        Args:
-            demand: training samples per (class, attribute) cell that the partition asks for, shape (Y, A), or ``None`` where it
-                takes what there is. Only data sets that give their samples an attribute themselves look at it.
-
-        Raises:
-            DatasetNotFoundError: if files are missing; the message names the folder, the size of the download, the command
-                that fetches it, and experiments that need none.
-            DatasetCorruptError: if a file is truncated or unreadable; the message names it.
-        """

@@ -7,7 +7,8 @@ from numpy.typing import NDArray
 from fedfacet import rng
 from fedfacet.arguments import check_within
 from fedfacet.data.colours import COLOURS, colour
-from fedfacet.data.dataset import Dataset, DatasetSource, InMemoryImages
+from fedfacet.data.dataset import Dataset, InMemoryInputs
+from fedfacet.data.source import DatasetSource
 from fedfacet.errors import InfeasiblePartitionError
 
 
@@ -15,9 +16,8 @@ class Digits(DatasetSource):
     """scikit-learn's handwritten digits in red or green: y = digit >= 5, attribute = colour, 3 x 8 x 8 pixels.
 
     1,797 real digits of 43 writers (Alpaydin and Kaynak, Optical Recognition of Handwritten Digits, UCI 1998, CC BY 4.0),
-    shipped with scikit-learn. Since colours are ours to give, they are dealt by a seeded permutation of each class to exactly
-    the training cells that a partition demands; what is left of each class is cut into validation and test cells, all of one
-    size.
+    shipped with scikit-learn. A seeded permutation of each class gives the colours, so that the training cells are exactly
+    those that a partition demands. The rest of each class becomes validation and test cells, all of one size.
 
     Args:
         seed: of the permutations; it does not follow the run's seed.
@@ -68,7 +68,7 @@ class Digits(DatasetSource):
                 splits[split].append(part)
         grey = torch.from_numpy(np.rint(bunch.images * (255 / 16)).astype(np.uint8))
         return Dataset(
-            images=InMemoryImages(colour(grey, torch.from_numpy(a))),
+            inputs=InMemoryInputs(colour(grey, torch.from_numpy(a))),
             y=y,
             a=a,
             train=np.sort(np.concatenate(splits["train"])),

@@ -11,11 +11,11 @@ from fedfacet.types import Partition
 def hold_out_locally(
     y: NDArray[np.int64], partition: Partition, share: float, *, seed: int = 0
 ) -> tuple[Partition, tuple[NDArray[np.int64], ...]]:
-    """Set a share of every client's samples aside, which is never trained on: for the measurement of personal models.
+    """Set a share of every client's samples aside for measuring personal models; nobody trains on it.
 
     A client with n_k samples holds out ``share * n_k`` of them, rounded, but never all. Each class gives the whole part of
-    ``share`` times its samples; what is missing comes from the classes with the largest remainders, of equal ones from those
-    that a draw puts first. (scikit-learn's stratified split refuses classes of one sample.)
+    ``share`` times its samples; the classes with the largest remainders give one more each until there are enough, and a draw
+    decides between equal remainders. (scikit-learn's stratified split refuses classes of one sample.)
 
     Args:
         y: the classes, shape (N,).

@@ -7,8 +7,9 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from fedfacet.data.dataset import Dataset, DatasetSource, InMemoryImages
+from fedfacet.data.dataset import Dataset, InMemoryInputs
 from fedfacet.data.download import download as fetch_file
+from fedfacet.data.source import DatasetSource
 from fedfacet.errors import DatasetCorruptError, DatasetNotFoundError
 
 FILE = "pneumoniamnist.npz"
@@ -52,7 +53,7 @@ class PneumoniaMNIST(DatasetSource):
         ends = np.cumsum([len(arrays[f"{split}_labels"]) for split in _SPLITS])
         train, val, test = np.split(np.arange(len(y)), ends[:-1])
         return Dataset(
-            images=InMemoryImages(torch.from_numpy(pixels)),
+            inputs=InMemoryInputs(torch.from_numpy(pixels)),
             y=y,
             a=np.zeros_like(y),
             train=train,

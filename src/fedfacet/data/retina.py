@@ -8,8 +8,9 @@ from PIL import Image
 
 from fedfacet.arguments import check_choice
 from fedfacet.data.augmentation import ZoomTurnAndFlip
-from fedfacet.data.dataset import Dataset, DatasetSource
+from fedfacet.data.dataset import Dataset
 from fedfacet.data.images import LazyImages
+from fedfacet.data.source import DatasetSource
 from fedfacet.data.ssl_fl import how_to_get, read_tables
 from fedfacet.errors import DatasetCorruptError
 
@@ -33,7 +34,7 @@ class Retina(DatasetSource):
         the script's values are.
 
     Deviation: validation takes as many images of either class as a tenth of the smaller one, at most 300, before the clients
-    get theirs (``partition_and_hold_out``), who so train on fewer images than SSL-FL's tables name. Arrays are brought to
+    get theirs (``partition_and_hold_out``), and clients train on fewer images than SSL-FL's tables name. Arrays are brought to
     ``image_size`` in one step (FedLD: to 256 pixels, then to 384). An array of fractions in [0, 1] is scaled to bytes; SSL-FL's
     code would cut it off to zeros.
 

@@ -12,8 +12,9 @@ from torch import Tensor
 
 from fedfacet import rng
 from fedfacet.arguments import check_choice
-from fedfacet.data.dataset import Dataset, DatasetSource
+from fedfacet.data.dataset import Dataset
 from fedfacet.data.plays import Role, roles_in
+from fedfacet.data.source import DatasetSource
 from fedfacet.errors import DatasetCorruptError, DatasetNotFoundError
 
 FILES = ("t8.shakespeare.txt.gz", "t8.shakespeare.txt", "raw_data.txt")
@@ -102,7 +103,7 @@ class Shakespeare(DatasetSource):
         y = windows.following()
         train, val, test = self._split(windows.sizes)
         return Dataset(
-            images=windows,
+            inputs=windows,
             y=y,
             a=np.broadcast_to(np.int64(0), y.shape),
             train=train,

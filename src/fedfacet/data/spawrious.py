@@ -8,9 +8,10 @@ from numpy.typing import NDArray
 
 from fedfacet import rng
 from fedfacet.arguments import check_within
-from fedfacet.data.dataset import Dataset, DatasetSource
+from fedfacet.data.dataset import Dataset
 from fedfacet.data.download import obtain
 from fedfacet.data.images import IMAGENET_MEAN, IMAGENET_STD, ImageFiles
+from fedfacet.data.source import DatasetSource
 from fedfacet.errors import DatasetCorruptError
 
 URL = "https://www.dropbox.com/s/hofkueo8qvaqlp3/spawrious224__entire_dataset.tar.gz?dl=1"
@@ -120,7 +121,7 @@ class Spawrious(DatasetSource):
         images.check()
         train, test = hold_out(y, a, self.test_fraction, self.seed, "spawrious-test")
         return Dataset(
-            images=images,
+            inputs=images,
             y=y,
             a=a,
             train=train,

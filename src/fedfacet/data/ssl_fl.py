@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedfacet.data.augmentation import ZoomTurnAndFlip
-from fedfacet.data.dataset import Dataset, ImageStore
+from fedfacet.data.dataset import Dataset, InputStore
 from fedfacet.errors import DatasetCorruptError, DatasetNotFoundError
 
 URL = "https://github.com/rui-yan/SSL-FL"
@@ -34,16 +34,16 @@ class ClientTables:
 
     def dataset(
         self,
-        images: ImageStore,
+        inputs: InputStore,
         class_names: tuple[str, ...],
         *,
         mean: tuple[float, ...],
         std: tuple[float, ...],
         augmentation: ZoomTurnAndFlip | None,
     ) -> Dataset:
-        """Return the data set of these images: no attribute, the owners in the column ``client``, no validation set."""
+        """Return the data set of these inputs: no attribute, the owners in the column ``client``, no validation set."""
         return Dataset(
-            images=images,
+            inputs=inputs,
             y=self.y,
             a=np.zeros_like(self.y),
             train=np.arange(self.num_train),
@@ -137,7 +137,7 @@ def _lines(path: Path, remedy: str) -> list[list[str]]:
 
 
 def _names(path: Path, remedy: str) -> list[str]:
-    """Return the distinct names of a table, sorted; the order of a set would hang on Python's hash seed."""
+    """Return the distinct names of a table, sorted; the order of a set would depend on Python's hash seed."""
     names = sorted({line[0] for line in _lines(path, remedy)})
     if not names:
         raise DatasetCorruptError(f"Expected file names in {path}, but got none: {remedy}.")

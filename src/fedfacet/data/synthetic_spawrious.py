@@ -7,9 +7,10 @@ from numpy.typing import NDArray
 
 from fedfacet import rng
 from fedfacet.arguments import check_within
-from fedfacet.data.dataset import Dataset, DatasetSource
+from fedfacet.data.dataset import Dataset
 from fedfacet.data.drawn_dogs import draw_dog
 from fedfacet.data.images import IMAGENET_MEAN, IMAGENET_STD, LazyImages
+from fedfacet.data.source import DatasetSource
 from fedfacet.data.spawrious import BREEDS, LOCATIONS, chosen_names, hold_out
 
 
@@ -68,7 +69,7 @@ class SyntheticSpawrious(DatasetSource):
         )
         train, test = hold_out(y, a, self.test_fraction, self.seed, "synthetic-spawrious-test")
         return Dataset(
-            images=_DrawnImages(self, y, a),
+            inputs=_DrawnImages(self, y, a),
             y=y,
             a=a,
             train=train,

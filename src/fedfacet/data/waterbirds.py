@@ -6,9 +6,10 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from fedfacet.data.dataset import Dataset, DatasetSource
+from fedfacet.data.dataset import Dataset
 from fedfacet.data.download import obtain
 from fedfacet.data.images import IMAGENET_MEAN, IMAGENET_STD, ImageFiles
+from fedfacet.data.source import DatasetSource
 from fedfacet.errors import DatasetCorruptError, DatasetNotFoundError
 
 FOLDER = "waterbird_complete95_forest2water2"
@@ -128,7 +129,7 @@ class WaterBirds(DatasetSource):
         images.check()
         train, val, test = (np.flatnonzero(split == number) for number in range(len(SPLITS)))
         return Dataset(
-            images=images,
+            inputs=images,
             y=y,
             a=a,
             train=train,

@@ -190,7 +190,7 @@ class _Trial:
         number = min(most, len(self.tasks))
         if number < 2:
             return
-        dealt = makespan(pieces(self.steps, number, divisible=self.clients.program.divisible), number)
+        dealt = makespan(pieces(self.steps, number, divisible=self.clients.divisible), number)
         self._add(
             f"workers={number}, {_threads(threads)} each",
             per_step * dealt * (WORKER_SLOWDOWN if device.type == "cpu" else 1.0) + HAND_OVER_SECONDS * len(self.tasks),

@@ -67,7 +67,7 @@ class DebugEngine(Engine):
     def _step_by_step(self, task: ClientTask) -> ClientUpdate:
         clients = self.clients
         half: HalfTrained | None = None
-        if clients.program.divisible:
+        if clients.program_of(task.broadcast.model).divisible:
             for step in range(1, clients.num_steps(task)):
                 part = clients.train_part(task, half, step)
                 assert isinstance(part, HalfTrained)

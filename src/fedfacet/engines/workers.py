@@ -83,7 +83,7 @@ class WorkersEngine(Engine):
         steps = [self.clients.num_steps(task) for task in tasks]
         jobs: list[_Job] = []
         first_part: dict[int, _Job] = {}
-        for piece in pieces(steps, self.num_workers, divisible=self.clients.program.divisible):
+        for piece in pieces(steps, self.num_workers, divisible=self.clients.divisible):
             stop = piece.stop if piece.stop < steps[piece.position] else None
             jobs.append(_Job(piece.position, Order("train", stop=stop), tasks[piece.position], first_part.get(piece.position)))
             first_part[piece.position] = jobs[-1]

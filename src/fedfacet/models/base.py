@@ -6,7 +6,7 @@ from collections.abc import Callable
 from torch import Tensor, nn
 from torchvision.models import ResNet50_Weights, resnet50
 
-from fedfacet.pretrained import load_weights
+from fedfacet.models.pretrained import load_weights
 
 
 class ResNet50Network(nn.Module):
@@ -15,7 +15,7 @@ class ResNet50Network(nn.Module):
     Args:
         num_classes: Y.
         norm_layer: makes a normalisation layer for a number of channels.
-        weights: ``"none"``, ``"imagenet"`` (torchvision's, version 1) or a file; see ``fedfacet.pretrained.load_weights``.
+        weights: ``"none"``, ``"imagenet"`` (torchvision's, version 1) or a file; see ``load_weights``.
 
     Raises:
         FedFacetError: if the weights cannot be had; the message says how to go on.

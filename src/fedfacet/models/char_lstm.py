@@ -29,7 +29,7 @@ class CharLSTM(nn.Module):
 
     Note:
         Layers are modules of their own with dropout between them, instead of one ``nn.LSTM`` of two layers: on a GPU the
-        dropout inside that draws from a state which outlives a client, so that results would hang on who was trained before.
+        dropout inside that draws from a state which outlives a client: results would depend on the clients trained before.
     """
 
     def __init__(

@@ -8,7 +8,7 @@ from torchvision.models.mobilenetv2 import InvertedResidual
 from torchvision.ops import StochasticDepth
 
 from fedfacet.arguments import check_within
-from fedfacet.pretrained import load_weights
+from fedfacet.models.pretrained import load_weights
 
 
 class MobileNetV2GN(nn.Module):
@@ -31,7 +31,7 @@ class MobileNetV2GN(nn.Module):
     Deviation:
         ``"imagenet"`` is an approximation of the authors' private checkpoint: the convolutions as torchvision trained them
         with BatchNorm, whose scale and shift are carried into GroupNorm while its running statistics have no counterpart
-        (``fedfacet.pretrained``). The head is drawn anew unless the file's head has the same shape.
+        (``fedfacet.models.pretrained``). The head is drawn anew unless the file's head has the same shape.
     """
 
     def __init__(self, num_classes: int, *, weights: str = "none", dropout: float = 0.2, stochastic_depth: float = 0.2) -> None:

@@ -25,7 +25,7 @@ class ResNet50GN(ResNet50Network):
         The paper says neither how its ResNet-50 is normalised nor where its weights come from; the released code took
         torchvision's with BatchNorm replaced by fresh GroupNorm of 4 groups at first, and timm's ``resnet50_gn``, trained with
         GroupNorm, in the end. ``"imagenet"`` approximates the latter by torchvision's convolutions with BatchNorm's scale and
-        shift (``fedfacet.pretrained``). The head is drawn anew unless the file's head has the same shape.
+        shift (``fedfacet.models.pretrained``). The head is drawn anew unless the file's head has the same shape.
     """
 
     def __init__(self, num_classes: int, *, weights: str = "none") -> None:

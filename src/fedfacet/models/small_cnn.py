@@ -1,5 +1,7 @@
 """A small convolutional network for small images."""
 
+from collections.abc import Sequence
+
 from torch import Tensor, nn
 
 
@@ -13,17 +15,17 @@ class SmallCNN(nn.Module):
         hidden: width of the hidden layer, which is what ``features`` returns, 1 or larger.
 
     Raises:
-        ValueError: if a size is out of range.
+        ValueError: if a size is out of range or inputs are no images.
     """
 
-    def __init__(self, num_classes: int, input_shape: tuple[int, int, int], *, width: int = 16, hidden: int = 64) -> None:
+    def __init__(self, num_classes: int, input_shape: Sequence[int], *, width: int = 16, hidden: int = 64) -> None:
         super().__init__()
-        channels, height, breadth = input_shape
-        if min(width, hidden) < 1 or min(height, breadth) < 4:
+        if min(width, hidden) < 1 or len(input_shape) != 3 or min(input_shape[1:]) < 4:
             raise ValueError(
-                f"Expected `model.width` and `model.hidden` to be 1 or larger, and images of 4x4 pixels or more, but got "
-                f"{width}, {hidden} and {height}x{breadth}."
+                "Expected `model.width` and `model.hidden` to be 1 or larger, and images (C, H, W) of 4x4 pixels or more, but "
+                f"got {width}, {hidden} and inputs of shape {tuple(input_shape)}: choose another `model` or `dataset`."
             )
+        channels, height, breadth = input_shape
         # Pooling first changes no bit, neither forward nor backward, and leaves a quarter of the numbers to ReLU.
         self.backbone = nn.Sequential(
             nn.Conv2d(channels, width, 3, padding=1),

@@ -5,6 +5,7 @@ from abc import ABC, abstractmethod
 import numpy as np
 from numpy.typing import NDArray
 
+from fedfacet.errors import InfeasiblePartitionError
 from fedfacet.types import Partition
 
 
@@ -12,14 +13,14 @@ class Partitioner(ABC):
     """Who owns which sample; draws only from ``rng.stream(self.seed, "partition...", ...)``."""
 
     uses_all_samples = False
-    """Whether the clients share out every sample there is, so that validation samples must be set aside beforehand."""
+    """Whether every sample goes to a client, so that validation samples must be set aside beforehand."""
 
     label: str = "y"
     """The data set's column by which samples are dealt: the classes, or metadata such as a role or a writer."""
 
     @property
     def demand(self) -> NDArray[np.int64] | None:
-        """What all clients together ask for, samples per (class, attribute) cell; ``None`` where they take what is there."""
+        """The samples per (class, attribute) cell that all clients together ask for; ``None`` if they take all."""
         return None
 
     @abstractmethod
@@ -36,3 +37,16 @@ class Partitioner(ABC):
         Raises:
             InfeasiblePartitionError: if the samples do not suffice; the message names what was wanted and what there is.
         """
+
+
+def check_enough(num_samples: int, num_clients: int, each: int, settings: str) -> None:
+    """Refuse more clients than the samples suffice for, before anything is made for each of them.
+
+    Raises:
+        InfeasiblePartitionError: if ``num_samples`` are fewer than ``each`` for every client; ``settings`` can be lowered.
+    """
+    if num_samples < num_clients * each:
+        raise InfeasiblePartitionError(
+            f"Expected at least {each} {'sample' if each == 1 else 'samples'} for each of {num_clients} clients, but got "
+            f"{num_samples} samples: lower {settings}."
+        )

@@ -6,12 +6,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedfacet import rng
+from fedfacet.arguments import check_whole
 from fedfacet.errors import InfeasiblePartitionError
-from fedfacet.partitioners.base import Partitioner
+from fedfacet.partitioners.base import Partitioner, check_enough
 from fedfacet.types import Partition
 
 _FEWEST = 4
-"""Clients where nobody says how many, however few hold every class."""
+"""Clients at least, where ``num_clients`` is ``None``."""
 
 
 class ClassesPerClientPartitioner(Partitioner):
@@ -49,9 +50,9 @@ class ClassesPerClientPartitioner(Partitioner):
     uses_all_samples = True
 
     def __init__(self, *, num_clients: int | None = 24, classes_per_client: int = 2, label: str = "y", seed: int = 0) -> None:
-        for name, value in (("num_clients", num_clients), ("classes_per_client", classes_per_client)):
-            if value is not None and value < 1:
-                raise ValueError(f"Expected `{name}` to be 1 or larger, but got {value}.")
+        if num_clients is not None:
+            check_whole("partition.num_clients", num_clients)
+        check_whole("partition.classes_per_client", classes_per_client)
         self.num_clients = num_clients
         self.classes_per_client = classes_per_client
         self.label = label
@@ -75,20 +76,17 @@ class ClassesPerClientPartitioner(Partitioner):
     ) -> NDArray[np.int64]:
         """Return to how many clients each class goes."""
         each = self.classes_per_client
-        if (total := int(sizes_Y.sum())) < clients * each:
-            raise InfeasiblePartitionError(
-                f"Expected at least {each} samples for each of {clients} clients, but got {total} samples: lower "
-                "`partition.num_clients` or `partition.classes_per_client`."
-            )
+        settings = "`partition.num_clients` or `partition.classes_per_client`"
+        check_enough(int(sizes_Y.sum()), clients, each, settings)
         if len(labels) < each:
             raise InfeasiblePartitionError(
-                f"Expected at least {each} classes, so many for each client, but the column {self.label!r} has {len(labels)}: "
-                "lower `partition.classes_per_client`."
+                f"Expected at least {each} classes, as many as each client gets, but the column {self.label!r} has "
+                f"{len(labels)}: lower `partition.classes_per_client`."
             )
         if clients * each < len(labels):
             raise InfeasiblePartitionError(
                 f"Expected {clients} clients of {each} classes to hold all {len(labels)} values of the column {self.label!r}, "
-                f"but they hold {clients * each} at most: raise `partition.num_clients` or `partition.classes_per_client`."
+                f"but they hold {clients * each} at most: raise {settings}."
             )
         fewest, more = divmod(clients * each, len(labels))
         places_Y = np.full(len(labels), fewest)
@@ -97,7 +95,7 @@ class ClassesPerClientPartitioner(Partitioner):
             scarce = int(np.argmin(sizes_Y))
             raise InfeasiblePartitionError(
                 f"Expected at least {fewest + bool(more)} samples of a class, one for each client that holds it, but the class "
-                f"{labels[scarce]} has {sizes_Y[scarce]}: lower `partition.num_clients` or `partition.classes_per_client`."
+                f"{labels[scarce]} has {sizes_Y[scarce]}: lower {settings}."
             )
         places_Y[draw.permutation(roomy)[:more]] += 1
         return places_Y

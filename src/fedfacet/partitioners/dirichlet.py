@@ -4,8 +4,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedfacet import rng
-from fedfacet.errors import InfeasiblePartitionError
-from fedfacet.partitioners.base import Partitioner
+from fedfacet.arguments import check_whole
+from fedfacet.partitioners.base import Partitioner, check_enough
 from fedfacet.types import Partition
 
 
@@ -35,12 +35,12 @@ class DirichletPartitioner(Partitioner):
     def __init__(
         self, *, num_clients: int = 24, alpha: float = 0.5, min_samples: int = 2, label: str = "y", seed: int = 0
     ) -> None:
-        if num_clients < 1:
-            raise ValueError(f"Expected `num_clients` to be 1 or larger, but got {num_clients}.")
+        check_whole("partition.num_clients", num_clients)
+        check_whole("partition.min_samples", min_samples)
         if not 0 < alpha <= 1e9:  # far above it numpy's draw overflows to zeros
-            raise ValueError(f"Expected `alpha` in (0, 1e9], but got {alpha}: for equal shares choose `partition=iid`.")
-        if min_samples < 1:
-            raise ValueError(f"Expected `min_samples` to be 1 or larger, but got {min_samples}.")
+            raise ValueError(
+                f"Expected `partition.alpha` in (0, 1e9], but got {alpha}: for equal shares choose `partition=iid`."
+            )
         self.num_clients = num_clients
         self.alpha = alpha
         self.min_samples = min_samples
@@ -49,11 +49,7 @@ class DirichletPartitioner(Partitioner):
 
     def partition(self, y: NDArray[np.int64], a: NDArray[np.int64]) -> Partition:
         """Deal the samples; see ``Partitioner.partition``."""
-        if len(y) < self.num_clients * self.min_samples:
-            raise InfeasiblePartitionError(
-                f"Expected at least {self.min_samples} samples for each of {self.num_clients} clients, but got {len(y)} "
-                "samples: lower `partition.num_clients` or `partition.min_samples`."
-            )
+        check_enough(len(y), self.num_clients, self.min_samples, "`partition.num_clients` or `partition.min_samples`")
         owned: list[list[int]] = [[] for _ in range(self.num_clients)]
         for label in np.unique(y):
             draw = rng.stream(self.seed, "partition", int(label))

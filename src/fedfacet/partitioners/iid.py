@@ -4,8 +4,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedfacet import rng
-from fedfacet.errors import InfeasiblePartitionError
-from fedfacet.partitioners.base import Partitioner
+from fedfacet.arguments import check_whole
+from fedfacet.partitioners.base import Partitioner, check_enough
 from fedfacet.types import Partition
 
 
@@ -17,23 +17,18 @@ class IIDPartitioner(Partitioner):
         seed: of the shuffle; it does not follow the run's seed.
 
     Raises:
-        ValueError: if ``num_clients`` is smaller than 1.
+        ValueError: if ``num_clients`` is no whole number or out of range.
     """
 
     uses_all_samples = True
 
     def __init__(self, *, num_clients: int = 24, seed: int = 0) -> None:
-        if num_clients < 1:
-            raise ValueError(f"Expected `num_clients` to be 1 or larger, but got {num_clients}.")
+        check_whole("partition.num_clients", num_clients)
         self.num_clients = num_clients
         self.seed = seed
 
     def partition(self, y: NDArray[np.int64], a: NDArray[np.int64]) -> Partition:
         """Deal the samples; see ``Partitioner.partition``."""
-        if len(y) < self.num_clients:
-            raise InfeasiblePartitionError(
-                f"Expected at least one sample for each of {self.num_clients} clients, but got {len(y)} samples: lower "
-                "`partition.num_clients`."
-            )
+        check_enough(len(y), self.num_clients, 1, "`partition.num_clients`")
         order = rng.stream(self.seed, "partition").permutation(len(y))
         return Partition(tuple(np.sort(part) for part in np.array_split(order, self.num_clients)))

@@ -1,6 +1,5 @@
 """Clients with given interaction matrices."""
 
-import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -8,10 +7,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedfacet import rng
+from fedfacet.arguments import check_whole, check_within
 from fedfacet.errors import InfeasiblePartitionError
 from fedfacet.heterogeneity import InteractionMatrix
 from fedfacet.partitioners.base import Partitioner
 from fedfacet.types import Partition
+
+_MOST = 10**9
+"""Samples. No data set has more, so a partition that asks for more is refused before anything is made for its clients."""
 
 
 class InteractionMatrixPartitioner(Partitioner):
@@ -22,75 +25,96 @@ class InteractionMatrixPartitioner(Partitioner):
 
     Args:
         clients: groups of equal clients in the order of their ids, each a mapping with ``count`` (how many clients) and
-            ``matrix`` (rows are classes, columns attribute values).
-        scale: factor on every matrix; cells are rounded by largest remainder, so that a client keeps ``round(scale * n_k)``
-            samples.
-        tolerance: the largest change of a client's heterogeneity triplet that rounding may cause, per measure.
+            ``matrix`` (rows are classes, columns attribute values, entries whole numbers).
+        scale: factor on every matrix, in (0, 1e9]; cells are rounded by largest remainder, so that a client keeps
+            ``round(scale * n_k)`` samples.
+        tolerance: the largest change of a client's heterogeneity triplet that rounding may cause, per measure, in [0, 1].
         seed: of the permutations; 0 or larger. It does not follow the run's seed.
 
     Raises:
-        ValueError: if the matrices are malformed or of different shapes, ``scale`` is not positive, or rounding would move a
-            client's triplet by more than ``tolerance``.
+        ValueError: if an argument is out of range, matrices have different shapes, all clients together ask for more than
+            10^9 samples or one for none, or rounding would move a client's triplet by more than ``tolerance``.
     """
 
     def __init__(
         self, clients: Sequence[Mapping[str, Any]], *, scale: float = 1.0, tolerance: float = 0.02, seed: int = 0
     ) -> None:
-        if not 0 < scale < math.inf:
-            raise ValueError(f"Expected `scale` to be larger than 0 and finite, but got {scale}.")
-        if tolerance < 0:
-            raise ValueError(f"Expected `tolerance` to be 0 or larger, but got {tolerance}.")
+        check_within("partition.scale", scale, "(0, 1e9]")
+        check_within("partition.tolerance", tolerance, "[0, 1]")
         if not clients:
-            raise ValueError("Expected `clients` to name at least one group of clients, but got none.")
+            raise ValueError("Expected `partition.clients` to name at least one group of clients, but got none.")
         self.seed = seed
-        for group in clients:
-            if set(group) != {"count", "matrix"} or not isinstance(group["count"], int) or group["count"] < 1:
-                raise ValueError(
-                    f"Expected every entry of `clients` to have a positive `count` and a `matrix`, but got {dict(group)}."
-                )
-        full = [InteractionMatrix(group["matrix"]) for group in clients]
-        if len(shapes := {matrix.counts.shape for matrix in full}) > 1:
+        full = [_read(group) for group in clients]
+        if len(shapes := {matrix.counts.shape for _, matrix in full}) > 1:
             raise ValueError(f"Expected all matrices to have one shape (classes, attributes), but got {sorted(shapes)}.")
-        self.matrices: list[InteractionMatrix] = []
-        for group, before in zip(clients, full, strict=True):
-            after = _scaled(before, scale)
-            if (moved := _moved(before, after)) > tolerance:
-                raise ValueError(
-                    f"Expected `scale={scale}` to keep every client's heterogeneity triplet within {tolerance}, but the matrix "
-                    f"{before.counts.astype(int).tolist()} would become {after.counts.astype(int).tolist()} and move by "
-                    f"{moved:.3f}: use {_fitting_scale(full, scale, tolerance)}."
-                )
-            self.matrices += [after] * group["count"]
+        if any(count > _MOST for count, _ in full) or sum(count * scale * matrix.total for count, matrix in full) > _MOST:
+            raise ValueError(
+                f"Expected all clients together to ask for at most {_MOST:,} samples, but they ask for more: lower "
+                "`partition.scale` or a `count` of `partition.clients`."
+            )
+        self._groups = [(count, _scaled(matrix, scale)) for count, matrix in full]
+        for (_, before), (_, after) in zip(full, self._groups, strict=True):
+            if _keeps(before, after, tolerance):
+                continue
+            raise ValueError(
+                f"Expected `partition.scale={scale}` to keep every client's heterogeneity triplet within {tolerance}, and at "
+                f"least one sample, but the matrix {before.counts.astype(int).tolist()} would become "
+                f"{after.counts.astype(int).tolist()} and move by {_moved(before, after):.3f}: use "
+                f"{_fitting_scale([matrix for _, matrix in full], scale, tolerance)}."
+            )
+
+    @property
+    def matrices(self) -> list[InteractionMatrix]:
+        """The interaction matrix of each client."""
+        return [matrix for count, matrix in self._groups for _ in range(count)]
 
     @property
     def demand(self) -> NDArray[np.int64]:
         """The samples that all clients together ask for, per cell, shape (Y, A)."""
-        total: NDArray[np.float64] = np.sum([matrix.counts for matrix in self.matrices], axis=0)
+        total: NDArray[np.float64] = np.sum([count * matrix.counts for count, matrix in self._groups], axis=0)
         return total.astype(np.int64)
 
     def partition(self, y: NDArray[np.int64], a: NDArray[np.int64]) -> Partition:
         """Deal the samples; see ``Partitioner.partition``."""
-        num_classes, num_attributes = self.demand.shape
+        demand = self.demand
+        num_classes, num_attributes = demand.shape
         if len(y) and (y.max() >= num_classes or a.max() >= num_attributes):
             raise InfeasiblePartitionError(
                 f"Expected samples of {num_classes} classes and {num_attributes} attribute values, as in the partition's "
                 f"matrices, but the data set has {y.max() + 1} and {a.max() + 1}: choose a partition of that shape."
             )
-        parts: list[list[NDArray[np.int64]]] = [[] for _ in self.matrices]
-        for label in range(num_classes):
-            for attribute in range(num_attributes):
-                cell = np.flatnonzero((y == label) & (a == attribute))
-                wanted = int(self.demand[label, attribute])
-                if wanted > len(cell):
-                    raise InfeasiblePartitionError(
-                        f"Expected at least {wanted} samples in the cell class {label}, attribute {attribute}, but the data "
-                        f"set has {len(cell)}: lower `partition.scale` or use a larger data set."
-                    )
-                cell = rng.stream(self.seed, "partition", label, attribute).permutation(cell)
-                counts = [int(matrix.counts[label, attribute]) for matrix in self.matrices]
-                for client, samples in enumerate(np.split(cell[:wanted], np.cumsum(counts)[:-1])):
-                    parts[client].append(samples)
+        cells = {cell: np.flatnonzero((y == cell[0]) & (a == cell[1])) for cell in np.ndindex(num_classes, num_attributes)}
+        for (label, attribute), cell in cells.items():
+            if demand[label, attribute] > len(cell):
+                raise InfeasiblePartitionError(
+                    f"Expected at least {demand[label, attribute]} samples in the cell class {label}, attribute {attribute}, "
+                    f"but the data set has {len(cell)}: lower `partition.scale` or use a larger data set."
+                )
+        matrices = self.matrices  # no more than there are samples, as checked above
+        parts: list[list[NDArray[np.int64]]] = [[] for _ in matrices]
+        for (label, attribute), cell in cells.items():
+            cell = rng.stream(self.seed, "partition", label, attribute).permutation(cell)
+            ends = np.cumsum([int(matrix.counts[label, attribute]) for matrix in matrices])
+            for client, samples in enumerate(np.split(cell[: ends[-1]], ends[:-1])):
+                parts[client].append(samples)
         return Partition(tuple(np.sort(np.concatenate(client)) for client in parts))
+
+
+def _read(group: object) -> tuple[int, InteractionMatrix]:
+    """Return the count and the matrix of a group of equal clients."""
+    if not isinstance(group, Mapping) or set(group) != {"count", "matrix"}:
+        raise ValueError(f"Expected every entry of `partition.clients` to have a `count` and a `matrix`, but got {group}.")
+    check_whole("count", count := group["count"])
+    try:
+        counts = np.array(group["matrix"], dtype=np.float64)
+    except (TypeError, ValueError, OverflowError):  # numpy's, for rows of different lengths and for what is no number
+        counts = np.empty(0)
+    if counts.ndim != 2 or not counts.any() or not ((counts >= 0) & (counts <= _MOST) & (counts % 1 == 0)).all():
+        raise ValueError(
+            "Expected every `matrix` of `partition.clients` to have rows (classes) of equally many whole numbers (attribute "
+            f"values) from 0 to {_MOST:,}, at least one of them larger than 0, but got {group['matrix']}."
+        )
+    return count, InteractionMatrix(counts)
 
 
 def _scaled(full: InteractionMatrix, scale: float) -> InteractionMatrix:
@@ -103,12 +127,16 @@ def _scaled(full: InteractionMatrix, scale: float) -> InteractionMatrix:
     return InteractionMatrix(floor)
 
 
+def _keeps(before: InteractionMatrix, after: InteractionMatrix, tolerance: float) -> bool:
+    return after.total > 0 and _moved(before, after) <= tolerance
+
+
 def _moved(before: InteractionMatrix, after: InteractionMatrix) -> float:
     return max(abs(now - was) for now, was in zip(after.triplet, before.triplet, strict=True))
 
 
 def _fitting_scale(full: Sequence[InteractionMatrix], scale: float, tolerance: float) -> str:
     for percent in range(int(scale * 100) + 1, 100):
-        if all(_moved(matrix, _scaled(matrix, percent / 100)) <= tolerance for matrix in full):
+        if all(_keeps(matrix, _scaled(matrix, percent / 100), tolerance) for matrix in full):
             return f"`partition.scale={percent / 100}` or another scale at which the counts stay whole"
     return "`partition.scale=1`"

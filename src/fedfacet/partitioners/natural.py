@@ -3,6 +3,7 @@
 import numpy as np
 from numpy.typing import NDArray
 
+from fedfacet.arguments import check_whole
 from fedfacet.errors import InfeasiblePartitionError
 from fedfacet.partitioners.base import Partitioner
 from fedfacet.types import Partition
@@ -18,14 +19,13 @@ class NaturalPartitioner(Partitioner):
         min_samples: that a client must have to take part, 1 or larger; samples of smaller ones are left out.
 
     Raises:
-        ValueError: if ``min_samples`` is smaller than 1.
+        ValueError: if ``min_samples`` is no whole number or out of range.
     """
 
     uses_all_samples = True
 
     def __init__(self, *, label: str = "y", min_samples: int = 1) -> None:
-        if min_samples < 1:
-            raise ValueError(f"Expected `min_samples` to be 1 or larger, but got {min_samples}.")
+        check_whole("partition.min_samples", min_samples)
         self.label = label
         self.min_samples = min_samples
 

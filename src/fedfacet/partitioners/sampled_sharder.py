@@ -4,9 +4,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedfacet import rng
+from fedfacet.arguments import check_whole
 from fedfacet.errors import InfeasiblePartitionError
-from fedfacet.partitioners.base import Partitioner
+from fedfacet.partitioners.base import Partitioner, check_enough
 from fedfacet.types import Partition
+
+_MOST = 2**62
+"""The largest number of classes that numpy can draw; more never exist."""
 
 
 class SampledSharder(Partitioner):
@@ -15,7 +19,7 @@ class SampledSharder(Partitioner):
     Clients take their turn in random order. Each
 
     1. draws its number of classes uniformly from ``min_classes`` to ``max_classes``;
-    2. draws so many classes, without replacement, with a probability in proportion to the samples they have left;
+    2. draws that many classes, without replacement, with a probability in proportion to the samples they have left;
     3. takes n / K samples, equally many of each of its classes. Where a class has fewer left, the fullest classes make up for
        it, whether they are among its own or not: the last clients in turn may hold more classes than they drew, or fewer than
        ``min_classes`` where fewer are left.
@@ -41,13 +45,9 @@ class SampledSharder(Partitioner):
     def __init__(
         self, *, num_clients: int = 24, min_classes: int = 1, max_classes: int = 50, label: str = "y", seed: int = 0
     ) -> None:
-        if num_clients < 1:
-            raise ValueError(f"Expected `num_clients` to be 1 or larger, but got {num_clients}.")
-        if not 1 <= min_classes <= max_classes:
-            raise ValueError(
-                f"Expected `min_classes` to be 1 or larger and `max_classes` no smaller, but got {min_classes} and "
-                f"{max_classes}."
-            )
+        check_whole("partition.num_clients", num_clients)
+        check_whole("partition.min_classes", min_classes)
+        check_whole("partition.max_classes", max_classes, least=min_classes)
         self.num_clients = num_clients
         self.min_classes = min_classes
         self.max_classes = max_classes
@@ -57,14 +57,10 @@ class SampledSharder(Partitioner):
     def partition(self, y: NDArray[np.int64], a: NDArray[np.int64]) -> Partition:
         """Deal the samples; see ``Partitioner.partition``."""
         labels, left_Y = np.unique(y, return_counts=True)
-        if len(y) < self.num_clients:
-            raise InfeasiblePartitionError(
-                f"Expected at least one sample for each of {self.num_clients} clients, but got {len(y)} samples: lower "
-                "`partition.num_clients`."
-            )
+        check_enough(len(y), self.num_clients, 1, "`partition.num_clients`")
         if len(labels) < self.min_classes:
             raise InfeasiblePartitionError(
-                f"Expected at least {self.min_classes} classes, so many for each client, but the column {self.label!r} has "
+                f"Expected at least {self.min_classes} classes, as many as each client gets, but the column {self.label!r} has "
                 f"{len(labels)}: lower `partition.min_classes`."
             )
         draw = rng.stream(self.seed, "partition")
@@ -83,7 +79,7 @@ class SampledSharder(Partitioner):
     def _shares(self, left_Y: NDArray[np.int64], size: int, draw: np.random.Generator) -> NDArray[np.int64]:
         """Return how many samples of each class the next client takes, ``size`` in all."""
         present = np.flatnonzero(left_Y)
-        wanted = int(draw.integers(self.min_classes, self.max_classes + 1))
+        wanted = int(draw.integers(self.min_classes, min(self.max_classes, _MOST) + 1))
         number = min(wanted, len(present), size)
         # The first arrivals of Poisson processes are draws without replacement, each in proportion to what is left.
         chosen = present[np.argsort(draw.exponential(size=len(present)) / left_Y[present])[:number]]

@@ -15,6 +15,7 @@ from fedfacet import rng, state
 from fedfacet.clients.queries.base import QueryContext
 from fedfacet.clients.queries.estimated_heterogeneity import EstimatedHeterogeneity
 from fedfacet.clients.queries.true_heterogeneity import TrueHeterogeneity
+from fedfacet.errors import ConfigError
 
 SEED, ROUND = 3, 2
 
@@ -182,7 +183,7 @@ def test_attributes_are_never_looked_at(digits, small_cnn, tabular):
     matrices = []
     for a in ([0] * 16, draw.integers(2, size=16)):
         client = tabular(rows, y, a)
-        client.dataset.images.tensor = client.dataset.images.tensor.view(16, 3, 8, 8)
+        client.dataset.inputs.tensor = client.dataset.inputs.tensor.view(16, 3, 8, 8)
         matrices.append(EstimatedHeterogeneity(bias_steps=5).estimate(context_of(client, small_cnn))[0].counts.tolist())
     assert matrices[0] == matrices[1]
 
@@ -205,9 +206,9 @@ def test_clients_and_rounds_draw_for_themselves(digits, small_cnn, tabular):
     model = Linear([[0.5], [-0.5]])
     fetched = []
     for client_id in (0, 1):
-        client.dataset.images.fetched.clear()
+        client.dataset.inputs.fetched.clear()
         EstimatedHeterogeneity(bias_steps=3).answer(context_of(client, model, client_id=client_id))
-        fetched.append(client.dataset.images.fetched[:3])
+        fetched.append(client.dataset.inputs.fetched[:3])
     assert fetched[0] != fetched[1]
 
 
@@ -341,7 +342,7 @@ def test_steps_are_exactly_those_asked_for(num_classes, tabular):
     num_biased = 1 if num_classes == 2 else num_classes
     assert [one.steps for one in made] == [50] * num_biased + [10]
     # What it passes through a model is what it says: the batches, and one look at all samples per biased model.
-    assert [len(batch) for batch in client.dataset.images.fetched] == ([8] * 50 + [20]) * num_biased
+    assert [len(batch) for batch in client.dataset.inputs.fetched] == ([8] * 50 + [20]) * num_biased
     assert samples == num_biased * (50 * 8 + 20)
 
 
@@ -351,7 +352,7 @@ def test_the_biased_models_batches_are_class_balanced(class_balanced, share, tab
     client = tabular(np.zeros((20, 1)), [0] * 18 + [1] * 2)
     query = EstimatedHeterogeneity(bias_steps=200, attribute_steps=1, class_balanced=class_balanced)
     query.answer(context_of(client, Linear(IDENTITY), batch_size=28))
-    drawn = np.concatenate(client.dataset.images.fetched[:200])
+    drawn = np.concatenate(client.dataset.inputs.fetched[:200])
     assert len(drawn) == 4000
     assert np.isin(drawn, [18, 19]).mean() == pytest.approx(share, abs=4 * np.sqrt(share * (1 - share) / 4000))
 
@@ -427,19 +428,31 @@ def test_above_ten_classes_auto_means_single(num_classes, models, tabular):
     assert samples == models * (2 * 4 + 2 * num_classes)
 
 
-def test_a_model_without_features_or_head_is_refused_in_one_sentence(four_classes):
-    context = context_of(four_classes, nn.Sequential(nn.Flatten(), nn.Linear(5, 4)))
-    with pytest.raises(
-        ValueError, match=r"Expected Sequential to have `features\(x\)` and a linear `head`.*use `heterogeneity="
-    ):
+class Headless(nn.Module):
+    def features(self, x):
+        return x
+
+
+@pytest.mark.parametrize(
+    "model", [nn.Sequential(nn.Flatten(), nn.Linear(5, 4)), Headless(), nn.ModuleDict({"head": nn.Linear(5, 4)})]
+)
+def test_a_model_without_features_or_head_is_refused_in_one_sentence(model):
+    """When the run is built, before anybody is asked."""
+    message = rf"`features\(x\)` and a linear `head`, .* but {type(model).__name__} lacks them: .*heterogeneity=true"
+    with pytest.raises(ConfigError, match=message):
+        EstimatedHeterogeneity().check(model)
+
+
+@pytest.mark.parametrize("num_classes", [2, 4])
+def test_an_answer_refuses_such_a_model_too(num_classes, tabular):
+    client = tabular(pixels((3, False), (3, True)), [0] * 3 + [1] * 3, num_classes=num_classes)
+    context = context_of(client, nn.Sequential(nn.Flatten(), nn.Linear(1, num_classes)))
+    with pytest.raises(ConfigError, match=r"Expected a model with `features\(x\)` and a linear `head`"):
         EstimatedHeterogeneity().estimate(context)
 
 
-def test_with_two_classes_too(tabular):
-    client = tabular(pixels((3, False), (3, True)), [0] * 3 + [1] * 3)
-    context = context_of(client, nn.Sequential(nn.Flatten(), nn.Linear(1, 2)))
-    with pytest.raises(ValueError, match=r"Expected Sequential to have `features\(x\)` and a linear `head`"):
-        EstimatedHeterogeneity().estimate(context)
+def test_a_model_with_both_is_taken(small_cnn):
+    EstimatedHeterogeneity().check(small_cnn)
 
 
 @pytest.mark.parametrize(

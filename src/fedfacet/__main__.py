@@ -1,0 +1,46 @@
+"""The command of an installed package: ``fedfacet train|describe|report ARGS``, or ``python -m fedfacet``."""
+
+import importlib
+import sys
+from collections.abc import Sequence
+
+USAGE = """usage: fedfacet train|describe|report ARGS
+
+  train      train a federation: fedfacet train experiment=cmnist_gsc selector=uniform
+  describe   tell how heterogeneous a federation is, without training: fedfacet describe partition=gsc
+  report     make a table of run folders: fedfacet report logs/train/runs
+
+Data sets are looked for in data/ (or FEDFACET_DATA) and runs are written to logs/, both in the working folder. Options of your
+own lie in a folder that "hydra.searchpath=[file:///FOLDER]" names, FOLDER/selector/mine.yaml for example.
+
+"fedfacet train --help" lists all options.
+"""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one of the commands; return the exit status.
+
+    Args:
+        argv: the command and its arguments; those of the process by default.
+    """
+    argv = sys.argv[1:] if argv is None else list(argv)
+    command, arguments = (argv[0], argv[1:]) if argv else ("--help", [])
+    if command in ("-h", "--help"):
+        print(USAGE, end="")
+        return 0
+    if command == "train":
+        from fedfacet.runs.command import run_command
+        from fedfacet.runs.run import fit
+
+        sys.argv = [sys.argv[0], *arguments]  # which Hydra reads itself
+        run_command(fit)
+        return 0
+    if command in ("describe", "report"):
+        status: int = importlib.import_module(f"fedfacet.commands.{command}").main(arguments)
+        return status
+    print(f"error: Expected one of the commands train, describe and report, but got {command!r}: see --help.", file=sys.stderr)
+    return 2
+
+
+if __name__ == "__main__":
+    sys.exit(main())

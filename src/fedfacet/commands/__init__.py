@@ -1,0 +1,1 @@
+"""The commands that the scripts in ``src/`` and the installed ``fedfacet`` run."""

@@ -1,0 +1,87 @@
+"""A federation described before any training, or what its clients say of themselves; see ``USAGE``."""
+
+import sys
+from collections.abc import Sequence
+from difflib import get_close_matches
+from importlib import import_module
+from pathlib import Path
+
+from fedfacet.analysis.terminal import Told, print_tables
+from fedfacet.commands.called import called
+from fedfacet.errors import ConfigError, FedFacetError
+from fedfacet.json_text import json_text
+
+GROUPS = ("partition", "dataset", "selector")
+
+USAGE = """usage: {command} partition=NAME [dataset=NAME] [output=text|json] [simulate.selector=NAME] ...
+       {command} selectors [output=text|json]
+       {command} estimation run=DIR|[OPTION OF train] ... [output=text|json]
+       {command} decomposition=DIR [round=N] [output=text|json] [paths.output_dir=DIR]
+
+Tell how heterogeneous a federation is, without training: its measures, every client's matrix, and pictures of them.
+
+  partition=NAME            {partitions}
+  partition=NAME,NAME,...   the measures of several, side by side
+  partition.KEY=VALUE       e.g. partition.scale=0.2 or partition.num_clients=100
+  dataset=NAME              deal this data set's samples for real: {datasets}
+  output=text|json          json prints one document and nothing else
+  simulate.selector=NAME    simulate whom it would choose: {selectors}
+                            several, as in uniform,feddiverse, are drawn one above the other
+  simulate.selector.KEY=VALUE, simulate.rounds=2000, simulate.cohort_size=9, simulate.seed=0
+  paths.output_dir=DIR      where the pictures go
+  selectors                 instead of a federation, all selectors in the thesis' taxonomy of client selection
+  estimation                how far the clients' estimates of their heterogeneity are from the truth: in a run, or
+                            asked now, before any training, in the federation that these options of train make
+  decomposition=DIR         the loss after one round, by what it comes from, of a run or of each run in a folder;
+                            the round is run again, any of them where the run had callbacks.save_checkpoint.keep=all
+
+example: {command} partition=gsc simulate.selector=feddiverse
+"""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Print the description; return the exit status."""
+    argv = sys.argv[1:] if argv is None else argv
+    if {"-h", "--help"} & set(argv):
+        print(usage(), end="")
+        return 0
+    try:
+        told = tell(argv)
+    except (FedFacetError, ValueError, TypeError, OSError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    if told.output == "json":
+        print(json_text(told.data))
+        for figure in told.figures:
+            print(f"wrote {figure}", file=sys.stderr)
+    else:
+        print_tables(told.tables, told.remarks, told.figures)
+    return 0
+
+
+def tell(argv: Sequence[str]) -> Told:
+    """Return what the command that is asked for has to say.
+
+    Raises:
+        ConfigError: if the first word is close to a command, but none.
+    """
+    word, equals, _ = argv[0].partition("=") if argv else ("", "", "")
+    known = ["decomposition"] if equals else ["selectors", "estimation"]
+    if word.isalpha() and word not in (*known, "partition") and (close := get_close_matches(word, known, n=1)):
+        raise ConfigError(f"Expected a command or key=value, but got {argv[0]!r}: did you mean {close[0]}{equals}?")
+    if any(argument.startswith("decomposition=") for argument in argv):
+        topic, options = "decomposition", argv
+    elif word in known and not equals:
+        topic, options = word, argv[1:]
+    else:
+        topic, options = "federations", argv
+    told: Told = import_module(f"fedfacet.commands.describe_{topic}").tell(options)  # late, because --help need not wait
+    return told
+
+
+def usage() -> str:
+    """Return the help text, with the options that there are."""
+    package = Path(__file__).parents[1]  # where conf/ lies is known to fedfacet.config too, which would load Hydra
+    conf = package / "conf" if (package / "conf").is_dir() else package.parents[1] / "conf"
+    groups = {f"{group}s": sorted(file.stem for file in (conf / group).glob("*.yaml")) for group in GROUPS}
+    return USAGE.format(command=called("describe"), **{group: ", ".join(names) for group, names in groups.items()})

@@ -1,0 +1,72 @@
+"""What clients say of their heterogeneity, in a run or asked before any training, against the truth."""
+
+import contextlib
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from omegaconf import DictConfig
+
+from fedfacet.analysis.terminal import TextTable, Told
+from fedfacet.build import build, load_data, settle
+from fedfacet.config import compose_job, make
+from fedfacet.errors import ConfigError
+from fedfacet.metrics.estimation import FILE, Triplets, measure_estimation, read_triplets, write_triplets
+from fedfacet.plots.estimation import plot_estimation
+from fedfacet.types import Broadcast, ClientTask
+
+
+def tell(options: Sequence[str]) -> Told:
+    """Measure how far the triplets that clients disclosed are from the truth, and draw it."""
+    output = "json" if "output=json" in options else "text"
+    options = [option for option in options if option not in ("output=json", "output=text")]
+    runs = [option.removeprefix("run=") for option in options if option.startswith("run=")]
+    if runs and len(options) > 1:
+        raise ConfigError(f"Expected run=DIR and nothing else, but got {' '.join(options)}: a run has its own settings.")
+    if runs:
+        folder = Path(runs[0])
+        triplets = read_triplets(folder)
+    else:
+        config, _ = compose_job("train", ["task=describe", *options])
+        folder = Path(config.paths.output_dir)
+        if (folder / "config.yaml").exists():
+            raise ConfigError(f"Expected a folder for a picture, but {folder} holds a run: say run={folder}.")
+        triplets = estimate_triplets(config, folder)
+        write_triplets(triplets, folder / FILE)
+    error = measure_estimation(triplets)
+    # JSON knows no NaN, which a correlation with a constant is.
+    error["correlation"] = {name: None if value != value else value for name, value in error["correlation"].items()}
+    plot_estimation(triplets, folder / "heterogeneity.png")
+    return Told(output, error, tables_of(error), [folder / "heterogeneity.png"])
+
+
+def estimate_triplets(config: DictConfig, run_dir: Path) -> Triplets:
+    """Ask every client for its heterogeneity, once and on the initial model, and put the truth beside the answers.
+
+    FedDiverse asks the same in its first round where ``pretraining_rounds`` is 1. Nobody trains; nothing is written.
+
+    Raises:
+        FedFacetError, ValueError, TypeError: as in ``build``.
+    """
+    settle(config)
+    federation = build(config, run_dir)
+    broadcast = Broadcast(federation.state.model)
+    tasks = [ClientTask(client_id, 1, config.seed, broadcast) for client_id in range(federation.num_clients)]
+    with contextlib.closing(federation.engine):
+        answers = dict(enumerate(answer.value for answer in federation.engine.ask(make(config.heterogeneity), tasks)))
+    return Triplets.of([matrix.triplet for matrix in load_data(config).matrices], answers)
+
+
+def tables_of(error: Mapping[str, Any]) -> list[TextTable]:
+    """Return the table that shows what ``measure_estimation`` returned, with ``None`` instead of NaN."""
+    return [
+        TextTable(
+            f"What {error['clients']} clients say of their heterogeneity: {error['distance_mean']:.3f} from the truth on "
+            f"average, {error['distance_max']:.3f} at most",
+            ["measure", "mean absolute error", "correlation"],
+            [
+                [name.replace("_", " "), f"{error['mean_absolute_error'][name]:.3f}", "-" if value is None else f"{value:.2f}"]
+                for name, value in error["correlation"].items()
+            ],
+        )
+    ]

@@ -1,0 +1,135 @@
+"""Run folders -> a table or a picture."""
+
+import argparse
+import shlex
+import sys
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from fedfacet.commands.called import called
+from fedfacet.commands.report_options import PICTURES, parse
+from fedfacet.errors import ConfigError, FedFacetError
+
+if TYPE_CHECKING:
+    from fedfacet.analysis.runs import Run
+    from fedfacet.analysis.tables import Table
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Print or write what the options ask for; return the exit status."""
+    argv = sys.argv[1:] if argv is None else argv
+    options = parse(argv)
+    # Late, so that --help and misspelt options answer at once.
+    from fedfacet.analysis import writers
+    from fedfacet.analysis.runs import find_runs
+    from fedfacet.analysis.tables import SeedTwiceError
+
+    write = {"markdown": writers.to_markdown, "latex": writers.to_latex, "csv": writers.to_csv}[options.format or "markdown"]
+    command = shlex.join([*called("report").split(), *argv])
+    table = None
+    try:
+        runs = find_runs(options.runs)
+        if options.layout == "sensitivity":
+            print(drawn(options, runs))
+            return 0
+        if options.clients:
+            print(client_histograms(options, runs, command), end="")
+            return 0
+        if options.overhead:
+            text = overheads(options, runs, command)
+        else:
+            table = table_of(options, runs, command)
+            text = write(table)
+        if options.output:
+            options.output.write_text(text, encoding="utf-8")
+    except (FedFacetError, OSError) as error:
+        rows = error.rows if isinstance(error, SeedTwiceError) else ()
+        ready = f" Ready to run: {shlex.join(with_rows(argv, rows))}" if rows else ""
+        print(f"{error}{ready}", file=sys.stderr)
+        return 2
+    print(f"wrote {options.output}\n" if options.output else text, end="")
+    if options.format == "csv" and table:
+        # CSV has no place for the caption and the notes.
+        for sentence in (table.caption, *(f"Note: {note}" for note in table.notes)):
+            print(sentence, file=sys.stderr)
+    return 0
+
+
+def with_rows(argv: Sequence[str], rows: Sequence[str]) -> list[str]:
+    """Return the command with other rows."""
+    kept, number = [], 0
+    while number < len(argv):
+        if argv[number] == "--rows":
+            number += 1
+        elif not argv[number].startswith("--rows="):
+            kept.append(argv[number])
+        number += 1
+    return [*called("report").split(), *kept, "--rows", ",".join(rows)]
+
+
+def fitting(options: argparse.Namespace, runs: "Sequence[Run]") -> "list[Run]":
+    """Return the runs that fit ``--where``."""
+    found = [run for run in runs if run.fits(options.where)]
+    if not found:
+        values = {key: sorted({str(run.setting(key)) for run in runs}) for key in options.where}
+        have = "; ".join(f"{key} is {' or '.join(texts)}" for key, texts in values.items())
+        raise ConfigError(f"Expected runs that fit --where, but none of {len(runs)} does: {have}.")
+    return found
+
+
+def heads(options: argparse.Namespace, runs: "Sequence[Run]") -> tuple[list[str], list[str]]:
+    """Return the keys of rows and columns."""
+    settings = {run.setting("setting") or "federated" for run in runs}
+    rows = options.rows or ("selector" if len(settings) == 1 else "setting,selector")
+    return [key.strip() for key in rows.split(",")], [key.strip() for key in (options.columns or "experiment").split(",")]
+
+
+def table_of(options: argparse.Namespace, runs: "Sequence[Run]", command: str) -> "Table":
+    """Return the table whose rows and columns the user names, or a paper's as it is printed."""
+    said = {"std": options.std, "lower_is_better": options.lower_is_better, "command": command}
+    if options.layout:
+        from fedfacet.papers.layouts import load_layout, make_layout_table
+
+        at, layout = options.at or "last", load_layout(options.layout)
+        return make_layout_table(runs, layout, metric=options.metric, at=at, where=options.where, **said)
+    from fedfacet.analysis.tables import make_table
+
+    runs = fitting(options, runs)
+    rows, columns = heads(options, runs)
+    at, metric = options.at or "both", options.metric or "test/acc_worst_group"
+    return make_table(runs, rows=rows, columns=columns, metric=metric, at=at, **said)
+
+
+def overheads(options: argparse.Namespace, runs: "Sequence[Run]", command: str) -> str:
+    """Return the text of what selecting clients costs."""
+    from fedfacet.papers.feddiverse.overhead import measure_overheads, overhead_csv, overhead_markdown
+
+    measured, unread = measure_overheads(fitting(options, runs))
+    if not measured:
+        raise ConfigError("Expected runs with metrics.csv and summary.json, but got none: name finished ones that fit --where.")
+    return overhead_csv(measured) if options.format == "csv" else overhead_markdown(measured, unread, command)
+
+
+def client_histograms(options: argparse.Namespace, runs: "Sequence[Run]", command: str) -> str:
+    """Draw the clients; return the text to print."""
+    from fedfacet.papers.participation import client_histograms as histograms
+
+    runs = fitting(options, runs)
+    rows, columns = heads(options, runs)
+    clients = histograms.measure_clients(runs, rows=rows, columns=columns)
+    picture = options.output or PICTURES / "clients.png"
+    lines = picture.with_suffix(".csv")
+    histograms.plot_clients(clients, picture)
+    lines.write_text(histograms.clients_csv(clients), encoding="utf-8")
+    said = histograms.clients_markdown(clients, runs, command)
+    return f"{said}\nwrote {picture} and {lines}\n"
+
+
+def drawn(options: argparse.Namespace, runs: "Sequence[Run]") -> str:
+    """Draw the figure; return the text to print."""
+    from fedfacet.papers.feddiverse.sensitivity import METRIC, measure_sensitivity, plot_sensitivity
+
+    sensitivity = measure_sensitivity(runs, metric=options.metric or METRIC, where=options.where)
+    output = options.output or PICTURES / "sensitivity.png"
+    plot_sensitivity(sensitivity, output)
+    return f"wrote {output}: {sensitivity}."

@@ -1,0 +1,84 @@
+"""The options of ``report``."""
+
+import argparse
+from collections.abc import Sequence
+from pathlib import Path
+
+from fedfacet.commands.called import called
+
+LAYOUTS = sorted(file.stem for file in (Path(__file__).parents[1] / "papers").glob("*/*table*.yaml"))
+
+PICTURES = Path("logs/report")
+"""Where pictures go unless ``--output`` says another place."""
+
+
+def parse(argv: Sequence[str]) -> argparse.Namespace:
+    """Return the options of the command line, ``where`` as a mapping; leave with status 2 where they do not go together."""
+    command = called("report")
+    parser = argparse.ArgumentParser(
+        prog=command,
+        description="Make a table of mean and standard deviation over seeds from run folders.",
+        epilog=f"Examples: {command} logs/train/multiruns --rows selector --columns experiment; "
+        f"{command} --layout table1 logs/train/cells",
+    )
+    parser.add_argument("runs", nargs="+", metavar="RUNS", help="run folders, folders that hold run folders, or glob patterns")
+    keys = "comma-separated config keys: Hydra groups (selector) or dotted keys (aggregator.server_lr)"
+    parser.add_argument(
+        "--rows", metavar="KEYS", help=f"{keys}; default: selector, and before it setting where the runs differ in it"
+    )
+    parser.add_argument("--columns", metavar="KEYS", help="the same for columns; default: experiment")
+    parser.add_argument(
+        "--layout",
+        choices=[*LAYOUTS, "sensitivity"],
+        metavar="TABLE",
+        help="print a paper's table instead, with its rows, columns and numbers (FedDiverse's unless the name says another): "
+        f"{', '.join(LAYOUTS)}; sensitivity draws FedDiverse's figure 4 into {PICTURES}/sensitivity.png or --output",
+    )
+    parser.add_argument(
+        "--where", action="append", default=[], metavar="KEY=VALUE", help="only runs with this setting; may be repeated"
+    )
+    parser.add_argument("--metric", help="default: test/acc_worst_group, or what the layout shows")
+    parser.add_argument(
+        "--at",
+        choices=("last", "best", "both"),
+        help="last round, or best round by validation; default: both, and with --layout the last, as in the papers",
+    )
+    parser.add_argument(
+        "--std",
+        choices=("population", "sample"),
+        default="population",
+        help="divide by n (population, as in the FedDiverse paper) or by n - 1; default: population",
+    )
+    parser.add_argument("--lower-is-better", action="store_true", help="the smallest value of a column is its best")
+    parser.add_argument("--format", choices=("markdown", "latex", "csv"), help="default: markdown")
+    parser.add_argument("--output", type=Path, metavar="FILE", help="write there instead of printing")
+    parser.add_argument(
+        "--overhead",
+        action="store_true",
+        help="print what selecting clients costs instead: FedDiverse's table 2 beside the runs' ledgers",
+    )
+    parser.add_argument(
+        "--clients",
+        action="store_true",
+        help="draw histograms instead, of how often clients were selected and of each client's accuracy on its own samples, "
+        f"into {PICTURES}/clients.png or --output, with a csv file beside it that has a line per client. --rows and --columns "
+        "tell the panels apart. The models are measured anew, which takes the data set",
+    )
+    options = parser.parse_args(argv)
+    chosen = (options.layout, options.metric, options.at, options.lower_is_better)
+    if options.clients and any((*chosen, options.overhead, options.format)):
+        parser.error("--clients writes a picture and a csv file of its own: leave out what chooses another")
+    if options.clients and options.output and options.output.suffix != ".png":
+        parser.error(f"--clients writes a picture, so --output takes a name that ends in .png, but got {options.output}")
+    if options.overhead and (any((*chosen, options.rows, options.columns)) or options.format == "latex"):
+        parser.error("--overhead has a table of its own, in Markdown or CSV: leave out what chooses another")
+    if options.layout and (options.rows or options.columns):
+        parser.error("--layout has rows and columns of its own: leave out --rows and --columns")
+    if options.layout and options.lower_is_better and not options.metric:
+        parser.error("--layout knows which of its numbers are good: leave out --lower-is-better, or give --metric too")
+    if options.layout == "sensitivity" and (options.at or options.format):
+        parser.error("--layout sensitivity draws a picture: leave out --at and --format")
+    if wrong := [text for text in options.where if "=" not in text]:
+        parser.error(f"--where takes KEY=VALUE, but got {wrong[0]!r}")
+    options.where = dict(text.split("=", 1) for text in options.where)
+    return options

@@ -1,0 +1,42 @@
+"""Where a run may be written to."""
+
+import shutil
+import tempfile
+from pathlib import Path
+
+from fedfacet.config.overrides import override_of
+from fedfacet.errors import ConfigError
+
+MIN_FREE_BYTES = 64 << 20
+"""Below this much free disk no run is started."""
+
+
+def check_new(run_dir: Path) -> None:
+    """Refuse a folder that cannot be written to, or that holds a run."""
+    check_writable(run_dir)
+    if (run_dir / "config.yaml").exists() or (run_dir / "metrics.csv").exists():
+        raise ConfigError(
+            f"Expected a new output folder, but {run_dir} already holds a run: choose another paths.output_dir, or go on "
+            f"with that run by `{override_of('resume', run_dir)}`."
+        )
+
+
+def check_writable(run_dir: Path) -> None:
+    """Refuse a folder that cannot be written to, or whose disk is nearly full."""
+    if run_dir.parts[:1] == ("~",):
+        raise ConfigError(f"Expected a folder, but got {run_dir}, in which the shell has left the ~: write it out.")
+    try:
+        existing = next(parent for parent in [run_dir, *run_dir.absolute().parents] if parent.exists())
+        with tempfile.TemporaryFile(dir=existing):  # asked for permission, root is told nothing about read-only systems
+            pass
+        free = shutil.disk_usage(existing).free
+    except OSError as error:
+        raise ConfigError(
+            f"Expected a folder that can be written to for {run_dir}, but there is none ({error.strerror}): choose another "
+            "paths.output_dir."
+        ) from None
+    if free < MIN_FREE_BYTES:
+        raise ConfigError(
+            f"Expected at least {MIN_FREE_BYTES >> 20} MiB of free disk for {run_dir}, but {free >> 20} MiB are left: free "
+            "some, or choose another paths.output_dir."
+        )

@@ -1,0 +1,168 @@
+"""Going on with a run: what it was started with, and what may be different now."""
+
+import json
+import logging
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from omegaconf import DictConfig, OmegaConf
+
+from fedfacet.config.nodes import plain
+from fedfacet.config.overrides import override_of, value_of
+from fedfacet.errors import CheckpointError
+
+log = logging.getLogger(__name__)
+
+FREE_ON_RESUME = (
+    "resume", "task", "paths", "engine", "logger", "wandb", "choices", "federation.rounds", "callbacks.save_checkpoint",
+    "callbacks.progress", "callbacks.figures", "callbacks.heterogeneity_error", "dataset.root", "dataset.download",
+)  # fmt: skip
+"""Keys that may differ when a run is resumed, because no number of the run depends on them."""
+
+SETTLED = ("threads", "memory_format", "precision", "compile")
+"""Keys that are settled when a run begins where the command line leaves them open; its numbers depend on them."""
+
+
+def differing_key(saved: Mapping[str, Any], given: Mapping[str, Any], path: str = "") -> tuple[str, Any, Any] | None:
+    """Return the first key at which two configurations differ, with both values, leaving out what is free on resume."""
+    for key in sorted({*saved, *given}):
+        full = f"{path}{key}"
+        if any(full == free or full.startswith(free + ".") for free in FREE_ON_RESUME):
+            continue
+        left, right = saved.get(key), given.get(key)
+        if isinstance(left, Mapping) and isinstance(right, Mapping):
+            if (inner := differing_key(left, right, f"{full}.")) is not None:
+                return inner
+        elif left != right:
+            return full, left, right
+    return None
+
+
+def check_resumable(saved: Mapping[str, Any], given: Mapping[str, Any], finished_rounds: int, *, complete: bool = True) -> None:
+    """Refuse to go on with a run under another configuration, or with one that is finished.
+
+    Args:
+        saved: the configuration the run was started with.
+        given: the configuration it would go on with.
+        finished_rounds: how many rounds are done.
+        complete: whether all that follows the last round is done too.
+
+    Raises:
+        CheckpointError: naming the key that differs, or the rounds that are done.
+    """
+    if saved["federation"].get("on_bad_update") == "raise":  # no update was dropped so far, or the run would have ended there
+        saved = {**saved, "federation": {**saved["federation"], "on_bad_update": given["federation"].get("on_bad_update")}}
+    if (difference := differing_key(saved, given)) is not None:
+        key, was, now = difference
+        group = key.partition(".")[0]
+        options = [settings.get("choices", {}).get(group) for settings in (saved, given)]
+        if options[0] != options[1]:  # another option of a group says more than the first of its settings
+            key, (was, now) = group, options
+        raise CheckpointError(
+            f"Expected the configuration that the run was started with, but `{key}` was {was!r} and is now {now!r}: leave it "
+            "out, or start a new run."
+        )
+    rounds = given["federation"]["rounds"]
+    if finished_rounds > rounds or (finished_rounds == rounds and complete):
+        raise CheckpointError(
+            f"Expected an unfinished run, but all its {finished_rounds} rounds are done: to train longer, pass a larger "
+            "federation.rounds along with resume."
+        )
+    if finished_rounds == saved["federation"]["rounds"] < rounds:
+        _check_longer(saved, finished_rounds)
+
+
+def _check_longer(saved: Mapping[str, Any], finished_rounds: int) -> None:
+    """Say that a run has been measured once more than one that is longer from the start; refuse where numbers hang on it."""
+    extra = [
+        f"callbacks.{name}.every_n_rounds={part['every_n_rounds']}"
+        for name, part in saved["callbacks"].items()
+        if name != "save_checkpoint" and finished_rounds % part.get("every_n_rounds", 1)
+    ]
+    if not extra:
+        return
+    if not str((saved.get("scheduler") or {}).get("metric", "train/")).startswith("train/"):
+        raise CheckpointError(
+            f"Expected a run that could have been longer from the start, but its scheduler has seen round {finished_rounds}, "
+            f"which {extra[0]} would have left out: start a new run."
+        )
+    log.warning(
+        "Round %d was measured because it was the last; a run that is longer from the start leaves it out (%s).",
+        finished_rounds,
+        ", ".join(extra),
+    )
+
+
+def resumed_overrides(resume: str, overrides: Sequence[str]) -> list[str]:
+    """Return the overrides a run was started with, then those given now, with the run's own folder as the output folder."""
+    run_dir = named = Path(resume)
+    if run_dir.suffix == ".ckpt" and run_dir.is_file():
+        folder = run_dir.parent.parent if run_dir.parent != Path() else Path("..")
+        if run_dir.name not in ("last.ckpt", "previous.ckpt"):
+            raise CheckpointError(
+                "Expected `resume` to name a run folder, which goes on from its last checkpoint, or its previous.ckpt, but "
+                f"got {run_dir}: give {folder}."
+            )
+        run_dir = folder
+    if (elsewhere := value_of("paths.output_dir", overrides)) is not None and Path(elsewhere).absolute() != run_dir.absolute():
+        raise CheckpointError(
+            f"Expected a run to go on in its own folder, but got paths.output_dir={elsewhere} with resume={run_dir}: leave it "
+            "out, or copy the folder and resume the copy."
+        )
+    saved = run_dir / ".hydra" / "overrides.yaml"
+    if not saved.is_file() or not (run_dir / "config.yaml").is_file():
+        raise CheckpointError(
+            f"Expected `resume` to name a run folder, but {run_dir} is none: give the folder that holds config.yaml."
+        )
+    ours = ("resume=", "paths.output_dir=")
+    # Another engine does not have the settings of the one before.
+    replaced = ("engine=", "engine.") if any(override.startswith("engine=") for override in overrides) else ()
+    before = [override for override in map(str, OmegaConf.load(saved)) if not override.startswith(replaced)]
+    given = [*before, *overrides]
+    # A key is added or removed once, though it is asked for again; Hydra's sweeper writes ~KEY=null for ~KEY.
+    bare = [override.removesuffix("=null") for override in given]
+    again = {number for number, override in enumerate(bare) if override.startswith(("~", "+")) and override in bare[:number]}
+    kept = [override for number, override in enumerate(given) if number not in again and not override.startswith(ours)]
+    # Hydra would overwrite .hydra/ there and then; the script replaces what must change in it, each file at one blow.
+    own = [override_of("resume", named), override_of("paths.output_dir", run_dir), "hydra.output_subdir=null"]
+    return [*kept, *own]
+
+
+def check_resume(config: DictConfig, run_dir: Path) -> None:
+    """Refuse to go on with the run of a folder under another configuration, or if it is finished.
+
+    Raises:
+        CheckpointError: as ``check_resumable``, or if the folder has no checkpoint that can be read.
+    """
+    from fedfacet.runs import checkpoint  # imports torch, which --help should not wait for
+
+    path = checkpoint.asked_for(run_dir, config.resume)
+    state, saved = checkpoint.load(path)
+    given = plain(config)
+    if lacking := [name for name in ("federation", "engine", "callbacks", *SETTLED) if name not in saved]:
+        raise CheckpointError(f"Expected {path} to hold the configuration of a run, but its `{lacking[0]}` is missing.")
+    for name in SETTLED:
+        given[name] = saved.get(name) if given[name] is None else given[name]
+    for key in ("rounds", "on_bad_update"):  # free for other runs
+        asked, planned = given["federation"][key], saved["federation"][key]
+        if given["choices"].get("sweep") is not None and asked != planned:
+            raise CheckpointError(
+                f"Expected federation.{key}={planned} for {run_dir}, a sweep's cell and named by its settings, but got "
+                f"{asked}: give the sweep's command with federation.{key}={asked}, for a cell of its own."
+            )
+    check_resumable(saved, given, state.round, complete=is_complete(run_dir, state.round))
+
+
+def is_complete(run_dir: Path, finished_rounds: int) -> bool:
+    """Tell whether a run got as far as its summary; one that was killed between its last round and that has work left.
+
+    Args:
+        run_dir: the run folder, which need not exist.
+        finished_rounds: after how many rounds the summary must have been written.
+    """
+    try:
+        summary = json.loads((run_dir / "summary.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return False
+    return bool(summary.get("status") == "finished" and summary.get("rounds") == finished_rounds)

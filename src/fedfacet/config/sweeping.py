@@ -1,0 +1,142 @@
+"""The jobs of a sweep, as Hydra's basic sweeper makes them."""
+
+import itertools
+import math
+from collections.abc import Iterator, Sequence, Set
+from fractions import Fraction
+from pathlib import Path
+
+from hydra import compose
+from hydra.core.global_hydra import GlobalHydra
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.override_parser.types import ChoiceSweep, Override, OverrideType, RangeSweep
+from hydra.errors import HydraException
+from omegaconf import DictConfig, OmegaConf, open_dict, read_write
+
+from fedfacet.config.cells import cell_digest, is_cell
+from fedfacet.config.compose import compose_job, conf_dir, config_groups
+from fedfacet.config.folders import check_new, check_writable
+from fedfacet.config.hydra_private import initialized
+from fedfacet.config.nodes import plain
+from fedfacet.config.unused import check_used
+from fedfacet.errors import ConfigError
+
+MAX_JOBS = 10_000
+"""More jobs than this in one sweep are a slip of the keyboard."""
+
+
+def sweep(name: str, overrides: Sequence[str]) -> tuple[list[str], list[tuple[DictConfig, Path]]]:
+    """Return the overrides to give to Hydra's sweeper, and the jobs that it will make of them, each composed and checked.
+
+    Raises:
+        ConfigError: the first mistake, in one sentence.
+    """
+    for key, remedy in (
+        ("resume", "resume the jobs one by one"),
+        ("paths.output_dir", "choose the folder of all jobs with paths.sweep_dir=DIR"),
+    ):
+        if any(override.startswith(f"{key}=") for override in overrides):
+            raise ConfigError(f"Expected `{key}` for a single run only, but got it with --multirun: {remedy}.")
+    with initialized(str(conf_dir())):
+        of_the_sweep = _of_the_sweep(name, overrides)
+        jobs: dict[Path, DictConfig] = {}
+        one_by_one = False
+        for number, job in enumerate(_combinations([*of_the_sweep, *overrides])):
+            config, hydra_node = compose_job(name, job)
+            check_used(name, config, job)
+            with open_dict(hydra_node), read_write(hydra_node):
+                hydra_node.job.num = number
+            run_dir = Path(hydra_node.sweep.dir) / _folder_of(config, hydra_node)
+            if is_cell(config):
+                check_writable(run_dir)
+                basic = [str(hydra_node[part]._target_).rpartition(".")[2] for part in ("sweeper", "launcher")]
+                one_by_one = basic == ["BasicSweeper", "BasicLauncher"] and hydra_node.sweeper.max_batch_size is None
+            elif run_dir in jobs:
+                raise ConfigError(
+                    f"Expected a folder for each job, but several are to have {run_dir}: let hydra.sweep.subdir tell them "
+                    "apart."
+                )
+            else:
+                check_new(run_dir)
+            jobs[run_dir] = config
+        left = _left_to_the_jobs(name, overrides, {override.partition("=")[0] for override in of_the_sweep})
+    # Hydra composes a whole batch before the first job of it begins, which has been done here.
+    return left + ["hydra.sweeper.max_batch_size=1"] * one_by_one, [(config, run_dir) for run_dir, config in jobs.items()]
+
+
+def _folder_of(config: DictConfig, hydra_node: DictConfig) -> str:
+    """Return a job's folder within its sweep's; a cell's name is that of its finalized configuration, which is at hand here."""
+    spelt = OmegaConf.to_container(hydra_node.sweep, resolve=False)["subdir"]  # type: ignore[index, call-overload]
+    return cell_digest(plain(config)) if spelt == "${cell_digest:}" else str(hydra_node.sweep.subdir)
+
+
+def _combinations(overrides: Sequence[str]) -> Iterator[list[str]]:
+    """Return the overrides of each job; where a key is given twice, its last values count."""
+    try:
+        read = OverridesParser.create(GlobalHydra.instance().config_loader()).parse_overrides(list(overrides))
+        values = {one.get_key_element(): one for one in read}
+        number = math.prod(map(_num_values, values.values()))
+        if number > MAX_JOBS:
+            raise ConfigError(
+                f"Expected a sweep of at most {MAX_JOBS:,} jobs, but these overrides ask for {number:,}: give fewer values."
+            )
+        spelt = [
+            [f"{key}={value}" for value in one.sweep_string_iterator()]
+            if one.is_sweep_override()
+            else [f"{key}={one.get_value_element_as_str()}"]
+            for key, one in values.items()
+        ]
+    except (HydraException, ArithmeticError, ValueError) as error:
+        if isinstance(error, ConfigError):
+            raise
+        raise ConfigError(
+            f"Expected overrides of the form key=value, but got {' '.join(overrides)}: {str(error).strip().splitlines()[0]}"
+        ) from None
+    return map(list, itertools.product(*spelt))
+
+
+def _num_values(one: Override) -> int:
+    """Return over how many values an override sweeps, without making them: nobody waits for a slip of the keyboard."""
+    values = one.value()
+    if isinstance(values, RangeSweep):
+        start, stop, step = (Fraction(str(value)) for value in (values.start, values.stop, values.step))
+        return max(0, math.ceil((stop - start) / step))
+    if isinstance(values, ChoiceSweep):
+        return len(values.list)
+    return sum(1 for _ in one.sweep_string_iterator()) if one.is_discrete_sweep() else 1
+
+
+def _left_to_the_jobs(name: str, overrides: Sequence[str], swept: Set[str]) -> list[str]:
+    """Return the overrides, those of keys that only the jobs have as ``++key=value``.
+
+    Before the jobs Hydra composes what they have in common, without what is swept over, and refuses a plain ``key=value`` whose
+    key it does not find there, such as a setting of the data set that a swept ``experiment`` brings. Where ``sweep=`` sweeps
+    over that key, a value takes the place of its values only under the very same name, and so as a sweep of one.
+    """
+    parsed = OverridesParser.create().parse_overrides(list(overrides))
+    groups = config_groups()
+    fixed = [one for one in parsed if not one.is_sweep_override() and (one.is_hydra_override() or one.key_or_group in groups)]
+    common = compose(name, [str(one.input_line) for one in fixed])
+    left = []
+    for one in parsed:
+        given, key = str(one.input_line), one.key_or_group
+        parent, _, leaf = key.rpartition(".")
+        beside = OmegaConf.select(common, parent) if parent else common
+        known = key in groups or one.is_hydra_override() or leaf in (beside or {})
+        if not known and one.type is OverrideType.CHANGE and not one.is_sweep_override():
+            given = f"{key}=choice({given.partition('=')[2]})" if key in swept else f"++{given}"
+        left.append(given)
+    return left
+
+
+def _of_the_sweep(name: str, overrides: Sequence[str]) -> list[str]:
+    """Return the overrides that ``sweep=`` stands for, which Hydra puts in front of those of the command line."""
+    chosen = [override for override in overrides if override.startswith("sweep=")]
+    if not chosen:
+        return []
+    if any("," in override for override in chosen):
+        raise ConfigError(f"Expected one sweep at a time, but got {chosen[0]}: start one after the other, or side by side.")
+    _, hydra_node = compose_job(
+        name, [*chosen, *(override for override in overrides if override.startswith(("hydra.", "hydra/")))]
+    )
+    return [f"{key}={value}" for key, value in (hydra_node.sweeper.params or {}).items()]

@@ -1,0 +1,34 @@
+"""Holding ``where_present`` to keys that there are: in the configuration, or in some option of the key's group."""
+
+from collections.abc import Sequence
+
+from omegaconf import DictConfig
+
+from fedfacet.config.hydra_private import options_of_group
+from fedfacet.config.mistakes import unknown
+from fedfacet.config.nodes import flat_keys
+from fedfacet.errors import ConfigError
+
+
+def check_where_present(name: str, base: DictConfig, composed: DictConfig, overrides: Sequence[str]) -> None:
+    """Refuse a key that no option has, and an option after ``@`` that there is not; either would be ignored in silence.
+
+    Args:
+        name: of the primary config.
+        base: the configuration as it is without overrides.
+        composed: one job's, before ``where_present`` is applied.
+        overrides: of the job, which may say where else configs lie.
+
+    Raises:
+        ConfigError: with the nearest names.
+    """
+    searchpath = [override for override in overrides if override.startswith("hydra.searchpath=")]
+    for setting in map(str, composed.get("where_present") or {}):
+        key, _, option = setting.partition("@")
+        group = key.partition(".")[0]
+        options = options_of_group(name, group, searchpath)
+        if option and option not in options:
+            raise ConfigError(unknown(setting, [f"{key}@{one}" for one in options]))
+        known = [f"{group}.{inner}" for yaml in options.values() for inner in flat_keys(yaml)]
+        if key not in known and key not in (base_keys := flat_keys(base)):
+            raise ConfigError(unknown(key, [*known, *base_keys]))

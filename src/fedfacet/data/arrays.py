@@ -1,0 +1,247 @@
+"""Data sets from arrays, and from any ``torch.utils.data.Dataset``."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import ArrayLike, NDArray
+from torch import Tensor
+
+from fedfacet import rng
+from fedfacet.arguments import check_within
+from fedfacet.data.dataset import Dataset, InMemoryInputs
+
+Labels = NDArray[np.int64]
+
+
+def dataset_from_arrays(
+    x: ArrayLike | Tensor,
+    y: ArrayLike | Tensor,
+    a: ArrayLike | Tensor | None = None,
+    *,
+    test: float | Sequence[Any] = 0.2,
+    class_names: Sequence[str] | None = None,
+    attribute_names: Sequence[str] | None = None,
+    columns: Mapping[str, ArrayLike | Tensor] | None = None,
+    mean: Sequence[float] | None = None,
+    std: Sequence[float] | None = None,
+    seed: int = 0,
+) -> Dataset:
+    """Return a data set of arrays, numpy's or torch's; they are copied.
+
+    Args:
+        x: inputs, shape (N, ...). uint8 of shape (N, C, H, W) is images, which are normalised. All other whole numbers are
+            tokens and become int64; all other numbers become float32 (float64, too) and go into a model as they are.
+        y: classes, whole numbers from 0, shape (N,).
+        a: attribute values, whole numbers from 0, shape (N,); ``None`` for a data set without an attribute.
+        test: the part of the samples that is the test set, in (0, 1), the same of every (class, attribute) group, rounded, and
+            at least one sample of each; or the test set's own arrays, ``(x, y)`` or ``(x, y, a)``, which come after the others.
+        class_names: Y names; by default ``"0"``, ``"1"``, ...
+        attribute_names: A names; by default ``"0"``, ``"1"``, ..., or ``"none"`` without an attribute.
+        columns: further labels by name, whole numbers of shape (N,), test samples included; a partition may be made by them.
+        mean: of the images' channels, in pixels scaled to [0, 1]; by default that of the training images.
+        std: standard deviation of the images' channels, likewise.
+        seed: of the draw of the test set; 0 or larger.
+
+    Raises:
+        ValueError: if arrays are empty, of different lengths, no numbers or not finite, if labels are no whole numbers from 0
+            or have too few names, or if a group has only one sample to split.
+
+    Example:
+        >>> from sklearn.datasets import load_breast_cancer
+        >>> from fedfacet.data.arrays import dataset_from_arrays
+        >>> x, y = load_breast_cancer(return_X_y=True)
+        >>> dataset = dataset_from_arrays(x, y, class_names=["malignant", "benign"])
+        >>> len(dataset.train), len(dataset.test), dataset.input_shape, dataset.batch(dataset.test).x.dtype
+        (456, 113, (30,), torch.float32)
+    """
+    parts = [_part(x, y, a)]
+    if not isinstance(test, int | float):
+        parts.append(_held_out(test, parts[0][0], with_attribute=a is not None))
+    inputs = torch.cat([part[0] for part in parts])
+    labels, attributes = (np.concatenate([part[position] for part in parts]) for position in (1, 2))
+    classes = _names("class_names", class_names, labels)
+    values = ("none",) if a is None and attribute_names is None else _names("attribute_names", attribute_names, attributes)
+    if isinstance(test, int | float):
+        train, tested = _split(labels * len(values) + attributes, test, seed)
+    else:
+        train, tested = np.split(np.arange(len(labels)), [len(parts[0][1])])
+    if inputs.dtype == torch.uint8 and mean is None and std is None:
+        mean, std = _moments(inputs, train)
+    for name, given in (("mean", mean), ("std", std)):
+        wanted = inputs.shape[1] if inputs.dtype == torch.uint8 else 0
+        if len(given or ()) != wanted or (name == "std" and wanted and min(given or ()) <= 0):
+            raise ValueError(
+                f"Expected `mean` and `std` of images alone, a number for each channel (here {wanted}) and a `std` larger than "
+                f"0, but got {name} = {given}: leave out both."
+            )
+    if shadowed := {"y", "a"} & set(columns or ()):
+        raise ValueError(f"Expected `columns` of other names than y and a, but got {shadowed.pop()!r}: choose another name.")
+    return Dataset(
+        inputs=InMemoryInputs(inputs),
+        y=labels,
+        a=attributes,
+        train=train,
+        test=tested,
+        val=None,
+        class_names=classes,
+        attribute_names=values,
+        mean=None if mean is None else tuple(map(float, mean)),
+        std=None if std is None else tuple(map(float, std)),
+        columns={name: _labels(f"columns[{name!r}]", column, len(labels)) for name, column in (columns or {}).items()},
+    )
+
+
+def dataset_from_torch(dataset: Any, *, test: Any = 0.2, **settings: Any) -> Dataset:
+    """Return a data set of any map-style ``torch.utils.data.Dataset`` that yields ``(x, y)`` or ``(x, y, a)``.
+
+    It is read once, from the first sample to the last, and kept in memory: random transforms are drawn only once.
+
+    Args:
+        dataset: has a length and numbered samples, whose inputs are tensors or arrays of one shape.
+        test: as in ``dataset_from_arrays``, or another such data set.
+        settings: as in ``dataset_from_arrays``.
+
+    Raises:
+        ValueError: as in ``dataset_from_arrays``, or if samples have different shapes.
+
+    Example:
+        >>> import torch
+        >>> from fedfacet.data.arrays import dataset_from_torch
+        >>> numbers = torch.utils.data.TensorDataset(torch.randn(20, 3), torch.arange(20) % 2)
+        >>> dataset = dataset_from_torch(numbers, test=0.5)
+        >>> len(dataset.train), len(dataset.test), dataset.num_classes, dataset.num_attributes
+        (10, 10, 2, 1)
+    """
+    held_out = test if isinstance(test, int | float | tuple | list) else _read(test)
+    return dataset_from_arrays(*_read(dataset), test=held_out, **settings)
+
+
+def _read(dataset: Any) -> tuple[Any, ...]:
+    if not hasattr(dataset, "__len__") or not hasattr(dataset, "__getitem__"):
+        raise ValueError(
+            f"Expected a map-style data set, with a length and numbered samples, but got {type(dataset).__name__}: read it "
+            "into arrays and call `dataset_from_arrays`."
+        )
+    samples = [dataset[position] for position in range(len(dataset))]
+    sizes = {len(sample) if isinstance(sample, tuple | list) else 1 for sample in samples}
+    if len(sizes) != 1 or not sizes <= {2, 3}:
+        raise ValueError(
+            f"Expected one or more samples, all (x, y) or all (x, y, a), but got {len(samples)} samples with "
+            f"{' or '.join(map(str, sorted(sizes))) or 'no'} values each: have the data set return these."
+        )
+    try:
+        return tuple(
+            np.stack([_array(name, value) for value in values])
+            for name, values in zip("xya", zip(*samples, strict=True), strict=False)
+        )
+    except ValueError as error:
+        raise ValueError(f"Expected samples of one shape that hold numbers, but they do not ({error}).") from None
+
+
+def _part(x: Any, y: Any, a: Any = None) -> tuple[Tensor, Labels, Labels]:
+    """Return inputs, classes and attribute values of one split, checked and copied."""
+    inputs = _inputs(_array("x", x))
+    labels = _labels("y", y, len(inputs), least=0)
+    return inputs, labels, np.zeros_like(labels) if a is None else _labels("a", a, len(inputs), least=0)
+
+
+def _held_out(test: Any, others: Tensor, *, with_attribute: bool) -> tuple[Tensor, Labels, Labels]:
+    """Return the test set's arrays, which must be like the others."""
+    wanted = "(x, y, a)" if with_attribute else "(x, y)"
+    if not isinstance(test, tuple | list) or len(test) != 2 + with_attribute:
+        raise ValueError(f"Expected `test` to be a number in (0, 1) or arrays {wanted}, but got {type(test).__name__}.")
+    part = _part(*test)
+    if part[0].shape[1:] != others.shape[1:] or part[0].dtype != others.dtype:
+        raise ValueError(
+            f"Expected test inputs of the others' shape and type, {tuple(others.shape[1:])} and {others.dtype}, but got "
+            f"{tuple(part[0].shape[1:])} and {part[0].dtype}: bring them to the same."
+        )
+    return part
+
+
+def _array(name: str, values: Any) -> NDArray[Any]:
+    """Return numbers as numpy keeps them."""
+    try:
+        array = np.asarray(values.detach().cpu() if isinstance(values, Tensor) else values)
+    except ValueError:  # numpy's, for rows of different lengths
+        array = np.empty(0, dtype=object)
+    if array.dtype.kind not in "biuf":
+        raise ValueError(f"Expected `{name}` to hold numbers in rows of one length, but got an array of type {array.dtype}.")
+    return array
+
+
+def _inputs(array: NDArray[Any]) -> Tensor:
+    if array.ndim < 2 or not array.size:
+        raise ValueError(f"Expected `x` to have the shape (N, ...), with at least one number a sample, but got {array.shape}.")
+    if array.dtype == np.uint8:
+        if array.ndim != 4 or (array.shape[1] > 4 >= array.shape[3]):
+            raise ValueError(
+                f"Expected inputs of type uint8 to be images of shape (N, C, H, W), but got {array.shape}: put the channels "
+                "there, or convert vectors to float32 and tokens to int64."
+            )
+        return torch.tensor(array)
+    if array.dtype.kind in "iu":
+        return torch.tensor(array.astype(np.int64))
+    with np.errstate(over="ignore"):
+        vectors = torch.tensor(array.astype(np.float32))
+    if not vectors.isfinite().all():
+        raise ValueError("Expected `x` to be finite in float32, but it holds NaN or infinity: fill or drop those samples.")
+    return vectors
+
+
+def _labels(name: str, values: Any, length: int, least: int | None = None) -> Labels:
+    array = _array(name, values)
+    if array.shape != (length,):
+        raise ValueError(f"Expected `{name}` to have the shape ({length},), one label a sample, but got {array.shape}.")
+    wrong = array[~np.isfinite(array) | (array % 1 != 0) | (np.abs(array.astype(np.float64)) >= 2**53)]
+    if least is not None and not len(wrong):
+        wrong = array[array < least]
+    if len(wrong):
+        kind = "whole numbers" if least is None else f"whole numbers, {least} or larger"
+        raise ValueError(f"Expected `{name}` to be {kind}, but got {wrong[0]}: number the labels from 0.")
+    return array.astype(np.int64)
+
+
+def _names(setting: str, names: Sequence[str] | None, labels: Labels) -> tuple[str, ...]:
+    """Return the names of the labels; without given names each label must have some samples."""
+    largest = int(labels.max())
+    if names is None:
+        if (present := len(np.unique(labels))) <= largest:
+            raise ValueError(
+                f"Expected samples of every label from 0 to {largest}, but only {present} labels have some: number the labels "
+                f"without gaps, or give `{setting}`."
+            )
+        return tuple(map(str, range(largest + 1)))
+    if len(names) <= largest:
+        raise ValueError(f"Expected `{setting}` to have a name for each label from 0 to {largest}, but got {len(names)}.")
+    return tuple(map(str, names))
+
+
+def _split(groups: Labels, share: float, seed: int) -> tuple[Labels, Labels]:
+    """Return sorted positions for training and for the test, which has the same share of every group."""
+    check_within("test", share, "(0, 1)")
+    draw = rng.stream(seed, "test-split")
+    tested = []
+    for group in np.unique(groups):
+        members = draw.permutation(np.flatnonzero(groups == group))
+        if len(members) < 2:
+            raise ValueError(
+                "Expected at least two samples of every (class, attribute) group, one to train on and one to test with, but a "
+                "group has one: leave it out, or give the test set's arrays as `test`."
+            )
+        tested.append(members[: min(max(1, round(share * len(members))), len(members) - 1)])
+    test = np.sort(np.concatenate(tested))
+    return np.setdiff1d(np.arange(len(groups)), test, assume_unique=True), test
+
+
+def _moments(pixels: Tensor, train: Labels) -> tuple[list[float], list[float]]:
+    """Return mean and standard deviation of each channel of the training images, scaled to [0, 1]; 1 where there is none."""
+    means, stds, values = [], [], np.arange(256)
+    for channel in range(pixels.shape[1]):
+        counts = np.bincount(pixels[torch.from_numpy(train), channel].numpy().ravel(), minlength=256)
+        mean = np.average(values, weights=counts)
+        means.append(float(mean) / 255)
+        stds.append(float(np.sqrt(np.average((values - mean) ** 2, weights=counts))) / 255 or 1.0)
+    return means, stds

@@ -1,0 +1,117 @@
+"""The error of the heterogeneity triplets that clients disclose."""
+
+import csv
+import math
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedfacet.errors import FedFacetError
+from fedfacet.heterogeneity import HeterogeneityTriplet
+from fedfacet.whole_file import written_whole
+
+MEASURES = HeterogeneityTriplet._fields
+FILE = "heterogeneity.csv"
+"""What ``write_triplets`` calls its file in a run folder."""
+
+_COLUMNS = ["client", *(f"{kind}/{measure}" for measure in MEASURES for kind in ("true", "disclosed")), "distance"]
+
+
+class Triplets(NamedTuple):
+    """The triplets of K clients.
+
+    Attributes:
+        clients: their ids.
+        true: shape (K, 3); columns class imbalance, attribute imbalance, spurious correlation.
+        disclosed: what the clients said, shape (K, 3).
+    """
+
+    clients: tuple[int, ...]
+    true: NDArray[np.float64]
+    disclosed: NDArray[np.float64]
+
+    @classmethod
+    def of(cls, true: Sequence[Sequence[float]], disclosed: Mapping[int, Sequence[float]]) -> "Triplets":
+        """Pair the true triplets of all clients with what some of them disclosed."""
+        clients = tuple(sorted(disclosed))
+        pairs = [(true[client], disclosed[client]) for client in clients]
+        both = np.array(pairs, dtype=np.float64).reshape(len(clients), 2, len(MEASURES))
+        return cls(clients, both[:, 0], both[:, 1])
+
+    @property
+    def distances(self) -> NDArray[np.float64]:
+        """Euclidean distances, shape (K,)."""
+        return np.linalg.norm(self.disclosed - self.true, axis=1)  # type: ignore[no-any-return]
+
+
+def measure_estimation(triplets: Triplets) -> dict[str, Any]:
+    r"""Return the error of disclosed triplets: the error that FedDiverse (arXiv:2504.11216) reports in table 8, and more.
+
+    Args:
+        triplets: of at least one client.
+
+    Returns:
+        ``clients``: how many; ``distance_mean`` and ``distance_max``: of the Euclidean distance
+        :math:`\lVert \hat\Delta^k - \Delta^k \rVert_2`; and per measure its ``mean_absolute_error`` over the clients and its
+        Pearson ``correlation`` with the truth, NaN where either does not vary.
+
+    Example:
+        >>> from fedfacet.metrics.estimation import Triplets, measure_estimation
+        >>> error = measure_estimation(Triplets.of([(0, 0, 0.5), (0, 0.5, 0)], {0: [0, 0.3, 0.1], 1: [0, 0.5, 0]}))
+        >>> error["distance_mean"], error["distance_max"]
+        (0.25, 0.5)
+    """
+    errors = np.abs(triplets.disclosed - triplets.true).mean(axis=0).tolist()
+    correlations = [_correlation(*columns) for columns in zip(triplets.true.T, triplets.disclosed.T, strict=True)]
+    return {
+        "clients": len(triplets.clients),
+        "distance_mean": float(triplets.distances.mean()),
+        "distance_max": float(triplets.distances.max()),
+        "mean_absolute_error": dict(zip(MEASURES, errors, strict=True)),
+        "correlation": dict(zip(MEASURES, correlations, strict=True)),
+    }
+
+
+def write_triplets(triplets: Triplets, file: Path) -> None:
+    """Write a row per client, whole or not at all."""
+    file.parent.mkdir(parents=True, exist_ok=True)
+    with written_whole(file) as unfinished, open(unfinished, "w", newline="") as target:
+        writer = csv.writer(target, lineterminator="\n")
+        writer.writerow(_COLUMNS)
+        for client, true, disclosed, distance in zip(*triplets, triplets.distances, strict=True):
+            pairs = [value for pair in zip(true, disclosed, strict=True) for value in pair]
+            writer.writerow([client, *map(float, pairs), float(distance)])
+
+
+def read_triplets(run_dir: Path) -> Triplets:
+    """Read what ``write_triplets`` wrote into a run folder.
+
+    Raises:
+        FedFacetError: if there is no such file, or it is not what was written.
+    """
+    file = run_dir / FILE
+    if not file.is_file():
+        raise FedFacetError(
+            f"Expected {file}, but there is none: name the folder of a run whose clients disclosed their heterogeneity, as "
+            "with selector=feddiverse."
+        )
+    try:
+        with open(file, newline="") as source:
+            rows = list(csv.DictReader(source))
+        numbers = np.array([[float(row[column]) for column in _COLUMNS[1:-1]] for row in rows]).reshape(-1, len(MEASURES), 2)
+        clients = tuple(int(row["client"]) for row in rows)
+    except (KeyError, TypeError, ValueError) as error:
+        raise FedFacetError(f"Expected {file} to be what a run writes, but it is not: leave that folder out.") from error
+    if not clients:
+        raise FedFacetError(f"Expected {file} to hold at least one client, but it holds none: name another run.")
+    return Triplets(clients, numbers[:, :, 0], numbers[:, :, 1])
+
+
+def _correlation(true: NDArray[np.float64], disclosed: NDArray[np.float64]) -> float:
+    # Rounded, because equal triplets of different clients may differ in the last bit.
+    if np.ptp(true) < 1e-9 or np.ptp(disclosed) < 1e-9:
+        return math.nan
+    return float(np.corrcoef(true, disclosed)[0, 1])

@@ -1,0 +1,68 @@
+"""Whether a model fits into memory, found out before anything of it is made."""
+
+import os
+import warnings
+from collections.abc import Callable
+
+import torch
+from torch import nn
+from torch.nn.parameter import is_lazy
+
+from fedfacet import rng
+from fedfacet.errors import ConfigError
+
+COPIES = 4
+"""Of a model that is trained: its weights, their gradient, a client's update, and the server's weights."""
+
+_OVERFLOWS = ("overflow", "negative dimension", "too large", "allocate")
+"""What torch says of tensors larger than any memory."""
+
+
+def check_size(make: Callable[[], nn.Module], name: str) -> None:
+    """Refuse a model that would not fit into the memory of this machine four times.
+
+    The model is built without memory, on torch's device ``meta``. A model that cannot be built there is let through, and so is
+    one that refuses its arguments: making it says why.
+
+    Args:
+        make: makes the model.
+        name: of the model, for the message.
+
+    Raises:
+        ConfigError: with the bytes that it needs and those that are available.
+
+    Example:
+        >>> from torch import nn
+        >>> check_size(lambda: nn.Linear(10**6, 10**9), "`model=linear`")
+        Traceback (most recent call last):
+        fedfacet.errors.ConfigError: Expected `model=linear` to fit into memory, but training it takes 16,000,016,000,000,000
+        bytes (4 copies of its weights) and ... are available: make it smaller.
+    """
+    try:
+        with warnings.catch_warnings(action="ignore"), rng.forked(0, "model-size"), torch.device("meta"):
+            model = make()  # torch warns where pretrained weights are loaded into nothing
+    except (RuntimeError, TypeError, OverflowError, MemoryError) as error:
+        if isinstance(error, OverflowError | MemoryError) or any(word in str(error).lower() for word in _OVERFLOWS):
+            raise ConfigError(
+                f"Expected {name} to fit into memory, but it has a tensor that is too large for any: make it smaller."
+            ) from None
+        return
+    except Exception:
+        return
+    tensors = [tensor for tensor in (*model.parameters(), *model.buffers()) if not is_lazy(tensor)]
+    needed = COPIES * sum(tensor.nbytes for tensor in tensors)
+    if needed > (available := available_memory()):
+        raise ConfigError(
+            f"Expected {name} to fit into memory, but training it takes {needed:,} bytes ({COPIES} copies of its weights) and "
+            f"{available:,} are available: make it smaller."
+        )
+
+
+def available_memory() -> int:
+    """Return the bytes that a new process may take without swapping; all that the machine has where it does not say."""
+    try:
+        with open("/proc/meminfo") as file:
+            kilobytes = next(line.split()[1] for line in file if line.startswith("MemAvailable:"))
+        return int(kilobytes) * 1024
+    except (OSError, StopIteration):
+        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")

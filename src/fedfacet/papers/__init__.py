@@ -1,0 +1,1 @@
+"""What belongs to one paper: its tables as printed, its figures."""

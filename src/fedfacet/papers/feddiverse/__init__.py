@@ -1,0 +1,1 @@
+"""FedDiverse (arXiv:2504.11216)."""

@@ -1,0 +1,312 @@
+"""What selecting clients costs: FedDiverse's table 2 beside the ledgers of runs."""
+
+import csv
+import math
+import statistics
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from fedfacet.analysis.notes import some
+from fedfacet.analysis.runs import Run, differing_keys
+from fedfacet.analysis.writers import csv_of, markdown_of
+from fedfacet.errors import FedFacetError
+
+COMPRESSION = 1e-5
+"""The paper's r, the part of an update's numbers that is left after HCSFed's compression."""
+
+_SERIES = ("answers_up", "questions_down", "samples", "more_clients", "more_up", "more_down")
+_LEDGER = ("floats_down", "floats_up", "query_floats_down", "query_floats_up", "query_samples")
+
+
+class PaperRow(NamedTuple):
+    """A row of the paper's table 2. The paper prints one overhead of communication; here it is split into up and down.
+
+    Attributes:
+        name: of the method.
+        often: in which rounds there is an overhead.
+        up: floats from a client.
+        down: floats to a client.
+        client: operations on a client.
+        server: operations on the server in every round.
+        operations: the same as a number, for K clients and |θ| parameters and without constants.
+    """
+
+    name: str
+    often: str
+    up: str
+    down: str
+    client: str
+    server: str
+    operations: Callable[[int, int], float]
+
+
+PAPER = {
+    "feddiverse": PaperRow("FedDiverse", "t = 1", "3", "0", "2 O(n_k |θ|), all k", "O(K)", lambda K, d: K),
+    "round_robin": PaperRow("Round robin", "never", "0", "0", "0", "O(1)", lambda K, d: 1),
+    "fednova": PaperRow(
+        *("FedNova", "every round", "3; |θ| if not selected", "-", "O(1); O(n_k |θ|) if not selected", "O(K)"), lambda K, d: K
+    ),
+    "pow_d": PaperRow(
+        *("pow-d", "every round", "1", "|θ| if not selected", "O(n_k |θ|) if not selected", "O(K log K)"),
+        lambda K, d: K * math.log(K),
+    ),
+    "fedpns": PaperRow("FedPNS", "never", "0", "0", "0", "O(K² |θ|²)", lambda K, d: float(K * d) ** 2),
+    "hcsfed": PaperRow(
+        *("HCSFed", "t = 1", "r |θ|", "0", "r |θ|²", "O(K r |θ|) at t = 1, then O(K)"), lambda K, d: K * COMPRESSION * d
+    ),
+}
+"""By the name of a selector, or of the aggregator in FedNova's case."""
+
+
+@dataclass(frozen=True, slots=True)
+class Overhead:
+    """What one method cost beyond the training of a cohort of size κ.
+
+    The series have one value per round with an overhead, each the mean over the runs.
+
+    Attributes:
+        method: the selector, ``fednova`` where that is the aggregator, ``local`` or ``centralized`` in that
+            setting, with settings that tell it from other runs of it.
+        num_clients: K.
+        cohort_size: κ, what ``federation.cohort_size`` asks for.
+        model_floats: |θ|, floats that a client is sent for training in the first round.
+        runs: how many there are.
+        differing: config keys, seed apart, in which the runs differ.
+        milliseconds: what the selector took in each round, the wait for answers left out; empty where that is not known.
+        num_rounds: of the longest run.
+        rounds: those in which there is an overhead.
+        answers_up: floats in answers to questions.
+        questions_down: floats sent to clients outside the cohort, so that they could answer.
+        samples: passed through a model to answer.
+        more_clients: how many trained beyond κ.
+        more_up: floats that these sent.
+        more_down: floats that these were sent.
+    """
+
+    method: str
+    num_clients: int
+    cohort_size: int
+    model_floats: int
+    runs: int
+    differing: tuple[str, ...]
+    milliseconds: tuple[float, ...]
+    num_rounds: int
+    rounds: tuple[int, ...]
+    answers_up: tuple[float, ...]
+    questions_down: tuple[float, ...]
+    samples: tuple[float, ...]
+    more_clients: tuple[float, ...]
+    more_up: tuple[float, ...]
+    more_down: tuple[float, ...]
+
+    @property
+    def paper(self) -> PaperRow | None:
+        """The method's row of table 2, if it has one."""
+        return PAPER.get(self.method.split(",")[0])
+
+
+def measure_overheads(runs: Iterable[Run]) -> tuple[list[Overhead], list[Run]]:
+    """Return what each method cost in each size of federation, in the order of table 2, and the runs that could not be read.
+
+    Args:
+        runs: those of one method with the same settings of its selector, and one K, κ and |θ|, are averaged. Without
+            ``metrics.csv`` and ``summary.json`` a run is left out.
+
+    Raises:
+        FedFacetError: if a run's ``metrics.csv`` lacks what a run writes.
+    """
+    groups: dict[tuple[str, int, int, int], list[tuple[Run, list[dict[str, float]]]]] = {}
+    runs, unread = list(runs), []
+    for run, label in zip(runs, _labels(runs), strict=True):
+        rows = _rounds_of(run)
+        counts = (run.summary or {}).get("participation_counts")
+        if not rows or not counts:
+            unread.append(run)
+            continue
+        cohort_size = int(run.settings["federation.cohort_size"])
+        model_floats = round(rows[0]["floats_down"] / rows[0]["selected"])
+        groups.setdefault((label, len(counts), cohort_size, model_floats), []).append((run, rows))
+    order = list(PAPER)
+    ranked = sorted(groups, key=lambda key: (order.index(name) if (name := key[0].split(",")[0]) in order else 99, key))
+    return [_overhead(key, groups[key]) for key in ranked], unread
+
+
+def overhead_markdown(overheads: Sequence[Overhead], unread: Sequence[Run] = (), command: str | None = None) -> str:
+    """Return a Markdown table with a line of the paper above each measured one, where it has one."""
+    lines = [["method", "how often", "extra floats up", "extra floats down", "extra work on clients", "server, every round"]]
+    for overhead in overheads:
+        if row := overhead.paper:
+            number = row.operations(overhead.num_clients, overhead.model_floats)
+            lines.append([f"{row.name}, table 2", *row[1:5], f"{row.server} ≈ {_short(number)}"])
+        lines.append(_measured(overhead))
+    caption = (
+        "Lines of table 2 give the cost per client, as FedDiverse's paper prints it (thesis, table 14); the paper does not "
+        f"separate up from down. Its server operations are computed for the run's K and |θ| and r = {COMPRESSION:g}. Measured "
+        "lines give what all clients together cost in a round with an overhead, from the ledger: answers to questions, models "
+        "sent out for them, samples passed through a model to answer, and all that the clients beyond κ sent and received when "
+        "they trained, in pre-training too. The server's milliseconds are those of selecting and observing, without the wait "
+        "for answers, in the median round and in the longest."
+    )
+    notes = [
+        f"{_name(overhead)} averages runs that differ in {some(overhead.differing)}, not in the seed alone."
+        for overhead in overheads
+        if overhead.differing
+    ]
+    if unread:
+        notes.append(
+            f"Left out because metrics.csv or summary.json is missing: {', '.join(f'`{run.path}`' for run in unread)}."
+        )
+    grid = [[cell.replace("|", r"\|") for cell in line] for line in lines]
+    return markdown_of(grid, caption + (f" Made with `{command}`." if command else ""), notes, flush_left=len(grid[0]))
+
+
+def overhead_csv(overheads: Sequence[Overhead]) -> str:
+    """Return a line per method and round with an overhead, unrounded."""
+    head = ("method", "num_clients", "cohort_size", "model_floats", "runs")
+    lines: list[Sequence[Any]] = [[*head, "round", *_SERIES]]
+    for overhead in overheads:
+        values = [getattr(overhead, name) for name in head]
+        series = zip(overhead.rounds, *(getattr(overhead, name) for name in _SERIES), strict=True)
+        lines += [[*values, *numbers] for numbers in series]
+    return csv_of(lines)
+
+
+def _method(run: Run) -> str:
+    """Return the row of table 2 that a run belongs to, or a setting in which nobody selects."""
+    if (setting := run.setting("setting")) not in (None, "null", "federated"):
+        return str(setting)
+    return "fednova" if run.setting("aggregator") == "fednova" else str(run.setting("selector"))
+
+
+def _labels(runs: Sequence[Run]) -> list[str]:
+    """Return each run's method, with those of the selector's settings in which runs of the method differ."""
+    of_method: dict[str, list[Run]] = {}
+    for run in runs:
+        of_method.setdefault(_method(run), []).append(run)
+    keys = {
+        method: [key for key in differing_keys(members) if key == "heterogeneity" or key.startswith("selector.")]
+        for method, members in of_method.items()
+    }
+    return [
+        ", ".join([_method(run), *(f"{key.removeprefix('selector.')}={run.setting(key)}" for key in keys[_method(run)])])
+        for run in runs
+    ]
+
+
+def _rounds_of(run: Run) -> list[dict[str, float]]:
+    """Return what a run's ledger and clock say of each round."""
+    file = run.path / "metrics.csv"
+    if not file.is_file():
+        return []
+    clock = {row["round"]: row for row in _table(run.path / "timing.csv")}
+    rows = []
+    try:
+        for row in _table(file):
+            timing = clock.get(row["round"], {})
+            # Without a column for the wait for answers, the selector's own time is not known.
+            known = timing.get("seconds/ask") not in (None, "")
+            rows.append(
+                {
+                    "round": float(row["round"]),
+                    "selected": float(len(row["cohort"].split())),
+                    "arrived": float(row["num_arrived"]),
+                    "milliseconds": 1000 * float(timing["seconds/select"]) if known else math.nan,
+                    **{name: float(row[f"comm/{name}"]) for name in _LEDGER},
+                }
+            )
+    except (KeyError, ValueError) as error:
+        raise FedFacetError(f"Expected {file} to be what a run writes, but got {error!r}: leave that folder out.") from None
+    return [row for row in rows if row["selected"]]
+
+
+def _table(file: Path) -> list[dict[str, str]]:
+    try:
+        with open(file, newline="", encoding="utf-8") as opened:
+            return list(csv.DictReader(opened))
+    except FileNotFoundError:
+        return []
+
+
+def _overhead(key: tuple[str, int, int, int], members: Sequence[tuple[Run, list[dict[str, float]]]]) -> Overhead:
+    by_round: dict[int, list[Mapping[str, float]]] = {}
+    for _, rows in members:
+        for row in rows:
+            selected, arrived = row["selected"], row["arrived"]
+            more = max(0.0, selected - key[2])
+            more_up = row["floats_up"] * max(0.0, arrived - key[2]) / arrived if arrived else 0.0
+            extra = {"more_clients": more, "more_up": more_up, "more_down": row["floats_down"] * more / selected}
+            by_round.setdefault(int(row["round"]), []).append({**row, **extra})
+    names = ("query_floats_up", "query_floats_down", "query_samples", "more_clients", "more_up", "more_down")
+    means = {round: [statistics.fmean(row[name] for row in rows) for name in names] for round, rows in sorted(by_round.items())}
+    with_overhead = {round: values for round, values in means.items() if any(values)}
+    series = list(zip(*with_overhead.values(), strict=True)) or [()] * len(names)
+    milliseconds = [statistics.fmean(row["milliseconds"] for row in rows) for rows in by_round.values()]
+    known = () if any(map(math.isnan, milliseconds)) else tuple(milliseconds)
+    differing = tuple(differing_keys([run for run, _ in members]))
+    return Overhead(*key, len(members), differing, known, max(by_round), tuple(with_overhead), *series)
+
+
+def _measured(overhead: Overhead) -> list[str]:
+    K, theta = overhead.num_clients, overhead.model_floats
+    up = [sum(both) for both in zip(overhead.answers_up, overhead.more_up, strict=True)]
+    down = [sum(both) for both in zip(overhead.questions_down, overhead.more_down, strict=True)]
+    work = []
+    if any(overhead.samples):
+        work.append(f"{_series(overhead.samples, overhead.rounds)} samples to answer")
+    if any(overhead.more_clients):
+        work.append(f"training of {_series(overhead.more_clients, overhead.rounds)} more clients")
+    of_up = of_down = ""
+    if any(up) and len(set(up)) == 1:
+        answers, updates = overhead.answers_up[0] / K, overhead.more_up[0] / theta
+        of_up = " = " + " + ".join(f"{_short(n)} {unit}" for n, unit in ((answers, "K"), (updates, "|θ|")) if n)
+    if any(down) and len(set(down)) == 1:
+        of_down = f" = {_short(down[0] / theta)} |θ|"
+    server = "not known"
+    if overhead.milliseconds:
+        server = f"{statistics.median(overhead.milliseconds):.2g} ms, at most {max(overhead.milliseconds):.2g} ms"
+    return [
+        _name(overhead),
+        _often(overhead),
+        _series(up, overhead.rounds) + of_up,
+        _series(down, overhead.rounds) + of_down,
+        " and ".join(work) or "0",
+        server,
+    ]
+
+
+def _name(overhead: Overhead) -> str:
+    runs = f"{overhead.runs} run{'s' if overhead.runs > 1 else ''}"
+    size = f"K = {overhead.num_clients}, κ = {overhead.cohort_size}, |θ| = {overhead.model_floats:,}"
+    return f"`{overhead.method}`, measured ({runs}: {size})"
+
+
+def _often(overhead: Overhead) -> str:
+    rounds = overhead.rounds
+    if len(rounds) == overhead.num_rounds > 1:
+        return "every round"
+    if len(rounds) > 1 and rounds[-1] - rounds[0] == len(rounds) - 1:
+        return f"t = {rounds[0]} to {rounds[-1]}"
+    if len(rounds) > 1:
+        return f"{len(rounds)} of {overhead.num_rounds} rounds"
+    return f"t = {rounds[0]}" if rounds else "never"
+
+
+def _series(values: Sequence[float], rounds: Sequence[int]) -> str:
+    """Return a number for all rounds, or the first round's and the mean of the others."""
+    if not any(values):
+        return "0"
+    if len(set(values)) == 1:
+        return _long(values[0])
+    later = values[1:]
+    average = "" if len(set(later)) == 1 else "on average "
+    return f"{_long(values[0])} at t = {rounds[0]}, then {average}{_long(statistics.fmean(later))}"
+
+
+def _long(value: float) -> str:
+    return f"{value:,.0f}" if value >= 100 or value == round(value) else f"{value:,.3g}"
+
+
+def _short(value: float) -> str:
+    return f"{value:.3g}" if value < 1e4 else f"{value:.1e}"

@@ -1,0 +1,1 @@
+"""Federated Learning Beyond Uniform Participation."""

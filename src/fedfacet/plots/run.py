@@ -1,0 +1,299 @@
+"""The pictures of a run: who holds what, how training went, who took part.
+
+Matplotlib is imported when a picture is drawn, not before.
+"""
+
+import csv
+import itertools
+import math
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedfacet.heterogeneity import InteractionMatrix, measure_federation
+from fedfacet.plots.figure import COLOURS, DASHES, VERMILION, saved_figure
+from fedfacet.plots.groups import group_names
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+TYPES = ("CI", "AI", "SC", "none")
+"""The types of client in the order in which pictures and tables show them."""
+
+TYPE_COLOURS = {"CI": "#F5E5A5", "AI": "#C3E3D5", "SC": "#DCCBE6", "none": "#E6E6E6"}
+"""The background of each type."""
+
+MEASURES = ("class imbalance (CI)", "attribute imbalance (AI)", "spurious correlation (SC)")
+"""What the three measures of a triplet are called."""
+
+_CLASS_COLOURS = COLOURS[:6]  # a hue per class, a shade of it per attribute value
+_WORST_COLOUR = VERMILION
+_MAX_LABELLED_CELLS = 24
+_MAX_LABELLED_CURVES = 12
+_INCHES_PER_CLIENT = 0.075
+
+
+def plot_partition(
+    matrices: Sequence[InteractionMatrix],
+    path: Path,
+    *,
+    class_names: Sequence[str] | None = None,
+    attribute_names: Sequence[str] | None = None,
+) -> None:
+    """Draw what every client holds, and the six measures of the federation (FedDiverse, arXiv:2504.11216, figure 3).
+
+    On the left a bar per client in the order of ids, stacked by (class, attribute) cell; the strip beneath shows which of the
+    client's three measures is largest. On the right the measures of the pooled data, and their means over the clients.
+
+    Args:
+        matrices: the clients', all of one shape (Y, A).
+        path: of the PNG; its folder is made if need be.
+        class_names: Y names; ``None`` calls them y = 0, y = 1, ...
+        attribute_names: A names, of which a single one goes without saying; ``None`` calls them a = 0, a = 1, ...
+    """
+    num_classes, num_attributes = matrices[0].counts.shape
+    groups = group_names(*_names(class_names, attribute_names, num_classes, num_attributes))
+    width = max(5.2, _INCHES_PER_CLIENT * len(matrices))
+    # A legend fills its columns first: with a column per class, where that many fit, each holds one class.
+    columns = min(num_classes, max(1, int(width / (0.5 + 0.06 * max(map(len, groups))))))
+    rows = math.ceil(len(groups) / columns) if len(groups) <= _MAX_LABELLED_CELLS else 0
+    with saved_figure(path, width + 2.6, 3.1 + 0.17 * max(rows, 2)) as figure:
+        grid = figure.add_gridspec(2, 2, width_ratios=(width, 2.1), height_ratios=(17, 1), hspace=0.02)
+        bars = figure.add_subplot(grid[0, 0])
+        _draw_clients(bars, matrices, groups)
+        if rows:
+            bars.legend(loc="lower left", bbox_to_anchor=(0, 1.0), ncols=columns, borderaxespad=0.2)
+        _draw_types(figure.add_subplot(grid[1, 0], sharex=bars), [matrix.triplet.type for matrix in matrices], width)
+        measures = figure.add_subplot(grid[:, 1])
+        draw_measures(measures, matrices, fontsize=7)
+        measures.set_xticks(range(3), [re.sub(" (?=[ics(])", "\n", name) for name in MEASURES], fontsize=7)
+        measures.set_ylabel("measure, from 0 to 1")
+        measures.legend(loc="lower left", bbox_to_anchor=(0, 1.0), borderaxespad=0.2)
+
+
+def draw_measures(axes: "Axes", matrices: Sequence[InteractionMatrix], fontsize: int) -> None:
+    """Draw the six measures of a federation as bars with their values."""
+    measured = measure_federation(matrices)
+    for offset, colour, name, values in (
+        (-0.2, "0.3", "all data pooled", measured.global_triplet),
+        (0.2, "0.7", "mean of clients", measured.client_mean),
+    ):
+        bars = axes.bar(np.arange(3) + offset, values, width=0.38, color=colour, label=name)
+        axes.bar_label(bars, fmt="%.2f", fontsize=fontsize, padding=1)
+    axes.set(ylim=(0, 1))
+
+
+def plot_curves(
+    metrics_csv: Path,
+    path: Path,
+    *,
+    class_names: Sequence[str] | None = None,
+    attribute_names: Sequence[str] | None = None,
+) -> None:
+    """Draw a run's accuracies and training loss by round.
+
+    Solid lines are the test set; dashed ones the validation set, of which only the average and the worst group are drawn. A
+    dotted vertical line marks the best round by validation: highest worst-group accuracy, ties by average, then the earliest.
+
+    Args:
+        metrics_csv: as ``CsvLog`` writes it, with at least one round. Columns that are not there are not drawn.
+        path: of the PNG; its folder is made if need be.
+        class_names: of all classes; ``None`` calls them y = 0, y = 1, ...
+        attribute_names: of all attribute values, of which a single one goes without saying; ``None`` calls them a = 0, ...
+    """
+    with open(metrics_csv, newline="") as source:
+        rows = list(csv.DictReader(source))
+    rounds = np.array([int(row["round"]) for row in rows])
+
+    def curve(name: str) -> NDArray[np.float64]:
+        return np.array([float(row.get(name) or "nan") for row in rows])
+
+    groups = [(int(y), int(a)) for y, a in re.findall(r"test/acc_group/y(\d+)_a(\d+)", " ".join(rows[0]))]
+    num_classes, num_attributes = (max(index) + 1 for index in zip(*groups, strict=True)) if groups else (0, 0)
+    classes, attributes = _names(class_names, attribute_names, num_classes, num_attributes)
+    names, word = group_names(classes, attributes), "class" if len(attributes) == 1 else "group"
+    with saved_figure(path, 7.6, 3.2) as figure:
+        accuracy, loss = figure.subplots(1, 2, width_ratios=(3, 2))
+        for name, colour, label in (("acc", "black", "average"), ("acc_worst_group", _WORST_COLOUR, f"worst {word}")):
+            ink: dict[str, Any] = {"color": colour, "zorder": 3}
+            _draw_line(accuracy, rounds, 100 * curve(f"test/{name}"), linewidth=1.8, label=label, **ink)
+            _draw_line(accuracy, rounds, 100 * curve(f"val/{name}"), linewidth=1.1, linestyle=DASHES, **ink)
+        colours = _group_colours(num_classes, num_attributes)
+        for position, (y, a) in enumerate(groups):
+            style: dict[str, Any] = {"color": colours[position], "label": names[y * len(attributes) + a]}
+            if len(groups) > _MAX_LABELLED_CURVES:
+                # One name for all, which the first need not carry: it may have no test samples, and so no curve.
+                named = f"each {word}" in accuracy.get_legend_handles_labels()[1]
+                style = {"color": "0.75", "label": "" if named else f"each {word}"}
+            _draw_line(accuracy, rounds, 100 * curve(f"test/acc_group/y{y}_a{a}"), linewidth=0.9, **style)
+        _draw_line(loss, rounds, curve("train/loss"), color="black", linewidth=1.2)
+        best = _best_round(rounds, curve("val/acc_worst_group"), curve("val/acc"))
+        for axes in (accuracy, loss):
+            axes.set(xlabel="round", xlim=(0, 1.03 * rounds[-1]), xticks=_whole_ticks(rounds[-1]))
+            if best is not None:
+                axes.axvline(best, color="0.3", linewidth=1.0, linestyle=":", label=f"round {best}: best\nby validation")
+        title = "Test accuracy" if best is None else "Accuracy (solid: test; dashed: validation)"
+        accuracy.set(title=title, ylabel="accuracy (%)", ylim=(0, 101))
+        loss.set(title="Training loss of the clients in the round", ylabel="loss per sample")
+        loss.set_ylim(bottom=0)
+        figure.legend(*accuracy.get_legend_handles_labels(), loc="outside right upper")
+
+
+def plot_selection(
+    counts: Sequence[float] | Mapping[str, Sequence[float]], types: Sequence[str], path: Path, rounds: int
+) -> None:
+    """Draw how often each client took part, clients sorted by type (FedDiverse, arXiv:2504.11216, figures 5-9).
+
+    Printed in the background is each type's share of all participations; the dashed line is where every client would be if
+    all took part equally often.
+
+    Args:
+        counts: in how many rounds each client took part; or that for several selectors by name, drawn one above the other.
+        types: each client's type, one of ``TYPES``.
+        path: of the PNG; its folder is made if need be.
+        rounds: how many there were, 1 or larger.
+    """
+    panels = dict(counts) if isinstance(counts, Mapping) else {"": counts}
+    order = sorted(range(len(types)), key=lambda client: (TYPES.index(types[client]), client))
+    percents = {name: 100 * np.asarray(panel, dtype=np.float64)[order] / rounds for name, panel in panels.items()}
+    top = max(1.0, *(float(percent.max()) for percent in percents.values()))
+    width = max(6.6, _INCHES_PER_CLIENT * len(order))
+    with saved_figure(path, width, 2.8 if len(panels) == 1 else 0.6 + 1.75 * len(panels)) as figure:
+        grid = figure.subplots(len(panels), 1, sharex=True, squeeze=False).ravel()
+        for axes, (name, percent) in zip(grid, percents.items(), strict=True):
+            _draw_participations(axes, percent, _runs([types[client] for client in order]), top, width)
+            axes.set_ylabel(name)
+        step = 1 if len(order) <= 40 else 5
+        grid[-1].set_xticks(range(0, len(order), step), [str(client) for client in order[::step]], fontsize=7)
+        grid[-1].set_xlabel("client id, sorted by type")
+        label = f"rounds with the client (% of {rounds})"
+        if len(panels) == 1:
+            grid[0].set_ylabel(label)
+        else:
+            figure.supylabel(label, fontsize=8)
+        grid[0].set_title(
+            "How often each client took part. Bold: the type's share of all participations. Dashed: all clients alike."
+        )
+
+
+def _draw_participations(
+    axes: "Axes", percent: NDArray[np.float64], runs: Sequence[tuple[str, int, int]], top: float, width: float
+) -> None:
+    """Draw one selector's bars; ``percent`` is sorted by type, and ``runs`` are the stretches of the types."""
+    from matplotlib.ticker import MaxNLocator
+
+    axes.bar(range(len(percent)), percent, width=0.75, color=_CLASS_COLOURS[0], zorder=2)
+    axes.axhline(percent.mean(), color="black", linewidth=0.9, linestyle=DASHES, zorder=3)
+    label_width = 0.42 / (width - 0.6) * len(percent)
+    for (kind, start, end), x in zip(runs, _label_positions(runs, label_width), strict=True):
+        axes.axvspan(start - 0.5, end - 0.5, color=TYPE_COLOURS[kind], zorder=0, linewidth=0)
+        share = percent[start:end].sum() / (percent.sum() or 1.0)
+        axes.text(
+            x,
+            1.22 * top,
+            f"{kind}\n{100 * share:.1f} %",
+            ha="center",
+            va="center",
+            fontsize=7,
+            fontweight="bold",
+            bbox={"facecolor": TYPE_COLOURS[kind], "edgecolor": "none", "pad": 1.5},
+        )
+    axes.set(xlim=(-0.5, len(percent) - 0.5), ylim=(0, 1.38 * top))
+    axes.set_yticks([tick for tick in MaxNLocator(5, steps=[1, 2, 2.5, 5, 10]).tick_values(0, top) if tick <= 1.1 * top])
+
+
+def _draw_clients(axes: "Axes", matrices: Sequence[InteractionMatrix], groups: Sequence[str]) -> None:
+    from matplotlib.collections import PolyCollection
+
+    counts_KG = np.stack([matrix.counts.ravel() for matrix in matrices])
+    top_KG = np.cumsum(counts_KG, axis=1)
+    left_K = np.arange(len(matrices)) - 0.425
+    for group, colour in enumerate(_group_colours(*matrices[0].counts.shape)):
+        top_K = top_KG[:, group]
+        bottom_K = top_K - counts_KG[:, group]
+        corners = (left_K, bottom_K), (left_K, top_K), (left_K + 0.85, top_K), (left_K + 0.85, bottom_K)
+        # One collection per group: with a hundred clients and classes, single bars would take a minute.
+        boxes_K42 = np.moveaxis(np.array(corners), 2, 0)
+        axes.add_collection(PolyCollection(list(boxes_K42), facecolor=colour, linewidth=0, label=groups[group]))
+    axes.set(ylabel="samples", xlim=(-0.5, len(matrices) - 0.5), ylim=(0, 1.05 * max(top_KG.max(), 1)))
+    axes.tick_params(axis="x", bottom=False, labelbottom=False)
+
+
+def _draw_types(axes: "Axes", types: Sequence[str], width: float) -> None:
+    axes.bar(range(len(types)), 1, width=1, color=[TYPE_COLOURS[kind] for kind in types])
+    for kind, start, end in _runs(types):
+        if (end - start) * width / len(types) > 0.14 * len(kind) / 2:
+            axes.text((start + end - 1) / 2, 0.45, kind, ha="center", va="center", fontsize=6.5)
+    step = 1 if len(types) <= 40 else 5
+    axes.set_xticks(range(0, len(types), step), [str(client) for client in range(0, len(types), step)], fontsize=7)
+    axes.set(ylim=(0, 1), yticks=[], xlabel="client id")
+    axes.set_ylabel("type", rotation=0, ha="right", va="center")
+    axes.spines["left"].set_visible(False)
+
+
+def _names(
+    class_names: Sequence[str] | None, attribute_names: Sequence[str] | None, num_classes: int, num_attributes: int
+) -> tuple[Sequence[str], Sequence[str]]:
+    classes = class_names or [f"y = {label}" for label in range(num_classes)]
+    return classes, attribute_names or [f"a = {attribute}" for attribute in range(num_attributes)]
+
+
+def _draw_line(axes: "Axes", rounds: NDArray[np.int64], values: NDArray[np.float64], **style: Any) -> None:
+    measured = np.isfinite(values)
+    if measured.any():
+        # A lone point has no line to be seen by.
+        axes.plot(rounds[measured], values[measured], marker="o" if measured.sum() == 1 else None, markersize=3, **style)
+
+
+def _whole_ticks(last: int) -> list[int]:
+    """Return up to six whole numbers from 0 to ``last`` at equal distances."""
+    from matplotlib.ticker import MaxNLocator
+
+    ticks = MaxNLocator(5, steps=[1, 2, 2.5, 5, 10], integer=True).tick_values(0, last)
+    return [int(tick) for tick in ticks if 0 <= tick <= last and tick == int(tick)]
+
+
+def _best_round(rounds: NDArray[np.int64], worst: NDArray[np.float64], average: NDArray[np.float64]) -> int | None:
+    ranked = [(w, a, -r) for r, w, a in zip(rounds.tolist(), worst, average, strict=True) if math.isfinite(w + a)]
+    return -max(ranked)[2] if ranked else None
+
+
+def _group_colours(num_classes: int, num_attributes: int) -> list[tuple[float, float, float]]:
+    """Return a colour per group: the class's hue, paler with every attribute value."""
+    from matplotlib import colormaps
+    from matplotlib.colors import to_rgb
+
+    if num_classes <= len(_CLASS_COLOURS):
+        hues = [to_rgb(colour) for colour in _CLASS_COLOURS[:num_classes]]
+    else:
+        hues = [to_rgb(colour) for colour in colormaps["viridis"](np.linspace(0, 0.95, num_classes))]
+    paleness = np.linspace(0, 0.55 if num_attributes <= 2 else 0.8, num_attributes)
+    return [(r + (1 - r) * pale, g + (1 - g) * pale, b + (1 - b) * pale) for r, g, b in hues for pale in paleness]
+
+
+def _runs(types: Sequence[str]) -> list[tuple[str, int, int]]:
+    """Return the stretches of equal types as (type, start, end)."""
+    runs, start = [], 0
+    for kind, members in itertools.groupby(types):
+        end = start + len(list(members))
+        runs.append((kind, start, end))
+        start = end
+    return runs
+
+
+def _label_positions(runs: Sequence[tuple[str, int, int]], gap: float) -> list[float]:
+    """Return the centre of each run, moved where neighbours (or the frame) would be closer than ``gap`` allows."""
+    centres = [(start + end - 1) / 2 for _, start, end in runs]
+    at_least = gap / 2 - 0.5
+    for position, centre in enumerate(centres):
+        centres[position] = max(centre, at_least)
+        at_least = centres[position] + gap
+    at_most = runs[-1][2] - 0.5 - gap / 2
+    for position, centre in reversed(list(enumerate(centres))):
+        centres[position] = min(centre, at_most)
+        at_most = centres[position] - gap
+    return centres

@@ -1,0 +1,101 @@
+"""Pictures of heterogeneity triplets: of one federation's clients, and of several federations side by side.
+
+Matplotlib is imported when a picture is drawn, as in ``plots``.
+"""
+
+import itertools
+import math
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from fedfacet.heterogeneity import HeterogeneityTriplet, InteractionMatrix, measure_federation
+from fedfacet.plots.figure import DASHES, saved_figure
+from fedfacet.plots.run import MEASURES, TYPE_COLOURS, TYPES, draw_measures
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+_EDGE_COLOURS = {"CI": "#9A7B00", "AI": "#1F7A5C", "SC": "#7A4E97", "none": "#6E6E6E"}
+_MEAN: Any = {"color": "0.4", "linewidth": 0.9, "linestyle": DASHES, "zorder": 1}
+_POOLED: Any = {"color": "0.4", "linewidth": 0.9, "zorder": 1}
+_SMALLEST, _ALL_CLIENTS = 62.0, 320.0  # areas of bubbles, in points squared
+_ALIKE = 0.02
+_PANELS_PER_ROW = 4
+
+
+def plot_triplets(matrices: Sequence[InteractionMatrix], path: Path) -> None:
+    """Draw every client's triplet as a point, seen from the three sides of the cube that it lies in.
+
+    Clients that look alike from a side share a bubble there, whose area grows with their number, printed inside where it is
+    more than one; colours are the clients' types. Dashed lines cross at the mean of the clients, solid ones at the pooled data.
+
+    Args:
+        matrices: the clients' interaction matrices.
+        path: of the PNG; its folder is made if need be.
+    """
+    from matplotlib.lines import Line2D
+
+    measured = measure_federation(matrices)
+    counts = Counter(triplet.type for triplet in measured.clients)
+    kinds = [kind for kind in TYPES if counts[kind]]
+    with saved_figure(path, 7.6, 2.75) as figure:
+        for axes, (x, y) in zip(figure.subplots(1, 3), ((0, 1), (0, 2), (1, 2)), strict=True):
+            _draw_bubbles(axes, measured.clients, x, y)
+            for triplet, style in ((measured.client_mean, _MEAN), (measured.global_triplet, _POOLED)):
+                axes.axvline(triplet[x], **style)
+                axes.axhline(triplet[y], **style)
+            axes.set(xlabel=MEASURES[x], ylabel=MEASURES[y], xlim=(-0.1, 1.1), ylim=(-0.1, 1.1), aspect="equal")
+            axes.set_xticks([0, 0.5, 1])
+            axes.set_yticks([0, 0.5, 1])
+        handles = [
+            *(Line2D([], [], linestyle="", marker="o", markersize=7, **_bubble(kind)) for kind in kinds),
+            *(Line2D([], [], **style) for style in (_MEAN, _POOLED)),
+        ]
+        names = [f"{counts[kind]} {'client' if counts[kind] == 1 else 'clients'} of type {kind}" for kind in kinds]
+        figure.legend(handles, [*names, "mean of clients", "all data pooled"], loc="outside upper center", ncols=len(handles))
+
+
+def plot_federations(federations: Mapping[str, Sequence[InteractionMatrix]], path: Path) -> None:
+    """Draw the six measures of several federations, a panel each (FedDiverse, arXiv:2504.11216, figure 3).
+
+    Args:
+        federations: name -> the clients' interaction matrices.
+        path: of the PNG; its folder is made if need be.
+    """
+    rows = math.ceil(len(federations) / _PANELS_PER_ROW)
+    columns = math.ceil(len(federations) / rows)
+    with saved_figure(path, 1.9 * columns + 0.4, 1.75 * rows + 0.4) as figure:
+        grid = figure.subplots(rows, columns, sharex=True, sharey=True, squeeze=False).ravel()
+        for axes, entry in itertools.zip_longest(grid, federations.items()):
+            if entry is None:
+                axes.set_axis_off()
+                continue
+            name, matrices = entry
+            draw_measures(axes, matrices, fontsize=6)
+            axes.set_title(f"{name} ({len(matrices)} {'client' if len(matrices) == 1 else 'clients'})")
+            axes.set_xticks(range(3), ["CI", "AI", "SC"])
+            axes.tick_params(axis="x", labelbottom=True)
+        for axes in grid[::columns]:
+            axes.set_ylabel("measure, from 0 to 1")
+        figure.legend(*grid[0].get_legend_handles_labels(), loc="outside upper center", ncols=2)
+
+
+def _draw_bubbles(axes: "Axes", triplets: Sequence[HeterogeneityTriplet], x: int, y: int) -> None:
+    """Draw clients as seen from one side, many beneath few."""
+    alike: dict[tuple[int, int, str], list[HeterogeneityTriplet]] = {}
+    for triplet in triplets:
+        alike.setdefault((round(triplet[x] / _ALIKE), round(triplet[y] / _ALIKE), triplet.type), []).append(triplet)
+    for (_, _, kind), clients in sorted(alike.items(), key=lambda entry: -len(entry[1])):
+        at_x, at_y = np.mean(clients, axis=0)[[x, y]]
+        size = math.sqrt(_SMALLEST + (_ALL_CLIENTS - _SMALLEST) * len(clients) / len(triplets))
+        axes.plot(at_x, at_y, "o", markersize=size, **_bubble(kind), zorder=3)
+        if len(clients) > 1:
+            axes.text(at_x, at_y, str(len(clients)), ha="center", va="center", fontsize=6, zorder=4)
+
+
+def _bubble(kind: str) -> dict[str, Any]:
+    return {"color": TYPE_COLOURS[kind], "markeredgecolor": _EDGE_COLOURS[kind], "markeredgewidth": 0.9}

@@ -1,0 +1,218 @@
+"""Save and load the federation's state: one file, written whole or not at all, sealed by its sha256 and free of code.
+
+A checkpoint is what ``torch.save`` writes, and behind it a line with the format and the sha256 of what stands before; nothing
+is used before that is verified. ``torch.load(path, weights_only=True)`` reads it too, but does not verify. Clients' memory lies
+beside the checkpoints of a run folder, see ``ClientMemory``.
+"""
+
+import hashlib
+import io
+import json
+import re
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fedfacet.errors import CheckpointError
+from fedfacet.runs.client_memory import ClientMemory
+from fedfacet.runs.synced_file import write_synced
+from fedfacet.types import FederationState
+
+LAST, PREVIOUS = "last.ckpt", "previous.ckpt"
+"""In ``checkpoints/`` of a run folder: the one that a resumed run goes on from, and the one before it."""
+
+_FORMAT = 2
+_SEAL = "\nfedfacet checkpoint {}, sha256 {}\n"
+_SEAL_SIZE = len(_SEAL.format(_FORMAT, 64 * "0"))
+_MOST_ROUNDS = 10**9
+_MOST_ENTRIES = 10**8
+_DEEPEST = 50
+
+
+def dumps(state: FederationState, config: Mapping[str, Any], memory: str = "") -> memoryview:
+    """Return a checkpoint as bytes, in which nothing that happens to the state afterwards shows.
+
+    Args:
+        state: tensors and plain data only; its ``memory`` is left out.
+        config: the resolved configuration that the state belongs to, plain JSON-able data.
+        memory: the index of the clients' memory, as ``ClientMemory.pack`` returns it.
+    """
+    # Not asdict() on the whole, which would copy every tensor.
+    saved = {field.name: getattr(state, field.name) for field in fields(state)} | {"memory": memory}
+    content = io.BytesIO()
+    torch.save({"format": _FORMAT, "config": json.dumps(config), "state": saved}, content)
+    return content.getbuffer()
+
+
+def write(path: Path, content: memoryview) -> None:
+    """Write what ``dumps`` returned, and its seal, to the disk.
+
+    Args:
+        path: of the checkpoint, in a folder that exists.
+        content: of the checkpoint.
+
+    Raises:
+        FedFacetError: if the folder is gone.
+    """
+    write_synced(path, [content, _SEAL.format(_FORMAT, hashlib.sha256(content).hexdigest()).encode()])
+
+
+def save(path: Path, state: FederationState, config: Mapping[str, Any]) -> None:
+    """Write a checkpoint and the clients' memory to a run folder.
+
+    Args:
+        path: ``checkpoints/NAME.ckpt`` in the run folder; folders are made where missing.
+        state: see ``dumps``.
+        config: see ``dumps``.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    memory = ClientMemory(path.absolute().parents[1])
+    index, files = memory.pack(state.memory)
+    memory.write(files)
+    write(path, dumps(state, config, index))
+
+
+def load(path: Path) -> tuple[FederationState, dict[str, Any]]:
+    """Read a checkpoint and the clients' memory that belongs to it.
+
+    Args:
+        path: ``checkpoints/NAME.ckpt`` in a run folder.
+
+    Returns:
+        The state and the configuration it belongs to.
+
+    Raises:
+        CheckpointError: if a file is missing, damaged or of another format; where the checkpoint before is whole, it is named.
+    """
+    try:
+        saved, config = _verified(path)
+        memory = ClientMemory(path.absolute().parents[1]).read(saved["memory"])
+        if strangers := [client_id for client_id in memory if client_id >= len(saved["participation_counts"])]:
+            raise CheckpointError(f"Expected {path} to know client {strangers[0]}, whose memory it has, but it does not")
+    except CheckpointError as fault:
+        raise CheckpointError(f"{fault}: {_way_on(path)}.") from None
+    return FederationState(**{**saved, "memory": memory}), config
+
+
+def memory_of(path: Path) -> str:
+    """Return the index of the clients' memory that a checkpoint refers to; empty where it refers to none or is damaged."""
+    with suppress(CheckpointError):
+        return str(_verified(path)[0]["memory"])
+    return ""
+
+
+def asked_for(run_dir: Path, resume: str) -> Path:
+    """Return the checkpoint that ``resume=`` means: the last one, unless it names the one before."""
+    return run_dir / "checkpoints" / (PREVIOUS if Path(resume).name == PREVIOUS else LAST)
+
+
+def make_last(path: Path) -> None:
+    """Have a run go on from a checkpoint of its folder, also when it is resumed again; later ones are given up."""
+    if path.name != LAST:
+        write_synced(path.with_name(LAST), [path.read_bytes()])
+
+
+def _way_on(path: Path) -> str:
+    """Return the remedy for a checkpoint that cannot be used."""
+    if path.name == LAST:
+        previous = path.with_name(PREVIOUS)
+        with suppress(CheckpointError):
+            return f"the one before it is whole, so go on after round {load(previous)[0].round} with resume={previous}"
+    return "check `resume`, bring the file back, or start a new run"
+
+
+def _verified(path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return the state, with an index in place of the clients' memory, and the configuration.
+
+    Raises:
+        CheckpointError: without a remedy.
+    """
+    if not path.is_file():
+        raise CheckpointError(f"Expected a checkpoint at {path}, but there is none")
+    try:
+        content = path.read_bytes()
+        _check_seal(content)
+        saved = torch.load(io.BytesIO(content), map_location="cpu", weights_only=True)
+        if not isinstance(saved, dict) or not isinstance(saved.get("state"), dict):
+            raise ValueError("it holds something else")
+        config = json.loads(saved["config"])
+        _check_plain(saved["state"])
+        _check_plain(config)
+        _check_state(saved["state"])
+        _check_config(config)
+    except ValueError as error:
+        fault = str(error)
+    except Exception as error:
+        fault = f"it cannot be read ({type(error).__name__})"
+    else:
+        return saved["state"], config
+    raise CheckpointError(f"Expected {path} to be a whole checkpoint of format {_FORMAT}, but {fault}")
+
+
+def _check_seal(content: bytes) -> None:
+    seal = re.fullmatch(rb"\nfedfacet checkpoint (\d), sha256 ([0-9a-f]{64})\n", content[-_SEAL_SIZE:])
+    if seal is None and content[-22:-18] == b"PK\5\6":  # the end of a zip archive: all that format 1 was
+        raise ValueError(
+            "it has no sha256 at its end: it is of format 1, which earlier versions wrote, or no checkpoint at all"
+        )
+    if seal is None:
+        raise ValueError("it is truncated or not a checkpoint")
+    if int(seal[1]) != _FORMAT:
+        raise ValueError(f"it is of format {int(seal[1])}")
+    if hashlib.sha256(memoryview(content)[:-_SEAL_SIZE]).hexdigest().encode() != seal[2]:
+        raise ValueError("it is damaged, as its sha256 shows")
+
+
+def _check_plain(value: Any) -> None:
+    """Refuse what nobody could walk through: too deep, holding itself, or few lists that hold one another very often."""
+    entries: dict[int, int] = {}
+
+    def count(value: Any, depth: int) -> int:
+        if not isinstance(value, dict | list | tuple | set):
+            return 1
+        if id(value) not in entries:
+            if depth > _DEEPEST:
+                raise ValueError(f"its data is nested more than {_DEEPEST} deep")
+            held = value.values() if isinstance(value, dict) else value
+            entries[id(value)] = 1 + sum(count(entry, depth + 1) for entry in held)
+            if entries[id(value)] > _MOST_ENTRIES:
+                raise ValueError(f"its data has more than {_MOST_ENTRIES} entries")
+        return entries[id(value)]
+
+    count(value, 0)
+
+
+def _check_state(saved: Mapping[str, Any]) -> None:
+    if saved.keys() != {field.name for field in fields(FederationState)}:
+        raise ValueError("its state lacks a part or has one too many")
+    rounds, counts, disclosures = saved["round"], saved["participation_counts"], saved["disclosures"]
+    for name, fits in {
+        "round": type(rounds) is int and 0 <= rounds <= _MOST_ROUNDS,
+        "model": _is_table(saved["model"], Tensor),
+        "memory": isinstance(saved["memory"], str) and re.fullmatch("([0-9a-f]{64})?", saved["memory"]),
+        "disclosures": _is_table(disclosures, dict) and all(_is_table(kept, object, int) for kept in disclosures.values()),
+        "participation_counts": isinstance(counts, Tensor) and counts.dtype == torch.int64 and counts.dim() == 1,
+        "callbacks": _is_table(saved["callbacks"], dict),
+        "partition_digest": isinstance(saved["partition_digest"], str),
+    }.items():
+        if not fits:
+            raise ValueError(f"its `{name}` is not what a run saves")
+
+
+def _check_config(config: Any) -> None:
+    if not isinstance(config, dict):
+        raise ValueError("its configuration is none")
+    for name in ("federation", "engine", "callbacks", "choices"):
+        if not isinstance(config.get(name, {}), dict):
+            raise ValueError(f"the `{name}` of its configuration is none")
+    if not all(isinstance(callback, dict) for callback in config.get("callbacks", {}).values()):
+        raise ValueError("the `callbacks` of its configuration are none")
+
+
+def _is_table(value: Any, of: type, keys: type = str) -> bool:
+    return isinstance(value, dict) and all(isinstance(name, keys) and isinstance(entry, of) for name, entry in value.items())

@@ -1,0 +1,96 @@
+"""How a run that does not end well ends: in one sentence, with a status, and with the command that goes on."""
+
+import contextlib
+import errno
+import logging
+import os
+import shlex
+import signal
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NoReturn
+
+from fedfacet.config import is_cell, override_of
+from fedfacet.errors import FedFacetError, Interrupted
+from fedfacet.runs.job import Job
+
+log = logging.getLogger("fedfacet.train")
+
+
+class Refused(SystemExit):
+    """The end of a run that cannot go on for a reason that was said in one sentence; status 2."""
+
+    def __init__(self, sentence: str) -> None:
+        super().__init__(2)
+        self.sentence = sentence
+
+    def __str__(self) -> str:
+        """Return what was said."""
+        return self.sentence
+
+
+def refuse(error: Exception) -> NoReturn:
+    """Say what is wrong in one sentence and exit with status 2."""
+    print(f"error: {error}", file=sys.stderr)
+    raise Refused(str(error))
+
+
+def leave(*_: object) -> None:
+    """End the process at once, as Ctrl-C asks while there is nothing to save: before the first round and after the last.
+
+    Not by KeyboardInterrupt: raised in the midst of OmegaConf it comes out as another error.
+    """
+    os._exit(130)
+
+
+@contextlib.contextmanager
+def ending_in_a_sentence(job: Job) -> Iterator[None]:
+    """Turn what stops a run into a sentence and an exit status."""
+    try:
+        yield
+    except Interrupted as stop:
+        print(f"Stopped; {how_to_go_on(job)}", file=sys.stderr)
+        sys.exit(128 + stop.signal)
+    except KeyboardInterrupt:
+        log.info("Stopped at once.")
+        print(f"Stopped at once; {how_to_go_on(job)}", file=sys.stderr)
+        sys.exit(130)
+    except FedFacetError as error:
+        log.info("Refused: %s", error)
+        refuse(error)
+    except Exception as error:
+        log.info("Failed.", exc_info=True)
+        if not _out_of_space(error):
+            raise
+        refuse(
+            FedFacetError(f"Expected free disk space for {job.run_dir}, but there is none left: free some; {how_to_go_on(job)}")
+        )
+    finally:
+        signal.signal(signal.SIGINT, leave)
+
+
+def how_to_go_on(job: Job) -> str:
+    """Return the command that goes on with a run that was stopped."""
+    if is_cell(job.config):
+        return "to go on, give the same command again."
+    if not job.was_saved:
+        return f"nothing was saved, so remove {job.run_dir} and start again."
+    return f"to go on:\n  {command_name()} {shlex.quote(override_of('resume', job.run_dir))}"
+
+
+def command_name() -> str:
+    """Return the command that the user gave: the script of a checkout, or the command of an installed package."""
+    started = Path(sys.argv[0])
+    if started.name == "__main__.py":
+        return "python -m fedfacet train"
+    return "fedfacet train" if started.stem == "fedfacet" else "python src/train.py"
+
+
+def _out_of_space(error: BaseException | None) -> bool:
+    """Tell whether a full disk is what an error comes from; torch and safetensors have their own words for it."""
+    while error is not None:
+        if getattr(error, "errno", None) in (errno.ENOSPC, errno.EDQUOT) or "No space left on device" in str(error):
+            return True
+        error = error.__cause__ or error.__context__
+    return False

@@ -1,0 +1,118 @@
+"""One job after the other: alone in its folder, skipped where it is finished, noted where it fails and others go on."""
+
+import json
+import logging
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+
+from omegaconf import DictConfig
+
+from fedfacet import config as configuration
+from fedfacet.errors import ConfigError, FedFacetError
+from fedfacet.runs.ending import Refused, ending_in_a_sentence, refuse
+from fedfacet.runs.job import Job
+from fedfacet.runs.lock import LOCK_FILE, Process, lock, sole
+from fedfacet.runs.processes import check_alone, serve
+from fedfacet.runs.stock import failures
+
+log = logging.getLogger("fedfacet.train")
+
+
+def check(config: DictConfig, run_dir: Path) -> None:
+    """Have every part of a job made once, so that what one of them refuses comes out before anything is written."""
+    from fedfacet.build import build  # torch and lightning load here, so that --help need not wait for them
+    from fedfacet.runs import checkpoint
+
+    federation = build(config, run_dir)
+    if config.resume is not None:
+        federation.restore(checkpoint.load(checkpoint.asked_for(run_dir, config.resume))[0])
+
+
+def run_job(job: Job, train: Callable[[Job], None], *, others_go_on: bool) -> float | None:
+    """Run one job in its run folder; return the validation worst-group accuracy of the last round, for sweepers.
+
+    Args:
+        job: of a command line that was checked.
+        train: runs it.
+        others_go_on: whether a job that is refused is only noted, because others of this process come after it.
+    """
+    if not configuration.is_cell(job.config):
+        try:
+            return _run_alone(job, train)
+        except Refused as refusal:
+            # The ranks of a distributed job would lose count.
+            if not others_go_on or configuration.make(job.config.engine).spans_processes:
+                raise
+            failures[job.run_dir] = f"{' '.join(job.overrides)}: {refusal}"
+            return None
+    with lock(job.run_dir) as holder:
+        if job.is_new_cell:
+            return _run_cell(job, train, holder)
+        if holder is not None:
+            refuse(ConfigError(f"Expected a run that nobody works at, but {job.run_dir} is held by {holder}: wait for it."))
+        return _run(job, train)
+
+
+def _run_alone(job: Job, train: Callable[[Job], None]) -> float | None:
+    """Run one job in its folder, or go on with it, unless another process works there."""
+    try:
+        if serve(job.config):  # where Hydra's launcher started several processes
+            return None
+    except FedFacetError as error:
+        log.info("Refused: %s", error)
+        refuse(error)
+    with sole(job.run_dir / "train.log") as alone:
+        if not alone:
+            refuse(ConfigError(f"Expected a run that nobody works at, but another process is at {job.run_dir}: wait for it."))
+        return _run(job, train)
+
+
+def _run_cell(job: Job, train: Callable[[Job], None], holder: Process | None) -> float | None:
+    """Run a cell of a sweep, or go on with it, unless it is finished or another process works at it; its failure is noted."""
+    if configuration.is_complete(job.run_dir, job.config.federation.rounds):
+        return _validation_of(job.run_dir)
+    if holder is not None:
+        print(f"{job.run_dir} is left to {holder}; if that is gone, remove {job.run_dir / LOCK_FILE}")
+        return None
+    if job.was_saved:
+        job.config.resume = str(job.run_dir)
+    print(f"{job.run_dir} {'goes on' if job.config.resume else 'begins'}: {job}", flush=True)
+    try:
+        try:
+            check_alone(job.config)
+            if job.config.resume is not None:
+                configuration.check_resume(job.config, job.run_dir)
+            check(job.config, job.run_dir)
+        except (FedFacetError, ValueError, TypeError) as error:
+            log.info("Refused: %s", error)
+            refuse(error)
+        return _run(job, train)
+    except Refused as refusal:
+        fault = str(refusal)
+    except Exception as error:
+        fault = f"{type(error).__name__}: {error}"
+        traceback.print_exc()
+    failures[job.run_dir] = f"{job}: {fault}"
+    return None
+
+
+def _run(job: Job, train: Callable[[Job], None]) -> float | None:
+    """Run one job and print what came out."""
+    from fedfacet.analysis.console import print_results
+    from fedfacet.build import load_data
+
+    with ending_in_a_sentence(job):
+        train(job)
+    summary = job.run_dir / "summary.json"
+    if not summary.exists():  # the callback that writes it was left out
+        print(f"run folder  {job.run_dir}")
+        return None
+    print_results(json.loads(summary.read_text(encoding="utf-8")), load_data(job.config), job.run_dir)
+    return _validation_of(job.run_dir)
+
+
+def _validation_of(run_dir: Path) -> float | None:
+    """Return the validation worst-group accuracy of a finished run's last round, for sweepers."""
+    worst: float | None = json.loads((run_dir / "summary.json").read_text(encoding="utf-8"))["final"].get("val/acc_worst_group")
+    return worst

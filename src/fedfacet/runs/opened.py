@@ -1,0 +1,111 @@
+"""A run folder opened: everything is made, or taken up from the last checkpoint, and put away again afterwards."""
+
+import contextlib
+import json
+import logging
+import shlex
+import signal
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from omegaconf import DictConfig, OmegaConf
+
+from fedfacet import __version__
+from fedfacet import config as configuration
+from fedfacet.build import build, load_data, settle
+from fedfacet.data.federated import FederatedData
+from fedfacet.errors import ConfigError, Interrupted
+from fedfacet.federation import Federation
+from fedfacet.runs import checkpoint
+from fedfacet.runs.interruption import Interruption
+from fedfacet.runs.job import Job
+from fedfacet.whole_file import written_whole
+
+log = logging.getLogger("fedfacet.train")
+
+
+@contextlib.contextmanager
+def opened(job: Job) -> Iterator[Federation]:
+    """Make the federation of a job, or restore it where the job resumes, and have signals stop it at a safe point.
+
+    Torch's threads, the signals and the engine are put back or closed in the end, however it comes.
+
+    Args:
+        job: one that nobody else works at; its configuration is settled here.
+
+    Raises:
+        FedFacetError, ValueError, TypeError: where a part refuses its arguments, or the checkpoint cannot be gone on with.
+        Interrupted: if a signal has come; the state is saved.
+    """
+    config, threads = job.config, torch.get_num_threads()
+    try:
+        log.info("fedfacet %s: %s", __version__, shlex.join(["python", *sys.argv]))
+        saved = None
+        if config.resume is not None:
+            saved_at = checkpoint.asked_for(job.run_dir, config.resume)
+            saved, saved_config = checkpoint.load(saved_at)
+            for name in configuration.SETTLED:
+                config[name] = saved_config[name]
+            if "choice" in config.engine:  # of engine=auto
+                config.engine.choice = saved_config["engine"].get("choice")
+        settle(config)
+        federation = build(config, job.run_dir)
+        if saved is not None:
+            _check_sums(saved_config["engine"], config.engine)
+            federation.restore(saved)
+            checkpoint.make_last(saved_at)
+        with contextlib.closing(federation.engine):
+            federation.engine.share(configuration.plain(config))
+            _write_run_folder(job.run_dir, config, load_data(config), job.overrides)
+            before = signal.signal(signal.SIGINT, signal.default_int_handler)  # what a second Ctrl-C does: callbacks see to it
+            try:
+                with Interruption(federation.stop):
+                    yield federation
+            finally:
+                signal.signal(signal.SIGINT, before)
+        log.info("Finished round %d.", federation.state.round)
+    except Interrupted as stop:
+        log.info("Stopped by %s after round %d.", signal.Signals(stop.signal).name, federation.state.round)
+        raise
+    finally:
+        torch.set_num_threads(threads)  # the next job of this process has a choice of its own
+
+
+def _check_sums(*engines: Mapping[str, Any]) -> None:
+    """Refuse to go on with a run by an engine that sums in another order than the one that it was started with."""
+    was, now = ("vectorized" in f"{engine['_target_']} {(engine.get('choice') or {}).get('engine')}" for engine in engines)
+    if was != now:
+        raise ConfigError(
+            f"Expected {'engine=vectorized' if was else 'an engine that is exact to the last bit'}, as the run was started "
+            f"with, but got {'one that adds up in another order' if was else 'vectorized'}: leave `engine` out."
+        )
+
+
+def _write_run_folder(run_dir: Path, config: DictConfig, data: FederatedData, overrides: Sequence[str]) -> None:
+    """Write what is known before the first round: the resolved configuration, the overrides for a resume, the partition."""
+    settings = configuration.plain(config) | {"resume": None}
+    settings["paths"]["output_dir"] = str(run_dir)  # what ${now:...} was, and a job of a sweep lies elsewhere
+    partition = {
+        "digest": data.partition.digest,
+        "num_clients": len(data.partition.indices),
+        "class_names": data.dataset.class_names,
+        "attribute_names": data.dataset.attribute_names,
+        "counts": [matrix.counts.astype(int).tolist() for matrix in data.matrices],
+        "indices": [client.tolist() for client in data.partition.indices],
+        "validation": data.val.tolist(),
+        "num_test": len(data.dataset.test),
+    }
+    if any(map(len, data.local_holdout)):
+        partition["local_holdout"] = [held_out.tolist() for held_out in data.local_holdout]
+    for name, content in (
+        (".hydra/overrides.yaml", OmegaConf.to_yaml(list(overrides))),
+        ("partition.json", json.dumps(partition) + "\n"),
+        ("config.yaml", OmegaConf.to_yaml(settings)),
+    ):
+        file = run_dir / name
+        file.parent.mkdir(parents=True, exist_ok=True)
+        with written_whole(file) as unfinished:
+            unfinished.write_text(content, encoding="utf-8")

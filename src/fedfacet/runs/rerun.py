@@ -1,0 +1,143 @@
+"""A run's checkpoints taken up again: its rounds (law 1: a function of the state before them), and its clients measured."""
+
+import contextlib
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from fedfacet import state
+from fedfacet.build import rebuild, reload_data
+from fedfacet.callbacks.decomposition import Decomposition
+from fedfacet.errors import CheckpointError
+from fedfacet.metrics.group_counts import GroupCounts
+from fedfacet.metrics.loss_decomposition import LossDecomposition
+from fedfacet.runs import checkpoint
+from fedfacet.schedulers.base import Scheduler
+from fedfacet.types import FederationState, ServerState
+
+_DECOMPOSITION = {"_target_": "fedfacet.callbacks.decomposition.Decomposition", "every_n_rounds": 1}
+
+
+class _OneRound(Scheduler):
+    """A round's factor without a look at what the round measures, which only later rounds depend on.
+
+    What measured that for the run's own scheduler need not be there.
+    """
+
+    def __init__(self, factor: float) -> None:
+        self._factor = factor
+
+    def factor(self, server: ServerState, round: int) -> float:
+        """Return it."""
+        return self._factor
+
+
+class DecomposedRound(NamedTuple):
+    """A round that was run again to be decomposed.
+
+    Attributes:
+        round: its number.
+        num_rounds: how many rounds the run has done; a round beyond them is the one that would come next.
+        client_ids: the participants, in cohort order.
+        decomposition: of the loss.
+        same_model: whether the new global model is, bit for bit, the one in the run's checkpoint of that round; ``None`` where
+            there is none.
+    """
+
+    round: int
+    num_rounds: int
+    client_ids: tuple[int, ...]
+    decomposition: LossDecomposition
+    same_model: bool | None
+
+
+def decompose_round(run_dir: Path, round: int | None = None) -> DecomposedRound:
+    """Run a round again, from the checkpoint before it, and decompose the loss after it; nothing is written.
+
+    Args:
+        run_dir: the run folder.
+        round: its number, 1 or larger; ``None`` for the last round of the run that can be run again, and for the one that
+            would come next where only ``last.ckpt`` is there.
+
+    Raises:
+        CheckpointError: if there is no checkpoint of the round before, or if no update arrived in the round.
+        FedFacetError: as in ``build``.
+    """
+    files = checkpoints_of(run_dir)
+    num_rounds = max(files)
+    if round is None:
+        round = max((before + 1 for before in files if before < num_rounds), default=num_rounds + 1)
+    if round - 1 not in files:
+        able = sorted(before + 1 for before in files)
+        there = f"round {able[0]}" if len(able) == 1 else f"rounds {', '.join(map(str, able))}"
+        raise CheckpointError(
+            f"Expected a round that {run_dir} can do again, {there}, but got {round}: a round starts from the checkpoint of "
+            "the one before, and a run that is started with callbacks.save_checkpoint.keep=all keeps them all."
+        )
+    before, settings = checkpoint.load(files[round - 1])
+    callbacks = {"decomposition": _DECOMPOSITION}
+    after, last = _run_round({**settings, "callbacks": callbacks, "logger": {}}, before, run_dir)
+    if last is None:
+        raise CheckpointError(
+            f"Expected a round in which updates arrived, but in round {round} of {run_dir} none did: choose another one."
+        )
+    saved = checkpoint.load(files[round])[0].model if round in files else None
+    same = None if saved is None else state.digest(saved) == state.digest(after.model)
+    return DecomposedRound(round, num_rounds, last[1], last[0], same)
+
+
+def measure_own_samples(run_dir: Path) -> tuple[list[GroupCounts], bool]:
+    """Measure every client's model of a run's last checkpoint on the client's own samples; nothing is written.
+
+    The model is the global one, with the client's own layers where it has some; the samples are those that it holds out, or
+    those that it trains on where it holds out none.
+
+    Args:
+        run_dir: the run folder.
+
+    Returns:
+        Per client the counts; and whether its samples are held out.
+
+    Raises:
+        CheckpointError: if there is no checkpoint.
+        FedFacetError: as in ``build``.
+    """
+    saved, settings = checkpoint.load(run_dir / "checkpoints" / "last.ckpt")
+    federation = rebuild({**settings, "callbacks": {}, "logger": {}}, run_dir)
+    data = reload_data(settings)
+    held_out = any(map(len, data.local_holdout))
+    splits = data.local_holdout if held_out else data.partition.indices
+    with contextlib.closing(federation.engine):
+        federation.restore(saved)
+        counts = [
+            federation.engine.evaluate(federation.sent(saved, client_id).model, [own], saved.memory.get(client_id))[0]
+            for client_id, own in enumerate(splits)
+        ]
+        return counts, held_out
+
+
+def checkpoints_of(run_dir: Path) -> dict[int, Path]:
+    """Return the checkpoints of a run by the number of rounds that were done when they were written.
+
+    Raises:
+        CheckpointError: if there is none, or if ``last.ckpt`` cannot be read.
+    """
+    folder = run_dir / "checkpoints"
+    last = folder / "last.ckpt"
+    done = checkpoint.load(last)[0].round
+    named = {int(match[1]): file for file in folder.glob("*.ckpt") if (match := re.fullmatch(r"round_(\d+)", file.stem))}
+    return {round: file for round, file in named.items() if round <= done} | {done: last}
+
+
+def _run_round(
+    settings: Mapping[str, Any], before: FederationState, run_dir: Path
+) -> tuple[FederationState, tuple[LossDecomposition, tuple[int, ...]] | None]:
+    federation = rebuild(settings, run_dir)
+    callback = federation.callbacks["decomposition"]
+    assert isinstance(callback, Decomposition)
+    with contextlib.closing(federation.engine):
+        federation.restore(before)
+        federation.scheduler = _OneRound(federation.lr_factor(before.round + 1))
+        federation.run_round()
+    return federation.state, callback.last

@@ -1,0 +1,146 @@
+"""A run as an object, for Python: ``fedfacet.train("selector=uniform")`` and ``fedfacet.load_run(folder)``."""
+
+import csv
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from omegaconf import DictConfig, OmegaConf
+
+from fedfacet import config as configuration
+from fedfacet.errors import CheckpointError, ConfigError, FedFacetError
+from fedfacet.runs.job import Job
+from fedfacet.runs.lock import sole
+
+if TYPE_CHECKING:
+    from torch import nn
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """A run folder.
+
+    Attributes:
+        folder: that holds ``config.yaml``.
+    """
+
+    folder: Path
+
+    @property
+    def config(self) -> DictConfig:
+        """The resolved configuration."""
+        config = OmegaConf.load(self.folder / "config.yaml")
+        assert isinstance(config, DictConfig)
+        return config
+
+    @property
+    def metrics(self) -> list[dict[str, Any]]:
+        """The rows of ``metrics.csv``, one a round; ``cohort`` is a tuple of clients, what was not measured is ``None``."""
+        if not (file := self.folder / "metrics.csv").exists():
+            return []
+        with open(file, newline="", encoding="utf-8") as rows:
+            return [{name: _value(name, text) for name, text in row.items()} for row in csv.DictReader(rows)]
+
+    @property
+    def summary(self) -> dict[str, Any]:
+        """What ``summary.json`` holds; empty where the run has not ended."""
+        file = self.folder / "summary.json"
+        return json.loads(file.read_text(encoding="utf-8")) if file.exists() else {}
+
+    @property
+    def model(self) -> "nn.Module":
+        """The network with the weights of the last round.
+
+        Raises:
+            CheckpointError: if the run has not ended, or its weights are not of one network, as with clients' own layers.
+        """
+        from safetensors.torch import load_file
+
+        folder = self.folder / "model"
+        if not (folder / "model.safetensors").exists():
+            raise CheckpointError(f"Expected a run that has ended, but {folder} has no model: go on with it by resume().")
+        settings = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+        facts = {name: settings.pop(name) for name in ("num_classes", "input_shape")}
+        facts["input_shape"] = tuple(facts["input_shape"])
+        model: nn.Module = configuration.make(OmegaConf.create(settings), **facts)
+        try:
+            model.load_state_dict(load_file(folder / "model.safetensors"))
+        except RuntimeError:
+            raise CheckpointError(
+                f"Expected the weights of one {type(model).__name__}, but {folder} holds others, as where clients keep layers "
+                "to themselves: read model.safetensors itself."
+            ) from None
+        return model
+
+    def resume(self, *overrides: str) -> "Run":
+        """Go on with the run, for example for more rounds, ``federation.rounds=200``.
+
+        Raises:
+            FedFacetError: in one sentence, if that cannot be done.
+        """
+        return train(configuration.override_of("resume", self.folder), *overrides)
+
+
+def train(*overrides: str) -> Run:
+    """Train a federation, as ``python src/train.py OVERRIDES`` does.
+
+    Args:
+        overrides: ``group=option`` and ``key=value``, as on the command line, for one run.
+
+    Raises:
+        FedFacetError: in one sentence, what was expected, what came and what to do.
+
+    Example:
+        >>> import os, tempfile, fedfacet
+        >>> folder = os.path.join(tempfile.mkdtemp(), "run")
+        >>> run = fedfacet.train(f"paths.output_dir={folder}", "debug=smoke", "heterogeneity=true", "threads=1")
+        >>> [row["round"] for row in run.metrics], run.summary["status"], type(run.model).__name__
+        ([1], 'finished', 'SmallCNN')
+    """
+    if strangers := [override for override in overrides if override.startswith("-")]:
+        raise ConfigError(f"Expected overrides of one run, but got {strangers[0]}: leave it out.")
+    try:
+        argv, [(config, run_dir)] = configuration.preflight("train", ["fedfacet", *overrides])
+        if configuration.make(config.engine).spans_processes:
+            raise ConfigError(f"Expected an engine of one process, but got engine={config.choices.engine}: use the command.")
+        given = [one for one in argv[1:] if not one.startswith("hydra.") or one.startswith("hydra.searchpath=")]
+        run_dir.mkdir(parents=True, exist_ok=True)
+        with sole(run_dir / "train.log") as alone:
+            if not alone:
+                raise ConfigError(f"Expected a run that nobody works at, but another process is at {run_dir}: wait for it.")
+            fit(Job(config, run_dir, given))
+    except (ValueError, TypeError) as error:
+        raise FedFacetError(str(error)) from error
+    return Run(run_dir)
+
+
+def load_run(folder: str | Path) -> Run:
+    """Return the run of a folder.
+
+    Args:
+        folder: of the run, or of a job of a sweep.
+
+    Raises:
+        ConfigError: if it is no run folder.
+    """
+    if not (Path(folder) / "config.yaml").is_file():
+        raise ConfigError(f"Expected a run folder, but {folder} is none: give the folder that holds config.yaml.")
+    return Run(Path(folder))
+
+
+def fit(job: Job) -> None:
+    """Run one job in its folder, or go on with it; see ``src/train.py``."""
+    from fedfacet.runs.opened import opened  # torch and lightning load here
+
+    with opened(job) as federation:
+        federation.fit()
+
+
+def _value(name: str, text: str) -> Any:
+    if name == "cohort":
+        return tuple(map(int, text.split()))
+    try:
+        return int(text)
+    except ValueError:
+        return float(text) if text else None

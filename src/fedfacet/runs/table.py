@@ -1,0 +1,94 @@
+"""Tables that a run adds rows to, and that a resumed run takes up only as they were written."""
+
+import csv
+import hashlib
+import io
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from fedfacet.errors import CheckpointError, FedFacetError
+from fedfacet.runs.synced_file import folder_gone
+
+
+class Table:
+    """A csv file that grows by a row at a time, and the number of its rows and their sha256.
+
+    Args:
+        file: of the table.
+        adapts: whether a row may have other columns than the first one: what lacks is left empty, what is new is left out.
+    """
+
+    def __init__(self, file: Path, *, adapts: bool = False) -> None:
+        self.file = file
+        self._adapts = adapts
+        self._columns: list[str] | None = None
+        self._rows, self._bytes, self._sha256 = 0, 0, hashlib.sha256()
+
+    def record(self) -> dict[str, Any]:
+        """Return what a checkpoint keeps to know the table by."""
+        return {"rows": self._rows, "bytes": self._bytes, "sha256": self._sha256.hexdigest()}
+
+    def take_up(self, record: Mapping[str, Any]) -> None:
+        """Go on from a record, if the table begins with the rows that it tells of; what follows them is a killed run's.
+
+        Raises:
+            CheckpointError: if the table is missing, shorter or another one.
+        """
+        rows, size, sha256 = (record.get(name) for name in ("rows", "bytes", "sha256"))
+        if type(rows) is not int or type(size) is not int or rows < 0 or size < 0:
+            raise CheckpointError(
+                f"Expected a checkpoint that tells how long {self.file} was, but it does not: start a new run."
+            )
+        try:
+            content = self.file.read_bytes() if size else b""
+            there = content.count(b"\n") - 1
+            fault = f"it has only {max(there, 0)} of them" if there < rows else "they have been changed"
+            content = content[:size]
+        except FileNotFoundError:
+            content, fault = b"", "it is missing"
+        except OSError as error:
+            content, fault = b"", f"it cannot be read ({error.strerror})"
+        if len(content) != size or hashlib.sha256(content).hexdigest() != sha256:
+            raise CheckpointError(
+                f"Expected {self.file} to begin with the {rows} rows that the run had written by its checkpoint, but {fault}: "
+                "bring the file back as it was, or start a new run."
+            )
+        self._columns = next(csv.reader([content.partition(b"\n")[0].decode()]), None)
+        self._rows, self._bytes, self._sha256 = rows, size, hashlib.sha256(content)
+
+    def cut_back(self, round: int) -> None:
+        """Drop what lies beyond the rows taken up; a table that a run without a record finds later than round 0 stays."""
+        if self.file.exists() and (self._bytes or not round):
+            os.truncate(self.file, self._bytes)
+
+    def append(self, row: Mapping[str, Any]) -> None:
+        """Add a row.
+
+        Raises:
+            ValueError: if it has other columns than the first row.
+            FedFacetError: if somebody else has written to the table, or removed it.
+        """
+        columns = self._columns or list(row)
+        if self._adapts:
+            row = {column: row.get(column, "") for column in columns}
+        if columns != list(row):
+            raise ValueError(f"Expected the columns {columns} in every round, but got {list(row)}: metrics have fixed names.")
+        text = io.StringIO()
+        csv.writer(text, lineterminator="\n").writerows([row.values()] if self._columns else [columns, row.values()])
+        added = text.getvalue().encode()
+        try:
+            with open(self.file, "ab") as target:
+                if target.tell() != self._bytes:
+                    raise FedFacetError(
+                        f"Expected {self.file} to hold the {self._bytes} bytes that the run wrote, but it holds "
+                        f"{target.tell()}: start a new run, and leave its files alone while it goes on."
+                    )
+                target.write(added)
+        except FileNotFoundError:
+            raise folder_gone(self.file.parent) from None
+        self._columns = columns
+        self._rows += 1
+        self._bytes += len(added)
+        self._sha256.update(added)
