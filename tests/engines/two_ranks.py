@@ -18,13 +18,15 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from fedfacet import state
+from fedfacet import rng, state
 from fedfacet.build import build, rebuild
 from fedfacet.clients.queries.base import Query
 from fedfacet.config import compose_job
 from fedfacet.corrections.base import Correction
 from fedfacet.engines.distributed import DistributedEngine, deal
 from fedfacet.engines.sequential import SequentialEngine
+from fedfacet.models.small_cnn import SmallCNN
+from fedfacet.objectives.classification import ClassificationObjective
 from fedfacet.types import Answer, Broadcast, ClientTask
 
 ASKED = Path("asked")
@@ -77,7 +79,11 @@ def federation():
     config, _ = compose_job("train", overrides)
     config.logger = config.callbacks = {}
     federation = build(config, Path())
-    federation.engine.clients.objective.correction = Echo()
+    clients = federation.engine.clients
+    clients.objective.correction = Echo()
+    with rng.forked(0, "weights"):
+        wider = ClassificationObjective(SmallCNN(2, (3, 8, 8), width=3), correction=Echo(), optimizer=clients.optimizer)
+    federation.engine.setup(replace(clients, other_objectives=[wider.to(memory_format=clients.memory_format)]))
     return federation
 
 
@@ -122,6 +128,13 @@ def drive(run):
     found["answers"] = [list(one.ask(query, tasks)) for one in (sequential, engine)]
     found["counts"] = [repr(one.evaluate(model, [indices, indices[:70]])) for one in (sequential, engine)]
     found["few"] = [repr(one.evaluate(model, [indices[:9]])) for one in (sequential, engine)]
+    said = [one.predict(model, [indices, indices[:70]], {"personal|head.bias": torch.ones(2)}) for one in (sequential, engine)]
+    found["predictions"] = [[(part.labels.tolist(), part.losses.tolist()) for part in parts] for parts in said]
+    wide = state.clone(clients.programs[1].tensors)
+    mixed = [replace(task, broadcast=Broadcast(wide, extras)) if task.client_id % 2 else task for task in tasks]
+    found["shapes"] = [facts(one.run(mixed)) for one in (sequential, engine)]
+    found["shapes_answers"] = [list(one.ask(query, mixed)) for one in (sequential, engine)]
+    found["shapes_counts"] = [repr(one.evaluate(wide, [indices])) for one in (sequential, engine)]
     found["nobody"] = len(list(engine.run([])))
     found["one"] = facts(engine.run(tasks[:1])) == found["updates"][0][:1]
 
