@@ -28,15 +28,15 @@ def dataset_from_arrays(
     std: Sequence[float] | None = None,
     seed: int = 0,
 ) -> Dataset:
-    """Return a data set of arrays, numpy's or torch's; they are copied.
+    """Return a data set of copied arrays, numpy's or torch's.
 
     Args:
         x: inputs, shape (N, ...). uint8 of shape (N, C, H, W) is images, which are normalised. All other whole numbers are
             tokens and become int64; all other numbers become float32 (float64, too) and go into a model as they are.
         y: classes, whole numbers from 0, shape (N,).
         a: attribute values, whole numbers from 0, shape (N,); ``None`` for a data set without an attribute.
-        test: the part of the samples that is the test set, in (0, 1), the same of every (class, attribute) group, rounded, and
-            at least one sample of each; or the test set's own arrays, ``(x, y)`` or ``(x, y, a)``, which come after the others.
+        test: the part of every (class, attribute) group that is the test set, in (0, 1), rounded, at least one sample of each;
+            or the test set's own arrays, ``(x, y)`` or ``(x, y, a)``, which come after the others.
         class_names: Y names; by default ``"0"``, ``"1"``, ...
         attribute_names: A names; by default ``"0"``, ``"1"``, ..., or ``"none"`` without an attribute.
         columns: further labels by name, whole numbers of shape (N,), test samples included; a partition may be made by them.
@@ -50,7 +50,6 @@ def dataset_from_arrays(
 
     Example:
         >>> from sklearn.datasets import load_breast_cancer
-        >>> from fedfacet.data.arrays import dataset_from_arrays
         >>> x, y = load_breast_cancer(return_X_y=True)
         >>> dataset = dataset_from_arrays(x, y, class_names=["malignant", "benign"])
         >>> len(dataset.train), len(dataset.test), dataset.input_shape, dataset.batch(dataset.test).x.dtype
@@ -79,14 +78,7 @@ def dataset_from_arrays(
     if shadowed := {"y", "a"} & set(columns or ()):
         raise ValueError(f"Expected `columns` of other names than y and a, but got {shadowed.pop()!r}: choose another name.")
     return Dataset(
-        inputs=InMemoryInputs(inputs),
-        y=labels,
-        a=attributes,
-        train=train,
-        test=tested,
-        val=None,
-        class_names=classes,
-        attribute_names=values,
+        *(InMemoryInputs(inputs), labels, attributes, train, tested, None, classes, values),
         mean=None if mean is None else tuple(map(float, mean)),
         std=None if std is None else tuple(map(float, std)),
         columns={name: _labels(f"columns[{name!r}]", column, len(labels)) for name, column in (columns or {}).items()},
@@ -98,17 +90,12 @@ def dataset_from_torch(dataset: Any, *, test: Any = 0.2, **settings: Any) -> Dat
 
     It is read once, from the first sample to the last, and kept in memory: random transforms are drawn only once.
 
-    Args:
-        dataset: has a length and numbered samples, whose inputs are tensors or arrays of one shape.
-        test: as in ``dataset_from_arrays``, or another such data set.
-        settings: as in ``dataset_from_arrays``.
+    ``test`` is as in ``dataset_from_arrays``, or another such data set; ``settings`` are its other arguments.
 
     Raises:
         ValueError: as in ``dataset_from_arrays``, or if samples have different shapes.
 
     Example:
-        >>> import torch
-        >>> from fedfacet.data.arrays import dataset_from_torch
         >>> numbers = torch.utils.data.TensorDataset(torch.randn(20, 3), torch.arange(20) % 2)
         >>> dataset = dataset_from_torch(numbers, test=0.5)
         >>> len(dataset.train), len(dataset.test), dataset.num_classes, dataset.num_attributes
@@ -141,14 +128,12 @@ def _read(dataset: Any) -> tuple[Any, ...]:
 
 
 def _part(x: Any, y: Any, a: Any = None) -> tuple[Tensor, Labels, Labels]:
-    """Return inputs, classes and attribute values of one split, checked and copied."""
     inputs = _inputs(_array("x", x))
     labels = _labels("y", y, len(inputs), least=0)
     return inputs, labels, np.zeros_like(labels) if a is None else _labels("a", a, len(inputs), least=0)
 
 
 def _held_out(test: Any, others: Tensor, *, with_attribute: bool) -> tuple[Tensor, Labels, Labels]:
-    """Return the test set's arrays, which must be like the others."""
     wanted = "(x, y, a)" if with_attribute else "(x, y)"
     if not isinstance(test, tuple | list) or len(test) != 2 + with_attribute:
         raise ValueError(f"Expected `test` to be a number in (0, 1) or arrays {wanted}, but got {type(test).__name__}.")
@@ -162,7 +147,6 @@ def _held_out(test: Any, others: Tensor, *, with_attribute: bool) -> tuple[Tenso
 
 
 def _array(name: str, values: Any) -> NDArray[Any]:
-    """Return numbers as numpy keeps them."""
     try:
         array = np.asarray(values.detach().cpu() if isinstance(values, Tensor) else values)
     except ValueError:  # numpy's, for rows of different lengths

@@ -12,8 +12,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn import functional
 
-_ATTEMPTS = 10
-"""At drawing a box that fits into an image, as torchvision's RandomResizedCrop."""
+_ATTEMPTS = 10  # at drawing a box that fits into an image, as torchvision's RandomResizedCrop
 
 
 class Augmentation(Protocol):
@@ -57,13 +56,11 @@ class ZoomTurnAndFlip:
     r"""Cut a random box out of an image and enlarge it to the image's size, turn it, and mirror every second one.
 
     What torchvision's ``RandomResizedCrop(size, scale)``, ``RandomRotation(degrees)`` and ``RandomHorizontalFlip()`` do one
-    after another; here the three are one map of coordinates and pixels are interpolated (bilinear) once. Beyond the edges of
-    the box it is black.
+    after another; here one map of coordinates, so that pixels are interpolated (bilinear) once. Beyond the box it is black.
 
     Args:
         smallest: the box's smallest part of the image's area, larger than 0.
-        largest: its largest part; boxes that do not fit into the image are drawn again, so that above 1 only the share of large
-            boxes grows.
+        largest: its largest part. Boxes that do not fit are drawn again: above 1 only the share of large boxes grows.
         degrees: the largest angle either way, 0 or larger.
     """
 

@@ -1,7 +1,7 @@
 """CIFAR-100."""
 
 import pickle
-from pathlib import Path
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from fedfacet.arguments import check_within
 from fedfacet.data.augmentation import CropAndFlip
 from fedfacet.data.dataset import Dataset, InMemoryInputs
-from fedfacet.data.source import DatasetSource
+from fedfacet.data.source import DatasetSource, located
 from fedfacet.data.spawrious import hold_out
 from fedfacet.errors import DatasetCorruptError, DatasetNotFoundError
 
@@ -20,6 +20,7 @@ NUM_CLASSES = 100
 _BYTES = 3 * 32 * 32
 
 
+@dataclass(eq=False, kw_only=True)
 class CIFAR100(DatasetSource):
     """CIFAR-100: 50,000 training and 10,000 test images of 3 x 32 x 32 pixels, y = fine class, no attribute.
 
@@ -33,38 +34,35 @@ class CIFAR100(DatasetSource):
     Deviation: the split is stratified, and validation is not augmented; the released code draws it at random and augments it.
 
     Args:
-        root: folder that holds ``cifar-100-python`` in torchvision's layout; it is only read.
+        root: folder that holds ``cifar-100-python`` in torchvision's layout.
         val_fraction: the part of every class that validates, in (0, 1).
         augment: whether training images are shifted and mirrored.
         seed: of the split; it does not follow the run's seed.
         download: fetch the archive (169 MB) into ``root`` with torchvision where the folder is missing.
-
-    Raises:
-        ValueError: if ``val_fraction`` is out of range.
     """
 
-    def __init__(
-        self, *, root: str, val_fraction: float = 0.1, augment: bool = True, seed: int = 0, download: bool = False
-    ) -> None:
-        check_within("dataset.val_fraction", val_fraction, "(0, 1)")
-        self.root = Path(root).expanduser().absolute()
-        self.val_fraction = val_fraction
-        self.augment = augment
-        self.seed = seed
-        self.download = download
+    root: str
+    val_fraction: float = 0.1
+    augment: bool = True
+    seed: int = 0
+    download: bool = False
+
+    def __post_init__(self) -> None:
+        check_within("dataset.val_fraction", self.val_fraction, "(0, 1)")
+        self.folder = located(self.root) / FOLDER
 
     def generate(self, demand: NDArray[np.int64] | None) -> None:
         """Write noise in CIFAR-100's layout; see ``DatasetSource.generate``."""
         from fedfacet.data.generated_images import write_cifar100
 
-        write_cifar100(self.root, train_per_class=max(10, round(2 / self.val_fraction)), test_per_class=2)
+        write_cifar100(self.folder.parent, train_per_class=max(10, round(2 / self.val_fraction)), test_per_class=2)
 
     def load(self, demand: NDArray[np.int64] | None = None) -> Dataset:
         """Read and split the images; see ``DatasetSource.load``."""
-        if self.download and not (self.root / FOLDER).is_dir():
+        if self.download and not self.folder.is_dir():
             from torchvision.datasets import CIFAR100 as Official
 
-            Official(str(self.root), download=True)
+            Official(str(self.folder.parent), download=True)
         names = self._read("meta", {"fine_label_names": NUM_CLASSES, "coarse_label_names": 20})
         parts = [self._read(part, {"data": None, "fine_labels": None, "coarse_labels": None}) for part in ("train", "test")]
         for part, content in zip(("train", "test"), parts, strict=True):
@@ -73,18 +71,13 @@ class CIFAR100(DatasetSource):
             np.concatenate([np.asarray(part[key], dtype=np.int64) for part in parts])
             for key in ("fine_labels", "coarse_labels")
         )
-        num_train = len(parts[0]["data"])
-        train, val = hold_out(y[:num_train], np.zeros(num_train, np.int64), self.val_fraction, self.seed, "cifar100-validation")
+        nobody = np.zeros_like(y)
+        given, test = np.split(np.arange(len(y)), [len(parts[0]["data"])])
+        train, val = hold_out(y[given], nobody[given], self.val_fraction, self.seed, "cifar100-validation")
         pixels = np.concatenate([part["data"].reshape(-1, 3, 32, 32) for part in parts])
         return Dataset(
-            inputs=InMemoryInputs(torch.from_numpy(pixels)),
-            y=y,
-            a=np.zeros_like(y),
-            train=train,
-            test=np.arange(num_train, len(y)),
-            val=val,
+            *(InMemoryInputs(torch.from_numpy(pixels)), y, nobody, train, test, val),
             class_names=tuple(names["fine_label_names"]),
-            attribute_names=("none",),
             mean=(0.5071, 0.4867, 0.4408),
             std=(0.2675, 0.2565, 0.2761),
             columns={"coarse": coarse},
@@ -93,10 +86,10 @@ class CIFAR100(DatasetSource):
 
     def _read(self, name: str, keys: dict[str, int | None]) -> dict[str, Any]:
         """Return a pickled mapping that has ``keys``, each of the given length where one is given."""
-        file = self.root / FOLDER / name
+        file = self.folder / name
         if not file.is_file():
             raise DatasetNotFoundError(
-                f"Expected CIFAR-100's file {name!r} in {self.root / FOLDER}, but it is not there: {self._how_to_get()}."
+                f"Expected CIFAR-100's file {name!r} in {self.folder}, but it is not there: {self._how_to_get()}."
             )
         try:
             with file.open("rb") as opened:
@@ -115,10 +108,10 @@ class CIFAR100(DatasetSource):
         return dict(content)
 
     def _how_to_get(self) -> str:
-        if (self.root / "classes.csv").is_file():
+        if (self.folder.parent / "classes.csv").is_file():
             return (
-                f"{self.root} has contact sheets, so write torchvision's layout into a folder DIR with `python "
-                f"tests/data/cifar100_sheets.py {self.root} DIR` (see docs/participation.md), and give dataset.root=DIR"
+                f"{self.folder.parent} has contact sheets, so write torchvision's layout into a folder DIR with `python tests/"
+                f"data/cifar100_sheets.py {self.folder.parent} DIR` (see docs/participation.md), and give dataset.root=DIR"
             )
         return (
             "fetch it (169 MB) with dataset.download=true, name the folder that holds cifar-100-python with dataset.root=DIR, "
@@ -132,7 +125,7 @@ class CIFAR100(DatasetSource):
         whole = isinstance(data, np.ndarray) and data.dtype == np.uint8 and shape == (len(labels), _BYTES)
         if not whole or len(content["coarse_labels"]) != len(labels) or set(labels.tolist()) != set(range(NUM_CLASSES)):
             raise DatasetCorruptError(
-                f"Expected {self.root / FOLDER / part} to hold images of {_BYTES} bytes and as many labels of {NUM_CLASSES} "
+                f"Expected {self.folder / part} to hold images of {_BYTES} bytes and as many labels of {NUM_CLASSES} "
                 f"classes, but got images of shape {shape} and {len(labels)} labels: delete the folder and fetch it again."
             )
 
@@ -141,7 +134,6 @@ class _NumpyUnpickler(pickle.Unpickler):
     """Reads arrays and plain data, and runs nothing else that a file may ask for."""
 
     def find_class(self, module: str, name: str) -> Any:
-        """Return what makes an array."""
         if (module, name) == ("_codecs", "encode"):
             return super().find_class(module, name)
         if module in ("numpy", "numpy.core.multiarray", "numpy._core.multiarray", "numpy._core.numeric"):

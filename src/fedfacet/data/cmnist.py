@@ -1,6 +1,7 @@
 """Coloured MNIST."""
 
 import gzip
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -11,12 +12,14 @@ from torchvision.datasets import MNIST
 from fedfacet import rng
 from fedfacet.data.colours import COLOURS, colour
 from fedfacet.data.dataset import Dataset, InMemoryInputs
-from fedfacet.data.source import DatasetSource
+from fedfacet.data.source import DatasetSource, located
 from fedfacet.errors import DatasetCorruptError, DatasetNotFoundError
 
 _PARTS = ("train", "t10k")
+_KINDS = ("images-idx3-ubyte", "labels-idx1-ubyte")
 
 
+@dataclass(eq=False, kw_only=True)
 class ColouredMNIST(DatasetSource):
     """MNIST in red or green: y = digit >= 5, attribute = colour drawn Bernoulli(0.5), no label noise.
 
@@ -25,15 +28,17 @@ class ColouredMNIST(DatasetSource):
     groups are therefore only approximately equal. MNIST: LeCun, Cortes and Burges, CC BY-SA 3.0.
 
     Args:
-        root: folder that holds ``MNIST/raw`` in torchvision's layout, files compressed or not; it is only read.
+        root: folder that holds ``MNIST/raw`` in torchvision's layout, files compressed or not.
         seed: of the colours; it does not follow the run's seed.
         download: fetch the files (12 MB) into ``root`` with torchvision where they are missing.
     """
 
-    def __init__(self, *, root: str, seed: int = 0, download: bool = False) -> None:
-        self.root = Path(root).expanduser().absolute()
-        self.seed = seed
-        self.download = download
+    root: str
+    seed: int = 0
+    download: bool = False
+
+    def __post_init__(self) -> None:
+        self.folder = located(self.root) / "MNIST" / "raw"
 
     def generate(self, demand: NDArray[np.int64] | None) -> None:
         """Write enlarged digits of scikit-learn's in MNIST's layout; see ``DatasetSource.generate``."""
@@ -41,52 +46,32 @@ class ColouredMNIST(DatasetSource):
 
         # Colours are drawn at random, so twice what the fullest cell asks for, and some for validation.
         per_cell = 20 + 2 * int(20 if demand is None else demand.max())
-        write_mnist(self.root, num_train=4 * per_cell, num_test=200)
+        write_mnist(located(self.root), num_train=4 * per_cell, num_test=200)
 
     def load(self, demand: NDArray[np.int64] | None = None) -> Dataset:
         """Read MNIST and colour it; see ``DatasetSource.load``."""
-        if self.download and not self._complete():
-            MNIST(str(self.root), train=True, download=True)
+        if self.download and not all(self._find(f"{part}-{kind}") for part in _PARTS for kind in _KINDS):
+            MNIST(str(located(self.root)), train=True, download=True)
         pixels, digits = [], []
         for part in _PARTS:
-            pixels.append(self._read(f"{part}-images-idx3-ubyte", 28 * 28, header=16).reshape(-1, 28, 28))
-            digits.append(self._read(f"{part}-labels-idx1-ubyte", 1, header=8))
+            pixels.append(self._read(f"{part}-{_KINDS[0]}", 28 * 28, header=16).reshape(-1, 28, 28))
+            digits.append(self._read(f"{part}-{_KINDS[1]}", 1, header=8))
         y = (np.concatenate(digits) >= 5).astype(np.int64)
-        a = np.concatenate(
-            [
-                rng.stream(self.seed, f"colour-{part}").integers(2, size=len(labels))
-                for part, labels in zip(_PARTS, digits, strict=True)
-            ]
-        )
-        images = colour(torch.from_numpy(np.concatenate(pixels)), torch.from_numpy(a))
-        num_train = len(digits[0])
-        return Dataset(
-            inputs=InMemoryInputs(images),
-            y=y,
-            a=a,
-            train=np.arange(num_train),
-            test=np.arange(num_train, len(y)),
-            val=None,
-            class_names=("digit<5", "digit>=5"),
-            attribute_names=COLOURS,
-            mean=(0.1307,) * 3,
-            std=(0.3081,) * 3,
-        )
-
-    def _complete(self) -> bool:
-        return all(
-            self._find(f"{part}-{kind}") is not None for part in _PARTS for kind in ("images-idx3-ubyte", "labels-idx1-ubyte")
-        )
+        draws = [rng.stream(self.seed, f"colour-{part}") for part in _PARTS]
+        a = np.concatenate([draw.integers(2, size=len(part)) for draw, part in zip(draws, digits, strict=True)])
+        images = InMemoryInputs(colour(torch.from_numpy(np.concatenate(pixels)), torch.from_numpy(a)))
+        train, test = np.split(np.arange(len(y)), [len(digits[0])])
+        names = ("digit<5", "digit>=5")
+        return Dataset(images, y, a, train, test, None, names, COLOURS, mean=(0.1307,) * 3, std=(0.3081,) * 3)
 
     def _find(self, name: str) -> Path | None:
-        folder = self.root / "MNIST" / "raw"
-        return next((file for file in (folder / name, folder / f"{name}.gz") if file.is_file()), None)
+        return next((file for file in (self.folder / name, self.folder / f"{name}.gz") if file.is_file()), None)
 
     def _read(self, name: str, width: int, *, header: int) -> NDArray[np.uint8]:
         file = self._find(name)
         if file is None:
             raise DatasetNotFoundError(
-                f"Expected MNIST's {name}(.gz) in {self.root / 'MNIST' / 'raw'}, but it is not there: fetch MNIST (12 MB) with "
+                f"Expected MNIST's {name}(.gz) in {self.folder}, but it is not there: fetch MNIST (12 MB) with "
                 "`python src/train.py experiment=cmnist_gsc dataset.download=true`, point FEDFACET_DATA at a folder that holds "
                 "mnist/MNIST/raw, or use `experiment=digits_gsc` instead, which needs no download."
             )

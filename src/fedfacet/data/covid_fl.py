@@ -1,6 +1,6 @@
 """COVID-FL: chest X-rays of twelve hospitals and archives."""
 
-from pathlib import Path
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 from fedfacet.data.augmentation import ZoomTurnAndFlip
 from fedfacet.data.dataset import Dataset
 from fedfacet.data.images import IMAGENET_MEAN, IMAGENET_STD, ImageFiles
-from fedfacet.data.source import DatasetSource
+from fedfacet.data.source import DatasetSource, located
 from fedfacet.data.ssl_fl import how_to_get, read_tables
 
 CLASSES = ("normal", "pneumonia", "COVID-19")
@@ -19,6 +19,7 @@ CLIENTS = (
 SPLIT = "12_clients/split_real"
 
 
+@dataclass(eq=False, kw_only=True)
 class CovidFL(DatasetSource):
     """SSL-FL's COVID-FL: y = normal, pneumonia or COVID-19, no attribute, natural clients in the label column ``client``.
 
@@ -26,41 +27,40 @@ class CovidFL(DatasetSource):
     say which institution owns which image; some have images of one class only. ``partition=natural partition.label=client``
     makes these the clients. All are tested on one common set, and there is no official validation set.
 
-    Source: Yan et al., Label-Efficient Self-Supervised Federated Learning, IEEE TMI 2023, arXiv:2205.08576; used by FedLD,
-    whose training transform (a box of 80 to 120 % of the area, 10 degrees, mirrored) and ImageNet's statistics are taken.
+    Source: Yan et al., Label-Efficient Self-Supervised Federated Learning, IEEE TMI 2023, arXiv:2205.08576; training transform
+    (a box of 80 to 120 % of the area, 10 degrees, mirrored) and ImageNet's statistics as in FedLD.
 
     Deviation: validation takes images of every class before the clients get theirs, as in ``Retina``. An image is resized to a
     square as a whole; FedLD resizes its shorter side and cuts the middle out.
 
     Args:
-        root: the folder ``COVID-FL``; it is only read.
+        root: the folder ``COVID-FL``.
         image_size: height and width in pixels, 1 or larger.
         augment: whether training images are cut, turned and mirrored.
         max_memory_gb: as in ``LazyImages``; above it images are decoded at every use.
-
-    Raises:
-        ValueError: if ``image_size`` is out of range.
     """
 
-    def __init__(self, *, root: str, image_size: int = 384, augment: bool = True, max_memory_gb: float = 8.0) -> None:
-        if image_size < 1:
-            raise ValueError(f"Expected `dataset.image_size` to be 1 or larger, but got {image_size}.")
-        self.root = Path(root).expanduser().absolute()
-        self.image_size = image_size
-        self.augment = augment
-        self.max_memory_gb = max_memory_gb
+    root: str
+    image_size: int = 384
+    augment: bool = True
+    max_memory_gb: float = 8.0
+
+    def __post_init__(self) -> None:
+        if self.image_size < 1:
+            raise ValueError(f"Expected `dataset.image_size` to be 1 or larger, but got {self.image_size}.")
+        self.folder = located(self.root)
 
     def generate(self, demand: NDArray[np.int64] | None) -> None:
         """Write noise in COVID-FL's layout; see ``DatasetSource.generate``."""
         from fedfacet.data.generated_images import write_ssl_fl
 
         # Six images a client: batches of eight then leave no lone image, which BatchNorm could refuse.
-        write_ssl_fl(self.root, splits=[SPLIT], clients=CLIENTS, num_classes=len(CLASSES), suffix=".png", per_class=2)
+        write_ssl_fl(self.folder, splits=[SPLIT], clients=CLIENTS, num_classes=len(CLASSES), suffix=".png", per_class=2)
 
     def load(self, demand: NDArray[np.int64] | None = None) -> Dataset:
         """Read the tables and check the images; see ``DatasetSource.load``."""
         remedy = how_to_get("COVID-FL")
-        tables = read_tables(self.root, SPLIT, CLASSES, remedy)
+        tables = read_tables(self.folder, SPLIT, CLASSES, remedy)
         images = ImageFiles(tables.paths, self.image_size, remedy=remedy, max_memory_gb=self.max_memory_gb)
         images.check()
         augmentation = ZoomTurnAndFlip(0.8, 1.2, 10.0) if self.augment else None

@@ -31,12 +31,11 @@ class InMemoryInputs:
     tensor: Tensor
 
     def __post_init__(self) -> None:
-        """Put the channels of images last in memory, which makes convolutions on a CPU faster."""
+        # Channels last in memory make convolutions on a CPU faster.
         if self.tensor.dim() == 4:
             object.__setattr__(self, "tensor", self.tensor.contiguous(memory_format=torch.channels_last))
 
     def __len__(self) -> int:
-        """Return N."""
         return len(self.tensor)
 
     def fetch(self, indices: NDArray[np.int64]) -> Tensor:
@@ -61,11 +60,11 @@ class Dataset:
         val: sorted positions of an official validation set; with ``None`` validation samples are taken from ``train``.
         class_names: Y names.
         attribute_names: A names.
-        mean: of each channel of pixels scaled to [0, 1], or ``None``.
-        std: of each channel, or ``None``.
-        columns: further labels by name (a writer, a role, a superclass), each of shape (N,), integers. A partitioner's
-            ``label`` may name one; no model is trained on them.
-        augmentation: changes images before a training step, and at no other time; ``None`` for nothing.
+        mean: of each channel of pixels scaled to [0, 1].
+        std: of each channel.
+        columns: further labels by name (a writer, a role, a superclass), integers of shape (N,). A partitioner's ``label`` may
+            name one; no model is trained on them.
+        augmentation: changes images before a training step, and at no other time.
 
     Raises:
         ValueError: if only one of ``mean`` and ``std`` is given, or an augmentation for inputs that are no images.
@@ -78,14 +77,13 @@ class Dataset:
     test: NDArray[np.int64]
     val: NDArray[np.int64] | None
     class_names: tuple[str, ...]
-    attribute_names: tuple[str, ...]
-    mean: tuple[float, ...] | None
-    std: tuple[float, ...] | None
+    attribute_names: tuple[str, ...] = ("none",)
+    mean: tuple[float, ...] | None = None
+    std: tuple[float, ...] | None = None
     columns: Mapping[str, NDArray[np.integer[Any]]] = field(default_factory=dict)
     augmentation: Augmentation | None = None
 
     def __post_init__(self) -> None:
-        """Refuse what would be ignored without a word."""
         if (self.mean is None) != (self.std is None):
             raise ValueError("Expected both `mean` and `std` (of images) or neither, but got one: give or leave out both.")
         if self.mean is None and self.augmentation is not None:
@@ -116,13 +114,9 @@ class Dataset:
         memory_format: torch.memory_format = torch.contiguous_format,
         generator: np.random.Generator | None = None,
     ) -> Batch:
-        """Return samples on ``device``; images travel there as uint8 and are normalised there, other inputs stay as they are.
+        """Return samples on ``device``, augmented if there is a ``generator``.
 
-        Args:
-            indices: positions of the samples.
-            device: where they go.
-            memory_format: of images.
-            generator: of the augmentation; ``None`` for no augmentation.
+        Images travel there as uint8 and are normalised there, in ``memory_format``; other inputs stay as they are.
         """
         x = _sent(self.inputs.fetch(indices), device)
         if self.augmentation is not None and generator is not None:

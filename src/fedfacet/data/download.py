@@ -1,7 +1,4 @@
-"""Large files over HTTP: resumed after a dropped connection, checked, and unpacked whole or not at all.
-
-Small files with a published checksum are pooch's work; this is for archives of many gigabytes that come without one.
-"""
+"""Large files over HTTP: resumed after a dropped connection, checked, and unpacked whole or not at all."""
 
 import gzip
 import hashlib
@@ -28,7 +25,7 @@ _CHUNK_BYTES = 1 << 20
 _TIMEOUT_SECONDS = 60.0
 _LONGEST_PAUSE_SECONDS = 60.0
 _LINE_EVERY_SECONDS = 10.0
-_RETRIED_STATUS = {408, 425, 429, 500, 502, 503, 504}
+_RETRIED_STATUS = {408, 416, 425, 429, 500, 502, 503, 504}
 
 
 class _Version(NamedTuple):
@@ -38,11 +35,6 @@ class _Version(NamedTuple):
     size: int | None
     etag: str | None
     modified: str | None
-
-    @property
-    def validator(self) -> str | None:
-        """The value of ``If-Range``, for which a weak entity tag will not do (RFC 9110, section 13.1.5)."""
-        return self.etag if self.etag and not self.etag.startswith("W/") else self.modified
 
     def contradicts(self, other: "_Version") -> bool:
         """Whether both say something, and not the same; an answer to ``If-Range`` may leave fields out."""
@@ -62,11 +54,12 @@ def download(
     retries: int = 5,
     pause_seconds: float = 1.0,
 ) -> Path:
-    """Fetch a file, going on where an earlier attempt has stopped, and check it.
+    """Fetch a file, going on where an earlier attempt has stopped, check it, and return ``destination``.
 
     Bytes arrive in ``<destination>.part``, beside ``<destination>.part.json`` with what the server said about the file; the
-    destination appears only when the file is whole. Its sha256 is written to ``<destination>.sha256`` (as ``sha256sum`` does)
-    by the first call, and compared by every later one, which needs no network.
+    destination appears only when the file is whole. The first call writes its sha256 to ``<destination>.sha256`` (as
+    ``sha256sum`` does); every later one compares, without a network. Where a server tells neither size nor digest, a connection
+    that ends early looks like the end of the file; unpacking it will show.
 
     Args:
         url: http, https or file address; redirects are followed.
@@ -76,18 +69,11 @@ def download(
         retries: how many attempts in a row may end without getting further than before, 0 or larger.
         pause_seconds: before the first of them; it doubles with each, up to a minute.
 
-    Returns:
-        ``destination``.
-
     Raises:
         DatasetNotFoundError: if the server cannot be reached or does not have the file; what has arrived is kept.
         DatasetCorruptError: if the file's sha256 is not the expected one.
         FedFacetError: if the disk has not enough room or cannot be written to.
         ValueError: if ``url`` is of another kind.
-
-    Note:
-        Where a server tells neither size nor digest, a connection that ends early looks like the end of the file; unpacking
-        it will show.
     """
     if not url.startswith(("http://", "https://", "file://")):
         raise ValueError(f"Expected `url` to be an http, https or file address, but got {url!r}.")
@@ -115,17 +101,10 @@ def download(
 
 
 def obtain(wanted: Path, *, url: str, archive: Path, allowed: bool, missing: str) -> None:
-    """Have a file or folder that comes in an archive: where it is missing, fetch the archive and unpack it beside itself.
-
-    Args:
-        wanted: the file or folder.
-        url: of the archive, a ``.tar.gz`` of images.
-        archive: the file to write.
-        allowed: whether to fetch at all.
-        missing: the message if not.
+    """Have a file or folder that comes in a ``.tar.gz`` of images: where it is missing, fetch and unpack that beside itself.
 
     Raises:
-        DatasetNotFoundError: if it is missing and not to be fetched, or cannot be.
+        DatasetNotFoundError: if it is missing and fetching is not ``allowed`` (with the message ``missing``), or fails.
         DatasetCorruptError: if it is not in the archive, or the archive is damaged.
         FedFacetError: if the disk has not enough room or cannot be written to.
     """
@@ -145,12 +124,8 @@ def obtain(wanted: Path, *, url: str, archive: Path, allowed: bool, missing: str
 def extract(archive: Path, into: Path) -> None:
     """Unpack a ``.tar.gz`` archive, so that each of its outermost folders appears in ``into`` whole or not at all.
 
-    They are unpacked beside their final place and moved there at the end; a killed attempt leaves a hidden folder, which the
-    next one removes. Members that would land outside ``into``, and devices, are refused.
-
-    Args:
-        archive: the file.
-        into: the folder, made if missing; it must not already hold any of the archive's outermost names.
+    A killed attempt leaves a hidden folder, which the next one removes. ``into`` is made if missing, and must not hold any of
+    the archive's outermost names. Members that would land outside it, and devices, are refused.
 
     Raises:
         DatasetCorruptError: if the archive is truncated, damaged or holds a refused member.
@@ -215,7 +190,7 @@ def _fetch(url: str, part: Path, disk_factor: float, retries: int, pause_seconds
                     f"yourself as {part.with_suffix('')}."
                 ) from error
             pause = min(pause_seconds * 2 ** max(failures - 1, 0), _LONGEST_PAUSE_SECONDS)
-            _say(_console(), f"fetching {part.stem}: no connection ({error}), trying again in {pause:.0f} s")
+            _say(f"fetching {part.stem}: no connection ({error}), trying again in {pause:.0f} s")
             time.sleep(pause)
 
 
@@ -228,11 +203,14 @@ def _attempt(url: str, part: Path, disk_factor: float) -> None:
         if have == known.size:
             return
         headers["Range"] = f"bytes={have}-"
-        if known.validator is not None:
-            headers["If-Range"] = known.validator
+        # A weak entity tag will not do (RFC 9110, section 13.1.5).
+        if validator := known.etag if known.etag and not known.etag.startswith("W/") else known.modified:
+            headers["If-Range"] = validator
     with _open(urllib.request.Request(url, headers=headers), part) as response:
         resumed = response.status == 206
-        sent = _version(url, response, resumed)
+        length = response.headers.get("Content-Range", "").rpartition("/")[2] if resumed else response.headers["Content-Length"]
+        size = int(length) if length and length.isdecimal() else None
+        sent = _Version(url, size, response.headers["ETag"], response.headers["Last-Modified"])
         goes_on = response.headers.get("Content-Range", "").startswith(f"bytes {have}-")
         if resumed and (known is None or known.contradicts(sent) or not goes_on):
             part.unlink(missing_ok=True)
@@ -241,26 +219,25 @@ def _attempt(url: str, part: Path, disk_factor: float) -> None:
             raise DatasetNotFoundError(
                 f"Expected a file at {url}, but got a web page: open the address in a browser to see what it says."
             )
-        if sent.size is not None:
-            needed = int(sent.size * disk_factor) - _size(part)
-            _require_space(part.parent, needed, f"fetch {part.stem} ({decimal(sent.size)})")
+        if size is not None:
+            _require_space(part.parent, int(size * disk_factor) - _size(part), f"fetch {part.stem} ({decimal(size)})")
         if not resumed:
             have = 0
             # In this order, so that a kill in between cannot leave the old file's bytes beside the new one's description.
             part.unlink(missing_ok=True)
             _write_whole(_note(part), json.dumps(sent._asdict()))
-        _receive(response, part, have, sent.size)
+        _receive(response, part, have, size)
 
 
 def _open(request: urllib.request.Request, part: Path) -> HTTPResponse:
     try:
-        response: HTTPResponse = urllib.request.urlopen(request, timeout=_TIMEOUT_SECONDS)
+        return urllib.request.urlopen(request, timeout=_TIMEOUT_SECONDS)  # type: ignore[no-any-return]
     except urllib.error.HTTPError as error:
         error.close()
         answer = f"the server answered {error.code} {error.reason}"
         if error.code == 416:
             part.unlink(missing_ok=True)
-            raise _ConnectionDropped("the server's file is shorter than what was kept, which is discarded") from error
+            answer = "the server's file is shorter than what was kept, which is discarded"
         if error.code in _RETRIED_STATUS:
             raise _ConnectionDropped(answer) from error
         raise DatasetNotFoundError(
@@ -268,7 +245,6 @@ def _open(request: urllib.request.Request, part: Path) -> HTTPResponse:
         ) from error
     except (OSError, HTTPException) as error:
         raise _ConnectionDropped(str(error) or type(error).__name__) from error
-    return response
 
 
 def _receive(response: HTTPResponse, part: Path, have: int, size: int | None) -> None:
@@ -287,12 +263,6 @@ def _receive(response: HTTPResponse, part: Path, have: int, size: int | None) ->
         show(have)
     if size is not None and have != size:
         raise _ConnectionDropped(f"{have} of {size} bytes arrived")
-
-
-def _version(url: str, response: HTTPResponse, resumed: bool) -> _Version:
-    length = response.headers.get("Content-Range", "").rpartition("/")[2] if resumed else response.headers.get("Content-Length")
-    size = int(length) if length and length.isdecimal() else None
-    return _Version(url, size, response.headers.get("ETag"), response.headers.get("Last-Modified"))
 
 
 def _note(part: Path) -> Path:
@@ -349,18 +319,14 @@ def _writing(folder: Path) -> Iterator[None]:
         ) from error
 
 
-def _console() -> Console:
-    return Console(stderr=True)
-
-
-def _say(console: Console, line: str) -> None:
-    console.print(line, highlight=False, markup=False, soft_wrap=True)
+def _say(line: str) -> None:
+    Console(stderr=True).print(line, highlight=False, markup=False, soft_wrap=True)
 
 
 @contextmanager
 def _progress(title: str, size: int | None) -> Iterator[Callable[[int], None]]:
     """Yield a function that shows how many bytes are done: a bar on a terminal, else a line every ten seconds."""
-    console = _console()
+    console = Console(stderr=True)
     if console.is_terminal:
         columns = BarColumn(), DownloadColumn(), TransferSpeedColumn(), TimeRemainingColumn()
         with Progress(TextColumn("{task.description}"), *columns, console=console) as bar:
@@ -374,6 +340,6 @@ def _progress(title: str, size: int | None) -> Iterator[Callable[[int], None]]:
         if time.monotonic() >= due:
             due = time.monotonic() + _LINE_EVERY_SECONDS
             of = f" of {decimal(size)} ({done / size:.0%})" if size else ""
-            _say(console, f"{title}: {decimal(done)}{of}")
+            _say(f"{title}: {decimal(done)}{of}")
 
     yield line

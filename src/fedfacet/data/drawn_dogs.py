@@ -1,59 +1,39 @@
 """Drawing dogs in places, each from its own random stream."""
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 from PIL import Image, ImageDraw
 
 Floats = NDArray[np.float32]
+Points = NDArray[np.float64]
 Colour = tuple[float, float, float]
-Part = tuple[NDArray[np.float64], Colour | float]
-"""A polygon, shape (points, 2) with x to the right and y down, and its colour, or what the coat's is multiplied with."""
+# A polygon, shape (points, 2) with x to the right and y down, and its colour, or what the coat's is multiplied with.
+Part = tuple[Points, Colour | float]
 
 
-@dataclass(frozen=True, slots=True)
-class _Build:
-    """A breed's typical proportions, as multiples of the depth of its trunk.
+class _Build(NamedTuple):
+    """A breed's typical proportions, as multiples of the depth of its trunk."""
 
-    Attributes:
-        length: of the trunk.
-        leg: length of the legs below the trunk.
-        neck: how far the head is carried above the back.
-        head: radius of the skull.
-        snout: length of the snout.
-        jaw: half the depth of the snout.
-        ear: ``"hanging"``, ``"folded"`` or ``"erect"``.
-        ear_length: of the ear.
-        tail: length of the tail.
-        tail_width: at its root.
-        bib: probability of a white chest and white feet.
-        coats: colours that the breed comes in, equally likely; breeds share most of them.
-    """
-
-    length: float
-    leg: float
-    neck: float
-    head: float
-    snout: float
-    jaw: float
-    ear: str
+    length: float  # of the trunk
+    leg: float  # of the legs below the trunk
+    neck: float  # how far the head is carried above the back
+    head: float  # radius of the skull
+    snout: float  # its length
+    jaw: float  # half the depth of the snout
+    ear: str  # "hanging", "folded" or "erect"
     ear_length: float
-    tail: float
-    tail_width: float
-    bib: float
-    coats: tuple[Colour, ...]
+    tail: float  # its length
+    tail_width: float  # at its root
+    bib: float  # probability of a white chest and white feet
+    coats: tuple[Colour, ...]  # equally likely; breeds share most of them
 
 
-_COATS = _BLACK, _CHOCOLATE, _RED, _YELLOW, _FAWN, _WHITE = (
-    (52, 48, 48),
-    (98, 66, 46),
-    (158, 92, 50),
-    (214, 178, 122),
-    (190, 146, 100),
-    (226, 218, 206),
-)
+_BLACK, _CHOCOLATE, _RED = (52, 48, 48), (98, 66, 46), (158, 92, 50)
+_YELLOW, _FAWN, _WHITE = (214, 178, 122), (190, 146, 100), (226, 218, 206)
+_COATS = (_BLACK, _CHOCOLATE, _RED, _YELLOW, _FAWN, _WHITE)
 _BUILDS = {
     "labrador": _Build(2.2, 0.85, 0.45, 0.36, 0.42, 0.19, "folded", 0.42, 0.95, 0.11, 0.0, (_YELLOW, _CHOCOLATE, _BLACK)),
     "dachshund": _Build(2.9, 0.40, 0.30, 0.33, 0.56, 0.14, "hanging", 0.66, 1.10, 0.07, 0.0, (_RED, _CHOCOLATE, _BLACK)),
@@ -63,16 +43,13 @@ _BUILDS = {
 
 
 def draw_dog(breed: str, location: str, image_size: int, draw: np.random.Generator) -> NDArray[np.uint8]:
-    """Draw one image.
+    """Draw one image, RGB of shape (S, S, 3).
 
     Args:
         breed: one of ``BREEDS``.
         location: one of ``LOCATIONS``.
         image_size: S, in pixels, 8 or larger.
         draw: decides everything else; all but the pixel noise comes out alike at every ``image_size``.
-
-    Returns:
-        RGB, shape (S, S, 3).
     """
     image = _PLACES[location](image_size, draw)
     coat, cover, shadow = _dog(_BUILDS[breed], image_size, draw)
@@ -109,18 +86,16 @@ def _dog(build: _Build, size: int, draw: np.random.Generator) -> tuple[Floats, F
     fine = 4 if size < 128 else 2
     canvas = Image.new("RGB", (size * fine, size * fine), _bytes(colour))
     mask = Image.new("L", canvas.size)
-    paint, stencil = ImageDraw.Draw(canvas), ImageDraw.Draw(mask)
+
+    def polygon(points: Points, fill: Points) -> None:
+        ImageDraw.Draw(canvas).polygon(points.ravel().tolist(), fill=_bytes(fill))
+        ImageDraw.Draw(mask).polygon(points.ravel().tolist(), fill=255)
+
     for outlined, own_colour in _clutter(draw):
-        corners = (outlined * size * fine).ravel().tolist()
-        paint.polygon(corners, fill=_bytes(np.array(own_colour)))
-        stencil.polygon(corners, fill=255)
+        polygon(outlined * size * fine, np.array(own_colour))
     placed = ((outline - (low + high) / 2) @ (turn * scale) + centre) * (size * fine)
-    start = 0
-    for points, shade in parts:
-        corners = placed[start : start + len(points)].ravel().tolist()
-        start += len(points)
-        paint.polygon(corners, fill=_bytes(colour * shade if isinstance(shade, float) else np.array(shade)))
-        stencil.polygon(corners, fill=255)
+    for (points, shade), end in zip(parts, np.cumsum([len(points) for points, _ in parts]), strict=True):
+        polygon(placed[end - len(points) : end], colour * shade if isinstance(shade, float) else np.array(shade))
     coat = np.array(np.asarray(canvas.reduce(fine)).transpose(2, 0, 1), dtype=np.float32, order="C")
     cover = np.asarray(mask.reduce(fine), dtype=np.float32) / np.float32(255)
     # Fur: uneven, and lit from above.
@@ -128,9 +103,9 @@ def _dog(build: _Build, size: int, draw: np.random.Generator) -> tuple[Floats, F
     return coat, cover, shadow
 
 
-def _clutter(draw: np.random.Generator) -> list[tuple[NDArray[np.float64], Colour]]:
+def _clutter(draw: np.random.Generator) -> list[tuple[Points, Colour]]:
     """Return stones and logs, in coordinates of the image and the colours of coats, so that a dog is more than a dark patch."""
-    things: list[tuple[NDArray[np.float64], Colour]] = []
+    things: list[tuple[Points, Colour]] = []
     for _ in range(draw.integers(2, 6)):
         place, lean, length = draw.uniform([0.0, 0.5], [1.0, 1.0]), draw.normal(0, 0.4), draw.uniform(0.0, 0.3)
         thick = draw.uniform(0.015, 0.05)
@@ -143,12 +118,8 @@ def _clutter(draw: np.random.Generator) -> list[tuple[NDArray[np.float64], Colou
 def _silhouette(build: _Build, draw: np.random.Generator) -> list[Part]:
     """Return the dog in profile, facing right, back to front; the trunk's depth is about 1 and its middle the origin."""
     vary = draw.normal(1, 0.10, 6)
-    length, snout, ear_length, tail = (
-        build.length * vary[0],
-        build.snout * vary[1],
-        build.ear_length * vary[2],
-        build.tail * vary[3],
-    )
+    length, snout = build.length * vary[0], build.snout * vary[1]
+    ear_length, tail = build.ear_length * vary[2], build.tail * vary[3]
     head, jaw = build.head * vary[4], build.jaw * vary[4]
     # Some stand, some are about to lie down.
     leg = build.leg * vary[5] * draw.uniform(0.6, 1.0)
@@ -198,14 +169,12 @@ def _silhouette(build: _Build, draw: np.random.Generator) -> list[Part]:
     return parts
 
 
-def _ellipse(centre: Sequence[float] | NDArray[np.float64], width: float, height: float) -> NDArray[np.float64]:
-    points: NDArray[np.float64] = np.array([width, height]) * _CIRCLE + centre
+def _ellipse(centre: Sequence[float] | Points, width: float, height: float) -> Points:
+    points: Points = np.array([width, height]) * _CIRCLE + centre
     return points
 
 
-def _capsule(
-    start: Sequence[float] | NDArray[np.float64], end: Sequence[float] | NDArray[np.float64], radius: float, end_radius: float
-) -> NDArray[np.float64]:
+def _capsule(start: Sequence[float] | Points, end: Sequence[float] | Points, radius: float, end_radius: float) -> Points:
     """Two half circles and the sides between them."""
     way = np.subtract(end, start)
     along = way / max(float(np.hypot(*way)), 1e-9)
@@ -214,9 +183,7 @@ def _capsule(
     return np.concatenate([_CIRCLE[: half + 1] @ (end_radius * axes) + end, _CIRCLE[half:] @ (radius * axes) + start])
 
 
-def _triangle(
-    base: NDArray[np.float64], direction: NDArray[np.float64], height: float, half_width: float
-) -> NDArray[np.float64]:
+def _triangle(base: Points, direction: Points, height: float, half_width: float) -> Points:
     side = np.array([-direction[1], direction[0]]) * half_width
     return np.stack([base - side, base + direction * height, base + side])
 
@@ -225,7 +192,7 @@ _ANGLES = np.linspace(-np.pi / 2, 1.5 * np.pi, 25)
 _CIRCLE = np.stack([np.cos(_ANGLES), np.sin(_ANGLES)], axis=1)
 
 
-def _bytes(colour: NDArray[np.float64]) -> tuple[int, int, int]:
+def _bytes(colour: Points) -> tuple[int, int, int]:
     red, green, blue = np.clip(colour, 0, 255).astype(int).tolist()
     return red, green, blue
 
@@ -244,7 +211,7 @@ def _down(size: int) -> Floats:
     return np.linspace(0, 1, size, dtype=np.float32)[:, None]
 
 
-def _blob(size: int, centre: NDArray[np.float64], width: float, height: float) -> Floats:
+def _blob(size: int, centre: Points, width: float, height: float) -> Floats:
     """Return a soft ellipse, shape (S, S)."""
     steps = np.linspace(0, 1, size, dtype=np.float32)
     columns = np.exp(-(((steps - np.float32(centre[0])) / np.float32(width)) ** 2))
@@ -347,11 +314,4 @@ def _dirt(size: int, draw: np.random.Generator) -> Floats:
     return image
 
 
-_PLACES: dict[str, Callable[[int, np.random.Generator], Floats]] = {
-    "beach": _beach,
-    "snow": _snow,
-    "desert": _desert,
-    "jungle": _jungle,
-    "mountain": _mountain,
-    "dirt": _dirt,
-}
+_PLACES = {"beach": _beach, "snow": _snow, "desert": _desert, "jungle": _jungle, "mountain": _mountain, "dirt": _dirt}

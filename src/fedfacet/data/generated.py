@@ -16,9 +16,7 @@ from fedfacet.data import waterbirds
 from fedfacet.data.drawn_dogs import draw_dog
 from fedfacet.data.spawrious import FOLDER, PARTS
 
-_DIGIT_SIZE = 20
-_MNIST_SIZE = 28
-_LARGEST_SHIFT = 2
+_DIGIT_SIZE, _MNIST_SIZE, _LARGEST_SHIFT = 20, 28, 2  # pixels
 
 
 def write_spawrious(
@@ -27,15 +25,12 @@ def write_spawrious(
     """Write drawn dogs as JPEG files to ``<root>/spawrious224/{0,1}/<place>/<breed>/``.
 
     Args:
-        root: the folder that ``Spawrious`` is given.
-        classes: breeds, as in ``Spawrious``.
-        attributes: places, as in ``Spawrious``.
-        per_cell: images per (breed, place) cell, 2 or larger; one half goes to folder 0, the other to folder 1.
+        root: as given to ``Spawrious``, like ``classes`` (breeds) and ``attributes`` (places).
+        classes: breeds.
+        attributes: places.
+        per_cell: images per (breed, place) cell, 2 or larger (or ``ValueError``): one half for each of the folders 0 and 1.
         image_size: height and width in pixels, 8 or larger.
         seed: of the drawings, 0 or larger; equal arguments write equal files.
-
-    Raises:
-        ValueError: if ``per_cell`` would leave a folder empty.
     """
     if per_cell < len(PARTS):
         raise ValueError(f"Expected `per_cell` to be {len(PARTS)} or larger, but got {per_cell}.")
@@ -45,10 +40,8 @@ def write_spawrious(
                 folder = Path(root) / FOLDER / PARTS[number % len(PARTS)] / location / breed
                 folder.mkdir(parents=True, exist_ok=True)
                 draw = rng.stream(seed, "generated-spawrious", label, attribute, number)
-                image = Image.fromarray(draw_dog(breed, location, image_size, draw))
-                content = io.BytesIO()
-                image.save(content, "JPEG", quality=90)
-                write_whole(folder / f"{breed}_{location}_{number:05d}.jpg", content.getvalue())
+                content = _jpeg(Image.fromarray(draw_dog(breed, location, image_size, draw)))
+                write_whole(folder / f"{breed}_{location}_{number:05d}.jpg", content)
 
 
 def write_waterbirds(root: Path, *, train_per_cell: int, held_out_per_cell: int, image_size: int, seed: int = 0) -> None:
@@ -58,14 +51,11 @@ def write_waterbirds(root: Path, *, train_per_cell: int, held_out_per_cell: int,
     are in a random order, as the splits of the real one are mixed.
 
     Args:
-        root: the folder that ``WaterBirds`` is given.
-        train_per_cell: training images per (class, background) cell, 1 or larger.
-        held_out_per_cell: validation images per cell, and test images per cell, 1 or larger.
+        root: as given to ``WaterBirds``.
+        train_per_cell: training images per (class, background) cell, 1 or larger (or ``ValueError``).
+        held_out_per_cell: validation images per cell, and test images per cell, likewise.
         image_size: height in pixels, 8 or larger; images are a third wider.
         seed: of drawings and order, 0 or larger; equal arguments write equal files.
-
-    Raises:
-        ValueError: if a number of images is smaller than 1.
     """
     if min(train_per_cell, held_out_per_cell) < 1:
         raise ValueError(
@@ -81,10 +71,8 @@ def write_waterbirds(root: Path, *, train_per_cell: int, held_out_per_cell: int,
             for number, split in enumerate(splits.tolist()):
                 draw = rng.stream(seed, "generated-waterbirds", label, background, number)
                 image = Image.fromarray(draw_dog(animal, place, image_size, draw)).resize((image_size * 4 // 3, image_size))
-                content = io.BytesIO()
-                image.save(content, "JPEG", quality=90)
                 name = f"{species}/{place}_{number:05d}.jpg"
-                write_whole(folder / name, content.getvalue())
+                write_whole(folder / name, _jpeg(image))
                 rows.append([name, label, split, background, f"/{place[0]}/{place}/{number:08d}.jpg"])
     table = io.StringIO()
     writer = csv.writer(table, lineterminator="\n")
@@ -102,12 +90,9 @@ def write_mnist(root: Path, *, num_train: int, num_test: int, seed: int = 0) -> 
 
     Args:
         root: the folder that torchvision's ``MNIST`` is given.
-        num_train: training images, 1 or larger.
-        num_test: test images, 1 or larger.
+        num_train: training images, 1 or larger (or ``ValueError``).
+        num_test: test images, likewise.
         seed: of order and shifts, 0 or larger; equal arguments write equal files.
-
-    Raises:
-        ValueError: if a number is smaller than 1.
     """
     from sklearn.datasets import load_digits  # imports scipy.io and more, needed here only
 
@@ -129,6 +114,12 @@ def write_mnist(root: Path, *, num_train: int, num_test: int, seed: int = 0) -> 
             image[top : top + _DIGIT_SIZE, left : left + _DIGIT_SIZE] = np.asarray(large)
         _write_idx(folder / f"{name}-images-idx3-ubyte.gz", images)
         _write_idx(folder / f"{name}-labels-idx1-ubyte.gz", labels[chosen].astype(np.uint8))
+
+
+def _jpeg(image: Image.Image) -> bytes:
+    content = io.BytesIO()
+    image.save(content, "JPEG", quality=90)
+    return content.getvalue()
 
 
 def _write_idx(path: Path, values: NDArray[np.uint8]) -> None:

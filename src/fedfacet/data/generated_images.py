@@ -18,13 +18,10 @@ def write_cifar100(root: Path, *, train_per_class: int, test_per_class: int, see
     """Write noise to ``<root>/cifar-100-python/``, brighter for higher classes, in the order of a shuffled deck.
 
     Args:
-        root: the folder that ``CIFAR100`` is given.
-        train_per_class: training images of each of the 100 classes, 1 or larger.
-        test_per_class: test images, 1 or larger.
+        root: as given to ``CIFAR100``.
+        train_per_class: training images of each of the 100 classes, 1 or larger (or ``ValueError``).
+        test_per_class: test images, likewise.
         seed: of the noise, 0 or larger; equal arguments write equal files.
-
-    Raises:
-        ValueError: if a number is smaller than 1.
     """
     if min(train_per_class, test_per_class) < 1:
         raise ValueError(
@@ -54,12 +51,9 @@ def write_pneumonia_mnist(root: Path, *, per_class: int, seed: int = 0) -> None:
     """Write noise to ``<root>/pneumoniamnist.npz`` in MedMNIST's layout, brighter where there is a pneumonia.
 
     Args:
-        root: the folder that ``PneumoniaMNIST`` is given.
-        per_class: training images of each of the two classes, 2 or larger; validation and test have half as many.
+        root: as given to ``PneumoniaMNIST``.
+        per_class: training images of each of the two classes, 2 or larger (or ``ValueError``); validation and test have half.
         seed: of the noise, 0 or larger; equal arguments write equal files.
-
-    Raises:
-        ValueError: if ``per_class`` is smaller than 2.
     """
     if per_class < 2:
         raise ValueError(f"Expected `per_class` to be 2 or larger, but got {per_class}.")
@@ -89,17 +83,14 @@ def write_ssl_fl(
     """Write noise and tables in the layout of SSL-FL.
 
     Args:
-        root: the folder that ``Retina`` or ``CovidFL`` is given.
+        root: as given to ``Retina`` or ``CovidFL``.
         splits: folders of clients' tables, such as ``5_clients/split_1``; in each, clients hold other images.
         clients: names of the tables.
         num_classes: how many classes there are.
         suffix: of the images: ``.npy`` for arrays of fractions, or what Pillow can write.
-        per_class: images of each class per client, and of each class in the test set, 1 or larger.
+        per_class: images of each class per client, and of each class in the test set, 1 or larger (or ``ValueError``).
         image_size: height and width in pixels, 1 or larger.
         seed: of the noise, 0 or larger; equal arguments write equal files.
-
-    Raises:
-        ValueError: if ``per_class`` is smaller than 1.
     """
     if per_class < 1:
         raise ValueError(f"Expected `per_class` to be 1 or larger, but got {per_class}.")

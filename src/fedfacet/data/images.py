@@ -18,24 +18,19 @@ from fedfacet.errors import DatasetCorruptError
 CHANNELS = 3
 IMAGENET_MEAN = (0.485, 0.456, 0.406)
 IMAGENET_STD = (0.229, 0.224, 0.225)
-# More threads than this only wait for each other: decoding shares the cores with the training.
-_MAX_THREADS = 8
+_MAX_THREADS = 8  # more only wait for each other: decoding shares the cores with the training
 
 
 class LazyImages(ABC):
     """RGB images that are decoded or drawn when first asked for, and kept as uint8 where all of them fit in memory.
 
-    What ``fetch`` returns depends on the positions alone, never on what was fetched before. The cache takes memory only as it
-    fills.
+    What ``fetch`` returns depends on the positions alone. The cache takes memory only as it fills.
 
     Args:
         count: N, how many images there are.
         image_size: H and W in pixels, 1 or larger.
-        max_memory_gb: the size in GB (10^9 bytes) up to which all N images are kept; larger sets are made anew at every
-            fetch, and 0 keeps none.
-
-    Raises:
-        ValueError: if an argument is out of range.
+        max_memory_gb: the size in GB (10^9 bytes) up to which all N images are kept, 0 or larger; larger sets are made anew at
+            every fetch.
     """
 
     def __init__(self, count: int, image_size: int, *, max_memory_gb: float = 8.0) -> None:
@@ -55,7 +50,6 @@ class LazyImages(ABC):
         """Return the image at ``index``, shape (H, W, C); called from several threads."""
 
     def __len__(self) -> int:
-        """Return N."""
         return self._count
 
     def fetch(self, indices: NDArray[np.int64]) -> Tensor:
@@ -93,13 +87,7 @@ class ImageFiles(LazyImages):
     """
 
     def __init__(
-        self,
-        paths: Sequence[Path],
-        image_size: int,
-        *,
-        remedy: str,
-        resized: int | None = None,
-        max_memory_gb: float = 8.0,
+        self, paths: Sequence[Path], image_size: int, *, remedy: str, resized: int | None = None, max_memory_gb: float = 8.0
     ) -> None:
         super().__init__(len(paths), image_size, max_memory_gb=max_memory_gb)
         self.paths = tuple(paths)
@@ -109,11 +97,7 @@ class ImageFiles(LazyImages):
             raise ValueError(f"Expected `resized` to be {image_size} (`image_size`) or larger, but got {resized}.")
 
     def make(self, index: int) -> NDArray[np.uint8]:
-        """Decode one file; see ``LazyImages.make``.
-
-        Raises:
-            DatasetCorruptError: if the file is missing, truncated or no image.
-        """
+        """Decode one file; ``DatasetCorruptError`` if it is missing, truncated or no image."""
         size = (self.resized, self.resized)
         try:
             with Image.open(self.paths[index]) as file:
@@ -128,13 +112,10 @@ class ImageFiles(LazyImages):
         return pixels[start : start + self.image_size, start : start + self.image_size]
 
     def check(self) -> None:
-        """Find empty, truncated and foreign files before they are needed.
+        """Raise ``DatasetCorruptError`` for the first file in order that is missing, truncated or no image.
 
-        Looks at the first and last bytes of every file, which costs well under a millisecond each, and decodes the whole file
-        only where they are not those of a complete PNG or JPEG. Damage in the middle of a file shows when it is decoded.
-
-        Raises:
-            DatasetCorruptError: if a file is missing, truncated or no image; of several, the first in order is named.
+        Only where the first and last bytes are not those of a complete PNG or JPEG is a file decoded; the others cost well
+        under a millisecond each. Damage in the middle of a file shows when it is decoded.
         """
 
         def check_one(index: int) -> None:
@@ -158,11 +139,7 @@ def _looks_complete(path: Path) -> bool:
 
 def _threaded(work: Callable[[int], None], count: int) -> None:
     """Call ``work`` with 0 .. count - 1; the first error in that order is raised."""
-    threads = min(_MAX_THREADS, os.cpu_count() or 1, count)
-    if threads <= 1:
-        for position in range(count):
-            work(position)
-        return
+    threads = max(1, min(_MAX_THREADS, os.cpu_count() or 1, count))
     # A pool per call, because a pool that outlives it would be dead in a forked worker.
     with ThreadPoolExecutor(threads) as pool:
         for _ in pool.map(work, range(count)):

@@ -17,21 +17,13 @@ def hold_out_locally(
     ``share`` times its samples; the classes with the largest remainders give one more each until there are enough, and a draw
     decides between equal remainders. (scikit-learn's stratified split refuses classes of one sample.)
 
-    Args:
-        y: the classes, shape (N,).
-        partition: who owns which sample.
-        share: in [0, 1).
-        seed: of the draw; it does not follow the run's seed.
-
-    Returns:
-        The partition of what is left for training, and per client the sorted positions of what is held out.
+    ``y`` has the classes, shape (N,), and ``share`` is in [0, 1). The ``seed`` of the draw does not follow the run's seed. The
+    results are the partition of what is left for training, and per client the sorted positions of what is held out.
 
     Raises:
         ValueError: if ``share`` is out of range.
 
     Example:
-        >>> import numpy as np
-        >>> from fedfacet.types import Partition
         >>> left, held_out = hold_out_locally(np.array([0, 0, 0, 0, 1, 1]), Partition((np.arange(6),)), 0.5)
         >>> np.array([0, 0, 0, 0, 1, 1])[held_out[0]]
         array([0, 0, 1])

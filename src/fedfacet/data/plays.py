@@ -14,13 +14,7 @@ _MIN_LINES = 3  # LEAF leaves out roles with fewer: they could not both train an
 
 
 class Role(NamedTuple):
-    """One character of one play.
-
-    Attributes:
-        play: title.
-        character: name in capitals.
-        text: all that is said, in the order of the play; lines end with a space, and no two spaces stand together.
-    """
+    """One character of a play, and all that is said, in order; lines end with a space, and no two spaces stand together."""
 
     play: str
     character: str
@@ -37,9 +31,6 @@ def roles_in(text: str) -> list[Role]:
 
     Source: LEAF (arXiv:1812.01097) and its preprocessing; on the text with the md5 d2028225a89d8b0b3093dddb720da91f both find
     1,145 roles in 36 plays.
-
-    Args:
-        text: the whole file.
     """
     lines = text.splitlines()[1:]
     authors = [number for number, line in enumerate(lines) if _AUTHOR in line]

@@ -1,6 +1,7 @@
 """PneumoniaMNIST."""
 
 import zipfile
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -9,7 +10,7 @@ from numpy.typing import NDArray
 
 from fedfacet.data.dataset import Dataset, InMemoryInputs
 from fedfacet.data.download import download as fetch_file
-from fedfacet.data.source import DatasetSource
+from fedfacet.data.source import DatasetSource, located
 from fedfacet.errors import DatasetCorruptError, DatasetNotFoundError
 
 FILE = "pneumoniamnist.npz"
@@ -18,6 +19,7 @@ _SPLITS = ("train", "val", "test")
 _SIDE = 28
 
 
+@dataclass(eq=False, kw_only=True)
 class PneumoniaMNIST(DatasetSource):
     """Chest X-rays of children, y = pneumonia, no attribute, 1 x 28 x 28 pixels, in the official splits of MedMNIST v2.
 
@@ -26,25 +28,24 @@ class PneumoniaMNIST(DatasetSource):
     Source: Yang et al., MedMNIST v2, Scientific Data 2023, after Kermany et al., Cell 2018; CC BY 4.0.
 
     Args:
-        root: folder that holds ``pneumoniamnist.npz``; it is only read.
+        root: folder that holds ``pneumoniamnist.npz``.
         download: fetch the file (4.2 MB) into ``root`` where it is missing.
         url: of the file.
     """
 
-    def __init__(self, *, root: str, download: bool = False, url: str = URL) -> None:
-        self.root = Path(root).expanduser().absolute()
-        self.download = download
-        self.url = url
+    root: str
+    download: bool = False
+    url: str = URL
 
     def generate(self, demand: NDArray[np.int64] | None) -> None:
         """Write noise in MedMNIST's layout; see ``DatasetSource.generate``."""
         from fedfacet.data.generated_images import write_pneumonia_mnist
 
-        write_pneumonia_mnist(self.root, per_class=40)
+        write_pneumonia_mnist(located(self.root), per_class=40)
 
     def load(self, demand: NDArray[np.int64] | None = None) -> Dataset:
         """Read the images; see ``DatasetSource.load``."""
-        file = self.root / FILE
+        file = located(self.root) / FILE
         if self.download and not file.is_file():
             fetch_file(self.url, file)
         arrays = _read(file)
@@ -52,19 +53,9 @@ class PneumoniaMNIST(DatasetSource):
         pixels = np.concatenate([arrays[f"{split}_images"] for split in _SPLITS])[:, None]
         ends = np.cumsum([len(arrays[f"{split}_labels"]) for split in _SPLITS])
         train, val, test = np.split(np.arange(len(y)), ends[:-1])
-        return Dataset(
-            inputs=InMemoryInputs(torch.from_numpy(pixels)),
-            y=y,
-            a=np.zeros_like(y),
-            train=train,
-            test=test,
-            val=val,
-            class_names=("normal", "pneumonia"),
-            attribute_names=("none",),
-            # As MedMNIST's own scripts.
-            mean=(0.5,),
-            std=(0.5,),
-        )
+        images, names = InMemoryInputs(torch.from_numpy(pixels)), ("normal", "pneumonia")
+        # Mean and deviation as in MedMNIST's own scripts.
+        return Dataset(images, y, np.zeros_like(y), train, test, val, names, mean=(0.5,), std=(0.5,))
 
 
 def _read(file: Path) -> dict[str, NDArray[np.uint8]]:

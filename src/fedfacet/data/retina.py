@@ -1,5 +1,6 @@
 """Retina: fundus photographs of eyes with and without diabetic retinopathy, of five clients."""
 
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -10,7 +11,7 @@ from fedfacet.arguments import check_choice
 from fedfacet.data.augmentation import ZoomTurnAndFlip
 from fedfacet.data.dataset import Dataset
 from fedfacet.data.images import LazyImages
-from fedfacet.data.source import DatasetSource
+from fedfacet.data.source import DatasetSource, located
 from fedfacet.data.ssl_fl import how_to_get, read_tables
 from fedfacet.errors import DatasetCorruptError
 
@@ -18,6 +19,7 @@ CLASSES = ("normal", "diseased")
 NUM_CLIENTS = 5
 
 
+@dataclass(eq=False, kw_only=True)
 class Retina(DatasetSource):
     """SSL-FL's Retina: y = diabetic retinopathy, no attribute, natural clients in the label column ``client``.
 
@@ -25,13 +27,12 @@ class Retina(DatasetSource):
     ``5_clients/split_{1,2,3}/``, whose tables say who owns which image. ``partition=natural partition.label=client`` makes
     these the clients. All are tested on one common set, and there is no official validation set.
 
-    Source: Yan et al., Label-Efficient Self-Supervised Federated Learning, IEEE TMI 2023, arXiv:2205.08576; used by FedLD,
-    whose training transform (a box of 60 to 100 % of the area, 10 degrees, mirrored) and statistics are taken.
+    Source: Yan et al., Label-Efficient Self-Supervised Federated Learning, IEEE TMI 2023, arXiv:2205.08576; training transform
+    (a box of 60 to 100 % of the area, 10 degrees, mirrored) and statistics as in FedLD.
 
-    Note:
-        How skewed the three splits are is told in two ways: the script that made them draws from Dirichlet distributions with
-        alpha = 100, 1 and 0.5; FedLD's text says 100, 0.1 and 0.5, and calls split 2 moderate and split 3 severe, which only
-        the script's values are.
+    Note: sources differ on how skewed the splits are. The script that made them draws from Dirichlet distributions with alpha =
+    100, 1 and 0.5. FedLD's text says 100, 0.1 and 0.5, and calls split 2 moderate and split 3 severe, which only the script's
+    values are.
 
     Deviation: validation takes as many images of either class as a tenth of the smaller one, at most 300, before the clients
     get theirs (``partition_and_hold_out``), and clients train on fewer images than SSL-FL's tables name. Arrays are brought to
@@ -39,27 +40,24 @@ class Retina(DatasetSource):
     code would cut it off to zeros.
 
     Args:
-        root: the folder ``Retina``; it is only read.
+        root: the folder ``Retina``.
         split: 1, 2 or 3.
         image_size: height and width in pixels, 1 or larger.
         augment: whether training images are cut, turned and mirrored.
         max_memory_gb: as in ``LazyImages``; an image takes 442 kB at 384 pixels.
-
-    Raises:
-        ValueError: if an argument is out of range.
     """
 
-    def __init__(
-        self, *, root: str, split: int = 1, image_size: int = 384, augment: bool = True, max_memory_gb: float = 8.0
-    ) -> None:
-        check_choice("dataset.split", split, (1, 2, 3))
-        if image_size < 1:
-            raise ValueError(f"Expected `dataset.image_size` to be 1 or larger, but got {image_size}.")
-        self.root = Path(root).expanduser().absolute()
-        self.split = split
-        self.image_size = image_size
-        self.augment = augment
-        self.max_memory_gb = max_memory_gb
+    root: str
+    split: int = 1
+    image_size: int = 384
+    augment: bool = True
+    max_memory_gb: float = 8.0
+
+    def __post_init__(self) -> None:
+        check_choice("dataset.split", self.split, (1, 2, 3))
+        if self.image_size < 1:
+            raise ValueError(f"Expected `dataset.image_size` to be 1 or larger, but got {self.image_size}.")
+        self.folder = located(self.root)
 
     def generate(self, demand: NDArray[np.int64] | None) -> None:
         """Write noise in Retina's layout; see ``DatasetSource.generate``."""
@@ -67,19 +65,16 @@ class Retina(DatasetSource):
 
         clients = [f"client_{number}" for number in range(1, NUM_CLIENTS + 1)]
         splits = [f"{NUM_CLIENTS}_clients/split_{split}" for split in (1, 2, 3)]
-        write_ssl_fl(self.root, splits=splits, clients=clients, num_classes=len(CLASSES), suffix=".npy")
+        write_ssl_fl(self.folder, splits=splits, clients=clients, num_classes=len(CLASSES), suffix=".npy")
 
     def load(self, demand: NDArray[np.int64] | None = None) -> Dataset:
         """Read the tables; see ``DatasetSource.load``."""
         remedy = how_to_get("Retina", "fedld_pneumonia" if self.split == 2 else f"fedld_pneumonia_split{self.split}")
-        tables = read_tables(self.root, f"{NUM_CLIENTS}_clients/split_{self.split}", CLASSES, remedy)
-        return tables.dataset(
-            _Arrays(tables.paths, self.image_size, remedy, self.max_memory_gb),
-            CLASSES,
-            mean=(0.5007, 0.5010, 0.5019),
-            std=(0.0342, 0.0535, 0.0484),
-            augmentation=ZoomTurnAndFlip(0.6, 1.0, 10.0) if self.augment else None,
-        )
+        tables = read_tables(self.folder, f"{NUM_CLIENTS}_clients/split_{self.split}", CLASSES, remedy)
+        images = _Arrays(tables.paths, self.image_size, remedy, self.max_memory_gb)
+        mean, std = (0.5007, 0.5010, 0.5019), (0.0342, 0.0535, 0.0484)
+        augmentation = ZoomTurnAndFlip(0.6, 1.0, 10.0) if self.augment else None
+        return tables.dataset(images, CLASSES, mean=mean, std=std, augmentation=augmentation)
 
 
 class _Arrays(LazyImages):
@@ -91,7 +86,6 @@ class _Arrays(LazyImages):
         self.remedy = remedy
 
     def make(self, index: int) -> NDArray[np.uint8]:
-        """Read one file; see ``LazyImages.make``."""
         path = self.paths[index]
         try:
             array = np.load(path, allow_pickle=False)

@@ -14,7 +14,7 @@ from fedfacet import rng
 from fedfacet.arguments import check_choice
 from fedfacet.data.dataset import Dataset
 from fedfacet.data.plays import Role, roles_in
-from fedfacet.data.source import DatasetSource
+from fedfacet.data.source import DatasetSource, located
 from fedfacet.errors import DatasetCorruptError, DatasetNotFoundError
 
 FILES = ("t8.shakespeare.txt.gz", "t8.shakespeare.txt", "raw_data.txt")
@@ -25,96 +25,72 @@ ALPHABET = "\n !\"&'(),-.0123456789:;>?ABCDEFGHIJKLMNOPQRSTUVWXYZ[]abcdefghijklm
 WINDOW = 80
 
 
+@dataclass(eq=False, kw_only=True)
 class Shakespeare(DatasetSource):
     """All windows of 80 characters in what each role says, y = the character that follows, no attribute.
 
     1,130 roles in 36 plays, and 4,226,206 windows. Label columns are ``role`` (a character of one play, in the order in which
     roles first speak), ``character`` (those of one name in all plays together) and ``play``; ``partition=natural
-    partition.label=role`` makes a client of every role. Inputs are positions in the alphabet, bytes of shape (80,).
-
-    Windows are cut when they are asked for, so that they take no more memory than the text: one byte a character. Labels and
-    positions of samples take 8 bytes a window.
+    partition.label=role`` makes a client of every role. Inputs are positions in the alphabet, bytes of shape (80,). Windows
+    are cut when they are asked for: they take one byte a character, their labels and positions 8 bytes a window.
 
     Source: LEAF (Caldas et al., arXiv:1812.01097), table 1 and its preprocessing (1,129 roles and 4,226,158 samples by its own
     count); the parts of 90, 5 and 5 % as in De Cesare et al., Federated Learning Beyond Uniform Participation, section 2.
 
-    Note:
-        A random split is what the paper does, but neighbouring windows share 79 of their 80 characters, so that what is tested
-        has been read in training, as the input of other windows. With ``split: contiguous`` each role's last windows validate
-        and test, and the 80 that would overlap with what comes before are left out: of a role with fewer than some 1,600
-        windows nothing is then left to validate or test, so that 486 of the 1,130 roles validate and 485 test, each with 3.7 %
-        of all windows instead of 5 %.
+    Note: a random split is what the paper does, but neighbouring windows share 79 of their 80 characters: what is tested has
+    been read in training, as the input of other windows. With ``split: contiguous`` each role's last windows validate and test,
+    and the 80 that would overlap with what comes before are left out. A role with fewer than some 1,600 windows then has none
+    to validate or test: 486 of the 1,130 roles validate and 485 test, each with 3.7 % of all windows instead of 5 %.
 
     Args:
-        root: folder that holds the text as ``t8.shakespeare.txt.gz``, ``t8.shakespeare.txt`` or ``raw_data.txt``; it is only
-            read.
+        root: folder that holds the text as ``t8.shakespeare.txt.gz``, ``t8.shakespeare.txt`` or ``raw_data.txt``.
         num_roles: how many roles there are, drawn at random; ``None`` for all.
         min_samples: windows that a role must have, 1 or larger.
         split: ``"random"`` or ``"contiguous"``.
         val_fraction: the part of the windows that validate, in (0, 1).
         test_fraction: the part of the windows that test, in (0, 1); with ``val_fraction`` less than 1.
         seed: of the roles and the split; it does not follow the run's seed.
-
-    Raises:
-        ValueError: if an argument is out of range.
     """
 
-    def __init__(
-        self,
-        *,
-        root: str,
-        num_roles: int | None = None,
-        min_samples: int = 1,
-        split: str = "random",
-        val_fraction: float = 0.05,
-        test_fraction: float = 0.05,
-        seed: int = 0,
-    ) -> None:
-        if num_roles is not None and num_roles < 1:
-            raise ValueError(f"Expected `dataset.num_roles` to be 1 or larger, or null for all, but got {num_roles}.")
-        if min_samples < 1:
-            raise ValueError(f"Expected `dataset.min_samples` to be 1 or larger, but got {min_samples}.")
-        check_choice("dataset.split", split, ("random", "contiguous"))
-        if not (0 < val_fraction < 1 and 0 < test_fraction < 1 and val_fraction + test_fraction < 1):
+    root: str
+    num_roles: int | None = None
+    min_samples: int = 1
+    split: str = "random"
+    val_fraction: float = 0.05
+    test_fraction: float = 0.05
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if self.num_roles is not None and self.num_roles < 1:
+            raise ValueError(f"Expected `dataset.num_roles` to be 1 or larger, or null for all, but got {self.num_roles}.")
+        if self.min_samples < 1:
+            raise ValueError(f"Expected `dataset.min_samples` to be 1 or larger, but got {self.min_samples}.")
+        check_choice("dataset.split", self.split, ("random", "contiguous"))
+        val, test = self.val_fraction, self.test_fraction
+        if not (0 < val < 1 and 0 < test < 1 and val + test < 1):
             raise ValueError(
                 "Expected `dataset.val_fraction` and `dataset.test_fraction` in (0, 1) and together less than 1, but got "
-                f"{val_fraction} and {test_fraction}."
+                f"{val} and {test}."
             )
-        self.root = Path(root).expanduser().absolute()
-        self.num_roles = num_roles
-        self.min_samples = min_samples
-        self.split = split
-        self.val_fraction = val_fraction
-        self.test_fraction = test_fraction
-        self.seed = seed
+        self.folder = located(self.root)
 
     def generate(self, demand: NDArray[np.int64] | None) -> None:
         """Write plays of nonsense in the text's layout; see ``DatasetSource.generate``."""
         from fedfacet.data.generated_plays import write_plays
 
         count = -(-(self.num_roles or 8) // 2)  # per play
-        write_plays(self.root, characters_per_play=max(2, count), lines_per_character=16 + self.min_samples // 40)
+        write_plays(self.folder, characters_per_play=max(2, count), lines_per_character=16 + self.min_samples // 40)
 
     def load(self, demand: NDArray[np.int64] | None = None) -> Dataset:
         """Read the text and find out who says what; see ``DatasetSource.load``."""
-        file = next((self.root / name for name in FILES if (self.root / name).is_file()), None)
-        roles = self._chosen(roles_in(_read(file, self.root)), file)
+        file = next((self.folder / name for name in FILES if (self.folder / name).is_file()), None)
+        roles = self._chosen(roles_in(_read(file, self.folder)), file)
         windows = Windows(roles)
         y = windows.following()
         train, val, test = self._split(windows.sizes)
-        return Dataset(
-            inputs=windows,
-            y=y,
-            a=np.broadcast_to(np.int64(0), y.shape),
-            train=train,
-            test=test,
-            val=val,
-            class_names=tuple(ALPHABET),
-            attribute_names=("none",),
-            mean=None,
-            std=None,
-            columns=_RoleColumns([role[:2] for role in roles], windows.sizes),
-        )
+        nobody = np.broadcast_to(np.int64(0), y.shape)
+        columns = _RoleColumns([role[:2] for role in roles], windows.sizes)
+        return Dataset(windows, y, nobody, train, test, val, tuple(ALPHABET), columns=columns)
 
     def _chosen(self, roles: Sequence[Role], file: Path | None) -> list[Role]:
         enough = [role for role in roles if len(role.text) - WINDOW >= self.min_samples]
@@ -162,10 +138,7 @@ def _read(file: Path | None, root: Path) -> str:
 
 
 class Windows:
-    """The windows of some roles' texts, cut when they are asked for.
-
-    Args:
-        roles: in the order in which their windows are counted; each text longer than a window.
+    """The windows of some roles' texts, in their order, cut when they are asked for.
 
     Attributes:
         sizes: how many windows each role has, shape (R,).
@@ -189,7 +162,6 @@ class Windows:
         self._ends = np.cumsum(self.sizes)
 
     def __len__(self) -> int:
-        """Return N."""
         return int(self._ends[-1])
 
     def fetch(self, indices: NDArray[np.int64]) -> Tensor:

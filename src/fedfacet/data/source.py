@@ -1,6 +1,7 @@
 """Where data sets come from: the contract of what ``dataset=NAME`` names."""
 
 from abc import ABC, abstractmethod
+from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
@@ -9,12 +10,16 @@ from fedfacet.data.dataset import Dataset
 
 
 class DatasetSource(ABC):
-    """Knows where a data set comes from; constructing one costs nothing and reads nothing."""
+    """Knows where a data set comes from; constructing one reads nothing.
+
+    Arguments that are out of range raise ``ValueError``. A ``root`` is only read, unless it is to be filled with
+    ``download=True``. A ``seed`` does not follow the run's seed.
+    """
 
     def generate(self, demand: NDArray[np.int64] | None) -> None:
-        """Write small generated files where ``load`` reads, in the real layout, enough for ``demand``; for ``debug=smoke``.
+        """Write small files where ``load`` reads, in the real layout, enough for ``demand``; for ``debug=smoke``.
 
-        Nothing to do for a data set that reads no files.
+        A data set that reads no files has nothing to do.
         """
 
     @abstractmethod
@@ -22,11 +27,16 @@ class DatasetSource(ABC):
         """Read (or draw) the data set.
 
         Args:
-            demand: training samples per (class, attribute) cell that the partition asks for, shape (Y, A), or ``None`` where it
-                takes what there is. Only data sets that give their samples an attribute themselves look at it.
+            demand: training samples per (class, attribute) cell that the partition asks for, shape (Y, A); ``None`` where it
+                takes what there is. Only data sets that deal their attribute themselves look at it.
 
         Raises:
-            DatasetNotFoundError: if files are missing; the message names the folder, the size of the download, the command
-                that fetches it, and experiments that need none.
+            DatasetNotFoundError: if files are missing; the message names the folder, the download's size and command, and
+                experiments that need none.
             DatasetCorruptError: if a file is truncated or unreadable; the message names it.
         """
+
+
+def located(root: str | Path) -> Path:
+    """Return a folder as an absolute path, ``~`` expanded."""
+    return Path(root).expanduser().absolute()

@@ -1,6 +1,7 @@
 """Spawrious224: generated photographs of dogs, with the place as spurious attribute."""
 
 from collections.abc import Sequence
+from dataclasses import KW_ONLY, dataclass
 from pathlib import Path
 
 import numpy as np
@@ -11,7 +12,7 @@ from fedfacet.arguments import check_within
 from fedfacet.data.dataset import Dataset
 from fedfacet.data.download import obtain
 from fedfacet.data.images import IMAGENET_MEAN, IMAGENET_STD, ImageFiles
-from fedfacet.data.source import DatasetSource
+from fedfacet.data.source import DatasetSource, located
 from fedfacet.errors import DatasetCorruptError
 
 URL = "https://www.dropbox.com/s/hofkueo8qvaqlp3/spawrious224__entire_dataset.tar.gz?dl=1"
@@ -24,6 +25,7 @@ LOCATIONS = ("beach", "snow", "desert", "jungle", "mountain", "dirt")
 _SUFFIXES = {".png", ".jpg", ".jpeg"}
 
 
+@dataclass(eq=False)
 class Spawrious(DatasetSource):
     """The entire Spawrious224 data set: y = breed, a = place.
 
@@ -33,6 +35,9 @@ class Spawrious(DatasetSource):
 
     Source: Lynch et al., Spawrious: A Benchmark for Fine Control of Spurious Correlation Biases, arXiv:2303.05470; the cells
     and the hold-out as in FedDiverse (arXiv:2504.11216), appendix C.
+
+    Deviation: the authors' loader takes files in the order of the file system; here paths are sorted before any draw, so that
+    the hold-out is the same on every machine.
 
     Args:
         root: the folder that holds, or will hold, ``spawrious224``.
@@ -44,40 +49,26 @@ class Spawrious(DatasetSource):
         download: whether to fetch and unpack the archive (about 14.4 GB) where ``spawrious224`` is missing.
         url: of the archive ``spawrious224__entire_dataset.tar.gz``.
         max_memory_gb: as in ``LazyImages``.
-
-    Raises:
-        ValueError: if an argument is out of range; the message has the valid values.
-
-    Note:
-        The authors' loader takes files in the order in which the file system lists them; here paths are sorted before any
-        draw, so that the hold-out is the same on every machine.
     """
 
-    def __init__(
-        self,
-        root: str | Path,
-        *,
-        classes: Sequence[str] = ("labrador", "dachshund"),
-        attributes: Sequence[str] = ("beach", "snow"),
-        image_size: int = 224,
-        test_fraction: float = 0.1,
-        seed: int = 0,
-        download: bool = False,
-        url: str = URL,
-        max_memory_gb: float = 8.0,
-    ) -> None:
-        if image_size < 1:
-            raise ValueError(f"Expected `image_size` to be 1 or larger, but got {image_size}.")
-        check_within("test_fraction", test_fraction, "(0, 1)")
-        self.root = Path(root).expanduser().absolute()
-        self.classes = chosen_names("classes", classes, BREEDS)
-        self.attributes = chosen_names("attributes", attributes, LOCATIONS)
-        self.image_size = image_size
-        self.test_fraction = test_fraction
-        self.seed = seed
-        self.download = download
-        self.url = url
-        self.max_memory_gb = max_memory_gb
+    root: str | Path
+    _: KW_ONLY
+    classes: Sequence[str] = ("labrador", "dachshund")
+    attributes: Sequence[str] = ("beach", "snow")
+    image_size: int = 224
+    test_fraction: float = 0.1
+    seed: int = 0
+    download: bool = False
+    url: str = URL
+    max_memory_gb: float = 8.0
+
+    def __post_init__(self) -> None:
+        if self.image_size < 1:
+            raise ValueError(f"Expected `image_size` to be 1 or larger, but got {self.image_size}.")
+        check_within("test_fraction", self.test_fraction, "(0, 1)")
+        self.classes = chosen_names("classes", self.classes, BREEDS)
+        self.attributes = chosen_names("attributes", self.attributes, LOCATIONS)
+        self.folder = located(self.root) / FOLDER
 
     def generate(self, demand: NDArray[np.int64] | None) -> None:
         """Write drawn dogs in the archive's layout; see ``DatasetSource.generate``."""
@@ -85,17 +76,16 @@ class Spawrious(DatasetSource):
 
         # What the fullest cell asks for, and some for validation and the test.
         per_cell = 10 + int(np.ceil(1.5 * (20 if demand is None else demand.max()) / (1 - self.test_fraction)))
-        write_spawrious(
-            self.root, classes=self.classes, attributes=self.attributes, per_cell=per_cell, image_size=self.image_size
-        )
+        size, names = self.image_size, (self.classes, self.attributes)
+        write_spawrious(self.folder.parent, classes=names[0], attributes=names[1], per_cell=per_cell, image_size=size)
 
     def load(self, demand: NDArray[np.int64] | None = None) -> Dataset:
         """List, check and split the images; see ``DatasetSource.load``."""
-        folder = self.root / FOLDER
+        folder = self.folder
         obtain(
             folder,
             url=self.url,
-            archive=self.root / ARCHIVE,
+            archive=folder.parent / ARCHIVE,
             allowed=self.download,
             missing=f"Expected Spawrious224 in {folder}, but there is no such folder: fetch it (a download of about "
             "14.4 GB, and about twice that on disk while it is unpacked) with `python src/train.py experiment=spawrious_gsc "
@@ -110,28 +100,14 @@ class Spawrious(DatasetSource):
             for part in PARTS
             for path in _images_in(folder / part / location / breed)
         )
-        y = np.array([label for _, label, _ in found], dtype=np.int64)
-        a = np.array([attribute for _, _, attribute in found], dtype=np.int64)
-        images = ImageFiles(
-            [folder / name for name, _, _ in found],
-            self.image_size,
-            remedy=f"restore the file from {ARCHIVE}, or delete the folder {folder} and set dataset.download=true",
-            max_memory_gb=self.max_memory_gb,
-        )
+        paths = [folder / name for name, _, _ in found]
+        y, a = (np.array([row[column] for row in found], dtype=np.int64) for column in (1, 2))
+        remedy = f"restore the file from {ARCHIVE}, or delete the folder {folder} and set dataset.download=true"
+        images = ImageFiles(paths, self.image_size, remedy=remedy, max_memory_gb=self.max_memory_gb)
         images.check()
         train, test = hold_out(y, a, self.test_fraction, self.seed, "spawrious-test")
-        return Dataset(
-            inputs=images,
-            y=y,
-            a=a,
-            train=train,
-            test=test,
-            val=None,
-            class_names=self.classes,
-            attribute_names=self.attributes,
-            mean=IMAGENET_MEAN,
-            std=IMAGENET_STD,
-        )
+        names = tuple(self.classes), tuple(self.attributes)
+        return Dataset(images, y, a, train, test, None, *names, IMAGENET_MEAN, IMAGENET_STD)
 
 
 def chosen_names(argument: str, given: Sequence[str], valid: Sequence[str]) -> tuple[str, ...]:
@@ -145,12 +121,12 @@ def chosen_names(argument: str, given: Sequence[str], valid: Sequence[str]) -> t
 def hold_out(
     y: NDArray[np.int64], a: NDArray[np.int64], fraction: float, seed: int, purpose: str
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Draw a part of every (class, attribute) cell.
+    """Draw ``round(fraction * n)`` of the n samples of every (class, attribute) cell.
 
     Args:
         y: classes, shape (N,).
         a: attribute values, shape (N,).
-        fraction: the part of each cell that is drawn; ``round(fraction * n)`` of its n samples.
+        fraction: the part that is drawn.
         seed: of the draw.
         purpose: of the draw, as in ``rng.stream``; the cell's (y, a) are its keys.
 

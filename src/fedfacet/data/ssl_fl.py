@@ -3,11 +3,11 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from fedfacet.data.augmentation import ZoomTurnAndFlip
 from fedfacet.data.dataset import Dataset, InputStore
 from fedfacet.errors import DatasetCorruptError, DatasetNotFoundError
 
@@ -32,38 +32,17 @@ class ClientTables:
     clients: tuple[str, ...]
     num_train: int
 
-    def dataset(
-        self,
-        inputs: InputStore,
-        class_names: tuple[str, ...],
-        *,
-        mean: tuple[float, ...],
-        std: tuple[float, ...],
-        augmentation: ZoomTurnAndFlip | None,
-    ) -> Dataset:
+    def dataset(self, inputs: InputStore, class_names: tuple[str, ...], **settings: Any) -> Dataset:
         """Return the data set of these inputs: no attribute, the owners in the column ``client``, no validation set."""
-        return Dataset(
-            inputs=inputs,
-            y=self.y,
-            a=np.zeros_like(self.y),
-            train=np.arange(self.num_train),
-            test=np.arange(self.num_train, len(self.y)),
-            val=None,
-            class_names=class_names,
-            attribute_names=("none",),
-            mean=mean,
-            std=std,
-            columns={"client": self.client},
-            augmentation=augmentation,
-        )
+        train, test = np.split(np.arange(len(self.y)), [self.num_train])
+        columns = {"client": self.client}
+        return Dataset(inputs, self.y, np.zeros_like(self.y), train, test, None, class_names, columns=columns, **settings)
 
 
 def how_to_get(name: str, stand_in: str = "fedld_pneumonia") -> str:
-    """Return what the user should do where a data set is missing or damaged, as the end of a sentence.
+    """Return what the user should do without the data set ``name``, as the end of a sentence.
 
-    Args:
-        name: of the data set, and of its folder.
-        stand_in: the recipe with which PneumoniaMNIST takes its place.
+    ``stand_in`` is the recipe with which PneumoniaMNIST takes its place.
     """
     return (
         f"fetch {name} by the link on {URL}, name its folder with dataset.root=DIR, point FEDFACET_DATA at a folder that holds "
@@ -75,13 +54,8 @@ def read_tables(root: Path, split: str, class_names: Sequence[str], remedy: str)
     """Read who owns which image, and what it shows.
 
     ``<root>/<split>/<client>.csv`` has a file name a line, or a name and more after a comma; ``test.csv`` alike; ``labels.csv``
-    the class of each name. Images are in ``train/`` and ``test/``.
-
-    Args:
-        root: the data set's folder.
-        split: folder of the clients' tables, such as ``12_clients/split_real``.
-        class_names: of the classes, in their order.
-        remedy: what the user should do, as the end of a sentence.
+    the class of each name. Images are in ``train/`` and ``test/``. ``split`` is the folder of the clients' tables, such as
+    ``12_clients/split_real``, and ``remedy`` what the user should do about a fault, as the end of a sentence.
 
     Raises:
         DatasetNotFoundError: if a table or an image is missing.
@@ -117,13 +91,9 @@ def read_tables(root: Path, split: str, class_names: Sequence[str], remedy: str)
             f"Expected the {len(paths)} images that the tables of {root} name, but {len(missing)} are missing, the first of "
             f"them {missing[0]}: {remedy}."
         )
-    return ClientTables(
-        paths=tuple(paths),
-        y=np.array([label_of[name] for name in names], dtype=np.int64),
-        client=np.array([owner_of.get(name, -1) for name in names], dtype=np.int64),
-        clients=tuple(table.stem for table in tables),
-        num_train=len(train),
-    )
+    y = np.array([label_of[name] for name in names], dtype=np.int64)
+    client = np.array([owner_of.get(name, -1) for name in names], dtype=np.int64)
+    return ClientTables(tuple(paths), y, client, tuple(table.stem for table in tables), len(train))
 
 
 def _lines(path: Path, remedy: str) -> list[list[str]]:

@@ -1,6 +1,7 @@
 """The offline twin of Spawrious: drawn dogs in drawn places."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,6 +15,7 @@ from fedfacet.data.source import DatasetSource
 from fedfacet.data.spawrious import BREEDS, LOCATIONS, chosen_names, hold_out
 
 
+@dataclass(eq=False, kw_only=True)
 class SyntheticSpawrious(DatasetSource):
     """Drawn dogs (y = breed) in drawn places (a = place), at any resolution and without any file.
 
@@ -33,66 +35,38 @@ class SyntheticSpawrious(DatasetSource):
         test_fraction: as in ``Spawrious``.
         seed: of the drawings and the hold-out, 0 or larger; it does not follow the run's seed.
         max_memory_gb: as in ``LazyImages``.
-
-    Raises:
-        ValueError: if an argument is out of range; the message has the valid values.
     """
 
-    def __init__(
-        self,
-        *,
-        classes: Sequence[str] = ("labrador", "dachshund"),
-        attributes: Sequence[str] = ("beach", "snow"),
-        image_size: int = 224,
-        samples_per_cell: int = 2560,
-        test_fraction: float = 0.1,
-        seed: int = 0,
-        max_memory_gb: float = 8.0,
-    ) -> None:
-        if image_size < 8:
-            raise ValueError(f"Expected `image_size` to be 8 or larger, but got {image_size}.")
-        if samples_per_cell < 1:
-            raise ValueError(f"Expected `samples_per_cell` to be 1 or larger, but got {samples_per_cell}.")
-        check_within("test_fraction", test_fraction, "(0, 1)")
-        self.classes = chosen_names("classes", classes, BREEDS)
-        self.attributes = chosen_names("attributes", attributes, LOCATIONS)
-        self.image_size = image_size
-        self.samples_per_cell = samples_per_cell
-        self.test_fraction = test_fraction
-        self.seed = seed
-        self.max_memory_gb = max_memory_gb
+    classes: Sequence[str] = ("labrador", "dachshund")
+    attributes: Sequence[str] = ("beach", "snow")
+    image_size: int = 224
+    samples_per_cell: int = 2560
+    test_fraction: float = 0.1
+    seed: int = 0
+    max_memory_gb: float = 8.0
+
+    def __post_init__(self) -> None:
+        for name, least in (("image_size", 8), ("samples_per_cell", 1)):
+            if getattr(self, name) < least:
+                raise ValueError(f"Expected `{name}` to be {least} or larger, but got {getattr(self, name)}.")
+        check_within("test_fraction", self.test_fraction, "(0, 1)")
+        self.classes = chosen_names("classes", self.classes, BREEDS)
+        self.attributes = chosen_names("attributes", self.attributes, LOCATIONS)
 
     def load(self, demand: NDArray[np.int64] | None = None) -> Dataset:
         """Label and split the images to be drawn; see ``DatasetSource.load``."""
-        y, a = np.divmod(
-            np.repeat(np.arange(len(self.classes) * len(self.attributes)), self.samples_per_cell), len(self.attributes)
-        )
+        names = tuple(self.classes), tuple(self.attributes)
+        cells = np.arange(len(names[0]) * len(names[1]))
+        y, a = np.divmod(np.repeat(cells, self.samples_per_cell), len(names[1]))
         train, test = hold_out(y, a, self.test_fraction, self.seed, "synthetic-spawrious-test")
-        return Dataset(
-            inputs=_DrawnImages(self, y, a),
-            y=y,
-            a=a,
-            train=train,
-            test=test,
-            val=None,
-            class_names=self.classes,
-            attribute_names=self.attributes,
-            mean=IMAGENET_MEAN,
-            std=IMAGENET_STD,
-        )
+        return Dataset(_DrawnImages(self, y, a), y, a, train, test, None, *names, IMAGENET_MEAN, IMAGENET_STD)
 
 
 class _DrawnImages(LazyImages):
     def __init__(self, source: SyntheticSpawrious, y: NDArray[np.int64], a: NDArray[np.int64]) -> None:
         super().__init__(len(y), source.image_size, max_memory_gb=source.max_memory_gb)
-        self._source = source
-        self._y = y
-        self._a = a
+        self._source, self._y, self._a = source, y, a
 
     def make(self, index: int) -> NDArray[np.uint8]:
-        return draw_dog(
-            self._source.classes[self._y[index]],
-            self._source.attributes[self._a[index]],
-            self.image_size,
-            rng.stream(self._source.seed, "synthetic-spawrious", index),
-        )
+        breed, place = self._source.classes[self._y[index]], self._source.attributes[self._a[index]]
+        return draw_dog(breed, place, self.image_size, rng.stream(self._source.seed, "synthetic-spawrious", index))

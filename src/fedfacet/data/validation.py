@@ -22,14 +22,8 @@ def partition_and_hold_out(dataset: Dataset, partitioner: Partitioner, *, seed: 
     cell, at most 300: from the training samples that the partitioner leaves over, or, where it deals out all samples, a tenth
     of the smallest cell from every cell before the clients get theirs.
 
-    Args:
-        dataset: whose ``train`` samples are dealt.
-        partitioner: deals them.
-        seed: of the validation draw; it does not follow the run's seed.
-
-    Returns:
-        The partition, in positions of the data set, and the sorted positions of the validation samples, none where some cell
-        has nothing left.
+    Positions are those of the data set, sorted; there are no validation samples where some cell has nothing left. ``seed`` is
+    of the validation draw, and does not follow the run's seed.
 
     Raises:
         InfeasiblePartitionError: if the partitioner finds too few samples, or leaves a client without any.

@@ -1,6 +1,7 @@
 """WaterBirds: photographs of birds set on photographs of places, with the place as spurious attribute."""
 
 import csv
+from dataclasses import KW_ONLY, dataclass
 from pathlib import Path
 
 import numpy as np
@@ -9,7 +10,7 @@ from numpy.typing import NDArray
 from fedfacet.data.dataset import Dataset
 from fedfacet.data.download import obtain
 from fedfacet.data.images import IMAGENET_MEAN, IMAGENET_STD, ImageFiles
-from fedfacet.data.source import DatasetSource
+from fedfacet.data.source import DatasetSource, located
 from fedfacet.errors import DatasetCorruptError, DatasetNotFoundError
 
 FOLDER = "waterbird_complete95_forest2water2"
@@ -29,19 +30,27 @@ _LOOK_ALIKE_TRAIN = [[3525, 186], [54, 1030]]
 _LABELS = {"y": len(CLASSES), "place": len(BACKGROUNDS), "split": len(SPLITS)}
 
 
+@dataclass(eq=False)
 class WaterBirds(DatasetSource):
     """WaterBirds as its authors published it: y = landbird or waterbird, a = background of land or water.
 
     11,788 images from ``<root>/waterbird_complete95_forest2water2/``, whose ``metadata.csv`` says each one's class, background
-    and split; the official training, validation and test set are what they are called. Images are resized to 256 x 256 pixels
-    without keeping their aspect ratio, 224 x 224 pixels are cut out of the middle, and pixels are normalised by ImageNet's
-    statistics.
+    and official split. Images are resized to 256 x 256 pixels without keeping their aspect ratio, 224 x 224 pixels are cut out
+    of the middle, and pixels are normalised by ImageNet's statistics.
 
     Samples of landbirds on land, landbirds on water, waterbirds on land and waterbirds on water: 3498, 184, 56 and 1057 for
     training, 467, 466, 133 and 133 for validation, 2255, 2255, 642 and 642 in the test.
 
     Source: Sagawa et al., Distributionally Robust Neural Networks, ICLR 2020, arXiv:1911.08731; the transform as in their code
     and in FedDiverse's (arXiv:2504.11216). For non-commercial research and education only.
+
+    Note: test and validation set are balanced over backgrounds within each class, but not over classes: 78 % of the test images
+    are landbirds, towards whom the average accuracy leans; the worst-group accuracy does not. The authors' README says that
+    Eastern Towhee, Western Meadowlark and Western Wood Pewee are labelled waterbirds by mistake; labels are left as published,
+    since all published figures rest on them.
+
+    Deviation: FedDiverse's released code shifts training images by up to 24 pixels and mirrors them at random. The paper does
+    not mention it, and no augmentation is done here.
 
     Args:
         root: the folder that holds, or will hold, ``waterbird_complete95_forest2water2``.
@@ -51,58 +60,35 @@ class WaterBirds(DatasetSource):
         download: whether to fetch and unpack the archive where ``metadata.csv`` is missing.
         url: of the archive ``waterbird_complete95_forest2water2.tar.gz``.
         max_memory_gb: as in ``LazyImages``; all images take 1.8 GB.
-
-    Raises:
-        ValueError: if ``image_size`` is smaller than 1.
-
-    Note:
-        Test and validation set are balanced over backgrounds within each class, but not over classes: 78 % of the test images
-        are landbirds, towards whom the average accuracy leans; the worst-group accuracy does not. The authors' README says
-        that Eastern Towhee, Western Meadowlark and Western Wood Pewee are labelled waterbirds by mistake; labels are left as
-        published, since all published figures rest on them.
-
-    Deviation:
-        FedDiverse's released code shifts training images by up to 24 pixels and mirrors them at random. The paper does not
-        mention it, and no augmentation is done here.
     """
 
-    def __init__(
-        self,
-        root: str | Path,
-        *,
-        image_size: int = 224,
-        verify_counts: bool = True,
-        download: bool = False,
-        url: str = URL,
-        max_memory_gb: float = 8.0,
-    ) -> None:
-        if image_size < 1:
-            raise ValueError(f"Expected `image_size` to be 1 or larger, but got {image_size}.")
-        self.root = Path(root).expanduser().absolute()
-        self.image_size = image_size
-        self.verify_counts = verify_counts
-        self.download = download
-        self.url = url
-        self.max_memory_gb = max_memory_gb
+    root: str | Path
+    _: KW_ONLY
+    image_size: int = 224
+    verify_counts: bool = True
+    download: bool = False
+    url: str = URL
+    max_memory_gb: float = 8.0
+
+    def __post_init__(self) -> None:
+        if self.image_size < 1:
+            raise ValueError(f"Expected `image_size` to be 1 or larger, but got {self.image_size}.")
+        self.folder = located(self.root) / FOLDER
 
     def generate(self, demand: NDArray[np.int64] | None) -> None:
         """Write drawings in the archive's layout; see ``DatasetSource.generate``."""
         from fedfacet.data.generated import write_waterbirds  # which imports this file
 
-        write_waterbirds(
-            self.root,
-            train_per_cell=5 + int(20 if demand is None else demand.max()),
-            held_out_per_cell=10,
-            image_size=self.image_size,
-        )
+        train = 5 + int(20 if demand is None else demand.max())
+        write_waterbirds(self.folder.parent, train_per_cell=train, held_out_per_cell=10, image_size=self.image_size)
 
     def load(self, demand: NDArray[np.int64] | None = None) -> Dataset:
         """Read the table and check the images; see ``DatasetSource.load``."""
-        folder = self.root / FOLDER
+        folder = self.folder
         obtain(
             folder / TABLE,
             url=self.url,
-            archive=self.root / ARCHIVE,
+            archive=folder.parent / ARCHIVE,
             allowed=self.download,
             missing=f"Expected WaterBirds in {folder}, but there is no {TABLE}: fetch {self.url} (about half a "
             "gigabyte, and as much again unpacked) with `python src/train.py experiment=waterbirds dataset.download=true`, "
@@ -116,7 +102,7 @@ class WaterBirds(DatasetSource):
         if missing := [path for path in paths if not path.is_file()]:
             raise DatasetNotFoundError(
                 f"Expected WaterBirds' {len(paths)} images beside {folder / TABLE}, but {len(missing)} are missing, the first "
-                f"of them {missing[0]}: unpack {self.url} in {self.root}, or have it fetched into a new folder with "
+                f"of them {missing[0]}: unpack {self.url} in {folder.parent}, or have it fetched into a new folder with "
                 "dataset.root=DIR dataset.download=true."
             )
         images = ImageFiles(
@@ -128,18 +114,7 @@ class WaterBirds(DatasetSource):
         )
         images.check()
         train, val, test = (np.flatnonzero(split == number) for number in range(len(SPLITS)))
-        return Dataset(
-            inputs=images,
-            y=y,
-            a=a,
-            train=train,
-            test=test,
-            val=val,
-            class_names=CLASSES,
-            attribute_names=BACKGROUNDS,
-            mean=IMAGENET_MEAN,
-            std=IMAGENET_STD,
-        )
+        return Dataset(images, y, a, train, test, val, CLASSES, BACKGROUNDS, IMAGENET_MEAN, IMAGENET_STD)
 
 
 def read_table(path: Path) -> tuple[tuple[str, ...], NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:

@@ -24,8 +24,6 @@ def generalized_cross_entropy(logits: Tensor, batch: Batch, *, q: float = 0.3) -
         ValueError: if ``q`` is out of range.
 
     Example:
-        >>> import torch
-        >>> from fedfacet.types import Batch
         >>> batch = Batch(torch.empty(1), torch.tensor([0]), torch.tensor([0]))
         >>> generalized_cross_entropy(torch.zeros(1, 2), batch, q=1.0)
         tensor(0.5000)

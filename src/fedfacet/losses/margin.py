@@ -22,14 +22,12 @@ def margin(logits: Tensor, batch: Batch, *, margin_weight: float = 0.01, penalty
             for COVID-FL.
         penalty: ``"logits_per_sample"`` as above; ``"softmax_batch"`` as in the released code, whose penalty is
             :math:`\lambda \log(1 + \lVert P \rVert_F^2)` once a batch, with P the batch's softmax outputs, shape (B, Y). That
-            one is not a mean over samples: it hangs on the batch size.
+            one is not a mean over samples: it depends on the batch size.
 
     Raises:
         ValueError: if ``margin_weight`` is negative, or for another ``penalty``.
 
     Example:
-        >>> import torch
-        >>> from fedfacet.types import Batch
         >>> batch = Batch(torch.empty(1), torch.tensor([0]), torch.tensor([0]))
         >>> margin(torch.tensor([[2.0, 1.0]]), batch, margin_weight=0.0)
         tensor(0.3133)

@@ -14,9 +14,7 @@ from fedfacet.heterogeneity import HeterogeneityTriplet
 from fedfacet.whole_file import written_whole
 
 MEASURES = HeterogeneityTriplet._fields
-FILE = "heterogeneity.csv"
-"""What ``write_triplets`` calls its file in a run folder."""
-
+FILE = "heterogeneity.csv"  # in a run folder, by ``write_triplets``
 _COLUMNS = ["client", *(f"{kind}/{measure}" for measure in MEASURES for kind in ("true", "disclosed")), "distance"]
 
 
@@ -50,16 +48,11 @@ class Triplets(NamedTuple):
 def measure_estimation(triplets: Triplets) -> dict[str, Any]:
     r"""Return the error of disclosed triplets: the error that FedDiverse (arXiv:2504.11216) reports in table 8, and more.
 
-    Args:
-        triplets: of at least one client.
-
-    Returns:
-        ``clients``: how many; ``distance_mean`` and ``distance_max``: of the Euclidean distance
-        :math:`\lVert \hat\Delta^k - \Delta^k \rVert_2`; and per measure its ``mean_absolute_error`` over the clients and its
-        Pearson ``correlation`` with the truth, NaN where either does not vary.
+    ``clients``: how many, at least one; ``distance_mean`` and ``distance_max`` of the Euclidean distance
+    :math:`\lVert \hat\Delta^k - \Delta^k \rVert_2`; and per measure its ``mean_absolute_error`` over the clients and its
+    Pearson ``correlation`` with the truth, NaN where either does not vary.
 
     Example:
-        >>> from fedfacet.metrics.estimation import Triplets, measure_estimation
         >>> error = measure_estimation(Triplets.of([(0, 0, 0.5), (0, 0.5, 0)], {0: [0, 0.3, 0.1], 1: [0, 0.5, 0]}))
         >>> error["distance_mean"], error["distance_max"]
         (0.25, 0.5)

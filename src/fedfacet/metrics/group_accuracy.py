@@ -10,7 +10,18 @@ from torchmetrics import Metric
 from fedfacet.metrics.group_counts import count_groups
 
 
-class _GroupMetric(Metric):
+class GroupMetric(Metric):
+    """Counts ``correct`` and ``total`` per (class, attribute) group, shape (Y * A,) in the order g = y * num_attributes + a.
+
+    Args:
+        num_classes: Y, 1 or larger.
+        num_attributes: A, 1 or larger.
+        kwargs: as in ``torchmetrics.Metric``.
+
+    Raises:
+        ValueError: if a number is smaller than 1.
+    """
+
     is_differentiable = False
     higher_is_better = True
     full_state_update = False
@@ -30,12 +41,7 @@ class _GroupMetric(Metric):
         self.add_state("total", default=zeros.clone(), dist_reduce_fx="sum")
 
     def update(self, preds: Tensor, target: Tensor, attribute: Tensor) -> None:
-        """Count a batch.
-
-        Args:
-            preds: predicted classes (B,) or logits (B, Y).
-            target: true classes (B,).
-            attribute: attribute values (B,).
+        """Count a batch: predicted classes (B,) or logits (B, Y), true classes (B,) and attribute values (B,).
 
         Raises:
             ValueError: if a label is out of range, which would count the sample to another group.
@@ -59,22 +65,12 @@ class _GroupMetric(Metric):
         return self.correct / self.total  # 0 / 0 is NaN: a group without samples has no accuracy
 
 
-class GroupAccuracy(_GroupMetric):
+class GroupAccuracy(GroupMetric):
     """Accuracy of every (class, attribute) group.
 
-    Computes a tensor of shape (Y, A); NaN for a group without samples. The counts are in ``total``, of shape (Y * A,) in the
-    order g = y * num_attributes + a.
-
-    Args:
-        num_classes: Y, 1 or larger.
-        num_attributes: A, 1 or larger.
-        kwargs: as in ``torchmetrics.Metric``.
-
-    Raises:
-        ValueError: if a number is smaller than 1.
+    A tensor of shape (Y, A); NaN for a group without samples. Arguments are those of ``GroupMetric``.
 
     Example:
-        >>> import torch
         >>> metric = GroupAccuracy(2, 2)
         >>> metric.update(torch.tensor([0, 0, 1, 1]), torch.tensor([0, 0, 1, 0]), torch.tensor([0, 1, 1, 1]))
         >>> metric.compute()
@@ -87,19 +83,12 @@ class GroupAccuracy(_GroupMetric):
         return self._accuracies().view(self.num_classes, self.num_attributes)
 
 
-class WorstGroupAccuracy(_GroupMetric):
+class WorstGroupAccuracy(GroupMetric):
     """The smallest accuracy of a group that has samples (thesis, equation 32); NaN where none has.
 
-    Args:
-        num_classes: Y, 1 or larger.
-        num_attributes: A, 1 or larger.
-        kwargs: as in ``torchmetrics.Metric``.
-
-    Raises:
-        ValueError: if a number is smaller than 1.
+    Arguments are those of ``GroupMetric``.
 
     Example:
-        >>> import torch
         >>> metric = WorstGroupAccuracy(2, 2)
         >>> metric.update(torch.tensor([0, 0, 1, 1]), torch.tensor([0, 0, 1, 0]), torch.tensor([0, 1, 1, 1]))
         >>> metric.compute()
@@ -112,23 +101,22 @@ class WorstGroupAccuracy(_GroupMetric):
         return present.min() if len(present) else torch.tensor(float("nan"), device=self.total.device)
 
 
-class AdjustedAccuracy(_GroupMetric):
+class AdjustedAccuracy(GroupMetric):
     r"""The groups' accuracies averaged with given weights, :math:`\sum_g w_g \mathrm{acc}_g / \sum_g w_g`.
 
     WaterBirds' "adjusted average" takes the groups' training counts as weights (Sagawa et al., ICLR 2020, arXiv:1911.08731).
     NaN if a group of positive weight has no samples.
 
     Args:
-        num_classes: Y, 1 or larger.
-        num_attributes: A, 1 or larger.
-        group_weights: Y * A non-negative weights, not all zero, in the order g = y * num_attributes + a.
-        kwargs: as in ``torchmetrics.Metric``.
+        num_classes: as in ``GroupMetric``, like ``num_attributes`` and ``kwargs``.
+        num_attributes: A.
+        group_weights: Y * A non-negative weights, not all zero, in the order of groups.
+        kwargs: further arguments.
 
     Raises:
         ValueError: if a number is smaller than 1 or the weights are malformed.
 
     Example:
-        >>> import torch
         >>> metric = AdjustedAccuracy(2, 2, group_weights=[3, 1, 0, 0])
         >>> metric.update(torch.tensor([0, 1]), torch.tensor([0, 0]), torch.tensor([0, 1]))
         >>> metric.compute()

@@ -10,6 +10,8 @@ from torch import Tensor
 
 NAN = float("nan")
 
+Labels = NDArray[np.int64]
+
 
 def group_index(y: Tensor, a: Tensor, num_attributes: int) -> Tensor:
     """Return g = y * num_attributes + a, the one definition of a group's number."""
@@ -30,23 +32,16 @@ class GroupCounts:
         loss_sum: the sum of the samples' cross entropies.
     """
 
-    confusion: NDArray[np.int64]
+    confusion: Labels
     loss_sum: float
 
     @classmethod
     def of(
-        cls,
-        predicted: NDArray[np.int64],
-        y: NDArray[np.int64],
-        a: NDArray[np.int64],
-        num_classes: int,
-        num_attributes: int,
-        loss_sum: float = 0.0,
+        cls, predicted: Labels, y: Labels, a: Labels, num_classes: int, num_attributes: int, loss_sum: float = 0.0
     ) -> "GroupCounts":
         """Count samples, given their predicted and true classes and their attribute values, each of shape (n,).
 
         Example:
-            >>> import numpy as np
             >>> counts = GroupCounts.of(np.array([0, 1, 1]), np.array([0, 0, 1]), np.array([0, 0, 1]), 2, 2)
             >>> counts.confusion.tolist(), counts.worst_group_accuracy
             ([[1, 1], [0, 0], [0, 0], [0, 1]], 0.5)
@@ -56,16 +51,12 @@ class GroupCounts:
         return cls(counts.reshape(-1, num_classes), loss_sum)
 
     def __add__(self, other: "GroupCounts") -> "GroupCounts":
-        """Return the counts over both sets of samples."""
         return GroupCounts(self.confusion + other.confusion, self.loss_sum + other.loss_sum)
 
     def __eq__(self, other: object) -> bool:
-        """Tell whether all counts are the same."""
-        return (
-            isinstance(other, GroupCounts)
-            and np.array_equal(self.confusion, other.confusion)
-            and self.loss_sum == other.loss_sum
-        )
+        if not isinstance(other, GroupCounts):
+            return NotImplemented
+        return np.array_equal(self.confusion, other.confusion) and self.loss_sum == other.loss_sum
 
     @property
     def correct(self) -> tuple[int, ...]:
@@ -111,18 +102,7 @@ class GroupCounts:
 
 
 def count_groups(predictions: Tensor, y: Tensor, a: Tensor, num_classes: int, num_attributes: int) -> tuple[Tensor, Tensor]:
-    """Count a batch.
-
-    Args:
-        predictions: predicted classes, shape (B,).
-        y: true classes, shape (B,).
-        a: attribute values, shape (B,).
-        num_classes: Y.
-        num_attributes: A.
-
-    Returns:
-        Correct and all samples per group, each int64 of shape (Y * A,).
-    """
+    """Return a batch's correct and all samples per group, int64 of shape (Y * A,); all labels have the shape (B,)."""
     groups = group_index(y, a, num_attributes)
     num_groups = num_classes * num_attributes
     total = torch.bincount(groups, minlength=num_groups)

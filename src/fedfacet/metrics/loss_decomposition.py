@@ -1,6 +1,5 @@
 """FedLD's decomposition of the loss after a round into a local loss, a loss from shifted data and one from averaging."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -33,8 +32,6 @@ class LossDecomposition:
         ValueError: if there is no participant, or if the shapes do not fit.
 
     Example:
-        >>> import numpy as np
-        >>> from fedfacet.metrics.loss_decomposition import LossDecomposition
         >>> losses = np.array([[0.5, 2.0], [3.0, 1.0]])
         >>> parts = LossDecomposition(np.array([10, 30]), losses, np.array([1.0, 1.2]))
         >>> parts.local_loss, parts.distribution_shift_loss, round(parts.aggregation_loss, 6), parts.global_loss
@@ -46,7 +43,6 @@ class LossDecomposition:
     global_losses: NDArray[np.float64]
 
     def __post_init__(self) -> None:
-        """Check the shapes."""
         m = len(self.num_samples)
         if not m or self.losses.shape != (m, m) or self.global_losses.shape != (m,):
             raise ValueError(
@@ -57,8 +53,7 @@ class LossDecomposition:
     @property
     def shares(self) -> NDArray[np.float64]:
         """p_i, shape (m,)."""
-        shares: NDArray[np.float64] = self.num_samples / self.num_samples.sum()
-        return shares
+        return self.num_samples / self.num_samples.sum()  # type: ignore[no-any-return]
 
     @property
     def local_loss(self) -> float:
@@ -83,5 +78,5 @@ class LossDecomposition:
 
     def terms(self) -> dict[str, float]:
         """Return the four by name."""
-        names: Sequence[str] = ("local_loss", "distribution_shift_loss", "aggregation_loss", "global_loss")
+        names = ("local_loss", "distribution_shift_loss", "aggregation_loss", "global_loss")
         return {name: getattr(self, name) for name in names}

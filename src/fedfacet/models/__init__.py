@@ -1,1 +1,1 @@
-"""Plain networks with features(x) and head; no Lightning."""
+"""Plain networks with features(x) and head; no Lightning. Arguments that are out of range raise ``ValueError``."""

@@ -9,13 +9,29 @@ from torchvision.models import ResNet50_Weights, resnet50
 from fedfacet.models.pretrained import load_weights
 
 
-class ResNet50Network(nn.Module):
-    """torchvision's ResNet-50, with normalisation layers of one kind, as ``backbone`` and ``head``.
+class Network(nn.Module):
+    """A ``backbone``, whose output the linear ``head`` sees."""
+
+    backbone: nn.Module
+    head: nn.Linear
+
+    def features(self, x: Tensor) -> Tensor:
+        """Return what the head sees, shape (B, F); of an image its features' mean over the pixels."""
+        features: Tensor = self.backbone(x)
+        return features.mean(dim=(2, 3)) if features.dim() == 4 else features
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return the logits, shape (B, Y)."""
+        return self.head(self.features(x))  # type: ignore[no-any-return]
+
+
+class ResNet50Network(Network):
+    """torchvision's ResNet-50, with normalisation layers of one kind.
 
     Args:
         num_classes: Y.
         norm_layer: makes a normalisation layer for a number of channels.
-        weights: ``"none"``, ``"imagenet"`` (torchvision's, version 1) or a file; see ``load_weights``.
+        weights: as in ``load_weights``, with torchvision's version 1 for ImageNet.
 
     Raises:
         FedFacetError: if the weights cannot be had; the message says how to go on.
@@ -26,18 +42,9 @@ class ResNet50Network(nn.Module):
         network = resnet50(num_classes=num_classes, norm_layer=norm_layer)
         self.backbone = nn.Sequential(OrderedDict((name, part) for name, part in network.named_children() if name != "fc"))
         self.head = network.fc
-        load_weights(
-            self,
-            weights,
-            imagenet=ResNet50_Weights.IMAGENET1K_V1,
-            renamed={"fc.": "head.", "": "backbone."},
-            network="ResNet-50",
-        )
+        imagenet, renamed = ResNet50_Weights.IMAGENET1K_V1, {"fc.": "head.", "": "backbone."}
+        load_weights(self, weights, imagenet=imagenet, renamed=renamed, network="ResNet-50")
 
     def features(self, x: Tensor) -> Tensor:
         """Return the pooled features, shape (B, 2048)."""
         return self.backbone(x).flatten(1)  # type: ignore[no-any-return]
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Return the logits, shape (B, Y)."""
-        return self.head(self.features(x))  # type: ignore[no-any-return]

@@ -5,9 +5,10 @@ from collections.abc import Sequence
 from torch import Tensor, nn
 
 from fedfacet.arguments import check_within
+from fedfacet.models.base import Network
 
 
-class CharLSTM(nn.Module):
+class CharLSTM(Network):
     """An embedding, one or two LSTM layers with dropout after each, and a linear head on the state after the last character.
 
     Inputs are rows of characters, numbered in the same alphabet as the classes.
@@ -16,6 +17,9 @@ class CharLSTM(nn.Module):
     the sizes are those of its released code, which has one layer and no dropout (``num_layers=1 dropout=0``). The rate of the
     dropout is ours.
 
+    Note: layers are modules of their own with dropout between them, instead of one ``nn.LSTM`` of two layers: on a GPU the
+    dropout inside that draws from a state which outlives a client, so that results would depend on who was trained before.
+
     Args:
         num_classes: Y, the size of the alphabet.
         input_shape: (T,), the characters of a row, 1 or more.
@@ -23,13 +27,6 @@ class CharLSTM(nn.Module):
         hidden_size: of each layer, which is what ``features`` returns, 1 or larger.
         num_layers: 1 or 2.
         dropout: probability in [0, 1).
-
-    Raises:
-        ValueError: if an argument is out of range or inputs are no rows of characters.
-
-    Note:
-        Layers are modules of their own with dropout between them, instead of one ``nn.LSTM`` of two layers: on a GPU the
-        dropout inside that draws from a state which outlives a client: results would depend on the clients trained before.
     """
 
     def __init__(
@@ -61,16 +58,8 @@ class CharLSTM(nn.Module):
         self.head = nn.Linear(hidden_size, num_classes)
 
     def features(self, x: Tensor) -> Tensor:
-        """Return what the head sees, shape (B, hidden_size).
-
-        Args:
-            x: rows of characters, integers of shape (B, T).
-        """
+        """Return what the head sees, shape (B, hidden_size), of rows of characters, integers of shape (B, T)."""
         states: Tensor = self.embedding(x.long())
         for layer in self.layers:
             states = self.dropout(layer(states)[0])
         return states[:, -1]
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Return the logits, shape (B, Y)."""
-        return self.head(self.features(x))  # type: ignore[no-any-return]

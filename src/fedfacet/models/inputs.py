@@ -10,16 +10,10 @@ from fedfacet.errors import ConfigError
 def check_inputs(model: nn.Module, x: Tensor, name: str) -> None:
     """Show a model some inputs, and refuse it where it fails at them.
 
-    Args:
-        model: left as it is.
-        x: inputs as a batch has them, shape (B, ...).
-        name: of the model, for the message.
-
     Raises:
         ConfigError: with the shape and the type of one input, and what torch says.
 
     Example:
-        >>> import torch
         >>> check_inputs(torch.nn.Conv2d(3, 8, 3), torch.zeros(1, 30), "`model=conv`")
         Traceback (most recent call last):
         fedfacet.errors.ConfigError: Expected `model=conv` to take inputs of shape (30,) and type float32, but it fails at them

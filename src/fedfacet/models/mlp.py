@@ -4,12 +4,13 @@ import math
 from collections.abc import Sequence
 from itertools import pairwise
 
-from torch import Tensor, nn
+from torch import nn
 
 from fedfacet.arguments import check_whole
+from fedfacet.models.base import Network
 
 
-class MLP(nn.Module):
+class MLP(Network):
     """Flattened inputs, hidden layers with ReLU, and a linear head.
 
     Args:
@@ -17,12 +18,8 @@ class MLP(nn.Module):
         input_shape: of one input: (D,) for feature vectors, (C, H, W) for images, or any other shape.
         hidden: widths of the hidden layers, each 1 or larger; none makes it logistic regression.
 
-    Raises:
-        ValueError: if a width is no whole number or out of range.
-
     Example:
         >>> import torch
-        >>> from fedfacet.models.mlp import MLP
         >>> model = MLP(2, (30,), hidden=[16, 8])
         >>> model.features(torch.zeros(5, 30)).shape, model(torch.zeros(5, 30)).shape
         (torch.Size([5, 8]), torch.Size([5, 2]))
@@ -36,11 +33,3 @@ class MLP(nn.Module):
         layers = [layer for sizes in pairwise(widths) for layer in (nn.Linear(*sizes), nn.ReLU())]
         self.backbone = nn.Sequential(nn.Flatten(), *layers)
         self.head = nn.Linear(widths[-1], num_classes)
-
-    def features(self, x: Tensor) -> Tensor:
-        """Return what the head sees, shape (B, width of the last hidden layer)."""
-        return self.backbone(x)  # type: ignore[no-any-return]
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Return the logits, shape (B, Y)."""
-        return self.head(self.features(x))  # type: ignore[no-any-return]

@@ -8,30 +8,28 @@ from torchvision.models.mobilenetv2 import InvertedResidual
 from torchvision.ops import StochasticDepth
 
 from fedfacet.arguments import check_within
+from fedfacet.models.base import Network
 from fedfacet.models.pretrained import load_weights
 
 
-class MobileNetV2GN(nn.Module):
+class MobileNetV2GN(Network):
     """torchvision's MobileNetV2 with every BatchNorm replaced by GroupNorm; 2,226,434 parameters for two classes.
 
     The network of FedDiverse (arXiv:2504.11216), section 5.2: GroupNorm with 8 groups (every width is divisible by 8) and eps
-    1e-6, dropout 0.2 before the head, stochastic depth that grows linearly over the blocks towards 0.2.
+    1e-6, 1280 features, dropout 0.2 before the head, stochastic depth that grows linearly over the blocks towards 0.2.
 
     Args:
         num_classes: Y.
-        weights: ``"none"`` for a random start; ``"imagenet"`` for torchvision's ImageNet weights (version 1); or the path of a
-            ``.safetensors`` or ``.pth`` file with a state dict of this network or of torchvision's.
+        weights: ``"none"`` for a random start; ``"imagenet"`` for torchvision's, version 1; or the path of a ``.safetensors``
+            or ``.pth`` file with a state dict of this network or of torchvision's.
         dropout: probability before the head, in [0, 1).
         stochastic_depth: the rate r in [0, 1) at which block i of 17 is skipped with probability r * i / 17.
 
     Raises:
         FedFacetError: if the weights cannot be had; the message says how to go on.
-        ValueError: if a probability is out of range.
 
-    Deviation:
-        ``"imagenet"`` is an approximation of the authors' private checkpoint: the convolutions as torchvision trained them
-        with BatchNorm, whose scale and shift are carried into GroupNorm while its running statistics have no counterpart
-        (``fedfacet.models.pretrained``). The head is drawn anew unless the file's head has the same shape.
+    Deviation: ``"imagenet"`` approximates the authors' private checkpoint by torchvision's, trained with BatchNorm (see
+    ``load_weights``). The head is drawn anew unless the file's head has the same shape.
     """
 
     def __init__(self, num_classes: int, *, weights: str = "none", dropout: float = 0.2, stochastic_depth: float = 0.2) -> None:
@@ -47,17 +45,8 @@ class MobileNetV2GN(nn.Module):
         self.backbone = network.features
         self.dropout = nn.Dropout(dropout)
         self.head = network.classifier[1]
-        load_weights(
-            self,
-            weights,
-            imagenet=MobileNet_V2_Weights.IMAGENET1K_V1,
-            renamed={"features.": "backbone.", "classifier.1.": "head."},
-            network="MobileNetV2",
-        )
-
-    def features(self, x: Tensor) -> Tensor:
-        """Return the pooled features, shape (B, 1280)."""
-        return self.backbone(x).mean(dim=(2, 3))  # type: ignore[no-any-return]
+        imagenet, renamed = MobileNet_V2_Weights.IMAGENET1K_V1, {"features.": "backbone.", "classifier.1.": "head."}
+        load_weights(self, weights, imagenet=imagenet, renamed=renamed, network="MobileNetV2")
 
     def forward(self, x: Tensor) -> Tensor:
         """Return the logits, shape (B, Y)."""

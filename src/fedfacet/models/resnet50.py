@@ -15,23 +15,20 @@ class ResNet50(ResNet50Network):
 
     Source: He et al., Deep Residual Learning for Image Recognition, CVPR 2016, arXiv:1512.03385.
 
+    Deviation: running statistics follow the clients' batches. FedLD's released code calls ``eval()`` before the first round and
+    never ``train()`` again, for all methods compared: that is ``frozen_statistics=True``. The head is drawn anew unless the
+    file's head has the same shape.
+
+    Note: in images of 32 pixels or fewer the last layers see one pixel a channel, and torch refuses a batch of one such image.
+
     Args:
         num_classes: Y.
-        weights: ``"none"`` for a random start; ``"imagenet"`` for torchvision's ImageNet weights (version 1) and statistics; or
-            the path of a ``.safetensors`` or ``.pth`` file with a state dict of this network or of torchvision's.
+        weights: as in ``MobileNetV2GN``; ``"imagenet"`` and files bring running statistics along.
         frozen_statistics: whether the running statistics of ``weights`` are used, and kept, in training too; scale and shift
             are trained all the same. Batches then do not matter to each other; with ``weights="none"`` nothing is normalised.
 
     Raises:
         FedFacetError: if the weights cannot be had; the message says how to go on.
-
-    Deviation:
-        Running statistics follow the clients' batches. FedLD's released code calls ``eval()`` before the first round and never
-        ``train()`` again, for all methods compared: that is ``frozen_statistics=True``. The head is drawn anew unless the
-        file's head has the same shape.
-
-    Note:
-        In images of 32 pixels or fewer the last layers see one pixel a channel, and torch refuses a batch of one such image.
     """
 
     def __init__(self, num_classes: int, *, weights: str = "none", frozen_statistics: bool = False) -> None:

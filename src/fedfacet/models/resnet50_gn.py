@@ -13,19 +13,17 @@ class ResNet50GN(ResNet50Network):
     GroupNorm has 32 groups and eps 1e-5, as in timm's ``resnet50_gn``, whose names are torchvision's: its checkpoint can be
     given as ``weights``. FedDiverse (arXiv:2504.11216), table 7 (thesis, table 18), has this network on WaterBirds.
 
+    Deviation: the paper says neither how its ResNet-50 is normalised nor where its weights come from. The released code first
+    took torchvision's with BatchNorm replaced by fresh GroupNorm of 4 groups, and in the end timm's ``resnet50_gn``, trained
+    with GroupNorm. ``"imagenet"`` approximates the latter by torchvision's, trained with BatchNorm (see ``load_weights``). The
+    head is drawn anew unless the file's head has the same shape.
+
     Args:
         num_classes: Y.
-        weights: ``"none"`` for a random start; ``"imagenet"`` for torchvision's ImageNet weights (version 1); or the path of a
-            ``.safetensors`` or ``.pth`` file with a state dict of this network, of torchvision's or of timm's.
+        weights: as in ``MobileNetV2GN``, timm's state dict included.
 
     Raises:
         FedFacetError: if the weights cannot be had; the message says how to go on.
-
-    Deviation:
-        The paper says neither how its ResNet-50 is normalised nor where its weights come from; the released code took
-        torchvision's with BatchNorm replaced by fresh GroupNorm of 4 groups at first, and timm's ``resnet50_gn``, trained with
-        GroupNorm, in the end. ``"imagenet"`` approximates the latter by torchvision's convolutions with BatchNorm's scale and
-        shift (``fedfacet.models.pretrained``). The head is drawn anew unless the file's head has the same shape.
     """
 
     def __init__(self, num_classes: int, *, weights: str = "none") -> None:

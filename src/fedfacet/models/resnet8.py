@@ -4,8 +4,10 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torchvision.models.resnet import BasicBlock
 
+from fedfacet.models.base import Network
 
-class ResNet8(nn.Module):
+
+class ResNet8(Network):
     """Eight weighted layers: a 3x3 convolution, three residual blocks of two each, a linear head; about 78 000 parameters.
 
     The smallest of the networks that He et al., Deep Residual Learning for Image Recognition, CVPR 2016, arXiv:1512.03385,
@@ -18,10 +20,7 @@ class ResNet8(nn.Module):
     Args:
         num_classes: Y.
         input_shape: (C, H, W), any H and W.
-        width: channels of the first block, 1 or larger; the others have two and four times as many.
-
-    Raises:
-        ValueError: if ``width`` is smaller than 1.
+        width: channels of the first block, 1 or larger; the others have two and four times as many, which are the features.
     """
 
     def __init__(self, num_classes: int, input_shape: tuple[int, int, int], *, width: int = 16) -> None:
@@ -40,14 +39,6 @@ class ResNet8(nn.Module):
         for module in self.backbone.modules():
             if isinstance(module, nn.Conv2d):
                 nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
-
-    def features(self, x: Tensor) -> Tensor:
-        """Return the pooled features, shape (B, 4 * width)."""
-        return self.backbone(x).mean(dim=(2, 3))  # type: ignore[no-any-return]
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Return the logits, shape (B, Y)."""
-        return self.head(self.features(x))  # type: ignore[no-any-return]
 
 
 class _NarrowStridedConv(nn.Conv2d):

@@ -11,11 +11,8 @@ from torch.nn.parameter import is_lazy
 from fedfacet import rng
 from fedfacet.errors import ConfigError
 
-COPIES = 4
-"""Of a model that is trained: its weights, their gradient, a client's update, and the server's weights."""
-
-_OVERFLOWS = ("overflow", "negative dimension", "too large", "allocate")
-"""What torch says of tensors larger than any memory."""
+COPIES = 4  # of a model that is trained: its weights, their gradient, a client's update, and the server's weights
+_OVERFLOWS = ("overflow", "negative dimension", "too large", "allocate")  # what torch says of tensors larger than any memory
 
 
 def check_size(make: Callable[[], nn.Module], name: str) -> None:
@@ -24,15 +21,10 @@ def check_size(make: Callable[[], nn.Module], name: str) -> None:
     The model is built without memory, on torch's device ``meta``. A model that cannot be built there is let through, and so is
     one that refuses its arguments: making it says why.
 
-    Args:
-        make: makes the model.
-        name: of the model, for the message.
-
     Raises:
         ConfigError: with the bytes that it needs and those that are available.
 
     Example:
-        >>> from torch import nn
         >>> check_size(lambda: nn.Linear(10**6, 10**9), "`model=linear`")
         Traceback (most recent call last):
         fedfacet.errors.ConfigError: Expected `model=linear` to fit into memory, but training it takes 16,000,016,000,000,000

@@ -2,10 +2,12 @@
 
 from collections.abc import Sequence
 
-from torch import Tensor, nn
+from torch import nn
+
+from fedfacet.models.base import Network
 
 
-class SmallCNN(nn.Module):
+class SmallCNN(Network):
     """Two 3x3 convolutions with ReLU and 2x2 max-pooling, one hidden layer, a linear head.
 
     Args:
@@ -13,9 +15,6 @@ class SmallCNN(nn.Module):
         input_shape: (C, H, W), H and W at least 4.
         width: channels of the first convolution, 1 or larger; the second has twice as many.
         hidden: width of the hidden layer, which is what ``features`` returns, 1 or larger.
-
-    Raises:
-        ValueError: if a size is out of range or inputs are no images.
     """
 
     def __init__(self, num_classes: int, input_shape: Sequence[int], *, width: int = 16, hidden: int = 64) -> None:
@@ -28,22 +27,8 @@ class SmallCNN(nn.Module):
         channels, height, breadth = input_shape
         # Pooling first changes no bit, neither forward nor backward, and leaves a quarter of the numbers to ReLU.
         self.backbone = nn.Sequential(
-            nn.Conv2d(channels, width, 3, padding=1),
-            nn.MaxPool2d(2),
-            nn.ReLU(),
-            nn.Conv2d(width, 2 * width, 3, padding=1),
-            nn.MaxPool2d(2),
-            nn.ReLU(),
-            nn.Flatten(),
-            nn.Linear(2 * width * (height // 4) * (breadth // 4), hidden),
-            nn.ReLU(),
+            *(nn.Conv2d(channels, width, 3, padding=1), nn.MaxPool2d(2), nn.ReLU()),
+            *(nn.Conv2d(width, 2 * width, 3, padding=1), nn.MaxPool2d(2), nn.ReLU(), nn.Flatten()),
+            *(nn.Linear(2 * width * (height // 4) * (breadth // 4), hidden), nn.ReLU()),
         )
         self.head = nn.Linear(hidden, num_classes)
-
-    def features(self, x: Tensor) -> Tensor:
-        """Return what the head sees, shape (B, hidden)."""
-        return self.backbone(x)  # type: ignore[no-any-return]
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Return the logits, shape (B, Y)."""
-        return self.head(self.features(x))  # type: ignore[no-any-return]

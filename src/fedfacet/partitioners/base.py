@@ -10,7 +10,10 @@ from fedfacet.types import Partition
 
 
 class Partitioner(ABC):
-    """Who owns which sample; draws only from ``rng.stream(self.seed, "partition...", ...)``."""
+    """Who owns which sample; draws only from ``rng.stream(self.seed, "partition...", ...)``.
+
+    Arguments that are out of range raise ``ValueError``. The ``seed`` does not follow the run's seed.
+    """
 
     uses_all_samples = False
     """Whether every sample goes to a client, so that validation samples must be set aside beforehand."""
@@ -40,11 +43,7 @@ class Partitioner(ABC):
 
 
 def check_enough(num_samples: int, num_clients: int, each: int, settings: str) -> None:
-    """Refuse more clients than the samples suffice for, before anything is made for each of them.
-
-    Raises:
-        InfeasiblePartitionError: if ``num_samples`` are fewer than ``each`` for every client; ``settings`` can be lowered.
-    """
+    """Raise ``InfeasiblePartitionError`` unless there are ``each`` samples for every client; ``settings`` can be lowered."""
     if num_samples < num_clients * each:
         raise InfeasiblePartitionError(
             f"Expected at least {each} {'sample' if each == 1 else 'samples'} for each of {num_clients} clients, but got "

@@ -1,6 +1,7 @@
 """A fixed number of classes per client."""
 
 import math
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
@@ -11,19 +12,19 @@ from fedfacet.errors import InfeasiblePartitionError
 from fedfacet.partitioners.base import Partitioner, check_enough
 from fedfacet.types import Partition
 
-_FEWEST = 4
-"""Clients at least, where ``num_clients`` is ``None``."""
+_FEWEST = 4  # clients where nobody says how many, however few hold every class
 
 
+@dataclass(eq=False, kw_only=True)
 class ClassesPerClientPartitioner(Partitioner):
     r"""Give every client samples of exactly N_c classes.
 
-    With Y classes, each is dealt to :math:`K N_c / Y` clients and its samples, in random order, are divided equally among them;
+    Each of Y classes is dealt to :math:`K N_c / Y` clients, and its samples, in random order, are divided equally among them;
     where that is no whole number, some classes drawn at random go to one client more than the others. Shares of a class differ
-    by one sample at most. Every sample has an owner.
+    by one sample at most, and every sample has an owner.
 
-    Who gets which class is a balanced assignment: one client after another, in random order, takes the N_c classes that have
-    most places left, ties at random. This never gets stuck (the Gale-Ryser construction), so that nothing is drawn again.
+    One client after another, in random order, takes the N_c classes that have most places left, ties at random. This never gets
+    stuck (the Gale-Ryser construction), so that nothing is drawn again.
 
     Source: De Cesare et al., Federated Learning Beyond Uniform Participation, section 3.4.
 
@@ -35,12 +36,7 @@ class ClassesPerClientPartitioner(Partitioner):
         label: the data set's column whose values are the classes dealt: ``"y"``, or metadata such as a role or a writer.
         seed: of the draws; it does not follow the run's seed.
 
-    Raises:
-        ValueError: if a number is out of range.
-
     Example:
-        >>> import numpy as np
-        >>> from fedfacet.partitioners.classes_per_client import ClassesPerClientPartitioner
         >>> y = np.repeat(np.arange(4), 6)
         >>> partition = ClassesPerClientPartitioner(num_clients=6, classes_per_client=2).partition(y, 0 * y)
         >>> [len(set(y[client])) for client in partition.indices], [len(client) for client in partition.indices]
@@ -49,14 +45,15 @@ class ClassesPerClientPartitioner(Partitioner):
 
     uses_all_samples = True
 
-    def __init__(self, *, num_clients: int | None = 24, classes_per_client: int = 2, label: str = "y", seed: int = 0) -> None:
-        if num_clients is not None:
-            check_whole("partition.num_clients", num_clients)
-        check_whole("partition.classes_per_client", classes_per_client)
-        self.num_clients = num_clients
-        self.classes_per_client = classes_per_client
-        self.label = label
-        self.seed = seed
+    num_clients: int | None = 24
+    classes_per_client: int = 2
+    label: str = "y"
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if self.num_clients is not None:
+            check_whole("partition.num_clients", self.num_clients)
+        check_whole("partition.classes_per_client", self.classes_per_client)
 
     def partition(self, y: NDArray[np.int64], a: NDArray[np.int64]) -> Partition:
         """Deal the samples; see ``Partitioner.partition``."""

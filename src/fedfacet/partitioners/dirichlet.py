@@ -1,5 +1,7 @@
 """Dirichlet label skew."""
 
+from dataclasses import dataclass
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -9,13 +11,13 @@ from fedfacet.partitioners.base import Partitioner, check_enough
 from fedfacet.types import Partition
 
 
+@dataclass(eq=False, kw_only=True)
 class DirichletPartitioner(Partitioner):
     r"""Split every class over the clients by a Dirichlet draw.
 
     For each class the shares are :math:`p \sim \mathrm{Dir}(\alpha \mathbf{1}_K)`, and its samples, in random order, are cut
     at the cumulated shares. Clients left with fewer than ``min_samples`` then receive samples, one at a time, from the client
-    that has most (of the highest class that it holds, as its samples lie by class); nothing is drawn again, so the procedure
-    always ends.
+    that has most (of the highest class that it holds, as its samples lie by class); nothing is drawn again.
 
     Source: Hsu et al., arXiv:1909.06335, in the form of Yurochkin et al., arXiv:1905.12022 (shares per class over clients).
 
@@ -25,27 +27,23 @@ class DirichletPartitioner(Partitioner):
         min_samples: that every client must have, 1 or larger.
         label: the data set's column whose values are the classes: ``"y"``, or metadata such as a role or a writer.
         seed: of the draws; it does not follow the run's seed.
-
-    Raises:
-        ValueError: if an argument is out of range.
     """
 
     uses_all_samples = True
 
-    def __init__(
-        self, *, num_clients: int = 24, alpha: float = 0.5, min_samples: int = 2, label: str = "y", seed: int = 0
-    ) -> None:
-        check_whole("partition.num_clients", num_clients)
-        check_whole("partition.min_samples", min_samples)
-        if not 0 < alpha <= 1e9:  # far above it numpy's draw overflows to zeros
+    num_clients: int = 24
+    alpha: float = 0.5
+    min_samples: int = 2
+    label: str = "y"
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        check_whole("partition.num_clients", self.num_clients)
+        check_whole("partition.min_samples", self.min_samples)
+        if not 0 < self.alpha <= 1e9:  # far above it numpy's draw overflows to zeros
             raise ValueError(
-                f"Expected `partition.alpha` in (0, 1e9], but got {alpha}: for equal shares choose `partition=iid`."
+                f"Expected `partition.alpha` in (0, 1e9], but got {self.alpha}: for equal shares choose `partition=iid`."
             )
-        self.num_clients = num_clients
-        self.alpha = alpha
-        self.min_samples = min_samples
-        self.label = label
-        self.seed = seed
 
     def partition(self, y: NDArray[np.int64], a: NDArray[np.int64]) -> Partition:
         """Deal the samples; see ``Partitioner.partition``."""

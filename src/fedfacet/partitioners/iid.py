@@ -15,9 +15,6 @@ class IIDPartitioner(Partitioner):
     Args:
         num_clients: 1 or larger.
         seed: of the shuffle; it does not follow the run's seed.
-
-    Raises:
-        ValueError: if ``num_clients`` is no whole number or out of range.
     """
 
     uses_all_samples = True

@@ -13,8 +13,7 @@ from fedfacet.heterogeneity import InteractionMatrix
 from fedfacet.partitioners.base import Partitioner
 from fedfacet.types import Partition
 
-_MOST = 10**9
-"""Samples. No data set has more, so a partition that asks for more is refused before anything is made for its clients."""
+_MOST = 10**9  # samples; no data set has more, and what asks for more is refused before anything is made for it
 
 
 class InteractionMatrixPartitioner(Partitioner):
@@ -101,7 +100,6 @@ class InteractionMatrixPartitioner(Partitioner):
 
 
 def _read(group: object) -> tuple[int, InteractionMatrix]:
-    """Return the count and the matrix of a group of equal clients."""
     if not isinstance(group, Mapping) or set(group) != {"count", "matrix"}:
         raise ValueError(f"Expected every entry of `partition.clients` to have a `count` and a `matrix`, but got {group}.")
     check_whole("count", count := group["count"])

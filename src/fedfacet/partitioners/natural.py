@@ -17,9 +17,6 @@ class NaturalPartitioner(Partitioner):
     Args:
         label: the data set's column: metadata such as a client, a role or a writer, or ``"y"`` for a client per class.
         min_samples: that a client must have to take part, 1 or larger; samples of smaller ones are left out.
-
-    Raises:
-        ValueError: if ``min_samples`` is no whole number or out of range.
     """
 
     uses_all_samples = True

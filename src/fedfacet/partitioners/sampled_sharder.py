@@ -1,5 +1,7 @@
 """Clients of equal size, some with few classes and some with many."""
 
+from dataclasses import dataclass
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -9,10 +11,10 @@ from fedfacet.errors import InfeasiblePartitionError
 from fedfacet.partitioners.base import Partitioner, check_enough
 from fedfacet.types import Partition
 
-_MOST = 2**62
-"""The largest number of classes that numpy can draw; more never exist."""
+_MOST = 2**62  # classes that numpy can draw from; there are never so many
 
 
+@dataclass(eq=False, kw_only=True)
 class SampledSharder(Partitioner):
     r"""Draw how many classes each client has, then which ones, and share out all samples among clients of equal size.
 
@@ -35,24 +37,20 @@ class SampledSharder(Partitioner):
         max_classes: ``min_classes`` or larger; no client can have more classes than there are.
         label: the data set's column whose values are the classes dealt: ``"y"``, or metadata such as a role or a writer.
         seed: of the draws; it does not follow the run's seed.
-
-    Raises:
-        ValueError: if a number is out of range.
     """
 
     uses_all_samples = True
 
-    def __init__(
-        self, *, num_clients: int = 24, min_classes: int = 1, max_classes: int = 50, label: str = "y", seed: int = 0
-    ) -> None:
-        check_whole("partition.num_clients", num_clients)
-        check_whole("partition.min_classes", min_classes)
-        check_whole("partition.max_classes", max_classes, least=min_classes)
-        self.num_clients = num_clients
-        self.min_classes = min_classes
-        self.max_classes = max_classes
-        self.label = label
-        self.seed = seed
+    num_clients: int = 24
+    min_classes: int = 1
+    max_classes: int = 50
+    label: str = "y"
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        check_whole("partition.num_clients", self.num_clients)
+        check_whole("partition.min_classes", self.min_classes)
+        check_whole("partition.max_classes", self.max_classes, least=self.min_classes)
 
     def partition(self, y: NDArray[np.int64], a: NDArray[np.int64]) -> Partition:
         """Deal the samples; see ``Partitioner.partition``."""
@@ -71,9 +69,8 @@ class SampledSharder(Partitioner):
             taken_Y = self._shares(left_Y, int(sizes[client]), draw)
             ends_Y = left_Y.copy()
             left_Y = left_Y - taken_Y
-            owned[client] = np.sort(
-                np.concatenate([waiting[c][left_Y[c] : ends_Y[c]] for c in np.flatnonzero(taken_Y).tolist()])
-            )
+            parts = [waiting[c][left_Y[c] : ends_Y[c]] for c in np.flatnonzero(taken_Y).tolist()]
+            owned[client] = np.sort(np.concatenate(parts))
         return Partition(tuple(owned))
 
     def _shares(self, left_Y: NDArray[np.int64], size: int, draw: np.random.Generator) -> NDArray[np.int64]:

@@ -13,10 +13,10 @@ from fedfacet.types import ServerState
 class Scheduler(ABC):
     """By what the clients' learning rate is multiplied in a round.
 
-    A scheduler is immutable: its constructor takes hyperparameters, and its state goes in and comes out. The factor goes to a
-    client with its order, and multiplies the learning rate of every parameter group of its optimizer, which starts anew in
-    every round; within a round the learning rate is constant. Queries that train something besides the client's own model use
-    the unscheduled learning rate.
+    A scheduler is immutable: its constructor takes hyperparameters, of which those out of range raise ``ValueError``, and its
+    state goes in and comes out. The factor goes to a client with its order, and multiplies the learning rate of every parameter
+    group of its optimizer, which starts anew in every round; within a round the learning rate is constant. Queries that train
+    something besides the client's own model use the unscheduled learning rate.
     """
 
     def init(self) -> ServerState:
@@ -32,7 +32,7 @@ class Scheduler(ABC):
         return server
 
 
-class TorchFactors:
+class TorchScheduler(Scheduler):
     """What a scheduler of torch makes of a learning rate of 1, round by round; a function of the round alone.
 
     Args:
@@ -40,9 +40,8 @@ class TorchFactors:
 
     Example:
         >>> from torch.optim.lr_scheduler import StepLR
-        >>> from fedfacet.schedulers.base import TorchFactors
-        >>> factors = TorchFactors(lambda optimizer: StepLR(optimizer, step_size=2, gamma=0.5))
-        >>> [factors(round) for round in (1, 2, 3, 5)]
+        >>> scheduler = TorchScheduler(lambda optimizer: StepLR(optimizer, step_size=2, gamma=0.5))
+        >>> [scheduler.factor({}, round) for round in (1, 2, 3, 5)]
         [1.0, 1.0, 0.5, 0.25]
     """
 
@@ -51,7 +50,7 @@ class TorchFactors:
         self._scheduler.optimizer.step()  # of nothing, or torch warns that the scheduler came first
         self._known = [self._now()]
 
-    def __call__(self, round: int) -> float:
+    def factor(self, server: ServerState, round: int) -> float:
         """Return the factor of a round, counted from 1."""
         while len(self._known) < round:
             self._scheduler.step()

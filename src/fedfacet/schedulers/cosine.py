@@ -3,11 +3,10 @@
 from torch.optim.lr_scheduler import CosineAnnealingLR
 
 from fedfacet.arguments import check_whole, check_within
-from fedfacet.schedulers.base import Scheduler, TorchFactors
-from fedfacet.types import ServerState
+from fedfacet.schedulers.base import TorchScheduler
 
 
-class CosineScheduler(Scheduler):
+class CosineScheduler(TorchScheduler):
     r"""Have the learning rate fall along half a cosine: torch's ``CosineAnnealingLR``.
 
     In round t of R it is multiplied by :math:`m + (1 - m) (1 + \cos(\pi (t - 1) / R)) / 2`.
@@ -17,16 +16,9 @@ class CosineScheduler(Scheduler):
     Args:
         rounds: R, of the whole run.
         min_factor: m in [0, 1).
-
-    Raises:
-        ValueError: if an argument is out of range.
     """
 
     def __init__(self, *, rounds: int, min_factor: float = 0.0) -> None:
         check_whole("scheduler.rounds", rounds)
         check_within("scheduler.min_factor", min_factor, "[0, 1)")
-        self._factors = TorchFactors(lambda optimizer: CosineAnnealingLR(optimizer, T_max=rounds, eta_min=min_factor))
-
-    def factor(self, server: ServerState, round: int) -> float:
-        """Return the factor of a round."""
-        return self._factors(round)
+        super().__init__(lambda optimizer: CosineAnnealingLR(optimizer, T_max=rounds, eta_min=min_factor))

@@ -3,24 +3,16 @@
 from torch.optim.lr_scheduler import ExponentialLR
 
 from fedfacet.arguments import check_within
-from fedfacet.schedulers.base import Scheduler, TorchFactors
-from fedfacet.types import ServerState
+from fedfacet.schedulers.base import TorchScheduler
 
 
-class ExponentialScheduler(Scheduler):
+class ExponentialScheduler(TorchScheduler):
     r"""Multiply the learning rate by :math:`d^{t - 1}` in round t: torch's ``ExponentialLR``.
 
     Args:
         decay: d in (0, 1].
-
-    Raises:
-        ValueError: if ``decay`` is out of range.
     """
 
     def __init__(self, *, decay: float = 0.99) -> None:
         check_within("scheduler.decay", decay, "(0, 1]")
-        self._factors = TorchFactors(lambda optimizer: ExponentialLR(optimizer, gamma=decay))
-
-    def factor(self, server: ServerState, round: int) -> float:
-        """Return the factor of a round."""
-        return self._factors(round)
+        super().__init__(lambda optimizer: ExponentialLR(optimizer, gamma=decay))

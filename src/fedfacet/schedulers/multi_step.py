@@ -5,19 +5,15 @@ from collections.abc import Sequence
 from torch.optim.lr_scheduler import MultiStepLR
 
 from fedfacet.arguments import check_whole, check_within
-from fedfacet.schedulers.base import Scheduler, TorchFactors
-from fedfacet.types import ServerState
+from fedfacet.schedulers.base import TorchScheduler
 
 
-class MultiStepScheduler(Scheduler):
+class MultiStepScheduler(TorchScheduler):
     """Multiply the learning rate by ``decay`` after each round that ``milestones`` names: torch's ``MultiStepLR``.
 
     Args:
         milestones: ascending; the last rounds with a learning rate before it falls.
         decay: in (0, 1].
-
-    Raises:
-        ValueError: if an argument is out of range.
     """
 
     def __init__(self, *, milestones: Sequence[int] = (100, 150), decay: float = 0.1) -> None:
@@ -26,8 +22,4 @@ class MultiStepScheduler(Scheduler):
         if list(milestones) != sorted(set(milestones)):
             raise ValueError(f"Expected `scheduler.milestones` to ascend, but got {list(milestones)}.")
         check_within("scheduler.decay", decay, "(0, 1]")
-        self._factors = TorchFactors(lambda optimizer: MultiStepLR(optimizer, milestones=milestones, gamma=decay))
-
-    def factor(self, server: ServerState, round: int) -> float:
-        """Return the factor of a round."""
-        return self._factors(round)
+        super().__init__(lambda optimizer: MultiStepLR(optimizer, milestones=milestones, gamma=decay))

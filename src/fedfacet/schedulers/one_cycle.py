@@ -3,11 +3,11 @@
 from torch.optim.lr_scheduler import OneCycleLR
 
 from fedfacet.arguments import check_choice, check_whole, check_within
-from fedfacet.schedulers.base import Scheduler, TorchFactors
+from fedfacet.schedulers.base import TorchScheduler
 from fedfacet.types import ServerState
 
 
-class OneCycleScheduler(Scheduler):
+class OneCycleScheduler(TorchScheduler):
     """Have the learning rate rise to what ``optimizer.lr`` says, then fall far below its start: torch's ``OneCycleLR``.
 
     Source: Smith and Topin, Super-Convergence, arXiv:1708.07120.
@@ -20,9 +20,6 @@ class OneCycleScheduler(Scheduler):
         start_divisor: it starts at the peak divided by this, larger than 1.
         end_divisor: and ends at its start divided by this, larger than 1.
         anneal: ``"cos"`` or ``"linear"``.
-
-    Raises:
-        ValueError: if an argument is out of range, or if the rise would take no time at all.
     """
 
     def __init__(
@@ -46,7 +43,7 @@ class OneCycleScheduler(Scheduler):
                 "`scheduler.rising` a little."
             )
         self._rounds = rounds
-        self._factors = TorchFactors(
+        super().__init__(
             lambda optimizer: OneCycleLR(
                 optimizer,
                 max_lr=1.0,
@@ -61,4 +58,4 @@ class OneCycleScheduler(Scheduler):
 
     def factor(self, server: ServerState, round: int) -> float:
         """Return the factor of a round; of one after the last, the last one's."""
-        return self._factors(min(round, self._rounds))
+        return super().factor(server, min(round, self._rounds))

@@ -27,9 +27,6 @@ class PlateauScheduler(Scheduler):
         threshold: what counts as better, relative to the best value, 0 or larger.
         cooldown: measured rounds after a fall that do not count, 0 or larger.
         min_factor: of the learning rate, below which it does not fall, in [0, 1).
-
-    Raises:
-        ValueError: if an argument is out of range.
     """
 
     def __init__(

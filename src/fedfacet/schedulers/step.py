@@ -3,26 +3,18 @@
 from torch.optim.lr_scheduler import StepLR
 
 from fedfacet.arguments import check_whole, check_within
-from fedfacet.schedulers.base import Scheduler, TorchFactors
-from fedfacet.types import ServerState
+from fedfacet.schedulers.base import TorchScheduler
 
 
-class StepScheduler(Scheduler):
+class StepScheduler(TorchScheduler):
     r"""Multiply the learning rate by :math:`d^{\lfloor (t - 1) / n \rfloor}` in round t: torch's ``StepLR``.
 
     Args:
         every_n_rounds: n, 1 or larger.
         decay: d in (0, 1].
-
-    Raises:
-        ValueError: if an argument is out of range.
     """
 
     def __init__(self, *, every_n_rounds: int = 50, decay: float = 0.5) -> None:
         check_whole("scheduler.every_n_rounds", every_n_rounds)
         check_within("scheduler.decay", decay, "(0, 1]")
-        self._factors = TorchFactors(lambda optimizer: StepLR(optimizer, step_size=every_n_rounds, gamma=decay))
-
-    def factor(self, server: ServerState, round: int) -> float:
-        """Return the factor of a round."""
-        return self._factors(round)
+        super().__init__(lambda optimizer: StepLR(optimizer, step_size=every_n_rounds, gamma=decay))

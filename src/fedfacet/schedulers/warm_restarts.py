@@ -3,11 +3,10 @@
 from torch.optim.lr_scheduler import CosineAnnealingWarmRestarts
 
 from fedfacet.arguments import check_whole, check_within
-from fedfacet.schedulers.base import Scheduler, TorchFactors
-from fedfacet.types import ServerState
+from fedfacet.schedulers.base import TorchScheduler
 
 
-class WarmRestartsScheduler(Scheduler):
+class WarmRestartsScheduler(TorchScheduler):
     """Have the learning rate fall along half a cosine and start again: torch's ``CosineAnnealingWarmRestarts``.
 
     Source: Loshchilov and Hutter, SGDR, arXiv:1608.03983, equation 5.
@@ -16,19 +15,12 @@ class WarmRestartsScheduler(Scheduler):
         first_cycle: rounds until the first restart, 1 or larger.
         growth: by how much each cycle is longer than the last, a whole number, 1 or larger.
         min_factor: of the learning rate, at the end of a cycle, in [0, 1).
-
-    Raises:
-        ValueError: if an argument is out of range.
     """
 
     def __init__(self, *, first_cycle: int = 50, growth: int = 1, min_factor: float = 0.0) -> None:
         check_whole("scheduler.first_cycle", first_cycle)
         check_whole("scheduler.growth", growth)
         check_within("scheduler.min_factor", min_factor, "[0, 1)")
-        self._factors = TorchFactors(
+        super().__init__(
             lambda optimizer: CosineAnnealingWarmRestarts(optimizer, T_0=first_cycle, T_mult=growth, eta_min=min_factor)
         )
-
-    def factor(self, server: ServerState, round: int) -> float:
-        """Return the factor of a round."""
-        return self._factors(round)

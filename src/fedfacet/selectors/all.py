@@ -7,14 +7,7 @@ from fedfacet.types import SelectionContext, ServerState
 class AllSelector(ClientSelector):
     """Every available client takes part in every round; ``federation.cohort_size`` does not apply."""
 
-    taxonomy = Taxonomy(
-        policy="selection fairness",
-        client_characteristics="VRT",
-        shared_information=("θ",),
-        value_generation="-",
-        value_interpretation="all",
-        termination_condition="-",
-    )
+    taxonomy = Taxonomy("selection fairness", "VRT", ("θ",), "-", "all", "-")
 
     def select(self, server: ServerState, context: SelectionContext) -> list[int]:
         """Return all available clients."""

@@ -5,20 +5,22 @@ from collections.abc import Callable
 from dataclasses import dataclass, fields
 from typing import ClassVar
 
+import numpy as np
+from numpy.typing import NDArray
+
 from fedfacet.types import Facts, SelectionContext, ServerState
 
 CHARACTERISTICS = {"V": "availability", "D": "addressability", "S": "statefulness", "R": "reliability", "T": "trustworthiness"}
 """What a method may require of clients: that all are there, can be addressed, come back, always answer, and truthfully."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Taxonomy:
     """A selection method's place in the taxonomy of client selection: a row of the thesis' table 4.
 
-    It describes the method as its source does. In FedFacet no selector needs V or R, because it chooses among those who are
-    there and clients may drop out, and every run ends after ``federation.rounds``.
-
-    Source: thesis, section 3.2 and table 4 (Németh et al., TMLR 2022).
+    It describes the method as its source does (thesis, section 3.2 and table 4; Németh et al., TMLR 2022). In FedFacet no
+    selector needs V or R: it chooses among those who are there and clients may drop out. Every run ends after
+    ``federation.rounds``.
 
     Args:
         policy: what clients are selected for, for example ``"efficiency"`` or ``"selection fairness"``.
@@ -46,7 +48,6 @@ class Taxonomy:
     termination_condition: str
 
     def __post_init__(self) -> None:
-        """Refuse what would leave a hole in the table."""
         if empty := [field.name for field in fields(self) if not getattr(self, field.name)]:
             raise ValueError(f"Expected all six fields of a taxonomy, but `{empty[0]}` is empty: write '-' for nothing.")
         required = set(self.client_characteristics)
@@ -60,7 +61,8 @@ class Taxonomy:
 class ClientSelector(ABC):
     """Who takes part in a round.
 
-    A selector is immutable: its constructor takes hyperparameters, and its state goes in and comes out.
+    A selector is immutable: its constructor takes hyperparameters, of which those out of range raise ``ValueError``, and its
+    state goes in and comes out.
     """
 
     taxonomy: Taxonomy
@@ -91,9 +93,12 @@ class ClientSelector(ABC):
 
     @abstractmethod
     def select(self, server: ServerState, context: SelectionContext) -> list[int]:
-        """Return the cohort: ``context.places`` distinct clients out of ``context.available``, in order; or all of these.
+        """Return the cohort: ``context.places`` distinct clients out of ``context.available``, in order; or all of these."""
 
-        Args:
-            server: the state; never written to.
-            context: all that a selector may look at.
-        """
+
+def drawn_order(weights: NDArray[np.float64], rng: np.random.Generator) -> NDArray[np.intp]:
+    """Return all positions in the order in which they are drawn without replacement, in proportion to ``weights``."""
+    # The arrivals of Poisson processes with these rates come in that order; those that never arrive are last, at random.
+    with np.errstate(divide="ignore", over="ignore"):
+        arrivals = rng.exponential(size=len(weights)) / weights
+    return np.lexsort((rng.random(len(weights)), arrivals))

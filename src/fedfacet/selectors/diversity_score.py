@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,10 +13,10 @@ from fedfacet.arguments import check_choice, check_within
 from fedfacet.selectors.base import ClientSelector, Taxonomy
 from fedfacet.types import Query, SelectionContext, ServerState
 
-ROUNDING = 1e-9
-"""Scores, which lie in [0, 1], within a range this small are equal."""
+ROUNDING = 1e-9  # scores, which lie in [0, 1], within a range this small are equal
 
 
+@dataclass(eq=False, kw_only=True)
 class DiversityScoreSelector(ClientSelector):
     r"""Draw clients without replacement, each next one in proportion to a score of its classes, the same in all rounds.
 
@@ -29,14 +30,14 @@ class DiversityScoreSelector(ClientSelector):
 
     Scores are brought to [0, 1] by their minimum and maximum; ``floor`` is added, so that everybody can be drawn. Where all are
     equal, draws are uniform: so it is with divergences where every class has as many owners as any other, and every client as
-    many classes (``partition=classes_per_client``). Logarithms are natural. Histograms are asked for once, of a client that is
-    away when it first comes back; scores are then those of all clients known.
+    many classes (``partition=classes_per_client``). Logarithms are natural. Each client is asked for its histogram once, when
+    it is first there; scores are those of all clients known.
 
     Source: De Cesare et al., Federated Learning Beyond Uniform Participation, section 4.2.
 
-    Deviation: how scores become a cohort the paper does not say; minimum, maximum and floor are those of its released code.
-    That also takes the distance, which is the square root of the divergence, and divides the means by the largest of them; set
-    ``jensen_shannon=distance`` and ``scaled=true`` to have that.
+    Deviation: the paper does not say how scores become a cohort; minimum, maximum and floor are those of its released code.
+    That code also takes the distance, which is the square root of the divergence, and divides the means by the largest of them:
+    ``jensen_shannon=distance`` and ``scaled=true``.
 
     Args:
         label_histogram: asked of every client, once.
@@ -45,41 +46,25 @@ class DiversityScoreSelector(ClientSelector):
         jensen_shannon: ``"divergence"`` (paper) or ``"distance"``.
         scaled: divide the mean divergences by the largest of them, so that they reach 1.
         floor: added to every score, larger than 0.
-
-    Raises:
-        ValueError: if an argument is out of range.
     """
 
     taxonomy = Taxonomy(
-        policy="diversity",
-        client_characteristics="DST",
-        shared_information=("θ", "|D|", "label histogram"),
-        value_generation="label distribution",
-        value_interpretation="probability",
-        termination_condition="fixed rounds",
+        "diversity", "DST", ("θ", "|D|", "label histogram"), "label distribution", "probability", "fixed rounds"
     )
 
-    def __init__(
-        self,
-        *,
-        label_histogram: Query,
-        support_weight: float = 0.5,
-        intra_weight: float = 0.5,
-        jensen_shannon: str = "divergence",
-        scaled: bool = False,
-        floor: float = 0.01,
-    ) -> None:
-        check_within("support_weight", support_weight, "[0, 1]")
-        check_within("intra_weight", intra_weight, "[0, 1]")
-        check_choice("jensen_shannon", jensen_shannon, ("divergence", "distance"))
-        if not 0 < floor < math.inf:
-            raise ValueError(f"Expected `floor` to be larger than 0 and finite, but got {floor}.")
-        self.label_histogram = label_histogram
-        self.support_weight = support_weight
-        self.intra_weight = intra_weight
-        self.jensen_shannon = jensen_shannon
-        self.scaled = scaled
-        self.floor = floor
+    label_histogram: Query
+    support_weight: float = 0.5
+    intra_weight: float = 0.5
+    jensen_shannon: str = "divergence"
+    scaled: bool = False
+    floor: float = 0.01
+
+    def __post_init__(self) -> None:
+        check_within("support_weight", self.support_weight, "[0, 1]")
+        check_within("intra_weight", self.intra_weight, "[0, 1]")
+        check_choice("jensen_shannon", self.jensen_shannon, ("divergence", "distance"))
+        if not 0 < self.floor < math.inf:
+            raise ValueError(f"Expected `floor` to be larger than 0 and finite, but got {self.floor}.")
         self._known: tuple[Mapping[int, Sequence[int]], dict[int, float]] = ({}, {})  # a memo, which changes no result
 
     def select(self, server: ServerState, context: SelectionContext) -> list[int]:
@@ -87,22 +72,16 @@ class DiversityScoreSelector(ClientSelector):
         context.ask_once(self.label_histogram, context.available)
         scores = self._scores(context.disclosed[self.label_histogram.name])
         weights_K = np.array([scores[client_id] for client_id in context.available])
-        return [
-            int(k)
-            for k in context.rng.choice(context.available, size=context.places, replace=False, p=weights_K / weights_K.sum())
-        ]
+        shares_K = weights_K / weights_K.sum()
+        return [int(k) for k in context.rng.choice(context.available, size=context.places, replace=False, p=shares_K)]
 
     def _scores(self, histograms: Mapping[int, Sequence[int]]) -> dict[int, float]:
         """Return the weights by which clients are drawn, found anew only when somebody has disclosed something."""
         if histograms != self._known[0]:
             clients = sorted(histograms)
-            scores_K = diversity_scores(
-                np.array([histograms[client_id] for client_id in clients], dtype=np.float64),
-                support_weight=self.support_weight,
-                intra_weight=self.intra_weight,
-                jensen_shannon=self.jensen_shannon,
-                scaled=self.scaled,
-            )
+            counts_KC = np.array([histograms[client_id] for client_id in clients], dtype=np.float64)
+            shared = ("support_weight", "intra_weight", "jensen_shannon", "scaled")
+            scores_K = diversity_scores(counts_KC, **{name: getattr(self, name) for name in shared})
             spread = float(np.ptp(scores_K))
             # Scores that differ by rounding alone are equal, as all are where each class has as many owners as any other.
             weights_K = (scores_K - scores_K.min()) / spread + self.floor if spread > ROUNDING else np.ones_like(scores_K)
@@ -120,16 +99,10 @@ def diversity_scores(
 ) -> NDArray[np.float64]:
     """Return S_i of every client, shape (K,).
 
-    Args:
-        counts_KC: samples per client and class; a client without samples has the score 0 and is nobody's neighbour.
-        support_weight: as in ``DiversityScoreSelector``.
-        intra_weight: as in ``DiversityScoreSelector``.
-        jensen_shannon: as in ``DiversityScoreSelector``.
-        scaled: as in ``DiversityScoreSelector``.
+    ``counts_KC`` has its samples per class; a client without samples has the score 0 and is nobody's neighbour. The other
+    arguments are as in ``DiversityScoreSelector``.
 
     Example:
-        >>> import numpy as np
-        >>> from fedfacet.selectors.diversity_score import diversity_scores
         >>> diversity_scores(np.array([[5.0, 5.0], [8.0, 0.0]]), intra_weight=1.0).round(2).tolist()
         [1.0, 0.25]
     """

@@ -1,6 +1,7 @@
 """FedDiverse: a cohort whose clients differ in kind."""
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
@@ -9,12 +10,12 @@ from fedfacet.arguments import check_choice
 from fedfacet.selectors.base import ClientSelector, Taxonomy
 from fedfacet.types import Query, SelectionContext, ServerState
 
+# Columns of a triplet in the order in which they lead a triple: spurious correlation, attribute, class imbalance.
 DIMENSIONS = (2, 1, 0)
-"""Rows of a triplet in the order in which they lead a triple: spurious correlation, attribute, class imbalance."""
-
 _TIE = 1e-6
 
 
+@dataclass(eq=False, kw_only=True)
 class FedDiverseSelector(ClientSelector):
     r"""Draw triples of clients: one by a dimension of heterogeneity, its complement, and what is orthogonal to both.
 
@@ -59,33 +60,22 @@ class FedDiverseSelector(ClientSelector):
     """
 
     taxonomy = Taxonomy(
-        policy="group fairness",
-        client_characteristics="DSRT",
-        shared_information=("θ", "heterogeneity triplet"),
-        value_generation="heterogeneity measures",
-        value_interpretation="probability and ranking",
-        termination_condition="fixed rounds",
+        *("group fairness", "DSRT", ("θ", "heterogeneity triplet")),
+        *("heterogeneity measures", "probability and ranking", "fixed rounds"),
     )
 
-    def __init__(
-        self,
-        *,
-        heterogeneity: Query,
-        pretraining_rounds: int = 1,
-        orthogonal: str = "absolute",
-        normalisation: str = "l1",
-        rotation: str = "triple",
-    ) -> None:
-        if pretraining_rounds < 0:
-            raise ValueError(f"Expected `pretraining_rounds` to be 0 or larger, but got {pretraining_rounds}.")
-        check_choice("orthogonal", orthogonal, ("absolute", "signed"))
-        check_choice("normalisation", normalisation, ("l1", "l1_then_l2"))
-        check_choice("rotation", rotation, ("triple", "round", "random"))
-        self.heterogeneity = heterogeneity
-        self.pretraining_rounds = pretraining_rounds
-        self.orthogonal = orthogonal
-        self.normalisation = normalisation
-        self.rotation = rotation
+    heterogeneity: Query
+    pretraining_rounds: int = 1
+    orthogonal: str = "absolute"
+    normalisation: str = "l1"
+    rotation: str = "triple"
+
+    def __post_init__(self) -> None:
+        if self.pretraining_rounds < 0:
+            raise ValueError(f"Expected `pretraining_rounds` to be 0 or larger, but got {self.pretraining_rounds}.")
+        check_choice("orthogonal", self.orthogonal, ("absolute", "signed"))
+        check_choice("normalisation", self.normalisation, ("l1", "l1_then_l2"))
+        check_choice("rotation", self.rotation, ("triple", "round", "random"))
 
     def select(self, server: ServerState, context: SelectionContext) -> list[int]:
         """Return the cohort of this round: all available clients while pre-training."""
@@ -98,14 +88,11 @@ class FedDiverseSelector(ClientSelector):
         if self.rotation == "random":
             # The columns themselves, as in the released code: an odd permutation also turns the cross product's sign.
             triplets_KD = triplets_KD[:, context.rng.permutation(3)]
-        positions = diverse_order(
-            triplets_KD,
-            context.places,
+        leading, options = (
             self._leading_dimensions(context),
-            context.rng,
-            orthogonal=self.orthogonal,
-            normalisation=self.normalisation,
+            {"orthogonal": self.orthogonal, "normalisation": self.normalisation},
         )
+        positions = diverse_order(triplets_KD, context.places, leading, context.rng, **options)
         return [context.available[position] for position in positions]
 
     def _leading_dimensions(self, context: SelectionContext) -> Iterator[int]:
@@ -127,13 +114,8 @@ def diverse_order(
 ) -> list[int]:
     """Return ``size`` distinct rows of ``triplets_KD`` (shape (K, 3)) in the order in which FedDiverse picks them.
 
-    Args:
-        triplets_KD: heterogeneity triplets, columns class imbalance, attribute imbalance, spurious correlation.
-        size: how many rows, at most K.
-        leading: the column that leads each triple.
-        rng: draws the first of each triple and breaks ties.
-        orthogonal: as in ``FedDiverseSelector``.
-        normalisation: as in ``FedDiverseSelector``.
+    ``leading`` gives the column that leads each triple; ``rng`` draws the first of each triple and breaks ties. ``orthogonal``
+    and ``normalisation`` are as in ``FedDiverseSelector``.
     """
     unit_KD = _normalised(triplets_KD, normalisation)
     left = np.ones(len(triplets_KD), dtype=bool)

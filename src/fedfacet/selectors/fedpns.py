@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 
 from fedfacet import state
 from fedfacet.arguments import check_choice
-from fedfacet.selectors.base import ClientSelector, Taxonomy
+from fedfacet.selectors.base import ClientSelector, Taxonomy, drawn_order
 from fedfacet.types import ClientUpdate, Facts, RoundResult, SelectionContext, ServerState
 
 _TIE = 1e-6
@@ -34,16 +34,16 @@ class FedPNSSelector(ClientSelector):
     none of these has any probability.
 
     Only the products :math:`\langle g_i, g_j \rangle` are needed: m^2 d operations for m updates of d entries, and m^3 after
-    that at most. FedDiverse's table 2 (thesis, table 14) says K^2 d^2, and table 1 has no result for 100 clients, because of
-    how its code goes about it.
+    that at most. FedDiverse's table 2 (thesis, table 14) says K^2 d^2, and table 1 has no result for 100 clients: its code goes
+    about it in another way.
 
     Source: Wu and Wang, Node Selection Toward Faster Convergence for Federated Learning on Non-IID Data, IEEE TNSE 2022,
     arXiv:2105.07066, algorithms 1 and 2, and the authors' code; thesis, section 5.5.4.
 
-    Deviation: nobody's update is left out of the round in which it was flagged, as that is the aggregator's business, nor is a
-    flag confirmed by the loss on samples of the server, which has none; FedDiverse's code does neither as well. A gain below a
-    millionth is rounding and none; ties go to the lowest client number. (The power above is the part that is lost, in the
-    authors' code as in FedDiverse's; were it the part that is kept, those flagged most often would lose least.)
+    Deviation: a flagged client's update stays in its round, as leaving it out is the aggregator's business. The loss on samples
+    of the server confirms no flag, as the server has none. FedDiverse's code does neither as well. A gain below a millionth is
+    rounding and none; ties go to the lowest client number. (The power above is the part that is lost, in the authors' code as
+    in FedDiverse's; were it the part that is kept, those flagged most often would lose least.)
 
     Args:
         variant: ``"paper"``, FedDiverse's: g is the update as it is, any number may be flagged, c = 0.99; ``"original"``: g is
@@ -51,19 +51,9 @@ class FedPNSSelector(ClientSelector):
             takes everything from a client flagged in three tenths of its rounds.
         penalty_exponent: alpha, larger than 0.
         penalty_offset: beta, 0 or larger.
-
-    Raises:
-        ValueError: if an argument is out of range.
     """
 
-    taxonomy = Taxonomy(
-        policy="efficiency",
-        client_characteristics="DSRT",
-        shared_information=("θ",),
-        value_generation="alignment of updates",
-        value_interpretation="probability",
-        termination_condition="fixed rounds",
-    )
+    taxonomy = Taxonomy("efficiency", "DSRT", ("θ",), "alignment of updates", "probability", "fixed rounds")
 
     def __init__(self, *, variant: str = "paper", penalty_exponent: float = 2.0, penalty_offset: float = 0.7) -> None:
         check_choice("variant", variant, ("paper", "original"))
@@ -89,10 +79,7 @@ class FedPNSSelector(ClientSelector):
         """Return clients drawn without replacement by their probabilities."""
         available = np.asarray(context.available)
         weights = server["probabilities"].numpy()[available]
-        # The first arrivals of Poisson processes with rates p_k are draws without replacement; p_k = 0 never arrives.
-        with np.errstate(divide="ignore", over="ignore"):
-            arrivals = context.rng.exponential(size=len(available)) / weights
-        order = np.lexsort((context.rng.random(len(available)), arrivals))
+        order = drawn_order(weights, context.rng)
         return available[order[: context.places]].tolist()  # type: ignore[no-any-return]
 
     def observe(
@@ -132,7 +119,6 @@ def misaligned(gram_MM: NDArray[np.float64], limit: int) -> list[int]:
         limit: how many to remove at most; one vector stays in any case.
 
     Example:
-        >>> import numpy as np
         >>> vectors = np.array([[1.0, 0.0], [1.0, 0.1], [-1.0, 0.0]])
         >>> misaligned(vectors @ vectors.T, limit=3)
         [2]

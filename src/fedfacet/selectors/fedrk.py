@@ -13,8 +13,8 @@ from fedfacet.heterogeneity import InteractionMatrix
 from fedfacet.selectors.base import ClientSelector, Taxonomy
 from fedfacet.types import Query, SelectionContext, ServerState
 
+# What the squared length of the weights costs, as a part of the largest squared deviation of a client's counts.
 _RIDGE = 1e-6
-"""What the squared length of the weights costs, as a part of the largest squared deviation of a client's counts."""
 
 
 class FedRKSelector(ClientSelector):
@@ -32,8 +32,8 @@ class FedRKSelector(ClientSelector):
     Source: FedDiverse (arXiv:2504.11216), section 5.7, "sharing N^k"; thesis, section 5.6 and table 17 (FedRK), where the
     matrices are called R^k.
 
-    Deviation: the sources ask for no more than :math:`w_k \ge 0`. Their exact optimum on WaterBirds has three clients in its
-    support (0.642, 0.197 and 0.161), so that nine cannot be drawn; the released code draws them from what its interior-point
+    Deviation: the sources ask for no more than :math:`w_k \ge 0`. Their exact optimum on WaterBirds gives weight to three
+    clients (0.642, 0.197 and 0.161), so that nine cannot be drawn; the released code draws them from what its interior-point
     solver leaves on the others. The floor says how much that is. Where the optimum is not unique (the variance can be zero on
     GSC, GCI and Spawrious4) the evenest one is taken, the one with the smallest :math:`\lVert w \rVert_2`, so that clients with
     equal matrices have equal weights.
@@ -43,18 +43,10 @@ class FedRKSelector(ClientSelector):
             away then, when it first comes back.
         floor: epsilon, the smallest weight of a client as a part of the uniform weight 1 / K, in (0, 1]; 1 draws uniformly.
         pretraining_rounds: T_0, the number of first rounds in which every client takes part.
-
-    Raises:
-        ValueError: if an argument is out of range.
     """
 
     taxonomy = Taxonomy(
-        policy="group fairness",
-        client_characteristics="DSRT",
-        shared_information=("θ", "interaction matrix"),
-        value_generation="quadratic programme",
-        value_interpretation="probability",
-        termination_condition="fixed rounds",
+        "group fairness", "DSRT", ("θ", "interaction matrix"), "quadratic programme", "probability", "fixed rounds"
     )
 
     def __init__(self, *, interaction_matrix: Query, floor: float = 1e-3, pretraining_rounds: int = 1) -> None:
@@ -88,14 +80,13 @@ def balancing_weights(matrices_KYA: ArrayLike, floor: float) -> NDArray[np.float
     .. math::
         \min_{u \ge 0} \Big\lVert \sum_k u_k q_k \Big\rVert^2 + \Big( \sum_k u_k - 1 \Big)^2 + \rho \lVert u \rVert^2,
 
-    with v being u divided by its sum, and the ridge :math:`\rho` choosing among equals. The dual has no constraints, is smooth
-    and convex, and has as many unknowns as a matrix has entries, and one more, however many clients there are: SciPy's
-    trust-region method solves it up to rounding. On the paper's federations the ridge changes no weight by more than 1e-4.
+    with v being u divided by its sum, and the ridge :math:`\rho` choosing among equals. SciPy's trust-region method solves the
+    dual up to rounding: it has no constraints, is smooth and convex, and has one unknown more than a matrix has entries,
+    however many clients there are. On the paper's federations the ridge changes no weight by more than 1e-4.
 
-    The ridge is relative to the largest client, the one whose counts deviate most. Beside a client that deviates hundreds of
-    times as much as others it is no longer small against those: their weights come out evener than the optimum's. Of
-    ``[[9, 1]]`` and ``[[4, 6]]``, which balance at 0.2 and 0.8, it makes 0.204 and 0.796 beside ``[[900, 100]]``, and 0.37 and
-    0.63 beside ``[[9000, 1000]]``.
+    The ridge is relative to the client whose counts deviate most. Beside one that deviates hundreds of times as much as others
+    it is no longer small against those: their weights come out evener than the optimum's. Of ``[[9, 1]]`` and ``[[4, 6]]``,
+    which balance at 0.2 and 0.8, it makes 0.204 and 0.796 beside ``[[900, 100]]``, and 0.37 and 0.63 beside ``[[9000, 1000]]``.
 
     Args:
         matrices_KYA: shape (K, ...), finite.
@@ -105,7 +96,6 @@ def balancing_weights(matrices_KYA: ArrayLike, floor: float) -> NDArray[np.float
         Shape (K,), each at least ``floor / K``, with the sum 1.
 
     Example:
-        >>> from fedfacet.selectors.fedrk import balancing_weights
         >>> balancing_weights([[[9, 1]], [[1, 9]], [[5, 3]]], floor=0.01).round(3).tolist()
         [0.296, 0.378, 0.327]
     """

@@ -11,7 +11,7 @@ from sklearn.exceptions import ConvergenceWarning
 
 from fedfacet import rng
 from fedfacet.arguments import check_choice, check_whole
-from fedfacet.selectors.base import ClientSelector, Taxonomy
+from fedfacet.selectors.base import ClientSelector, Taxonomy, drawn_order
 from fedfacet.types import ClientUpdate, Facts, RoundResult, SelectionContext, ServerState, State
 
 
@@ -26,17 +26,16 @@ class HCSFedSelector(ClientSelector):
     of the cohort's m places (``neyman_places``), :math:`S_h` being the standard deviation of its clients' compressed updates.
     Who takes them is drawn without replacement, each next one in proportion to the norm of its compressed update or uniformly.
 
-    A client that was away in the first round, or whose update did not arrive, is of no cluster until its first update does,
-    whatever the round; then all are clustered anew. Until then such clients make a stratum of their own, with the standard
-    deviation of all compressed updates there are, and uniform draws.
+    A client that was away in the first round, or whose update did not arrive, is of no cluster until its first update arrives;
+    then all are clustered anew. Until then such clients are a stratum of their own, with the standard deviation of all
+    compressed updates there are, and uniform draws.
 
     Source: Song et al., Fast Heterogeneous Federated Learning with Hybrid Client Selection, UAI 2023, arXiv:2208.05135;
     FedDiverse (arXiv:2504.11216), table 2 (thesis, section 5.5.4 and table 14).
 
-    Deviation: the clients send nothing besides the updates of that round, which the server compresses itself; in the paper the
-    clients do, and send the result along. FedDiverse's released code compresses the parameters after training instead of the
-    update, into centres in the random order of their initialisation, which cannot be compared between clients; and it takes
-    the squared spread for S_h.
+    Deviation: the server compresses the updates of that round; in the paper the clients do, and send the result along.
+    FedDiverse's released code compresses the parameters after training instead of the update, into centres in the random order
+    of their initialisation, which cannot be compared between clients; and it takes the squared spread for S_h.
 
     Args:
         num_clusters: 1 or larger; fewer where there are fewer different updates. FedDiverse takes 3.
@@ -44,18 +43,10 @@ class HCSFedSelector(ClientSelector):
             FedDiverse's r = 1e-5 of the 2.2 million parameters of its MobileNetV2.
         within: ``"norm"`` or ``"uniform"``, how clients are drawn within a cluster. FedDiverse's text only says "randomly"; its
             code and HCSFed's own paper draw by norm.
-
-    Raises:
-        ValueError: if an argument is out of range.
     """
 
     taxonomy = Taxonomy(
-        policy="efficiency",
-        client_characteristics="DSRT",
-        shared_information=("θ", "compressed update"),
-        value_generation="clustering",
-        value_interpretation="clusters and probability",
-        termination_condition="fixed rounds",
+        "efficiency", "DSRT", ("θ", "compressed update"), "clustering", "clusters and probability", "fixed rounds"
     )
 
     def __init__(self, *, num_clusters: int = 3, compressed_size: int = 22, within: str = "norm") -> None:
@@ -88,16 +79,12 @@ class HCSFedSelector(ClientSelector):
         strata = np.full(len(available), num_clusters)
         strata[seen] = clusters_N[rows[seen]]
         spreads = [_spread(vectors_NQ[clusters_N == h]) for h in range(num_clusters)]
-        places = neyman_places(
-            np.bincount(strata, minlength=num_clusters + 1),
-            np.array([*spreads, _spread(vectors_NQ)]),
-            context.places,
-            context.rng,
-        )
+        sizes = np.bincount(strata, minlength=num_clusters + 1)
+        places = neyman_places(sizes, np.array([*spreads, _spread(vectors_NQ)]), context.places, context.rng)
         weights = np.ones(len(available))
         if self.within == "norm":
             weights[seen] = np.linalg.norm(vectors_NQ[rows[seen]], axis=1)
-        order = _drawn(weights, context.rng)
+        order = drawn_order(weights, context.rng)
         return [int(k) for h, number in enumerate(places) for k in available[order[strata[order] == h][:number]]]
 
     def observe(
@@ -112,26 +99,19 @@ class HCSFedSelector(ClientSelector):
         compressed = [compress(update.delta, self.compressed_size) for update in new]
         vectors = np.stack([*server["vectors"].numpy(), *compressed])
         order = np.argsort(clients)
-        learnt = {
-            "clients": clients[order],
-            "vectors": vectors[order],
-            "clusters": _clustered(vectors[order], self.num_clusters),
-        }
-        return {name: torch.from_numpy(values) for name, values in learnt.items()} | {
-            "unseen": result.num_clients - len(clients)
-        }
+        clients, vectors = clients[order], vectors[order]
+        learnt = {"clients": clients, "vectors": vectors, "clusters": _clustered(vectors, self.num_clusters)}
+        unseen = result.num_clients - len(clients)
+        return {name: torch.from_numpy(values) for name, values in learnt.items()} | {"unseen": unseen}
 
 
 def compress(delta: State, size: int) -> NDArray[np.float64]:
     """Return the means of an update's entries, sorted and cut into ``size`` groups as equal as can be, shape (size,).
 
-    Sorted values, so that a position means the same for every client; groups of equal size, so that nothing depends on where an
-    iteration starts, as the centres of a k-means over the entries would; means, so that the few large entries count, which
-    quantiles between them would pass over. As in the paper, where an entry stood is forgotten.
-
-    Args:
-        delta: the update, of any shapes.
-        size: 1 or larger; an update with fewer entries is only sorted.
+    Sorted, so that a position means the same for every client; as in the paper, where an entry stood is forgotten. Groups of
+    equal size, so that nothing depends on where an iteration starts, as the centres of a k-means over the entries would. Means,
+    so that the few large entries count, which quantiles between them would pass over. An update with fewer than ``size``
+    entries is only sorted.
 
     Example:
         >>> compress({"w": torch.tensor([[5.0, 1.0], [0.0, 2.0]]), "b": torch.tensor([9.0, 1.0])}, 3).tolist()
@@ -156,11 +136,7 @@ def neyman_places(
     Equivalence of Neyman Optimum Allocation for Sampling and Equal Proportions for Apportioning the U.S. House of
     Representatives, The American Statistician 2012.
 
-    Args:
-        sizes_H: N_h, the members of each stratum, 0 or larger.
-        spreads_H: S_h, their standard deviation.
-        total: the sum to reach, at most that of the sizes.
-        rng: for fewer places than strata.
+    ``sizes_H`` are N_h, 0 or larger, ``spreads_H`` S_h, and ``total`` is at most the sum of the sizes.
 
     Example:
         >>> neyman_places(np.array([10, 10, 4]), np.array([1.0, 3.0, 0.0]), 9, np.random.default_rng(0)).tolist()
@@ -172,21 +148,13 @@ def neyman_places(
     places = np.zeros(len(sizes_H), dtype=np.int64)
     present = np.flatnonzero(sizes_H)
     if total < len(present):
-        places[present[_drawn(weights[present], rng)[:total]]] = 1
+        places[present[drawn_order(weights[present], rng)[:total]]] = 1
         return places
     places[present] = 1
     while places.sum() < total:
         gains = weights / np.sqrt(np.maximum(places, 1) * (places + 1))
         places[np.argmax(np.where(places < sizes_H, gains, -1.0))] += 1
     return places
-
-
-def _drawn(weights: NDArray[np.float64], rng: np.random.Generator) -> NDArray[np.intp]:
-    """Return all positions in the order in which they are drawn without replacement, in proportion to weights."""
-    # The arrivals of Poisson processes with these rates come in that order; those that never arrive are last, at random.
-    with np.errstate(divide="ignore", over="ignore"):
-        arrivals = rng.exponential(size=len(weights)) / weights
-    return np.lexsort((rng.random(len(weights)), arrivals))
 
 
 def _spread(vectors_NQ: NDArray[np.float64]) -> float:

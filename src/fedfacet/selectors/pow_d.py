@@ -5,7 +5,7 @@ import logging
 import numpy as np
 
 from fedfacet.errors import SelectionError
-from fedfacet.selectors.base import ClientSelector, Taxonomy
+from fedfacet.selectors.base import ClientSelector, Taxonomy, drawn_order
 from fedfacet.types import Query, SelectionContext, ServerState
 
 log = logging.getLogger(__name__)
@@ -18,9 +18,9 @@ class PowDSelector(ClientSelector):
     2. Each is sent the global model :math:`\theta` and answers its mean loss :math:`F_k(\theta)`.
     3. The cohort is the :math:`\kappa` candidates with the highest losses, highest first.
 
-    Ties are broken by the round's draw named ``"selection"``. A loss that is NaN ranks below every number, whatever its cause
-    (a model that diverged, a client without samples): such a candidate joins only where too few others are left, and the log
-    names it. An infinite loss is the highest there is.
+    Ties are broken by the round's draw named ``"selection"``. An infinite loss is the highest there is. A NaN ranks below every
+    number, whatever its cause (a model that diverged, a client without samples): such a candidate joins only where too few
+    others are left, and the log names it.
 
     Source: Cho et al., Towards understanding biased client selection in federated learning (AISTATS 2022), section 3; thesis,
     section 5.5.4 and appendix A.1.
@@ -34,19 +34,10 @@ class PowDSelector(ClientSelector):
         num_samples: asked of every client, once, unless all who are available are candidates anyway.
         num_candidates: d, at least the cohort size; ``None`` makes every available client a candidate, as in FedDiverse's
             table 2 (thesis, table 14).
-
-    Raises:
-        ValueError: if ``num_candidates`` is not a whole number, 1 or larger.
     """
 
-    taxonomy = Taxonomy(  # as in the thesis' table 4
-        policy="efficiency",
-        client_characteristics="DRT",
-        shared_information=("θ", "|D|", "loss"),
-        value_generation="loss",
-        value_interpretation="ranking",
-        termination_condition="accuracy reached",
-    )
+    # As in the thesis' table 4.
+    taxonomy = Taxonomy("efficiency", "DRT", ("θ", "|D|", "loss"), "loss", "ranking", "accuracy reached")
 
     def __init__(self, *, local_loss: Query, num_samples: Query, num_candidates: int | None = None) -> None:
         if num_candidates is not None and (not isinstance(num_candidates, int) or num_candidates < 1):
@@ -69,9 +60,10 @@ class PowDSelector(ClientSelector):
         missing_D = np.isnan(losses_D)
         if missing_D.any():
             named = [client_id for client_id, missing in zip(candidates, missing_D, strict=True) if missing]
+            more = f" and {len(named) - 10} more" if len(named) > 10 else ""
             log.warning(
                 "Round %d: the loss of %d of %d candidates is NaN, so they rank last: clients %s.",
-                *(context.round, len(named), len(candidates), _some(named)),
+                *(context.round, len(named), len(candidates), ", ".join(map(str, named[:10])) + more),
             )
         ranked = np.lexsort((context.rng.random(len(candidates)), -losses_D, missing_D))
         return [candidates[position] for position in ranked[: context.places]]
@@ -88,13 +80,5 @@ class PowDSelector(ClientSelector):
             return list(context.available)
         sizes = context.ask_once(self.num_samples, context.available)
         sizes_K = np.fromiter(sizes.values(), dtype=np.float64, count=len(sizes))
-        # The first d arrivals of Poisson processes with rates n_k are d draws without replacement; n_k = 0 never arrives.
-        with np.errstate(divide="ignore"):
-            arrivals_K = context.rng.exponential(size=len(sizes_K)) / sizes_K
-        first = np.lexsort((context.rng.random(len(sizes_K)), arrivals_K))[: self.num_candidates]
+        first = drawn_order(sizes_K, context.rng)[: self.num_candidates]
         return [context.available[position] for position in np.sort(first)]
-
-
-def _some(client_ids: list[int], limit: int = 10) -> str:
-    more = f" and {len(client_ids) - limit} more" if len(client_ids) > limit else ""
-    return ", ".join(map(str, client_ids[:limit])) + more

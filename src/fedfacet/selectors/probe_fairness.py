@@ -3,6 +3,7 @@
 import logging
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,6 +16,7 @@ from fedfacet.types import WEIGHTED_DRAWS, ClientUpdate, Facts, Query, RoundResu
 log = logging.getLogger(__name__)
 
 
+@dataclass(eq=False, kw_only=True)
 class ProbeFairnessSelector(ClientSelector):
     r"""Blend how far candidates' first steps lead with how seldom and how long ago they were selected.
 
@@ -22,18 +24,16 @@ class ProbeFairnessSelector(ClientSelector):
 
     1. A pool of candidates is drawn from those who are available, uniformly (or by the weights of ``participation=``).
     2. Whoever was not selected for ``max_gap`` rounds or more is selected now, the longest gap first (anti-starvation).
-    3. The other candidates answer ``probe``. With each term brought to [0, 1] by its minimum and maximum over them, p_k is the
-       probe's term and f_k is made of :math:`1 / (1 + count_k)` and :math:`t - last_k`, and brought to [0, 1] again; the score
-       is
+    3. The other candidates answer ``probe``. With p_k the probe's term, f_k made of :math:`1 / (1 + count_k)` and
+       :math:`t - last_k`, and each of the four brought to [0, 1] by its minimum and maximum, the score is
 
        .. math:: s_k = (1 - \beta) p_k + \beta f_k
 
-    4. :math:`\epsilon m` of the m places, rounded, are for exploration; of the others, those which are left go to the highest
-       scores.
+    4. :math:`\epsilon m` of the m places, rounded, are for exploration; those left of the others go to the highest scores.
     5. The places for exploration are drawn without replacement with probabilities in proportion to :math:`e^{s_k / T}`.
 
-    Ties are broken at random. A probe that is not finite (training that diverges) counts as the shortest, and is logged. How
-    many clients were forced, taken by score and explored is logged too.
+    Ties are broken at random. A probe that is not finite (training that diverges) counts as the shortest. The log tells of such
+    probes, and how many clients were forced, taken by score and explored.
 
     Source: De Cesare et al., Federated Learning Beyond Uniform Participation, section 4.1. Where the text leaves a number open
     (candidates, the parts of f_k, the gap) the default is the released code's.
@@ -53,57 +53,38 @@ class ProbeFairnessSelector(ClientSelector):
         max_gap: rounds after which a client is selected whatever its score, 1 or larger; ``None`` for never.
         starvation_pool: ``"available"`` or ``"candidates"``, who can be selected for that.
         never_selected: ``"since_start"``: clients that were never selected have waited since round 0; ``"overdue"``: for ever.
-
-    Raises:
-        ValueError: if an argument is out of range.
     """
 
     taxonomy = Taxonomy(
-        policy="efficiency, selection fairness",
-        client_characteristics="DST",
-        shared_information=("θ", "|D|", "probe norm"),
-        value_generation="probe norm",
-        value_interpretation="ranking, probability",
-        termination_condition="fixed rounds",
+        *("efficiency, selection fairness", "DST", ("θ", "|D|", "probe norm")),
+        *("probe norm", "ranking, probability", "fixed rounds"),
     )
-
     gives = frozenset({WEIGHTED_DRAWS})
 
-    def __init__(
-        self,
-        *,
-        probe: Query,
-        fairness_weight: float = 0.3,
-        fairness: str = "both",
-        frequency_share: float = 0.6,
-        candidate_factor: float = 2.0,
-        epsilon: float = 0.1,
-        temperature: float = 0.7,
-        max_gap: int | None = 50,
-        starvation_pool: str = "available",
-        never_selected: str = "since_start",
-    ) -> None:
-        check_within("fairness_weight", fairness_weight, "[0, 1]")
-        check_within("frequency_share", frequency_share, "[0, 1]")
-        check_within("epsilon", epsilon, "[0, 1]")
-        check_choice("fairness", fairness, ("both", "inverse_frequency", "recency"))
-        check_choice("starvation_pool", starvation_pool, ("available", "candidates"))
-        check_choice("never_selected", never_selected, ("since_start", "overdue"))
-        if not 1 <= candidate_factor < math.inf:
-            raise ValueError(f"Expected `candidate_factor` to be 1 or larger, but got {candidate_factor}.")
-        if not 0 < temperature < math.inf:
-            raise ValueError(f"Expected `temperature` to be larger than 0 and finite, but got {temperature}.")
-        if max_gap is not None and (not isinstance(max_gap, int) or max_gap < 1):
-            raise ValueError(f"Expected `max_gap` to be a whole number, 1 or larger, or null for never, but got {max_gap!r}.")
-        self.probe = probe
-        self.fairness_weight = fairness_weight
-        self.frequency_share = {"both": frequency_share, "inverse_frequency": 1.0, "recency": 0.0}[fairness]
-        self.candidate_factor = candidate_factor
-        self.epsilon = epsilon
-        self.temperature = temperature
-        self.max_gap = max_gap
-        self.starvation_pool = starvation_pool
-        self.never_selected = never_selected
+    probe: Query
+    fairness_weight: float = 0.3
+    fairness: str = "both"
+    frequency_share: float = 0.6
+    candidate_factor: float = 2.0
+    epsilon: float = 0.1
+    temperature: float = 0.7
+    max_gap: int | None = 50
+    starvation_pool: str = "available"
+    never_selected: str = "since_start"
+
+    def __post_init__(self) -> None:
+        for name in ("fairness_weight", "frequency_share", "epsilon"):
+            check_within(name, getattr(self, name), "[0, 1]")
+        check_choice("fairness", self.fairness, ("both", "inverse_frequency", "recency"))
+        check_choice("starvation_pool", self.starvation_pool, ("available", "candidates"))
+        check_choice("never_selected", self.never_selected, ("since_start", "overdue"))
+        if not 1 <= self.candidate_factor < math.inf:
+            raise ValueError(f"Expected `candidate_factor` to be 1 or larger, but got {self.candidate_factor}.")
+        if not 0 < self.temperature < math.inf:
+            raise ValueError(f"Expected `temperature` to be larger than 0 and finite, but got {self.temperature}.")
+        if (gap := self.max_gap) is not None and (not isinstance(gap, int) or gap < 1):
+            raise ValueError(f"Expected `max_gap` to be a whole number, 1 or larger, or null for never, but got {gap!r}.")
+        self.frequency_share = {"both": self.frequency_share, "inverse_frequency": 1.0, "recency": 0.0}[self.fairness]
 
     def init(self, facts: Facts) -> ServerState:
         """Return client -> how often it was selected, and in which round last; nobody was."""

@@ -17,14 +17,7 @@ class RoundRobinSelector(ClientSelector):
     while more than the cohort size remain, which lets the counts drift apart by about 17 in 200 rounds; here they do not.
     """
 
-    taxonomy = Taxonomy(
-        policy="selection fairness",
-        client_characteristics="DSRT",
-        shared_information=("θ",),
-        value_generation="participation count",
-        value_interpretation="ranking",
-        termination_condition="fixed rounds",
-    )
+    taxonomy = Taxonomy("selection fairness", "DSRT", ("θ",), "participation count", "ranking", "fixed rounds")
 
     def init(self, facts: Facts) -> ServerState:
         """Return how often each client has been asked: never."""

@@ -11,14 +11,7 @@ class UniformSelector(ClientSelector):
     Where ``participation=`` gives clients weights, each next one is drawn in proportion to them.
     """
 
-    taxonomy = Taxonomy(  # EqRep of the thesis' table 4
-        policy="selection fairness",
-        client_characteristics="VRT",
-        shared_information=("θ",),
-        value_generation="-",
-        value_interpretation="probability",
-        termination_condition="-",
-    )
+    taxonomy = Taxonomy("selection fairness", "VRT", ("θ",), "-", "probability", "-")  # EqRep of the thesis' table 4
 
     gives = frozenset({WEIGHTED_DRAWS})
 
