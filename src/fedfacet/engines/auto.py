@@ -49,20 +49,19 @@ COMPILE_SECONDS = 60.0
 class AutoEngine(Engine):
     """Try out, before the first round, which engine and how many torch threads per client are fastest, and use those.
 
-    A few clients are trained on throw-away weights, in this process, with one torch thread and with as many as there are cores;
-    what several worker processes would take follows from that and from how a cohort's steps can be dealt to them. The choice is
+    A few clients are trained on throw-away weights in this process, with one torch thread and with as many as there are cores.
+    What several worker processes would take follows from that and from how a cohort's steps can be dealt to them. The choice is
     printed with its reason. ``src/train.py`` writes it into the run before round 1, so that a resumed run uses it again.
 
     Args:
         allow_inexact: also admit what rounds differently: clients trained side by side (``vectorized``), a compiled model, and
             bfloat16.
-        device: ``"auto"``, ``"cpu"``, ``"cuda"`` or ``"cuda:N"``.
         choice: what an earlier run chose: ``engine`` and its arguments, with the reason under ``why``; ``None`` to try out.
     """
 
     def __init__(self, *, allow_inexact: bool = False, device: str = "auto", choice: Mapping[str, Any] | None = None) -> None:
+        super().__init__(device=device)
         self.allow_inexact = allow_inexact
-        self.device = device
         self.choice = choice
         self._engine: Engine | None = None
 
@@ -119,11 +118,11 @@ class AutoEngine(Engine):
         return best.choice | {"why": why}, {name: value for name, value in settled.items() if name in free}
 
     def run(self, tasks: Iterable[ClientTask]) -> Iterator[ClientUpdate]:
-        """Yield each task's update."""
+        """Yield each task's update, in the order of the tasks."""
         return self.engine.run(tasks)
 
     def ask(self, query: Query, tasks: Iterable[ClientTask]) -> Iterator[Answer]:
-        """Yield each client's answer."""
+        """Yield each client's answer, in the order of the tasks."""
         return self.engine.ask(query, tasks)
 
     def predict(self, model: State, splits: Sequence[NDArray[np.int64]], memory: State | None = None) -> list[Predictions]:

@@ -26,12 +26,7 @@ class DebugEngine(Engine):
     - Every client is trained twice and must come out the same, or something in it draws random numbers, or remembers, behind
       the back of the run.
 
-    Args:
-        device: ``"auto"``, ``"cpu"``, ``"cuda"`` or ``"cuda:N"``.
     """
-
-    def __init__(self, *, device: str = "auto") -> None:
-        self.device = device
 
     def run(self, tasks: Iterable[ClientTask]) -> Iterator[ClientUpdate]:
         """Yield each task's update.
@@ -53,7 +48,7 @@ class DebugEngine(Engine):
             yield update
 
     def ask(self, query: Query, tasks: Iterable[ClientTask]) -> Iterator[Answer]:
-        """Yield each client's answer."""
+        """Yield each client's answer, in the order of the tasks."""
         for task in tasks:
             with _Watched():
                 answer = self.clients.answer(query, task)

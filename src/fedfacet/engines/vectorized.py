@@ -10,7 +10,7 @@ from fedfacet.clients.program import Clients
 from fedfacet.clients.stacked_training import CannotStackError, StackedTraining, complaint
 from fedfacet.clients.stacking_trial import try_out
 from fedfacet.engines.base import Engine
-from fedfacet.types import Answer, ClientTask, ClientUpdate, Query
+from fedfacet.types import ClientTask, ClientUpdate
 
 log = logging.getLogger(__name__)
 
@@ -23,12 +23,11 @@ _COPIES = 6
 class VectorizedEngine(Engine):
     """Train the clients of a round side by side.
 
-    It pays where layers are small: 200 clients with a linear model take a tenth of the time that they take one by one. What
-    cannot be stacked (layers that draw random numbers, optimizers that mix parameters, corrections with a memory) is found out
-    in a trial before the first round; the clients are then trained one after another, with a warning.
+    It pays where layers are small: 200 clients with a linear model take a tenth of the time that they take one by one. A trial
+    before the first round finds out what cannot be stacked (layers that draw random numbers, optimizers that mix parameters,
+    corrections with a memory); the clients are then trained one after another, with a warning.
 
     Args:
-        device: ``"auto"``, ``"cpu"``, ``"cuda"`` or ``"cuda:N"``.
         clients_at_once: how many clients share a stack, 1 or larger; ``None`` for as many as fit into half a gigabyte, on an
             accelerator into a third of its memory.
 
@@ -47,7 +46,7 @@ class VectorizedEngine(Engine):
             raise ValueError(
                 f"Expected `engine.clients_at_once` to be a whole number, 1 or larger, or null, but got {clients_at_once!r}."
             )
-        self.device = device
+        super().__init__(device=device)
         self.clients_at_once = clients_at_once
         self.fallback_reason: str | None = None
         self._stacking: StackedTraining | None = None
@@ -66,10 +65,6 @@ class VectorizedEngine(Engine):
                 self._size = self.clients_at_once or _fitting(self.clients, try_out(self._stacking, waiting[0]))
         for first in range(0, len(waiting), self._size):
             yield from self._train(waiting[first : first + self._size])
-
-    def ask(self, query: Query, tasks: Iterable[ClientTask]) -> Iterator[Answer]:
-        """Yield each client's answer."""
-        return (self.clients.answer(query, task) for task in tasks)
 
     def _train(self, tasks: Sequence[ClientTask]) -> Iterator[ClientUpdate]:
         if self._stacking is not None and self.fallback_reason is None:
