@@ -22,14 +22,10 @@ _ERROR = "heterogeneity_error"
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Run:
-    """One run folder.
+    """One run folder, by the ``path`` that the caller named.
 
-    Attributes:
-        path: the folder, as it was named by the caller.
-        seed: the run's seed.
-        settings: every value of the resolved config by its dotted key, ``choices.<group>`` being the chosen Hydra options;
-            lists are values.
-        summary: what ``summary.json`` holds; ``None`` where the run has not ended.
+    ``settings`` holds every value of the resolved config by its dotted key, lists being values; ``choices.<group>`` is the
+    chosen Hydra option. ``summary`` is what ``summary.json`` holds, ``None`` where the run has not ended.
     """
 
     path: Path

@@ -27,12 +27,10 @@ class SeedTwiceError(ConfigError):
 
 
 class Cell(NamedTuple):
-    """One metric over the seeds of one setting.
+    """One metric over the seeds of one setting, in the table's unit.
 
-    Attributes:
-        mean: in the table's unit; NaN where a seed has no value, or where there is no seed.
-        std: in the same unit; NaN below two seeds.
-        seeds: in ascending order; empty where no run measured it.
+    ``mean`` is NaN where a seed has no value or there is no seed, ``std`` below two seeds. ``seeds`` ascend; they are empty
+    where no run measured the metric.
     """
 
     mean: float
@@ -41,7 +39,7 @@ class Cell(NamedTuple):
 
 
 class Column(NamedTuple):
-    """A setting, read ``at`` the ``"last"`` or the ``"best"`` round, or as the ``"paper"`` has it.
+    """A setting, read ``at`` the ``"last"`` or the ``"best"`` round, or as the ``"paper"`` prints it.
 
     ``lower_is_better`` overrides the table's, unless it is ``None``.
     """
@@ -55,15 +53,9 @@ class Column(NamedTuple):
 class Table:
     """A table, ready to be written in any form. In its texts, backticks enclose names, as in Markdown.
 
-    Attributes:
-        corner: the keys whose values head the rows.
-        rows: the heads of the rows.
-        columns: one setting's last and best round are neighbours.
-        cells: one per row and column.
-        percent: whether the values are percentages.
-        lower_is_better: whether the smallest value of a column is its best; ``None`` where a column mixes kinds and has no best.
-        caption: what the numbers are and where they come from.
-        notes: what a reader must know before trusting a cell, one sentence each.
+    ``corner`` holds the keys whose values head the rows. One setting's last and best round are neighbouring columns. Where
+    ``lower_is_better`` is ``None``, a column has no best value, because its rows are of different kinds. ``caption`` says what
+    the numbers are and where they come from; ``notes`` says what a reader must know before trusting a cell, one sentence each.
     """
 
     corner: str
@@ -93,7 +85,8 @@ def make_table(
         \bar{m} = \frac{1}{n} \sum_s m_s, \quad
         \sigma = \sqrt{\frac{1}{n - d} \sum_s (m_s - \bar{m})^2},
 
-    with d = 0 (``"population"``, as in FedDiverse, arXiv:2504.11216) or d = 1 (``"sample"``).
+    with d = 0 (``"population"``, as in FedDiverse, arXiv:2504.11216) or d = 1 (``"sample"``). A cell is NaN as soon as one of
+    its seeds is: leaving that seed out would turn a failed run into a better mean.
 
     Args:
         runs: finished ones are counted, the others are named in a note.
@@ -108,9 +101,6 @@ def make_table(
     Raises:
         ConfigError: if no run has finished, no run has such a key or metric or a best round, or a cell holds a seed twice.
         ValueError: if ``at`` or ``std`` is none of the above.
-
-    Note:
-        A cell is NaN as soon as one of its seeds is: leaving that seed out would turn a failed run into a better mean.
     """
     check_choice("at", at, ("last", "best", "both"))
     check_choice("std", std, ("population", "sample"))
@@ -197,13 +187,9 @@ def check_metric(runs: Sequence[Run], metric: str, moments: Sequence[str]) -> No
 def check_seeds(
     place: str, members: Sequence[Run], remedy: str = "choose among them with --where KEY=VALUE", rows: Sequence[str] = ()
 ) -> None:
-    """Refuse a cell that holds a seed twice.
+    """Refuse a cell, whose runs are in the order of their seeds, if it holds a seed twice.
 
-    Args:
-        place: the name of the cell.
-        members: its runs in the order of their seeds.
-        remedy: what else can be done than to leave a run out.
-        rows: of the ``SeedTwiceError``.
+    ``remedy`` is what else can be done than to leave a run out; ``rows`` are those of the ``SeedTwiceError``.
     """
     for first, second in pairwise(members):
         if first.seed == second.seed:

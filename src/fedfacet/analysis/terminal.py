@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 _IN_A_FILE = 160
-"""Characters a line may have where no terminal says so."""
+"""Characters of a line where no terminal says how many fit."""
 
 
 class TextTable(NamedTuple):

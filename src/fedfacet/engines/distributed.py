@@ -215,16 +215,9 @@ class DistributedEngine(Engine):
 
 
 def deal(costs: Sequence[float], num_ranks: int) -> list[int]:
-    """Deal tasks to ranks: the longest first, each to the rank that has the least to do; of several the last one.
+    """Return each task's rank: the longest go first, each to the rank that has the least to do; of several the last one.
 
-    Rank 0, which aggregates besides, is the last choice.
-
-    Args:
-        costs: of the tasks, 0 or larger.
-        num_ranks: 1 or larger.
-
-    Returns:
-        Each task's rank.
+    Rank 0, which aggregates besides, is so the last choice.
 
     Example:
         >>> deal([1, 1, 1, 3], 2)

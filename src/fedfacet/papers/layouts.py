@@ -37,11 +37,8 @@ _NUMBER = re.compile(r"(\d+(?:\.\d+)?)(?: ± (\d+(?:\.\d+)?))?")
 class Head:
     """A row or a column of a layout.
 
-    Attributes:
-        where: what the configs of its runs say, as in ``Run.setting``.
-        metric: what its cells hold; ``None`` where the other direction or the layout says that.
-        lower_is_better: whether small values are good.
-        unless: heads whose runs do not belong here, whatever their configs say.
+    ``where`` is what the configs of its runs say, as in ``Run.setting``; the runs of ``unless`` do not belong here, whatever
+    their configs say. ``metric`` is what its cells hold; ``None`` where the other direction or the layout says that.
     """
 
     where: Mapping[str, str]
@@ -75,9 +72,9 @@ class Layout:
         seeds: how many runs a cell is the mean of.
         where: what the configs of all its runs say.
         usual: what those of the paper's runs say; where a cell has runs that do, others are not counted.
-        federations: name -> data set, partition and settings of these, in the order of the paper. Each has all the columns.
-        columns: name -> column; a single one without a name if the federations are the columns.
-        rows: name -> row.
+        federations: data set, partition and settings, in the order of the paper. Each has all the columns.
+        columns: a single one without a name if the federations are the columns.
+        rows: by name.
         paper: row -> the paper's numbers, in the order of federations and, within one, of columns.
         notes: what a reader must know of the paper's numbers.
     """
@@ -124,11 +121,7 @@ _NOTHING = Cell(math.nan, math.nan, ())
 
 
 def load_layout(name: str) -> Layout:
-    """Return a layout.
-
-    Args:
-        name: of its file.
-    """
+    """Return a layout by the name of its file."""
     content: dict[str, Any] = _load(name)
     known = _federations()
     return Layout(

@@ -14,14 +14,10 @@ _ALIKE = 0.02
 
 
 def plot_estimation(triplets: Triplets, path: Path) -> None:
-    """Draw what clients disclosed over the truth, a panel per measure; on the dashed line they are equal.
+    """Draw into a PNG what clients disclosed over the truth, a panel per measure; on the dashed line they are equal.
 
     Clients within 0.02 of each other share a bubble, whose area grows with their number. Above each panel stand the mean
     absolute error and the correlation over the clients.
-
-    Args:
-        triplets: of at least one client.
-        path: of the PNG; its folder is made if need be.
     """
     error = measure_estimation(triplets)
     with saved_figure(path, 7.6, 3.1) as figure:

@@ -44,7 +44,7 @@ def plot_partition(
     class_names: Sequence[str] | None = None,
     attribute_names: Sequence[str] | None = None,
 ) -> None:
-    """Draw what every client holds, and the six measures of the federation (FedDiverse, arXiv:2504.11216, figure 3).
+    """Draw into a PNG what every client holds, and the federation's six measures (FedDiverse, arXiv:2504.11216, figure 3).
 
     On the left a bar per client in the order of ids, stacked by (class, attribute) cell; the strip beneath shows which of the
     client's three measures is largest. On the right the measures of the pooled data, and their means over the clients.
@@ -94,16 +94,11 @@ def plot_curves(
     class_names: Sequence[str] | None = None,
     attribute_names: Sequence[str] | None = None,
 ) -> None:
-    """Draw a run's accuracies and training loss by round.
+    """Draw a run's accuracies and training loss by round into a PNG; for the names see ``plot_partition``.
 
     Solid lines are the test set; dashed ones the validation set, of which only the average and the worst group are drawn. A
     dotted vertical line marks the best round by validation: highest worst-group accuracy, ties by average, then the earliest.
-
-    Args:
-        metrics_csv: as ``CsvLog`` writes it, with at least one round. Columns that are not there are not drawn.
-        path: of the PNG; its folder is made if need be.
-        class_names: of all classes; ``None`` calls them y = 0, y = 1, ...
-        attribute_names: of all attribute values, of which a single one goes without saying; ``None`` calls them a = 0, ...
+    ``metrics_csv`` is as ``CsvLog`` writes it, with at least one round; columns that are not there are not drawn.
     """
     with open(metrics_csv, newline="") as source:
         rows = list(csv.DictReader(source))
@@ -146,10 +141,10 @@ def plot_curves(
 def plot_selection(
     counts: Sequence[float] | Mapping[str, Sequence[float]], types: Sequence[str], path: Path, rounds: int
 ) -> None:
-    """Draw how often each client took part, clients sorted by type (FedDiverse, arXiv:2504.11216, figures 5-9).
+    """Draw into a PNG how often each client took part, clients sorted by type (FedDiverse, arXiv:2504.11216, figures 5-9).
 
-    Printed in the background is each type's share of all participations; the dashed line is where every client would be if
-    all took part equally often.
+    Printed in the background is each type's share of all participations; the dashed line is where every client would be if all
+    took part equally often.
 
     Args:
         counts: in how many rounds each client took part; or that for several selectors by name, drawn one above the other.

@@ -28,14 +28,10 @@ _PANELS_PER_ROW = 4
 
 
 def plot_triplets(matrices: Sequence[InteractionMatrix], path: Path) -> None:
-    """Draw every client's triplet as a point, seen from the three sides of the cube that it lies in.
+    """Draw every client's triplet into a PNG as a point, seen from the three sides of the cube that it lies in.
 
     Clients that look alike from a side share a bubble there, whose area grows with their number, printed inside where it is
     more than one; colours are the clients' types. Dashed lines cross at the mean of the clients, solid ones at the pooled data.
-
-    Args:
-        matrices: the clients' interaction matrices.
-        path: of the PNG; its folder is made if need be.
     """
     from matplotlib.lines import Line2D
 
@@ -60,12 +56,7 @@ def plot_triplets(matrices: Sequence[InteractionMatrix], path: Path) -> None:
 
 
 def plot_federations(federations: Mapping[str, Sequence[InteractionMatrix]], path: Path) -> None:
-    """Draw the six measures of several federations, a panel each (FedDiverse, arXiv:2504.11216, figure 3).
-
-    Args:
-        federations: name -> the clients' interaction matrices.
-        path: of the PNG; its folder is made if need be.
-    """
+    """Draw the six measures of several federations into a PNG, a panel each (FedDiverse, arXiv:2504.11216, figure 3)."""
     rows = math.ceil(len(federations) / _PANELS_PER_ROW)
     columns = math.ceil(len(federations) / rows)
     with saved_figure(path, 1.9 * columns + 0.4, 1.75 * rows + 0.4) as figure:

@@ -23,14 +23,9 @@ _LEDGER = ("floats_down", "floats_up", "query_floats_down", "query_floats_up", "
 class PaperRow(NamedTuple):
     """A row of the paper's table 2. The paper prints one overhead of communication; here it is split into up and down.
 
-    Attributes:
-        name: of the method.
-        often: in which rounds there is an overhead.
-        up: floats from a client.
-        down: floats to a client.
-        client: operations on a client.
-        server: operations on the server in every round.
-        operations: the same as a number, for K clients and |θ| parameters and without constants.
+    ``often`` is in which rounds there is an overhead, ``up`` and ``down`` are floats from and to a client, ``client`` and
+    ``server`` are operations, the server's in every round. ``operations`` gives these as a number, for K clients and |θ|
+    parameters and without constants.
     """
 
     name: str
@@ -64,25 +59,16 @@ PAPER = {
 class Overhead:
     """What one method cost beyond the training of a cohort of size κ.
 
-    The series have one value per round with an overhead, each the mean over the runs.
+    The method is the selector, ``fednova`` where that is the aggregator, or the ``setting`` if it is not federated, with the
+    settings that tell it from other runs of it. K, κ and |θ| are ``num_clients``, ``cohort_size`` (what
+    ``federation.cohort_size`` asks for) and ``model_floats`` (what a client is sent for training in the first round).
+    ``differing`` are config keys, seed apart, in which the ``runs`` differ. ``milliseconds`` is what the selector took in each
+    round, the wait for answers left out; it is empty where that is not known. ``num_rounds`` is that of the longest run.
 
-    Attributes:
-        method: the selector, ``fednova`` where that is the aggregator, or the ``setting`` if it is not federated; with the
-            settings that tell it from other runs of it.
-        num_clients: K.
-        cohort_size: κ, what ``federation.cohort_size`` asks for.
-        model_floats: |θ|, floats that a client is sent for training in the first round.
-        runs: how many there are.
-        differing: config keys, seed apart, in which the runs differ.
-        milliseconds: what the selector took in each round, the wait for answers left out; empty where that is not known.
-        num_rounds: of the longest run.
-        rounds: those in which there is an overhead.
-        answers_up: floats in answers to questions.
-        questions_down: floats sent to clients outside the cohort, so that they could answer.
-        samples: passed through a model to answer.
-        more_clients: how many trained beyond κ.
-        more_up: floats that these sent.
-        more_down: floats that these were sent.
+    The series have one value for each of the ``rounds`` with an overhead, the mean over the runs: floats in answers to
+    questions (``answers_up``), floats sent to clients outside the cohort so that they could answer (``questions_down``),
+    samples passed through a model to answer, how many clients trained beyond κ, and the floats that these sent and were sent
+    (``more_up``, ``more_down``).
     """
 
     method: str
