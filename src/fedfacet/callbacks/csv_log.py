@@ -37,7 +37,7 @@ class CsvLog(Callback):
     def on_round_end(self, federation: "Federation", result: RoundResult) -> None:
         """Append a row to each file."""
         row = {"round": result.round, "cohort": " ".join(map(str, result.cohort)), "num_arrived": len(result.arrived)}
-        self.metrics.append(row | result.metrics)
+        self.metrics.append({**row, **result.metrics})
         # ru_maxrss is in KiB on Linux and in bytes on macOS.
         peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / (2**20 if sys.platform == "darwin" else 2**10)
         self.timing.append(

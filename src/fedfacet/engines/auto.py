@@ -80,16 +80,13 @@ class AutoEngine(Engine):
         return self._engine
 
     def choose(self, clients: Clients, cohort_size: int, rounds: int, free: set[str]) -> tuple[dict[str, Any], dict[str, Any]]:
-        """Try out what is fastest.
+        """Try out what is fastest; return what to pass as ``choice``, and values of the settings named in ``free``.
 
         Args:
-            clients: the clients; its weights are scratch space.
+            clients: its weights are scratch space.
             cohort_size: how many clients a round has.
-            rounds: how many rounds there are to run, so that the start of processes is weighed against what they save.
+            rounds: how many there are to run, so that the start of processes is weighed against what they save.
             free: which of ``threads``, ``precision`` and ``compile`` may be chosen too; the others stay what they are.
-
-        Returns:
-            What to pass as ``choice``, and values of the settings named in ``free``.
         """
         trial = _Trial(clients, cohort_size, rounds)
         threads = sorted({1, num_cores()}) if "threads" in free and clients.device.type == "cpu" else [torch.get_num_threads()]
@@ -186,8 +183,7 @@ class _Trial:
             most = torch.cuda.device_count() if device.index is None else 1
         else:
             most = min(num_cores() // threads, _fitting_processes())
-        number = min(most, len(self.tasks))
-        if number < 2:
+        if (number := min(most, len(self.tasks))) < 2:
             return
         dealt = makespan(pieces(self.steps, number, divisible=self.clients.program.divisible), number)
         self._add(
