@@ -19,9 +19,6 @@ class CsvLog(Callback):
     ``metrics.csv`` holds deterministic columns only: two runs of the same seed give the same file. ``timing.csv`` holds
     seconds, peak memory and the engine. A resumed run refuses a file that does not begin with the rows that its checkpoint
     knows, and drops the rows after them.
-
-    Args:
-        run_dir: the run folder.
     """
 
     def __init__(self, *, run_dir: Path) -> None:

@@ -23,20 +23,15 @@ class EvaluateClients(Measurement):
 
     A metric is the mean over all K clients, :math:`\frac{1}{K} \sum_k m_k`. All models are measured on the same samples, so the
     mean of accuracies is the accuracy over all of them. ``acc_worst_group`` is the mean of the clients' worst groups, which may
-    be different ones.
+    be different ones. A client that has not trained yet is measured with the global model.
 
     Metrics, for ``val`` and ``test``: those of ``Evaluate``; ``acc_own``, whose groups are weighted by the client's own
     training counts, so that it is the accuracy on samples like the client's own; and ``acc_min``, ``acc_max``,
     ``acc_worst_group_min`` and so on, of the worst and of the best client.
 
     Args:
-        splits: name -> positions of samples in the data set.
-        group_weights: training samples per group of all clients, in the order g = y * num_attributes + a.
-        num_attributes: A.
+        splits: as in ``Evaluate``, like ``group_weights`` and ``num_attributes``.
         data: the clients' own training samples per group are taken from it.
-
-    Note:
-        A client that has not trained yet is measured with the global model.
     """
 
     def __init__(

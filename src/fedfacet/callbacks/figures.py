@@ -19,7 +19,6 @@ class Figures(Callback):
     ``selection.png`` counts the updates that arrived, those of pre-training rounds among them.
 
     Args:
-        run_dir: the run folder.
         data: its clients' interaction matrices and the names of classes and attributes are drawn.
     """
 

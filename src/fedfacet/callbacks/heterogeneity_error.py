@@ -24,7 +24,6 @@ class HeterogeneityError(Callback):
     where nobody was asked or the data set knows no attributes.
 
     Args:
-        run_dir: the run folder.
         data: the federation's data, whose attributes give the truth.
     """
 

@@ -23,15 +23,16 @@ _AT_ONCE = 16
 class PersonalEvaluate(UpdatesMeasurement):
     """Measure the clients' models as they are after the round's local training, before anything is averaged.
 
-    A client of the round has the model that its update is made from. One that took part before is trained on what this round's
-    clients were sent, with its own memory, and nothing of that is kept. One that has never taken part has no model of its own
-    and is measured with the new global model. A model with NaN or infinite entries has diverged: it is left out and counted.
+    A client of the round has the model that its update is made from, with what ``transforms=`` do to it. One that took part
+    before is trained on what this round's clients were sent, with its own memory, and nothing of that is kept. One that has
+    never taken part has no model of its own and is measured with the new global model. A model with NaN or infinite entries has
+    diverged: it is left out and counted.
 
     Metrics, each client counting the same: ``personal_test/acc_mean``, ``acc_min`` and ``acc_std`` (population) of accuracies
     on the global test set, which is what FedLD's table 1 shows; ``personal_holdout/...`` likewise on what each client holds
     out of its own samples, where ``partition.local_holdout`` is larger than 0, over the ``personal_holdout/num_clients`` that
-    hold out something; ``personal/num_never_selected``, the clients measured with the global model;
-    ``personal/num_diverged``, those left out.
+    hold out something; ``personal/num_never_selected``, the clients measured with the global model; ``personal/num_diverged``,
+    those left out.
 
     Source: FedLD's released code, which takes the mean over the clients on the global test set; there all clients take part
     in every round.
@@ -39,9 +40,6 @@ class PersonalEvaluate(UpdatesMeasurement):
     Args:
         splits: name -> positions of samples in the data set; ``"test"`` is read.
         local_holdout: per client the positions of what it holds out; empty, or empty arrays, for nothing.
-
-    Note:
-        What ``transforms=`` do to an update before it leaves is part of the model that is measured.
     """
 
     def __init__(

@@ -20,13 +20,8 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-_UNSAID = {
-    "correction": "none",
-    "objective": "classification",
-    "personal": "none",
-    "loss": "cross_entropy",
-    "participation": "always",
-}
+_UNSAID = {"correction": "none", "objective": "classification", "personal": "none", "loss": "cross_entropy"}
+_UNSAID |= {"participation": "always"}
 """Groups that are told of only where another option than this was chosen."""
 
 

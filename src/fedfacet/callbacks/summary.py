@@ -31,7 +31,6 @@ class Summary(Callback):
     the test set never chooses.
 
     Args:
-        run_dir: the run folder.
         facts: what is known before the first round (seed, partition digest, versions, hardware, ...), JSON-able.
         model_config: written to ``model/config.json``, enough to build the model again, JSON-able.
     """

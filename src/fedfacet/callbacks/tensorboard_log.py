@@ -17,9 +17,6 @@ if TYPE_CHECKING:
 class TensorBoardLog(Callback):
     """The same numbers as the csv files, with the round as the step, in ``tensorboard/`` of the run folder.
 
-    Args:
-        run_dir: the run folder.
-
     Raises:
         ConfigError: if the package ``tensorboard`` is not installed.
     """

@@ -26,12 +26,7 @@ _TOLERANCE_BF16 = 1e-1
 def try_out(training: StackedTraining, task: ClientTask) -> float:
     """Take a step of two models, each by itself and side by side, and compare losses, gradients and buffers.
 
-    Args:
-        training: to be tried; its program is left with other weights.
-        task: of any client.
-
-    Returns:
-        How many bytes of a sample's forward pass its backward pass needs.
+    The program is left with other weights. Return how many bytes of a sample's forward pass its backward pass needs.
 
     Raises:
         CannotStackError: if they differ, or if something is known to make clients differ later.

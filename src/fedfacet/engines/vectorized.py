@@ -25,20 +25,15 @@ class VectorizedEngine(Engine):
 
     It pays where layers are small: 200 clients with a linear model take a tenth of the time that they take one by one. A trial
     before the first round finds out what cannot be stacked (layers that draw random numbers, optimizers that mix parameters,
-    corrections with a memory); the clients are then trained one after another, with a warning.
+    corrections with a memory); the clients are then trained one after another, with a warning, and ``fallback_reason`` says
+    why. The tensors of an update are views of its stack's: whoever keeps one keeps them all.
 
     Args:
         clients_at_once: how many clients share a stack, 1 or larger; ``None`` for as many as fit into half a gigabyte, on an
             accelerator into a third of its memory.
 
-    Attributes:
-        fallback_reason: why clients are trained one after another; ``None`` as long as they are not.
-
     Raises:
         ValueError: if ``clients_at_once`` is out of range.
-
-    Note:
-        The tensors of an update are views of its stack's: whoever keeps one keeps them all.
     """
 
     def __init__(self, *, device: str = "auto", clients_at_once: int | None = None) -> None:

@@ -62,21 +62,13 @@ class Head:
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """A table of a paper, as ``PAPER/NAME.yaml`` describes it.
+    """A table of a paper, as ``PAPER/NAME.yaml`` describes it; ``source`` is where it is printed, ``corner`` heads its rows.
 
-    Attributes:
-        title: what it is about.
-        source: where it is printed.
-        corner: what heads the rows.
-        metric: what its cells hold where neither row nor column says so.
-        seeds: how many runs a cell is the mean of.
-        where: what the configs of all its runs say.
-        usual: what those of the paper's runs say; where a cell has runs that do, others are not counted.
-        federations: data set, partition and settings, in the order of the paper. Each has all the columns.
-        columns: a single one without a name if the federations are the columns.
-        rows: by name.
-        paper: row -> the paper's numbers, in the order of federations and, within one, of columns.
-        notes: what a reader must know of the paper's numbers.
+    ``metric`` is what its cells hold where neither row nor column says so, the mean of ``seeds`` runs. ``where`` is what the
+    configs of all its runs say, ``usual`` what those of the paper's runs say: where a cell has runs that do, others are not
+    counted. Federations (data set, partition and settings) are in the order of the paper, and each has all the columns: a
+    single one without a name if the federations are the columns. ``paper`` holds a row's printed numbers in the order of
+    federations and, within one, of columns; ``notes`` is what a reader must know of them.
     """
 
     title: str

@@ -31,19 +31,12 @@ class CommonModel(NamedTuple):
 
 
 class Order(NamedTuple):
-    """What a worker shall do.
+    """What a worker shall do: ``"train"``, ``"answer"`` a query, or ``"predict"`` batches.
 
     Its tensors come as bundles beside it. To predict, that is what the client keeps. Else these are the broadcast's extras, the
-    client's memory, the broadcast's model unless it is the common one, and what ``wire.pack_half`` makes of a half-trained
-    client, if there is one.
-
-    Attributes:
-        kind: ``"train"``, ``"answer"`` or ``"predict"``.
-        task: without its tensors; ``None`` to predict.
-        model: the common model where its place is new; ``None`` for "as before".
-        own_model: whether the task has a model of its own.
-        half: the numbers of a half-trained client.
-        stop: put the training down after this many steps; ``None`` to finish it.
+    client's memory, the broadcast's model if it is the task's ``own_model`` and not the common one, and what ``wire.pack_half``
+    makes of a half-trained client, whose numbers are ``half``. ``model`` is the common model where its place is new, ``None``
+    for "as before". ``stop`` is the number of steps after which training is put down; ``None`` to finish it.
     """
 
     kind: str
@@ -59,10 +52,8 @@ class Order(NamedTuple):
 def serve(connection: Connection, pickled: bytes, settings: dict[str, Any]) -> None:
     """Take orders until the other end is gone; the entry point of a worker process.
 
-    Args:
-        connection: to whoever gives the orders.
-        pickled: a pair: the keyword arguments of a ``Clients``, its memory format by name, and the pickle of its data.
-        settings: ``threads``, ``deterministic`` and ``device``.
+    ``pickled`` is a pair: the keyword arguments of a ``Clients``, its memory format by name, and the pickle of its data.
+    ``settings`` are ``threads``, ``deterministic`` and ``device``.
     """
     for number in (signal.SIGINT, signal.SIGTERM):  # they reach the whole process group; whoever gives the orders decides
         signal.signal(number, signal.SIG_IGN)

@@ -66,13 +66,13 @@ class Sensitivity:
 
 
 def measure_sensitivity(runs: Sequence[Run], *, metric: str = METRIC, where: Mapping[str, str] | None = None) -> Sensitivity:
-    """Return a metric over the paper's grid, and over further values that runs have.
+    """Return a metric, to be made small, over the paper's grid and over further values that runs have.
 
     Source: FedDiverse (arXiv:2504.11216), appendix D and figure 4.
 
     Args:
         runs: finished ones are counted; those whose clients did not estimate their triplets may be among them.
-        metric: to be made small.
+        metric: as a run's summary names it.
         where: settings that runs must have to be counted.
 
     Raises:

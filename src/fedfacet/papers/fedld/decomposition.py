@@ -27,10 +27,10 @@ def describe_decompositions(runs: Sequence[Run], rounds: "Sequence[DecomposedRou
         rounds: of each run.
 
     Returns:
-        Per run its ``run``, ``seed``, ``settings`` (those that differ), ``round``, ``num_rounds`` of the run, ``same_model``, the
-        signed terms and the ``global_loss`` that they add up to, and per participant its ``id``, ``num_samples``, ``own_loss`` (its
-        local model on its own samples), ``loss_on_all`` (its local model on all participants') and ``global_model_loss`` (the new
-        global model on its samples).
+        Per run its ``run``, ``seed``, ``settings`` (those that differ), ``round``, ``num_rounds`` of the run, ``same_model``,
+        the signed terms and the ``global_loss`` that they add up to, and per participant its ``id``, ``num_samples``,
+        ``own_loss`` (its local model on its own samples), ``loss_on_all`` (its local model on all participants') and
+        ``global_model_loss`` (the new global model on its samples).
     """
     keys = _named_by_method(runs, [key for key in differing_keys(runs) if key != "partition_digest"])
     described = []

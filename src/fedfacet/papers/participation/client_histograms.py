@@ -49,12 +49,9 @@ Clients = Mapping[tuple[str, str], Sequence[ClientsOfRun]]
 def measure_clients(runs: Sequence[Run], *, rows: Sequence[str], columns: Sequence[str]) -> Clients:
     """Count who was selected in each run, and measure the clients of its last checkpoint; nothing is written.
 
-    Source: De Cesare et al., Federated Learning Beyond Uniform Participation, figure 12.
+    ``rows`` and ``columns`` are config keys as in ``make_table``. Unfinished runs are not measured.
 
-    Args:
-        runs: finished ones are measured, the others are not.
-        rows: config keys as in ``make_table`` whose values together name a setting.
-        columns: as ``rows``.
+    Source: De Cesare et al., Federated Learning Beyond Uniform Participation, figure 12.
 
     Raises:
         ConfigError: if no run has finished, no run has such a key, or a setting has a seed twice.
