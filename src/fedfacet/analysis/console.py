@@ -16,9 +16,7 @@ OUTPUTS = (
     "checkpoints/last.ckpt", "model/model.safetensors", "config.yaml", "train.log",
 )  # fmt: skip
 
-MAX_GROUPS = 12
-"""More than these are not shown one by one."""
-
+MAX_GROUPS = 12  # more than these are not shown one by one
 _PERSONAL = {
     "personal, mean": "personal_test/acc_mean",
     "personal, worst client": "personal_test/acc_min",

@@ -11,8 +11,7 @@ from omegaconf import OmegaConf
 
 from fedfacet.errors import ConfigError, FedFacetError
 
-CONFIG_FILE = "config.yaml"
-"""What makes a folder a run folder."""
+CONFIG_FILE = "config.yaml"  # what makes a folder a run folder
 
 # `method` and `sweep` are names for choices of other groups, which are compared themselves.
 _BESIDE_THE_METHOD = {"seed", "paths", "resume", "engine", "logger", "wandb", "hydra", "method", "sweep"}

@@ -14,8 +14,7 @@ from fedfacet.analysis.runs import Run, as_number, differing_keys, telling_keys
 from fedfacet.arguments import check_choice
 from fedfacet.errors import ConfigError
 
-PAPER = "paper"
-"""The ``at`` of a column with a paper's numbers."""
+PAPER = "paper"  # the `at` of a column with a paper's numbers
 
 
 class SeedTwiceError(ConfigError):

@@ -2,13 +2,12 @@
 
 from collections.abc import Mapping, Sequence
 from statistics import fmean
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from fedfacet.callbacks.base import Measurement
-from fedfacet.callbacks.evaluate import metrics_of
+from fedfacet.callbacks.evaluate import Evaluate, metrics_of
 from fedfacet.metrics.group_counts import GroupCounts
 
 if TYPE_CHECKING:
@@ -18,7 +17,7 @@ if TYPE_CHECKING:
 _SPREAD = ("acc", "acc_worst_group", "acc_own")
 
 
-class EvaluateClients(Measurement):
+class EvaluateClients(Evaluate):
     r"""Measure the model that each client would use, global layers and its own, on the validation and the test set, per group.
 
     A metric is the mean over all K clients, :math:`\frac{1}{K} \sum_k m_k`. All models are measured on the same samples, so the
@@ -43,10 +42,8 @@ class EvaluateClients(Measurement):
         data: "FederatedData",
         every_n_rounds: int = 1,
     ) -> None:
-        super().__init__(every_n_rounds, "evaluate")  # in whose place it stands
-        self.splits = splits
-        self.group_weights = tuple(group_weights)
-        self.num_attributes = num_attributes
+        weights: Any = {"group_weights": group_weights, "num_attributes": num_attributes}
+        super().__init__(splits=splits, every_n_rounds=every_n_rounds, **weights)
         self.own_weights = [matrix.counts.ravel().tolist() for matrix in data.matrices]
 
     def measure(self, federation: "Federation", round: int) -> Mapping[str, float]:

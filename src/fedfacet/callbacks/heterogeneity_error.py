@@ -12,8 +12,7 @@ if TYPE_CHECKING:
     from fedfacet.data.federated import FederatedData
     from fedfacet.federation import Federation
 
-QUERY = "heterogeneity"
-"""Under which name clients disclose their triplets."""
+QUERY = "heterogeneity"  # under which name clients disclose their triplets
 
 
 class HeterogeneityError(Callback):

@@ -16,8 +16,7 @@ from fedfacet.types import ClientTask, ClientUpdate, FederationState, State
 if TYPE_CHECKING:
     from fedfacet.federation import Federation
 
-_AT_ONCE = 16
-"""So many clients' models are held at a time."""
+_AT_ONCE = 16  # so many clients' models are held at a time
 
 
 class PersonalEvaluate(UpdatesMeasurement):

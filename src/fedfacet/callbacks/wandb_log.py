@@ -55,10 +55,7 @@ class WandbLog(Callback):
         self.run_dir = run_dir
         self.run_config = run_config
         self.facts = facts
-        self.project = project
-        self.entity = entity
-        self.mode = mode
-        self.tags = tuple(tags)
+        self._options: dict[str, Any] = {"project": project, "entity": entity, "mode": mode, "tags": tuple(tags)}
         self._run: Run | None = None
         self._id = secrets.token_hex(4)  # here, so that a run that is stopped in its first round has it too
 
@@ -77,16 +74,13 @@ class WandbLog(Callback):
 
         try:
             self._run = wandb.init(
-                project=self.project,
-                entity=self.entity,
-                mode=self.mode,  # type: ignore[arg-type]
+                **self._options,
                 dir=self.run_dir,
                 id=self._id,
                 resume="allow",
                 group=self.group,
                 name=f"{self.group}-s{self.facts['seed']}",
                 job_type="train",
-                tags=self.tags,
                 config=dict(self.run_config) | {"facts": dict(self.facts)},
             )
         except wandb.errors.Error as error:

@@ -27,23 +27,12 @@ from fedfacet.types import Answer, Broadcast, ClientTask, ClientUpdate, Query, S
 
 log = logging.getLogger(__name__)
 
-BUDGET_SECONDS = 1.0
-"""How long one way of training is tried out, beyond its first steps."""
-
-WORKER_START_SECONDS = 6.0
-"""What importing torch and lightning takes a new process."""
-
-WORKER_SLOWDOWN = 1.1
-"""Processes side by side share caches and memory."""
-
-HAND_OVER_SECONDS = 2.5e-4
-"""What sending a client's order and taking its update takes this process, while a worker waits."""
-
-THREADS_SLOWDOWN = 1.05
-"""Threads wait for each other, so that whatever else runs on the machine slows them down more than a single one."""
-
-COMPILE_SECONDS = 60.0
-"""Roughly what compiling a model takes, and how much faster than that a whole run must become for it to be tried."""
+BUDGET_SECONDS = 1.0  # how long one way of training is tried out, beyond its first steps
+WORKER_START_SECONDS = 6.0  # what importing torch and lightning takes a new process
+WORKER_SLOWDOWN = 1.1  # processes side by side share caches and memory
+HAND_OVER_SECONDS = 2.5e-4  # what sending a client's order and taking its update takes this process, while a worker waits
+THREADS_SLOWDOWN = 1.05  # threads wait for each other, so other programs slow them down more than a single one
+COMPILE_SECONDS = 60.0  # roughly what compiling a model takes; it is tried for runs that take ten times as long
 
 
 class AutoEngine(Engine):

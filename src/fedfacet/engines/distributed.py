@@ -1,6 +1,7 @@
 """The engine of many processes, on one machine or many: rank 0 drives, the others serve. Exact."""
 
 import contextlib
+import operator
 import os
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -81,11 +82,9 @@ class DistributedEngine(Engine):
             if hasattr(self, "clients") and self.clients.device.type == "cpu":
                 crowded(self._place.num_local_ranks, os.cpu_count() or 1, "start fewer ranks on this machine")
             ranks = self._free_ranks()
-            ranks.send({rank: Message(_Shared(value)) for rank in ranks.others})
+            ranks.send({rank: Message(value) for rank in ranks.others})
             return value
-        shared = self._join().receive(0).body
-        assert isinstance(shared, _Shared)
-        return shared.value
+        return self._join().receive(0).body
 
     def run(self, tasks: Iterable[ClientTask]) -> Iterator[ClientUpdate]:
         """Yield each task's update."""
@@ -99,7 +98,7 @@ class DistributedEngine(Engine):
             return super().ask(query, tasks)
         if not query.needs_model:
             tasks = [replace(task, broadcast=Broadcast({})) for task in tasks]
-        return self._dealt(list(tasks), query, lambda task: self.clients.answer(query, task), _received_answer)
+        return self._dealt(list(tasks), query, lambda task: self.clients.answer(query, task), operator.attrgetter("body"))
 
     def _predictions(self, model: State, splits: Sequence[NDArray[np.int64]], memory: State) -> Predictions:
         """Return the predictions of all splits, one after another."""
@@ -237,22 +236,11 @@ def _received_update(message: Message) -> ClientUpdate:
     return replace(update, extras=state.clone(update.extras), memory=state.clone(update.memory))
 
 
-def _received_answer(message: Message) -> Answer:
-    answer: Answer = message.body
-    return answer
-
-
 def _own_device(name: str, place: Place) -> str:
     """Return the accelerator that is this rank's, where the ranks of a machine share them out."""
     if name not in ("auto", "cuda") or place.num_ranks == 1 or not torch.cuda.is_available():
         return name
     return f"cuda:{place.local_rank % torch.cuda.device_count()}"
-
-
-class _Shared(NamedTuple):
-    """From rank 0: a value for all."""
-
-    value: Any
 
 
 class _Work(NamedTuple):

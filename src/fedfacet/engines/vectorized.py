@@ -16,8 +16,7 @@ log = logging.getLogger(__name__)
 
 _CPU_BYTES = 2**29
 _ACCELERATOR_SHARE = 1 / 3
-_COPIES = 6
-"""Of a client's weights: themselves, their gradient, two moments, the update, and one in between."""
+_COPIES = 6  # of a client's weights: themselves, their gradient, two moments, the update, and one in between
 
 
 class VectorizedEngine(Engine):

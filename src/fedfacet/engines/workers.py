@@ -33,8 +33,7 @@ from fedfacet.types import Answer, ClientTask, ClientUpdate, Query, State
 
 log = logging.getLogger(__name__)
 
-MAX_DEATHS = 3
-"""A piece of work that has killed so many workers is given up, and the run with it."""
+MAX_DEATHS = 3  # a piece of work that has killed so many workers is given up, and the run with it
 
 
 class WorkersEngine(Engine):

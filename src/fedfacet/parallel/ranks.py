@@ -27,8 +27,7 @@ from fedfacet.types import State
 
 log = logging.getLogger(__name__)
 
-_EVER = timedelta(days=3650)
-"""A message may be long in coming; for how long it is waited is decided in ``Ranks.receive``."""
+_EVER = timedelta(days=3650)  # a message may be long in coming; for how long it is waited is decided in `Ranks.receive`
 
 
 class Place(NamedTuple):

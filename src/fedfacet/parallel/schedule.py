@@ -7,8 +7,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-_TOLERANCE = 0.02
-"""Handing a client over costs something too."""
+_TOLERANCE = 0.02  # handing a client over costs something too
 
 
 class Piece(NamedTuple):

@@ -71,7 +71,7 @@ def pack_update(update: ClientUpdate) -> tuple[dict[str, Any], list[State]]:
 
 def unpack_update(numbers: Mapping[str, Any], bundles: Sequence[State]) -> ClientUpdate:
     """Put an update together again."""
-    return ClientUpdate(**{**numbers, **dict(zip(_UPDATE_BUNDLES, bundles, strict=True))})  # type: ignore[arg-type]
+    return ClientUpdate(**{**numbers, **dict(zip(_UPDATE_BUNDLES, bundles, strict=True))})
 
 
 def pack_half(half: HalfTrained) -> tuple[dict[str, Any], list[State]]:

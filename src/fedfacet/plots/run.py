@@ -21,14 +21,9 @@ from fedfacet.plots.groups import group_names
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-TYPES = ("CI", "AI", "SC", "none")
-"""The types of client in the order in which pictures and tables show them."""
-
-TYPE_COLOURS = {"CI": "#F5E5A5", "AI": "#C3E3D5", "SC": "#DCCBE6", "none": "#E6E6E6"}
-"""The background of each type."""
-
-MEASURES = ("class imbalance (CI)", "attribute imbalance (AI)", "spurious correlation (SC)")
-"""What the three measures of a triplet are called."""
+TYPES = ("CI", "AI", "SC", "none")  # the types of client in the order in which pictures and tables show them
+TYPE_COLOURS = {"CI": "#F5E5A5", "AI": "#C3E3D5", "SC": "#DCCBE6", "none": "#E6E6E6"}  # the background of each type
+MEASURES = ("class imbalance (CI)", "attribute imbalance (AI)", "spurious correlation (SC)")  # a triplet's, as titles
 
 _CLASS_COLOURS = COLOURS[:6]  # a hue per class, a shade of it per attribute value
 _WORST_COLOUR = VERMILION
@@ -113,8 +108,8 @@ def plot_curves(
             ink: dict[str, Any] = {"color": colour, "zorder": 3}
             _draw_line(accuracy, rounds, 100 * curve(f"test/{name}"), linewidth=1.8, label=label, **ink)
             _draw_line(accuracy, rounds, 100 * curve(f"val/{name}"), linewidth=1.1, linestyle=DASHES, **ink)
-        for colour, (y, a) in zip(_group_colours(num_classes, num_attributes), groups, strict=False):
-            style: dict[str, Any] = {"color": colour, "label": names[y * len(attributes) + a]}
+        for shade, (y, a) in zip(_group_colours(num_classes, num_attributes), groups, strict=False):
+            style: dict[str, Any] = {"color": shade, "label": names[y * len(attributes) + a]}
             if len(groups) > _MAX_LABELLED_CURVES:
                 # One name for all, which the first need not carry: it may have no test samples, and so no curve.
                 named = f"each {word}" in accuracy.get_legend_handles_labels()[1]

@@ -13,9 +13,7 @@ from fedfacet.analysis.runs import Run, differing_keys
 from fedfacet.analysis.writers import csv_of, markdown_of
 from fedfacet.errors import FedFacetError
 
-COMPRESSION = 1e-5
-"""The paper's r, the part of an update's numbers that is left after HCSFed's compression."""
-
+COMPRESSION = 1e-5  # the paper's r, the part of an update's numbers that is left after HCSFed's compression
 _SERIES = ("answers_up", "questions_down", "samples", "more_clients", "more_up", "more_down")
 _LEDGER = ("floats_down", "floats_up", "query_floats_down", "query_floats_up", "query_samples")
 

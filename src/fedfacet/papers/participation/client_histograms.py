@@ -42,8 +42,7 @@ class ClientsOfRun:
     held_out: bool
 
 
-Clients = Mapping[tuple[str, str], Sequence[ClientsOfRun]]
-"""(row, column) -> the runs there, one per seed."""
+Clients = Mapping[tuple[str, str], Sequence[ClientsOfRun]]  # (row, column) -> the runs there, one per seed
 
 
 def measure_clients(runs: Sequence[Run], *, rows: Sequence[str], columns: Sequence[str]) -> Clients:
