@@ -51,13 +51,10 @@ def one_by_one(overrides: Sequence[str]) -> list[list[str]]:
 
 
 def describe(configs: Sequence[DictConfig]) -> tuple[dict[str, Any], list[Path]]:
-    """Describe the federations of some configs and draw them; nothing is written unless everything can be told.
+    """Return the description of some configs' federations as JSON-able data, and the paths of the pictures drawn.
 
-    Args:
-        configs: one; or several that differ by their selectors, or by their partitions, but not by both.
-
-    Returns:
-        The description as JSON-able data, and the pictures' paths.
+    Several configs differ by their selectors or by their partitions, but not by both. Nothing is written unless everything can
+    be told.
     """
     folder = Path(configs[0].paths.output_dir)
     if (folder / "config.yaml").exists():
