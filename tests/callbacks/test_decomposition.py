@@ -10,8 +10,7 @@ import pytest
 import torch
 from torch.nn import functional
 
-from fedfacet import state
-from fedfacet import checkpoint, rng, state
+from fedfacet import rng, state
 from fedfacet.aggregators.fedld import FedLD
 from fedfacet.callbacks.decomposition import Decomposition
 from fedfacet.methods.fedpac import FedPAC, FedPACObjective

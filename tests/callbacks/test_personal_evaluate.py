@@ -10,8 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from fedfacet import state
-from fedfacet import checkpoint, rng, state
+from fedfacet import rng, state
 from fedfacet.build import build
 from fedfacet.callbacks.personal_evaluate import PersonalEvaluate
 from fedfacet.config import compose_job

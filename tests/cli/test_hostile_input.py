@@ -16,7 +16,6 @@ import torch
 from omegaconf import OmegaConf
 
 from fedfacet.config import folders
-from fedfacet.config import command_line
 from fedfacet.runs import checkpoint
 
 

@@ -1,4 +1,4 @@
-"""Objective, correction and aggregator of conf/ in every combination: whole methods work, halves are refused by name (law 5)."""
+"""Objective, correction and aggregator of conf/ in every combination: whole methods work, halves are refused (law 5)."""
 
 import itertools
 import re

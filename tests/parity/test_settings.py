@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch.utils.data import DataLoader
 
-from fedfacet import checkpoint, state
+from fedfacet import state
 from fedfacet.clients.personal_memory import own_model
 from fedfacet.runs import checkpoint
 from fedfacet.selectors.all import AllSelector

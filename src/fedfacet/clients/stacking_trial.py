@@ -71,7 +71,6 @@ def _refuse_the_known(clients: Clients) -> None:
     unlike = end_hook is not ClassificationObjective.on_client_end or not isinstance(objective, ClassificationObjective)
     corrects = correction is not None and type(correction).on_client_end is not Correction.on_client_end
     nothing_else = "Expected clients that send and keep nothing but weights, but those of"
-    alone = "Expected an objective that looks at its batches only"
     for known, text in (
         (len(clients.programs) > 1, "Expected clients with models of one shape, but they have several"),
         (clients.compile, "Expected a model that torch runs as it is, but it is compiled"),
