@@ -46,6 +46,7 @@ def test_a_folder_without_a_run(tmp_path):
         fedfacet.load_run(tmp_path)
 
 
-def test_importing_the_package_loads_nothing():
+def test_importing_the_package_loads_nothing(checkout):
     loads = "import fedfacet, sys; print([name for name in ('torch', 'hydra', 'numpy') if name in sys.modules])"
-    assert subprocess.run([sys.executable, "-c", loads], check=True, capture_output=True, text=True).stdout == "[]\n"
+    env = {"PYTHONPATH": str(checkout / "src")}
+    assert subprocess.run([sys.executable, "-c", loads], check=True, capture_output=True, text=True, env=env).stdout == "[]\n"

@@ -81,8 +81,13 @@ def _print_wrapped(tell_help: Callable[[], None]) -> None:
     said = io.StringIO()
     with contextlib.redirect_stdout(said), contextlib.suppress(SystemExit):
         tell_help()
-    with contextlib.suppress(BrokenPipeError):  # `--help | head`
-        width = min(max(shutil.get_terminal_size((128, 24)).columns, 80), 128)
-        for line in said.getvalue().replace("python src/train.py", command_name()).splitlines():
-            is_list = re.match(r"\w+: \w+,", line)
-            print(textwrap.fill(line, width, subsequent_indent="  ", break_on_hyphens=False) if is_list else line)
+    width = min(max(shutil.get_terminal_size((128, 24)).columns, 80), 128)
+    lines = said.getvalue().replace("python src/train.py", command_name()).splitlines()
+    folded = [
+        textwrap.fill(line, width, subsequent_indent="  ", break_on_hyphens=False) if re.match(r"\w+: \w+,", line) else line
+        for line in lines
+    ]
+    try:
+        print(*folded, sep="\n", flush=True)
+    except BrokenPipeError:  # `--help | head`
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -11,6 +11,7 @@ from omegaconf import DictConfig, OmegaConf
 from fedfacet import config as configuration
 from fedfacet.errors import CheckpointError, ConfigError, FedFacetError
 from fedfacet.runs.job import Job
+from fedfacet.runs.jobs import check
 from fedfacet.runs.lock import sole
 
 if TYPE_CHECKING:
@@ -105,6 +106,7 @@ def train(*overrides: str) -> Run:
         if configuration.make(config.engine).spans_processes:
             raise ConfigError(f"Expected an engine of one process, but got engine={config.choices.engine}: use the command.")
         given = [one for one in argv[1:] if not one.startswith("hydra.") or one.startswith("hydra.searchpath=")]
+        check(config, run_dir)
         run_dir.mkdir(parents=True, exist_ok=True)
         with sole(run_dir / "train.log") as alone:
             if not alone:
