@@ -8,13 +8,12 @@ import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from provenance import headline, provenance
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "src"))
@@ -29,7 +28,6 @@ from fedfacet.clients.queries.num_samples import NumSamples
 from fedfacet.clients.queries.true_heterogeneity import TrueHeterogeneity
 from fedfacet.engines.base import Engine
 from fedfacet.federation import Federation
-from fedfacet.metrics.group_counts import GroupCounts
 from fedfacet.selectors.base import ClientSelector
 from fedfacet.selectors.feddiverse import FedDiverseSelector
 from fedfacet.selectors.fedpns import FedPNSSelector
@@ -37,7 +35,7 @@ from fedfacet.selectors.fedrk import FedRKSelector
 from fedfacet.selectors.pow_d import PowDSelector
 from fedfacet.selectors.round_robin import RoundRobinSelector
 from fedfacet.selectors.uniform import UniformSelector
-from fedfacet.types import Answer, ClientTask, ClientUpdate, Partition, Query, State
+from fedfacet.types import Answer, ClientTask, ClientUpdate, Facts, Partition, Query, State
 
 
 class Effortless(Engine):
@@ -59,7 +57,7 @@ class Effortless(Engine):
             "num_samples": generator.integers(1, 40, num_clients).tolist(),
         }
 
-    def setup(self, runtime: Clients) -> None:
+    def setup(self, clients: Clients) -> None:
         """Need nothing."""
 
     def run(self, tasks: Iterable[ClientTask]) -> Iterator[ClientUpdate]:
@@ -73,10 +71,6 @@ class Effortless(Engine):
         for task in tasks:
             value = self._answers[query.name][task.client_id]
             yield Answer(value, floats_up=np.size(value), samples=0)
-
-    def evaluate(self, weights: State, splits: Sequence[NDArray[np.int64]]) -> list[GroupCounts]:
-        """Count nothing."""
-        raise NotImplementedError
 
 
 def main() -> None:
@@ -135,8 +129,7 @@ def measure(options: argparse.Namespace, digest: str) -> Iterator[tuple[str, lis
     for selector in selectors:
         with tempfile.TemporaryDirectory() as folder:
             federation = Federation(
-                model=model,
-                num_clients=options.clients,
+                facts=Facts(options.clients, model, parameters=tuple(model)),
                 partition_digest=digest,
                 engine=engine,
                 selector=selector,

@@ -7,6 +7,8 @@ os.environ["OMP_NUM_THREADS"] = "1"
 
 import fedfacet.libraries  # noqa: F401, I001  # before anything else that loads torch
 
+from collections.abc import Mapping
+from dataclasses import fields, is_dataclass
 from functools import partial
 from pathlib import Path
 
@@ -170,6 +172,24 @@ def tiny_federation(tiny_clients):
         )
 
     return make
+
+
+@pytest.fixture(scope="session")
+def plain():
+    """Return a function that makes plain values of any state, so that two are equal exactly where they are bit for bit."""
+
+    def plainly(value):
+        if isinstance(value, torch.Tensor):
+            return str(value.dtype), tuple(value.shape), value.detach().cpu().contiguous().numpy().tobytes()
+        if isinstance(value, float):
+            return value.hex()
+        if is_dataclass(value):
+            return type(value).__name__, {field.name: plainly(getattr(value, field.name)) for field in fields(value)}
+        if isinstance(value, Mapping):
+            return {key: plainly(entry) for key, entry in value.items()}
+        return [plainly(entry) for entry in value] if isinstance(value, list | tuple) else value
+
+    return plainly
 
 
 @pytest.fixture(scope="session")

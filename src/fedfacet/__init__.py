@@ -1,24 +1,34 @@
 """FedFacet: heterogeneity in federated learning, one Hydra option per method.
 
-``fedfacet.train("selector=uniform")`` trains and returns a ``Run``, ``fedfacet.load_run(folder)`` returns that of a folder. The
-other public names live in their rooms (``fedfacet.selectors.feddiverse``, ``fedfacet.objectives.classification``, ...), so that
-importing the package costs nothing that is not used. ``fedfacet.federation`` is the file to read first.
+``fedfacet.train("selector=uniform")`` trains and returns a ``Run``, ``fedfacet.load_run(folder)`` returns that of a folder, and
+``fedfacet.federate(...)`` makes a federation of real objects. ``dir(fedfacet)`` and ``__init__.pyi`` list the public names.
+Importing the package costs nothing that is not used. ``fedfacet.federation`` is the file to read first.
 """
 
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    from fedfacet.runs.run import Run as Run
-    from fedfacet.runs.run import load_run as load_run
-    from fedfacet.runs.run import train as train
+import ast
+import functools
+import importlib
+from pathlib import Path
+from typing import Any
 
 __version__ = "0.1.0"
 
 
 def __getattr__(name: str) -> Any:
-    """Load what the package offers itself, once it is asked for."""
-    if name not in ("Run", "load_run", "train"):
+    """Load a public name from its module, once it is asked for."""
+    if name not in _listed():
         raise AttributeError(f"module 'fedfacet' has no attribute {name!r}")
-    from fedfacet.runs import run
+    return getattr(importlib.import_module(_listed()[name]), name)
 
-    return getattr(run, name)
+
+def __dir__() -> list[str]:
+    """List the public names."""
+    return sorted({*globals(), *_listed()})
+
+
+@functools.cache
+def _listed() -> dict[str, str]:
+    """Return public name -> module, read from the stub that type checkers read too."""
+    stub = ast.parse(Path(__file__).with_suffix(".pyi").read_text(encoding="utf-8"))
+    imports = [node for node in stub.body if isinstance(node, ast.ImportFrom)]
+    return {alias.name: str(node.module) for node in imports for alias in node.names}

@@ -8,11 +8,12 @@ Rounds are counted from 1.
 import itertools
 import logging
 import math
+import reprlib
+import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
-from numbers import Integral, Real
 from typing import Any
 
 import torch
@@ -41,6 +42,9 @@ from fedfacet.types import (
 )
 
 log = logging.getLogger(__name__)
+
+_MOST = 2**53
+"""The largest count up to which a float holds every whole number."""
 
 
 class Federation:
@@ -158,7 +162,7 @@ class Federation:
     def run_round(self) -> RoundResult:
         """Run one round, and make it part of the state."""
         before, round, seed = self.state, self.state.round + 1, self.seed
-        notes = _Notes(disclosures={name: dict(answers) for name, answers in before.disclosures.items()})
+        notes = _Notes({name: dict(answers) for name, answers in before.disclosures.items()}, time.perf_counter())
 
         # 1. Who is able to take part?
         available, log_weights = tuple(range(self.num_clients)), None
@@ -200,7 +204,8 @@ class Federation:
 
         # 5.-7. They train; their updates cross back one by one, in cohort order, and are folded into the next model.
         watching = [callback for callback in self.callbacks.values() if callback.needs_updates]
-        notes.keeps_updates = bool(watching) or self.selector.needs_updates(before.selector)
+        learns = self.selector.needs_updates is not None and self.selector.needs_updates(before.selector)
+        notes.keeps_updates = bool(watching) or learns
         updates = self._received(tasks, notes)
         server, model, first = before.aggregator, before.model, next(updates, None)
         if first is not None:  # no update at all leaves model and aggregator as they were
@@ -341,7 +346,7 @@ class Federation:
                 log.warning("%s; the update is dropped.", message)
                 continue
             measured, answers = update.metrics, notes.answers.get(task.client_id, {})
-            receipt = (update.num_samples, update.num_steps, measured["loss_sum"], measured["num_seen"], answers)
+            receipt = (update.num_samples, update.num_steps, float(measured["loss_sum"]), measured["num_seen"], answers)
             notes.receipts.append(ClientReceipt(task.client_id, *receipt))
             if update.memory:
                 notes.memory[task.client_id] = update.memory
@@ -353,18 +358,18 @@ class Federation:
         """Say what of an update is not as it must be, or ``None``; whatever passes here, no aggregator trips over."""
         if not isinstance(update, ClientUpdate):
             return f"it is {type(update).__name__} instead of an update"
-        if update.client_id != task.client_id:
-            return f"it names client {update.client_id!r} as its sender"
+        if type(update.client_id) is not int or update.client_id != task.client_id:
+            return f"it names client {reprlib.repr(update.client_id)} as its sender"
         metrics = update.metrics if isinstance(update.metrics, Mapping) else {}
-        for name, value, kind, least in (
-            ("num_samples", update.num_samples, Integral, 1),
-            ("num_steps", update.num_steps, Integral, 1),
-            ("step_weight", update.step_weight, Real, math.ulp(0.0)),
-            ("loss_sum", metrics.get("loss_sum"), Real, math.nextafter(-math.inf, 0)),
-            ("num_seen", metrics.get("num_seen"), Real, 0),
+        for name, value, kind, least, most in (
+            ("num_samples", update.num_samples, int, 1, _MOST),
+            ("num_steps", update.num_steps, int, 1, _MOST),
+            ("step_weight", update.step_weight, int | float, math.ulp(0.0), sys.float_info.max),
+            ("loss_sum", metrics.get("loss_sum"), int | float, -sys.float_info.max, sys.float_info.max),
+            ("num_seen", metrics.get("num_seen"), int | float, 1, _MOST),
         ):
-            if isinstance(value, bool) or not isinstance(value, kind) or not least <= value < math.inf:
-                return f"its {name} is {value!r}"
+            if isinstance(value, bool) or not isinstance(value, kind) or not least <= value <= most:
+                return f"its {name} is {reprlib.repr(value)}"
         model = task.broadcast.model
         return (
             state.misfit("delta", update.delta, {name: model[name] for name in self.facts.parameters})
@@ -375,7 +380,8 @@ class Federation:
 
     def _check_stop(self) -> None:
         if self._stop_signal is not None:
-            raise Interrupted(self._stop_signal)
+            signal, self._stop_signal = self._stop_signal, None  # whoever catches it may call `fit` again
+            raise Interrupted(signal)
 
     def _finish(self, status: str) -> None:
         """Tell every callback that it is over, even if one of them fails."""
@@ -396,6 +402,7 @@ class _Notes:
     """What is noted down while a round is under way."""
 
     disclosures: dict[str, dict[int, Any]]
+    last: float  # the clock at the end of the last lap
     answers: dict[int, dict[str, Any]] = field(default_factory=dict)
     received_model: set[int] = field(default_factory=set)
     begun: dict[int, int] = field(default_factory=dict)  # client -> samples of the first steps that it took to answer
@@ -405,7 +412,6 @@ class _Notes:
     memory: dict[int, State] = field(default_factory=dict)
     ledger: Ledger = field(default_factory=Ledger)
     seconds: dict[str, float] = field(default_factory=lambda: dict.fromkeys(("ask", "select", "train", "measure"), 0.0))
-    last: float = field(default_factory=time.perf_counter)
 
     def lap(self, phase: str) -> None:
         """Book the time since the last lap to ``phase``."""

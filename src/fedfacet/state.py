@@ -27,6 +27,7 @@ def add(left: State, right: State, *, scale: float = 1.0) -> State:
     names = [name for name in left if name in right]
     if not names:  # the foreach kernels refuse empty lists
         return dict(left)
+    scale = _scale(scale, left[names[0]])
     sums = torch._foreach_add([left[name] for name in names], [right[name] for name in names], alpha=scale)
     return {**left, **dict(zip(names, sums, strict=True))}
 
@@ -88,7 +89,7 @@ def combination(bundles: Sequence[State], coefficients: Iterable[float]) -> Stat
     first, *others = zip(bundles, map(float, coefficients), strict=True)
     totals = torch._foreach_mul([first[0][name] for name in names], first[1])
     for bundle, coefficient in others:
-        torch._foreach_add_(totals, [bundle[name] for name in names], alpha=coefficient)
+        torch._foreach_add_(totals, [bundle[name] for name in names], alpha=_scale(coefficient, totals[0]))
     return dict(zip(names, totals, strict=True))
 
 
@@ -144,13 +145,13 @@ def misfit(what: str, bundle: object, expected: Mapping[str, Tensor], *, others:
         expected: what its tensors must be like.
         others: whether it may hold tensors of other names besides.
     """
-    if not isinstance(bundle, Mapping):
+    if not isinstance(bundle, Mapping) or not all(isinstance(name, str) for name in bundle):
         return f"its {what} is {type(bundle).__name__} instead of tensors by name"
     if lacking := expected.keys() - bundle.keys():
         return f"its {what} lacks {min(lacking)!r}"
     for name, tensor in bundle.items():
-        if not isinstance(tensor, Tensor) or tensor.layout != torch.strided or tensor.is_complex() or tensor.is_quantized:
-            return f"{name!r} in its {what} is no dense tensor of real numbers"
+        if not _is_plain(tensor):
+            return f"{name!r} in its {what} is no dense tensor of real numbers, detached and with memory of its own"
         if name in expected:
             like = expected[name]
             if tensor.shape != like.shape:
@@ -160,6 +161,22 @@ def misfit(what: str, bundle: object, expected: Mapping[str, Tensor], *, others:
         elif not others:
             return f"its {what} holds {name!r}, which it must not"
     return None
+
+
+def _is_plain(value: object) -> bool:
+    """Tell whether all arithmetic in this project takes a value as a tensor."""
+    return (
+        isinstance(value, Tensor)
+        and value.layout == torch.strided
+        and not (value.is_complex() or value.is_quantized or value.is_nested or value.is_meta)
+        and not (value.requires_grad or value.is_neg())
+    )
+
+
+def _scale(factor: float, like: Tensor) -> float:
+    """Return what torch takes for a factor beyond a tensor's range, which it refuses: infinity."""
+    beyond = like.is_floating_point() and abs(factor) > torch.finfo(like.dtype).max
+    return math.copysign(math.inf, factor) if beyond else factor
 
 
 def norm(bundle: State) -> float:

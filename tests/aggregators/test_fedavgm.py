@@ -2,7 +2,7 @@ import pytest
 import torch
 
 from fedfacet.aggregators.fedavgm import FedAvgM
-from fedfacet.types import ClientUpdate
+from fedfacet.types import ClientUpdate, Facts
 
 
 def arriving(*deltas):
@@ -14,14 +14,20 @@ def arriving(*deltas):
     ]
 
 
+def started(aggregator, **model):
+    """Return the state before the first round, and the model."""
+    model = {name: torch.as_tensor(tensor) for name, tensor in model.items()}
+    return aggregator.init(Facts(2, model, tuple(model))), model
+
+
 def test_it_follows_the_hand_written_iterates():
     """m <- beta m + mean(Delta), w <- w + eta m, m_0 = 0; with beta = 1/2, eta = 2 and binary fractions, by hand and exact."""
     aggregator = FedAvgM(momentum=0.5, server_lr=2.0)
-    model = {"w": torch.tensor([0.0])}
+    server, model = started(aggregator, w=[0.0])
     rounds = [((1.0, 3.0), 2.0, 4.0), ((0.0, 0.0), 1.0, 6.0), ((-1.0, -4.0), -2.0, 2.0), ((8.0, 8.0), 7.0, 16.0)]
     for deltas, velocity, weight in rounds:
-        model = aggregator.aggregate(model, arriving(*(torch.tensor([delta]) for delta in deltas)))
-        assert aggregator.state_dict()["velocity"]["w"].tolist() == [velocity]
+        server, model = aggregator.aggregate(server, model, arriving(*(torch.tensor([delta]) for delta in deltas)))
+        assert server["velocity"]["w"].tolist() == [velocity]
         assert model["w"].tolist() == [weight]
 
 
@@ -32,38 +38,27 @@ def test_the_steady_gain_of_the_papers_setting_is_two():
     """
     aggregator = FedAvgM(momentum=0.95, server_lr=0.1)
     delta = torch.tensor([0.3, -1.7], dtype=torch.float64)
-    model = {"w": torch.zeros(2, dtype=torch.float64)}
+    server, model = started(aggregator, w=torch.zeros(2, dtype=torch.float64))
     for _ in range(500):
-        before, model = model, aggregator.aggregate(model, arriving(delta))
+        before = model
+        server, model = aggregator.aggregate(server, model, arriving(delta))
     assert (model["w"] - before["w"]).tolist() == pytest.approx((2 * delta).tolist(), rel=1e-9)
 
 
 def test_the_first_step_is_server_lr_times_the_average():
-    after = FedAvgM(momentum=0.95, server_lr=0.1).aggregate({"w": torch.tensor([1.0])}, arriving(torch.tensor([5.0])))
+    aggregator = FedAvgM(momentum=0.95, server_lr=0.1)
+    _, after = aggregator.aggregate(*started(aggregator, w=[1.0]), arriving(torch.tensor([5.0])))
     assert after["w"].tolist() == pytest.approx([1.5])
 
 
-def test_its_state_makes_a_twin_of_it():
+def test_its_velocity_is_all_that_a_twin_needs():
     ours, twin = FedAvgM(momentum=0.9, server_lr=0.3), FedAvgM(momentum=0.9, server_lr=0.3)
-    model = ours.aggregate({"w": torch.tensor([1.0])}, arriving(torch.tensor([0.7])))
-    saved = ours.state_dict()
-    ours_next = ours.aggregate(model, arriving(torch.tensor([0.1])))
-    twin.load_state_dict(saved)  # saved before ours moved on, and not changed by it
-    assert torch.equal(twin.aggregate(model, arriving(torch.tensor([0.1])))["w"], ours_next["w"])
-
-
-def test_a_round_that_stops_halfway_leaves_the_velocity_alone():
-    aggregator = FedAvgM()
-    model = aggregator.aggregate({"w": torch.tensor([1.0])}, arriving(torch.tensor([0.7])))
-    before = aggregator.state_dict()["velocity"]["w"].clone()
-
-    def interrupted():
-        yield from arriving(torch.tensor([9.0]))
-        raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        aggregator.aggregate(model, interrupted())
-    assert torch.equal(aggregator.state_dict()["velocity"]["w"], before)
+    server, model = ours.aggregate(*started(ours, w=[1.0]), arriving(torch.tensor([0.7])))
+    _, ours_next = ours.aggregate(server, model, arriving(torch.tensor([0.1])))
+    _, twins_next = twin.aggregate({"velocity": dict(server["velocity"])}, model, arriving(torch.tensor([0.1])))
+    assert torch.equal(twins_next["w"], ours_next["w"])
+    _, without = twin.aggregate(twin.init(Facts(2, model, ("w",))), model, arriving(torch.tensor([0.1])))
+    assert not torch.equal(without["w"], ours_next["w"])
 
 
 @pytest.mark.parametrize(

@@ -35,7 +35,7 @@ def arriving(updates, num_samples=None, ids=None):
 
 def moved(aggregator, updates, **more):
     start = {"a": torch.zeros(2, dtype=torch.float64), "b": torch.zeros(SIZE - 2, dtype=torch.float64)}
-    after = aggregator.aggregate(start, iter(arriving(updates, **more)))
+    _, after = aggregator.aggregate({}, start, iter(arriving(updates, **more)))
     return np.concatenate([after["a"].numpy(), after["b"].numpy()])
 
 

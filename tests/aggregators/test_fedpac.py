@@ -1,7 +1,5 @@
 """FedPAC's server, its quadratic problem above all, against a generic solver and closed forms."""
 
-import logging
-
 import numpy as np
 import pytest
 import torch
@@ -11,9 +9,9 @@ from scipy.optimize import minimize
 
 from fedfacet import rng, state
 from fedfacet.aggregators.fedavg import FedAvg
-from fedfacet.errors import ConfigError
+from fedfacet.errors import BadUpdateError, ConfigError
 from fedfacet.methods.fedpac import FedPAC, _collaboration, _smallest_on_simplex
-from fedfacet.types import ClientUpdate
+from fedfacet.types import ClientUpdate, Facts
 
 CLASSES, WIDTH = 3, 4
 
@@ -27,14 +25,17 @@ def model():
     }
 
 
-def arriving(client_id, *, seed=0, num_samples=10, counts=(4, 3, 3), statistics=True, head=True, **extras):
+def facts(model, **more):
+    return Facts(5, model, tuple(model), **more)
+
+
+def arriving(client_id, *, seed=0, num_samples=10, counts=(4, 3, 3)):
     draw = rng.stream(seed, "update", client_id)
-    delta = {"body.weight": torch.tensor(draw.normal(size=2), dtype=torch.float32)}
-    if head:
-        delta |= {
-            "head.weight": torch.tensor(draw.normal(size=(CLASSES, WIDTH)), dtype=torch.float32),
-            "head.bias": torch.tensor(draw.normal(size=CLASSES), dtype=torch.float32),
-        }
+    delta = {
+        "body.weight": torch.tensor(draw.normal(size=2), dtype=torch.float32),
+        "head.weight": torch.tensor(draw.normal(size=(CLASSES, WIDTH)), dtype=torch.float32),
+        "head.bias": torch.tensor(draw.normal(size=CLASSES), dtype=torch.float32),
+    }
     sent = {
         "fedpac/means": torch.tensor(draw.normal(size=(CLASSES, WIDTH)), dtype=torch.float32),
         "fedpac/variance": torch.tensor(draw.uniform(0.1, 2)),
@@ -49,7 +50,7 @@ def arriving(client_id, *, seed=0, num_samples=10, counts=(4, 3, 3), statistics=
         num_steps=1,
         step_weight=1.0,
         metrics={},
-        extras=sent | extras if statistics else {},
+        extras=sent,
     )
 
 
@@ -132,87 +133,84 @@ def trained_head(model, update):
 
 
 def test_everybody_gets_a_head_of_its_own(model):
-    server, updates = FedPAC(), [arriving(k, num_samples=10 + k) for k in (3, 0, 2)]
-    after = server.aggregate(model, iter(updates))
+    pac, updates = FedPAC(), [arriving(k, num_samples=10 + k) for k in (3, 0, 2)]
+    server, after = pac.aggregate(pac.init(facts(model)), model, iter(updates))
     heads = [trained_head(model, update) for update in updates]
     for update, row in zip(updates, _collaboration(updates), strict=True):
-        sent = server.broadcast(after, update.client_id).model
+        sent = pac.broadcast(server, after, update.client_id).model
         assert torch.equal(sent["body.weight"], after["body.weight"])
         for name in ("head.weight", "head.bias"):
             expected = sum(w * head[name].double() for w, head in zip(row, heads, strict=True))
             torch.testing.assert_close(sent[name].double(), expected, rtol=1e-5, atol=1e-6)
-    assert server.broadcast(after, 1).model is after  # who has not taken part
-    assert not torch.equal(server.broadcast(after, 0).model["head.bias"], server.broadcast(after, 2).model["head.bias"])
+    assert pac.broadcast(server, after, 1).model is after  # who has not taken part
+    first, second = (pac.broadcast(server, after, client_id).model["head.bias"] for client_id in (0, 2))
+    assert not torch.equal(first, second)
 
 
 @pytest.mark.parametrize("weighting", ["equal", "samples"])
 def test_the_global_model_is_the_weighted_mean_of_the_clients_models(model, weighting):
     """Also in a later round, when clients start from different heads."""
-    server = FedPAC(weighting=weighting)
-    sizes = (10, 30)
+    pac = FedPAC(weighting=weighting)
+    server, sizes = pac.init(facts(model)), (10, 30)
     for round in (1, 2):
         updates = [arriving(k, seed=round, num_samples=n) for k, n in enumerate(sizes)]
-        ended = [state.add(server.broadcast(model, k).model, updates[k].delta) for k in range(2)]
-        model = server.aggregate(model, iter(updates))
+        ended = [state.add(pac.broadcast(server, model, k).model, updates[k].delta) for k in range(2)]
+        server, model = pac.aggregate(server, model, iter(updates))
         shares = [0.5, 0.5] if weighting == "equal" else [0.25, 0.75]
         for name, tensor in model.items():
             torch.testing.assert_close(tensor, sum(p * end[name] for p, end in zip(shares, ended, strict=True)))
-    plain = FedAvg(weighting=weighting).aggregate(model, iter(updates))
-    assert not torch.allclose(plain["head.weight"], server.aggregate(model, iter(updates))["head.weight"])
+    _, plain = FedAvg(weighting=weighting).aggregate({}, model, iter(updates))
+    _, ours = pac.aggregate(server, model, iter(updates))
+    assert not torch.allclose(plain["head.weight"], ours["head.weight"])
 
 
 def test_who_stays_away_keeps_its_head(model):
-    server = FedPAC()
-    after = server.aggregate(model, iter([arriving(0), arriving(1)]))
-    head = server.broadcast(after, 0).model["head.weight"]
-    again = server.aggregate(after, iter([arriving(1, seed=1), arriving(2, seed=1)]))
-    assert torch.equal(server.broadcast(again, 0).model["head.weight"], head)
-    assert sorted(server.state_dict()["heads"]) == [0, 1, 2]
+    pac = FedPAC()
+    server, after = pac.aggregate(pac.init(facts(model)), model, iter([arriving(0), arriving(1)]))
+    head = pac.broadcast(server, after, 0).model["head.weight"]
+    server, again = pac.aggregate(server, after, iter([arriving(1, seed=1), arriving(2, seed=1)]))
+    assert torch.equal(pac.broadcast(server, again, 0).model["head.weight"], head)
+    assert sorted(server["heads"]) == [0, 1, 2]
 
 
 def test_mean_features_are_averaged_by_the_samples_of_each_class(model):
-    server = FedPAC()
-    assert server.broadcast(model, 0).extras == {}
+    pac = FedPAC()
+    server = pac.init(facts(model))
+    assert pac.broadcast(server, model, 0).extras == {}
     updates = [arriving(0, counts=(4, 6, 0)), arriving(1, counts=(0, 2, 0))]
-    model = server.aggregate(model, iter(updates))
-    sent = server.broadcast(model, 5).extras
+    server, model = pac.aggregate(server, model, iter(updates))
+    sent = pac.broadcast(server, model, 5).extras
     first, second = (u.extras["fedpac/centroids"] for u in updates)
     torch.testing.assert_close(sent["fedpac/centroids"][0], first[0])
     torch.testing.assert_close(sent["fedpac/centroids"][1], 0.75 * first[1] + 0.25 * second[1])
     assert sent["fedpac/known"].tolist() == [1, 1, 0]
     later = arriving(0, seed=1, counts=(0, 1, 1))
-    server.aggregate(model, iter([later]))
-    sent_later = server.broadcast(model, 5).extras
+    server, _ = pac.aggregate(server, model, iter([later]))
+    sent_later = pac.broadcast(server, model, 5).extras
     assert torch.equal(sent_later["fedpac/centroids"][0], sent["fedpac/centroids"][0])  # nobody held the class this time
     torch.testing.assert_close(sent_later["fedpac/centroids"][1:], later.extras["fedpac/centroids"][1:])
     assert sent_later["fedpac/known"].tolist() == [1, 1, 1]
 
 
-def test_without_statistics_everybody_keeps_the_head_it_trained(model, caplog):
-    server = FedPAC()
-    updates = [arriving(0, statistics=False), arriving(1, statistics=False)]
-    with caplog.at_level(logging.WARNING):
-        after = server.aggregate(model, iter(updates))
-        server.aggregate(after, iter(updates))
-    assert caplog.text.count("choose objective=fedpac") == 1
-    twin = FedPAC()
-    after = twin.aggregate(model, iter(updates))
-    for update in updates:
-        sent = twin.broadcast(after, update.client_id).model
-        assert torch.equal(sent["head.weight"], trained_head(model, update)["head.weight"])
+def test_clients_that_send_no_statistics_are_refused_at_the_first_update(tiny_federation):
+    """A federation whose objective is not FedPAC's; ``build`` refuses that pair before it starts."""
+    with pytest.raises(BadUpdateError, match=r"from client \d in round 1, but its extras lacks 'fedpac/centroids'"):
+        tiny_federation(aggregator=FedPAC()).run_round()
 
 
-def test_heads_that_stay_with_the_clients_are_refused(model):
-    with pytest.raises(ConfigError, match="they stay with the clients: choose personal=none"):
-        FedPAC().aggregate(model, iter([arriving(0, head=False)]))
+def test_a_model_without_a_head_is_averaged_as_by_fedavg(model):
+    del model["head.weight"], model["head.bias"]
+    pac = FedPAC()
+    assert pac.extras(facts(model)) == {}
+    updates = [arriving(k, num_samples=10 + k) for k in (3, 0, 2)]
+    server, after = pac.aggregate(pac.init(facts(model)), model, iter(updates))
+    _, plain = FedAvg(weighting="samples").aggregate({}, model, iter(updates))
+    assert state.digest(after) == state.digest(plain)
+    assert pac.broadcast(server, after, 0).model is after
 
 
-def test_neither_model_nor_state_is_written_to(model):
-    server = FedPAC()
-    before = state.digest(model)
-    after = server.aggregate(model, iter([arriving(0), arriving(1)]))
-    saved = server.state_dict()
-    digests = [state.digest(head) for head in saved["heads"].values()], state.digest(saved["centroids"])
-    server.aggregate(after, iter([arriving(0, seed=1), arriving(1, seed=1)]))
-    assert state.digest(model) == before
-    assert ([state.digest(head) for head in saved["heads"].values()], state.digest(saved["centroids"])) == digests
+@pytest.mark.parametrize("personal", ["head.weight", "head.bias"])
+def test_heads_that_stay_with_the_clients_are_refused_before_the_first_round(model, personal):
+    with pytest.raises(ConfigError, match="but they keep them: choose personal=none"):
+        FedPAC().init(facts(model, personal=frozenset({personal})))
+    FedPAC().init(facts(model, personal=frozenset({"body.weight"})))

@@ -5,8 +5,8 @@ import pytest
 import torch
 
 from fedfacet.analysis.console import print_results
-from fedfacet.build import FederatedData
 from fedfacet.data.dataset import Dataset, InMemoryInputs
+from fedfacet.data.federated import FederatedData
 from fedfacet.metrics.group_counts import group_key
 from fedfacet.types import Partition
 

@@ -116,8 +116,9 @@ def test_pretraining_is_run_but_not_counted():
     seen = []
 
     class Watching(FedDiverseSelector):
-        def observe(self, result, updates):
+        def observe(self, server, result, updates, rng):
             seen.append((result.round, len(result.cohort)))
+            return server
 
     selector = Watching(heterogeneity=TrueHeterogeneity(), pretraining_rounds=3)
     selection = simulate_selection(selector, matrices_of("gsc"), rounds=2, cohort_size=6, seed=0)
@@ -148,7 +149,8 @@ def test_a_selector_that_learns_from_updates_is_refused():
     """There are none without training, so that it would appear to choose uniformly."""
 
     class Learning(UniformSelector):
-        needs_updates = True
+        def needs_updates(self, server):
+            return True
 
     with pytest.raises(ConfigError, match="but Learning learns from the clients' updates: simulate another selector"):
         simulate_selection(Learning(), matrices_of("gsc"), rounds=1, cohort_size=9, seed=0)
@@ -163,7 +165,7 @@ def test_a_question_that_needs_training_is_refused():
             raise AssertionError
 
     class Curious(ClientSelector):
-        def select(self, context):
+        def select(self, server, context):
             context.ask(LocalLoss(), context.available)
 
     with pytest.raises(ConfigError, match=r"Curious.*'local_loss'"):

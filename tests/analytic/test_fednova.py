@@ -9,6 +9,8 @@ so tau steps shrink e by r = (M^tau)_00, which is (1 - eta h)^tau without moment
 c_k into (h c_k + mu w) / (h + mu).
 """
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -115,12 +117,12 @@ def test_fedavg_is_drawn_to_those_who_take_more_steps_and_fednova_is_not(eta, cl
     for aggregator, pulls in ((FedAvg(), gains), (FedNova(momentum=0.0, server_lr=1.0), gains / steps)):
         federation = federate(objective(eta=eta), data, steps=None, aggregator=aggregator)
         settled = pulls @ centres / pulls.sum()
-        federation.state.model = {"point": torch.tensor(settled)}
+        federation.restore(replace(federation.state, model={"point": torch.tensor(settled)}))
         federation.run_round()
         assert federation.state.model["point"].numpy() == pytest.approx(settled, abs=1e-10), "a fixed point"
         bias = np.linalg.norm(settled - optimum) / span
         assert bias == pytest.approx(0.4, abs=close) if isinstance(aggregator, FedAvg) else bias < close
-        federation.state.model = {"point": torch.tensor(optimum)}
+        federation.restore(replace(federation.state, model={"point": torch.tensor(optimum)}))
         federation.run_round()
         moved = np.linalg.norm(federation.state.model["point"].numpy() - optimum) / (eta * span)
         assert moved > 1.5 if isinstance(aggregator, FedAvg) else moved < 10 * close, "the optimum does not hold FedAvg"

@@ -14,11 +14,10 @@ import lightning as L
 import numpy as np
 import pytest
 import torch
-from fedfacet.clients.workbench import Workbench
 from torch import nn
 
-from fedfacet.clients.client_data import ClientData
-from fedfacet.clients.local_training import LocalTraining, train_client
+from fedfacet.clients.local_training import LocalTraining
+from fedfacet.clients.program import Clients
 from fedfacet.corrections.proximal import ProximalCorrection
 from fedfacet.objectives.classification import ClassificationObjective
 from fedfacet.types import Broadcast, ClientTask
@@ -38,15 +37,19 @@ class Slope(nn.Module):
         return (self.point * SLOPE).sum().expand(len(x))
 
 
+def train(points, objective, task):
+    """Train the only client, for TAU steps."""
+    data, local = points((1, [[0, 0]])), LocalTraining(unit="steps", amount=TAU)
+    clients = Clients(objective, torch.optim.SGD, data.dataset, data.partition, local, (), torch.device("cpu"))
+    return clients.train(task)
+
+
 def trained(points, optimizer, mu=0.0, fraction=1.0):
-    data = points((1, [[0, 0]]))
     objective = ClassificationObjective(
         Slope(), loss=lambda logits, batch: logits.mean(), correction=ProximalCorrection(mu=mu), optimizer=optimizer
     )
-    client = ClientData(data.dataset, data.partition.indices[0], torch.device("cpu"))
     start = {"point": torch.tensor([1.0, 5.0], dtype=torch.float64)}
-    task = ClientTask(0, 1, 0, Broadcast(start), step_fraction=fraction)
-    return train_client(Workbench(objective), client, task, LocalTraining(unit="steps", amount=TAU))
+    return train(points, objective, ClientTask(0, 1, 0, Broadcast(start), step_fraction=fraction))
 
 
 def sgd(**settings):
@@ -103,9 +106,7 @@ def test_optimizers_that_are_not_linear_in_this_way_count_their_steps(points, op
 
 
 def test_a_foreign_module_without_corrections_has_a_step_weight_too(points, quadratic):
-    data = points((1, [[0, 0]]))
-    client = ClientData(data.dataset, data.partition.indices[0], torch.device("cpu"))
     objective: L.LightningModule = quadratic(ETA, momentum=0.9)
     task = ClientTask(0, 1, 0, Broadcast({"point": torch.zeros(2, dtype=torch.float64)}))
-    update = train_client(Workbench(objective), client, task, LocalTraining(unit="steps", amount=TAU))
+    update = train(points, objective, task)
     assert update.step_weight == pytest.approx(momentum_weight(0.9, TAU), rel=1e-12)

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from fedfacet import bookkeeping
+from fedfacet import federation as rounds
 from fedfacet.callbacks.base import Callback
 from fedfacet.callbacks.csv_log import CsvLog
 from fedfacet.clients.queries.base import Query
@@ -73,19 +73,15 @@ def test_two_runs_write_the_same_file(federation, tmp_path):
 
 
 @pytest.mark.parametrize("torn", [b"", b"9,", b"9,0 1,2,0.5", b"999"])
-def test_what_lies_beyond_the_state_is_cut_back(federation, tmp_path, torn):
+def test_what_lies_beyond_the_state_is_cut_back(federation, tmp_path, torn, stop):
     federation().fit()
     whole = (tmp_path / "metrics.csv").read_bytes()
     stopped = federation()
-
-    def stop():
-        if stopped.state.round == 2:
-            raise Interrupted(2)
-
+    stop(stopped, after=2)
     for file in ("metrics.csv", "timing.csv"):
         (tmp_path / file).write_bytes(whole + torn)
     with pytest.raises(Interrupted):
-        stopped.fit(stop)  # its state is before the first round, so all of it goes
+        stopped.fit()  # its state is before the first round, so all of it goes
     assert (tmp_path / "metrics.csv").read_bytes() == b"".join(whole.splitlines(keepends=True)[:3])
     for file in ("metrics.csv", "timing.csv"):
         (tmp_path / file).write_bytes((tmp_path / file).read_bytes() + whole.splitlines(keepends=True)[3] + torn)
@@ -182,6 +178,18 @@ def test_a_table_that_somebody_else_writes_to_ends_the_run(federation, tmp_path,
         run.run_round()
 
 
+def test_a_table_without_a_record_is_left_as_it_is(tiny_federation, federation, tmp_path):
+    """As where the callback was left out when the run began."""
+    (tmp_path / "metrics.csv").write_text("somebody's\n")
+    without = tiny_federation(rounds=1)
+    without.fit()
+    run = federation()
+    run.restore(without.state)
+    with pytest.raises(FedFacetError, match=r"metrics\.csv to hold the 0 bytes that the run wrote"):
+        run.fit()
+    assert (tmp_path / "metrics.csv").read_text() == "somebody's\n"
+
+
 def test_a_run_folder_removed_in_the_middle_ends_the_run_and_stays_removed(federation, tmp_path):
     run = federation()
     run.run_round()
@@ -194,7 +202,7 @@ def test_a_run_folder_removed_in_the_middle_ends_the_run_and_stays_removed(feder
 def test_waiting_for_answers_is_not_selecting(tiny_federation, tmp_path, monkeypatch):
     """By a clock that goes on while clients answer and while the selector observes, and stands still otherwise."""
     now = [0.0]
-    monkeypatch.setattr(bookkeeping, "time", SimpleNamespace(perf_counter=lambda: now[0]))
+    monkeypatch.setattr(rounds, "time", SimpleNamespace(perf_counter=lambda: now[0]))
 
     class Slow(Query):
         name, needs_model = "heterogeneity", False
@@ -204,8 +212,9 @@ def test_waiting_for_answers_is_not_selecting(tiny_federation, tmp_path, monkeyp
             return Answer([0.1, 0.2, 0.3], 3, 0)
 
     class Ponder(FedDiverseSelector):
-        def observe(self, result, updates):
+        def observe(self, server, result, updates, rng):
             now[0] += 0.5
+            return server
 
     selector = Ponder(heterogeneity=Slow())
     tiny_federation(rounds=2, selector=selector, callbacks={"csv_log": CsvLog(run_dir=tmp_path)}).fit()

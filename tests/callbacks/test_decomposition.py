@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import replace
+from functools import partial
 from types import SimpleNamespace
 
 import numpy as np
@@ -9,10 +10,10 @@ import pytest
 import torch
 from torch.nn import functional
 
-from fedfacet import state
+from fedfacet import rng, state
 from fedfacet.aggregators.fedld import FedLD
 from fedfacet.callbacks.decomposition import Decomposition
-from fedfacet.methods.fedpac import FedPAC
+from fedfacet.methods.fedpac import FedPAC, FedPACObjective
 from fedfacet.models.resnet8 import ResNet8
 from fedfacet.participation.base import Participation
 from fedfacet.personal.norm_layers import PersonalNormLayers
@@ -26,27 +27,32 @@ MATRICES = ([[6, 2], [2, 6]], [[12, 6], [16, 2]], [[7, 7], [1, 1]], [[3, 1], [3,
 def clients(tiny_clients):
     """Four clients of 16, 36, 16 and 8 samples."""
 
-    def make(personal=None):
-        runtime = tiny_clients(matrices=MATRICES, model=lambda num_classes, shape: ResNet8(num_classes, shape, width=2))
-        return replace(runtime, personal=personal.names(runtime.objective.model) if personal else frozenset())
+    def make(personal=None, aggregator=None):
+        objective = None
+        if isinstance(aggregator, FedPAC):  # a method of two halves
+            with rng.forked(0, "weights"):
+                sgd = partial(torch.optim.SGD, lr=0.1, momentum=0.9)
+                objective = FedPACObjective(ResNet8(2, (1, 4, 4), width=2), optimizer=sgd)
+        made = tiny_clients(matrices=MATRICES, model=partial(ResNet8, width=2), objective=objective)
+        return replace(made, personal=personal.names(made.objective.model) if personal else frozenset())
 
     return make
 
 
 @pytest.fixture
 def decomposed(clients, tiny_federation):
-    def make(*, personal=None, every_n_rounds=1, **settings):
-        runtime = clients(personal)
-        callback = Decomposition(data=SimpleNamespace(partition=runtime.partition), every_n_rounds=every_n_rounds)
-        return tiny_federation(clients=runtime, callbacks={"decomposition": callback}, **settings)
+    def make(*, personal=None, every_n_rounds=1, aggregator=None, **settings):
+        made = clients(personal, aggregator)
+        callback = Decomposition(data=SimpleNamespace(partition=made.partition), every_n_rounds=every_n_rounds)
+        return tiny_federation(clients=made, callbacks={"decomposition": callback}, aggregator=aggregator, **settings)
 
     return make
 
 
-def mean_loss(runtime, model, positions):
+def mean_loss(clients, model, positions):
     network = ResNet8(2, (1, 4, 4), width=2)
     network.load_state_dict(model)
-    batch = runtime.dataset.batch(positions)
+    batch = clients.dataset.batch(positions)
     with torch.inference_mode():
         return functional.cross_entropy(network.eval()(batch.x).double(), batch.y).item()
 
@@ -58,15 +64,15 @@ def terms_of(metrics):
 @pytest.mark.parametrize("aggregator", [None, FedLD(), FedPAC()], ids=["fedavg", "fedld", "fedpac"])
 @pytest.mark.parametrize("personal", [None, PersonalNormLayers()], ids=["shared", "personal"])
 def test_the_terms_are_those_of_the_rounds_own_models(decomposed, clients, aggregator, personal):
-    run, twin = decomposed(cohort_size=3, aggregator=aggregator, personal=personal), clients(personal)
+    run, twin = decomposed(cohort_size=3, aggregator=aggregator, personal=personal), clients(personal, aggregator)
     for round in (1, 2):
-        sent = [run.aggregator.broadcast(run.state.model, k) for k in range(4)]
+        sent = [run.sent(run.state, k) for k in range(4)]
         memory = dict(run.state.memory)
         result = run.run_round()
         models = []
         for k in result.cohort:
             twin.train(ClientTask(k, round, 0, sent[k], memory.get(k, {})))
-            models.append(state.clone(twin.bench.tensors))
+            models.append(state.clone(twin.program.tensors))
         owned = [twin.partition.indices[k] for k in result.cohort]
         shares = np.array([len(own) for own in owned]) / sum(map(len, owned))
         losses = np.array([[mean_loss(twin, model, own) for own in owned] for model in models])
@@ -93,8 +99,7 @@ def test_the_signed_terms_add_up_to_the_participants_loss_of_the_new_model(decom
         terms = terms_of(run.run_round().metrics)
         whole = terms.pop("global_loss")
         assert sum(terms.values()) == pytest.approx(whole, rel=1e-10)
-        runtime = run.engine.clients
-        counts = run.engine.evaluate(run.state.model, list(runtime.partition.indices))
+        counts = run.engine.evaluate(run.state.model, list(run.engine.clients.partition.indices))
         in_one = sum(count.loss_sum for count in counts) / sum(sum(count.total) for count in counts)
         assert sum(terms.values()) == pytest.approx(in_one, rel=1e-10)
 
@@ -132,12 +137,12 @@ def test_updates_are_kept_only_for_rounds_that_are_decomposed(decomposed):
     run = decomposed(every_n_rounds=2, rounds=3)
     callback, kept, told = run.callbacks["decomposition"], [], []
     note = callback.on_updates
-    callback.on_updates = lambda round, before, updates, after: (kept.append(round), note(round, before, updates, after))
+    callback.on_updates = lambda run, updates: (kept.append(run.state.round + 1), note(run, updates))
     callback.on_round_end = lambda federation, result: told.append(terms_of(result.metrics))
     run.fit()
     assert kept == [2, 3]
     assert [all(map(math.isnan, terms.values())) for terms in told] == [True, False, False]
-    assert callback._round == ({}, ())
+    assert callback._round == (None, ())
 
 
 def test_a_resumed_run_decomposes_the_same(decomposed, tmp_path):

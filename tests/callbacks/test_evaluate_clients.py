@@ -1,4 +1,5 @@
 import math
+from dataclasses import replace
 from types import SimpleNamespace
 
 import numpy as np
@@ -21,8 +22,7 @@ WEIGHTS = (22.0, 12.0, 16.0, 14.0)
 def clients(tiny_clients):
     """Four clients that keep the whole model."""
     clients = tiny_clients(lr=0.5)
-    object.__setattr__(clients.bench, "personal", frozenset(clients.objective.model.state_dict()))
-    return clients
+    return replace(clients, personal=frozenset(clients.objective.model.state_dict()))
 
 
 @pytest.fixture
@@ -37,20 +37,20 @@ def one_by_one(federation, facts, round):
     measured = []
     own = [facts["data"].matrices[client_id].counts.ravel() for client_id in range(4)]
     shared = {name: facts[name] for name in ("splits", "num_attributes")}
-    before = federation.state.model
+    before = federation.state
     for client_id in range(4):
-        federation.state.model = own_model(before, federation.state.memory.get(client_id, {}))
+        federation.restore(replace(before, model=own_model(before.model, before.memory.get(client_id, {}))))
         measured.append(dict(Evaluate(group_weights=WEIGHTS, **shared).measure(federation, round)))
         adjusted = Evaluate(group_weights=own[client_id], **shared).measure(federation, round)
         measured[-1] |= {f"{split}/acc_own": adjusted[f"{split}/acc_adjusted"] for split in facts["splits"]}
-    federation.state.model = before
+    federation.restore(before)
     return measured
 
 
 class OneEach(FedAvg):
     """Sends every client another head, as FedPAC does."""
 
-    def broadcast(self, model, client_id):
+    def broadcast(self, server, model, client_id):
         return Broadcast({name: tensor if client_id < 3 else -tensor for name, tensor in model.items()})
 
 
@@ -61,7 +61,7 @@ def test_a_model_that_the_server_keeps_for_a_client_is_that_clients(tiny_federat
     callback = EvaluateClients(splits=splits, group_weights=WEIGHTS, num_attributes=2, data=data)
     federation = tiny_federation(clients=clients, aggregator=OneEach())
     metrics = callback.measure(federation, 1)
-    sent = [federation.aggregator.broadcast(federation.state.model, client_id).model for client_id in range(4)]
+    sent = [federation.sent(federation.state, client_id).model for client_id in range(4)]
     losses = [federation.engine.evaluate(model, [splits["test"]])[0].loss for model in sent]
     assert len(set(losses)) == 2
     assert metrics["test/loss"] == pytest.approx(np.mean(losses))

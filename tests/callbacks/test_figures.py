@@ -28,13 +28,10 @@ def test_a_finished_run_has_all_pictures(federation, tmp_path):
     assert all((tmp_path / name).read_bytes().startswith(b"\x89PNG") for name in PICTURES)
 
 
-def test_an_interrupted_run_has_the_pictures_of_its_rounds_and_a_resumed_one_draws_them_anew(federation, tmp_path):
-    def stop_in_round_2():
-        if federation.state.round:
-            raise Interrupted(2)
-
+def test_an_interrupted_run_has_the_pictures_of_its_rounds_and_a_resumed_one_draws_them_anew(federation, tmp_path, stop):
+    stop(federation, after=1)
     with pytest.raises(Interrupted):
-        federation.fit(stop_in_round_2)
+        federation.fit()
     assert pictures(tmp_path) == PICTURES
     (tmp_path / "partition.png").write_bytes(b"drawn once")
     before = (tmp_path / "curves.png").read_bytes(), (tmp_path / "selection.png").read_bytes()
@@ -44,22 +41,17 @@ def test_an_interrupted_run_has_the_pictures_of_its_rounds_and_a_resumed_one_dra
     assert (tmp_path / "selection.png").read_bytes() != before[1]
 
 
-def test_without_a_round_there_is_nothing_to_draw_but_the_partition(federation, tmp_path):
-    def stop():
-        raise Interrupted(15)
-
+def test_without_a_round_there_is_nothing_to_draw_but_the_partition(federation, tmp_path, stop):
+    stop(federation, after=0)
     with pytest.raises(Interrupted):
-        federation.fit(stop)
+        federation.fit()
     assert pictures(tmp_path) == {"partition.png"}
 
 
-def test_a_failed_run_draws_no_results(federation, tmp_path):
-    def fail_in_round_2():
-        if federation.state.round:
-            raise RuntimeError("broken")
-
+def test_a_failed_run_draws_no_results(federation, tmp_path, fail):
+    fail(federation, round=2)
     with pytest.raises(RuntimeError, match="broken"):
-        federation.fit(fail_in_round_2)
+        federation.fit()
     assert pictures(tmp_path) == {"partition.png"}
 
 

@@ -4,17 +4,18 @@ import csv
 import math
 import statistics
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import pytest
 import torch
 
-from fedfacet import state
+from fedfacet import rng, state
 from fedfacet.build import build
 from fedfacet.callbacks.personal_evaluate import PersonalEvaluate
 from fedfacet.config import compose_job
 from fedfacet.corrections.base import Correction
-from fedfacet.methods.fedpac import FedPAC
+from fedfacet.methods.fedpac import FedPAC, FedPACObjective
 from fedfacet.models.resnet8 import ResNet8
 from fedfacet.participation.base import Participation
 from fedfacet.personal.head import PersonalHead
@@ -31,17 +32,19 @@ class Chosen(ClientSelector):
     def __init__(self, *cohorts):
         self.cohorts = cohorts
 
-    def cohort_size(self, context):
-        return len(self.cohorts[context.round - 1])
-
-    def select(self, context):
+    def select(self, server, context):
         return list(self.cohorts[context.round - 1])
 
 
 @pytest.fixture
 def clients(tiny_clients):
-    def make(personal=None):
-        clients = tiny_clients(model=lambda num_classes, shape: ResNet8(num_classes, shape, width=2))
+    def make(personal=None, aggregator=None):
+        objective = None
+        if isinstance(aggregator, FedPAC):  # a method of two halves
+            with rng.forked(0, "weights"):
+                sgd = partial(torch.optim.SGD, lr=0.1, momentum=0.9)
+                objective = FedPACObjective(ResNet8(2, (1, 4, 4), width=2), optimizer=sgd)
+        clients = tiny_clients(model=partial(ResNet8, width=2), objective=objective)
         return replace(clients, personal=personal.names(clients.objective.model) if personal else frozenset())
 
     return make
@@ -51,30 +54,30 @@ def clients(tiny_clients):
 def measured(clients, tiny_federation):
     """Return a function that makes a federation that measures, with two held-out samples of clients 0 to 2 and none of 3."""
 
-    def make(*, personal=None, every_n_rounds=1, holdout=True, **settings):
-        runtime = clients(personal)
-        held_out = [runtime.dataset.train[2 * k : 2 * k + 2] for k in range(3)] + [runtime.dataset.train[:0]]
+    def make(*, personal=None, every_n_rounds=1, holdout=True, aggregator=None, **settings):
+        made = clients(personal, aggregator)
+        held_out = [made.dataset.train[2 * k : 2 * k + 2] for k in range(3)] + [made.dataset.train[:0]]
         callback = PersonalEvaluate(
-            splits={"val": runtime.dataset.train, "test": runtime.dataset.test},
+            splits={"val": made.dataset.train, "test": made.dataset.test},
             local_holdout=held_out if holdout else [client[:0] for client in held_out],
             every_n_rounds=every_n_rounds,
         )
-        return tiny_federation(clients=runtime, callbacks={"personal": callback}, **settings)
+        return tiny_federation(clients=made, callbacks={"personal": callback}, aggregator=aggregator, **settings)
 
     return make
 
 
-def accuracy(runtime, model, positions):
+def accuracy(clients, model, positions):
     network = ResNet8(2, (1, 4, 4), width=2)
     network.load_state_dict(model)
-    batch = runtime.dataset.batch(positions)
+    batch = clients.dataset.batch(positions)
     with torch.inference_mode():
         return (network.eval()(batch.x).argmax(dim=1) == batch.y).double().mean().item() if len(positions) else math.nan
 
 
-def expected(runtime, models, holdouts):
-    test = [accuracy(runtime, model, runtime.dataset.test) for model in models]
-    own = [accuracy(runtime, model, held) for model, held in zip(models, holdouts, strict=True) if len(held)]
+def expected(clients, models, holdouts):
+    test = [accuracy(clients, model, clients.dataset.test) for model in models]
+    own = [accuracy(clients, model, held) for model, held in zip(models, holdouts, strict=True) if len(held)]
     return {
         f"{name}/acc_{kind}": of(values)
         for name, values in (("personal_test", test), ("personal_holdout", own))
@@ -91,7 +94,7 @@ def test_it_measures_the_models_that_updates_are_made_from(measured, clients, pe
         models = []
         for k in range(4):
             twin.train(ClientTask(k, round, 0, Broadcast(run.state.model), run.state.memory.get(k, {})))
-            models.append(state.clone(twin.bench.tensors))
+            models.append(state.clone(twin.program.tensors))
         metrics = run.run_round().metrics
         want = expected(twin, models, run.callbacks["personal"].local_holdout)
         assert {name: metrics[name] for name in want} == pytest.approx(want)
@@ -107,7 +110,7 @@ def test_who_stays_away_is_trained_for_the_measurement_and_who_never_came_has_th
     models = []
     for k in (0, 1, 2):
         twin.train(ClientTask(k, 2, 0, Broadcast(before), memory.get(k, {})))
-        models.append(state.clone(twin.bench.tensors))
+        models.append(state.clone(twin.program.tensors))
     models.append(run.state.model)
     want = expected(twin, models, run.callbacks["personal"].local_holdout)
     assert {name: metrics[name] for name in want} == pytest.approx(want)
@@ -134,16 +137,26 @@ def test_a_round_without_any_update_measures_all_the_same(measured):
     assert metrics["personal_test/acc_std"] == 0
 
 
+class Only(Participation):
+    """Nobody else is there."""
+
+    def __init__(self, *clients):
+        self.clients = clients
+
+    def available(self, num_clients, rng):
+        return tuple(sorted(self.clients))
+
+
 class Diverging(Correction):
     """Makes a client's training diverge whenever it has taken part before."""
 
-    def on_client_start(self, parameters, broadcast, memory):
-        self.came_before = bool(memory)
+    def on_client_start(self, parameters, start):
+        self.came_before = bool(start.memory)
 
     def forward(self, parameters):
         return sum(parameter.sum() for parameter in parameters.values()) * math.nan if self.came_before else 0.0
 
-    def on_client_end(self, delta, num_steps):
+    def on_client_end(self, end):
         return {}, {"came": torch.ones(1)}
 
 
@@ -152,21 +165,22 @@ def test_a_model_that_diverged_has_no_accuracy_and_is_counted(tiny_clients, tiny
     """It would say class 0 to everything. Client 0's did so in the measurement alone, that of client 1 in the round too."""
 
     def clients():
-        return tiny_clients(model=lambda num_classes, shape: ResNet8(num_classes, shape, width=2), correction=Diverging())
+        return tiny_clients(model=partial(ResNet8, width=2), correction=Diverging())
 
-    runtime, twin = clients(), clients()
-    held_out = [runtime.dataset.train[2 * k : 2 * k + 2] for k in range(4)]
+    ours, twin = clients(), clients()
+    held_out = [ours.dataset.train[2 * k : 2 * k + 2] for k in range(4)]
     run = tiny_federation(
-        clients=runtime,
-        callbacks={"personal": PersonalEvaluate(splits={"test": runtime.dataset.test}, local_holdout=held_out)},
+        clients=ours,
+        callbacks={"personal": PersonalEvaluate(splits={"test": ours.dataset.test}, local_holdout=held_out)},
         selector=Chosen([0, 1], cohort),
         on_bad_update=on_bad_update,
         rounds=2,
     )
     assert run.run_round().metrics["personal/num_diverged"] == 0
     twin.train(ClientTask(2, 2, 0, Broadcast(run.state.model)))
+    run.participation = Only(*cohort)
     metrics = run.run_round().metrics
-    want = expected(twin, [state.clone(twin.bench.tensors), run.state.model], held_out[2:])
+    want = expected(twin, [state.clone(twin.program.tensors), run.state.model], held_out[2:])
     assert {name: metrics[name] for name in want} == pytest.approx(want)
     assert (metrics["personal/num_diverged"], metrics["personal_holdout/num_clients"]) == (2, 2)
     assert metrics["personal/num_never_selected"] == 1
@@ -176,13 +190,13 @@ def test_heads_of_the_round_before_are_what_clients_were_sent(measured, clients)
     """FedPAC's server has combined new heads by the time of the measurement."""
     run = measured(aggregator=FedPAC(), cohort_size=4)
     run.run_round()
-    sent = [run.aggregator.broadcast(run.state.model, k) for k in range(4)]
+    sent = [run.sent(run.state, k) for k in range(4)]
     assert sent[0].model is not run.state.model
-    twin = clients()
+    twin = clients(aggregator=run.aggregator)
     models = []
     for k in range(4):
         twin.train(ClientTask(k, 2, 0, sent[k]))
-        models.append(state.clone(twin.bench.tensors))
+        models.append(state.clone(twin.program.tensors))
     metrics = run.run_round().metrics
     want = expected(twin, models, run.callbacks["personal"].local_holdout)
     assert {name: metrics[name] for name in want} == pytest.approx(want)
@@ -204,7 +218,7 @@ def test_updates_are_kept_only_for_rounds_that_are_measured(measured):
     run = measured(every_n_rounds=3, rounds=5)
     callback, kept, told = run.callbacks["personal"], [], []
     note = callback.on_updates
-    callback.on_updates = lambda round, before, updates, after: (kept.append(round), note(round, before, updates, after))
+    callback.on_updates = lambda run, updates: (kept.append(run.state.round + 1), note(run, updates))
     callback.on_round_end = lambda federation, result: told.append(result.metrics)
     run.fit()
     assert kept == [3, 5]  # the last one always
@@ -213,7 +227,7 @@ def test_updates_are_kept_only_for_rounds_that_are_measured(measured):
         assert list(metrics) == names
         values = [value for name, value in metrics.items() if name.startswith("personal")]
         assert all(map(math.isnan, values)) == (round not in kept)
-    assert callback._round == ({}, ())
+    assert callback._round == (None, ())
 
 
 def test_a_resumed_run_measures_the_same(measured, tmp_path):

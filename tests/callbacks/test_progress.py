@@ -2,6 +2,7 @@ import io
 import math
 import re
 import sys
+from dataclasses import replace
 
 import pytest
 
@@ -31,7 +32,7 @@ def run(tiny_federation, capsys):
     def run(rounds, *, done=0, score=True, **settings):
         callbacks = {"score": Score()} if score else {}
         federation = tiny_federation(rounds=rounds, callbacks=callbacks | {"progress": Progress(rounds=rounds, **settings)})
-        federation.state.round = done
+        federation.restore(replace(federation.state, round=done))
         federation.fit()
         out, err = capsys.readouterr()
         assert out == ""

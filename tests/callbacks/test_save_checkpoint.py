@@ -59,28 +59,20 @@ def test_what_is_saved_is_the_whole_state(federation):
     assert set(loaded.callbacks) == {"save", "note"}
 
 
-def test_an_interrupted_run_loses_no_whole_round(federation):
+def test_an_interrupted_run_loses_no_whole_round(federation, stop):
     run = federation(every_n_rounds=100)
-
-    def stop():
-        if run.state.round == 3:
-            raise Interrupted(2)
-
+    stop(run, after=3)
     with pytest.raises(Interrupted):
-        run.fit(stop)
+        run.fit()
     assert saved_round(run.callbacks["save"].path) == 3
 
 
-def test_a_failed_round_is_not_saved(federation):
+def test_a_failed_round_is_not_saved(federation, fail):
     """Its state may be half changed."""
     run = federation(every_n_rounds=2)
-
-    def fail():
-        if run.state.round == 3:
-            raise RuntimeError("broken")
-
+    fail(run, round=4)
     with pytest.raises(RuntimeError, match="broken"):
-        run.fit(fail)
+        run.fit()
     assert saved_round(run.callbacks["save"].path) == 2
 
 

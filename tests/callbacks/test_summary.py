@@ -1,3 +1,4 @@
+import contextlib
 import json
 import math
 import os
@@ -27,7 +28,7 @@ class Scores(Callback):
 
 
 @pytest.fixture
-def run(tiny_federation, tmp_path):
+def run(tiny_federation, tmp_path, stop):
     """Return a function that runs a federation that scores as given and returns its summary."""
 
     def run(scores, *, stop_after=None, resume=None, **how):
@@ -37,15 +38,9 @@ def run(tiny_federation, tmp_path):
         if resume is not None:
             federation.restore(resume)
 
-        def poll():
-            if federation.state.round == stop_after:
-                raise Interrupted(15)
-
-        if stop_after is None:
+        stop(federation, after=stop_after)
+        with pytest.raises(Interrupted) if stop_after is not None else contextlib.nullcontext():
             federation.fit()
-        else:
-            with pytest.raises(Interrupted):
-                federation.fit(poll)
         return federation, json.loads((tmp_path / "summary.json").read_text())
 
     return run
@@ -136,12 +131,9 @@ def test_it_goes_on_where_it_stopped(run):
     assert resumed == whole
 
 
-def test_a_failed_run_leaves_no_summary(tiny_federation, tmp_path):
-    summary = Summary(run_dir=tmp_path, facts=FACTS, model_config=MODEL)
-
-    def fail():
-        raise RuntimeError("broken")
-
+def test_a_failed_run_leaves_no_summary(tiny_federation, tmp_path, fail):
+    federation = tiny_federation(callbacks={"summary": Summary(run_dir=tmp_path, facts=FACTS, model_config=MODEL)})
+    fail(federation, round=1)
     with pytest.raises(RuntimeError, match="broken"):
-        tiny_federation(callbacks={"summary": summary}).fit(fail)
+        federation.fit()
     assert list(tmp_path.iterdir()) == []

@@ -1,5 +1,6 @@
 import math
 import sys
+from dataclasses import replace
 
 import pytest
 
@@ -30,18 +31,14 @@ def test_the_round_is_the_step(tiny_federation, tmp_path):
     assert "train/loss" in logged
 
 
-def test_a_resumed_run_goes_on_and_replaces_what_was_beyond_the_checkpoint(tiny_federation, tmp_path):
+def test_a_resumed_run_goes_on_and_replaces_what_was_beyond_the_checkpoint(tiny_federation, tmp_path, stop):
     pytest.importorskip("tensorboard")
     first = tiny_federation(rounds=4, callbacks={"score": Score(), "tensorboard": TensorBoardLog(run_dir=tmp_path)})
-
-    def stop():
-        if first.state.round == 3:
-            raise Interrupted(2)
-
+    stop(first, after=3)
     with pytest.raises(Interrupted):
-        first.fit(stop)
+        first.fit()
     again = tiny_federation(rounds=4, callbacks={"score": Score(), "tensorboard": TensorBoardLog(run_dir=tmp_path)})
-    again.state.round = 2  # the checkpoint was a round behind
+    again.restore(replace(again.state, round=2))  # the checkpoint was a round behind
     again.fit()
     assert [step for step, _ in scalars(tmp_path / "tensorboard")["test/acc"]] == [1, 2, 3, 4]
 

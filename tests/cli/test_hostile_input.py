@@ -1,5 +1,6 @@
 """Bad input: one clear sentence, exit status 2, nothing written."""
 
+import dataclasses
 import gzip
 import json
 import os
@@ -15,6 +16,7 @@ import torch
 from omegaconf import OmegaConf
 
 from fedfacet.config import folders
+from fedfacet.runs import checkpoint
 
 
 @pytest.fixture(scope="module")
@@ -111,6 +113,18 @@ IMPOSSIBLE = [
     ("optimizer.lr=nan", "to be a finite number, but got nan"),
     ("--rounds=5", "--rounds=5"),
     ("--config-name=describe", "--config-name"),
+    ("--resolve", "--cfg job"),
+    ("--cfg", "expected one argument"),
+    ("optimizer.lr=1e308", "give a smaller one"),
+    ("local.amount=1000000000000000000000", "give a smaller one"),
+    ("federation.rounds=1000000000000000000000", "`federation.rounds`"),
+    ("selector=[uniform]", "Expected one option for `selector`"),
+    ("hydra.searchpath=3", "file:///FOLDER"),
+    ("engine.device=meta", "`engine.device`"),
+    ("+callbacks.x._target_=os.system", "`callbacks.x._target_`"),
+    ("model._target_=3", "`model._target_`"),
+    ("loss._target_=torch.nn.functional.l1_loss", "a function of logits and a batch"),
+    pytest.param(f"task={'[' * 2000}1{']' * 2000}", "key=value", id="nested"),
 ]
 
 
@@ -302,9 +316,8 @@ class TestResume:
     def test_of_a_checkpoint_of_another_partition(self, refused, run):
         """The same settings, but the files of the data set have changed."""
         file = run / "checkpoints" / "last.ckpt"
-        saved = torch.load(file, weights_only=True)
-        saved["state"]["partition_digest"] = "0" * 64
-        torch.save(saved, file)
+        saved, config = checkpoint.load(file)
+        checkpoint.save(file, dataclasses.replace(saved, partition_digest="0" * 64), config)
         assert "partition" in refused("resume=run", "federation.rounds=5")
 
     def test_of_something_else(self, refused, run, tmp_path):
@@ -318,7 +331,7 @@ class TestResume:
         assert refused("resume=round_000001.ckpt").endswith("got round_000001.ckpt: give ...")
         os.chdir(tmp_path)
         torch.save({"weights": torch.zeros(3)}, run / "checkpoints" / "last.ckpt")
-        assert "FedFacet checkpoint" in refused("resume=run", "federation.rounds=5")
+        assert "of format 1, which earlier versions wrote" in refused("resume=run", "federation.rounds=5")
         (run / "checkpoints" / "last.ckpt").unlink()
         assert "there is none" in refused("resume=run", "federation.rounds=5")
 

@@ -4,13 +4,16 @@ import numpy as np
 import pytest
 import torch
 
-from fedfacet import rng
+from fedfacet import rng, state
 from fedfacet.clients.client_data import ClientData
+from fedfacet.clients.local_training import LocalTraining
+from fedfacet.clients.program import Clients
 from fedfacet.config import compose_job, make
 from fedfacet.data.dataset import Dataset, InMemoryInputs
 from fedfacet.data.digits import Digits
 from fedfacet.data.validation import partition_and_hold_out
 from fedfacet.models.small_cnn import SmallCNN
+from fedfacet.types import Partition
 
 
 @pytest.fixture(autouse=True)
@@ -60,6 +63,37 @@ def tabular():
         return ClientData(dataset, np.arange(len(y)), torch.device("cpu"))
 
     return make
+
+
+@pytest.fixture
+def client(tabular):
+    draw = np.random.default_rng(0)
+    return tabular(draw.integers(0, 256, size=(20, 6)), [0, 1] * 10)
+
+
+@pytest.fixture
+def clients_of():
+    """Return a function: objective, samples, settings of local training -> ten clients, each of whom holds these samples."""
+
+    def make(objective, client, **local):
+        partition = Partition((client.indices,) * 10)
+        return Clients(objective, torch.optim.SGD, client.dataset, partition, LocalTraining(**local), (), client.device)
+
+    return make
+
+
+@pytest.fixture
+def assert_same_update():
+    """Return a function that holds an update to another, bit for bit."""
+
+    def compare(ours, expected):
+        for name in ("delta", "buffers", "extras", "memory"):
+            assert list(getattr(ours, name)) == list(getattr(expected, name))
+            assert state.digest(getattr(ours, name)) == state.digest(getattr(expected, name)), name
+        for name in ("client_id", "num_samples", "num_steps", "step_weight", "metrics"):
+            assert getattr(ours, name) == getattr(expected, name), name
+
+    return compare
 
 
 @pytest.fixture(scope="session")

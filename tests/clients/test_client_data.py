@@ -6,9 +6,8 @@ import numpy as np
 import pytest
 import torch
 
-from fedfacet import state
-from fedfacet.clients.client_data import augmentation_of
-from fedfacet.clients.local_training import LocalTraining, train_client, train_part
+from fedfacet import rng, state
+from fedfacet.clients.local_training import LocalTraining
 from fedfacet.data.augmentation import CropAndFlip
 from fedfacet.types import Broadcast, ClientTask
 
@@ -36,40 +35,37 @@ def augmented(tiny_clients):
 
 def task_for(clients, **settings):
     keys = {"client_id": 1, "round": 3, "seed": 0} | settings
-    return ClientTask(**keys, broadcast=Broadcast(state.clone(clients.bench.tensors)))
+    return ClientTask(**keys, broadcast=Broadcast(state.clone(clients.program.tensors)))
 
 
-def test_a_batch_is_augmented_only_where_a_generator_is_made(augmented):
+def test_a_batch_is_augmented_only_for_training(augmented):
     clients, seen = augmented
-    data = clients.data(0)
-    plain = data.batch(np.arange(4))
+    plain = clients.data(1).batch(np.arange(4))
     assert not seen
-    changed = data.batch(np.arange(4), lambda: np.random.default_rng(0))
+    changed = clients.batch(clients.partition.indices[1][:4], task_for(clients), 0)
     assert len(seen) == 1
     assert not torch.equal(changed.x, plain.x)
     assert torch.equal(changed.y, plain.y)
 
 
-def test_no_generator_is_made_where_nothing_is_augmented(tiny_clients):
-    def refuse():
-        raise AssertionError("made for nothing")
-
-    tiny_clients().data(0).batch(np.arange(4), refuse)
+def test_no_generator_is_made_where_nothing_is_augmented(tiny_clients, monkeypatch):
+    clients = tiny_clients()
+    monkeypatch.setattr(rng, "stream", None)
+    clients.batch(clients.partition.indices[1][:4], task_for(clients), 0)
 
 
 def test_every_step_round_client_and_seed_has_an_augmentation_of_its_own(augmented):
     clients, seen = augmented
     for task in (task_for(clients), *(task_for(clients, **{key: 2}) for key in ("client_id", "round", "seed"))):
-        train_client(clients.bench, clients.data(1), task, WHOLE)
+        clients.train(task)
     assert len({images.numpy().tobytes() for images in seen}) == len(seen) == 12
 
 
 def test_training_that_is_put_down_and_taken_up_sees_the_same_images(augmented):
     clients, seen = augmented
-    task, data = task_for(clients), clients.data(1)
-    whole = train_client(clients.bench, data, task, WHOLE)
-    half = train_part(clients.bench, data, task, WHOLE, stop=2)
-    update = train_part(clients.bench, data, task, WHOLE, half=half)
+    task = task_for(clients)
+    whole = clients.train(task)
+    update = clients.train_part(task, clients.train_part(task, None, 2), None)
     assert state.digest(update.delta) == state.digest(whole.delta)
     assert all(torch.equal(first, again) for first, again in zip(seen[:3], seen[3:], strict=True))
     assert len(seen) == 6
@@ -78,10 +74,13 @@ def test_training_that_is_put_down_and_taken_up_sees_the_same_images(augmented):
 def test_queries_and_evaluation_see_images_as_they_are(augmented):
     clients, seen = augmented
     assert len(list(clients.data(0).batches())) == 1
-    clients.predict(state.clone(clients.bench.tensors), [clients.dataset.test])
+    clients.predict(state.clone(clients.program.tensors), [clients.dataset.test])
     assert not seen
 
 
 def test_the_stream_is_named_by_seed_round_client_and_step(augmented):
-    task = task_for(augmented[0])
-    assert augmentation_of(task, 4).random() == augmentation_of(task, 4).random() != augmentation_of(task, 5).random()
+    clients, _ = augmented
+    task, indices = task_for(clients, client_id=1, round=3, seed=5), clients.partition.indices[1]
+    expected = clients.dataset.batch(indices, generator=rng.stream(5, "augmentation", 3, 1, 4))
+    assert torch.equal(clients.batch(indices, task, 4).x, expected.x)
+    assert not torch.equal(clients.batch(indices, task, 5).x, expected.x)

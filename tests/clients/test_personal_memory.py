@@ -28,7 +28,7 @@ def tiny_resnet(num_classes, shape):
 
 
 @pytest.fixture
-def clients(tiny_clients):
+def make_clients(tiny_clients):
     """Return a function that makes clients with these personal tensors, FedBN's by default."""
 
     def make(personal=None, **settings):
@@ -40,9 +40,9 @@ def clients(tiny_clients):
 
 
 @pytest.fixture
-def federation(clients, tiny_federation):
+def federation(make_clients, tiny_federation):
     def make(*, personal=None, correction=None, **settings):
-        return tiny_federation(clients=clients(personal, correction=correction), **settings)
+        return tiny_federation(clients=make_clients(personal, correction=correction), **settings)
 
     return make
 
@@ -84,16 +84,16 @@ def test_counters_of_batch_norm_are_kept_too(federation):
     for _ in range(2):
         run.run_round()
     (name,) = [name for name in run.state.memory[0] if name.endswith("backbone.1.num_batches_tracked")]
-    steps = run.engine.clients.local.num_steps(len(run.engine.clients.partition.indices[0]))
+    steps = run.engine.clients.num_steps(ClientTask(0, 1, 0, Broadcast(run.state.model)))
     assert run.state.memory[0][name].item() == 2 * steps
     assert run.state.memory[0][name].dtype == torch.int64
 
 
-def test_fedbn_written_out(federation, clients):
+def test_fedbn_written_out(federation, make_clients):
     """Each client has a whole model of its own; what is shared is overwritten by the mean, what is personal is not."""
     run = federation(cohort_size=4)
     personal = run.engine.clients.personal
-    plain = clients(frozenset())
+    plain = make_clients(frozenset())
     models = [run.state.model] * 4
     for round in range(1, 4):
         updates = [plain.train(ClientTask(k, round, 0, Broadcast(models[k]))) for k in range(4)]
@@ -114,13 +114,13 @@ def test_fedbn_written_out(federation, clients):
     assert not torch.allclose(models[0]["backbone.1.running_mean"], models[1]["backbone.1.running_mean"])
 
 
-def test_with_all_personal_everybody_trains_alone(federation, clients):
+def test_with_all_personal_everybody_trains_alone(federation, make_clients):
     run = federation(personal=frozenset(tiny_resnet(2, (1, 4, 4)).state_dict()), cohort_size=4)
     start = run.state.model
     for _ in range(2):
         assert run.run_round().ledger.floats_up == 0
     assert state.digest(run.state.model) == state.digest(start)
-    alone = clients(frozenset())
+    alone = make_clients(frozenset())
     first = alone.train(ClientTask(2, 1, 0, Broadcast(start)))
     after_one = state.add(start, first.delta | first.buffers)
     second = alone.train(ClientTask(2, 2, 0, Broadcast(after_one)))
@@ -134,11 +134,11 @@ def test_with_all_personal_everybody_trains_alone(federation, clients):
 class Counting(Correction):
     """Keeps something in the client's memory itself."""
 
-    def on_client_start(self, parameters, broadcast, memory):
-        self.count = memory.get("count", torch.tensor(0.0)) + 1
+    def on_client_start(self, parameters, start):
+        self.count = start.memory.get("count", torch.tensor(0.0)) + 1
 
-    def on_client_end(self, delta, num_steps):
-        self.seen = set(delta)
+    def on_client_end(self, end):
+        self.seen = set(end.delta)
         return {}, {"count": self.count.clone()}
 
 
@@ -203,21 +203,21 @@ def test_a_question_is_answered_with_the_clients_own_layers(federation):
     assert len({tuple(answer) for answer in answers}) == 4
 
 
-def test_a_local_model_is_what_the_client_had_in_the_end(clients):
-    runtime = clients()
+def test_a_local_model_is_what_the_client_had_in_the_end(make_clients):
+    clients = make_clients()
     start = Broadcast(state.clone(clients.program.tensors))
-    update = runtime.train(ClientTask(1, 1, 0, start))
+    update = clients.train(ClientTask(1, 1, 0, start))
     trained = {name: tensor.detach().clone() for name, tensor in clients.program.tensors.items()}
     ours = local_model(start, update)
     assert ours.keys() == trained.keys()
     for name, tensor in trained.items():
         if tensor.is_floating_point():
             torch.testing.assert_close(ours[name], tensor, rtol=1e-6, atol=1e-7)
-        elif name in runtime.personal:
+        elif name in clients.personal:
             assert torch.equal(ours[name], tensor)
 
 
-def test_memory_shares_nothing_with_the_bench():
+def test_memory_shares_nothing_with_the_program():
     tensors = {"a": torch.ones(2), "b": torch.ones(2)}
     kept = to_keep(tensors, {"a"})
     tensors["a"].zero_()
@@ -234,8 +234,7 @@ def test_without_personal_layers_the_broadcast_is_not_copied():
 def test_what_a_client_has_of_its_own_is_sent_to_it_once(federation):
     """So the ledger counts it in a client's first round and in no other."""
     run = federation(cohort_size=2, selector=RoundRobinSelector())
-    run.personal = run.engine.clients.personal
-    whole, own = (state.num_floats(part) for part in (run.state.model, {n: run.state.model[n] for n in run.personal}))
+    whole, own = (state.num_floats(part) for part in (run.state.model, {n: run.state.model[n] for n in run.facts.personal}))
     assert 0 < own < whole
     first, second, third = (run.run_round() for _ in range(3))
     assert set(first.cohort) | set(second.cohort) == {0, 1, 2, 3}
@@ -246,15 +245,14 @@ def test_what_a_client_has_of_its_own_is_sent_to_it_once(federation):
 class Curious(RoundRobinSelector):
     """Asks everybody."""
 
-    def select(self, context):
+    def select(self, server, context):
         context.ask(Statistics(), context.available)
-        return super().select(context)
+        return super().select(server, context)
 
 
 def test_nor_is_it_sent_again_with_a_question(federation):
     run = federation(cohort_size=1, selector=Curious())
-    run.personal = run.engine.clients.personal
-    whole, own = (state.num_floats(part) for part in (run.state.model, {n: run.state.model[n] for n in run.personal}))
+    whole, own = (state.num_floats(part) for part in (run.state.model, {n: run.state.model[n] for n in run.facts.personal}))
     ledgers = [run.run_round().ledger for _ in range(3)]
     assert [ledger.query_floats_down for ledger in ledgers] == [3 * whole, 3 * whole - own, 3 * whole - 2 * own]
 

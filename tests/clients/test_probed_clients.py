@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from fedfacet.clients.local_training import HalfTrained
+from fedfacet.clients.divided_training import HalfTrained
 from fedfacet.clients.probed_clients import ProbedClients
 from fedfacet.types import Broadcast, ClientTask
 
@@ -45,11 +45,10 @@ def test_only_what_lies_before_the_end_is_found(probed, stop):
         replace(TASK, broadcast=Broadcast(dict(MODEL), TASK.broadcast.extras)),
         replace(TASK, broadcast=Broadcast(MODEL)),
         replace(TASK, broadcast=Broadcast(MODEL, {"c": torch.zeros(3)})),
-        replace(TASK, broadcast=Broadcast(MODEL, TASK.broadcast.extras, {})),
         replace(TASK, memory={}),
         replace(TASK, memory={"m": torch.zeros(2)}),
     ],
-    ids=["client", "straggler", "learning rate", "model", "no extras", "extras", "index map", "no memory", "memory"],
+    ids=["client", "straggler", "learning rate", "model", "no extras", "extras", "no memory", "memory"],
 )
 def test_another_task_finds_nothing(probed, other):
     assert probed.find(other, 10) is None

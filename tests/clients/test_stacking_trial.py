@@ -50,9 +50,9 @@ def attempt(tiny_clients):
 
     def make(objective, **more):
         settings = {name: more.pop(name) for name in ("precision", "compile") if name in more}
-        runtime = replace(tiny_clients(objective=objective, local=LocalTraining(batch_size=4), **more), **settings)
+        clients = replace(tiny_clients(objective=objective, local=LocalTraining(batch_size=4), **more), **settings)
         model = state.clone(clients.program.module.state_dict())
-        return try_out(StackedTraining(runtime), ClientTask(0, 1, 0, Broadcast(model)))
+        return try_out(StackedTraining(clients), ClientTask(0, 1, 0, Broadcast(model)))
 
     return make
 
@@ -105,7 +105,7 @@ def test_a_loss_that_draws(attempt):
 
 def test_a_correction_that_draws_at_the_start(attempt):
     class Noisy(Correction):
-        def on_client_start(self, parameters, broadcast, memory):
+        def on_client_start(self, parameters, start):
             self.noise = torch.randn(())
 
         def forward(self, parameters):
@@ -113,6 +113,17 @@ def test_a_correction_that_draws_at_the_start(attempt):
 
     with pytest.raises(CannotStackError, match="draws random numbers"):
         attempt(ClassificationObjective(network(), correction=Noisy()))
+
+
+def test_a_correction_that_asks_how_many_steps_a_client_takes(attempt):
+    """Side by side they take different numbers of them, and the correction is started once for all."""
+
+    class Patient(Correction):
+        def on_client_start(self, parameters, start):
+            self.num_steps = start.num_steps
+
+    with pytest.raises(CannotStackError, match="how many steps a client takes"):
+        attempt(ClassificationObjective(network(), correction=Patient()))
 
 
 @pytest.mark.parametrize(
@@ -158,8 +169,8 @@ def test_parameters_known_by_another_way(attempt):
 
 def test_corrections_that_send_or_keep(attempt):
     class Talkative(Correction):
-        def on_client_end(self, delta, num_steps):
-            return {"steps": torch.tensor(float(num_steps))}, {}
+        def on_client_end(self, end):
+            return {"steps": torch.tensor(float(end.num_steps))}, {}
 
     with pytest.raises(CannotStackError, match="Talkative"):
         attempt(ClassificationObjective(network(), correction=Talkative()))
@@ -167,7 +178,7 @@ def test_corrections_that_send_or_keep(attempt):
 
 def test_objectives_that_end_clients_in_their_own_way(attempt):
     class Own(ClassificationObjective):
-        def on_client_end(self, delta, num_steps):
+        def on_client_end(self, end):
             return {}, {"rounds": torch.ones(())}
 
     with pytest.raises(CannotStackError, match="Own"):

@@ -10,8 +10,8 @@ from fedfacet.config.nodes import BESIDE_ARGUMENTS
 from fedfacet.errors import ConfigError
 
 FITTING = {
-    "number": [1.5, 2, -1.0, 1e300],
-    "whole": [0, -3, 10**30],
+    "number": [1.5, 2, -1.0, 1e30],
+    "whole": [0, -3, 2**63 - 1],
     "flag": [True, False],
     "text": ["", "x"],
     "maybe": [None, 3],
@@ -26,8 +26,8 @@ FITTING = {
     "bare": [None, 1, "x", [1], {"a": 1}],
 }
 WRONG = {
-    "number": [None, True, "1.5", [1.0], {}, float("nan"), float("inf")],
-    "whole": [None, True, 1.0, "1", [1], {}],
+    "number": [None, True, "1.5", [1.0], {}, float("nan"), float("inf"), 1e308, 10**400],
+    "whole": [2**63, None, True, 1.0, "1", [1], {}],
     "flag": [None, 0, 1, "true", []],
     "text": [None, 1, True, ["x"], {}],
     "maybe": [1.5, "none", False],
@@ -66,7 +66,7 @@ class TestTypes:
     @pytest.fixture
     def node(self, monkeypatch):
         """Return a function that makes a node of ``Part`` with one value."""
-        monkeypatch.setattr(checks, "get_object", lambda _: self.Part)
+        monkeypatch.setattr(checks, "find_target", lambda *_: self.Part)
         return lambda key, value: OmegaConf.create({"_target_": "Part", key: value})
 
     @pytest.mark.parametrize("key", FITTING)
@@ -103,6 +103,30 @@ class TestTypes:
                 check_arguments("part", OmegaConf.create({"_target_": target}))
 
 
+class TestKinds:
+    """A target must be what its part is for."""
+
+    @pytest.mark.parametrize(
+        ("override", "said"),
+        [
+            ("+callbacks.x._target_=os.system", "to name a class or function, but got 'os.system'"),
+            ("engine._target_=subprocess.Popen", "to name a class or function"),
+            ("+callbacks.x._target_=fedfacet.selectors.all.AllSelector", r"derived from fedfacet\.callbacks\.base\.Callback"),
+            ("selector._target_=fedfacet.aggregators.fedavg.FedAvg", r"derived from fedfacet\.selectors\.base\.ClientSelector"),
+            ("optimizer._target_=torch.nn.Linear", r"derived from torch\.optim\.Optimizer"),
+            ("selector._target_=fedfacet.selectors.base.ClientSelector", "a class with all methods"),
+            ("loss._target_=torch.nn.functional.l1_loss", "a function of logits and a batch"),
+            ("loss._target_=torch.nn.CrossEntropyLoss", "a function of logits and a batch"),
+        ],
+    )
+    def test_what_is_of_another_kind_is_refused(self, override, said):
+        with pytest.raises(ConfigError, match=said):
+            compose_job("train", [override])
+
+    def test_a_function_of_torchvision_makes_a_model(self):
+        compose_job("train", ["~model.width", "~model.hidden", "model._target_=torchvision.models.resnet18"])
+
+
 def leaves(settings, path=""):
     for key, value in settings.items():
         full = f"{path}{key}"
@@ -115,8 +139,9 @@ def test_every_setting_belongs_to_a_class_or_is_listed():
     beneath = tuple(f"{path}." for path, _ in targets(composed))
     own = {
         key
-        for key, _ in leaves(plain(composed))
-        if not key.startswith((*beneath, "choices.")) or key.rpartition(".")[2] in BESIDE_ARGUMENTS
+        for key, value in leaves(plain(composed))
+        if (not key.startswith((*beneath, "choices.")) or key.rpartition(".")[2] in BESIDE_ARGUMENTS)
+        and (value != {} or key in checks.SETTINGS)  # an option that does nothing: `correction=none`
     }
     assert own == set(checks.SETTINGS)
 

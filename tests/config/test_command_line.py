@@ -122,14 +122,31 @@ class TestPreflight:
         given = ("sweep=participation_cifar100", "selector=probe_fairness", "partition=iid", "seed=1")
         settings = ("selector.max_gap=null", "optimizer.lr=2.0")
         argv, jobs = preflight("train", ["train.py", "-m", *given, "dataset.root=a b", *settings])
-        assert argv == ["train.py", "-m", *given, "++dataset.root=a b", *settings]
+        one_by_one = "hydra.sweeper.max_batch_size=1"
+        assert argv == ["train.py", "-m", *given, "++dataset.root=a b", *settings, one_by_one]
         [(job, _)] = jobs
         assert (job.dataset.root, job.selector.max_gap) == ("a b", None)
 
     def test_a_value_for_what_a_sweep_sweeps_over_takes_the_place_of_its_values(self):
         argv, jobs = preflight("train", ["train.py", "-m", "sweep=participation_classes", "partition.classes_per_client=5"])
-        assert argv[-1] == "partition.classes_per_client=choice(5)", "by another name both would be swept over"
+        assert argv[-2] == "partition.classes_per_client=choice(5)", "by another name both would be swept over"
         assert {job.partition.classes_per_client for job, _ in jobs} == {5}
+
+    @pytest.mark.parametrize(
+        ("swept", "number"),
+        [
+            (["seed=range(0,1000000000)"], "1,000,000,000"),
+            (["seed=range(0,1,1e-9)"], "1,000,000,000"),
+            (["seed=range(101)", "optimizer.lr=range(1,101)"], "10,100"),
+        ],
+    )
+    def test_a_slip_of_the_keyboard_makes_no_sweep(self, swept, number):
+        with pytest.raises(ConfigError, match=f"at most 10,000 jobs, but these overrides ask for {number}: "):
+            preflight("train", ["train.py", "-m", *swept])
+
+    def test_options_may_be_swept_over_by_a_pattern(self):
+        _, jobs = preflight("train", ["train.py", "-m", "selector=glob(un*)"])
+        assert [job.choices.selector for job, _ in jobs] == ["uniform"]
 
     def test_jobs_lie_where_hydra_puts_them(self, tmp_path):
         command = ["train.py", "-m", "seed=0,1", "paths.sweep_dir=all", "hydra.sweep.subdir=s${seed}"]

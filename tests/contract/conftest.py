@@ -4,6 +4,7 @@ import functools
 import io
 import random
 import tempfile
+from collections import OrderedDict
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -99,14 +100,14 @@ def smoke(tmp_path, monkeypatch):
 
 @pytest.fixture(scope="session")
 def batchnorm_model():
-    """A state dict with parameters, floating-point buffers and integer buffers, and the names of its parameters."""
+    """A state dict with a head, floating-point buffers and integer buffers, and the names of its parameters."""
     generator = torch.Generator().manual_seed(0)
     with rng.forked(0, "weights"):
-        model = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Linear(4, 2))
+        model = nn.Sequential(OrderedDict(body=nn.Linear(3, 4), norm=nn.BatchNorm1d(4), head=nn.Linear(4, 2)))
     weights = state.clone(model.state_dict())
-    weights["1.running_mean"] = torch.randn(4, generator=generator)
-    weights["1.running_var"] = 0.5 + torch.rand(4, generator=generator)
-    weights["1.num_batches_tracked"] = torch.tensor(7)
+    weights["norm.running_mean"] = torch.randn(4, generator=generator)
+    weights["norm.running_var"] = 0.5 + torch.rand(4, generator=generator)
+    weights["norm.num_batches_tracked"] = torch.tensor(7)
     return weights, [name for name, _ in model.named_parameters()]
 
 
@@ -114,7 +115,7 @@ def batchnorm_model():
 def facts_of_model(batchnorm_model):
     """What a server part may know of a federation of ten clients that train that model."""
     weights, parameters = batchnorm_model
-    return Facts(10, weights, tuple(parameters), ("1.running_mean", "1.running_var"))
+    return Facts(10, weights, tuple(parameters), ("norm.running_mean", "norm.running_var"))
 
 
 @pytest.fixture(scope="session")
@@ -128,8 +129,8 @@ def make_update(batchnorm_model):
             client_id=client_id,
             delta={name: 0.1 * torch.randn(weights[name].shape, generator=generator) for name in parameters},
             buffers={
-                "1.running_mean": 0.1 * torch.randn(4, generator=generator),
-                "1.running_var": 0.1 * torch.rand(4, generator=generator),
+                "norm.running_mean": 0.1 * torch.randn(4, generator=generator),
+                "norm.running_var": 0.1 * torch.rand(4, generator=generator),
             },
             num_samples=num_samples or 10 + client_id,
             num_steps=num_steps,
@@ -151,20 +152,20 @@ def _same(left, right):
     return type(left) is type(right) and left == right
 
 
-def _through_a_file(state_dict):
+def _through_a_file(saved):
     file = io.BytesIO()
-    torch.save(state_dict, file)
+    torch.save(saved, file)
     file.seek(0)
     return torch.load(file, weights_only=True)
 
 
 @pytest.fixture(scope="session")
 def same():
-    """Tell whether two state dicts are equal, bit for bit."""
+    """Tell whether two states are equal, bit for bit."""
     return _same
 
 
 @pytest.fixture(scope="session")
 def through_a_file():
-    """Return a state dict as it comes back from a checkpoint, which loads plain data and tensors only."""
+    """Return a state as it comes back from a checkpoint, which loads plain data and tensors only."""
     return _through_a_file

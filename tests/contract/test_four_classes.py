@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from fedfacet import build, config, state
+from fedfacet.data.federated import FederatedData
 
 TWIN = ["experiment=spawrious4", "dataset=synthetic_spawrious", "model=small_cnn", "optimizer.lr=0.1"]
 BIAS_STEPS, BATCH_SIZE = 6, 8
@@ -29,7 +30,7 @@ def test_seven_kinds_of_clients_from_end_to_end(smoke):
         f"local.batch_size={BATCH_SIZE}",
     )
     runtime = federation.engine.clients
-    matrices = build.FederatedData(runtime.dataset, runtime.partition, np.empty(0, int)).matrices
+    matrices = FederatedData(runtime.dataset, runtime.partition, np.empty(0, int)).matrices
     assert [matrix.counts.shape for matrix in matrices] == [(4, 2)] * 7
     first, *later = rows_of(run_dir)
 

@@ -83,7 +83,7 @@ def test_it_does_the_same_in_two_parts(loss, loss_option, make_part, tiny_client
         return tiny_clients(objective=objective, local=LocalTraining(batch_size=4))
 
     first, second = clients(loss), clients(make_part("loss", loss_option))
-    start = Broadcast(state.clone(first.bench.tensors))
+    start = Broadcast(state.clone(first.program.tensors))
     second.train(ClientTask(2, 1, 0, start))
     task = ClientTask(1, 2, 0, start)
     expected = first.train(task)

@@ -125,6 +125,7 @@ def test_it_runs(method_option, smoke):
     names = [type(part).__name__.lower() for part in (federation.selector, federation.aggregator)]
     expected = [ROWS[method_option][position].replace("_", "") for position in (0, 1)]
     assert names == [f"{expected[0]}selector", expected[1]]
-    assert federation.engine.clients.objective.correction.proximal_strength == (0.1 if "prox" in method_option else 0.0)
+    assert federation.engine.clients.objective.curvature == (0.1 if "prox" in method_option else 0.0)
+    assert (federation.engine.clients.objective.correction is None) == (ROWS[method_option][2] == "none")
     everybody = ROWS[method_option][0] in ("all", "hcsfed")
     assert federation.state.participation_counts.sum() == (federation.num_clients if everybody else 3)

@@ -7,11 +7,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from fedfacet.participation.base import Participation
+from fedfacet.types import WEIGHTED_DRAWS
+
 
 @pytest.fixture(scope="module")
 def made(make_part):
-    """Return a function: option -> the model of participation, made once, since it keeps nothing."""
-    return functools.cache(functools.partial(make_part, "participation"))
+    """Return a function: option -> the model of participation, made once, since it keeps nothing; no model is everybody."""
+    return functools.cache(lambda option: make_part("participation", option) or Participation())
 
 
 @given(num_clients=st.integers(1, 40), seed=st.integers(0, 100))
@@ -40,3 +43,12 @@ def test_everything_comes_from_the_generator_and_nothing_is_kept(participation_o
     first = draw(1)
     draw(2)
     assert draw(1) == first
+
+
+@given(num_clients=st.integers(1, 40), seed=st.integers(0, 100))
+def test_weights_are_finite_and_are_needed_of_the_selector_where_there_are_any(participation_option, made, num_clients, seed):
+    part = made(participation_option)
+    log_weights = part.log_weights(num_clients, np.random.default_rng(seed))
+    assert log_weights.shape == (num_clients,)
+    assert np.isfinite(log_weights).all()
+    assert part.gives_weights == (WEIGHTED_DRAWS in part.needs)

@@ -1,5 +1,6 @@
 """What every selector of conf/selector keeps to. The clients that answer its questions are real ones."""
 
+from copy import deepcopy
 from dataclasses import replace
 from math import nan
 from types import MappingProxyType
@@ -11,7 +12,7 @@ from hypothesis import strategies as st
 
 from fedfacet import rng
 from fedfacet.selectors.base import Taxonomy
-from fedfacet.types import Broadcast, ClientTask, Ledger, RoundResult, SelectionContext
+from fedfacet.types import Broadcast, ClientReceipt, ClientTask, Ledger, RoundResult, SelectionContext
 
 NUM_CLIENTS = 7
 METRICS = {"train/loss": 0.7, "train/num_steps": 12, "test/acc": 0.8, "test/acc_worst_group": 0.5}
@@ -35,12 +36,13 @@ def answer(tiny_clients):
 
 
 @pytest.fixture(scope="module")
-def run_of(make_part, answer, make_update, same):
+def run_of(make_part, answer, make_update, facts_of_model, same):
     """Return a function: option -> a run whose rounds hold the selector to its contract."""
 
     class Run:
         def __init__(self, option, *, num_clients=NUM_CLIENTS, seed=0, answers=None, updates=None, metrics=METRICS):
             self.selector = make_part("selector", option)
+            self.server = self.selector.init(replace(facts_of_model, num_clients=num_clients))
             self.num_clients = num_clients
             self.seed = seed
             self.answers = answers or (lambda query, client_id, value: value)
@@ -59,6 +61,7 @@ def run_of(make_part, answer, make_update, same):
                 round=round,
                 num_clients=self.num_clients,
                 cohort_size=cohort_size,
+                places=min(cohort_size, len(available)),
                 available=tuple(available),
                 disclosed=MappingProxyType(self.disclosed),
                 rng=rng.stream(self.seed, "selection", round),
@@ -66,27 +69,48 @@ def run_of(make_part, answer, make_update, same):
             )
 
         def select(self, round, cohort_size, available):
-            context = self.context(round, cohort_size, available)
-            size = self.selector.cohort_size(context)
-            assert size in (min(cohort_size, len(available)), len(available)), "what is asked for, or all"
-            cohort = self.selector.select(context)
+            before = deepcopy(self.server)
+            cohort = self.selector.select(self.server, self.context(round, cohort_size, available))
+            assert same(self.server, before), "select changes nothing"
             assert isinstance(cohort, list)
             assert all(type(client_id) is int for client_id in cohort), "plain ints, which JSON and a dict's keys understand"
-            assert len(cohort) == size
-            assert len(set(cohort)) == size, "nobody twice"
+            assert len(cohort) in (min(cohort_size, len(available)), len(available)), "as many as there are places, or all"
+            assert len(set(cohort)) == len(cohort), "nobody twice"
             assert set(cohort) <= set(available)
             return cohort
 
+        def observe(self, result, updates):
+            before = deepcopy([self.server, [update.delta for update in updates]])
+            learnt = [
+                self.selector.observe(self.server, result, updates, rng.stream(self.seed, "selector-learns", result.round))
+                for _ in range(2)
+            ]
+            assert same([self.server, [update.delta for update in updates]], before), "what it learns from is not written to"
+            assert same(*learnt), "what it learns is a function of the state, the round and the generator"
+            return learnt[0]
+
         def round(self, round, cohort_size, available, arrived=None):
-            before = self.selector.state_dict()
             cohort = self.select(round, cohort_size, available)
-            assert same(self.selector.state_dict(), before), "select changes nothing"
             assert self.select(round, cohort_size, available) == cohort, "a round that was given up is drawn again"
             arrived = [client_id for client_id in cohort if arrived is None or client_id in arrived]
-            wanted = arrived if self.selector.needs_updates else []
-            updates = [self.updates(make_update(client_id, seed=round)) for client_id in wanted]
-            result = RoundResult(round, tuple(cohort), tuple(arrived), self.metrics, Ledger(), {}, self.num_clients)
-            self.selector.observe(result, updates)
+            updates = [self.updates(make_update(client_id, seed=round)) for client_id in arrived]
+            receipts = tuple(
+                ClientReceipt(
+                    client_id=update.client_id,
+                    num_samples=update.num_samples,
+                    num_steps=update.num_steps,
+                    **update.metrics,
+                    answers={
+                        name: known[update.client_id] for name, known in self.disclosed.items() if update.client_id in known
+                    },
+                )
+                for update in updates
+            )
+            result = RoundResult(round, tuple(cohort), receipts, self.metrics, Ledger(), {}, self.num_clients)
+            if self.selector.observe is not None:
+                self.server = self.observe(result, updates if self.selector.needs_updates(self.server) else [])
+            else:
+                assert not self.selector.needs_updates(self.server), "nobody would look at them"
             return cohort
 
     return Run
@@ -130,7 +154,9 @@ def test_clients_that_have_nothing_to_tell(selector_option, run_of, num_clients)
     """Losses, sizes, counts, measures and updates that are zero throughout."""
 
     def still(update):
-        return replace(update, delta={name: 0 * tensor for name, tensor in update.delta.items()}, metrics={"loss_sum": 0.0})
+        return replace(
+            update, delta={name: 0 * tensor for name, tensor in update.delta.items()}, metrics={"loss_sum": 0.0, "num_seen": 0}
+        )
 
     options = {
         "answers": lambda query, client_id, value: nothing(value),
@@ -176,21 +202,38 @@ def test_whoever_is_away_and_however_many_are_asked_for(selector_option, run_of,
         cohort = run.round(round, cohort_size, available, arrived)
         if loaded is not None:
             assert loaded.round(round, cohort_size, available, arrived) == cohort
-            assert same(loaded.selector.state_dict(), run.selector.state_dict())
+            assert same(loaded.server, run.server)
         if round == loaded_after:
             loaded = run_of(selector_option, seed=run.seed)
-            loaded.selector.load_state_dict(through_a_file(run.selector.state_dict()))
+            loaded.server = through_a_file(run.server)
+            assert same(loaded.server, run.server)
             loaded.disclosed.update({name: dict(answers) for name, answers in run.disclosed.items()})
 
 
-def test_a_saved_state_is_not_changed_afterwards(selector_option, run_of, same, through_a_file):
+def test_a_state_is_not_changed_by_later_rounds(selector_option, run_of, same):
     run = run_of(selector_option)
     for round in range(1, 4):
         run.round(round, 3, range(NUM_CLIENTS))
-        saved = run.selector.state_dict()
-        copy = through_a_file(saved)
+        saved = run.server
+        copy = deepcopy(saved)
         run.round(round + 10, 3, range(NUM_CLIENTS))
         assert same(saved, copy)
+
+
+def test_it_keeps_nothing_to_itself(selector_option, run_of, same):
+    """A selector that has seen other rounds goes on from a state as one that is new does."""
+    run = run_of(selector_option)
+    for round in range(1, 4):
+        run.round(round, 3, range(NUM_CLIENTS))
+        server, disclosed = run.server, {name: dict(answers) for name, answers in run.disclosed.items()}
+        fresh = run_of(selector_option)
+        fresh.server, fresh.disclosed = server, {name: dict(answers) for name, answers in disclosed.items()}
+        expected = fresh.round(4, 3, range(NUM_CLIENTS))
+        run.round(14, 2, range(1, NUM_CLIENTS))
+        run.server, run.disclosed = server, disclosed
+        assert run.round(4, 3, range(NUM_CLIENTS)) == expected
+        assert same(run.server, fresh.server)
+        run.server = server
 
 
 def test_everything_random_comes_from_the_context(selector_option, run_of):

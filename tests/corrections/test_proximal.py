@@ -1,9 +1,9 @@
 import pytest
 import torch
-from fedfacet.corrections.none import NoCorrection
 
+from fedfacet.corrections.base import Correction
 from fedfacet.corrections.proximal import ProximalCorrection
-from fedfacet.types import Broadcast
+from fedfacet.types import Broadcast, ClientEnd, ClientStart
 
 
 @pytest.fixture
@@ -12,7 +12,7 @@ def parameters():
 
 
 def started(correction, parameters):
-    correction.on_client_start(parameters, Broadcast({}), {})
+    correction.on_client_start(parameters, ClientStart(Broadcast({}), {}, num_steps=3, lr=0.1))
     return correction
 
 
@@ -52,10 +52,16 @@ def test_without_a_federation_and_with_mu_zero_there_is_no_term(parameters):
     assert started(ProximalCorrection(mu=0.0), parameters)({"a": parameters["a"] + 9, "b": parameters["b"]}) == 0
 
 
-def test_no_correction_sends_and_keeps_nothing(parameters):
-    correction = started(NoCorrection(), parameters)
-    assert correction(parameters) == 0
-    assert correction.on_client_end({}, 3) == ({}, {})
+@pytest.mark.parametrize("correction", [Correction(), ProximalCorrection(mu=1.0)], ids=["none", "proximal"])
+def test_nothing_is_sent_or_kept(correction, parameters):
+    correction = started(correction, parameters)
+    assert correction(parameters) == 0, "at the start"
+    assert correction.on_client_end(ClientEnd({}, 3, 0.1, 3.0)) == ({}, {})
+    assert correction.gives == correction.needs == frozenset()
+
+
+def test_its_curvature_is_mu():
+    assert (Correction().curvature, ProximalCorrection(mu=0.7).curvature) == (0.0, 0.7)
 
 
 def test_the_anchor_is_not_part_of_a_state_dict(parameters):

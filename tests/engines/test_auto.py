@@ -44,11 +44,11 @@ def takes(monkeypatch):
     """Return a function that says what a step takes: with one thread, with four, in bfloat16, compiled, side by side."""
 
     def say(one, four=FOREVER, *, bf16=FOREVER, compiled=FOREVER, stacked=FOREVER):
-        def seconds_per_step(trial, runtime):
-            if runtime.compile:
-                assert runtime.objective is not trial.runtime.objective, "compiled is compiled"
+        def seconds_per_step(trial, clients):
+            if clients.compile:
+                assert clients.objective is not trial.clients.objective, "compiled is compiled"
                 return compiled
-            if runtime.precision == "bf16-mixed":
+            if clients.precision == "bf16-mixed":
                 return bf16
             return {1: one, CORES: four}[torch.get_num_threads()]
 
@@ -111,7 +111,7 @@ def test_what_processes_would_take_follows_from_who_can_be_cut(takes, tiny_clien
     takes(1.0)
     monkeypatch.setattr(auto, "num_cores", lambda: 2)
     trial = auto._Trial(tiny_clients(correction=correction), 3, 10)
-    trial.in_this_process(trial.runtime, 1)
+    trial.in_this_process(trial.clients, 1)
     trial.with_workers(1)
     assert [option.seconds for option in trial.options] == pytest.approx(
         [6.0, longest * WORKER_SLOWDOWN + 3 * HAND_OVER_SECONDS]
@@ -287,7 +287,7 @@ def test_trying_out_leaves_no_trace_on_the_numbers_of_the_run(tiny_clients, tiny
     engine = AutoEngine(allow_inexact=allow_inexact, device="cpu")
     engine.choose(clients, 4, 2, {"precision"})
     assert torch.equal(torch.get_rng_state(), before)
-    clients.bench.load(tiny_clients().bench.tensors)  # which a trial may have changed, and the first model is made of
+    clients.program.load(tiny_clients().program.tensors)  # which a trial may have changed, and the first model is made of
     ours = tiny_federation(clients=clients, engine=engine).fit()
     assert state.digest(ours.model) == state.digest(expected.model)
 
@@ -318,7 +318,7 @@ def test_a_choice_is_used(choice, kind, tiny_clients):
 
 def test_it_runs_asks_evaluates_and_closes_by_what_it_chose(tiny_clients):
     clients = tiny_clients()
-    start = state.clone(clients.bench.tensors)
+    start = state.clone(clients.program.tensors)
     engines = [AutoEngine(choice={"engine": "sequential"}, device="cpu"), SequentialEngine(device="cpu")]
     tasks = [ClientTask(client, 1, 0, Broadcast(start)) for client in (2, 0)]
     for engine in engines:

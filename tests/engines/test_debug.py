@@ -54,7 +54,7 @@ def run(tiny_clients):
         engine = engine or DebugEngine(device="cpu")
         clients = tiny_clients(objective=objective, local=LOCAL, **settings)
         engine.setup(clients)
-        start = Broadcast(state.clone(clients.bench.tensors))
+        start = Broadcast(state.clone(clients.program.tensors))
         return list(engine.run([ClientTask(client, 5, 0, start) for client in (0, 3)]))
 
     return run
@@ -126,7 +126,7 @@ class Countdown(Correction):
 
     divisible = False
 
-    def on_client_start(self, parameters, broadcast, memory):
+    def on_client_start(self, parameters, start):
         self.steps = 0
 
     def forward(self, parameters):
@@ -168,7 +168,7 @@ class Remembers(Correction):
         super().__init__()
         self.bundle, self.asked = bundle, 0
 
-    def on_client_end(self, delta, num_steps):
+    def on_client_end(self, end):
         self.asked += 1
         bundles = {"extras": {}, "memory": {}}
         bundles[self.bundle]["asked"] = torch.tensor(float(self.asked))
@@ -262,7 +262,7 @@ def test_torch_watches_while_clients_are_at_work_and_not_a_moment_longer(tiny_cl
 
     engine, clients = DebugEngine(device="cpu"), tiny_clients(objective=Told(deed), local=LOCAL)
     engine.setup(clients)
-    start = Broadcast(state.clone(clients.bench.tensors))
+    start = Broadcast(state.clone(clients.program.tensors))
     tasks = [ClientTask(client, 1, 0, start) for client in range(3)]
     for _ in engine.run(tasks):
         assert watchfulness() == (False, False), "others may be at work in between"
@@ -273,7 +273,7 @@ def test_torch_watches_while_clients_are_at_work_and_not_a_moment_longer(tiny_cl
     assert watchfulness() == (False, False)
     answers.close()
     seen.clear()
-    clients.bench.module.register_forward_hook(lambda *_: seen.append(watchfulness()))
+    clients.program.module.register_forward_hook(lambda *_: seen.append(watchfulness()))
     engine.evaluate(start.model, [clients.dataset.test])
     assert set(seen) == {(True, True)}
     assert watchfulness() == (False, False)
@@ -310,6 +310,6 @@ def test_the_numbers_are_those_of_the_sequential_engine(tiny_federation):
             engine=engine, model=model, local=LOCAL, rounds=3, cohort_size=3, participation=Stragglers()
         )
         saved.append(federation.fit())
-        evaluated.append(engine.evaluate(federation.state.model, [engine.runtime.dataset.test]))
+        evaluated.append(engine.evaluate(federation.state.model, [engine.clients.dataset.test]))
     assert state.digest(saved[0].model) == state.digest(saved[1].model)
     assert evaluated[0] == evaluated[1]

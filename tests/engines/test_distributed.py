@@ -111,8 +111,16 @@ def test_what_a_client_keeps_does_not_hold_on_to_its_update(two_ranks):
 
 
 def test_answers_and_evaluation_are_those_of_the_sequential_engine(two_ranks):
-    for name in ("answers", "counts", "few"):
+    for name in ("answers", "counts", "few", "predictions"):
         assert two_ranks[name][0] == two_ranks[name][1], name
+
+
+def test_models_of_several_shapes_travel_too(two_ranks):
+    for name in ("shapes", "shapes_answers", "shapes_counts"):
+        assert two_ranks[name][0] == two_ranks[name][1], name
+    small, mixed = two_ranks["updates"][0], two_ranks["shapes"][0]
+    assert [ours == theirs for ours, theirs in zip(small, mixed, strict=True)] == [False, False, False, True, False, True, True]
+    assert two_ranks["shapes_counts"][0] != two_ranks["counts"][0]
 
 
 def test_a_round_given_up_is_put_down_by_all(two_ranks):
@@ -126,7 +134,8 @@ def test_a_failure_elsewhere_is_raised_here_with_client_round_and_rank(two_ranks
     assert note.startswith("It was raised by client 3 in round 2, on rank 1:\nTraceback")
     assert two_ranks["failing_query"][:2] == ["RuntimeError", "Unpicklable: no answer"]
     assert "client 3 in round 2, on rank 1" in two_ranks["failing_query"][2]
-    assert two_ranks["failing_evaluation"][0] == "KeyError"
+    assert two_ranks["failing_evaluation"][0] == "ValueError"
+    assert two_ranks["failing_evaluation"][1].startswith("Expected a model of one of the 2 shapes")
     assert two_ranks["after_failures"]
 
 

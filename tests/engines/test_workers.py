@@ -244,14 +244,14 @@ def test_workers_outlive_signals_and_end_when_nobody_is_left_to_talk_to(persiste
 def test_what_cannot_be_sent_is_refused_in_a_sentence(persistent):
     _, federation = persistent
     engine = WorkersEngine(workers=1)
-    runtime = federation.engine.clients
-    object.__setattr__(runtime, "transforms", [lambda update, rng: update])
+    clients = federation.engine.clients
+    object.__setattr__(clients, "transforms", [lambda update, rng: update])
     try:
-        engine.setup(runtime)
+        engine.setup(clients)
         with pytest.raises(EngineError, match="Expected clients that can be sent to other processes"):
             list(engine.run(tasks_for(federation, [0])))
     finally:
-        object.__setattr__(runtime, "transforms", [])
+        object.__setattr__(clients, "transforms", [])
         engine.close()
 
 

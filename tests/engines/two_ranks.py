@@ -18,14 +18,15 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from fedfacet import state
+from fedfacet import rng, state
 from fedfacet.build import build, rebuild
-from fedfacet.clients.local_training import planned_steps
 from fedfacet.clients.queries.base import Query
 from fedfacet.config import compose_job
 from fedfacet.corrections.base import Correction
 from fedfacet.engines.distributed import DistributedEngine, deal
 from fedfacet.engines.sequential import SequentialEngine
+from fedfacet.models.small_cnn import SmallCNN
+from fedfacet.objectives.classification import ClassificationObjective
 from fedfacet.types import Answer, Broadcast, ClientTask
 
 ASKED = Path("asked")
@@ -34,10 +35,10 @@ ASKED = Path("asked")
 class Echo(Correction):
     """Sends back what it was sent, twice as large, and keeps what it kept, with one more."""
 
-    def on_client_start(self, parameters, broadcast, memory):
-        self.received = broadcast.extras, memory
+    def on_client_start(self, parameters, start):
+        self.received = start.broadcast.extras, start.memory
 
-    def on_client_end(self, delta, num_steps):
+    def on_client_end(self, end):
         extras, memory = self.received
         return {name: 2 * tensor for name, tensor in extras.items()}, {name: tensor + 1 for name, tensor in memory.items()}
 
@@ -78,7 +79,11 @@ def federation():
     config, _ = compose_job("train", overrides)
     config.logger = config.callbacks = {}
     federation = build(config, Path())
-    federation.engine.clients.objective.correction = Echo()
+    clients = federation.engine.clients
+    clients.objective.correction = Echo()
+    with rng.forked(0, "weights"):
+        wider = ClassificationObjective(SmallCNN(2, (3, 8, 8), width=3), correction=Echo(), optimizer=clients.optimizer)
+    federation.engine.setup(replace(clients, other_objectives=[wider.to(memory_format=clients.memory_format)]))
     return federation
 
 
@@ -102,20 +107,20 @@ def error_of(action):
 
 def drive(run):
     """What rank 0 does."""
-    runtime = run.engine.clients
+    clients = run.engine.clients
     sequential = SequentialEngine(device="cpu")
-    sequential.setup(runtime)
+    sequential.setup(clients)
     engine = DistributedEngine(device="cpu", timeout_seconds=30)
-    engine.setup(runtime)
+    engine.setup(clients)
     model, query = run.state.model, run.selector.heterogeneity
     extras = {"step": torch.tensor(3), "c": torch.linspace(0, 1, 5)}
     tasks = [
         ClientTask(client, 2, 0, Broadcast(model, extras), {"kept": torch.full((client,), 0.5)}, 1 / (1 + client % 3))
         for client in (5, 3, 9, 0, 17, 8, 2)
     ]
-    indices = np.arange(len(runtime.dataset.y))
+    indices = np.arange(len(clients.dataset.y))
     found = {"backend": engine._backend, "shared": engine.share({"seed": 7})}
-    found["owners"] = deal([planned_steps(runtime.local, 100, task) for task in tasks], 2)
+    found["owners"] = deal([clients.num_steps(task) for task in tasks], 2)
     found["updates"] = [facts(one.run(tasks)) for one in (sequential, engine)]
     found["memory_alone"] = [
         update.memory["kept"].untyped_storage().nbytes() == 4 * update.client_id for update in engine.run(tasks)
@@ -123,6 +128,13 @@ def drive(run):
     found["answers"] = [list(one.ask(query, tasks)) for one in (sequential, engine)]
     found["counts"] = [repr(one.evaluate(model, [indices, indices[:70]])) for one in (sequential, engine)]
     found["few"] = [repr(one.evaluate(model, [indices[:9]])) for one in (sequential, engine)]
+    said = [one.predict(model, [indices, indices[:70]], {"personal|head.bias": torch.ones(2)}) for one in (sequential, engine)]
+    found["predictions"] = [[(part.labels.tolist(), part.losses.tolist()) for part in parts] for parts in said]
+    wide = state.clone(clients.programs[1].tensors)
+    mixed = [replace(task, broadcast=Broadcast(wide, extras)) if task.client_id % 2 else task for task in tasks]
+    found["shapes"] = [facts(one.run(mixed)) for one in (sequential, engine)]
+    found["shapes_answers"] = [list(one.ask(query, mixed)) for one in (sequential, engine)]
+    found["shapes_counts"] = [repr(one.evaluate(wide, [indices])) for one in (sequential, engine)]
     found["nobody"] = len(list(engine.run([])))
     found["one"] = facts(engine.run(tasks[:1])) == found["updates"][0][:1]
 
@@ -141,7 +153,7 @@ def drive(run):
     engine.close()
     engine.close()
     second = DistributedEngine(device="cpu", timeout_seconds=30)
-    second.setup(runtime)
+    second.setup(clients)
     second.share("second job")
     found["second_job"] = facts(second.run(tasks)) == found["updates"][0]
     second.close()

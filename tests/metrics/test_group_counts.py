@@ -1,5 +1,7 @@
 import math
+from collections import Counter
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given
@@ -28,7 +30,9 @@ def test_an_empty_batch_counts_nothing():
 
 
 def test_accuracies_by_hand():
-    counts = GroupCounts(correct=(3, 0, 1, 0), total=(4, 0, 1, 5), loss_sum=2.0)
+    counts = GroupCounts(np.array([[3, 1], [0, 0], [0, 1], [5, 0]]), loss_sum=2.0)
+    assert counts.correct == (3, 0, 1, 0)
+    assert counts.total == (4, 0, 1, 5)
     assert counts.accuracies[0] == 0.75
     assert math.isnan(counts.accuracies[1])
     assert counts.accuracies[2:] == (1.0, 0.0)
@@ -40,23 +44,47 @@ def test_accuracies_by_hand():
 
 
 def test_without_samples_everything_is_nan():
-    counts = GroupCounts(correct=(0, 0), total=(0, 0), loss_sum=0.0)
+    counts = GroupCounts(np.zeros((2, 2), dtype=np.int64), loss_sum=0.0)
     values = (*counts.accuracies, counts.average_accuracy, counts.worst_group_accuracy, counts.loss)
     assert all(math.isnan(value) for value in (*values, counts.adjusted_accuracy((1, 1)), counts.adjusted_accuracy((0, 0))))
 
 
-cells = st.integers(0, 50).flatmap(lambda total: st.tuples(st.integers(0, total), st.just(total)))
+samples = st.lists(st.tuples(st.integers(0, 2), st.integers(0, 2), st.integers(0, 1)), max_size=60)
 
 
-@given(st.lists(cells, min_size=6, max_size=6), st.lists(st.integers(0, 9), min_size=6, max_size=6))
-def test_the_torchmetrics_say_the_same(cells, weights):
-    correct, total = zip(*cells, strict=True)
-    counts = GroupCounts(correct, total, loss_sum=0.0)
+def columns(samples):
+    """Return the predicted classes, classes and attribute values of samples."""
+    return tuple(np.array(samples, dtype=np.int64).reshape(-1, 3).T)
+
+
+@given(samples)
+def test_every_sample_is_counted_in_its_group_under_its_predicted_class(samples):
+    counts = GroupCounts.of(*columns(samples), 3, 2, loss_sum=1.5)
+    assert counts.confusion.shape == (6, 3)
+    assert counts.confusion.dtype == np.int64
+    assert {(g, p): n for (g, p), n in np.ndenumerate(counts.confusion) if n} == Counter((y * 2 + a, p) for p, y, a in samples)
+    assert counts.loss_sum == 1.5
+
+
+@given(samples, samples)
+def test_counts_of_two_sets_add_up_to_those_of_both(left, right):
+    both = GroupCounts.of(*columns(left), 3, 2, 0.5) + GroupCounts.of(*columns(right), 3, 2, 0.25)
+    assert both == GroupCounts.of(*columns(left + right), 3, 2, 0.75)
+    assert both != GroupCounts.of(*columns(left + right), 3, 2, 0.5)
+    assert both != GroupCounts.of(*columns([*left, *right, (0, 1, 1)]), 3, 2, 0.75)
+
+
+@given(samples, st.lists(st.integers(0, 9), min_size=6, max_size=6))
+def test_the_torchmetrics_say_the_same(samples, weights):
+    predicted, y, a = columns(samples)
+    counts = GroupCounts.of(predicted, y, a, 3, 2)
+    correct, total = count_groups(*map(torch.from_numpy, (predicted, y, a)), 3, 2)
+    assert (counts.correct, counts.total) == (tuple(correct.tolist()), tuple(total.tolist()))
     pairs = [(GroupAccuracy(3, 2), counts.accuracies), (WorstGroupAccuracy(3, 2), counts.worst_group_accuracy)]
     if any(weights):
         pairs.append((AdjustedAccuracy(3, 2, group_weights=weights), counts.adjusted_accuracy(weights)))
     for metric, expected in pairs:
-        metric.update_counts(torch.tensor(correct), torch.tensor(total))
+        metric.update_counts(correct, total)
         assert metric.compute().flatten().tolist() == pytest.approx(
             list(expected) if isinstance(expected, tuple) else [expected], abs=1e-6, nan_ok=True
         )

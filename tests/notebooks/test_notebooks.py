@@ -13,7 +13,7 @@ NOTEBOOKS = sorted(FOLDER.glob("*.ipynb"))
 
 
 def test_there_are_notebooks():
-    assert [file.stem for file in NOTEBOOKS] == ["01_heterogeneity", "02_feddiverse"]
+    assert [file.stem for file in NOTEBOOKS] == ["01_heterogeneity", "02_feddiverse", "03_your_own_method", "04_your_own_data"]
 
 
 @pytest.mark.parametrize("notebook", NOTEBOOKS, ids=lambda file: file.stem)
@@ -35,7 +35,7 @@ def test_it_runs(notebook, tmp_path):
     """In a fresh interpreter, from the notebook's folder as Jupyter does; the cells are plain Python, without magic."""
     cells = [cell for cell in json.loads(notebook.read_text())["cells"] if cell["cell_type"] == "code"]
     code = "\n\n".join("".join(cell["source"]) for cell in cells)
-    environment = os.environ | {"TMPDIR": str(tmp_path)}
+    environment = os.environ | {"TMPDIR": str(tmp_path), "PYTHONPATH": str(FOLDER.parent / "src")}
     environment.pop("FEDFACET_DATA", None)  # without a download means without data too
     done = subprocess.run(
         [sys.executable, "-W", "error::DeprecationWarning:__main__", "-c", code],

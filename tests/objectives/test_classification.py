@@ -6,7 +6,7 @@ from fedfacet.corrections.base import Correction
 from fedfacet.losses.generalized_cross_entropy import generalized_cross_entropy
 from fedfacet.objectives.biased import biased_objective
 from fedfacet.objectives.classification import ClassificationObjective
-from fedfacet.types import Batch, Broadcast
+from fedfacet.types import Batch, Broadcast, ClientEnd, ClientStart
 
 
 @pytest.fixture
@@ -23,11 +23,13 @@ def model():
 class Penalty(Correction):
     """A constant, and what a correction is told and tells."""
 
-    def on_client_start(self, parameters, broadcast, memory):
-        self.told = (sorted(parameters), broadcast, memory)
+    gives, needs, curvature, divisible = frozenset({"sent"}), frozenset({"wanted"}), 3.0, False
 
-    def on_client_end(self, delta, num_steps):
-        return {"sent": torch.tensor(num_steps)}, {"kept": delta["w"]}
+    def on_client_start(self, parameters, start):
+        self.told = (sorted(parameters), start)
+
+    def on_client_end(self, end):
+        return {"sent": torch.tensor(end.num_steps)}, {"kept": end.delta["w"]}
 
     def forward(self, parameters):
         return 5.0 + sum(parameter.sum() for parameter in parameters.values()) * 0
@@ -81,11 +83,23 @@ def test_without_an_optimizer_it_is_plain_sgd(model):
 def test_a_correction_hears_of_start_and_end(model):
     correction = Penalty()
     objective = ClassificationObjective(model, correction=correction)
-    broadcast, memory = Broadcast({}), {"kept": torch.tensor(1.0)}
-    objective.on_client_start(broadcast, memory)
-    assert correction.told == (["1.bias", "1.weight"], broadcast, memory)
-    sent, kept = objective.on_client_end({"w": torch.tensor(2.0)}, 7)
+    start = ClientStart(Broadcast({}), {"kept": torch.tensor(1.0)}, num_steps=7, lr=0.05, lr_factor=0.5)
+    objective.on_client_start(start)
+    assert correction.told == (["1.bias", "1.weight"], start)
+    sent, kept = objective.on_client_end(ClientEnd({"w": torch.tensor(2.0)}, num_steps=7, lr=0.05, step_weight=7.0))
     assert (sent["sent"].item(), kept["kept"].item()) == (7, 2.0)
+
+
+def test_what_a_correction_says_of_itself_the_objective_says_too(model):
+    names = ("gives", "needs", "curvature", "divisible")
+    said = [[getattr(ClassificationObjective(model, correction=one), name) for name in names] for one in (Penalty(), None)]
+    assert said == [[{"sent"}, {"wanted"}, 3.0, False], [set(), set(), 0.0, True]]
+
+
+def test_without_a_correction_nothing_is_sent_or_kept(model):
+    objective = ClassificationObjective(model)
+    objective.on_client_start(ClientStart(Broadcast({}), {}, num_steps=7, lr=0.05))
+    assert objective.on_client_end(ClientEnd({}, 7, 0.05, 7.0)) == ({}, {})
 
 
 def test_correction_and_loss_are_not_in_the_state_dict(model):

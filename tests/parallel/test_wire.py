@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fedfacet import state
-from fedfacet.clients.local_training import HalfTrained
+from fedfacet.clients.divided_training import HalfTrained
 from fedfacet.parallel import wire
 from fedfacet.types import Broadcast, ClientTask, ClientUpdate
 
@@ -154,7 +154,7 @@ def test_a_half_trained_client_comes_back_as_it_was():
 @pytest.mark.parametrize("momentum", [0.0, 0.9])
 def test_a_client_goes_on_from_what_comes_back(tiny_clients, momentum):
     clients, elsewhere = tiny_clients(momentum=momentum), tiny_clients(momentum=momentum, seed=1)
-    task = ClientTask(1, 3, 5, Broadcast(state.clone(clients.bench.tensors)))
+    task = ClientTask(1, 3, 5, Broadcast(state.clone(clients.program.tensors)))
     half = crossed(wire.pack_half, wire.unpack_half, clients.train_part(task, None, 1))
     update = crossed(wire.pack_update, wire.unpack_update, elsewhere.train_part(task, half, None))
     expected = clients.train(task)

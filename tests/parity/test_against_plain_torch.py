@@ -2,15 +2,12 @@
 
 import pytest
 import torch
-from fedfacet.clients.workbench import Workbench
 from torch.nn import functional
 
 from fedfacet import rng, state
 from fedfacet.aggregators.fedavg import FedAvg
 from fedfacet.aggregators.fedavgm import FedAvgM
-from fedfacet.clients.local_training import LocalTraining, train_client
 from fedfacet.corrections.proximal import ProximalCorrection
-from fedfacet.objectives.classification import ClassificationObjective
 from fedfacet.types import Broadcast, ClientTask, Partition
 
 SEED, BATCH_SIZE, EPOCHS = 7, 8, 2
@@ -80,13 +77,13 @@ def test_fedavgm_without_momentum_is_fedavg(weighting, net, federate):
 
 
 @pytest.mark.parametrize("num_clients", [1, 2, 3, 7])
-def test_averaging_identical_clients_is_the_identity_for_batch_norm_too(num_clients, net, data):
+def test_averaging_identical_clients_is_the_identity_for_batch_norm_too(num_clients, net, federate):
     """K clients that end with the same weights and running statistics make a model that equals each of theirs."""
-    objective = ClassificationObjective(net("batch"), optimizer=lambda ps: torch.optim.SGD(ps, lr=0.05))
-    start = state.clone(objective.model.state_dict())
-    update = train_client(Workbench(objective), data.clients[0], ClientTask(0, 1, SEED, Broadcast(start)), LocalTraining())
-    local = state.clone(objective.model.state_dict())
-    after = FedAvg().aggregate(start, [update] * num_clients)
+    federation = federate(net("batch"))
+    clients, start = federation.engine.clients, federation.state.model
+    update = clients.train(ClientTask(0, 1, SEED, Broadcast(start)))
+    local = state.clone(clients.objective.model.state_dict())
+    _, after = FedAvg().aggregate({}, start, [update] * num_clients)
     for name in ("backbone.1.running_mean", "backbone.1.running_var", "backbone.0.weight", "head.bias"):
         assert not torch.equal(start[name], local[name])
         assert torch.allclose(after[name], local[name], rtol=1e-6, atol=1e-7)

@@ -4,11 +4,10 @@ from functools import partial
 
 import pytest
 import torch
-from fedfacet.clients.workbench import Workbench
 
 from fedfacet import state
-from fedfacet.clients.client_data import ClientData
-from fedfacet.clients.local_training import LocalTraining, train_client, train_part
+from fedfacet.clients.local_training import LocalTraining
+from fedfacet.clients.program import Clients
 from fedfacet.objectives.classification import ClassificationObjective
 from fedfacet.parallel import wire
 from fedfacet.types import Broadcast, ClientTask
@@ -36,20 +35,21 @@ def sent(half):
 @pytest.mark.parametrize("norm", ["batch", "group"])
 def test_the_second_half_may_be_taken_elsewhere(norm, optimizer, memory_format, net, data):
     """Fused optimizers pair parameters and moments by their place in memory, which another memory order would change."""
+    local, cpu = LocalTraining(batch_size=8, amount=2), torch.device("cpu")
+    objectives = (ClassificationObjective(net(norm, dropout=0.3), optimizer=OPTIMIZERS[optimizer]) for _ in range(2))
     here, there = (
-        Workbench(
-            ClassificationObjective(net(norm, dropout=0.3), optimizer=OPTIMIZERS[optimizer]).to(memory_format=memory_format)
+        Clients(
+            objective.to(memory_format=memory_format), OPTIMIZERS[optimizer], data.dataset, data.partition, local, (), cpu,
+            memory_format,
         )
-        for _ in range(2)
-    )
-    client = ClientData(data.dataset, data.partition.indices[0], torch.device("cpu"), memory_format)
-    start = state.clone(here.tensors)
-    task = ClientTask(0, 3, 7, Broadcast(start))
-    local = LocalTraining(batch_size=8, amount=2)
-    whole = train_client(here, client, task, local)
-    for stop in range(1, local.num_steps(len(client))):
-        half = sent(train_part(here, client, task, local, stop=stop))
-        update = train_part(there, client, task, local, half=half)
+        for objective in objectives
+    )  # fmt: skip
+    task = ClientTask(0, 3, 7, Broadcast(state.clone(here.program.tensors)))
+    whole = here.train(task)
+    assert whole.num_steps == 8
+    for stop in range(1, whole.num_steps):
+        half = sent(here.train_part(task, None, stop))
+        update = there.train_part(task, half, None)
         assert state.digest(update.delta) == state.digest(whole.delta), stop
         assert state.digest(update.buffers) == state.digest(whole.buffers), stop
         assert update.metrics == whole.metrics

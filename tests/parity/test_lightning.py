@@ -1,17 +1,18 @@
-"""The objectives under a plain Trainer, and train_client against one."""
+"""The objectives under a plain Trainer, and a client's training against one."""
 
 import copy
-from functools import partial
+import itertools
 
 import lightning as L
 import pytest
 import torch
-from fedfacet.clients.workbench import Workbench, federated_module
 from torch import nn
 from torch.utils.data import DataLoader
 
-from fedfacet import rng, state
-from fedfacet.clients.local_training import LocalTraining, train_client
+from fedfacet import state
+from fedfacet.clients.hooks import federated_module
+from fedfacet.clients.local_training import LocalTraining
+from fedfacet.clients.program import Clients
 from fedfacet.corrections.proximal import ProximalCorrection
 from fedfacet.objectives.attribute_head import AttributeHeadObjective
 from fedfacet.objectives.biased import biased_objective
@@ -92,31 +93,35 @@ def test_every_objectives_state_dict_is_the_bare_model(objective_and_loader):
     assert {f"model.{name}" for name in objective.model.state_dict()} == set(objective.state_dict())
 
 
+def clients_with(objective, data, local=None):
+    return Clients(objective, torch.optim.SGD, data.dataset, data.partition, local or LocalTraining(), (), torch.device("cpu"))
+
+
 @lightning_small_talk
 def test_an_objective_may_go_from_a_trainer_to_a_federation_and_back(net, data):
     objective = ClassificationObjective(net("group"))
     loader = DataLoader(samples_of(data.clients[0]), batch_size=6)
     L.Trainer(max_steps=2, **TRAINER).fit(objective, loader)
     weights = state.clone(objective.model.state_dict())
-    update = train_client(Workbench(objective), data.clients[1], ClientTask(1, 1, 0, Broadcast(weights)), LocalTraining())
-    twin = ClassificationObjective(net("group"))
-    expected = train_client(Workbench(twin), data.clients[1], ClientTask(1, 1, 0, Broadcast(weights)), LocalTraining())
+    task = ClientTask(1, 1, 0, Broadcast(weights))
+    update = clients_with(objective, data).train(task)
+    expected = clients_with(ClassificationObjective(net("group")), data).train(task)
     assert state.digest(update.delta) == state.digest(expected.delta)
     L.Trainer(max_steps=2, **TRAINER).fit(objective, loader)
 
 
 @lightning_small_talk
 @pytest.mark.parametrize("max_grad_norm", [None, 0.05])
-def test_train_client_takes_the_steps_that_a_trainer_takes(max_grad_norm, net, data, sgd):
+def test_a_client_takes_the_steps_that_a_trainer_takes(max_grad_norm, net, data, sgd):
     local = LocalTraining(amount=2, batch_size=8, max_grad_norm=max_grad_norm)
     client, start = data.clients[1], net("batch")
     ours = ClassificationObjective(copy.deepcopy(start), optimizer=sgd)
+    clients = clients_with(ours, data, local)
     task = ClientTask(1, 4, 7, Broadcast(state.clone(start.state_dict())))
-    update = train_client(Workbench(ours), client, task, local)
+    update = clients.train(task)
 
     theirs = ClassificationObjective(copy.deepcopy(start), optimizer=sgd)
-    stream = local.batches(len(client), partial(rng.stream, 7, "batches", 4, 1))
-    batches = [next(stream).tolist() for _ in range(local.num_steps(len(client)))]
+    batches = [positions.tolist() for positions in itertools.islice(clients.batches(task), clients.num_steps(task))]
     loader = DataLoader(samples_of(client), batch_sampler=batches)
     trainer = L.Trainer(max_epochs=1, gradient_clip_val=max_grad_norm, **TRAINER)
     trainer.fit(theirs, loader)

@@ -1,7 +1,7 @@
 """setting=centralized and setting=local against plain training of the same LightningModule."""
 
 import copy
-from functools import partial
+import itertools
 
 import lightning as L
 import numpy as np
@@ -9,11 +9,11 @@ import pytest
 import torch
 from torch.utils.data import DataLoader
 
-from fedfacet import rng, state
+from fedfacet import state
 from fedfacet.clients.personal_memory import own_model
 from fedfacet.runs import checkpoint
 from fedfacet.selectors.all import AllSelector
-from fedfacet.types import Batch
+from fedfacet.types import Batch, Broadcast, ClientTask
 
 ROUNDS = 3
 PLAIN = ("memory_format=contiguous_format", "threads=1", f"federation.rounds={ROUNDS}", "local.batch_size=20")
@@ -28,15 +28,15 @@ lightning_small_talk = pytest.mark.filterwarnings(
 
 def trained_by_a_trainer(federation, client_id):
     """Return the weights after a plain Trainer had a client's samples, in the order of the federation's rounds."""
-    runtime = federation.engine.clients
-    data, local = runtime.data(client_id), runtime.local
+    clients = federation.engine.clients
+    data = clients.data(client_id)
     whole = data.batch(np.arange(len(data)))
     samples = [Batch(*sample) for sample in zip(*whole, strict=True)]
     order = []
     for round in range(1, ROUNDS + 1):
-        stream = local.batches(len(data), partial(rng.stream, federation.seed, "batches", round, client_id))
-        order += [next(stream).tolist() for _ in range(local.num_steps(len(data)))]
-    objective = copy.deepcopy(runtime.objective)
+        task = ClientTask(client_id, round, federation.seed, Broadcast(federation.state.model))
+        order += [positions.tolist() for positions in itertools.islice(clients.batches(task), clients.num_steps(task))]
+    objective = copy.deepcopy(clients.objective)
     objective.model.load_state_dict(federation.state.model)
     trainer = L.Trainer(
         accelerator="cpu",
@@ -98,10 +98,7 @@ class Only(AllSelector):
     def __init__(self, *clients):
         self.clients = clients
 
-    def cohort_size(self, context):
-        return len(self.clients)
-
-    def select(self, context):
+    def select(self, server, context):
         return list(self.clients)
 
 
@@ -110,6 +107,7 @@ def test_local_clients_know_nothing_of_each_other(main_job):
     together = main_job("setting=local", *PLAIN)
     backwards, alone = main_job("setting=local", *PLAIN), main_job("setting=local", *PLAIN)
     backwards.selector, alone.selector = Only(23, 9, 2, 5), Only(2)
+    backwards.cohort_size, alone.cohort_size = 4, 1
     for federation in (together, backwards, alone):
         for _ in range(2):
             federation.run_round()
@@ -149,11 +147,11 @@ def test_clients_divided_between_processes_are_the_same(setting, main_job):
     federation = main_job(f"setting={setting}", *PLAIN)
     federation.run_round()
     tasks = []
-    federation.engine.run = lambda given: (tasks.append(task) or runtime.train(task) for task in given)
-    runtime = federation.engine.clients
+    federation.engine.run = lambda given: (tasks.append(task) or clients.train(task) for task in given)
+    clients = federation.engine.clients
     federation.run_round()
     for task in tasks[:2]:
-        whole = runtime.train(task)
-        update = runtime.train_part(task, runtime.train_part(task, None, 1), None)
+        whole = clients.train(task)
+        update = clients.train_part(task, clients.train_part(task, None, 1), None)
         assert state.digest(update.delta) == state.digest(whole.delta)
         assert state.digest(update.memory) == state.digest(whole.memory)

@@ -12,6 +12,8 @@ from hypothesis import strategies as st
 from scipy.stats import chisquare, kstest
 
 from fedfacet import rng
+from fedfacet.build import check_pairs
+from fedfacet.errors import ConfigError
 from fedfacet.participation.dirichlet import DirichletParticipation
 from fedfacet.selectors.all import AllSelector
 from fedfacet.selectors.probe_fairness import ProbeFairnessSelector
@@ -94,21 +96,22 @@ def test_redrawn_probabilities_even_out():
 def context(participation, round, num_clients=4):
     weights = participation.log_weights(num_clients, rng.stream(0, "participation-weights", round))
     return SelectionContext(
-        round, num_clients, 1, tuple(range(num_clients)), {}, rng.stream(0, "selection", round), None, log_weights=weights
+        round, num_clients, 1, 1, tuple(range(num_clients)), {}, rng.stream(0, "selection", round), None, log_weights=weights
     )
 
 
 def test_with_weights_everybody_is_there_and_the_uniform_selector_draws_by_them():
     participation = DirichletParticipation(gamma=1.0, mode="weights", seed=3)
     assert participation.available(4, generator()) == (0, 1, 2, 3)
-    drawn = Counter(UniformSelector().select(context(participation, round))[0] for round in range(3_000))
+    drawn = Counter(UniformSelector().select({}, context(participation, round))[0] for round in range(3_000))
     assert chisquare([drawn[k] for k in range(4)], 3_000 * probabilities(participation, 4)).pvalue > 1e-3
 
 
 def test_weights_are_looked_up_by_client_also_where_some_are_away():
-    selection = SelectionContext(1, 5, 2, (1, 3, 4), {}, generator(), None, log_weights=np.array([0.0, -1e4, 0.0, 1e4, 0.0]))
-    assert UniformSelector().select(selection) != [1]
-    assert selection.draw(selection.available, 3) == [3, 4, 1]
+    log_weights = np.array([0.0, -1e4, 0.0, 1e4, 0.0])
+    selection = SelectionContext(1, 5, 2, 2, (1, 3, 4), {}, generator(), None, log_weights=log_weights)
+    assert UniformSelector().select({}, selection) == [3, 4]
+    assert rng.draw(generator(), selection.available, 3, log_weights) == [3, 4, 1]
 
 
 def test_candidates_of_probe_fairness_are_drawn_by_weights(tiny_federation):
@@ -149,10 +152,16 @@ def test_a_federation_runs_with_either_mode_and_twice_the_same(tiny_federation):
             assert len(set(cohorts[0])) > 1
 
 
-def test_a_selector_that_would_ignore_the_weights_is_refused(tiny_federation):
-    with pytest.raises(ValueError, match=r"draws clients by the weights of `participation`, but AllSelector does not"):
-        tiny_federation(participation=DirichletParticipation(mode="weights"), selector=AllSelector())
-    tiny_federation(participation=DirichletParticipation(), selector=AllSelector())
+def test_a_selector_that_would_ignore_the_weights_is_refused():
+    def check(selector, **settings):
+        parts = {"selector": selector, "participation": DirichletParticipation(**settings)}
+        check_pairs(parts, {"selector": "some", "participation": "dirichlet"})
+
+    with pytest.raises(ConfigError, match="gives 'selection/weighted_draws', which participation=dirichlet needs"):
+        check(AllSelector(), mode="weights")
+    check(AllSelector())
+    check(UniformSelector(), mode="weights")
+    check(UniformSelector())
 
 
 def test_everybody_finishes():

@@ -70,13 +70,10 @@ def test_those_who_stay_make_the_round_alone(tiny_federation):
     assert 0 < len(result.arrived) < 4
 
     class Chosen(AllSelector):
-        def cohort_size(self, context):
-            return len(result.arrived)
-
-        def select(self, context):
+        def select(self, server, context):
             return list(result.arrived)
 
-    others = tiny_federation(selector=Chosen(), seed=1)
+    others = tiny_federation(selector=Chosen(), seed=1, cohort_size=len(result.arrived))
     others.run_round()
     assert state.digest(others.state.model) == state.digest(dropping.state.model)
 

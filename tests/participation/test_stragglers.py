@@ -62,7 +62,7 @@ def test_a_straggler_takes_the_first_steps_of_its_plan(tiny_federation):
         def __init__(self):
             self.updates = {}
 
-        def on_updates(self, round, before, updates, after):
+        def on_updates(self, federation, updates):
             self.updates |= {update.client_id: update for update in updates}
 
     stragglers, keep = Stragglers(straggler_probability=0.7), Keep()

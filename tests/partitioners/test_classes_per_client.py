@@ -92,7 +92,7 @@ def test_the_assignment_is_seeded_and_mixed():
     ("sizes", "num_clients", "each", "said"),
     [
         ([9, 9], 10, 2, r"at least 2 samples for each of 10 clients, but got 18 samples: lower `partition\.num_clients`"),
-        ([9, 9], 3, 3, r"at least 3 classes, so many for each client, but the column 'role' has 2"),
+        ([9, 9], 3, 3, r"at least 3 classes, as many as each client gets, but the column 'role' has 2"),
         ([9] * 7, 3, 2, r"3 clients of 2 classes to hold all 7 values of the column 'role', but they hold 6 at most"),
         ([9, 9, 1], 3, 2, r"at least 2 samples of a class, .* but the class 2 has 1"),
     ],

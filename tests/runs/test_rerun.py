@@ -2,6 +2,7 @@
 
 import csv
 import shutil
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -108,8 +109,7 @@ def test_another_model_in_the_checkpoint_is_told(run, tmp_path):
     shutil.copytree(folder, tmp_path / "run")
     file = tmp_path / "run" / "checkpoints" / "round_000002.ckpt"
     saved, config = checkpoint.load(file)
-    saved.model = state.scaled({k: t.double() for k, t in saved.model.items()}, 1.5)
-    checkpoint.save(file, saved, config)
+    checkpoint.save(file, replace(saved, model=state.scaled({k: t.double() for k, t in saved.model.items()}, 1.5)), config)
     assert decompose_round(tmp_path / "run", 2).same_model is False
 
 

@@ -6,16 +6,16 @@ from functools import partial
 import numpy as np
 import pytest
 import torch
-from fedfacet.schedulers.none import NoScheduler
 
-from fedfacet import state
+from fedfacet import rng, state
 from fedfacet.callbacks.base import Callback
 from fedfacet.clients.local_training import LocalTraining
-from fedfacet.clients.optimizers import with_learning_rate
 from fedfacet.clients.queries.probe_norm import ProbeNorm
 from fedfacet.clients.stacked_training import CannotStackError, StackedTraining
 from fedfacet.corrections.proximal import ProximalCorrection
 from fedfacet.errors import ConfigError
+from fedfacet.models.small_cnn import SmallCNN
+from fedfacet.objectives.classification import ClassificationObjective
 from fedfacet.schedulers.cosine import CosineScheduler
 from fedfacet.schedulers.exponential import ExponentialScheduler
 from fedfacet.schedulers.multi_step import MultiStepScheduler
@@ -43,7 +43,6 @@ def one_cycle(t, *, rounds, rising, start, end):
 
 
 CLOSED_FORMS = {
-    "none": (NoScheduler(), lambda t: 1.0),
     "step": (StepScheduler(every_n_rounds=7, decay=0.3), lambda t: 0.3 ** ((t - 1) // 7)),
     "multi_step": (
         MultiStepScheduler(milestones=[3, 10, 11], decay=0.2),
@@ -69,42 +68,43 @@ def test_closed_forms(name):
     scheduler, expected = CLOSED_FORMS[name]
     rounds = range(1, 36) if name == "warm_restarts" else range(1, R + 1)
     for t in (7, *rounds):  # in any order
-        assert scheduler.factor(t) == pytest.approx(expected(t), rel=1e-9, abs=1e-12), t
+        assert scheduler.factor(scheduler.init(), t) == pytest.approx(expected(t), rel=1e-9, abs=1e-12), t
 
 
 def test_one_cycle_ends_where_the_rounds_do():
     scheduler = OneCycleScheduler(rounds=3)
-    assert scheduler.factor(4) == scheduler.factor(3)
+    assert scheduler.factor({}, 4) == scheduler.factor({}, 3)
     for rounds in (1, 2, 3, 1000):
-        assert all(0 < OneCycleScheduler(rounds=rounds).factor(t) <= 1 for t in range(1, rounds + 1))
+        assert all(0 < OneCycleScheduler(rounds=rounds).factor({}, t) <= 1 for t in range(1, rounds + 1))
 
 
 def test_a_plateau_is_patient_and_then_acts():
     scheduler = PlateauScheduler(patience=2, decay=0.1, cooldown=1, min_factor=0.005)
-    factors = []
+    server, factors = scheduler.init(), []
     for loss in [3.0, 2.0, math.nan, 2.0, 2.0, math.nan, 2.0, 2.0, 2.0, 2.0, 2.0, 2.0, 2.0, 2.0, 2.0]:
-        factors.append(scheduler.factor(1))
-        scheduler.observe({"val/loss": loss})
+        factors.append(scheduler.factor(server, 1))
+        server = scheduler.observe(server, {"val/loss": loss})
     # The third bad round is the seventh; one to cool down, then three more.
     assert factors == pytest.approx([1.0] * 7 + [0.1] * 4 + [0.01] * 4)
-    assert scheduler.factor(1) == pytest.approx(0.005)
+    assert scheduler.factor(server, 1) == pytest.approx(0.005)
 
 
 def test_a_plateau_of_an_accuracy_waits_for_a_maximum():
     scheduler = PlateauScheduler(metric="val/acc", mode="max", patience=0, decay=0.5)
-    factors = []
+    server, factors = scheduler.init(), []
     for accuracy in (0.1, 0.2, 0.3, 0.3, 0.4, 0.35):
-        scheduler.observe({"val/acc": accuracy})
-        factors.append(scheduler.factor(1))
+        server = scheduler.observe(server, {"val/acc": accuracy})
+        factors.append(scheduler.factor(server, 1))
     assert factors == [1.0, 1.0, 1.0, 0.5, 0.5, 0.25]
 
 
 def test_a_metric_that_is_not_measured_is_named():
     with pytest.raises(ConfigError, match=r"'val/loss' for `scheduler=plateau`, but got train/loss: set `scheduler\.metric`"):
-        PlateauScheduler().observe({"train/loss": 1.0})
+        PlateauScheduler().observe(PlateauScheduler().init(), {"train/loss": 1.0})
     groups = {f"val/acc_group/y{y}_a0": 0.0 for y in range(100)}
+    scheduler = PlateauScheduler(metric="val/los")
     with pytest.raises(ConfigError, match=r"but got val/loss, .* and 99 more: set"):
-        PlateauScheduler(metric="val/los").observe({"train/loss": 1.0, "val/loss": 1.0, "val/acc": 0.0, **groups})
+        scheduler.observe(scheduler.init(), {"train/loss": 1.0, "val/loss": 1.0, "val/acc": 0.0, **groups})
 
 
 @pytest.mark.parametrize(
@@ -142,7 +142,7 @@ def test_impossible_settings_are_refused(make, said):
 @pytest.fixture
 def task_of(tiny_clients):
     """Return a function: learning-rate factor -> a task, always from the same weights."""
-    start = Broadcast(state.clone(tiny_clients().bench.tensors))
+    start = Broadcast(state.clone(tiny_clients().program.tensors))
     return lambda lr_factor, client_id=1: ClientTask(client_id, 2, 0, start, lr_factor=lr_factor)
 
 
@@ -173,15 +173,26 @@ def test_clients_side_by_side_have_it_too(tiny_clients, task_of):
         StackedTraining(clients).train_clients([tasks[0], task_of(0.4)])
 
 
-def test_every_parameter_group_is_scaled():
+class Grouped(ClassificationObjective):
+    """Its head learns ten times as fast as the rest."""
+
+    def __init__(self, lr):
+        with rng.forked(0, "weights"):
+            super().__init__(SmallCNN(2, (1, 4, 4), width=2, hidden=4))
+        self.lr = lr
+
+    def configure_optimizers(self):
+        *others, weight, bias = self.model.parameters()
+        return torch.optim.SGD([{"params": [weight, bias], "lr": 10 * self.lr}, {"params": others}], lr=self.lr)
+
+
+def test_every_parameter_group_is_scaled(tiny_clients, task_of):
     """Groups keep the ratio of their learning rates."""
-
-    def grouped(parameters):
-        first, *others = list(parameters)
-        return torch.optim.SGD([{"params": [first], "lr": 1.0}, {"params": others}], lr=0.5)
-
-    optimizer = with_learning_rate(grouped([torch.zeros(2, requires_grad=True) for _ in range(3)]), 0.5)
-    assert [group["lr"] for group in optimizer.param_groups] == [0.5, 0.25]
+    digests = [
+        state.digest(tiny_clients(objective=Grouped(lr)).train(task_of(factor)).delta)
+        for lr, factor in ((0.02, 0.5), (0.01, 1.0), (0.02, 1.0))
+    ]
+    assert digests[0] == digests[1] != digests[2]
 
 
 class Measured(Callback):
@@ -216,11 +227,12 @@ def test_a_federation_logs_the_factor_and_resumes_with_it(name, tiny_federation)
     assert state.digest(unscheduled.fit().model) != state.digest(whole.state.model)
 
 
-def test_a_constant_learning_rate_is_not_logged(tiny_federation):
-    plain, constant = tiny_federation(), tiny_federation(scheduler=NoScheduler())
+def test_a_constant_learning_rate_is_not_logged_and_is_that_of_a_factor_of_one(tiny_federation):
+    plain, constant = tiny_federation(), tiny_federation(scheduler=StepScheduler(decay=1.0))
     results = plain.run_round(), constant.run_round()
-    assert results[0].metrics.keys() == results[1].metrics.keys()
-    assert "train/lr_factor" not in results[0].metrics
+    assert plain.lr_factor(1) == constant.lr_factor(1) == 1.0
+    assert results[1].metrics.keys() - results[0].metrics.keys() == {"train/lr_factor"}
+    assert plain.state.scheduler == {}
     assert state.digest(plain.state.model) == state.digest(constant.state.model)
 
 

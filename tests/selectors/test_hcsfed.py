@@ -1,6 +1,7 @@
 import io
 import itertools
 from collections import Counter
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -12,7 +13,7 @@ from hypothesis.extra.numpy import arrays
 from fedfacet import state
 from fedfacet.participation.dropouts import Dropouts
 from fedfacet.selectors.hcsfed import HCSFedSelector, compress, neyman_places
-from fedfacet.types import ClientUpdate, Ledger, RoundResult
+from fedfacet.types import ClientUpdate
 
 TOY_MATRICES = ([[6, 2], [2, 6]], [[2, 6], [6, 2]], [[7, 7], [1, 1]], [[7, 1], [7, 1]])
 
@@ -23,17 +24,26 @@ def update(client_id, entries):
     return ClientUpdate(client_id, {"a": entries[:1], "b": entries[1:].view(1, -1)}, {}, 10, 1, 1.0, {})
 
 
-def observe(selector, entries_of, *, num_clients, round=1):
-    """Let a selector see the updates of a round: client -> entries."""
-    clients = tuple(entries_of)
-    updates = [update(client_id, entries) for client_id, entries in entries_of.items()]
-    selector.observe(RoundResult(round, clients, clients, {}, Ledger(), {}, num_clients), updates)
+def arriving(entries_of):
+    """The updates of a round: client -> entries."""
+    return [update(client_id, entries) for client_id, entries in entries_of.items()]
 
 
-def clusters(selector):
+@pytest.fixture
+def learnt(server):
+    """Return a function: entries of the updates of a first round -> a server whose selector has seen them."""
+
+    def make(entries_of, *, num_clients, cohort_size=1, **settings):
+        run = server(HCSFedSelector(**settings), num_clients, cohort_size)
+        run.observe(1, tuple(entries_of), arriving(entries_of))
+        return run
+
+    return make
+
+
+def clusters(run):
     """The clusters as sets of clients."""
-    saved = selector.state_dict()
-    pairs = list(zip(saved["clients"].tolist(), saved["clusters"].tolist(), strict=True))
+    pairs = list(zip(run.state["clients"].tolist(), run.state["clusters"].tolist(), strict=True))
     return {frozenset(k for k, h in pairs if h == label) for _, label in pairs}
 
 
@@ -141,31 +151,27 @@ def test_any_strata_share_any_number_of_places(data):
 # Clusters and draws
 
 
-def test_clients_whose_updates_look_alike_share_a_cluster():
-    selector = HCSFedSelector()
-    observe(selector, kinds([5, 4, 6]), num_clients=15)
-    assert clusters(selector) == {frozenset(range(5)), frozenset(range(5, 9)), frozenset(range(9, 15))}
-    assert selector.state_dict()["vectors"].shape == (15, 22)
+def test_clients_whose_updates_look_alike_share_a_cluster(learnt):
+    run = learnt(kinds([5, 4, 6]), num_clients=15)
+    assert clusters(run) == {frozenset(range(5)), frozenset(range(5, 9)), frozenset(range(9, 15))}
+    assert run.state["vectors"].shape == (15, 22)
 
 
-def test_clusters_are_a_function_of_the_updates_alone():
+def test_clusters_are_a_function_of_the_updates_alone(learnt):
     """Not of the order of arrival, nor of what was drawn before."""
     entries = {k: np.random.default_rng(k).normal(size=30) for k in range(20)}
-    first, second = HCSFedSelector(), HCSFedSelector()
-    observe(first, entries, num_clients=20)
+    first = learnt(entries, num_clients=20)
     np.random.default_rng().random(5)
-    observe(second, dict(reversed(entries.items())), num_clients=20)
+    second = learnt(dict(reversed(entries.items())), num_clients=20)
     assert clusters(first) == clusters(second)
-    assert torch.equal(first.state_dict()["clusters"], second.state_dict()["clusters"])
+    assert torch.equal(first.state["clusters"], second.state["clusters"])
 
 
 @pytest.mark.parametrize("within", ["norm", "uniform"])
-def test_every_round_draws_from_every_cluster_by_size_and_spread(server, within):
+def test_every_round_draws_from_every_cluster_by_size_and_spread(learnt, within):
     entries = kinds([8, 8, 8], spreads=(0.1, 0.4, 0.9))
     vectors = np.array([np.sort(entries[k]).reshape(20, 2).mean(axis=1) for k in range(24)])
-    selector = HCSFedSelector(within=within, compressed_size=20)
-    observe(selector, entries, num_clients=24)
-    run = server(selector, 24, 9)
+    run = learnt(entries, num_clients=24, cohort_size=9, within=within, compressed_size=20)
     spreads = np.array([np.sqrt(np.trace(np.cov(kind.T))) for kind in np.split(vectors, 3)])
     ideal = 9 * spreads / spreads.sum()
     drawn = [np.bincount(np.array(run.round(round)) // 8, minlength=3) for round in range(2, 30)]
@@ -176,10 +182,8 @@ def test_every_round_draws_from_every_cluster_by_size_and_spread(server, within)
 
 
 @pytest.mark.parametrize(("within", "shares"), [("norm", [0.1, 0.2, 0.3, 0.4]), ("uniform", [0.25] * 4)])
-def test_within_a_cluster_clients_are_drawn_by_norm_or_uniformly(server, within, shares):
-    selector = HCSFedSelector(num_clusters=1, within=within)
-    observe(selector, {k: (k + 1) * np.linspace(-1, 1, 44) for k in range(4)}, num_clients=4)
-    run = server(selector, 4, 1)
+def test_within_a_cluster_clients_are_drawn_by_norm_or_uniformly(learnt, within, shares):
+    run = learnt({k: (k + 1) * np.linspace(-1, 1, 44) for k in range(4)}, num_clients=4, num_clusters=1, within=within)
     drawn = Counter(run.round(round)[0] for round in range(2, 3002))
     assert [drawn[k] / 3000 for k in range(4)] == pytest.approx(shares, abs=0.03)
 
@@ -195,10 +199,8 @@ def test_everybody_takes_part_in_the_first_round_alone(server):
 # Clients that come and go
 
 
-def test_those_who_are_away_give_their_places_to_others(server):
-    selector = HCSFedSelector()
-    observe(selector, kinds([5, 4, 6]), num_clients=15)
-    run = server(selector, 15, 6)
+def test_those_who_are_away_give_their_places_to_others(learnt):
+    run = learnt(kinds([5, 4, 6]), num_clients=15, cohort_size=6)
     for available in ([0, 1, 2, 9, 10, 11], [4, 5], list(range(5)), [0, 1, 2, 3, 4, 5, 9, 12]):
         for round in range(2, 12):
             cohort = run.round(round, available=available)
@@ -207,30 +209,28 @@ def test_those_who_are_away_give_their_places_to_others(server):
             assert len({(k >= 5) + (k >= 9) for k in cohort}) == len({(k >= 5) + (k >= 9) for k in available})
 
 
-def test_a_client_not_seen_yet_has_a_stratum_of_its_own_until_its_update_arrives(server):
+def test_a_client_not_seen_yet_has_a_stratum_of_its_own_until_its_update_arrives(learnt):
     entries = kinds([5, 4, 6])
-    selector = HCSFedSelector()
     early = {k: v for k, v in entries.items() if k not in (3, 7)}
-    observe(selector, early, num_clients=15)
-    assert selector.needs_updates
-    assert set().union(*clusters(selector)) == set(early)
-    run = server(selector, 15, 6)
-    cohorts = [selector.select(run.context(round)) for round in range(2, 40)]
+    run = learnt(early, num_clients=15, cohort_size=6)
+    assert run.selector.needs_updates(run.state)
+    assert set().union(*clusters(run)) == set(early)
+    cohorts = [run.select(round) for round in range(2, 40)]
     assert all(set(cohort) & {3, 7} for cohort in cohorts), "at least one place"
     assert set().union(*cohorts) >= {3, 7}
-    observe(selector, {0: 50 * entries[0], 3: entries[3]}, num_clients=15, round=2)
-    assert frozenset(range(5)) in clusters(selector), "client 0 keeps its first update"
-    assert selector.needs_updates
-    observe(selector, {7: entries[7]}, num_clients=15, round=3)
-    assert clusters(selector) == {frozenset(range(5)), frozenset(range(5, 9)), frozenset(range(9, 15))}
-    assert not selector.needs_updates, "so that updates are freed as they are aggregated from now on"
+    run.observe(2, (0, 3), arriving({0: 50 * entries[0], 3: entries[3]}))
+    assert frozenset(range(5)) in clusters(run), "client 0 keeps its first update"
+    assert run.selector.needs_updates(run.state)
+    run.observe(3, (7,), arriving({7: entries[7]}))
+    assert clusters(run) == {frozenset(range(5)), frozenset(range(5, 9)), frozenset(range(9, 15))}
+    assert not run.selector.needs_updates(run.state), "so that updates are freed as they are aggregated from now on"
 
 
 def test_if_no_update_arrives_selection_is_uniform(tiny_federation):
     federation = tiny_federation(selector=HCSFedSelector(), participation=Dropouts(dropout_probability=1.0), rounds=4)
     cohorts = [federation.run_round().cohort for _ in range(4)]
     assert [len(cohort) for cohort in cohorts] == [4, 2, 2, 2]
-    assert federation.state.selector["needs_updates"]
+    assert federation.state.selector["unseen"] == 4
 
 
 # Where there is little to cluster
@@ -238,40 +238,34 @@ def test_if_no_update_arrives_selection_is_uniform(tiny_federation):
 
 @pytest.mark.parametrize("entries", [np.zeros(40), np.full(40, 0.1), np.linspace(-1, 1, 40)], ids=["zero", "constant", "same"])
 @pytest.mark.parametrize("cohort_size", [1, 4, 6])
-def test_updates_that_are_all_equal_make_one_cluster_drawn_uniformly(server, entries, cohort_size):
-    selector = HCSFedSelector()
-    observe(selector, dict.fromkeys(range(6), entries), num_clients=6)
-    assert clusters(selector) == {frozenset(range(6))}
-    run = server(selector, 6, cohort_size)
+def test_updates_that_are_all_equal_make_one_cluster_drawn_uniformly(learnt, entries, cohort_size):
+    run = learnt(dict.fromkeys(range(6), entries), num_clients=6, cohort_size=cohort_size)
+    assert clusters(run) == {frozenset(range(6))}
     drawn = np.zeros(6)
     for round in range(2, 602):
         drawn[list(run.round(round))] += 1
     assert drawn / 600 == pytest.approx([cohort_size / 6] * 6, abs=0.08)
 
 
-def test_updates_that_differ_by_rounding_are_no_reason_to_warn(server):
-    selector = HCSFedSelector()
-    observe(selector, {k: np.linspace(-1, 1, 40) * (1 + 1e-7 * k) for k in range(6)}, num_clients=6)
-    assert len(server(selector, 6, 4).round(2)) == 4
+def test_updates_that_differ_by_rounding_are_no_reason_to_warn(learnt):
+    run = learnt({k: np.linspace(-1, 1, 40) * (1 + 1e-7 * k) for k in range(6)}, num_clients=6, cohort_size=4)
+    assert len(run.round(2)) == 4
 
 
 @pytest.mark.parametrize("num_clients", [1, 2, 3, 9])
 def test_small_federations(server, num_clients):
-    selector = HCSFedSelector()
-    run = server(selector, num_clients, 1)
+    run = server(HCSFedSelector(), num_clients, 1)
     assert run.round(1) == tuple(range(num_clients))
-    observe(selector, {k: np.full(40, 3.0 * k) for k in range(num_clients)}, num_clients=num_clients)
-    assert len(clusters(selector)) == min(3, num_clients)
+    run.observe(1, range(num_clients), arriving({k: np.full(40, 3.0 * k) for k in range(num_clients)}))
+    assert len(clusters(run)) == min(3, num_clients)
     for cohort_size in range(1, num_clients + 1):
-        run = server(selector, num_clients, cohort_size)
+        run.cohort_size = cohort_size
         assert len(set(run.round(2))) == cohort_size
     assert set(run.round(3)) == set(range(num_clients))
 
 
-def test_with_a_cohort_of_one_no_cluster_is_left_out_for_good(server):
-    selector = HCSFedSelector()
-    observe(selector, kinds([5, 4, 6]), num_clients=15)
-    run = server(selector, 15, 1)
+def test_with_a_cohort_of_one_no_cluster_is_left_out_for_good(learnt):
+    run = learnt(kinds([5, 4, 6]), num_clients=15)
     kinds_drawn = Counter(int(k >= 5) + int(k >= 9) for (k,) in (run.round(round) for round in range(2, 400)))
     assert set(kinds_drawn) == {0, 1, 2}
 
@@ -283,7 +277,8 @@ def test_it_runs_on_100_clients(tiny_federation):
     federation = tiny_federation(selector=HCSFedSelector(), matrices=TOY_MATRICES * 25, cohort_size=12, rounds=3)
     ledgers = [federation.run_round().ledger for _ in range(3)]
     assert federation.state.participation_counts.sum() == 100 + 12 + 12
-    assert not federation.state.selector["needs_updates"]
+    assert federation.state.selector["unseen"] == 0
+    assert not federation.selector.needs_updates(federation.state.selector)
     assert [ledger.floats_up // ledgers[1].floats_up for ledger in ledgers] == [100 // 12, 1, 1], "what the first round costs"
     assert sum(ledger.query_floats_up + ledger.query_samples for ledger in ledgers) == 0
 
@@ -301,12 +296,12 @@ def test_a_resumed_run_is_the_same_bit_for_bit(tiny_federation, cut):
     first, second = federation(), federation()
     for _ in range(cut):
         first.run_round()
-    assert first.state.selector["needs_updates"] == (len(first.state.selector["clients"]) < 8)
+    assert first.state.selector["unseen"] == 8 - len(first.state.selector["clients"])
+    assert first.selector.needs_updates(first.state.selector) == bool(first.state.selector["unseen"])
     file = io.BytesIO()
     torch.save(first.state.selector, file)
     file.seek(0)
-    first.state.selector = torch.load(file, weights_only=True)
-    second.restore(first.state)
+    second.restore(replace(first.state, selector=torch.load(file, weights_only=True)))
     assert [second.run_round().cohort for _ in range(6 - cut)] == cohorts[cut:]
     assert state.digest(second.state.model) == state.digest(whole.state.model)
     assert torch.equal(second.state.selector["vectors"], whole.state.selector["vectors"])

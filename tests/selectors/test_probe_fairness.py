@@ -8,7 +8,6 @@ from functools import partial
 
 import numpy as np
 import pytest
-from fedfacet.schedulers.none import NoScheduler
 from hypothesis import given
 from hypothesis import strategies as st
 from scipy.special import softmax
@@ -22,7 +21,6 @@ from fedfacet.participation.dropouts import Dropouts
 from fedfacet.schedulers.exponential import ExponentialScheduler
 from fedfacet.selectors.base import ClientSelector
 from fedfacet.selectors.probe_fairness import ProbeFairnessSelector
-from fedfacet.types import Ledger, RoundResult
 
 
 def selector(**settings):
@@ -42,7 +40,7 @@ def served(server):
 def told(run, *cohorts):
     """Have the selector believe that these were the cohorts of rounds 1, 2, ..."""
     for round, cohort in enumerate(cohorts, 1):
-        run.selector.observe(RoundResult(round, cohort, cohort, {}, Ledger(), {}, run.num_clients), [])
+        run.observe(round, cohort)
     return len(cohorts) + 1
 
 
@@ -73,7 +71,7 @@ def test_those_selected_long_ago_win_by_recency(served):
 def test_scores_are_those_of_the_definition(served, share, weight):
     norms, counts, last = [1.0, 4.0, 2.0, 3.0], [3, 1, 0, 1], [4, 2, 0, 5]
     run = served(norms, 2, fairness_weight=weight, frequency_share=share, **GREEDY)
-    run.selector.load_state_dict({"history": {k: [counts[k], last[k]] for k in (0, 1, 3)}})
+    history = {k: [counts[k], last[k]] for k in (0, 1, 3)}
 
     def unit(values):
         values = np.array(values, dtype=float)
@@ -81,13 +79,13 @@ def test_scores_are_those_of_the_definition(served, share, weight):
 
     fair = unit(share * unit([1 / (1 + count) for count in counts]) + (1 - share) * unit([6 - past for past in last]))
     expected = (1 - weight) * unit(norms) + weight * fair
-    assert run.selector._scores([0, 1, 2, 3], run.context(6)) == pytest.approx(expected)
+    assert run.selector._scores([0, 1, 2, 3], history, run.context(6)) == pytest.approx(expected)
 
 
 def test_a_term_in_which_all_are_equal_does_not_count(served):
     run = served([0.5] * 4, 2, fairness_weight=0.3, **GREEDY)
-    assert run.selector._scores([0, 1, 2, 3], run.context(1)).tolist() == [0.0] * 4
-    drawn = Counter(k for round in range(1, 1_001) for k in run.selector.select(run.context(round)))
+    assert run.selector._scores([0, 1, 2, 3], {}, run.context(1)).tolist() == [0.0] * 4
+    drawn = Counter(k for round in range(1, 1_001) for k in run.select(round))
     assert chisquare([drawn[k] for k in range(4)]).pvalue > 0.001, "ties are broken at random"
 
 
@@ -118,7 +116,7 @@ def test_places_for_exploration_are_rounded(served, epsilon, explored):
 def test_exploration_follows_the_softmax(served, temperature):
     norms = [0.0, 0.25, 0.5, 1.0]
     run = served(norms, 1, epsilon=1.0, temperature=temperature, fairness_weight=0.0, candidate_factor=4, max_gap=None)
-    drawn = Counter(run.selector.select(run.context(round))[0] for round in range(1, 3_001))
+    drawn = Counter(run.select(round)[0] for round in range(1, 3_001))
     assert chisquare([drawn[k] for k in range(4)], 3_000 * softmax(np.array(norms) / temperature)).pvalue > 0.001
 
 
@@ -139,7 +137,7 @@ def test_the_starved_need_not_be_candidates_unless_that_is_chosen(served):
     for pool, always in (("available", True), ("candidates", False)):
         run = served([1.0] * 20, 1, max_gap=2, starvation_pool=pool, candidate_factor=1)
         now = told(run, (*range(1, 20),), (*range(1, 20),))  # client 0 waits since the start
-        chosen = [run.selector.select(replace(run.context(now), rng=np.random.default_rng(s))) for s in range(30)]
+        chosen = [run.selector.select(run.state, replace(run.context(now), rng=np.random.default_rng(s))) for s in range(30)]
         assert (chosen == [[0]] * 30) is always
 
 
@@ -191,7 +189,7 @@ def test_the_history_is_that_of_clients_ever_selected(served):
     run = served([1.0] * 100, 2)
     for round in range(1, 4):
         run.round(round)
-    history = run.selector.state_dict()["history"]
+    history = run.state["history"]
     assert sum(count for count, _ in history.values()) == 6
     assert len(history) <= 6
 
@@ -205,19 +203,16 @@ class Once(ClientSelector):
     def __init__(self, probed, cohort):
         self.probed, self.cohort = probed, cohort
 
-    def select(self, context):
+    def select(self, server, context):
         context.ask(ProbeNorm(probe_steps=2), self.probed)
         return list(self.cohort)
-
-    def cohort_size(self, context):
-        return len(self.cohort)
 
 
 class Forgetful(SequentialEngine):
     """Loses whatever a probe left behind."""
 
     def run(self, tasks):
-        self.runtime.probed._kept.clear()
+        self.clients.probed.kept.clear()
         return super().run(tasks)
 
 
@@ -254,7 +249,7 @@ def test_probing_does_not_change_what_the_selected_learn(tiny_federation):
     assert len(digests) == 1
 
 
-@pytest.mark.parametrize("scheduler", [NoScheduler, partial(ExponentialScheduler, decay=0.5)], ids=["constant", "falling"])
+@pytest.mark.parametrize("scheduler", [lambda: None, partial(ExponentialScheduler, decay=0.5)], ids=["constant", "falling"])
 def test_a_whole_run_is_the_same_with_and_without_the_cache_and_after_a_resume(tiny_federation, scheduler):
     made = lambda engine: tiny_federation(  # noqa: E731
         rounds=6,

@@ -49,13 +49,13 @@ def test_whom_the_round_robin_asks_counts_even_if_no_update_arrives(tiny_federat
 def test_a_round_that_is_given_up_is_drawn_again(server):
     run = server(RoundRobinSelector(), 6, 2)
     run.round(1)
-    assert run.selector.select(run.context(2)) == run.selector.select(run.context(2))
+    assert run.select(2) == run.select(2)
 
 
 def test_saved_counts_are_not_changed_afterwards(server):
     run = server(RoundRobinSelector(), 4, 2)
     run.round(1)
-    saved = run.selector.state_dict()
+    saved = run.state
     before = saved["counts"].tolist()
     run.round(2)
     assert saved["counts"].tolist() == before
@@ -69,5 +69,5 @@ def test_a_loaded_selector_goes_on_where_the_saved_one_was(server, cut):
     for round in range(1, cut + 1):
         first.round(round)
     second = server(RoundRobinSelector(), 7, 3)
-    second.selector.load_state_dict(first.selector.state_dict())
+    second.state = first.state
     assert [second.round(round) for round in range(cut + 1, 6)] == cohorts[cut:]

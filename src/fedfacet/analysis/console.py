@@ -8,7 +8,7 @@ from fedfacet.metrics.group_counts import group_key
 from fedfacet.plots.groups import group_names
 
 if TYPE_CHECKING:
-    from fedfacet.build import FederatedData
+    from fedfacet.data.federated import FederatedData
 
 OUTPUTS = (
     "metrics.csv", "timing.csv", "summary.json", "partition.json", "partition.png", "curves.png", "selection.png",
@@ -16,9 +16,7 @@ OUTPUTS = (
     "checkpoints/last.ckpt", "model/model.safetensors", "config.yaml", "train.log",
 )  # fmt: skip
 
-MAX_GROUPS = 12
-"""More than these are not shown one by one."""
-
+MAX_GROUPS = 12  # more than these are not shown one by one
 _PERSONAL = {
     "personal, mean": "personal_test/acc_mean",
     "personal, worst client": "personal_test/acc_min",
@@ -30,7 +28,7 @@ _PERSONAL = {
 def print_results(summary: Mapping[str, Any], data: "FederatedData", run_dir: Path) -> None:
     """Print test accuracies of the last and the best-by-validation round, and where everything lies.
 
-    Where clients were measured with models of their own (``personal_evaluate``), these have rows beneath the global model's.
+    Where ``personal_evaluate`` measured clients with models of their own, these have rows beneath the global model's.
     """
     from rich.console import Console
     from rich.table import Table
@@ -77,9 +75,8 @@ def print_results(summary: Mapping[str, Any], data: "FederatedData", run_dir: Pa
 
 def _spread(measured: Mapping[str, Any], key: str) -> str:
     """Return the worst and the best client's value, where clients were measured one by one."""
-    if f"{key}_min" not in measured:
-        return ""
-    return f" ({_percent(measured[f'{key}_min'])} to {_percent(measured[f'{key}_max'])})"
+    worst, best = (measured.get(f"{key}_{extreme}") for extreme in ("min", "max"))
+    return f" ({_percent(worst)} to {_percent(best)})" if f"{key}_min" in measured else ""
 
 
 def _percent(value: float | None) -> str:

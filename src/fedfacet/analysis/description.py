@@ -2,7 +2,7 @@
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from itertools import groupby
+from itertools import groupby, product
 from operator import itemgetter
 from typing import Any
 
@@ -21,11 +21,7 @@ from fedfacet.types import ClientReceipt, Facts, Ledger, Query, RoundResult, Sel
 
 
 def describe_federation(matrices: Sequence[InteractionMatrix]) -> dict[str, Any]:
-    """Return the six measures of a federation, and every client's matrix, triplet and type, as JSON-able data.
-
-    Args:
-        matrices: the clients' interaction matrices, in the order of their ids.
-    """
+    """Return a federation's six measures and, in the order of ids, clients' matrices, triplets and types, as JSON-able data."""
     measured = measure_federation(matrices)
     return {
         "num_clients": len(matrices),
@@ -41,16 +37,10 @@ def describe_federation(matrices: Sequence[InteractionMatrix]) -> dict[str, Any]
 def describe_feasibility(
     dataset: Dataset, matrices: Sequence[InteractionMatrix], val: NDArray[np.int64]
 ) -> list[dict[str, Any]]:
-    """Return per (class, attribute) cell what the clients take of a data set, what it has, and what is left.
+    """Return per (class, attribute) cell, in the order of groups, what the clients take of a data set and what it has.
 
-    Args:
-        dataset: whose training samples were dealt.
-        matrices: the clients' interaction matrices.
-        val: positions of the validation samples.
-
-    Returns:
-        A mapping per cell in the order of groups: names of ``class`` and ``attribute``, samples ``wanted`` by the clients,
-        ``available`` for training, and held out for ``validation``.
+    That is ``class`` and ``attribute`` by name, and the numbers of samples ``wanted`` by the clients, ``available`` for
+    training, and held out for ``validation`` (at the positions ``val``).
     """
 
     def count(positions: NDArray[np.int64]) -> NDArray[np.int64]:
@@ -59,17 +49,10 @@ def describe_feasibility(
 
     wanted_YA = np.sum([matrix.counts for matrix in matrices], axis=0).astype(np.int64)
     available_YA, val_YA = count(dataset.train), count(val)
-    return [
-        {
-            "class": class_name,
-            "attribute": attribute_name,
-            "wanted": int(wanted_YA[y, a]),
-            "available": int(available_YA[y, a]),
-            "validation": int(val_YA[y, a]),
-        }
-        for y, class_name in enumerate(dataset.class_names)
-        for a, attribute_name in enumerate(dataset.attribute_names)
-    ]
+    names = product(dataset.class_names, dataset.attribute_names)
+    numbers = zip(wanted_YA.flat, available_YA.flat, val_YA.flat, strict=True)
+    keys = ("class", "attribute", "wanted", "available", "validation")
+    return [dict(zip(keys, (*group, *map(int, of_group)), strict=True)) for group, of_group in zip(names, numbers, strict=True)]
 
 
 def simulate_selection(
@@ -77,9 +60,9 @@ def simulate_selection(
 ) -> dict[str, Any]:
     """Let a selector choose round after round, without training, and count whom it takes.
 
-    Every client is available; questions are answered from the clients' true matrices, those after their heterogeneity too. The
-    draws are those of a training run of the same seed. Rounds in which the selector pre-trains (its ``pretraining_rounds``,
-    if it has such) are run but not counted.
+    Every client is available; the clients' true matrices answer questions, those after their heterogeneity too. The draws are
+    those of a training run of the same seed. Rounds of a selector's ``pretraining_rounds``, if it has such, run but do not
+    count.
 
     Source: FedDiverse (arXiv:2504.11216), appendix F (thesis, section 5.6.4).
 
@@ -111,7 +94,7 @@ def simulate_selection(
     facts = Facts(len(matrices), model={}, parameters=())
 
     facts = Facts(len(matrices), model={}, parameters=())
-    if selector.needs_updates(selector.init(facts)):
+    if selector.needs_updates is not None and selector.needs_updates(selector.init(facts)):
         raise ConfigError(
             f"Expected a selector that chooses without training, but {type(selector).__name__} learns from the clients' "
             "updates: simulate another selector, or train with this one."
@@ -132,9 +115,8 @@ def simulate_selection(
 def tables_of(description: Mapping[str, Any]) -> Iterator[TextTable]:
     """Yield tables that fit into 80 columns.
 
-    Args:
-        description: what ``describe_federation`` returns, and optionally of ``simulate_selection`` the ``selection``, or
-            several by name in ``selections``, and the ``feasibility``; or several of the former by name in ``federations``.
+    ``description`` is what ``describe_federation`` returns, perhaps with ``selection`` (of ``simulate_selection``) or several
+    of these by name as ``selections``, and with ``feasibility``; or it has several descriptions by name as ``federations``.
     """
     if "federations" in description:
         yield TextTable(

@@ -3,15 +3,15 @@
 ``python -m fedfacet.analysis.options > docs/options.md`` renews the page.
 """
 
-import importlib
 import inspect
 import json
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
+from hydra.utils import get_object
 from omegaconf import OmegaConf
 
 from fedfacet.config import conf_dir
@@ -24,46 +24,41 @@ A run takes one option of each group, as `GROUP=OPTION`, and any number of setti
 `python src/train.py selector=pow_d selector.num_candidates=12`. A default in the tables is that of the option's file; a recipe
 (`experiment=`) may set another one, and `--cfg job` prints what holds. Each title links to the option's file.
 """
-LONGEST_DEFAULT = 60
+_LONGEST_DEFAULT = 60
 
 
 def options_page() -> str:
     """Return the page as Markdown.
 
-    Groups are in the order of ``conf/train.yaml``, and its comments say what each of them is for. What an option is comes from
-    the first paragraph of its class and from the head of its yaml, what a setting means from ``Args:`` and from the comment on
-    its line.
+    Groups are in the order of ``conf/train.yaml``, whose comments say what each is for. What an option is comes from the first
+    paragraph of its class and from the head of its yaml, what a setting means from ``Args:`` and from the comment on its line.
     """
-    groups = dict(re.findall(r"^  - (\w+): \S+(?: # (.*))?$", (conf_dir() / "train.yaml").read_text(), re.MULTILINE))
-    found = sorted(path.name for path in conf_dir().iterdir() if path.is_dir() and any(path.glob("*.yaml")))
-    names = [name for name in [*groups, *found] if name != "hydra"]
-    names = list(dict.fromkeys(names))
+    conf = conf_dir()
+    purposes = dict(re.findall(r"^  - (\w+): \S+(?: # (.*))?$", (conf / "train.yaml").read_text(), re.MULTILINE))
+    found = sorted(path.name for path in conf.iterdir() if path.is_dir() and any(path.glob("*.yaml")))
+    names = [name for name in dict.fromkeys([*purposes, *found]) if name != "hydra"]
     contents = ", ".join(f"[`{name}`](#{name})" for name in names)
-    scripts = [_script(file) for file in sorted(conf_dir().glob("*.yaml"), reverse=True)]
-    return "\n".join([HEAD, f"Groups: {contents}.\n", *scripts, *(_group(name, groups.get(name, "")) for name in names)])
-
-
-def _script(file: Path) -> str:
-    return f"## Settings of `src/{file.stem}.py`\n\n{_table(_settings(file, ''))}"
+    scripts = [f"## Settings of `src/{file.stem}.py`\n\n{_settings(file, '')}" for file in sorted(conf.glob("*.yaml"))[::-1]]
+    return "\n".join([HEAD, f"Groups: {contents}.\n", *scripts, *(_group(name, purposes.get(name, "")) for name in names)])
 
 
 def _group(name: str, purpose: str) -> str:
     files = sorted((conf_dir() / name).glob("*.yaml"))
     if any("@package _global_" in file.read_text() for file in files):
-        rows = [f"| [`{file.stem}`](../conf/{name}/{file.name}) | {_cell(_head(file))} | {_chosen(file)} |" for file in files]
-        parts = ["\n".join(["| option | what it is | what it chooses |", "| --- | --- | --- |", *rows, ""])]
+        rows = [(f"[`{file.stem}`](../conf/{name}/{file.name})", _cell(_head(file)), _chosen(file)) for file in files]
+        parts = [_table(("option", "what it is", "what it chooses"), rows)]
     else:
         parts = [_option(name, file) for file in files]
     return "\n".join([f"## {name}\n", *([f"{_markdown(purpose[0].upper() + purpose[1:])}.\n"] if purpose else []), *parts])
 
 
 def _option(group: str, file: Path) -> str:
-    target = re.search(r"_target_: (\S+)", file.read_text())
-    doc = _docstring(target[1]) if target else ""
+    target = re.search(r"_target_: (fedfacet\.\S+)", file.read_text())  # others' docstrings change with their release
+    doc = inspect.getdoc(get_object(target[1])) or "" if target else ""
     title = f"### [`{group}={file.stem}`](../conf/{group}/{file.name})"
     what, source, head = doc.split("\n\n")[0], _source(doc), _head(file)
     parts = [title, _markdown(what), _markdown(head) if _adds(head, f"{what} {source}") else "", source]
-    return "\n\n".join(filter(None, [*parts, _table(_settings(file, f"{group}."))])).rstrip() + "\n"
+    return "\n\n".join(filter(None, [*parts, _settings(file, f"{group}.")])).rstrip() + "\n"
 
 
 def _source(doc: str) -> str:
@@ -74,14 +69,16 @@ def _source(doc: str) -> str:
     return f"Papers: {_markdown(', '.join(papers))}." if papers else ""
 
 
-def _settings(file: Path, prefix: str) -> list[tuple[str, str, str]]:
-    """Return each setting's key, default and meaning."""
-    values = OmegaConf.to_container(OmegaConf.load(file), resolve=False)
-    comments = _comments(file)
-    return [
-        (prefix + key, _default(value), _meaning(arguments.get(key.rpartition(".")[2], ""), comments.get(key, "")))
-        for key, value, arguments in _leaves(values, "", {})
-    ]
+def _settings(file: Path, prefix: str) -> str:
+    """Return the table of each setting's key, default and meaning."""
+    comments, rows = _comments(file), []
+    for key, value, arguments in _leaves(OmegaConf.to_container(OmegaConf.load(file), resolve=False), "", {}):
+        default = value if isinstance(value, str) else json.dumps(value)
+        argument, comment = arguments.get(key.rpartition(".")[2], ""), comments.get(key, "")
+        meaning = filter(None, [argument.removesuffix("."), comment if _adds(comment, argument) else ""])
+        shown = f"`{default}`" if len(default) <= _LONGEST_DEFAULT else "in the file"
+        rows.append((f"`{prefix}{key}`", _cell(shown), _cell("; ".join(meaning))))
+    return _table(("setting", "default", "meaning"), rows)
 
 
 def _leaves(node: Any, path: str, arguments: Mapping[str, str]) -> Iterator[tuple[str, Any, Mapping[str, str]]]:
@@ -96,24 +93,14 @@ def _leaves(node: Any, path: str, arguments: Mapping[str, str]) -> Iterator[tupl
             yield from _leaves(value, f"{path}.{key}" if path else key, arguments)
 
 
-def _object(target: str) -> Any:
-    module, _, name = target.rpartition(".")
-    return getattr(importlib.import_module(module), name)
-
-
-def _docstring(target: str) -> str:
-    """Return an object's docstring; of other packages' none, as it would change with their release."""
-    return inspect.getdoc(_object(target)) or "" if target.startswith("fedfacet.") else ""
-
-
 def _arguments(target: str) -> dict[str, str]:
     """Return what a class and its bases, or a function, say of each argument."""
     found: dict[str, str] = {}
-    if target.startswith("fedfacet."):
-        for part in reversed(getattr(_object(target), "__mro__", [_object(target)])):
-            doc = inspect.cleandoc(part.__doc__ or "") if part.__module__.startswith("fedfacet") else ""
-            for section in re.findall(r"^(?:Args|Attributes):\n((?:    .*\n?|\n)+)", doc, re.MULTILINE):
-                found |= dict(re.findall(r"^    (\w+): (.*(?:\n(?:     .*)?)*)", section, re.MULTILINE))
+    target_object = get_object(target) if target.startswith("fedfacet.") else None
+    for part in reversed(getattr(target_object, "__mro__", [target_object])):
+        doc = inspect.cleandoc(part.__doc__ or "") if part and part.__module__.startswith("fedfacet") else ""
+        for section in re.findall(r"^(?:Args|Attributes):\n((?:    .*\n?|\n)+)", doc, re.MULTILINE):
+            found |= dict(re.findall(r"^    (\w+): (.*(?:\n(?:     .*)?)*)", section, re.MULTILINE))
     return {name: " ".join(text.split()) for name, text in found.items()}
 
 
@@ -141,27 +128,15 @@ def _chosen(file: Path) -> str:
     return " ".join(f"`{group}={option}`" for group, option in chosen)
 
 
-def _default(value: Any) -> str:
-    text = value if isinstance(value, str) else json.dumps(value)
-    return f"`{text}`" if len(text) <= LONGEST_DEFAULT else "in the file"
-
-
-def _meaning(argument: str, comment: str) -> str:
-    """Join what the docstring and the yaml say."""
-    return "; ".join(filter(None, [argument.removesuffix("."), comment if _adds(comment, argument) else ""]))
-
-
 def _adds(text: str, known: str) -> bool:
     """Return whether at least half of a text's words are new; what says the same in other words is left out."""
     words, old = (set(re.findall(r"\w+", part.lower())) for part in (text, known))
     return bool(words) and 2 * len(words - old) >= len(words)
 
 
-def _table(rows: list[tuple[str, str, str]]) -> str:
-    if not rows:
-        return ""
-    lines = [f"| `{key}` | {_cell(default)} | {_cell(meaning)} |" for key, default, meaning in rows]
-    return "\n".join(["| setting | default | meaning |", "| --- | --- | --- |", *lines, ""])
+def _table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    lines = [heads, ["---"] * len(heads), *rows] if rows else []
+    return "\n".join([*(f"| {' | '.join(line)} |" for line in lines), *([""] if rows else [])])
 
 
 def _cell(text: str) -> str:

@@ -11,8 +11,7 @@ from omegaconf import OmegaConf
 
 from fedfacet.errors import ConfigError, FedFacetError
 
-CONFIG_FILE = "config.yaml"
-"""What makes a folder a run folder."""
+CONFIG_FILE = "config.yaml"  # what makes a folder a run folder
 
 # `method` and `sweep` are names for choices of other groups, which are compared themselves.
 _BESIDE_THE_METHOD = {"seed", "paths", "resume", "engine", "logger", "wandb", "hydra", "method", "sweep"}
@@ -22,14 +21,10 @@ _ERROR = "heterogeneity_error"
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Run:
-    """One run folder.
+    """One run folder, by the ``path`` that the caller named.
 
-    Attributes:
-        path: the folder, as it was named by the caller.
-        seed: the run's seed.
-        settings: every value of the resolved config by its dotted key, ``choices.<group>`` being the chosen Hydra options;
-            lists are values.
-        summary: what ``summary.json`` holds; ``None`` where the run has not ended.
+    ``settings`` holds every value of the resolved config by its dotted key, lists being values; ``choices.<group>`` is the
+    chosen Hydra option. ``summary`` is what ``summary.json`` holds, ``None`` where the run has not ended.
     """
 
     path: Path
@@ -40,40 +35,39 @@ class Run:
     @property
     def finished(self) -> bool:
         """Whether the run has done all its rounds; one that was resumed for more has not, until it has done those too."""
-        if self.summary is None or self.summary.get("status") != "finished":
-            return False
-        reached, planned = self.summary.get("rounds"), self.settings.get("federation.rounds")
-        return reached is None or planned is None or reached >= planned
+        reached, planned = self._rounds
+        return (self.summary or {}).get("status") == "finished" and (reached is None or planned is None or reached >= planned)
 
     @property
     def progress(self) -> str:
         """How far the run has come, in a few words."""
         if self.summary is None:
             return "no summary.json yet"
-        status = str(self.summary.get("status"))
-        reached, planned = self.summary.get("rounds"), self.settings.get("federation.rounds")
-        return status if reached is None or planned is None else f"{status} at round {reached:g} of {planned:g}"
+        reached, planned = self._rounds
+        of = "" if reached is None or planned is None else f" at round {reached:g} of {planned:g}"
+        return f"{self.summary.get('status')}{of}"
+
+    @property
+    def _rounds(self) -> tuple[float | None, float | None]:
+        return (self.summary or {}).get("rounds"), self.settings.get("federation.rounds")
 
     def at(self, moment: str) -> dict[str, float]:
-        """Return the metrics after one round, and its number as ``round``; empty where there is no such round.
+        """Return the metrics after the ``"last"`` round, or the ``"best"`` by validation, and its number as ``round``.
 
-        The error of the clients' disclosed heterogeneity, which is one for the whole run, is among them where there is one.
-
-        Args:
-            moment: ``"last"``, or ``"best"`` for the best round by validation. A metric without a value is NaN.
+        It is empty where there is no such round. A metric without a value is NaN. The error of the clients' disclosed
+        heterogeneity, which is one for the whole run, is among them where there is one.
         """
-        found = (self.summary or {}).get({"last": "final", "best": "best"}[moment]) or {}
-        if found:
-            found = found | {f"{_ERROR}/{name}": value for name, value in ((self.summary or {}).get(_ERROR) or {}).items()}
+        summary = self.summary or {}
+        if found := summary.get({"last": "final", "best": "best"}[moment]) or {}:
+            found = found | {f"{_ERROR}/{name}": value for name, value in (summary.get(_ERROR) or {}).items()}
         numbers = {name: float("nan") if value is None else value for name, value in found.items()}
         return {name: float(value) for name, value in numbers.items() if isinstance(value, int | float)}
 
     def setting(self, key: str) -> str | None:
-        """Return the text of a config value, numbers as ``spelled``, or ``None`` where the config has no such key.
+        """Return a config value as text, numbers as ``spelled``; ``None`` where the config has no such key.
 
-        Args:
-            key: the name of a Hydra group (``selector``), which gives the chosen option, or the dotted key of a single value
-                (``aggregator.server_lr``).
+        ``key`` is the name of a Hydra group (``selector``), which gives the chosen option, or the dotted key of a single value
+        (``aggregator.server_lr``).
         """
         for name in (f"choices.{key}", key):
             if name in self.settings:
@@ -117,8 +111,8 @@ def find_runs(paths: Iterable[str | Path]) -> list[Run]:
 
     Args:
         paths: run folders, folders that hold run folders at any depth, or glob patterns of either. Hidden folders and what
-            lies inside a run folder are not searched; Hydra's ``multirun.yaml``, which a shell's pattern picks up beside the
-            jobs, is passed over.
+            lies inside a run folder are not searched. Hydra's ``multirun.yaml`` is passed over: a shell's pattern picks it up
+            beside the jobs.
 
     Raises:
         ConfigError: if a path does not exist or leads to no run.
@@ -144,9 +138,6 @@ def find_runs(paths: Iterable[str | Path]) -> list[Run]:
 def load_run(folder: Path) -> Run:
     """Read one run folder.
 
-    Args:
-        folder: holds ``config.yaml`` and, once the run has ended, ``summary.json``.
-
     Raises:
         FedFacetError: if either file cannot be read or is not what a run writes.
     """
@@ -167,13 +158,14 @@ def load_run(folder: Path) -> Run:
 def differing_keys(runs: Iterable[Run]) -> list[str]:
     """Return the config keys in which the runs are not all equal; seed, paths, engine and logger do not count.
 
-    Where the chosen option of a Hydra group differs, the group stands for all its keys. ``partition_digest`` is among the
-    keys if the runs trained on different partitions.
+    Where the chosen option of a Hydra group differs, the group stands for all its keys. ``partition_digest`` is among the keys
+    if the runs trained on different partitions.
     """
-    compared = []
-    for run in runs:
-        values = {key: value for key, value in run.settings.items() if _group(key) not in _BESIDE_THE_METHOD}
-        compared.append(values | {"partition_digest": (run.summary or {}).get("partition_digest")})
+    compared = [
+        {key: value for key, value in run.settings.items() if _group(key) not in _BESIDE_THE_METHOD}
+        | {"partition_digest": (run.summary or {}).get("partition_digest")}
+        for run in runs
+    ]
     keys = sorted({key for values in compared for key in values})
     absent = object()
     differing = [key for key in keys if any(v.get(key, absent) != compared[0].get(key, absent) for v in compared)]
@@ -193,8 +185,7 @@ def telling_keys(cells: Iterable[Sequence[Run]]) -> list[str]:
     left = _clashing(clashing, keys)
     differing = dict.fromkeys(key for runs in left for key in differing_keys(runs) if key != "partition_digest")
     usual = [key for key in differing if _group(key) != "callbacks"]
-    if len(usual) <= 4:
-        keys += usual
+    keys += usual if len(usual) <= 4 else []
     for key in differing:
         if key not in keys and _clashing(clashing, [*keys, key]) != _clashing(clashing, keys):
             keys.append(key)

@@ -11,18 +11,14 @@ from typing import NamedTuple
 
 from fedfacet.analysis.notes import how_to_measure, listed, measured, notes_on, notes_on_unfinished, some
 from fedfacet.analysis.runs import Run, as_number, differing_keys, telling_keys
+from fedfacet.arguments import check_choice
 from fedfacet.errors import ConfigError
 
-PAPER = "paper"
-"""The ``at`` of a column that holds the numbers of a paper."""
+PAPER = "paper"  # the `at` of a column with a paper's numbers
 
 
 class SeedTwiceError(ConfigError):
-    """A cell would hold a seed twice.
-
-    Attributes:
-        rows: the keys of rows with which no cell does; empty where no keys tell the runs apart.
-    """
+    """A cell would hold a seed twice; with ``rows`` as the keys of rows no cell does (empty where no keys do that)."""
 
     def __init__(self, message: str, rows: Sequence[str] = ()) -> None:
         super().__init__(message)
@@ -30,12 +26,10 @@ class SeedTwiceError(ConfigError):
 
 
 class Cell(NamedTuple):
-    """One metric over the seeds of one setting.
+    """One metric over the seeds of one setting, in the table's unit.
 
-    Attributes:
-        mean: over the seeds, in percent if the table is; NaN where a seed has no value, or where there is no seed.
-        std: over the seeds, in the same unit; NaN below two seeds.
-        seeds: in ascending order; empty where there is no run that measured it.
+    ``mean`` is NaN where a seed has no value or there is no seed, ``std`` below two seeds. ``seeds`` ascend; they are empty
+    where no run measured the metric.
     """
 
     mean: float
@@ -44,12 +38,9 @@ class Cell(NamedTuple):
 
 
 class Column(NamedTuple):
-    """One column of a table: a setting, the round at which it is read, and whether small values are good.
+    """A setting, read ``at`` the ``"last"`` or the ``"best"`` round, or as the ``"paper"`` prints it.
 
-    Attributes:
-        name: of the setting.
-        at: ``"last"``, ``"best"``, or ``"paper"`` for a paper's numbers.
-        lower_is_better: overrides the table's for this column; ``None`` keeps it.
+    ``lower_is_better`` overrides the table's, unless it is ``None``.
     """
 
     name: str
@@ -61,16 +52,9 @@ class Column(NamedTuple):
 class Table:
     """A table, ready to be written in any form. In its texts, backticks enclose names, as in Markdown.
 
-    Attributes:
-        corner: the keys whose values head the rows.
-        rows: the heads of the rows, in order.
-        columns: in order; one setting's last and best round are neighbours.
-        cells: one per row and column.
-        percent: whether the values are percentages.
-        lower_is_better: whether the smallest value of a column is its best; ``None`` where no value is, because a column's
-            rows are of different kinds.
-        caption: what the numbers are and where they come from.
-        notes: what a reader must know before trusting a cell, one sentence each.
+    ``corner`` holds the keys whose values head the rows. One setting's last and best round are neighbouring columns. Where
+    ``lower_is_better`` is ``None``, a column has no best value, because its rows are of different kinds. ``caption`` says what
+    the numbers are and where they come from; ``notes`` says what a reader must know before trusting a cell, one sentence each.
     """
 
     corner: str
@@ -100,7 +84,8 @@ def make_table(
         \bar{m} = \frac{1}{n} \sum_s m_s, \quad
         \sigma = \sqrt{\frac{1}{n - d} \sum_s (m_s - \bar{m})^2},
 
-    with d = 0 (``"population"``, as in FedDiverse, arXiv:2504.11216) or d = 1 (``"sample"``).
+    with d = 0 (``"population"``, as in FedDiverse, arXiv:2504.11216) or d = 1 (``"sample"``). A cell is NaN as soon as one of
+    its seeds is: leaving that seed out would turn a failed run into a better mean.
 
     Args:
         runs: finished ones are counted, the others are named in a note.
@@ -115,21 +100,15 @@ def make_table(
     Raises:
         ConfigError: if no run has finished, no run has such a key or metric or a best round, or a cell holds a seed twice.
         ValueError: if ``at`` or ``std`` is none of the above.
-
-    Note:
-        A cell is NaN as soon as one of its seeds is: leaving that seed out would turn a failed run into a better mean.
     """
-    if at not in ("last", "best", "both"):
-        raise ValueError(f"Expected `at` to be 'last', 'best' or 'both', but got {at!r}.")
-    if std not in ("population", "sample"):
-        raise ValueError(f"Expected `std` to be 'population' or 'sample', but got {std!r}.")
+    check_choice("at", at, ("last", "best", "both"))
+    check_choice("std", std, ("population", "sample"))
     check_keys(runs, (*rows, *columns))
     finished = finished_of(runs)
     moments = moments_of(finished, at)
     check_metric(finished, metric, moments)
 
-    groups = group_runs(finished, rows, columns)
-    percent = is_accuracy(metric)
+    groups, percent = group_runs(finished, rows, columns), is_accuracy(metric)
     # Rows and columns of unfinished runs stay, so that the reader sees their empty cells.
     row_heads = ordered({_head(run, rows) for run in runs})
     table_columns = tuple(Column(name, m) for name in ordered({_head(run, columns) for run in runs}) for m in moments)
@@ -155,16 +134,7 @@ def make_table(
 
 
 def group_runs(runs: Iterable[Run], rows: Sequence[str], columns: Sequence[str]) -> dict[tuple[str, str], list[Run]]:
-    """Return (row, column) -> the runs there, in the order of their seeds.
-
-    Args:
-        runs: to be grouped.
-        rows: config keys as in ``Run.setting`` whose values together head a row.
-        columns: as ``rows``, for the columns.
-
-    Raises:
-        ConfigError: if a group holds a seed twice.
-    """
+    """Return (row, column) -> the runs there, in the order of their seeds; arguments and errors are ``make_table``'s."""
     groups: dict[tuple[str, str], list[Run]] = {}
     for run in sorted(runs, key=lambda run: run.seed):
         groups.setdefault((_head(run, rows), _head(run, columns)), []).append(run)
@@ -216,16 +186,9 @@ def check_metric(runs: Sequence[Run], metric: str, moments: Sequence[str]) -> No
 def check_seeds(
     place: str, members: Sequence[Run], remedy: str = "choose among them with --where KEY=VALUE", rows: Sequence[str] = ()
 ) -> None:
-    """Refuse a cell that holds a seed twice.
+    """Refuse a cell, whose runs are in the order of their seeds, if it holds a seed twice.
 
-    Args:
-        place: the name of the cell.
-        members: its runs in the order of their seeds.
-        remedy: what else can be done about it than to leave a run out.
-        rows: keys of rows with which no cell holds a seed twice, if such are known.
-
-    Raises:
-        SeedTwiceError: if it does.
+    ``remedy`` is what else can be done than to leave a run out; ``rows`` are those of the ``SeedTwiceError``.
     """
     for first, second in pairwise(members):
         if first.seed == second.seed:
@@ -247,12 +210,11 @@ def check_seeds(
 
 def moments_of(runs: Sequence[Run], at: str) -> tuple[str, ...]:
     """Return at which rounds finished runs are read: ``"last"``, ``"best"`` or both."""
-    if at == "last":
+    has_best = any(run.at("best") for run in runs)
+    if at == "last" or (at == "both" and not has_best):
         return ("last",)
-    if any(run.at("best") for run in runs):
+    if has_best:
         return ("last", "best") if at == "both" else ("best",)
-    if at == "both":
-        return ("last",)
     raise ConfigError(
         "Expected runs with a best round by validation, but none of them has validation data: use the last round (--at last)."
     )

@@ -5,8 +5,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-_IN_A_FILE = 160
-"""Characters a line may have where no terminal says so."""
+_IN_A_FILE = 160  # characters of a line where no terminal says how many fit
 
 
 class TextTable(NamedTuple):

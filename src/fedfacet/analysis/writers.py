@@ -28,13 +28,10 @@ def to_markdown(table: Table) -> str:
 
 
 def markdown_of(grid: Sequence[Sequence[str]], caption: str, notes: Sequence[str], flush_left: int = 1) -> str:
-    """Return lines of cells, the first of them the heads, as a Markdown table with what is to be said of it.
+    """Return a Markdown table with its caption and its notes.
 
-    Args:
-        grid: cells without bare bars.
-        caption: what stands under the table.
-        notes: what is listed under the caption.
-        flush_left: how many columns are set flush left; the others are numbers, flush right.
+    ``grid`` holds lines of cells without bare bars, the heads first. The first ``flush_left`` columns are set flush left; the
+    others are numbers, flush right.
     """
     widths = [max(map(len, column)) for column in zip(*grid, strict=True)]
     rule = ["-" * width if i < flush_left else "-" * (width - 1) + ":" for i, width in enumerate(widths)]
@@ -47,25 +44,14 @@ def markdown_of(grid: Sequence[Sequence[str]], caption: str, notes: Sequence[str
 def to_latex(table: Table) -> str:
     r"""Return the table as a LaTeX float that needs ``\usepackage{booktabs}``."""
     grid = _grid(table, _latex, bold=r"\textbf{{{}}}", underline=r"\underline{{{}}}")
-    lines = ["    " + " & ".join(line) + r" \\" for line in grid]
+    head, *lines = ("    " + " & ".join(line) + r" \\" for line in grid)
     notes = [rf"  \par\smallskip{{\footnotesize Note: {_latex(note)}}}" for note in table.notes]
-    return "\n".join(
-        [
-            r"\begin{table}",
-            r"  \centering",
-            rf"  \caption{{{_latex(table.caption)}}}",
-            rf"  \begin{{tabular}}{{l{'r' * len(table.columns)}}}",
-            r"    \toprule",
-            lines[0],
-            r"    \midrule",
-            *lines[1:],
-            r"    \bottomrule",
-            r"  \end{tabular}",
-            *notes,
-            r"\end{table}",
-            "",
-        ]
+    parts = (
+        *(r"\begin{table}", r"  \centering", rf"  \caption{{{_latex(table.caption)}}}"),
+        *(rf"  \begin{{tabular}}{{l{'r' * len(table.columns)}}}", r"    \toprule", head, r"    \midrule", *lines),
+        *(r"    \bottomrule", r"  \end{tabular}", *notes, r"\end{table}", ""),
     )
+    return "\n".join(parts)
 
 
 def to_csv(table: Table) -> str:

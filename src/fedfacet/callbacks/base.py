@@ -3,29 +3,27 @@
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from fedfacet.types import ClientUpdate, RoundResult
+from fedfacet.arguments import check_whole
+from fedfacet.types import ClientUpdate, FederationState, RoundResult
 
 if TYPE_CHECKING:
     from fedfacet.federation import Federation
 
 
 class Callback:
-    """Override what is needed; each method of this class does nothing.
-
-    A round calls ``measure`` of every callback first, so that each sees all metrics in ``on_round_end``.
-    """
+    """Override what is needed. A round calls ``measure`` of every callback before it calls ``on_round_end`` of any."""
 
     needs_updates = False
     """Whether ``on_updates`` wants the updates; where nobody does, each is freed as soon as it is aggregated."""
 
     def on_fit_start(self, federation: "Federation") -> None:
-        """Run before the first round of this process, also after a resume."""
+        """Run before this process's first round, also after a resume."""
 
     def on_client_end(self, round: int, position: int, expected: int, phase: str) -> None:
-        """Run whenever one of the ``expected`` clients of a phase (``"train"``, ``"query ..."``) is done, counted from 1."""
+        """Run when one of a phase's ``expected`` clients is done; ``phase`` is ``"train"`` or ``"query ..."``."""
 
     def on_updates(self, federation: "Federation", updates: Sequence[ClientUpdate]) -> None:
-        """Look at a round's updates; ``federation.state`` is still the state before the round, and may be kept."""
+        """Look at a round's updates; ``federation.state`` is still the state before the round and may be kept."""
 
     def measure(self, federation: "Federation", round: int) -> Mapping[str, float]:
         """Return metrics of the new model, the same names every round; NaN where nothing was measured."""
@@ -35,18 +33,60 @@ class Callback:
         """Run when a round is complete."""
 
     def on_state_complete(self, federation: "Federation") -> None:
-        """Run once the round is whole, with every part's state in ``federation.state``: the moment to save it."""
+        """Run when ``federation.state`` holds the whole round and may be saved."""
 
     def summarize(self, federation: "Federation") -> Mapping[str, Any]:
-        """Return what belongs into the run's summary, JSON-able, under a name of its own; asked for at the end of a run."""
+        """Return JSON-able entries of the run's summary, asked for at the end of a run."""
         return {}
 
     def on_fit_end(self, federation: "Federation", status: str) -> None:
         """Run at the very end; ``status`` is ``"finished"``, ``"interrupted"`` or ``"failed"``."""
 
     def state_dict(self) -> dict[str, Any]:
-        """Return what must survive a round, as tensors and plain data that is never changed in place afterwards."""
+        """Return what must survive a round: tensors and plain data that nobody changes in place afterwards."""
         return {}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Take up what ``state_dict`` returned."""
+
+
+class Measurement(Callback):
+    """Measures every few rounds.
+
+    Args:
+        every_n_rounds: 1 or larger; the last round is measured always, the others in between are NaN.
+        name: of the callback in ``conf/callbacks``.
+
+    Raises:
+        ValueError: if ``every_n_rounds`` is no whole number from 1 on.
+    """
+
+    def __init__(self, every_n_rounds: int, name: str) -> None:
+        check_whole(f"callbacks.{name}.every_n_rounds", every_n_rounds)
+        self.every_n_rounds = every_n_rounds
+
+    def is_due(self, federation: "Federation", round: int) -> bool:
+        """Tell whether a round is measured."""
+        return round % self.every_n_rounds == 0 or round >= federation.rounds
+
+
+class UpdatesMeasurement(Measurement):
+    """Also sees the updates of the rounds that it measures; the others are freed at once."""
+
+    needs_updates = True
+    _round: tuple[FederationState | None, Sequence[ClientUpdate]] = None, ()
+
+    def on_fit_start(self, federation: "Federation") -> None:
+        """Say whether the next round's updates are needed."""
+        self.needs_updates = self.is_due(federation, federation.state.round + 1)
+
+    on_state_complete = on_fit_start
+
+    def on_updates(self, federation: "Federation", updates: Sequence[ClientUpdate]) -> None:
+        """Keep the updates and the state before the round for ``take_round``."""
+        self._round = federation.state, updates
+
+    def take_round(self) -> tuple[FederationState | None, Sequence[ClientUpdate]]:
+        """Return what ``on_updates`` has kept, and keep it no longer."""
+        taken, self._round = self._round, (None, ())
+        return taken

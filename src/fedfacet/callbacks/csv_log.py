@@ -16,12 +16,9 @@ if TYPE_CHECKING:
 class CsvLog(Callback):
     """A row per round in ``metrics.csv`` and in ``timing.csv``.
 
-    ``metrics.csv`` holds deterministic columns only: two runs of the same seed give the same file. Seconds, peak memory and
-    the engine go to ``timing.csv``. When a run is resumed, both must begin with the rows that its checkpoint knows of; what
-    follows them is dropped.
-
-    Args:
-        run_dir: the run folder.
+    ``metrics.csv`` holds deterministic columns only: two runs of the same seed give the same file. ``timing.csv`` holds
+    seconds, peak memory and the engine. A resumed run refuses a file that does not begin with the rows that its checkpoint
+    knows, and drops the rows after them.
     """
 
     def __init__(self, *, run_dir: Path) -> None:
@@ -32,27 +29,23 @@ class CsvLog(Callback):
     def on_fit_start(self, federation: "Federation") -> None:
         """Cut back what a killed run wrote after its last checkpoint."""
         for table in self._tables:
-            table.cut_back()
+            table.cut_back(federation.state.round)
 
     def on_round_end(self, federation: "Federation", result: RoundResult) -> None:
         """Append a row to each file."""
-        row = {
-            "round": result.round,
-            "cohort": " ".join(map(str, result.cohort)),
-            "num_arrived": len(result.arrived),
-            **result.metrics,
-        }
-        self.metrics.append(row)
+        row = {"round": result.round, "cohort": " ".join(map(str, result.cohort)), "num_arrived": len(result.arrived)}
+        self.metrics.append({**row, **result.metrics})
         # ru_maxrss is in KiB on Linux and in bytes on macOS.
         peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / (2**20 if sys.platform == "darwin" else 2**10)
-        timing = {
-            "round": result.round,
-            "seconds": round(sum(result.seconds.values()), 6),
-            **{f"seconds/{phase}": round(seconds, 6) for phase, seconds in result.seconds.items()},
-            "peak_memory_mb": round(peak, 1),
-            "engine": federation.engine.name,
-        }
-        self.timing.append(timing)
+        self.timing.append(
+            {
+                "round": result.round,
+                "seconds": round(sum(result.seconds.values()), 6),
+                **{f"seconds/{phase}": round(seconds, 6) for phase, seconds in result.seconds.items()},
+                "peak_memory_mb": round(peak, 1),
+                "engine": federation.engine.name,
+            }
+        )
 
     def state_dict(self) -> dict[str, Any]:
         """Return by what each file is known."""

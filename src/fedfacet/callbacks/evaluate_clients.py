@@ -2,46 +2,35 @@
 
 from collections.abc import Mapping, Sequence
 from statistics import fmean
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from fedfacet.arguments import check_whole
-from fedfacet.callbacks.base import Callback
-from fedfacet.callbacks.evaluate import metrics_of
+from fedfacet.callbacks.evaluate import Evaluate, metrics_of
 from fedfacet.metrics.group_counts import GroupCounts
 
 if TYPE_CHECKING:
-    from fedfacet.build import FederatedData
+    from fedfacet.data.federated import FederatedData
     from fedfacet.federation import Federation
 
 _SPREAD = ("acc", "acc_worst_group", "acc_own")
 
 
-class EvaluateClients(Callback):
+class EvaluateClients(Evaluate):
     r"""Measure the model that each client would use, global layers and its own, on the validation and the test set, per group.
 
-    A metric is the mean over all K clients, :math:`\frac{1}{K} \sum_k m_k`. All models are measured on the same samples, so
-    that a mean of accuracies is the accuracy over all of them; ``acc_worst_group`` is the mean of the clients' worst groups,
-    which may be different ones.
+    A metric is the mean over all K clients, :math:`\frac{1}{K} \sum_k m_k`. All models are measured on the same samples, so the
+    mean of accuracies is the accuracy over all of them. ``acc_worst_group`` is the mean of the clients' worst groups, which may
+    be different ones. A client that has not trained yet is measured with the global model.
 
-    Metrics, for ``val`` and ``test``: those of ``Evaluate``; ``acc_own``, in which the groups are weighted by the client's own
+    Metrics, for ``val`` and ``test``: those of ``Evaluate``; ``acc_own``, whose groups are weighted by the client's own
     training counts, so that it is the accuracy on samples like the client's own; and ``acc_min``, ``acc_max``,
     ``acc_worst_group_min`` and so on, of the worst and of the best client.
 
     Args:
-        splits: name -> positions of samples in the data set.
-        group_weights: training samples per group of all clients, in the order g = y * num_attributes + a.
-        num_attributes: A.
+        splits: as in ``Evaluate``, like ``group_weights`` and ``num_attributes``.
         data: the clients' own training samples per group are taken from it.
-        every_n_rounds: 1 or larger; the last round is measured always, the others in between are NaN.
-
-    Raises:
-        ValueError: if ``every_n_rounds`` is no whole number from 1 on.
-
-    Note:
-        A client that has not trained yet is measured with the global model.
     """
 
     def __init__(
@@ -53,19 +42,16 @@ class EvaluateClients(Callback):
         data: "FederatedData",
         every_n_rounds: int = 1,
     ) -> None:
-        check_whole("callbacks.evaluate.every_n_rounds", every_n_rounds)  # in whose place it stands
-        self.splits = splits
-        self.group_weights = tuple(group_weights)
-        self.num_attributes = num_attributes
+        weights: Any = {"group_weights": group_weights, "num_attributes": num_attributes}
+        super().__init__(splits=splits, every_n_rounds=every_n_rounds, **weights)
         self.own_weights = [matrix.counts.ravel().tolist() for matrix in data.matrices]
-        self.every_n_rounds = every_n_rounds
 
     def measure(self, federation: "Federation", round: int) -> Mapping[str, float]:
         """Return the metrics of the clients' current models."""
         clients = []
         for client_id, own_weights in enumerate(self.own_weights):
             counts: Sequence[GroupCounts | None] = [None] * len(self.splits)
-            if round % self.every_n_rounds == 0 or round == federation.rounds:
+            if self.is_due(federation, round):
                 sent = federation.sent(federation.state, client_id).model  # FedPAC's has a head for each
                 memory = federation.state.memory.get(client_id)
                 counts = federation.engine.evaluate(sent, list(self.splits.values()), memory)

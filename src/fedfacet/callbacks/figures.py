@@ -8,19 +8,18 @@ from fedfacet.plots.run import plot_curves, plot_partition, plot_selection
 from fedfacet.types import RoundResult
 
 if TYPE_CHECKING:
-    from fedfacet.build import FederatedData
+    from fedfacet.data.federated import FederatedData
     from fedfacet.federation import Federation
 
 
 class Figures(Callback):
     """Draw ``partition.png`` after the first round, ``curves.png`` and ``selection.png`` after the last.
 
-    Curves are drawn from ``metrics.csv``, so that those of a resumed run are whole; without that file there are none. What
-    ``selection.png`` counts are the updates that arrived, those of pre-training rounds among them.
+    Curves are drawn from ``metrics.csv``, so those of a resumed run are whole; without that file there are none.
+    ``selection.png`` counts the updates that arrived, those of pre-training rounds among them.
 
     Args:
-        run_dir: the run folder.
-        data: the federation's data; its clients' interaction matrices and the names of classes and attributes are drawn.
+        data: its clients' interaction matrices and the names of classes and attributes are drawn.
     """
 
     def __init__(self, *, run_dir: Path, data: "FederatedData") -> None:

@@ -1,32 +1,28 @@
 """How far clients' own account of their heterogeneity is from the truth."""
 
 from collections.abc import Mapping
-from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fedfacet.callbacks.base import Callback
-from fedfacet.heterogeneity import HeterogeneityTriplet
 from fedfacet.metrics.estimation import FILE, Triplets, measure_estimation, write_triplets
 from fedfacet.types import RoundResult
 
 if TYPE_CHECKING:
-    from fedfacet.build import FederatedData
+    from fedfacet.data.federated import FederatedData
     from fedfacet.federation import Federation
 
-QUERY = "heterogeneity"
-"""Under which name clients disclose their triplets."""
+QUERY = "heterogeneity"  # under which name clients disclose their triplets
 
 
 class HeterogeneityError(Callback):
     """Compare what clients disclosed of their heterogeneity with their true triplets, which the server never sees.
 
-    ``heterogeneity.csv`` gets a row per client in the round in which it was asked, and the run's summary the errors as
-    ``heterogeneity_error``: see ``measure_estimation``. They are measured once and no metric of a round. Where nobody was
-    asked, or the data set knows no attributes, there is neither.
+    ``heterogeneity.csv`` gets a row per client in the round in which it was asked. The run's summary gets the errors as
+    ``heterogeneity_error`` (see ``measure_estimation``); they are measured once and are no metric of a round. There is neither
+    where nobody was asked or the data set knows no attributes.
 
     Args:
-        run_dir: the run folder.
         data: the federation's data, whose attributes give the truth.
     """
 
@@ -35,15 +31,10 @@ class HeterogeneityError(Callback):
         self.data = data
         self._written: Mapping[int, Any] = {}
 
-    @cached_property
-    def _true(self) -> list[HeterogeneityTriplet]:
-        return [matrix.triplet for matrix in self.data.matrices]
-
     def on_round_end(self, federation: "Federation", result: RoundResult) -> None:
         """Write the file when there are new answers, and when a run is resumed."""
-        triplets = self._triplets(federation)
         disclosed = federation.state.disclosures.get(QUERY, {})
-        if triplets is not None and disclosed != self._written:
+        if disclosed != self._written and (triplets := self._triplets(federation)) is not None:
             write_triplets(triplets, self.file)
             self._written = dict(disclosed)
 
@@ -56,4 +47,4 @@ class HeterogeneityError(Callback):
         disclosed = federation.state.disclosures.get(QUERY)
         if not disclosed or self.data.dataset.num_attributes < 2:
             return None
-        return Triplets.of(self._true, disclosed)
+        return Triplets.of([matrix.triplet for matrix in self.data.matrices], disclosed)

@@ -8,8 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedfacet import state
-from fedfacet.arguments import check_whole
-from fedfacet.callbacks.base import Callback
+from fedfacet.callbacks.base import UpdatesMeasurement
 from fedfacet.clients.personal_memory import local_model
 from fedfacet.metrics.group_counts import NAN
 from fedfacet.types import ClientTask, ClientUpdate, FederationState, State
@@ -17,23 +16,22 @@ from fedfacet.types import ClientTask, ClientUpdate, FederationState, State
 if TYPE_CHECKING:
     from fedfacet.federation import Federation
 
-_AT_ONCE = 16
-"""So many clients' models are held at a time."""
+_AT_ONCE = 16  # so many clients' models are held at a time
 
 
-class PersonalEvaluate(Callback):
+class PersonalEvaluate(UpdatesMeasurement):
     """Measure the clients' models as they are after the round's local training, before anything is averaged.
 
-    A client of the round has the model that its update is made from. One that took part before, but not now, is trained on what
-    this round's clients were sent, with its own memory, and nothing of that is kept. One that has never taken part has no
-    model of its own and is measured with the new global model. A model with NaN or infinite entries, in which training has
-    diverged, has no accuracy: it is left out and counted.
+    A client of the round has the model that its update is made from, with what ``transforms=`` do to it. One that took part
+    before is trained on what this round's clients were sent, with its own memory, and nothing of that is kept. One that has
+    never taken part has no model of its own and is measured with the new global model. A model with NaN or infinite entries has
+    diverged: it is left out and counted.
 
     Metrics, each client counting the same: ``personal_test/acc_mean``, ``acc_min`` and ``acc_std`` (population) of accuracies
     on the global test set, which is what FedLD's table 1 shows; ``personal_holdout/...`` likewise on what each client holds
     out of its own samples, where ``partition.local_holdout`` is larger than 0, over the ``personal_holdout/num_clients`` that
-    hold out something; ``personal/num_never_selected``, the clients measured with the global model;
-    ``personal/num_diverged``, those left out.
+    hold out something; ``personal/num_never_selected``, the clients measured with the global model; ``personal/num_diverged``,
+    those left out.
 
     Source: FedLD's released code, which takes the mean over the clients on the global test set; there all clients take part
     in every round.
@@ -41,45 +39,25 @@ class PersonalEvaluate(Callback):
     Args:
         splits: name -> positions of samples in the data set; ``"test"`` is read.
         local_holdout: per client the positions of what it holds out; empty, or empty arrays, for nothing.
-        every_n_rounds: 1 or larger; the last round is measured always, the others in between are NaN.
-
-    Raises:
-        ValueError: if ``every_n_rounds`` is no whole number from 1 on.
-
-    Note:
-        What ``transforms=`` do to an update before it leaves is part of the model that is measured.
     """
 
     def __init__(
-        self,
-        *,
-        splits: Mapping[str, NDArray[np.int64]],
-        local_holdout: Sequence[NDArray[np.int64]],
-        every_n_rounds: int = 1,
+        self, *, splits: Mapping[str, NDArray[np.int64]], local_holdout: Sequence[NDArray[np.int64]], every_n_rounds: int = 1
     ) -> None:
-        check_whole("callbacks.personal_evaluate.every_n_rounds", every_n_rounds)
+        super().__init__(every_n_rounds, "personal_evaluate")
         self.test = splits["test"]
         self.local_holdout = tuple(local_holdout) if any(map(len, local_holdout)) else ()
-        self.every_n_rounds = every_n_rounds
-        self.needs_updates = True
-        self._round: tuple[FederationState | None, Sequence[ClientUpdate]] = None, ()
-
-    def on_fit_start(self, federation: "Federation") -> None:
-        """Ask for the updates of rounds that are measured, and of no others."""
-        self.needs_updates = self._is_due(federation, federation.state.round + 1)
-
-    def on_updates(self, federation: "Federation", updates: Sequence[ClientUpdate]) -> None:
-        """Take note of the round."""
-        self._round = federation.state, updates
 
     def measure(self, federation: "Federation", round: int) -> Mapping[str, float]:
         """Return the metrics of the clients' models."""
+        before, updates = self.take_round()
         num_clients = federation.num_clients
         test, holdout = [NAN] * num_clients, [NAN] * num_clients
         num_never = num_held = num_diverged = NAN
-        if self._is_due(federation, round):
+        if self.is_due(federation, round):
+            assert before is not None  # `on_updates` came first
             num_never = num_held = num_diverged = 0
-            for client_id, model, memory in self._models(federation, round):
+            for client_id, model, memory in _models(federation, round, before, updates):
                 num_never += model is federation.state.model
                 if not state.all_finite(model):  # as the model of a client may be whose update was dropped for it
                     num_diverged += 1
@@ -89,40 +67,30 @@ class PersonalEvaluate(Callback):
                 test[client_id] = counts[0].average_accuracy
                 holdout[client_id] = counts[-1].average_accuracy
                 num_held += bool(sum(counts[-1].total))
-        self._round = None, ()
-        metrics = {
-            **_summary("personal_test", test),
-            "personal/num_never_selected": num_never,
-            "personal/num_diverged": num_diverged,
-        }
+        personal = {"personal/num_never_selected": num_never, "personal/num_diverged": num_diverged}
+        metrics = _summary("personal_test", test) | personal
         if self.local_holdout:
-            metrics |= {**_summary("personal_holdout", holdout), "personal_holdout/num_clients": num_held}
+            metrics |= _summary("personal_holdout", holdout) | {"personal_holdout/num_clients": num_held}
         return metrics
 
-    def on_state_complete(self, federation: "Federation") -> None:
-        """Say whether the next round is measured."""
-        self.needs_updates = self._is_due(federation, federation.state.round + 1)
 
-    def _is_due(self, federation: "Federation", round: int) -> bool:
-        return round % self.every_n_rounds == 0 or round == federation.rounds
-
-    def _models(self, federation: "Federation", round: int) -> Iterator[tuple[int, State, State]]:
-        """Yield every client, its model, and what it keeps."""
-        before, updates = self._round
-        assert before is not None  # `on_updates` came first
-        for update in updates:
-            yield update.client_id, local_model(federation.sent(before, update.client_id), update), update.memory
-        trained = {update.client_id for update in updates}
-        absent = [client_id for client_id in range(federation.num_clients) if client_id not in trained]
-        memory = federation.state.memory
-        seen = [client_id for client_id in absent if federation.state.participation_counts[client_id]]
-        for first in range(0, len(seen), _AT_ONCE):
-            chunk = seen[first : first + _AT_ONCE]
-            orders = [(k, round, federation.seed, federation.sent(before, k), memory.get(k, {})) for k in chunk]
-            tasks = [ClientTask(*order, lr_factor=federation.lr_factor(round)) for order in orders]
-            for task, update in zip(tasks, list(federation.engine.run(tasks)), strict=True):
-                yield task.client_id, local_model(task.broadcast, update), update.memory
-        yield from ((client_id, federation.state.model, {}) for client_id in absent if client_id not in seen)
+def _models(
+    federation: "Federation", round: int, before: FederationState, updates: Sequence[ClientUpdate]
+) -> Iterator[tuple[int, State, State]]:
+    """Yield every client, its model, and what it keeps."""
+    for update in updates:
+        yield update.client_id, local_model(federation.sent(before, update.client_id), update), update.memory
+    trained = {update.client_id for update in updates}
+    absent = [client_id for client_id in range(federation.num_clients) if client_id not in trained]
+    memory = federation.state.memory
+    seen = [client_id for client_id in absent if federation.state.participation_counts[client_id]]
+    for first in range(0, len(seen), _AT_ONCE):
+        chunk = seen[first : first + _AT_ONCE]
+        orders = [(k, round, federation.seed, federation.sent(before, k), memory.get(k, {})) for k in chunk]
+        tasks = [ClientTask(*order, lr_factor=federation.lr_factor(round)) for order in orders]
+        for task, update in zip(tasks, list(federation.engine.run(tasks)), strict=True):
+            yield task.client_id, local_model(task.broadcast, update), update.memory
+    yield from ((client_id, federation.state.model, {}) for client_id in absent if client_id not in seen)
 
 
 def _summary(name: str, accuracies: Sequence[float]) -> dict[str, float]:

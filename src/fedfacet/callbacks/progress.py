@@ -20,25 +20,20 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-_UNSAID = {
-    "correction": "none",
-    "objective": "classification",
-    "personal": "none",
-    "loss": "cross_entropy",
-    "participation": "always",
-}
+_UNSAID = {"correction": "none", "objective": "classification", "personal": "none", "loss": "cross_entropy"}
+_UNSAID |= {"participation": "always"}
 """Groups that are told of only where another option than this was chosen."""
 
 
 class Progress(Callback):
     """A live bar on a terminal (rounds, clients, time left, worst-group accuracy); plain lines elsewhere, and in the log.
 
-    A line before the first round says what is trained.
+    A line before the first round says what is trained; it is left out where ``run_config`` has no ``choices``.
 
     Args:
         rounds: of the run.
-        seconds_between_lines: without a terminal, at most one line in this time, besides the first and the last round's.
-        run_config: the run's resolved configuration; without its ``choices`` that line is left out.
+        seconds_between_lines: at most one line in this time without a terminal, besides the first and the last round's.
+        run_config: the run's resolved configuration.
         trains_on: the device, as torch calls it.
         num_attributes: A; where it is 1, the groups are called classes.
     """

@@ -22,13 +22,10 @@ class SaveCheckpoint(Callback):
 
     The one before stays as ``checkpoints/previous.ckpt``, from which a run goes on where the last one is damaged. What clients
     keep for themselves lies in ``clients/memory/``: a client's file is written when its memory has changed, and removed when no
-    checkpoint refers to it.
-
-    With ``keep="all"`` each of these states also stays as ``checkpoints/round_<number>.ckpt``, so that any round can be run
-    again by itself, as ``describe.py decomposition=`` does.
+    checkpoint refers to it. With ``keep="all"`` each state also stays as ``checkpoints/round_<number>.ckpt``, so that any round
+    can be run again by itself, as ``describe.py decomposition=`` does.
 
     Args:
-        run_dir: the run folder.
         run_config: the resolved configuration, saved along so that a resumed run can be held to it.
         keep: ``"last"`` or ``"all"``.
         every_n_rounds: 1 or larger. The file is written beside the next round, so that a killed process loses the rounds since
@@ -59,7 +56,7 @@ class SaveCheckpoint(Callback):
         if federation.state.round == 0:
             self._save(federation)
             self._wait()
-        elif federation.state.memory:
+        elif self._memory.folder.is_dir():
             self._memory_of = {file.name: checkpoint.memory_of(file) for file in self.path.parent.glob("*.ckpt")}
 
     def on_state_complete(self, federation: "Federation") -> None:

@@ -31,7 +31,6 @@ class Summary(Callback):
     the test set never chooses.
 
     Args:
-        run_dir: the run folder.
         facts: what is known before the first round (seed, partition digest, versions, hardware, ...), JSON-able.
         model_config: written to ``model/config.json``, enough to build the model again, JSON-able.
     """
@@ -47,14 +46,14 @@ class Summary(Callback):
     def on_round_end(self, federation: "Federation", result: RoundResult) -> None:
         """Keep the last and the best round."""
         ledger = result.ledger
-        for name, value in (
-            ("seconds", sum(result.seconds.values())),
-            ("bytes_up", BYTES_PER_FLOAT * (ledger.floats_up + ledger.query_floats_up)),
-            ("bytes_down", BYTES_PER_FLOAT * (ledger.floats_down + ledger.query_floats_down)),
-            ("query_bytes_up", BYTES_PER_FLOAT * ledger.query_floats_up),
-            ("query_bytes_down", BYTES_PER_FLOAT * ledger.query_floats_down),
-        ):
-            self.totals = {**self.totals, name: self.totals[name] + value}
+        added = {
+            "seconds": sum(result.seconds.values()),
+            "bytes_up": BYTES_PER_FLOAT * (ledger.floats_up + ledger.query_floats_up),
+            "bytes_down": BYTES_PER_FLOAT * (ledger.floats_down + ledger.query_floats_down),
+            "query_bytes_up": BYTES_PER_FLOAT * ledger.query_floats_up,
+            "query_bytes_down": BYTES_PER_FLOAT * ledger.query_floats_down,
+        }
+        self.totals = {name: self.totals[name] + value for name, value in added.items()}
         measured = {name: value for name, value in result.metrics.items() if not name.startswith("comm/")}
         # Where every few rounds are tested, the last one that was; where none is, the last one.
         if not math.isnan(measured.get("test/acc", 0.0)) or self.final is None:

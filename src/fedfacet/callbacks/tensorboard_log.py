@@ -17,9 +17,6 @@ if TYPE_CHECKING:
 class TensorBoardLog(Callback):
     """The same numbers as the csv files, with the round as the step, in ``tensorboard/`` of the run folder.
 
-    Args:
-        run_dir: the run folder.
-
     Raises:
         ConfigError: if the package ``tensorboard`` is not installed.
     """
@@ -36,7 +33,7 @@ class TensorBoardLog(Callback):
         self._writer: SummaryWriter | None = None
 
     def on_fit_start(self, federation: "Federation") -> None:
-        """Open the event file; events after a resumed run's checkpoint are dropped by TensorBoard."""
+        """Open the event file; TensorBoard drops the events after a resumed run's checkpoint."""
         from torch.utils.tensorboard import SummaryWriter
 
         self._writer = SummaryWriter(str(self.folder), purge_step=federation.state.round + 1)

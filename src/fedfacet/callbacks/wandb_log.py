@@ -18,13 +18,8 @@ if TYPE_CHECKING:
 
 
 # What a method may be beside selector and aggregator, and what goes without saying.
-_USUAL = {
-    "correction": "none",
-    "personal": "none",
-    "objective": "classification",
-    "loss": "cross_entropy",
-    "heterogeneity": "estimated",
-}
+_USUAL = {"correction": "none", "personal": "none", "objective": "classification", "loss": "cross_entropy"}
+_USUAL |= {"heterogeneity": "estimated"}
 
 
 class WandbLog(Callback):
@@ -38,12 +33,8 @@ class WandbLog(Callback):
         facts: what is known of the run before it starts; its partition digest tells partitions apart.
         project: W&B project.
         entity: W&B user or team; ``None`` for the default one.
-        mode: ``"online"``, ``"offline"`` or ``"disabled"``.
+        mode: ``"online"``, ``"offline"`` or ``"disabled"``; ``"online"`` raises a ``ConfigError`` where W&B knows no API key.
         tags: of the run.
-
-    Raises:
-        ValueError: if the mode is none of these.
-        ConfigError: if the mode is ``"online"`` and W&B knows no API key.
     """
 
     def __init__(
@@ -64,10 +55,7 @@ class WandbLog(Callback):
         self.run_dir = run_dir
         self.run_config = run_config
         self.facts = facts
-        self.project = project
-        self.entity = entity
-        self.mode = mode
-        self.tags = tuple(tags)
+        self._options: dict[str, Any] = {"project": project, "entity": entity, "mode": mode, "tags": tuple(tags)}
         self._run: Run | None = None
         self._id = secrets.token_hex(4)  # here, so that a run that is stopped in its first round has it too
 
@@ -75,8 +63,8 @@ class WandbLog(Callback):
     def group(self) -> str:
         """What runs of different seeds have in common."""
         choices = self.run_config["choices"]
-        parts = [str(choices[part]) for part in ("selector", "aggregator")]
-        parts += [str(choices[part]) for part, usual in _USUAL.items() if choices.get(part, usual) not in (usual, None)]
+        unusual = (part for part, usual in _USUAL.items() if choices.get(part, usual) not in (usual, None))
+        parts = [str(choices[part]) for part in ("selector", "aggregator", *unusual)]
         method = "-".join("true_heterogeneity" if part == "true" else part for part in parts)
         return f"{method}-{choices.get('experiment') or choices['dataset']}-{self.facts['partition_digest'][:8]}"
 
@@ -86,16 +74,13 @@ class WandbLog(Callback):
 
         try:
             self._run = wandb.init(
-                project=self.project,
-                entity=self.entity,
-                mode=self.mode,  # type: ignore[arg-type]
+                **self._options,
                 dir=self.run_dir,
                 id=self._id,
                 resume="allow",
                 group=self.group,
                 name=f"{self.group}-s{self.facts['seed']}",
                 job_type="train",
-                tags=self.tags,
                 config=dict(self.run_config) | {"facts": dict(self.facts)},
             )
         except wandb.errors.Error as error:
@@ -117,8 +102,11 @@ class WandbLog(Callback):
         """Add the pictures and close the run, whatever happened, so that the next job of a sweep gets its own."""
         if self._run is None:
             return
+        import wandb
+
         for name in ("partition", "curves", "selection"):
-            self._log_image(name, self.run_dir / f"{name}.png")
+            if (path := self.run_dir / f"{name}.png").exists():
+                self._run.summary[name] = wandb.Image(str(path))
         for part in federation.callbacks.values():
             self._run.summary.update(dict(part.summarize(federation)))
         self._run.summary["status"] = status
@@ -132,12 +120,6 @@ class WandbLog(Callback):
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Take up the run's id."""
         self._id = state_dict.get("id") or self._id
-
-    def _log_image(self, name: str, path: Path) -> None:
-        if self._run is not None and path.exists():
-            import wandb
-
-            self._run.summary[name] = wandb.Image(str(path))
 
 
 def _check_login() -> None:

@@ -2,7 +2,7 @@
 
 import functools
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -45,15 +45,9 @@ class ClientData:
         a = self.dataset.a[self.indices]
         return InteractionMatrix.from_labels(self.y, a, self.dataset.num_classes, self.dataset.num_attributes)
 
-    def batch(self, positions: NDArray[np.int64], augment: Callable[[], np.random.Generator] | None = None) -> Batch:
-        """Return the samples at positions 0 .. n_k - 1 of this client, on its device.
-
-        Args:
-            positions: of the samples.
-            augment: makes the generator of the data set's augmentation, where it has one; ``None`` for samples as they are.
-        """
-        generator = augment() if augment is not None and self.dataset.augmentation is not None else None
-        return self.dataset.batch(self.indices[positions], self.device, self.memory_format, generator)
+    def batch(self, positions: NDArray[np.int64]) -> Batch:
+        """Return the samples at positions 0 .. n_k - 1 of this client, as they are, on its device."""
+        return self.dataset.batch(self.indices[positions], self.device, self.memory_format)
 
     def batches(self, batch_size: int | None = None) -> Iterator[Batch]:
         """Yield all samples in order, the last batch possibly short; by default in batches good for a forward pass."""

@@ -61,8 +61,9 @@ def predict(clients: "Clients", model: State, splits: Iterable[NDArray[np.int64]
 
 def split_up(predictions: Predictions, splits: Sequence[NDArray[np.int64]]) -> list[Predictions]:
     """Return the predictions of each split."""
-    ends = np.cumsum([len(indices) for indices in splits])[:-1]
-    return [Predictions(*parts) for parts in zip(*(np.split(values, ends) for values in predictions), strict=True)]
+    ends = np.cumsum([len(indices) for indices in splits], dtype=np.int64)
+    cuts = [slice(end - len(own), end) for own, end in zip(splits, ends, strict=True)]
+    return [Predictions(predictions.labels[cut], predictions.losses[cut]) for cut in cuts]
 
 
 def count(dataset: Dataset, predictions: Predictions, indices: NDArray[np.int64]) -> GroupCounts:

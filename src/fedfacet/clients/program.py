@@ -10,7 +10,6 @@ import itertools
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field
-from typing import Any
 
 import lightning as L
 import numpy as np
@@ -80,8 +79,8 @@ class ClientProgram:
         self.autocast = precision == "bf16-mixed"
         self.personal = personal
         self._training: bool | None = None
-        self._optimizer: Optimizer | None = None
-        self._groups: list[dict[str, Any]] = []
+        self._optimizer = single_optimizer(objective)
+        self._groups = [{k: v for k, v in group.items() if k != "params"} for group in self._optimizer.param_groups]
         if compile:
             on_gpu = any(parameter.is_cuda for parameter in self.module.parameters())
             self.module.compile(mode="reduce-overhead" if on_gpu else None)
@@ -151,12 +150,8 @@ class ClientProgram:
 
         Where making one anew would make the same again, the last one is reset instead, which takes a third of the time.
         """
-        if self._optimizer is None or not getattr(self.objective, "optimizer_is_fixed", False):
-            self._optimizer = single_optimizer(self.objective)
-            self._groups = [
-                {key: value for key, value in group.items() if key != "params"} for group in self._optimizer.param_groups
-            ]
-            return self._optimizer
+        if not getattr(self.objective, "optimizer_is_fixed", False):
+            return single_optimizer(self.objective)
         self._optimizer.state.clear()
         for group, settings in zip(self._optimizer.param_groups, self._groups, strict=True):
             group.update(settings)
@@ -299,6 +294,11 @@ class Clients:
     def program(self) -> ClientProgram:
         """The program of the global model's shape."""
         return self.programs[0]
+
+    @property
+    def divisible(self) -> bool:
+        """Whether any client's training may be put down between two steps, whatever its model's shape."""
+        return all(program.divisible for program in self.programs)
 
     @property
     def facts(self) -> Facts:

@@ -8,7 +8,7 @@ the objective's own, put on the stacked parameters. What cannot be stacked is re
 import contextlib
 import operator
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -38,6 +38,16 @@ def complaint(error: Exception) -> str:
     return str(error).partition("\n")[0].partition(". ")[0].rstrip(". ")
 
 
+class _StartOfAll(ClientStart):
+    """What is the same for all clients; how many steps each will take is not."""
+
+    def __getattribute__(self, name: str) -> Any:
+        """Return what is the same."""
+        if name == "num_steps":
+            raise CannotStackError("Expected a correction that does not ask how many steps a client takes, but it does")
+        return super().__getattribute__(name)
+
+
 class Group(NamedTuple):
     """The rows of a stack whose next batches have the same size, and these batches, shape (rows, size, ...)."""
 
@@ -46,11 +56,7 @@ class Group(NamedTuple):
 
 
 class StackedTraining(nn.Module):
-    """Trains clients side by side; a module only so that ``functional_call`` can put other tensors into the objective.
-
-    Args:
-        clients: the clients. Their program is used for all of them at once.
-    """
+    """Trains clients side by side; a module only so that ``functional_call`` can put other tensors into the objective."""
 
     def __init__(self, clients: Clients) -> None:
         super().__init__()
@@ -69,10 +75,7 @@ class StackedTraining(nn.Module):
         self._step_of_rows = torch.vmap(self._step_of_row, in_dims=(0, 0, None))
 
     def train_clients(self, tasks: Sequence[ClientTask]) -> list[ClientUpdate]:
-        """Return what ``train_client`` returns for each task.
-
-        Args:
-            tasks: 1 or more, of one round.
+        """Return what ``train_client`` returns for each of one round's tasks, of which there are 1 or more.
 
         Raises:
             CannotStackError: if the clients do not start alike, or if a random number is drawn.
@@ -167,7 +170,7 @@ class StackedTraining(nn.Module):
             before = rng.get_states(device)
             if program.hooks is not None:
                 lr = single_optimizer(self.objective).param_groups[0]["lr"] * task.lr_factor
-                program.hooks.on_client_start(ClientStart(start, {}, self.clients.num_steps(task), lr, task.lr_factor))
+                program.hooks.on_client_start(_StartOfAll(start, {}, 0, lr, task.lr_factor))
             yield
             if not all(map(torch.equal, before, rng.get_states(device))):
                 raise CannotStackError("Expected training without chance, but it draws random numbers")
@@ -184,12 +187,9 @@ class StackedTraining(nn.Module):
     def groups(
         self, samples: Sequence[NDArray[np.int64]], augmented: Sequence[ClientTask] | None = None, step: int = 0
     ) -> list[Group]:
-        """Fetch a batch for every row.
+        """Fetch a batch for every row, whose ``samples`` are positions in the data set.
 
-        Args:
-            samples: per row the positions of its batch in the data set.
-            augmented: per row the task whose draws augment its images; ``None`` for images as they are.
-            step: of those tasks.
+        ``augmented`` holds per row the task whose draws of this step augment its images; ``None`` for images as they are.
         """
         rows_of: dict[int, list[int]] = {}
         for row, indices in enumerate(samples):
@@ -222,11 +222,8 @@ class StackedTraining(nn.Module):
 class Stack:
     """Copies of a model side by side, the rows still at work first, and the optimizer of them all.
 
-    Args:
-        start: what every row starts from: the values of ``parameters``, then of buffers.
-        rows: how many, 1 or larger.
-        parameters: those of the single model.
-        optimizer: of the single model; it gets the stacked parameters in place of the single ones.
+    Every row starts from ``start``: the values of ``parameters``, then of buffers. The ``optimizer`` of the single model gets
+    the stacked parameters in place of its own.
     """
 
     def __init__(self, start: Sequence[Tensor], rows: int, parameters: Sequence[Tensor], optimizer: optim.Optimizer) -> None:
@@ -260,11 +257,7 @@ class Stack:
 
 
 def common_start(tasks: Sequence[ClientTask]) -> Broadcast:
-    """Return what all the clients start from.
-
-    Raises:
-        CannotStackError: if it is not the same for all.
-    """
+    """Return what all the clients start from; a ``CannotStackError`` says that it is not the same for all."""
     start = tasks[0].broadcast
     for task in tasks:
         sent = task.broadcast

@@ -19,19 +19,13 @@ from fedfacet.types import Batch, ClientTask, State
 _TOLERANCE = 1e-2
 """Relative to the largest number: far above rounding (1e-3 in TF32), far below a term of the loss that has gone missing."""
 
-_TOLERANCE_BF16 = 1e-1
-"""With bfloat16, which rounds by 4e-3 in every layer."""
+_TOLERANCE_BF16 = 1e-1  # with bfloat16, which rounds by 4e-3 in every layer
 
 
 def try_out(training: StackedTraining, task: ClientTask) -> float:
     """Take a step of two models, each by itself and side by side, and compare losses, gradients and buffers.
 
-    Args:
-        training: to be tried; its program is left with other weights.
-        task: of any client.
-
-    Returns:
-        How many bytes of a sample's forward pass its backward pass needs.
+    The program is left with other weights. Return how many bytes of a sample's forward pass its backward pass needs.
 
     Raises:
         CannotStackError: if they differ, or if something is known to make clients differ later.
@@ -72,29 +66,26 @@ def try_out(training: StackedTraining, task: ClientTask) -> float:
 
 def _refuse_the_known(clients: Clients) -> None:
     program, objective = clients.program, clients.objective
-    name = type(objective).__name__
-    if len(clients.programs) > 1:
-        raise CannotStackError("Expected clients with models of one shape, but they have several")
-    if clients.compile:
-        raise CannotStackError("Expected a model that torch runs as it is, but it is compiled")
-    if not program.divisible:
-        raise CannotStackError(f"Expected an objective that is `divisible`, but {name} does not say that it is")
-    if program.personal:
-        raise CannotStackError("Expected clients that keep nothing, but they keep personal layers")
-    if clients.local.keep_optimizer:
-        raise CannotStackError("Expected clients that keep nothing, but they keep their optimizers")
-    if program.hooks is not None:
-        if not isinstance(objective, ClassificationObjective) or (
-            type(objective).on_client_end is not ClassificationObjective.on_client_end
-        ):
-            raise CannotStackError(f"Expected clients that send and keep nothing but weights, but those of {name} may")
-        correction = objective.correction
-        if correction is not None and type(correction).on_client_end is not Correction.on_client_end:
-            raise CannotStackError(
-                f"Expected clients that send and keep nothing but weights, but those of {type(correction).__name__} do"
-            )
-    if program.data_hooks is not None:
-        raise CannotStackError(f"Expected an objective that looks at its batches only, but {name} looks at all samples besides")
+    name, correction = type(objective).__name__, getattr(objective, "correction", None)
+    end_hook = getattr(type(objective), "on_client_end", None)
+    unlike = end_hook is not ClassificationObjective.on_client_end or not isinstance(objective, ClassificationObjective)
+    corrects = correction is not None and type(correction).on_client_end is not Correction.on_client_end
+    nothing_else = "Expected clients that send and keep nothing but weights, but those of"
+    for known, text in (
+        (len(clients.programs) > 1, "Expected clients with models of one shape, but they have several"),
+        (clients.compile, "Expected a model that torch runs as it is, but it is compiled"),
+        (not program.divisible, f"Expected an objective that is `divisible`, but {name} does not say that it is"),
+        (program.personal, "Expected clients that keep nothing, but they keep personal layers"),
+        (clients.local.keep_optimizer, "Expected clients that keep nothing, but they keep their optimizers"),
+        (program.hooks is not None and unlike, f"{nothing_else} {name} may"),
+        (program.hooks is not None and corrects, f"{nothing_else} {type(correction).__name__} do"),
+        (
+            program.data_hooks is not None,
+            f"Expected an objective that looks at its batches only, but {name} looks at all samples besides",
+        ),
+    ):
+        if known:
+            raise CannotStackError(text)
 
 
 def _step_alone(

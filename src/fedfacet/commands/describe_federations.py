@@ -18,7 +18,7 @@ from fedfacet.plots.run import plot_partition, plot_selection
 from fedfacet.plots.triplets import plot_federations, plot_triplets
 
 if TYPE_CHECKING:
-    from fedfacet.build import FederatedData
+    from fedfacet.data.federated import FederatedData
 
 
 def tell(argv: Sequence[str]) -> Told:
@@ -51,13 +51,10 @@ def one_by_one(overrides: Sequence[str]) -> list[list[str]]:
 
 
 def describe(configs: Sequence[DictConfig]) -> tuple[dict[str, Any], list[Path]]:
-    """Describe the federations of some configs and draw them; nothing is written unless everything can be told.
+    """Return the description of some configs' federations as JSON-able data, and the paths of the pictures drawn.
 
-    Args:
-        configs: one; or several that differ by their selectors, or by their partitions, but not by both.
-
-    Returns:
-        The description as JSON-able data, and the pictures' paths.
+    Several configs differ by their selectors or by their partitions, but not by both. Nothing is written unless everything can
+    be told.
     """
     folder = Path(configs[0].paths.output_dir)
     if (folder / "config.yaml").exists():

@@ -57,13 +57,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def with_rows(argv: Sequence[str], rows: Sequence[str]) -> list[str]:
     """Return the command with other rows."""
-    kept, number = [], 0
-    while number < len(argv):
-        if argv[number] == "--rows":
-            number += 1
-        elif not argv[number].startswith("--rows="):
-            kept.append(argv[number])
-        number += 1
+    at = argv.index("--rows") if "--rows" in argv else len(argv)
+    kept = [word for word in (*argv[:at], *argv[at + 2 :]) if not word.startswith("--rows=")]
     return [*called("report").split(), *kept, "--rows", ",".join(rows)]
 
 

@@ -8,8 +8,7 @@ from fedfacet.commands.called import called
 
 LAYOUTS = sorted(file.stem for file in (Path(__file__).parents[1] / "papers").glob("*/*table*.yaml"))
 
-PICTURES = Path("logs/report")
-"""Where pictures go unless ``--output`` says another place."""
+PICTURES = Path("logs/report")  # where pictures go unless `--output` says another place
 
 
 def parse(argv: Sequence[str]) -> argparse.Namespace:

@@ -7,15 +7,21 @@ import typing
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Literal
 
-from hydra.utils import get_object
 from omegaconf import DictConfig, OmegaConf
 
+from fedfacet.config.kinds import find_target
 from fedfacet.config.mistakes import SPECIAL_KEYS, unknown
 from fedfacet.config.nodes import plain
 from fedfacet.errors import ConfigError
 
 MAX_THREADS = 1024
 """More torch threads than this are a slip of the keyboard."""
+
+MAX_WHOLE = 2**63 - 1
+"""Larger whole numbers do not fit into the 64 bits that torch and numpy have for them."""
+
+MAX_NUMBER = 3.4e38
+"""Larger numbers overflow the 32 bits that torch computes with."""
 
 _NAME = str | int | float  # a folder may be called 2024
 
@@ -56,13 +62,14 @@ def check_arguments(path: str, node: DictConfig) -> None:
     Raises:
         ConfigError: naming the key, what it may be, and the nearest valid names.
     """
+    target = find_target(path, node["_target_"])
     try:
-        target = get_object(node["_target_"])
-    except Exception:  # whatever a module may raise when it is imported
+        parameters = inspect.signature(target).parameters
+    except (TypeError, ValueError):  # of C
         raise ConfigError(
-            f"Expected `{path}._target_` to name a class or function, but got {node['_target_']!r}: mend the name."
+            f"Expected `{path}._target_` to name a class or function whose arguments can be read, but got {node['_target_']}: "
+            "wrap it in one of your own."
         ) from None
-    parameters = inspect.signature(target).parameters
     takes_anything = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values())
     hints = {name: parameter.annotation for name, parameter in parameters.items()}
     for key, value in plain(node).items():
@@ -133,10 +140,14 @@ def check_settings(expected: set[str], settings: Mapping[str, Any]) -> None:
     threads = settings.get("threads")
     if threads is not None and not 1 <= threads <= MAX_THREADS:
         raise ConfigError(f"Expected `threads` between 1 and {MAX_THREADS}, or null, but got {threads}: mend the value.")
+    if str((settings.get("engine") or {}).get("device")).startswith("meta"):
+        raise ConfigError("Expected `engine.device` to name a device that computes, but got 'meta': give auto, cpu or cuda.")
 
 
 def _misfit(key: str, hint: Any, value: Any) -> ConfigError:
-    return ConfigError(f"Expected `{key}` to be {_in_words(hint)}, but got {value!r}: mend the value.")
+    large = type(value) in (int, float) and (MAX_NUMBER if type(value) is float else MAX_WHOLE) < abs(value) < math.inf
+    remedy = "give a smaller one" if large else "mend the value"
+    return ConfigError(f"Expected `{key}` to be {_in_words(hint)}, but got {value!r}: {remedy}.")
 
 
 def _in_words(hint: Any) -> str:
@@ -167,8 +178,10 @@ def _fits(value: Any, hint: Any) -> bool:
         return True
     if value is None or isinstance(value, bool | str):
         return origin is type(value)
+    if isinstance(value, int) and origin is int:
+        return abs(value) <= MAX_WHOLE
     if isinstance(value, int | float):
-        return (isinstance(value, origin) or origin is float) and (isinstance(value, int) or math.isfinite(value))
+        return (isinstance(value, origin) or origin is float) and abs(value) <= MAX_NUMBER
     if isinstance(value, list):
         inner = [option for option in typing.get_args(hint) if option is not Ellipsis]
         listlike = issubclass(origin, Iterable) and not issubclass(origin, str | Mapping)

@@ -39,6 +39,11 @@ def preflight(name: str, argv: Sequence[str]) -> tuple[list[str], list[tuple[Dic
                 f"Expected the configs that belong to this script, but got --{flag.replace('_', '-')}: to add a folder of your "
                 "own, give \"hydra.searchpath=['file:///FOLDER']\"."
             )
+    for flag in ("resolve", "package"):
+        if getattr(arguments, flag) and not arguments.cfg:
+            raise ConfigError(f"Expected --{flag} beside --cfg job, but got it alone: add --cfg job, or leave it out.")
+    if len(asked := [flag for flag in ("run", "multirun", "cfg", "info", "shell_completion") if getattr(arguments, flag)]) > 1:
+        raise ConfigError(f"Expected one thing to do, but got --{' and --'.join(asked).replace('_', '-')}: choose one.")
     overrides = list(arguments.overrides)
     # Options first: Hydra takes all overrides in one piece only.
     options = [argument for argument in argv[1:] if argument not in overrides]

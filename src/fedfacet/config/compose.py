@@ -18,6 +18,7 @@ from fedfacet.config.checks import check_arguments, check_parts, check_recipe, c
 from fedfacet.config.hydra_private import composed, initialized, parsed
 from fedfacet.config.mistakes import COMPOSE_ERRORS, check_added, explain, unknown, usual
 from fedfacet.config.nodes import BESIDE_ARGUMENTS, flat_keys, plain, targets, without_hydra
+from fedfacet.config.overrides import value_of
 from fedfacet.config.where_present import check_where_present
 from fedfacet.errors import ConfigError, FedFacetError
 
@@ -45,10 +46,16 @@ def compose_job(name: str, overrides: Sequence[str]) -> tuple[DictConfig, DictCo
     overrides = quoted_options(overrides)
     with initialized(str(conf_dir())):
         try:
+            _check_searchpath(overrides)
             whole = composed(name, overrides)
         except COMPOSE_ERRORS as error:
             raise ConfigError(explain(name, overrides, error)) from None
         base, default_options = usual(name)
+        for group in set(default_options) - set(whole.hydra.runtime.choices) - {"transforms", "callbacks", "logger"}:
+            if (given := value_of(group, overrides)) is not None:
+                raise ConfigError(
+                    f"Expected one option for `{group}`, but got {given}: give `{group}={default_options[group]}`."
+                )
         for override in overrides:
             if override.startswith("+"):
                 check_added(name, whole, override)
@@ -69,6 +76,15 @@ def compose_job(name: str, overrides: Sequence[str]) -> tuple[DictConfig, DictCo
     for path, node in targets(config):
         check_arguments(path, node)
     return config, whole.hydra
+
+
+def _check_searchpath(overrides: Sequence[str]) -> None:
+    """Refuse folders of configs in a form that Hydra does not take."""
+    for folders in (parsed(override).value() for override in overrides if override.startswith("hydra.searchpath=")):
+        if not isinstance(folders, list) or not all(isinstance(folder, str) for folder in folders):
+            raise ConfigError(
+                f"Expected a list of folders, \"hydra.searchpath=['file:///FOLDER']\", but got hydra.searchpath={folders}."
+            )
 
 
 def quoted_options(arguments: Sequence[str]) -> list[str]:

@@ -10,7 +10,7 @@ import copy
 import functools
 from argparse import Namespace
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import Any, NoReturn
 
 from hydra import compose, initialize_config_dir
 from hydra._internal.config_loader_impl import get_overrides_dirname
@@ -21,13 +21,26 @@ from hydra.core.config_search_path import ConfigSearchPath
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override, OverrideType
+from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
+from fedfacet.errors import ConfigError
+
 
 def options_of(arguments: Sequence[str]) -> tuple[Namespace, list[str]]:
-    """Return Hydra's own options of a command line, and what is neither such an option nor an override."""
-    return get_args_parser().parse_known_intermixed_args(list(arguments))
+    """Return Hydra's own options of a command line, and what is neither such an option nor an override.
+
+    Raises:
+        ConfigError: if an option lacks its value, or has one that there is not.
+    """
+    parser = get_args_parser()
+    parser.error = _refuse  # type: ignore[method-assign]  # its own prints a screen
+    return parser.parse_known_intermixed_args(list(arguments))
+
+
+def _refuse(message: str) -> NoReturn:
+    raise ConfigError(f"Expected options that there are, but got this: {message}; see `--help`.")
 
 
 @functools.lru_cache(maxsize=4096)
@@ -37,7 +50,10 @@ def parsed(override: str) -> Override:
     Raises:
         HydraException: if it is none.
     """
-    return OverridesParser.create().parse_override(override)
+    try:
+        return OverridesParser.create().parse_override(override)
+    except RecursionError:
+        raise HydraException(f"{override[:40]}... is nested too deeply") from None
 
 
 class _Yamls(ConfigRepository):

@@ -86,9 +86,7 @@ def _combinations(overrides: Sequence[str]) -> Iterator[list[str]]:
             else [f"{key}={one.get_value_element_as_str()}"]
             for key, one in values.items()
         ]
-    except (HydraException, ArithmeticError, ValueError) as error:
-        if isinstance(error, ConfigError):
-            raise
+    except (HydraException, RecursionError, ValueError) as error:
         raise ConfigError(
             f"Expected overrides of the form key=value, but got {' '.join(overrides)}: {str(error).strip().splitlines()[0]}"
         ) from None
@@ -100,6 +98,8 @@ def _num_values(one: Override) -> int:
     values = one.value()
     if isinstance(values, RangeSweep):
         start, stop, step = (Fraction(str(value)) for value in (values.start, values.stop, values.step))
+        if not step:
+            raise ValueError("a range has a step other than 0")
         return max(0, math.ceil((stop - start) / step))
     if isinstance(values, ChoiceSweep):
         return len(values.list)

@@ -1,6 +1,6 @@
-"""What happens to training images on their way into a model: a batch at a time, on its device, from a named generator.
+"""Random changes of training images: a batch at a time, on its device, from a named generator.
 
-So it depends neither on workers nor on anything drawn before. What validates or tests is never augmented.
+The result depends neither on workers nor on earlier draws. Validation and test images are never augmented.
 """
 
 from dataclasses import dataclass

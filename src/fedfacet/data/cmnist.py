@@ -44,7 +44,7 @@ class ColouredMNIST(DatasetSource):
         """Write enlarged digits of scikit-learn's in MNIST's layout; see ``DatasetSource.generate``."""
         from fedfacet.data.generated import write_mnist  # imports the drawing of dogs, needed here only
 
-        # Colours fall as they may, so twice what the fullest cell asks for, and some for validation.
+        # Colours are drawn at random, so twice what the fullest cell asks for, and some for validation.
         per_cell = 20 + 2 * int(20 if demand is None else demand.max())
         write_mnist(located(self.root), num_train=4 * per_cell, num_test=200)
 

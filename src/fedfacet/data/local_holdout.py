@@ -11,11 +11,11 @@ from fedfacet.types import Partition
 def hold_out_locally(
     y: NDArray[np.int64], partition: Partition, share: float, *, seed: int = 0
 ) -> tuple[Partition, tuple[NDArray[np.int64], ...]]:
-    """Set a share of every client's samples aside, which is never trained on: for the measurement of personal models.
+    """Set a share of every client's samples aside for measuring personal models; nobody trains on it.
 
     A client with n_k samples holds out ``share * n_k`` of them, rounded, but never all. Each class gives the whole part of
-    ``share`` times its samples; what is missing comes from the classes with the largest remainders, of equal ones from those
-    that a draw puts first. (scikit-learn's stratified split refuses classes of one sample.)
+    ``share`` times its samples; the classes with the largest remainders give one more each until there are enough, and a draw
+    decides between equal remainders. (scikit-learn's stratified split refuses classes of one sample.)
 
     ``y`` has the classes, shape (N,), and ``share`` is in [0, 1). The ``seed`` of the draw does not follow the run's seed. The
     results are the partition of what is left for training, and per client the sorted positions of what is held out.

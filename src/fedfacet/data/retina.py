@@ -35,7 +35,7 @@ class Retina(DatasetSource):
     values are.
 
     Deviation: validation takes as many images of either class as a tenth of the smaller one, at most 300, before the clients
-    get theirs (``partition_and_hold_out``), who so train on fewer images than SSL-FL's tables name. Arrays are brought to
+    get theirs (``partition_and_hold_out``), and clients train on fewer images than SSL-FL's tables name. Arrays are brought to
     ``image_size`` in one step (FedLD: to 256 pixels, then to 384). An array of fractions in [0, 1] is scaled to bytes; SSL-FL's
     code would cut it off to zeros.
 

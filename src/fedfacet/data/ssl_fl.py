@@ -99,7 +99,7 @@ def _lines(path: Path, remedy: str) -> list[list[str]]:
 
 
 def _names(path: Path, remedy: str) -> list[str]:
-    """Return the distinct names of a table, sorted; the order of a set would hang on Python's hash seed."""
+    """Return the distinct names of a table, sorted; the order of a set would depend on Python's hash seed."""
     names = sorted({line[0] for line in _lines(path, remedy)})
     if not names:
         raise DatasetCorruptError(f"Expected file names in {path}, but got none: {remedy}.")

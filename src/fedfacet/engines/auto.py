@@ -27,42 +27,30 @@ from fedfacet.types import Answer, Broadcast, ClientTask, ClientUpdate, Query, S
 
 log = logging.getLogger(__name__)
 
-BUDGET_SECONDS = 1.0
-"""How long one way of training is tried out, beyond its first steps."""
-
-WORKER_START_SECONDS = 6.0
-"""What importing torch and lightning takes a new process."""
-
-WORKER_SLOWDOWN = 1.1
-"""Processes side by side share caches and memory."""
-
-HAND_OVER_SECONDS = 2.5e-4
-"""What sending a client's order and taking its update takes this process, while a worker waits."""
-
-THREADS_SLOWDOWN = 1.05
-"""Threads wait for each other, so that whatever else runs on the machine slows them down more than a single one."""
-
-COMPILE_SECONDS = 60.0
-"""Roughly what compiling a model takes, and how much faster than that a whole run must become for it to be tried."""
+BUDGET_SECONDS = 1.0  # how long one way of training is tried out, beyond its first steps
+WORKER_START_SECONDS = 6.0  # what importing torch and lightning takes a new process
+WORKER_SLOWDOWN = 1.1  # processes side by side share caches and memory
+HAND_OVER_SECONDS = 2.5e-4  # what sending a client's order and taking its update takes this process, while a worker waits
+THREADS_SLOWDOWN = 1.05  # threads wait for each other, so other programs slow them down more than a single one
+COMPILE_SECONDS = 60.0  # roughly what compiling a model takes; it is tried for runs that take ten times as long
 
 
 class AutoEngine(Engine):
     """Try out, before the first round, which engine and how many torch threads per client are fastest, and use those.
 
-    A few clients are trained on throw-away weights, in this process, with one torch thread and with as many as there are cores;
-    what several worker processes would take follows from that and from how a cohort's steps can be dealt to them. The choice is
+    A few clients are trained on throw-away weights in this process, with one torch thread and with as many as there are cores.
+    What several worker processes would take follows from that and from how a cohort's steps can be dealt to them. The choice is
     printed with its reason. ``src/train.py`` writes it into the run before round 1, so that a resumed run uses it again.
 
     Args:
         allow_inexact: also admit what rounds differently: clients trained side by side (``vectorized``), a compiled model, and
             bfloat16.
-        device: ``"auto"``, ``"cpu"``, ``"cuda"`` or ``"cuda:N"``.
         choice: what an earlier run chose: ``engine`` and its arguments, with the reason under ``why``; ``None`` to try out.
     """
 
     def __init__(self, *, allow_inexact: bool = False, device: str = "auto", choice: Mapping[str, Any] | None = None) -> None:
+        super().__init__(device=device)
         self.allow_inexact = allow_inexact
-        self.device = device
         self.choice = choice
         self._engine: Engine | None = None
 
@@ -81,16 +69,13 @@ class AutoEngine(Engine):
         return self._engine
 
     def choose(self, clients: Clients, cohort_size: int, rounds: int, free: set[str]) -> tuple[dict[str, Any], dict[str, Any]]:
-        """Try out what is fastest.
+        """Try out what is fastest; return what to pass as ``choice``, and values of the settings named in ``free``.
 
         Args:
-            clients: the clients; its weights are scratch space.
+            clients: its weights are scratch space.
             cohort_size: how many clients a round has.
-            rounds: how many rounds there are to run, so that the start of processes is weighed against what they save.
+            rounds: how many there are to run, so that the start of processes is weighed against what they save.
             free: which of ``threads``, ``precision`` and ``compile`` may be chosen too; the others stay what they are.
-
-        Returns:
-            What to pass as ``choice``, and values of the settings named in ``free``.
         """
         trial = _Trial(clients, cohort_size, rounds)
         threads = sorted({1, num_cores()}) if "threads" in free and clients.device.type == "cpu" else [torch.get_num_threads()]
@@ -119,11 +104,11 @@ class AutoEngine(Engine):
         return best.choice | {"why": why}, {name: value for name, value in settled.items() if name in free}
 
     def run(self, tasks: Iterable[ClientTask]) -> Iterator[ClientUpdate]:
-        """Yield each task's update."""
+        """Yield each task's update, in the order of the tasks."""
         return self.engine.run(tasks)
 
     def ask(self, query: Query, tasks: Iterable[ClientTask]) -> Iterator[Answer]:
-        """Yield each client's answer."""
+        """Yield each client's answer, in the order of the tasks."""
         return self.engine.ask(query, tasks)
 
     def predict(self, model: State, splits: Sequence[NDArray[np.int64]], memory: State | None = None) -> list[Predictions]:
@@ -187,10 +172,9 @@ class _Trial:
             most = torch.cuda.device_count() if device.index is None else 1
         else:
             most = min(num_cores() // threads, _fitting_processes())
-        number = min(most, len(self.tasks))
-        if number < 2:
+        if (number := min(most, len(self.tasks))) < 2:
             return
-        dealt = makespan(pieces(self.steps, number, divisible=self.clients.program.divisible), number)
+        dealt = makespan(pieces(self.steps, number, divisible=self.clients.divisible), number)
         self._add(
             f"workers={number}, {_threads(threads)} each",
             per_step * dealt * (WORKER_SLOWDOWN if device.type == "cpu" else 1.0) + HAND_OVER_SECONDS * len(self.tasks),

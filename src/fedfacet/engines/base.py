@@ -1,6 +1,5 @@
 """The contract of an engine: who runs the clients. Exact engines change time, never results (law 4)."""
 
-from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -16,11 +15,14 @@ if TYPE_CHECKING:  # the server side of the wall imports this file, and must not
     from fedfacet.clients.program import Clients
 
 
-class Engine(ABC):
-    """Runs local training, queries and evaluation; remembers nothing between rounds."""
+class Engine:
+    """Runs local training, queries and evaluation: one client after another in this process, unless a subclass says otherwise.
 
-    device: str
-    """Where clients run: ``"auto"`` (an accelerator if there is one), ``"cpu"``, ``"cuda"`` or ``"cuda:1"``."""
+    An engine remembers nothing between rounds.
+
+    Args:
+        device: where clients run: ``"auto"`` (an accelerator if there is one), ``"cpu"``, ``"cuda"`` or ``"cuda:N"``.
+    """
 
     clients: "Clients"
     """Everybody's data and programs, once ``setup`` has taken them."""
@@ -28,13 +30,16 @@ class Engine(ABC):
     spans_processes = False
     """Whether the processes that a launcher started belong to one run."""
 
+    def __init__(self, *, device: str = "auto") -> None:
+        self.device = device
+
     @property
     def rank(self) -> int:
         """This process's number among those that run the clients; only rank 0 has a federation, the others ``serve``."""
         return 0
 
     def share(self, value: Any = None) -> Any:
-        """Return rank 0's value, on every rank; to be called by all of them before a run."""
+        """Return rank 0's value, on every rank; all of them call this before a run."""
         return value
 
     def serve(self) -> None:
@@ -54,16 +59,16 @@ class Engine(ABC):
         """Take the clients; called once, before anything else, and starts nothing."""
         self.clients = clients
 
-    @abstractmethod
     def run(self, tasks: Iterable[ClientTask]) -> Iterator[ClientUpdate]:
         """Yield each task's update, in the order of the tasks."""
+        return (self.clients.train(task) for task in tasks)
 
-    @abstractmethod
-    def ask(self, query: "Query", tasks: Iterable[ClientTask]) -> Iterator[Answer]:
+    def ask(self, query: Query, tasks: Iterable[ClientTask]) -> Iterator[Answer]:
         """Yield each client's answer, in the order of the tasks."""
+        return (self.clients.answer(query, task) for task in tasks)
 
     def predict(self, model: State, splits: Sequence[NDArray[np.int64]], memory: State | None = None) -> "list[Predictions]":
-        """Return what a model says of the samples of some splits; here, in this process.
+        """Return what a model says of the samples of some splits.
 
         Args:
             model: its weights.

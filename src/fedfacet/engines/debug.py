@@ -1,5 +1,6 @@
 """The engine for finding out what goes wrong, and where."""
 
+import contextlib
 import math
 from collections.abc import Iterable, Iterator, Sequence
 
@@ -26,12 +27,7 @@ class DebugEngine(Engine):
     - Every client is trained twice and must come out the same, or something in it draws random numbers, or remembers, behind
       the back of the run.
 
-    Args:
-        device: ``"auto"``, ``"cpu"``, ``"cuda"`` or ``"cuda:N"``.
     """
-
-    def __init__(self, *, device: str = "auto") -> None:
-        self.device = device
 
     def run(self, tasks: Iterable[ClientTask]) -> Iterator[ClientUpdate]:
         """Yield each task's update.
@@ -41,7 +37,7 @@ class DebugEngine(Engine):
             EngineError: where a client does not come out the same twice.
         """
         for task in tasks:
-            with _Watched():
+            with _watched():
                 update = self._step_by_step(task)
                 again = self.clients.train(task)
             for name in ("delta", "buffers", "extras", "memory"):
@@ -53,21 +49,21 @@ class DebugEngine(Engine):
             yield update
 
     def ask(self, query: Query, tasks: Iterable[ClientTask]) -> Iterator[Answer]:
-        """Yield each client's answer."""
+        """Yield each client's answer, in the order of the tasks."""
         for task in tasks:
-            with _Watched():
+            with _watched():
                 answer = self.clients.answer(query, task)
             yield answer
 
     def _predictions(self, model: State, splits: Sequence[NDArray[np.int64]], memory: State) -> Predictions:
         """Return the predictions of all splits, one after another."""
-        with _Watched():
+        with _watched():
             return super()._predictions(model, splits, memory)
 
     def _step_by_step(self, task: ClientTask) -> ClientUpdate:
         clients = self.clients
         half: HalfTrained | None = None
-        if clients.program.divisible:
+        if clients.program_of(task.broadcast.model).divisible:
             for step in range(1, clients.num_steps(task)):
                 part = clients.train_part(task, half, step)
                 assert isinstance(part, HalfTrained)
@@ -90,15 +86,13 @@ class DebugEngine(Engine):
             )
 
 
-class _Watched:
+@contextlib.contextmanager
+def _watched() -> Iterator[None]:
     """Turn on torch's own watchfulness, and put it back as it was."""
-
-    def __enter__(self) -> None:
-        self._before = torch.are_deterministic_algorithms_enabled(), torch.is_anomaly_enabled()
-        torch.use_deterministic_algorithms(True)
-        torch.autograd.set_detect_anomaly(True)
-
-    def __exit__(self, *exception: object) -> None:
-        deterministic, anomaly = self._before
+    deterministic = torch.are_deterministic_algorithms_enabled()
+    torch.use_deterministic_algorithms(True)
+    try:
+        with torch.autograd.set_detect_anomaly(True):
+            yield
+    finally:
         torch.use_deterministic_algorithms(deterministic)
-        torch.autograd.set_detect_anomaly(anomaly)

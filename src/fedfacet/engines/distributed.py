@@ -1,9 +1,8 @@
 """The engine of many processes, on one machine or many: rank 0 drives, the others serve. Exact."""
 
 import contextlib
+import operator
 import os
-import pickle
-import traceback
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
@@ -32,7 +31,7 @@ class DistributedEngine(Engine):
     """Deal the clients of a round to the processes that torchrun or SLURM started.
 
     Rank 0 has the federation: it selects, aggregates, logs and saves. The others have the clients' data too and do in ``serve``
-    as they are told. Every update travels to rank 0 by itself and is handed on in cohort order: nothing is added up in another
+    what it says. Every update travels to rank 0 by itself and is handed on in cohort order, so nothing is added up in another
     order than by the sequential engine. Where only this one process was started, it works like that engine.
 
     Args:
@@ -72,36 +71,34 @@ class DistributedEngine(Engine):
 
     @property
     def default_threads(self) -> int:
-        """Torch threads per client where nobody says how many: this rank's part of its machine."""
+        """This rank's part of its machine."""
         return max(1, min(torch.get_num_threads(), (os.cpu_count() or 1) // self._place.num_local_ranks))
 
     def share(self, value: Any = None) -> Any:
-        """Return rank 0's value, on every rank; to be called by all of them before a run."""
+        """Send rank 0's value to all ranks."""
         if self._place.num_ranks == 1:
             return value
         if self.rank == 0:
             if hasattr(self, "clients") and self.clients.device.type == "cpu":
                 crowded(self._place.num_local_ranks, os.cpu_count() or 1, "start fewer ranks on this machine")
             ranks = self._free_ranks()
-            ranks.send({rank: Message(_Shared(value)) for rank in ranks.others})
+            ranks.send({rank: Message(value) for rank in ranks.others})
             return value
-        shared = self._join().receive(0).body
-        assert isinstance(shared, _Shared)
-        return shared.value
+        return self._join().receive(0).body
 
     def run(self, tasks: Iterable[ClientTask]) -> Iterator[ClientUpdate]:
         """Yield each task's update."""
         if self._place.num_ranks == 1:
-            return (self.clients.train(task) for task in tasks)
+            return super().run(tasks)
         return self._dealt(list(tasks), None, self.clients.train, _received_update)
 
     def ask(self, query: Query, tasks: Iterable[ClientTask]) -> Iterator[Answer]:
         """Yield each client's answer."""
         if self._place.num_ranks == 1:
-            return (self.clients.answer(query, task) for task in tasks)
+            return super().ask(query, tasks)
         if not query.needs_model:
             tasks = [replace(task, broadcast=Broadcast({})) for task in tasks]
-        return self._dealt(list(tasks), query, lambda task: self.clients.answer(query, task), _received_answer)
+        return self._dealt(list(tasks), query, lambda task: self.clients.answer(query, task), operator.attrgetter("body"))
 
     def _predictions(self, model: State, splits: Sequence[NDArray[np.int64]], memory: State) -> Predictions:
         """Return the predictions of all splits, one after another."""
@@ -160,7 +157,7 @@ class DistributedEngine(Engine):
                 else:
                     yield Message(self.clients.answer(order.query, task))
         except Exception as error:
-            yield Message(_failure(error, f"{what}, on rank {self.rank}"))
+            yield Message(_Failed(wire.Failure.of(error), f"It was raised by {what}, on rank {self.rank}"))
 
     def _join(self) -> Ranks:
         if self._ranks is None:
@@ -183,17 +180,12 @@ class DistributedEngine(Engine):
         return ranks
 
     def _dealt(
-        self,
-        tasks: Sequence[ClientTask],
-        query: Query | None,
-        own: Callable[[ClientTask], T],
-        received: Callable[[Message], T],
+        self, tasks: Sequence[ClientTask], query: Query | None, own: Callable[[ClientTask], T], received: Callable[[Message], T]
     ) -> Iterator[T]:
         """Yield the results of all tasks in order: ``own``'s of those that stay on this rank, ``received``'s of the others."""
         ranks = self._free_ranks()
         turn = self._turn
-        costs = [self.clients.num_steps(task) for task in tasks]
-        owners = deal(costs, self._place.num_ranks)
+        owners = deal([self.clients.num_steps(task) for task in tasks], self._place.num_ranks)
         common, packed = pack_tasks(tasks, owners, self._place.num_ranks)
         ranks.owed = {rank: owners.count(rank) for rank in ranks.others}
         ranks.send({rank: Message(_Work(query, packed[rank].orders), packed[rank].bundles) for rank in ranks.others}, common)
@@ -213,33 +205,24 @@ class DistributedEngine(Engine):
     def _result(self, ranks: Ranks, rank: int) -> Message:
         message = ranks.receive(rank)
         ranks.owed[rank] -= 1
-        if isinstance(message.body, _Failure):
+        if isinstance(message.body, _Failed):
             ranks.owed[rank] = 0
-            message.body.error.add_note(message.body.note)
-            raise message.body.error
+            raise message.body.failure.noted(message.body.where)
         if ranks.owed[rank]:
             ranks.expect(rank)
         return message
 
 
 def deal(costs: Sequence[float], num_ranks: int) -> list[int]:
-    """Deal tasks to ranks: the longest first, each to the rank that has the least to do; of several the last one.
+    """Return each task's rank: the longest go first, each to the rank that has the least to do; of several the last one.
 
-    (Rank 0 aggregates besides.)
-
-    Args:
-        costs: of the tasks, 0 or larger.
-        num_ranks: 1 or larger.
-
-    Returns:
-        Each task's rank.
+    Rank 0, which aggregates besides, is so the last choice.
 
     Example:
         >>> deal([1, 1, 1, 3], 2)
         [0, 0, 0, 1]
     """
-    loads = [0.0] * num_ranks
-    owners = [0] * len(costs)
+    loads, owners = [0.0] * num_ranks, [0] * len(costs)
     for position in sorted(range(len(costs)), key=lambda position: -costs[position]):
         owner = min(range(num_ranks), key=lambda rank: (loads[rank], -rank))
         owners[position] = owner
@@ -253,22 +236,11 @@ def _received_update(message: Message) -> ClientUpdate:
     return replace(update, extras=state.clone(update.extras), memory=state.clone(update.memory))
 
 
-def _received_answer(message: Message) -> Answer:
-    answer: Answer = message.body
-    return answer
-
-
 def _own_device(name: str, place: Place) -> str:
     """Return the accelerator that is this rank's, where the ranks of a machine share them out."""
     if name not in ("auto", "cuda") or place.num_ranks == 1 or not torch.cuda.is_available():
         return name
     return f"cuda:{place.local_rank % torch.cuda.device_count()}"
-
-
-class _Shared(NamedTuple):
-    """From rank 0: a value for all."""
-
-    value: Any
 
 
 class _Work(NamedTuple):
@@ -295,17 +267,8 @@ class _Halted(NamedTuple):
     """To rank 0: what comes next belongs to the next order."""
 
 
-class _Failure(NamedTuple):
+class _Failed(NamedTuple):
     """To rank 0: an exception in place of a result, the last word on an order."""
 
-    error: Exception
-    note: str
-
-
-def _failure(error: Exception, what: str) -> _Failure:
-    note = f"It was raised by {what}:\n{''.join(traceback.format_exception(error))}"
-    try:
-        pickle.loads(pickle.dumps(error))
-    except Exception:
-        error = RuntimeError(f"{type(error).__name__}: {error}")
-    return _Failure(error, note)
+    failure: wire.Failure
+    where: str

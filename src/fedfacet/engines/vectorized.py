@@ -10,36 +10,29 @@ from fedfacet.clients.program import Clients
 from fedfacet.clients.stacked_training import CannotStackError, StackedTraining, complaint
 from fedfacet.clients.stacking_trial import try_out
 from fedfacet.engines.base import Engine
-from fedfacet.types import Answer, ClientTask, ClientUpdate, Query
+from fedfacet.types import ClientTask, ClientUpdate
 
 log = logging.getLogger(__name__)
 
 _CPU_BYTES = 2**29
 _ACCELERATOR_SHARE = 1 / 3
-_COPIES = 6
-"""Of a client's weights: themselves, their gradient, two moments, the update, and one in between."""
+_COPIES = 6  # of a client's weights: themselves, their gradient, two moments, the update, and one in between
 
 
 class VectorizedEngine(Engine):
     """Train the clients of a round side by side.
 
-    It pays where layers are small: 200 clients with a linear model take a tenth of the time that they take one by one. What
-    cannot be stacked (layers that draw random numbers, optimizers that mix parameters, corrections with a memory) is found out
-    in a trial before the first round; the clients are then trained one after another, with a warning.
+    It pays where layers are small: 200 clients with a linear model take a tenth of the time that they take one by one. A trial
+    before the first round finds out what cannot be stacked (layers that draw random numbers, optimizers that mix parameters,
+    corrections with a memory); the clients are then trained one after another, with a warning, and ``fallback_reason`` says
+    why. The tensors of an update are views of its stack's: whoever keeps one keeps them all.
 
     Args:
-        device: ``"auto"``, ``"cpu"``, ``"cuda"`` or ``"cuda:N"``.
         clients_at_once: how many clients share a stack, 1 or larger; ``None`` for as many as fit into half a gigabyte, on an
             accelerator into a third of its memory.
 
-    Attributes:
-        fallback_reason: why clients are trained one after another; ``None`` as long as they are not.
-
     Raises:
         ValueError: if ``clients_at_once`` is out of range.
-
-    Note:
-        The tensors of an update are views of its stack's: whoever keeps one keeps them all.
     """
 
     def __init__(self, *, device: str = "auto", clients_at_once: int | None = None) -> None:
@@ -47,7 +40,7 @@ class VectorizedEngine(Engine):
             raise ValueError(
                 f"Expected `engine.clients_at_once` to be a whole number, 1 or larger, or null, but got {clients_at_once!r}."
             )
-        self.device = device
+        super().__init__(device=device)
         self.clients_at_once = clients_at_once
         self.fallback_reason: str | None = None
         self._stacking: StackedTraining | None = None
@@ -66,10 +59,6 @@ class VectorizedEngine(Engine):
                 self._size = self.clients_at_once or _fitting(self.clients, try_out(self._stacking, waiting[0]))
         for first in range(0, len(waiting), self._size):
             yield from self._train(waiting[first : first + self._size])
-
-    def ask(self, query: Query, tasks: Iterable[ClientTask]) -> Iterator[Answer]:
-        """Yield each client's answer."""
-        return (self.clients.answer(query, task) for task in tasks)
 
     def _train(self, tasks: Sequence[ClientTask]) -> Iterator[ClientUpdate]:
         if self._stacking is not None and self.fallback_reason is None:

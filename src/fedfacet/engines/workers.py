@@ -8,7 +8,7 @@ import multiprocessing
 import os
 import pickle
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from multiprocessing import connection as mp_connection
 from multiprocessing.context import BaseContext
 from multiprocessing.process import BaseProcess
@@ -26,29 +26,28 @@ from fedfacet.errors import EngineError
 from fedfacet.parallel import shared_memory, wire
 from fedfacet.parallel.channel import Channel
 from fedfacet.parallel.cores import crowded, num_cores
+from fedfacet.parallel.packing import without_bundles
 from fedfacet.parallel.schedule import batches, pieces
-from fedfacet.parallel.worker import CommonModel, Failure, Order, serve
+from fedfacet.parallel.worker import CommonModel, Order, serve
 from fedfacet.types import Answer, ClientTask, ClientUpdate, Query, State
 
 log = logging.getLogger(__name__)
 
-MAX_DEATHS = 3
-"""A piece of work that has killed so many workers is given up, and the run with it."""
+MAX_DEATHS = 3  # a piece of work that has killed so many workers is given up, and the run with it
 
 
 class WorkersEngine(Engine):
     """Run clients in persistent processes; the numbers are those of ``sequential`` at the same ``threads``, bit for bit.
 
     Processes are started when the first round needs them. They share one copy of the data set and of the round's model; updates
-    return through shared memory and are handed on in cohort order. A client may be trained in two pieces by two workers, so
-    that all are done at the same time (``parallel/schedule.py``). A worker that dies is replaced and its work done again: it is
-    a function of the round, so that the run's result is the same.
+    return through shared memory and are handed on in cohort order. Two workers may train a client in two pieces, so that all
+    are done at the same time (``parallel/schedule.py``). A worker that dies is replaced and its work done again: the work is a
+    function of the round, so the run's result is the same.
 
     On a machine with several accelerators and ``device=cuda`` the workers take turns with them.
 
     Args:
         workers: how many processes, 1 or larger; ``"auto"`` for as many as the machine has cores for ``threads`` each.
-        device: ``"auto"``, ``"cpu"``, ``"cuda"`` or ``"cuda:N"``.
 
     Raises:
         ValueError: if ``workers`` is neither.
@@ -57,8 +56,8 @@ class WorkersEngine(Engine):
     def __init__(self, *, workers: int | str = "auto", device: str = "auto") -> None:
         if workers != "auto" and (not isinstance(workers, int) or workers < 1):
             raise ValueError(f"Expected `engine.workers` to be a whole number, 1 or larger, or auto, but got {workers!r}.")
+        super().__init__(device=device)
         self.workers = workers
-        self.device = device
         self._clients = b""
         self._held: list[shared_memory.SharedBytes] = []
         self._workers: list[_Worker] = []
@@ -83,7 +82,7 @@ class WorkersEngine(Engine):
         steps = [self.clients.num_steps(task) for task in tasks]
         jobs: list[_Job] = []
         first_part: dict[int, _Job] = {}
-        for piece in pieces(steps, self.num_workers, divisible=self.clients.program.divisible):
+        for piece in pieces(steps, self.num_workers, divisible=self.clients.divisible):
             stop = piece.stop if piece.stop < steps[piece.position] else None
             jobs.append(_Job(piece.position, Order("train", stop=stop), tasks[piece.position], first_part.get(piece.position)))
             first_part[piece.position] = jobs[-1]
@@ -212,7 +211,7 @@ class WorkersEngine(Engine):
             if broadcast.model is not self._model:
                 order = order._replace(own_model=True)
                 bundles.append(broadcast.model)
-            order = order._replace(task=replace(job.task, broadcast=replace(broadcast, model={}, extras={}), memory={}))
+            order = order._replace(task=without_bundles(job.task))
         if job.waits_for is not None and job.waits_for.half is not None:
             numbers, tensors = job.waits_for.half
             order = order._replace(half=numbers)
@@ -236,8 +235,8 @@ class WorkersEngine(Engine):
             waiting.appendleft(job)
             self._replace(worker, job)
             return
-        if isinstance(message, Failure):
-            raise _as_raised_here(message, job)
+        if isinstance(message, wire.Failure):
+            raise message.noted(f"In a worker process, over {job.name}")
         # On the core of the one whose answer has come last this process runs; where several are idle, its order comes last, or
         # it would wake up, take the core, and leave the others waiting for theirs.
         self._workers.remove(worker)
@@ -313,9 +312,3 @@ def _context() -> BaseContext:
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["fedfacet.libraries", "lightning"])  # fedfacet cannot be found where it is not installed
     return context
-
-
-def _as_raised_here(failure: Failure, job: _Job) -> BaseException:
-    error = failure.error if failure.error is not None else EngineError(failure.text.strip().splitlines()[-1])
-    error.add_note(f"In a worker process, over {job.name}:\n{failure.text}")
-    return error

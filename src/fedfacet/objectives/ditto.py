@@ -22,14 +22,14 @@ class DittoObjective(ClassificationObjective):
     .. math:: v \leftarrow v - \eta \left( \nabla F_k(v) + \lambda (v - w_g) \right)
 
     with w_g the global model that the client starts from. Updates are those of the global model alone, so that any aggregator
-    will do. The personal model stays in the client's memory. It is what the client answers with, and what
-    ``callbacks=evaluate_clients`` and ``personal_evaluate`` measure. A client's first v is the first global model that it gets.
+    will do. The personal model stays in the client's memory. It is what ``callbacks=evaluate_clients`` and
+    ``personal_evaluate`` measure. A client's first v is the first global model that it gets. Queries see the global model only.
 
     Source: Li et al., Ditto: Fair and Robust Federated Learning Through Personalization, ICML 2021, arXiv:2012.04221,
     algorithm 1.
 
     Deviation: eta stands for the client's optimizer, with its momentum and this round's learning rate, started anew in every
-    round as the global model's is. ``local.max_grad_norm`` and the correction act on the global model only.
+    round. ``local.keep_optimizer``, ``local.max_grad_norm`` and the correction act on the global model only.
 
     Args:
         model: as in ``ClassificationObjective``.
@@ -114,6 +114,7 @@ class DittoObjective(ClassificationObjective):
     def _load(self, memory: State) -> bool:
         """Make v the client's own, or the model as it is where it has none; tell whether it has."""
         kept = {name.removeprefix(_PERSONAL): tensor for name, tensor in memory.items() if name.startswith(_PERSONAL)}
-        self._personal = self._personal or (copy.deepcopy(self.model),)
-        self._personal[0].load_state_dict(kept or self.model.state_dict())
+        self._personal = (copy.deepcopy(self.model),)  # anew, or buffers in no state dict would stay those of the last client
+        if kept:
+            self._personal[0].load_state_dict(kept)
         return bool(kept)

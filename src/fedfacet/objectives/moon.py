@@ -88,8 +88,8 @@ class MoonObjective(ClassificationObjective):
         previous = {name.removeprefix(_PREVIOUS): t for name, t in start.memory.items() if name.startswith(_PREVIOUS)}
         self._has_previous = bool(previous) and self.mu > 0
         if self._has_previous:
-            self._fixed = self._fixed or (copy.deepcopy(self.model).eval(), copy.deepcopy(self.model).eval())
-            self._fixed[0].load_state_dict(self.model.state_dict())
+            # Anew for every client, or buffers in no state dict would stay those of the last one.
+            self._fixed = copy.deepcopy(self.model).eval(), copy.deepcopy(self.model).eval()
             self._fixed[1].load_state_dict(previous)
 
     def on_client_end(self, end: ClientEnd) -> tuple[State, State]:

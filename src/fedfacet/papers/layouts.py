@@ -37,11 +37,8 @@ _NUMBER = re.compile(r"(\d+(?:\.\d+)?)(?: ± (\d+(?:\.\d+)?))?")
 class Head:
     """A row or a column of a layout.
 
-    Attributes:
-        where: what the configs of its runs say, as in ``Run.setting``.
-        metric: what its cells hold; ``None`` where the other direction or the layout says that.
-        lower_is_better: whether small values are good.
-        unless: heads whose runs do not belong here, whatever their configs say.
+    ``where`` is what the configs of its runs say, as in ``Run.setting``; the runs of ``unless`` do not belong here, whatever
+    their configs say. ``metric`` is what its cells hold; ``None`` where the other direction or the layout says that.
     """
 
     where: Mapping[str, str]
@@ -65,21 +62,13 @@ class Head:
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """A table of a paper, as ``PAPER/NAME.yaml`` describes it.
+    """A table of a paper, as ``PAPER/NAME.yaml`` describes it; ``source`` is where it is printed, ``corner`` heads its rows.
 
-    Attributes:
-        title: what it is about.
-        source: where it is printed.
-        corner: what heads the rows.
-        metric: what its cells hold where neither row nor column says so.
-        seeds: how many runs a cell is the mean of.
-        where: what the configs of all its runs say.
-        usual: what those of the paper's runs say; where a cell has runs that do, others are not counted.
-        federations: name -> data set, partition and settings of these, in the order of the paper. Each has all the columns.
-        columns: name -> column; a single one without a name if the federations are the columns.
-        rows: name -> row.
-        paper: row -> the paper's numbers, in the order of federations and, within one, of columns.
-        notes: what a reader must know of the paper's numbers.
+    ``metric`` is what its cells hold where neither row nor column says so, the mean of ``seeds`` runs. ``where`` is what the
+    configs of all its runs say, ``usual`` what those of the paper's runs say: where a cell has runs that do, others are not
+    counted. Federations (data set, partition and settings) are in the order of the paper, and each has all the columns: a
+    single one without a name if the federations are the columns. ``paper`` holds a row's printed numbers in the order of
+    federations and, within one, of columns; ``notes`` is what a reader must know of them.
     """
 
     title: str
@@ -102,10 +91,6 @@ class Layout:
         position = list(self.federations).index(place.federation) * len(self.columns)
         return self.paper[place.row][position + list(self.columns).index(place.column)]
 
-    def has_numbers_of(self, place: "_Place") -> bool:
-        """Tell whether the paper has a number in the column of a cell."""
-        return any(not math.isnan(self.number(place._replace(row=row)).mean) for row in self.rows)
-
 
 class _Place(NamedTuple):
     """Where a cell is, by the names of its heads."""
@@ -124,13 +109,9 @@ _NOTHING = Cell(math.nan, math.nan, ())
 
 
 def load_layout(name: str) -> Layout:
-    """Return a layout.
-
-    Args:
-        name: of its file.
-    """
-    content: dict[str, Any] = _load(name)
-    known = _federations()
+    """Return a layout by the name of its file."""
+    content, known = _load(name), _federations()
+    heads = {part: {key: _head(where) for key, where in content.get(part, {"": {}}).items()} for part in ("columns", "rows")}
     return Layout(
         title=content["title"],
         source=content["source"],
@@ -140,10 +121,9 @@ def load_layout(name: str) -> Layout:
         where=_head(content.get("where", {})),
         usual=_head(content.get("usual", {})).where,
         federations={federation: known[federation] for federation in content["federations"]},
-        columns={column: _head(where) for column, where in content.get("columns", {"": {}}).items()},
-        rows={row: _head(where) for row, where in content["rows"].items()},
         paper={row: [_number(printed) for printed in numbers] for row, numbers in content["paper"].items()},
         notes=tuple(content.get("notes", ())),
+        **heads,
     )
 
 
@@ -201,8 +181,8 @@ def make_layout_table(
     members = {place: _members(federated, head, layout.usual) for place, head in places.items()}
     shown_columns = {place.column_name(layout) for place, found in members.items() if found}
     counted = {run.path: run for found in members.values() for run in found}
-    finished = [run for run in counted.values() if run.finished]
-    if not finished:
+    strangers = [run for run in runs if run.path not in counted]
+    if not (finished := [run for run in counted.values() if run.finished]):
         raise ConfigError(
             f"Expected a finished run that has a cell in {layout.source.partition(';')[0]}, but none of {len(runs)} runs has: "
             "name folders of such runs."
@@ -223,13 +203,18 @@ def make_layout_table(
         for moment in moments:
             cell = cell_over_seeds(seeds, shown, moment, percent=is_accuracy(shown), std=std)
             cells[place.row, Column(name, moment, head.lower_is_better or None)] = cell
-        if metric is None and layout.has_numbers_of(place):
+        # The paper's column is shown where it has a number in any row.
+        if metric is None and any(not math.isnan(layout.number(place._replace(row=row)).mean) for row in layout.rows):
             cells[place.row, Column(name, PAPER, head.lower_is_better or None)] = layout.number(place)
     empty = dict.fromkeys(f"`{name}`" for place in places if (name := place.column_name(layout)) not in shown_columns)
     notes = [
         *_missing(places, members, layout.seeds),
         *([f"Left out are the columns that no run has a cell in: {', '.join(empty)}."] if empty else []),
-        *_left_out(runs, counted),
+        *notes_on_unfinished(counted.values()),
+        *(
+            [f"{len(strangers)} of {len(runs)} runs have no cell in this table, among them `{strangers[0].path}`."]
+            * bool(strangers)
+        ),
         *_unlike(places, members),
         *_unusual(counted.values(), layout.usual),
         *(note for shown, groups in by_metric.items() for note in notes_on(groups, shown, moments)),
@@ -281,24 +266,18 @@ def _missing(places: Mapping[_Place, Head], members: Mapping[_Place, Sequence[Ru
     return [f"{wanted}: of {len(numbers)} cells {without} have none, {fewer} fewer than {seeds}."] if lacking else []
 
 
-def _left_out(runs: Sequence[Run], counted: Mapping[Path, Run]) -> list[str]:
-    strangers = [run for run in runs if run.path not in counted]
-    notes = notes_on_unfinished(counted.values())
-    if strangers:
-        notes.append(f"{len(strangers)} of {len(runs)} runs have no cell in this table, among them `{strangers[0].path}`.")
-    return notes
-
-
 def _unlike(places: Mapping[_Place, Head], members: Mapping[_Place, Sequence[Run]]) -> list[str]:
     """Name the federations whose cells differ in more than the rows and columns say."""
     said = {key for head in places.values() for key in head.where}
-    notes = []
-    for federation in dict.fromkeys(place.federation for place in places):
-        runs = [run for place, found in members.items() if place.federation == federation for run in found if run.finished]
-        if differing := _unsaid(runs, said):
-            keys = ", ".join(f"`{key}`" for key in differing)
-            notes.append(f"The runs of {federation} differ in {keys}, which neither rows nor columns say.")
-    return notes
+    found: dict[str, list[Run]] = {place.federation: [] for place in places}
+    for place, runs in members.items():
+        found[place.federation] += [run for run in runs if run.finished]
+    unsaid = {federation: _unsaid(runs, said) for federation, runs in found.items()}
+    return [
+        f"The runs of {federation} differ in {', '.join(f'`{key}`' for key in keys)}, which neither rows nor columns say."
+        for federation, keys in unsaid.items()
+        if keys
+    ]
 
 
 def _unsaid(runs: Sequence[Run], said: Collection[str]) -> list[str]:
@@ -316,11 +295,9 @@ def _unusual(runs: Iterable[Run], usual: Mapping[str, str]) -> list[str]:
     notes = []
     for key, value in usual.items():
         unlike = [run for run in runs if run.setting(key) is not None and not run.fits({key: value}) and run.finished]
-        if others := {run.path: run.setting(key) for run in unlike}:
-            values = ", ".join(sorted(map(str, set(others.values()))))
-            notes.append(
-                f"The paper uses `{key}={value}`; some of these runs use {values}, for example `{next(iter(others))}`."
-            )
+        if unlike:
+            values = ", ".join(sorted({str(run.setting(key)) for run in unlike}))
+            notes.append(f"The paper uses `{key}={value}`; some of these runs use {values}, for example `{unlike[0].path}`.")
     return notes
 
 
@@ -342,7 +319,6 @@ def _number(printed: Any) -> Cell:
     """Return a number as the paper prints it, with or without its deviation; ``None`` is no number."""
     if printed is None:
         return _NOTHING
-    found = _NUMBER.fullmatch(str(printed))
-    if found is None:
-        raise ValueError(f"Expected a number such as 88.01 ± 0.96, but got {printed!r}: mend the layout.")
-    return Cell(float(found[1]), float(found[2] or "nan"), ())
+    if found := _NUMBER.fullmatch(str(printed)):
+        return Cell(float(found[1]), float(found[2] or "nan"), ())
+    raise ValueError(f"Expected a number such as 88.01 ± 0.96, but got {printed!r}: mend the layout.")

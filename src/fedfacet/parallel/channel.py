@@ -13,13 +13,10 @@ from fedfacet.types import State
 
 
 class Channel:
-    """One end.
+    """One end of a duplex pipe.
 
-    The two ends take turns: what ``receive`` returns lies in the sender's memory, and is overwritten by its next ``send``. Most
+    The ends take turns: what ``receive`` returns lies in the sender's memory, and its next ``send`` overwrites it. Most
     messages have the same tensors as the one before, so what lies where is sent and looked up only where it has changed.
-
-    Args:
-        connection: this end of a duplex pipe.
     """
 
     def __init__(self, connection: Connection) -> None:
@@ -49,11 +46,7 @@ class Channel:
         self.connection.send_bytes(packed)
 
     def receive(self) -> tuple[Any, list[State]]:
-        """Return a message and its bundles.
-
-        Raises:
-            EOFError, OSError: if the other end is gone.
-        """
+        """Return a message and its bundles; ``EOFError`` or ``OSError`` says that the other end is gone."""
         message, news = pickle.loads(self.connection.recv_bytes())
         if news is not None:
             manifest, moved = news

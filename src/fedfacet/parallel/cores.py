@@ -14,15 +14,10 @@ def num_cores() -> int:
 
 
 def crowded(processes: int, cores: int, remedy: str) -> bool:
-    """Tell whether processes have several threads each and all of them together more than there are cores; then also warn.
+    """Tell whether ``processes`` that train at the same time have several threads each and in all more than there are cores.
 
-    Threads that share the work of one layer wait for each other in a loop, and so take the core from whom they wait for: two
-    processes of two threads on two cores were seen to take fifty times as long as of one thread each.
-
-    Args:
-        processes: that train at the same time on this machine, with torch's number of threads each.
-        cores: that they have between them.
-        remedy: what the user can do.
+    Then also warn, with a remedy. Threads that share the work of one layer wait for each other in a loop, and so take the core
+    from whom they wait for: two processes of two threads on two cores took fifty times as long as of one thread each.
     """
     threads = torch.get_num_threads()
     if threads == 1 or processes * threads <= cores:

@@ -8,14 +8,7 @@ from fedfacet.types import ClientTask, State
 
 
 class Order(NamedTuple):
-    """A task on its way: without its bundles, but with their positions among those that its rank gets.
-
-    Attributes:
-        task: the rest.
-        model: position of the broadcast's model.
-        extras: of the broadcast's extras.
-        memory: of the client's memory.
-    """
+    """A task without its bundles, and where these are among the bundles that its rank gets."""
 
     task: ClientTask
     model: int
@@ -24,12 +17,7 @@ class Order(NamedTuple):
 
 
 class PackedTasks(NamedTuple):
-    """One rank's tasks on their way.
-
-    Attributes:
-        orders: in cohort order.
-        bundles: the rank's own; it gets the common ones in front of them.
-    """
+    """One rank's tasks in cohort order, and the rank's own bundles; the common ones come in front of them."""
 
     orders: list[Order]
     bundles: list[State]
@@ -53,7 +41,7 @@ def pack_tasks(tasks: Sequence[ClientTask], owners: Sequence[int], num_ranks: in
         own = [key for key in bundles if readers[key] == {rank}]
         place = {key: position for position, key in enumerate(common + own)}
         orders = [
-            Order(_without_bundles(task), *(place[id(bundle)] for bundle in _bundles_of(task)))
+            Order(without_bundles(task), *(place[id(bundle)] for bundle in _bundles_of(task)))
             for task, owner in zip(tasks, owners, strict=True)
             if owner == rank != 0
         ]
@@ -63,14 +51,18 @@ def pack_tasks(tasks: Sequence[ClientTask], owners: Sequence[int], num_ranks: in
 
 def unpack_task(order: Order, bundles: Sequence[State]) -> ClientTask:
     """Put a task together again; ``bundles`` are the common ones and the rank's own."""
-    task = order.task
-    broadcast = replace(task.broadcast, model=bundles[order.model], extras=bundles[order.extras])
-    return replace(task, broadcast=broadcast, memory=bundles[order.memory])
+    return with_bundles(order.task, *(bundles[position] for position in order[1:]))
 
 
 def _bundles_of(task: ClientTask) -> tuple[State, State, State]:
     return task.broadcast.model, task.broadcast.extras, task.memory
 
 
-def _without_bundles(task: ClientTask) -> ClientTask:
-    return replace(task, broadcast=replace(task.broadcast, model={}, extras={}), memory={})
+def without_bundles(task: ClientTask) -> ClientTask:
+    """Return a task without its tensors."""
+    return with_bundles(task, {}, {}, {})
+
+
+def with_bundles(task: ClientTask, model: State, extras: State, memory: State) -> ClientTask:
+    """Return a task with other tensors."""
+    return replace(task, broadcast=replace(task.broadcast, model=model, extras=extras), memory=memory)

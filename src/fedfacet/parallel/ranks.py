@@ -27,19 +27,14 @@ from fedfacet.types import State
 
 log = logging.getLogger(__name__)
 
-_EVER = timedelta(days=3650)
-"""A message may be long in coming; for how long it is waited is decided in ``Ranks.receive``."""
+_EVER = timedelta(days=3650)  # a message may be long in coming; for how long it is waited is decided in `Ranks.receive`
 
 
 class Place(NamedTuple):
-    """Which of a run's processes this is.
+    """Which of a run's processes this is: rank 0 drives the run, the others serve.
 
-    Attributes:
-        rank: 0 drives the run, the others serve.
-        num_ranks: how many processes there are, 1 or larger.
-        local_rank: among those of this machine.
-        num_local_ranks: how many those are.
-        environment: what Lightning knows of whoever started them; ``None`` where there is this one only.
+    ``local_rank`` is among the ``num_local_ranks`` of this machine. ``environment`` is what Lightning knows of whoever started
+    the processes; ``None`` where there is only this one.
     """
 
     rank: int = 0
@@ -72,12 +67,7 @@ def find_place() -> Place:
 
 
 class Message(NamedTuple):
-    """What one process sends to another.
-
-    Attributes:
-        body: anything that can be pickled.
-        bundles: bundles of tensors on the CPU, which travel as one run of bytes.
-    """
+    """What one process sends another: a body that can be pickled, and tensors on the CPU, which travel as one run of bytes."""
 
     body: Any
     bundles: Sequence[State] = ()
@@ -86,8 +76,8 @@ class Message(NamedTuple):
 class Ranks:
     """The connection between a run's processes.
 
-    What may take long is waited for beside the main thread, so that signals are heard meanwhile; plain objects travel through
-    gloo, tensors through the chosen backend.
+    A thread waits for what may take long, so that the main thread hears signals meanwhile. Plain objects travel through gloo,
+    tensors through the chosen backend.
 
     Args:
         place: of this process, among several.
@@ -160,11 +150,9 @@ class Ranks:
         return range(1, self.place.num_ranks)
 
     def send(self, messages: Mapping[int, Message], common: Sequence[State] = ()) -> None:
-        """Send messages to some ranks and wait until they have them.
+        """Send messages to some ranks, and wait until they have them.
 
-        Args:
-            messages: by rank.
-            common: bundles that go to all other ranks (``messages`` has one for each), in front of their own.
+        The ``common`` bundles go to all other ranks (``messages`` has one for each), in front of their own.
         """
 
         def deliver() -> None:
@@ -180,11 +168,7 @@ class Ranks:
         self.lost = False
 
     def post(self, rank: int, message: Message) -> None:
-        """Send a message without waiting until the other takes it.
-
-        Raises:
-            EngineError: if the other is gone.
-        """
+        """Send a message without waiting until the other takes it; an ``EngineError`` says that the other is gone."""
         try:
             self._start(rank, message, wire.manifest_of([]))
         except RuntimeError as error:
@@ -207,11 +191,7 @@ class Ranks:
         return self.expect(rank).done()
 
     def receive(self, rank: int) -> Message:
-        """Return a rank's next message.
-
-        Raises:
-            EngineError: if the rank is gone or says nothing for too long.
-        """
+        """Return a rank's next message; an ``EngineError`` says that the rank is gone, or silent for too long."""
         message: Message = self._wait_for(self.expect(rank), f"rank {rank} to go on")
         del self._expected[rank]
         return message

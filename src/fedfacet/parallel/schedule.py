@@ -7,18 +7,11 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-_TOLERANCE = 0.02
-"""Handing a client over costs something too."""
+_TOLERANCE = 0.02  # handing a client over costs something too
 
 
 class Piece(NamedTuple):
-    """A stretch of one client's steps.
-
-    Attributes:
-        position: of the client's task in the round.
-        start: first step, counted from 0.
-        stop: one past the last step.
-    """
+    """A stretch of one client's steps: ``start`` counts from 0, ``stop`` is one past the last; ``position`` is its task's."""
 
     position: int
     start: int
@@ -34,13 +27,13 @@ def pieces(steps: Sequence[int], num_workers: int, *, divisible: bool = True) ->
     r"""Cut a round's clients into pieces and put them into the order in which idle workers take them up.
 
     Nine equal clients on two workers would keep one of them idle for a ninth of the round. A client's steps follow one another,
-    but nothing says that one worker must take them all: with at most ``num_workers - 1`` clients cut in two, everybody works
-    until :math:`T = \max(\max_k \tau_k, \lceil \sum_k \tau_k / w \rceil)`, which no schedule can beat. Workers are filled up
-    to T one after another, longest clients first; a client that does not fit has its last steps at the end of one worker's time
-    and its first steps at the beginning of the next one's.
+    but different workers may take them: with at most ``num_workers - 1`` clients cut in two, everybody works until
+    :math:`T = \max(\max_k \tau_k, \lceil \sum_k \tau_k / w \rceil)`, which no schedule can beat. Workers are filled up to T one
+    after another, longest clients first; a client that does not fit has its last steps at the end of one worker's time and its
+    first steps at the beginning of the next one's.
 
-    A worker that is slowed down by something else just takes up fewer pieces. That works best if the longest go first, so the
-    planned times give the order only where it would take longer without them.
+    A worker that something else slows down takes up fewer pieces. That works best if the longest go first, so the planned times
+    give the order only where it would take longer without them.
 
     Source: McNaughton, Scheduling with Deadlines and Loss Functions, Management Science 6(1), 1959 (the wrap-around rule).
 
@@ -102,17 +95,9 @@ def _cut_last(planned: Sequence[tuple[int, Piece]], steps: Sequence[int]) -> lis
 
 
 def batches(splits: Sequence[NDArray[np.int64]], batch_size: int, num_shares: int) -> list[list[NDArray[np.int64]]]:
-    """Cut some splits into batches, and deal these out in order.
+    """Cut splits (positions of samples) into batches, and deal these out in order; some shares may have none.
 
-    What a sample's logits are may depend on how many are in its batch, so that a batch is never cut.
-
-    Args:
-        splits: positions of samples; no batch holds samples of two of them.
-        batch_size: 1 or larger.
-        num_shares: 1 or larger.
-
-    Returns:
-        The batches of each share; some may have none.
+    A batch is never cut and holds no samples of two splits: a sample's logits may depend on how many are in its batch.
 
     Example:
         >>> [[len(batch) for batch in share] for share in batches([np.arange(5), np.arange(4)], 2, 2)]
@@ -124,11 +109,9 @@ def batches(splits: Sequence[NDArray[np.int64]], batch_size: int, num_shares: in
 
 
 def makespan(plan: Sequence[Piece], num_workers: int) -> int:
-    """Return after how many steps' time the last of some workers is done, each taking up the first piece that may start.
+    """Return after how many steps' time the last worker is done, each taking up the first piece that may start.
 
-    Args:
-        plan: pieces as ``pieces`` returns them; a client's last steps wait until its first are done.
-        num_workers: 1 or larger.
+    ``plan`` is as ``pieces`` returns it: a client's last steps wait until its first are done.
     """
     waiting = list(plan)
     done: dict[int, int] = {}  # when a client's piece is over

@@ -16,13 +16,10 @@ _SHARED_FROM = 1 << 16  # bytes; smaller arrays are copied
 
 
 class SharedBytes:
-    """A run of bytes that lives as long as a process holds it; pickling hands over the address, not the contents.
+    """``size`` bytes that live as long as a process holds them; pickling hands over the address, not the contents.
 
-    On Linux it is an anonymous file that belongs to its process: it takes memory only as it is written, needs no room in
+    On Linux they are an anonymous file that belongs to its process: it takes memory only as it is written, needs no room in
     /dev/shm (64 MB in many containers) and is gone with its last holder, however that ends. Elsewhere it is a temporary file.
-
-    Args:
-        size: in bytes, 1 or larger.
     """
 
     def __init__(self, size: int) -> None:
@@ -60,11 +57,9 @@ class SharedBytes:
 def dumps(obj: Any) -> tuple[bytes, list[SharedBytes]]:
     """Pickle an object whose tensors and larger arrays are to be shared instead of copied.
 
-    The tensors move into shared memory in place, so that there is one copy of them; numpy arrays, which cannot move, are copied
-    there once. Whoever unpickles sees the same memory, and what one process writes.
-
-    Returns:
-        The pickle, and the memory that must be held until all have read it.
+    The tensors move into shared memory in place, so that there is one copy; numpy arrays, which cannot move, are copied there
+    once. Whoever unpickles sees the same memory, and what one process writes. Hold the returned memory until all have read the
+    pickle.
     """
     buffer = io.BytesIO()
     pickler = _Pickler(buffer)

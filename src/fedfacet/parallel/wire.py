@@ -1,6 +1,8 @@
 """Bundles of tensors as one run of bytes: how tasks and updates travel between processes and machines."""
 
 import dataclasses
+import pickle
+import traceback
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -15,14 +17,7 @@ _UPDATE_BUNDLES = ("delta", "buffers", "extras", "memory")
 
 
 class Entry(NamedTuple):
-    """Where one tensor lies.
-
-    Attributes:
-        name: within its bundle.
-        dtype: of its entries.
-        shape: of the tensor; its entries lie in the usual memory order.
-        offset: of its first byte.
-    """
+    """Where one tensor of a bundle lies: its first byte is at ``offset``, its entries follow in the usual memory order."""
 
     name: str
     dtype: torch.dtype
@@ -31,12 +26,7 @@ class Entry(NamedTuple):
 
 
 class Manifest(NamedTuple):
-    """What lies where in a run of bytes: plain data, small, to be sent ahead of it.
-
-    Attributes:
-        bundles: per bundle its tensors.
-        num_bytes: length of the run.
-    """
+    """What lies where in a run of ``num_bytes`` bytes, per bundle: plain data, small, to be sent ahead of it."""
 
     bundles: tuple[tuple[Entry, ...], ...]
     num_bytes: int
@@ -45,12 +35,12 @@ class Manifest(NamedTuple):
 def manifest_of(bundles: Sequence[State]) -> Manifest:
     """Say where each tensor of some bundles would lie."""
     offset = 0
-    placed = []
+    placed: list[tuple[Entry, ...]] = []
     for bundle in bundles:
         entries = []
         for name, tensor in bundle.items():
             entries.append(Entry(name, tensor.dtype, tuple(tensor.shape), offset))
-            offset += -(-tensor.numel() * tensor.element_size() // _ALIGNMENT) * _ALIGNMENT
+            offset += -(-tensor.nbytes // _ALIGNMENT) * _ALIGNMENT
         placed.append(tuple(entries))
     return Manifest(tuple(placed), offset)
 
@@ -74,17 +64,14 @@ def _view(entry: Entry, data: Tensor) -> Tensor:
 
 def pack_update(update: ClientUpdate) -> tuple[dict[str, Any], list[State]]:
     """Take an update apart: its numbers, and its bundles."""
-    bundles = {name: getattr(update, name) for name in _UPDATE_BUNDLES}
-    numbers = {
-        field.name: getattr(update, field.name) for field in dataclasses.fields(update) if field.name not in _UPDATE_BUNDLES
-    }
-    return numbers, list(bundles.values())
+    values = {field.name: getattr(update, field.name) for field in dataclasses.fields(update)}
+    bundles = [values.pop(name) for name in _UPDATE_BUNDLES]
+    return values, bundles
 
 
 def unpack_update(numbers: Mapping[str, Any], bundles: Sequence[State]) -> ClientUpdate:
     """Put an update together again."""
-    fields: dict[str, Any] = {**numbers, **dict(zip(_UPDATE_BUNDLES, bundles, strict=True))}
-    return ClientUpdate(**fields)
+    return ClientUpdate(**{**numbers, **dict(zip(_UPDATE_BUNDLES, bundles, strict=True))})
 
 
 def pack_half(half: HalfTrained) -> tuple[dict[str, Any], list[State]]:
@@ -107,3 +94,25 @@ def unpack_half(numbers: Mapping[str, Any], bundles: Sequence[State]) -> HalfTra
         index, _, name = key.partition("|")
         optimizer[int(index)][name] = tensor
     return HalfTrained(**{**numbers, "optimizer": optimizer}, weights=weights, generators=list(generators.values()))
+
+
+class Failure(NamedTuple):
+    """An exception on its way to whoever waits for a result, and its traceback."""
+
+    error: Exception
+    text: str
+
+    @classmethod
+    def of(cls, error: Exception) -> "Failure":
+        """Return the failure; its error is a ``RuntimeError`` in place of one that cannot be pickled."""
+        text = "".join(traceback.format_exception(error))
+        try:
+            pickle.loads(pickle.dumps(error))
+        except Exception:
+            error = RuntimeError(f"{type(error).__name__}: {error}")
+        return cls(error, text)
+
+    def noted(self, where: str) -> Exception:
+        """Return the exception, to be raised here, with a note that says where it comes from."""
+        self.error.add_note(f"{where}:\n{self.text}")
+        return self.error

@@ -2,9 +2,7 @@
 
 import pickle
 import signal
-import traceback
 from collections.abc import Sequence
-from dataclasses import replace
 from multiprocessing.connection import Connection
 from typing import Any, NamedTuple
 
@@ -16,17 +14,13 @@ from fedfacet.clients.divided_training import HalfTrained
 from fedfacet.clients.program import Clients
 from fedfacet.parallel import wire
 from fedfacet.parallel.channel import Channel
+from fedfacet.parallel.packing import with_bundles
 from fedfacet.parallel.shared_memory import SharedBytes
 from fedfacet.types import ClientTask, Query, State
 
 
 class CommonModel(NamedTuple):
-    """A model in memory that all workers see.
-
-    Attributes:
-        memory: where it lies.
-        manifest: of its one bundle.
-    """
+    """A model in memory that all workers see: where it lies, and what its one bundle is."""
 
     memory: SharedBytes
     manifest: wire.Manifest
@@ -37,21 +31,12 @@ class CommonModel(NamedTuple):
 
 
 class Order(NamedTuple):
-    """What a worker shall do.
+    """What a worker shall do: ``"train"``, ``"answer"`` a query, or ``"predict"`` batches.
 
     Its tensors come as bundles beside it. To predict, that is what the client keeps. Else these are the broadcast's extras, the
-    client's memory, the broadcast's model unless it is the common one, and what ``wire.pack_half`` makes of a half-trained
-    client, if there is one.
-
-    Attributes:
-        kind: ``"train"``, ``"answer"`` or ``"predict"``.
-        task: without its tensors; ``None`` to predict.
-        model: the common model, sent along whenever its place is new; ``None`` for "as before".
-        own_model: whether the task has a model of its own.
-        half: the numbers of a half-trained client.
-        stop: put the training down after this many steps; ``None`` to finish it.
-        query: to answer.
-        batches: to predict.
+    client's memory, the broadcast's model if it is the task's ``own_model`` and not the common one, and what ``wire.pack_half``
+    makes of a half-trained client, whose numbers are ``half``. ``model`` is the common model where its place is new, ``None``
+    for "as before". ``stop`` is the number of steps after which training is put down; ``None`` to finish it.
     """
 
     kind: str
@@ -64,26 +49,11 @@ class Order(NamedTuple):
     batches: Sequence[NDArray[np.int64]] = ()
 
 
-class Failure(NamedTuple):
-    """An exception on its way back.
-
-    Attributes:
-        error: the exception, where it can be pickled.
-        text: its traceback.
-    """
-
-    error: BaseException | None
-    text: str
-
-
 def serve(connection: Connection, pickled: bytes, settings: dict[str, Any]) -> None:
     """Take orders until the other end is gone; the entry point of a worker process.
 
-    Args:
-        connection: to whoever gives the orders.
-        pickled: a pair: the keyword arguments of a ``Clients``, its memory format by name, and the pickle of its
-            data.
-        settings: ``threads``, ``deterministic`` and ``device``.
+    ``pickled`` is a pair: the keyword arguments of a ``Clients``, its memory format by name, and the pickle of its data.
+    ``settings`` are ``threads``, ``deterministic`` and ``device``.
     """
     for number in (signal.SIGINT, signal.SIGTERM):  # they reach the whole process group; whoever gives the orders decides
         signal.signal(number, signal.SIG_IGN)
@@ -107,7 +77,7 @@ def serve(connection: Connection, pickled: bytes, settings: dict[str, Any]) -> N
                     model = order.model.read()
                 message, outgoing = _carry_out(order, bundles, model, clients)
             except Exception as error:
-                message, outgoing = _failure(error), []
+                message, outgoing = wire.Failure.of(error), []
             channel.send(message, outgoing)
     except (EOFError, OSError):
         return
@@ -118,20 +88,10 @@ def _carry_out(order: Order, bundles: list[State], model: State, clients: Client
         return clients.predict(model, order.batches, bundles[0]), []
     assert order.task is not None
     own = bundles[2] if order.own_model else model
-    broadcast = replace(order.task.broadcast, model=own, extras=bundles[0])
-    task = replace(order.task, broadcast=broadcast, memory=bundles[1])
+    task = with_bundles(order.task, own, bundles[0], bundles[1])
     if order.kind == "answer":
         assert order.query is not None
         return clients.answer(order.query, task), []
     half = wire.unpack_half(order.half, bundles[2 + order.own_model :]) if order.half is not None else None
     outcome = clients.train_part(task, half, order.stop)
     return wire.pack_half(outcome) if isinstance(outcome, HalfTrained) else wire.pack_update(outcome)
-
-
-def _failure(error: Exception) -> Failure:
-    text = "".join(traceback.format_exception(error))
-    try:
-        pickle.loads(pickle.dumps(error))
-    except Exception:
-        return Failure(None, text)
-    return Failure(error, text)

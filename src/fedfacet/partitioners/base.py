@@ -16,14 +16,14 @@ class Partitioner(ABC):
     """
 
     uses_all_samples = False
-    """Whether the clients share out every sample there is, so that validation samples must be set aside beforehand."""
+    """Whether every sample goes to a client, so that validation samples must be set aside beforehand."""
 
     label: str = "y"
     """The data set's column by which samples are dealt: the classes, or metadata such as a role or a writer."""
 
     @property
     def demand(self) -> NDArray[np.int64] | None:
-        """What all clients together ask for, samples per (class, attribute) cell; ``None`` where they take what is there."""
+        """The samples per (class, attribute) cell that all clients together ask for; ``None`` if they take all."""
         return None
 
     @abstractmethod

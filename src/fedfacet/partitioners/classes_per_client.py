@@ -77,8 +77,8 @@ class ClassesPerClientPartitioner(Partitioner):
         check_enough(int(sizes_Y.sum()), clients, each, settings)
         if len(labels) < each:
             raise InfeasiblePartitionError(
-                f"Expected at least {each} classes, so many for each client, but the column {self.label!r} has {len(labels)}: "
-                "lower `partition.classes_per_client`."
+                f"Expected at least {each} classes, as many as each client gets, but the column {self.label!r} has "
+                f"{len(labels)}: lower `partition.classes_per_client`."
             )
         if clients * each < len(labels):
             raise InfeasiblePartitionError(

@@ -89,7 +89,7 @@ class InteractionMatrixPartitioner(Partitioner):
                     f"Expected at least {demand[label, attribute]} samples in the cell class {label}, attribute {attribute}, "
                     f"but the data set has {len(cell)}: lower `partition.scale` or use a larger data set."
                 )
-        matrices = self.matrices  # by now no more than there are samples
+        matrices = self.matrices  # no more than there are samples, as checked above
         parts: list[list[NDArray[np.int64]]] = [[] for _ in matrices]
         for (label, attribute), cell in cells.items():
             cell = rng.stream(self.seed, "partition", label, attribute).permutation(cell)

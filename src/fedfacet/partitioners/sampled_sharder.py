@@ -21,7 +21,7 @@ class SampledSharder(Partitioner):
     Clients take their turn in random order. Each
 
     1. draws its number of classes uniformly from ``min_classes`` to ``max_classes``;
-    2. draws so many classes, without replacement, with a probability in proportion to the samples they have left;
+    2. draws that many classes, without replacement, with a probability in proportion to the samples they have left;
     3. takes n / K samples, equally many of each of its classes. Where a class has fewer left, the fullest classes make up for
        it, whether they are among its own or not: the last clients in turn may hold more classes than they drew, or fewer than
        ``min_classes`` where fewer are left.
@@ -58,7 +58,7 @@ class SampledSharder(Partitioner):
         check_enough(len(y), self.num_clients, 1, "`partition.num_clients`")
         if len(labels) < self.min_classes:
             raise InfeasiblePartitionError(
-                f"Expected at least {self.min_classes} classes, so many for each client, but the column {self.label!r} has "
+                f"Expected at least {self.min_classes} classes, as many as each client gets, but the column {self.label!r} has "
                 f"{len(labels)}: lower `partition.min_classes`."
             )
         draw = rng.stream(self.seed, "partition")

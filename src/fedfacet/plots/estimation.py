@@ -2,6 +2,7 @@
 
 from collections import Counter
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -14,14 +15,10 @@ _ALIKE = 0.02
 
 
 def plot_estimation(triplets: Triplets, path: Path) -> None:
-    """Draw what clients disclosed over the truth, a panel per measure; on the dashed line they are equal.
+    """Draw into a PNG what clients disclosed over the truth, a panel per measure; on the dashed line they are equal.
 
     Clients within 0.02 of each other share a bubble, whose area grows with their number. Above each panel stand the mean
     absolute error and the correlation over the clients.
-
-    Args:
-        triplets: of at least one client.
-        path: of the PNG; its folder is made if need be.
     """
     error = measure_estimation(triplets)
     with saved_figure(path, 7.6, 3.1) as figure:
@@ -29,23 +26,14 @@ def plot_estimation(triplets: Triplets, path: Path) -> None:
             pairs = np.rint(np.stack([triplets.true[:, column], triplets.disclosed[:, column]], axis=1) / _ALIKE)
             cells = Counter(map(tuple, pairs.tolist()))
             axes.plot([0, 1], [0, 1], color="0.4", linewidth=0.9, linestyle=DASHES, zorder=1)
-            axes.scatter(
-                [_ALIKE * x for x, _ in cells],
-                [_ALIKE * y for _, y in cells],
-                s=[_SMALLEST + _ALL_CLIENTS * number / len(triplets.clients) for number in cells.values()],
-                color=BLUE,
-                alpha=0.6,
-                edgecolor="#003F63",
-                linewidth=0.6,
-                zorder=2,
-                clip_on=False,
-            )
+            sizes = [_SMALLEST + _ALL_CLIENTS * number / len(triplets.clients) for number in cells.values()]
+            style: Any = {"color": BLUE, "alpha": 0.6, "edgecolor": "#003F63", "linewidth": 0.6, "zorder": 2, "clip_on": False}
+            axes.scatter(*(_ALIKE * np.array(list(cells)).T), s=sizes, **style)
             correlation = error["correlation"][measure]
             correlated = "no correlation" if np.isnan(correlation) else f"correlation {correlation:.2f}"
             title = f"{TITLES[column]}\nmean error {error['mean_absolute_error'][measure]:.3f}, {correlated}"
             axes.set(title=title, xlabel="true", xlim=(-0.05, 1.05), ylim=(-0.05, 1.05), aspect="equal")
-            axes.set_xticks([0, 0.5, 1])
-            axes.set_yticks([0, 0.5, 1])
+            axes.set(xticks=[0, 0.5, 1], yticks=[0, 0.5, 1])
             if column == 0:
                 axes.set_ylabel("disclosed by the client")
         figure.suptitle(

@@ -8,10 +8,6 @@ def group_names(class_names: Sequence[str], attribute_names: Sequence[str]) -> l
 
     A name that would not be seen as it is, a newline or a blank for example, is quoted and escaped.
 
-    Args:
-        class_names: Y names.
-        attribute_names: A names.
-
     Example:
         >>> group_names(["cat", "dog"], ["indoors", "outdoors"])
         ['cat, indoors', 'cat, outdoors', 'dog, indoors', 'dog, outdoors']

@@ -21,14 +21,9 @@ from fedfacet.plots.groups import group_names
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-TYPES = ("CI", "AI", "SC", "none")
-"""The types of client in the order in which pictures and tables show them."""
-
-TYPE_COLOURS = {"CI": "#F5E5A5", "AI": "#C3E3D5", "SC": "#DCCBE6", "none": "#E6E6E6"}
-"""The background of each type."""
-
-MEASURES = ("class imbalance (CI)", "attribute imbalance (AI)", "spurious correlation (SC)")
-"""What the three measures of a triplet are called."""
+TYPES = ("CI", "AI", "SC", "none")  # the types of client in the order in which pictures and tables show them
+TYPE_COLOURS = {"CI": "#F5E5A5", "AI": "#C3E3D5", "SC": "#DCCBE6", "none": "#E6E6E6"}  # the background of each type
+MEASURES = ("class imbalance (CI)", "attribute imbalance (AI)", "spurious correlation (SC)")  # a triplet's, as titles
 
 _CLASS_COLOURS = COLOURS[:6]  # a hue per class, a shade of it per attribute value
 _WORST_COLOUR = VERMILION
@@ -44,7 +39,7 @@ def plot_partition(
     class_names: Sequence[str] | None = None,
     attribute_names: Sequence[str] | None = None,
 ) -> None:
-    """Draw what every client holds, and the six measures of the federation (FedDiverse, arXiv:2504.11216, figure 3).
+    """Draw into a PNG what every client holds, and the federation's six measures (FedDiverse, arXiv:2504.11216, figure 3).
 
     On the left a bar per client in the order of ids, stacked by (class, attribute) cell; the strip beneath shows which of the
     client's three measures is largest. On the right the measures of the pooled data, and their means over the clients.
@@ -88,22 +83,13 @@ def draw_measures(axes: "Axes", matrices: Sequence[InteractionMatrix], fontsize:
 
 
 def plot_curves(
-    metrics_csv: Path,
-    path: Path,
-    *,
-    class_names: Sequence[str] | None = None,
-    attribute_names: Sequence[str] | None = None,
+    metrics_csv: Path, path: Path, *, class_names: Sequence[str] | None = None, attribute_names: Sequence[str] | None = None
 ) -> None:
-    """Draw a run's accuracies and training loss by round.
+    """Draw a run's accuracies and training loss by round into a PNG; for the names see ``plot_partition``.
 
     Solid lines are the test set; dashed ones the validation set, of which only the average and the worst group are drawn. A
     dotted vertical line marks the best round by validation: highest worst-group accuracy, ties by average, then the earliest.
-
-    Args:
-        metrics_csv: as ``CsvLog`` writes it, with at least one round. Columns that are not there are not drawn.
-        path: of the PNG; its folder is made if need be.
-        class_names: of all classes; ``None`` calls them y = 0, y = 1, ...
-        attribute_names: of all attribute values, of which a single one goes without saying; ``None`` calls them a = 0, ...
+    ``metrics_csv`` is as ``CsvLog`` writes it, with at least one round; columns that are not there are not drawn.
     """
     with open(metrics_csv, newline="") as source:
         rows = list(csv.DictReader(source))
@@ -122,9 +108,8 @@ def plot_curves(
             ink: dict[str, Any] = {"color": colour, "zorder": 3}
             _draw_line(accuracy, rounds, 100 * curve(f"test/{name}"), linewidth=1.8, label=label, **ink)
             _draw_line(accuracy, rounds, 100 * curve(f"val/{name}"), linewidth=1.1, linestyle=DASHES, **ink)
-        colours = _group_colours(num_classes, num_attributes)
-        for position, (y, a) in enumerate(groups):
-            style: dict[str, Any] = {"color": colours[position], "label": names[y * len(attributes) + a]}
+        for shade, (y, a) in zip(_group_colours(num_classes, num_attributes), groups, strict=False):
+            style: dict[str, Any] = {"color": shade, "label": names[y * len(attributes) + a]}
             if len(groups) > _MAX_LABELLED_CURVES:
                 # One name for all, which the first need not carry: it may have no test samples, and so no curve.
                 named = f"each {word}" in accuracy.get_legend_handles_labels()[1]
@@ -146,10 +131,10 @@ def plot_curves(
 def plot_selection(
     counts: Sequence[float] | Mapping[str, Sequence[float]], types: Sequence[str], path: Path, rounds: int
 ) -> None:
-    """Draw how often each client took part, clients sorted by type (FedDiverse, arXiv:2504.11216, figures 5-9).
+    """Draw into a PNG how often each client took part, clients sorted by type (FedDiverse, arXiv:2504.11216, figures 5-9).
 
-    Printed in the background is each type's share of all participations; the dashed line is where every client would be if
-    all took part equally often.
+    Printed in the background is each type's share of all participations; the dashed line is where every client would be if all
+    took part equally often.
 
     Args:
         counts: in how many rounds each client took part; or that for several selectors by name, drawn one above the other.
@@ -189,19 +174,12 @@ def _draw_participations(
     axes.bar(range(len(percent)), percent, width=0.75, color=_CLASS_COLOURS[0], zorder=2)
     axes.axhline(percent.mean(), color="black", linewidth=0.9, linestyle=DASHES, zorder=3)
     label_width = 0.42 / (width - 0.6) * len(percent)
+    style: dict[str, Any] = {"ha": "center", "va": "center", "fontsize": 7, "fontweight": "bold"}
     for (kind, start, end), x in zip(runs, _label_positions(runs, label_width), strict=True):
         axes.axvspan(start - 0.5, end - 0.5, color=TYPE_COLOURS[kind], zorder=0, linewidth=0)
         share = percent[start:end].sum() / (percent.sum() or 1.0)
-        axes.text(
-            x,
-            1.22 * top,
-            f"{kind}\n{100 * share:.1f} %",
-            ha="center",
-            va="center",
-            fontsize=7,
-            fontweight="bold",
-            bbox={"facecolor": TYPE_COLOURS[kind], "edgecolor": "none", "pad": 1.5},
-        )
+        box = {"facecolor": TYPE_COLOURS[kind], "edgecolor": "none", "pad": 1.5}
+        axes.text(x, 1.22 * top, f"{kind}\n{100 * share:.1f} %", bbox=box, **style)
     axes.set(xlim=(-0.5, len(percent) - 0.5), ylim=(0, 1.38 * top))
     axes.set_yticks([tick for tick in MaxNLocator(5, steps=[1, 2, 2.5, 5, 10]).tick_values(0, top) if tick <= 1.1 * top])
 
@@ -267,21 +245,19 @@ def _group_colours(num_classes: int, num_attributes: int) -> list[tuple[float, f
     from matplotlib import colormaps
     from matplotlib.colors import to_rgb
 
-    if num_classes <= len(_CLASS_COLOURS):
-        hues = [to_rgb(colour) for colour in _CLASS_COLOURS[:num_classes]]
-    else:
-        hues = [to_rgb(colour) for colour in colormaps["viridis"](np.linspace(0, 0.95, num_classes))]
+    many = num_classes > len(_CLASS_COLOURS)
+    colours = colormaps["viridis"](np.linspace(0, 0.95, num_classes)) if many else _CLASS_COLOURS[:num_classes]
+    hues = map(to_rgb, colours)
     paleness = np.linspace(0, 0.55 if num_attributes <= 2 else 0.8, num_attributes)
     return [(r + (1 - r) * pale, g + (1 - g) * pale, b + (1 - b) * pale) for r, g, b in hues for pale in paleness]
 
 
 def _runs(types: Sequence[str]) -> list[tuple[str, int, int]]:
     """Return the stretches of equal types as (type, start, end)."""
-    runs, start = [], 0
+    runs: list[tuple[str, int, int]] = []
     for kind, members in itertools.groupby(types):
-        end = start + len(list(members))
-        runs.append((kind, start, end))
-        start = end
+        start = runs[-1][2] if runs else 0
+        runs.append((kind, start, start + len(list(members))))
     return runs
 
 

@@ -3,7 +3,6 @@
 Matplotlib is imported when a picture is drawn, as in ``plots``.
 """
 
-import itertools
 import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -28,14 +27,10 @@ _PANELS_PER_ROW = 4
 
 
 def plot_triplets(matrices: Sequence[InteractionMatrix], path: Path) -> None:
-    """Draw every client's triplet as a point, seen from the three sides of the cube that it lies in.
+    """Draw every client's triplet into a PNG as a point, seen from the three sides of the cube that it lies in.
 
     Clients that look alike from a side share a bubble there, whose area grows with their number, printed inside where it is
     more than one; colours are the clients' types. Dashed lines cross at the mean of the clients, solid ones at the pooled data.
-
-    Args:
-        matrices: the clients' interaction matrices.
-        path: of the PNG; its folder is made if need be.
     """
     from matplotlib.lines import Line2D
 
@@ -49,8 +44,7 @@ def plot_triplets(matrices: Sequence[InteractionMatrix], path: Path) -> None:
                 axes.axvline(triplet[x], **style)
                 axes.axhline(triplet[y], **style)
             axes.set(xlabel=MEASURES[x], ylabel=MEASURES[y], xlim=(-0.1, 1.1), ylim=(-0.1, 1.1), aspect="equal")
-            axes.set_xticks([0, 0.5, 1])
-            axes.set_yticks([0, 0.5, 1])
+            axes.set(xticks=[0, 0.5, 1], yticks=[0, 0.5, 1])
         handles = [
             *(Line2D([], [], linestyle="", marker="o", markersize=7, **_bubble(kind)) for kind in kinds),
             *(Line2D([], [], **style) for style in (_MEAN, _POOLED)),
@@ -60,21 +54,14 @@ def plot_triplets(matrices: Sequence[InteractionMatrix], path: Path) -> None:
 
 
 def plot_federations(federations: Mapping[str, Sequence[InteractionMatrix]], path: Path) -> None:
-    """Draw the six measures of several federations, a panel each (FedDiverse, arXiv:2504.11216, figure 3).
-
-    Args:
-        federations: name -> the clients' interaction matrices.
-        path: of the PNG; its folder is made if need be.
-    """
+    """Draw the six measures of several federations into a PNG, a panel each (FedDiverse, arXiv:2504.11216, figure 3)."""
     rows = math.ceil(len(federations) / _PANELS_PER_ROW)
     columns = math.ceil(len(federations) / rows)
     with saved_figure(path, 1.9 * columns + 0.4, 1.75 * rows + 0.4) as figure:
         grid = figure.subplots(rows, columns, sharex=True, sharey=True, squeeze=False).ravel()
-        for axes, entry in itertools.zip_longest(grid, federations.items()):
-            if entry is None:
-                axes.set_axis_off()
-                continue
-            name, matrices = entry
+        for axes in grid[len(federations) :]:
+            axes.set_axis_off()
+        for axes, (name, matrices) in zip(grid, federations.items(), strict=False):
             draw_measures(axes, matrices, fontsize=6)
             axes.set_title(f"{name} ({len(matrices)} {'client' if len(matrices) == 1 else 'clients'})")
             axes.set_xticks(range(3), ["CI", "AI", "SC"])

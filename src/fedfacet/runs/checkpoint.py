@@ -158,7 +158,7 @@ def _check_seal(content: bytes) -> None:
     seal = re.fullmatch(rb"\nfedfacet checkpoint (\d), sha256 ([0-9a-f]{64})\n", content[-_SEAL_SIZE:])
     if seal is None and content[-22:-18] == b"PK\5\6":  # the end of a zip archive: all that format 1 was
         raise ValueError(
-            "it has no sha256 at its end: it is of format 1, which only an earlier version of fedfacet can go on from"
+            "it has no sha256 at its end: it is of format 1, which earlier versions wrote, or no checkpoint at all"
         )
     if seal is None:
         raise ValueError("it is truncated or not a checkpoint")

@@ -79,10 +79,9 @@ def run_command(train: Callable[[Job], None]) -> None:
 def _print_wrapped(tell_help: Callable[[], None]) -> None:
     """Print what Hydra says for --help, with the groups' lists of options folded to the terminal's width."""
     said = io.StringIO()
-    try:
-        with contextlib.redirect_stdout(said):
-            tell_help()  # it leaves by SystemExit
-    finally:
+    with contextlib.redirect_stdout(said), contextlib.suppress(SystemExit):
+        tell_help()
+    with contextlib.suppress(BrokenPipeError):  # `--help | head`
         width = min(max(shutil.get_terminal_size((128, 24)).columns, 80), 128)
         for line in said.getvalue().replace("python src/train.py", command_name()).splitlines():
             is_list = re.match(r"\w+: \w+,", line)

@@ -15,7 +15,8 @@ from omegaconf import DictConfig, OmegaConf
 
 from fedfacet import __version__
 from fedfacet import config as configuration
-from fedfacet.build import FederatedData, build, load_data, settle
+from fedfacet.build import build, load_data, settle
+from fedfacet.data.federated import FederatedData
 from fedfacet.errors import ConfigError, Interrupted
 from fedfacet.federation import Federation
 from fedfacet.runs import checkpoint

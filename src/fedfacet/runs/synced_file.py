@@ -57,7 +57,10 @@ def place(source: Path, target: Path) -> None:
 
 def sync(path: Path) -> None:
     """Have the disk hold what was written to a file, or the names in a folder."""
-    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        descriptor = os.open(path, os.O_RDONLY)
+    except FileNotFoundError:
+        raise folder_gone(path.parent) from None
     try:
         os.fsync(descriptor)
     finally:

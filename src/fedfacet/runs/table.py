@@ -58,9 +58,9 @@ class Table:
         self._columns = next(csv.reader([content.partition(b"\n")[0].decode()]), None)
         self._rows, self._bytes, self._sha256 = rows, size, hashlib.sha256(content)
 
-    def cut_back(self) -> None:
-        """Drop what lies beyond the rows taken up."""
-        if self.file.exists():
+    def cut_back(self, round: int) -> None:
+        """Drop what lies beyond the rows taken up; a table that a run without a record finds later than round 0 stays."""
+        if self.file.exists() and (self._bytes or not round):
             os.truncate(self.file, self._bytes)
 
     def append(self, row: Mapping[str, Any]) -> None:

@@ -76,13 +76,15 @@ class ClientSelector(ABC):
     generator of its own.
     """
 
+    needs_updates: ClassVar[Callable[..., bool] | None] = None
+    """``needs_updates(self, server)`` tells whether ``observe`` wants this round's updates; ``None`` for never.
+
+    Where nobody wants them, each is freed as soon as it is aggregated.
+    """
+
     def init(self, facts: Facts) -> ServerState:
         """Return the state before the first round: tensors and plain data."""
         return {}
-
-    def needs_updates(self, server: ServerState) -> bool:
-        """Tell whether ``observe`` wants this round's updates; where nobody does, each is freed as soon as it is aggregated."""
-        return False
 
     @abstractmethod
     def select(self, server: ServerState, context: SelectionContext) -> list[int]:

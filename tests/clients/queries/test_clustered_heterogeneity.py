@@ -11,6 +11,7 @@ from fedfacet.clients.client_data import ClientData
 from fedfacet.clients.queries.base import QueryContext
 from fedfacet.clients.queries.clustered_heterogeneity import ClusteredHeterogeneity
 from fedfacet.data.digits import Digits
+from fedfacet.errors import ConfigError
 from fedfacet.models.small_cnn import SmallCNN
 from fedfacet.partitioners.interaction_matrix import InteractionMatrixPartitioner
 
@@ -98,9 +99,12 @@ def test_networks_of_other_kinds_answer_too(context_of):
     assert ClusteredHeterogeneity().answer(context).value == pytest.approx([0, 0, 0.531], abs=0.05)
 
 
-def test_a_network_without_features_is_refused(context_of):
-    with pytest.raises(ValueError, match=r"Expected Flatten to have `features\(x\)`"):
-        ClusteredHeterogeneity().answer(context_of(0, lambda *_: nn.Flatten()))
+def test_a_network_without_features_is_refused(small_cnn):
+    """When the run is built, before anybody is asked."""
+    message = r"Expected a model with `features\(x\)`, .* but Flatten lacks it: .*heterogeneity=true"
+    with pytest.raises(ConfigError, match=message):
+        ClusteredHeterogeneity().check(nn.Flatten())
+    ClusteredHeterogeneity().check(small_cnn)
 
 
 def test_the_model_is_left_without_hooks(context_of):

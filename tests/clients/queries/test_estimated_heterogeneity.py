@@ -15,6 +15,7 @@ from fedfacet import rng, state
 from fedfacet.clients.queries.base import QueryContext
 from fedfacet.clients.queries.estimated_heterogeneity import EstimatedHeterogeneity
 from fedfacet.clients.queries.true_heterogeneity import TrueHeterogeneity
+from fedfacet.errors import ConfigError
 
 SEED, ROUND = 3, 2
 
@@ -427,19 +428,31 @@ def test_above_ten_classes_auto_means_single(num_classes, models, tabular):
     assert samples == models * (2 * 4 + 2 * num_classes)
 
 
-def test_a_model_without_features_or_head_is_refused_in_one_sentence(four_classes):
-    context = context_of(four_classes, nn.Sequential(nn.Flatten(), nn.Linear(5, 4)))
-    with pytest.raises(
-        ValueError, match=r"Expected Sequential to have `features\(x\)` and a linear `head`.*use `heterogeneity="
-    ):
+class Headless(nn.Module):
+    def features(self, x):
+        return x
+
+
+@pytest.mark.parametrize(
+    "model", [nn.Sequential(nn.Flatten(), nn.Linear(5, 4)), Headless(), nn.ModuleDict({"head": nn.Linear(5, 4)})]
+)
+def test_a_model_without_features_or_head_is_refused_in_one_sentence(model):
+    """When the run is built, before anybody is asked."""
+    message = rf"`features\(x\)` and a linear `head`, .* but {type(model).__name__} lacks them: .*heterogeneity=true"
+    with pytest.raises(ConfigError, match=message):
+        EstimatedHeterogeneity().check(model)
+
+
+@pytest.mark.parametrize("num_classes", [2, 4])
+def test_an_answer_refuses_such_a_model_too(num_classes, tabular):
+    client = tabular(pixels((3, False), (3, True)), [0] * 3 + [1] * 3, num_classes=num_classes)
+    context = context_of(client, nn.Sequential(nn.Flatten(), nn.Linear(1, num_classes)))
+    with pytest.raises(ConfigError, match=r"Expected a model with `features\(x\)` and a linear `head`"):
         EstimatedHeterogeneity().estimate(context)
 
 
-def test_with_two_classes_too(tabular):
-    client = tabular(pixels((3, False), (3, True)), [0] * 3 + [1] * 3)
-    context = context_of(client, nn.Sequential(nn.Flatten(), nn.Linear(1, 2)))
-    with pytest.raises(ValueError, match=r"Expected Sequential to have `features\(x\)` and a linear `head`"):
-        EstimatedHeterogeneity().estimate(context)
+def test_a_model_with_both_is_taken(small_cnn):
+    EstimatedHeterogeneity().check(small_cnn)
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from fedfacet import rng, state
-from fedfacet.clients.local_training import LocalTraining, train_part
+from fedfacet.clients.local_training import LocalTraining
 from fedfacet.clients.queries.probe_norm import ProbeNorm
 from fedfacet.corrections.proximal import ProximalCorrection
 from fedfacet.data.augmentation import CropAndFlip
@@ -18,7 +18,7 @@ from fedfacet.types import Broadcast, ClientTask
 
 
 def task_of(clients, client_id=1, **more):
-    return ClientTask(client_id, 3, 7, Broadcast(state.clone(clients.bench.tensors)), **more)
+    return ClientTask(client_id, 3, 7, Broadcast(state.clone(clients.program.tensors)), **more)
 
 
 @pytest.fixture
@@ -44,7 +44,7 @@ def test_it_is_the_distance_that_the_first_steps_of_training_cover(dropout_clien
     clients = dropout_clients()
     task = task_of(clients)
     answer = clients.answer(ProbeNorm(probe_steps=probe_steps), task)
-    half = train_part(clients.bench, clients.data(1), task, clients.local, stop=probe_steps)
+    half = clients.train_part(task, None, probe_steps)
     moved = torch.cat([(half.weights[name] - task.broadcast.model[name]).flatten() for name in half.weights])
     assert answer.value == pytest.approx(moved.double().norm().item(), rel=1e-5)
     assert answer.value > 0
@@ -79,8 +79,8 @@ def test_the_steps_of_a_probe_are_not_taken_again(dropout_clients, monkeypatch):
     clients = dropout_clients()
     task = task_of(clients)
     taken = []
-    step = clients.bench.step
-    monkeypatch.setattr(clients.bench, "step", lambda batch, number: taken.append(number) or step(batch, number))
+    step = clients.program.step
+    monkeypatch.setattr(clients.program, "step", lambda batch, number: taken.append(number) or step(batch, number))
     clients.answer(ProbeNorm(probe_steps=3), task)
     clients.train(task)
     assert taken == list(range(8))

@@ -2,10 +2,10 @@
 
 import csv
 import math
-import statistics
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import fmean, median
 from typing import Any, NamedTuple
 
 from fedfacet.analysis.notes import some
@@ -13,9 +13,7 @@ from fedfacet.analysis.runs import Run, differing_keys
 from fedfacet.analysis.writers import csv_of, markdown_of
 from fedfacet.errors import FedFacetError
 
-COMPRESSION = 1e-5
-"""The paper's r, the part of an update's numbers that is left after HCSFed's compression."""
-
+COMPRESSION = 1e-5  # the paper's r, the part of an update's numbers that is left after HCSFed's compression
 _SERIES = ("answers_up", "questions_down", "samples", "more_clients", "more_up", "more_down")
 _LEDGER = ("floats_down", "floats_up", "query_floats_down", "query_floats_up", "query_samples")
 
@@ -23,14 +21,9 @@ _LEDGER = ("floats_down", "floats_up", "query_floats_down", "query_floats_up", "
 class PaperRow(NamedTuple):
     """A row of the paper's table 2. The paper prints one overhead of communication; here it is split into up and down.
 
-    Attributes:
-        name: of the method.
-        often: in which rounds there is an overhead.
-        up: floats from a client.
-        down: floats to a client.
-        client: operations on a client.
-        server: operations on the server in every round.
-        operations: the same as a number, for K clients and |θ| parameters and without constants.
+    ``often`` is in which rounds there is an overhead, ``up`` and ``down`` are floats from and to a client, ``client`` and
+    ``server`` are operations, the server's in every round. ``operations`` gives these as a number, for K clients and |θ|
+    parameters and without constants.
     """
 
     name: str
@@ -64,25 +57,16 @@ PAPER = {
 class Overhead:
     """What one method cost beyond the training of a cohort of size κ.
 
-    The series have one value per round with an overhead, each the mean over the runs.
+    The method is the selector, ``fednova`` where that is the aggregator, or the ``setting`` if it is not federated, with the
+    settings that tell it from other runs of it. K, κ and |θ| are ``num_clients``, ``cohort_size`` (what
+    ``federation.cohort_size`` asks for) and ``model_floats`` (what a client is sent for training in the first round).
+    ``differing`` are config keys, seed apart, in which the ``runs`` differ. ``milliseconds`` is what the selector took in each
+    round, the wait for answers left out; it is empty where that is not known. ``num_rounds`` is that of the longest run.
 
-    Attributes:
-        method: the selector, ``fednova`` where that is the aggregator, ``local`` or ``centralized`` in that
-            setting, with settings that tell it from other runs of it.
-        num_clients: K.
-        cohort_size: κ, what ``federation.cohort_size`` asks for.
-        model_floats: |θ|, floats that a client is sent for training in the first round.
-        runs: how many there are.
-        differing: config keys, seed apart, in which the runs differ.
-        milliseconds: what the selector took in each round, the wait for answers left out; empty where that is not known.
-        num_rounds: of the longest run.
-        rounds: those in which there is an overhead.
-        answers_up: floats in answers to questions.
-        questions_down: floats sent to clients outside the cohort, so that they could answer.
-        samples: passed through a model to answer.
-        more_clients: how many trained beyond κ.
-        more_up: floats that these sent.
-        more_down: floats that these were sent.
+    The series have one value for each of the ``rounds`` with an overhead, the mean over the runs: floats in answers to
+    questions (``answers_up``), floats sent to clients outside the cohort so that they could answer (``questions_down``),
+    samples passed through a model to answer, how many clients trained beyond κ, and the floats that these sent and were sent
+    (``more_up``, ``more_down``).
     """
 
     method: str
@@ -125,11 +109,11 @@ def measure_overheads(runs: Iterable[Run]) -> tuple[list[Overhead], list[Run]]:
         if not rows or not counts:
             unread.append(run)
             continue
-        cohort_size = int(run.settings["federation.cohort_size"])
         model_floats = round(rows[0]["floats_down"] / rows[0]["selected"])
-        groups.setdefault((label, len(counts), cohort_size, model_floats), []).append((run, rows))
-    order = list(PAPER)
-    ranked = sorted(groups, key=lambda key: (order.index(name) if (name := key[0].split(",")[0]) in order else 99, key))
+        key = label, len(counts), int(run.settings["federation.cohort_size"]), model_floats
+        groups.setdefault(key, []).append((run, rows))
+    order = {name: place for place, name in enumerate(PAPER)}
+    ranked = sorted(groups, key=lambda key: (order.get(key[0].split(",")[0], 99), key))
     return [_overhead(key, groups[key]) for key in ranked], unread
 
 
@@ -150,14 +134,13 @@ def overhead_markdown(overheads: Sequence[Overhead], unread: Sequence[Run] = (),
         "for answers, in the median round and in the longest."
     )
     notes = [
-        f"{_name(overhead)} averages runs that differ in {some(overhead.differing)}, not in the seed alone."
-        for overhead in overheads
-        if overhead.differing
+        f"{_name(each)} averages runs that differ in {some(each.differing)}, not in the seed alone."
+        for each in overheads
+        if each.differing
     ]
     if unread:
-        notes.append(
-            f"Left out because metrics.csv or summary.json is missing: {', '.join(f'`{run.path}`' for run in unread)}."
-        )
+        paths = ", ".join(f"`{run.path}`" for run in unread)
+        notes.append(f"Left out because metrics.csv or summary.json is missing: {paths}.")
     grid = [[cell.replace("|", r"\|") for cell in line] for line in lines]
     return markdown_of(grid, caption + (f" Made with `{command}`." if command else ""), notes, flush_left=len(grid[0]))
 
@@ -167,9 +150,8 @@ def overhead_csv(overheads: Sequence[Overhead]) -> str:
     head = ("method", "num_clients", "cohort_size", "model_floats", "runs")
     lines: list[Sequence[Any]] = [[*head, "round", *_SERIES]]
     for overhead in overheads:
-        values = [getattr(overhead, name) for name in head]
         series = zip(overhead.rounds, *(getattr(overhead, name) for name in _SERIES), strict=True)
-        lines += [[*values, *numbers] for numbers in series]
+        lines += [[*(getattr(overhead, name) for name in head), *numbers] for numbers in series]
     return csv_of(lines)
 
 
@@ -182,24 +164,18 @@ def _method(run: Run) -> str:
 
 def _labels(runs: Sequence[Run]) -> list[str]:
     """Return each run's method, with those of the selector's settings in which runs of the method differ."""
-    of_method: dict[str, list[Run]] = {}
-    for run in runs:
-        of_method.setdefault(_method(run), []).append(run)
-    keys = {
-        method: [key for key in differing_keys(members) if key == "heterogeneity" or key.startswith("selector.")]
-        for method, members in of_method.items()
-    }
-    return [
-        ", ".join([_method(run), *(f"{key.removeprefix('selector.')}={run.setting(key)}" for key in keys[_method(run)])])
-        for run in runs
-    ]
+    methods = list(map(_method, runs))
+    differing = {name: differing_keys([run for run in runs if _method(run) == name]) for name in set(methods)}
+    labels = []
+    for run, method in zip(runs, methods, strict=True):
+        keys = [key for key in differing[method] if key == "heterogeneity" or key.startswith("selector.")]
+        labels.append(", ".join([method, *(f"{key.removeprefix('selector.')}={run.setting(key)}" for key in keys)]))
+    return labels
 
 
 def _rounds_of(run: Run) -> list[dict[str, float]]:
-    """Return what a run's ledger and clock say of each round."""
+    """Return what a run's ledger and clock say of each round in which a client was selected."""
     file = run.path / "metrics.csv"
-    if not file.is_file():
-        return []
     clock = {row["round"]: row for row in _table(run.path / "timing.csv")}
     rows = []
     try:
@@ -222,41 +198,38 @@ def _rounds_of(run: Run) -> list[dict[str, float]]:
 
 
 def _table(file: Path) -> list[dict[str, str]]:
-    try:
-        with open(file, newline="", encoding="utf-8") as opened:
-            return list(csv.DictReader(opened))
-    except FileNotFoundError:
+    if not file.is_file():
         return []
+    with open(file, newline="", encoding="utf-8") as opened:
+        return list(csv.DictReader(opened))
 
 
 def _overhead(key: tuple[str, int, int, int], members: Sequence[tuple[Run, list[dict[str, float]]]]) -> Overhead:
-    by_round: dict[int, list[Mapping[str, float]]] = {}
-    for _, rows in members:
-        for row in rows:
-            selected, arrived = row["selected"], row["arrived"]
-            more = max(0.0, selected - key[2])
-            more_up = row["floats_up"] * max(0.0, arrived - key[2]) / arrived if arrived else 0.0
-            extra = {"more_clients": more, "more_up": more_up, "more_down": row["floats_down"] * more / selected}
-            by_round.setdefault(int(row["round"]), []).append({**row, **extra})
-    names = ("query_floats_up", "query_floats_down", "query_samples", "more_clients", "more_up", "more_down")
-    means = {round: [statistics.fmean(row[name] for row in rows) for name in names] for round, rows in sorted(by_round.items())}
-    with_overhead = {round: values for round, values in means.items() if any(values)}
-    series = list(zip(*with_overhead.values(), strict=True)) or [()] * len(names)
-    milliseconds = [statistics.fmean(row["milliseconds"] for row in rows) for rows in by_round.values()]
-    known = () if any(map(math.isnan, milliseconds)) else tuple(milliseconds)
+    by_round: dict[int, list[tuple[float, ...]]] = {}
+    for row in (row for _, rows in members for row in rows):
+        more, arrived = max(0.0, row["selected"] - key[2]), row["arrived"]
+        more_up = row["floats_up"] * max(0.0, arrived - key[2]) / arrived if arrived else 0.0
+        answers = row["query_floats_up"], row["query_floats_down"], row["query_samples"]
+        values = (*answers, more, more_up, row["floats_down"] * more / row["selected"], row["milliseconds"])
+        by_round.setdefault(int(row["round"]), []).append(values)
+    means = {round: tuple(map(fmean, zip(*rows, strict=True))) for round, rows in by_round.items()}
+    with_overhead = {round: values[:-1] for round, values in sorted(means.items()) if any(values[:-1])}
+    series = list(zip(*with_overhead.values(), strict=True)) or [()] * len(_SERIES)
+    milliseconds = tuple(values[-1] for values in means.values())
+    known = () if any(map(math.isnan, milliseconds)) else milliseconds
     differing = tuple(differing_keys([run for run, _ in members]))
     return Overhead(*key, len(members), differing, known, max(by_round), tuple(with_overhead), *series)
 
 
 def _measured(overhead: Overhead) -> list[str]:
-    K, theta = overhead.num_clients, overhead.model_floats
+    K, theta, rounds = overhead.num_clients, overhead.model_floats, overhead.rounds
     up = [sum(both) for both in zip(overhead.answers_up, overhead.more_up, strict=True)]
     down = [sum(both) for both in zip(overhead.questions_down, overhead.more_down, strict=True)]
     work = []
     if any(overhead.samples):
-        work.append(f"{_series(overhead.samples, overhead.rounds)} samples to answer")
+        work.append(f"{_series(overhead.samples, rounds)} samples to answer")
     if any(overhead.more_clients):
-        work.append(f"training of {_series(overhead.more_clients, overhead.rounds)} more clients")
+        work.append(f"training of {_series(overhead.more_clients, rounds)} more clients")
     of_up = of_down = ""
     if any(up) and len(set(up)) == 1:
         answers, updates = overhead.answers_up[0] / K, overhead.more_up[0] / theta
@@ -265,15 +238,9 @@ def _measured(overhead: Overhead) -> list[str]:
         of_down = f" = {_short(down[0] / theta)} |θ|"
     server = "not known"
     if overhead.milliseconds:
-        server = f"{statistics.median(overhead.milliseconds):.2g} ms, at most {max(overhead.milliseconds):.2g} ms"
-    return [
-        _name(overhead),
-        _often(overhead),
-        _series(up, overhead.rounds) + of_up,
-        _series(down, overhead.rounds) + of_down,
-        " and ".join(work) or "0",
-        server,
-    ]
+        server = f"{median(overhead.milliseconds):.2g} ms, at most {max(overhead.milliseconds):.2g} ms"
+    floats = [_series(up, rounds) + of_up, _series(down, rounds) + of_down]
+    return [_name(overhead), _often(overhead), *floats, " and ".join(work) or "0", server]
 
 
 def _name(overhead: Overhead) -> str:
@@ -284,24 +251,20 @@ def _name(overhead: Overhead) -> str:
 
 def _often(overhead: Overhead) -> str:
     rounds = overhead.rounds
-    if len(rounds) == overhead.num_rounds > 1:
+    if len(rounds) < 2:
+        return f"t = {rounds[0]}" if rounds else "never"
+    if len(rounds) == overhead.num_rounds:
         return "every round"
-    if len(rounds) > 1 and rounds[-1] - rounds[0] == len(rounds) - 1:
-        return f"t = {rounds[0]} to {rounds[-1]}"
-    if len(rounds) > 1:
-        return f"{len(rounds)} of {overhead.num_rounds} rounds"
-    return f"t = {rounds[0]}" if rounds else "never"
+    together = rounds[-1] - rounds[0] == len(rounds) - 1
+    return f"t = {rounds[0]} to {rounds[-1]}" if together else f"{len(rounds)} of {overhead.num_rounds} rounds"
 
 
 def _series(values: Sequence[float], rounds: Sequence[int]) -> str:
     """Return a number for all rounds, or the first round's and the mean of the others."""
-    if not any(values):
-        return "0"
-    if len(set(values)) == 1:
-        return _long(values[0])
-    later = values[1:]
-    average = "" if len(set(later)) == 1 else "on average "
-    return f"{_long(values[0])} at t = {rounds[0]}, then {average}{_long(statistics.fmean(later))}"
+    if len(set(values)) < 2:
+        return _long(values[0]) if values else "0"
+    average = "" if len(set(values[1:])) == 1 else "on average "
+    return f"{_long(values[0])} at t = {rounds[0]}, then {average}{_long(fmean(values[1:]))}"
 
 
 def _long(value: float) -> str:

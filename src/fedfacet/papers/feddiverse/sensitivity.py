@@ -37,13 +37,9 @@ _NAMES = {
 class Sensitivity:
     """A metric over a grid of three settings.
 
-    Attributes:
-        axes: setting -> its values in ascending order: panels, rows and columns of the picture.
-        means: over seeds, shape of the grid; NaN where no run has finished.
-        federation: data set and partition of the runs.
-        metric: its name.
-        missing: how many cells have no finished run.
-        differing: the settings in which runs of one cell differ, the seed apart.
+    ``axes`` maps a setting to its ascending values: panels, rows and columns of the picture. ``means`` over seeds have the
+    grid's shape, NaN where no run has finished. ``federation`` is data set and partition. ``missing`` is how many cells have no
+    finished run, ``differing`` are the settings, seed apart, in which runs of one cell differ.
     """
 
     axes: Mapping[str, Sequence[float]]
@@ -70,13 +66,13 @@ class Sensitivity:
 
 
 def measure_sensitivity(runs: Sequence[Run], *, metric: str = METRIC, where: Mapping[str, str] | None = None) -> Sensitivity:
-    """Return a metric over the paper's grid, and over further values that runs have.
+    """Return a metric, to be made small, over the paper's grid and over further values that runs have.
 
     Source: FedDiverse (arXiv:2504.11216), appendix D and figure 4.
 
     Args:
         runs: finished ones are counted; those whose clients did not estimate their triplets may be among them.
-        metric: to be made small.
+        metric: as a run's summary names it.
         where: settings that runs must have to be counted.
 
     Raises:
@@ -120,12 +116,7 @@ def measure_sensitivity(runs: Sequence[Run], *, metric: str = METRIC, where: Map
 
 
 def plot_sensitivity(sensitivity: Sensitivity, path: Path) -> None:
-    """Draw a map per value of q: small values are light, the smallest (all of them) are framed, a cross is a missing run.
-
-    Args:
-        sensitivity: of at least one run.
-        path: of the PNG; its folder is made if need be.
-    """
+    """Draw a map per value of q: small values are light, the smallest (all of them) framed, a cross is a missing run."""
     (panel, panels), (row, rows), (column, columns) = sensitivity.axes.items()
     least, most = float(np.nanmin(sensitivity.means)), float(np.nanmax(sensitivity.means))
     # A single value has no range, so it gets the light end of a scale that is made up.

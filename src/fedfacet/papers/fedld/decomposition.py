@@ -20,17 +20,17 @@ _DASHES = ("-", "--", ":", "-.")
 
 
 def describe_decompositions(runs: Sequence[Run], rounds: "Sequence[DecomposedRound]") -> list[dict[str, Any]]:
-    """Return one round of each run as JSON-able data.
+    """Return one round of each run as JSON-able data, in the order of the settings, large numbers first, and of the seeds.
 
     Args:
         runs: of one study; each is named by the settings in which they differ, those that a ``method=`` stands for by its name.
         rounds: of each run.
 
     Returns:
-        In the order of the settings, large numbers first, and of the seeds: per run its ``run``, ``seed``, ``settings`` (those
-        that differ), ``round``, ``num_rounds`` of the run, ``same_model``, the signed terms and the ``global_loss`` that they
-        add up to, and per participant its ``id``, ``num_samples``, ``own_loss`` (its local model on its own samples),
-        ``loss_on_all`` (its local model on all participants') and ``global_model_loss`` (the new global model on its samples).
+        Per run its ``run``, ``seed``, ``settings`` (those that differ), ``round``, ``num_rounds`` of the run, ``same_model``,
+        the signed terms and the ``global_loss`` that they add up to, and per participant its ``id``, ``num_samples``,
+        ``own_loss`` (its local model on its own samples), ``loss_on_all`` (its local model on all participants') and
+        ``global_model_loss`` (the new global model on its samples).
     """
     keys = _named_by_method(runs, [key for key in differing_keys(runs) if key != "partition_digest"])
     described = []
@@ -39,18 +39,10 @@ def describe_decompositions(runs: Sequence[Run], rounds: "Sequence[DecomposedRou
         columns = (parts.num_samples, np.diag(parts.losses), parts.losses @ parts.shares, parts.global_losses)
         of_clients = zip(decomposed.client_ids, *(column.tolist() for column in columns), strict=True)
         names = ("id", "num_samples", "own_loss", "loss_on_all", "global_model_loss")
-        described.append(
-            {
-                "run": str(run.path),
-                "seed": run.seed,
-                "settings": {key: run.setting(key) for key in keys},
-                "round": decomposed.round,
-                "num_rounds": decomposed.num_rounds,
-                "same_model": decomposed.same_model,
-                **parts.terms(),
-                "clients": [dict(zip(names, values, strict=True)) for values in of_clients],
-            }
-        )
+        one: dict[str, Any] = {"run": str(run.path), "seed": run.seed, "settings": {key: run.setting(key) for key in keys}}
+        one |= {name: getattr(decomposed, name) for name in ("round", "num_rounds", "same_model")}
+        one |= {**parts.terms(), "clients": [dict(zip(names, values, strict=True)) for values in of_clients]}
+        described.append(one)
     return sorted(described, key=_place)
 
 
@@ -88,15 +80,11 @@ def remarks_on(described: Sequence[Mapping[str, Any]]) -> list[str]:
 
 
 def plot_decompositions(described: Sequence[Mapping[str, Any]], path: Path) -> None:
-    """Draw the absolute values of the terms, a panel each, as in the paper's figure 2.
+    """Draw the absolute values of the terms into a PNG, a panel each, as in the paper's figure 2.
 
     Where one setting of the runs is a number with several values (``partition.alpha``, say), it is the horizontal axis, largest
     value first, and the others make lines; else every setting is a bar, to one scale. Values are means over the seeds; a line
     lies in the band between its smallest and largest seed. Terms whose mean is negative are hatched bars or open markers.
-
-    Args:
-        described: as ``describe_decompositions`` returns it.
-        path: of the PNG; its folder is made if need be.
     """
     from matplotlib.lines import Line2D
     from matplotlib.patches import Patch
@@ -128,9 +116,9 @@ def plot_decompositions(described: Sequence[Mapping[str, Any]], path: Path) -> N
                     panel.plot(range(len(values)), heights, dashes, marker="o", markersize=3, linewidth=1.2, **style)
                     low, high = list(map(min, seeds)), list(map(max, seeds))
                     panel.fill_between(range(len(values)), low, high, color=style["color"], alpha=0.15, linewidth=0)
-                    places = [(place, height) for place, height in enumerate(heights) if below[place]]
-                    if places:
-                        panel.scatter(*zip(*places, strict=True), s=20, facecolor="white", edgecolor=style["color"], zorder=3)
+                    if any(below):
+                        at = np.flatnonzero(below)
+                        panel.scatter(at, np.take(heights, at), s=20, facecolor="white", edgecolor=style["color"], zorder=3)
             panel.set(title=term.replace("_", " "), ylim=(0, None))
             if axis is None:
                 panel.set(xlim=(-1, len(points)), xticks=[])
@@ -175,8 +163,5 @@ def _place(one: Mapping[str, Any]) -> tuple[list[tuple[float, str]], int]:
 
 def _axis_of(described: Sequence[Mapping[str, Any]]) -> str | None:
     """Return the first setting that is a number everywhere, and has several values."""
-    for key in described[0]["settings"]:
-        values = {str(one["settings"][key]) for one in described}
-        if len(values) > 1 and all(as_number(value) is not None for value in values):
-            return str(key)
-    return None
+    values = {key: {str(one["settings"][key]) for one in described} for key in described[0]["settings"]}
+    return next((key for key, of in values.items() if len(of) > 1 and None not in map(as_number, of)), None)

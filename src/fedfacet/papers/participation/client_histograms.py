@@ -29,13 +29,9 @@ _BINS = 20
 class ClientsOfRun:
     """The clients of a finished run.
 
-    Attributes:
-        seed: the run's.
-        rounds: how many there were.
-        selected_K: in how many of them each client was selected, whether its update arrived or not.
-        samples_K: of each client that its accuracy is measured on.
-        accuracies_K: of each client's model after the last round, global layers and its own; NaN without samples.
-        held_out: whether the samples are those that the client holds out, or those that it trains on.
+    ``selected_K`` is in how many of the rounds each was selected, whether its update arrived or not; ``accuracies_K`` are of
+    each client's model after the last round, global layers and its own, on its ``samples_K`` samples, NaN without any. These
+    are the samples that the client holds out, or those that it trains on.
     """
 
     seed: int
@@ -46,19 +42,15 @@ class ClientsOfRun:
     held_out: bool
 
 
-Clients = Mapping[tuple[str, str], Sequence[ClientsOfRun]]
-"""(row, column) -> the runs there, one per seed."""
+Clients = Mapping[tuple[str, str], Sequence[ClientsOfRun]]  # (row, column) -> the runs there, one per seed
 
 
 def measure_clients(runs: Sequence[Run], *, rows: Sequence[str], columns: Sequence[str]) -> Clients:
     """Count who was selected in each run, and measure the clients of its last checkpoint; nothing is written.
 
-    Source: De Cesare et al., Federated Learning Beyond Uniform Participation, figure 12.
+    ``rows`` and ``columns`` are config keys as in ``make_table``. Unfinished runs are not measured.
 
-    Args:
-        runs: finished ones are measured, the others are not.
-        rows: config keys as in ``make_table`` whose values together name a setting.
-        columns: as ``rows``.
+    Source: De Cesare et al., Federated Learning Beyond Uniform Participation, figure 12.
 
     Raises:
         ConfigError: if no run has finished, no run has such a key, or a setting has a seed twice.
@@ -73,13 +65,9 @@ def measure_clients(runs: Sequence[Run], *, rows: Sequence[str], columns: Sequen
 
 
 def plot_clients(clients: Clients, path: Path) -> None:
-    """Draw two histograms per setting: clients by how often they were selected, and by their accuracy.
+    """Draw two histograms per setting into a PNG: clients by how often they were selected, and by their accuracy.
 
     A bar is the number of clients, the mean over the seeds; a dashed line is the mean of all clients.
-
-    Args:
-        clients: of at least one setting.
-        path: of the PNG; its folder is made if need be.
     """
     from matplotlib.ticker import MaxNLocator
 
@@ -119,13 +107,7 @@ def clients_csv(clients: Clients) -> str:
 
 
 def clients_markdown(clients: Clients, runs: Sequence[Run], command: str) -> str:
-    """Return a line per setting: the spread over its clients, the mean over the seeds of each number.
-
-    Args:
-        clients: of at least one setting.
-        runs: those that were to be measured; the unfinished ones are named.
-        command: what the user typed.
-    """
+    """Return a line per setting: the spread over its clients, mean over seeds of each number; unfinished ``runs`` are named."""
     accuracy, rounds = "accuracy, mean / min / std", "rounds with a client, min / max / std"
     lines = [["setting", "seeds", "clients", "never selected", rounds, accuracy]]
     for place, of_seeds in clients.items():

@@ -1,0 +1,65 @@
+"""What the target of each part of a configuration must be."""
+
+import inspect
+import sys
+from typing import Any
+
+from hydra.utils import get_object
+
+from fedfacet.errors import ConfigError
+
+KINDS = {
+    "dataset": "fedfacet.data.source.DatasetSource",
+    "partition": "fedfacet.partitioners.base.Partitioner",
+    "model": "torch.nn.Module",
+    "objective": "lightning.LightningModule",
+    "correction": "fedfacet.corrections.base.Correction",
+    "personal": "fedfacet.personal.base.PersonalLayers",
+    "optimizer": "torch.optim.Optimizer",
+    "scheduler": "fedfacet.schedulers.base.Scheduler",
+    "local": "fedfacet.clients.local_training.LocalTraining",
+    "heterogeneity": "fedfacet.clients.queries.base.Query",
+    "selector": "fedfacet.selectors.base.ClientSelector",
+    "aggregator": "fedfacet.aggregators.base.Aggregator",
+    "participation": "fedfacet.participation.base.Participation",
+    "engine": "fedfacet.engines.base.Engine",
+    "transforms.*": "fedfacet.transforms.base.UpdateTransform",
+    "callbacks.*": "fedfacet.callbacks.base.Callback",
+    "logger.*": "fedfacet.callbacks.base.Callback",
+}
+"""Part of the configuration -> the class that its target is derived from."""
+
+MADE_BY_FUNCTIONS = ("model", "objective", "dataset", "partition")
+"""Parts that a function may make, such as ``torchvision.models.resnet18``; what it returns is seen when it is called."""
+
+
+def find_target(path: str, name: Any) -> Any:
+    """Return the class or function that a ``_target_`` names, if it may stand there.
+
+    Nothing of Python's own library may: no part is of it, and some of it acts when it is called.
+
+    Args:
+        path: of the node in the configuration.
+        name: its ``_target_``.
+
+    Raises:
+        ConfigError: saying what was expected.
+    """
+    try:
+        if not isinstance(name, str) or name.partition(".")[0] in sys.stdlib_module_names:
+            raise ImportError(name)
+        target = get_object(name)
+    except Exception:  # whatever a module may raise when it is imported
+        raise ConfigError(f"Expected `{path}._target_` to name a class or function, but got {name!r}: mend the name.") from None
+    kind = KINDS.get(path) or KINDS.get(f"{path.rpartition('.')[0]}.*")
+    if kind is not None and not (path in MADE_BY_FUNCTIONS and inspect.isfunction(target)):
+        if not (inspect.isclass(target) and issubclass(target, get_object(kind))):
+            raise ConfigError(f"Expected `{path}._target_` to name a class derived from {kind}, but got {name}: mend the name.")
+        if inspect.isabstract(target):
+            raise ConfigError(f"Expected `{path}._target_` to name a class with all methods, but got {name}: mend the name.")
+    if path == "loss" and (not callable(target) or inspect.isclass(target) or str(name).startswith("torch.")):
+        raise ConfigError(
+            f"Expected `loss._target_` to name a function of logits and a batch, but got {name}: write one that calls it with "
+            "batch.y."
+        )
+    return target

@@ -1,0 +1,119 @@
+"""Objective, correction and aggregator of conf/ in every combination: whole methods work, halves are refused (law 5)."""
+
+import itertools
+import re
+from functools import partial
+from pathlib import Path
+
+import pytest
+import torch
+
+from fedfacet import config, rng, state
+from fedfacet.build import OPTIONAL, build, check_pairs
+from fedfacet.clients.local_training import LocalTraining
+from fedfacet.errors import ConfigError
+from fedfacet.models.small_cnn import SmallCNN
+from fedfacet.objectives.classification import cross_entropy
+
+CONF = Path(__file__).parents[2] / "conf"
+GROUPS = ("objective", "correction", "aggregator")
+PAIRS = list(itertools.product(*(sorted(file.stem for file in (CONF / group).glob("*.yaml")) for group in GROUPS)))
+
+
+@pytest.fixture(scope="module")
+def parts_of(composed, make_part):
+    """Return a function: three options, other values of the correction's keys -> objective and aggregator."""
+
+    def make(objective, correction, aggregator, **changed):
+        handed = {
+            "correction": make_part("correction", correction, **changed),
+            "loss": cross_entropy,
+            "optimizer": partial(torch.optim.SGD, lr=0.1, momentum=0.9),
+        }
+        with rng.forked(0, "weights"):
+            model = SmallCNN(2, (1, 4, 4), width=2, hidden=4)
+        made = config.make(composed(f"objective={objective}").objective, model=model, **handed)
+        return {"objective": made, "aggregator": make_part("aggregator", aggregator)}
+
+    return make
+
+
+@pytest.fixture(scope="module")
+def lacking_of(parts_of):
+    """Return a function: three options -> the names that one of them needs or gives and no other gives or needs."""
+
+    def find(*options):
+        parts = parts_of(*options).values()
+        gives, needs = (frozenset().union(*(getattr(part, kind) for part in parts)) for kind in ("gives", "needs"))
+        return (needs - gives) | (gives - needs - OPTIONAL)
+
+    return find
+
+
+@pytest.fixture
+def model_after(parts_of, tiny_federation):
+    """Return a function: three options and local steps -> the model before and after some rounds."""
+
+    def run(*options, steps, rounds=2, **changed):
+        parts = parts_of(*options, **changed)
+        local = LocalTraining(unit="steps", amount=steps, batch_size=8)
+        federation = tiny_federation(**parts, local=local, cohort_size=3, rounds=rounds)
+        before = federation.state.model
+        return before, federation.fit().model
+
+    return run
+
+
+@pytest.mark.parametrize("options", PAIRS, ids="-".join)
+def test_both_halves_go_together_and_one_is_refused_by_what_it_lacks(options, parts_of, lacking_of, model_after):
+    choices, lacking = dict(zip(GROUPS, options, strict=True)), lacking_of(*options)
+    if not lacking:
+        check_pairs(parts_of(*options), choices)
+        before, after = model_after(*options, steps=3)
+        assert list(after) == list(before)
+        assert state.all_finite(after)
+        assert all(not torch.equal(after[name], before[name]) for name in before)
+        return
+    with pytest.raises(ConfigError) as info:
+        check_pairs(parts_of(*options), choices)
+    said = re.fullmatch(
+        r"Expected a part that (?:gives|needs) '(\S+)', which (\w+)=(\w+) (?:needs|gives), but there is none: [^\n]+\.",
+        str(info.value),
+    )
+    assert said, str(info.value)
+    name, group, option = said.groups()
+    assert name in lacking
+    assert choices[group] == option
+
+
+def test_there_are_both_kinds(lacking_of):
+    assert {bool(lacking_of(*options)) for options in PAIRS} == {True, False}
+
+
+def test_a_build_refuses_half_a_method_before_anything_is_written(composed, lacking_of, tmp_path):
+    """One combination for every part that needs or gives anything."""
+    for position, group in enumerate(GROUPS):
+        halves = {options[position]: options for options in PAIRS if lacking_of(*options)}
+        whole = {options[position] for options in PAIRS if not lacking_of(*options)}
+        assert whole == {options[position] for options in PAIRS}, f"every {group} is a part of some method"
+        for options in list(halves.values())[:2]:
+            job = composed(*map("=".join, zip(GROUPS, options, strict=True)), "debug=smoke")
+            with pytest.raises(ConfigError, match="choose the other half of the method too"):
+                build(job, tmp_path / "run")
+            assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("aggregator", sorted({aggregator for _, _, aggregator in PAIRS}))
+def test_mu_changes_a_later_local_step_and_not_the_first(aggregator, lacking_of, model_after):
+    """Whatever the aggregator makes of the updates: at the start of a client's round the proximal term is flat."""
+    objectives = sorted({objective for objective, _, _ in PAIRS}, key=lambda option: option != "classification")
+    fitting = [o for o in objectives if not lacking_of(o, "none", aggregator) and not lacking_of(o, "proximal", aggregator)]
+    if not fitting:
+        pytest.skip(f"aggregator={aggregator} goes with a correction of its own alone")
+    later = 2 if fitting[0] == "classification" else 4  # where head and body take turns, the second step may be another's first
+    for steps in (1, later):
+        _, plain = model_after(fitting[0], "none", aggregator, steps=steps, rounds=1)
+        _, without = model_after(fitting[0], "proximal", aggregator, steps=steps, rounds=1, mu=0.0)
+        _, pulled = model_after(fitting[0], "proximal", aggregator, steps=steps, rounds=1, mu=1.0)
+        assert state.digest(without) == state.digest(plain)
+        assert (state.digest(pulled) == state.digest(plain)) is (steps == 1)
