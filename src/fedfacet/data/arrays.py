@@ -88,9 +88,8 @@ def dataset_from_arrays(
 def dataset_from_torch(dataset: Any, *, test: Any = 0.2, **settings: Any) -> Dataset:
     """Return a data set of any map-style ``torch.utils.data.Dataset`` that yields ``(x, y)`` or ``(x, y, a)``.
 
-    It is read once, from the first sample to the last, and kept in memory: random transforms are drawn only once.
-
-    ``test`` is as in ``dataset_from_arrays``, or another such data set; ``settings`` are its other arguments.
+    It is read once and kept in memory: random transforms are drawn only once. ``test`` is as in ``dataset_from_arrays``, or
+    another such data set; ``settings`` are its other arguments.
 
     Raises:
         ValueError: as in ``dataset_from_arrays``, or if samples have different shapes.

@@ -136,11 +136,7 @@ def _sent(tensor: Tensor, device: torch.device | str) -> Tensor:
 
 @functools.lru_cache(maxsize=16)
 def _constants(
-    mean: tuple[float, ...],
-    std: tuple[float, ...],
-    shape: torch.Size,
-    device: torch.device,
-    memory_format: torch.memory_format,
+    mean: tuple[float, ...], std: tuple[float, ...], shape: torch.Size, device: torch.device, memory_format: torch.memory_format
 ) -> tuple[Tensor, Tensor]:
     """Return mean and standard deviation on the scale of uint8 pixels, each of shape (1, C, H, W).
 

@@ -24,13 +24,9 @@ def write_spawrious(
 ) -> None:
     """Write drawn dogs as JPEG files to ``<root>/spawrious224/{0,1}/<place>/<breed>/``.
 
-    Args:
-        root: as given to ``Spawrious``, like ``classes`` (breeds) and ``attributes`` (places).
-        classes: breeds.
-        attributes: places.
-        per_cell: images per (breed, place) cell, 2 or larger (or ``ValueError``): one half for each of the folders 0 and 1.
-        image_size: height and width in pixels, 8 or larger.
-        seed: of the drawings, 0 or larger; equal arguments write equal files.
+    ``per_cell`` images, 2 or larger, of each (breed, place) cell, one half for each of the folders 0 and 1; they are squares of
+    8 pixels or more. Equal arguments write equal files, as in all functions here; numbers that are too small raise
+    ``ValueError``.
     """
     if per_cell < len(PARTS):
         raise ValueError(f"Expected `per_cell` to be {len(PARTS)} or larger, but got {per_cell}.")
@@ -50,12 +46,8 @@ def write_waterbirds(root: Path, *, train_per_cell: int, held_out_per_cell: int,
     Labradors stand in for landbirds, dachshunds for waterbirds, a jungle for land and a beach for water. The lines of the table
     are in a random order, as the splits of the real one are mixed.
 
-    Args:
-        root: as given to ``WaterBirds``.
-        train_per_cell: training images per (class, background) cell, 1 or larger (or ``ValueError``).
-        held_out_per_cell: validation images per cell, and test images per cell, likewise.
-        image_size: height in pixels, 8 or larger; images are a third wider.
-        seed: of drawings and order, 0 or larger; equal arguments write equal files.
+    Numbers are per (class, background) cell, for validation and test alike, 1 or larger. ``image_size`` is the height, 8 pixels
+    or more; images are a third wider.
     """
     if min(train_per_cell, held_out_per_cell) < 1:
         raise ValueError(
@@ -88,11 +80,7 @@ def write_mnist(root: Path, *, num_train: int, num_test: int, seed: int = 0) -> 
     The digits are scikit-learn's bundled ones (1797 of 8 x 8 pixels), enlarged and set into 28 x 28 pixels with a random shift
     of up to two. No original serves both training and test; each is used again where more are asked for than there are.
 
-    Args:
-        root: the folder that torchvision's ``MNIST`` is given.
-        num_train: training images, 1 or larger (or ``ValueError``).
-        num_test: test images, likewise.
-        seed: of order and shifts, 0 or larger; equal arguments write equal files.
+    Numbers are 1 or larger.
     """
     from sklearn.datasets import load_digits  # imports scipy.io and more, needed here only
 

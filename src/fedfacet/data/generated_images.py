@@ -17,11 +17,7 @@ from fedfacet.data.generated import write_whole
 def write_cifar100(root: Path, *, train_per_class: int, test_per_class: int, seed: int = 0) -> None:
     """Write noise to ``<root>/cifar-100-python/``, brighter for higher classes, in the order of a shuffled deck.
 
-    Args:
-        root: as given to ``CIFAR100``.
-        train_per_class: training images of each of the 100 classes, 1 or larger (or ``ValueError``).
-        test_per_class: test images, likewise.
-        seed: of the noise, 0 or larger; equal arguments write equal files.
+    Equal arguments write equal files, as in all functions here; numbers that are too small raise ``ValueError``.
     """
     if min(train_per_class, test_per_class) < 1:
         raise ValueError(
@@ -40,20 +36,15 @@ def write_cifar100(root: Path, *, train_per_class: int, test_per_class: int, see
             "filenames": [f"image_{number:05d}.png" for number in range(len(labels))],
         }
         write_whole(folder / split, pickle.dumps(content))
-    names = {
-        "fine_label_names": [f"class_{label:02d}" for label in range(100)],
-        "coarse_label_names": [f"superclass_{label:02d}" for label in range(20)],
-    }
+    fine, coarse = [f"class_{label:02d}" for label in range(100)], [f"superclass_{label:02d}" for label in range(20)]
+    names = {"fine_label_names": fine, "coarse_label_names": coarse}
     write_whole(folder / "meta", pickle.dumps(names))
 
 
 def write_pneumonia_mnist(root: Path, *, per_class: int, seed: int = 0) -> None:
     """Write noise to ``<root>/pneumoniamnist.npz`` in MedMNIST's layout, brighter where there is a pneumonia.
 
-    Args:
-        root: as given to ``PneumoniaMNIST``.
-        per_class: training images of each of the two classes, 2 or larger (or ``ValueError``); validation and test have half.
-        seed: of the noise, 0 or larger; equal arguments write equal files.
+    ``per_class`` images train, 2 or larger; validation and test have half as many.
     """
     if per_class < 2:
         raise ValueError(f"Expected `per_class` to be 2 or larger, but got {per_class}.")
@@ -88,9 +79,9 @@ def write_ssl_fl(
         clients: names of the tables.
         num_classes: how many classes there are.
         suffix: of the images: ``.npy`` for arrays of fractions, or what Pillow can write.
-        per_class: images of each class per client, and of each class in the test set, 1 or larger (or ``ValueError``).
+        per_class: images of each class per client, and of each class in the test set, 1 or larger.
         image_size: height and width in pixels, 1 or larger.
-        seed: of the noise, 0 or larger; equal arguments write equal files.
+        seed: of the noise, 0 or larger.
     """
     if per_class < 1:
         raise ValueError(f"Expected `per_class` to be 1 or larger, but got {per_class}.")

@@ -15,12 +15,10 @@ def write_plays(
 ) -> None:
     """Write ``<root>/t8.shakespeare.txt``: a preface, sonnets, and plays whose roles say random words.
 
-    Args:
-        root: as given to ``Shakespeare``.
-        num_plays: 1 or larger (or ``ValueError``).
-        characters_per_play: 2 or larger, likewise.
-        lines_per_character: of about 40 letters each, 3 or larger, likewise.
-        seed: of the words, 0 or larger; equal arguments write equal files.
+    At least one play of two characters with three lines each, of about 40 letters. Equal arguments write equal files.
+
+    Raises:
+        ValueError: if a number is too small.
     """
     if num_plays < 1 or characters_per_play < 2 or lines_per_character < 3:
         raise ValueError(

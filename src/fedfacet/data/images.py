@@ -79,11 +79,11 @@ class ImageFiles(LazyImages):
 
     Args:
         paths: one file per image, in an order that does not depend on the file system (sorted).
-        image_size: as in ``LazyImages``.
+        image_size: as in ``LazyImages``, like ``max_memory_gb``.
         remedy: what the user should do about a damaged file, as the end of a sentence.
         resized: height and width in pixels to which images are resized before their centre is cut out, ``image_size`` or
             larger; ``None`` means ``image_size``, so that nothing is cut off.
-        max_memory_gb: as in ``LazyImages``.
+        max_memory_gb: the largest cache.
     """
 
     def __init__(

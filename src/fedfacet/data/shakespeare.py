@@ -4,6 +4,7 @@ import gzip
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -89,7 +90,9 @@ class Shakespeare(DatasetSource):
         y = windows.following()
         train, val, test = self._split(windows.sizes)
         nobody = np.broadcast_to(np.int64(0), y.shape)
-        columns = _RoleColumns([role[:2] for role in roles], windows.sizes)
+        characters, plays = [role.character for role in roles], [role.play for role in roles]
+        of_roles = {"role": _numbered(range(len(roles))), "character": _numbered(characters), "play": _numbered(plays)}
+        columns = _RoleColumns(of_roles, windows.sizes)
         return Dataset(windows, y, nobody, train, test, val, tuple(ALPHABET), columns=columns)
 
     def _chosen(self, roles: Sequence[Role], file: Path | None) -> list[Role]:
@@ -181,26 +184,24 @@ class Windows:
         return indices + WINDOW * np.searchsorted(self._ends, indices, side="right")
 
 
+def _numbered(values: Sequence[Any]) -> NDArray[np.int16]:
+    """Return each value's number in the order in which they first appear."""
+    number_of = {value: number for number, value in enumerate(dict.fromkeys(values))}
+    return np.array([number_of[value] for value in values], dtype=np.int16)
+
+
 @dataclass(frozen=True, eq=False)
 class _RoleColumns(Mapping[str, NDArray[np.int16]]):
     """Labels that all windows of a role share, written out when they are asked for."""
 
-    names: Sequence[tuple[str, str]]  # of play and character
+    of_roles: Mapping[str, NDArray[np.int16]]
     sizes: NDArray[np.int64]
 
     def __getitem__(self, name: str) -> NDArray[np.int16]:
-        if name == "role":
-            values = list(range(len(self.names)))
-        elif name in ("character", "play"):
-            named = [names[name == "character"] for names in self.names]
-            number_of = {value: number for number, value in enumerate(dict.fromkeys(named))}
-            values = [number_of[value] for value in named]
-        else:
-            raise KeyError(name)
-        return np.repeat(np.array(values, dtype=np.int16), self.sizes)
+        return np.repeat(self.of_roles[name], self.sizes)
 
     def __iter__(self) -> Iterator[str]:
-        return iter(("role", "character", "play"))
+        return iter(self.of_roles)
 
     def __len__(self) -> int:
-        return 3
+        return len(self.of_roles)

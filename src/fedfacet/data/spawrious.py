@@ -23,6 +23,7 @@ PARTS = ("0", "1")
 BREEDS = ("labrador", "dachshund", "bulldog", "corgi")
 LOCATIONS = ("beach", "snow", "desert", "jungle", "mountain", "dirt")
 _SUFFIXES = {".png", ".jpg", ".jpeg"}
+Labels = NDArray[np.int64]
 
 
 @dataclass(eq=False)
@@ -118,20 +119,11 @@ def chosen_names(argument: str, given: Sequence[str], valid: Sequence[str]) -> t
     return names
 
 
-def hold_out(
-    y: NDArray[np.int64], a: NDArray[np.int64], fraction: float, seed: int, purpose: str
-) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+def hold_out(y: Labels, a: Labels, fraction: float, seed: int, purpose: str) -> tuple[Labels, Labels]:
     """Draw ``round(fraction * n)`` of the n samples of every (class, attribute) cell.
 
-    Args:
-        y: classes, shape (N,).
-        a: attribute values, shape (N,).
-        fraction: the part that is drawn.
-        seed: of the draw.
-        purpose: of the draw, as in ``rng.stream``; the cell's (y, a) are its keys.
-
-    Returns:
-        The sorted positions that are left, and those that were drawn.
+    ``y`` and ``a`` have the shape (N,). Draws are ``rng.stream(seed, purpose, label, attribute)``. Returned are the sorted
+    positions that are left, and those that were drawn.
     """
     held = np.zeros(len(y), dtype=bool)
     for label, attribute in np.unique(np.stack([y, a], axis=1), axis=0).tolist():

@@ -16,20 +16,12 @@ URL = "https://github.com/rui-yan/SSL-FL"
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ClientTables:
-    """What the tables say; training images first, both parts sorted by name.
+    """What the tables say; training images first, both parts sorted by name."""
 
-    Attributes:
-        paths: a file per image.
-        y: classes, shape (N,).
-        client: number of the client that owns an image, in the order of ``clients``; -1 for test images, shape (N,).
-        clients: names, sorted.
-        num_train: how many images train.
-    """
-
-    paths: tuple[Path, ...]
-    y: NDArray[np.int64]
-    client: NDArray[np.int64]
-    clients: tuple[str, ...]
+    paths: tuple[Path, ...]  # a file per image
+    y: NDArray[np.int64]  # classes, shape (N,)
+    client: NDArray[np.int64]  # number of an image's client, in the order of ``clients``; -1 for test images; shape (N,)
+    clients: tuple[str, ...]  # names, sorted
     num_train: int
 
     def dataset(self, inputs: InputStore, class_names: tuple[str, ...], **settings: Any) -> Dataset:

@@ -11,8 +11,7 @@ from fedfacet.errors import InfeasiblePartitionError
 from fedfacet.partitioners.base import Partitioner
 from fedfacet.types import Partition
 
-MAX_PER_CELL = 300
-RESERVED_FRACTION = 0.1
+MAX_PER_CELL, RESERVED_FRACTION = 300, 0.1
 
 
 def partition_and_hold_out(dataset: Dataset, partitioner: Partitioner, *, seed: int = 0) -> tuple[Partition, NDArray[np.int64]]:

@@ -20,11 +20,7 @@ TABLE = "metadata.csv"
 CLASSES = ("landbird", "waterbird")
 BACKGROUNDS = ("land", "water")
 SPLITS = ("train", "val", "test")
-OFFICIAL_COUNTS = {
-    "train": [[3498, 184], [56, 1057]],
-    "val": [[467, 466], [133, 133]],
-    "test": [[2255, 2255], [642, 642]],
-}
+OFFICIAL_COUNTS = {"train": [[3498, 184], [56, 1057]], "val": [[467, 466], [133, 133]], "test": [[2255, 2255], [642, 642]]}
 # Of a table in circulation that was made anew: other splits, other places.
 _LOOK_ALIKE_TRAIN = [[3525, 186], [54, 1030]]
 _LABELS = {"y": len(CLASSES), "place": len(BACKGROUNDS), "split": len(SPLITS)}

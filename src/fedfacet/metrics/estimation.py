@@ -19,17 +19,11 @@ _COLUMNS = ["client", *(f"{kind}/{measure}" for measure in MEASURES for kind in 
 
 
 class Triplets(NamedTuple):
-    """The triplets of K clients.
+    """The triplets of K clients; columns class imbalance, attribute imbalance, spurious correlation."""
 
-    Attributes:
-        clients: their ids.
-        true: shape (K, 3); columns class imbalance, attribute imbalance, spurious correlation.
-        disclosed: what the clients said, shape (K, 3).
-    """
-
-    clients: tuple[int, ...]
-    true: NDArray[np.float64]
-    disclosed: NDArray[np.float64]
+    clients: tuple[int, ...]  # their ids
+    true: NDArray[np.float64]  # shape (K, 3)
+    disclosed: NDArray[np.float64]  # what the clients said, shape (K, 3)
 
     @classmethod
     def of(cls, true: Sequence[Sequence[float]], disclosed: Mapping[int, Sequence[float]]) -> "Triplets":
@@ -58,7 +52,11 @@ def measure_estimation(triplets: Triplets) -> dict[str, Any]:
         (0.25, 0.5)
     """
     errors = np.abs(triplets.disclosed - triplets.true).mean(axis=0).tolist()
-    correlations = [_correlation(*columns) for columns in zip(triplets.true.T, triplets.disclosed.T, strict=True)]
+    correlations = [
+        # Rounded, because equal triplets of different clients may differ in the last bit.
+        math.nan if np.ptp(true) < 1e-9 or np.ptp(disclosed) < 1e-9 else float(np.corrcoef(true, disclosed)[0, 1])
+        for true, disclosed in zip(triplets.true.T, triplets.disclosed.T, strict=True)
+    ]
     return {
         "clients": len(triplets.clients),
         "distance_mean": float(triplets.distances.mean()),
@@ -101,10 +99,3 @@ def read_triplets(run_dir: Path) -> Triplets:
     if not clients:
         raise FedFacetError(f"Expected {file} to hold at least one client, but it holds none: name another run.")
     return Triplets(clients, numbers[:, :, 0], numbers[:, :, 1])
-
-
-def _correlation(true: NDArray[np.float64], disclosed: NDArray[np.float64]) -> float:
-    # Rounded, because equal triplets of different clients may differ in the last bit.
-    if np.ptp(true) < 1e-9 or np.ptp(disclosed) < 1e-9:
-        return math.nan
-    return float(np.corrcoef(true, disclosed)[0, 1])

@@ -13,13 +13,7 @@ from fedfacet.metrics.group_counts import count_groups
 class GroupMetric(Metric):
     """Counts ``correct`` and ``total`` per (class, attribute) group, shape (Y * A,) in the order g = y * num_attributes + a.
 
-    Args:
-        num_classes: Y, 1 or larger.
-        num_attributes: A, 1 or larger.
-        kwargs: as in ``torchmetrics.Metric``.
-
-    Raises:
-        ValueError: if a number is smaller than 1.
+    ``num_classes`` (Y) and ``num_attributes`` (A) are 1 or larger (or ``ValueError``); others are ``torchmetrics.Metric``'s.
     """
 
     is_differentiable = False
@@ -68,7 +62,7 @@ class GroupMetric(Metric):
 class GroupAccuracy(GroupMetric):
     """Accuracy of every (class, attribute) group.
 
-    A tensor of shape (Y, A); NaN for a group without samples. Arguments are those of ``GroupMetric``.
+    A tensor of shape (Y, A); NaN for a group without samples.
 
     Example:
         >>> metric = GroupAccuracy(2, 2)
@@ -85,8 +79,6 @@ class GroupAccuracy(GroupMetric):
 
 class WorstGroupAccuracy(GroupMetric):
     """The smallest accuracy of a group that has samples (thesis, equation 32); NaN where none has.
-
-    Arguments are those of ``GroupMetric``.
 
     Example:
         >>> metric = WorstGroupAccuracy(2, 2)
@@ -108,13 +100,10 @@ class AdjustedAccuracy(GroupMetric):
     NaN if a group of positive weight has no samples.
 
     Args:
-        num_classes: as in ``GroupMetric``, like ``num_attributes`` and ``kwargs``.
-        num_attributes: A.
-        group_weights: Y * A non-negative weights, not all zero, in the order of groups.
-        kwargs: further arguments.
-
-    Raises:
-        ValueError: if a number is smaller than 1 or the weights are malformed.
+        num_classes: Y, 1 or larger.
+        num_attributes: A, 1 or larger.
+        group_weights: Y * A non-negative weights, not all zero, in the order of groups (or ``ValueError``).
+        kwargs: as in ``torchmetrics.Metric``.
 
     Example:
         >>> metric = AdjustedAccuracy(2, 2, group_weights=[3, 1, 0, 0])

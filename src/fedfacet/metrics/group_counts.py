@@ -27,9 +27,8 @@ def group_key(group: int, num_attributes: int) -> str:
 class GroupCounts:
     """What evaluation keeps of a set of samples: every accuracy and every measure of fairness follows from it.
 
-    Attributes:
-        confusion: samples per group and predicted class, int64 of shape (G, Y) with G = Y * A.
-        loss_sum: the sum of the samples' cross entropies.
+    ``confusion`` counts samples per group and predicted class, shape (G, Y) with G = Y * A; ``loss_sum`` sums their cross
+    entropies.
     """
 
     confusion: Labels

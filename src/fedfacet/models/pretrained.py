@@ -40,7 +40,9 @@ def load_weights(model: nn.Module, weights: str, *, imagenet: Any, renamed: Mapp
     own = model.state_dict()
     fitting = {}
     for name, tensor in saved.items() if isinstance(saved, Mapping) else ():
-        target = _own_name(str(name), own, renamed)
+        target = str(name)
+        if target not in own and (beginning := next(filter(target.startswith, renamed), None)) is not None:
+            target = renamed[beginning] + target.removeprefix(beginning)
         if isinstance(tensor, Tensor) and target in own and tensor.shape == own[target].shape:
             fitting[target] = tensor
     needed = [name for name in own if not name.startswith("head.") and not name.endswith("num_batches_tracked")]
@@ -51,13 +53,6 @@ def load_weights(model: nn.Module, weights: str, *, imagenet: Any, renamed: Mapp
             f"{len(missing) - 1} more tensors are missing or of another shape: pass another file or `model.weights=none`."
         )
     model.load_state_dict(fitting, strict=False)
-
-
-def _own_name(name: str, own: Mapping[str, Tensor], renamed: Mapping[str, str]) -> str:
-    if name in own:
-        return name
-    beginning = next((beginning for beginning in renamed if name.startswith(beginning)), None)
-    return name if beginning is None else renamed[beginning] + name.removeprefix(beginning)
 
 
 def _from_torchvision(imagenet: Any) -> object:

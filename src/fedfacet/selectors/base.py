@@ -33,11 +33,6 @@ class Taxonomy:
 
     Raises:
         ValueError: if a field is empty or the characteristics are not a part of VDSRT in order.
-
-    Example:
-        >>> from fedfacet.selectors.uniform import UniformSelector
-        >>> UniformSelector.taxonomy.value_interpretation
-        'probability'
     """
 
     policy: str

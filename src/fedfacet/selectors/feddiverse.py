@@ -43,20 +43,16 @@ class FedDiverseSelector(ClientSelector):
             (algorithm 6 as printed), ``"random"`` permutes the dimensions anew each round and moves on with every triple
             (released code).
 
-    Raises:
-        ValueError: if an argument is out of range.
+    Note: the paper prints the projection in step 3 with its sign. A cross product's sign depends on the order of its factors:
+    about half of the third picks would then have no client on the positive side. Only the absolute value gives the shares the
+    paper reports (a third of each kind on GSC, GCI and Spawrious4, and all three class-imbalanced clients in every round on
+    WaterBirds). Algorithm 5 searches step 3 among all clients but the current pair, which would repeat clients; the text
+    excludes those already chosen, and so do we. Where the paper divides by zero: a dimension without mass is drawn uniformly, a
+    client with a zero triplet keeps the zero vector, and for a collinear pair step 3 takes the client least similar to both.
+    Ties (within 1e-6) are broken at random.
 
-    Note:
-        The paper prints the projection in step 3 with its sign. A cross product's sign depends on the order of its factors,
-        so that about half of the third picks would then have no client on the positive side; only the absolute value gives
-        the shares the paper reports (a third of each kind on GSC, GCI and Spawrious4, and all three class-imbalanced clients
-        in every round on WaterBirds). Algorithm 5 searches step 3 among all clients but the current pair, which would repeat
-        clients; the text excludes those already chosen, and so do we. Where the paper divides by zero: a dimension without
-        mass is drawn uniformly, a client with a zero triplet keeps the zero vector, and for a collinear pair step 3 takes the
-        client least similar to both. Ties (within 1e-6) are broken at random.
-
-        The first pick of every triple is drawn by the measures as they are disclosed, as algorithm 5 says. The released code
-        does so in a round's first triple only, and draws by the normalised ones in later triples; no option here does that.
+    The first pick of every triple is drawn by the measures as they are disclosed, as algorithm 5 says. The released code does
+    so in a round's first triple only, and draws by the normalised ones in later triples; no option here does that.
     """
 
     taxonomy = Taxonomy(

@@ -88,12 +88,8 @@ def balancing_weights(matrices_KYA: ArrayLike, floor: float) -> NDArray[np.float
     it is no longer small against those: their weights come out evener than the optimum's. Of ``[[9, 1]]`` and ``[[4, 6]]``,
     which balance at 0.2 and 0.8, it makes 0.204 and 0.796 beside ``[[900, 100]]``, and 0.37 and 0.63 beside ``[[9000, 1000]]``.
 
-    Args:
-        matrices_KYA: shape (K, ...), finite.
-        floor: the smallest weight as a part of 1 / K, in (0, 1].
-
-    Returns:
-        Shape (K,), each at least ``floor / K``, with the sum 1.
+    ``matrices_KYA``, shape (K, ...), are finite, and ``floor``, the smallest weight as a part of 1 / K, is in (0, 1]. Weights
+    have the shape (K,) and the sum 1.
 
     Example:
         >>> balancing_weights([[[9, 1]], [[1, 9]], [[5, 3]]], floor=0.01).round(3).tolist()
@@ -127,16 +123,12 @@ def balancing_weights(matrices_KYA: ArrayLike, floor: float) -> NDArray[np.float
 
 def _counts(matrices: Mapping[int, Any]) -> NDArray[np.float64]:
     """Return the disclosed matrices as one array, or name the first client whose matrix is none."""
-    try:
-        counts_KYA = np.array(list(matrices.values()), dtype=np.float64)
-        if counts_KYA.ndim == 3 and np.isfinite(counts_KYA).all() and (counts_KYA >= 0).all():
-            return counts_KYA
-    except ValueError:
-        pass
-    shapes: set[tuple[int, ...]] = set()
+    counts = []
     for client_id, matrix in matrices.items():
         try:
-            shapes.add(InteractionMatrix(matrix).counts.shape)
+            counts.append(InteractionMatrix(matrix).counts)
         except ValueError as error:
             raise SelectionError(f"Client {client_id} disclosed no matrix of counts. {error}") from None
+    if len(shapes := {matrix.shape for matrix in counts}) == 1:
+        return np.array(counts)
     raise SelectionError(f"Expected interaction matrices of one shape, but clients disclosed {sorted(shapes)}: mend the query.")
