@@ -26,18 +26,14 @@ class Figures(Callback):
         self.run_dir = run_dir
         self.data = data
         self._names = {"class_names": data.dataset.class_names, "attribute_names": data.dataset.attribute_names}
-        self._drawn = False
 
     def on_round_end(self, federation: "Federation", result: RoundResult) -> None:
         """Draw the partition, once; not before the first round, which would wait for it."""
         self._draw_partition()
 
     def _draw_partition(self) -> None:
-        if self._drawn:
-            return
-        self._drawn = True
-        if not (self.run_dir / "partition.png").exists():
-            plot_partition(self.data.matrices, self.run_dir / "partition.png", **self._names)
+        if not (path := self.run_dir / "partition.png").exists():
+            plot_partition(self.data.matrices, path, **self._names)
 
     def on_fit_end(self, federation: "Federation", status: str) -> None:
         """Draw how training went, and who took part."""

@@ -77,7 +77,8 @@ def cluster_attributes(
     classes = np.unique(y, return_inverse=True)[1] if len(y) else y
     best, labels = 0.0, np.zeros(len(y), dtype=np.int64)
     # Samples of one client are few: threads would cost more than they save, and sums over them would differ.
-    with threadpool_limits(limits=1):
+    with threadpool_limits(limits=1), warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # what has not converged is a start or a candidate like any other
         for view in views:
             scores_NR = _scores(np.asarray(view, dtype=np.float64), classes, max_components)
             for num_values in range(2, max_attributes + 1) if scores_NR.size else ():
@@ -136,7 +137,7 @@ def _candidates(scores_NR: Floats, y: Labels, num_values: int, random_state: int
                 max_iter=50,
                 random_state=random_state,
             )
-            before, labels = labels, _fit(mixture, free)
+            before, labels = labels, mixture.fit(free).predict(free).astype(np.int64)
             yield labels
             if np.array_equal(before, labels):
                 break
@@ -147,16 +148,8 @@ def _candidates(scores_NR: Floats, y: Labels, num_values: int, random_state: int
 def _independent_components(samples: Floats, random_state: int) -> Floats:
     """Return the samples along the directions in which they look least like a Gaussian, shape (n, r)."""
     analysis = FastICA(whiten="unit-variance", fun="cube", max_iter=100, random_state=random_state)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # directions that have not converged are a start like any other
-        found = np.asarray(analysis.fit_transform(samples), dtype=np.float64)
+    found = np.asarray(analysis.fit_transform(samples), dtype=np.float64)
     return found if np.isfinite(found).all() else samples
-
-
-def _fit(mixture: GaussianMixture, samples: Floats) -> Labels:
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # a mixture that has not converged is a candidate like any other
-        return mixture.fit(samples).predict(samples).astype(np.int64)  # type: ignore[no-any-return]
 
 
 def _gain(scores_NR: Floats, y: Labels, labels: Labels) -> float:

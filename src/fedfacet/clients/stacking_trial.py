@@ -69,7 +69,7 @@ def _refuse_the_known(clients: Clients) -> None:
     name, correction = type(objective).__name__, getattr(objective, "correction", None)
     end_hook = getattr(type(objective), "on_client_end", None)
     unlike = end_hook is not ClassificationObjective.on_client_end or not isinstance(objective, ClassificationObjective)
-    corrects = correction is not None and type(correction).on_client_end is not Correction.on_client_end
+    corrects = not unlike and correction is not None and type(correction).on_client_end is not Correction.on_client_end
     nothing_else = "Expected clients that send and keep nothing but weights, but those of"
     for known, text in (
         (len(clients.programs) > 1, "Expected clients with models of one shape, but they have several"),
@@ -79,10 +79,7 @@ def _refuse_the_known(clients: Clients) -> None:
         (clients.local.keep_optimizer, "Expected clients that keep nothing, but they keep their optimizers"),
         (program.hooks is not None and unlike, f"{nothing_else} {name} may"),
         (program.hooks is not None and corrects, f"{nothing_else} {type(correction).__name__} do"),
-        (
-            program.data_hooks is not None,
-            f"Expected an objective that looks at its batches only, but {name} looks at all samples besides",
-        ),
+        (program.data_hooks is not None, f"{alone}, but {name} looks at all samples besides"),
     ):
         if known:
             raise CannotStackError(text)

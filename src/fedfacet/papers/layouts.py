@@ -212,8 +212,8 @@ def make_layout_table(
         *([f"Left out are the columns that no run has a cell in: {', '.join(empty)}."] if empty else []),
         *notes_on_unfinished(counted.values()),
         *(
-            [f"{len(strangers)} of {len(runs)} runs have no cell in this table, among them `{strangers[0].path}`."]
-            * bool(strangers)
+            f"{len(strangers)} of {len(runs)} runs have no cell in this table, among them `{run.path}`."
+            for run in strangers[:1]
         ),
         *_unlike(places, members),
         *_unusual(counted.values(), layout.usual),

@@ -1,7 +1,4 @@
-"""The pictures of a run: who holds what, how training went, who took part.
-
-Matplotlib is imported when a picture is drawn, not before.
-"""
+"""The pictures of a run: who holds what, how training went, who took part."""
 
 import csv
 import itertools
@@ -152,8 +149,7 @@ def plot_selection(
         for axes, (name, percent) in zip(grid, percents.items(), strict=True):
             _draw_participations(axes, percent, _runs([types[client] for client in order]), top, width)
             axes.set_ylabel(name)
-        step = 1 if len(order) <= 40 else 5
-        grid[-1].set_xticks(range(0, len(order), step), [str(client) for client in order[::step]], fontsize=7)
+        _number_clients(grid[-1], order)
         grid[-1].set_xlabel("client id, sorted by type")
         label = f"rounds with the client (% of {rounds})"
         if len(panels) == 1:
@@ -206,11 +202,15 @@ def _draw_types(axes: "Axes", types: Sequence[str], width: float) -> None:
     for kind, start, end in _runs(types):
         if (end - start) * width / len(types) > 0.14 * len(kind) / 2:
             axes.text((start + end - 1) / 2, 0.45, kind, ha="center", va="center", fontsize=6.5)
-    step = 1 if len(types) <= 40 else 5
-    axes.set_xticks(range(0, len(types), step), [str(client) for client in range(0, len(types), step)], fontsize=7)
+    _number_clients(axes, range(len(types)))
     axes.set(ylim=(0, 1), yticks=[], xlabel="client id")
     axes.set_ylabel("type", rotation=0, ha="right", va="center")
     axes.spines["left"].set_visible(False)
+
+
+def _number_clients(axes: "Axes", clients: Sequence[int]) -> None:
+    step = 1 if len(clients) <= 40 else 5
+    axes.set_xticks(range(0, len(clients), step), [str(client) for client in clients[::step]], fontsize=7)
 
 
 def _names(

@@ -1,7 +1,4 @@
-"""Pictures of heterogeneity triplets: of one federation's clients, and of several federations side by side.
-
-Matplotlib is imported when a picture is drawn, as in ``plots``.
-"""
+"""Pictures of heterogeneity triplets: of one federation's clients, and of several federations side by side."""
 
 import math
 from collections import Counter

@@ -43,7 +43,11 @@ def describe_decompositions(runs: Sequence[Run], rounds: "Sequence[DecomposedRou
         one |= {name: getattr(decomposed, name) for name in ("round", "num_rounds", "same_model")}
         one |= {**parts.terms(), "clients": [dict(zip(names, values, strict=True)) for values in of_clients]}
         described.append(one)
-    return sorted(described, key=_place)
+
+    def place(one: Mapping[str, Any]) -> tuple[list[tuple[float, str]], int]:
+        return [(-(as_number(value) or 0.0), value) for value in map(str, one["settings"].values())], one["seed"]
+
+    return sorted(described, key=place)
 
 
 def tables_of(described: Sequence[Mapping[str, Any]]) -> list[TextTable]:
@@ -154,11 +158,6 @@ def _named_by_method(runs: Sequence[Run], keys: Sequence[str]) -> list[str]:
     if not chosen or len({tuple(run.setting(key) for key in chosen) for run in runs}) != number:
         return list(keys)
     return ["method", *(key for key in keys if key not in chosen)]
-
-
-def _place(one: Mapping[str, Any]) -> tuple[list[tuple[float, str]], int]:
-    values = map(str, one["settings"].values())
-    return [(-(as_number(value) or 0.0), value) for value in values], one["seed"]
 
 
 def _axis_of(described: Sequence[Mapping[str, Any]]) -> str | None:
