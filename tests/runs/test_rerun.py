@@ -1,7 +1,6 @@
 """Rounds run again from the checkpoints of real runs."""
 
 import csv
-import dataclasses
 import shutil
 from dataclasses import replace
 
@@ -110,9 +109,8 @@ def test_another_model_in_the_checkpoint_is_told(run, tmp_path):
     shutil.copytree(folder, tmp_path / "run")
     file = tmp_path / "run" / "checkpoints" / "round_000002.ckpt"
     saved, config = checkpoint.load(file)
-    checkpoint.save(file, replace(saved, model=state.scaled({k: t.double() for k, t in saved.model.items()}, 1.5)), config)
     other = state.scaled({k: t.double() for k, t in saved.model.items()}, 1.5)
-    checkpoint.save(file, dataclasses.replace(saved, model=other), config)
+    checkpoint.save(file, replace(saved, model=other), config)
     assert decompose_round(tmp_path / "run", 2).same_model is False
 
 
