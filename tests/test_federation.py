@@ -25,11 +25,11 @@ from fedfacet.errors import BadUpdateError, CheckpointError, Interrupted, Select
 from fedfacet.federation import Federation
 from fedfacet.objectives.classification import ClassificationObjective
 from fedfacet.participation.base import Participation
-from fedfacet.runs import checkpoint
 from fedfacet.selectors.all import AllSelector
 from fedfacet.selectors.base import ClientSelector
 from fedfacet.selectors.round_robin import RoundRobinSelector
 from fedfacet.selectors.uniform import UniformSelector
+from fedfacet.storage import checkpoint
 from fedfacet.transforms.base import UpdateTransform
 from fedfacet.types import Answer, Broadcast, Partition
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from fedfacet import checkpoint, state
+from fedfacet import state
 from fedfacet.aggregators.base import Aggregator
 from fedfacet.build import build
 from fedfacet.callbacks.decomposition import Decomposition
@@ -18,6 +18,7 @@ from fedfacet.clients.queries.true_heterogeneity import TrueHeterogeneity
 from fedfacet.config import compose_job
 from fedfacet.participation.base import Participation
 from fedfacet.selectors.base import ClientSelector
+from fedfacet.storage import checkpoint
 from fedfacet.transforms.base import UpdateTransform
 
 UNEQUAL = ([[6, 2], [2, 6]], [[12, 6], [16, 2]], [[7, 7], [1, 1]], [[3, 1], [3, 1]])

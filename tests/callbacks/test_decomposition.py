@@ -17,7 +17,7 @@ from fedfacet.methods.fedpac import FedPAC, FedPACObjective
 from fedfacet.models.resnet8 import ResNet8
 from fedfacet.participation.base import Participation
 from fedfacet.personal.norm_layers import PersonalNormLayers
-from fedfacet.runs import checkpoint
+from fedfacet.storage import checkpoint
 from fedfacet.types import ClientTask
 
 MATRICES = ([[6, 2], [2, 6]], [[12, 6], [16, 2]], [[7, 7], [1, 1]], [[3, 1], [3, 1]])

@@ -20,9 +20,9 @@ from fedfacet.models.resnet8 import ResNet8
 from fedfacet.participation.base import Participation
 from fedfacet.personal.head import PersonalHead
 from fedfacet.personal.norm_layers import PersonalNormLayers
-from fedfacet.runs import checkpoint
 from fedfacet.selectors.base import ClientSelector
 from fedfacet.selectors.round_robin import RoundRobinSelector
+from fedfacet.storage import checkpoint
 from fedfacet.types import Broadcast, ClientTask
 
 

@@ -7,7 +7,7 @@ from fedfacet import state
 from fedfacet.callbacks.base import Callback
 from fedfacet.callbacks.save_checkpoint import SaveCheckpoint
 from fedfacet.errors import FedFacetError, Interrupted
-from fedfacet.runs import checkpoint
+from fedfacet.storage import checkpoint
 
 CONFIG = {"seed": 0}
 
@@ -161,13 +161,16 @@ def test_links_that_a_killed_process_left_do_no_harm(federation, tmp_path):
 def test_a_folder_removed_in_the_middle_ends_the_run_and_stays_removed(federation, tmp_path, gone, rounds):
     run = federation(rounds=rounds)
 
-    def remove():
-        if run.state.round == 1:
-            run.callbacks["save"]._wait()
-            shutil.rmtree(tmp_path / gone, ignore_errors=True)
+    class Remove(Callback):
+        def on_client_end(self, *_):
+            if run.state.round == 1:
+                run.callbacks["save"]._wait()
+                shutil.rmtree(tmp_path / gone, ignore_errors=True)
+
+    run.callbacks["remove"] = Remove()
 
     with pytest.raises(FedFacetError, match=r"Expected the folder .*, but it was removed while the run went on"):
-        run.fit(remove)
+        run.fit()
     assert not (tmp_path / gone).exists()
 
 

@@ -16,7 +16,7 @@ import torch
 from omegaconf import OmegaConf
 
 from fedfacet.config import folders
-from fedfacet.runs import checkpoint
+from fedfacet.storage import checkpoint
 
 
 @pytest.fixture(scope="module")

@@ -10,7 +10,7 @@ import time
 
 import pytest
 
-from fedfacet.runs import checkpoint
+from fedfacet.storage import checkpoint
 
 ROUNDS = "federation.rounds=10"
 EVERY_3 = "callbacks.save_checkpoint.every_n_rounds=3"

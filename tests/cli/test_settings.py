@@ -9,7 +9,7 @@ from safetensors.torch import load_file
 
 import report
 from fedfacet import state
-from fedfacet.config.command_line import override_of
+from fedfacet.config import override_of
 
 
 def test_three_settings_in_one_sweep_and_one_table(trained, tmp_path, capsys):

@@ -18,7 +18,7 @@ from safetensors.torch import load_file
 from fedfacet import state
 from fedfacet.build import load_data
 from fedfacet.config import preflight
-from fedfacet.runs import checkpoint
+from fedfacet.storage import checkpoint
 
 FILES = {
     ".hydra/config.yaml", ".hydra/hydra.yaml", ".hydra/overrides.yaml", "config.yaml", "metrics.csv", "timing.csv",

@@ -18,8 +18,8 @@ from fedfacet.engines.vectorized import VectorizedEngine
 from fedfacet.models.resnet8 import ResNet8
 from fedfacet.personal.head import PersonalHead
 from fedfacet.personal.norm_layers import PersonalNormLayers
-from fedfacet.runs import checkpoint
 from fedfacet.selectors.round_robin import RoundRobinSelector
+from fedfacet.storage import checkpoint
 from fedfacet.types import Answer, Broadcast, ClientTask, ClientUpdate
 
 

@@ -9,7 +9,8 @@ import pytest
 import torch
 
 from fedfacet import config, rng, state
-from fedfacet.build import OPTIONAL, build, check_pairs
+from fedfacet.assembly import OPTIONAL, check_pairs
+from fedfacet.build import build
 from fedfacet.clients.local_training import LocalTraining
 from fedfacet.errors import ConfigError
 from fedfacet.models.small_cnn import SmallCNN

@@ -20,8 +20,8 @@ from fedfacet.objectives.classification import ClassificationObjective
 from fedfacet.objectives.ditto import DittoObjective
 from fedfacet.objectives.moon import MoonObjective
 from fedfacet.participation.stragglers import Stragglers
-from fedfacet.runs import checkpoint
 from fedfacet.schedulers.step import StepScheduler
+from fedfacet.storage import checkpoint
 from fedfacet.types import Broadcast, ClientTask
 
 METHODS = {

@@ -15,7 +15,7 @@ from fedfacet.corrections.proximal import ProximalCorrection
 from fedfacet.methods.fedpac import FedPAC, FedPACObjective
 from fedfacet.models.resnet8 import ResNet8
 from fedfacet.models.small_cnn import SmallCNN
-from fedfacet.runs import checkpoint
+from fedfacet.storage import checkpoint
 from fedfacet.types import Batch, Broadcast, ClientTask
 
 SMALL, RESNET = partial(SmallCNN, width=2, hidden=4), partial(ResNet8, width=1)

@@ -19,7 +19,8 @@ import torch
 from omegaconf import OmegaConf
 
 from fedfacet import state
-from fedfacet.build import check_pairs, rebuild
+from fedfacet.assembly import check_pairs
+from fedfacet.build import rebuild
 from fedfacet.config import compose_job, make, plain
 from fedfacet.errors import ConfigError
 from fedfacet.models.small_cnn import SmallCNN

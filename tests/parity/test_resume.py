@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from fedfacet import state
-from fedfacet.runs import checkpoint
+from fedfacet.storage import checkpoint
 
 CONF = Path(__file__).parents[2] / "conf"
 ROUNDS, CUT = 4, 2

@@ -11,8 +11,8 @@ from torch.utils.data import DataLoader
 
 from fedfacet import state
 from fedfacet.clients.personal_memory import own_model
-from fedfacet.runs import checkpoint
 from fedfacet.selectors.all import AllSelector
+from fedfacet.storage import checkpoint
 from fedfacet.types import Batch, Broadcast, ClientTask
 
 ROUNDS = 3

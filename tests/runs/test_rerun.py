@@ -12,8 +12,8 @@ from fedfacet import state
 from fedfacet.build import build, load_data, settle
 from fedfacet.config import compose_job, plain
 from fedfacet.errors import CheckpointError
-from fedfacet.runs import checkpoint
 from fedfacet.runs.rerun import checkpoints_of, decompose_round
+from fedfacet.storage import checkpoint
 
 RUN = (
     "experiment=digits_gsc", "selector=uniform", "federation.rounds=3", "federation.cohort_size=4", "logger=[]",

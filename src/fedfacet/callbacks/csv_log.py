@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fedfacet.callbacks.base import Callback
-from fedfacet.runs.table import Table
+from fedfacet.storage.table import Table
 from fedfacet.types import RoundResult
 
 if TYPE_CHECKING:

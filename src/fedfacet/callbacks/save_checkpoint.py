@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 from fedfacet.arguments import check_choice, check_whole
 from fedfacet.callbacks.base import Callback
 from fedfacet.errors import FedFacetError
-from fedfacet.runs import checkpoint
-from fedfacet.runs.client_memory import ClientMemory
-from fedfacet.runs.synced_file import place, sync
+from fedfacet.storage import checkpoint
+from fedfacet.storage.client_memory import ClientMemory
+from fedfacet.storage.synced_file import place, sync
 
 if TYPE_CHECKING:
     from fedfacet.federation import Federation

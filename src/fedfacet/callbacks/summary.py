@@ -11,9 +11,9 @@ from safetensors.torch import save_file
 from fedfacet import state
 from fedfacet.callbacks.base import Callback
 from fedfacet.clients.personal_memory import all_layers
-from fedfacet.json_text import json_text
+from fedfacet.storage.json_text import json_text
+from fedfacet.storage.whole_file import written_whole
 from fedfacet.types import RoundResult
-from fedfacet.whole_file import written_whole
 
 if TYPE_CHECKING:
     from fedfacet.federation import Federation

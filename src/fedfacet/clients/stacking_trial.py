@@ -79,7 +79,10 @@ def _refuse_the_known(clients: Clients) -> None:
         (clients.local.keep_optimizer, "Expected clients that keep nothing, but they keep their optimizers"),
         (program.hooks is not None and unlike, f"{nothing_else} {name} may"),
         (program.hooks is not None and corrects, f"{nothing_else} {type(correction).__name__} do"),
-        (program.data_hooks is not None, f"{alone}, but {name} looks at all samples besides"),
+        (
+            program.data_hooks is not None,
+            f"Expected an objective that looks at its batches only, but {name} looks at all samples besides",
+        ),
     ):
         if known:
             raise CannotStackError(text)

@@ -9,7 +9,7 @@ from pathlib import Path
 from fedfacet.analysis.terminal import Told, print_tables
 from fedfacet.commands.called import called
 from fedfacet.errors import ConfigError, FedFacetError
-from fedfacet.json_text import json_text
+from fedfacet.storage.json_text import json_text
 
 GROUPS = ("partition", "dataset", "selector")
 

@@ -135,7 +135,7 @@ def check_resume(config: DictConfig, run_dir: Path) -> None:
     Raises:
         CheckpointError: as ``check_resumable``, or if the folder has no checkpoint that can be read.
     """
-    from fedfacet.runs import checkpoint  # imports torch, which --help should not wait for
+    from fedfacet.storage import checkpoint  # imports torch, which --help should not wait for
 
     path = checkpoint.asked_for(run_dir, config.resume)
     state, saved = checkpoint.load(path)

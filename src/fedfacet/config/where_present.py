@@ -23,12 +23,12 @@ def check_where_present(name: str, base: DictConfig, composed: DictConfig, overr
         ConfigError: with the nearest names.
     """
     searchpath = [override for override in overrides if override.startswith("hydra.searchpath=")]
-    settings = composed.get("where_present") or {}
-    if not isinstance(settings, DictConfig):
+    settings = composed.get("where_present")
+    if settings is not None and not isinstance(settings, DictConfig):
         raise ConfigError(
             f"Expected `where_present` to be settings, but got {settings!r}: give them as KEY: VALUE in a recipe."
         )
-    for setting in map(str, settings):
+    for setting in map(str, settings or {}):
         key, _, option = setting.partition("@")
         group = key.partition(".")[0]
         options = options_of_group(name, group, searchpath)

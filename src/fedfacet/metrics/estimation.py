@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from fedfacet.errors import FedFacetError
 from fedfacet.heterogeneity import HeterogeneityTriplet
-from fedfacet.whole_file import written_whole
+from fedfacet.storage.whole_file import written_whole
 
 MEASURES = HeterogeneityTriplet._fields
 FILE = "heterogeneity.csv"  # in a run folder, by ``write_triplets``

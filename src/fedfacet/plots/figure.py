@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fedfacet.whole_file import written_whole
+from fedfacet.storage.whole_file import written_whole
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

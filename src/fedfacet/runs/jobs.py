@@ -22,7 +22,7 @@ log = logging.getLogger("fedfacet.train")
 def check(config: DictConfig, run_dir: Path) -> None:
     """Have every part of a job made once, so that what one of them refuses comes out before anything is written."""
     from fedfacet.build import build  # torch and lightning load here, so that --help need not wait for them
-    from fedfacet.runs import checkpoint
+    from fedfacet.storage import checkpoint
 
     federation = build(config, run_dir)
     if config.resume is not None:

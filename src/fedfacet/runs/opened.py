@@ -19,10 +19,10 @@ from fedfacet.build import build, load_data, settle
 from fedfacet.data.federated import FederatedData
 from fedfacet.errors import ConfigError, Interrupted
 from fedfacet.federation import Federation
-from fedfacet.runs import checkpoint
 from fedfacet.runs.interruption import Interruption
 from fedfacet.runs.job import Job
-from fedfacet.whole_file import written_whole
+from fedfacet.storage import checkpoint
+from fedfacet.storage.whole_file import written_whole
 
 log = logging.getLogger("fedfacet.train")
 

@@ -12,8 +12,8 @@ from fedfacet.callbacks.decomposition import Decomposition
 from fedfacet.errors import CheckpointError
 from fedfacet.metrics.group_counts import GroupCounts
 from fedfacet.metrics.loss_decomposition import LossDecomposition
-from fedfacet.runs import checkpoint
 from fedfacet.schedulers.base import Scheduler
+from fedfacet.storage import checkpoint
 from fedfacet.types import FederationState, ServerState
 
 _DECOMPOSITION = {"_target_": "fedfacet.callbacks.decomposition.Decomposition", "every_n_rounds": 1}

@@ -17,7 +17,7 @@ from fedfacet.config import compose_job, plain
 from fedfacet.errors import ConfigError, FedFacetError
 from fedfacet.models.resnet8 import ResNet8
 from fedfacet.papers.participation.client_histograms import ClientsOfRun, clients_csv, measure_clients, plot_clients
-from fedfacet.runs import checkpoint
+from fedfacet.storage import checkpoint
 
 RUN = (
     "experiment=digits_gsc", "partition=dirichlet", "federation.rounds=3", "federation.cohort_size=4", "logger=[]", "threads=1",

@@ -3,12 +3,13 @@ import torch
 
 from fedfacet import state
 from fedfacet.build import build, settle
+from fedfacet.callbacks.base import Callback
 from fedfacet.callbacks.save_checkpoint import SaveCheckpoint
 from fedfacet.clients.local_training import LocalTraining
 from fedfacet.config import compose_job
 from fedfacet.errors import CheckpointError
-from fedfacet.runs import checkpoint
-from fedfacet.runs.client_memory import ClientMemory
+from fedfacet.storage import checkpoint
+from fedfacet.storage.client_memory import ClientMemory
 
 MEMORY = {3: {"head": torch.arange(4.0), "steps": torch.tensor(7)}, 0: {"head": torch.ones(4)}}
 
@@ -114,13 +115,18 @@ def test_while_a_run_goes_on_a_file_is_written_for_each_memory_that_changes(tiny
     kept = {0: run.state.memory}
     save.on_round_end = lambda federation, result: kept.update({result.round: federation.state.memory})
 
+    class Look(Callback):
+        def on_client_end(self, *_):
+            look()
+
     def look():
         save._wait()
         for file in (tmp_path / "clients" / "memory").glob("0*.pt"):
             written.setdefault(file.name, file.stat().st_ino)
             assert written[file.name] == file.stat().st_ino, "an unchanged one is not written again"
 
-    run.fit(look)
+    run.callbacks["look"] = Look()
+    run.fit()
     look()
     versions = {(k, state.digest(memory)) for memories in kept.values() for k, memory in memories.items()}
     assert len(written) == len(versions) > 6

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from fedfacet.errors import CheckpointError, FedFacetError
-from fedfacet.runs.synced_file import folder_gone
+from fedfacet.storage.synced_file import folder_gone
 
 
 class Table:

@@ -12,7 +12,7 @@ def written_whole(path: Path) -> Iterator[Path]:
 
     Example:
         >>> import tempfile
-        >>> from fedfacet.whole_file import written_whole
+        >>> from fedfacet.storage.whole_file import written_whole
         >>> path = Path(tempfile.mkdtemp()) / "a.txt"
         >>> with written_whole(path) as unfinished:
         ...     _ = unfinished.write_text("whole")

@@ -19,8 +19,8 @@ import torch
 from torch import Tensor
 
 from fedfacet.errors import CheckpointError
-from fedfacet.runs.client_memory import ClientMemory
-from fedfacet.runs.synced_file import write_synced
+from fedfacet.storage.client_memory import ClientMemory
+from fedfacet.storage.synced_file import write_synced
 from fedfacet.types import FederationState
 
 LAST, PREVIOUS = "last.ckpt", "previous.ckpt"

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from fedfacet import state
 from fedfacet.errors import CheckpointError
-from fedfacet.runs.synced_file import sync, write_synced
+from fedfacet.storage.synced_file import sync, write_synced
 from fedfacet.types import State
 
 

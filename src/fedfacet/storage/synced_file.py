@@ -5,7 +5,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from fedfacet.errors import FedFacetError
-from fedfacet.whole_file import written_whole
+from fedfacet.storage.whole_file import written_whole
 
 
 def write_synced(path: Path, parts: Iterable[bytes | memoryview]) -> None:

@@ -11,7 +11,7 @@ import torch
 
 from fedfacet import state
 from fedfacet.errors import CheckpointError
-from fedfacet.runs import checkpoint
+from fedfacet.storage import checkpoint
 from fedfacet.types import FederationState
 
 
