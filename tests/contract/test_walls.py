@@ -18,7 +18,8 @@ SERVER = [
 FLOORS = [
     # What everybody may know: values, and help that knows nothing of learning.
     "errors types rng heterogeneity arguments libraries",
-    "state storage",
+    "state",
+    "storage",
     # Parts that an option chooses. Each knows values, and no other part.
     "metrics partitioners models losses corrections personal transforms participation schedulers selectors aggregators",
     "data objectives plots config",
