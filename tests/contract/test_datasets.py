@@ -159,8 +159,8 @@ def test_a_data_set_of_ones_own_trains(own, tmp_path, hidden):
         federation.fit()
         models.append(federation.state.model)
         assert getattr(federation.engine, "fallback_reason", None) is None
-        dataset = federation.engine.runtime.dataset
-        said = federation.engine.runtime.predict(federation.state.model, [dataset.test]).labels
+        dataset = federation.engine.clients.dataset
+        said = federation.engine.clients.predict(federation.state.model, [dataset.test]).labels
         assert (said == dataset.y[dataset.test]).mean() > 0.85
     for name, tensor in models[0].items():
         torch.testing.assert_close(models[1][name], tensor)

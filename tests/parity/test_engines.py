@@ -139,6 +139,14 @@ FALLS_BACK = {
     "objective=fedpac aggregator=fedpac": (
         "Expected clients that send and keep nothing but weights, but those of FedPACObjective may"
     ),
+    "objective=ditto": "Expected an objective that is `divisible`, but DittoObjective does not say that it is",
+    "objective=moon": "Expected clients that send and keep nothing but weights, but those of MoonObjective may",
+    "correction=feddyn aggregator=feddyn": (
+        "Expected clients that send and keep nothing but weights, but those of FedDynCorrection do"
+    ),
+    "correction=scaffold aggregator=scaffold": (
+        "Expected clients that send and keep nothing but weights, but those of ScaffoldCorrection do"
+    ),
     "all at once": "Expected clients that keep nothing, but they keep their optimizers",
     "personal=head": "Expected clients that keep nothing, but they keep personal layers",
     "personal=model": "Expected clients that keep nothing, but they keep personal layers",

@@ -73,7 +73,9 @@ def each_with_the_usual():
 @pytest.mark.parametrize(("selector", "aggregator"), list(each_with_the_usual()))
 def test_every_selector_and_aggregator_resumes_exactly(selector, aggregator, main_job, tmp_path):
     def make():
-        return main_job(f"selector={selector}", f"aggregator={aggregator}", *QUICK)
+        halves = [half for half in ("objective", "correction") if (CONF / half / f"{aggregator}.yaml").exists()]
+        parts = [f"{group}={aggregator}" for group in ("aggregator", *halves)]
+        return main_job(f"selector={selector}", *parts, *QUICK)
 
     whole = make()
     told = results(whole, ROUNDS)

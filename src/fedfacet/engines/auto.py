@@ -54,6 +54,11 @@ class AutoEngine(Engine):
         self.choice = choice
         self._engine: Engine | None = None
 
+    def setup(self, clients: Clients) -> None:
+        """Take the clients, for an engine that was asked for its name before."""
+        super().setup(clients)
+        self._engine = None
+
     @property
     def name(self) -> str:
         """The chosen engine's name."""

@@ -42,9 +42,9 @@ class ScaffoldCorrection(Correction):
 
     def on_client_start(self, parameters: Mapping[str, Tensor], start: ClientStart) -> None:
         """Take note of both control variates."""
-        self._server = _of(CONTROL, start.broadcast.extras)
-        kept = _of(CONTROL, start.memory)
-        self._own = {name: kept.get(name, torch.zeros_like(control)) for name, control in self._server.items()}
+        zeros = {name: torch.zeros(tensor.shape, dtype=tensor.dtype) for name, tensor in parameters.items()}
+        self._server = zeros | _of(CONTROL, start.broadcast.extras)
+        self._own = zeros | _of(CONTROL, start.memory)
         drift = state.subtract(self._server, self._own)
         self._drift = {name: drift[name].to(tensor.device) for name, tensor in parameters.items() if name in drift}
 

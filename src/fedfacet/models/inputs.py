@@ -21,8 +21,9 @@ def check_inputs(model: nn.Module, x: Tensor, name: str) -> None:
     """
     training = model.training
     try:
+        dtype = next((p.dtype for p in model.parameters()), x.dtype) if x.is_floating_point() else x.dtype
         with rng.forked(0, "model-inputs"), torch.inference_mode():
-            model.eval()(x)
+            model.eval()(x.to(dtype))
     except Exception as error:
         raise ConfigError(
             f"Expected {name} to take inputs of shape {tuple(x.shape[1:])} and type {str(x.dtype).removeprefix('torch.')}, but "
