@@ -138,10 +138,8 @@ class _Watch:
         return tensor
 
     def _enter(self, module: nn.Module, _: Any) -> None:
-        if isinstance(module, StackedTraining):  # the part of a step that is no layer's
-            name = f"{type(module.objective).__name__}.training_step"
-        else:
-            name = type(module).__name__
+        no_layer = isinstance(module, StackedTraining)  # but the part of a step around the layers
+        name = f"{type(module.objective).__name__}.training_step" if no_layer else type(module).__name__
         self._inside.append((name, rng.get_states(self._device)))
 
     def _leave(self, module: nn.Module, *_: Any) -> None:

@@ -101,12 +101,9 @@ class Ranks:
     def __init__(self, place: Place, backend: str, device: str, timeout_seconds: float) -> None:
         self.place = place
         self.timeout_seconds = timeout_seconds
-        self.lost = False
-        """Whether a message may have got stuck halfway, so that nothing more can be said."""
-        self.owed: dict[int, int] = {}
-        """How many results each rank has still to send."""
-        self.halted: set[int] = set()
-        """Those of them that were told to send no more."""
+        self.lost = False  # whether a message may have got stuck halfway, so that nothing more can be said
+        self.owed: dict[int, int] = {}  # how many results each rank has still to send
+        self.halted: set[int] = set()  # those ranks that were told to send no more
         self._route = torch.device(device if backend == "nccl" else "cpu")
         self._expected: dict[int, Future[Message]] = {}
         self._under_way: list[tuple[Any, Tensor]] = []
@@ -114,15 +111,13 @@ class Ranks:
         num_threads = torch.get_num_threads()
         if self._route.type == "cuda":
             torch.cuda.set_device(self._route)
+        group = "cpu:gloo,cuda:nccl" if backend == "nccl" else "gloo"
         fabric = Fabric(
             # Fabric is asked for the meeting alone: with its accelerator "cuda" it would want a GPU of its own for every rank.
             accelerator="cpu",
             devices=place.num_local_ranks,
             num_nodes=place.num_ranks // place.num_local_ranks,
-            strategy=DDPStrategy(
-                process_group_backend="cpu:gloo,cuda:nccl" if backend == "nccl" else "gloo",
-                timeout=timedelta(seconds=timeout_seconds),
-            ),
+            strategy=DDPStrategy(process_group_backend=group, timeout=timedelta(seconds=timeout_seconds)),
             plugins=[place.environment],
         )
         try:
