@@ -235,6 +235,9 @@ class Foreign(L.LightningModule):
         super().__init__()
         self.model = nn.Linear(6, 2)
 
+    def configure_optimizers(self):
+        return torch.optim.SGD(self.parameters(), lr=0.1)
+
 
 @pytest.mark.parametrize(
     ("objective", "divisible"),

@@ -76,21 +76,21 @@ def clients(tmp_path_factory):
 
 
 def test_a_role_is_trained_whether_in_one_go_or_in_two(clients):
-    runtime = clients()
-    task = ClientTask(1, 1, 0, Broadcast(state.clone(clients.program.tensors)))
-    whole = runtime.train(task)
+    made = clients()
+    task = ClientTask(1, 1, 0, Broadcast(state.clone(made.program.tensors)))
+    whole = made.train(task)
     assert state.norm(whole.delta) > 0
-    update = runtime.train_part(task, runtime.train_part(task, None, 2), None)
+    update = made.train_part(task, made.train_part(task, None, 2), None)
     assert state.digest(update.delta) == state.digest(whole.delta)
 
 
 def test_the_engine_that_stacks_models_trains_roles_one_by_one_if_it_must(clients):
-    runtime = clients()
-    start = Broadcast(state.clone(clients.program.tensors))
+    made = clients()
+    start = Broadcast(state.clone(made.program.tensors))
     tasks = [ClientTask(client_id, 1, 0, start) for client_id in range(3)]
     expected = [clients().train(task) for task in tasks]
     engine = VectorizedEngine(device="cpu")
-    engine.setup(runtime)
+    engine.setup(made)
     for update, other in zip(engine.run(tasks), expected, strict=True):
         for name, tensor in other.delta.items():
             torch.testing.assert_close(update.delta[name], tensor, rtol=1e-3, atol=1e-5)
