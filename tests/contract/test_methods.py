@@ -36,6 +36,11 @@ ROWS = {
     # table 2: the ablation
     "fedld_margin": ("uniform", "fedavg", "none"),
     "fedld_principal": ("uniform", "fedld", "none"),
+    # in no table of the five papers: rivals that users look for
+    "scaffold": ("uniform", "scaffold", "scaffold"),
+    "feddyn": ("uniform", "feddyn", "feddyn"),
+    "ditto": ("uniform", "fedavg", "none"),
+    "moon": ("uniform", "fedavg", "none"),
 }
 CLIENTS = {
     "feddiverse": {"heterogeneity": "estimated"},
@@ -44,6 +49,8 @@ CLIENTS = {
     "fedpac": {"objective": "fedpac"},
     "fedld": {"loss": "margin"},
     "fedld_margin": {"loss": "margin"},
+    "ditto": {"objective": "ditto"},
+    "moon": {"objective": "moon"},
 }
 """What else a row has: what its clients disclose and keep, and what they minimise where it is not the cross-entropy."""
 
