@@ -77,7 +77,8 @@ def test_there_is_a_bundle_for_every_row():
 def test_it_says_where_the_row_is_and_sets_nothing_else(method_option):
     """Cohort size, rounds and learning rate are the recipe's; every part is named, whatever the recipe has there."""
     text = (CONF / "method" / f"{method_option}.yaml").read_text()
-    assert re.match(r"# @package _global_\n# (FedDiverse \(arXiv:2504\.11216\), table \d|FedLD, tables? \d|\w+ \(.*arXiv:\d)", text)
+    source = r"(FedDiverse \(arXiv:2504\.11216\), table \d|FedLD, tables? \d|\w+ \(.*arXiv:\d)"
+    assert re.match(rf"# @package _global_\n# {source}", text)
     bundle = OmegaConf.to_object(OmegaConf.create(text))
     assert set(bundle) == {"defaults"}
     groups = [group for default in bundle["defaults"] for group in default]
