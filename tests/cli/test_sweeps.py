@@ -44,12 +44,12 @@ def rounds_in(run):
 
 def test_finished_cells_are_skipped_and_not_touched(trained, train, cells, files_of):
     first = trained("sweep=cells", "selector=uniform", "seed=0,1", "-m")
-    assert "2 cells in logs/train/cells; finished already, and skipped: 0.\n" in first.out
+    assert "2 cells in logs/train/cells.\n" in first.out
     assert len(worked_at(first.out)) == 2
     assert first.out.endswith("2 of 2 cells are finished.\n")
     before = files_of(cells)
     again = trained("sweep=cells", "selector=uniform", "seed=0,1", "-m")
-    assert again.out == "2 cells in logs/train/cells; finished already, and skipped: 2.\n"
+    assert again.out == "2 cells in logs/train/cells.\n2 of 2 cells are finished.\n"
     assert files_of(cells) == before
     # One more seed, and what no number depends on said otherwise.
     more = trained("sweep=cells", "selector=uniform", "seed=0,1,2", "-m", "callbacks.save_checkpoint.every_n_rounds=2")

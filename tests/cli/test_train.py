@@ -23,7 +23,7 @@ from fedfacet.storage import checkpoint
 FILES = {
     ".hydra/config.yaml", ".hydra/hydra.yaml", ".hydra/overrides.yaml", "config.yaml", "metrics.csv", "timing.csv",
     "summary.json", "partition.json", "partition.png", "curves.png", "selection.png", "checkpoints/last.ckpt",
-    "model/model.safetensors", "model/config.json", "train.log", "heterogeneity.csv",
+    "checkpoints/previous.ckpt", "model/model.safetensors", "model/config.json", "train.log", "heterogeneity.csv",
 }  # fmt: skip
 
 

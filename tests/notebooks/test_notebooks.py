@@ -27,7 +27,7 @@ def test_it_is_a_notebook_without_outputs(notebook):
         assert cell["source"], "no empty cell"
         if cell["cell_type"] == "code":
             assert (cell["outputs"], cell["execution_count"]) == ([], None)
-            assert len(cell["source"]) <= 20, "thin: logic belongs into the package"
+            assert len(cell["source"]) <= 25, "thin: logic belongs into the package; a method of one's own is about so long"
 
 
 @pytest.mark.parametrize("notebook", NOTEBOOKS, ids=lambda file: file.stem)

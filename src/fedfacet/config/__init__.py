@@ -7,12 +7,14 @@ from fedfacet.config.cells import cell_digest, is_cell
 from fedfacet.config.checks import check_arguments
 from fedfacet.config.command_line import preflight, shown
 from fedfacet.config.compose import compose_job, conf_dir, finalized, make, quoted_options
+from fedfacet.config.folders import check_new
 from fedfacet.config.nodes import plain, targets
 from fedfacet.config.overrides import override_of
 from fedfacet.config.resuming import SETTLED, check_resumable, check_resume, differing_key, is_complete
+from fedfacet.config.sweeping import check_job
 
 __all__ = [
-    "SETTLED", "cell_digest", "check_arguments", "check_resumable", "check_resume", "compose_job", "conf_dir", "differing_key",
-    "finalized", "is_cell", "is_complete", "make", "override_of", "plain", "preflight", "quoted_options", "shown",
-    "targets",
+    "SETTLED", "cell_digest", "check_arguments", "check_job", "check_new", "check_resumable", "check_resume", "compose_job",
+    "conf_dir", "differing_key", "finalized", "is_cell", "is_complete", "make", "override_of", "plain", "preflight",
+    "quoted_options", "shown", "targets",
 ]  # fmt: skip

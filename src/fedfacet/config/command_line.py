@@ -15,7 +15,7 @@ from fedfacet.config.unused import check_used
 from fedfacet.errors import ConfigError
 
 
-def preflight(name: str, argv: Sequence[str]) -> tuple[list[str], list[tuple[DictConfig, Path]]]:
+def preflight(name: str, argv: Sequence[str]) -> tuple[list[str], Sequence[tuple[DictConfig, Path]]]:
     """Compose and check every job of a command line before Hydra makes a folder.
 
     Args:
@@ -24,7 +24,7 @@ def preflight(name: str, argv: Sequence[str]) -> tuple[list[str], list[tuple[Dic
 
     Returns:
         The command line to give to Hydra (a resumed run's own overrides put in front), and per job its configuration and run
-        folder; no job where Hydra is only asked for help or to print a config.
+        folder, as a ``Sweep`` where there are several; no job where Hydra is only asked for help or to print a config.
 
     Raises:
         FedFacetError: the first mistake, in one sentence.

@@ -9,13 +9,14 @@ from collections.abc import Mapping, Sequence, Set
 from pathlib import Path
 from typing import Any
 
+from hydra import compose
 from hydra.errors import InstantiationException
 from hydra.utils import get_object, instantiate
 from omegaconf import DictConfig, OmegaConf, open_dict
 from omegaconf.errors import OmegaConfBaseException
 
 from fedfacet.config.checks import check_arguments, check_parts, check_recipe, check_settings
-from fedfacet.config.hydra_private import composed, initialized, parsed
+from fedfacet.config.hydra_private import initialized, parsed
 from fedfacet.config.mistakes import COMPOSE_ERRORS, check_added, explain, unknown, usual
 from fedfacet.config.nodes import BESIDE_ARGUMENTS, flat_keys, plain, targets, without_hydra
 from fedfacet.config.overrides import value_of
@@ -47,23 +48,35 @@ def compose_job(name: str, overrides: Sequence[str]) -> tuple[DictConfig, DictCo
     with initialized(str(conf_dir())):
         try:
             _check_searchpath(overrides)
-            whole = composed(name, overrides)
+            whole = compose(name, list(overrides), return_hydra_config=True)
         except COMPOSE_ERRORS as error:
             raise ConfigError(explain(name, overrides, error)) from None
-        base, default_options = usual(name)
-        for group in set(default_options) - set(whole.hydra.runtime.choices) - {"transforms", "callbacks", "logger"}:
-            if (given := value_of(group, overrides)) is not None:
-                raise ConfigError(
-                    f"Expected one option for `{group}`, but got {given}: give `{group}={default_options[group]}`."
-                )
-        for override in overrides:
-            if override.startswith("+"):
-                check_added(name, whole, override)
-        own = without_hydra(whole)
-        check_where_present(name, base, own, overrides)
-    if strangers := [key for key in map(str, own) if key not in base and key not in whole.hydra.runtime.choices]:
+        return checked(name, without_hydra(whole), whole.hydra.runtime.choices, overrides), whole.hydra
+
+
+def checked(name: str, own: DictConfig, choices: Mapping[str, Any], overrides: Sequence[str]) -> DictConfig:
+    """Check every key and every plain value of a composed configuration, and finalise it; to be called while Hydra composes.
+
+    Args:
+        name: of the primary config.
+        own: one job's configuration, without Hydra's own node.
+        choices: group -> the option that was chosen.
+        overrides: of the job.
+
+    Raises:
+        ConfigError: as ``compose_job``.
+    """
+    base, default_options = usual(name)
+    for group in set(default_options) - set(choices) - {"transforms", "callbacks", "logger"}:
+        if (given := value_of(group, overrides)) is not None:
+            raise ConfigError(f"Expected one option for `{group}`, but got {given}: give `{group}={default_options[group]}`.")
+    for override in overrides:
+        if override.startswith("+"):
+            check_added(name, own, choices, override)
+    check_where_present(name, base, own, overrides)
+    if strangers := [key for key in map(str, own) if key not in base and key not in choices]:
         raise ConfigError(unknown(strangers[0], flat_keys(base)))
-    config = finalized(own, overrides, whole.hydra.runtime.choices)
+    config = finalized(own, overrides, choices)
     check_parts(base, config, default_options)
     check_recipe(base, config)
     try:
@@ -71,11 +84,16 @@ def compose_job(name: str, overrides: Sequence[str]) -> tuple[DictConfig, DictCo
     except OmegaConfBaseException as error:
         raise ConfigError(f"Expected every value to be given, but got: {str(error).splitlines()[0]}.") from None
     check_settings(set(flat_keys(base)), settings)
+    if config.federation.rounds == 0 and config.federation.step_budget:
+        raise ConfigError(
+            f"Expected `federation.step_budget` to suffice for one round of `local.amount` = {config.local.amount}, but got "
+            f"{config.federation.step_budget}: raise it, or give `federation.rounds`."
+        )
     import fedfacet.libraries  # noqa: F401  # late, so that what was refused so far is refused at once
 
     for path, node in targets(config):
         check_arguments(path, node)
-    return config, whole.hydra
+    return config
 
 
 def _check_searchpath(overrides: Sequence[str]) -> None:
@@ -168,11 +186,6 @@ def _spend(config: DictConfig) -> None:
     """Set the rounds to what a constant budget of local work leaves: J0 R0 / J, rounded down."""
     budget, amount = OmegaConf.select(config, "federation.step_budget"), OmegaConf.select(config, "local.amount")
     if isinstance(budget, int) and isinstance(amount, int) and amount > 0:
-        if budget < amount:
-            raise ConfigError(
-                f"Expected `federation.step_budget` to suffice for one round of `local.amount` = {amount}, but got {budget}: "
-                "raise it, or give `federation.rounds`."
-            )
         config.federation.rounds = budget // amount
 
 

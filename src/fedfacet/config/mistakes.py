@@ -2,7 +2,7 @@
 
 import difflib
 import functools
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from hydra import compose
@@ -110,10 +110,10 @@ def unknown(key: str, valid: Sequence[str]) -> str:
     return f"Expected a known option, but got `{key}`: {said} {', '.join(f'`{name}`' for name in nearest[:8])}."
 
 
-def check_added(name: str, config: DictConfig, override: str) -> None:
+def check_added(name: str, config: DictConfig, choices: Mapping[str, Any], override: str) -> None:
     """Refuse ``+key=value`` unless the key is an argument of the class that its node names (Hydra would take anything)."""
     key = override.lstrip("+").split("=", 1)[0].split("@")[0]
-    if key.startswith("hydra.") or key in {str(group) for group in config.hydra.runtime.choices}:
+    if key.startswith("hydra.") or key in choices:
         return
     parts = key.split(".")
     for length in range(len(parts) - 1, 0, -1):

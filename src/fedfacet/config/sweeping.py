@@ -2,9 +2,10 @@
 
 import itertools
 import math
-from collections.abc import Iterator, Sequence, Set
+from collections.abc import Iterator, Mapping, Sequence, Set
 from fractions import Fraction
 from pathlib import Path
+from typing import Any
 
 from hydra import compose
 from hydra.core.global_hydra import GlobalHydra
@@ -14,7 +15,7 @@ from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf, open_dict, read_write
 
 from fedfacet.config.cells import cell_digest, is_cell
-from fedfacet.config.compose import compose_job, conf_dir, config_groups
+from fedfacet.config.compose import checked, compose_job, conf_dir, config_groups
 from fedfacet.config.folders import check_new, check_writable
 from fedfacet.config.hydra_private import initialized
 from fedfacet.config.nodes import plain
@@ -25,8 +26,77 @@ MAX_JOBS = 10_000
 """More jobs than this in one sweep are a slip of the keyboard."""
 
 
-def sweep(name: str, overrides: Sequence[str]) -> tuple[list[str], list[tuple[DictConfig, Path]]]:
-    """Return the overrides to give to Hydra's sweeper, and the jobs that it will make of them, each composed and checked.
+class Sweep(Sequence[tuple[DictConfig, Path]]):
+    """The jobs of a sweep with their run folders; each is composed and checked when it is asked for.
+
+    Args:
+        name: of the primary config.
+        overrides: of the command line; to be given while Hydra composes.
+
+    Attributes:
+        keys: what ``sweep=`` sweeps over.
+        looked_at: the jobs that ``check`` has composed, the first one among them.
+        goes_one_by_one: whether Hydra's own sweeper and launcher run the jobs; known once a job was looked at.
+    """
+
+    def __init__(self, name: str, overrides: Sequence[str]) -> None:
+        own = _of_the_sweep(name, overrides)
+        self.keys = {override.partition("=")[0] for override in own}
+        self.goes_one_by_one = False
+        self.looked_at: list[tuple[DictConfig, Path]] = []
+        self._name = name
+        self._jobs = list(_combinations([*own, *overrides]))
+
+    def __len__(self) -> int:
+        return len(self._jobs)
+
+    def __getitem__(self, number: int) -> tuple[DictConfig, Path]:  # type: ignore[override]
+        """Return one job's configuration and run folder.
+
+        Raises:
+            ConfigError: as ``compose_job``, or if the folder cannot be written to, or holds a run.
+        """
+        job = self._jobs[number]
+        with initialized(str(conf_dir())):
+            config, hydra_node = compose_job(self._name, job)
+            check_used(self._name, config, job)
+            with open_dict(hydra_node), read_write(hydra_node):
+                hydra_node.job.num = number
+            run_dir = Path(hydra_node.sweep.dir) / _folder_of(config, hydra_node)
+        if is_cell(config):
+            check_writable(run_dir)
+            basic = [str(hydra_node[part]._target_).rpartition(".")[2] for part in ("sweeper", "launcher")]
+            self.goes_one_by_one = basic == ["BasicSweeper", "BasicLauncher"] and hydra_node.sweeper.max_batch_size is None
+        else:
+            check_new(run_dir)
+        return config, run_dir
+
+    def check(self) -> None:
+        """Compose and check so many jobs that each override is seen once: in a grid of 6 x 6 x 4, 14 jobs of 144.
+
+        The others are checked when their time comes: a sweep begins soon, and a slip is refused before anything is written.
+
+        Raises:
+            ConfigError: the first mistake, in one sentence.
+        """
+        seen: set[str] = set()
+        folders: set[Path] = set()
+        for number, job in enumerate(self._jobs):
+            if seen.issuperset(job):
+                continue
+            seen.update(job)
+            config, run_dir = self[number]
+            if run_dir in folders and not is_cell(config):
+                raise ConfigError(
+                    f"Expected a folder for each job, but several are to have {run_dir}: let hydra.sweep.subdir tell them "
+                    "apart."
+                )
+            folders.add(run_dir)
+            self.looked_at.append((config, run_dir))
+
+
+def sweep(name: str, overrides: Sequence[str]) -> tuple[list[str], Sweep]:
+    """Return the overrides to give to Hydra's sweeper, and the jobs that it will make of them.
 
     Raises:
         ConfigError: the first mistake, in one sentence.
@@ -38,30 +108,21 @@ def sweep(name: str, overrides: Sequence[str]) -> tuple[list[str], list[tuple[Di
         if any(override.startswith(f"{key}=") for override in overrides):
             raise ConfigError(f"Expected `{key}` for a single run only, but got it with --multirun: {remedy}.")
     with initialized(str(conf_dir())):
-        of_the_sweep = _of_the_sweep(name, overrides)
-        jobs: dict[Path, DictConfig] = {}
-        one_by_one = False
-        for number, job in enumerate(_combinations([*of_the_sweep, *overrides])):
-            config, hydra_node = compose_job(name, job)
-            check_used(name, config, job)
-            with open_dict(hydra_node), read_write(hydra_node):
-                hydra_node.job.num = number
-            run_dir = Path(hydra_node.sweep.dir) / _folder_of(config, hydra_node)
-            if is_cell(config):
-                check_writable(run_dir)
-                basic = [str(hydra_node[part]._target_).rpartition(".")[2] for part in ("sweeper", "launcher")]
-                one_by_one = basic == ["BasicSweeper", "BasicLauncher"] and hydra_node.sweeper.max_batch_size is None
-            elif run_dir in jobs:
-                raise ConfigError(
-                    f"Expected a folder for each job, but several are to have {run_dir}: let hydra.sweep.subdir tell them "
-                    "apart."
-                )
-            else:
-                check_new(run_dir)
-            jobs[run_dir] = config
-        left = _left_to_the_jobs(name, overrides, {override.partition("=")[0] for override in of_the_sweep})
-    # Hydra composes a whole batch before the first job of it begins, which has been done here.
-    return left + ["hydra.sweeper.max_batch_size=1"] * one_by_one, [(config, run_dir) for run_dir, config in jobs.items()]
+        jobs = Sweep(name, overrides)
+        jobs.check()
+        left = _left_to_the_jobs(name, overrides, jobs.keys)
+    # Hydra composes a whole batch before the first job of it begins.
+    return left + ["hydra.sweeper.max_batch_size=1"] * jobs.goes_one_by_one, jobs
+
+
+def check_job(config: DictConfig, choices: Mapping[str, Any], overrides: Sequence[str]) -> None:
+    """Check what Hydra has composed for one job of a sweep, as ``compose_job`` and ``preflight`` check what they compose.
+
+    Raises:
+        ConfigError: as they do.
+    """
+    with initialized(str(conf_dir())):
+        check_used("train", checked("train", config, choices, overrides), overrides)
 
 
 def _folder_of(config: DictConfig, hydra_node: DictConfig) -> str:

@@ -31,7 +31,7 @@ def check_where_present(name: str, base: DictConfig, composed: DictConfig, overr
     for setting in map(str, settings or {}):
         key, _, option = setting.partition("@")
         group = key.partition(".")[0]
-        options = options_of_group(name, group, searchpath)
+        options = options_of_group(name, group, *searchpath)
         if option and option not in options:
             raise ConfigError(unknown(setting, [f"{key}@{one}" for one in options]))
         known = [f"{group}.{inner}" for yaml in options.values() for inner in flat_keys(yaml)]

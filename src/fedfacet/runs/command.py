@@ -2,6 +2,7 @@
 
 import contextlib
 import io
+import itertools
 import os
 import re
 import shutil
@@ -9,6 +10,7 @@ import signal
 import sys
 import textwrap
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import hydra
@@ -17,11 +19,12 @@ from hydra.types import RunMode
 from omegaconf import DictConfig
 
 from fedfacet import config as configuration
+from fedfacet.config.sweeping import Sweep
 from fedfacet.errors import FedFacetError
 from fedfacet.runs.ending import command_name, leave, refuse
 from fedfacet.runs.job import Job
 from fedfacet.runs.jobs import check, run_job
-from fedfacet.runs.processes import check_alone, serve
+from fedfacet.runs.processes import check_alone, check_started, serve
 from fedfacet.runs.stock import failures, name_failures, take_stock
 
 
@@ -36,33 +39,41 @@ def run_command(train: Callable[[Job], None]) -> None:
         if (shown := configuration.shown("train", sys.argv)) is not None:
             print(shown, end="")
             return
-        sys.argv, composed = configuration.preflight("train", sys.argv)
-        jobs = [Job(config, Path(os.path.abspath(run_dir)), ()) for config, run_dir in composed]
-        cells = {job.run_dir: job.config.federation.rounds for job in jobs if job.is_new_cell}
-        if cells:
-            check_alone(jobs[0].config)
-            finished = [run_dir for run_dir, rounds in cells.items() if configuration.is_complete(run_dir, rounds)]
-            print(f"{len(cells)} cells in {composed[0][1].parent}; finished already, and skipped: {len(finished)}.", flush=True)
-            if len(finished) == len(cells):
-                return
+        sys.argv, jobs = configuration.preflight("train", sys.argv)
+        looked_at = jobs.looked_at if isinstance(jobs, Sweep) else jobs
+        are_cells = any(configuration.is_cell(config) and config.resume is None for config, _ in looked_at)
+        if are_cells:
+            check_alone(looked_at[0][0])
+            print(f"{len(jobs)} cells in {looked_at[0][1].parent}.", flush=True)
         else:
-            served = [serve(job.config) for job in jobs]
-            if any(served):
+            for config, _ in looked_at:
+                check_started(config)
+            if any(serve(config) for config, _ in looked_at[:1]):
+                for config, _ in itertools.islice(jobs, 1, None):
+                    serve(config)
                 return
-            for config, run_dir in composed:
+            for config, run_dir in looked_at:
                 check(config, run_dir)
     except (FedFacetError, ValueError, TypeError) as error:
         refuse(error)
+    reached: dict[Path, int] = {}
 
     def task(config: DictConfig) -> float | None:
         own = HydraConfig.get()
-        config = configuration.finalized(config, own.overrides.task, own.runtime.choices)
         # Of what is Hydra's own, where the options of others lie is what a resume must know.
         searched = [override for override in own.overrides.hydra if override.startswith("hydra.searchpath=")]
-        job = Job(config, Path(own.runtime.output_dir), [*searched, *own.overrides.task])
-        # Another launcher's jobs lie in other processes.
+        overrides = [*searched, *own.overrides.task]
+        job = Job(
+            configuration.finalized(config, own.overrides.task, own.runtime.choices), Path(own.runtime.output_dir), overrides
+        )
+        reached[job.run_dir] = job.config.federation.rounds
+        is_one_of_many = own.mode is RunMode.MULTIRUN
         return run_job(
-            job, train, others_go_on=own.mode is RunMode.MULTIRUN and own.launcher._target_.endswith(".BasicLauncher")
+            job,
+            train,
+            verify=partial(configuration.check_job, config, own.runtime.choices, overrides) if is_one_of_many else None,
+            # Another launcher's jobs lie in other processes.
+            others_go_on=is_one_of_many and own.launcher._target_.endswith(".BasicLauncher"),
         )
 
     start = hydra.main(version_base="1.3", config_path=str(configuration.conf_dir()), config_name="train")(task)
@@ -70,8 +81,9 @@ def run_command(train: Callable[[Job], None]) -> None:
         _print_wrapped(start)
     else:
         start()
-    if cells:
-        sys.exit(take_stock(cells))
+    if are_cells:
+        known = len(reached) == len(jobs)  # another launcher's processes have reached others
+        sys.exit(take_stock(reached if known else {run_dir: config.federation.rounds for config, run_dir in jobs}))
     if failures:
         sys.exit(name_failures(failures))
 

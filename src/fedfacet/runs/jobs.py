@@ -1,9 +1,10 @@
 """One job after the other: alone in its folder, skipped where it is finished, noted where it fails and others go on."""
 
+import contextlib
 import json
 import logging
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from omegaconf import DictConfig
@@ -29,17 +30,18 @@ def check(config: DictConfig, run_dir: Path) -> None:
         federation.restore(checkpoint.load(checkpoint.asked_for(run_dir, config.resume))[0])
 
 
-def run_job(job: Job, train: Callable[[Job], None], *, others_go_on: bool) -> float | None:
+def run_job(job: Job, train: Callable[[Job], None], *, verify: Callable[[], None] | None, others_go_on: bool) -> float | None:
     """Run one job in its run folder; return the validation worst-group accuracy of the last round, for sweepers.
 
     Args:
         job: of a command line that was checked.
         train: runs it.
+        verify: checks the job's configuration; ``None`` where that was done before.
         others_go_on: whether a job that is refused is only noted, because others of this process come after it.
     """
     if not configuration.is_cell(job.config):
         try:
-            return _run_alone(job, train)
+            return _run_alone(job, train, verify)
         except Refused as refusal:
             # The ranks of a distributed job would lose count.
             if not others_go_on or configuration.make(job.config.engine).spans_processes:
@@ -48,27 +50,29 @@ def run_job(job: Job, train: Callable[[Job], None], *, others_go_on: bool) -> fl
             return None
     with lock(job.run_dir) as holder:
         if job.is_new_cell:
-            return _run_cell(job, train, holder)
+            return _run_cell(job, train, verify, holder)
         if holder is not None:
             refuse(ConfigError(f"Expected a run that nobody works at, but {job.run_dir} is held by {holder}: wait for it."))
         return _run(job, train)
 
 
-def _run_alone(job: Job, train: Callable[[Job], None]) -> float | None:
+def _run_alone(job: Job, train: Callable[[Job], None], verify: Callable[[], None] | None) -> float | None:
     """Run one job in its folder, or go on with it, unless another process works there."""
-    try:
+    with _refusing():
+        if verify is not None:
+            verify()
+            configuration.check_new(job.run_dir)
         if serve(job.config):  # where Hydra's launcher started several processes
             return None
-    except FedFacetError as error:
-        log.info("Refused: %s", error)
-        refuse(error)
     with sole(job.run_dir / "train.log") as alone:
         if not alone:
             refuse(ConfigError(f"Expected a run that nobody works at, but another process is at {job.run_dir}: wait for it."))
         return _run(job, train)
 
 
-def _run_cell(job: Job, train: Callable[[Job], None], holder: Process | None) -> float | None:
+def _run_cell(
+    job: Job, train: Callable[[Job], None], verify: Callable[[], None] | None, holder: Process | None
+) -> float | None:
     """Run a cell of a sweep, or go on with it, unless it is finished or another process works at it; its failure is noted."""
     if configuration.is_complete(job.run_dir, job.config.federation.rounds):
         return _validation_of(job.run_dir)
@@ -79,14 +83,13 @@ def _run_cell(job: Job, train: Callable[[Job], None], holder: Process | None) ->
         job.config.resume = str(job.run_dir)
     print(f"{job.run_dir} {'goes on' if job.config.resume else 'begins'}: {job}", flush=True)
     try:
-        try:
+        with _refusing():
+            if verify is not None:
+                verify()
             check_alone(job.config)
             if job.config.resume is not None:
                 configuration.check_resume(job.config, job.run_dir)
             check(job.config, job.run_dir)
-        except (FedFacetError, ValueError, TypeError) as error:
-            log.info("Refused: %s", error)
-            refuse(error)
         return _run(job, train)
     except Refused as refusal:
         fault = str(refusal)
@@ -95,6 +98,16 @@ def _run_cell(job: Job, train: Callable[[Job], None], holder: Process | None) ->
         traceback.print_exc()
     failures[job.run_dir] = f"{job}: {fault}"
     return None
+
+
+@contextlib.contextmanager
+def _refusing() -> Iterator[None]:
+    """Say in one sentence what of a job is wrong."""
+    try:
+        yield
+    except (FedFacetError, ValueError, TypeError) as error:
+        log.info("Refused: %s", error)
+        refuse(error)
 
 
 def _run(job: Job, train: Callable[[Job], None]) -> float | None:

@@ -15,22 +15,32 @@ def serve(config: DictConfig) -> bool:
     Such a process takes its configuration from rank 0, so that nothing is decided twice, and leaves nothing on the disk.
 
     Raises:
-        ConfigError: if torchrun started several processes for an engine that runs in one.
+        ConfigError: as ``check_started``.
     """
     from fedfacet.build import build, settle
 
+    check_started(config)
     engine = make(config.engine)
-    if (started := _num_started()) > 1 and not engine.spans_processes:
-        raise ConfigError(
-            f"Expected engine=distributed where torchrun starts {started} processes, but got {engine.name}: add it, or start "
-            "the script with python."
-        )
     if engine.rank == 0:
         return False
     settings = OmegaConf.create(engine.share())
     settle(settings)
     build(settings, Path(settings.paths.output_dir)).engine.serve()
     return True
+
+
+def check_started(config: DictConfig) -> None:
+    """Refuse to run an engine of one process where torchrun started several.
+
+    Raises:
+        ConfigError: naming the engine.
+    """
+    engine = make(config.engine)
+    if (started := _num_started()) > 1 and not engine.spans_processes:
+        raise ConfigError(
+            f"Expected engine=distributed where torchrun starts {started} processes, but got {engine.name}: add it, or start "
+            "the script with python."
+        )
 
 
 def check_alone(config: DictConfig) -> None:
