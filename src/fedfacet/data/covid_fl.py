@@ -9,7 +9,7 @@ from fedfacet.data.augmentation import ZoomTurnAndFlip
 from fedfacet.data.dataset import Dataset
 from fedfacet.data.images import IMAGENET_MEAN, IMAGENET_STD, ImageFiles
 from fedfacet.data.source import DatasetSource, located
-from fedfacet.data.ssl_fl import how_to_get, read_tables
+from fedfacet.data.ssl_fl import how_to_get, read_tables, write_tables
 
 CLASSES = ("normal", "pneumonia", "COVID-19")
 CLIENTS = (
@@ -52,10 +52,7 @@ class CovidFL(DatasetSource):
 
     def generate(self, demand: NDArray[np.int64] | None) -> None:
         """Write noise in COVID-FL's layout; see ``DatasetSource.generate``."""
-        from fedfacet.data.generated_images import write_ssl_fl
-
-        # Six images a client: batches of eight then leave no lone image, which BatchNorm could refuse.
-        write_ssl_fl(self.folder, splits=[SPLIT], clients=CLIENTS, num_classes=len(CLASSES), suffix=".png", per_class=2)
+        write_tables(self.folder, [SPLIT], CLIENTS, len(CLASSES), ".png")
 
     def load(self, demand: NDArray[np.int64] | None = None) -> Dataset:
         """Read the tables and check the images; see ``DatasetSource.load``."""

@@ -12,7 +12,7 @@ from fedfacet.data.augmentation import ZoomTurnAndFlip
 from fedfacet.data.dataset import Dataset
 from fedfacet.data.images import LazyImages
 from fedfacet.data.source import DatasetSource, located
-from fedfacet.data.ssl_fl import how_to_get, read_tables
+from fedfacet.data.ssl_fl import how_to_get, read_tables, write_tables
 from fedfacet.errors import DatasetCorruptError
 
 CLASSES = ("normal", "diseased")
@@ -61,11 +61,9 @@ class Retina(DatasetSource):
 
     def generate(self, demand: NDArray[np.int64] | None) -> None:
         """Write noise in Retina's layout; see ``DatasetSource.generate``."""
-        from fedfacet.data.generated_images import write_ssl_fl
-
         clients = [f"client_{number}" for number in range(1, NUM_CLIENTS + 1)]
         splits = [f"{NUM_CLIENTS}_clients/split_{split}" for split in (1, 2, 3)]
-        write_ssl_fl(self.folder, splits=splits, clients=clients, num_classes=len(CLASSES), suffix=".npy")
+        write_tables(self.folder, splits, clients, len(CLASSES), ".npy")
 
     def load(self, demand: NDArray[np.int64] | None = None) -> Dataset:
         """Read the tables; see ``DatasetSource.load``."""
