@@ -9,9 +9,9 @@ from PIL import Image
 from fedfacet.data.augmentation import ZoomTurnAndFlip
 from fedfacet.data.covid_fl import CLIENTS, CovidFL
 from fedfacet.data.covid_fl import SPLIT as COVID_SPLIT
+from fedfacet.data.federated import partition_and_hold_out
 from fedfacet.data.retina import Retina
 from fedfacet.data.ssl_fl import read_tables
-from fedfacet.data.validation import partition_and_hold_out
 from fedfacet.errors import DatasetCorruptError, DatasetNotFoundError
 from fedfacet.partitioners.natural import NaturalPartitioner
 

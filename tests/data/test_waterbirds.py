@@ -12,7 +12,7 @@ from omegaconf import OmegaConf
 from PIL import Image
 from torchvision import transforms
 
-from fedfacet.data.validation import partition_and_hold_out
+from fedfacet.data.federated import partition_and_hold_out
 from fedfacet.data.waterbirds import ARCHIVE, FOLDER, URL, WaterBirds, read_table
 from fedfacet.errors import DatasetCorruptError, DatasetNotFoundError, InfeasiblePartitionError
 from fedfacet.heterogeneity import InteractionMatrix, measure_federation

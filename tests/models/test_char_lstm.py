@@ -7,8 +7,8 @@ from torch import nn
 from fedfacet import rng, state
 from fedfacet.clients.local_training import LocalTraining
 from fedfacet.clients.program import Clients
+from fedfacet.data.federated import partition_and_hold_out
 from fedfacet.data.shakespeare import Shakespeare
-from fedfacet.data.validation import partition_and_hold_out
 from fedfacet.engines.vectorized import VectorizedEngine
 from fedfacet.models.char_lstm import CharLSTM
 from fedfacet.objectives.classification import ClassificationObjective

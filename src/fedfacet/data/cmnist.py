@@ -10,8 +10,8 @@ from numpy.typing import NDArray
 from torchvision.datasets import MNIST
 
 from fedfacet import rng
-from fedfacet.data.colours import COLOURS, colour
 from fedfacet.data.dataset import Dataset, InMemoryInputs
+from fedfacet.data.digits import COLOURS, colour
 from fedfacet.data.generated import noise, write_whole
 from fedfacet.data.source import DatasetSource, located
 from fedfacet.errors import DatasetCorruptError, DatasetNotFoundError

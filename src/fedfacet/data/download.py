@@ -20,6 +20,7 @@ from rich.filesize import decimal
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
 
 from fedfacet.errors import DatasetCorruptError, DatasetNotFoundError, FedFacetError
+from fedfacet.storage.whole_file import written_whole
 
 _CHUNK_BYTES = 1 << 20
 _TIMEOUT_SECONDS = 60.0
@@ -96,7 +97,8 @@ def download(
             part.replace(destination)
             _note(part).unlink(missing_ok=True)
         if not record.exists():
-            _write_whole(record, f"{digest}  {destination.name}\n")
+            with written_whole(record) as unfinished:
+                unfinished.write_text(f"{digest}  {destination.name}\n")
     return destination
 
 
@@ -225,7 +227,8 @@ def _attempt(url: str, part: Path, disk_factor: float) -> None:
             have = 0
             # In this order, so that a kill in between cannot leave the old file's bytes beside the new one's description.
             part.unlink(missing_ok=True)
-            _write_whole(_note(part), json.dumps(sent._asdict()))
+            with written_whole(_note(part)) as unfinished:
+                unfinished.write_text(json.dumps(sent._asdict()))
         _receive(response, part, have, size)
 
 
@@ -291,12 +294,6 @@ def _digest(path: Path) -> str:
             have += len(chunk)
             show(have)
     return sha.hexdigest()
-
-
-def _write_whole(path: Path, text: str) -> None:
-    draft = path.with_name(path.name + ".draft")
-    draft.write_text(text)
-    draft.replace(path)
 
 
 def _require_space(folder: Path, needed: int, purpose: str) -> None:
