@@ -15,7 +15,7 @@ from fedfacet.arguments import check_whole
 from fedfacet.data.dataset import Dataset
 from fedfacet.errors import ConfigError
 from fedfacet.heterogeneity import InteractionMatrix, measure_federation
-from fedfacet.plots.groups import group_names
+from fedfacet.plots.figure import group_names
 from fedfacet.plots.run import MEASURES, TYPES
 from fedfacet.selectors.base import ClientSelector
 from fedfacet.types import ClientReceipt, Facts, Ledger, Query, RoundResult, SelectionContext, ServerState

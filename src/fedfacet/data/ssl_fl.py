@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from fedfacet import rng
 from fedfacet.data.dataset import Dataset, InputStore
 from fedfacet.data.generated import noise, write_image, write_lines
+from fedfacet.data.source import DatasetSource, located
 from fedfacet.errors import DatasetCorruptError, DatasetNotFoundError
 
 URL = "https://github.com/rui-yan/SSL-FL"
@@ -31,6 +32,28 @@ class ClientTables:
         train, test = np.split(np.arange(len(self.y)), [self.num_train])
         columns = {"client": self.client}
         return Dataset(inputs, self.y, np.zeros_like(self.y), train, test, None, class_names, columns=columns, **settings)
+
+
+@dataclass(eq=False, kw_only=True)
+class MedicalImages(DatasetSource):
+    """A data set in this layout; images are decoded when they are first asked for.
+
+    Args:
+        root: the data set's own folder.
+        image_size: height and width in pixels, 1 or larger.
+        augment: whether training images are cut, turned and mirrored.
+        max_memory_gb: as in ``LazyImages``; an image takes 442 kB at 384 pixels.
+    """
+
+    root: str
+    image_size: int = 384
+    augment: bool = True
+    max_memory_gb: float = 8.0
+
+    def __post_init__(self) -> None:
+        if self.image_size < 1:
+            raise ValueError(f"Expected `dataset.image_size` to be 1 or larger, but got {self.image_size}.")
+        self.folder = located(self.root)
 
 
 def how_to_get(name: str, stand_in: str = "fedld_pneumonia") -> str:

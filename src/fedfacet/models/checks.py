@@ -23,12 +23,6 @@ def check_size(make: Callable[[], nn.Module], name: str) -> None:
 
     Raises:
         ConfigError: with the bytes that it needs and those that are available.
-
-    Example:
-        >>> check_size(lambda: nn.Linear(10**6, 10**9), "`model=linear`")
-        Traceback (most recent call last):
-        fedfacet.errors.ConfigError: Expected `model=linear` to fit into memory, but training it takes 16,000,016,000,000,000
-        bytes (4 copies of its weights) and ... are available: make it smaller.
     """
     try:
         with warnings.catch_warnings(action="ignore"), rng.forked(0, "model-size"), torch.device("meta"):
@@ -55,12 +49,6 @@ def check_inputs(model: nn.Module, x: Tensor, name: str) -> None:
 
     Raises:
         ConfigError: with the shape and the type of one input, and what torch says.
-
-    Example:
-        >>> check_inputs(torch.nn.Conv2d(3, 8, 3), torch.zeros(1, 30), "`model=conv`")
-        Traceback (most recent call last):
-        fedfacet.errors.ConfigError: Expected `model=conv` to take inputs of shape (30,) and type float32, but it fails at them
-        (...): choose another `model` or `dataset`.
     """
     training = model.training
     try:

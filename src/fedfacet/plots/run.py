@@ -12,8 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedfacet.heterogeneity import InteractionMatrix, measure_federation
-from fedfacet.plots.figure import COLOURS, DASHES, VERMILION, saved_figure
-from fedfacet.plots.groups import group_names
+from fedfacet.plots.figure import COLOURS, DASHES, VERMILION, group_names, saved_figure
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
