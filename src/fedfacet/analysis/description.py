@@ -64,14 +64,10 @@ def simulate_selection(
     those of a training run of the same seed. Rounds of a selector's ``pretraining_rounds``, if it has such, run but do not
     count.
 
-    Source: FedDiverse (arXiv:2504.11216), appendix F (thesis, section 5.6.4).
+    ``matrices`` are in the order of the clients' ids. ``rounds`` are 1 or more, ``cohort_size`` is between 1 and the number of
+    clients, ``seed`` is 0 or larger.
 
-    Args:
-        selector: observes every round, as it would in a run.
-        matrices: the clients' true interaction matrices, in the order of their ids.
-        rounds: how many are counted, 1 or larger.
-        cohort_size: between 1 and the number of clients.
-        seed: of the draws, 0 or larger.
+    Source: FedDiverse (arXiv:2504.11216), appendix F (thesis, section 5.6.4).
 
     Returns:
         ``share``: per type of client its part of all choices; ``rounds_with_every_client_of_type``: per type the part of the

@@ -105,10 +105,8 @@ def download(
 def obtain(wanted: Path, *, url: str, archive: Path, allowed: bool, missing: str) -> None:
     """Have a file or folder that comes in a ``.tar.gz`` of images: where it is missing, fetch and unpack that beside itself.
 
-    Raises:
-        DatasetNotFoundError: if it is missing and fetching is not ``allowed`` (with the message ``missing``), or fails.
-        DatasetCorruptError: if it is not in the archive, or the archive is damaged.
-        FedFacetError: if the disk has not enough room or cannot be written to.
+    Raises ``DatasetNotFoundError`` with the message ``missing`` if fetching is not ``allowed``, ``DatasetCorruptError`` if the
+    archive lacks what is ``wanted``, and what ``download`` and ``extract`` raise.
     """
     if wanted.exists():
         return
