@@ -59,7 +59,11 @@ def deal(
     """Deal a data set's training samples to clients, as ``partition_and_hold_out`` and ``hold_out_locally`` say.
 
     The part ``local_holdout`` of every client's samples, in [0, 1), is held out. ``seed`` is of the draw of validation samples,
-    ``holdout_seed`` of what clients hold out. Errors are those of the two functions.
+    ``holdout_seed`` of what clients hold out.
+
+    Raises:
+        InfeasiblePartitionError: if the data set has too few samples.
+        ValueError: if ``local_holdout`` is out of range.
     """
     partition, val = partition_and_hold_out(dataset, partitioner, seed=seed)
     partition, held_out = hold_out_locally(dataset.y, partition, local_holdout, seed=holdout_seed)

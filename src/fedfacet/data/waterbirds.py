@@ -80,7 +80,7 @@ class WaterBirds(DatasetSource):
         # The splits of the real table are mixed too.
         split, y, place = np.unravel_index(rng.stream(0, "generated-waterbirds").permutation(groups), (3, 2, 2))
         lines = ["img_id,img_filename,y,split,place,place_filename"]
-        for number, pixels in enumerate(noise("waterbirds", y, (self.image_size, self.image_size * 4 // 3, 3))):
+        for number, pixels in enumerate(noise("waterbirds", 2 * y + place, (self.image_size, self.image_size * 4 // 3, 3))):
             name = f"{CLASSES[y[number]]}/{number:05d}.jpg"
             write_image(self.folder / name, pixels)
             lines.append(f"{number + 1},{name},{y[number]},{split[number]},{place[number]},/p.jpg")
