@@ -23,8 +23,7 @@ from fedfacet.data.federated import FederatedData, deal
 from fedfacet.engines.auto import AutoEngine
 from fedfacet.engines.base import Engine
 from fedfacet.federation import Federation
-from fedfacet.models.inputs import check_inputs
-from fedfacet.models.size import check_size
+from fedfacet.models.checks import check_inputs, check_size
 
 log = logging.getLogger(__name__)
 

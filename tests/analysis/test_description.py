@@ -175,7 +175,7 @@ def test_a_question_that_needs_training_is_refused():
 @pytest.mark.parametrize(
     ("wrong", "part"),
     [
-        ({"rounds": 0}, "`rounds`.*0"),
+        ({"rounds": 0}, "`simulate.rounds`.*0"),
         ({"rounds": "many"}, "many"),
         ({"cohort_size": 25}, "24 clients.*25"),
         ({"seed": -1}, "-1"),

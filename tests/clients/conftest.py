@@ -11,7 +11,7 @@ from fedfacet.clients.program import Clients
 from fedfacet.config import compose_job, make
 from fedfacet.data.dataset import Dataset, InMemoryInputs
 from fedfacet.data.digits import Digits
-from fedfacet.data.validation import partition_and_hold_out
+from fedfacet.data.federated import partition_and_hold_out
 from fedfacet.models.small_cnn import SmallCNN
 from fedfacet.types import Partition
 

@@ -6,7 +6,7 @@ from torch import nn
 
 from fedfacet import config, rng
 from fedfacet.errors import ConfigError
-from fedfacet.models.inputs import check_inputs
+from fedfacet.models.checks import check_inputs
 
 BATCH_NORM = {"resnet8", "resnet50"}
 """Models that have it on purpose: FedBN would not differ from FedAvg without."""

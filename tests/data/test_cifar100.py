@@ -11,14 +11,13 @@ import torchvision
 
 from fedfacet.data.augmentation import CropAndFlip
 from fedfacet.data.cifar100 import CIFAR100
-from fedfacet.data.generated_images import write_cifar100
 from fedfacet.errors import DatasetCorruptError, DatasetNotFoundError
 
 
 @pytest.fixture(scope="module")
 def generated(tmp_path_factory):
     root = tmp_path_factory.mktemp("cifar100")
-    write_cifar100(root, train_per_class=20, test_per_class=2)
+    CIFAR100(root=str(root)).generate(None)
     return root
 
 

@@ -10,7 +10,7 @@ from fedfacet import build as build_module
 from fedfacet import rng
 from fedfacet.build import load_data
 from fedfacet.config import compose_job
-from fedfacet.data.local_holdout import hold_out_locally
+from fedfacet.data.federated import hold_out_locally
 from fedfacet.errors import ConfigError
 from fedfacet.types import Partition
 

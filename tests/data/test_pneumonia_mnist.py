@@ -3,14 +3,13 @@
 import numpy as np
 import pytest
 
-from fedfacet.data.generated_images import write_pneumonia_mnist
 from fedfacet.data.pneumonia_mnist import FILE, PneumoniaMNIST
 from fedfacet.errors import DatasetCorruptError, DatasetNotFoundError
 
 
 @pytest.fixture
 def generated(tmp_path):
-    write_pneumonia_mnist(tmp_path, per_class=6)
+    PneumoniaMNIST(root=str(tmp_path)).generate(None)
     return tmp_path
 
 

@@ -10,10 +10,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedfacet.data.generated_plays import write_plays
+from fedfacet.data.federated import partition_and_hold_out
 from fedfacet.data.plays import Role
 from fedfacet.data.shakespeare import ALPHABET, WINDOW, Shakespeare, Windows
-from fedfacet.data.validation import partition_and_hold_out
 from fedfacet.errors import DatasetCorruptError, DatasetNotFoundError, InfeasiblePartitionError
 from fedfacet.partitioners.classes_per_client import ClassesPerClientPartitioner
 from fedfacet.partitioners.natural import NaturalPartitioner
@@ -22,7 +21,7 @@ from fedfacet.partitioners.natural import NaturalPartitioner
 @pytest.fixture(scope="module")
 def generated(tmp_path_factory):
     root = tmp_path_factory.mktemp("shakespeare")
-    write_plays(root, num_plays=3, characters_per_play=3, lines_per_character=8)
+    Shakespeare(root=str(root), num_roles=6).generate(None)
     return root
 
 
@@ -100,16 +99,16 @@ def test_no_window_reaches_into_another_role(generated):
         rows = dataset.inputs.fetch(np.flatnonzero(role == number))
         texts[number] = spelled(rows[0]) + spelled(dataset.y[role == number])
         assert spelled(rows[-1]) == texts[number][-WINDOW - 1 : -1]
-    assert len(set(texts.values())) == 9
+    assert len(set(texts.values())) == 6
 
 
 def test_columns_name_role_character_and_play(generated):
     dataset = Shakespeare(root=str(generated)).load()
     assert list(dataset.columns) == ["role", "character", "play"]
     role, character, play = dataset.columns.values()
-    assert role.tolist() == np.repeat(np.arange(9), dataset.inputs.sizes).tolist()
+    assert role.tolist() == np.repeat(np.arange(6), dataset.inputs.sizes).tolist()
     assert (play == role // 3).all()
-    assert len(np.unique(character)) == 9
+    assert len(np.unique(character)) == 6
     with pytest.raises(InfeasiblePartitionError, match="one of y, a, role, character, play"):
         partition_and_hold_out(dataset, NaturalPartitioner(label="writer"))
 
@@ -121,8 +120,8 @@ def test_characters_of_one_name_are_one_and_roles_are_not(generated, tmp_path):
     one, two = (next(line[2:].split(".")[0] for line in play.splitlines() if line[:2] == "  ") for play in plays[:2])
     (tmp_path / "t8.shakespeare.txt").write_text(text.replace(f"  {two}. ", f"  {one}. "))
     dataset = Shakespeare(root=str(tmp_path)).load()
-    assert len(np.unique(dataset.columns["role"])) == 9
-    assert len(np.unique(dataset.columns["character"])) == 8
+    assert len(np.unique(dataset.columns["role"])) == 6
+    assert len(np.unique(dataset.columns["character"])) == 5
     shared = np.flatnonzero(dataset.columns["character"] == dataset.columns["character"][0])
     assert len(np.unique(dataset.columns["play"][shared])) == 2
 
@@ -207,8 +206,8 @@ def test_a_truncated_archive_is_named(generated, tmp_path):
 
 
 def test_more_roles_than_there_are_are_refused(generated):
-    with pytest.raises(DatasetCorruptError, match=r"Expected 10 roles with at least 1 windows .* it has 9: lower `dataset"):
-        Shakespeare(root=str(generated), num_roles=10).load()
+    with pytest.raises(DatasetCorruptError, match=r"Expected 7 roles with at least 1 windows .* it has 6: lower `dataset"):
+        Shakespeare(root=str(generated), num_roles=7).load()
 
 
 @pytest.mark.parametrize(
@@ -224,9 +223,3 @@ def test_more_roles_than_there_are_are_refused(generated):
 def test_impossible_settings_are_refused(settings, said):
     with pytest.raises(ValueError, match=said):
         Shakespeare(root="", **settings)
-
-
-@pytest.mark.parametrize("numbers", [{"num_plays": 0}, {"characters_per_play": 1}, {"lines_per_character": 2}])
-def test_plays_need_two_roles_that_speak(numbers, tmp_path):
-    with pytest.raises(ValueError, match="at least 1 play of 2 characters with 3 lines"):
-        write_plays(tmp_path, **numbers)

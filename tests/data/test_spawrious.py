@@ -7,7 +7,6 @@ from omegaconf import OmegaConf
 from PIL import Image
 
 from fedfacet import rng
-from fedfacet.data.generated import write_spawrious
 from fedfacet.data.spawrious import ARCHIVE, BREEDS, LOCATIONS, Spawrious, hold_out
 from fedfacet.errors import DatasetCorruptError, DatasetNotFoundError
 
@@ -18,7 +17,8 @@ SIZE = 16
 @pytest.fixture(scope="session")
 def generated(tmp_path_factory):
     root = tmp_path_factory.mktemp("spawrious")
-    write_spawrious(root, classes=BREEDS[:3], attributes=LOCATIONS[:3], per_cell=PER_CELL, image_size=SIZE)
+    source = Spawrious(root, classes=BREEDS[:3], attributes=LOCATIONS[:3], image_size=SIZE)
+    source.generate(np.zeros((3, 3)))  # which makes ten images of each
     return root
 
 

@@ -9,14 +9,11 @@ from PIL import Image
 from fedfacet.data.augmentation import ZoomTurnAndFlip
 from fedfacet.data.covid_fl import CLIENTS, CovidFL
 from fedfacet.data.covid_fl import SPLIT as COVID_SPLIT
-from fedfacet.data.generated_images import write_ssl_fl
+from fedfacet.data.federated import partition_and_hold_out
 from fedfacet.data.retina import Retina
 from fedfacet.data.ssl_fl import read_tables
-from fedfacet.data.validation import partition_and_hold_out
 from fedfacet.errors import DatasetCorruptError, DatasetNotFoundError
 from fedfacet.partitioners.natural import NaturalPartitioner
-
-RETINA_SPLITS = [f"5_clients/split_{split}" for split in (1, 2, 3)]
 
 
 @pytest.fixture(scope="module")
@@ -178,8 +175,3 @@ def test_the_order_of_lines_does_not_matter(generated, tmp_path):
 def test_impossible_settings_are_refused(settings):
     with pytest.raises(ValueError, match=f"dataset.{next(iter(settings))}"):
         Retina(root="", **settings)
-
-
-def test_generated_files_need_an_image_of_each_class():
-    with pytest.raises(ValueError, match="`per_class` to be 1 or larger"):
-        write_ssl_fl("", splits=RETINA_SPLITS, clients=["a"], num_classes=2, suffix=".npy", per_class=0)

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from fedfacet.data.digits import Digits
-from fedfacet.data.validation import partition_and_hold_out
+from fedfacet.data.federated import partition_and_hold_out
 from fedfacet.errors import InfeasiblePartitionError
 from fedfacet.partitioners.iid import IIDPartitioner
 from fedfacet.partitioners.interaction_matrix import InteractionMatrixPartitioner

@@ -12,8 +12,7 @@ from omegaconf import OmegaConf
 from PIL import Image
 from torchvision import transforms
 
-from fedfacet.data.generated import write_waterbirds
-from fedfacet.data.validation import partition_and_hold_out
+from fedfacet.data.federated import partition_and_hold_out
 from fedfacet.data.waterbirds import ARCHIVE, FOLDER, URL, WaterBirds, read_table
 from fedfacet.errors import DatasetCorruptError, DatasetNotFoundError, InfeasiblePartitionError
 from fedfacet.heterogeneity import InteractionMatrix, measure_federation
@@ -26,7 +25,7 @@ HEADER = ["img_id", "img_filename", "y", "split", "place", "place_filename"]
 @pytest.fixture(scope="session")
 def generated(tmp_path_factory):
     root = tmp_path_factory.mktemp("waterbirds")
-    write_waterbirds(root, train_per_cell=4, held_out_per_cell=2, image_size=SIZE)
+    WaterBirds(root, image_size=SIZE).generate(np.zeros((2, 2)))
     return root
 
 
@@ -171,8 +170,8 @@ def test_one_sample_in_another_split_is_enough_to_be_refused(root):
 
 def test_labels_splits_and_images_follow_the_table(generated):
     dataset = load(generated)
-    assert counts(dataset, dataset.train) == [[4, 4], [4, 4]]
-    assert counts(dataset, dataset.val) == counts(dataset, dataset.test) == [[2, 2], [2, 2]]
+    assert counts(dataset, dataset.train) == [[5, 5], [5, 5]]
+    assert counts(dataset, dataset.val) == counts(dataset, dataset.test) == [[10, 10], [10, 10]]
     with (generated / FOLDER / "metadata.csv").open(newline="") as file:
         rows = list(csv.DictReader(file))
     assert list(rows[0]) == HEADER
@@ -198,7 +197,7 @@ def test_columns_may_come_in_any_order_with_others_between(root, generated):
 
 def test_images_are_resized_to_256_and_cut_to_224_as_in_the_authors_code(tmp_path):
     """torchvision's own transforms are the oracle, on a picture of the real proportions."""
-    write_waterbirds(tmp_path, train_per_cell=1, held_out_per_cell=1, image_size=40)
+    WaterBirds(tmp_path, image_size=40).generate(None)
     dataset = WaterBirds(tmp_path, verify_counts=False).load()
     pixels = np.random.default_rng(0).integers(0, 256, (335, 500, 3), dtype=np.uint8)
     Image.fromarray(pixels).resize((500, 335)).save(dataset.inputs.paths[3], quality=95)
@@ -248,14 +247,14 @@ def test_missing_data_says_where_and_what_to_do(tmp_path):
 
 
 def test_one_missing_image_is_named(root):
-    path = sorted((root / FOLDER / "002.Waterbird").iterdir())[3]
+    path = sorted((root / FOLDER / "waterbird").iterdir())[3]
     path.unlink()
     with pytest.raises(DatasetNotFoundError, match=f"but 1 are missing, the first of them {re.escape(str(path))}: unpack"):
         load(root)
 
 
 def test_a_truncated_image_is_named_before_any_training(root):
-    path = sorted((root / FOLDER / "001.Landbird").iterdir())[2]
+    path = sorted((root / FOLDER / "landbird").iterdir())[2]
     path.write_bytes(path.read_bytes()[:-10])
     with pytest.raises(DatasetCorruptError, match=f"{re.escape(str(path))} .*dataset.download=true"):
         load(root)

@@ -7,9 +7,8 @@ from torch import nn
 from fedfacet import rng, state
 from fedfacet.clients.local_training import LocalTraining
 from fedfacet.clients.program import Clients
-from fedfacet.data.generated_plays import write_plays
+from fedfacet.data.federated import partition_and_hold_out
 from fedfacet.data.shakespeare import Shakespeare
-from fedfacet.data.validation import partition_and_hold_out
 from fedfacet.engines.vectorized import VectorizedEngine
 from fedfacet.models.char_lstm import CharLSTM
 from fedfacet.objectives.classification import ClassificationObjective
@@ -63,8 +62,9 @@ def test_the_order_of_characters_matters():
 @pytest.fixture(scope="module")
 def clients(tmp_path_factory):
     root = tmp_path_factory.mktemp("plays")
-    write_plays(root, num_plays=1, characters_per_play=3, lines_per_character=6)
-    dataset = Shakespeare(root=str(root)).load()
+    source = Shakespeare(root=str(root), num_roles=3)
+    source.generate(None)
+    dataset = source.load()
     partition, _ = partition_and_hold_out(dataset, NaturalPartitioner(label="role"))
 
     def make():

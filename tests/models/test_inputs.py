@@ -3,7 +3,7 @@ import torch
 from torch import nn
 
 from fedfacet.errors import ConfigError
-from fedfacet.models.inputs import check_inputs
+from fedfacet.models.checks import check_inputs
 from fedfacet.models.mlp import MLP
 from fedfacet.models.resnet8 import ResNet8
 

@@ -7,8 +7,8 @@ import torch
 from torch import nn
 
 from fedfacet.errors import ConfigError
+from fedfacet.models.checks import available_memory, check_size
 from fedfacet.models.mlp import MLP
-from fedfacet.models.size import available_memory, check_size
 from fedfacet.models.small_cnn import SmallCNN
 
 CNN = partial(SmallCNN, 2, (3, 8, 8))
@@ -35,7 +35,7 @@ def test_four_copies_must_fit(monkeypatch):
     model = nn.Sequential(linear, linear, nn.BatchNorm1d(10, affine=False))
     bytes_once = 10 * 10 * 4 + 2 * 10 * 4 + 8
     for available, refused in ((4 * bytes_once, False), (4 * bytes_once - 1, True)):
-        monkeypatch.setattr("fedfacet.models.size.available_memory", lambda available=available: available)
+        monkeypatch.setattr("fedfacet.models.checks.available_memory", lambda available=available: available)
         if refused:
             with pytest.raises(ConfigError, match=f"takes {4 * bytes_once:,} bytes .* and {available:,} are available"):
                 check_size(lambda: nn.Sequential(*model), "`model=x`")

@@ -2,7 +2,7 @@ import matplotlib.image
 import pytest
 
 from fedfacet.metrics.estimation import Triplets
-from fedfacet.plots.estimation import plot_estimation
+from fedfacet.plots.triplets import plot_estimation
 
 
 @pytest.mark.parametrize("num_clients", [1, 2, 100])

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fedfacet.metrics.group_counts import group_key
-from fedfacet.plots.groups import group_names
+from fedfacet.plots.figure import group_names
 
 if TYPE_CHECKING:
     from fedfacet.data.federated import FederatedData

@@ -11,13 +11,14 @@ from numpy.typing import NDArray
 
 from fedfacet import rng
 from fedfacet.analysis.terminal import TextTable
+from fedfacet.arguments import check_whole
 from fedfacet.data.dataset import Dataset
 from fedfacet.errors import ConfigError
 from fedfacet.heterogeneity import InteractionMatrix, measure_federation
-from fedfacet.plots.groups import group_names
+from fedfacet.plots.figure import group_names
 from fedfacet.plots.run import MEASURES, TYPES
 from fedfacet.selectors.base import ClientSelector
-from fedfacet.types import ClientReceipt, Facts, Ledger, Query, RoundResult, SelectionContext
+from fedfacet.types import ClientReceipt, Facts, Ledger, Query, RoundResult, SelectionContext, ServerState
 
 
 def describe_federation(matrices: Sequence[InteractionMatrix]) -> dict[str, Any]:
@@ -43,16 +44,15 @@ def describe_feasibility(
     training, and held out for ``validation`` (at the positions ``val``).
     """
 
-    def count(positions: NDArray[np.int64]) -> NDArray[np.int64]:
-        labels = dataset.y[positions], dataset.a[positions]
-        return InteractionMatrix.from_labels(*labels, dataset.num_classes, dataset.num_attributes).counts.astype(np.int64)
+    def counts(positions: NDArray[np.int64]) -> list[int]:
+        groups = dataset.y[positions] * dataset.num_attributes + dataset.a[positions]
+        return np.bincount(groups, minlength=dataset.num_classes * dataset.num_attributes).tolist()  # type: ignore[no-any-return]
 
-    wanted_YA = np.sum([matrix.counts for matrix in matrices], axis=0).astype(np.int64)
-    available_YA, val_YA = count(dataset.train), count(val)
+    wanted = np.sum([matrix.counts for matrix in matrices], axis=0).astype(np.int64).ravel().tolist()
     names = product(dataset.class_names, dataset.attribute_names)
-    numbers = zip(wanted_YA.flat, available_YA.flat, val_YA.flat, strict=True)
     keys = ("class", "attribute", "wanted", "available", "validation")
-    return [dict(zip(keys, (*group, *map(int, of_group)), strict=True)) for group, of_group in zip(names, numbers, strict=True)]
+    numbers = zip(wanted, counts(dataset.train), counts(val), strict=True)
+    return [dict(zip(keys, (*name, *number), strict=True)) for name, number in zip(names, numbers, strict=True)]
 
 
 def simulate_selection(
@@ -64,14 +64,10 @@ def simulate_selection(
     those of a training run of the same seed. Rounds of a selector's ``pretraining_rounds``, if it has such, run but do not
     count.
 
-    Source: FedDiverse (arXiv:2504.11216), appendix F (thesis, section 5.6.4).
+    ``matrices`` are in the order of the clients' ids. ``rounds`` are 1 or more, ``cohort_size`` is between 1 and the number of
+    clients, ``seed`` is 0 or larger.
 
-    Args:
-        selector: observes every round, as it would in a run.
-        matrices: the clients' true interaction matrices, in the order of their ids.
-        rounds: how many are counted, 1 or larger.
-        cohort_size: between 1 and the number of clients.
-        seed: of the draws, 0 or larger.
+    Source: FedDiverse (arXiv:2504.11216), appendix F (thesis, section 5.6.4).
 
     Returns:
         ``share``: per type of client its part of all choices; ``rounds_with_every_client_of_type``: per type the part of the
@@ -82,26 +78,21 @@ def simulate_selection(
         ConfigError: if the selector asks something that cannot be answered without training, or learns from updates.
         ValueError: if a number is out of range.
     """
-    if not isinstance(rounds, int) or rounds < 1:
-        raise ValueError(f"Expected the simulated `rounds` to be a whole number, 1 or larger, but got {rounds!r}.")
+    check_whole("simulate.rounds", rounds)
     if not isinstance(cohort_size, int) or not 1 <= cohort_size <= len(matrices):
         raise ValueError(
             f"Expected the simulated `cohort_size` between 1 and the federation's {len(matrices)} clients, but got "
             f"{cohort_size!r}: lower it or choose a partition with more clients."
         )
-    if not isinstance(seed, int) or seed < 0:
-        raise ValueError(f"Expected the simulated `seed` to be a whole number, 0 or larger, but got {seed!r}.")
-    facts = Facts(len(matrices), model={}, parameters=())
-
-    facts = Facts(len(matrices), model={}, parameters=())
-    if selector.needs_updates is not None and selector.needs_updates(selector.init(facts)):
+    check_whole("simulate.seed", seed, least=0)
+    server = selector.init(Facts(len(matrices), model={}, parameters=()))
+    if selector.needs_updates is not None and selector.needs_updates(server):
         raise ConfigError(
             f"Expected a selector that chooses without training, but {type(selector).__name__} learns from the clients' "
             "updates: simulate another selector, or train with this one."
         )
-    triplets = [matrix.triplet for matrix in matrices]
-    chosen_RK = _choices(selector, matrices, rounds, cohort_size, seed)
-    types = np.array([triplet.type for triplet in triplets])
+    chosen_RK = _choices(selector, server, matrices, rounds, cohort_size, seed)
+    types = np.array([matrix.triplet.type for matrix in matrices])
     present = [kind for kind in TYPES if kind != "none" or kind in types]
     return {
         "share": {kind: float(chosen_RK[:, types == kind].sum() / chosen_RK.sum()) for kind in present},
@@ -191,7 +182,12 @@ def _percent(part: float | None) -> str:
 
 
 def _choices(
-    selector: ClientSelector, matrices: Sequence[InteractionMatrix], rounds: int, cohort_size: int, seed: int
+    selector: ClientSelector,
+    server: ServerState,
+    matrices: Sequence[InteractionMatrix],
+    rounds: int,
+    cohort_size: int,
+    seed: int,
 ) -> NDArray[np.bool_]:
     """Return who took part in which of the counted rounds, shape (R, K)."""
     pretraining_rounds = getattr(selector, "pretraining_rounds", 0)
@@ -208,14 +204,13 @@ def _choices(
         disclosed.setdefault(query.name, {}).update(answers)
         return answers
 
-    server = selector.init(Facts(len(matrices), model={}, parameters=()))
     chosen_RK = np.zeros((rounds, len(matrices)), dtype=bool)
     for round in range(1, pretraining_rounds + rounds + 1):
         context = SelectionContext(
             round=round,
             num_clients=len(matrices),
             cohort_size=cohort_size,
-            places=min(cohort_size, len(matrices)),
+            places=cohort_size,
             available=tuple(range(len(matrices))),
             disclosed=disclosed,
             rng=rng.stream(seed, "selection", round),

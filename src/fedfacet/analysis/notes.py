@@ -69,10 +69,10 @@ def measured(run: Run, metric: str, moment: str) -> bool:
     return not run.at(moment) or metric in run.at(moment)
 
 
-def some(names: Sequence[str], limit: int = 6) -> str:
-    """Return the first names, in backticks, and how many more there are."""
-    more = f" (and {len(names) - limit} more)" if len(names) > limit else ""
-    return ", ".join(f"`{name}`" for name in names[:limit]) + more
+def some(names: Sequence[str]) -> str:
+    """Return the first six names, in backticks, and how many more there are."""
+    more = f" (and {len(names) - 6} more)" if len(names) > 6 else ""
+    return ", ".join(f"`{name}`" for name in names[:6]) + more
 
 
 def listed(numbers: Iterable[int]) -> str:

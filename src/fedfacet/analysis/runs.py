@@ -109,10 +109,9 @@ def as_number(text: str) -> float | None:
 def find_runs(paths: Iterable[str | Path]) -> list[Run]:
     """Return the runs that the paths lead to, each once, in the order of the paths and by name within one.
 
-    Args:
-        paths: run folders, folders that hold run folders at any depth, or glob patterns of either. Hidden folders and what
-            lies inside a run folder are not searched. Hydra's ``multirun.yaml`` is passed over: a shell's pattern picks it up
-            beside the jobs.
+    The paths are run folders, folders that hold run folders at any depth, or glob patterns of either. Hidden folders and what
+    lies inside a run folder are not searched. Hydra's ``multirun.yaml`` is passed over: a shell's pattern picks it up beside
+    the jobs.
 
     Raises:
         ConfigError: if a path does not exist or leads to no run.

@@ -7,7 +7,7 @@ from importlib import import_module
 from pathlib import Path
 
 from fedfacet.analysis.terminal import Told, print_tables
-from fedfacet.commands.called import called
+from fedfacet.commands import called
 from fedfacet.errors import ConfigError, FedFacetError
 from fedfacet.storage.json_text import json_text
 

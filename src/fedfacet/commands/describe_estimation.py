@@ -12,7 +12,7 @@ from fedfacet.build import build, load_data, settle
 from fedfacet.config import compose_job, make
 from fedfacet.errors import ConfigError
 from fedfacet.metrics.estimation import FILE, Triplets, measure_estimation, read_triplets, write_triplets
-from fedfacet.plots.estimation import plot_estimation
+from fedfacet.plots.triplets import plot_estimation
 from fedfacet.types import Broadcast, ClientTask
 
 

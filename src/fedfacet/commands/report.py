@@ -6,7 +6,7 @@ import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from fedfacet.commands.called import called
+from fedfacet.commands import called
 from fedfacet.commands.report_options import PICTURES, parse
 from fedfacet.errors import ConfigError, FedFacetError
 

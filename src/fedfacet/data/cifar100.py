@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from fedfacet.arguments import check_within
 from fedfacet.data.augmentation import CropAndFlip
 from fedfacet.data.dataset import Dataset, InMemoryInputs
+from fedfacet.data.generated import noise, write_whole
 from fedfacet.data.source import DatasetSource, located
 from fedfacet.data.spawrious import hold_out
 from fedfacet.errors import DatasetCorruptError, DatasetNotFoundError
@@ -53,9 +54,13 @@ class CIFAR100(DatasetSource):
 
     def generate(self, demand: NDArray[np.int64] | None) -> None:
         """Write noise in CIFAR-100's layout; see ``DatasetSource.generate``."""
-        from fedfacet.data.generated_images import write_cifar100
-
-        write_cifar100(self.folder.parent, train_per_class=max(10, round(2 / self.val_fraction)), test_per_class=2)
+        for part, per_class in (("train", max(10, round(2 / self.val_fraction))), ("test", 2)):
+            labels = np.arange(NUM_CLASSES * per_class) % NUM_CLASSES
+            pixels = noise(f"cifar100-{part}", labels, (_BYTES,))
+            content = {"data": pixels, "fine_labels": labels.tolist(), "coarse_labels": (labels // 5).tolist()}
+            write_whole(self.folder / part, pickle.dumps(content))
+        fine, coarse = ([f"{kind}_{number:02d}" for number in range(count)] for kind, count in (("fine", 100), ("coarse", 20)))
+        write_whole(self.folder / "meta", pickle.dumps({"fine_label_names": fine, "coarse_label_names": coarse}))
 
     def load(self, demand: NDArray[np.int64] | None = None) -> Dataset:
         """Read and split the images; see ``DatasetSource.load``."""

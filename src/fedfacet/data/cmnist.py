@@ -10,8 +10,9 @@ from numpy.typing import NDArray
 from torchvision.datasets import MNIST
 
 from fedfacet import rng
-from fedfacet.data.colours import COLOURS, colour
 from fedfacet.data.dataset import Dataset, InMemoryInputs
+from fedfacet.data.digits import COLOURS, colour
+from fedfacet.data.generated import noise, write_whole
 from fedfacet.data.source import DatasetSource, located
 from fedfacet.errors import DatasetCorruptError, DatasetNotFoundError
 
@@ -41,12 +42,14 @@ class ColouredMNIST(DatasetSource):
         self.folder = located(self.root) / "MNIST" / "raw"
 
     def generate(self, demand: NDArray[np.int64] | None) -> None:
-        """Write enlarged digits of scikit-learn's in MNIST's layout; see ``DatasetSource.generate``."""
-        from fedfacet.data.generated import write_mnist  # imports the drawing of dogs, needed here only
-
+        """Write noise in MNIST's layout; see ``DatasetSource.generate``."""
         # Colours are drawn at random, so twice what the fullest cell asks for, and some for validation.
         per_cell = 20 + 2 * int(20 if demand is None else demand.max())
-        write_mnist(located(self.root), num_train=4 * per_cell, num_test=200)
+        for part, count in zip(_PARTS, (4 * per_cell, 200), strict=True):
+            digits = np.arange(count) % 10
+            for kind, values in zip(_KINDS, (noise(f"mnist-{part}", digits, (28, 28)), digits.astype(np.uint8)), strict=True):
+                header = bytes([0, 0, 8, values.ndim]) + np.array(values.shape, dtype=">i4").tobytes()
+                write_whole(self.folder / f"{part}-{kind}.gz", gzip.compress(header + values.tobytes(), mtime=0))
 
     def load(self, demand: NDArray[np.int64] | None = None) -> Dataset:
         """Read MNIST and colour it; see ``DatasetSource.load``."""

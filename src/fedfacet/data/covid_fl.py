@@ -1,15 +1,12 @@
 """COVID-FL: chest X-rays of twelve hospitals and archives."""
 
-from dataclasses import dataclass
-
 import numpy as np
 from numpy.typing import NDArray
 
 from fedfacet.data.augmentation import ZoomTurnAndFlip
 from fedfacet.data.dataset import Dataset
 from fedfacet.data.images import IMAGENET_MEAN, IMAGENET_STD, ImageFiles
-from fedfacet.data.source import DatasetSource, located
-from fedfacet.data.ssl_fl import how_to_get, read_tables
+from fedfacet.data.ssl_fl import MedicalImages, how_to_get, read_tables, write_tables
 
 CLASSES = ("normal", "pneumonia", "COVID-19")
 CLIENTS = (
@@ -19,8 +16,7 @@ CLIENTS = (
 SPLIT = "12_clients/split_real"
 
 
-@dataclass(eq=False, kw_only=True)
-class CovidFL(DatasetSource):
+class CovidFL(MedicalImages):
     """SSL-FL's COVID-FL: y = normal, pneumonia or COVID-19, no attribute, natural clients in the label column ``client``.
 
     From ``<root>/``: ``labels.csv``, ``test.csv``, ``train/``, ``test/`` (images) and ``12_clients/split_real/``, whose tables
@@ -33,29 +29,12 @@ class CovidFL(DatasetSource):
     Deviation: validation takes images of every class before the clients get theirs, as in ``Retina``. An image is resized to a
     square as a whole; FedLD resizes its shorter side and cuts the middle out.
 
-    Args:
-        root: the folder ``COVID-FL``.
-        image_size: height and width in pixels, 1 or larger.
-        augment: whether training images are cut, turned and mirrored.
-        max_memory_gb: as in ``LazyImages``; above it images are decoded at every use.
+    The arguments are those of ``MedicalImages``.
     """
-
-    root: str
-    image_size: int = 384
-    augment: bool = True
-    max_memory_gb: float = 8.0
-
-    def __post_init__(self) -> None:
-        if self.image_size < 1:
-            raise ValueError(f"Expected `dataset.image_size` to be 1 or larger, but got {self.image_size}.")
-        self.folder = located(self.root)
 
     def generate(self, demand: NDArray[np.int64] | None) -> None:
         """Write noise in COVID-FL's layout; see ``DatasetSource.generate``."""
-        from fedfacet.data.generated_images import write_ssl_fl
-
-        # Six images a client: batches of eight then leave no lone image, which BatchNorm could refuse.
-        write_ssl_fl(self.folder, splits=[SPLIT], clients=CLIENTS, num_classes=len(CLASSES), suffix=".png", per_class=2)
+        write_tables(self.folder, [SPLIT], CLIENTS, len(CLASSES), ".png")
 
     def load(self, demand: NDArray[np.int64] | None = None) -> Dataset:
         """Read the tables and check the images; see ``DatasetSource.load``."""

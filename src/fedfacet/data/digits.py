@@ -3,13 +3,15 @@
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
 from fedfacet import rng
 from fedfacet.arguments import check_within
-from fedfacet.data.colours import COLOURS, colour
 from fedfacet.data.dataset import Dataset, InMemoryInputs
 from fedfacet.data.source import DatasetSource
 from fedfacet.errors import InfeasiblePartitionError
+
+COLOURS = ("red", "green")
 
 
 class Digits(DatasetSource):
@@ -66,3 +68,10 @@ class Digits(DatasetSource):
         names = ("digit<5", "digit>=5")
         # Mean and deviation of the grey digits, for every channel, as Coloured MNIST takes MNIST's.
         return Dataset(InMemoryInputs(images), y, a, train, test, val, names, COLOURS, (0.3053,) * 3, (0.3760,) * 3)
+
+
+def colour(grey: Tensor, attribute: Tensor) -> Tensor:
+    """Return RGB images, (N, 3, H, W), of grey ones, uint8 (N, H, W): red ink for the attribute 0, green for 1."""
+    images = torch.zeros(len(grey), 3, *grey.shape[1:], dtype=torch.uint8)
+    images[torch.arange(len(grey)), attribute] = grey
+    return images

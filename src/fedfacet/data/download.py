@@ -20,6 +20,7 @@ from rich.filesize import decimal
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
 
 from fedfacet.errors import DatasetCorruptError, DatasetNotFoundError, FedFacetError
+from fedfacet.storage.whole_file import written_whole
 
 _CHUNK_BYTES = 1 << 20
 _TIMEOUT_SECONDS = 60.0
@@ -96,17 +97,16 @@ def download(
             part.replace(destination)
             _note(part).unlink(missing_ok=True)
         if not record.exists():
-            _write_whole(record, f"{digest}  {destination.name}\n")
+            with written_whole(record) as unfinished:
+                unfinished.write_text(f"{digest}  {destination.name}\n")
     return destination
 
 
 def obtain(wanted: Path, *, url: str, archive: Path, allowed: bool, missing: str) -> None:
     """Have a file or folder that comes in a ``.tar.gz`` of images: where it is missing, fetch and unpack that beside itself.
 
-    Raises:
-        DatasetNotFoundError: if it is missing and fetching is not ``allowed`` (with the message ``missing``), or fails.
-        DatasetCorruptError: if it is not in the archive, or the archive is damaged.
-        FedFacetError: if the disk has not enough room or cannot be written to.
+    Raises ``DatasetNotFoundError`` with the message ``missing`` if fetching is not ``allowed``, ``DatasetCorruptError`` if the
+    archive lacks what is ``wanted``, and what ``download`` and ``extract`` raise.
     """
     if wanted.exists():
         return
@@ -225,7 +225,8 @@ def _attempt(url: str, part: Path, disk_factor: float) -> None:
             have = 0
             # In this order, so that a kill in between cannot leave the old file's bytes beside the new one's description.
             part.unlink(missing_ok=True)
-            _write_whole(_note(part), json.dumps(sent._asdict()))
+            with written_whole(_note(part)) as unfinished:
+                unfinished.write_text(json.dumps(sent._asdict()))
         _receive(response, part, have, size)
 
 
@@ -291,12 +292,6 @@ def _digest(path: Path) -> str:
             have += len(chunk)
             show(have)
     return sha.hexdigest()
-
-
-def _write_whole(path: Path, text: str) -> None:
-    draft = path.with_name(path.name + ".draft")
-    draft.write_text(text)
-    draft.replace(path)
 
 
 def _require_space(folder: Path, needed: int, purpose: str) -> None:

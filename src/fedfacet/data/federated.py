@@ -1,16 +1,20 @@
-"""A data set in the hands of clients."""
+"""A data set in the hands of clients: who trains on what, what validates, and what every client holds out for itself."""
 
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from fedfacet import rng
+from fedfacet.arguments import check_within
 from fedfacet.data.dataset import Dataset
-from fedfacet.data.local_holdout import hold_out_locally
-from fedfacet.data.validation import partition_and_hold_out
+from fedfacet.errors import InfeasiblePartitionError
 from fedfacet.heterogeneity import InteractionMatrix
 from fedfacet.partitioners.base import Partitioner
 from fedfacet.types import Partition
+
+MAX_PER_CELL, RESERVED_FRACTION = 300, 0.1
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -52,14 +56,10 @@ class FederatedData:
 def deal(
     dataset: Dataset, partitioner: Partitioner, *, local_holdout: float = 0.0, seed: int = 0, holdout_seed: int = 0
 ) -> FederatedData:
-    """Deal a data set's training samples to clients, and hold out what validates.
+    """Deal a data set's training samples to clients, as ``partition_and_hold_out`` and ``hold_out_locally`` say.
 
-    Args:
-        dataset: to deal.
-        partitioner: says who gets what.
-        local_holdout: the part of every client's samples, in [0, 1), that it never trains on.
-        seed: of the draw of validation samples.
-        holdout_seed: of the draw of what clients hold out.
+    The part ``local_holdout`` of every client's samples, in [0, 1), is held out. ``seed`` is of the draw of validation samples,
+    ``holdout_seed`` of what clients hold out.
 
     Raises:
         InfeasiblePartitionError: if the data set has too few samples.
@@ -68,3 +68,97 @@ def deal(
     partition, val = partition_and_hold_out(dataset, partitioner, seed=seed)
     partition, held_out = hold_out_locally(dataset.y, partition, local_holdout, seed=holdout_seed)
     return FederatedData(dataset, partition, val, held_out)
+
+
+def partition_and_hold_out(dataset: Dataset, partitioner: Partitioner, *, seed: int = 0) -> tuple[Partition, NDArray[np.int64]]:
+    """Deal the training samples to clients, and find validation samples that no client holds and that are not the test set.
+
+    An official validation set is taken as it is. Otherwise validation takes equally many samples of every (class, attribute)
+    cell, at most 300: from the training samples that the partitioner leaves over, or, where it deals out all samples, a tenth
+    of the smallest cell from every cell before the clients get theirs.
+
+    Positions are those of the data set, sorted; there are no validation samples where some cell has nothing left. ``seed`` is
+    of the validation draw, and does not follow the run's seed.
+
+    Raises:
+        InfeasiblePartitionError: if the partitioner finds too few samples, or leaves a client without any.
+    """
+    pool = dataset.train
+    val = dataset.val
+    if val is None and partitioner.uses_all_samples:
+        val = _balanced_draw(dataset, pool, RESERVED_FRACTION, seed)
+        pool = np.setdiff1d(pool, val, assume_unique=True)
+    labels = _labels(dataset, partitioner.label)
+    dealt = partitioner.partition(labels[pool].astype(np.int64, copy=False), dataset.a[pool])
+    if empty := [client_id for client_id, client in enumerate(dealt.indices) if not len(client)]:
+        raise InfeasiblePartitionError(
+            f"Expected every client to hold at least one sample, but {len(empty)} of {len(dealt.indices)} would hold none, "
+            f"client {empty[0]} the first of them: choose another partition."
+        )
+    partition = Partition(tuple(pool[client] for client in dealt.indices))
+    if val is None:
+        val = _balanced_draw(dataset, np.setdiff1d(pool, np.concatenate(partition.indices), assume_unique=True), 1.0, seed)
+    return partition, val
+
+
+def hold_out_locally(
+    y: NDArray[np.int64], partition: Partition, share: float, *, seed: int = 0
+) -> tuple[Partition, tuple[NDArray[np.int64], ...]]:
+    """Set a share of every client's samples aside for measuring personal models; nobody trains on it.
+
+    A client with n_k samples holds out ``share * n_k`` of them, rounded, but never all. Each class gives the whole part of
+    ``share`` times its samples; the classes with the largest remainders give one more each until there are enough, and a draw
+    decides between equal remainders. (scikit-learn's stratified split refuses classes of one sample.)
+
+    ``y`` has the classes, shape (N,), and ``share`` is in [0, 1). The ``seed`` of the draw does not follow the run's seed. The
+    results are the partition of what is left for training, and per client the sorted positions of what is held out.
+
+    Raises:
+        ValueError: if ``share`` is out of range.
+
+    Example:
+        >>> left, held_out = hold_out_locally(np.array([0, 0, 0, 0, 1, 1]), Partition((np.arange(6),)), 0.5)
+        >>> np.array([0, 0, 0, 0, 1, 1])[held_out[0]]
+        array([0, 0, 1])
+    """
+    check_within("partition.local_holdout", share, "[0, 1)")
+    if not share:
+        return partition, tuple(client[:0] for client in partition.indices)
+    held_out = tuple(
+        _held_out(y, client, share, rng.stream(seed, "local_holdout", k)) for k, client in enumerate(partition.indices)
+    )
+    left = (np.setdiff1d(client, held, assume_unique=True) for client, held in zip(partition.indices, held_out, strict=True))
+    return Partition(tuple(left)), held_out
+
+
+def _labels(dataset: Dataset, name: str) -> NDArray[np.integer[Any]]:
+    """Return the labels called ``name``, shape (N,): the classes for ``"y"``, the attribute values for ``"a"``."""
+    known = {"y": dataset.y, "a": dataset.a}
+    if name not in known and name not in dataset.columns:
+        raise InfeasiblePartitionError(
+            f"Expected `partition.label` to be one of {', '.join([*known, *dataset.columns])}, which this data set has, but "
+            f"got {name!r}: choose one of them or another `dataset`."
+        )
+    return known[name] if name in known else dataset.columns[name]
+
+
+def _balanced_draw(dataset: Dataset, indices: NDArray[np.int64], part: float, seed: int) -> NDArray[np.int64]:
+    """Draw equally many samples of every cell: a part of what the smallest has, at most 300."""
+    cells = dataset.y[indices] * dataset.num_attributes + dataset.a[indices]
+    num_cells = dataset.num_classes * dataset.num_attributes
+    per_cell = min(MAX_PER_CELL, int(part * np.bincount(cells, minlength=num_cells).min()))
+    drawn = [rng.stream(seed, "validation", cell).permutation(indices[cells == cell])[:per_cell] for cell in range(num_cells)]
+    return np.sort(np.concatenate(drawn))
+
+
+def _held_out(y: NDArray[np.int64], client: NDArray[np.int64], share: float, draw: np.random.Generator) -> NDArray[np.int64]:
+    """Return the sorted positions that one client holds out."""
+    classes, of_class, sizes = np.unique(y[client], return_inverse=True, return_counts=True)
+    wanted = min(int(share * len(client) + 0.5), len(client) - 1)
+    # A part of a hundred-millionth more, so that 0.29 * 100 is 29.
+    counts = np.floor(min(share, 1 - 1e-6) * sizes + 1e-8).astype(np.int64)
+    order = draw.permutation(len(classes))
+    by_remainder = order[np.argsort((counts - share * sizes)[order], kind="stable")]
+    counts[by_remainder[: max(0, wanted - counts.sum())]] += 1
+    chosen = [draw.permutation(client[of_class == position])[:count] for position, count in enumerate(counts)]
+    return np.sort(np.concatenate(chosen))

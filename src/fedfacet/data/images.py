@@ -6,6 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -56,22 +57,15 @@ class LazyImages(ABC):
         """Return the images at ``indices``, uint8 of shape (B, C, H, W)."""
         wanted, inverse = np.unique(indices, return_inverse=True)
         if self._kept is None:
-            made = torch.empty((len(wanted), *self._shape), dtype=torch.uint8)
-            self._fill(made, np.arange(len(wanted)), wanted)
-            return made[torch.from_numpy(inverse)].permute(0, 3, 1, 2)
+            return torch.from_numpy(self._make_all(wanted)[inverse]).permute(0, 3, 1, 2)
         known = self._made.numpy()
         missing = wanted[~known[wanted]]
-        self._fill(self._kept, missing, missing)
+        self._kept.numpy()[missing] = self._make_all(missing)
         known[missing] = True
         return self._kept.index_select(0, torch.from_numpy(indices)).permute(0, 3, 1, 2)
 
-    def _fill(self, target: Tensor, rows: NDArray[np.int64], indices: NDArray[np.int64]) -> None:
-        pixels = target.numpy()
-
-        def fill_one(position: int) -> None:
-            pixels[rows[position]] = self.make(int(indices[position]))
-
-        _threaded(fill_one, len(indices))
+    def _make_all(self, indices: NDArray[np.int64]) -> NDArray[np.uint8]:
+        return np.array(_threaded(self.make, indices.tolist()), dtype=np.uint8).reshape(-1, *self._shape)
 
 
 class ImageFiles(LazyImages):
@@ -122,7 +116,7 @@ class ImageFiles(LazyImages):
             if not _looks_complete(self.paths[index]):
                 self.make(index)
 
-        _threaded(check_one, len(self))
+        _threaded(check_one, range(len(self)))
 
 
 def _looks_complete(path: Path) -> bool:
@@ -137,10 +131,9 @@ def _looks_complete(path: Path) -> bool:
     return png or (head.startswith(b"\xff\xd8\xff") and tail.endswith(b"\xff\xd9"))
 
 
-def _threaded(work: Callable[[int], None], count: int) -> None:
-    """Call ``work`` with 0 .. count - 1; the first error in that order is raised."""
-    threads = max(1, min(_MAX_THREADS, os.cpu_count() or 1, count))
+def _threaded(work: Callable[[int], Any], indices: Sequence[int]) -> list[Any]:
+    """Return what ``work`` makes of each index; the first error in their order is raised."""
+    threads = max(1, min(_MAX_THREADS, os.cpu_count() or 1, len(indices)))
     # A pool per call, because a pool that outlives it would be dead in a forked worker.
     with ThreadPoolExecutor(threads) as pool:
-        for _ in pool.map(work, range(count)):
-            pass
+        return list(pool.map(work, indices))

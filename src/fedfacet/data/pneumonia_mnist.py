@@ -1,8 +1,10 @@
 """PneumoniaMNIST."""
 
+import io
 import zipfile
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -10,6 +12,7 @@ from numpy.typing import NDArray
 
 from fedfacet.data.dataset import Dataset, InMemoryInputs
 from fedfacet.data.download import download as fetch_file
+from fedfacet.data.generated import noise, write_whole
 from fedfacet.data.source import DatasetSource, located
 from fedfacet.errors import DatasetCorruptError, DatasetNotFoundError
 
@@ -39,9 +42,14 @@ class PneumoniaMNIST(DatasetSource):
 
     def generate(self, demand: NDArray[np.int64] | None) -> None:
         """Write noise in MedMNIST's layout; see ``DatasetSource.generate``."""
-        from fedfacet.data.generated_images import write_pneumonia_mnist
-
-        write_pneumonia_mnist(located(self.root), per_class=40)
+        arrays: dict[str, Any] = {}
+        for split, count in zip(_SPLITS, (80, 40, 40), strict=True):
+            labels = np.arange(count) % 2
+            arrays[f"{split}_images"] = noise(f"pneumonia-{split}", labels, (_SIDE, _SIDE))
+            arrays[f"{split}_labels"] = labels[:, None].astype(np.uint8)
+        content = io.BytesIO()
+        np.savez_compressed(content, **arrays)
+        write_whole(located(self.root) / FILE, content.getvalue())
 
     def load(self, demand: NDArray[np.int64] | None = None) -> Dataset:
         """Read the images; see ``DatasetSource.load``."""

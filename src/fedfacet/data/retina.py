@@ -1,7 +1,6 @@
 """Retina: fundus photographs of eyes with and without diabetic retinopathy, of five clients."""
 
 from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
@@ -10,9 +9,8 @@ from PIL import Image
 from fedfacet.arguments import check_choice
 from fedfacet.data.augmentation import ZoomTurnAndFlip
 from fedfacet.data.dataset import Dataset
-from fedfacet.data.images import LazyImages
-from fedfacet.data.source import DatasetSource, located
-from fedfacet.data.ssl_fl import how_to_get, read_tables
+from fedfacet.data.images import ImageFiles
+from fedfacet.data.ssl_fl import MedicalImages, how_to_get, read_tables, write_tables
 from fedfacet.errors import DatasetCorruptError
 
 CLASSES = ("normal", "diseased")
@@ -20,7 +18,7 @@ NUM_CLIENTS = 5
 
 
 @dataclass(eq=False, kw_only=True)
-class Retina(DatasetSource):
+class Retina(MedicalImages):
     """SSL-FL's Retina: y = diabetic retinopathy, no attribute, natural clients in the label column ``client``.
 
     From ``<root>/``: ``labels.csv``, ``test.csv``, ``train/``, ``test/`` (images as ``.npy`` arrays) and
@@ -39,51 +37,36 @@ class Retina(DatasetSource):
     ``image_size`` in one step (FedLD: to 256 pixels, then to 384). An array of fractions in [0, 1] is scaled to bytes; SSL-FL's
     code would cut it off to zeros.
 
+    The other arguments are those of ``MedicalImages``.
+
     Args:
-        root: the folder ``Retina``.
         split: 1, 2 or 3.
-        image_size: height and width in pixels, 1 or larger.
-        augment: whether training images are cut, turned and mirrored.
-        max_memory_gb: as in ``LazyImages``; an image takes 442 kB at 384 pixels.
     """
 
-    root: str
     split: int = 1
-    image_size: int = 384
-    augment: bool = True
-    max_memory_gb: float = 8.0
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         check_choice("dataset.split", self.split, (1, 2, 3))
-        if self.image_size < 1:
-            raise ValueError(f"Expected `dataset.image_size` to be 1 or larger, but got {self.image_size}.")
-        self.folder = located(self.root)
 
     def generate(self, demand: NDArray[np.int64] | None) -> None:
         """Write noise in Retina's layout; see ``DatasetSource.generate``."""
-        from fedfacet.data.generated_images import write_ssl_fl
-
         clients = [f"client_{number}" for number in range(1, NUM_CLIENTS + 1)]
         splits = [f"{NUM_CLIENTS}_clients/split_{split}" for split in (1, 2, 3)]
-        write_ssl_fl(self.folder, splits=splits, clients=clients, num_classes=len(CLASSES), suffix=".npy")
+        write_tables(self.folder, splits, clients, len(CLASSES), ".npy")
 
     def load(self, demand: NDArray[np.int64] | None = None) -> Dataset:
         """Read the tables; see ``DatasetSource.load``."""
         remedy = how_to_get("Retina", "fedld_pneumonia" if self.split == 2 else f"fedld_pneumonia_split{self.split}")
         tables = read_tables(self.folder, f"{NUM_CLIENTS}_clients/split_{self.split}", CLASSES, remedy)
-        images = _Arrays(tables.paths, self.image_size, remedy, self.max_memory_gb)
+        images = _Arrays(tables.paths, self.image_size, remedy=remedy, max_memory_gb=self.max_memory_gb)
         mean, std = (0.5007, 0.5010, 0.5019), (0.0342, 0.0535, 0.0484)
         augmentation = ZoomTurnAndFlip(0.6, 1.0, 10.0) if self.augment else None
         return tables.dataset(images, CLASSES, mean=mean, std=std, augmentation=augmentation)
 
 
-class _Arrays(LazyImages):
+class _Arrays(ImageFiles):
     """Images in ``.npy`` files: grey or colour, as bytes, as fractions, or as numbers up to 255."""
-
-    def __init__(self, paths: tuple[Path, ...], image_size: int, remedy: str, max_memory_gb: float) -> None:
-        super().__init__(len(paths), image_size, max_memory_gb=max_memory_gb)
-        self.paths = paths
-        self.remedy = remedy
 
     def make(self, index: int) -> NDArray[np.uint8]:
         path = self.paths[index]

@@ -14,6 +14,7 @@ from torch import Tensor
 from fedfacet import rng
 from fedfacet.arguments import check_choice
 from fedfacet.data.dataset import Dataset
+from fedfacet.data.generated import write_lines
 from fedfacet.data.plays import Role, roles_in
 from fedfacet.data.source import DatasetSource, located
 from fedfacet.errors import DatasetCorruptError, DatasetNotFoundError
@@ -76,11 +77,19 @@ class Shakespeare(DatasetSource):
         self.folder = located(self.root)
 
     def generate(self, demand: NDArray[np.int64] | None) -> None:
-        """Write plays of nonsense in the text's layout; see ``DatasetSource.generate``."""
-        from fedfacet.data.generated_plays import write_plays
+        """Write two plays of nonsense in the text's layout; see ``DatasetSource.generate``."""
+        draw = rng.stream(0, "generated-plays")
 
-        count = -(-(self.num_roles or 8) // 2)  # per play
-        write_plays(self.folder, characters_per_play=max(2, count), lines_per_character=16 + self.min_samples // 40)
+        def words(count: int) -> str:
+            return " ".join("".join(draw.choice(list("aeioudfghlmnrst"), size=draw.integers(3, 8))) for _ in range(count))
+
+        lines = ["A generated text.", "", "THE SONNETS", "", "by William Shakespeare", ""]
+        for play in ("FIRST", "SECOND"):
+            lines += [f"THE {play} TRAGEDY", "", "by William Shakespeare", ""]
+            names = [words(1).capitalize() for _ in range(max(2, -(-(self.num_roles or 8) // 2)))]
+            for name in names * (8 + self.min_samples // WINDOW):
+                lines += [f"  {name}. {words(8)},", f"    {words(8)}."]
+        write_lines(self.folder / FILES[1], lines)
 
     def load(self, demand: NDArray[np.int64] | None = None) -> Dataset:
         """Read the text and find out who says what; see ``DatasetSource.load``."""

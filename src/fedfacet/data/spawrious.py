@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import KW_ONLY, dataclass
+from itertools import product
 from pathlib import Path
 
 import numpy as np
@@ -11,6 +12,7 @@ from fedfacet import rng
 from fedfacet.arguments import check_within
 from fedfacet.data.dataset import Dataset
 from fedfacet.data.download import obtain
+from fedfacet.data.generated import noise, write_image
 from fedfacet.data.images import IMAGENET_MEAN, IMAGENET_STD, ImageFiles
 from fedfacet.data.source import DatasetSource, located
 from fedfacet.errors import DatasetCorruptError
@@ -72,13 +74,14 @@ class Spawrious(DatasetSource):
         self.folder = located(self.root) / FOLDER
 
     def generate(self, demand: NDArray[np.int64] | None) -> None:
-        """Write drawn dogs in the archive's layout; see ``DatasetSource.generate``."""
-        from fedfacet.data.generated import write_spawrious  # which imports this file
-
+        """Write noise in the archive's layout; see ``DatasetSource.generate``."""
         # What the fullest cell asks for, and some for validation and the test.
         per_cell = 10 + int(np.ceil(1.5 * (20 if demand is None else demand.max()) / (1 - self.test_fraction)))
-        size, names = self.image_size, (self.classes, self.attributes)
-        write_spawrious(self.folder.parent, classes=names[0], attributes=names[1], per_cell=per_cell, image_size=size)
+        cells = list(product(self.classes, self.attributes))
+        groups = np.repeat(np.arange(len(cells)), per_cell)
+        for number, pixels in enumerate(noise("spawrious", groups, (self.image_size, self.image_size, 3))):
+            breed, location = cells[groups[number]]
+            write_image(self.folder / PARTS[number % 2] / location / breed / f"{number:05d}.jpg", pixels)
 
     def load(self, demand: NDArray[np.int64] | None = None) -> Dataset:
         """List, check and split the images; see ``DatasetSource.load``."""

@@ -7,8 +7,10 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from fedfacet import rng
 from fedfacet.data.dataset import Dataset
 from fedfacet.data.download import obtain
+from fedfacet.data.generated import noise, write_image, write_lines
 from fedfacet.data.images import IMAGENET_MEAN, IMAGENET_STD, ImageFiles
 from fedfacet.data.source import DatasetSource, located
 from fedfacet.errors import DatasetCorruptError, DatasetNotFoundError
@@ -72,11 +74,17 @@ class WaterBirds(DatasetSource):
         self.folder = located(self.root) / FOLDER
 
     def generate(self, demand: NDArray[np.int64] | None) -> None:
-        """Write drawings in the archive's layout; see ``DatasetSource.generate``."""
-        from fedfacet.data.generated import write_waterbirds  # which imports this file
-
-        train = 5 + int(20 if demand is None else demand.max())
-        write_waterbirds(self.folder.parent, train_per_cell=train, held_out_per_cell=10, image_size=self.image_size)
+        """Write noise, wider than high, in the archive's layout; see ``DatasetSource.generate``."""
+        per_cell = (5 + int(20 if demand is None else demand.max()), 10, 10)  # in training, validation and test
+        groups = np.repeat(np.arange(12), np.repeat(per_cell, 4))
+        # The splits of the real table are mixed too.
+        split, y, place = np.unravel_index(rng.stream(0, "generated-waterbirds").permutation(groups), (3, 2, 2))
+        lines = ["img_id,img_filename,y,split,place,place_filename"]
+        for number, pixels in enumerate(noise("waterbirds", 2 * y + place, (self.image_size, self.image_size * 4 // 3, 3))):
+            name = f"{CLASSES[y[number]]}/{number:05d}.jpg"
+            write_image(self.folder / name, pixels)
+            lines.append(f"{number + 1},{name},{y[number]},{split[number]},{place[number]},/p.jpg")
+        write_lines(self.folder / TABLE, lines)
 
     def load(self, demand: NDArray[np.int64] | None = None) -> Dataset:
         """Read the table and check the images; see ``DatasetSource.load``."""

@@ -60,9 +60,7 @@ class GroupMetric(Metric):
 
 
 class GroupAccuracy(GroupMetric):
-    """Accuracy of every (class, attribute) group.
-
-    A tensor of shape (Y, A); NaN for a group without samples.
+    """Accuracy of every (class, attribute) group, a tensor of shape (Y, A); NaN for a group without samples.
 
     Example:
         >>> metric = GroupAccuracy(2, 2)
@@ -97,13 +95,8 @@ class AdjustedAccuracy(GroupMetric):
     r"""The groups' accuracies averaged with given weights, :math:`\sum_g w_g \mathrm{acc}_g / \sum_g w_g`.
 
     WaterBirds' "adjusted average" takes the groups' training counts as weights (Sagawa et al., ICLR 2020, arXiv:1911.08731).
-    NaN if a group of positive weight has no samples.
-
-    Args:
-        num_classes: Y, 1 or larger.
-        num_attributes: A, 1 or larger.
-        group_weights: Y * A non-negative weights, not all zero, in the order of groups (or ``ValueError``).
-        kwargs: as in ``torchmetrics.Metric``.
+    NaN if a group of positive weight has no samples. ``group_weights`` are Y * A non-negative weights, not all zero, in the
+    order of groups (or ``ValueError``); the other arguments are those of ``GroupMetric``.
 
     Example:
         >>> metric = AdjustedAccuracy(2, 2, group_weights=[3, 1, 0, 0])

@@ -31,10 +31,7 @@ class ResNet50Network(Network):
     Args:
         num_classes: Y.
         norm_layer: makes a normalisation layer for a number of channels.
-        weights: as in ``load_weights``, with torchvision's version 1 for ImageNet.
-
-    Raises:
-        FedFacetError: if the weights cannot be had; the message says how to go on.
+        weights: as in ``load_weights``, which also says what is refused, with torchvision's version 1 for ImageNet.
     """
 
     def __init__(self, num_classes: int, norm_layer: Callable[..., nn.Module], weights: str) -> None:

@@ -18,9 +18,6 @@ class LeNet(Network):
     Args:
         num_classes: Y.
         input_shape: (C, H, W), H and W at least 4.
-
-    Raises:
-        ValueError: if inputs are not images of 4x4 pixels or more.
     """
 
     def __init__(self, num_classes: int, input_shape: Sequence[int]) -> None:

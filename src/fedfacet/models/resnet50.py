@@ -26,9 +26,6 @@ class ResNet50(ResNet50Network):
         weights: as in ``MobileNetV2GN``; ``"imagenet"`` and files bring running statistics along.
         frozen_statistics: whether the running statistics of ``weights`` are used, and kept, in training too; scale and shift
             are trained all the same. Batches then do not matter to each other; with ``weights="none"`` nothing is normalised.
-
-    Raises:
-        FedFacetError: if the weights cannot be had; the message says how to go on.
     """
 
     def __init__(self, num_classes: int, *, weights: str = "none", frozen_statistics: bool = False) -> None:

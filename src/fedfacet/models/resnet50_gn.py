@@ -21,9 +21,6 @@ class ResNet50GN(ResNet50Network):
     Args:
         num_classes: Y.
         weights: as in ``MobileNetV2GN``, timm's state dict included.
-
-    Raises:
-        FedFacetError: if the weights cannot be had; the message says how to go on.
     """
 
     def __init__(self, num_classes: int, *, weights: str = "none") -> None:

@@ -1,10 +1,10 @@
-"""The style of all pictures, and how they are saved.
+"""What all pictures share: their style, the names of groups in them, and how they are saved.
 
 Matplotlib is imported when a picture is drawn, not before, and used through its objects only: no window, no global figure. A
 file is written whole or not at all.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -47,3 +47,22 @@ def saved_figure(path: Path, width: float, height: float) -> "Iterator[Figure]":
         path.parent.mkdir(parents=True, exist_ok=True)
         with written_whole(path) as unfinished:
             figure.savefig(unfinished, format="png")
+
+
+def group_names(class_names: Sequence[str], attribute_names: Sequence[str]) -> list[str]:
+    r"""Return a name on one line per group, in the order g = y * A + a; the class's alone if there is one attribute value.
+
+    A name that would not be seen as it is, a newline or a blank for example, is quoted and escaped.
+
+    Example:
+        >>> group_names(["cat", "dog"], ["indoors", "outdoors"])
+        ['cat, indoors', 'cat, outdoors', 'dog, indoors', 'dog, outdoors']
+        >>> print(*group_names(["a", " ", "\n"], ["none"]))
+        a ' ' '\n'
+    """
+    classes, attributes = ([_visible(name) for name in names] for names in (class_names, attribute_names))
+    return classes if len(attributes) == 1 else [f"{label}, {attribute}" for label in classes for attribute in attributes]
+
+
+def _visible(name: str) -> str:
+    return name if name and name.isprintable() and name == name.strip() else repr(name)

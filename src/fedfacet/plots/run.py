@@ -12,8 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedfacet.heterogeneity import InteractionMatrix, measure_federation
-from fedfacet.plots.figure import COLOURS, DASHES, VERMILION, saved_figure
-from fedfacet.plots.groups import group_names
+from fedfacet.plots.figure import COLOURS, DASHES, VERMILION, group_names, saved_figure
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -41,11 +40,8 @@ def plot_partition(
     On the left a bar per client in the order of ids, stacked by (class, attribute) cell; the strip beneath shows which of the
     client's three measures is largest. On the right the measures of the pooled data, and their means over the clients.
 
-    Args:
-        matrices: the clients', all of one shape (Y, A).
-        path: of the PNG; its folder is made if need be.
-        class_names: Y names; ``None`` calls them y = 0, y = 1, ...
-        attribute_names: A names, of which a single one goes without saying; ``None`` calls them a = 0, a = 1, ...
+    ``matrices`` are all of one shape (Y, A). Without names, classes are called y = 0, y = 1, ... and attribute values a = 0,
+    a = 1, ...; a single attribute value goes without saying. The folder is made if need be.
     """
     num_classes, num_attributes = matrices[0].counts.shape
     groups = group_names(*_names(class_names, attribute_names, num_classes, num_attributes))
@@ -133,11 +129,8 @@ def plot_selection(
     Printed in the background is each type's share of all participations; the dashed line is where every client would be if all
     took part equally often.
 
-    Args:
-        counts: in how many rounds each client took part; or that for several selectors by name, drawn one above the other.
-        types: each client's type, one of ``TYPES``.
-        path: of the PNG; its folder is made if need be.
-        rounds: how many there were, 1 or larger.
+    ``counts`` is in how many of the ``rounds`` each client took part, or that for several selectors by name, which are drawn
+    one above the other. ``types`` has one of ``TYPES`` per client. The folder is made if need be.
     """
     panels = dict(counts) if isinstance(counts, Mapping) else {"": counts}
     order = sorted(range(len(types)), key=lambda client: (TYPES.index(types[client]), client))

@@ -1,4 +1,4 @@
-"""Pictures of heterogeneity triplets: of one federation's clients, and of several federations side by side."""
+"""Pictures of heterogeneity triplets: of a federation's clients, of several federations, and of what clients disclosed."""
 
 import math
 from collections import Counter
@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from fedfacet.heterogeneity import HeterogeneityTriplet, InteractionMatrix, measure_federation
-from fedfacet.plots.figure import DASHES, saved_figure
+from fedfacet.metrics.estimation import Triplets, measure_estimation
+from fedfacet.plots.figure import BLUE, DASHES, saved_figure
 from fedfacet.plots.run import MEASURES, TYPE_COLOURS, TYPES, draw_measures
 
 if TYPE_CHECKING:
@@ -66,6 +67,35 @@ def plot_federations(federations: Mapping[str, Sequence[InteractionMatrix]], pat
         for axes in grid[::columns]:
             axes.set_ylabel("measure, from 0 to 1")
         figure.legend(*grid[0].get_legend_handles_labels(), loc="outside upper center", ncols=2)
+
+
+def plot_estimation(triplets: Triplets, path: Path) -> None:
+    """Draw into a PNG what clients disclosed over the truth, a panel per measure; on the dashed line they are equal.
+
+    Clients within 0.02 of each other share a bubble, whose area grows with their number. Above each panel stand the mean
+    absolute error and the correlation over the clients.
+    """
+    error = measure_estimation(triplets)
+    with saved_figure(path, 7.6, 3.1) as figure:
+        for column, (axes, measure) in enumerate(zip(figure.subplots(1, 3), HeterogeneityTriplet._fields, strict=True)):
+            pairs = np.rint(np.stack([triplets.true[:, column], triplets.disclosed[:, column]], axis=1) / _ALIKE)
+            cells = Counter(map(tuple, pairs.tolist()))
+            axes.plot([0, 1], [0, 1], color="0.4", linewidth=0.9, linestyle=DASHES, zorder=1)
+            sizes = [14 + _ALL_CLIENTS * number / len(triplets.clients) for number in cells.values()]
+            style: Any = {"color": BLUE, "alpha": 0.6, "edgecolor": "#003F63", "linewidth": 0.6, "zorder": 2, "clip_on": False}
+            axes.scatter(*(_ALIKE * np.array(list(cells)).T), s=sizes, **style)
+            correlation = error["correlation"][measure]
+            correlated = "no correlation" if np.isnan(correlation) else f"correlation {correlation:.2f}"
+            title = f"{MEASURES[column]}\nmean error {error['mean_absolute_error'][measure]:.3f}, {correlated}"
+            axes.set(title=title, xlabel="true", xlim=(-0.05, 1.05), ylim=(-0.05, 1.05), aspect="equal")
+            axes.set(xticks=[0, 0.5, 1], yticks=[0, 0.5, 1])
+            if column == 0:
+                axes.set_ylabel("disclosed by the client")
+        figure.suptitle(
+            f"{error['clients']} clients: distance between true and disclosed triplets {error['distance_mean']:.3f} on "
+            f"average, {error['distance_max']:.3f} at most",
+            fontsize=8,
+        )
 
 
 def _draw_bubbles(axes: "Axes", triplets: Sequence[HeterogeneityTriplet], x: int, y: int) -> None:

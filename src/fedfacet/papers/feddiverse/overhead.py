@@ -94,12 +94,8 @@ class Overhead:
 def measure_overheads(runs: Iterable[Run]) -> tuple[list[Overhead], list[Run]]:
     """Return what each method cost in each size of federation, in the order of table 2, and the runs that could not be read.
 
-    Args:
-        runs: those of one method with the same settings of its selector, and one K, κ and |θ|, are averaged. Without
-            ``metrics.csv`` and ``summary.json`` a run is left out.
-
-    Raises:
-        FedFacetError: if a run's ``metrics.csv`` lacks what a run writes.
+    Runs of one method with the same settings of its selector, and one K, κ and |θ|, are averaged. A run without ``metrics.csv``
+    and ``summary.json`` is left out; ``FedFacetError`` is raised if ``metrics.csv`` lacks what a run writes.
     """
     groups: dict[tuple[str, int, int, int], list[tuple[Run, list[dict[str, float]]]]] = {}
     runs, unread = list(runs), []

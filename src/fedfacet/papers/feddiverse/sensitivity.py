@@ -70,10 +70,8 @@ def measure_sensitivity(runs: Sequence[Run], *, metric: str = METRIC, where: Map
 
     Source: FedDiverse (arXiv:2504.11216), appendix D and figure 4.
 
-    Args:
-        runs: finished ones are counted; those whose clients did not estimate their triplets may be among them.
-        metric: as a run's summary names it.
-        where: settings that runs must have to be counted.
+    Counted are finished runs with the settings ``where``; those whose clients did not estimate their triplets may be among
+    them. ``metric`` is as a run's summary names it.
 
     Raises:
         ConfigError: if no run is to be counted or on the paper's grid, they are of several federations, or a cell holds a seed

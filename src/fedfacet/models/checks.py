@@ -1,11 +1,11 @@
-"""Whether a model fits into memory, found out before anything of it is made."""
+"""Whether a model fits into memory and takes the inputs of a data set, found out before the first round."""
 
 import os
 import warnings
 from collections.abc import Callable
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
 from fedfacet import rng
@@ -23,12 +23,6 @@ def check_size(make: Callable[[], nn.Module], name: str) -> None:
 
     Raises:
         ConfigError: with the bytes that it needs and those that are available.
-
-    Example:
-        >>> check_size(lambda: nn.Linear(10**6, 10**9), "`model=linear`")
-        Traceback (most recent call last):
-        fedfacet.errors.ConfigError: Expected `model=linear` to fit into memory, but training it takes 16,000,016,000,000,000
-        bytes (4 copies of its weights) and ... are available: make it smaller.
     """
     try:
         with warnings.catch_warnings(action="ignore"), rng.forked(0, "model-size"), torch.device("meta"):
@@ -48,6 +42,26 @@ def check_size(make: Callable[[], nn.Module], name: str) -> None:
             f"Expected {name} to fit into memory, but training it takes {needed:,} bytes ({COPIES} copies of its weights) and "
             f"{available:,} are available: make it smaller."
         )
+
+
+def check_inputs(model: nn.Module, x: Tensor, name: str) -> None:
+    """Show a model some inputs, and refuse it where it fails at them.
+
+    Raises:
+        ConfigError: with the shape and the type of one input, and what torch says.
+    """
+    training = model.training
+    try:
+        dtype = next((p.dtype for p in model.parameters()), x.dtype) if x.is_floating_point() else x.dtype
+        with rng.forked(0, "model-inputs"), torch.inference_mode():
+            model.eval()(x.to(dtype))
+    except Exception as error:
+        raise ConfigError(
+            f"Expected {name} to take inputs of shape {tuple(x.shape[1:])} and type {str(x.dtype).removeprefix('torch.')}, but "
+            f"it fails at them ({(str(error) or type(error).__name__).splitlines()[0]}): choose another `model` or `dataset`."
+        ) from None
+    finally:
+        model.train(training)
 
 
 def available_memory() -> int:

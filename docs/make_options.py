@@ -1,6 +1,6 @@
 """The page of all options, made from ``conf/`` and from the docstrings of what its yamls name.
 
-``python -m fedfacet.analysis.options > docs/options.md`` renews the page.
+``PYTHONPATH=src python docs/make_options.py > docs/options.md`` renews the page.
 """
 
 import inspect
@@ -18,7 +18,7 @@ from fedfacet.config import conf_dir
 
 HEAD = """# Options
 
-<!-- Made by `python -m fedfacet.analysis.options > docs/options.md` from conf/ and docstrings; do not edit it by hand. -->
+<!-- Made by `python docs/make_options.py > docs/options.md` from conf/ and docstrings; do not edit it by hand. -->
 
 A run takes one option of each group, as `GROUP=OPTION`, and any number of settings, as `KEY=VALUE`:
 `python src/train.py selector=pow_d selector.num_candidates=12`. A default in the tables is that of the option's file; a recipe

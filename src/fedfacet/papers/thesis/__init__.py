@@ -1,1 +1,0 @@
-"""The thesis on client selection."""
