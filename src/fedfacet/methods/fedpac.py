@@ -211,7 +211,6 @@ class FedPAC(Aggregator):
 
     Args:
         weighting: of body and global head, ``"samples"`` (the paper) or ``"equal"``.
-        buffers: ``"average"`` or ``"keep"``.
     """
 
     gives = frozenset({CENTROIDS})

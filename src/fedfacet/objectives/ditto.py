@@ -31,11 +31,9 @@ class DittoObjective(ClassificationObjective):
     Deviation: eta stands for the client's optimizer, with its momentum and this round's learning rate, started anew in every
     round. ``local.keep_optimizer``, ``local.max_grad_norm`` and the correction act on the global model only.
 
+    Arguments not listed are those of ``ClassificationObjective``; either model gets an optimizer from the same ``optimizer``.
+
     Args:
-        model: as in ``ClassificationObjective``.
-        loss: as in ``ClassificationObjective``.
-        correction: as in ``ClassificationObjective``.
-        optimizer: as in ``ClassificationObjective``; of either model.
         personal_weight: lambda, 0 or larger; 0 is training alone, and the larger, the nearer v stays to the global model.
 
     Raises:
