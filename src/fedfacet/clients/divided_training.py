@@ -47,10 +47,7 @@ def train_part(
         begin: makes a client's training.
         task: the same for all parts.
         half: what an earlier part put down; ``None`` to start.
-        stop: put the training down after this many steps, counted from the client's first; fewer than it takes in all.
-
-    Returns:
-        The update, or what there is so far where ``stop`` is given.
+        stop: put the training down after this many steps, counted from the client's first, and return what there is so far.
     """
     program = clients.program_of(task.broadcast.model)
     if half is None and program.divisible:

@@ -48,8 +48,8 @@ class ProbedClients:
             asked.step_fraction == ordered.step_fraction  # what an objective does first may depend on how much is to follow
             and asked.lr_factor == ordered.lr_factor
             and asked.broadcast.model is ordered.broadcast.model
-            and _same(asked.broadcast.extras, ordered.broadcast.extras)
-            and _same(asked.memory, ordered.memory)
+            and same_tensors(asked.broadcast.extras, ordered.broadcast.extras)
+            and same_tensors(asked.memory, ordered.memory)
         )
         return probed.half if same else None
 
@@ -65,7 +65,8 @@ class _Probed(NamedTuple):
     num_bytes: int
 
 
-def _same(left: State, right: State) -> bool:
+def same_tensors(left: State, right: State) -> bool:
+    """Tell whether two bundles hold the very same tensors, not equal ones."""
     return left.keys() == right.keys() and all(left[name] is right[name] for name in left)
 
 

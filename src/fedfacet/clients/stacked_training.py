@@ -18,6 +18,7 @@ from torch.func import functional_call
 
 from fedfacet import rng, state
 from fedfacet.clients.optimizers import single_optimizer
+from fedfacet.clients.probed_clients import same_tensors
 from fedfacet.clients.program import Clients, step_weight_of
 from fedfacet.objectives.classification import ClassificationObjective
 from fedfacet.types import Batch, Broadcast, ClientStart, ClientTask, ClientUpdate, State
@@ -261,19 +262,15 @@ def common_start(tasks: Sequence[ClientTask]) -> Broadcast:
     start = tasks[0].broadcast
     for task in tasks:
         sent = task.broadcast
-        if not _same(sent.model, start.model):
+        if not same_tensors(sent.model, start.model):
             raise CannotStackError("Expected clients that start from one and the same model, but they do not")
-        if not _same(sent.extras, start.extras):
+        if not same_tensors(sent.extras, start.extras):
             raise CannotStackError("Expected clients that are sent the same, but what comes with their model differs")
         if task.lr_factor != tasks[0].lr_factor:
             raise CannotStackError("Expected clients with one learning rate, but they have several")
         if task.memory:
             raise CannotStackError("Expected clients that keep nothing, but they have a memory")
     return start
-
-
-def _same(left: State, right: State) -> bool:
-    return left is right or (left.keys() == right.keys() and all(left[name] is right[name] for name in left))
 
 
 def _repeated(tensor: Tensor, rows: int) -> Tensor:

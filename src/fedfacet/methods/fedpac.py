@@ -1,8 +1,4 @@
-"""FedPAC: features of all clients are aligned, and every client gets the combination of heads that suits it best.
-
-Source: Xu, Tong and Huang, Personalized Federated Learning with Feature Alignment and Classifier Collaboration, ICLR 2023,
-arXiv:2306.11867, algorithm 1.
-"""
+"""FedPAC: features of all clients are aligned, and every client gets the combination of heads that suits it best."""
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace

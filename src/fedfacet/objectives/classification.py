@@ -29,8 +29,6 @@ class ClassificationObjective(L.LightningModule):
         optimizer: makes the optimizer of the trainable parameters; SGD with lr 0.01 by default.
 
     Example:
-        >>> import lightning as L, torch
-        >>> from fedfacet.objectives.classification import ClassificationObjective
         >>> objective = ClassificationObjective(torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(12, 2)))
         >>> batch = (torch.rand(4, 3, 2, 2), torch.tensor([0, 1, 0, 1]), torch.zeros(4, dtype=torch.int64))
         >>> objective.training_step(batch, 0).shape
