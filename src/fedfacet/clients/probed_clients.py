@@ -8,8 +8,6 @@ from torch import Tensor
 from fedfacet.clients.divided_training import HalfTrained
 from fedfacet.types import ClientTask, State
 
-_MAX_BYTES = 2**29
-
 
 class ProbedClients:
     """Half-trained clients of one round, so that those who are selected need not take their first steps again.
@@ -20,7 +18,7 @@ class ProbedClients:
         max_bytes: how much memory their weights and optimizers may take; what does not fit is not kept.
     """
 
-    def __init__(self, max_bytes: int = _MAX_BYTES) -> None:
+    def __init__(self, max_bytes: int = 2**29) -> None:
         self._max_bytes = max_bytes
         self.kept: dict[int, _Probed] = {}
         self._of: tuple[int, int] | None = None

@@ -1,7 +1,7 @@
-"""Many clients' local training side by side: the twin of ``local_training.train_client``, equal to it up to rounding.
+"""Many clients' local training side by side: the twin of ``Clients.train``, equal to it up to rounding.
 
 A stack has one row per client of everything that training changes: parameters, buffers, the optimizer's moments. A step of all
-rows is ``torch.vmap`` over the objective's own ``training_step``, on the batches that ``train_client`` takes; the optimizer is
+rows is ``torch.vmap`` over the objective's own ``training_step``, on the batches that ``Clients.train`` takes; the optimizer is
 the objective's own, put on the stacked parameters. What cannot be stacked is refused.
 """
 
@@ -76,7 +76,7 @@ class StackedTraining(nn.Module):
         self._step_of_rows = torch.vmap(self._step_of_row, in_dims=(0, 0, None))
 
     def train_clients(self, tasks: Sequence[ClientTask]) -> list[ClientUpdate]:
-        """Return what ``train_client`` returns for each of one round's tasks, of which there are 1 or more.
+        """Return what ``Clients.train`` returns for each of one round's tasks, of which there are 1 or more.
 
         Raises:
             CannotStackError: if the clients do not start alike, or if a random number is drawn.

@@ -135,7 +135,7 @@ class FedPACObjective(ClassificationObjective):
         body = [parameter for name, parameter in self.trainable.items() if not name.startswith("head.")]
         head = [parameter for name, parameter in self.trainable.items() if name.startswith("head.")]
         groups: Any = [{"params": body}, {"params": head, "lr": self.head_lr}]
-        return self._optimizer(groups) if self._optimizer is not None else torch.optim.SGD(groups, lr=0.01)
+        return self._optimizer(groups)
 
     def on_client_start(self, start: ClientStart) -> None:
         """Take note of all clients' mean features."""

@@ -1,6 +1,7 @@
 """What a client optimises: model x loss x correction."""
 
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 
 import lightning as L
 import torch
@@ -50,7 +51,7 @@ class ClassificationObjective(L.LightningModule):
         self.model = model
         self.loss = loss
         self.correction = correction
-        self._optimizer = optimizer
+        self._optimizer: OptimizerFactory = optimizer or partial(torch.optim.SGD, lr=0.01)
         self.trainable = {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
 
     @property
@@ -105,7 +106,7 @@ class ClassificationObjective(L.LightningModule):
     def configure_optimizers(self) -> Optimizer:
         """Return a fresh optimizer of the trainable parameters."""
         parameters = [parameter for parameter in self.model.parameters() if parameter.requires_grad]
-        return self._optimizer(parameters) if self._optimizer is not None else torch.optim.SGD(parameters, lr=0.01)
+        return self._optimizer(parameters)
 
     def on_client_start(self, start: ClientStart) -> None:
         """Let the correction take note of the weights that a client starts from."""

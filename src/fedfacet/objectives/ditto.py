@@ -92,7 +92,7 @@ class DittoObjective(ClassificationObjective):
         self._answers_with_v = False
         self._anchor = {name: parameter.detach().clone() for name, parameter in self.trainable.items()}
         parameters = [parameter for parameter in self._personal[0].parameters() if parameter.requires_grad]
-        self._optimizer_of_v = self._optimizer(parameters) if self._optimizer else torch.optim.SGD(parameters, lr=0.01)
+        self._optimizer_of_v = self._optimizer(parameters)
         for group in self._optimizer_of_v.param_groups:
             group["lr"] *= start.lr_factor
 
