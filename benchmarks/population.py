@@ -22,9 +22,8 @@ from fedfacet.aggregators.fedavg import FedAvg
 from fedfacet.callbacks.csv_log import CsvLog
 from fedfacet.callbacks.save_checkpoint import SaveCheckpoint
 from fedfacet.clients.program import Clients
-from fedfacet.clients.queries.interaction_matrix import DisclosedInteractionMatrix
+from fedfacet.clients.queries.counts import DisclosedInteractionMatrix, NumSamples
 from fedfacet.clients.queries.local_loss import LocalLoss
-from fedfacet.clients.queries.num_samples import NumSamples
 from fedfacet.clients.queries.true_heterogeneity import TrueHeterogeneity
 from fedfacet.engines.base import Engine
 from fedfacet.federation import Federation

@@ -11,7 +11,7 @@ from fedfacet import state
 from fedfacet.aggregators.fedavg import FedAvg
 from fedfacet.aggregators.fedgh import FedGH
 from fedfacet.aggregators.fedld import FedLD
-from fedfacet.clients.personal_memory import all_layers, local_model, own_model, starting_weights, to_keep
+from fedfacet.clients.personal_memory import all_layers, local_model, own_model, to_keep
 from fedfacet.clients.queries.base import Query
 from fedfacet.corrections.base import Correction
 from fedfacet.engines.vectorized import VectorizedEngine
@@ -106,8 +106,7 @@ def test_fedbn_written_out(federation, make_clients):
         models = [trained[k] | shared | {n: t for n, t in models[k].items() if not t.is_floating_point()} for k in range(4)]
         run.run_round()
     for k in range(4):
-        task = ClientTask(k, 4, 0, Broadcast(run.state.model), run.state.memory[k])
-        ours = starting_weights(task)
+        ours = own_model(run.state.model, run.state.memory[k])
         for name, tensor in models[k].items():
             if tensor.is_floating_point():
                 torch.testing.assert_close(ours[name], tensor, rtol=1e-5, atol=1e-6)
@@ -125,7 +124,7 @@ def test_with_all_personal_everybody_trains_alone(federation, make_clients):
     after_one = state.add(start, first.delta | first.buffers)
     second = alone.train(ClientTask(2, 2, 0, Broadcast(after_one)))
     expected = state.add(after_one, second.delta | second.buffers)
-    ours = starting_weights(ClientTask(2, 3, 0, Broadcast(run.state.model), run.state.memory[2]))
+    ours = own_model(run.state.model, run.state.memory[2])
     for name, tensor in expected.items():
         if tensor.is_floating_point():
             torch.testing.assert_close(ours[name], tensor, rtol=1e-5, atol=1e-6)
@@ -226,7 +225,7 @@ def test_memory_shares_nothing_with_the_program():
 
 def test_without_personal_layers_the_broadcast_is_not_copied():
     model = {"w": torch.ones(1)}
-    assert starting_weights(ClientTask(0, 1, 0, Broadcast(model), {"count": torch.ones(1)})) is model
+    assert own_model(model, {"count": torch.ones(1)}) is model
     update = ClientUpdate(0, {"w": torch.ones(1)}, {}, 1, 1, 1.0, {}, memory=copy.copy({"count": torch.ones(1)}))
     assert {name: tensor.tolist() for name, tensor in local_model(Broadcast(model), update).items()} == {"w": [2.0]}
 

@@ -46,7 +46,7 @@ lies above all it imports.
 """
 DOORS = {"__init__", "__main__"}
 KNOWN_EXCEPTIONS = {
-    ("callbacks", "federation"): "a callback is handed the federation, and names its type for type checkers only",
+    ("callbacks", "federation"): "a callback is handed the federation, and names its type",
 }
 VALUES = ["types", "rng", "state", "heterogeneity", "errors", "arguments"]
 GLOBAL_TORCH = {"manual_seed", "seed", "set_rng_state", "seed_everything", "manual_seed_all"}

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 from scipy.stats import chisquare, entropy
 
-from fedfacet.clients.queries.label_histogram import LabelHistogram
+from fedfacet.clients.queries.counts import LabelHistogram
 from fedfacet.selectors.diversity_score import DiversityScoreSelector, diversity_scores
 from fedfacet.types import Broadcast, ClientTask
 

@@ -10,7 +10,7 @@ from hypothesis.extra.numpy import arrays
 from scipy.optimize import minimize
 from scipy.stats import chisquare
 
-from fedfacet.clients.queries.interaction_matrix import DisclosedInteractionMatrix
+from fedfacet.clients.queries.counts import DisclosedInteractionMatrix
 from fedfacet.errors import SelectionError
 from fedfacet.selectors.fedrk import FedRKSelector, balancing_weights
 

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from scipy.stats import chisquare
 
 from fedfacet import state
+from fedfacet.clients.queries.counts import NumSamples
 from fedfacet.clients.queries.local_loss import LocalLoss
-from fedfacet.clients.queries.num_samples import NumSamples
 from fedfacet.errors import SelectionError
 from fedfacet.selectors.pow_d import PowDSelector
 from fedfacet.types import Broadcast, ClientTask

@@ -2,6 +2,7 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from typing import ClassVar
 
 from fedfacet import state
@@ -9,35 +10,34 @@ from fedfacet.arguments import check_choice
 from fedfacet.types import Broadcast, ClientUpdate, Facts, ServerState, State
 
 
+@dataclass(eq=False, kw_only=True)
 class Aggregator(ABC):
     """How updates become the next global model; plain single-process tensor code.
 
-    An aggregator is immutable: its constructor takes hyperparameters, and its state goes in and comes out, so that a round may
-    be run twice without a thought.
+    An aggregator is immutable: its constructor takes hyperparameters, of which those out of range raise ``ValueError``, and its
+    state goes in and comes out, so that a round may be run twice without a thought.
 
     Args:
         weighting: ``"equal"`` gives every client weight 1, ``"samples"`` its number of samples n_k.
         buffers: ``"average"`` moves floating-point buffers (running statistics) to the clients' weighted average, ``"keep"``
             leaves the server's untouched. Integer buffers always keep the server's value.
-
-    Raises:
-        ValueError: for another ``weighting`` or ``buffers``.
     """
 
-    gives: frozenset[str] = frozenset()
+    gives: ClassVar[frozenset[str]] = frozenset()
     """Names of what the server sends along with the model; some other part must need each of them."""
 
-    needs: frozenset[str] = frozenset()
+    needs: ClassVar[frozenset[str]] = frozenset()
     """Names of what clients must send along with their updates; some other part must give each of them."""
 
     broadcast: ClassVar[Callable[..., Broadcast] | None] = None
     """``broadcast(self, server, model, client_id)`` returns what a client is sent; ``None`` for the model and nothing else."""
 
-    def __init__(self, *, weighting: str = "equal", buffers: str = "average") -> None:
-        check_choice("weighting", weighting, ("equal", "samples"))
-        check_choice("buffers", buffers, ("average", "keep"))
-        self.weighting = weighting
-        self.buffers = buffers
+    weighting: str = "equal"
+    buffers: str = "average"
+
+    def __post_init__(self) -> None:
+        check_choice("weighting", self.weighting, ("equal", "samples"))
+        check_choice("buffers", self.buffers, ("average", "keep"))
 
     def init(self, facts: Facts) -> ServerState:
         """Return the state before the first round: tensors and plain data.

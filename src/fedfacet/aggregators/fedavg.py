@@ -15,14 +15,7 @@ class FedAvg(Aggregator):
     Source: McMahan et al., Communication-Efficient Learning of Deep Networks from Decentralized Data, AISTATS 2017,
     arXiv:1602.05629, algorithm 1. The sum runs over the clients whose update arrived; FedDiverse's equation 1 prints n_k / n
     with a sum loss, which would weight by n_k twice.
-
-    Args:
-        weighting: ``"equal"`` (p_k = 1) or ``"samples"`` (p_k = n_k).
-        buffers: ``"average"`` or ``"keep"``.
     """
-
-    def __init__(self, *, weighting: str = "equal", buffers: str = "average") -> None:
-        super().__init__(weighting=weighting, buffers=buffers)
 
     def aggregate(self, server: ServerState, model: State, updates: Iterable[ClientUpdate]) -> tuple[ServerState, State]:
         """Return the averaged model."""

@@ -21,11 +21,6 @@ class FedAvgM(Aggregator):
     Args:
         momentum: beta in [0, 1); 0 with ``server_lr=1`` is FedAvg.
         server_lr: eta, larger than 0.
-        weighting: ``"equal"`` or ``"samples"``.
-        buffers: ``"average"`` or ``"keep"``.
-
-    Raises:
-        ValueError: if ``momentum`` or ``server_lr`` is out of range.
     """
 
     def __init__(

@@ -30,7 +30,6 @@ class FedGH(Aggregator):
 
     Args:
         weighting: ``"samples"`` (p_i = n_i, the paper) or ``"equal"`` (p_i = 1).
-        buffers: ``"average"`` or ``"keep"``.
     """
 
     def __init__(self, *, weighting: str = "samples", buffers: str = "average") -> None:

@@ -1,7 +1,7 @@
 """FedLD's aggregation: updates are rebuilt from the directions that most clients share."""
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,6 +18,7 @@ _NO_PROJECTION = 1e-6
 """Times an update's length: a shorter projection is a rounding, and has no direction that could be stretched."""
 
 
+@dataclass(eq=False, kw_only=True)
 class FedLD(Aggregator):
     r"""Project the updates on their principal directions, stretch them to their old lengths, then average.
 
@@ -51,34 +52,23 @@ class FedLD(Aggregator):
         scope: ``"model"`` takes an update as one vector (the paper), ``"tensor"`` every tensor by itself (the released code).
         weighting: ``"samples"`` (p_i = n_i, the paper) or ``"equal"`` (p_i = 1, the released code). The eigenvectors know no
             weights.
-        buffers: ``"average"`` or ``"keep"``.
-
-    Raises:
-        ValueError: if ``kept_share`` is out of range, or for another policy.
 
     Note:
         Where eigenvalues are equal, the directions are not determined, and with them the revised updates.
     """
 
-    def __init__(
-        self,
-        *,
-        kept_share: float = 0.8,
-        over: str = "all",
-        length_correction: str = "per_axis",
-        scope: str = "model",
-        weighting: str = "samples",
-        buffers: str = "average",
-    ) -> None:
-        super().__init__(weighting=weighting, buffers=buffers)
-        check_within("kept_share", kept_share, "(0, 1]")
-        check_choice("over", over, ("all", "kept"))
-        check_choice("length_correction", length_correction, ("per_axis", "total"))
-        check_choice("scope", scope, ("model", "tensor"))
-        self.kept_share = kept_share
-        self.over = over
-        self.length_correction = length_correction
-        self.scope = scope
+    kept_share: float = 0.8
+    over: str = "all"
+    length_correction: str = "per_axis"
+    scope: str = "model"
+    weighting: str = "samples"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_within("kept_share", self.kept_share, "(0, 1]")
+        check_choice("over", self.over, ("all", "kept"))
+        check_choice("length_correction", self.length_correction, ("per_axis", "total"))
+        check_choice("scope", self.scope, ("model", "tensor"))
 
     def aggregate(self, server: ServerState, model: State, updates: Iterable[ClientUpdate]) -> tuple[ServerState, State]:
         """Return the model moved by the mean of the revised updates."""

@@ -1,7 +1,7 @@
 """Normalised averaging."""
 
 from collections.abc import Iterable, Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from fedfacet import state
 from fedfacet.aggregators.base import Aggregator
@@ -9,6 +9,7 @@ from fedfacet.arguments import check_choice, check_within
 from fedfacet.types import ClientUpdate, Facts, ServerState, State
 
 
+@dataclass(eq=False, kw_only=True)
 class FedNova(Aggregator):
     r"""Average the clients' steps instead of their distances, so that nobody counts for more by walking further.
 
@@ -39,28 +40,18 @@ class FedNova(Aggregator):
             ``"steps"`` the plain numbers of steps, as the authors' code does with a proximal term; it scales the step alone.
         weighting: of p_k, ``"equal"`` or ``"samples"``; FedNova's own paper weights by samples.
         buffers: ``"average"`` (by p_k, neither normalised nor with momentum) or ``"keep"``.
-
-    Raises:
-        ValueError: if an argument is out of range.
     """
 
-    def __init__(
-        self,
-        *,
-        momentum: float = 0.95,
-        server_lr: float = 0.1,
-        tau_eff: str = "step_weights",
-        weighting: str = "equal",
-        buffers: str = "average",
-    ) -> None:
-        super().__init__(weighting=weighting, buffers=buffers)
-        check_within("momentum", momentum, "[0, 1)")
-        if not server_lr > 0:
-            raise ValueError(f"Expected `server_lr` to be larger than 0, but got {server_lr}.")
-        check_choice("tau_eff", tau_eff, ("step_weights", "steps"))
-        self.momentum = momentum
-        self.server_lr = server_lr
-        self.tau_eff = tau_eff
+    momentum: float = 0.95
+    server_lr: float = 0.1
+    tau_eff: str = "step_weights"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_within("momentum", self.momentum, "[0, 1)")
+        if not self.server_lr > 0:
+            raise ValueError(f"Expected `server_lr` to be larger than 0, but got {self.server_lr}.")
+        check_choice("tau_eff", self.tau_eff, ("step_weights", "steps"))
 
     def init(self, facts: Facts) -> ServerState:
         """Return a velocity m of zero."""

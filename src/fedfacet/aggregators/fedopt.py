@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Iterable
+from dataclasses import dataclass
 
 import torch
 
@@ -11,6 +12,7 @@ from fedfacet.arguments import check_choice, check_within
 from fedfacet.types import ClientUpdate, Facts, ServerState, State
 
 
+@dataclass(eq=False, kw_only=True)
 class FedOpt(Aggregator):
     r"""Average the updates, then take an adaptive step on the server, with the mean update as the negative gradient.
 
@@ -35,40 +37,25 @@ class FedOpt(Aggregator):
         tau: how adaptive the step is, larger than 0; the paper recommends 1e-3.
         bias_correction: divide m by :math:`1 - \beta_1^t` and v by :math:`1 - \beta_2^t` in the server's t-th step, and start
             from :math:`v_0 = 0`, as ``torch.optim.Adam`` does and the paper does not; of adam only.
-        weighting: ``"equal"`` or ``"samples"``.
-        buffers: ``"average"`` or ``"keep"``.
-
-    Raises:
-        ValueError: if an argument is out of range.
     """
 
-    def __init__(
-        self,
-        *,
-        second_moment: str,
-        server_lr: float = 0.01,
-        momentum: float = 0.9,
-        decay: float = 0.99,
-        tau: float = 1e-3,
-        bias_correction: bool = False,
-        weighting: str = "equal",
-        buffers: str = "average",
-    ) -> None:
-        super().__init__(weighting=weighting, buffers=buffers)
-        check_choice("second_moment", second_moment, ("adam", "yogi", "adagrad"))
-        check_within("momentum", momentum, "[0, 1)")
-        check_within("decay", decay, "[0, 1)")
-        for name, value in (("server_lr", server_lr), ("tau", tau)):
+    second_moment: str
+    server_lr: float = 0.01
+    momentum: float = 0.9
+    decay: float = 0.99
+    tau: float = 1e-3
+    bias_correction: bool = False
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_choice("second_moment", self.second_moment, ("adam", "yogi", "adagrad"))
+        check_within("momentum", self.momentum, "[0, 1)")
+        check_within("decay", self.decay, "[0, 1)")
+        for name, value in (("server_lr", self.server_lr), ("tau", self.tau)):
             if not 0 < value < math.inf:
                 raise ValueError(f"Expected `{name}` to be larger than 0 and finite, but got {value}.")
-        if bias_correction and second_moment != "adam":
-            raise ValueError(f"Expected `bias_correction` with second_moment=adam only, but got {second_moment}.")
-        self.second_moment = second_moment
-        self.server_lr = server_lr
-        self.momentum = momentum
-        self.decay = decay
-        self.tau = tau
-        self.bias_correction = bias_correction
+        if self.bias_correction and self.second_moment != "adam":
+            raise ValueError(f"Expected `bias_correction` with second_moment=adam only, but got {self.second_moment}.")
 
     def init(self, facts: Facts) -> ServerState:
         """Return m, v and the number of steps taken."""

@@ -1,7 +1,8 @@
 """The contract of a callback: what watches a run without changing it."""
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from fedfacet.arguments import check_whole
 from fedfacet.types import ClientUpdate, FederationState, RoundResult
@@ -11,7 +12,10 @@ if TYPE_CHECKING:
 
 
 class Callback:
-    """Override what is needed. A round calls ``measure`` of every callback before it calls ``on_round_end`` of any."""
+    """Override what is needed. A round calls ``measure`` of every callback before it calls ``on_round_end`` of any.
+
+    Arguments that are out of range raise ``ValueError``.
+    """
 
     needs_updates = False
     """Whether ``on_updates`` wants the updates; where nobody does, each is freed as soon as it is aggregated."""
@@ -50,20 +54,21 @@ class Callback:
         """Take up what ``state_dict`` returned."""
 
 
+@dataclass(eq=False, kw_only=True)
 class Measurement(Callback):
     """Measures every few rounds.
 
     Args:
         every_n_rounds: 1 or larger; the last round is measured always, the others in between are NaN.
-        name: of the callback in ``conf/callbacks``.
-
-    Raises:
-        ValueError: if ``every_n_rounds`` is no whole number from 1 on.
     """
 
-    def __init__(self, every_n_rounds: int, name: str) -> None:
-        check_whole(f"callbacks.{name}.every_n_rounds", every_n_rounds)
-        self.every_n_rounds = every_n_rounds
+    every_n_rounds: int = 1
+
+    name: ClassVar[str]
+    """Of the callback in ``conf/callbacks``."""
+
+    def __post_init__(self) -> None:
+        check_whole(f"callbacks.{self.name}.every_n_rounds", self.every_n_rounds)
 
     def is_due(self, federation: "Federation", round: int) -> bool:
         """Tell whether a round is measured."""

@@ -3,14 +3,12 @@
 import resource
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from fedfacet.callbacks.base import Callback
+from fedfacet.federation import Federation
 from fedfacet.storage.table import Table
 from fedfacet.types import RoundResult
-
-if TYPE_CHECKING:
-    from fedfacet.federation import Federation
 
 
 class CsvLog(Callback):
@@ -26,12 +24,12 @@ class CsvLog(Callback):
         self.timing = Table(run_dir / "timing.csv", adapts=True)  # one begun by another version keeps its phases
         self._tables = (self.metrics, self.timing)
 
-    def on_fit_start(self, federation: "Federation") -> None:
+    def on_fit_start(self, federation: Federation) -> None:
         """Cut back what a killed run wrote after its last checkpoint."""
         for table in self._tables:
             table.cut_back(federation.state.round)
 
-    def on_round_end(self, federation: "Federation", result: RoundResult) -> None:
+    def on_round_end(self, federation: Federation, result: RoundResult) -> None:
         """Append a row to each file."""
         row = {"round": result.round, "cohort": " ".join(map(str, result.cohort)), "num_arrived": len(result.arrived)}
         self.metrics.append({**row, **result.metrics})

@@ -1,18 +1,15 @@
 """FedLD's loss decomposition of a round."""
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from fedfacet.callbacks.base import UpdatesMeasurement
 from fedfacet.clients.personal_memory import local_model
+from fedfacet.data.federated import FederatedData
+from fedfacet.federation import Federation
 from fedfacet.metrics.group_counts import NAN
 from fedfacet.metrics.loss_decomposition import LossDecomposition
-
-if TYPE_CHECKING:
-    from fedfacet.data.federated import FederatedData
-    from fedfacet.federation import Federation
 
 _TERMS = ("local_loss", "distribution_shift_loss", "aggregation_loss", "global_loss")
 
@@ -36,12 +33,14 @@ class Decomposition(UpdatesMeasurement):
         A local model has its client's personal layers, the global model has none of them.
     """
 
-    def __init__(self, *, data: "FederatedData", every_n_rounds: int = 1) -> None:
-        super().__init__(every_n_rounds, "decomposition")
+    name = "decomposition"
+
+    def __init__(self, *, data: FederatedData, every_n_rounds: int = 1) -> None:
+        super().__init__(every_n_rounds=every_n_rounds)
         self.owned = data.partition.indices
         self.last: tuple[LossDecomposition, tuple[int, ...]] | None = None
 
-    def measure(self, federation: "Federation", round: int) -> Mapping[str, float]:
+    def measure(self, federation: Federation, round: int) -> Mapping[str, float]:
         """Return the terms of the round."""
         before, updates = self.take_round()
         if before is None or not updates or not self.is_due(federation, round):

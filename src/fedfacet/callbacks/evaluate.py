@@ -1,18 +1,17 @@
 """Group evaluation of the global model."""
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
 from fedfacet.callbacks.base import Measurement
-from fedfacet.metrics.group_counts import NAN, GroupCounts, group_key
-
-if TYPE_CHECKING:
-    from fedfacet.federation import Federation
+from fedfacet.federation import Federation
+from fedfacet.metrics.group_counts import GroupCounts, group_key
 
 
+@dataclass(eq=False, kw_only=True)
 class Evaluate(Measurement):
     """Measure the global model on the validation and the test set, per group.
 
@@ -25,20 +24,13 @@ class Evaluate(Measurement):
         num_attributes: A.
     """
 
-    def __init__(
-        self,
-        *,
-        splits: Mapping[str, NDArray[np.int64]],
-        group_weights: Sequence[float],
-        num_attributes: int,
-        every_n_rounds: int = 1,
-    ) -> None:
-        super().__init__(every_n_rounds, "evaluate")
-        self.splits = splits
-        self.group_weights = tuple(group_weights)
-        self.num_attributes = num_attributes
+    name = "evaluate"
 
-    def measure(self, federation: "Federation", round: int) -> Mapping[str, float]:
+    splits: Mapping[str, NDArray[np.int64]]
+    group_weights: Sequence[float]
+    num_attributes: int
+
+    def measure(self, federation: Federation, round: int) -> Mapping[str, float]:
         """Return the metrics of the current global model."""
         counts: Sequence[GroupCounts | None] = [None] * len(self.splits)
         if self.is_due(federation, round):
@@ -51,11 +43,14 @@ class Evaluate(Measurement):
 
 def metrics_of(split: str, counts: GroupCounts | None, group_weights: Sequence[float], num_attributes: int) -> dict[str, float]:
     """Return a model's metrics on a split, named ``<split>/...``; NaN where ``counts`` is ``None``; see ``Evaluate``."""
-    accuracies = counts.accuracies if counts else (NAN,) * len(group_weights)
+    counts = counts or GroupCounts(np.zeros((len(group_weights), 1), dtype=np.int64), 0.0)  # of no samples
     return {
-        f"{split}/loss": counts.loss if counts else NAN,
-        f"{split}/acc": counts.average_accuracy if counts else NAN,
-        f"{split}/acc_adjusted": counts.adjusted_accuracy(group_weights) if counts else NAN,
-        f"{split}/acc_worst_group": counts.worst_group_accuracy if counts else NAN,
-        **{f"{split}/acc_group/{group_key(group, num_attributes)}": accuracy for group, accuracy in enumerate(accuracies)},
+        f"{split}/loss": counts.loss,
+        f"{split}/acc": counts.average_accuracy,
+        f"{split}/acc_adjusted": counts.adjusted_accuracy(group_weights),
+        f"{split}/acc_worst_group": counts.worst_group_accuracy,
+        **{
+            f"{split}/acc_group/{group_key(group, num_attributes)}": accuracy
+            for group, accuracy in enumerate(counts.accuracies)
+        },
     }

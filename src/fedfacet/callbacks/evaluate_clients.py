@@ -1,22 +1,20 @@
 """Group evaluation of every client's own model."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from statistics import fmean
-from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from fedfacet.callbacks.evaluate import Evaluate, metrics_of
+from fedfacet.data.federated import FederatedData
+from fedfacet.federation import Federation
 from fedfacet.metrics.group_counts import GroupCounts
-
-if TYPE_CHECKING:
-    from fedfacet.data.federated import FederatedData
-    from fedfacet.federation import Federation
 
 _SPREAD = ("acc", "acc_worst_group", "acc_own")
 
 
+@dataclass(eq=False, kw_only=True)
 class EvaluateClients(Evaluate):
     r"""Measure the model that each client would use, global layers and its own, on the validation and the test set, per group.
 
@@ -29,27 +27,19 @@ class EvaluateClients(Evaluate):
     ``acc_worst_group_min`` and so on, of the worst and of the best client.
 
     Args:
-        splits: as in ``Evaluate``, like ``group_weights`` and ``num_attributes``.
         data: the clients' own training samples per group are taken from it.
     """
 
-    def __init__(
-        self,
-        *,
-        splits: Mapping[str, NDArray[np.int64]],
-        group_weights: Sequence[float],
-        num_attributes: int,
-        data: "FederatedData",
-        every_n_rounds: int = 1,
-    ) -> None:
-        weights: Any = {"group_weights": group_weights, "num_attributes": num_attributes}
-        super().__init__(splits=splits, every_n_rounds=every_n_rounds, **weights)
-        self.own_weights = [matrix.counts.ravel().tolist() for matrix in data.matrices]
+    data: FederatedData
 
-    def measure(self, federation: "Federation", round: int) -> Mapping[str, float]:
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self._own_weights = [matrix.counts.ravel().tolist() for matrix in self.data.matrices]
+
+    def measure(self, federation: Federation, round: int) -> Mapping[str, float]:
         """Return the metrics of the clients' current models."""
         clients = []
-        for client_id, own_weights in enumerate(self.own_weights):
+        for client_id, own_weights in enumerate(self._own_weights):
             counts: Sequence[GroupCounts | None] = [None] * len(self.splits)
             if self.is_due(federation, round):
                 sent = federation.sent(federation.state, client_id).model  # FedPAC's has a head for each

@@ -1,15 +1,12 @@
 """The run in pictures."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from fedfacet.callbacks.base import Callback
+from fedfacet.data.federated import FederatedData
+from fedfacet.federation import Federation
 from fedfacet.plots.run import plot_curves, plot_partition, plot_selection
 from fedfacet.types import RoundResult
-
-if TYPE_CHECKING:
-    from fedfacet.data.federated import FederatedData
-    from fedfacet.federation import Federation
 
 
 class Figures(Callback):
@@ -22,12 +19,12 @@ class Figures(Callback):
         data: its clients' interaction matrices and the names of classes and attributes are drawn.
     """
 
-    def __init__(self, *, run_dir: Path, data: "FederatedData") -> None:
+    def __init__(self, *, run_dir: Path, data: FederatedData) -> None:
         self.run_dir = run_dir
         self.data = data
         self._names = {"class_names": data.dataset.class_names, "attribute_names": data.dataset.attribute_names}
 
-    def on_round_end(self, federation: "Federation", result: RoundResult) -> None:
+    def on_round_end(self, federation: Federation, result: RoundResult) -> None:
         """Draw the partition, once; not before the first round, which would wait for it."""
         self._draw_partition()
 
@@ -35,7 +32,7 @@ class Figures(Callback):
         if not (path := self.run_dir / "partition.png").exists():
             plot_partition(self.data.matrices, path, **self._names)
 
-    def on_fit_end(self, federation: "Federation", status: str) -> None:
+    def on_fit_end(self, federation: Federation, status: str) -> None:
         """Draw how training went, and who took part."""
         if status == "failed":  # because the run folder is gone, it may be
             return

@@ -2,15 +2,13 @@
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from fedfacet.callbacks.base import Callback
+from fedfacet.data.federated import FederatedData
+from fedfacet.federation import Federation
 from fedfacet.metrics.estimation import FILE, Triplets, measure_estimation, write_triplets
 from fedfacet.types import RoundResult
-
-if TYPE_CHECKING:
-    from fedfacet.data.federated import FederatedData
-    from fedfacet.federation import Federation
 
 QUERY = "heterogeneity"  # under which name clients disclose their triplets
 
@@ -26,24 +24,24 @@ class HeterogeneityError(Callback):
         data: the federation's data, whose attributes give the truth.
     """
 
-    def __init__(self, *, run_dir: Path, data: "FederatedData") -> None:
+    def __init__(self, *, run_dir: Path, data: FederatedData) -> None:
         self.file = run_dir / FILE
         self.data = data
         self._written: Mapping[int, Any] = {}
 
-    def on_round_end(self, federation: "Federation", result: RoundResult) -> None:
+    def on_round_end(self, federation: Federation, result: RoundResult) -> None:
         """Write the file when there are new answers, and when a run is resumed."""
         disclosed = federation.state.disclosures.get(QUERY, {})
         if disclosed != self._written and (triplets := self._triplets(federation)) is not None:
             write_triplets(triplets, self.file)
             self._written = dict(disclosed)
 
-    def summarize(self, federation: "Federation") -> Mapping[str, Any]:
+    def summarize(self, federation: Federation) -> Mapping[str, Any]:
         """Return the errors."""
         triplets = self._triplets(federation)
         return {} if triplets is None else {"heterogeneity_error": measure_estimation(triplets)}
 
-    def _triplets(self, federation: "Federation") -> Triplets | None:
+    def _triplets(self, federation: Federation) -> Triplets | None:
         disclosed = federation.state.disclosures.get(QUERY)
         if not disclosed or self.data.dataset.num_attributes < 2:
             return None

@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from statistics import fmean, pstdev
-from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
@@ -10,11 +9,9 @@ from numpy.typing import NDArray
 from fedfacet import state
 from fedfacet.callbacks.base import UpdatesMeasurement
 from fedfacet.clients.personal_memory import local_model
+from fedfacet.federation import Federation
 from fedfacet.metrics.group_counts import NAN
 from fedfacet.types import ClientTask, ClientUpdate, FederationState, State
-
-if TYPE_CHECKING:
-    from fedfacet.federation import Federation
 
 _AT_ONCE = 16  # so many clients' models are held at a time
 
@@ -41,14 +38,16 @@ class PersonalEvaluate(UpdatesMeasurement):
         local_holdout: per client the positions of what it holds out; empty, or empty arrays, for nothing.
     """
 
+    name = "personal_evaluate"
+
     def __init__(
         self, *, splits: Mapping[str, NDArray[np.int64]], local_holdout: Sequence[NDArray[np.int64]], every_n_rounds: int = 1
     ) -> None:
-        super().__init__(every_n_rounds, "personal_evaluate")
+        super().__init__(every_n_rounds=every_n_rounds)
         self.test = splits["test"]
         self.local_holdout = tuple(local_holdout) if any(map(len, local_holdout)) else ()
 
-    def measure(self, federation: "Federation", round: int) -> Mapping[str, float]:
+    def measure(self, federation: Federation, round: int) -> Mapping[str, float]:
         """Return the metrics of the clients' models."""
         before, updates = self.take_round()
         num_clients = federation.num_clients
@@ -75,7 +74,7 @@ class PersonalEvaluate(UpdatesMeasurement):
 
 
 def _models(
-    federation: "Federation", round: int, before: FederationState, updates: Sequence[ClientUpdate]
+    federation: Federation, round: int, before: FederationState, updates: Sequence[ClientUpdate]
 ) -> Iterator[tuple[int, State, State]]:
     """Yield every client, its model, and what it keeps."""
     for update in updates:

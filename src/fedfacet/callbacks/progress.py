@@ -7,16 +7,16 @@ import sys
 import textwrap
 import time
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from fedfacet.callbacks.base import Callback
+from fedfacet.federation import Federation
 from fedfacet.types import RoundResult
 
 if TYPE_CHECKING:
     from rich.progress import Progress as Bar
     from rich.progress import TaskID
-
-    from fedfacet.federation import Federation
 
 log = logging.getLogger(__name__)
 
@@ -25,6 +25,7 @@ _UNSAID |= {"participation": "always"}
 """Groups that are told of only where another option than this was chosen."""
 
 
+@dataclass(eq=False, kw_only=True)
 class Progress(Callback):
     """A live bar on a terminal (rounds, clients, time left, worst-group accuracy); plain lines elsewhere, and in the log.
 
@@ -38,20 +39,15 @@ class Progress(Callback):
         num_attributes: A; where it is 1, the groups are called classes.
     """
 
-    def __init__(
-        self,
-        *,
-        rounds: int,
-        seconds_between_lines: float = 5.0,
-        run_config: Mapping[str, Any] | None = None,
-        trains_on: str = "cpu",
-        num_attributes: int = 2,
-    ) -> None:
-        self.rounds = rounds
-        self.seconds_between_lines = seconds_between_lines
-        self.choices: Mapping[str, Any] = (run_config or {}).get("choices") or {}
-        self.trains_on = trains_on
-        self._worst_name = "worst class" if num_attributes == 1 else "worst group"
+    rounds: int
+    seconds_between_lines: float = 5.0
+    run_config: Mapping[str, Any] | None = None
+    trains_on: str = "cpu"
+    num_attributes: int = 2
+
+    def __post_init__(self) -> None:
+        self._choices: Mapping[str, Any] = (self.run_config or {}).get("choices") or {}
+        self._worst_name = "worst class" if self.num_attributes == 1 else "worst group"
         self._bar: Bar | None = None
         self._task: TaskID | None = None
         self._worst = math.nan
@@ -59,10 +55,10 @@ class Progress(Callback):
         self._first_round = 0
         self._last_line = -math.inf
 
-    def on_fit_start(self, federation: "Federation") -> None:
+    def on_fit_start(self, federation: Federation) -> None:
         """Say what is trained, and open the bar."""
-        if self.choices:
-            line = _what_is_trained(federation, self.choices, self.trains_on)
+        if self._choices:
+            line = _what_is_trained(federation, self._choices, self.trains_on)
             log.info(line)
             # A terminal would break it within words.
             width = shutil.get_terminal_size().columns if sys.stderr.isatty() else len(line)
@@ -91,7 +87,7 @@ class Progress(Callback):
         if self._bar is not None and self._task is not None:
             self._bar.update(self._task, text=f"{phase} {position}/{expected}{_percent(f' {self._worst_name}', self._worst)}")
 
-    def on_round_end(self, federation: "Federation", result: RoundResult) -> None:
+    def on_round_end(self, federation: Federation, result: RoundResult) -> None:
         """Move the bar, or print a line."""
         now = time.monotonic()
         left = (now - self._started) / (result.round - self._first_round) * (self.rounds - result.round)
@@ -112,13 +108,13 @@ class Progress(Callback):
         self._last_line = now
         print(line, file=sys.stderr, flush=True)
 
-    def on_fit_end(self, federation: "Federation", status: str) -> None:
+    def on_fit_end(self, federation: Federation, status: str) -> None:
         """Close the bar."""
         if self._bar is not None:
             self._bar.stop()
 
 
-def _what_is_trained(federation: "Federation", choices: Mapping[str, Any], trains_on: str) -> str:
+def _what_is_trained(federation: Federation, choices: Mapping[str, Any], trains_on: str) -> str:
     """Return the chosen options and the size of the federation, by their names on the command line where they have some."""
     cohort = "" if choices["selector"] == "all" else f", {federation.cohort_size} a round"
     unusual = (group for group, usual in _UNSAID.items() if choices.get(group, usual) != usual)

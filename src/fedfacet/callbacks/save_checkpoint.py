@@ -4,17 +4,15 @@ from collections.abc import Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from fedfacet.arguments import check_choice, check_whole
 from fedfacet.callbacks.base import Callback
 from fedfacet.errors import FedFacetError
+from fedfacet.federation import Federation
 from fedfacet.storage import checkpoint
 from fedfacet.storage.client_memory import ClientMemory
 from fedfacet.storage.synced_file import place, sync
-
-if TYPE_CHECKING:
-    from fedfacet.federation import Federation
 
 
 class SaveCheckpoint(Callback):
@@ -30,9 +28,6 @@ class SaveCheckpoint(Callback):
         keep: ``"last"`` or ``"all"``.
         every_n_rounds: 1 or larger. The file is written beside the next round, so that a killed process loses the rounds since
             the last checkpoint and those that writing it took; an interrupted or finished one loses none.
-
-    Raises:
-        ValueError: if ``every_n_rounds`` is no whole number from 1 on, or for another ``keep``.
     """
 
     def __init__(self, *, run_dir: Path, run_config: Mapping[str, Any], keep: str = "last", every_n_rounds: int = 1) -> None:
@@ -49,7 +44,7 @@ class SaveCheckpoint(Callback):
         self._writer = ThreadPoolExecutor(max_workers=1, thread_name_prefix="checkpoint")
         self._written: Future[None] | None = None
 
-    def on_fit_start(self, federation: "Federation") -> None:
+    def on_fit_start(self, federation: Federation) -> None:
         """Save the state before the first round, or note what is saved already."""
         self.path.parent.mkdir(parents=True, exist_ok=True)
         self._saved_round = federation.state.round
@@ -59,12 +54,12 @@ class SaveCheckpoint(Callback):
         elif self._memory.folder.is_dir():
             self._memory_of = {file.name: checkpoint.memory_of(file) for file in self.path.parent.glob("*.ckpt")}
 
-    def on_state_complete(self, federation: "Federation") -> None:
+    def on_state_complete(self, federation: Federation) -> None:
         """Save where a checkpoint is due."""
         if federation.state.round % self.every_n_rounds == 0:
             self._save(federation)
 
-    def on_fit_end(self, federation: "Federation", status: str) -> None:
+    def on_fit_end(self, federation: Federation, status: str) -> None:
         """Save what is not saved yet; a failed round may have left the state half changed, so then nothing is."""
         if status == "failed":
             with suppress(FedFacetError):  # the run folder is gone, say; what has failed already has the word
@@ -74,7 +69,7 @@ class SaveCheckpoint(Callback):
             self._save(federation)
         self._wait()
 
-    def _save(self, federation: "Federation") -> None:
+    def _save(self, federation: Federation) -> None:
         memory, files = self._memory.pack(federation.state.memory)
         content = checkpoint.dumps(federation.state, self.run_config, memory)
         self._wait()

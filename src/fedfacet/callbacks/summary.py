@@ -4,19 +4,17 @@ import math
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from safetensors.torch import save_file
 
 from fedfacet import state
 from fedfacet.callbacks.base import Callback
 from fedfacet.clients.personal_memory import all_layers
+from fedfacet.federation import Federation
 from fedfacet.storage.json_text import json_text
 from fedfacet.storage.whole_file import written_whole
 from fedfacet.types import RoundResult
-
-if TYPE_CHECKING:
-    from fedfacet.federation import Federation
 
 BYTES_PER_FLOAT = 4
 
@@ -43,7 +41,7 @@ class Summary(Callback):
         self.best: dict[str, Any] | None = None
         self.totals = {"seconds": 0.0, "bytes_up": 0, "bytes_down": 0, "query_bytes_up": 0, "query_bytes_down": 0}
 
-    def on_round_end(self, federation: "Federation", result: RoundResult) -> None:
+    def on_round_end(self, federation: Federation, result: RoundResult) -> None:
         """Keep the last and the best round."""
         ledger = result.ledger
         added = {
@@ -61,7 +59,7 @@ class Summary(Callback):
         if (rank := _rank(measured)) is not None and (self.best is None or rank > (_rank(self.best) or rank)):
             self.best = {"round": result.round, **measured}
 
-    def on_fit_end(self, federation: "Federation", status: str) -> None:
+    def on_fit_end(self, federation: Federation, status: str) -> None:
         """Write the files."""
         if status == "failed":
             return

@@ -1,17 +1,13 @@
 """TensorBoard."""
 
 import math
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from fedfacet.callbacks.base import Callback
 from fedfacet.errors import ConfigError
+from fedfacet.federation import Federation
 from fedfacet.types import RoundResult
-
-if TYPE_CHECKING:
-    from torch.utils.tensorboard import SummaryWriter
-
-    from fedfacet.federation import Federation
 
 
 class TensorBoardLog(Callback):
@@ -23,29 +19,27 @@ class TensorBoardLog(Callback):
 
     def __init__(self, *, run_dir: Path) -> None:
         try:
-            import torch.utils.tensorboard  # noqa: F401
+            from torch.utils.tensorboard import SummaryWriter
         except ImportError:
             raise ConfigError(
                 "Expected the package tensorboard for `logger=tensorboard`, but it is not installed: run "
                 "`pip install tensorboard`, or leave the logger out; `metrics.csv` holds the same numbers."
             ) from None
-        self.folder = run_dir / "tensorboard"
+        self._open = partial(SummaryWriter, str(run_dir / "tensorboard"))
         self._writer: SummaryWriter | None = None
 
-    def on_fit_start(self, federation: "Federation") -> None:
+    def on_fit_start(self, federation: Federation) -> None:
         """Open the event file; TensorBoard drops the events after a resumed run's checkpoint."""
-        from torch.utils.tensorboard import SummaryWriter
+        self._writer = self._open(purge_step=federation.state.round + 1)
 
-        self._writer = SummaryWriter(str(self.folder), purge_step=federation.state.round + 1)
-
-    def on_round_end(self, federation: "Federation", result: RoundResult) -> None:
+    def on_round_end(self, federation: Federation, result: RoundResult) -> None:
         """Write the round's numbers."""
         assert self._writer is not None
         for name, value in result.metrics.items():
             if not math.isnan(value):
                 self._writer.add_scalar(name, value, result.round)
 
-    def on_fit_end(self, federation: "Federation", status: str) -> None:
+    def on_fit_end(self, federation: Federation, status: str) -> None:
         """Close the event file."""
         if self._writer is not None:
             self._writer.close()

@@ -3,18 +3,18 @@
 import os
 import secrets
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fedfacet.arguments import check_choice
 from fedfacet.callbacks.base import Callback
 from fedfacet.errors import ConfigError, FedFacetError
+from fedfacet.federation import Federation
 from fedfacet.types import RoundResult
 
 if TYPE_CHECKING:
     from wandb import Run
-
-    from fedfacet.federation import Federation
 
 
 # What a method may be beside selector and aggregator, and what goes without saying.
@@ -22,6 +22,7 @@ _USUAL = {"correction": "none", "personal": "none", "objective": "classification
 _USUAL |= {"heterogeneity": "estimated"}
 
 
+@dataclass(eq=False, kw_only=True)
 class WandbLog(Callback):
     """The same numbers as the csv files, as one W&B run that a resumed job goes on with.
 
@@ -37,25 +38,19 @@ class WandbLog(Callback):
         tags: of the run.
     """
 
-    def __init__(
-        self,
-        *,
-        run_dir: Path,
-        run_config: Mapping[str, Any],
-        facts: Mapping[str, Any],
-        project: str = "fedfacet",
-        entity: str | None = None,
-        mode: str = "online",
-        tags: Sequence[str] = (),
-    ) -> None:
-        check_choice("wandb.mode", mode, ("online", "offline", "disabled"))
+    run_dir: Path
+    run_config: Mapping[str, Any]
+    facts: Mapping[str, Any]
+    project: str = "fedfacet"
+    entity: str | None = None
+    mode: str = "online"
+    tags: Sequence[str] = ()
+
+    def __post_init__(self) -> None:
+        check_choice("wandb.mode", self.mode, ("online", "offline", "disabled"))
         os.environ.setdefault("WANDB_SILENT", "true")  # its messages would tear the progress bar
-        if mode == "online":
+        if self.mode == "online":
             _check_login()
-        self.run_dir = run_dir
-        self.run_config = run_config
-        self.facts = facts
-        self._options: dict[str, Any] = {"project": project, "entity": entity, "mode": mode, "tags": tuple(tags)}
         self._run: Run | None = None
         self._id = secrets.token_hex(4)  # here, so that a run that is stopped in its first round has it too
 
@@ -68,13 +63,16 @@ class WandbLog(Callback):
         method = "-".join("true_heterogeneity" if part == "true" else part for part in parts)
         return f"{method}-{choices.get('experiment') or choices['dataset']}-{self.facts['partition_digest'][:8]}"
 
-    def on_fit_start(self, federation: "Federation") -> None:
+    def on_fit_start(self, federation: Federation) -> None:
         """Open the run, or the run that a checkpoint knows."""
         import wandb
 
         try:
             self._run = wandb.init(
-                **self._options,
+                project=self.project,
+                entity=self.entity,
+                mode=self.mode,  # type: ignore[arg-type]
+                tags=tuple(self.tags),
                 dir=self.run_dir,
                 id=self._id,
                 resume="allow",
@@ -92,13 +90,13 @@ class WandbLog(Callback):
         self._run.define_metric("round")
         self._run.define_metric("*", step_metric="round")
 
-    def on_round_end(self, federation: "Federation", result: RoundResult) -> None:
+    def on_round_end(self, federation: Federation, result: RoundResult) -> None:
         """Log the round's numbers, with the round itself as the axis."""
         assert self._run is not None
         seconds = {f"system/seconds_{phase}": value for phase, value in result.seconds.items()}
         self._run.log({"round": result.round, **result.metrics, **seconds})
 
-    def on_fit_end(self, federation: "Federation", status: str) -> None:
+    def on_fit_end(self, federation: Federation, status: str) -> None:
         """Add the pictures and close the run, whatever happened, so that the next job of a sweep gets its own."""
         if self._run is None:
             return

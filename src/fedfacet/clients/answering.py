@@ -1,11 +1,7 @@
 """A client's answer to a query."""
 
-from collections.abc import Iterable
 from functools import partial
 from typing import TYPE_CHECKING
-
-from torch import nn
-from torch.optim import Optimizer
 
 from fedfacet.clients.divided_training import HalfTrained
 from fedfacet.clients.personal_memory import own_model
@@ -26,7 +22,7 @@ def answer(clients: "Clients", query: Query, task: ClientTask) -> Answer:
     context = QueryContext(
         data=data,
         model=program.lend(),
-        make_optimizer=partial(_make_optimizer, clients),
+        make_optimizer=clients.optimizer,
         batch_size=clients.local.batch_size,
         seed=task.seed,
         round=task.round,
@@ -51,7 +47,3 @@ def _train_until(clients: "Clients", task: ClientTask, num_steps: int) -> HalfTr
     if num_steps < planned and program.divisible:
         clients.probed.keep(task, half)
     return half
-
-
-def _make_optimizer(clients: "Clients", parameters: Iterable[nn.Parameter]) -> Optimizer:
-    return clients.optimizer(parameters)

@@ -65,8 +65,6 @@ def cluster_attributes(
     Example:
         Two classes; the first feature tells the attribute, the second the class, and attributes go with classes 9 to 1:
 
-        >>> import numpy as np
-        >>> from fedfacet.clients.attribute_clusters import cluster_attributes
         >>> y = np.repeat([0, 0, 1, 1], [45, 5, 5, 45])
         >>> a = np.repeat([0, 1, 0, 1], [45, 5, 5, 45])
         >>> noise = np.random.default_rng(0).normal(size=(100, 3))

@@ -40,17 +40,9 @@ def train_part(
     """Do a part of a client's training, from where it was put down or up to where it shall be.
 
     Training may be put down after any step and taken up in another process; the update is that of ``Clients.train`` bit for
-    bit if the program is ``divisible``.
-
-    Args:
-        clients: the client among them.
-        begin: makes a client's training.
-        task: the same for all parts.
-        half: what an earlier part put down; ``None`` to start.
-        stop: put the training down after this many steps, counted from the client's first; fewer than it takes in all.
-
-    Returns:
-        The update, or what there is so far where ``stop`` is given.
+    bit if the program is ``divisible``. ``begin`` makes a client's training. ``half`` is what an earlier part put down;
+    ``None`` to start. With ``stop`` the training is put down after so many steps, counted from the client's first, and what
+    there is so far is returned.
     """
     program = clients.program_of(task.broadcast.model)
     if half is None and program.divisible:

@@ -44,29 +44,36 @@ def restore_optimizer(optimizer: Optimizer, saved: Mapping[int, Mapping[str, Any
             optimizer.state[parameter][name] = value
 
 
+def flattened(saved: Mapping[int, Mapping[str, Any]]) -> dict[str, Any]:
+    """Return an optimizer's state under names of one level; ``nested`` takes it back."""
+    return {f"{index}|{name}": value for index, entries in saved.items() for name, value in entries.items()}
+
+
+def nested(flat: Mapping[str, Any]) -> dict[int, dict[str, Any]]:
+    """Return what ``flattened`` was given, but for parameters without a state."""
+    saved: dict[int, dict[str, Any]] = {}
+    for key, value in flat.items():
+        index, _, name = key.partition("|")
+        saved.setdefault(int(index), {})[name] = value
+    return saved
+
+
 def optimizer_to_keep(optimizer: Optimizer) -> State:
     """Return copies of an optimizer's state for the client's memory.
 
     Raises:
         ValueError: if some of it is no tensor.
     """
-    kept: State = {}
-    for index, entries in optimizer.state_dict()["state"].items():
-        for name, value in entries.items():
-            if not isinstance(value, Tensor):
-                raise ValueError(
-                    f"Expected an optimizer whose state is tensors for `local.keep_optimizer`, but the {name} of "
-                    f"{type(optimizer).__name__} is {value!r}: choose another optimizer."
-                )
-            kept[f"{_PREFIX}{index}|{name}"] = value
-    return {name: tensor.cpu().contiguous() for name, tensor in state.clone(kept).items()}
+    kept = flattened(optimizer.state_dict()["state"])
+    for key, value in kept.items():
+        if not isinstance(value, Tensor):
+            raise ValueError(
+                f"Expected an optimizer whose state is tensors for `local.keep_optimizer`, but the {key.partition('|')[2]} of "
+                f"{type(optimizer).__name__} is {value!r}: choose another optimizer."
+            )
+    return {_PREFIX + key: tensor.cpu().contiguous() for key, tensor in state.clone(kept).items()}
 
 
 def kept_optimizer(memory: State) -> dict[int, dict[str, Any]]:
     """Return what ``optimizer_to_keep`` put into a client's memory, as ``restore_optimizer`` takes it."""
-    saved: dict[int, dict[str, Any]] = {}
-    for key, tensor in memory.items():
-        if key.startswith(_PREFIX):
-            index, _, name = key.removeprefix(_PREFIX).partition("|")
-            saved.setdefault(int(index), {})[name] = tensor
-    return saved
+    return nested({key.removeprefix(_PREFIX): tensor for key, tensor in memory.items() if key.startswith(_PREFIX)})

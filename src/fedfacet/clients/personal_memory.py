@@ -3,14 +3,9 @@
 from collections.abc import Mapping, Set
 
 from fedfacet import state
-from fedfacet.types import Broadcast, ClientTask, ClientUpdate, State
+from fedfacet.types import Broadcast, ClientUpdate, State
 
 _PREFIX = "personal|"
-
-
-def starting_weights(task: ClientTask) -> State:
-    """Return what a client starts from: the broadcast model with the client's own layers in their places."""
-    return own_model(task.broadcast.model, task.memory)
 
 
 def own_model(model: State, memory: State) -> State:
@@ -20,12 +15,7 @@ def own_model(model: State, memory: State) -> State:
 
 
 def all_layers(model: State, memory: Mapping[int, State]) -> State:
-    """Return a model along with the layers of every client that has its own, under ``client_<id>/<name>``.
-
-    Args:
-        model: the global model.
-        memory: client -> what it keeps.
-    """
+    """Return the global model along with the layers of every client that has its own, under ``client_<id>/<name>``."""
     own = {
         f"client_{client_id}/{name}": tensor
         for client_id, kept in sorted(memory.items())

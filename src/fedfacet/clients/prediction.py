@@ -31,16 +31,10 @@ class Predictions(NamedTuple):
 
 
 def predict(clients: "Clients", model: State, splits: Iterable[NDArray[np.int64]], memory: State) -> Predictions:
-    """Return what a model says of some samples, in eval mode and without gradients.
+    """Return what a model says of the samples of all splits, one after another, in eval mode and without gradients.
 
-    Args:
-        clients: whose data set and program it is.
-        model: its weights.
-        splits: positions of samples in the data set; no batch holds samples of two of them.
-        memory: of the client whose model it is: its own layers take their places, and its program may answer otherwise.
-
-    Returns:
-        The predictions of all splits, one after another.
+    No batch holds samples of two splits. The client whose ``memory`` it is may have layers of its own, which take their
+    places, and a program that answers otherwise.
     """
     program = clients.program_of(model)
     program.load(own_model(model, memory))

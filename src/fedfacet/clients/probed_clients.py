@@ -8,8 +8,6 @@ from torch import Tensor
 from fedfacet.clients.divided_training import HalfTrained
 from fedfacet.types import ClientTask, State
 
-_MAX_BYTES = 2**29
-
 
 class ProbedClients:
     """Half-trained clients of one round, so that those who are selected need not take their first steps again.
@@ -20,7 +18,7 @@ class ProbedClients:
         max_bytes: how much memory their weights and optimizers may take; what does not fit is not kept.
     """
 
-    def __init__(self, max_bytes: int = _MAX_BYTES) -> None:
+    def __init__(self, max_bytes: int = 2**29) -> None:
         self._max_bytes = max_bytes
         self.kept: dict[int, _Probed] = {}
         self._of: tuple[int, int] | None = None
@@ -48,8 +46,8 @@ class ProbedClients:
             asked.step_fraction == ordered.step_fraction  # what an objective does first may depend on how much is to follow
             and asked.lr_factor == ordered.lr_factor
             and asked.broadcast.model is ordered.broadcast.model
-            and _same(asked.broadcast.extras, ordered.broadcast.extras)
-            and _same(asked.memory, ordered.memory)
+            and same_tensors(asked.broadcast.extras, ordered.broadcast.extras)
+            and same_tensors(asked.memory, ordered.memory)
         )
         return probed.half if same else None
 
@@ -65,7 +63,8 @@ class _Probed(NamedTuple):
     num_bytes: int
 
 
-def _same(left: State, right: State) -> bool:
+def same_tensors(left: State, right: State) -> bool:
+    """Tell whether two bundles hold the very same tensors, not equal ones."""
     return left.keys() == right.keys() and all(left[name] is right[name] for name in left)
 
 

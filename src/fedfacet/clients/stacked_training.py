@@ -1,7 +1,7 @@
-"""Many clients' local training side by side: the twin of ``local_training.train_client``, equal to it up to rounding.
+"""Many clients' local training side by side: the twin of ``Clients.train``, equal to it up to rounding.
 
 A stack has one row per client of everything that training changes: parameters, buffers, the optimizer's moments. A step of all
-rows is ``torch.vmap`` over the objective's own ``training_step``, on the batches that ``train_client`` takes; the optimizer is
+rows is ``torch.vmap`` over the objective's own ``training_step``, on the batches that ``Clients.train`` takes; the optimizer is
 the objective's own, put on the stacked parameters. What cannot be stacked is refused.
 """
 
@@ -18,6 +18,7 @@ from torch.func import functional_call
 
 from fedfacet import rng, state
 from fedfacet.clients.optimizers import single_optimizer
+from fedfacet.clients.probed_clients import same_tensors
 from fedfacet.clients.program import Clients, step_weight_of
 from fedfacet.objectives.classification import ClassificationObjective
 from fedfacet.types import Batch, Broadcast, ClientStart, ClientTask, ClientUpdate, State
@@ -75,7 +76,7 @@ class StackedTraining(nn.Module):
         self._step_of_rows = torch.vmap(self._step_of_row, in_dims=(0, 0, None))
 
     def train_clients(self, tasks: Sequence[ClientTask]) -> list[ClientUpdate]:
-        """Return what ``train_client`` returns for each of one round's tasks, of which there are 1 or more.
+        """Return what ``Clients.train`` returns for each of one round's tasks, of which there are 1 or more.
 
         Raises:
             CannotStackError: if the clients do not start alike, or if a random number is drawn.
@@ -261,19 +262,15 @@ def common_start(tasks: Sequence[ClientTask]) -> Broadcast:
     start = tasks[0].broadcast
     for task in tasks:
         sent = task.broadcast
-        if not _same(sent.model, start.model):
+        if not same_tensors(sent.model, start.model):
             raise CannotStackError("Expected clients that start from one and the same model, but they do not")
-        if not _same(sent.extras, start.extras):
+        if not same_tensors(sent.extras, start.extras):
             raise CannotStackError("Expected clients that are sent the same, but what comes with their model differs")
         if task.lr_factor != tasks[0].lr_factor:
             raise CannotStackError("Expected clients with one learning rate, but they have several")
         if task.memory:
             raise CannotStackError("Expected clients that keep nothing, but they have a memory")
     return start
-
-
-def _same(left: State, right: State) -> bool:
-    return left is right or (left.keys() == right.keys() and all(left[name] is right[name] for name in left))
 
 
 def _repeated(tensor: Tensor, rows: int) -> Tensor:

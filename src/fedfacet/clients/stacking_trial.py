@@ -91,7 +91,7 @@ def _refuse_the_known(clients: Clients) -> None:
 def _step_alone(
     training: StackedTraining, model: State, batch: Batch, watch: "_Watch"
 ) -> tuple[list[Tensor | None], list[Tensor | None], list[Tensor | None]]:
-    """Return summed loss, gradients and buffers as ``train_client`` would find them."""
+    """Return summed loss, gradients and buffers as ``Clients.train`` would find them."""
     program = training.clients.program
     program.load(model)
     program.objective.zero_grad(set_to_none=True)

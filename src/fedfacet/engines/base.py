@@ -18,7 +18,7 @@ if TYPE_CHECKING:  # the server side of the wall imports this file, and must not
 class Engine:
     """Runs local training, queries and evaluation: one client after another in this process, unless a subclass says otherwise.
 
-    An engine remembers nothing between rounds.
+    An engine remembers nothing between rounds. Arguments that are out of range raise ``ValueError``.
 
     Args:
         device: where clients run: ``"auto"`` (an accelerator if there is one), ``"cpu"``, ``"cuda"`` or ``"cuda:N"``.

@@ -26,7 +26,6 @@ class DebugEngine(Engine):
       objective is not ``divisible``, after the last step only.)
     - Every client is trained twice and must come out the same, or something in it draws random numbers, or remembers, behind
       the back of the run.
-
     """
 
     def run(self, tasks: Iterable[ClientTask]) -> Iterator[ClientUpdate]:
@@ -56,7 +55,6 @@ class DebugEngine(Engine):
             yield answer
 
     def _predictions(self, model: State, splits: Sequence[NDArray[np.int64]], memory: State) -> Predictions:
-        """Return the predictions of all splits, one after another."""
         with _watched():
             return super()._predictions(model, splits, memory)
 

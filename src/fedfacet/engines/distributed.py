@@ -41,7 +41,6 @@ class DistributedEngine(Engine):
         timeout_seconds: how long a silent rank is waited for, larger than 0; a client's local training must take less.
 
     Raises:
-        ValueError: if an argument is out of range.
         ConfigError: if one does not fit the machine, or what SLURM was asked for does not fit together.
     """
 
@@ -101,7 +100,6 @@ class DistributedEngine(Engine):
         return self._dealt(list(tasks), query, lambda task: self.clients.answer(query, task), operator.attrgetter("body"))
 
     def _predictions(self, model: State, splits: Sequence[NDArray[np.int64]], memory: State) -> Predictions:
-        """Return the predictions of all splits, one after another."""
         batch_size = evaluation_batch_size(self.clients.dataset, self.clients.device)
         shares = batches(splits, batch_size, self._place.num_ranks)
         if not any(shares[:-1]):  # a single batch

@@ -30,9 +30,6 @@ class VectorizedEngine(Engine):
     Args:
         clients_at_once: how many clients share a stack, 1 or larger; ``None`` for as many as fit into half a gigabyte, on an
             accelerator into a third of its memory.
-
-    Raises:
-        ValueError: if ``clients_at_once`` is out of range.
     """
 
     def __init__(self, *, device: str = "auto", clients_at_once: int | None = None) -> None:

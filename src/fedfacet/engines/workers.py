@@ -48,9 +48,6 @@ class WorkersEngine(Engine):
 
     Args:
         workers: how many processes, 1 or larger; ``"auto"`` for as many as the machine has cores for ``threads`` each.
-
-    Raises:
-        ValueError: if ``workers`` is neither.
     """
 
     def __init__(self, *, workers: int | str = "auto", device: str = "auto") -> None:
@@ -96,7 +93,6 @@ class WorkersEngine(Engine):
             yield answer
 
     def _predictions(self, model: State, splits: Sequence[NDArray[np.int64]], memory: State) -> Predictions:
-        """Return the predictions of all splits, one after another."""
         shares = batches(splits, evaluation_batch_size(self.clients.dataset, self.clients.device), self.num_workers)
         jobs = [
             _Job(position, Order("predict", batches=share), model=model, memory=memory) for position, share in enumerate(shares)

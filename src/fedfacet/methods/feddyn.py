@@ -29,9 +29,6 @@ class FedDynCorrection(Correction):
 
     Args:
         alpha: of the regularisation, larger than 0; the paper takes 0.01 and 0.1.
-
-    Raises:
-        ValueError: if ``alpha`` is out of range.
     """
 
     gives = frozenset({REGULARISED})
@@ -81,7 +78,6 @@ class FedDyn(Aggregator):
 
     Args:
         weighting: of the mean update, ``"equal"`` (the paper) or ``"samples"``.
-        buffers: ``"average"`` or ``"keep"``.
     """
 
     gives = frozenset({SHIFTED})

@@ -1,8 +1,4 @@
-"""FedPAC: features of all clients are aligned, and every client gets the combination of heads that suits it best.
-
-Source: Xu, Tong and Huang, Personalized Federated Learning with Feature Alignment and Classifier Collaboration, ICLR 2023,
-arXiv:2306.11867, algorithm 1.
-"""
+"""FedPAC: features of all clients are aligned, and every client gets the combination of heads that suits it best."""
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
@@ -139,7 +135,7 @@ class FedPACObjective(ClassificationObjective):
         body = [parameter for name, parameter in self.trainable.items() if not name.startswith("head.")]
         head = [parameter for name, parameter in self.trainable.items() if name.startswith("head.")]
         groups: Any = [{"params": body}, {"params": head, "lr": self.head_lr}]
-        return self._optimizer(groups) if self._optimizer is not None else torch.optim.SGD(groups, lr=0.01)
+        return self._optimizer(groups)
 
     def on_client_start(self, start: ClientStart) -> None:
         """Take note of all clients' mean features."""
@@ -211,7 +207,6 @@ class FedPAC(Aggregator):
 
     Args:
         weighting: of body and global head, ``"samples"`` (the paper) or ``"equal"``.
-        buffers: ``"average"`` or ``"keep"``.
     """
 
     gives = frozenset({CENTROIDS})

@@ -70,10 +70,6 @@ class Scaffold(Aggregator):
     Args:
         server_lr: eta_g, larger than 0.
         weighting: of the updates, ``"equal"`` (the paper) or ``"samples"``; control variates always count the same.
-        buffers: ``"average"`` or ``"keep"``.
-
-    Raises:
-        ValueError: if ``server_lr`` is out of range.
     """
 
     gives = frozenset({CONTROL})

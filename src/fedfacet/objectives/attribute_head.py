@@ -1,6 +1,7 @@
 """A linear head that learns an attribute on top of a frozen backbone."""
 
 from collections.abc import Sequence
+from functools import partial
 
 import lightning as L
 import torch
@@ -36,7 +37,7 @@ class AttributeHeadObjective(L.LightningModule):
         super().__init__()
         self.model = nn.Linear(num_features, num_attributes)
         self._backbone = (backbone,)  # in a tuple, so that it is neither trained nor saved
-        self._optimizer = optimizer
+        self._optimizer: OptimizerFactory = optimizer or partial(torch.optim.SGD, lr=0.01)
 
     def forward(self, x: Tensor) -> Tensor:
         """Return the attribute logits, shape (B, A)."""
@@ -57,5 +58,4 @@ class AttributeHeadObjective(L.LightningModule):
 
     def configure_optimizers(self) -> Optimizer:
         """Return a fresh optimizer of the head."""
-        parameters = list(self.model.parameters())
-        return self._optimizer(parameters) if self._optimizer is not None else torch.optim.SGD(parameters, lr=0.01)
+        return self._optimizer(list(self.model.parameters()))

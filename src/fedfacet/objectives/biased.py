@@ -11,8 +11,7 @@ from fedfacet.objectives.classification import ClassificationObjective, Optimize
 def biased_objective(model: nn.Module, *, q: float = 0.3, optimizer: OptimizerFactory | None = None) -> ClassificationObjective:
     """Return the LightningModule that trains ``model`` with the generalised cross entropy.
 
-    Source: FedDiverse (arXiv:2504.11216), algorithm 2; thesis, section 5.4.1, step 2. It is a classification objective with
-    another loss, so it is made of one instead of being a class of its own.
+    Source: FedDiverse (arXiv:2504.11216), algorithm 2; thesis, section 5.4.1, step 2.
 
     Args:
         model: as in ``ClassificationObjective``.

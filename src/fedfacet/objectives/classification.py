@@ -1,6 +1,7 @@
 """What a client optimises: model x loss x correction."""
 
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 
 import lightning as L
 import torch
@@ -29,8 +30,6 @@ class ClassificationObjective(L.LightningModule):
         optimizer: makes the optimizer of the trainable parameters; SGD with lr 0.01 by default.
 
     Example:
-        >>> import lightning as L, torch
-        >>> from fedfacet.objectives.classification import ClassificationObjective
         >>> objective = ClassificationObjective(torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(12, 2)))
         >>> batch = (torch.rand(4, 3, 2, 2), torch.tensor([0, 1, 0, 1]), torch.zeros(4, dtype=torch.int64))
         >>> objective.training_step(batch, 0).shape
@@ -52,7 +51,7 @@ class ClassificationObjective(L.LightningModule):
         self.model = model
         self.loss = loss
         self.correction = correction
-        self._optimizer = optimizer
+        self._optimizer: OptimizerFactory = optimizer or partial(torch.optim.SGD, lr=0.01)
         self.trainable = {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
 
     @property
@@ -107,7 +106,7 @@ class ClassificationObjective(L.LightningModule):
     def configure_optimizers(self) -> Optimizer:
         """Return a fresh optimizer of the trainable parameters."""
         parameters = [parameter for parameter in self.model.parameters() if parameter.requires_grad]
-        return self._optimizer(parameters) if self._optimizer is not None else torch.optim.SGD(parameters, lr=0.01)
+        return self._optimizer(parameters)
 
     def on_client_start(self, start: ClientStart) -> None:
         """Let the correction take note of the weights that a client starts from."""

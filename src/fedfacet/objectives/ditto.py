@@ -31,11 +31,9 @@ class DittoObjective(ClassificationObjective):
     Deviation: eta stands for the client's optimizer, with its momentum and this round's learning rate, started anew in every
     round. ``local.keep_optimizer``, ``local.max_grad_norm`` and the correction act on the global model only.
 
+    Arguments not listed are those of ``ClassificationObjective``; either model gets an optimizer from the same ``optimizer``.
+
     Args:
-        model: as in ``ClassificationObjective``.
-        loss: as in ``ClassificationObjective``.
-        correction: as in ``ClassificationObjective``.
-        optimizer: as in ``ClassificationObjective``; of either model.
         personal_weight: lambda, 0 or larger; 0 is training alone, and the larger, the nearer v stays to the global model.
 
     Raises:
@@ -94,7 +92,7 @@ class DittoObjective(ClassificationObjective):
         self._answers_with_v = False
         self._anchor = {name: parameter.detach().clone() for name, parameter in self.trainable.items()}
         parameters = [parameter for parameter in self._personal[0].parameters() if parameter.requires_grad]
-        self._optimizer_of_v = self._optimizer(parameters) if self._optimizer else torch.optim.SGD(parameters, lr=0.01)
+        self._optimizer_of_v = self._optimizer(parameters)
         for group in self._optimizer_of_v.param_groups:
             group["lr"] *= start.lr_factor
 

@@ -31,11 +31,10 @@ class MoonObjective(ClassificationObjective):
     Deviation: z is what ``features(x)`` returns; the paper puts a projection head of two layers there. Its released code takes
     the initial model for the last one in the first round.
 
+    Arguments not listed are those of ``ClassificationObjective``.
+
     Args:
         model: as in ``ClassificationObjective``, with ``features(x)`` of shape (B, D).
-        loss: as in ``ClassificationObjective``.
-        correction: as in ``ClassificationObjective``.
-        optimizer: as in ``ClassificationObjective``.
         mu: weight of the term, 0 or larger; 0 is the classification alone. The paper takes 1, 5 and 10.
         temperature: tau, larger than 0; the paper takes 0.5.
 

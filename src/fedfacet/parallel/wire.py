@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from fedfacet.clients.divided_training import HalfTrained
+from fedfacet.clients.optimizers import flattened, nested
 from fedfacet.types import ClientUpdate, State
 
 _ALIGNMENT = 16  # bytes; a view of any dtype must start at a multiple of its size
@@ -76,23 +77,18 @@ def unpack_update(numbers: Mapping[str, Any], bundles: Sequence[State]) -> Clien
 
 def pack_half(half: HalfTrained) -> tuple[dict[str, Any], list[State]]:
     """Take a half-trained client apart: its numbers, and its bundles."""
-    optimizer: dict[int, dict[str, Any]] = {}
-    tensors: State = {}
-    for index, entries in half.optimizer.items():
-        optimizer[index] = {name: value for name, value in entries.items() if not isinstance(value, Tensor)}
-        tensors |= {f"{index}|{name}": value.cpu() for name, value in entries.items() if isinstance(value, Tensor)}
+    optimizer = flattened(half.optimizer)
+    tensors = {key: value.cpu() for key, value in optimizer.items() if isinstance(value, Tensor)}
     generators = {str(position): tensor for position, tensor in enumerate(half.generators)}
-    numbers = {"num_steps": half.num_steps, "loss_sum": half.loss_sum, "num_seen": half.num_seen, "optimizer": optimizer}
+    plain = {key: value for key, value in optimizer.items() if key not in tensors}
+    numbers = {"num_steps": half.num_steps, "loss_sum": half.loss_sum, "num_seen": half.num_seen, "optimizer": plain}
     return numbers, [half.weights, tensors, generators]
 
 
 def unpack_half(numbers: Mapping[str, Any], bundles: Sequence[State]) -> HalfTrained:
     """Put a half-trained client together again."""
     weights, tensors, generators = bundles
-    optimizer = {index: dict(entries) for index, entries in numbers["optimizer"].items()}
-    for key, tensor in tensors.items():
-        index, _, name = key.partition("|")
-        optimizer[int(index)][name] = tensor
+    optimizer = nested(numbers["optimizer"] | tensors)
     return HalfTrained(**{**numbers, "optimizer": optimizer}, weights=weights, generators=list(generators.values()))
 
 

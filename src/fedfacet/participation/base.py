@@ -10,6 +10,7 @@ class Participation:
     """Which clients are away, drop out, or finish only a part of their work; these are always there and finish.
 
     Its methods draw from nothing but the generator they are given and keep no state, so that a round can be run again.
+    Arguments that are out of range raise ``ValueError``.
     """
 
     needs: frozenset[str] = frozenset()

@@ -1,5 +1,7 @@
 """Clients of which some take part far more often than others."""
 
+from dataclasses import dataclass
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -9,6 +11,7 @@ from fedfacet.participation.base import Participation
 from fedfacet.types import WEIGHTED_DRAWS
 
 
+@dataclass(eq=False, kw_only=True)
 class DirichletParticipation(Participation):
     r"""Give clients probabilities :math:`p \sim \mathrm{Dir}(\gamma \mathbf{1}_K)` of taking part; with a small gamma few do.
 
@@ -31,46 +34,32 @@ class DirichletParticipation(Participation):
         available_fraction: the part of all clients that are able to take part in a round, in (0, 1], rounded, one at least;
             only with ``mode: available``.
         seed: of p where it is drawn once; it does not follow the run's seed.
-
-    Raises:
-        ValueError: if an argument is out of range.
     """
 
-    def __init__(
-        self,
-        *,
-        gamma: float = 0.5,
-        redrawn: bool = False,
-        mode: str = "available",
-        available_fraction: float = 0.5,
-        seed: int = 0,
-    ) -> None:
-        check_within("participation.gamma", gamma, "(0, 1e9]")
-        check_choice("participation.mode", mode, ("available", "weights"))
-        check_within("participation.available_fraction", available_fraction, "(0, 1]")
-        self.gamma = gamma
-        self.redrawn = redrawn
-        self.gives_weights = mode == "weights"
+    gamma: float = 0.5
+    redrawn: bool = False
+    mode: str = "available"
+    available_fraction: float = 0.5
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        check_within("participation.gamma", self.gamma, "(0, 1e9]")
+        check_choice("participation.mode", self.mode, ("available", "weights"))
+        check_within("participation.available_fraction", self.available_fraction, "(0, 1]")
+        self.gives_weights = self.mode == "weights"
         self.needs = frozenset({WEIGHTED_DRAWS} if self.gives_weights else ())
-        self.available_fraction = available_fraction
-        self.seed = seed
 
     def available(self, num_clients: int, rng: np.random.Generator) -> tuple[int, ...]:
         """Return the clients that are able to take part."""
         if self.gives_weights:
             return tuple(range(num_clients))
         number = max(1, round(self.available_fraction * num_clients))
-        logarithms_K = self._logarithms(num_clients, rng)
         # The largest of log p plus Gumbel noise are draws without replacement in proportion to p.
-        luck_K = logarithms_K + rng.gumbel(size=num_clients)
+        luck_K = self.log_weights(num_clients, rng) + rng.gumbel(size=num_clients)
         return tuple(np.sort(np.argsort(-luck_K)[:number]).tolist())
 
     def log_weights(self, num_clients: int, rng: np.random.Generator) -> NDArray[np.float64]:
-        """Return log p, up to a constant."""
-        return self._logarithms(num_clients, rng)
-
-    def _logarithms(self, num_clients: int, rng: np.random.Generator) -> NDArray[np.float64]:
-        r"""Draw log p, up to a constant.
+        r"""Return log p, up to a constant.
 
         p is a vector of independent gamma variables over their sum, and :math:`G_\gamma = G_{\gamma + 1} U^{1 / \gamma}`.
         """

@@ -14,9 +14,6 @@ class Dropouts(Participation):
     Args:
         away_probability: that a client is not available in a round, in [0, 1].
         dropout_probability: that a selected client is sent the model and never answers, in [0, 1].
-
-    Raises:
-        ValueError: if a probability lies outside [0, 1].
     """
 
     def __init__(self, *, away_probability: float = 0.0, dropout_probability: float = 0.1) -> None:

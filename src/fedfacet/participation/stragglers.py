@@ -17,9 +17,6 @@ class Stragglers(Participation):
     Args:
         straggler_probability: in [0, 1].
         min_fraction: the smallest part a straggler finishes, in (0, 1].
-
-    Raises:
-        ValueError: if an argument is out of range.
     """
 
     def __init__(self, *, straggler_probability: float = 0.5, min_fraction: float = 0.1) -> None:

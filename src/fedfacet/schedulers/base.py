@@ -1,7 +1,8 @@
 """The contract of a learning-rate scheduler."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
+from typing import Any
 
 import torch
 from torch.optim import SGD, Optimizer
@@ -36,17 +37,18 @@ class TorchScheduler(Scheduler):
     """What a scheduler of torch makes of a learning rate of 1, round by round; a function of the round alone.
 
     Args:
-        make: makes the scheduler on an optimizer. It must not look at anything but how often it was stepped.
+        kind: of scheduler. It must not look at anything but how often it was stepped.
+        settings: what it takes besides an optimizer.
 
     Example:
         >>> from torch.optim.lr_scheduler import StepLR
-        >>> scheduler = TorchScheduler(lambda optimizer: StepLR(optimizer, step_size=2, gamma=0.5))
+        >>> scheduler = TorchScheduler(StepLR, step_size=2, gamma=0.5)
         >>> [scheduler.factor({}, round) for round in (1, 2, 3, 5)]
         [1.0, 1.0, 0.5, 0.25]
     """
 
-    def __init__(self, make: Callable[[Optimizer], LRScheduler]) -> None:
-        self._scheduler = make(unit_optimizer())
+    def __init__(self, kind: type[LRScheduler], **settings: Any) -> None:
+        self._scheduler = kind(unit_optimizer(), **settings)
         self._scheduler.optimizer.step()  # of nothing, or torch warns that the scheduler came first
         self._known = [self._now()]
 

@@ -21,4 +21,4 @@ class CosineScheduler(TorchScheduler):
     def __init__(self, *, rounds: int, min_factor: float = 0.0) -> None:
         check_whole("scheduler.rounds", rounds)
         check_within("scheduler.min_factor", min_factor, "[0, 1)")
-        super().__init__(lambda optimizer: CosineAnnealingLR(optimizer, T_max=rounds, eta_min=min_factor))
+        super().__init__(CosineAnnealingLR, T_max=rounds, eta_min=min_factor)

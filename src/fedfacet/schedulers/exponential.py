@@ -15,4 +15,4 @@ class ExponentialScheduler(TorchScheduler):
 
     def __init__(self, *, decay: float = 0.99) -> None:
         check_within("scheduler.decay", decay, "(0, 1]")
-        super().__init__(lambda optimizer: ExponentialLR(optimizer, gamma=decay))
+        super().__init__(ExponentialLR, gamma=decay)

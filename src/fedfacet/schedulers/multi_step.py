@@ -22,4 +22,4 @@ class MultiStepScheduler(TorchScheduler):
         if list(milestones) != sorted(set(milestones)):
             raise ValueError(f"Expected `scheduler.milestones` to ascend, but got {list(milestones)}.")
         check_within("scheduler.decay", decay, "(0, 1]")
-        super().__init__(lambda optimizer: MultiStepLR(optimizer, milestones=milestones, gamma=decay))
+        super().__init__(MultiStepLR, milestones=milestones, gamma=decay)

@@ -44,16 +44,14 @@ class OneCycleScheduler(TorchScheduler):
             )
         self._rounds = rounds
         super().__init__(
-            lambda optimizer: OneCycleLR(
-                optimizer,
-                max_lr=1.0,
-                total_steps=rounds,
-                pct_start=rising,
-                anneal_strategy=anneal,  # type: ignore[arg-type]
-                cycle_momentum=False,
-                div_factor=start_divisor,
-                final_div_factor=end_divisor,
-            )
+            OneCycleLR,
+            max_lr=1.0,
+            total_steps=rounds,
+            pct_start=rising,
+            anneal_strategy=anneal,
+            cycle_momentum=False,
+            div_factor=start_divisor,
+            final_div_factor=end_divisor,
         )
 
     def factor(self, server: ServerState, round: int) -> float:

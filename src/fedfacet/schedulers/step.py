@@ -17,4 +17,4 @@ class StepScheduler(TorchScheduler):
     def __init__(self, *, every_n_rounds: int = 50, decay: float = 0.5) -> None:
         check_whole("scheduler.every_n_rounds", every_n_rounds)
         check_within("scheduler.decay", decay, "(0, 1]")
-        super().__init__(lambda optimizer: StepLR(optimizer, step_size=every_n_rounds, gamma=decay))
+        super().__init__(StepLR, step_size=every_n_rounds, gamma=decay)

@@ -21,6 +21,4 @@ class WarmRestartsScheduler(TorchScheduler):
         check_whole("scheduler.first_cycle", first_cycle)
         check_whole("scheduler.growth", growth)
         check_within("scheduler.min_factor", min_factor, "[0, 1)")
-        super().__init__(
-            lambda optimizer: CosineAnnealingWarmRestarts(optimizer, T_0=first_cycle, T_mult=growth, eta_min=min_factor)
-        )
+        super().__init__(CosineAnnealingWarmRestarts, T_0=first_cycle, T_mult=growth, eta_min=min_factor)

@@ -84,11 +84,8 @@ class FedDiverseSelector(ClientSelector):
         if self.rotation == "random":
             # The columns themselves, as in the released code: an odd permutation also turns the cross product's sign.
             triplets_KD = triplets_KD[:, context.rng.permutation(3)]
-        leading, options = (
-            self._leading_dimensions(context),
-            {"orthogonal": self.orthogonal, "normalisation": self.normalisation},
-        )
-        positions = diverse_order(triplets_KD, context.places, leading, context.rng, **options)
+        leading = self._leading_dimensions(context)
+        positions = diverse_order(triplets_KD, context.places, leading, context.rng, self.orthogonal, self.normalisation)
         return [context.available[position] for position in positions]
 
     def _leading_dimensions(self, context: SelectionContext) -> Iterator[int]:
@@ -104,7 +101,6 @@ def diverse_order(
     size: int,
     leading: Iterator[int],
     rng: np.random.Generator,
-    *,
     orthogonal: str = "absolute",
     normalisation: str = "l1",
 ) -> list[int]:

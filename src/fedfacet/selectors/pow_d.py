@@ -58,8 +58,7 @@ class PowDSelector(ClientSelector):
         losses = context.ask(self.local_loss, candidates)
         losses_D = np.array([losses[client_id] for client_id in candidates], dtype=np.float64)
         missing_D = np.isnan(losses_D)
-        if missing_D.any():
-            named = [client_id for client_id, missing in zip(candidates, missing_D, strict=True) if missing]
+        if named := [client_id for client_id, missing in zip(candidates, missing_D, strict=True) if missing]:
             more = f" and {len(named) - 10} more" if len(named) > 10 else ""
             log.warning(
                 "Round %d: the loss of %d of %d candidates is NaN, so they rank last: clients %s.",

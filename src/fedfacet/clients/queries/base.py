@@ -52,7 +52,11 @@ class QueryContext:
 
 
 class Query(ABC):
-    """A question to a client. Constructor arguments are hyperparameters; everything else comes with the context."""
+    """A question to a client.
+
+    Constructor arguments are hyperparameters, of which those out of range raise ``ValueError``; everything else comes with the
+    context.
+    """
 
     name: str
     """Under which the answers are remembered and logged."""

@@ -3,6 +3,7 @@
 import copy
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -19,6 +20,7 @@ from fedfacet.heterogeneity import InteractionMatrix
 from fedfacet.types import Answer
 
 
+@dataclass(eq=False, kw_only=True)
 class ClusteredHeterogeneity(Query):
     """Estimate the interaction matrix from clusters that all classes share, and disclose its triplet only.
 
@@ -48,9 +50,6 @@ class ClusteredHeterogeneity(Query):
             1 - H(A) / log(max_attributes), so it should be the number of values that there are in the federation.
         max_components: principal components of a view, 1 or larger.
 
-    Raises:
-        ValueError: if an argument is out of range.
-
     Note:
         A client with fewer than 10 samples, or whose features do not vary within a class, is taken to hold one attribute
         value.
@@ -59,30 +58,21 @@ class ClusteredHeterogeneity(Query):
     name = "heterogeneity"
     needs_model = True
 
-    def __init__(
-        self,
-        *,
-        bias_steps: int = 50,
-        q: float = 0.3,
-        class_balanced: bool = True,
-        depths: int = 4,
-        reach: float = 0.5,
-        max_attributes: int = 2,
-        max_components: int = 5,
-    ) -> None:
-        check_whole("bias_steps", bias_steps, 0)
-        check_whole("depths", depths)
-        check_whole("max_attributes", max_attributes, 2)
-        check_whole("max_components", max_components)
-        check_within("q", q, "(0, 1]")
-        check_within("reach", reach, "[0, 1]")
-        self.bias_steps = bias_steps
-        self.q = q
-        self.class_balanced = class_balanced
-        self.depths = depths
-        self.reach = reach
-        self.max_attributes = max_attributes
-        self.max_components = max_components
+    bias_steps: int = 50
+    q: float = 0.3
+    class_balanced: bool = True
+    depths: int = 4
+    reach: float = 0.5
+    max_attributes: int = 2
+    max_components: int = 5
+
+    def __post_init__(self) -> None:
+        check_whole("bias_steps", self.bias_steps, 0)
+        check_whole("depths", self.depths)
+        check_whole("max_attributes", self.max_attributes, 2)
+        check_whole("max_components", self.max_components)
+        check_within("q", self.q, "(0, 1]")
+        check_within("reach", self.reach, "[0, 1]")
 
     def check(self, model: nn.Module) -> None:
         """Refuse a model without ``features(x)``."""

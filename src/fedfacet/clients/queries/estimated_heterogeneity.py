@@ -1,6 +1,7 @@
 """FedDiverse's estimate of a client's heterogeneity triplet, without attribute labels."""
 
 import copy
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
@@ -27,6 +28,7 @@ class _Judged(NamedTuple):
     correct: NDArray[np.bool_]  # (n_k,)
 
 
+@dataclass(eq=False, kw_only=True)
 class EstimatedHeterogeneity(Query):
     r"""Estimate the interaction matrix from what a biased model gets right, and disclose its triplet only.
 
@@ -57,40 +59,27 @@ class EstimatedHeterogeneity(Query):
         min_class_samples: with one against the rest, classes with fewer samples on the client are left out of the search for
             the pivot and get no model of their own; 1 or larger.
         pivot: ``"smallest_difference"`` (paper) or ``"lowest_class"`` (released code).
-
-    Raises:
-        ValueError: if an argument is out of range.
     """
 
     name = "heterogeneity"
     needs_model = True
 
-    def __init__(
-        self,
-        *,
-        bias_steps: int = 50,
-        attribute_steps: int = 10,
-        q: float = 0.3,
-        class_balanced: bool = True,
-        balanced: bool = True,
-        multiclass: str = "auto",
-        min_class_samples: int = 2,
-        pivot: str = "smallest_difference",
-    ) -> None:
-        check_whole("bias_steps", bias_steps)
-        check_whole("attribute_steps", attribute_steps)
-        check_whole("min_class_samples", min_class_samples)
-        check_within("q", q, "(0, 1]")
-        check_choice("multiclass", multiclass, ("auto", "one_vs_rest", "single"))
-        check_choice("pivot", pivot, ("smallest_difference", "lowest_class"))
-        self.bias_steps = bias_steps
-        self.attribute_steps = attribute_steps
-        self.q = q
-        self.class_balanced = class_balanced
-        self.balanced = balanced
-        self.multiclass = multiclass
-        self.min_class_samples = min_class_samples
-        self.pivot = pivot
+    bias_steps: int = 50
+    attribute_steps: int = 10
+    q: float = 0.3
+    class_balanced: bool = True
+    balanced: bool = True
+    multiclass: str = "auto"
+    min_class_samples: int = 2
+    pivot: str = "smallest_difference"
+
+    def __post_init__(self) -> None:
+        check_whole("bias_steps", self.bias_steps)
+        check_whole("attribute_steps", self.attribute_steps)
+        check_whole("min_class_samples", self.min_class_samples)
+        check_within("q", self.q, "(0, 1]")
+        check_choice("multiclass", self.multiclass, ("auto", "one_vs_rest", "single"))
+        check_choice("pivot", self.pivot, ("smallest_difference", "lowest_class"))
 
     def check(self, model: nn.Module) -> None:
         """Refuse a model without ``features(x)`` and a linear ``head``."""
@@ -106,15 +95,11 @@ class EstimatedHeterogeneity(Query):
 
         The matrix stays with the client; only its triplet is sent.
         """
-        num_classes = context.data.dataset.num_classes
-        y = context.data.y
+        num_classes, y = context.data.dataset.num_classes, context.data.y
         with rng.forked(context.seed, "estimate", context.round, context.client_id, device=context.data.device):
             judged, samples = self._judge_classes(context, y, num_classes)
             pivot = self._find_pivot(judged, y)
-            features, correct = judged[pivot]
-            of_pivot = y == pivot
-            predicted = self._predict_attributes(context, features, of_pivot, correct)
-        predicted[of_pivot] = (~correct[of_pivot]).astype(np.int64)
+            predicted = self._predict_attributes(context, judged[pivot], y == pivot)
         return InteractionMatrix.from_labels(y, predicted, num_classes, 2), samples
 
     def _judge_classes(self, context: QueryContext, y: NDArray[np.int64], num_classes: int) -> tuple[dict[int, _Judged], int]:
@@ -153,14 +138,14 @@ class EstimatedHeterogeneity(Query):
         }
         return min(differences, key=lambda label: (differences[label], label))
 
-    def _predict_attributes(
-        self, context: QueryContext, features: Tensor, of_pivot: NDArray[np.bool_], correct: NDArray[np.bool_]
-    ) -> NDArray[np.int64]:
+    def _predict_attributes(self, context: QueryContext, judged: _Judged, of_pivot: NDArray[np.bool_]) -> NDArray[np.int64]:
+        """Return the pivot's samples' attributes as judged, and the others' as a head predicts them that learnt from those."""
+        features = judged.features
         generator = context.stream("attribute-batches")
         objective = AttributeHeadObjective(features.shape[1], optimizer=context.make_optimizer).to(context.data.device)
         optimizer = objective.configure_optimizers()
         positions = np.flatnonzero(of_pivot)
-        target = (~correct[positions]).astype(np.int64)
+        target = (~judged.correct[positions]).astype(np.int64)
         weights = balanced_weights(target) if self.balanced else None
         size = min(context.batch_size, len(positions))
         for step in range(self.attribute_steps):
@@ -169,7 +154,9 @@ class EstimatedHeterogeneity(Query):
             batch = Batch(features[torch.from_numpy(positions[drawn]).to(features.device)], labels, labels)
             optimizer_step(optimizer, objective.training_step(batch, step))
         with torch.no_grad():
-            return objective(features).argmax(dim=1).cpu().numpy()  # type: ignore[no-any-return]
+            predicted: NDArray[np.int64] = objective(features).argmax(dim=1).cpu().numpy()
+        predicted[positions] = target
+        return predicted
 
 
 def _num_features(model: nn.Module) -> int:

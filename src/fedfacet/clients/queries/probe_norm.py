@@ -23,9 +23,6 @@ class ProbeNorm(Query):
 
     Args:
         probe_steps: 1 or larger; the paper says one or two. A client that plans fewer steps takes those.
-
-    Raises:
-        ValueError: if ``probe_steps`` is smaller than 1.
     """
 
     name = "probe_norm"
