@@ -16,10 +16,11 @@ def test_three_settings_in_one_sweep_and_one_table(trained, tmp_path, capsys):
     trained("setting=centralized,local,federated", "federation.rounds=3", "paths.sweep_dir=sweep", "-m")
     runs = {OmegaConf.load(folder / "config.yaml").choices.setting: folder for folder in (tmp_path / "sweep").glob("[0-9]")}
     files = {name: {path.relative_to(run).as_posix() for path in run.rglob("*.*")} for name, run in runs.items()}
+    kept = {name: {file for file in own if file.startswith("clients/")} for name, own in files.items()}
+    assert kept["local"], "what 24 clients keep"
+    assert not kept["federated"]
     same = files["federated"] - {"heterogeneity.csv"}  # what FedDiverse asked
-    memory = {file for file in files["local"] if file.startswith("clients/memory/")}
-    assert memory, "what 24 clients keep"
-    assert files["centralized"] == files["local"] - memory == same
+    assert files["centralized"] - kept["centralized"] == files["local"] - kept["local"] == same
     rows = {name: list(csv.DictReader((run / "metrics.csv").read_text().splitlines())) for name, run in runs.items()}
     assert [row["cohort"] for row in rows["centralized"]] == ["0"] * 3
     assert [len(row["cohort"].split()) for row in rows["local"]] == [24] * 3
