@@ -28,12 +28,15 @@ def check_where_present(name: str, base: DictConfig, composed: DictConfig, overr
         raise ConfigError(
             f"Expected `where_present` to be settings, but got {settings!r}: give them as KEY: VALUE in a recipe."
         )
+    present = {*flat_keys(composed), *flat_keys(base)}
     for setting in map(str, settings or {}):
         key, _, option = setting.partition("@")
+        if key in present and not option:
+            continue
         group = key.partition(".")[0]
-        options = options_of_group(name, group, *searchpath)
+        options = options_of_group(name, group, searchpath)
         if option and option not in options:
             raise ConfigError(unknown(setting, [f"{key}@{one}" for one in options]))
         known = [f"{group}.{inner}" for yaml in options.values() for inner in flat_keys(yaml)]
-        if key not in known and key not in (base_keys := flat_keys(base)):
-            raise ConfigError(unknown(key, [*known, *base_keys]))
+        if key not in known and key not in present:
+            raise ConfigError(unknown(key, [*known, *flat_keys(base)]))
