@@ -7,6 +7,7 @@ os.environ["OMP_NUM_THREADS"] = "1"
 
 import fedfacet.libraries  # noqa: F401, I001  # before anything else that loads torch
 
+import functools
 from collections.abc import Mapping
 from dataclasses import fields, is_dataclass
 from functools import partial
@@ -22,6 +23,7 @@ from fedfacet import rng
 from fedfacet.aggregators.fedavg import FedAvg
 from fedfacet.clients.local_training import LocalTraining
 from fedfacet.clients.program import Clients
+from fedfacet.config import compose_job
 from fedfacet.data.dataset import Dataset, InMemoryInputs
 from fedfacet.engines.sequential import SequentialEngine
 from fedfacet.federation import Federation
@@ -47,6 +49,17 @@ def one_thread():
     yield
     if torch.get_num_threads() != 1:
         torch.set_num_threads(1)
+
+
+@functools.cache
+def _job(*overrides):
+    return compose_job("train", overrides)[0]
+
+
+@pytest.fixture(scope="session")
+def job_of():
+    """Return a function: overrides of train.yaml -> config; Hydra composes each list once, which takes it a while."""
+    return lambda *overrides: _job(*overrides).copy()
 
 
 @pytest.fixture(scope="session")

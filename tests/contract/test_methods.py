@@ -6,8 +6,6 @@ from pathlib import Path
 import pytest
 from omegaconf import OmegaConf
 
-from fedfacet import config
-
 CONF = Path(__file__).parents[2] / "conf"
 PARTS = ("selector", "aggregator", "correction")
 
@@ -59,8 +57,9 @@ def clients_of(method):
     return {"objective": "classification", "loss": "cross_entropy"} | CLIENTS.get(method, {})
 
 
-def chosen(*overrides):
-    return config.compose_job("train", overrides)[0]
+@pytest.fixture
+def chosen(job_of):
+    return job_of
 
 
 def assert_is(job, method):
@@ -86,12 +85,12 @@ def test_it_says_where_the_row_is_and_sets_nothing_else(method_option):
     assert sorted(groups) == sorted(f"override /{group}" for group in expected)
 
 
-def test_it_does_what_it_names(method_option):
+def test_it_does_what_it_names(method_option, chosen):
     assert_is(chosen(f"method={method_option}"), method_option)
 
 
 @pytest.mark.parametrize("method", ["fednova", "feddiverse_known", "fedpac"])
-def test_every_recipe_takes_it(method, experiment_option):
+def test_every_recipe_takes_it(method, experiment_option, chosen):
     """After the recipe, which keeps all the rest."""
     alone = chosen(f"experiment={experiment_option}")
     job = chosen(f"experiment={experiment_option}", f"method={method}")
@@ -103,11 +102,11 @@ def test_every_recipe_takes_it(method, experiment_option):
 
 
 @pytest.mark.slow
-def test_every_recipe_takes_every_bundle(method_option, experiment_option):
+def test_every_recipe_takes_every_bundle(method_option, experiment_option, chosen):
     assert_is(chosen(f"experiment={experiment_option}", f"method={method_option}"), method_option)
 
 
-def test_the_command_line_has_the_last_word():
+def test_the_command_line_has_the_last_word(chosen):
     """``method=fedprox selector=feddiverse`` is the other column of table 3."""
     job = chosen("method=fedprox", "selector=feddiverse", "aggregator.weighting=samples")
     assert tuple(job.choices[part] for part in PARTS) == ("feddiverse", "fedavg", "proximal")
@@ -115,12 +114,12 @@ def test_the_command_line_has_the_last_word():
     assert job.correction.mu == 0.1
 
 
-def test_a_row_does_not_keep_the_recipes_loss():
+def test_a_row_does_not_keep_the_recipes_loss(chosen):
     job = chosen("experiment=fedld_pneumonia", "method=fedavgm")
     assert (job.choices.loss, job.choices.objective) == ("cross_entropy", "classification")
 
 
-def test_without_one_the_recipe_stays():
+def test_without_one_the_recipe_stays(chosen):
     job = chosen()
     assert job.choices.method is None
     assert job.choices.selector == "feddiverse"

@@ -19,9 +19,8 @@ NOT_FEDERATED = {
 
 
 @pytest.mark.parametrize("experiment", sorted(file.stem for file in (CONF / "experiment").glob("*.yaml")))
-def test_it_has_the_last_word_over_every_recipe(setting_option, experiment):
-    job, _ = config.compose_job("train", [f"experiment={experiment}", f"setting={setting_option}"])
-    recipe, _ = config.compose_job("train", [f"experiment={experiment}"])
+def test_it_has_the_last_word_over_every_recipe(setting_option, experiment, job_of):
+    job, recipe = job_of(f"experiment={experiment}", f"setting={setting_option}"), job_of(f"experiment={experiment}")
     assert job.choices.setting == setting_option
     assert recipe.choices.setting == "federated"
     for group in ("dataset", "partition", "model", "optimizer", "loss"):

@@ -107,10 +107,12 @@ def accuracy_per_group(num_common, num_rare):
     return [right[(test.y * 2 + test.a) == group].mean().item() for group in range(4)]
 
 
+@pytest.mark.slow
 def test_the_breed_can_be_learned():
     assert min(accuracy_per_group(240, 240)) > 0.65
 
 
+@pytest.mark.slow
 def test_a_correlated_place_is_learned_instead_of_the_breed():
     """The point of the twin: a small network does well on the common cells and fails on the rare ones."""
     accuracy = accuracy_per_group(240, 12)

@@ -10,7 +10,6 @@ from fedfacet.build import build
 from fedfacet.clients.client_data import ClientData
 from fedfacet.clients.local_training import LocalTraining
 from fedfacet.clients.program import Clients
-from fedfacet.config import compose_job
 from fedfacet.data.dataset import Dataset, InMemoryInputs
 from fedfacet.engines.sequential import SequentialEngine
 from fedfacet.federation import Federation
@@ -31,11 +30,11 @@ def one_thread_and_one_seed():
 
 
 @pytest.fixture
-def main_job(tmp_path):
+def main_job(tmp_path, job_of):
     """Return a function that builds the offline main job with some overrides, without anything that writes."""
 
     def make(*overrides):
-        config, _ = compose_job("train", ["experiment=digits_gsc", "callbacks=evaluate", *overrides])
+        config = job_of("experiment=digits_gsc", "callbacks=evaluate", *overrides)
         config.logger = {}
         return build(config, tmp_path)
 

@@ -15,7 +15,10 @@ from fedfacet.storage import checkpoint
 CONF = Path(__file__).parents[2] / "conf"
 ROUNDS, CUT = 4, 2
 
-QUICK = ("heterogeneity.bias_steps=3", "heterogeneity.attribute_steps=2", "callbacks.evaluate.every_n_rounds=2")
+QUICK = (
+    "heterogeneity.bias_steps=3", "heterogeneity.attribute_steps=2", "callbacks.evaluate.every_n_rounds=2",
+    "partition.scale=0.3", "model.width=4", "model.hidden=16",
+)  # fmt: skip
 
 
 def options(group):
