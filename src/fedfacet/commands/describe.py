@@ -16,7 +16,7 @@ GROUPS = ("partition", "dataset", "selector")
 USAGE = """usage: {command} partition=NAME [dataset=NAME] [output=text|json] [simulate.selector=NAME] ...
        {command} selectors [output=text|json]
        {command} estimation run=DIR|[OPTION OF train] ... [output=text|json]
-       {command} decomposition=DIR [round=N] [output=text|json] [paths.output_dir=DIR]
+       {command} decomposition=DIR [round=N] [trust=MODULE] [output=text|json] [paths.output_dir=DIR]
 
 Tell how heterogeneous a federation is, without training: its measures, every client's matrix, and pictures of them.
 

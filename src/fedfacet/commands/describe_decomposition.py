@@ -14,14 +14,15 @@ def tell(options: Sequence[str]) -> Told:
     """Run the round again in each run, and draw the terms of its loss."""
     given = dict(option.partition("=")[::2] for option in options)
     round, output = given.get("round"), given.get("output", "text")
-    fits = given.keys() <= {"decomposition", "round", "output", "paths.output_dir"} and len(given) == len(options)
+    fits = given.keys() <= {"decomposition", "round", "output", "paths.output_dir", "trust"} and len(given) == len(options)
     if not fits or output not in ("text", "json") or not (round is None or round.isdecimal()):
         raise ConfigError(
-            f"Expected decomposition=DIR, and at most round=NUMBER, output=text|json and paths.output_dir=DIR, but got "
-            f"{' '.join(options)}: a run has its own settings."
+            f"Expected decomposition=DIR, and at most round=NUMBER, output=text|json, trust=MODULE and paths.output_dir=DIR, "
+            f"but got {' '.join(options)}: a run has its own settings."
         )
     runs = find_runs([given["decomposition"]])
-    described = describe_decompositions(runs, [decompose_round(run.path, int(round) if round else None) for run in runs])
+    number, trust = int(round) if round else None, [name for name in given.get("trust", "").strip("[]").split(",") if name]
+    described = describe_decompositions(runs, [decompose_round(run.path, number, trust=trust) for run in runs])
     figure = Path(given.get("paths.output_dir", given["decomposition"])) / "decomposition.png"
     plot_decompositions(described, figure)
     return Told(output, described, tables_of(described), [figure], remarks_on(described))

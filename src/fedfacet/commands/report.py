@@ -111,7 +111,7 @@ def client_histograms(options: argparse.Namespace, runs: "Sequence[Run]", comman
 
     runs = fitting(options, runs)
     rows, columns = heads(options, runs)
-    clients = histograms.measure_clients(runs, rows=rows, columns=columns)
+    clients = histograms.measure_clients(runs, rows=rows, columns=columns, trust=options.trust)
     picture = options.output or PICTURES / "clients.png"
     lines = picture.with_suffix(".csv")
     histograms.plot_clients(clients, picture)

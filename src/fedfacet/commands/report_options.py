@@ -63,6 +63,13 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
         f"into {PICTURES}/clients.png or --output, with a csv file beside it that has a line per client. --rows and --columns "
         "tell the panels apart. The models are measured anew, which takes the data set",
     )
+    parser.add_argument(
+        "--trust",
+        action="append",
+        default=[],
+        metavar="MODULE",
+        help="with --clients: code of this module may be used where a run names it, besides fedfacet's; may be repeated",
+    )
     options = parser.parse_args(argv)
     chosen = (options.layout, options.metric, options.at, options.lower_is_better)
     if options.clients and any((*chosen, options.overhead, options.format)):

@@ -41,6 +41,7 @@ SETTINGS: dict[str, Any] = {
     "compile": bool | None,
     "deterministic": bool,
     "resume": _NAME | None,
+    "trust": list[str] | str,
     "smoke": bool,
     "where_present": dict,
     "partition.local_holdout": float,

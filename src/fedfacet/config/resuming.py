@@ -10,13 +10,14 @@ from omegaconf import DictConfig, OmegaConf
 
 from fedfacet.config.nodes import plain
 from fedfacet.config.overrides import override_of, value_of
+from fedfacet.config.trust import check_saved_overrides
 from fedfacet.errors import CheckpointError
 
 log = logging.getLogger(__name__)
 
 FREE_ON_RESUME = (
     "resume", "task", "paths", "engine", "logger", "wandb", "choices", "federation.rounds", "callbacks.save_checkpoint",
-    "callbacks.progress", "callbacks.figures", "callbacks.heterogeneity_error", "dataset.root", "dataset.download",
+    "callbacks.progress", "callbacks.figures", "callbacks.heterogeneity_error", "dataset.root", "dataset.download", "trust",
 )  # fmt: skip
 """Keys that may differ when a run is resumed, because no number of the run depends on them."""
 
@@ -115,10 +116,12 @@ def resumed_overrides(resume: str, overrides: Sequence[str]) -> list[str]:
         raise CheckpointError(
             f"Expected `resume` to name a run folder, but {run_dir} is none: give the folder that holds config.yaml."
         )
-    ours = ("resume=", "paths.output_dir=")
+    ours = ("resume=", "paths.output_dir=", "trust=")
     # Another engine does not have the settings of the one before.
     replaced = ("engine=", "engine.") if any(override.startswith("engine=") for override in overrides) else ()
-    before = [override for override in map(str, OmegaConf.load(saved)) if not override.startswith(replaced)]
+    before = [override for override in _overrides_in(saved) if not override.startswith(replaced)]
+    check_saved_overrides(before, overrides, saved)
+    before = [override for override in before if not override.startswith("hydra.")]  # they are among those given now
     given = [*before, *overrides]
     # A key is added or removed once, though it is asked for again; Hydra's sweeper writes ~KEY=null for ~KEY.
     bare = [override.removesuffix("=null") for override in given]
@@ -127,6 +130,18 @@ def resumed_overrides(resume: str, overrides: Sequence[str]) -> list[str]:
     # Hydra would overwrite .hydra/ there and then; the script replaces what must change in it, each file at one blow.
     own = [override_of("resume", named), override_of("paths.output_dir", run_dir), "hydra.output_subdir=null"]
     return [*kept, *own]
+
+
+def _overrides_in(file: Path) -> list[str]:
+    try:
+        saved = OmegaConf.to_container(OmegaConf.load(file), resolve=False)
+    except Exception as error:  # whatever a yaml of somebody else's makes of its readers
+        fault = type(error).__name__
+    else:
+        if isinstance(saved, list) and all(isinstance(override, str) for override in saved):
+            return [str(override) for override in saved]
+        fault = f"{type(saved).__name__} of other things"
+    raise CheckpointError(f"Expected {file} to be a list of overrides, but got {fault}: bring it back, or start a new run.")
 
 
 def check_resume(config: DictConfig, run_dir: Path) -> None:

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NoReturn
 
-from fedfacet.config import is_cell, override_of
+from fedfacet.config import is_cell, needed_to_resume, override_of
 from fedfacet.errors import FedFacetError, Interrupted
 from fedfacet.runs.job import Job
 
@@ -76,7 +76,8 @@ def how_to_go_on(job: Job) -> str:
         return "to go on, give the same command again."
     if not job.was_saved:
         return f"nothing was saved, so remove {job.run_dir} and start again."
-    return f"to go on:\n  {command_name()} {shlex.quote(override_of('resume', job.run_dir))}"
+    overrides = [override_of("resume", job.run_dir), *needed_to_resume(job.overrides)]
+    return f"to go on:\n  {command_name()} {shlex.join(overrides)}"
 
 
 def command_name() -> str:

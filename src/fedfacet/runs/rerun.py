@@ -2,13 +2,14 @@
 
 import contextlib
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from fedfacet import state
 from fedfacet.build import rebuild, reload_data
 from fedfacet.callbacks.decomposition import Decomposition
+from fedfacet.config import check_trusted
 from fedfacet.errors import CheckpointError
 from fedfacet.metrics.group_counts import GroupCounts
 from fedfacet.metrics.loss_decomposition import LossDecomposition
@@ -52,16 +53,18 @@ class DecomposedRound(NamedTuple):
     same_model: bool | None
 
 
-def decompose_round(run_dir: Path, round: int | None = None) -> DecomposedRound:
+def decompose_round(run_dir: Path, round: int | None = None, *, trust: Sequence[str] = ()) -> DecomposedRound:
     """Run a round again, from the checkpoint before it, and decompose the loss after it; nothing is written.
 
     Args:
         run_dir: the run folder.
         round: its number, 1 or larger; ``None`` for the last round of the run that can be run again, and for the one that
             would come next where only ``last.ckpt`` is there.
+        trust: modules that the checkpoint may name code of, besides fedfacet's own and torch's optimizers.
 
     Raises:
-        CheckpointError: if there is no checkpoint of the round before, or if no update arrived in the round.
+        CheckpointError: if there is no checkpoint of the round before, if it names other code, or if no update arrived in the
+            round.
         FedFacetError: as in ``build``.
     """
     files = checkpoints_of(run_dir)
@@ -76,6 +79,7 @@ def decompose_round(run_dir: Path, round: int | None = None) -> DecomposedRound:
             "the one before, and a run that is started with callbacks.save_checkpoint.keep=all keeps them all."
         )
     before, settings = checkpoint.load(files[round - 1])
+    check_trusted(settings, trust, files[round - 1])
     callbacks = {"decomposition": _DECOMPOSITION}
     after, last = _run_round({**settings, "callbacks": callbacks, "logger": {}}, before, run_dir)
     if last is None:
@@ -87,7 +91,7 @@ def decompose_round(run_dir: Path, round: int | None = None) -> DecomposedRound:
     return DecomposedRound(round, num_rounds, last[1], last[0], same)
 
 
-def measure_own_samples(run_dir: Path) -> tuple[list[GroupCounts], bool]:
+def measure_own_samples(run_dir: Path, *, trust: Sequence[str] = ()) -> tuple[list[GroupCounts], bool]:
     """Measure every client's model of a run's last checkpoint on the client's own samples; nothing is written.
 
     The model is the global one, with the client's own layers where it has some; the samples are those that it holds out, or
@@ -95,15 +99,18 @@ def measure_own_samples(run_dir: Path) -> tuple[list[GroupCounts], bool]:
 
     Args:
         run_dir: the run folder.
+        trust: as in ``decompose_round``.
 
     Returns:
         Per client the counts; and whether its samples are held out.
 
     Raises:
-        CheckpointError: if there is no checkpoint.
+        CheckpointError: if there is no checkpoint, or if it names other code.
         FedFacetError: as in ``build``.
     """
-    saved, settings = checkpoint.load(run_dir / "checkpoints" / "last.ckpt")
+    last = run_dir / "checkpoints" / "last.ckpt"
+    saved, settings = checkpoint.load(last)
+    check_trusted(settings, trust, last)
     federation = rebuild({**settings, "callbacks": {}, "logger": {}}, run_dir)
     data = reload_data(settings)
     held_out = any(map(len, data.local_holdout))

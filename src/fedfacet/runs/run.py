@@ -2,6 +2,7 @@
 
 import csv
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -24,9 +25,11 @@ class Run:
 
     Attributes:
         folder: that holds ``config.yaml``.
+        trust: modules that its files may name code of, besides fedfacet's own and torch's optimizers.
     """
 
     folder: Path
+    trust: tuple[str, ...] = ()
 
     @property
     def config(self) -> DictConfig:
@@ -54,7 +57,8 @@ class Run:
         """The network with the weights of the last round.
 
         Raises:
-            CheckpointError: if the run has not ended, or its weights are not of one network, as with clients' own layers.
+            CheckpointError: if the run has not ended, if it names code that is not trusted, or if its weights are not of one
+                network, as with clients' own layers.
         """
         from safetensors.torch import load_file
 
@@ -62,6 +66,7 @@ class Run:
         if not (folder / "model.safetensors").exists():
             raise CheckpointError(f"Expected a run that has ended, but {folder} has no model: go on with it by resume().")
         settings = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+        configuration.check_trusted(settings, self.trust, folder / "config.json")
         facts = {name: settings.pop(name) for name in ("num_classes", "input_shape")}
         facts["input_shape"] = tuple(facts["input_shape"])
         model: nn.Module = configuration.make(OmegaConf.create(settings), **facts)
@@ -80,7 +85,8 @@ class Run:
         Raises:
             FedFacetError: in one sentence, if that cannot be done.
         """
-        return train(configuration.override_of("resume", self.folder), *overrides)
+        trust = [f"trust=[{','.join(self.trust)}]"] if self.trust else []
+        return train(configuration.override_of("resume", self.folder), *trust, *overrides)
 
 
 def train(*overrides: str) -> Run:
@@ -117,18 +123,19 @@ def train(*overrides: str) -> Run:
     return Run(run_dir)
 
 
-def load_run(folder: str | Path) -> Run:
+def load_run(folder: str | Path, *, trust: Sequence[str] = ()) -> Run:
     """Return the run of a folder.
 
     Args:
         folder: of the run, or of a job of a sweep.
+        trust: modules that its files may name code of, besides fedfacet's own and torch's optimizers.
 
     Raises:
         ConfigError: if it is no run folder.
     """
     if not (Path(folder) / "config.yaml").is_file():
         raise ConfigError(f"Expected a run folder, but {folder} is none: give the folder that holds config.yaml.")
-    return Run(Path(folder))
+    return Run(Path(folder), tuple(trust))
 
 
 def fit(job: Job) -> None:

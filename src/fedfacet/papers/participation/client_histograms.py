@@ -45,10 +45,11 @@ class ClientsOfRun:
 Clients = Mapping[tuple[str, str], Sequence[ClientsOfRun]]  # (row, column) -> the runs there, one per seed
 
 
-def measure_clients(runs: Sequence[Run], *, rows: Sequence[str], columns: Sequence[str]) -> Clients:
+def measure_clients(runs: Sequence[Run], *, rows: Sequence[str], columns: Sequence[str], trust: Sequence[str] = ()) -> Clients:
     """Count who was selected in each run, and measure the clients of its last checkpoint; nothing is written.
 
-    ``rows`` and ``columns`` are config keys as in ``make_table``. Unfinished runs are not measured.
+    ``rows`` and ``columns`` are config keys as in ``make_table``, ``trust`` is as in ``decompose_round``. Unfinished runs are
+    not measured.
 
     Source: De Cesare et al., Federated Learning Beyond Uniform Participation, figure 12.
 
@@ -61,7 +62,7 @@ def measure_clients(runs: Sequence[Run], *, rows: Sequence[str], columns: Sequen
     groups = group_runs(finished, rows, columns)
     order = {head: place for place, head in enumerate(ordered({head for heads in groups for head in heads}))}
     places = sorted(groups, key=lambda heads: [order[head] for head in heads])
-    return {place: [_measured(run) for run in groups[place]] for place in places}
+    return {place: [_measured(run, trust) for run in groups[place]] for place in places}
 
 
 def plot_clients(clients: Clients, path: Path) -> None:
@@ -128,7 +129,7 @@ def clients_markdown(clients: Clients, runs: Sequence[Run], command: str) -> str
     return markdown_of(lines, caption, notes_on_unfinished(runs), flush_left=2)
 
 
-def _measured(run: Run) -> ClientsOfRun:
+def _measured(run: Run, trust: Sequence[str]) -> ClientsOfRun:
     file = run.path / "metrics.csv"
     try:
         with open(file, newline="") as source:
@@ -137,7 +138,7 @@ def _measured(run: Run) -> ClientsOfRun:
         raise FedFacetError(
             f"Expected {file} to have a readable column `cohort`, but got {type(error).__name__}: leave that folder out."
         ) from error
-    counts, held_out = measure_own_samples(run.path)
+    counts, held_out = measure_own_samples(run.path, trust=trust)
     selected = Counter(client for cohort in cohorts for client in cohort)
     return ClientsOfRun(
         seed=run.seed,

@@ -1,0 +1,116 @@
+"""What a saved configuration may name: a run folder may come from anybody, and whatever it names is called."""
+
+import inspect
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from hydra.utils import get_object
+
+from fedfacet.config.hydra_private import parsed
+from fedfacet.errors import CheckpointError
+
+TRUSTED = ("fedfacet", "torch.optim")
+"""Modules of which a saved configuration may name classes."""
+
+FUNCTIONS = ("fedfacet.losses", "fedfacet.objectives")
+"""Those of which it may name functions too; others download files, for example."""
+
+
+def check_trusted(settings: Any, trust: Sequence[str], source: object) -> None:
+    """Refuse a saved configuration that names anything besides what is trusted, at any depth, or that is not resolved.
+
+    Args:
+        settings: plain data.
+        trust: modules that the user has named.
+        source: the file, for the message.
+
+    Raises:
+        CheckpointError: with the first name that is not trusted; nothing was imported for its sake.
+    """
+    for name in _names_in(settings):
+        if not _is_trusted(name, (*TRUSTED, *trust)):
+            module = str(name).rpartition(".")[0]
+            raise CheckpointError(
+                f"Expected {source} to name parts of {' and '.join(TRUSTED)} only, but it names {name!r}, which may do "
+                f"anything on this machine: if the folder is from somebody you trust, add trust={module or 'MODULE'}."
+            )
+
+
+def check_saved_overrides(saved: Sequence[str], given: Sequence[str], source: object) -> None:
+    """Refuse overrides of a run folder that go beyond settings of trusted parts.
+
+    Of what is Hydra's own only folders of options may be there, and only if the command line names them too.
+
+    Args:
+        saved: the overrides that the run was started with, as the folder has them.
+        given: those of this command line.
+        source: the file, for the message.
+
+    Raises:
+        CheckpointError: naming the override.
+    """
+    for override in saved:
+        key = override.lstrip("+~").partition("=")[0]
+        if key == "hydra.searchpath" and override in given:
+            continue
+        if key == "hydra.searchpath":
+            raise CheckpointError(
+                f"Expected {source} to name no folder of options, but it has {override!r}, and options may name any code: if "
+                f'you trust them, give "{override}" again.'
+            )
+        if key.startswith("hydra") or "@hydra" in key:
+            raise CheckpointError(
+                f"Expected {source} to hold settings of a run, but it has {override!r}, which is Hydra's and may run any code: "
+                "start a new run."
+            )
+        read = parsed(override)
+        value = None if read.is_sweep_override() else read.value()
+        check_trusted({"_target_" if "_target_" in key else key: value}, trusted_by(given), source)
+
+
+def needed_to_resume(overrides: Sequence[str]) -> list[str]:
+    """Return what a run's command line must have beside ``resume=``: folders of options, and ``trust=`` for others' code."""
+    folders = [override for override in overrides if override.startswith("hydra.searchpath=")]
+    named = [name for override in overrides if "_target_" in override for name in _names_of(override)]
+    modules = sorted({name.partition(".")[0] for name in map(str, named) if not _is_trusted(name, TRUSTED)})
+    return [*folders, *([f"trust=[{','.join(modules)}]"] if modules else [])]
+
+
+def _names_of(override: str) -> Iterator[Any]:
+    key, value = override.partition("=")[0], parsed(override).value()
+    yield from [value] if "_target_" in key else _names_in(value)
+
+
+def trusted_by(overrides: Sequence[str]) -> list[str]:
+    """Return the modules that ``trust=`` names on a command line."""
+    values = [parsed(override).value() for override in overrides if override.startswith("trust=")]
+    return [str(name) for value in values for name in (value if isinstance(value, list) else [value])]
+
+
+def _names_in(value: Any) -> Iterator[Any]:
+    """Yield every name that would be called, and every text that stands for another."""
+    if isinstance(value, Mapping):
+        for key, entry in value.items():
+            if str(key) == "_target_":
+                yield entry
+            else:
+                yield from _names_in(entry)
+    elif isinstance(value, list | tuple):
+        for entry in value:
+            yield from _names_in(entry)
+
+
+def _is_trusted(name: Any, modules: Sequence[str]) -> bool:
+    """Tell whether a name lies in one of some modules, and what it stands for was made in one of them too."""
+
+    def within(text: str, modules: Sequence[str]) -> bool:
+        return any(text == module or text.startswith(f"{module}.") for module in modules)
+
+    if not isinstance(name, str) or not within(name, modules):
+        return False
+    try:
+        found = get_object(name)
+    except Exception:  # whatever is wrong with it is said when it is used
+        return True
+    made_in = str(getattr(found, "__module__", ""))
+    return within(made_in, modules) and (inspect.isclass(found) or within(made_in, (*FUNCTIONS, *set(modules) - set(TRUSTED))))

@@ -1,0 +1,152 @@
+"""A run folder from somebody else: nothing in it may run code that its user has not named."""
+
+import json
+import re
+import shutil
+from pathlib import Path
+
+import joblib
+import pytest
+from omegaconf import OmegaConf
+
+import describe
+import report
+from fedfacet import load_run
+from fedfacet.config.trust import check_saved_overrides, check_trusted, needed_to_resume, trusted_by
+from fedfacet.errors import CheckpointError
+from fedfacet.storage import checkpoint
+
+
+@pytest.fixture(scope="module")
+def finished(start_in, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("finished")
+    process = start_in(folder, "federation.rounds=2", "paths.output_dir=run", "callbacks.save_checkpoint.keep=all")
+    assert process.wait() == 0, process.err.read_text()
+    return folder / "run"
+
+
+@pytest.fixture
+def run(finished, tmp_path, monkeypatch):
+    """A copy of a finished run that each test may spoil, in the working folder."""
+    monkeypatch.chdir(tmp_path)
+    shutil.copytree(finished, tmp_path / "run")
+    return Path("run")
+
+
+class Payload:
+    """Leaves a trace where it is loaded."""
+
+    def __init__(self, trace):
+        self.trace = trace
+
+    def __reduce__(self):
+        return (Path.touch, (self.trace,))
+
+
+@pytest.fixture(autouse=True)
+def payload(tmp_path):
+    """Whoever loads the file ``payload`` has run its code."""
+    joblib.dump(Payload(tmp_path / "trace"), tmp_path / "payload")
+    yield
+    assert not (tmp_path / "trace").exists()
+
+
+def test_the_payload_would_show(tmp_path):
+    """Or the tests below could not fail."""
+    joblib.load(tmp_path / "payload")
+    assert (tmp_path / "trace").exists()
+    (tmp_path / "trace").unlink()
+
+
+@pytest.mark.parametrize(
+    "override",
+    [
+        "+hydra.callbacks.x={_target_: joblib.load, filename: payload}",
+        "+hydra.callbacks.x._target_=joblib.load",
+        "+hydra.job.env_set.LD_PRELOAD=payload",
+        "hydra.job.env_set={PATH: here}",
+        "hydra/job_logging=theirs",
+        "+evaluate@hydra.callbacks=evaluate",
+        "hydra.searchpath=['file://theirs']",
+        "engine._target_=joblib.load",
+        "++engine={_target_: joblib.load, filename: payload}",
+        "+callbacks.x={_target_: joblib.load, filename: payload}",
+        "+selector.x={deep: [{_target_: joblib.load, filename: payload}]}",
+        "engine._target_=fedfacet.runs.command.os.system",
+        "dataset._target_=fedfacet.data.download.download",
+        "optimizer._target_=torch.optim.optimizer.torch.hub.load",
+        "engine._target_=${task}",
+    ],
+)
+def test_its_overrides_name_settings_only(refused, run, override):
+    file = run / ".hydra" / "overrides.yaml"
+    file.write_text(OmegaConf.to_yaml([*OmegaConf.load(file), override]))
+    sentence = refused("resume=run", "federation.rounds=5")
+    assert sentence.startswith("Expected run/.hydra/overrides.yaml to ")
+    assert "but it has " in sentence or "but it names " in sentence
+
+
+@pytest.mark.parametrize(
+    "content",
+    ["", "a: b\n", "- [1]\n", "- 3\n", "&a [*a]\n", "- !!python/object/apply:os.getcwd []\n", "\0", "- ${oc.env:HOME}: 3\n"],
+)
+def test_its_overrides_are_a_list(refused, run, content):
+    (run / ".hydra" / "overrides.yaml").write_text(content)
+    assert "to be a list of overrides" in refused("resume=run", "federation.rounds=5")
+
+
+@pytest.mark.parametrize("where", ["engine", "callbacks.x", "dataset", "objective.x"])
+def test_its_checkpoints_name_parts_of_ours_only(run, where, capsys):
+    for file in (run / "checkpoints").glob("*.ckpt"):
+        saved, config = checkpoint.load(file)
+        changed = OmegaConf.create(config)
+        OmegaConf.update(changed, where, {"_target_": "joblib.load", "filename": "payload"}, force_add=True)
+        checkpoint.save(file, saved, OmegaConf.to_container(changed))
+    assert describe.main(["decomposition=run"]) == 2
+    assert "but it names 'joblib.load'" in capsys.readouterr().err
+    assert report.main(["run", "--clients"]) == 2
+    assert "but it names 'joblib.load'" in capsys.readouterr().err
+
+
+def test_so_does_its_model(run):
+    file = run / "model" / "config.json"
+    file.write_text(json.dumps({**json.loads(file.read_text()), "_target_": "joblib.load"}))
+    with pytest.raises(CheckpointError, match=r"but it names 'joblib\.load'"):
+        _ = load_run(run).model
+
+
+def test_folders_of_options_are_asked_for_again(run, train, trained, tmp_path):
+    own = tmp_path / "mine" / "selector" / "hers.yaml"
+    own.parent.mkdir(parents=True)
+    own.write_text("_target_: fedfacet.selectors.uniform.UniformSelector\n")
+    searchpath = f"hydra.searchpath=['file://{tmp_path / 'mine'}']"
+    trained("federation.rounds=2", "paths.output_dir=other", "selector=hers", searchpath)
+    alone = train("resume=other", "federation.rounds=3", fast=False)
+    assert alone.status == 2
+    (remedy,) = re.findall(r'give "(.*)" again\.$', alone.err.strip())
+    assert remedy == searchpath
+    trained("resume=other", "federation.rounds=3", remedy, fast=False)
+    assert load_run(tmp_path / "other").summary["rounds"] == 3
+
+
+class TestTrust:
+    def test_what_the_user_names_is_trusted(self):
+        saved = ["selector._target_=joblib.Memory", "seed=1"]
+        with pytest.raises(CheckpointError, match=r"names 'joblib.Memory', .* add trust=joblib\.$"):
+            check_saved_overrides(saved, ["resume=x"], "here")
+        for given in ("trust=joblib", "trust=[joblib]", "trust=[numpy,joblib]"):
+            check_saved_overrides(saved, ["resume=x", given], "here")
+        assert trusted_by(["seed=1", "trust=[a,b]", "trust=c"]) == ["a", "b", "c"]
+
+    def test_the_command_that_goes_on_names_it(self):
+        overrides = ["hydra.searchpath=['file:///o']", "selector._target_=his.own.Selector", "+callbacks.x={_target_: hers.X}"]
+        assert needed_to_resume([*overrides, "seed=1", "optimizer._target_=torch.optim.SGD"]) == [
+            "hydra.searchpath=['file:///o']", "trust=[hers,his]",
+        ]  # fmt: skip
+        assert needed_to_resume(["seed=1", "optimizer._target_=torch.optim.SGD"]) == []
+
+    def test_a_module_is_not_its_namesake(self):
+        for name in ("fedfacets.x", "torch.optimal.X", "torch.load", "fedfacet", 3, None):
+            with pytest.raises(CheckpointError):
+                check_trusted({"a": [{"_target_": name}]}, (), "here")
+        check_trusted({"a": [{"_target_": "torch.optim.Adam"}], "_partial_": True}, (), "here")
