@@ -173,6 +173,28 @@ class TestPreflight:
         with pytest.raises(ConfigError, match="the shell has left the ~"):
             preflight("train", ["train.py", "paths.output_dir='~/x'"])
 
+    @pytest.mark.parametrize("holding", ["thesis.tex", "photos/", "checkpoints/"])
+    def test_a_folder_that_holds_something_else_is_refused(self, tmp_path, holding):
+        (tmp_path / "kept").mkdir()
+        (tmp_path / "kept" / holding).mkdir() if holding.endswith("/") else (tmp_path / "kept" / holding).touch()
+        with pytest.raises(ConfigError, match=f"new or an empty output folder, but kept holds '{holding.rstrip('/')}'"):
+            preflight("train", ["train.py", "paths.output_dir=kept"])
+        with pytest.raises(ConfigError, match="new or an empty output folder"):
+            preflight("train", ["train.py", "paths.output_dir=/"])
+
+    def test_a_folder_in_a_run_is_refused(self, tmp_path):
+        (tmp_path / "run" / "checkpoints").mkdir(parents=True)
+        for name in ("config.yaml", "partition.json"):
+            (tmp_path / "run" / name).touch()
+        for inner in ("run/checkpoints", "run/a/b"):
+            with pytest.raises(ConfigError, match=rf"outside of other runs', but {inner} lies in that of the run \S+/run:"):
+                preflight("train", ["train.py", f"paths.output_dir={inner}"])
+
+    def test_what_a_start_that_failed_has_left_does_not_matter(self, tmp_path):
+        (tmp_path / "again" / ".hydra").mkdir(parents=True)
+        (tmp_path / "again" / "train.log").touch()
+        assert preflight("train", ["train.py", "paths.output_dir=again"])[1]
+
     def test_nothing_is_written(self, tmp_path):
         preflight("train", ["train.py", "seed=1,2", "-m", "debug=smoke"])
         assert list(tmp_path.iterdir()) == []

@@ -11,13 +11,28 @@ MIN_FREE_BYTES = 64 << 20
 """Below this much free disk no run is started."""
 
 
+LEFT_BEHIND = frozenset({".hydra", "train.log", "describe.log"})
+"""What Hydra makes in a folder before a run begins."""
+
+
 def check_new(run_dir: Path) -> None:
-    """Refuse a folder that cannot be written to, or that holds a run."""
+    """Refuse a folder that cannot be written to, that lies in a run, or that holds anything."""
     check_writable(run_dir)
     if (run_dir / "config.yaml").exists() or (run_dir / "metrics.csv").exists():
         raise ConfigError(
             f"Expected a new output folder, but {run_dir} already holds a run: choose another paths.output_dir, or go on "
             f"with that run by `{override_of('resume', run_dir)}`."
+        )
+    for parent in run_dir.absolute().parents:
+        if (parent / "config.yaml").exists() and (parent / "partition.json").exists():
+            raise ConfigError(
+                f"Expected an output folder outside of other runs', but {run_dir} lies in that of the run {parent}: choose "
+                "another paths.output_dir."
+            )
+    held = {entry.name for entry in run_dir.iterdir()} if run_dir.is_dir() else set()
+    if strangers := sorted(held - LEFT_BEHIND):
+        raise ConfigError(
+            f"Expected a new or an empty output folder, but {run_dir} holds {strangers[0]!r}: choose another paths.output_dir."
         )
 
 
