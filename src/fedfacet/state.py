@@ -9,10 +9,14 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from fedfacet.errors import BadUpdateError
 from fedfacet.types import State
 
 _BLOCK = 1 << 16
 """Entries of a tensor that are multiplied at a time."""
+
+_LARGEST_PRODUCT = 1e150
+"""Far beyond what float32 entries come to, and small enough to be squared."""
 
 
 def subtract(left: State, right: State) -> State:
@@ -66,13 +70,22 @@ def gram(bundles: Sequence[State]) -> NDArray[np.float64]:
 
     Args:
         bundles: m bundles of the same names and shapes.
+
+    Raises:
+        BadUpdateError: if a product is so large that arithmetic with it would overflow; float32 entries never are.
     """
     products = np.zeros((len(bundles), len(bundles)))
     for name in bundles[0]:
         flat = [bundle[name].reshape(-1) for bundle in bundles]
         for start in range(0, len(flat[0]), _BLOCK):  # never a copy of all bundles at once
             rows = torch.stack([entries[start : start + _BLOCK] for entries in flat]).double()
-            products += (rows @ rows.T).numpy()
+            with np.errstate(over="ignore", invalid="ignore"):
+                products += (rows @ rows.T).numpy()
+    if not np.abs(products).max(initial=0.0) <= _LARGEST_PRODUCT:
+        raise BadUpdateError(
+            f"Expected updates with inner products of at most {_LARGEST_PRODUCT:g}, but theirs are larger: lower the clients' "
+            "learning rate."
+        )
     return products
 
 

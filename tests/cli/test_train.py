@@ -85,7 +85,10 @@ def test_into_a_pipe_it_prints_plain_lines_and_the_table(finished):
         assert re.search(rf"{name} +│ +(416)? +│ +{accuracies[0]} │ +{accuracies[1]} │", result.stdout), result.stdout
     printed = {line.strip() for line in result.stdout.splitlines()}
     assert f"run folder  {run}" in printed
-    assert {name for name in FILES if not name.startswith(".hydra")} - {"model/config.json"} <= printed
+    assert {name for name in FILES if not name.startswith(".hydra")} - {
+        "model/config.json",
+        "checkpoints/previous.ckpt",
+    } <= printed
 
 
 def test_the_log_has_the_command_and_every_round(finished):

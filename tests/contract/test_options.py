@@ -24,7 +24,7 @@ OF_PARTS = [
 TEXT = {"char_lstm"}
 """Models of rows of characters instead of images."""
 
-NO_OPTIONS = {"models": {"size", "inputs", "pretrained"}}
+NO_OPTIONS = {"models": {"checks", "pretrained"}}
 """Modules that serve any part of a room instead of being one."""
 
 ROOMS_OF_OPTIONS = [

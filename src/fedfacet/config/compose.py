@@ -84,10 +84,10 @@ def checked(name: str, own: DictConfig, choices: Mapping[str, Any], overrides: S
     except OmegaConfBaseException as error:
         raise ConfigError(f"Expected every value to be given, but got: {str(error).splitlines()[0]}.") from None
     check_settings(set(flat_keys(base)), settings)
-    if config.federation.rounds == 0 and config.federation.step_budget:
+    if (budget := OmegaConf.select(config, "federation.step_budget")) is not None and config.federation.rounds < 1:
         raise ConfigError(
             f"Expected `federation.step_budget` to suffice for one round of `local.amount` = {config.local.amount}, but got "
-            f"{config.federation.step_budget}: raise it, or give `federation.rounds`."
+            f"{budget}: raise it, or give `federation.rounds`."
         )
     import fedfacet.libraries  # noqa: F401  # late, so that what was refused so far is refused at once
 

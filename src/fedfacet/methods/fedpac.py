@@ -277,7 +277,7 @@ def _next_centroids(before: State, updates: Sequence[ClientUpdate]) -> State:
 
 def _collaboration(updates: Sequence[ClientUpdate]) -> NDArray[np.float64]:
     """Return the weights of the heads: row i has those for the i-th client of the round."""
-    variances = np.array([max(0.0, float(update.extras[VARIANCE])) for update in updates])
+    variances = np.clip([float(update.extras[VARIANCE]) for update in updates], 0.0, 1e150)
     inner = state.gram([{"means": update.extras[MEANS]} for update in updates])
     own = np.diag(inner)
     # Entry j, k: <h_i - h_j, h_i - h_k>.
