@@ -1,5 +1,6 @@
 """Objective, correction and aggregator of conf/ in every combination: whole methods work, halves are refused (law 5)."""
 
+import functools
 import itertools
 import re
 from functools import partial
@@ -43,6 +44,7 @@ def parts_of(composed, make_part):
 def lacking_of(parts_of):
     """Return a function: three options -> the names that one of them needs or gives and no other gives or needs."""
 
+    @functools.cache
     def find(*options):
         parts = parts_of(*options).values()
         gives, needs = (frozenset().union(*(getattr(part, kind) for part in parts)) for kind in ("gives", "needs"))
@@ -92,12 +94,12 @@ def test_there_are_both_kinds(lacking_of):
 
 
 def test_a_build_refuses_half_a_method_before_anything_is_written(composed, lacking_of, tmp_path):
-    """One combination for every part that needs or gives anything."""
+    """A combination for each group."""
     for position, group in enumerate(GROUPS):
         halves = {options[position]: options for options in PAIRS if lacking_of(*options)}
         whole = {options[position] for options in PAIRS if not lacking_of(*options)}
         assert whole == {options[position] for options in PAIRS}, f"every {group} is a part of some method"
-        for options in list(halves.values())[:2]:
+        for options in list(halves.values())[:1]:
             job = composed(*map("=".join, zip(GROUPS, options, strict=True)), "debug=smoke")
             with pytest.raises(ConfigError, match="choose the other half of the method too"):
                 build(job, tmp_path / "run")

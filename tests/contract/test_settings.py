@@ -18,7 +18,17 @@ NOT_FEDERATED = {
 }
 
 
-@pytest.mark.parametrize("experiment", sorted(file.stem for file in (CONF / "experiment").glob("*.yaml")))
+FEW = ("cifar100_participation", "digits_gsc", "fedld_pneumonia", "shakespeare", "waterbirds")
+"""Recipes that set different things."""
+
+
+@pytest.mark.parametrize(
+    "experiment",
+    [
+        pytest.param(file.stem, marks=[] if file.stem in FEW else [pytest.mark.slow])
+        for file in sorted((CONF / "experiment").glob("*.yaml"))
+    ],
+)
 def test_it_has_the_last_word_over_every_recipe(setting_option, experiment, job_of):
     job, recipe = job_of(f"experiment={experiment}", f"setting={setting_option}"), job_of(f"experiment={experiment}")
     assert job.choices.setting == setting_option

@@ -31,7 +31,10 @@ def params(sweep):
 
 
 def jobs_of(*overrides):
-    return config.preflight("train", ["train.py", *overrides, "-m"])[1]
+    """Return all jobs of a sweep so small that all of them are looked at beforehand."""
+    jobs = config.preflight("train", ["train.py", *overrides, "-m"])[1]
+    assert len(jobs.looked_at) == len(jobs)
+    return jobs.looked_at
 
 
 @pytest.fixture(autouse=True)

@@ -10,10 +10,11 @@ import pytest
 
 FOLDER = Path(__file__).parents[2] / "notebooks"
 NOTEBOOKS = sorted(FOLDER.glob("*.ipynb"))
+NAMES = [file.stem for file in NOTEBOOKS]
 
 
 def test_there_are_notebooks():
-    assert [file.stem for file in NOTEBOOKS] == ["01_heterogeneity", "02_feddiverse", "03_your_own_method", "04_your_own_data"]
+    assert NAMES == ["01_heterogeneity", "02_feddiverse", "03_your_own_method", "04_your_own_data"]
 
 
 @pytest.mark.parametrize("notebook", NOTEBOOKS, ids=lambda file: file.stem)
@@ -30,7 +31,13 @@ def test_it_is_a_notebook_without_outputs(notebook):
             assert len(cell["source"]) <= 25, "thin: logic belongs into the package; a method of one's own is about so long"
 
 
-@pytest.mark.parametrize("notebook", NOTEBOOKS, ids=lambda file: file.stem)
+LONG = "02_feddiverse"
+"""A minute of training."""
+
+
+@pytest.mark.parametrize(
+    "notebook", [pytest.param(file, marks=[pytest.mark.slow] if file.stem == LONG else []) for file in NOTEBOOKS], ids=NAMES
+)
 def test_it_runs(notebook, tmp_path):
     """In a fresh interpreter, from the notebook's folder as Jupyter does; the cells are plain Python, without magic."""
     cells = [cell for cell in json.loads(notebook.read_text())["cells"] if cell["cell_type"] == "code"]
