@@ -364,12 +364,27 @@ def test_the_first_update_may_be_the_bad_one_too(fault, make_reading, fingerprin
     assert fingerprint(lossy) == fingerprint(short)
 
 
-def test_with_all_updates_dropped_nothing_changes(make, fingerprint):
+def test_a_round_that_drops_everybody_ends_the_run(make, fingerprint):
+    """It would end with the initial model and look like a success."""
     federation = make(selector=Chosen(0, 1), transforms=[Spoil(NAN, 0, 1)], on_bad_update="drop", aggregator=FedAvgM())
+    before = fingerprint(federation)
+    with pytest.raises(BadUpdateError, match="Expected a valid update in round 1, but all 2 were dropped: "):
+        federation.fit()
+    assert fingerprint(federation) == before
+    assert federation.state.round == 0
+
+
+def test_one_client_alone_may_fail_once_another_has_not(make, fingerprint):
+    alone = make(selector=Chosen(0), transforms=[Spoil(NAN, 0)], on_bad_update="drop")
+    with pytest.raises(BadUpdateError, match="but all 1 were dropped"):
+        alone.run_round()
+    federation = make(selector=Chosen(1), transforms=[Spoil(NAN, 0)], on_bad_update="drop")
+    federation.run_round()
+    federation.selector = Chosen(0)
     before = fingerprint(federation)
     assert federation.run_round().arrived == ()
     assert fingerprint(federation) == before
-    assert federation.state.round == 1
+    assert federation.state.round == 2
 
 
 def test_a_diverging_learning_rate_is_caught(make):
@@ -636,14 +651,15 @@ def test_every_callback_hears_of_the_end(make):
     assert federation.state.round == 1
 
 
-def test_a_checkpoint_of_another_partition_is_refused(make, tmp_path):
+def test_a_checkpoint_of_another_partition_or_data_set_is_refused(make, tmp_path):
     federation = make()
     federation.run_round()
     checkpoint.save(tmp_path / "checkpoints" / "last.ckpt", federation.state, {})
-    other = make(partition_digest="another")
-    with pytest.raises(CheckpointError, match="Expected a checkpoint of the partition with digest another"):
-        other.restore(checkpoint.load(tmp_path / "checkpoints" / "last.ckpt")[0])
-    assert other.state.round == 0
+    changed = replace(federation.facts, data_digest="other files")
+    for other, what in ((make(partition_digest="another"), "partition with digest another"), (make(facts=changed), "data set")):
+        with pytest.raises(CheckpointError, match=f"Expected a checkpoint of the {what}"):
+            other.restore(checkpoint.load(tmp_path / "checkpoints" / "last.ckpt")[0])
+        assert other.state.round == 0
 
 
 @pytest.mark.parametrize(

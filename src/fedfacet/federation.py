@@ -117,14 +117,21 @@ class Federation:
             scheduler=scheduler.init() if scheduler is not None else {},
             callbacks={name: callback.state_dict() for name, callback in self.callbacks.items()},
             partition_digest=partition_digest,
+            data_digest=facts.data_digest,
         )
 
     def restore(self, saved: FederationState) -> None:
         """Go back to a saved state; the next round is ``saved.round + 1``.
 
         Raises:
-            CheckpointError: if the state belongs to another partition.
+            CheckpointError: if the state belongs to another data set or partition.
         """
+        if saved.data_digest != self.state.data_digest:
+            raise CheckpointError(
+                f"Expected a checkpoint of the data set with digest {self.state.data_digest[:12]}, but got one of "
+                f"{saved.data_digest[:12]}: its files are others than those that the run was started on; bring these back, or "
+                "start a new run."
+            )
         if saved.partition_digest != self.state.partition_digest:
             raise CheckpointError(
                 f"Expected a checkpoint of the partition with digest {self.state.partition_digest[:12]}, but got one of "
@@ -210,6 +217,11 @@ class Federation:
         server, model, first = before.aggregator, before.model, next(updates, None)
         if first is not None:  # no update at all leaves model and aggregator as they were
             server, model = self.aggregator.aggregate(server, model, itertools.chain([first], updates))
+        elif notes.num_dropped > 1 or (notes.num_dropped and not before.participation_counts.any()):
+            raise BadUpdateError(
+                f"Expected a valid update in round {round}, but all {notes.num_dropped} were dropped: lower the learning rate, "
+                "or see in the log what is wrong with them."
+            )
         if not state.all_finite(model):
             raise BadUpdateError(
                 f"Expected a finite model after round {round}, but {type(self.aggregator).__name__} made NaN or infinity of "
@@ -344,6 +356,7 @@ class Federation:
                         "which a resume takes too."
                     )
                 log.warning("%s; the update is dropped.", message)
+                notes.num_dropped += 1
                 continue
             measured, answers = update.metrics, notes.answers.get(task.client_id, {})
             receipt = (update.num_samples, update.num_steps, float(measured["loss_sum"]), measured["num_seen"], answers)
@@ -407,6 +420,7 @@ class _Notes:
     received_model: set[int] = field(default_factory=set)
     begun: dict[int, int] = field(default_factory=dict)  # client -> samples of the first steps that it took to answer
     keeps_updates: bool = False
+    num_dropped: int = 0
     updates: list[ClientUpdate] = field(default_factory=list)
     receipts: list[ClientReceipt] = field(default_factory=list)
     memory: dict[int, State] = field(default_factory=dict)

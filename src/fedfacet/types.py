@@ -86,6 +86,7 @@ class Facts:
         parameters: names of the trainable parameters that clients send; every update's ``delta`` has these.
         buffers: names of the floating-point buffers that clients send; every update's ``buffers`` has these.
         personal: names of the model's tensors that stay with the clients.
+        data_digest: by which the clients' data are known again when a run goes on.
     """
 
     num_clients: int
@@ -93,6 +94,7 @@ class Facts:
     parameters: tuple[str, ...]
     buffers: tuple[str, ...] = ()
     personal: Set[str] = frozenset()
+    data_digest: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -341,6 +343,7 @@ class FederationState:
         scheduler: the learning-rate scheduler's state.
         callbacks: callback name -> its ``state_dict``.
         partition_digest: of the partition that the run is about.
+        data_digest: of the data set that the run is about.
     """
 
     round: int
@@ -352,4 +355,5 @@ class FederationState:
     aggregator: ServerState
     callbacks: Mapping[str, dict[str, Any]]
     partition_digest: str
+    data_digest: str = ""
     scheduler: ServerState = field(default_factory=dict)

@@ -78,6 +78,7 @@ class Summary(Callback):
             "best": self.best,
             **self.totals,
             "model_digest": state.digest(model),
+            "data_digest": federation.state.data_digest,
             "participation_counts": federation.state.participation_counts.tolist(),
             **{name: value for part in federation.callbacks.values() for name, value in part.summarize(federation).items()},
             **self.facts,

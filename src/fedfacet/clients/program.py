@@ -29,6 +29,7 @@ from fedfacet.clients.personal_memory import own_model, to_keep
 from fedfacet.clients.prediction import Predictions, predict
 from fedfacet.clients.probed_clients import ProbedClients
 from fedfacet.data.dataset import Dataset
+from fedfacet.data.fingerprint import fingerprint
 from fedfacet.objectives.classification import OptimizerFactory
 from fedfacet.transforms.base import UpdateTransform
 from fedfacet.types import Answer, Batch, ClientEnd, ClientStart, ClientTask, ClientUpdate, Facts, Partition, Query, State
@@ -305,7 +306,8 @@ class Clients:
         """What a server may know before the first round."""
         program, personal = self.program, self.personal
         sent = [tuple(name for name in part if name not in personal) for part in (program.parameters, program.buffers)]
-        return Facts(self.partition.num_clients, state.clone(program.module.state_dict()), sent[0], sent[1], personal)
+        model = state.clone(program.module.state_dict())
+        return Facts(self.partition.num_clients, model, sent[0], sent[1], personal, fingerprint(self.dataset))
 
     def program_of(self, model: State) -> ClientProgram:
         """Return the program for models of some shape.

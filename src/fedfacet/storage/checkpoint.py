@@ -199,6 +199,7 @@ def _check_state(saved: Mapping[str, Any]) -> None:
         "participation_counts": isinstance(counts, Tensor) and counts.dtype == torch.int64 and counts.dim() == 1,
         "callbacks": _is_table(saved["callbacks"], dict),
         "partition_digest": isinstance(saved["partition_digest"], str),
+        "data_digest": isinstance(saved["data_digest"], str),
     }.items():
         if not fits:
             raise ValueError(f"its `{name}` is not what a run saves")
