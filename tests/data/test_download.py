@@ -32,6 +32,7 @@ class Server:
         self.sends_length = True
         self.content_type = "application/gzip"
         self.statuses = []
+        self.moved_to = "/archive.tar.gz?dl=1"
         self.drops = []  # after how many bytes of the body each of the first answers breaks off
         self.requests = []
         self.sent = 0
@@ -61,7 +62,7 @@ class Server:
         self.requests.append({name.lower(): value for name, value in handler.headers.items()})
         if handler.path == "/moved":
             handler.send_response(302)
-            handler.send_header("Location", "/archive.tar.gz?dl=1")
+            handler.send_header("Location", self.moved_to)
             handler.end_headers()
             return
         if self.statuses and (status := self.statuses.pop(0)) != 200:
@@ -248,9 +249,17 @@ def test_nobody_listens(tmp_path):
         get(server, tmp_path / "a", retries=1)
 
 
-def test_other_kinds_of_address_are_refused(tmp_path):
-    with pytest.raises(ValueError, match="ftp://example"):
-        download("ftp://example.org/a", tmp_path / "a")
+@pytest.mark.parametrize("url", ["ftp://example.org/a", "http://example.org/a", "http://127.0.0.1.example.org/a", "a"])
+def test_other_kinds_of_address_are_refused(tmp_path, url):
+    with pytest.raises(ValueError, match=f"https or file address, but got '{re.escape(url)}'"):
+        download(url, tmp_path / "a")
+
+
+def test_nobody_is_led_from_an_address_to_an_unsafe_one(server, tmp_path):
+    server.moved_to = "http://example.org/archive.tar.gz"
+    with pytest.raises(DatasetNotFoundError, match=r"leads to http://example\.org/archive\.tar\.gz"):
+        download(server.url.replace("/archive.tar.gz?dl=1", "/moved"), tmp_path / "a")
+    assert not (tmp_path / "a").exists()
 
 
 def test_file_address(tmp_path):
@@ -367,6 +376,40 @@ def test_members_outside_are_refused(tmp_path, name):
         extract(pack(tmp_path / "x.tar.gz", {"set/a.png": b"1", name: b"2"}), tmp_path / "deep" / "root")
     assert list((tmp_path / "deep" / "root").iterdir()) == []
     assert not list(tmp_path.rglob("outside.png"))
+
+
+@pytest.mark.parametrize("kind", [tarfile.SYMTYPE, tarfile.LNKTYPE, tarfile.FIFOTYPE, tarfile.CHRTYPE])
+def test_links_and_devices_are_refused(tmp_path, kind):
+    with tarfile.open(tmp_path / "x.tar.gz", "w:gz") as tar:
+        info = tarfile.TarInfo("set/link")
+        info.type, info.linkname = kind, "a.png"
+        tar.addfile(info)
+    with pytest.raises(DatasetCorruptError, match="'set/link' is neither a file nor a folder"):
+        extract(tmp_path / "x.tar.gz", tmp_path / "root")
+    assert list((tmp_path / "root").iterdir()) == []
+
+
+def test_what_unpacks_to_far_more_than_it_is_is_refused(tmp_path, monkeypatch):
+    monkeypatch.setattr(module, "_MOST_MEMBERS", 2)
+    with pytest.raises(DatasetCorruptError, match="it unpacks to more than 2 files"):
+        extract(pack(tmp_path / "x.tar.gz", {f"set/{number}": b"1" for number in range(3)}), tmp_path / "root")
+    with tarfile.open(tmp_path / "y.tar.gz", "w:gz") as tar:
+        info = tarfile.TarInfo("set/zeros")
+        info.size = (1 << 30) + 1
+        tar.addfile(info, Zeros(info.size))
+    with pytest.raises(DatasetCorruptError, match=r"it unpacks to more than 2 files or 1\.1 GB"):
+        extract(tmp_path / "y.tar.gz", tmp_path / "root")
+    assert list((tmp_path / "root").iterdir()) == []
+
+
+class Zeros:
+    """As many zeros as are asked for."""
+
+    def __init__(self, size):
+        self.size = size
+
+    def read(self, size):
+        return bytes(size)
 
 
 def test_leftover_of_a_killed_attempt_is_removed(tmp_path):

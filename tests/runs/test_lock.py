@@ -163,3 +163,16 @@ def test_a_stale_lock_is_inherited_by_one_of_many(start, cell, checkout):
         process.communicate(timeout=60)
         assert process.returncode == 0
     assert (cell.parent / "log").read_text().split() == ["in", "out"] * 25
+
+
+@pytest.mark.parametrize("content", ["", "{", "[1]", '{"host": 3}', "\0" * 100])
+def test_a_lock_that_nobody_finished_writing_does_not_hold_for_ever(cell, content):
+    file = cell / LOCK_FILE
+    file.write_text(content)
+    with lock(cell) as holder:
+        assert holder == UNKNOWN
+    os.utime(file, (0, 0))
+    assert holder_of(cell) is None
+    with lock(cell) as holder:
+        assert holder is None
+    assert not file.exists()

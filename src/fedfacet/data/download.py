@@ -7,13 +7,14 @@ import shutil
 import tarfile
 import time
 import urllib.error
+import urllib.parse
 import urllib.request
 import zlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from http.client import HTTPException, HTTPResponse
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from rich.console import Console
 from rich.filesize import decimal
@@ -26,6 +27,9 @@ _CHUNK_BYTES = 1 << 20
 _TIMEOUT_SECONDS = 60.0
 _LONGEST_PAUSE_SECONDS = 60.0
 _LINE_EVERY_SECONDS = 10.0
+_LOCAL = ("localhost", "127.0.0.1", "::1")
+_MOST_MEMBERS = 2_000_000
+_MOST_UNPACKED = 20
 _RETRIED_STATUS = {408, 416, 425, 429, 500, 502, 503, 504}
 
 
@@ -46,6 +50,25 @@ class _ConnectionDropped(Exception):
     """The file has not arrived in full, and asking again may help."""
 
 
+class _StaysSafe(urllib.request.HTTPRedirectHandler):
+    """Follows redirects to addresses that ``download`` would take too."""
+
+    def redirect_request(self, req: urllib.request.Request, fp: Any, code: int, msg: str, headers: Any, newurl: str) -> Any:
+        """Return the request for the new address."""
+        if not _is_safe(newurl):
+            raise DatasetNotFoundError(
+                f"Expected {req.full_url} to lead to an https address, but it leads to {newurl}: set dataset.url to an address "
+                "that you trust."
+            )
+        return super().redirect_request(req, fp, code, msg, headers, newurl)
+
+
+def _is_safe(url: str) -> bool:
+    """Tell whether nobody on the way can change what comes from an address."""
+    parts = urllib.parse.urlsplit(url)
+    return parts.scheme in ("https", "file") or (parts.scheme == "http" and parts.hostname in _LOCAL)
+
+
 def download(
     url: str,
     destination: Path,
@@ -63,7 +86,7 @@ def download(
     that ends early looks like the end of the file; unpacking it will show.
 
     Args:
-        url: http, https or file address; redirects are followed.
+        url: https or file address, or an http address of this machine; redirects to such addresses are followed.
         destination: the file to write; missing folders are made.
         sha256: the expected digest as hexadecimal text; ``None`` means the recorded one, if there is one.
         disk_factor: the free disk space to ask for, as a multiple of the file's size.
@@ -76,8 +99,8 @@ def download(
         FedFacetError: if the disk has not enough room or cannot be written to.
         ValueError: if ``url`` is of another kind.
     """
-    if not url.startswith(("http://", "https://", "file://")):
-        raise ValueError(f"Expected `url` to be an http, https or file address, but got {url!r}.")
+    if not _is_safe(url):
+        raise ValueError(f"Expected `url` to be an https or file address, but got {url!r}: set dataset.url to one.")
     record = destination.with_name(destination.name + ".sha256")
     part = destination.with_name(destination.name + ".part")
     with _writing(destination.parent):
@@ -125,7 +148,8 @@ def extract(archive: Path, into: Path) -> None:
     """Unpack a ``.tar.gz`` archive, so that each of its outermost folders appears in ``into`` whole or not at all.
 
     A killed attempt leaves a hidden folder, which the next one removes. ``into`` is made if missing, and must not hold any of
-    the archive's outermost names. Members that would land outside it, and devices, are refused.
+    the archive's outermost names. Members that would land outside it, links and devices are refused, and so is an archive that
+    unpacks to 20 times its size and more than a gigabyte, or to more than two million files.
 
     Raises:
         DatasetCorruptError: if the archive is truncated, damaged or holds a refused member.
@@ -161,7 +185,13 @@ def _unpack(archive: Path, into: Path) -> None:
             # Streamed ("r|"), because a seek back in gzip starts again at the first byte.
             tarfile.open(fileobj=stream, mode="r|") as tar,
         ):
-            for member in tar:
+            unpacked, most = 0, max(1 << 30, _MOST_UNPACKED * archive.stat().st_size)
+            for number, member in enumerate(tar):
+                unpacked += member.size
+                if number >= _MOST_MEMBERS or unpacked > most:
+                    raise tarfile.ReadError(f"it unpacks to more than {_MOST_MEMBERS:,} files or {decimal(most)}")
+                if not (member.isfile() or member.isdir()):
+                    raise tarfile.ReadError(f"{member.name!r} is neither a file nor a folder")
                 tar.extract(member, into, filter="data")
                 show(file.tell())
             # gzip compares length and checksum at its end, which lies behind the end of the tar.
@@ -232,7 +262,7 @@ def _attempt(url: str, part: Path, disk_factor: float) -> None:
 
 def _open(request: urllib.request.Request, part: Path) -> HTTPResponse:
     try:
-        return urllib.request.urlopen(request, timeout=_TIMEOUT_SECONDS)  # type: ignore[no-any-return]
+        return urllib.request.build_opener(_StaysSafe).open(request, timeout=_TIMEOUT_SECONDS)  # type: ignore[no-any-return]
     except urllib.error.HTTPError as error:
         error.close()
         answer = f"the server answered {error.code} {error.reason}"

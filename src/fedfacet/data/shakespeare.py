@@ -20,7 +20,7 @@ from fedfacet.data.source import DatasetSource, located
 from fedfacet.errors import DatasetCorruptError, DatasetNotFoundError
 
 FILES = ("t8.shakespeare.txt.gz", "t8.shakespeare.txt", "raw_data.txt")
-URL = "http://www.gutenberg.org/files/100/old/1994-01-100.zip"
+URL = "https://www.gutenberg.org/files/100/old/1994-01-100.zip"
 ALPHABET = "\n !\"&'(),-.0123456789:;>?ABCDEFGHIJKLMNOPQRSTUVWXYZ[]abcdefghijklmnopqrstuvwxyz}"
 """LEAF's 80 characters, which are the classes."""
 

@@ -5,6 +5,7 @@ import fcntl
 import json
 import os
 import socket
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -38,7 +39,10 @@ class Process(NamedTuple):
 
 
 UNKNOWN = Process("", "", 0, None)
-"""Who holds a lock that cannot be read: a process of another machine that is just writing it, or died over that."""
+"""Who holds a lock that cannot be read: a process that is just writing it, on another machine."""
+
+WRITTEN_BY = 600.0
+"""After so many seconds a lock that still cannot be read is nobody's: whoever wrote it has died over that."""
 
 
 @contextlib.contextmanager
@@ -127,6 +131,9 @@ def _read(file: Path) -> Process | None:
     except FileNotFoundError:
         return None
     except (ValueError, TypeError):
+        with contextlib.suppress(OSError):
+            if time.time() - file.stat().st_mtime > WRITTEN_BY:
+                return _process(os.getpid())._replace(started=None)  # one of this machine, and over
         return UNKNOWN
 
 
