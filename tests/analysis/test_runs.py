@@ -147,6 +147,12 @@ def test_nothing_given_is_an_error():
         ("summary.json", b"[]"),
         ("summary.json", b'{"status": "finished", "final": [1]}'),
         ("summary.json", b"\xff"),
+        ("summary.json", b'{"status": ["finished"]}'),
+        ("summary.json", b'{"status": "finished", "rounds": "7"}'),
+        ("summary.json", b'{"status": "finished", "heterogeneity_error": 3}'),
+        ("summary.json", b'{"status": "finished", "participation_counts": {"a": 1}}'),
+        ("summary.json", b'{"status": "finished", "participation_counts": [1' + 400 * b"0" + b"]}"),
+        ("summary.json", b"[" * 100_000),
     ],
 )
 def test_a_damaged_file_is_named(tmp_path, file, content):
@@ -183,3 +189,15 @@ def test_another_partition_is_a_difference(tmp_path):
         file = folder / "summary.json"
         file.write_text(json.dumps(json.loads(file.read_text()) | {"partition_digest": digest}))
     assert differing_keys(map(load_run, folders)) == ["partition_digest"]
+
+
+def test_numbers_that_no_float_holds_are_left_out(tmp_path):
+    folder = write_run(tmp_path / "run")
+    summary = json.loads((folder / "summary.json").read_text())
+    (folder / "summary.json").write_text(json.dumps({**summary, "final": {"round": 3, "huge": 10**400, "text": "x"}}))
+    assert load_run(folder).at("last") == {"round": 3.0}
+
+
+def test_a_setting_is_no_command_to_a_terminal(tmp_path):
+    run = load_run(write_run(tmp_path / "run", choices__selector="uni\x1b[2J\x07form\n"))
+    assert run.setting("selector") == "uni?[2J?form?"

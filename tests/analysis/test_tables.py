@@ -325,3 +325,13 @@ def test_csv_is_plain_and_unrounded():
     assert float(first["std"]) == pytest.approx(100 * np.std([1 / 3, 2 / 3]), abs=1e-12)
     [missing] = [line for line in lines if (line["row"], line["column"], line["at"]) == ("c", "cmnist_gsc", "last")]
     assert (missing["mean"], missing["std"], missing["n"], missing["seeds"]) == ("", "", "0", "")
+
+
+def test_what_a_run_calls_itself_is_neither_markup_nor_a_formula():
+    names = ("<img src=x>", "=cmd|'/c calc'!A1", "@sum", "-uniform", "-3")
+    table = make_table([run(name) for name in names])
+    shown = to_markdown(table)
+    assert "<img" not in shown
+    assert "&lt;img" in shown
+    rows = [row[0] for row in csv.reader(io.StringIO(to_csv(table)))][1:]
+    assert sorted(rows) == sorted(["<img src=x>", "'=cmd|'/c calc'!A1", "'@sum", "'-uniform", "-3"])

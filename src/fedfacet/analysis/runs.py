@@ -18,6 +18,12 @@ _BESIDE_THE_METHOD = {"seed", "paths", "resume", "engine", "logger", "wandb", "h
 
 _ERROR = "heterogeneity_error"
 
+_WRITTEN = {
+    "status": str, "rounds": int, "final": dict, "best": dict, _ERROR: dict, "participation_counts": list,
+    "hardware": dict | str, "partition_digest": str, "git_commit": str,
+}  # fmt: skip
+"""What of a summary is read, where it is there."""
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Run:
@@ -61,7 +67,7 @@ class Run:
         if found := summary.get({"last": "final", "best": "best"}[moment]) or {}:
             found = found | {f"{_ERROR}/{name}": value for name, value in (summary.get(_ERROR) or {}).items()}
         numbers = {name: float("nan") if value is None else value for name, value in found.items()}
-        return {name: float(value) for name, value in numbers.items() if isinstance(value, int | float)}
+        return {name: float(value) for name, value in numbers.items() if isinstance(value, float) or _is_whole(value)}
 
     def setting(self, key: str) -> str | None:
         """Return a config value as text, numbers as ``spelled``; ``None`` where the config has no such key.
@@ -89,7 +95,8 @@ def spelled(value: Any) -> str:
     """
     if isinstance(value, bool):
         return str(value).lower()
-    return str(int(value)) if isinstance(value, float) and value.is_integer() else str(value)
+    text = str(int(value)) if isinstance(value, float) and value.is_integer() else str(value)
+    return "".join(character if character.isprintable() else "?" for character in text)  # no commands to a terminal
 
 
 def spellings(text: str) -> set[str]:
@@ -236,11 +243,16 @@ def _summary(file: Path) -> dict[str, Any] | None:
         return None
     try:
         summary = json.loads(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise FedFacetError(f"Expected {file} to be readable JSON, but it is not: leave that folder out.") from error
-    if not isinstance(summary, dict) or not all(isinstance(summary.get(key) or {}, dict) for key in ("final", "best")):
-        raise FedFacetError(
-            f"Expected {file} to hold `status`, `final` and `best` as a run writes them, but it does not: leave that folder "
-            "out."
-        )
+    given = summary if isinstance(summary, dict) else {"": summary}
+    others = [key for key, kind in _WRITTEN.items() if given.get(key) is not None and not isinstance(given[key], kind)]
+    if others or given is not summary or not all(map(_is_whole, summary.get("participation_counts") or ())):
+        name = (others or ["participation_counts"])[0]
+        raise FedFacetError(f"Expected {file} to hold `{name}` as a run writes it, but it does not: leave that folder out.")
     return summary
+
+
+def _is_whole(value: Any) -> bool:
+    """Tell whether a value is a whole number that a float holds, as not all of JSON's are."""
+    return isinstance(value, int) and abs(value) < 2**63

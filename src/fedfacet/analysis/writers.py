@@ -7,6 +7,7 @@ import re
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
+from fedfacet.analysis.runs import as_number
 from fedfacet.analysis.tables import PAPER, Table
 
 _LATEX = {
@@ -23,7 +24,7 @@ _LATEX = {
 
 def to_markdown(table: Table) -> str:
     """Return the table, its caption and its notes as Markdown."""
-    grid = _grid(table, lambda text: text.replace("|", r"\|"), bold="**{}**", underline="<u>{}</u>")
+    grid = _grid(table, _markdown, bold="**{}**", underline="<u>{}</u>")
     return markdown_of(grid, table.caption, table.notes)
 
 
@@ -67,10 +68,19 @@ def to_csv(table: Table) -> str:
 
 
 def csv_of(lines: Iterable[Sequence[Any]]) -> str:
-    """Return lines of values as CSV."""
+    """Return lines of values as CSV; a text that a spreadsheet would take for a formula has an apostrophe before it."""
     text = io.StringIO()
-    csv.writer(text, lineterminator="\n").writerows(lines)
+    csv.writer(text, lineterminator="\n").writerows([_no_formula(value) for value in line] for line in lines)
     return text.getvalue()
+
+
+def _no_formula(value: Any) -> Any:
+    formula = isinstance(value, str) and value[:1] in ("=", "+", "-", "@") and as_number(value) is None
+    return f"'{value}" if formula else value
+
+
+def _markdown(text: str) -> str:
+    return text.replace("|", r"\|").replace("<", "&lt;")
 
 
 def _grid(table: Table, escape: Callable[[str], str], *, bold: str, underline: str) -> list[list[str]]:
