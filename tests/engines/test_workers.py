@@ -3,6 +3,8 @@
 import math
 import os
 import signal
+import subprocess
+import sys
 import time
 from functools import partial
 
@@ -147,6 +149,54 @@ def test_work_that_kills_every_worker_is_given_up(persistent):
     engine, federation = persistent
     with pytest.raises(EngineError, match=r"client 1 in round 1, but 3 died of it \(exit code 7.*lower `engine.workers`"):
         list(engine.ask(Fragile({1}, partial(os._exit, 7)), tasks_for(federation, range(3))))
+
+
+def test_a_silent_worker_is_replaced_and_named(persistent, caplog, tmp_path):
+    engine, federation = persistent
+    tasks = tasks_for(federation, range(3))
+    list(engine.ask(Fragile((), fail), tasks))  # all have started
+    engine.timeout_seconds = 2.0
+    try:
+        answers = list(engine.ask(Fragile({1}, partial(sleep_once, tmp_path / "slept")), tasks))
+    finally:
+        engine.timeout_seconds = 3600.0
+    assert len(answers) == 3
+    assert "A worker process was silent for 2 s over client 1 in round 1." in caplog.text
+    assert "another one does it again" in caplog.text
+
+
+def sleep_once(marker):
+    if not marker.exists():
+        marker.touch()
+        time.sleep(600)
+
+
+def test_a_sigterm_to_all_while_workers_start_is_this_process_alone_to_act_on(checkout):
+    """The process from which workers are forked must not die of it, and nothing may be left behind."""
+    code = """
+import os, signal, time, types, torch
+from multiprocessing import forkserver
+from fedfacet.engines.workers import WorkersEngine
+
+heard = []
+signal.signal(signal.SIGTERM, lambda *_: heard.append(True))
+os.setpgrp()
+engine = WorkersEngine(workers=2)
+engine.clients = types.SimpleNamespace(device=torch.device("cpu"))
+workers = [engine._spawn(0)]
+server = forkserver._forkserver._forkserver_pid
+for _ in range(20):
+    os.killpg(0, signal.SIGTERM)
+    time.sleep(0.05)
+workers.append(engine._spawn(1))
+assert forkserver._forkserver._forkserver_pid == server
+for worker in workers:
+    worker.kill()
+print(len(heard) > 0)
+"""
+    environment = {**os.environ, "PYTHONPATH": str(checkout / "src")}
+    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, timeout=120)
+    assert done.stdout == "True\n", done.stderr
 
 
 def test_an_abandoned_round_leaves_no_answer_behind(persistent):

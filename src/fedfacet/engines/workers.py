@@ -7,9 +7,12 @@ import logging
 import multiprocessing
 import os
 import pickle
+import signal
+import time
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from multiprocessing import connection as mp_connection
+from multiprocessing import resource_tracker
 from multiprocessing.context import BaseContext
 from multiprocessing.process import BaseProcess
 from typing import Any
@@ -48,13 +51,18 @@ class WorkersEngine(Engine):
 
     Args:
         workers: how many processes, 1 or larger; ``"auto"`` for as many as the machine has cores for ``threads`` each.
+        timeout_seconds: how long a silent worker is waited for before another takes its place, larger than 0; a client's local
+            training must take less.
     """
 
-    def __init__(self, *, workers: int | str = "auto", device: str = "auto") -> None:
+    def __init__(self, *, workers: int | str = "auto", device: str = "auto", timeout_seconds: float = 3600.0) -> None:
         if workers != "auto" and (not isinstance(workers, int) or workers < 1):
             raise ValueError(f"Expected `engine.workers` to be a whole number, 1 or larger, or auto, but got {workers!r}.")
+        if not timeout_seconds > 0:
+            raise ValueError(f"Expected `engine.timeout_seconds` to be larger than 0, but got {timeout_seconds}.")
         super().__init__(device=device)
         self.workers = workers
+        self.timeout_seconds = timeout_seconds
         self._clients = b""
         self._held: list[shared_memory.SharedBytes] = []
         self._workers: list[_Worker] = []
@@ -170,7 +178,14 @@ class WorkersEngine(Engine):
         process: BaseProcess = context.Process(  # type: ignore[attr-defined]
             target=serve, args=(theirs, self._clients, settings), daemon=True, name=f"worker-{number}"
         )
-        process.start()
+        # A SIGTERM to the process group is this process's to act on: those that start now inherit that they do not hear it. The
+        # tracker first, whose start would have it heard again.
+        resource_tracker.ensure_running()
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
+        try:
+            process.start()
+        finally:
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
         theirs.close()  # or the pipe would not end with the worker
         return _Worker(number, process, Channel(ours))
 
@@ -192,7 +207,7 @@ class WorkersEngine(Engine):
                 if job is None:
                     return
                 waiting.remove(job)
-                worker.job = job
+                worker.job, worker.since = job, time.monotonic()
                 with contextlib.suppress(OSError):  # it is dead, which shows where its answer is read
                     worker.channel.send(*self._message(job, worker))
 
@@ -215,9 +230,15 @@ class WorkersEngine(Engine):
         return order, bundles
 
     def _ready(self) -> list["_Worker"]:
-        """Wait for answers."""
+        """Wait for answers; a worker that gives none in time is ended, which shows where its answer is read."""
         busy = {worker.channel.connection: worker for worker in self._workers if worker.job is not None}
-        return [busy[end] for end in mp_connection.wait(list(busy))]  # type: ignore[index]
+        due = min(worker.since for worker in busy.values()) + self.timeout_seconds
+        answered = mp_connection.wait(list(busy), timeout=max(0.0, due - time.monotonic()))
+        for worker in [] if answered else busy.values():
+            if worker.job is not None and time.monotonic() - worker.since >= self.timeout_seconds:
+                log.warning("A worker process was silent for %g s over %s.", self.timeout_seconds, worker.job.name)
+                worker.process.kill()
+        return [busy[end] for end in answered]  # type: ignore[index]
 
     def _collect(
         self, worker: "_Worker", waiting: "collections.deque[_Job]", finished: dict[int, tuple[Any, list[State]]]
@@ -252,7 +273,8 @@ class WorkersEngine(Engine):
         if job.deaths == MAX_DEATHS:
             raise EngineError(
                 f"Expected a worker process to survive {job.name}, but {MAX_DEATHS} died of it (exit code {code}; -9 mostly "
-                "means that memory ran out): lower `engine.workers` or `local.batch_size`, or look closer with `engine=debug`."
+                "means that memory ran out, or that `engine.timeout_seconds` is too short): lower `engine.workers` or "
+                "`local.batch_size`, or look closer with `engine=debug`."
             )
         log.warning("A worker process died over %s (exit code %s); another one does it again.", job.name, code)
         self._workers.append(self._spawn(worker.number))
@@ -291,6 +313,7 @@ class _Worker:
     channel: Channel
     job: _Job | None = None
     model: CommonModel | None = None
+    since: float = 0.0  # the clock when the job was handed out
 
     def kill(self) -> None:
         self.process.kill()
