@@ -195,6 +195,7 @@ def _facts(config: DictConfig, data: FederatedData, device: torch.device, engine
         "hardware": {
             "device": torch.cuda.get_device_name(device) if on_gpu else platform.machine(),
             "cpu_count": os.cpu_count(),
+            "cpu_capability": torch.backends.cpu.get_cpu_capability(),  # by which torch picks its kernels
             "system": platform.system(),
         },
         "versions": {"fedfacet": __version__, "python": platform.python_version()}
