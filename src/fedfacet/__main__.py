@@ -36,6 +36,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         run_command(fit)
         return 0
     if command in ("describe", "report"):
+        sys.argv[0] = f"fedfacet {command}"  # as which it names itself
         status: int = importlib.import_module(f"fedfacet.commands.{command}").main(arguments)
         return status
     print(f"error: Expected one of the commands train, describe and report, but got {command!r}: see --help.", file=sys.stderr)

@@ -18,6 +18,12 @@ def test_it_says_what_it_can_do(capsys):
     assert capsys.readouterr().err.startswith("error: Expected one of the commands train, describe and report, but got 'trian'")
 
 
+def test_its_commands_call_themselves_by_its_name(monkeypatch, capsys):
+    monkeypatch.setattr(sys, "argv", ["/usr/bin/fedfacet", "describe", "--help"])
+    assert main(["describe", "--help"]) == 0
+    assert capsys.readouterr().out.startswith("usage: fedfacet describe partition=NAME")
+
+
 @pytest.mark.slow
 def test_the_wheel_works_in_an_empty_folder_with_options_of_ones_own(checkout, tmp_path):
     if importlib.util.find_spec("hatchling") is None:
