@@ -199,6 +199,30 @@ print(len(heard) > 0)
     assert done.stdout == "True\n", done.stderr
 
 
+def test_the_server_of_the_workers_imports_nothing_from_the_working_folder(checkout, tmp_path):
+    (tmp_path / "here").mkdir()
+    for name in ("selectors", "socket", "struct", "fedfacet"):
+        (tmp_path / "here" / f"{name}.py").write_text(f"open({str(tmp_path / 'trace')!r}, 'w').close()\nraise ImportError\n")
+    (tmp_path / "script.py").write_text(
+        """
+import os, types, torch
+from fedfacet.engines.workers import WorkersEngine
+
+engine = WorkersEngine(workers=1)
+engine.clients = types.SimpleNamespace(device=torch.device("cpu"))
+worker = engine._spawn(0)
+worker.process.join(timeout=60)  # of what it was sent instead of clients
+print("PYTHONSAFEPATH" in os.environ)
+"""
+    )
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONSAFEPATH"}
+    environment["PYTHONPATH"] = str(checkout / "src")
+    command = [sys.executable, tmp_path / "script.py"]
+    done = subprocess.run(command, cwd=tmp_path / "here", env=environment, capture_output=True, text=True, timeout=120)
+    assert done.stdout == "False\n", done.stderr
+    assert not (tmp_path / "trace").exists()
+
+
 def test_an_abandoned_round_leaves_no_answer_behind(persistent):
     engine, federation = persistent
     tasks = tasks_for(federation, range(6))

@@ -178,14 +178,8 @@ class WorkersEngine(Engine):
         process: BaseProcess = context.Process(  # type: ignore[attr-defined]
             target=serve, args=(theirs, self._clients, settings), daemon=True, name=f"worker-{number}"
         )
-        # A SIGTERM to the process group is this process's to act on: those that start now inherit that they do not hear it. The
-        # tracker first, whose start would have it heard again.
-        resource_tracker.ensure_running()
-        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
-        try:
+        with _sheltered():
             process.start()
-        finally:
-            signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
         theirs.close()  # or the pipe would not end with the worker
         return _Worker(number, process, Channel(ours))
 
@@ -319,6 +313,29 @@ class _Worker:
         self.process.kill()
         self.process.join()
         self.channel.connection.close()
+
+
+@contextlib.contextmanager
+def _sheltered() -> Iterator[None]:
+    """Have processes that are started while entered hear no SIGTERM, and import nothing from the working folder.
+
+    A signal to the process group is this process's to act on. What starts now inherits that it does not hear it. The tracker of
+    multiprocessing starts first, since its start would have the signal heard again.
+    """
+    before = os.environ.get("PYTHONSAFEPATH")
+    os.environ["PYTHONSAFEPATH"] = "1"
+    try:
+        resource_tracker.ensure_running()
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
+        try:
+            yield
+        finally:
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
+    finally:
+        if before is None:
+            del os.environ["PYTHONSAFEPATH"]
+        else:
+            os.environ["PYTHONSAFEPATH"] = before
 
 
 def _context() -> BaseContext:
