@@ -76,6 +76,10 @@ def test_the_payload_would_show(tmp_path):
         "dataset._target_=fedfacet.data.download.download",
         "optimizer._target_=torch.optim.optimizer.torch.hub.load",
         "engine._target_=${task}",
+        "engine='${oc.create:{_target_: joblib.load, filename: payload}}'",
+        "++engine=${oc.create:{_target_: joblib.load, filename: payload}}",
+        "+callbacks.x=$\\{oc.create:\\{_target_\\: joblib.load\\}\\}",
+        "task=${oc.env:HOME}",
     ],
 )
 def test_its_overrides_name_settings_only(refused, run, override):
@@ -83,7 +87,7 @@ def test_its_overrides_name_settings_only(refused, run, override):
     file.write_text(OmegaConf.to_yaml([*OmegaConf.load(file), override]))
     sentence = refused("resume=run", "federation.rounds=5")
     assert sentence.startswith("Expected run/.hydra/overrides.yaml to ")
-    assert "but it has " in sentence or "but it names " in sentence
+    assert "but it has " in sentence or "but it names " in sentence or "but it makes " in sentence
 
 
 @pytest.mark.parametrize(
@@ -106,6 +110,17 @@ def test_its_checkpoints_name_parts_of_ours_only(run, where, capsys):
     assert "but it names 'joblib.load'" in capsys.readouterr().err
     assert report.main(["run", "--clients"]) == 2
     assert "but it names 'joblib.load'" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("text", ["${oc.create:{_target_: joblib.load, filename: payload}}", "${task}"])
+def test_nothing_in_its_checkpoints_is_made_when_it_is_read(run, text, capsys):
+    """A resolved configuration has no interpolation; one of OmegaConf's makes parts of texts."""
+    for file in (run / "checkpoints").glob("*.ckpt"):
+        saved, config = checkpoint.load(file)
+        checkpoint.save(file, saved, {**config, "partition": text})
+    for command, arguments in ((describe, ["decomposition=run"]), (report, ["run", "--clients"])):
+        assert command.main(arguments) == 2
+        assert f"but it makes one of {text!r}" in capsys.readouterr().err
 
 
 def test_so_does_its_model(run):

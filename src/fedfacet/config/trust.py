@@ -4,6 +4,7 @@ import inspect
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from hydra.errors import HydraException
 from hydra.utils import get_object
 
 from fedfacet.config.hydra_private import parsed
@@ -17,7 +18,9 @@ FUNCTIONS = ("fedfacet.losses", "fedfacet.objectives")
 
 
 def check_trusted(settings: Any, trust: Sequence[str], source: object) -> None:
-    """Refuse a saved configuration that names anything besides what is trusted, at any depth, or that is not resolved.
+    """Refuse a saved configuration that names anything besides what is trusted, at any depth, or that has interpolations.
+
+    ``${oc.create:...}`` makes a part of a text, and texts may be put together of others, so that no interpolation is let in.
 
     Args:
         settings: plain data.
@@ -27,6 +30,12 @@ def check_trusted(settings: Any, trust: Sequence[str], source: object) -> None:
     Raises:
         CheckpointError: with the first name that is not trusted; nothing was imported for its sake.
     """
+    for text in _texts_in(settings):
+        if "${" in text:
+            raise CheckpointError(
+                f"Expected {source} to hold values, but it makes one of {text!r} when it is read, by which code may run: write "
+                "the value itself, or start a new run."
+            )
     for name in _names_in(settings):
         if not _is_trusted(name, (*TRUSTED, *trust)):
             module = str(name).rpartition(".")[0]
@@ -51,8 +60,8 @@ def check_saved_overrides(saved: Sequence[str], given: Sequence[str], source: ob
     """
     for override in saved:
         key = override.lstrip("+~").partition("=")[0]
-        if key == "hydra.searchpath" and override in given:
-            continue
+        if override in given and (key == "hydra.searchpath" or not key.startswith("hydra")):
+            continue  # asked for now
         if key == "hydra.searchpath":
             raise CheckpointError(
                 f"Expected {source} to name no folder of options, but it has {override!r}, and options may name any code: if "
@@ -63,14 +72,17 @@ def check_saved_overrides(saved: Sequence[str], given: Sequence[str], source: ob
                 f"Expected {source} to hold settings of a run, but it has {override!r}, which is Hydra's and may run any code: "
                 "start a new run."
             )
-        read = parsed(override)
+        try:
+            read = parsed(override)
+        except HydraException:
+            raise CheckpointError(f"Expected {source} to hold overrides, but it has {override!r}: start a new run.") from None
         value = None if read.is_sweep_override() else read.value()
-        check_trusted({"_target_" if "_target_" in key else key: value}, trusted_by(given), source)
+        check_trusted({"_target_" if "_target_" in key else key: value, "": override}, trusted_by(given), source)
 
 
 def needed_to_resume(overrides: Sequence[str]) -> list[str]:
-    """Return what a run's command line must have beside ``resume=``: folders of options, and ``trust=`` for others' code."""
-    folders = [override for override in overrides if override.startswith("hydra.searchpath=")]
+    """Return what must stand beside ``resume=``: folders of options, interpolations, and ``trust=`` for others' code."""
+    folders = [override for override in overrides if override.startswith("hydra.searchpath=") or "${" in override]
     named = [name for override in overrides if "_target_" in override for name in _names_of(override)]
     modules = sorted({name.partition(".")[0] for name in map(str, named) if not _is_trusted(name, TRUSTED)})
     return [*folders, *([f"trust=[{','.join(modules)}]"] if modules else [])]
@@ -88,7 +100,7 @@ def trusted_by(overrides: Sequence[str]) -> list[str]:
 
 
 def _names_in(value: Any) -> Iterator[Any]:
-    """Yield every name that would be called, and every text that stands for another."""
+    """Yield every name that would be called."""
     if isinstance(value, Mapping):
         for key, entry in value.items():
             if str(key) == "_target_":
@@ -98,6 +110,17 @@ def _names_in(value: Any) -> Iterator[Any]:
     elif isinstance(value, list | tuple):
         for entry in value:
             yield from _names_in(entry)
+
+
+def _texts_in(value: Any) -> Iterator[str]:
+    """Yield every text, keys among them."""
+    if isinstance(value, Mapping):
+        value = [*value.keys(), *value.values()]
+    if isinstance(value, list | tuple):
+        for entry in value:
+            yield from _texts_in(entry)
+    elif value is not None:
+        yield str(value)
 
 
 def _is_trusted(name: Any, modules: Sequence[str]) -> bool:

@@ -83,7 +83,8 @@ def run_command(train: Callable[[Job], None]) -> None:
         start()
     if are_cells:
         known = len(reached) == len(jobs)  # another launcher's processes have reached others
-        sys.exit(take_stock(reached if known else {run_dir: config.federation.rounds for config, run_dir in jobs}))
+        planned = reached if known else {Path(os.path.abspath(where)): config.federation.rounds for config, where in jobs}
+        sys.exit(take_stock(planned))
     if failures:
         sys.exit(name_failures(failures))
 
