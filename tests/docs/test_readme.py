@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 
-import fedfacet
 from fedfacet import config
 
 ROOT = Path(__file__).parents[2]
@@ -47,8 +46,6 @@ def test_make_arguments_compose(tmp_path: Path) -> None:
 
 def test_the_run_of_the_first_snippet(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture) -> None:
     """It trains and prints an accuracy; here in two rounds."""
-    if not hasattr(fedfacet, "train"):
-        pytest.skip("fedfacet.train is not here yet")
     monkeypatch.chdir(tmp_path)
     exec(SNIPPETS[0].replace('"selector=uniform"', '"selector=uniform", "federation.rounds=2"'), {})
     assert 0 <= float(capsys.readouterr().out.split()[-1]) <= 1
