@@ -7,9 +7,6 @@ Rounds are counted from 1.
 
 import itertools
 import logging
-import math
-import reprlib
-import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
@@ -40,11 +37,9 @@ from fedfacet.types import (
     SelectionContext,
     State,
 )
+from fedfacet.updates import is_finite, misfit
 
 log = logging.getLogger(__name__)
-
-_MOST = 2**53
-"""The largest count up to which a float holds every whole number."""
 
 
 class Federation:
@@ -336,16 +331,15 @@ class Federation:
 
     def _received(self, tasks: Sequence[ClientTask], notes: "_Notes") -> Iterator[ClientUpdate]:
         """Yield the valid updates; note what stays of each when its tensors are freed."""
-        is_finite = state.FiniteCheck()
+        seen: dict[str, tuple[torch.Tensor, int]] = {}
         for position, (task, update) in enumerate(zip(tasks, self.engine.run(tasks), strict=True), 1):
             self._check_stop()
             for callback in self.callbacks.values():
                 callback.on_client_end(task.round, position, len(tasks), "train")
-            fault = self._misfit(update, task)
+            fault = misfit(update, task, self.facts, self._extras)
             if fault is None:
-                crossing = (update.delta, update.buffers, update.extras)
-                notes.ledger.floats_up += sum(map(state.num_floats, crossing))
-                if not all(map(is_finite, (*crossing, update.memory))):
+                notes.ledger.floats_up += sum(map(state.num_floats, (update.delta, update.buffers, update.extras)))
+                if not is_finite(update, seen):
                     fault = "it holds NaN or infinite numbers"
             if fault is not None:
                 sender = f"client {task.client_id} in round {task.round}"
@@ -366,30 +360,6 @@ class Federation:
             if notes.keeps_updates:
                 notes.updates.append(update)
             yield update
-
-    def _misfit(self, update: object, task: ClientTask) -> str | None:
-        """Say what of an update is not as it must be, or ``None``; whatever passes here, no aggregator trips over."""
-        if not isinstance(update, ClientUpdate):
-            return f"it is {type(update).__name__} instead of an update"
-        if type(update.client_id) is not int or update.client_id != task.client_id:
-            return f"it names client {reprlib.repr(update.client_id)} as its sender"
-        metrics = update.metrics if isinstance(update.metrics, Mapping) else {}
-        for name, value, kind, least, most in (
-            ("num_samples", update.num_samples, int, 1, _MOST),
-            ("num_steps", update.num_steps, int, 1, _MOST),
-            ("step_weight", update.step_weight, int | float, math.ulp(0.0), sys.float_info.max),
-            ("loss_sum", metrics.get("loss_sum"), int | float, -sys.float_info.max, sys.float_info.max),
-            ("num_seen", metrics.get("num_seen"), int | float, 1, _MOST),
-        ):
-            if isinstance(value, bool) or not isinstance(value, kind) or not least <= value <= most:
-                return f"its {name} is {reprlib.repr(value)}"
-        model = task.broadcast.model
-        return (
-            state.misfit("delta", update.delta, {name: model[name] for name in self.facts.parameters})
-            or state.misfit("buffers", update.buffers, {name: model[name] for name in self.facts.buffers})
-            or state.misfit("extras", update.extras, self._extras, others=True)
-            or state.misfit("memory", update.memory, {}, others=True)
-        )
 
     def _check_stop(self) -> None:
         if self._stop_signal is not None:

@@ -2,7 +2,7 @@
 
 import hashlib
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 import torch
@@ -123,67 +123,6 @@ def all_finite(bundle: State) -> bool:
         if tensor.is_floating_point() and not tensor.isfinite().all():
             return False
     return True
-
-
-class FiniteCheck:
-    """Tells whether bundles are finite; what many small tensors are views of is looked at once."""
-
-    def __init__(self) -> None:
-        self._seen: dict[str, tuple[Tensor, int]] = {}
-
-    def __call__(self, bundle: State) -> bool:
-        """Tell whether no entry of a bundle is NaN or infinite."""
-        for name, tensor in bundle.items():
-            base = tensor._base
-            if base is None:
-                if not all_finite({name: tensor}):
-                    return False
-                continue
-            seen, version = self._seen.get(name, (None, 0))
-            if seen is base and version == base._version:  # nobody has written to it since
-                continue
-            if all_finite({name: base}):
-                self._seen[name] = base, base._version
-            elif not all_finite({name: tensor}):
-                return False
-        return True
-
-
-def misfit(what: str, bundle: object, expected: Mapping[str, Tensor], *, others: bool = False) -> str | None:
-    """Say how a bundle that came from elsewhere differs from the names, shapes and dtypes of another; ``None`` if it does not.
-
-    Args:
-        what: the bundle's name, for the answer.
-        bundle: what came; only a mapping of names to dense tensors can pass.
-        expected: what its tensors must be like.
-        others: whether it may hold tensors of other names besides.
-    """
-    if not isinstance(bundle, Mapping) or not all(isinstance(name, str) for name in bundle):
-        return f"its {what} is {type(bundle).__name__} instead of tensors by name"
-    if lacking := expected.keys() - bundle.keys():
-        return f"its {what} lacks {min(lacking)!r}"
-    for name, tensor in bundle.items():
-        if not _is_plain(tensor):
-            return f"{name!r} in its {what} is no dense tensor of real numbers, detached and with memory of its own"
-        if name in expected:
-            like = expected[name]
-            if tensor.shape != like.shape:
-                return f"{name!r} in its {what} has shape {tuple(tensor.shape)} instead of {tuple(like.shape)}"
-            if tensor.dtype != like.dtype or tensor.device != like.device:
-                return f"{name!r} in its {what} is {tensor.dtype} on {tensor.device} instead of {like.dtype} on {like.device}"
-        elif not others:
-            return f"its {what} holds {name!r}, which it must not"
-    return None
-
-
-def _is_plain(value: object) -> bool:
-    """Tell whether all arithmetic in this project takes a value as a tensor."""
-    return (
-        isinstance(value, Tensor)
-        and value.layout == torch.strided
-        and not (value.is_complex() or value.is_quantized or value.is_nested or value.is_meta)
-        and not (value.requires_grad or value.is_neg())
-    )
 
 
 def _scale(factor: float, like: Tensor) -> float:

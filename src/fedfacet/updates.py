@@ -1,0 +1,106 @@
+"""What the server makes sure of before it believes a client's update."""
+
+import math
+import reprlib
+import sys
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+
+from fedfacet import state
+from fedfacet.types import ClientTask, ClientUpdate, Facts
+
+_MOST = 2**53
+"""The largest count up to which a float holds every whole number."""
+
+
+def misfit(update: object, task: ClientTask, facts: Facts, extras: Mapping[str, Tensor]) -> str | None:
+    """Say what of an update is not as it must be, but for infinite numbers; whatever passes, no aggregator trips over.
+
+    Args:
+        update: what came.
+        task: the order that it should answer.
+        facts: what clients send.
+        extras: what the aggregator needs beside the update: tensors of the names, shapes and dtypes that it expects.
+    """
+    if not isinstance(update, ClientUpdate):
+        return f"it is {type(update).__name__} instead of an update"
+    if type(update.client_id) is not int or update.client_id != task.client_id:
+        return f"it names client {reprlib.repr(update.client_id)} as its sender"
+    metrics = update.metrics if isinstance(update.metrics, Mapping) else {}
+    for name, value, kind, least, most in (
+        ("num_samples", update.num_samples, int, 1, _MOST),
+        ("num_steps", update.num_steps, int, 1, _MOST),
+        ("step_weight", update.step_weight, int | float, math.ulp(0.0), sys.float_info.max),
+        ("loss_sum", metrics.get("loss_sum"), int | float, -sys.float_info.max, sys.float_info.max),
+        ("num_seen", metrics.get("num_seen"), int | float, 1, _MOST),
+    ):
+        if isinstance(value, bool) or not isinstance(value, kind) or not least <= value <= most:
+            return f"its {name} is {reprlib.repr(value)}"
+    model = task.broadcast.model
+    return (
+        _misfit("delta", update.delta, {name: model[name] for name in facts.parameters})
+        or _misfit("buffers", update.buffers, {name: model[name] for name in facts.buffers})
+        or _misfit("extras", update.extras, extras, others=True)
+        or _misfit("memory", update.memory, {}, others=True)
+    )
+
+
+def is_finite(update: ClientUpdate, seen: dict[str, tuple[Tensor, int]]) -> bool:
+    """Tell whether an update holds neither NaN nor infinity.
+
+    Args:
+        update: that has no ``misfit``.
+        seen: remembers during a round the finite tensors of which many updates' tensors are views.
+    """
+    for bundle in (update.delta, update.buffers, update.extras, update.memory):
+        for name, tensor in bundle.items():
+            base = tensor._base
+            if base is not None:
+                known, version = seen.get(name, (None, 0))
+                if known is base and version == base._version:  # nobody has written to it since
+                    continue
+                if state.all_finite({name: base}):
+                    seen[name] = base, base._version
+                    continue
+            if not state.all_finite({name: tensor}):
+                return False
+    return True
+
+
+def _misfit(what: str, bundle: object, expected: Mapping[str, Tensor], *, others: bool = False) -> str | None:
+    """Say how a bundle that came from elsewhere differs from the names, shapes and dtypes of another; ``None`` if it does not.
+
+    Args:
+        what: the bundle's name, for the answer.
+        bundle: what came; only a mapping of names to dense tensors can pass.
+        expected: what its tensors must be like.
+        others: whether it may hold tensors of other names besides.
+    """
+    if not isinstance(bundle, Mapping) or not all(isinstance(name, str) for name in bundle):
+        return f"its {what} is {type(bundle).__name__} instead of tensors by name"
+    if lacking := expected.keys() - bundle.keys():
+        return f"its {what} lacks {min(lacking)!r}"
+    for name, tensor in bundle.items():
+        if not _is_plain(tensor):
+            return f"{name!r} in its {what} is no dense tensor of real numbers, detached and with memory of its own"
+        if name in expected:
+            like = expected[name]
+            if tensor.shape != like.shape:
+                return f"{name!r} in its {what} has shape {tuple(tensor.shape)} instead of {tuple(like.shape)}"
+            if tensor.dtype != like.dtype or tensor.device != like.device:
+                return f"{name!r} in its {what} is {tensor.dtype} on {tensor.device} instead of {like.dtype} on {like.device}"
+        elif not others:
+            return f"its {what} holds {name!r}, which it must not"
+    return None
+
+
+def _is_plain(value: object) -> bool:
+    """Tell whether all arithmetic in this project takes a value as a tensor."""
+    return (
+        isinstance(value, Tensor)
+        and value.layout == torch.strided
+        and not (value.is_complex() or value.is_quantized or value.is_nested or value.is_meta)
+        and not (value.requires_grad or value.is_neg())
+    )
