@@ -7,6 +7,7 @@ with a command line, a working folder, signals and an exit status of its own; a 
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -147,6 +148,21 @@ def start_in(checkout):
 
     yield start_in
     server.close()
+
+
+@pytest.fixture(scope="session")
+def finished(start_in, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("finished")
+    process = start_in(folder, "federation.rounds=2", "paths.output_dir=run", "callbacks.save_checkpoint.keep=all")
+    assert process.wait() == 0, process.err.read_text()
+    return folder / "run"
+
+
+@pytest.fixture
+def run(finished, tmp_path, monkeypatch):
+    """A copy of a finished run that each test may spoil, in the working folder."""
+    monkeypatch.chdir(tmp_path)
+    return Path(shutil.copytree(finished, tmp_path / "run"))
 
 
 @pytest.fixture

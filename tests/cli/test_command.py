@@ -1,6 +1,5 @@
 """The command of an installed package."""
 
-import importlib.util
 import os
 import subprocess
 import sys
@@ -26,8 +25,6 @@ def test_its_commands_call_themselves_by_its_name(monkeypatch, capsys):
 
 @pytest.mark.slow
 def test_the_wheel_works_in_an_empty_folder_with_options_of_ones_own(checkout, tmp_path):
-    if importlib.util.find_spec("hatchling") is None:
-        pytest.skip("no hatchling to build a wheel with")
     environment, work, own = tmp_path / "environment", tmp_path / "work", tmp_path / "own" / "selector"
     for folder in (work, own):
         folder.mkdir(parents=True)

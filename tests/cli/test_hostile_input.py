@@ -17,21 +17,6 @@ import torch
 from fedfacet.config import folders
 from fedfacet.storage import checkpoint
 
-
-@pytest.fixture(scope="module")
-def finished(start_in, tmp_path_factory):
-    folder = tmp_path_factory.mktemp("finished")
-    process = start_in(folder, "federation.rounds=2", "paths.output_dir=run", "callbacks.save_checkpoint.keep=all")
-    assert process.wait() == 0, process.err.read_text()
-    return folder / "run"
-
-
-@pytest.fixture
-def run(finished, tmp_path):
-    """A copy of a finished run that each test may spoil."""
-    return Path(shutil.copytree(finished, tmp_path / "run"))
-
-
 UNKNOWN = [
     # what is given, what must be suggested
     ("slector=uniform", "`selector`"),

@@ -2,7 +2,6 @@
 
 import json
 import re
-import shutil
 from pathlib import Path
 
 import joblib
@@ -15,22 +14,6 @@ from fedfacet import load_run
 from fedfacet.config.trust import check_saved_overrides, check_trusted, needed_to_resume, trusted_by
 from fedfacet.errors import CheckpointError
 from fedfacet.storage import checkpoint
-
-
-@pytest.fixture(scope="module")
-def finished(start_in, tmp_path_factory):
-    folder = tmp_path_factory.mktemp("finished")
-    process = start_in(folder, "federation.rounds=2", "paths.output_dir=run", "callbacks.save_checkpoint.keep=all")
-    assert process.wait() == 0, process.err.read_text()
-    return folder / "run"
-
-
-@pytest.fixture
-def run(finished, tmp_path, monkeypatch):
-    """A copy of a finished run that each test may spoil, in the working folder."""
-    monkeypatch.chdir(tmp_path)
-    shutil.copytree(finished, tmp_path / "run")
-    return Path("run")
 
 
 class Payload:
