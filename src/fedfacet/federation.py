@@ -20,10 +20,11 @@ from fedfacet.aggregators.base import Aggregator
 from fedfacet.arguments import check_choice, check_whole
 from fedfacet.callbacks.base import Callback
 from fedfacet.engines.base import Engine
-from fedfacet.errors import BadUpdateError, CheckpointError, Interrupted, SelectionError
+from fedfacet.errors import BadUpdateError, Interrupted, SelectionError
 from fedfacet.participation.base import Participation
 from fedfacet.schedulers.base import Scheduler
 from fedfacet.selectors.base import ClientSelector
+from fedfacet.storage.fitting import check_fits
 from fedfacet.types import (
     Broadcast,
     ClientReceipt,
@@ -101,37 +102,32 @@ class Federation:
         self.scheduler = scheduler
         self._extras = aggregator.extras(facts)
         self._stop_signal: int | None = None
-        self.state = FederationState(
+        self._partition_digest = partition_digest
+        self.state = self._first_state()
+
+    def _first_state(self) -> FederationState:
+        """Return the state before the first round."""
+        return FederationState(
             round=0,
-            model=state.clone(facts.model),
+            model=state.clone(self.facts.model),
             memory={},
             disclosures={},
-            participation_counts=torch.zeros(facts.num_clients, dtype=torch.int64),
-            selector=selector.init(facts),
-            aggregator=aggregator.init(facts),
-            scheduler=scheduler.init() if scheduler is not None else {},
+            participation_counts=torch.zeros(self.num_clients, dtype=torch.int64),
+            selector=self.selector.init(self.facts),
+            aggregator=self.aggregator.init(self.facts),
+            scheduler=self.scheduler.init() if self.scheduler is not None else {},
             callbacks={name: callback.state_dict() for name, callback in self.callbacks.items()},
-            partition_digest=partition_digest,
-            data_digest=facts.data_digest,
+            partition_digest=self._partition_digest,
+            data_digest=self.facts.data_digest,
         )
 
     def restore(self, saved: FederationState) -> None:
         """Go back to a saved state; the next round is ``saved.round + 1``.
 
         Raises:
-            CheckpointError: if the state belongs to another data set or partition.
+            CheckpointError: if the state belongs to another data set or partition, or to other parts.
         """
-        if saved.data_digest != self.state.data_digest:
-            raise CheckpointError(
-                f"Expected a checkpoint of the data set with digest {self.state.data_digest[:12]}, but got one of "
-                f"{saved.data_digest[:12]}: its files are others than those that the run was started on; bring these back, or "
-                "start a new run."
-            )
-        if saved.partition_digest != self.state.partition_digest:
-            raise CheckpointError(
-                f"Expected a checkpoint of the partition with digest {self.state.partition_digest[:12]}, but got one of "
-                f"{saved.partition_digest[:12]}: bring back the data set that the run was started on, or start a new run."
-            )
+        check_fits(saved, self._first_state())
         self.state = saved
         for name in self.callbacks.keys() & saved.callbacks.keys():  # a logger may have come or gone since
             self.callbacks[name].load_state_dict(saved.callbacks[name])

@@ -6,6 +6,7 @@ from copy import deepcopy
 import pytest
 
 from fedfacet import config
+from fedfacet.storage.fitting import misfit
 
 ROUNDS = 120
 METRICS = {"train/loss": 0.7, "val/loss": 0.9, "val/acc": 0.4, "test/acc": 0.3}
@@ -31,6 +32,7 @@ def run(scheduler, server, rounds, start=1):
     for round in range(start, rounds + 1):
         factors.append(scheduler.factor(server, round))
         server = scheduler.observe(server, measured(round))
+    assert misfit("scheduler", server, scheduler.init(), {}) is None, "a resume holds the state to the one that `init` returns"
     return factors, server
 
 

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from fedfacet import rng
 from fedfacet.selectors.base import Taxonomy
+from fedfacet.storage.fitting import misfit
 from fedfacet.types import Broadcast, ClientReceipt, ClientTask, Ledger, RoundResult, SelectionContext
 
 NUM_CLIENTS = 7
@@ -42,7 +43,7 @@ def run_of(make_part, answer, make_update, facts_of_model, same):
     class Run:
         def __init__(self, option, *, num_clients=NUM_CLIENTS, seed=0, answers=None, updates=None, metrics=METRICS):
             self.selector = make_part("selector", option)
-            self.server = self.selector.init(replace(facts_of_model, num_clients=num_clients))
+            self.server = self.first = self.selector.init(replace(facts_of_model, num_clients=num_clients))
             self.num_clients = num_clients
             self.seed = seed
             self.answers = answers or (lambda query, client_id, value: value)
@@ -89,6 +90,8 @@ def run_of(make_part, answer, make_update, facts_of_model, same):
                 for _ in range(2)
             ]
             assert same([self.server, [update.delta for update in updates]], before), "what it learns from is not written to"
+            fault = misfit("selector", learnt[0], self.first, facts_of_model.model)
+            assert fault is None, "a resume holds the state to the one that `init` returns"
             assert same(*learnt), "what it learns is a function of the state, the round and the generator"
             return learnt[0]
 

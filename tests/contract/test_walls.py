@@ -11,6 +11,7 @@ SRC = Path(__file__).parents[2] / "src"
 FILES = sorted(SRC.rglob("*.py"))
 SERVER = [
     SRC / "fedfacet" / "federation.py",
+    SRC / "fedfacet" / "updates.py",
     *(SRC / "fedfacet" / "selectors").glob("*.py"),
     *(SRC / "fedfacet" / "aggregators").glob("*.py"),
     *(SRC / "fedfacet" / "methods").glob("*.py"),
@@ -19,7 +20,7 @@ FLOORS = [
     # What everybody may know: values, and help that knows nothing of learning.
     "errors types rng heterogeneity arguments libraries",
     "state",
-    "storage",
+    "storage updates",
     # Parts that an option chooses. Each knows values, and no other part.
     "metrics partitioners models losses corrections personal transforms participation schedulers selectors aggregators",
     "data objectives plots config",

@@ -42,6 +42,9 @@ class Aggregator(ABC):
     def init(self, facts: Facts) -> ServerState:
         """Return the state before the first round: tensors and plain data.
 
+        A resume holds a saved state to this one: names, types and shapes must be the same. What grows starts empty: ``{}``,
+        ``[]``, ``None``, or a tensor without entries.
+
         Raises:
             ConfigError: if the model, or what of it stays with the clients, does not suit the aggregator.
         """

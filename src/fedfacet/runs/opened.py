@@ -17,12 +17,13 @@ from fedfacet import __version__
 from fedfacet import config as configuration
 from fedfacet.build import build, load_data, settle
 from fedfacet.data.federated import FederatedData
-from fedfacet.errors import ConfigError, Interrupted
+from fedfacet.errors import CheckpointError, ConfigError, FedFacetError, Interrupted
 from fedfacet.federation import Federation
 from fedfacet.runs.interruption import Interruption
 from fedfacet.runs.job import Job
 from fedfacet.storage import checkpoint
 from fedfacet.storage.whole_file import written_whole
+from fedfacet.types import FederationState
 
 log = logging.getLogger("fedfacet.train")
 
@@ -62,7 +63,7 @@ def opened(job: Job) -> Iterator[Federation]:
             _write_run_folder(job.run_dir, config, load_data(config), job.overrides)
             before = signal.signal(signal.SIGINT, signal.default_int_handler)  # what a second Ctrl-C does: callbacks see to it
             try:
-                with Interruption(federation.stop):
+                with Interruption(federation.stop), _doubting(saved, federation):
                     yield federation
             finally:
                 signal.signal(signal.SIGINT, before)
@@ -72,6 +73,24 @@ def opened(job: Job) -> Iterator[Federation]:
         raise
     finally:
         torch.set_num_threads(threads)  # the next job of this process has a choice of its own
+
+
+@contextlib.contextmanager
+def _doubting(saved: FederationState | None, federation: Federation) -> Iterator[None]:
+    """Where the first round after a checkpoint fails, say that the checkpoint may be the reason."""
+    try:
+        yield
+    except (FedFacetError, OSError):
+        raise
+    except Exception as error:
+        if saved is None or federation.state is not saved:
+            raise
+        log.info("Failed.", exc_info=True)
+        complaint = (str(error).splitlines() or [""])[0]
+        raise CheckpointError(
+            f"Expected to go on after round {saved.round}, but the next one fails with {type(error).__name__} ({complaint}): "
+            "bring back the code, the settings and the checkpoint that the run was stopped with; train.log has the traceback."
+        ) from error
 
 
 def _check_sums(*engines: Mapping[str, Any]) -> None:

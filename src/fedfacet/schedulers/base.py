@@ -21,7 +21,7 @@ class Scheduler(ABC):
     """
 
     def init(self) -> ServerState:
-        """Return the state before the first round: plain data."""
+        """Return the state before the first round: plain data. A resume holds a saved state to its names and types."""
         return {}
 
     @abstractmethod

@@ -83,7 +83,11 @@ class ClientSelector(ABC):
     """
 
     def init(self, facts: Facts) -> ServerState:
-        """Return the state before the first round: tensors and plain data."""
+        """Return the state before the first round: tensors and plain data.
+
+        A resume holds a saved state to this one: names, types and shapes must be the same. What grows starts empty: ``{}``,
+        ``[]``, ``None``, or a tensor without entries.
+        """
         return {}
 
     @abstractmethod

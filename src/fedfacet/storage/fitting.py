@@ -1,0 +1,83 @@
+"""Whether a saved state is one of the federation that is to go on from it."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from torch import Tensor
+
+from fedfacet.errors import CheckpointError
+from fedfacet.types import FederationState, State
+
+
+def check_fits(saved: FederationState, first: FederationState) -> None:
+    """Hold a saved state to the state that the federation begins with.
+
+    The model has the same names, shapes and types; so have the states of the parts, but that what is empty at first (``{}``,
+    ``[]``, ``None``, a tensor without entries) may have grown.
+
+    Args:
+        saved: from elsewhere.
+        first: before the federation's first round.
+
+    Raises:
+        CheckpointError: naming what does not fit.
+    """
+    if saved.data_digest != first.data_digest:
+        raise CheckpointError(
+            f"Expected a checkpoint of the data set with digest {first.data_digest[:12]}, but got one of "
+            f"{saved.data_digest[:12]}: its files are others than those that the run was started on; bring these back, or "
+            "start a new run."
+        )
+    if saved.partition_digest != first.partition_digest:
+        raise CheckpointError(
+            f"Expected a checkpoint of the partition with digest {first.partition_digest[:12]}, but got one of "
+            f"{saved.partition_digest[:12]}: bring back the data set that the run was started on, or start a new run."
+        )
+    clients = range(len(first.participation_counts))
+    kept_by = {"memory": saved.memory} | {f"disclosures.{query}": answers for query, answers in saved.disclosures.items()}
+    strangers = (f"{part} names client {id!r}" for part, kept in kept_by.items() for id in kept if id not in clients)
+    fault = (
+        misfit("model", saved.model, first.model, {})
+        or misfit("participation_counts", saved.participation_counts, first.participation_counts, {})
+        or next(strangers, None)
+    )
+    for part in ("selector", "aggregator", "scheduler"):
+        fault = fault or misfit(part, getattr(saved, part), getattr(first, part), first.model)
+    for name in first.callbacks.keys() & saved.callbacks.keys():  # a logger may have come or gone since
+        fault = fault or misfit(f"callbacks.{name}", saved.callbacks[name], first.callbacks[name], {})
+    if fault is not None:
+        raise CheckpointError(
+            f"Expected a checkpoint of this federation, but its {fault}: bring back the code and the settings that the run was "
+            "started with, or start a new run."
+        )
+
+
+def misfit(where: str, saved: Any, first: Any, model: State) -> str | None:
+    """Say what of a saved value differs from the first one in more than numbers; ``None`` if nothing does."""
+    if first is None:
+        return None
+    if isinstance(first, Tensor):
+        if not isinstance(saved, Tensor) or saved.dtype != first.dtype or saved.dim() != first.dim():
+            return f"{where} is {_told(saved)} instead of {_told(first)}"
+        return f"{where} is {_told(saved)} instead of {_told(first)}" if first.numel() and saved.shape != first.shape else None
+    if isinstance(first, Mapping):
+        if not isinstance(saved, Mapping):
+            return f"{where} is {_told(saved)} instead of a table"
+        if first and saved.keys() != first.keys():
+            return f"{where} has {_listed(saved)} instead of {_listed(first)}"
+        like = first or {name: tensor for name, tensor in model.items() if name in saved}
+        return next((fault for key in like if (fault := misfit(f"{where}.{key}", saved[key], like[key], model))), None)
+    number = isinstance(first, int | float) and not isinstance(first, bool)
+    kinds = int | float if number else type(first)
+    return None if isinstance(saved, kinds) and not (number and isinstance(saved, bool)) else f"{where} is {_told(saved)}"
+
+
+def _told(value: Any) -> str:
+    if isinstance(value, Tensor):
+        return f"a tensor of {value.dtype} and shape {tuple(value.shape)}"
+    return f"of type {type(value).__name__}"
+
+
+def _listed(table: Mapping[Any, Any]) -> str:
+    names = [str(name) for name in list(table)[:5]]
+    return f"{', '.join(names) or 'nothing'}{', ...' if len(table) > 5 else ''}"
