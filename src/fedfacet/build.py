@@ -168,6 +168,7 @@ def _clients(config: DictConfig, data: FederatedData) -> Clients:
         precision=config.precision or "32-true",
         compile=bool(config.compile),
         personal=personal.names(federated_module(objective)) if personal is not None else frozenset(),
+        whole_fingerprint=config.get("fingerprint") == "whole",
     )
 
 

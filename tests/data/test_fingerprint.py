@@ -33,6 +33,15 @@ def test_everything_counts_that_a_run_sees(dataset):
     assert len({fingerprint(dataset), *map(fingerprint, others)}) == 1 + len(others)
 
 
+def test_one_changed_input_of_many_shows_where_the_whole_is_looked_at(dataset):
+    changed = dataset.inputs.tensor.repeat(40, 1, 1, 1)
+    many = replace(dataset, inputs=InMemoryInputs(changed.clone()))
+    changed[len(changed) - 2] ^= 1
+    other = replace(dataset, inputs=InMemoryInputs(changed))
+    assert fingerprint(many) == fingerprint(other)
+    assert fingerprint(many, whole=True) != fingerprint(other, whole=True)
+
+
 def test_inputs_of_any_kind_have_one(dataset):
     for dtype in (torch.float64, torch.bfloat16, torch.int64, torch.bool):
         assert len(fingerprint(replace(dataset, inputs=InMemoryInputs(dataset.inputs.tensor.flatten(1).to(dtype))))) == 64

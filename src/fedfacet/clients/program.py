@@ -265,6 +265,7 @@ class Clients:
         compile: as in ``ClientProgram``.
         personal: as in ``ClientProgram``.
         other_objectives: of models of other shapes, for an aggregator that sends such models to some clients.
+        whole_fingerprint: whether the data set's digest looks at every input.
         programs: one per objective.
         probed: clients of the current round that have taken their first steps to answer a query.
     """
@@ -281,6 +282,7 @@ class Clients:
     compile: bool = False
     personal: Set[str] = frozenset()
     other_objectives: Sequence[L.LightningModule] = ()
+    whole_fingerprint: bool = False
     programs: list[ClientProgram] = field(init=False, default_factory=list)
     probed: ProbedClients = field(init=False, default_factory=ProbedClients)
 
@@ -307,7 +309,8 @@ class Clients:
         program, personal = self.program, self.personal
         sent = [tuple(name for name in part if name not in personal) for part in (program.parameters, program.buffers)]
         model = state.clone(program.module.state_dict())
-        return Facts(self.partition.num_clients, model, sent[0], sent[1], personal, fingerprint(self.dataset))
+        data_digest = fingerprint(self.dataset, whole=self.whole_fingerprint)
+        return Facts(self.partition.num_clients, model, sent[0], sent[1], personal, data_digest)
 
     def program_of(self, model: State) -> ClientProgram:
         """Return the program for models of some shape.

@@ -38,6 +38,7 @@ SETTINGS: dict[str, Any] = {
     "threads": int | None,
     "memory_format": Literal["channels_last", "contiguous_format"] | None,
     "precision": Literal["32-true", "bf16-mixed"] | None,
+    "fingerprint": Literal["sample", "whole"],
     "compile": bool | None,
     "deterministic": bool,
     "resume": _NAME | None,

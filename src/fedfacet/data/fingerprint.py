@@ -8,18 +8,23 @@ from fedfacet import rng, state
 from fedfacet.data.dataset import Dataset
 
 SAMPLES = 16
-"""Inputs that are looked at; all of them would take minutes where they are files."""
+"""Inputs that are looked at, unless all are; those of a large data set take minutes where they are files."""
+
+_BLOCK = 1024
+"""Inputs that are fetched at a time."""
 
 
-def fingerprint(dataset: Dataset) -> str:
+def fingerprint(dataset: Dataset, *, whole: bool = False) -> str:
     """Return a sha256 over labels, splits, and shape, dtype and bytes of inputs at positions that a key draws, as text.
 
     Other files in the place of a data set's show where they are inverted, sorted or encoded anew, or where any label differs. A
-    single changed image shows only if it is one of those drawn.
+    single changed image shows only if it is one of those drawn, or if the ``whole`` is looked at.
     """
-    sha = hashlib.sha256()
-    chosen = rng.stream(0, "fingerprint").choice(len(dataset.inputs), size=min(SAMPLES, len(dataset.inputs)), replace=False)
-    sha.update(state.digest({"": dataset.inputs.fetch(np.sort(chosen))}).encode())
+    sha, number = hashlib.sha256(), len(dataset.inputs)
+    drawn = np.sort(rng.stream(0, "fingerprint").choice(number, size=min(SAMPLES, number), replace=False))
+    chosen = np.arange(number) if whole else drawn
+    for start in range(0, len(chosen), _BLOCK):
+        sha.update(state.digest({"": dataset.inputs.fetch(chosen[start : start + _BLOCK])}).encode())
     nothing = np.empty(0, dtype=np.int64)
     for array in (dataset.y, dataset.a, dataset.train, dataset.test, nothing if dataset.val is None else dataset.val):
         sha.update(f"{array.shape}{array.dtype}".encode())
