@@ -284,12 +284,13 @@ def test_recorded_digest_outlives_the_file(server, tmp_path):
     assert not (tmp_path / "a").exists()
 
 
-def test_given_digest_is_verified_before_the_file_appears(server, tmp_path):
-    with pytest.raises(DatasetCorruptError, match="sha256"):
-        get(server, tmp_path / "a", sha256="0" * 64)
+@pytest.mark.parametrize("algorithm", ["md5", "sha256"])
+def test_a_published_digest_is_verified_before_the_file_appears(server, tmp_path, algorithm):
+    with pytest.raises(DatasetCorruptError, match=f"Expected the file at .* to have the published {algorithm} 00"):
+        get(server, tmp_path / "a", published=f"{algorithm}:{'0' * 32}")
     assert not (tmp_path / "a").exists()
     assert not (tmp_path / "a.sha256").exists()
-    assert get(server, tmp_path / "a", sha256=hashlib.sha256(CONTENT).hexdigest().upper()).exists()
+    assert get(server, tmp_path / "a", published=f"{algorithm}:{hashlib.new(algorithm, CONTENT).hexdigest()}").exists()
 
 
 def test_full_disk_is_noticed_before_the_first_byte(server, tmp_path, monkeypatch):

@@ -73,7 +73,7 @@ def download(
     url: str,
     destination: Path,
     *,
-    sha256: str | None = None,
+    published: str | None = None,
     disk_factor: float = 1.0,
     retries: int = 5,
     pause_seconds: float = 1.0,
@@ -88,14 +88,15 @@ def download(
     Args:
         url: https or file address, or an http address of this machine; redirects to such addresses are followed.
         destination: the file to write; missing folders are made.
-        sha256: the expected digest as hexadecimal text; ``None`` means the recorded one, if there is one.
+        published: the digest that the file's authors publish, as ``"md5:<hexadecimal>"`` or ``"sha256:..."``. It is verified
+            when the file arrives; from then on, and where nobody publishes one, the recorded digest counts.
         disk_factor: the free disk space to ask for, as a multiple of the file's size.
         retries: how many attempts in a row may end without getting further than before, 0 or larger.
         pause_seconds: before the first of them; it doubles with each, up to a minute.
 
     Raises:
         DatasetNotFoundError: if the server cannot be reached or does not have the file; what has arrived is kept.
-        DatasetCorruptError: if the file's sha256 is not the expected one.
+        DatasetCorruptError: if the file's digest is not the published or the recorded one.
         FedFacetError: if the disk has not enough room or cannot be written to.
         ValueError: if ``url`` is of another kind.
     """
@@ -109,13 +110,20 @@ def download(
             destination.parent.mkdir(parents=True, exist_ok=True)
             _fetch(url, part, disk_factor, retries, pause_seconds)
             arriving = part
-        expected = sha256 or (record.read_text().partition(" ")[0] if record.exists() else None)
-        digest = _digest(arriving)
-        if expected is not None and digest != expected.lower():
+        recorded = record.read_text().partition(" ")[0] if record.exists() else None
+        digest = _digest(arriving, "sha256")
+        if recorded is not None and digest != recorded.lower():
             raise DatasetCorruptError(
-                f"Expected {arriving} to have the sha256 {expected}, but got {digest}: delete it to download it again, and "
+                f"Expected {arriving} to have the sha256 {recorded}, but got {digest}: delete it to download it again, and "
                 f"{record} too if the file at {url} has been replaced by a newer one."
             )
+        if published is not None and arriving is part:
+            algorithm, _, expected = published.partition(":")
+            if (got := _digest(arriving, algorithm)) != expected:
+                raise DatasetCorruptError(
+                    f"Expected the file at {url} to have the published {algorithm} {expected}, but got {got}: delete "
+                    f"{arriving} to download it again, or put a file that you trust in its place."
+                )
         if arriving is part:
             part.replace(destination)
             _note(part).unlink(missing_ok=True)
@@ -313,8 +321,8 @@ def _size(path: Path) -> int:
     return path.stat().st_size if path.exists() else 0
 
 
-def _digest(path: Path) -> str:
-    sha = hashlib.sha256()
+def _digest(path: Path, algorithm: str) -> str:
+    sha = hashlib.new(algorithm, usedforsecurity=False)
     have = 0
     with path.open("rb") as file, _progress(f"checking {path.name}", _size(path)) as show:
         while chunk := file.read(_CHUNK_BYTES):
