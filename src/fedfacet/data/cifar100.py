@@ -1,7 +1,9 @@
 """CIFAR-100."""
 
+import contextlib
 import pickle
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -12,6 +14,7 @@ from fedfacet.arguments import check_within
 from fedfacet.data.augmentation import CropAndFlip
 from fedfacet.data.dataset import Dataset, InMemoryInputs
 from fedfacet.data.generated import noise, write_whole
+from fedfacet.data.reading import reading
 from fedfacet.data.source import DatasetSource, located
 from fedfacet.data.spawrious import hold_out
 from fedfacet.errors import DatasetCorruptError, DatasetNotFoundError
@@ -71,7 +74,8 @@ class CIFAR100(DatasetSource):
         names = self._read("meta", {"fine_label_names": NUM_CLASSES, "coarse_label_names": 20})
         parts = [self._read(part, {"data": None, "fine_labels": None, "coarse_labels": None}) for part in ("train", "test")]
         for part, content in zip(("train", "test"), parts, strict=True):
-            self._check(part, content)
+            with self._reading(self.folder / part):
+                self._check(part, content)
         y, coarse = (
             np.concatenate([np.asarray(part[key], dtype=np.int64) for part in parts])
             for key in ("fine_labels", "coarse_labels")
@@ -82,7 +86,7 @@ class CIFAR100(DatasetSource):
         pixels = np.concatenate([part["data"].reshape(-1, 3, 32, 32) for part in parts])
         return Dataset(
             *(InMemoryInputs(torch.from_numpy(pixels)), y, nobody, train, test, val),
-            class_names=tuple(names["fine_label_names"]),
+            class_names=tuple(map(str, names["fine_label_names"])),
             mean=(0.5071, 0.4867, 0.4408),
             std=(0.2675, 0.2565, 0.2761),
             columns={"coarse": coarse},
@@ -96,21 +100,18 @@ class CIFAR100(DatasetSource):
             raise DatasetNotFoundError(
                 f"Expected CIFAR-100's file {name!r} in {self.folder}, but it is not there: {self._how_to_get()}."
             )
-        try:
-            with file.open("rb") as opened:
-                content = _NumpyUnpickler(opened, encoding="latin1").load()
+        with self._reading(file), file.open("rb") as opened:
+            content = _NumpyUnpickler(opened, encoding="latin1").load()
             lengths = {key: len(content[key]) for key in keys}
-        except Exception as error:  # pickle raises whatever it runs into
-            raise DatasetCorruptError(
-                f"Expected {file} to be a whole file of CIFAR-100 in its Python version, but it cannot be read "
-                f"({type(error).__name__}: {error}): delete the folder and fetch it again."
-            ) from None
         if wrong := [key for key, length in keys.items() if length is not None and lengths[key] != length]:
             raise DatasetCorruptError(
                 f"Expected {keys[wrong[0]]} entries under {wrong[0]!r} of {file}, but got {lengths[wrong[0]]}: delete the "
                 "folder and fetch it again."
             )
         return dict(content)
+
+    def _reading(self, file: Path) -> contextlib.AbstractContextManager[None]:
+        return reading(file, "a whole file of CIFAR-100 in its Python version", "delete the folder and fetch it again")
 
     def _how_to_get(self) -> str:
         if (self.folder.parent / "classes.csv").is_file():
@@ -128,7 +129,9 @@ class CIFAR100(DatasetSource):
         data, labels = content["data"], np.asarray(content["fine_labels"])
         shape = getattr(data, "shape", None)
         whole = isinstance(data, np.ndarray) and data.dtype == np.uint8 and shape == (len(labels), _BYTES)
-        if not whole or len(content["coarse_labels"]) != len(labels) or set(labels.tolist()) != set(range(NUM_CLASSES)):
+        coarse = np.asarray(content["coarse_labels"])
+        known = labels.shape == coarse.shape == (len(labels),) and set(coarse.tolist()) <= set(range(20))
+        if not whole or not known or set(labels.tolist()) != set(range(NUM_CLASSES)):
             raise DatasetCorruptError(
                 f"Expected {self.folder / part} to hold images of {_BYTES} bytes and as many labels of {NUM_CLASSES} "
                 f"classes, but got images of shape {shape} and {len(labels)} labels: delete the folder and fetch it again."

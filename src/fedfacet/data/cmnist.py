@@ -13,6 +13,7 @@ from fedfacet import rng
 from fedfacet.data.dataset import Dataset, InMemoryInputs
 from fedfacet.data.digits import COLOURS, colour
 from fedfacet.data.generated import noise, write_whole
+from fedfacet.data.reading import reading, unpacked
 from fedfacet.data.source import DatasetSource, located
 from fedfacet.errors import DatasetCorruptError, DatasetNotFoundError
 
@@ -78,12 +79,8 @@ class ColouredMNIST(DatasetSource):
                 "`python src/train.py experiment=cmnist_gsc dataset.download=true`, point FEDFACET_DATA at a folder that holds "
                 "mnist/MNIST/raw, or use `experiment=digits_gsc` instead, which needs no download."
             )
-        try:
-            content = gzip.decompress(file.read_bytes()) if file.suffix == ".gz" else file.read_bytes()
-        except (OSError, EOFError, ValueError) as error:
-            raise DatasetCorruptError(
-                f"Expected {file} to be a whole gzip file, but it cannot be unpacked ({error}): delete it and fetch it again."
-            ) from None
+        with reading(file, "a whole file of MNIST", "delete it and fetch it again"):
+            content = unpacked(file)
         count = int.from_bytes(content[4:8], "big")
         if len(content) != header + count * width or count == 0:
             raise DatasetCorruptError(

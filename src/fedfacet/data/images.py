@@ -1,7 +1,6 @@
 """Images made when they are first asked for: the cache, and its use for image files."""
 
 import os
-import struct
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -14,7 +13,7 @@ from numpy.typing import NDArray
 from PIL import Image
 from torch import Tensor
 
-from fedfacet.errors import DatasetCorruptError
+from fedfacet.data.reading import reading
 
 CHANNELS = 3
 IMAGENET_MEAN = (0.485, 0.456, 0.406)
@@ -92,16 +91,10 @@ class ImageFiles(LazyImages):
 
     def make(self, index: int) -> NDArray[np.uint8]:
         """Decode one file; ``DatasetCorruptError`` if it is missing, truncated or no image."""
-        size = (self.resized, self.resized)
-        try:
-            with Image.open(self.paths[index]) as file:
-                image = file.convert("RGB")
-        # Pillow reports damage with whichever of these the format's parser runs into.
-        except (OSError, SyntaxError, ValueError, EOFError, struct.error, Image.DecompressionBombError) as error:
-            raise DatasetCorruptError(
-                f"Expected a readable image, but got {self.paths[index]} ({type(error).__name__}: {error}): {self.remedy}."
-            ) from error
-        pixels = np.asarray(image if image.size == size else image.resize(size, Image.Resampling.BILINEAR))
+        size, path = (self.resized, self.resized), self.paths[index]
+        with reading(path, "an image", self.remedy), Image.open(path) as file:
+            image = file.convert("RGB")
+            pixels = np.asarray(image if image.size == size else image.resize(size, Image.Resampling.BILINEAR))
         start = round((self.resized - self.image_size) / 2)  # as torchvision's CenterCrop rounds it
         return pixels[start : start + self.image_size, start : start + self.image_size]
 
@@ -120,6 +113,8 @@ class ImageFiles(LazyImages):
 
 
 def _looks_complete(path: Path) -> bool:
+    if not path.is_file():
+        return False
     try:
         with path.open("rb") as file:
             head = file.read(8)

@@ -1,7 +1,6 @@
 """PneumoniaMNIST."""
 
 import io
-import zipfile
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,6 +12,7 @@ from numpy.typing import NDArray
 from fedfacet.data.dataset import Dataset, InMemoryInputs
 from fedfacet.data.download import download as fetch_file
 from fedfacet.data.generated import noise, write_whole
+from fedfacet.data.reading import check_archive, reading
 from fedfacet.data.source import DatasetSource, located
 from fedfacet.errors import DatasetCorruptError, DatasetNotFoundError
 
@@ -76,21 +76,18 @@ def _read(file: Path) -> dict[str, NDArray[np.uint8]]:
             "the folder that holds it with dataset.root=DIR, point FEDFACET_DATA at a folder that holds pneumoniamnist/, or "
             "use `experiment=digits_gsc` instead (with method=fedld for FedLD), which needs no download."
         )
-    try:
-        with file.open("rb") as stream:
-            opened = np.load(stream, allow_pickle=False)
+    with reading(file, f"images and labels of {', '.join(_SPLITS)}", "delete it and fetch it again"):
+        check_archive(file)
+        with np.load(file, allow_pickle=False) as opened:
             arrays = {name: opened[name] for split in _SPLITS for name in (f"{split}_images", f"{split}_labels")}
-    except (OSError, EOFError, ValueError, LookupError, zipfile.BadZipFile) as error:
-        raise DatasetCorruptError(
-            f"Expected {file} to hold images and labels of {', '.join(_SPLITS)}, but it cannot be read "
-            f"({type(error).__name__}: {error}): delete it and fetch it again."
-        ) from None
-    for split in _SPLITS:
-        images, labels = arrays[f"{split}_images"], arrays[f"{split}_labels"]
-        count = len(labels)
-        if images.shape != (count, _SIDE, _SIDE) or labels.shape != (count, 1) or set(labels.flat) != {0, 1}:
-            raise DatasetCorruptError(
-                f"Expected {split} images of shape (N, {_SIDE}, {_SIDE}) and labels 0 and 1 of shape (N, 1) in {file}, but got "
-                f"{images.shape} and {labels.shape}: it is another data set of MedMNIST, so delete it and fetch this one."
-            )
+        for split in _SPLITS:
+            images, labels = arrays[f"{split}_images"], arrays[f"{split}_labels"]
+            count, dtypes = len(labels), {images.dtype, labels.dtype}
+            whole = images.shape == (count, _SIDE, _SIDE) and labels.shape == (count, 1) and dtypes == {np.dtype(np.uint8)}
+            if not whole or set(labels.flat) != {0, 1}:
+                raise DatasetCorruptError(
+                    f"Expected {split} images of shape (N, {_SIDE}, {_SIDE}) and labels 0 and 1 of shape (N, 1), all bytes, in "
+                    f"{file}, but got {images.shape} of {images.dtype} and {labels.shape} of {labels.dtype}: it is another "
+                    "data set of MedMNIST, so delete it and fetch this one."
+                )
     return arrays

@@ -1,6 +1,8 @@
 """Retina: fundus photographs of eyes with and without diabetic retinopathy, of five clients."""
 
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -10,6 +12,7 @@ from fedfacet.arguments import check_choice
 from fedfacet.data.augmentation import ZoomTurnAndFlip
 from fedfacet.data.dataset import Dataset
 from fedfacet.data.images import ImageFiles
+from fedfacet.data.reading import reading
 from fedfacet.data.ssl_fl import MedicalImages, how_to_get, read_tables, write_tables
 from fedfacet.errors import DatasetCorruptError
 
@@ -70,10 +73,10 @@ class _Arrays(ImageFiles):
 
     def make(self, index: int) -> NDArray[np.uint8]:
         path = self.paths[index]
-        try:
-            array = np.load(path, allow_pickle=False)
-        except (OSError, ValueError, EOFError) as error:
-            raise DatasetCorruptError(f"Expected an array, but got {path} ({error}): {self.remedy}.") from error
+        with reading(path, "an array", self.remedy):
+            return self._pixels(path, np.load(path, mmap_mode="r", allow_pickle=False))  # never more memory than the file takes
+
+    def _pixels(self, path: Path, array: NDArray[Any]) -> NDArray[np.uint8]:
         if array.ndim == 2:
             array = np.stack([array] * 3, axis=2)
         if array.ndim != 3 or array.shape[2] not in (1, 3, 4) or array.dtype.kind not in "uif" or not np.isfinite(array).all():

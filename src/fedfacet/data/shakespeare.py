@@ -1,6 +1,5 @@
 """Shakespeare: the next character of what a role says."""
 
-import gzip
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,6 +15,7 @@ from fedfacet.arguments import check_choice
 from fedfacet.data.dataset import Dataset
 from fedfacet.data.generated import write_lines
 from fedfacet.data.plays import Role, roles_in
+from fedfacet.data.reading import reading, unpacked
 from fedfacet.data.source import DatasetSource, located
 from fedfacet.errors import DatasetCorruptError, DatasetNotFoundError
 
@@ -140,13 +140,8 @@ def _read(file: Path | None, root: Path) -> str:
             f"{URL} (2 MB, for personal use) there, name another folder with dataset.root=DIR, point FEDFACET_DATA at a folder "
             "that holds shakespeare/, or use `experiment=digits_gsc` instead, which needs no download."
         )
-    try:
-        content = gzip.decompress(file.read_bytes()) if file.suffix == ".gz" else file.read_bytes()
-        return content.decode("ascii")
-    except (OSError, EOFError, ValueError) as error:
-        raise DatasetCorruptError(
-            f"Expected {file} to be the text in ASCII, but it cannot be read ({error}): delete it and fetch it again."
-        ) from None
+    with reading(file, "the text in ASCII", "delete it and fetch it again"):
+        return unpacked(file).decode("ascii")
 
 
 class Windows:

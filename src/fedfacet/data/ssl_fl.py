@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from fedfacet import rng
 from fedfacet.data.dataset import Dataset, InputStore
 from fedfacet.data.generated import noise, write_image, write_lines
+from fedfacet.data.reading import reading
 from fedfacet.data.source import DatasetSource, located
 from fedfacet.errors import DatasetCorruptError, DatasetNotFoundError
 
@@ -137,10 +138,8 @@ def write_tables(root: Path, splits: Sequence[str], clients: Sequence[str], num_
 def _lines(path: Path, remedy: str) -> list[list[str]]:
     if not path.is_file():
         raise DatasetNotFoundError(f"Expected the table {path}, but there is no such file: {remedy}.")
-    try:
+    with reading(path, "a table", remedy):
         lines = path.read_text(encoding="utf-8-sig").splitlines()
-    except (OSError, ValueError) as error:
-        raise DatasetCorruptError(f"Expected a readable table, but got {path} ({error}): {remedy}.") from None
     return [[entry.strip() for entry in line.split(",")] for line in lines if line.strip()]
 
 

@@ -12,6 +12,7 @@ from fedfacet.data.dataset import Dataset
 from fedfacet.data.download import obtain
 from fedfacet.data.generated import noise, write_image, write_lines
 from fedfacet.data.images import IMAGENET_MEAN, IMAGENET_STD, ImageFiles
+from fedfacet.data.reading import reading
 from fedfacet.data.source import DatasetSource, located
 from fedfacet.errors import DatasetCorruptError, DatasetNotFoundError
 
@@ -131,11 +132,8 @@ def read_table(path: Path) -> tuple[tuple[str, ...], NDArray[np.int64], NDArray[
         DatasetCorruptError: if a column is missing, a value is impossible or a file is named twice.
     """
     remedy = f"restore {TABLE} from {URL}"
-    try:
-        with path.open(newline="", encoding="utf-8-sig") as file:
-            rows = list(csv.DictReader(file))
-    except (OSError, ValueError, csv.Error) as error:
-        raise DatasetCorruptError(f"Expected a readable table, but got {path} ({error}): {remedy}.") from error
+    with reading(path, "a table", remedy), path.open(newline="", encoding="utf-8-sig") as file:
+        rows = list(csv.DictReader(file))
     labels = {}
     for name, size in _LABELS.items():
         values = [row.get(name) for row in rows]
