@@ -226,6 +226,45 @@ def refused(tmp_path, monkeypatch, capfd):
 
 
 @pytest.fixture(scope="session")
+def results():
+    """Return a function: run folder -> what must not depend on whether the run was stopped."""
+    kept = (
+        "status",
+        "rounds",
+        "final",
+        "best",
+        "model_digest",
+        "participation_counts",
+        "bytes_up",
+        "bytes_down",
+        "query_bytes_up",
+    )
+
+    def results(run):
+        summary = json.loads((run / "summary.json").read_text())
+        files = ("metrics.csv", "model/model.safetensors", "partition.json")
+        return {name: summary[name] for name in kept} | {name: (run / name).read_bytes() for name in files}
+
+    return results
+
+
+@pytest.fixture(scope="module")
+def uninterrupted(start_in, tmp_path_factory, results):
+    """Return a function that returns the results of an uninterrupted run with some arguments; each is run once."""
+    known = {}
+
+    def uninterrupted(*arguments):
+        if arguments not in known:
+            folder = tmp_path_factory.mktemp("uninterrupted")
+            process = start_in(folder, *arguments, "paths.output_dir=run")
+            assert process.wait() == 0, process.err.read_text()
+            known[arguments] = results(folder / "run")
+        return known[arguments]
+
+    return uninterrupted
+
+
+@pytest.fixture(scope="session")
 def files_of():
     """Return a function that reads all files of a folder."""
     return snapshot

@@ -18,25 +18,6 @@ ENDLESS = "local.amount=1000000"
 """A client that never comes to an end."""
 
 
-def results(run):
-    """What must not depend on whether a run was stopped."""
-    summary = json.loads((run / "summary.json").read_text())
-    kept = (
-        "status",
-        "rounds",
-        "final",
-        "best",
-        "model_digest",
-        "participation_counts",
-        "bytes_up",
-        "bytes_down",
-        "query_bytes_up",
-    )
-    return {name: summary[name] for name in kept} | {
-        name: (run / name).read_bytes() for name in ("metrics.csv", "model/model.safetensors", "partition.json")
-    }
-
-
 def rounds_in(file):
     """The rounds that a csv file has whole rows of."""
     return [int(line.split(b",")[0]) for line in file.read_bytes().split(b"\n")[1:-1]] if file.exists() else []
@@ -51,25 +32,9 @@ def command_in(text):
     return shlex.split(re.search(r"\n  python src/train\.py (.+)\n$", text)[1])
 
 
-@pytest.fixture(scope="module")
-def uninterrupted(start_in, tmp_path_factory):
-    """Return a function that returns the results of an uninterrupted run with some arguments; each is run once."""
-    known = {}
-
-    def uninterrupted(*arguments):
-        if arguments not in known:
-            folder = tmp_path_factory.mktemp("uninterrupted")
-            process = start_in(folder, *arguments, "paths.output_dir=run")
-            assert process.wait() == 0, process.err.read_text()
-            known[arguments] = results(folder / "run")
-        return known[arguments]
-
-    return uninterrupted
-
-
 @pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_a_stopped_run_saves_says_how_to_go_on_and_ends_as_if_it_had_not_been(
-    start, train, uninterrupted, tmp_path, number, status
+    start, train, uninterrupted, tmp_path, number, status, results
 ):
     run = tmp_path / "run"
     process = start(ROUNDS, "paths.output_dir=run", "callbacks.save_checkpoint.every_n_rounds=1000")
@@ -91,7 +56,7 @@ def test_a_stopped_run_saves_says_how_to_go_on_and_ends_as_if_it_had_not_been(
 
 @pytest.mark.parametrize("damage", ["missing", "memory"])
 def test_where_the_last_checkpoint_is_damaged_a_run_goes_on_from_the_one_before(
-    train, trained, uninterrupted, tmp_path, damage
+    train, trained, uninterrupted, tmp_path, damage, results
 ):
     run, method = tmp_path / "run", ("federation.rounds=4", "personal=head", "local.keep_optimizer=true")
     trained(*method, "paths.output_dir=run")
@@ -141,7 +106,7 @@ def test_a_run_whose_folder_is_removed_ends_with_a_sentence(start, tmp_path):
     assert not run.exists()
 
 
-def test_a_run_that_another_process_works_at_is_left_alone(start, train, uninterrupted, tmp_path):
+def test_a_run_that_another_process_works_at_is_left_alone(start, train, uninterrupted, tmp_path, results):
     run = tmp_path / "run"
     process = start(ROUNDS, EVERY_3, "paths.output_dir=run")
     process.wait_until((run / "checkpoints" / "last.ckpt").exists)
@@ -172,7 +137,7 @@ def test_an_engine_that_sums_in_another_order_neither_takes_over_nor_hands_over(
     trained("resume=stacked", longer, fast=False)
 
 
-def test_rows_beyond_the_checkpoint_are_cut_back(start, trained, uninterrupted, tmp_path):
+def test_rows_beyond_the_checkpoint_are_cut_back(start, trained, uninterrupted, tmp_path, results):
     run = tmp_path / "run"
     process = start(ROUNDS, EVERY_3, "paths.output_dir=run")
     process.wait_until(lambda: len(rounds_in(run / "metrics.csv")) >= 5)
@@ -185,7 +150,7 @@ def test_rows_beyond_the_checkpoint_are_cut_back(start, trained, uninterrupted, 
     assert results(run) == uninterrupted(ROUNDS)
 
 
-def test_a_run_killed_again_and_again_ends_the_same(start, trained, uninterrupted, tmp_path):
+def test_a_run_killed_again_and_again_ends_the_same(start, trained, uninterrupted, tmp_path, results):
     run = tmp_path / "run"
     moments = random.Random(0)
     process = start(ROUNDS, EVERY_3, "paths.output_dir=run")
@@ -204,31 +169,7 @@ def test_a_run_killed_again_and_again_ends_the_same(start, trained, uninterrupte
     assert not list(run.rglob("*.part"))
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("selector", ["feddiverse", "uniform", "round_robin"])
-@pytest.mark.parametrize("aggregator", ["fedavg", "fedavgm"])
-@pytest.mark.parametrize("campaign", range(5))
-def test_campaigns_of_random_kills(start, uninterrupted, tmp_path, selector, aggregator, campaign):
-    run = tmp_path / "run"
-    moments = random.Random(f"{selector} {aggregator} {campaign}")
-    method = (f"selector={selector}", f"aggregator={aggregator}", "participation=dropouts", "federation.rounds=40")
-    every = f"callbacks.save_checkpoint.every_n_rounds={moments.choice((1, 2, 5))}"
-    kills = [signal.SIGKILL, signal.SIGTERM, signal.SIGINT]
-    for _ in range(100):
-        if (run / "checkpoints" / "last.ckpt").exists():
-            process = start("resume=run", fast=False)
-        else:
-            shutil.rmtree(run, ignore_errors=True)
-            process = start(*method, every, "paths.output_dir=run")
-        time.sleep(moments.uniform(0, 5))
-        process.kill(moments.choice(kills))
-        process.wait()
-        if (run / "summary.json").exists() and json.loads((run / "summary.json").read_text())["status"] == "finished":
-            break
-    assert results(run) == uninterrupted(*method)
-
-
-def test_a_run_killed_after_its_last_round_is_completed(trained, uninterrupted, tmp_path):
+def test_a_run_killed_after_its_last_round_is_completed(trained, uninterrupted, tmp_path, results):
     run = tmp_path / "run"
     trained(ROUNDS, "paths.output_dir=run")
     (run / "summary.json").unlink()
@@ -250,7 +191,7 @@ def test_a_run_killed_before_its_configuration_was_written_starts_again_in_its_f
 
 
 @pytest.mark.slow
-def test_a_run_stopped_before_its_first_round_goes_on(start, trained, uninterrupted, tmp_path):
+def test_a_run_stopped_before_its_first_round_goes_on(start, trained, uninterrupted, tmp_path, results):
     run = tmp_path / "run"
     process = start(ROUNDS, EVERY_3, "paths.output_dir=run")
     process.wait_until((run / "checkpoints" / "last.ckpt").exists)
@@ -266,7 +207,7 @@ def test_a_run_stopped_before_its_first_round_goes_on(start, trained, uninterrup
 
 
 @pytest.mark.slow
-def test_a_longer_run_is_the_same_as_one_that_was_long_from_the_start(trained, uninterrupted, tmp_path):
+def test_a_longer_run_is_the_same_as_one_that_was_long_from_the_start(trained, uninterrupted, tmp_path, results):
     """And what no number depends on may change on the way."""
     run = tmp_path / "run"
     trained("federation.rounds=3", "paths.output_dir=run")
@@ -290,7 +231,7 @@ def test_a_folder_of_any_name_can_be_resumed(start, trained, tmp_path):
 
 
 @pytest.mark.slow
-def test_a_stopped_sweep_begins_no_further_job_and_its_jobs_can_be_resumed(start, trained, uninterrupted, tmp_path):
+def test_a_stopped_sweep_begins_no_further_job_and_its_jobs_can_be_resumed(start, trained, uninterrupted, tmp_path, results):
     sweep = tmp_path / "sweep"
     process = start(ROUNDS, "seed=0,1", "paths.sweep_dir=sweep", "-m")
     process.wait_until(lambda: rounds_in(sweep / "0" / "metrics.csv"))
