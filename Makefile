@@ -5,17 +5,19 @@
 #   make train PYTHON=/path/to/python3.12             the interpreter that .venv is made from, read only when it is made
 
 CONSTRAINTS ?= constraints.txt
+SEED ?= 0
 PYTHONS := $(if $(PYTHON),"$(PYTHON)",python3.13 python3.12 python3.11 python3)
 USABLE := import sys, ensurepip; sys.exit(not (3, 11) <= sys.version_info[:2] < (3, 14))
 INSTALL := .venv/bin/python -m pip install -c $(CONSTRAINTS) -e
 
 .DEFAULT_GOAL := help
-.PHONY: help train test lint clean
+.PHONY: help train test attack lint clean
 .NOTPARALLEL:
 
 help:
 	@echo 'make train   set up .venv, then python src/train.py (ARGS="experiment=cmnist_gsc seed=1" for overrides)'
 	@echo 'make test    set up .venv, then the tests (ARGS="tests/selectors -x" for arguments of pytest)'
+	@echo 'make attack  set up .venv, then attacks drawn by SEED=0: kills, bit flips, forgeries, corrupt data (half an hour)'
 	@echo 'make lint    set up .venv, then ruff and mypy'
 	@echo 'make clean   remove .venv and caches; keeps data/ and logs/'
 
@@ -26,6 +28,9 @@ train: .venv/.installed
 # At most 8 workers: each one imports torch.
 test: .venv/.installed-test
 	exec .venv/bin/python -m pytest -n auto --maxprocesses=8 --dist=worksteal $(ARGS)
+
+attack: .venv/.installed-test
+	ATTACK_SEED=$(SEED) .venv/bin/python -m pytest -n auto --maxprocesses=8 --dist=worksteal -m slow tests/cli/attack $(ARGS)
 
 lint: .venv/.installed-dev
 	.venv/bin/python -m ruff check .

@@ -31,6 +31,9 @@ from fedfacet.types import WEIGHTED_DRAWS
 OPTIONAL = frozenset({WEIGHTED_DRAWS})
 """What a part may give though nobody needs it, since it costs nothing."""
 
+_OTHER_HALF = "choose the other half of the method too (`method=` chooses both), or leave this half out."
+_REMEDIES = {WEIGHTED_DRAWS: "choose a selector that draws clients by weights, such as uniform, or another participation."}
+
 
 def federate(
     data: FederatedData,
@@ -181,13 +184,13 @@ def check_pairs(parts: Mapping[str, Any], choices: Mapping[str, Any]) -> None:
         if lacking := sorted(names - given):
             raise ConfigError(
                 f"Expected a part that gives {lacking[0]!r}, which {group}={choices.get(group)} needs, but there is none: "
-                "choose the other half of the method too (`method=` chooses both), or leave this half out."
+                f"{_REMEDIES.get(lacking[0], _OTHER_HALF)}"
             )
     for group, names in gives.items():
         if unused := sorted(names - needed - OPTIONAL):
             raise ConfigError(
                 f"Expected a part that needs {unused[0]!r}, which {group}={choices.get(group)} gives, but there is none: "
-                "choose the other half of the method too (`method=` chooses both), or leave this half out."
+                f"{_OTHER_HALF}"
             )
 
 

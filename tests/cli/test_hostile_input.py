@@ -107,6 +107,7 @@ IMPOSSIBLE = [
     ("+callbacks.x._target_=os.system", "`callbacks.x._target_`"),
     ("model._target_=3", "`model._target_`"),
     ("loss._target_=torch.nn.functional.l1_loss", "a function of logits and a batch"),
+    ("local=[[1]]", "`local`"),
     pytest.param(f"task={'[' * 2000}1{']' * 2000}", "key=value", id="nested"),
 ]
 

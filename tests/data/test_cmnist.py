@@ -61,3 +61,18 @@ def test_a_truncated_file_is_named(generated, tmp_path, unpacked):
     file.write_bytes(content[: len(content) // 2])
     with pytest.raises(DatasetCorruptError, match=r"t10k-images-idx3-ubyte.*delete it"):
         ColouredMNIST(root=str(tmp_path)).load()
+
+
+@pytest.mark.parametrize("kept", ["t10k", None])
+def test_labels_of_others_are_refused(generated, tmp_path, kept):
+    folder = tmp_path / "MNIST" / "raw"
+    shutil.copytree(generated / "MNIST" / "raw", folder)
+    labels = folder / "train-labels-idx1-ubyte.gz"
+    if kept is not None:
+        shutil.copy(folder / f"{kept}-labels-idx1-ubyte.gz", labels)
+    else:
+        content = bytearray(gzip.decompress(labels.read_bytes()))
+        content[-1] = 10
+        labels.write_bytes(gzip.compress(content))
+    with pytest.raises(DatasetCorruptError, match=r"MNIST's train files in .* as many images as digits from 0 to 9, but got"):
+        ColouredMNIST(root=str(tmp_path)).load()

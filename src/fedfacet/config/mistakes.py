@@ -17,7 +17,7 @@ from fedfacet.errors import ConfigError
 
 SPECIAL_KEYS = {"_target_", "_partial_", "_convert_", "_recursive_", "_args_"}
 
-COMPOSE_ERRORS = (HydraException, OmegaConfBaseException, ValueError, RecursionError)
+COMPOSE_ERRORS = (HydraException, OmegaConfBaseException, ValueError, TypeError, RecursionError)
 
 
 @functools.cache

@@ -60,6 +60,12 @@ class ColouredMNIST(DatasetSource):
         for part in _PARTS:
             pixels.append(self._read(f"{part}-{_KINDS[0]}", 28 * 28, header=16).reshape(-1, 28, 28))
             digits.append(self._read(f"{part}-{_KINDS[1]}", 1, header=8))
+            if len(pixels[-1]) != len(digits[-1]) or digits[-1].max() > 9:
+                raise DatasetCorruptError(
+                    f"Expected MNIST's {part} files in {self.folder} to hold as many images as digits from 0 to 9, but got "
+                    f"{len(pixels[-1])} images and {len(digits[-1])} numbers up to {digits[-1].max()}: delete them and fetch "
+                    "them again."
+                )
         y = (np.concatenate(digits) >= 5).astype(np.int64)
         draws = [rng.stream(self.seed, f"colour-{part}") for part in _PARTS]
         a = np.concatenate([draw.integers(2, size=len(part)) for draw, part in zip(draws, digits, strict=True)])
