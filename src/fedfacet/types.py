@@ -286,8 +286,8 @@ class ClientReceipt:
         client_id: position of the client in the partition.
         num_samples: how many samples the client holds (n_k).
         num_steps: local steps taken.
-        loss_sum: sum of the losses of the samples seen while training.
-        num_seen: samples seen while training, repetitions counted.
+        loss_sum: sum of the losses of the samples seen while training, finite.
+        num_seen: samples seen while training, repetitions counted, 1 or larger.
         answers: query name -> what the client answered in this round.
     """
 

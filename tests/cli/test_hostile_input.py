@@ -108,6 +108,8 @@ IMPOSSIBLE = [
     ("model._target_=3", "`model._target_`"),
     ("loss._target_=torch.nn.functional.l1_loss", "a function of logits and a batch"),
     ("local=[[1]]", "`local`"),
+    ("callbacks.csv_log=???", "callbacks.csv_log"),
+    ("loss._partial_=false", "cross_entropy() missing 2"),
     pytest.param(f"task={'[' * 2000}1{']' * 2000}", "key=value", id="nested"),
 ]
 

@@ -18,7 +18,7 @@ SERVER = [
 ]
 FLOORS = [
     # What everybody may know: values, and help that knows nothing of learning.
-    "errors types rng heterogeneity arguments libraries",
+    "errors types rng heterogeneity arguments libraries broken_pipe",
     "state",
     "storage updates",
     # Parts that an option chooses. Each knows values, and no other part.

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from fedfacet.broken_pipe import reader_may_leave
 from fedfacet.callbacks.base import Callback
 from fedfacet.federation import Federation
 from fedfacet.types import RoundResult
@@ -62,7 +63,8 @@ class Progress(Callback):
             log.info(line)
             # A terminal would break it within words.
             width = shutil.get_terminal_size().columns if sys.stderr.isatty() else len(line)
-            print(textwrap.fill(line, width, break_on_hyphens=False), file=sys.stderr, flush=True)
+            with reader_may_leave(sys.stderr):
+                print(textwrap.fill(line, width, break_on_hyphens=False), file=sys.stderr)
         self._started = time.monotonic()
         self._first_round = federation.state.round
         if not sys.stderr.isatty():
@@ -106,7 +108,8 @@ class Progress(Callback):
         if not edge and now - self._last_line < self.seconds_between_lines:
             return
         self._last_line = now
-        print(line, file=sys.stderr, flush=True)
+        with reader_may_leave(sys.stderr):
+            print(line, file=sys.stderr)
 
     def on_fit_end(self, federation: Federation, status: str) -> None:
         """Close the bar."""

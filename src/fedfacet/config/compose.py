@@ -77,9 +77,9 @@ def checked(name: str, own: DictConfig, choices: Mapping[str, Any], overrides: S
     if strangers := [key for key in map(str, own) if key not in base and key not in choices]:
         raise ConfigError(unknown(strangers[0], flat_keys(base)))
     config = finalized(own, overrides, choices)
-    check_parts(base, config, default_options)
-    check_recipe(base, config)
     try:
+        check_parts(base, config, default_options)
+        check_recipe(base, config)
         settings = plain(config)
     except OmegaConfBaseException as error:
         raise ConfigError(f"Expected every value to be given, but got: {str(error).splitlines()[0]}.") from None

@@ -19,6 +19,7 @@ from hydra.types import RunMode
 from omegaconf import DictConfig
 
 from fedfacet import config as configuration
+from fedfacet.broken_pipe import reader_may_leave
 from fedfacet.config.sweeping import Sweep
 from fedfacet.errors import FedFacetError
 from fedfacet.runs.ending import command_name, leave, refuse
@@ -100,7 +101,5 @@ def _print_wrapped(tell_help: Callable[[], None]) -> None:
         textwrap.fill(line, width, subsequent_indent="  ", break_on_hyphens=False) if re.match(r"\w+: \w+,", line) else line
         for line in lines
     ]
-    try:
-        print(*folded, sep="\n", flush=True)
-    except BrokenPipeError:  # `--help | head`
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    with reader_may_leave(sys.stdout):
+        print(*folded, sep="\n")

@@ -32,8 +32,12 @@ class Refused(SystemExit):
 
 def refuse(error: Exception) -> NoReturn:
     """Say what is wrong in one sentence and exit with status 2."""
-    print(f"error: {error}", file=sys.stderr)
-    raise Refused(str(error))
+    sentence = str(error)
+    if not isinstance(error, FedFacetError) and not sentence.startswith("Expected"):  # Python's or a library's own words
+        said = (sentence.splitlines() or [""])[0]
+        sentence = f"Expected settings that their parts take, but got {type(error).__name__} ({said}): mend the overrides."
+    print(f"error: {sentence}", file=sys.stderr)
+    raise Refused(sentence)
 
 
 def leave(*_: object) -> None:

@@ -3,6 +3,7 @@
 import contextlib
 import json
 import logging
+import sys
 import traceback
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -10,6 +11,7 @@ from pathlib import Path
 from omegaconf import DictConfig
 
 from fedfacet import config as configuration
+from fedfacet.broken_pipe import reader_may_leave
 from fedfacet.errors import ConfigError, FedFacetError
 from fedfacet.runs.ending import Refused, ending_in_a_sentence, refuse
 from fedfacet.runs.job import Job
@@ -118,10 +120,11 @@ def _run(job: Job, train: Callable[[Job], None]) -> float | None:
     with ending_in_a_sentence(job):
         train(job)
     summary = job.run_dir / "summary.json"
-    if not summary.exists():  # the callback that writes it was left out
-        print(f"run folder  {job.run_dir}")
-        return None
-    print_results(json.loads(summary.read_text(encoding="utf-8")), load_data(job.config), job.run_dir)
+    with reader_may_leave(sys.stdout):
+        if not summary.exists():  # the callback that writes it was left out
+            print(f"run folder  {job.run_dir}")
+            return None
+        print_results(json.loads(summary.read_text(encoding="utf-8")), load_data(job.config), job.run_dir)
     return _validation_of(job.run_dir)
 
 

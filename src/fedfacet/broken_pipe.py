@@ -1,0 +1,16 @@
+"""A run goes on where nobody reads any longer what it says, as after ``| head``."""
+
+import contextlib
+import os
+from collections.abc import Iterator
+from typing import TextIO
+
+
+@contextlib.contextmanager
+def reader_may_leave(stream: TextIO) -> Iterator[None]:
+    """Print within this block; once nobody reads the stream, what it is told goes nowhere."""
+    try:
+        yield
+        stream.flush()
+    except (BrokenPipeError, SystemExit):  # the latter is how rich ends a program upon the former
+        os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
