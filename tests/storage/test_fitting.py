@@ -93,3 +93,11 @@ def test_what_is_empty_at_first_may_have_grown():
     assert misfit("selector", grown, first, {}) is None
     assert misfit("selector", first | {"vectors": torch.zeros(2)}, first, {}).startswith("selector.vectors is a tensor")
     assert misfit("selector", first | {"steps": "7"}, first, {}) == "selector.steps is of type str"
+
+
+@pytest.mark.parametrize("value", [torch.ones(2), {"val/acc": torch.ones(2)}, {"round": "x"}, 3])
+def test_a_summary_of_something_else_than_numbers_is_named(federation, value):
+    whole, other = federation(), federation()
+    whole.run_round()
+    with pytest.raises(CheckpointError, match=r"`callbacks\.summary\.best` holds measured numbers"):
+        other.restore(edited(whole.state, ["callbacks", "summary", "best"], value))

@@ -11,6 +11,7 @@ from safetensors.torch import save_file
 from fedfacet import state
 from fedfacet.callbacks.base import Callback
 from fedfacet.clients.personal_memory import all_layers
+from fedfacet.errors import CheckpointError
 from fedfacet.federation import Federation
 from fedfacet.storage.json_text import json_text
 from fedfacet.storage.whole_file import written_whole
@@ -90,7 +91,18 @@ class Summary(Callback):
         return {"final": self.final, "best": self.best, "totals": self.totals}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Take them up."""
+        """Take them up.
+
+        Raises:
+            CheckpointError: if they are no measured numbers.
+        """
+        for name in ("final", "best"):
+            measured = {} if state_dict[name] is None else state_dict[name]
+            if not isinstance(measured, dict) or not all(isinstance(value, int | float) for value in measured.values()):
+                raise CheckpointError(
+                    f"Expected a checkpoint whose `callbacks.summary.{name}` holds measured numbers, but it holds something "
+                    "else: bring the file back as it was, or start a new run."
+                )
         self.final, self.best, self.totals = state_dict["final"], state_dict["best"], state_dict["totals"]
 
 

@@ -127,7 +127,7 @@ def ring():
 
 def deep():
     value = 1
-    for _ in range(500):
+    for _ in range(80):
         value = {"deeper": value}
     return value
 
