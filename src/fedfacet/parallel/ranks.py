@@ -6,6 +6,7 @@ import logging
 import os
 import pickle
 import signal
+import socket
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
@@ -66,6 +67,14 @@ def find_place() -> Place:
     return Place(environment.global_rank(), environment.world_size(), environment.local_rank(), num_local, environment)
 
 
+def _stay_on_this_machine() -> None:
+    """Have ranks of one machine talk over its loopback, unless the environment names an interface: they exchange pickles."""
+    names = {name for _, name in socket.if_nameindex()} & {"lo", "lo0"}
+    for library in ("GLOO", "NCCL"):
+        for name in names:
+            os.environ.setdefault(f"{library}_SOCKET_IFNAME", name)
+
+
 class Message(NamedTuple):
     """What one process sends another: a body that can be pickled, and tensors on the CPU, which travel as one run of bytes."""
 
@@ -111,6 +120,8 @@ class Ranks:
         num_threads = torch.get_num_threads()
         if self._route.type == "cuda":
             torch.cuda.set_device(self._route)
+        if place.num_ranks == place.num_local_ranks:
+            _stay_on_this_machine()
         group = "cpu:gloo,cuda:nccl" if backend == "nccl" else "gloo"
         fabric = Fabric(
             # Fabric is asked for the meeting alone: with its accelerator "cuda" it would want a GPU of its own for every rank.
