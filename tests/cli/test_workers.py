@@ -58,6 +58,14 @@ def status_of(pid):
         return "\nState:\tZ"
 
 
+def sockets_of(pids):
+    """The sockets with a name in the file system that processes listen at."""
+    open_files = [file for pid in pids for file in Path(f"/proc/{pid}/fd").iterdir() if file.is_symlink()]
+    inodes = {os.readlink(file) for file in open_files}
+    lines = [line.split() for line in Path("/proc/net/unix").read_text().splitlines()[1:]]
+    return {Path(line[7]) for line in lines if len(line) == 8 and f"socket:[{line[6]}]" in inodes and line[7].startswith("/")}
+
+
 @pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="looks for processes in /proc")
 def test_stopped_killed_and_gone_on_with_by_another_engine_it_ends_as_if_it_had_not_been(start, trained, tmp_path):
     trained(ROUNDS, "paths.output_dir=whole")
@@ -74,9 +82,12 @@ def test_stopped_killed_and_gone_on_with_by_another_engine_it_ends_as_if_it_had_
     process = start("resume=run", fast=False)
     process.wait_until(lambda: rounds_in(run) >= 4 or (run / "model").exists())
     children = descendants(process.pid)
+    (socket,) = sockets_of(children)
+    assert socket.parent.name.startswith("pymp-")
     process.kill(signal.SIGKILL)
     process.wait()
     assert not gone(children), "workers must end with the process that they work for, however that ends"
+    assert not socket.parent.exists()
     trained("resume=run", "engine=sequential", fast=False)
     assert results(run) == results(tmp_path / "whole")
 

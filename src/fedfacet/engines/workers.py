@@ -15,6 +15,7 @@ from multiprocessing import connection as mp_connection
 from multiprocessing import resource_tracker
 from multiprocessing.context import BaseContext
 from multiprocessing.process import BaseProcess
+from multiprocessing.util import get_temp_dir
 from typing import Any
 
 import numpy as np
@@ -172,6 +173,7 @@ class WorkersEngine(Engine):
             "threads": torch.get_num_threads(),
             "deterministic": torch.are_deterministic_algorithms_enabled(),
             "device": str(device),
+            "temporary": get_temp_dir(),
         }
         context = _context()
         ours, theirs = context.Pipe()

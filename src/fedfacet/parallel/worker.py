@@ -1,6 +1,8 @@
 """A worker process: it takes orders through a channel until the other end is gone."""
 
+import multiprocessing
 import pickle
+import shutil
 import signal
 from collections.abc import Sequence
 from multiprocessing.connection import Connection
@@ -53,7 +55,7 @@ def serve(connection: Connection, pickled: bytes, settings: dict[str, Any]) -> N
     """Take orders until the other end is gone; the entry point of a worker process.
 
     ``pickled`` is a pair: the keyword arguments of a ``Clients``, its memory format by name, and the pickle of its data.
-    ``settings`` are ``threads``, ``deterministic`` and ``device``.
+    ``settings`` are ``threads``, ``deterministic``, ``device``, and the folder that the other end has for ``temporary`` files.
     """
     for number in (signal.SIGINT, signal.SIGTERM):  # they reach the whole process group; whoever gives the orders decides
         signal.signal(number, signal.SIG_IGN)
@@ -80,7 +82,9 @@ def serve(connection: Connection, pickled: bytes, settings: dict[str, Any]) -> N
                 message, outgoing = wire.Failure.of(error), []
             channel.send(message, outgoing)
     except (EOFError, OSError):
-        return
+        parent = multiprocessing.parent_process()
+        if parent is not None and not parent.is_alive():  # it was killed, and cannot tidy up itself
+            shutil.rmtree(settings["temporary"], ignore_errors=True)
 
 
 def _carry_out(order: Order, bundles: list[State], model: State, clients: Clients) -> tuple[Any, list[State]]:
