@@ -7,13 +7,14 @@ import os
 import shlex
 import signal
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Set
 from pathlib import Path
 from typing import NoReturn
 
 from fedfacet.config import is_cell, needed_to_resume, override_of
 from fedfacet.errors import FedFacetError, Interrupted
 from fedfacet.runs.job import Job
+from fedfacet.storage.synced_file import folder_gone
 
 log = logging.getLogger("fedfacet.train")
 
@@ -65,11 +66,15 @@ def ending_in_a_sentence(job: Job) -> Iterator[None]:
         refuse(error)
     except Exception as error:
         log.info("Failed.", exc_info=True)
-        if not _out_of_space(error):
+        if isinstance(error, OSError) and not job.run_dir.is_dir():
+            refuse(folder_gone(job.run_dir))
+        if _told(error, {errno.ENOSPC, errno.EDQUOT}, "No space left on device"):
+            lacking, remedy = "free disk space", "free some"
+        elif _told(error, {errno.ENOMEM}, "can't allocate memory", "not enough memory", "out of memory", "MemoryError"):
+            lacking, remedy = "enough memory", "close what else uses it, take fewer workers, smaller batches or a smaller model"
+        else:
             raise
-        refuse(
-            FedFacetError(f"Expected free disk space for {job.run_dir}, but there is none left: free some; {how_to_go_on(job)}")
-        )
+        refuse(FedFacetError(f"Expected {lacking} for {job.run_dir}, but there is none left: {remedy}; {how_to_go_on(job)}"))
     finally:
         signal.signal(signal.SIGINT, leave)
 
@@ -92,10 +97,11 @@ def command_name() -> str:
     return "fedfacet train" if started.stem == "fedfacet" else "python src/train.py"
 
 
-def _out_of_space(error: BaseException | None) -> bool:
-    """Tell whether a full disk is what an error comes from; torch and safetensors have their own words for it."""
+def _told(error: BaseException | None, numbers: Set[int], *words: str) -> bool:
+    """Tell whether an error comes of one of the system's errors; torch, safetensors and workers have their own words for it."""
     while error is not None:
-        if getattr(error, "errno", None) in (errno.ENOSPC, errno.EDQUOT) or "No space left on device" in str(error):
+        text = f"{type(error).__name__}: {error}"
+        if getattr(error, "errno", None) in numbers or any(word in text for word in words):
             return True
         error = error.__cause__ or error.__context__
     return False
