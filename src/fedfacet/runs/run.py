@@ -1,8 +1,9 @@
 """A run as an object, for Python: ``fedfacet.train("selector=uniform")`` and ``fedfacet.load_run(folder)``."""
 
+import contextlib
 import csv
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -34,44 +35,51 @@ class Run:
     @property
     def config(self) -> DictConfig:
         """The resolved configuration."""
-        config = OmegaConf.load(self.folder / "config.yaml")
-        assert isinstance(config, DictConfig)
+        with _reading(self.folder / "config.yaml") as file:
+            config = OmegaConf.load(file)
+            if not isinstance(config, DictConfig) or not config:
+                raise ValueError("it holds something else")
         return config
 
     @property
     def metrics(self) -> list[dict[str, Any]]:
         """The rows of ``metrics.csv``, one a round; ``cohort`` is a tuple of clients, what was not measured is ``None``."""
-        if not (file := self.folder / "metrics.csv").exists():
+        if not (self.folder / "metrics.csv").exists():
             return []
-        with open(file, newline="", encoding="utf-8") as rows:
+        with _reading(self.folder / "metrics.csv") as file, open(file, newline="", encoding="utf-8") as rows:
             return [{name: _value(name, text) for name, text in row.items()} for row in csv.DictReader(rows)]
 
     @property
     def summary(self) -> dict[str, Any]:
         """What ``summary.json`` holds; empty where the run has not ended."""
-        file = self.folder / "summary.json"
-        return json.loads(file.read_text(encoding="utf-8")) if file.exists() else {}
+        if not (self.folder / "summary.json").exists():
+            return {}
+        with _reading(self.folder / "summary.json") as file:
+            return dict(json.loads(file.read_text(encoding="utf-8")))
 
     @property
     def model(self) -> "nn.Module":
         """The network with the weights of the last round.
 
         Raises:
-            CheckpointError: if the run has not ended, if it names code that is not trusted, or if its weights are not of one
-                network, as with clients' own layers.
+            CheckpointError: if the run has not ended, a file is damaged, or names code that is not trusted, or if its weights
+                are not of one network, as with clients' own layers.
         """
         from safetensors.torch import load_file
 
         folder = self.folder / "model"
         if not (folder / "model.safetensors").exists():
             raise CheckpointError(f"Expected a run that has ended, but {folder} has no model: go on with it by resume().")
-        settings = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-        configuration.check_trusted(settings, self.trust, folder / "config.json")
-        facts = {name: settings.pop(name) for name in ("num_classes", "input_shape")}
-        facts["input_shape"] = tuple(facts["input_shape"])
-        model: nn.Module = configuration.make(OmegaConf.create(settings), **facts)
+        with _reading(folder / "config.json") as file:
+            settings = json.loads(file.read_text(encoding="utf-8"))
+            configuration.check_trusted(settings, self.trust, file)
+            facts = {name: settings.pop(name) for name in ("num_classes", "input_shape")}
+            facts["input_shape"] = tuple(facts["input_shape"])
+            model: nn.Module = configuration.make(OmegaConf.create(settings), **facts)
+        with _reading(folder / "model.safetensors") as file:
+            weights = load_file(file)
         try:
-            model.load_state_dict(load_file(folder / "model.safetensors"))
+            model.load_state_dict(weights)
         except RuntimeError:
             raise CheckpointError(
                 f"Expected the weights of one {type(model).__name__}, but {folder} holds others, as where clients keep layers "
@@ -144,6 +152,21 @@ def fit(job: Job) -> None:
 
     with opened(job) as federation:
         federation.fit()
+
+
+@contextlib.contextmanager
+def _reading(file: Path) -> Iterator[Path]:
+    """Lend a file of a run folder, and say in one sentence that it is damaged, whatever its reader runs into."""
+    try:
+        yield file
+    except FedFacetError:
+        raise
+    except Exception as error:
+        said = (str(error).splitlines() or [""])[0]
+        raise CheckpointError(
+            f"Expected {file} to be as the run wrote it, but it cannot be read ({type(error).__name__}: {said}): bring the "
+            "file back, or run again."
+        ) from error
 
 
 def _value(name: str, text: str) -> Any:

@@ -3,6 +3,7 @@
 Who seals a forged checkpoint anew has a run of his own: there only tracebacks and hangs count.
 """
 
+import contextlib
 import hashlib
 import io
 import re
@@ -190,3 +191,16 @@ def test_checkpoints_damaged_and_sealed_again(started, spoilt, draw, attack, res
             seal = content[cut:].partition(b"sha256 ")[0] + b"sha256 "
             path.write_bytes(damaged + seal + hashlib.sha256(damaged).hexdigest().encode() + b"\n")
             go_on(run, came, started[1], results)
+
+
+def test_damaged_files_read_by_python(started, spoilt, draw, attack):
+    for run in spoilt(40):
+        file = draw.choice([run / "config.yaml", run / "summary.json", run / "metrics.csv", *sorted((run / "model").iterdir())])
+        kind, content = damage(draw, file.read_bytes())
+        file.write_bytes(content)
+        with attack(f"{kind} of {file.relative_to(run)}") as came:
+            read = fedfacet.load_run(run)
+            assert all([read.config, read.metrics is not None, read.summary is not None])
+            with contextlib.suppress(fedfacet.FedFacetError if file.parent == run else ()):  # weights of more than one network
+                assert read.model is not None
+            came("read")
