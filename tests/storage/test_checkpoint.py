@@ -246,3 +246,13 @@ def test_what_the_configuration_is_does_not_matter_to_it(path):
     """It is text in there, and so no place for code."""
     checkpoint.save(path, make_state(), {"_target_": "os.system", "federation": {"rounds": 1}})
     assert json.loads(raw(path)["config"]) == checkpoint.load(path)[1]
+
+
+@pytest.mark.parametrize(("folder", "given"), [("run", "resume={}"), ("a run, b=1", "\"resume='{}'\"")])
+def test_the_hint_to_the_one_before_can_be_given_as_it_stands(tmp_path, folder, given):
+    path = tmp_path / folder / "checkpoints" / "last.ckpt"
+    checkpoint.save(path.with_name("previous.ckpt"), make_state(), CONFIG)
+    path.write_bytes(b"damaged")
+    with pytest.raises(CheckpointError) as refusal:
+        checkpoint.load(path)
+    assert str(refusal.value).endswith(f"with {given.format(path.with_name('previous.ckpt'))}.")

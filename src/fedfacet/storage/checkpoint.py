@@ -123,7 +123,9 @@ def _way_on(path: Path) -> str:
     if path.name == LAST:
         previous = path.with_name(PREVIOUS)
         with suppress(CheckpointError):
-            return f"the one before it is whole, so go on after round {load(previous)[0].round} with resume={previous}"
+            escaped = str(previous).replace("'", "\\'")
+            given = f"resume={previous}" if re.fullmatch(r"[\w./+-]+", str(previous)) else f"\"resume='{escaped}'\""
+            return f"the one before it is whole, so go on after round {load(previous)[0].round} with {given}"
     return "check `resume`, bring the file back, or start a new run"
 
 
