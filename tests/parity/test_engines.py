@@ -124,13 +124,24 @@ def simplest(group, option):
     return min((unusual(options) for options in TOGETHER.values() if options[group] == option), key=len)
 
 
+def suits(group, option):
+    """Tell whether the plain network has what a personal part keeps, or ``NEEDS`` gives another network."""
+    if group != "personal" or f"{group}={option}" in NEEDS:
+        return True
+    try:
+        make(OmegaConf.load(CONF / group / f"{option}.yaml")).names(SmallCNN(2, (3, 8, 8)))
+    except ConfigError:
+        return False
+    return True
+
+
 CASES = {
     "plain": {},
     **{
         name_of(chosen): {**chosen, **NEEDS.get(name_of(chosen), {})}
         for group, usual in PLAIN.items()
         for option in OPTIONS[group]
-        if option != usual and (chosen := simplest(group, option))
+        if option != usual and suits(group, option) and (chosen := simplest(group, option))
     },
     **BESIDES,
 }
