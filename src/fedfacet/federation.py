@@ -128,9 +128,9 @@ class Federation:
             CheckpointError: if the state belongs to another data set or partition, or to other parts.
         """
         check_fits(saved, self._first_state())
-        self.state = saved
         for name in self.callbacks.keys() & saved.callbacks.keys():  # a logger may have come or gone since
             self.callbacks[name].load_state_dict(saved.callbacks[name])
+        self.state = saved
 
     def stop(self, signal: int) -> None:
         """Ask for an end: ``fit`` raises ``Interrupted`` before the next client, and the state stays that of the last round."""

@@ -101,3 +101,4 @@ def test_a_summary_of_something_else_than_numbers_is_named(federation, value):
     whole.run_round()
     with pytest.raises(CheckpointError, match=r"`callbacks\.summary\.best` holds measured numbers"):
         other.restore(edited(whole.state, ["callbacks", "summary", "best"], value))
+    assert other.state.round == 0
