@@ -6,6 +6,7 @@ import logging
 import os
 import platform
 import subprocess
+import tempfile
 from collections.abc import Mapping
 from importlib.metadata import version
 from pathlib import Path
@@ -71,14 +72,22 @@ def rebuild(settings: Mapping[str, Any], run_dir: Path) -> Federation:
     Raises:
         FedFacetError, ValueError, TypeError: as in ``build``.
     """
-    config = OmegaConf.create(dict(settings))
+    config = _saved(settings)
     settle(config)
     return build(config, run_dir)
 
 
 def reload_data(settings: Mapping[str, Any]) -> FederatedData:
     """Load and deal the data of a configuration as a checkpoint holds it; see ``load_data``."""
-    return load_data(OmegaConf.create(dict(settings)))
+    return load_data(_saved(settings))
+
+
+def _saved(settings: Mapping[str, Any]) -> DictConfig:
+    """Return saved settings as a config that fetches nothing: a checkpoint may come from somebody else."""
+    config = OmegaConf.create(dict(settings))
+    if "download" in config.dataset:
+        config.dataset.download = False
+    return config
 
 
 def settle(config: DictConfig) -> None:
@@ -116,7 +125,7 @@ def load_data(config: DictConfig) -> FederatedData:
 def _load_data(parts: str) -> FederatedData:
     config = OmegaConf.create(json.loads(parts))
     source, partitioner = make(config.dataset), make(config.partition)
-    if config.smoke:
+    if config.smoke and _is_for_samples(config.dataset.get("root")):
         source.generate(partitioner.demand)
     data = deal(
         source.load(partitioner.demand),
@@ -128,6 +137,14 @@ def _load_data(parts: str) -> FederatedData:
     if not len(data.val):
         log.warning("No samples are left for validation, so there is no best-by-validation round: use fewer training samples.")
     return data
+
+
+def _is_for_samples(root: str | None) -> bool:
+    """Tell whether a folder is one that ``debug=smoke`` has chosen: a checkpoint may name one with data of somebody's."""
+    if root is None:
+        return True
+    of_user = Path(root).resolve().parent
+    return of_user.parent == Path(tempfile.gettempdir()).resolve() and of_user.name.startswith("fedfacet-smoke-")
 
 
 def _model_facts(data: FederatedData) -> dict[str, Any]:

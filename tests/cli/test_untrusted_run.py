@@ -11,9 +11,12 @@ from omegaconf import OmegaConf
 import describe
 import report
 from fedfacet import load_run
+from fedfacet.build import reload_data
+from fedfacet.config import compose_job, plain
 from fedfacet.config.trust import check_saved_overrides, check_trusted, needed_to_resume, trusted_by
-from fedfacet.errors import CheckpointError
+from fedfacet.errors import CheckpointError, FedFacetError
 from fedfacet.storage import checkpoint
+from fedfacet.storage.client_memory import ClientMemory
 
 
 class Payload:
@@ -148,3 +151,58 @@ class TestTrust:
             with pytest.raises(CheckpointError):
                 check_trusted({"a": [{"_target_": name}]}, (), "here")
         check_trusted({"a": [{"_target_": "torch.optim.Adam"}], "_partial_": True}, (), "here")
+
+
+EVIL = "# @package _global_\nmodel: {_target_: torch.hub.load, repo_or_dir: hub, model: m, source: local}\n"
+
+
+@pytest.mark.parametrize(
+    "override",
+    ["logger=../../{}/evil", "logger=[csv,../../{}/evil]", "logger='../../{}/evil'", "+../../{}/evil=x", "logger@x=csv",
+     "logger=choice(../../{}/evil)", "++logger=../{}/evil"],
+)  # fmt: skip
+def test_options_outside_the_folders_of_options_are_not_read(run, tmp_path, override):
+    (run / "evil.yaml").write_text(EVIL)
+    saved = run / ".hydra" / "overrides.yaml"
+    given = OmegaConf.to_object(OmegaConf.load(saved))
+    saved.write_text(OmegaConf.to_yaml([*given, override.format(run)]))
+    with pytest.raises(CheckpointError, match=r"to name options by their names|hold overrides"):
+        load_run(run).resume("federation.rounds=3")
+
+
+@pytest.mark.parametrize("place", ["clients/memory", "model", "metrics.csv", "checkpoints"])
+def test_links_out_of_the_folder_are_refused(run, tmp_path, place):
+    outside, link = tmp_path / "outside", run / place
+    link.parent.mkdir(exist_ok=True)
+    if link.exists():
+        link.rename(outside)
+    else:
+        outside.mkdir()
+        (outside / "weights.pt").write_text("mine")
+    before = {path: path.read_bytes() for path in [outside, *outside.rglob("*")] if path.is_file()}
+    link.symlink_to(outside)
+    with pytest.raises(CheckpointError, match="without links"):
+        load_run(run).resume("federation.rounds=3")
+    assert {path: path.read_bytes() for path in [outside, *outside.rglob("*")] if path.is_file()} == before
+
+
+def test_a_checkpoint_neither_fetches_nor_writes_data(tmp_path):
+    root = tmp_path / "data"
+    mine = root / "MNIST" / "raw" / "train-images-idx3-ubyte.gz"
+    mine.parent.mkdir(parents=True)
+    mine.write_text("mine")
+    settings = plain(compose_job("train", ["dataset=cmnist", f"dataset.root={root}", "dataset.download=true"])[0])
+    with pytest.raises(FedFacetError, match=r"Expected MNIST's|to be a whole file of MNIST"):
+        reload_data(settings | {"smoke": True})
+    assert [mine] == [path for path in root.rglob("*") if path.is_file()]
+    assert mine.read_text() == "mine"
+
+
+def test_only_its_own_files_are_cleared_away(tmp_path):
+    folder = tmp_path / "clients" / "memory"
+    folder.mkdir(parents=True)
+    ours = [f"000001_{64 * 'a'}.pt", f"index_{64 * 'b'}.txt", f"000002_{64 * 'c'}.pt.part"]
+    for name in [*ours, "weights.pt", "notes.txt"]:
+        (folder / name).touch()
+    ClientMemory(tmp_path).keep_only([])
+    assert sorted(path.name for path in folder.iterdir()) == ["notes.txt", "weights.pt"]

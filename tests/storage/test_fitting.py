@@ -63,7 +63,7 @@ EDITS = [
     (["disclosures"], {"loss": {-1: 0.0}}, "disclosures.loss names client -1"),
     (["selector"], [], "selector is of type list instead of a table"),
     (["selector", "flagged"], ..., "selector has probabilities, arrived instead of probabilities, arrived, flagged"),
-    (["selector", "probabilities"], torch.zeros(4), "selector.probabilities is a tensor of torch.float32"),
+    (["selector", "probabilities"], torch.zeros(4, dtype=torch.int64), "selector.probabilities is a tensor of torch.int64"),
     (["aggregator", "velocity", WEIGHT], torch.zeros(3), "aggregator.velocity.head.weight is a tensor"),
     (["aggregator", "velocity", WEIGHT], 0.5, "aggregator.velocity.head.weight is of type float instead of a tensor"),
     (["scheduler", "factor"], "1", "scheduler.factor is of type str"),
@@ -91,6 +91,7 @@ def test_what_is_empty_at_first_may_have_grown():
     first = {"seen": {}, "order": [], "best": None, "vectors": torch.zeros((0, 0)), "steps": 0}
     grown = {"seen": {3: "x"}, "order": [1], "best": 0.5, "vectors": torch.zeros((2, 3)), "steps": 7}
     assert misfit("selector", grown, first, {}) is None
+    assert misfit("selector", {"lots": torch.zeros(2, dtype=torch.float64)}, {"lots": torch.zeros(2)}, {}) is None
     assert misfit("selector", first | {"vectors": torch.zeros(2)}, first, {}).startswith("selector.vectors is a tensor")
     assert misfit("selector", first | {"steps": "7"}, first, {}) == "selector.steps is of type str"
 

@@ -239,7 +239,7 @@ def _flat(config: Mapping[Any, Any], prefix: str = "") -> dict[str, Any]:
 
 
 def _summary(file: Path) -> dict[str, Any] | None:
-    if not file.exists():
+    if not file.is_file():
         return None
     try:
         summary = json.loads(file.read_text(encoding="utf-8"))

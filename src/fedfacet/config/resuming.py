@@ -116,12 +116,15 @@ def resumed_overrides(resume: str, overrides: Sequence[str]) -> list[str]:
         raise CheckpointError(
             f"Expected `resume` to name a run folder, but {run_dir} is none: give the folder that holds config.yaml."
         )
+    _check_links(run_dir)
     ours = ("resume=", "paths.output_dir=", "trust=")
+    not_again = (*ours, "dataset.download=")  # what is missing is fetched only if it is asked for now
     # Another engine does not have the settings of the one before.
     replaced = ("engine=", "engine.") if any(override.startswith("engine=") for override in overrides) else ()
     before = [override for override in _overrides_in(saved) if not override.startswith(replaced)]
     check_saved_overrides(before, overrides, saved)
-    before = [override for override in before if not override.startswith("hydra.")]  # they are among those given now
+    # Hydra's are among those given now.
+    before = [one for one in before if not one.startswith("hydra.") and not one.lstrip("+~").startswith(not_again)]
     given = [*before, *overrides]
     # A key is added or removed once, though it is asked for again; Hydra's sweeper writes ~KEY=null for ~KEY.
     bare = [override.removesuffix("=null") for override in given]
@@ -130,6 +133,19 @@ def resumed_overrides(resume: str, overrides: Sequence[str]) -> list[str]:
     # Hydra would overwrite .hydra/ there and then; the script replaces what must change in it, each file at one blow.
     own = [override_of("resume", named), override_of("paths.output_dir", run_dir), "hydra.output_subdir=null"]
     return [*kept, *own]
+
+
+def _check_links(run_dir: Path) -> None:
+    """Refuse a run folder with links to files and folders elsewhere, which a run would write to or clear up."""
+    for folder in ("", ".hydra", "checkpoints", "clients", "clients/memory", "model"):
+        inside = run_dir / folder
+        entries = inside.iterdir() if inside.is_dir() and not (folder and inside.is_symlink()) else ()
+        for entry in [inside, *entries] if folder else entries:
+            if entry.is_symlink() and (entry.is_file() or entry.is_dir()):
+                raise CheckpointError(
+                    f"Expected a run folder without links, but {entry} leads to {entry.resolve()}, which a run would write to: "
+                    "put the files themselves there."
+                )
 
 
 def _overrides_in(file: Path) -> list[str]:

@@ -76,7 +76,16 @@ def check_saved_overrides(saved: Sequence[str], given: Sequence[str], source: ob
             read = parsed(override)
         except HydraException:
             raise CheckpointError(f"Expected {source} to hold overrides, but it has {override!r}: start a new run.") from None
-        value = None if read.is_sweep_override() else read.value()
+        if read.is_sweep_override():
+            raise CheckpointError(f"Expected {source} to hold overrides of one run, but it has {override!r}: start a new run.")
+        value = read.value()
+        # An option is named by itself; a path would lead out of the folders of options, and a package to another place.
+        leads_away = "." not in key and any("/" in text or "\\" in text or ".." in text for text in _texts_in(value))
+        if key != "resume" and ("@" in key or "/" in key or "\\" in key or ".." in key or leads_away):
+            raise CheckpointError(
+                f"Expected {source} to name options by their names, but it has {override!r}, which may lead to others' "
+                "files: give it again if you trust it, or start a new run."
+            )
         check_trusted({"_target_" if "_target_" in key else key: value, "": override}, trusted_by(given), source)
 
 

@@ -44,7 +44,7 @@ class Run:
     @property
     def metrics(self) -> list[dict[str, Any]]:
         """The rows of ``metrics.csv``, one a round; ``cohort`` is a tuple of clients, what was not measured is ``None``."""
-        if not (self.folder / "metrics.csv").exists():
+        if not (self.folder / "metrics.csv").is_file():
             return []
         with _reading(self.folder / "metrics.csv") as file, open(file, newline="", encoding="utf-8") as rows:
             return [{name: _value(name, text) for name, text in row.items()} for row in csv.DictReader(rows)]
@@ -52,7 +52,7 @@ class Run:
     @property
     def summary(self) -> dict[str, Any]:
         """What ``summary.json`` holds; empty where the run has not ended."""
-        if not (self.folder / "summary.json").exists():
+        if not (self.folder / "summary.json").is_file():
             return {}
         with _reading(self.folder / "summary.json") as file:
             return dict(json.loads(file.read_text(encoding="utf-8")))
@@ -73,6 +73,8 @@ class Run:
         with _reading(folder / "config.json") as file:
             settings = json.loads(file.read_text(encoding="utf-8"))
             configuration.check_trusted(settings, self.trust, file)
+            if "weights" in settings:
+                settings["weights"] = "none"  # those of the run come next
             facts = {name: settings.pop(name) for name in ("num_classes", "input_shape")}
             facts["input_shape"] = tuple(facts["input_shape"])
             model: nn.Module = configuration.make(OmegaConf.create(settings), **facts)
@@ -80,7 +82,7 @@ class Run:
             weights = load_file(file)
         try:
             model.load_state_dict(weights)
-        except RuntimeError:
+        except (RuntimeError, AttributeError, TypeError):
             raise CheckpointError(
                 f"Expected the weights of one {type(model).__name__}, but {folder} holds others, as where clients keep layers "
                 "to themselves: read model.safetensors itself."

@@ -15,6 +15,10 @@ from fedfacet.errors import CheckpointError
 from fedfacet.storage.synced_file import sync, write_synced
 from fedfacet.types import State
 
+_NAME = r"\d{6,18}_[0-9a-f]{64}\.pt"
+_OURS = re.compile(rf"({_NAME}|index_[0-9a-f]{{64}}\.txt)(\.part)?")
+"""What may be removed of a folder: nothing that somebody else has put there."""
+
 
 class ClientMemory:
     """The memory of a run's clients, in ``clients/memory/`` of the run folder.
@@ -91,7 +95,7 @@ class ClientMemory:
             with suppress(CheckpointError):  # without its index nobody can read the rest
                 kept |= {_index_name(index), *self._names(index)}
         for file in list(self.folder.iterdir()):
-            if file.name not in kept and file.suffix in (".pt", ".txt", ".part"):
+            if file.name not in kept and _OURS.fullmatch(file.name):
                 file.unlink(missing_ok=True)
 
     def _names(self, index: str) -> list[str]:
@@ -99,7 +103,7 @@ class ClientMemory:
             return []
         file = self.folder / _index_name(index)
         names = _verified(file, index).decode(errors="replace").splitlines()
-        if not all(re.fullmatch(r"\d{6,18}_[0-9a-f]{64}\.pt", name) for name in names):
+        if not all(re.fullmatch(_NAME, name) for name in names):
             raise CheckpointError(f"Expected {file} to list files of clients' memory, but it lists something else")
         return names
 

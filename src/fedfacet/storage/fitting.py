@@ -12,8 +12,8 @@ from fedfacet.types import FederationState, State
 def check_fits(saved: FederationState, first: FederationState) -> None:
     """Hold a saved state to the state that the federation begins with.
 
-    The model has the same names, shapes and types; so have the states of the parts, but that what is empty at first (``{}``,
-    ``[]``, ``None``, a tensor without entries) may have grown.
+    The model has the same names, shapes and types. So have the states of the parts, but that their numbers may be of another
+    precision, and what is empty at first (``{}``, ``[]``, ``None``, a tensor without entries) may have grown.
 
     Args:
         saved: from elsewhere.
@@ -37,8 +37,8 @@ def check_fits(saved: FederationState, first: FederationState) -> None:
     kept_by = {"memory": saved.memory} | {f"disclosures.{query}": answers for query, answers in saved.disclosures.items()}
     strangers = (f"{part} names client {id!r}" for part, kept in kept_by.items() for id in kept if id not in clients)
     fault = (
-        misfit("model", saved.model, first.model, {})
-        or misfit("participation_counts", saved.participation_counts, first.participation_counts, {})
+        misfit("model", saved.model, first.model, {}, exact=True)
+        or misfit("participation_counts", saved.participation_counts, first.participation_counts, {}, exact=True)
         or next(strangers, None)
     )
     for part in ("selector", "aggregator", "scheduler"):
@@ -52,21 +52,23 @@ def check_fits(saved: FederationState, first: FederationState) -> None:
         )
 
 
-def misfit(where: str, saved: Any, first: Any, model: State) -> str | None:
+def misfit(where: str, saved: Any, first: Any, model: State, *, exact: bool = False) -> str | None:
     """Say what of a saved value differs from the first one in more than numbers; ``None`` if nothing does."""
     if first is None:
         return None
     if isinstance(first, Tensor):
-        if not isinstance(saved, Tensor) or saved.dtype != first.dtype or saved.dim() != first.dim():
-            return f"{where} is {_told(saved)} instead of {_told(first)}"
-        return f"{where} is {_told(saved)} instead of {_told(first)}" if first.numel() and saved.shape != first.shape else None
+        fits = isinstance(saved, Tensor) and saved.dim() == first.dim() and (saved.shape == first.shape or not first.numel())
+        same = (lambda tensor: tensor.dtype) if exact else (lambda tensor: (tensor.is_floating_point(), tensor.is_complex()))
+        return None if fits and same(saved) == same(first) else f"{where} is {_told(saved)} instead of {_told(first)}"
     if isinstance(first, Mapping):
         if not isinstance(saved, Mapping):
             return f"{where} is {_told(saved)} instead of a table"
         if first and saved.keys() != first.keys():
             return f"{where} has {_listed(saved)} instead of {_listed(first)}"
         like = first or {name: tensor for name, tensor in model.items() if name in saved}
-        return next((fault for key in like if (fault := misfit(f"{where}.{key}", saved[key], like[key], model))), None)
+        return next(
+            (fault for key in like if (fault := misfit(f"{where}.{key}", saved[key], like[key], model, exact=exact))), None
+        )
     number = isinstance(first, int | float) and not isinstance(first, bool)
     kinds = int | float if number else type(first)
     return None if isinstance(saved, kinds) and not (number and isinstance(saved, bool)) else f"{where} is {_told(saved)}"
