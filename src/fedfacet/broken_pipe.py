@@ -13,4 +13,5 @@ def reader_may_leave(stream: TextIO) -> Iterator[None]:
         yield
         stream.flush()
     except (BrokenPipeError, SystemExit):  # the latter is how rich ends a program upon the former
-        os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
+        with open(os.devnull, "w") as nowhere:
+            os.dup2(nowhere.fileno(), stream.fileno())

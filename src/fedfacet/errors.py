@@ -1,6 +1,11 @@
 """What a caller may want to catch. Each carries one sentence: what was expected, what came, what to do."""
 
 
+def first_line(error: BaseException) -> str:
+    """Return the first line of what an error of somebody else's says, or its name where it says nothing."""
+    return next(iter(str(error).strip().splitlines()), type(error).__name__)
+
+
 class FedFacetError(Exception):
     """A mistake that the user can mend; the scripts print its sentence and exit with status 2."""
 

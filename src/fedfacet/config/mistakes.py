@@ -13,7 +13,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from fedfacet.config.hydra_private import parsed
 from fedfacet.config.nodes import flat_keys, without_hydra
-from fedfacet.errors import ConfigError
+from fedfacet.errors import ConfigError, first_line
 
 SPECIAL_KEYS = {"_target_", "_partial_", "_convert_", "_recursive_", "_args_"}
 
@@ -49,7 +49,7 @@ def explain(name: str, overrides: Sequence[str], error: Exception) -> str:
             break
         else:
             return _explain_override(name, override, others, error)
-    return f"Expected overrides that go together, but got {' '.join(overrides)}: {_first_line(error)}"
+    return f"Expected overrides that go together, but got {' '.join(overrides)}: {first_line(error)}"
 
 
 def _explain_override(name: str, override: str, others: Sequence[str], error: Exception) -> str:
@@ -77,7 +77,7 @@ def _explain_override(name: str, override: str, others: Sequence[str], error: Ex
             hint = f"for none of them, give `~{key}`."
         elif not wrong:
             hint = (
-                f"it is there already, so give `{key}={value}` without a prefix." if override[0] in "+~" else _first_line(error)
+                f"it is there already, so give `{key}={value}` without a prefix." if override[0] in "+~" else first_line(error)
             )
         elif nearest := difflib.get_close_matches(wrong[0], options, 1):
             hint = f"did you mean `{key}={nearest[0]}`?"
@@ -86,12 +86,8 @@ def _explain_override(name: str, override: str, others: Sequence[str], error: Ex
         return f"Expected `{key}` to be one of {', '.join(options)}, but got `{value}`: {hint}"
     valid = flat_keys(compose(name, list(others), return_hydra_config=key.startswith("hydra.")))
     if key in valid:
-        return f"Expected a value that suits `{key}`, but got `{value}`: {_first_line(error)}"
+        return f"Expected a value that suits `{key}`, but got `{value}`: {first_line(error)}"
     return unknown(key, [*valid, *groups])
-
-
-def _first_line(error: Exception) -> str:
-    return str(error).strip().splitlines()[0]
 
 
 def unknown(key: str, valid: Sequence[str]) -> str:

@@ -139,8 +139,7 @@ def _check_links(run_dir: Path) -> None:
     """Refuse a run folder with links to files and folders elsewhere, which a run would write to or clear up."""
     for folder in ("", ".hydra", "checkpoints", "clients", "clients/memory", "model"):
         inside = run_dir / folder
-        entries = inside.iterdir() if inside.is_dir() and not (folder and inside.is_symlink()) else ()
-        for entry in [inside, *entries] if folder else entries:
+        for entry in inside.iterdir() if inside.is_dir() else ():  # a link to a folder is met before what lies in it
             if entry.is_symlink() and (entry.is_file() or entry.is_dir()):
                 raise CheckpointError(
                     f"Expected a run folder without links, but {entry} leads to {entry.resolve()}, which a run would write to: "

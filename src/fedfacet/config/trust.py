@@ -79,9 +79,7 @@ def check_saved_overrides(saved: Sequence[str], given: Sequence[str], source: ob
         if read.is_sweep_override():
             raise CheckpointError(f"Expected {source} to hold overrides of one run, but it has {override!r}: start a new run.")
         value = read.value()
-        # An option is named by itself; a path would lead out of the folders of options, and a package to another place.
-        leads_away = "." not in key and any("/" in text or "\\" in text or ".." in text for text in _texts_in(value))
-        if key != "resume" and ("@" in key or "/" in key or "\\" in key or ".." in key or leads_away):
+        if _leads_away(key, value):
             raise CheckpointError(
                 f"Expected {source} to name options by their names, but it has {override!r}, which may lead to others' "
                 "files: give it again if you trust it, or start a new run."
@@ -91,14 +89,26 @@ def check_saved_overrides(saved: Sequence[str], given: Sequence[str], source: ob
 
 def needed_to_resume(overrides: Sequence[str]) -> list[str]:
     """Return what must stand beside ``resume=``: folders of options, interpolations, and ``trust=`` for others' code."""
-    folders = [override for override in overrides if override.startswith("hydra.searchpath=") or "${" in override]
+    folders = [one for one in overrides if one.startswith("hydra.searchpath=") or "${" in one or _leads_away(*_read(one))]
     named = [name for override in overrides if "_target_" in override for name in _names_of(override)]
     modules = sorted({name.partition(".")[0] for name in map(str, named) if not _is_trusted(name, TRUSTED)})
     return [*folders, *([f"trust=[{','.join(modules)}]"] if modules else [])]
 
 
+def _leads_away(key: str, value: Any) -> bool:
+    """Tell whether an override leads out of the folders of options, by a path, or to another place, by a package."""
+    if key == "resume" or key.startswith("hydra"):
+        return False
+    texts = [key] if "." in key and ".." not in key else [key, *_texts_in(value)]  # a setting may be any text
+    return "@" in key or any(part in text for text in texts for part in ("/", "\\", ".."))
+
+
+def _read(override: str) -> tuple[str, Any]:
+    return override.lstrip("+~").partition("=")[0], parsed(override).value()
+
+
 def _names_of(override: str) -> Iterator[Any]:
-    key, value = override.partition("=")[0], parsed(override).value()
+    key, value = _read(override)
     yield from [value] if "_target_" in key else _names_in(value)
 
 

@@ -7,7 +7,7 @@ import zipfile
 from collections.abc import Iterator
 from pathlib import Path
 
-from fedfacet.errors import DatasetCorruptError
+from fedfacet.errors import DatasetCorruptError, first_line
 
 MOST_BYTES = 1 << 30
 """What a compressed file may unpack to in memory; the largest that is read whole takes 47 MB."""
@@ -32,9 +32,8 @@ def reading(path: Path, expected: str, remedy: str) -> Iterator[None]:
     except DatasetCorruptError:
         raise
     except Exception as error:  # each parser has errors of its own, and some have many: pickle's, Pillow's, a MemoryError
-        complaint = (str(error).splitlines() or [""])[0]
         raise DatasetCorruptError(
-            f"Expected {path} to be {expected}, but it cannot be read ({type(error).__name__}: {complaint}): {remedy}."
+            f"Expected {path} to be {expected}, but it cannot be read ({type(error).__name__}: {first_line(error)}): {remedy}."
         ) from error
 
 

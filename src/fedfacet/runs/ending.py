@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from fedfacet.config import is_cell, needed_to_resume, override_of
-from fedfacet.errors import FedFacetError, Interrupted
+from fedfacet.errors import FedFacetError, Interrupted, first_line
 from fedfacet.runs.job import Job
 from fedfacet.storage.synced_file import folder_gone
 
@@ -35,8 +35,8 @@ def refuse(error: Exception) -> NoReturn:
     """Say what is wrong in one sentence and exit with status 2."""
     sentence = str(error)
     if not isinstance(error, FedFacetError) and not sentence.startswith("Expected"):  # Python's or a library's own words
-        said = (sentence.splitlines() or [""])[0]
-        sentence = f"Expected settings that their parts take, but got {type(error).__name__} ({said}): mend the overrides."
+        fault = f"{type(error).__name__} ({first_line(error)})"
+        sentence = f"Expected settings that their parts take, but got {fault}: mend the overrides."
     print(f"error: {sentence}", file=sys.stderr)
     raise Refused(sentence)
 

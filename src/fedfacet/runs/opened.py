@@ -17,7 +17,7 @@ from fedfacet import __version__
 from fedfacet import config as configuration
 from fedfacet.build import build, load_data, settle
 from fedfacet.data.federated import FederatedData
-from fedfacet.errors import CheckpointError, ConfigError, FedFacetError, Interrupted
+from fedfacet.errors import CheckpointError, ConfigError, FedFacetError, Interrupted, first_line
 from fedfacet.federation import Federation
 from fedfacet.runs.interruption import Interruption
 from fedfacet.runs.job import Job
@@ -86,10 +86,9 @@ def _doubting(saved: FederationState | None, federation: Federation) -> Iterator
         if saved is None or federation.state is not saved:
             raise
         log.info("Failed.", exc_info=True)
-        complaint = (str(error).splitlines() or [""])[0]
         raise CheckpointError(
-            f"Expected to go on after round {saved.round}, but the next one fails with {type(error).__name__} ({complaint}): "
-            "bring back the code, the settings and the checkpoint that the run was stopped with; train.log has the traceback."
+            f"Expected to go on after round {saved.round}, but the next one fails with {type(error).__name__} "
+            f"({first_line(error)}): bring back the code, the settings and the checkpoint that the run had; train.log has the traceback."
         ) from error
 
 

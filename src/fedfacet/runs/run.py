@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from omegaconf import DictConfig, OmegaConf
 
 from fedfacet import config as configuration
-from fedfacet.errors import CheckpointError, ConfigError, FedFacetError
+from fedfacet.errors import CheckpointError, ConfigError, FedFacetError, first_line
 from fedfacet.runs.job import Job
 from fedfacet.runs.jobs import check
 from fedfacet.runs.lock import sole
@@ -164,10 +164,9 @@ def _reading(file: Path) -> Iterator[Path]:
     except FedFacetError:
         raise
     except Exception as error:
-        said = (str(error).splitlines() or [""])[0]
         raise CheckpointError(
-            f"Expected {file} to be as the run wrote it, but it cannot be read ({type(error).__name__}: {said}): bring the "
-            "file back, or run again."
+            f"Expected {file} to be as the run wrote it, but it cannot be read ({type(error).__name__}: "
+            f"{first_line(error)}): bring the file back, or run again."
         ) from error
 
 

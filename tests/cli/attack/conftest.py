@@ -28,6 +28,8 @@ def pytest_runtest_logreport(report):
 
 
 def pytest_terminal_summary(terminalreporter):
+    if not _counts:
+        return
     terminalreporter.section(f"attacks with seed {SEED}")
     for name, counts in sorted(_counts.items()):
         told = ", ".join(f"{number} {outcome}" for outcome, number in sorted(counts.items()))
