@@ -88,7 +88,7 @@ def _doubting(saved: FederationState | None, federation: Federation) -> Iterator
         log.info("Failed.", exc_info=True)
         raise CheckpointError(
             f"Expected to go on after round {saved.round}, but the next one fails with {type(error).__name__} "
-            f"({first_line(error)}): bring back the code, the settings and the checkpoint that the run had; train.log has the traceback."
+            f"({first_line(error)}): restore the code, settings and checkpoint that the run had; train.log has the traceback."
         ) from error
 
 
