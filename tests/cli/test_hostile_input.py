@@ -240,6 +240,12 @@ def test_a_disk_that_is_full_later_is_named_too(train, trained, tmp_path, file):
     assert json.loads((run / "summary.json").read_text())["rounds"] == 3
 
 
+def test_a_log_file_that_cannot_be_written_does_not_fill_the_terminal(trained):
+    """What stops a run on a full disk is said once, by the table or checkpoint that cannot be written."""
+    err = trained("federation.rounds=1", "hydra.job_logging.handlers.file.filename=/dev/full").err
+    assert "Logging error" not in err
+
+
 def test_a_full_file_system(train, start, trained, tmp_path):
     """A real one, where mounting is allowed."""
     disk = tmp_path / "disk"

@@ -3,6 +3,7 @@
 import contextlib
 import io
 import itertools
+import logging
 import os
 import re
 import shutil
@@ -36,6 +37,7 @@ def run_command(train: Callable[[Job], None]) -> None:
         train: runs one job in its folder.
     """
     signal.signal(signal.SIGINT, leave)
+    logging.raiseExceptions = False  # of a full disk the run's tables tell in a sentence, the log file in tracebacks
     try:
         if (shown := configuration.shown("train", sys.argv)) is not None:
             print(shown, end="")
