@@ -9,6 +9,7 @@ from typing import Any
 
 from omegaconf import OmegaConf
 
+from fedfacet.config.saved_yaml import load_yaml
 from fedfacet.errors import ConfigError, FedFacetError
 
 CONFIG_FILE = "config.yaml"  # what makes a folder a run folder
@@ -149,7 +150,7 @@ def load_run(folder: Path) -> Run:
     """
     file = folder / CONFIG_FILE
     try:
-        config = OmegaConf.to_container(OmegaConf.load(file), resolve=False)
+        config = OmegaConf.to_container(load_yaml(file), resolve=False)
     except Exception as error:
         # A damaged file makes the reader beneath OmegaConf raise errors of several libraries.
         raise FedFacetError(f"Expected {file} to be readable yaml, but it is not: leave that folder out.") from error

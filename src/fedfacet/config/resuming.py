@@ -10,6 +10,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from fedfacet.config.nodes import plain
 from fedfacet.config.overrides import override_of, value_of
+from fedfacet.config.saved_yaml import load_yaml
 from fedfacet.config.trust import check_saved_overrides
 from fedfacet.errors import CheckpointError
 
@@ -149,7 +150,7 @@ def _check_links(run_dir: Path) -> None:
 
 def _overrides_in(file: Path) -> list[str]:
     try:
-        saved = OmegaConf.to_container(OmegaConf.load(file), resolve=False)
+        saved = OmegaConf.to_container(load_yaml(file), resolve=False)
     except Exception as error:  # whatever a yaml of somebody else's makes of its readers
         fault = type(error).__name__
     else:

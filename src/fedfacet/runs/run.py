@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from omegaconf import DictConfig, OmegaConf
 
 from fedfacet import config as configuration
+from fedfacet.config.saved_yaml import load_yaml
 from fedfacet.errors import CheckpointError, ConfigError, FedFacetError, first_line
 from fedfacet.runs.job import Job
 from fedfacet.runs.jobs import check
@@ -36,7 +37,7 @@ class Run:
     def config(self) -> DictConfig:
         """The resolved configuration."""
         with _reading(self.folder / "config.yaml") as file:
-            config = OmegaConf.load(file)
+            config = load_yaml(file)
             if not isinstance(config, DictConfig) or not config:
                 raise ValueError("it holds something else")
         return config
