@@ -511,10 +511,10 @@ def test_uniform_selection_costs_the_models_alone(main_job):
 
 @pytest.mark.parametrize("pretraining_rounds", [0, 1, 2])
 def test_feddiverse_costs_three_floats_per_client_once(pretraining_rounds, main_job):
-    """Asked in round T_0, when all 24 train anyway, no model travels for it; with T_0 = 0 it does, to all but the 9."""
+    """Asked in round T_0 + 1, on a model that travels for it to all but the 9 who train on it."""
     federation = main_job(f"selector.pretraining_rounds={pretraining_rounds}", "heterogeneity.bias_steps=2")
     size = state.num_floats(federation.state.model)
-    asked_in = max(1, pretraining_rounds)
+    asked_in = pretraining_rounds + 1
     for round in range(1, 5):
         result = federation.run_round()
         ledger, cohort_size = result.ledger, 24 if round <= pretraining_rounds else 9

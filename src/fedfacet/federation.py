@@ -17,6 +17,7 @@ import torch
 
 from fedfacet import rng, state
 from fedfacet.aggregators.base import Aggregator
+from fedfacet.aggregators.fedavg import FedAvg
 from fedfacet.arguments import check_choice, check_whole
 from fedfacet.callbacks.base import Callback
 from fedfacet.engines.base import Engine
@@ -101,6 +102,9 @@ class Federation:
         self.callbacks = dict(callbacks or {})
         self.scheduler = scheduler
         self._extras = aggregator.extras(facts)
+        more_than_models = bool(self._extras) or aggregator.broadcast is not None
+        self._fedavg_rounds = 0 if more_than_models else selector.fedavg_rounds
+        self._fedavg = FedAvg(weighting=aggregator.weighting, buffers=aggregator.buffers)
         self._stop_signal: int | None = None
         self._partition_digest = partition_digest
         self.state = self._first_state()
@@ -207,7 +211,8 @@ class Federation:
         updates = self._received(tasks, notes)
         server, model, first = before.aggregator, before.model, next(updates, None)
         if first is not None:  # no update at all leaves model and aggregator as they were
-            server, model = self.aggregator.aggregate(server, model, itertools.chain([first], updates))
+            aggregator = self._fedavg if round <= self._fedavg_rounds else self.aggregator
+            server, model = aggregator.aggregate(server, model, itertools.chain([first], updates))
         elif notes.num_dropped > 1 or (notes.num_dropped and not before.participation_counts.any()):
             raise BadUpdateError(
                 f"Expected a valid update in round {round}, but all {notes.num_dropped} were dropped: lower the learning rate, "

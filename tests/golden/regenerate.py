@@ -14,6 +14,10 @@ ROUNDS = 6
 CURVES = {
     # True triplets: one sample on the brink, of 960 that fifty steps lead to an estimate, would give another cohort.
     "digits_gsc": ["heterogeneity=true"],
+    "digits_gsc_ordinary_pretraining": [
+        "heterogeneity=true",
+        "selector.pretraining=ordinary",
+    ],  # as results/ of before 2026-11-23
     "digits_gsc_uniform_fedavg": ["selector=uniform", "aggregator=fedavg", "participation=stragglers", "correction=proximal"],
 }
 """Name -> overrides of the offline main job."""

@@ -7,9 +7,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
+from fedfacet.aggregators.fedavg import FedAvg
+from fedfacet.aggregators.fedavgm import FedAvgM
 from fedfacet.clients.queries.true_heterogeneity import TrueHeterogeneity
+from fedfacet.errors import SelectionError
 from fedfacet.heterogeneity import InteractionMatrix
+from fedfacet.methods.scaffold import Scaffold, ScaffoldCorrection
 from fedfacet.selectors.feddiverse import FedDiverseSelector, diverse_order
+from fedfacet.state import digest
 
 PURE = np.repeat(np.eye(3), 3, axis=0)
 """Three clients of class imbalance, three of attribute imbalance, three of spurious correlation."""
@@ -225,10 +230,13 @@ def test_everybody_takes_part_while_pre_training(server):
     assert run.round(2, available=[1, 5]) == (1, 5)
 
 
-@pytest.mark.parametrize(("pretraining_rounds", "asked_in"), [(0, 1), (1, 1), (3, 3)])
-def test_triplets_are_asked_once_in_round_T0(server, pretraining_rounds, asked_in):
-    """On the model broadcast in that round, before its training; so of the initial weights for the paper's T0 = 1."""
-    run = server(feddiverse(pretraining_rounds=pretraining_rounds), 9, 3, triplets=PURE)
+@pytest.mark.parametrize(
+    ("pretraining", "pretraining_rounds", "asked_in"),
+    [("fedavg", 0, 1), ("fedavg", 1, 2), ("fedavg", 3, 4), ("ordinary", 0, 1), ("ordinary", 1, 1), ("ordinary", 3, 3)],
+)
+def test_triplets_are_asked_once_after_pretraining(server, pretraining, pretraining_rounds, asked_in):
+    """On the model that T0 rounds have led to; in the released code in round T0 before it, so for T0 = 1 on the initial one."""
+    run = server(feddiverse(pretraining_rounds=pretraining_rounds, pretraining=pretraining), 9, 3, triplets=PURE)
     for round in range(1, 8):
         run.round(round)
     assert run.asked == [(asked_in, list(range(9)))]
@@ -240,7 +248,7 @@ def test_clients_that_appear_later_are_asked_when_they_do(server):
     run.round(2, available=[0, 3, 4, 8])
     run.round(3, available=[0, 4, 8])
     run.round(4)
-    assert run.asked == [(1, [0, 2, 3]), (2, [4, 8]), (4, [1, 5, 6, 7])]
+    assert run.asked == [(2, [0, 3, 4, 8]), (4, [1, 2, 5, 6, 7])]
 
 
 def test_positions_are_turned_into_client_ids(server):
@@ -278,18 +286,60 @@ def test_the_seed_decides(server):
 
 @pytest.mark.parametrize(
     ("option", "value"),
-    [("pretraining_rounds", -1), ("orthogonal", "abs"), ("normalisation", "l2"), ("rotation", "triples")],
+    [
+        ("pretraining_rounds", -1),
+        ("pretraining", "fedavgm"),
+        ("orthogonal", "abs"),
+        ("normalisation", "l2"),
+        ("rotation", "triples"),
+    ],
 )
 def test_impossible_arguments_are_refused(option, value):
     with pytest.raises(ValueError, match=f"Expected `{option}` to be .*, but got {value!r}"):
         feddiverse(**{option: value})
 
 
+@pytest.mark.parametrize("bad", [[0.5, np.nan, 0], [np.inf, 0, 0], [-0.1, 0, 0], [0.5, 0.5], "high", None, [[0.5] * 3]])
+def test_what_is_no_triplet_is_refused_by_the_clients_name(server, bad):
+    run = server(feddiverse(), 3, 1, answers={"heterogeneity": [[0.5, 0, 0], bad, [0, 0, 1]]})
+    with pytest.raises(SelectionError, match="three finite numbers, 0 or larger, but client 1 disclosed"):
+        run.round(1)
+
+
+@pytest.mark.parametrize("rounds", [1, 2])
+def test_pretraining_is_fedavg_whatever_the_aggregator(tiny_federation, rounds):
+    """Algorithm 6; the server's momentum starts after it. In the released code the aggregator acts from the first round on."""
+
+    def federation(aggregator, **options):
+        selector = FedDiverseSelector(heterogeneity=TrueHeterogeneity(), pretraining_rounds=rounds, **options)
+        return tiny_federation(selector=selector, aggregator=aggregator, rounds=rounds + 1)
+
+    averaged, printed = federation(FedAvg()), federation(FedAvgM())
+    released = federation(FedAvgM(), pretraining="ordinary")
+    for _ in range(rounds):
+        for each in (averaged, printed, released):
+            each.run_round()
+    assert digest(printed.state.model) == digest(averaged.state.model) != digest(released.state.model)
+    assert printed.state.aggregator == {"velocity": {}}
+    for each in (averaged, printed):
+        each.run_round()
+    assert printed.state.aggregator["velocity"]
+    assert digest(printed.state.model) != digest(averaged.state.model)
+
+
+def test_an_aggregator_that_reads_more_than_models_pretrains_itself(tiny_federation):
+    """SCAFFOLD's control variates would fall behind those of its clients."""
+    selector = FedDiverseSelector(heterogeneity=TrueHeterogeneity(), pretraining_rounds=1)
+    federation = tiny_federation(selector=selector, aggregator=Scaffold(), correction=ScaffoldCorrection(), rounds=1)
+    federation.run_round()
+    assert any(tensor.any() for tensor in federation.state.aggregator["control"].values())
+
+
 def test_in_a_federation_the_questions_cost_three_floats_a_client_and_no_broadcast(tiny_federation):
-    """FedDiverse, table 2: the clients asked in round T0 are sent the model for training anyway."""
+    """FedDiverse, table 2; here clients read the truth off their attributes, for which nobody needs the model."""
     federation = tiny_federation(selector=FedDiverseSelector(heterogeneity=TrueHeterogeneity()), rounds=3)
     ledgers = [federation.run_round().ledger for _ in range(3)]
-    assert [ledger.query_floats_up for ledger in ledgers] == [3 * 4, 0, 0]
+    assert [ledger.query_floats_up for ledger in ledgers] == [0, 3 * 4, 0]
     assert [ledger.query_floats_down for ledger in ledgers] == [0, 0, 0]
     assert set(federation.state.disclosures["heterogeneity"]) == {0, 1, 2, 3}
     assert federation.state.participation_counts.tolist() != [3] * 4

@@ -211,7 +211,7 @@ def test_matrices_are_asked_once_and_clients_that_come_later_when_they_do(server
     assert set(run.round(3, available=[0, 1, 3])) <= {0, 1, 3}
     run.round(4)
     run.round(5)
-    assert run.asked == [(2, [0, 1, 2, 4]), (3, [3])], "in round T_0, and once of those who come later"
+    assert run.asked == [(3, [0, 1, 3]), (4, [2, 4])], "after T_0 rounds, and once of those who come later"
 
 
 def test_weights_are_those_of_the_clients_that_are_there(server):
@@ -236,7 +236,7 @@ def test_matrices_of_different_shapes_are_refused(server):
 
 
 @pytest.mark.parametrize(
-    ("option", "value"), [("floor", 0), ("floor", 1.5), ("floor", nan), ("pretraining_rounds", -1), ("pretraining_rounds", 0.5)]
+    ("option", "value"), [("floor", 0), ("floor", 1.5), ("floor", nan), ("pretraining_rounds", -1), ("pretraining", "none")]
 )
 def test_impossible_arguments_are_refused(option, value):
     with pytest.raises(ValueError, match=f"Expected `{option}` .*, but got {value!r}"):
@@ -246,6 +246,6 @@ def test_impossible_arguments_are_refused(option, value):
 def test_in_a_federation_the_matrices_cost_their_entries_once(tiny_federation):
     federation = tiny_federation(selector=fedrk(pretraining_rounds=1), rounds=3)
     ledgers = [federation.run_round().ledger for _ in range(3)]
-    assert [ledger.query_floats_up for ledger in ledgers] == [4 * 4, 0, 0]
+    assert [ledger.query_floats_up for ledger in ledgers] == [0, 4 * 4, 0]
     assert [ledger.query_floats_down for ledger in ledgers] == [0, 0, 0]
     assert federation.state.disclosures["interaction_matrix"][2] == [[7, 7], [1, 1]]

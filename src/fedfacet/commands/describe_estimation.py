@@ -43,7 +43,7 @@ def tell(options: Sequence[str]) -> Told:
 def estimate_triplets(config: DictConfig, run_dir: Path) -> Triplets:
     """Ask every client for its heterogeneity, once and on the initial model, and put the truth beside the answers.
 
-    FedDiverse asks the same in its first round where ``pretraining_rounds`` is 1. Nobody trains; nothing is written. Errors are
+    FedDiverse asks the same in its first round where ``pretraining_rounds`` is 0. Nobody trains; nothing is written. Errors are
     those of ``build``.
     """
     settle(config)

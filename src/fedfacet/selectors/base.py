@@ -76,6 +76,12 @@ class ClientSelector(ABC):
     generator of its own.
     """
 
+    fedavg_rounds: int = 0
+    """How many rounds come first whose updates FedAvg averages, whatever the aggregator, as FedDiverse's pre-training asks.
+
+    An aggregator that sends or reads more than models is not replaced.
+    """
+
     needs_updates: ClassVar[Callable[..., bool] | None] = None
     """``needs_updates(self, server)`` tells whether ``observe`` wants this round's updates; ``None`` for never.
 

@@ -2,11 +2,13 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from fedfacet.arguments import check_choice
+from fedfacet.arguments import check_choice, check_whole
+from fedfacet.errors import SelectionError
 from fedfacet.selectors.base import ClientSelector, Taxonomy
 from fedfacet.types import Query, SelectionContext, ServerState
 
@@ -32,10 +34,13 @@ class FedDiverseSelector(ClientSelector):
     Source: FedDiverse (arXiv:2504.11216), algorithms 5 and 6; thesis, section 5.4.2 and appendix C.
 
     Args:
-        heterogeneity: what is asked of each client, once: in round T_0, on the model broadcast in that round, before the client
-            trains on it (in round 1 where T_0 = 0); of a client that is away then, when it first comes back.
+        heterogeneity: what is asked of each client, once: in round T_0 + 1, on the model that pre-training has led to; of a
+            client that is away then, when it first comes back.
         pretraining_rounds: T_0, the number of first rounds in which every client takes part; they count among the run's
             rounds.
+        pretraining: ``"fedavg"`` (algorithm 6: FedAvg averages the updates of these rounds, whatever the aggregator) or
+            ``"ordinary"`` (released code: the aggregator does, and clients are asked in round T_0 already, before they train in
+            it, so that T_0 = 1 estimates on the initial model as T_0 = 0 does).
         orthogonal: ``"absolute"`` or ``"signed"``, the sign of the projection in step 3.
         normalisation: ``"l1"`` (paper) or ``"l1_then_l2"`` (released code: each dimension divided by its sum over the clients,
             then each client's vector by its l2 norm).
@@ -49,7 +54,8 @@ class FedDiverseSelector(ClientSelector):
     WaterBirds). Algorithm 5 searches step 3 among all clients but the current pair, which would repeat clients; the text
     excludes those already chosen, and so do we. Where the paper divides by zero: a dimension without mass is drawn uniformly, a
     client with a zero triplet keeps the zero vector, and for a collinear pair step 3 takes the client least similar to both.
-    Ties (within 1e-6) are broken at random.
+    Ties (within 1e-6) are broken at random. Algorithm 6 runs T rounds after the T_0 of pre-training; here T_0 of the T are for
+    pre-training, as in the released code. During pre-training clients train with the correction that was chosen (FedProx' say).
 
     The first pick of every triple is drawn by the measures as they are disclosed, as algorithm 5 says. The released code does
     so in a round's first triple only, and draws by the normalised ones in later triples; no option here does that.
@@ -62,25 +68,31 @@ class FedDiverseSelector(ClientSelector):
 
     heterogeneity: Query
     pretraining_rounds: int = 1
+    pretraining: str = "fedavg"
     orthogonal: str = "absolute"
     normalisation: str = "l1"
     rotation: str = "triple"
 
     def __post_init__(self) -> None:
-        if self.pretraining_rounds < 0:
-            raise ValueError(f"Expected `pretraining_rounds` to be 0 or larger, but got {self.pretraining_rounds}.")
+        check_whole("pretraining_rounds", self.pretraining_rounds, 0)
+        check_choice("pretraining", self.pretraining, ("fedavg", "ordinary"))
+        self.fedavg_rounds = self.pretraining_rounds if self.pretraining == "fedavg" else 0
         check_choice("orthogonal", self.orthogonal, ("absolute", "signed"))
         check_choice("normalisation", self.normalisation, ("l1", "l1_then_l2"))
         check_choice("rotation", self.rotation, ("triple", "round", "random"))
 
     def select(self, server: ServerState, context: SelectionContext) -> list[int]:
-        """Return the cohort of this round: all available clients while pre-training."""
-        if context.round < self.pretraining_rounds:
+        """Return the cohort of this round: all available clients while pre-training.
+
+        Raises:
+            SelectionError: if a client discloses anything but three finite numbers, 0 or larger.
+        """
+        if context.round <= self.fedavg_rounds or context.round < self.pretraining_rounds:
             return list(context.available)
         triplets = context.ask_once(self.heterogeneity, context.available)
-        if context.round == self.pretraining_rounds:
+        triplets_KD = np.array([_checked(client_id, triplet) for client_id, triplet in triplets.items()])
+        if context.round <= self.pretraining_rounds:
             return list(context.available)
-        triplets_KD = np.array(list(triplets.values()), dtype=np.float64)
         if self.rotation == "random":
             # The columns themselves, as in the released code: an odd permutation also turns the cross product's sign.
             triplets_KD = triplets_KD[:, context.rng.permutation(3)]
@@ -94,6 +106,19 @@ class FedDiverseSelector(ClientSelector):
             yield DIMENSIONS[turn % 3]
             if self.rotation != "round":
                 turn += 1
+
+
+def _checked(client_id: int, triplet: Any) -> NDArray[np.float64]:
+    try:
+        checked = np.asarray(triplet, dtype=np.float64)
+    except (TypeError, ValueError):
+        checked = np.empty(0)
+    if checked.shape != (3,) or not np.isfinite(checked).all() or (checked < 0).any():
+        raise SelectionError(
+            "Expected a heterogeneity triplet of three finite numbers, 0 or larger, but client "
+            f"{client_id} disclosed {triplet}: mend the query."
+        )
+    return checked
 
 
 def diverse_order(

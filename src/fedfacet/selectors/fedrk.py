@@ -7,7 +7,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from scipy.optimize import minimize
 
-from fedfacet.arguments import check_whole, check_within
+from fedfacet.arguments import check_choice, check_whole, check_within
 from fedfacet.errors import SelectionError
 from fedfacet.heterogeneity import InteractionMatrix
 from fedfacet.selectors.base import ClientSelector, Taxonomy
@@ -39,22 +39,28 @@ class FedRKSelector(ClientSelector):
     equal matrices have equal weights.
 
     Args:
-        interaction_matrix: what is asked of each client, once: in round T_0 (in round 1 where T_0 = 0); of a client that is
-            away then, when it first comes back.
+        interaction_matrix: what is asked of each client, once: after pre-training; of a client that is away then, when it first
+            comes back.
         floor: epsilon, the smallest weight of a client as a part of the uniform weight 1 / K, in (0, 1]; 1 draws uniformly.
         pretraining_rounds: T_0, the number of first rounds in which every client takes part.
+        pretraining: ``"fedavg"`` or ``"ordinary"``, as for ``FedDiverseSelector``.
     """
 
     taxonomy = Taxonomy(
         "group fairness", "DSRT", ("θ", "interaction matrix"), "quadratic programme", "probability", "fixed rounds"
     )
 
-    def __init__(self, *, interaction_matrix: Query, floor: float = 1e-3, pretraining_rounds: int = 1) -> None:
+    def __init__(
+        self, *, interaction_matrix: Query, floor: float = 1e-3, pretraining_rounds: int = 1, pretraining: str = "fedavg"
+    ) -> None:
         check_within("floor", floor, "(0, 1]")
         check_whole("pretraining_rounds", pretraining_rounds, 0)
+        check_choice("pretraining", pretraining, ("fedavg", "ordinary"))
         self.interaction_matrix = interaction_matrix
         self.floor = floor
         self.pretraining_rounds = pretraining_rounds
+        self.pretraining = pretraining
+        self.fedavg_rounds = pretraining_rounds if pretraining == "fedavg" else 0
 
     def select(self, server: ServerState, context: SelectionContext) -> list[int]:
         """Return a cohort drawn by the balancing weights; all available clients while pre-training.
@@ -62,10 +68,10 @@ class FedRKSelector(ClientSelector):
         Raises:
             SelectionError: if a client's matrix holds anything but counts, or has another shape than the others'.
         """
-        if context.round < self.pretraining_rounds:
+        if context.round <= self.fedavg_rounds or context.round < self.pretraining_rounds:
             return list(context.available)
         matrices = context.ask_once(self.interaction_matrix, context.available)
-        if context.round == self.pretraining_rounds:
+        if context.round <= self.pretraining_rounds:
             return list(context.available)
         weights_K = balancing_weights(_counts(matrices), self.floor)
         return [int(k) for k in context.rng.choice(context.available, size=context.places, replace=False, p=weights_K)]
