@@ -17,7 +17,7 @@ CURVES = {
     "digits_gsc_ordinary_pretraining": [
         "heterogeneity=true",
         "selector.pretraining=ordinary",
-    ],  # as results/ of before 2026-11-23
+    ],  # that of results/
     "digits_gsc_uniform_fedavg": ["selector=uniform", "aggregator=fedavg", "participation=stragglers", "correction=proximal"],
 }
 """Name -> overrides of the offline main job."""
