@@ -84,6 +84,18 @@ def test_options_reach_the_table(logs):
     assert r"0.1 / uniform & \textbf{90.00 $\pm$ 1.63} (3) \\" in text
 
 
+def test_settings_compared_seed_by_seed(logs):
+    """Three seeds, all with FedDiverse ahead: two of the eight ways to flip signs are as far from 0, so p is 0.25."""
+    done = report(logs, "logs", "--compare", "uniform", "--forest", "forest.png")
+    assert (done.returncode, done.stderr) == (0, "wrote forest.png\n")
+    assert done.stdout.splitlines()[2].startswith("| feddiverse |     3 |      +4.67 | [-2.50, 11.84] |    [3.00, 8.00] |")
+    assert done.stdout.splitlines()[2].endswith("| 0.25 |    0.25 |               6 | not separated |")
+    assert "nothing can be separated here" in done.stdout
+    assert (logs / "forest.png").stat().st_size > 10_000
+    by_t = report(logs, "logs", "--compare", "feddiverse", "--test", "t", "--at", "all", "--format", "csv")
+    assert [line["at"] for line in csv.DictReader(io.StringIO(by_t.stdout))] == ["last", "best", "tail"]
+
+
 def test_unfinished_runs_are_named_under_the_table(logs):
     (logs / "logs/uniform/2/summary.json").unlink()
     done = report(logs, "logs", "--at", "last")
@@ -100,6 +112,7 @@ def test_unfinished_runs_are_named_under_the_table(logs):
         (("logs/uniform/0/metrics.csv",), "metrics.csv"),
         (("logs", "--metric", "test/acc_worst"), "`test/acc_worst_group`"),
         (("logs", "--rows", "selektor"), "`selector`"),
+        (("logs", "--compare", "unifrom"), "name one of 'feddiverse', 'uniform'"),
         (("logs", "--rows", "dataset"), "logs/feddiverse/0 and logs/uniform/0"),
         (("logs", "--output", "no/such/folder/table.md"), "no/such/folder/table.md"),
         (("logs", "--layout", "table1"), "Expected a finished run that has a cell in FedDiverse (arXiv:2504.11216), table 1"),

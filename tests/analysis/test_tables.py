@@ -193,7 +193,7 @@ def test_unequal_seeds_are_noted():
 def test_without_validation_only_the_last_round_is_shown():
     table = make_table([run("a"), run("b")])
     assert [column.at for column in table.columns] == ["last"]
-    assert table.notes == ("No run has a best round by validation, so only the last round is shown.",)
+    assert table.notes == ("No run has a best round by validation, so it is not shown.",)
     with pytest.raises(ConfigError, match="--at last"):
         make_table([run("a")], at="best")
 

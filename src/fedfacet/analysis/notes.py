@@ -28,7 +28,7 @@ def notes_on(groups: Mapping[tuple[str, str], Sequence[Run]], metric: str, momen
         for moment in moments:
             lost = [f"`{run.path}`" for run in members if math.isnan(run.at(moment).get(metric, math.nan))]
             if lost and any(measured(run, metric, moment) for run in members):
-                notes.append(f"{name} is nan because `{metric}` has no value at the {moment} round of {', '.join(lost)}.")
+                notes.append(f"{name} is nan because `{metric}` has no value {_when(moment)} of {', '.join(lost)}.")
         notes += _notes_on_personal(name, members, moments) if metric.startswith("personal") else ()
         if smoke := [run for run in members if run.setting("smoke") == "true"]:
             notes.append(f"{name} has runs of debug=smoke (mostly one round on generated data), for example `{smoke[0].path}`.")
@@ -55,8 +55,12 @@ def _notes_on_personal(name: str, members: Sequence[Run], moments: Sequence[str]
         ):
             if number := [int(found) for run in members if (found := run.at(moment).get(key, 0)) > 0]:
                 clients = str(min(number)) if min(number) == max(number) else f"{min(number)} to {max(number)}"
-                notes.append(f"{name} {what}, {clients} of them at the {moment} round of {len(number)} of {len(members)} runs.")
+                notes.append(f"{name} {what}, {clients} of them {_when(moment)} of {len(number)} of {len(members)} runs.")
     return notes
+
+
+def _when(moment: str) -> str:
+    return "in the last tenth of the rounds" if moment == "tail" else f"at the {moment} round"
 
 
 def how_to_measure(metric: str) -> str | None:

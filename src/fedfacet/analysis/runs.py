@@ -1,7 +1,10 @@
 """Run folders read back: what was configured, how it ended, what was measured."""
 
+import csv
+import functools
 import glob
 import json
+import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -61,10 +64,13 @@ class Run:
     def at(self, moment: str) -> dict[str, float]:
         """Return the metrics after the ``"last"`` round, or the ``"best"`` by validation, and its number as ``round``.
 
-        It is empty where there is no such round. A metric without a value is NaN. The error of the clients' disclosed
+        ``"tail"`` gives their means over those of the last tenth of the rounds in which they were measured. It is empty where
+        there is no such round. A metric without a value is NaN. The error of the clients' disclosed
         heterogeneity, which is one for the whole run, is among them where there is one.
         """
         summary = self.summary or {}
+        if moment == "tail":
+            return _tail(self.path / "metrics.csv") if summary.get("final") else {}
         if found := summary.get({"last": "final", "best": "best"}[moment]) or {}:
             found = found | {f"{_ERROR}/{name}": value for name, value in (summary.get(_ERROR) or {}).items()}
         numbers = {name: float("nan") if value is None else value for name, value in found.items()}
@@ -252,6 +258,22 @@ def _summary(file: Path) -> dict[str, Any] | None:
         name = (others or ["participation_counts"])[0]
         raise FedFacetError(f"Expected {file} to hold `{name}` as a run writes it, but it does not: leave that folder out.")
     return summary
+
+
+@functools.cache
+def _tail(file: Path) -> dict[str, float]:
+    """Return the means of what was measured in the last tenth of the rounds, one at least."""
+    try:
+        with open(file, newline="", encoding="utf-8") as lines:
+            rows = list(csv.DictReader(lines))
+        first = int(rows[-1]["round"]) - max(1, math.ceil(len(rows) / 10)) + 1
+        last_rows = [row for row in rows if int(row["round"]) >= first]
+        measured = {name: [float(row[name]) for row in last_rows if row[name]] for name in rows[-1] if name != "cohort"}
+    except (OSError, ValueError, IndexError, KeyError, TypeError, csv.Error) as error:
+        raise FedFacetError(
+            f"Expected {file} to be a run's table of its rounds, but it is not: leave that folder out."
+        ) from error
+    return {name: math.fsum(values) / len(values) for name, values in measured.items() if values}
 
 
 def _is_whole(value: Any) -> bool:

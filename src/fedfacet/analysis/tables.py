@@ -14,6 +14,13 @@ from fedfacet.analysis.runs import Run, as_number, differing_keys, telling_keys
 from fedfacet.arguments import check_choice
 from fedfacet.errors import ConfigError
 
+MOMENTS = {
+    "last": "after the last round",
+    "best": "after the round with the highest worst-group accuracy on validation data",
+    "tail": "mean of the last tenth of the rounds",
+}
+"""When a run is read -> what that means."""
+
 PAPER = "paper"  # the `at` of a column with a paper's numbers
 
 
@@ -38,7 +45,7 @@ class Cell(NamedTuple):
 
 
 class Column(NamedTuple):
-    """A setting, read ``at`` the ``"last"`` or the ``"best"`` round, or as the ``"paper"`` prints it.
+    """A setting, read ``at`` one of ``MOMENTS``, or as the ``"paper"`` prints it.
 
     ``lower_is_better`` overrides the table's, unless it is ``None``.
     """
@@ -92,7 +99,8 @@ def make_table(
         rows: config keys as in ``Run.setting`` whose values together head a row.
         columns: as ``rows``, for the columns.
         metric: as a run's summary names it. Accuracies are given in percent, all else as it is.
-        at: ``"last"`` round, ``"best"`` round by validation, or ``"both"``.
+        at: ``"last"`` round, ``"best"`` round by validation, ``"tail"`` (the mean over the last tenth of the rounds), the first
+            two (``"both"``) or ``"all"``.
         std: ``"population"`` or ``"sample"``.
         lower_is_better: whether the smallest value of a column is its best.
         command: what the user typed, for the caption.
@@ -101,7 +109,7 @@ def make_table(
         ConfigError: if no run has finished, no run has such a key or metric or a best round, or a cell holds a seed twice.
         ValueError: if ``at`` or ``std`` is none of the above.
     """
-    check_choice("at", at, ("last", "best", "both"))
+    check_choice("at", at, (*MOMENTS, "both", "all"))
     check_choice("std", std, ("population", "sample"))
     check_keys(runs, (*rows, *columns))
     finished = finished_of(runs)
@@ -118,8 +126,8 @@ def make_table(
         for column in table_columns
     }
     notes = notes_on_unfinished(runs)
-    if at == "both" and moments == ("last",):
-        notes.append("No run has a best round by validation, so only the last round is shown.")
+    if at in ("both", "all") and "best" not in moments:
+        notes.append("No run has a best round by validation, so it is not shown.")
     notes += notes_on(groups, metric, moments)
     return Table(
         corner=" / ".join(rows),
@@ -209,15 +217,14 @@ def check_seeds(
 
 
 def moments_of(runs: Sequence[Run], at: str) -> tuple[str, ...]:
-    """Return at which rounds finished runs are read: ``"last"``, ``"best"`` or both."""
-    has_best = any(run.at("best") for run in runs)
-    if at == "last" or (at == "both" and not has_best):
-        return ("last",)
-    if has_best:
-        return ("last", "best") if at == "both" else ("best",)
-    raise ConfigError(
-        "Expected runs with a best round by validation, but none of them has validation data: use the last round (--at last)."
-    )
+    """Return at which of ``MOMENTS`` finished runs are read."""
+    if at == "best" and not any(run.at("best") for run in runs):
+        raise ConfigError(
+            "Expected runs with a best round by validation, but none of them has validation data: use the last round "
+            "(--at last)."
+        )
+    asked = {"both": ("last", "best"), "all": tuple(MOMENTS)}.get(at, (at,))
+    return tuple(moment for moment in asked if moment != "best" or any(run.at("best") for run in runs))
 
 
 def _nearest(name: str, known: Sequence[str]) -> str:
@@ -253,21 +260,19 @@ def caption_of(
     runs: Sequence[Run],
     metrics: Sequence[str],
     moments: Sequence[str],
-    std: str,
+    std: str | None,
     lower_is_better: bool | None,
     command: str | None,
 ) -> str:
     """Return the caption of a table: what its numbers are, and which runs they come from."""
     last = listed(int(run.at("last")["round"]) for run in runs if "round" in run.at("last"))
-    rules = {
-        "last": f"after the last round ({last})",
-        "best": "after the round with the highest worst-group accuracy on validation data",
-    }
+    rules = MOMENTS | {"last": f"{MOMENTS['last']} ({last})"}
     rule = "; ".join(f"{moment}: {rules[moment]}" for moment in moments) if len(moments) > 1 else rules[moments[0]]
     what = " and ".join(f"`{metric}`{' in percent' if is_accuracy(metric) else ''}" for metric in metrics)
     best = f"Per column, the best ({'lowest' if lower_is_better else 'highest'}) is bold, the second underlined."
     sentences = [
-        f"{what}, {rule}. Mean ± {std} standard deviation over seeds, number of seeds in parentheses.",
+        f"{what}, {rule}.",
+        *([] if std is None else [f"Mean ± {std} standard deviation over seeds, number of seeds in parentheses."]),
         *([] if lower_is_better is None else [best]),
         f"Seeds: {listed(run.seed for run in runs)}.",
         f"Commit: {', '.join(sorted({_commit(run) for run in runs}))}.",

@@ -24,7 +24,7 @@ _LATEX = {
 
 def to_markdown(table: Table) -> str:
     """Return the table, its caption and its notes as Markdown."""
-    grid = _grid(table, _markdown, bold="**{}**", underline="<u>{}</u>")
+    grid = _grid(table, markdown_text, bold="**{}**", underline="<u>{}</u>")
     return markdown_of(grid, table.caption, table.notes)
 
 
@@ -44,13 +44,19 @@ def markdown_of(grid: Sequence[Sequence[str]], caption: str, notes: Sequence[str
 
 def to_latex(table: Table) -> str:
     r"""Return the table as a LaTeX float that needs ``\usepackage{booktabs}``."""
-    grid = _grid(table, _latex, bold=r"\textbf{{{}}}", underline=r"\underline{{{}}}")
+    grid = _grid(table, latex_text, bold=r"\textbf{{{}}}", underline=r"\underline{{{}}}")
+    return latex_of(grid, table.caption, table.notes)
+
+
+def latex_of(grid: Sequence[Sequence[str]], caption: str, notes: Sequence[str], flush_left: int = 1) -> str:
+    """Return a LaTeX float with a table, its caption and its notes; arguments as for ``markdown_of``, cells as LaTeX."""
     head, *lines = ("    " + " & ".join(line) + r" \\" for line in grid)
-    notes = [rf"  \par\smallskip{{\footnotesize Note: {_latex(note)}}}" for note in table.notes]
+    said = [rf"  \par\smallskip{{\footnotesize Note: {latex_text(note)}}}" for note in notes]
+    sides = "l" * flush_left + "r" * (len(grid[0]) - flush_left)
     parts = (
-        *(r"\begin{table}", r"  \centering", rf"  \caption{{{_latex(table.caption)}}}"),
-        *(rf"  \begin{{tabular}}{{l{'r' * len(table.columns)}}}", r"    \toprule", head, r"    \midrule", *lines),
-        *(r"    \bottomrule", r"  \end{tabular}", *notes, r"\end{table}", ""),
+        *(r"\begin{table}", r"  \centering", rf"  \caption{{{latex_text(caption)}}}"),
+        *(rf"  \begin{{tabular}}{{{sides}}}", r"    \toprule", head, r"    \midrule", *lines),
+        *(r"    \bottomrule", r"  \end{tabular}", *said, r"\end{table}", ""),
     )
     return "\n".join(parts)
 
@@ -79,7 +85,8 @@ def _no_formula(value: Any) -> Any:
     return f"'{value}" if formula else value
 
 
-def _markdown(text: str) -> str:
+def markdown_text(text: str) -> str:
+    """Return a text as a cell of a Markdown table."""
     return text.replace("|", r"\|").replace("<", "&lt;")
 
 
@@ -111,6 +118,7 @@ def _printed(value: float, percent: bool) -> str:
     return f"{value:.2f}" if percent else f"{value:.4g}"
 
 
-def _latex(text: str) -> str:
+def latex_text(text: str) -> str:
+    """Return a text as LaTeX, what stands in backticks as typewriter."""
     plain = [re.sub(r"[\\~^<>|±&%$#_{}]", lambda match: _LATEX[match[0]], part) for part in text.split("`")]
     return "".join(rf"\texttt{{{part}}}" if i % 2 else part for i, part in enumerate(plain))

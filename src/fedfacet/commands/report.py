@@ -35,7 +35,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         if options.clients:
             print(client_histograms(options, runs, command), end="")
             return 0
-        if options.overhead:
+        if options.compare:
+            text = compared(options, runs, command)
+        elif options.overhead:
             text = overheads(options, runs, command)
         else:
             table = table_of(options, runs, command)
@@ -48,6 +50,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"{error}{ready}", file=sys.stderr)
         return 2
     print(f"wrote {options.output}\n" if options.output else text, end="")
+    if options.forest:
+        print(f"wrote {options.forest}", file=sys.stderr)
     if options.format == "csv" and table:
         # CSV has no place for the caption and the notes.
         for sentence in (table.caption, *(f"Note: {note}" for note in table.notes)):
@@ -93,6 +97,29 @@ def table_of(options: argparse.Namespace, runs: "Sequence[Run]", command: str) -
     rows, columns = heads(options, runs)
     at, metric = options.at or "both", options.metric or "test/acc_worst_group"
     return make_table(runs, rows=rows, columns=columns, metric=metric, at=at, **said)
+
+
+def compared(options: argparse.Namespace, runs: "Sequence[Run]", command: str) -> str:
+    """Return the text of a comparison, and draw it where that is asked for."""
+    from fedfacet.analysis import comparison as comparing
+
+    runs = fitting(options, runs)
+    rows, columns = heads(options, runs)
+    comparison = comparing.compare_with(
+        runs,
+        options.compare,
+        rows=rows,
+        columns=columns,
+        metric=options.metric or "test/acc_worst_group",
+        at=options.at or "last",
+        test=options.test or "permutation",
+        lower_is_better=options.lower_is_better,
+        command=command,
+    )
+    if options.forest:
+        comparing.draw_comparison(comparison, options.forest)
+    write = {"latex": comparing.comparison_latex, "csv": comparing.comparison_csv}.get(options.format)
+    return (write or comparing.comparison_markdown)(comparison)
 
 
 def overheads(options: argparse.Namespace, runs: "Sequence[Run]", command: str) -> str:

@@ -39,8 +39,9 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--metric", help="default: test/acc_worst_group, or what the layout shows")
     parser.add_argument(
         "--at",
-        choices=("last", "best", "both"),
-        help="last round, or best round by validation; default: both, and with --layout the last, as in the papers",
+        choices=("last", "best", "tail", "both", "all"),
+        help="last round, best round by validation, or tail, the mean of the last tenth of the rounds; both is the first two, "
+        "all is all three; default: both, and the last with --layout, as in the papers, and with --compare",
     )
     parser.add_argument(
         "--std",
@@ -51,6 +52,19 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--lower-is-better", action="store_true", help="the smallest value of a column is its best")
     parser.add_argument("--format", choices=("markdown", "latex", "csv"), help="default: markdown")
     parser.add_argument("--output", type=Path, metavar="FILE", help="write there instead of printing")
+    parser.add_argument(
+        "--compare",
+        metavar="ROW",
+        help="compare every row with this one instead, seed by seed: difference, 95%% intervals, p-values with Holm's "
+        "correction over the table, and how many seeds would decide",
+    )
+    parser.add_argument(
+        "--test",
+        choices=("permutation", "t"),
+        help="with --compare: whose p-values are corrected; the default, permutation, flips signs and assumes nothing else, "
+        "but with n seeds no p-value is below 2^(1-n)",
+    )
+    parser.add_argument("--forest", type=Path, metavar="FILE.png", help="with --compare: draw the differences there as well")
     parser.add_argument(
         "--overhead",
         action="store_true",
@@ -72,6 +86,12 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
     )
     options = parser.parse_args(argv)
     chosen = (options.layout, options.metric, options.at, options.lower_is_better)
+    if options.compare and any((options.layout, options.overhead, options.clients)):
+        parser.error("--compare makes a table of its own: leave out --layout, --overhead and --clients")
+    if not options.compare and (options.test or options.forest):
+        parser.error("--test and --forest belong to --compare: add --compare ROW")
+    if options.forest and options.forest.suffix != ".png":
+        parser.error(f"--forest writes a picture, so it takes a name that ends in .png, but got {options.forest}")
     if options.clients and any((*chosen, options.overhead, options.format)):
         parser.error("--clients writes a picture and a csv file of its own: leave out what chooses another")
     if options.clients and options.output and options.output.suffix != ".png":

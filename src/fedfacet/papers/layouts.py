@@ -147,7 +147,7 @@ def make_layout_table(
         runs: finished ones are counted; those of other tables may be among them.
         layout: of the table.
         metric: to be shown instead of the layout's, without the paper's numbers then.
-        at: ``"last"`` round as in the paper, ``"best"`` round by validation, or ``"both"``.
+        at: ``"last"`` round as in the paper, ``"best"`` round by validation, or as in ``make_table``.
         std: ``"population"`` or ``"sample"``.
         where: settings that runs must have to be counted; rows and columns that have others are left out.
         lower_is_better: whether small values of ``metric`` are good; the layout says that of its own metrics.

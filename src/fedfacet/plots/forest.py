@@ -1,0 +1,51 @@
+"""A forest plot: differences and their intervals, one line each."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from fedfacet.plots.figure import BLUE, VERMILION, saved_figure
+
+_VERDICTS = {"better": BLUE, "worse": VERMILION, "not separated": "0.55"}
+_PANELS_PER_ROW = 3
+
+
+class Difference(NamedTuple):
+    """A line of a panel: its name, the difference, its two 95 % intervals, and ``better``, ``worse`` or ``not separated``."""
+
+    name: str
+    mean: float
+    t_interval: tuple[float, float]
+    bootstrap_interval: tuple[float, float]
+    verdict: str
+
+
+def plot_forest(panels: Mapping[str, Sequence[Difference]], baseline: str, label: str, path: Path) -> None:
+    """Draw differences from a baseline into a PNG, a panel per column of a table.
+
+    A point is a mean difference, the thin line its interval by Student's t, the thick one that by the bootstrap. Differences
+    that are not separated are grey. ``label`` names the unit.
+    """
+    from matplotlib.lines import Line2D
+
+    names = list(dict.fromkeys(line.name for lines in panels.values() for line in lines))
+    columns = min(len(panels), _PANELS_PER_ROW)
+    rows = -(-len(panels) // columns)
+    with saved_figure(path, 1.4 + 2.3 * columns, 0.7 + rows * (0.55 + 0.2 * len(names))) as figure:
+        grid = figure.subplots(rows, columns, sharey=True, squeeze=False).ravel()
+        for axes in grid[len(panels) :]:
+            axes.axis("off")
+        for axes, (panel, lines) in zip(grid, panels.items(), strict=False):
+            axes.axvline(0, color="0.4", linewidth=0.9, zorder=1)
+            for line in lines:
+                y, colour = len(names) - names.index(line.name), _VERDICTS[line.verdict]
+                axes.hlines(y, *line.t_interval, color=colour, linewidth=1, zorder=2)
+                axes.hlines(y, *line.bootstrap_interval, color=colour, linewidth=3, alpha=0.5, zorder=2)
+                axes.plot(line.mean, y, "o", color=colour, markersize=4, zorder=3)
+            axes.set(title=panel, ylim=(0.4, len(names) + 0.6))
+            axes.set_yticks(range(len(names), 0, -1), names)
+        for axes in grid[max(0, len(panels) - columns) : len(panels)]:
+            axes.set_xlabel(label)
+        handles = [Line2D([], [], color=colour, marker="o", markersize=4) for colour in _VERDICTS.values()]
+        told = [f"better than {baseline}", f"worse than {baseline}", "not separated"]
+        figure.legend(handles, told, loc="outside upper center", ncols=3)

@@ -1,0 +1,146 @@
+"""Settings compared seed by seed."""
+
+import csv
+import io
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+from statsmodels.stats.multitest import multipletests
+
+from fedfacet.analysis.comparison import (
+    compare_with,
+    comparison_csv,
+    comparison_latex,
+    comparison_markdown,
+    draw_comparison,
+)
+from fedfacet.analysis.paired import paired_difference
+from fedfacet.analysis.runs import Run
+from fedfacet.errors import ConfigError, FedFacetError
+
+METRIC = "test/acc_worst_group"
+VALUES = {
+    "uniform": np.random.default_rng(0).normal(0.50, 0.01, 8),
+    "better": np.random.default_rng(1).normal(0.60, 0.01, 8),
+    "same": np.random.default_rng(2).normal(0.50, 0.01, 8),
+    "worse": np.random.default_rng(3).normal(0.30, 0.01, 8),
+}
+
+
+def run(selector, seed, value, experiment="gsc", best=None, path="."):
+    summary = {
+        "status": "finished",
+        "rounds": 50,
+        "git_commit": "0" * 40,
+        "final": {"round": 50, METRIC: value, "test/loss": 1 - value},
+    }
+    summary["best"] = None if best is None else {"round": 37, METRIC: best}
+    return Run(Path(path), seed, {"seed": seed, "choices.selector": selector, "choices.experiment": experiment}, summary)
+
+
+@pytest.fixture
+def runs():
+    return [run(selector, seed, value) for selector, values in VALUES.items() for seed, value in enumerate(values)]
+
+
+@pytest.mark.parametrize("test", ["permutation", "t"])
+def test_each_row_against_the_baseline(runs, test):
+    comparison = compare_with(runs, "uniform", test=test)
+    found = {line.row: line for line in comparison.lines}
+    assert list(found) == ["better", "same", "worse"]
+    for row, line in found.items():
+        assert line.difference == paired_difference(100 * VALUES[row], 100 * VALUES["uniform"])
+        assert line.seeds == tuple(range(8))
+    p_values = [line.p for line in comparison.lines]
+    assert [line.p_corrected for line in comparison.lines] == pytest.approx(list(multipletests(p_values, method="holm")[1]))
+    assert {row: comparison.verdict(line) for row, line in found.items()} == {
+        "better": "better",
+        "same": "not separated",
+        "worse": "worse",
+    }
+
+
+def test_where_lower_is_better_the_verdict_turns(runs):
+    comparison = compare_with(runs, "uniform", metric="test/loss", lower_is_better=True)
+    assert {line.row: comparison.verdict(line) for line in comparison.lines}["better"] == "better"
+    assert not comparison.percent
+
+
+def test_only_seeds_of_both_are_paired(runs):
+    left = [each for each in runs if (each.setting("selector"), each.seed) not in {("better", 7), ("uniform", 0)}]
+    comparison = compare_with(left, "uniform")
+    better = next(line for line in comparison.lines if line.row == "better")
+    assert better.seeds == tuple(range(1, 7))
+    assert better.difference == paired_difference(100 * VALUES["better"][1:7], 100 * VALUES["uniform"][1:7])
+    assert "`better, gsc` leaves out seeds that it or `uniform` lacks: 0, 7." in comparison.notes
+
+
+def test_too_few_seeds_for_the_permutation_test_are_said(runs):
+    few = [each for each in runs if each.seed < 4]
+    comparison = compare_with(few, "uniform")
+    assert {comparison.verdict(line) for line in comparison.lines} == {"not separated"}
+    assert any(
+        "With 4 seeds no p-value of the permutation test is below 0.12, and 3 lines" in note for note in comparison.notes
+    )
+    by_t = compare_with(few, "uniform", test="t")
+    assert [by_t.verdict(line) for line in by_t.lines] == ["better", "not separated", "worse"]
+    assert not any("permutation" in note for note in by_t.notes)
+
+
+def test_a_run_without_a_value_is_nan_and_not_counted(runs):
+    lost = [each for each in runs if (each.setting("selector"), each.seed) != ("better", 3)]
+    comparison = compare_with([*lost, run("better", 3, math.nan)], "uniform")
+    better = next(line for line in comparison.lines if line.row == "better")
+    assert math.isnan(better.p)
+    assert comparison.verdict(better) == "not separated"
+    assert "over 2 lines" in comparison.caption
+    assert any("is nan because" in note for note in comparison.notes)
+
+
+def test_written_in_every_form(runs, tmp_path):
+    several = [*runs, *(run(selector, seed, 0.5 + seed / 100, "gci") for selector in ("uniform", "same") for seed in range(8))]
+    comparison = compare_with(several, "uniform", command="report <x>")
+    markdown = comparison_markdown(comparison).splitlines()
+    assert markdown[0].split("|")[1:3] == [" selector ", " experiment "]
+    assert markdown[2].replace(" ", "").startswith("|same|gci|8|+0.00|[0.00,0.00]|[0.00,0.00]|1|1|-|notseparated|")
+    assert [line.split("|")[1].strip() for line in markdown[2:6]] == ["same", "better", "same", "worse"]
+    assert "**better**" in markdown[3]
+    assert r"\textbf{worse}" in comparison_latex(comparison)
+    assert r"\begin{tabular}{llrrrrrrrr}" in comparison_latex(comparison)
+    lines = list(csv.DictReader(io.StringIO(comparison_csv(comparison))))
+    assert [line["verdict"] for line in lines] == ["not separated", "better", "not separated", "worse"]
+    assert float(lines[1]["t_low"]) == comparison.lines[1].difference.t_interval[0]
+    draw_comparison(comparison, tmp_path / "forest.png")
+    with Image.open(tmp_path / "forest.png") as picture:
+        assert picture.size[0] > 800
+
+
+def test_last_best_and_tail_are_lines_of_one_family(tmp_path):
+    """The tail is the mean of the last tenth of the rounds that were measured, here of 19 and 20."""
+    runs = []
+    for selector, shift in (("uniform", 0.0), ("other", 0.1)):
+        for seed in range(2):
+            folder = tmp_path / f"{selector}{seed}"
+            folder.mkdir()
+            rows = [f"{round},1 2,{round / 100 + shift if round % 2 else ''}" for round in range(1, 20)]
+            last = 0.2 + shift
+            (folder / "metrics.csv").write_text("\n".join([f"round,cohort,{METRIC}", *rows, f"20,1 2,{last}"]) + "\n")
+            runs.append(run(selector, seed, last, best=last + 0.1, path=folder))
+    comparison = compare_with(runs, "uniform", at="all")
+    assert [line.at for line in comparison.lines] == ["last", "best", "tail"]
+    assert "over 3 lines" in comparison.caption
+    assert runs[2].at("tail")[METRIC] == pytest.approx((0.19 + 0.1 + 0.3) / 2)
+    (tmp_path / "uniform0" / "metrics.csv").write_text("round\nx\n")
+    damaged = run("uniform", 0, 0.1, path=tmp_path / "uniform0" / ".." / "uniform0")
+    with pytest.raises(FedFacetError, match="a run's table of its rounds"):
+        damaged.at("tail")
+
+
+def test_a_baseline_that_is_no_row_is_refused(runs):
+    with pytest.raises(ConfigError, match="got 'unifrm': name one of 'better', 'same', 'uniform', 'worse'"):
+        compare_with(runs, "unifrm")
+    with pytest.raises(ConfigError, match="a column that 'uniform' and another row share"):
+        compare_with([run("uniform", 0, 0.5), run("other", 0, 0.5, "gci")], "uniform")
