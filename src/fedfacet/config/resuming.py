@@ -17,8 +17,9 @@ from fedfacet.errors import CheckpointError
 log = logging.getLogger(__name__)
 
 FREE_ON_RESUME = (
-    "resume", "task", "paths", "engine", "logger", "wandb", "choices", "federation.rounds", "callbacks.save_checkpoint",
-    "callbacks.progress", "callbacks.figures", "callbacks.heterogeneity_error", "dataset.root", "dataset.download", "trust",
+    "resume", "task", "paths", "sweep", "engine", "logger", "wandb", "choices", "federation.rounds", "dataset.root",
+    "dataset.download", "trust", "callbacks.save_checkpoint", "callbacks.progress", "callbacks.figures",
+    "callbacks.heterogeneity_error",
 )  # fmt: skip
 """Keys that may differ when a run is resumed, because no number of the run depends on them."""
 

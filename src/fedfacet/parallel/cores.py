@@ -3,8 +3,6 @@
 import logging
 import os
 
-import torch
-
 log = logging.getLogger(__name__)
 
 
@@ -19,6 +17,8 @@ def crowded(processes: int, cores: int, remedy: str) -> bool:
     Then also warn, with a remedy. Threads that share the work of one layer wait for each other in a loop, and so take the core
     from whom they wait for: two processes of two threads on two cores took fifty times as long as of one thread each.
     """
+    import torch  # late: who only counts cores need not wait for it
+
     threads = torch.get_num_threads()
     if threads == 1 or processes * threads <= cores:
         return False

@@ -22,12 +22,13 @@ from omegaconf import DictConfig
 from fedfacet import config as configuration
 from fedfacet.broken_pipe import reader_may_leave
 from fedfacet.config.sweeping import Sweep
-from fedfacet.errors import FedFacetError
+from fedfacet.errors import ConfigError, FedFacetError
 from fedfacet.runs.ending import command_name, leave, refuse
 from fedfacet.runs.job import Job
 from fedfacet.runs.jobs import check, run_job
 from fedfacet.runs.processes import check_alone, check_started, serve
 from fedfacet.runs.stock import failures, name_failures, take_stock
+from fedfacet.runs.sweep_workers import Outcome, num_workers, run_workers
 
 
 def run_command(train: Callable[[Job], None]) -> None:
@@ -38,6 +39,7 @@ def run_command(train: Callable[[Job], None]) -> None:
     """
     signal.signal(signal.SIGINT, leave)
     logging.raiseExceptions = False  # of a full disk the run's tables tell in a sentence, the log file in tracebacks
+    workers = 1
     try:
         if (shown := configuration.shown("train", sys.argv)) is not None:
             print(shown, end="")
@@ -47,10 +49,13 @@ def run_command(train: Callable[[Job], None]) -> None:
         are_cells = any(configuration.is_cell(config) and config.resume is None for config, _ in looked_at)
         if are_cells:
             check_alone(looked_at[0][0])
+            workers = num_workers(looked_at[0][0].sweep.workers, len(jobs))
             print(f"{len(jobs)} cells in {looked_at[0][1].parent}.", flush=True)
         else:
             for config, _ in looked_at:
                 check_started(config)
+                if config.sweep.workers != 1:
+                    raise ConfigError("Expected `sweep.workers` with a sweep, but got it without: add sweep=cells and -m.")
             if any(serve(config) for config, _ in looked_at[:1]):
                 for config, _ in itertools.islice(jobs, 1, None):
                     serve(config)
@@ -77,13 +82,23 @@ def run_command(train: Callable[[Job], None]) -> None:
             verify=partial(configuration.check_job, config, own.runtime.choices, overrides) if is_one_of_many else None,
             # Another launcher's jobs lie in other processes.
             others_go_on=is_one_of_many and own.launcher._target_.endswith(".BasicLauncher"),
+            is_worker=workers > 1,
         )
 
     start = hydra.main(version_base="1.3", config_path=str(configuration.conf_dir()), config_name="train")(task)
     if {"-h", "--help"} & set(sys.argv):
         _print_wrapped(start)
-    else:
+    elif workers == 1:
         start()
+    else:
+
+        def work() -> Outcome:
+            start()
+            return reached, failures
+
+        its_reached, its_failures = run_workers(work, workers)
+        reached |= its_reached
+        failures.update(its_failures)
     if are_cells:
         known = len(reached) == len(jobs)  # another launcher's processes have reached others
         planned = reached if known else {Path(os.path.abspath(where)): config.federation.rounds for config, where in jobs}

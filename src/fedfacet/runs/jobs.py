@@ -32,7 +32,9 @@ def check(config: DictConfig, run_dir: Path) -> None:
         federation.restore(checkpoint.load(checkpoint.asked_for(run_dir, config.resume))[0])
 
 
-def run_job(job: Job, train: Callable[[Job], None], *, verify: Callable[[], None] | None, others_go_on: bool) -> float | None:
+def run_job(
+    job: Job, train: Callable[[Job], None], *, verify: Callable[[], None] | None, others_go_on: bool, is_worker: bool = False
+) -> float | None:
     """Run one job in its run folder; return the validation worst-group accuracy of the last round, for sweepers.
 
     Args:
@@ -40,6 +42,7 @@ def run_job(job: Job, train: Callable[[Job], None], *, verify: Callable[[], None
         train: runs it.
         verify: checks the job's configuration; ``None`` where that was done before.
         others_go_on: whether a job that is refused is only noted, because others of this process come after it.
+        is_worker: whether this process is one of ``sweep.workers``, among which it is no news who works at a cell.
     """
     if not configuration.is_cell(job.config):
         try:
@@ -52,7 +55,7 @@ def run_job(job: Job, train: Callable[[Job], None], *, verify: Callable[[], None
             return None
     with lock(job.run_dir) as holder:
         if job.is_new_cell:
-            return _run_cell(job, train, verify, holder)
+            return _run_cell(job, train, verify, holder, is_worker)
         if holder is not None:
             refuse(ConfigError(f"Expected a run that nobody works at, but {job.run_dir} is held by {holder}: wait for it."))
         return _run(job, train)
@@ -73,13 +76,14 @@ def _run_alone(job: Job, train: Callable[[Job], None], verify: Callable[[], None
 
 
 def _run_cell(
-    job: Job, train: Callable[[Job], None], verify: Callable[[], None] | None, holder: Process | None
+    job: Job, train: Callable[[Job], None], verify: Callable[[], None] | None, holder: Process | None, is_worker: bool
 ) -> float | None:
     """Run a cell of a sweep, or go on with it, unless it is finished or another process works at it; its failure is noted."""
     if configuration.is_complete(job.run_dir, job.config.federation.rounds):
         return _validation_of(job.run_dir)
     if holder is not None:
-        print(f"{job.run_dir} is left to {holder}; if that is gone, remove {job.run_dir / LOCK_FILE}")
+        if not is_worker:
+            print(f"{job.run_dir} is left to {holder}; if that is gone, remove {job.run_dir / LOCK_FILE}")
         return None
     if job.was_saved:
         job.config.resume = str(job.run_dir)
