@@ -90,6 +90,19 @@ def test_combination_adds_with_any_sign():
         state.combination(bundles, [1.0])
 
 
+@pytest.mark.parametrize("weight", [1.0, 1 / 3, 960.0])
+def test_the_mean_of_one_bundle_is_that_bundle(weight):
+    """One client that holds everything, averaged alone, loses no bit."""
+    alone = {"w": torch.randn(1000, generator=torch.Generator().manual_seed(0))}
+    mean = state.weighted_mean([(alone, weight)])
+    assert torch.equal(mean["w"], alone["w"])
+    assert mean["w"].data_ptr() != alone["w"].data_ptr()
+
+
+def test_the_norm_of_large_numbers_is_finite():
+    assert state.norm({"w": torch.full((4,), 1e30), "b": torch.zeros(2)}) == pytest.approx(2e30)
+
+
 def test_weighted_mean_frees_what_it_has_added():
     made = []
 

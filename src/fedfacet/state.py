@@ -48,19 +48,21 @@ def weighted_mean(bundles: Iterable[tuple[State, float]]) -> State:
         bundles: pairs of a bundle and its weight; all bundles have the same names; the weights are positive.
 
     Returns:
-        The mean, in the dtype of the first bundle; empty where no bundle came.
+        The mean, in the dtype of the first bundle; a single bundle unchanged, without rounding; empty where no bundle came.
     """
     names: list[str] = []
     totals: list[Tensor] = []
-    total_weight = 0.0
+    total_weight, number = 0.0, 0
     for bundle, weight in bundles:
-        if not totals:
+        if number == 0:
             names = list(bundle)
-            totals = list(torch._foreach_mul(list(bundle.values()), weight)) if names else []
+            totals = [tensor.clone() for tensor in bundle.values()]
         elif names:
+            if number == 1:
+                torch._foreach_mul_(totals, total_weight)
             torch._foreach_add_(totals, [bundle[name] for name in names], alpha=weight)
-        total_weight += weight
-    if totals:
+        total_weight, number = total_weight + weight, number + 1
+    if totals and number > 1:
         torch._foreach_div_(totals, total_weight)
     return dict(zip(names, totals, strict=True))
 
@@ -132,8 +134,9 @@ def _scale(factor: float, like: Tensor) -> float:
 
 
 def norm(bundle: State) -> float:
-    """Return the l2 norm over all entries."""
-    return float(torch.linalg.vector_norm(torch.stack(torch._foreach_norm(list(bundle.values()))))) if bundle else 0.0
+    """Return the l2 norm over all entries, summed in float64, in which the squares of large finite numbers do not overflow."""
+    norms = torch._foreach_norm(list(bundle.values()), dtype=torch.float64) if bundle else ()
+    return float(torch.linalg.vector_norm(torch.stack(norms))) if norms else 0.0
 
 
 def clone(bundle: State, device: torch.device | str = "cpu") -> State:

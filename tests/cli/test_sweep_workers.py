@@ -117,7 +117,7 @@ def test_a_cell_that_fails_is_named_with_its_reason(train):
 @pytest.mark.parametrize("workers", ["0", "-1", "many", "true", "1.5", "null"])
 def test_what_is_no_number_of_workers_is_refused(refused, workers):
     sentence = refused("sweep=cells", "seed=0,1", "-m", f"sweep.workers={workers}")
-    assert "`sweep.workers` to be auto or a whole number" in sentence
+    assert "`sweep.workers` to be" in sentence
 
 
 def test_workers_without_a_sweep_are_refused(refused):

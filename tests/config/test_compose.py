@@ -136,7 +136,7 @@ class TestStepBudget:
         assert self.rounds("local.amount=4", "federation.rounds=30") == 30
         assert self.rounds("local.amount=4", "debug=smoke") == 1
 
-    @pytest.mark.parametrize(("sweep", "rounds"), [("sensitivity", 1), ("fedld_decomposition", 10)])
+    @pytest.mark.parametrize(("sweep", "rounds"), [("sensitivity", 2), ("fedld_decomposition", 10)])
     def test_sweeps_of_so_many_rounds_have_them_with_any_recipe(self, sweep, rounds):
         composed, _ = compose_job("train", [f"sweep={sweep}", "experiment=cifar100_participation"])
         assert composed.federation.rounds == rounds

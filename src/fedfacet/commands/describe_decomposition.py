@@ -25,4 +25,10 @@ def tell(options: Sequence[str]) -> Told:
     described = describe_decompositions(runs, [decompose_round(run.path, number, trust=trust) for run in runs])
     figure = Path(given.get("paths.output_dir", given["decomposition"])) / "decomposition.png"
     plot_decompositions(described, figure)
-    return Told(output, described, tables_of(described), [figure], remarks_on(described))
+    own = [
+        f"{run.path}: clients keep layers to themselves (personal={personal}). There the global model is as it was at first, "
+        "and its loss is that of no client's model."
+        for run in runs
+        if (personal := run.setting("personal")) not in (None, "null", "none")
+    ]
+    return Told(output, described, tables_of(described), [figure], [*remarks_on(described), *own])

@@ -50,6 +50,7 @@ SETTINGS: dict[str, Any] = {
     "paths.log_dir": _NAME,
     "paths.output_dir": _NAME,
     "paths.sweep_dir": _NAME,
+    "sweep.workers": Literal["auto"] | int,
     "wandb.project": str,
     "wandb.entity": str | None,
     "wandb.mode": Literal["online", "offline", "disabled"],
@@ -118,7 +119,7 @@ def check_recipe(base: DictConfig, config: DictConfig) -> None:
         base: the configuration as it is without overrides.
         config: one job's, finalised.
     """
-    for group in ("federation", "wandb"):
+    for group in ("federation", "sweep", "wandb"):
         known = [f"{group}.{key}" for key in base.get(group) or {}]
         if known and (strangers := [key for key in config.get(group) or {} if f"{group}.{key}" not in known]):
             raise ConfigError(unknown(f"{group}.{strangers[0]}", known))

@@ -25,15 +25,15 @@ Outcome = tuple[dict[Path, int], dict[Path, str]]
 _PR_SET_PDEATHSIG = 1
 
 
-def num_workers(asked: object, num_cells: int) -> int:
+def num_workers(asked: Any, num_cells: int) -> int:
     """Return how many workers ``sweep.workers`` asks for; ``auto`` is one per core.
 
     Raises:
-        ConfigError: if it is neither ``auto`` nor a whole number, 1 or larger.
+        ConfigError: if it is smaller than 1.
     """
-    if asked != "auto" and (isinstance(asked, bool) or not isinstance(asked, int) or asked < 1):
-        raise ConfigError(f"Expected `sweep.workers` to be auto or a whole number, 1 or larger, but got {asked!r}: mend it.")
-    return min(num_cores() if asked == "auto" else int(str(asked)), num_cells)
+    if asked != "auto" and asked < 1:
+        raise ConfigError(f"Expected `sweep.workers` to be auto, 1 or larger, but got {asked}: mend the value.")
+    return min(num_cores() if asked == "auto" else asked, num_cells)
 
 
 @dataclass(slots=True)

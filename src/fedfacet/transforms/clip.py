@@ -26,8 +26,7 @@ class ClipUpdate(UpdateTransform):
 
     def apply(self, update: ClientUpdate, rng: np.random.Generator) -> ClientUpdate:
         """Return the update with its delta clipped."""
-        # In float64, or the squares of large finite numbers would overflow, and the update vanish.
-        norm = state.norm({name: tensor.double() for name, tensor in update.delta.items()})
+        norm = state.norm(update.delta)
         if not norm > self.clip_norm:
             return update
         return replace(update, delta=state.scaled(update.delta, self.clip_norm / norm))
