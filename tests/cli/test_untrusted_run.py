@@ -13,7 +13,7 @@ import report
 from fedfacet import load_run
 from fedfacet.build import reload_data
 from fedfacet.config import compose_job, plain
-from fedfacet.config.trust import check_saved_overrides, check_trusted, needed_to_resume, trusted_by
+from fedfacet.config.trust import check_resumed, check_saved_overrides, check_trusted, needed_to_resume, trusted_by
 from fedfacet.errors import CheckpointError, FedFacetError
 from fedfacet.storage import checkpoint
 from fedfacet.storage.client_memory import ClientMemory
@@ -55,6 +55,9 @@ def test_the_payload_would_show(tmp_path):
         "+evaluate@hydra.callbacks=evaluate",
         "hydra.searchpath=['file://theirs']",
         "engine._target_=joblib.load",
+        "+where_present={engine._target_: joblib.load}",
+        "+where_present={engine: {_target_: joblib.load, filename: payload}}",
+        "+where_present={engine._target_@sequential: joblib.load}",
         "++engine={_target_: joblib.load, filename: payload}",
         "+callbacks.x={_target_: joblib.load, filename: payload}",
         "+selector.x={deep: [{_target_: joblib.load, filename: payload}]}",
@@ -96,6 +99,39 @@ def test_its_checkpoints_name_parts_of_ours_only(run, where, capsys):
     assert "but it names 'joblib.load'" in capsys.readouterr().err
     assert report.main(["run", "--clients"]) == 2
     assert "but it names 'joblib.load'" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("where", "value"),
+    [
+        ("engine.choice", {"_target_": "joblib.load", "filename": "payload"}),
+        ("engine.choice", {"engine": "sequential", "why": {"_target_": "joblib.load", "filename": "payload"}}),
+        ("engine.choice", {"engine": "sequential", "why": "${oc.env:HOME}"}),
+        ("engine.choice", {"engine": "workers", "workers": 1_000_000_000, "why": "it is fast"}),
+        ("engine.choice", ["sequential"]),
+        ("engine", "sequential"),
+        ("precision", "${oc.env:HOME}"),
+        ("memory_format", "load"),
+        ("threads", {"_target_": "joblib.load", "filename": "payload"}),
+        ("threads", -3),
+        ("compile", [1]),
+    ],
+)
+def test_what_a_resume_takes_from_its_checkpoint_is_held_to_what_a_run_writes(run, train, where, value):
+    saved, config = checkpoint.load(run / "checkpoints" / "last.ckpt")
+    if where == "engine.choice":
+        config["engine"] = {"_target_": "fedfacet.engines.auto.AutoEngine", "allow_inexact": False, "device": "auto"} | {
+            "choice": value
+        }
+        file = run / ".hydra" / "overrides.yaml"
+        file.write_text(file.read_text() + "- engine=auto\n")
+    else:
+        config[where] = value
+    checkpoint.save(run / "checkpoints" / "last.ckpt", saved, config)
+    result = train("resume=run", "federation.rounds=5", "threads=null")
+    assert result.status == 2, result.err
+    assert "Traceback" not in result.err
+    assert f"`{where}`" in result.err
 
 
 @pytest.mark.parametrize("text", ["${oc.create:{_target_: joblib.load, filename: payload}}", "${task}"])
@@ -206,3 +242,19 @@ def test_only_its_own_files_are_cleared_away(tmp_path):
         (folder / name).touch()
     ClientMemory(tmp_path).keep_only([])
     assert sorted(path.name for path in folder.iterdir()) == ["notes.txt", "weights.pt"]
+
+
+def test_it_fetches_nothing_that_was_not_asked_for_now():
+    """However it says so: ``++dataset={download: true}`` and ``where_present`` come to the same."""
+    with pytest.raises(CheckpointError, match="to fetch nothing, but it sets `dataset.download`"):
+        check_resumed({"dataset": {"download": True}}, ["resume=run"], "run/.hydra/overrides.yaml")
+    check_resumed({"dataset": {"download": True}}, ["resume=run", "dataset.download=true"], "run/.hydra/overrides.yaml")
+    check_resumed({"dataset": {"download": False}, "model": {}}, ["resume=run"], "run/.hydra/overrides.yaml")
+
+
+def test_what_the_parts_come_to_is_held_to_what_is_trusted():
+    settings = {"selector": {"_target_": "his.own.Selector"}}
+    with pytest.raises(CheckpointError, match=r"names 'his\.own\.Selector'"):
+        check_resumed(settings, ["resume=run"], "here")
+    with pytest.raises(CheckpointError, match=r"names 'his\.own\.Selector'"):
+        check_resumed(settings, ["resume=run", "trust=[hers]"], "here")

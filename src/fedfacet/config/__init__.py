@@ -10,12 +10,12 @@ from fedfacet.config.compose import compose_job, conf_dir, finalized, make, quot
 from fedfacet.config.folders import check_new
 from fedfacet.config.nodes import plain, targets
 from fedfacet.config.overrides import override_of
-from fedfacet.config.resuming import SETTLED, check_resumable, check_resume, differing_key, is_complete
+from fedfacet.config.resuming import SETTLED, carried_over, check_resumable, check_resume, differing_key, is_complete
 from fedfacet.config.sweeping import check_job
 from fedfacet.config.trust import check_trusted, needed_to_resume
 
 __all__ = [
-    "SETTLED", "cell_digest", "check_arguments", "check_job", "check_new", "check_resumable", "check_resume", "check_trusted",
-    "compose_job", "conf_dir", "differing_key", "finalized", "is_cell", "is_complete", "make", "needed_to_resume",
-    "override_of", "plain", "preflight", "quoted_options", "shown", "targets",
+    "SETTLED", "carried_over", "cell_digest", "check_arguments", "check_job", "check_new", "check_resumable", "check_resume",
+    "check_trusted", "compose_job", "conf_dir", "differing_key", "finalized", "is_cell", "is_complete", "make",
+    "needed_to_resume", "override_of", "plain", "preflight", "quoted_options", "shown", "targets",
 ]  # fmt: skip

@@ -52,13 +52,14 @@ def preflight(name: str, argv: Sequence[str]) -> tuple[list[str], Sequence[tuple
     if arguments.multirun or str(value_of("hydra.mode", overrides)).upper() == "MULTIRUN":
         left, jobs = sweep(name, overrides)
         return [argv[0], *options, *left], jobs
+    given = overrides
     if (resume := value_of("resume", overrides)) is not None:
         overrides = resumed_overrides(resume, overrides)
     config, hydra_node = compose_job(name, overrides)
     check_used(name, config, overrides)
     run_dir = Path(hydra_node.run.dir)
     if resume is not None:
-        check_resume(config, run_dir)
+        check_resume(config, run_dir, given)
     elif (of := config.choices.get("sweep")) is not None:
         raise ConfigError(f"Expected sweep={of} with a run per combination, but got it for a single run: add `-m`.")
     else:

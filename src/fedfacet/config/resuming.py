@@ -8,11 +8,12 @@ from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
+from fedfacet.config.checks import MAX_THREADS, check_settings
 from fedfacet.config.nodes import plain
 from fedfacet.config.overrides import override_of, value_of
 from fedfacet.config.saved_yaml import load_yaml
-from fedfacet.config.trust import check_saved_overrides
-from fedfacet.errors import CheckpointError
+from fedfacet.config.trust import check_resumed, check_saved_overrides
+from fedfacet.errors import CheckpointError, ConfigError
 
 log = logging.getLogger(__name__)
 
@@ -137,6 +138,35 @@ def resumed_overrides(resume: str, overrides: Sequence[str]) -> list[str]:
     return [*kept, *own]
 
 
+def carried_over(saved: Mapping[str, Any], file: Path) -> tuple[dict[str, Any], dict[str, Any] | None]:
+    """Return what a resumed run takes from its checkpoint's configuration: settled settings, and the choice of engine=auto.
+
+    Raises:
+        CheckpointError: naming what is not as a run writes it; it may be somebody else's.
+    """
+    settled, engine = {name: saved.get(name) for name in SETTLED}, saved.get("engine")
+    try:
+        check_settings(set(SETTLED), settled)
+    except ConfigError as error:
+        raise CheckpointError(f"{error} It is in {file}.") from None
+    if not isinstance(engine, Mapping) or not isinstance(engine.get("_target_"), str):
+        raise CheckpointError(f"Expected `engine` to be a part, as a run writes it, but {file} has another: start a new run.")
+    choice = engine.get("choice")
+    if choice is not None and not _is_choice(choice):
+        raise CheckpointError(f"Expected `engine.choice` to be as a run writes it, but {file} has another: start a new run.")
+    return settled, choice
+
+
+def _is_choice(choice: Any) -> bool:
+    kinds = {"engine": str, "workers": int, "why": str}
+    return (
+        isinstance(choice, Mapping)
+        and "engine" in choice
+        and all(type(value) is kinds.get(key) and "${" not in str(value) for key, value in choice.items())
+        and 1 <= choice.get("workers", 1) <= MAX_THREADS
+    )
+
+
 def _check_links(run_dir: Path) -> None:
     """Refuse a run folder with links to files and folders elsewhere, which a run would write to or clear up."""
     for folder in ("", ".hydra", "checkpoints", "clients", "clients/memory", "model"):
@@ -161,21 +191,25 @@ def _overrides_in(file: Path) -> list[str]:
     raise CheckpointError(f"Expected {file} to be a list of overrides, but got {fault}: bring it back, or start a new run.")
 
 
-def check_resume(config: DictConfig, run_dir: Path) -> None:
+def check_resume(config: DictConfig, run_dir: Path, overrides: Sequence[str] | None = None) -> None:
     """Refuse to go on with the run of a folder under another configuration, or if it is finished.
+
+    ``overrides`` are those of the command line, where ``config`` comes of the folder's too.
 
     Raises:
         CheckpointError: as ``check_resumable``, or if the folder has no checkpoint that can be read.
     """
     from fedfacet.storage import checkpoint  # imports torch, which --help should not wait for
 
+    given = plain(config)
+    if overrides is not None:
+        check_resumed(given, overrides, run_dir / ".hydra" / "overrides.yaml")
     path = checkpoint.asked_for(run_dir, config.resume)
     state, saved = checkpoint.load(path)
-    given = plain(config)
     if lacking := [name for name in ("federation", "engine", "callbacks", *SETTLED) if name not in saved]:
         raise CheckpointError(f"Expected {path} to hold the configuration of a run, but its `{lacking[0]}` is missing.")
-    for name in SETTLED:
-        given[name] = saved.get(name) if given[name] is None else given[name]
+    settled, _ = carried_over(saved, path)
+    given |= {name: value for name, value in settled.items() if given[name] is None}
     for key in ("rounds", "on_bad_update"):  # free for other runs
         asked, planned = given["federation"][key], saved["federation"][key]
         if given["choices"].get("sweep") is not None and asked != planned:

@@ -87,6 +87,29 @@ def check_saved_overrides(saved: Sequence[str], given: Sequence[str], source: ob
         check_trusted({"_target_" if "_target_" in key else key: value, "": override}, trusted_by(given), source)
 
 
+def check_resumed(settings: Mapping[str, Any], given: Sequence[str], source: object) -> None:
+    """Hold what a run folder's overrides and those of the command line come to, by whatever way, to what is trusted.
+
+    Args:
+        settings: the resolved configuration of the resumed run.
+        given: the overrides of this command line.
+        source: the file with the others, for the message.
+
+    Raises:
+        CheckpointError: with the first name that is not trusted, or if a data set is to be fetched that the command line does
+            not ask for.
+    """
+    if not any(override.startswith("hydra.searchpath=") for override in given):  # whose options may name their own parts
+        named = [str(name).rpartition(".")[0] for override in given if "_target_" in override for name in _names_of(override)]
+        check_trusted(settings, [*trusted_by(given), *named], source)
+    asked = any(override.lstrip("+").startswith("dataset.download=") for override in given)
+    if not asked and (settings.get("dataset") or {}).get("download"):
+        raise CheckpointError(
+            f"Expected {source} to fetch nothing, but it sets `dataset.download`: give dataset.download=true again if the data "
+            "is missing, or start a new run."
+        )
+
+
 def needed_to_resume(overrides: Sequence[str]) -> list[str]:
     """Return what must stand beside ``resume=``: folders of options, interpolations, and ``trust=`` for others' code."""
     folders = [one for one in overrides if one.startswith("hydra.searchpath=") or "${" in one or _leads_away(*_read(one))]
@@ -122,7 +145,7 @@ def _names_in(value: Any) -> Iterator[Any]:
     """Yield every name that would be called."""
     if isinstance(value, Mapping):
         for key, entry in value.items():
-            if str(key) == "_target_":
+            if "_target_" in str(key):  # `engine._target_` too, as in where_present
                 yield entry
             else:
                 yield from _names_in(entry)

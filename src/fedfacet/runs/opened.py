@@ -48,10 +48,11 @@ def opened(job: Job) -> Iterator[Federation]:
         if config.resume is not None:
             saved_at = checkpoint.asked_for(job.run_dir, config.resume)
             saved, saved_config = checkpoint.load(saved_at)
-            for name in configuration.SETTLED:
-                config[name] = saved_config[name]
+            settled, choice = configuration.carried_over(saved_config, saved_at)
+            for name, value in settled.items():
+                config[name] = value
             if "choice" in config.engine:  # of engine=auto
-                config.engine.choice = saved_config["engine"].get("choice")
+                config.engine.choice = choice
         settle(config)
         federation = build(config, job.run_dir)
         if saved is not None:
