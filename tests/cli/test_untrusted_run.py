@@ -246,7 +246,7 @@ def test_only_its_own_files_are_cleared_away(tmp_path):
 
 def test_it_fetches_nothing_that_was_not_asked_for_now():
     """However it says so: ``++dataset={download: true}`` and ``where_present`` come to the same."""
-    with pytest.raises(CheckpointError, match="to fetch nothing, but it sets `dataset.download`"):
+    with pytest.raises(CheckpointError, match=r"to fetch nothing, but it sets `dataset\.download`"):
         check_resumed({"dataset": {"download": True}}, ["resume=run"], "run/.hydra/overrides.yaml")
     check_resumed({"dataset": {"download": True}}, ["resume=run", "dataset.download=true"], "run/.hydra/overrides.yaml")
     check_resumed({"dataset": {"download": False}, "model": {}}, ["resume=run"], "run/.hydra/overrides.yaml")

@@ -35,6 +35,9 @@ def test_a_measure_that_does_not_vary_has_no_correlation():
 
 def test_a_file_brings_back_what_was_written(tmp_path):
     triplets = Triplets.of(TRUE, {3: [1 / 3, 0.1, 1e-17], 1: [0.2, 0.3, 1.0]})
+    with pytest.raises(FileNotFoundError):  # a run folder that was removed stays so
+        write_triplets(triplets, tmp_path / "new" / FILE)
+    (tmp_path / "new").mkdir()
     write_triplets(triplets, tmp_path / "new" / FILE)
     again = read_triplets(tmp_path / "new")
     assert again.clients == (1, 3)

@@ -32,6 +32,7 @@ def tell(options: Sequence[str]) -> Told:
         if (folder / "config.yaml").exists():
             raise ConfigError(f"Expected a folder for a picture, but {folder} holds a run: say run={folder}.")
         triplets = estimate_triplets(config, folder)
+        folder.mkdir(parents=True, exist_ok=True)
         write_triplets(triplets, folder / FILE)
     error = measure_estimation(triplets)
     # JSON knows no NaN, which a correlation with a constant is.
