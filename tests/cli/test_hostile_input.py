@@ -224,22 +224,6 @@ class TestOutputFolder:
         assert "MiB of free disk" in refused("paths.output_dir=run")
 
 
-@pytest.mark.parametrize("file", ["checkpoints/last.ckpt.part", "summary.json.part"])
-def test_a_disk_that_is_full_later_is_named_too(train, trained, tmp_path, file):
-    """Linux's own full disk, /dev/full, in place of one file."""
-    run = tmp_path / "run"
-    trained("paths.output_dir=run", "federation.rounds=1")
-    (run / file).symlink_to("/dev/full")
-    result = train("resume=run", "federation.rounds=3", fast=False)
-    assert result.status == 2, result.err
-    assert "Traceback" not in result.err
-    assert result.err.count("Expected free disk space") == 1
-    assert "resume=" in result.err
-    (run / file).unlink(missing_ok=True)  # once there is space, what was saved is enough
-    trained("resume=run", "federation.rounds=3", fast=False)
-    assert json.loads((run / "summary.json").read_text())["rounds"] == 3
-
-
 def test_a_log_file_that_cannot_be_written_does_not_fill_the_terminal(trained):
     """What stops a run on a full disk is said once, by the table or checkpoint that cannot be written."""
     err = trained("federation.rounds=1", "hydra.job_logging.handlers.file.filename=/dev/full").err

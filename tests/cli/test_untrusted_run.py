@@ -1,7 +1,10 @@
 """A run folder from somebody else: nothing in it may run code that its user has not named."""
 
+import io
 import json
+import os
 import re
+import zipfile
 from pathlib import Path
 
 import joblib
@@ -13,7 +16,14 @@ import report
 from fedfacet import load_run
 from fedfacet.build import reload_data
 from fedfacet.config import compose_job, plain
-from fedfacet.config.trust import check_resumed, check_saved_overrides, check_trusted, needed_to_resume, trusted_by
+from fedfacet.config.trust import (
+    check_resumed,
+    check_saved_overrides,
+    check_trusted,
+    needed_to_resume,
+    trusted_by,
+    without_downloads,
+)
 from fedfacet.errors import CheckpointError, FedFacetError
 from fedfacet.storage import checkpoint
 from fedfacet.storage.client_memory import ClientMemory
@@ -217,7 +227,7 @@ def test_links_out_of_the_folder_are_refused(run, tmp_path, place):
         (outside / "weights.pt").write_text("mine")
     before = {path: path.read_bytes() for path in [outside, *outside.rglob("*")] if path.is_file()}
     link.symlink_to(outside)
-    with pytest.raises(CheckpointError, match="without links"):
+    with pytest.raises(CheckpointError, match="of files and folders"):
         load_run(run).resume("federation.rounds=3")
     assert {path: path.read_bytes() for path in [outside, *outside.rglob("*")] if path.is_file()} == before
 
@@ -258,3 +268,94 @@ def test_what_the_parts_come_to_is_held_to_what_is_trusted():
         check_resumed(settings, ["resume=run"], "here")
     with pytest.raises(CheckpointError, match=r"names 'his\.own\.Selector'"):
         check_resumed(settings, ["resume=run", "trust=[hers]"], "here")
+
+
+@pytest.mark.parametrize("name", ["config.yaml.part", "train.log", "checkpoints/last.ckpt.part", "model/config.json.part"])
+def test_links_that_lead_nowhere_yet_are_refused_too(refused, run, tmp_path, name):
+    (run / name).unlink(missing_ok=True)
+    (run / name).symlink_to(tmp_path / "new")
+    assert "of files and folders" in refused("resume=run", "federation.rounds=5")
+    assert not (tmp_path / "new").exists()
+
+
+@pytest.mark.parametrize("name", ["metrics.csv", "train.log", "summary.json", "checkpoints/last.ckpt.part"])
+def test_pipes_are_refused_and_not_waited_for(refused, run, name):
+    (run / name).unlink(missing_ok=True)
+    os.mkfifo(run / name)
+    assert f"{name} is neither" in refused("resume=run", "federation.rounds=5")
+
+
+def test_a_picture_is_not_written_through_a_link(run, tmp_path):
+    (tmp_path / "mine").write_text("mine")
+    (run / "decomposition.png.part").symlink_to(tmp_path / "mine")
+    assert describe.main(["decomposition=run"]) == 0
+    assert (tmp_path / "mine").read_text() == "mine"
+
+
+def test_its_configuration_reads_nothing_of_the_environment(run, monkeypatch):
+    monkeypatch.setenv("SECRET", "told")
+    (run / "config.yaml").write_text("seed: 0\na: ${oc.env:SECRET}\n")
+    with pytest.raises(CheckpointError, match="made of others"):
+        _ = load_run("run").config
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "fedfacet.config.sweeping.Sweep",
+        "fedfacet.runs.run.Run",
+        "fedfacet.parallel.shared_memory.SharedBytes",
+        "fedfacet.storage.client_memory.ClientMemory",
+    ],
+)
+def test_only_parts_of_a_federation_are_trusted(name):
+    """Others of our classes read folders, start processes or compose options."""
+    with pytest.raises(CheckpointError, match="may do anything"):
+        check_trusted({"_target_": name}, (), "here")
+
+
+def test_weights_and_data_are_fetched_at_no_depth():
+    saved = {"dataset": {"download": True}, "model": {"weights": "imagenet", "width": [{"weights": "imagenet"}]}}
+    assert without_downloads(saved) == {
+        "dataset": {"download": False},
+        "model": {"weights": "none", "width": [{"weights": "none"}]},
+    }
+    assert saved["dataset"]["download"]
+
+
+@pytest.mark.parametrize(
+    "change", [{"federation": {"rounds": "abc"}}, {"federation": {"rounds": [1]}}, {"federation": {"rounds": 10**400}}]
+)
+def test_a_report_of_it_ends_in_a_sentence(run, capsys, change):
+    OmegaConf.save(OmegaConf.merge(OmegaConf.load(run / "config.yaml"), change), run / "config.yaml")
+    assert report.main(["run"]) == 2
+    assert re.fullmatch(r"Expected [^\n]+\n", capsys.readouterr().err)
+
+
+@pytest.mark.parametrize("content", ["x: " + "[" * 300_000, "".join(f"k{number}: 1\n" for number in range(100_000))])
+def test_yaml_that_takes_long_to_read_is_refused_at_once(run, capsys, content):
+    (run / "config.yaml").write_text(content)
+    assert report.main(["run"]) == 2
+    assert "to be readable yaml" in capsys.readouterr().err
+
+
+def test_a_compressed_checkpoint_is_refused(run):
+    """It could unpack to more than a memory holds."""
+    file = run / "checkpoints" / "last.ckpt"
+    packed = io.BytesIO()
+    with zipfile.ZipFile(file) as plain_parts, zipfile.ZipFile(packed, "w", zipfile.ZIP_DEFLATED) as parts:
+        for part in plain_parts.infolist():
+            parts.writestr(part.filename, plain_parts.read(part))
+    checkpoint.write(file, packed.getvalue())
+    with pytest.raises(CheckpointError, match="compressed"):
+        checkpoint.load(file)
+
+
+@pytest.mark.parametrize("settings", [{"threads": 10**6}, {"federation": {}}, {"engine": {}}, {"memory_format": "nn"}])
+def test_settings_of_its_checkpoint_end_no_process(run, capsys, settings):
+    """A million threads were a segmentation fault."""
+    for file in (run / "checkpoints").glob("*.ckpt"):
+        saved, config = checkpoint.load(file)
+        checkpoint.save(file, saved, config | settings)
+    assert describe.main(["decomposition=run"]) == 2
+    assert "Expected `" in capsys.readouterr().err

@@ -95,11 +95,16 @@ def test_saving_again_replaces_and_leaves_nothing_else(path):
     assert [file.name for file in path.parent.iterdir()] == ["last.ckpt"]
 
 
-def test_a_full_disk_leaves_the_old_one_and_no_half_of_the_new_one(path):
+def test_a_full_disk_leaves_the_old_one_and_no_half_of_the_new_one(path, monkeypatch):
     checkpoint.save(path, make_state(1), CONFIG)
-    path.with_name("last.ckpt.part").symlink_to("/dev/full")
-    with pytest.raises(OSError, match="No space left"):
-        checkpoint.save(path, make_state(2), CONFIG)
+
+    def full(_):
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fsync", full)
+        with pytest.raises(OSError, match="No space left"):
+            checkpoint.save(path, make_state(2), CONFIG)
     assert checkpoint.load(path)[0].round == 1
     assert [file.name for file in path.parent.iterdir()] == ["last.ckpt"]
 

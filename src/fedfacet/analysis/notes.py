@@ -3,7 +3,7 @@
 import math
 from collections.abc import Iterable, Mapping, Sequence
 
-from fedfacet.analysis.runs import Run, differing_keys
+from fedfacet.analysis.runs import Run, differing_keys, spelled
 
 _HOW = {
     "personal_test/": "callbacks=[default,personal_evaluate]",
@@ -76,7 +76,7 @@ def measured(run: Run, metric: str, moment: str) -> bool:
 def some(names: Sequence[str]) -> str:
     """Return the first six names, in backticks, and how many more there are."""
     more = f" (and {len(names) - 6} more)" if len(names) > 6 else ""
-    return ", ".join(f"`{name}`" for name in names[:6]) + more
+    return ", ".join(f"`{spelled(name)}`" for name in names[:6]) + more
 
 
 def listed(numbers: Iterable[int]) -> str:

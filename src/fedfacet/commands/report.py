@@ -1,6 +1,7 @@
 """Run folders -> a table or a picture."""
 
 import argparse
+import csv
 import shlex
 import sys
 from collections.abc import Sequence
@@ -8,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from fedfacet.commands import called
 from fedfacet.commands.report_options import PICTURES, parse
-from fedfacet.errors import ConfigError, FedFacetError
+from fedfacet.errors import ConfigError, FedFacetError, first_line
 
 if TYPE_CHECKING:
     from fedfacet.analysis.runs import Run
@@ -48,6 +49,13 @@ def main(argv: Sequence[str] | None = None) -> int:
         rows = error.rows if isinstance(error, SeedTwiceError) else ()
         ready = f" Ready to run: {shlex.join(with_rows(argv, rows))}" if rows else ""
         print(f"{error}{ready}", file=sys.stderr)
+        return 2
+    except (ValueError, TypeError, LookupError, ArithmeticError, MemoryError, csv.Error) as error:
+        print(
+            f"Expected run folders as runs write them, but reading them ended in {type(error).__name__} ({first_line(error)}): "
+            "leave out what is damaged.",
+            file=sys.stderr,
+        )
         return 2
     print(f"wrote {options.output}\n" if options.output else text, end="")
     if options.forest:

@@ -12,10 +12,10 @@ from fedfacet.config.nodes import plain, targets
 from fedfacet.config.overrides import override_of
 from fedfacet.config.resuming import SETTLED, carried_over, check_resumable, check_resume, differing_key, is_complete
 from fedfacet.config.sweeping import check_job
-from fedfacet.config.trust import check_trusted, needed_to_resume
+from fedfacet.config.trust import check_trusted, needed_to_resume, without_downloads
 
 __all__ = [
     "SETTLED", "carried_over", "cell_digest", "check_arguments", "check_job", "check_new", "check_resumable", "check_resume",
     "check_trusted", "compose_job", "conf_dir", "differing_key", "finalized", "is_cell", "is_complete", "make",
-    "needed_to_resume", "override_of", "plain", "preflight", "quoted_options", "shown", "targets",
+    "needed_to_resume", "override_of", "plain", "preflight", "quoted_options", "shown", "targets", "without_downloads",
 ]  # fmt: skip

@@ -2,6 +2,7 @@
 
 import json
 import logging
+import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -138,6 +139,9 @@ def resumed_overrides(resume: str, overrides: Sequence[str]) -> list[str]:
     return [*kept, *own]
 
 
+_PLANNED = ("federation.rounds", "federation.cohort_size", "federation.on_bad_update")
+
+
 def carried_over(saved: Mapping[str, Any], file: Path) -> tuple[dict[str, Any], dict[str, Any] | None]:
     """Return what a resumed run takes from its checkpoint's configuration: settled settings, and the choice of engine=auto.
 
@@ -146,7 +150,7 @@ def carried_over(saved: Mapping[str, Any], file: Path) -> tuple[dict[str, Any], 
     """
     settled, engine = {name: saved.get(name) for name in SETTLED}, saved.get("engine")
     try:
-        check_settings(set(SETTLED), settled)
+        check_settings({*SETTLED, "seed", *_PLANNED}, saved)
     except ConfigError as error:
         raise CheckpointError(f"{error} It is in {file}.") from None
     if not isinstance(engine, Mapping) or not isinstance(engine.get("_target_"), str):
@@ -168,14 +172,14 @@ def _is_choice(choice: Any) -> bool:
 
 
 def _check_links(run_dir: Path) -> None:
-    """Refuse a run folder with links to files and folders elsewhere, which a run would write to or clear up."""
+    """Refuse links in a run folder, which a run would write to or clear up, and pipes, which it would wait for."""
     for folder in ("", ".hydra", "checkpoints", "clients", "clients/memory", "model"):
         inside = run_dir / folder
         for entry in inside.iterdir() if inside.is_dir() else ():  # a link to a folder is met before what lies in it
-            if entry.is_symlink() and (entry.is_file() or entry.is_dir()):
+            if entry.is_symlink() or not (entry.is_file() or entry.is_dir()):
+                what = f"leads to {os.readlink(entry)}" if entry.is_symlink() else "is neither"
                 raise CheckpointError(
-                    f"Expected a run folder without links, but {entry} leads to {entry.resolve()}, which a run would write to: "
-                    "put the files themselves there."
+                    f"Expected a run folder of files and folders, but {entry} {what}: put the files themselves there."
                 )
 
 
@@ -229,6 +233,7 @@ def is_complete(run_dir: Path, finished_rounds: int) -> bool:
     """
     try:
         summary = json.loads((run_dir / "summary.json").read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         return False
-    return bool(summary.get("status") == "finished" and summary.get("rounds") == finished_rounds)
+    told = summary if isinstance(summary, dict) else {}
+    return bool(told.get("status") == "finished" and told.get("rounds") == finished_rounds)

@@ -5,17 +5,25 @@ from pathlib import Path
 import yaml
 from omegaconf import DictConfig, ListConfig, OmegaConf
 
+_MOST_BYTES, _DEEPEST = 1 << 18, 50
+"""A run's own files have some ten thousand bytes, and are nested five deep."""
+
 
 def load_yaml(file: Path) -> DictConfig | ListConfig:
     """Return what a yaml file holds that OmegaConf has written.
 
     Raises:
-        ValueError: if an entry stands for another one (``*name``). OmegaConf writes none, and ten lines of them can unpack
-            to more than a memory holds.
+        ValueError: if an entry stands for another one (``*name``), which OmegaConf does not write, and ten lines of which can
+            unpack to more than a memory holds; or if it is too large or too deep to be read in a moment.
         Exception: of several libraries, if the file is no yaml.
     """
-    text = file.read_text(encoding="utf-8")
-    events = yaml.parse(text, Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader))
-    if any(isinstance(event, yaml.AliasEvent) for event in events):
-        raise ValueError("an entry stands for another one")
+    if file.stat().st_size > _MOST_BYTES:
+        raise ValueError(f"it is larger than {_MOST_BYTES:,} bytes")
+    text, depth = file.read_text(encoding="utf-8"), 0
+    for event in yaml.parse(text, Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader)):
+        if isinstance(event, yaml.AliasEvent):
+            raise ValueError("an entry stands for another one")
+        depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
+        if depth > _DEEPEST:
+            raise ValueError(f"it is nested {depth} deep")
     return OmegaConf.create(text)

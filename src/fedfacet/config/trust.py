@@ -8,6 +8,7 @@ from hydra.errors import HydraException
 from hydra.utils import get_object
 
 from fedfacet.config.hydra_private import parsed
+from fedfacet.config.kinds import KINDS
 from fedfacet.errors import CheckpointError
 
 TRUSTED = ("fedfacet", "torch.optim")
@@ -110,6 +111,17 @@ def check_resumed(settings: Mapping[str, Any], given: Sequence[str], source: obj
         )
 
 
+def without_downloads(settings: Any) -> Any:
+    """Return saved settings with nothing in them, at any depth, that fetches data or weights from somewhere."""
+    if isinstance(settings, Mapping):
+        nothing = {"download": False, "weights": "none"}
+        return {
+            key: nothing[key] if key in nothing and not isinstance(value, Mapping | list) else without_downloads(value)
+            for key, value in settings.items()
+        }
+    return [without_downloads(entry) for entry in settings] if isinstance(settings, list | tuple) else settings
+
+
 def needed_to_resume(overrides: Sequence[str]) -> list[str]:
     """Return what must stand beside ``resume=``: folders of options, interpolations, and ``trust=`` for others' code."""
     folders = [one for one in overrides if one.startswith("hydra.searchpath=") or "${" in one or _leads_away(*_read(one))]
@@ -178,4 +190,10 @@ def _is_trusted(name: Any, modules: Sequence[str]) -> bool:
     except Exception:  # whatever is wrong with it is said when it is used
         return True
     made_in = str(getattr(found, "__module__", ""))
-    return within(made_in, modules) and (inspect.isclass(found) or within(made_in, (*FUNCTIONS, *set(modules) - set(TRUSTED))))
+    own = set(modules) - set(TRUSTED)
+    if not within(made_in, modules) or within(made_in, sorted(own)):
+        return within(made_in, modules)
+    # Other classes of ours read files, start processes or compose configurations.
+    if inspect.isclass(found):
+        return any(issubclass(found, get_object(kind)) for kind in {*KINDS.values(), "torch.optim.lr_scheduler.LRScheduler"})
+    return within(made_in, FUNCTIONS)

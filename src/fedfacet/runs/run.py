@@ -40,6 +40,8 @@ class Run:
             config = load_yaml(file)
             if not isinstance(config, DictConfig) or not config:
                 raise ValueError("it holds something else")
+            if "${" in file.read_text(encoding="utf-8"):  # such a value may be one of the environment
+                raise ValueError("a value is made of others when it is read")
         return config
 
     @property
@@ -74,8 +76,7 @@ class Run:
         with _reading(folder / "config.json") as file:
             settings = json.loads(file.read_text(encoding="utf-8"))
             configuration.check_trusted(settings, self.trust, file)
-            if "weights" in settings:
-                settings["weights"] = "none"  # those of the run come next
+            settings = configuration.without_downloads(settings)  # the weights come next
             facts = {name: settings.pop(name) for name in ("num_classes", "input_shape")}
             facts["input_shape"] = tuple(facts["input_shape"])
             model: nn.Module = configuration.make(OmegaConf.create(settings), **facts)
@@ -161,6 +162,8 @@ def fit(job: Job) -> None:
 def _reading(file: Path) -> Iterator[Path]:
     """Lend a file of a run folder, and say in one sentence that it is damaged, whatever its reader runs into."""
     try:
+        if not file.is_file():
+            raise OSError("it is no file")
         yield file
     except FedFacetError:
         raise

@@ -175,6 +175,8 @@ def _check_seal(content: bytes) -> None:
 def _check_archive(content: bytes) -> None:
     """Verify the sums that the archive has of its own parts: ``torch.load`` reads on where they are wrong."""
     with zipfile.ZipFile(io.BytesIO(content)) as archive:
+        if any(part.compress_type != zipfile.ZIP_STORED for part in archive.infolist()):
+            raise ValueError("parts of it are compressed, as torch writes none, and may unpack to more than fits in memory")
         if damaged := archive.testzip():
             raise ValueError(f"{damaged} in it is damaged, as its CRC shows")
 

@@ -22,6 +22,7 @@ def written_whole(path: Path) -> Iterator[Path]:
         'whole'
     """
     unfinished = path.with_name(path.name + ".part")
+    unfinished.unlink(missing_ok=True)  # in a folder of somebody else's it may lead elsewhere
     try:
         yield unfinished
         os.replace(unfinished, path)
