@@ -139,6 +139,12 @@ def test_last_best_and_tail_are_lines_of_one_family(tmp_path):
         damaged.at("tail")
 
 
+def test_arguments_that_are_none_are_refused(runs):
+    for argument in ("at", "test"):
+        with pytest.raises(ValueError, match=f"Expected `{argument}` to be "):
+            compare_with(runs, "uniform", **{argument: "sometimes"})
+
+
 def test_a_baseline_that_is_no_row_is_refused(runs):
     with pytest.raises(ConfigError, match="got 'unifrm': name one of 'better', 'same', 'uniform', 'worse'"):
         compare_with(runs, "unifrm")

@@ -119,6 +119,8 @@ def test_its_checkpoints_name_parts_of_ours_only(run, where, capsys):
         ("engine.choice", {"engine": "sequential", "why": "${oc.env:HOME}"}),
         ("engine.choice", {"engine": "workers", "workers": 1_000_000_000, "why": "it is fast"}),
         ("engine.choice", ["sequential"]),
+        ("engine.choice", {"engine": "theirs", "why": "it is fast"}),
+        ("engine.choice", {"engine": "workers", "why": "it is fast"}),
         ("engine", "sequential"),
         ("precision", "${oc.env:HOME}"),
         ("memory_format", "load"),

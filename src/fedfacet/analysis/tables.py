@@ -109,7 +109,6 @@ def make_table(
         ConfigError: if no run has finished, no run has such a key or metric or a best round, or a cell holds a seed twice.
         ValueError: if ``at`` or ``std`` is none of the above.
     """
-    check_choice("at", at, (*MOMENTS, "both", "all"))
     check_choice("std", std, ("population", "sample"))
     check_keys(runs, (*rows, *columns))
     finished = finished_of(runs)
@@ -217,7 +216,8 @@ def check_seeds(
 
 
 def moments_of(runs: Sequence[Run], at: str) -> tuple[str, ...]:
-    """Return at which of ``MOMENTS`` finished runs are read."""
+    """Return at which of ``MOMENTS`` finished runs are read; ``at`` may also be ``"both"`` or ``"all"``."""
+    check_choice("at", at, (*MOMENTS, "both", "all"))
     if at == "best" and not any(run.at("best") for run in runs):
         raise ConfigError(
             "Expected runs with a best round by validation, but none of them has validation data: use the last round "

@@ -165,7 +165,8 @@ def _is_choice(choice: Any) -> bool:
     kinds = {"engine": str, "workers": int, "why": str}
     return (
         isinstance(choice, Mapping)
-        and "engine" in choice
+        and choice.get("engine") in ("sequential", "vectorized", "workers")
+        and (choice["engine"] != "workers" or "workers" in choice)
         and all(type(value) is kinds.get(key) and "${" not in str(value) for key, value in choice.items())
         and 1 <= choice.get("workers", 1) <= MAX_THREADS
     )
