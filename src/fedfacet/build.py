@@ -19,7 +19,7 @@ from fedfacet import __version__, rng
 from fedfacet.assembly import assemble, check_optimizer, device_of, usual_memory_format
 from fedfacet.clients.hooks import federated_module
 from fedfacet.clients.program import Clients
-from fedfacet.config import SETTLED, carried_over, make, plain, without_downloads
+from fedfacet.config import SETTLED, carried_over, check_saved, make, plain, without_downloads
 from fedfacet.data.federated import FederatedData, deal
 from fedfacet.engines.auto import AutoEngine
 from fedfacet.engines.base import Engine
@@ -84,7 +84,8 @@ def reload_data(settings: Mapping[str, Any]) -> FederatedData:
 
 def _saved(settings: Mapping[str, Any]) -> DictConfig:
     """Return saved settings as a config that fetches nothing: a checkpoint may come from somebody else."""
-    carried_over(settings, Path("the checkpoint"))  # or a wrong number of threads, say, would end the process
+    carried_over(settings, Path("the checkpoint"))
+    check_saved(settings, "the checkpoint")
     config: DictConfig = OmegaConf.create(without_downloads(settings))
     return config
 

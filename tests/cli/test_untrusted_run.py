@@ -5,10 +5,12 @@ import json
 import os
 import re
 import zipfile
+from dataclasses import replace
 from pathlib import Path
 
 import joblib
 import pytest
+import torch
 from omegaconf import OmegaConf
 
 import describe
@@ -27,6 +29,8 @@ from fedfacet.config.trust import (
 from fedfacet.errors import CheckpointError, FedFacetError
 from fedfacet.storage import checkpoint
 from fedfacet.storage.client_memory import ClientMemory
+
+DELETED = object()
 
 
 class Payload:
@@ -361,3 +365,71 @@ def test_settings_of_its_checkpoint_end_no_process(run, capsys, settings):
         checkpoint.save(file, saved, config | settings)
     assert describe.main(["decomposition=run"]) == 2
     assert "Expected `" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"compile": DELETED},
+        {"dataset": {}},
+        {"selector": {}},
+        {"smoke": "yes"},
+        {"transforms": {"x": 1}},
+        {"optimizer": {"_target_": "torch.optim.SGD", "_partial_": True, "lr": [1]}},
+        {"optimizer": {"_target_": "torch.optim.SGD", "_partial_": True, "momentum": 10**30}},
+        {"federation": {"rounds": 2, "cohort_size": "all", "on_bad_update": "raise", "pooled": False}},
+    ],
+)
+def test_a_checkpoints_settings_are_held_to_their_kinds(run, capsys, settings):
+    for file in (run / "checkpoints").glob("*.ckpt"):
+        saved, config = checkpoint.load(file)
+        config = {key: value for key, value in (config | settings).items() if value is not DELETED}
+        checkpoint.save(file, saved, config)
+    assert describe.main(["decomposition=run"]) == 2
+    assert re.fullmatch(r"error: Expected [^\n]+\n", capsys.readouterr().err)
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")  # torch's of sparse tensors
+@pytest.mark.parametrize(
+    "tensor",
+    [torch.empty(3, device="meta"), torch.eye(3).to_sparse(), torch.zeros(1).expand(10**12)],
+    ids=["meta", "sparse", "expanded"],
+)
+def test_tensors_of_its_checkpoints_have_their_numbers(run, tensor):
+    file = run / "checkpoints" / "last.ckpt"
+    saved, config = checkpoint.load(file)
+    checkpoint.write(file, checkpoint.dumps(replace(saved, aggregator={"momentum": tensor}), config))
+    with pytest.raises(CheckpointError, match="a tensor lacks its numbers"):
+        checkpoint.load(file)
+
+
+@pytest.mark.parametrize("final", [{}, {"round": 10**400}, {"round": "1"}])
+def test_what_its_summary_takes_up_are_numbers(refused, run, final):
+    file = run / "checkpoints" / "last.ckpt"
+    saved, config = checkpoint.load(file)
+    callbacks = {**saved.callbacks, "summary": {**saved.callbacks["summary"], "final": final}}
+    checkpoint.save(file, replace(saved, callbacks=callbacks), config)
+    assert "`callbacks.summary.final`" in refused("resume=run", "federation.rounds=5")
+
+
+def test_a_table_that_lies_elsewhere_too_is_not_added_to(refused, run, tmp_path):
+    os.link(run / "metrics.csv", tmp_path / "mine")
+    assert "lies at another path too" in refused("resume=run", "federation.rounds=5")
+
+
+def test_a_damaged_summary_beside_a_run_that_writes_none_is_a_sentence(train, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    options = ("debug=smoke", "~callbacks.summary", "paths.output_dir=quiet")
+    assert train(*options).status == 0
+    Path("quiet/summary.json").write_text("[")
+    result = train("resume=quiet", "federation.rounds=2")
+    assert (result.status, "Traceback" in result.err) == (2, False)
+    assert re.search(r"Expected \S*summary\.json to be readable JSON", result.err)
+
+
+@pytest.mark.parametrize("target", ["fedfacet.losses.cross_entropy", "torch.optim.SGD"])
+def test_its_model_is_a_network(run, target):
+    file = run / "model" / "config.json"
+    file.write_text(json.dumps({**json.loads(file.read_text()), "_target_": target}))
+    with pytest.raises(FedFacetError, match="Expected"):
+        _ = load_run(run).model

@@ -176,3 +176,22 @@ def test_a_lock_that_nobody_finished_writing_does_not_hold_for_ever(cell, conten
     with lock(cell) as holder:
         assert holder is None
     assert not file.exists()
+
+
+def test_links_are_nobodys_lock_and_pipes_are_not_waited_for(cell, tmp_path):
+    (cell / LOCK_FILE).symlink_to(tmp_path / "nowhere")
+    assert holder_of(cell) is None
+    with lock(cell) as holder:
+        assert holder is None
+    assert not (tmp_path / "nowhere").exists()
+    os.mkfifo(cell / LOCK_FILE)
+    with lock(cell) as holder:
+        assert holder == UNKNOWN
+
+
+@pytest.mark.parametrize("make", [os.mkfifo, lambda path: path.symlink_to(path.parents[1] / "new")], ids=["pipe", "link"])
+def test_the_guard_beside_a_cell_is_a_file(cell, make):
+    make(cell.parent / f".{LOCK_FILE}")
+    with pytest.raises(OSError, match="lock"), lock(cell):
+        pass
+    assert not (cell.parents[1] / "new").exists()

@@ -1,9 +1,7 @@
 """Run folders read back: what was configured, how it ended, what was measured."""
 
-import csv
 import functools
 import glob
-import json
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -14,6 +12,7 @@ from omegaconf import OmegaConf
 
 from fedfacet.config.saved_yaml import load_yaml
 from fedfacet.errors import ConfigError, FedFacetError
+from fedfacet.storage.run_files import json_of, rows_of
 
 CONFIG_FILE = "config.yaml"  # what makes a folder a run folder
 
@@ -249,8 +248,8 @@ def _summary(file: Path) -> dict[str, Any] | None:
     if not file.is_file():
         return None
     try:
-        summary = json.loads(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError) as error:
+        summary = json_of(file)
+    except (OSError, ValueError) as error:
         raise FedFacetError(f"Expected {file} to be readable JSON, but it is not: leave that folder out.") from error
     given = summary if isinstance(summary, dict) else {"": summary}
     others = [key for key, kind in _WRITTEN.items() if given.get(key) is not None and not isinstance(given[key], kind)]
@@ -264,12 +263,11 @@ def _summary(file: Path) -> dict[str, Any] | None:
 def _tail(file: Path) -> dict[str, float]:
     """Return the means of what was measured in the last tenth of the rounds, one at least."""
     try:
-        with open(file, newline="", encoding="utf-8") as lines:
-            rows = list(csv.DictReader(lines))
+        rows = rows_of(file)
         first = int(rows[-1]["round"]) - max(1, math.ceil(len(rows) / 10)) + 1
         last_rows = [row for row in rows if int(row["round"]) >= first]
         measured = {name: [float(row[name]) for row in last_rows if row[name]] for name in rows[-1] if name != "cohort"}
-    except (OSError, ValueError, IndexError, KeyError, TypeError, csv.Error) as error:
+    except (OSError, ValueError, LookupError) as error:
         raise FedFacetError(
             f"Expected {file} to be a run's table of its rounds, but it is not: leave that folder out."
         ) from error

@@ -97,13 +97,20 @@ class Summary(Callback):
             CheckpointError: if they are no measured numbers.
         """
         for name in ("final", "best"):
-            measured = {} if state_dict[name] is None else state_dict[name]
-            if not isinstance(measured, dict) or not all(isinstance(value, int | float) for value in measured.values()):
+            if state_dict[name] is not None and not _is_measured(state_dict[name]):
                 raise CheckpointError(
                     f"Expected a checkpoint whose `callbacks.summary.{name}` holds measured numbers, but it holds something "
                     "else: bring the file back as it was, or start a new run."
                 )
         self.final, self.best, self.totals = state_dict["final"], state_dict["best"], state_dict["totals"]
+
+
+def _is_measured(value: Any) -> bool:
+    return isinstance(value, dict) and "round" in value and all(map(_is_number, value.values()))
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, float) or (isinstance(value, int) and abs(value) < 2**63)
 
 
 def _rank(measured: Mapping[str, float]) -> tuple[float, float] | None:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from fedfacet.analysis.terminal import Told, print_tables
 from fedfacet.commands import called
-from fedfacet.errors import ConfigError, FedFacetError, first_line
+from fedfacet.errors import ConfigError, FedFacetError
 from fedfacet.storage.json_text import json_text
 
 GROUPS = ("partition", "dataset", "selector")
@@ -49,14 +49,6 @@ def main(argv: Sequence[str] | None = None) -> int:
         told = tell(argv)
     except (FedFacetError, ValueError, TypeError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
-        return 2
-    except (LookupError, ArithmeticError, AttributeError, MemoryError) as error:
-        what = " ".join(argv)
-        print(
-            f"error: Expected settings and files as runs write them, but {what} ended in {type(error).__name__} "
-            f"({first_line(error)}): mend the settings, or leave out what is damaged.",
-            file=sys.stderr,
-        )
         return 2
     if told.output == "json":
         print(json_text(told.data))

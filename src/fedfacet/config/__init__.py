@@ -4,7 +4,7 @@ With ``build.py`` and the scripts in ``src/`` the only room that sees a config.
 """
 
 from fedfacet.config.cells import cell_digest, is_cell
-from fedfacet.config.checks import check_arguments
+from fedfacet.config.checks import check_arguments, check_saved
 from fedfacet.config.command_line import preflight, shown
 from fedfacet.config.compose import compose_job, conf_dir, finalized, make, quoted_options
 from fedfacet.config.folders import check_new
@@ -16,6 +16,6 @@ from fedfacet.config.trust import check_trusted, needed_to_resume, without_downl
 
 __all__ = [
     "SETTLED", "carried_over", "cell_digest", "check_arguments", "check_job", "check_new", "check_resumable", "check_resume",
-    "check_trusted", "compose_job", "conf_dir", "differing_key", "finalized", "is_cell", "is_complete", "make",
+    "check_saved", "check_trusted", "compose_job", "conf_dir", "differing_key", "finalized", "is_cell", "is_complete", "make",
     "needed_to_resume", "override_of", "plain", "preflight", "quoted_options", "shown", "targets", "without_downloads",
 ]  # fmt: skip

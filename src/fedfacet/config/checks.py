@@ -1,6 +1,7 @@
 """Holding a composed configuration to the signatures of what it names, and its settings to what they may be."""
 
 import inspect
+import itertools
 import math
 import types
 import typing
@@ -8,11 +9,15 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Literal
 
 from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
 
-from fedfacet.config.kinds import find_target
+from fedfacet.config.kinds import KINDS, find_target
 from fedfacet.config.mistakes import SPECIAL_KEYS, unknown
-from fedfacet.config.nodes import plain
-from fedfacet.errors import ConfigError
+from fedfacet.config.nodes import plain, targets
+from fedfacet.errors import CheckpointError, ConfigError, first_line
+
+_LISTS = ("transforms", "callbacks", "logger")
+_NEEDED = ("dataset", "partition", "model", "objective", "loss", "optimizer", "local", "selector", "aggregator", "engine")
 
 MAX_THREADS = 1024
 """More torch threads than this are a slip of the keyboard."""
@@ -123,7 +128,7 @@ def check_recipe(base: DictConfig, config: DictConfig) -> None:
         known = [f"{group}.{key}" for key in base.get(group) or {}]
         if known and (strangers := [key for key in config.get(group) or {} if f"{group}.{key}" not in known]):
             raise ConfigError(unknown(f"{group}.{strangers[0]}", known))
-    for group in ("transforms", "callbacks", "logger"):
+    for group in _LISTS:
         for name, part in (config.get(group) or {}).items():
             if isinstance(part, DictConfig) and "_target_" not in part:
                 raise ConfigError(
@@ -135,9 +140,7 @@ def check_recipe(base: DictConfig, config: DictConfig) -> None:
 def check_settings(expected: set[str], settings: Mapping[str, Any]) -> None:
     """Hold the settings that belong to no class to ``SETTINGS``."""
     for key, hint in SETTINGS.items():
-        value: Any = settings
-        for part in key.split("."):
-            value = value.get(part) if isinstance(value, Mapping) else None
+        value = _setting(settings, key)
         if key in expected and (not _fits(value, hint) or value == ""):
             raise _misfit(key, hint, value)
     threads = settings.get("threads")
@@ -145,6 +148,38 @@ def check_settings(expected: set[str], settings: Mapping[str, Any]) -> None:
         raise ConfigError(f"Expected `threads` between 1 and {MAX_THREADS}, or null, but got {threads}: mend the value.")
     if str((settings.get("engine") or {}).get("device")).startswith("meta"):
         raise ConfigError("Expected `engine.device` to name a device that computes, but got 'meta': give auto, cpu or cuda.")
+
+
+def check_saved(settings: Mapping[str, Any], file: object) -> None:
+    """Hold a whole configuration that a run folder holds, which somebody may have changed, to the rules of a command line.
+
+    Args:
+        settings: plain data.
+        file: that holds it, for the message.
+
+    Raises:
+        CheckpointError: naming what is missing or of another kind.
+    """
+    names = dict.fromkeys(key.partition(".")[0] for key in (*KINDS, "loss", "federation", "choices"))
+    inner = (f"{group}.{name}" for group in _LISTS for name in settings[group])  # once the groups have been looked at
+    for name in itertools.chain(names, inner):
+        node = _setting(settings, name)
+        if not isinstance(node, Mapping) or ("_target_" not in node and (name in _NEEDED or "." in name)):
+            raise CheckpointError(f"Expected {file} to hold the configuration of a run, but its `{name}` is missing or none.")
+    needed = {"seed", "smoke", "deterministic", "federation.pooled", "federation.rounds", "federation.cohort_size"}
+    try:
+        check_settings(needed | {key for key in SETTINGS if _setting(settings, key) is not None}, settings)
+        for path, node in targets(OmegaConf.create(dict(settings))):
+            check_arguments(path, node)
+    except (ConfigError, OmegaConfBaseException) as error:
+        raise CheckpointError(f"{first_line(error)} It is in {file}.") from None
+
+
+def _setting(settings: Mapping[str, Any], key: str) -> Any:
+    value: Any = settings
+    for part in key.split("."):
+        value = value.get(part) if isinstance(value, Mapping) else None
+    return value
 
 
 def _misfit(key: str, hint: Any, value: Any) -> ConfigError:
@@ -181,8 +216,8 @@ def _fits(value: Any, hint: Any) -> bool:
         return True
     if value is None or isinstance(value, bool | str):
         return origin is type(value)
-    if isinstance(value, int) and origin is int:
-        return abs(value) <= MAX_WHOLE
+    if isinstance(value, int) and abs(value) > MAX_WHOLE:
+        return False
     if isinstance(value, int | float):
         return (isinstance(value, origin) or origin is float) and abs(value) <= MAX_NUMBER
     if isinstance(value, list):

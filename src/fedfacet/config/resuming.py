@@ -1,6 +1,5 @@
 """Going on with a run: what it was started with, and what may be different now."""
 
-import json
 import logging
 import os
 from collections.abc import Mapping, Sequence
@@ -15,6 +14,7 @@ from fedfacet.config.overrides import override_of, value_of
 from fedfacet.config.saved_yaml import load_yaml
 from fedfacet.config.trust import check_resumed, check_saved_overrides
 from fedfacet.errors import CheckpointError, ConfigError
+from fedfacet.storage.run_files import json_of
 
 log = logging.getLogger(__name__)
 
@@ -148,7 +148,9 @@ def carried_over(saved: Mapping[str, Any], file: Path) -> tuple[dict[str, Any], 
     Raises:
         CheckpointError: naming what is not as a run writes it; it may be somebody else's.
     """
-    settled, engine = {name: saved.get(name) for name in SETTLED}, saved.get("engine")
+    if lacking := [name for name in ("federation", "engine", "callbacks", *SETTLED) if name not in saved]:
+        raise CheckpointError(f"Expected {file} to hold the configuration of a run, but its `{lacking[0]}` is missing.")
+    settled, engine = {name: saved[name] for name in SETTLED}, saved["engine"]
     try:
         check_settings({*SETTLED, "seed", *_PLANNED}, saved)
     except ConfigError as error:
@@ -177,11 +179,18 @@ def _check_links(run_dir: Path) -> None:
     for folder in ("", ".hydra", "checkpoints", "clients", "clients/memory", "model"):
         inside = run_dir / folder
         for entry in inside.iterdir() if inside.is_dir() else ():  # a link to a folder is met before what lies in it
-            if entry.is_symlink() or not (entry.is_file() or entry.is_dir()):
-                what = f"leads to {os.readlink(entry)}" if entry.is_symlink() else "is neither"
-                raise CheckpointError(
-                    f"Expected a run folder of files and folders, but {entry} {what}: put the files themselves there."
-                )
+            grows = entry.suffix in (".csv", ".log")
+            if entry.is_symlink():
+                what = f"leads to {os.readlink(entry)}"
+            elif not (entry.is_file() or entry.is_dir()):
+                what = "is neither"
+            elif grows and entry.stat().st_nlink > 1:
+                what = "lies at another path too, where it would grow as well"
+            else:
+                continue
+            raise CheckpointError(
+                f"Expected a run folder of files and folders of its own, but {entry} {what}: put a copy there."
+            )
 
 
 def _overrides_in(file: Path) -> list[str]:
@@ -211,8 +220,6 @@ def check_resume(config: DictConfig, run_dir: Path, overrides: Sequence[str] | N
         check_resumed(given, overrides, run_dir / ".hydra" / "overrides.yaml")
     path = checkpoint.asked_for(run_dir, config.resume)
     state, saved = checkpoint.load(path)
-    if lacking := [name for name in ("federation", "engine", "callbacks", *SETTLED) if name not in saved]:
-        raise CheckpointError(f"Expected {path} to hold the configuration of a run, but its `{lacking[0]}` is missing.")
     settled, _ = carried_over(saved, path)
     given |= {name: value for name, value in settled.items() if given[name] is None}
     for key in ("rounds", "on_bad_update"):  # free for other runs
@@ -233,8 +240,8 @@ def is_complete(run_dir: Path, finished_rounds: int) -> bool:
         finished_rounds: after how many rounds the summary must have been written.
     """
     try:
-        summary = json.loads((run_dir / "summary.json").read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError):
+        summary = json_of(run_dir / "summary.json")
+    except (OSError, ValueError):
         return False
     told = summary if isinstance(summary, dict) else {}
     return bool(told.get("status") == "finished" and told.get("rounds") == finished_rounds)

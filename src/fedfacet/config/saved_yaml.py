@@ -5,6 +5,8 @@ from pathlib import Path
 import yaml
 from omegaconf import DictConfig, ListConfig, OmegaConf
 
+from fedfacet.storage.run_files import content_of
+
 _MOST_BYTES, _DEEPEST = 1 << 18, 50
 """A run's own files have some ten thousand bytes, and are nested five deep."""
 
@@ -17,9 +19,7 @@ def load_yaml(file: Path) -> DictConfig | ListConfig:
             unpack to more than a memory holds; or if it is too large or too deep to be read in a moment.
         Exception: of several libraries, if the file is no yaml.
     """
-    if file.stat().st_size > _MOST_BYTES:
-        raise ValueError(f"it is larger than {_MOST_BYTES:,} bytes")
-    text, depth = file.read_text(encoding="utf-8"), 0
+    text, depth = content_of(file, _MOST_BYTES).decode(), 0
     for event in yaml.parse(text, Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader)):
         if isinstance(event, yaml.AliasEvent):
             raise ValueError("an entry stands for another one")

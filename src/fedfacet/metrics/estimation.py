@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from fedfacet.errors import FedFacetError
 from fedfacet.heterogeneity import HeterogeneityTriplet
+from fedfacet.storage.run_files import rows_of
 from fedfacet.storage.whole_file import written_whole
 
 MEASURES = HeterogeneityTriplet._fields
@@ -89,11 +90,10 @@ def read_triplets(run_dir: Path) -> Triplets:
             "with selector=feddiverse."
         )
     try:
-        with open(file, newline="") as source:
-            rows = list(csv.DictReader(source))
+        rows = rows_of(file)
         numbers = np.array([[float(row[column]) for column in _COLUMNS[1:-1]] for row in rows]).reshape(-1, len(MEASURES), 2)
         clients = tuple(int(row["client"]) for row in rows)
-    except (KeyError, TypeError, ValueError) as error:
+    except (OSError, LookupError, ValueError) as error:
         raise FedFacetError(f"Expected {file} to be what a run writes, but it is not: leave that folder out.") from error
     if not clients:
         raise FedFacetError(f"Expected {file} to hold at least one client, but it holds none: name another run.")

@@ -1,6 +1,5 @@
 """The pictures of a run: who holds what, how training went, who took part."""
 
-import csv
 import itertools
 import math
 import re
@@ -13,6 +12,7 @@ from numpy.typing import NDArray
 
 from fedfacet.heterogeneity import InteractionMatrix, measure_federation
 from fedfacet.plots.figure import COLOURS, DASHES, VERMILION, group_names, saved_figure
+from fedfacet.storage.run_files import rows_of
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -84,8 +84,7 @@ def plot_curves(
     dotted vertical line marks the best round by validation: highest worst-group accuracy, ties by average, then the earliest.
     ``metrics_csv`` is as ``CsvLog`` writes it, with at least one round; columns that are not there are not drawn.
     """
-    with open(metrics_csv, newline="") as source:
-        rows = list(csv.DictReader(source))
+    rows = rows_of(metrics_csv)
     rounds = np.array([int(row["round"]) for row in rows])
 
     def curve(name: str) -> NDArray[np.float64]:

@@ -1,7 +1,6 @@
 """One job after the other: alone in its folder, skipped where it is finished, noted where it fails and others go on."""
 
 import contextlib
-import json
 import logging
 import sys
 import traceback
@@ -11,6 +10,7 @@ from pathlib import Path
 from omegaconf import DictConfig
 
 from fedfacet import config as configuration
+from fedfacet.analysis.runs import load_run
 from fedfacet.broken_pipe import reader_may_leave
 from fedfacet.errors import ConfigError, FedFacetError
 from fedfacet.runs.ending import Refused, ending_in_a_sentence, refuse
@@ -123,16 +123,17 @@ def _run(job: Job, train: Callable[[Job], None]) -> float | None:
 
     with ending_in_a_sentence(job):
         train(job)
-    summary = job.run_dir / "summary.json"
-    with reader_may_leave(sys.stdout):
-        if not summary.exists():  # the callback that writes it was left out
-            print(f"run folder  {job.run_dir}")
-            return None
-        print_results(json.loads(summary.read_text(encoding="utf-8")), load_data(job.config), job.run_dir)
+        summary = load_run(job.run_dir).summary
+        with reader_may_leave(sys.stdout):
+            if summary is None:  # the callback that writes it was left out
+                print(f"run folder  {job.run_dir}")
+                return None
+            print_results(summary, load_data(job.config), job.run_dir)
     return _validation_of(job.run_dir)
 
 
 def _validation_of(run_dir: Path) -> float | None:
     """Return the validation worst-group accuracy of a finished run's last round, for sweepers."""
-    worst: float | None = json.loads((run_dir / "summary.json").read_text(encoding="utf-8"))["final"].get("val/acc_worst_group")
-    return worst
+    with contextlib.suppress(FedFacetError):  # damaged since then
+        return load_run(run_dir).at("last").get("val/acc_worst_group")
+    return None

@@ -8,7 +8,9 @@ import socket
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
+
+from fedfacet.storage.run_files import json_of
 
 LOCK_FILE = "lock"
 """In the folder of a cell, as long as a process works at it."""
@@ -40,6 +42,8 @@ class Process(NamedTuple):
 
 UNKNOWN = Process("", "", 0, None)
 """Who holds a lock that cannot be read: a process that is just writing it, on another machine."""
+
+_MOST_BYTES = 4096
 
 WRITTEN_BY = 600.0
 """After so many seconds a lock that still cannot be read is nobody's: whoever wrote it has died over that."""
@@ -104,7 +108,7 @@ def sole(file: Path) -> Iterator[bool]:
     Args:
         file: made where it is not there; what it holds stays as it is.
     """
-    with open(file, "a") as held:
+    with open(file, "a", opener=_no_link) as held:
         try:
             fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -118,23 +122,35 @@ def sole(file: Path) -> Iterator[bool]:
 @contextlib.contextmanager
 def _alone(file: Path) -> Iterator[None]:
     """Keep other processes of this machine from looking at a lock and removing it in the meantime."""
-    with open(file, "a") as guard:
+    with open(file, "a", opener=_no_link) as guard:
         with contextlib.suppress(OSError):  # a file system that has no such locks: the moment is short
             fcntl.flock(guard, fcntl.LOCK_EX)
         yield
 
 
 def _read(file: Path) -> Process | None:
+    """Return the process that a lock names; what is none of ours is ``UNKNOWN``'s for a while, and a link nobody's."""
+    nobody = _process(os.getpid())._replace(started=None)  # one of this machine, and over
     try:
-        content: Any = json.loads(file.read_text())
-        return Process(**content)
+        if file.is_symlink():
+            return nobody
+        holder = Process(**json_of(file, _MOST_BYTES))
+        kinds = (str, str, int, str | None)
+        if all(isinstance(*pair) for pair in zip(holder, kinds, strict=True)) and str(holder).isprintable():
+            return holder
     except FileNotFoundError:
         return None
-    except (ValueError, TypeError):
-        with contextlib.suppress(OSError):
-            if time.time() - file.stat().st_mtime > WRITTEN_BY:
-                return _process(os.getpid())._replace(started=None)  # one of this machine, and over
-        return UNKNOWN
+    except (OSError, ValueError, TypeError):
+        pass
+    with contextlib.suppress(OSError):
+        if time.time() - file.lstat().st_mtime > WRITTEN_BY:
+            return nobody
+    return UNKNOWN
+
+
+def _no_link(path: str, flags: int) -> int:
+    """Open a file that is to be locked: no link, which leads elsewhere, and no pipe, which would be waited for."""
+    return os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK, 0o666)
 
 
 def _may_be_alive(process: Process) -> bool:

@@ -1,8 +1,6 @@
 """A run as an object, for Python: ``fedfacet.train("selector=uniform")`` and ``fedfacet.load_run(folder)``."""
 
 import contextlib
-import csv
-import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,6 +14,7 @@ from fedfacet.errors import CheckpointError, ConfigError, FedFacetError, first_l
 from fedfacet.runs.job import Job
 from fedfacet.runs.jobs import check
 from fedfacet.runs.lock import sole
+from fedfacet.storage.run_files import json_of, rows_of
 
 if TYPE_CHECKING:
     from torch import nn
@@ -49,8 +48,8 @@ class Run:
         """The rows of ``metrics.csv``, one a round; ``cohort`` is a tuple of clients, what was not measured is ``None``."""
         if not (self.folder / "metrics.csv").is_file():
             return []
-        with _reading(self.folder / "metrics.csv") as file, open(file, newline="", encoding="utf-8") as rows:
-            return [{name: _value(name, text) for name, text in row.items()} for row in csv.DictReader(rows)]
+        with _reading(self.folder / "metrics.csv") as file:
+            return [{name: _value(name, text) for name, text in row.items()} for row in rows_of(file)]
 
     @property
     def summary(self) -> dict[str, Any]:
@@ -58,7 +57,7 @@ class Run:
         if not (self.folder / "summary.json").is_file():
             return {}
         with _reading(self.folder / "summary.json") as file:
-            return dict(json.loads(file.read_text(encoding="utf-8")))
+            return dict(json_of(file))
 
     @property
     def model(self) -> "nn.Module":
@@ -74,11 +73,12 @@ class Run:
         if not (folder / "model.safetensors").exists():
             raise CheckpointError(f"Expected a run that has ended, but {folder} has no model: go on with it by resume().")
         with _reading(folder / "config.json") as file:
-            settings = json.loads(file.read_text(encoding="utf-8"))
+            settings = json_of(file)
             configuration.check_trusted(settings, self.trust, file)
             settings = configuration.without_downloads(settings)  # the weights come next
             facts = {name: settings.pop(name) for name in ("num_classes", "input_shape")}
             facts["input_shape"] = tuple(facts["input_shape"])
+            configuration.check_arguments("model", OmegaConf.create(settings))
             model: nn.Module = configuration.make(OmegaConf.create(settings), **facts)
         with _reading(folder / "model.safetensors") as file:
             weights = load_file(file)

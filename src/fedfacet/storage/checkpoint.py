@@ -21,6 +21,7 @@ from torch import Tensor
 
 from fedfacet.errors import CheckpointError
 from fedfacet.storage.client_memory import ClientMemory
+from fedfacet.storage.fitting import is_whole
 from fedfacet.storage.synced_file import write_synced
 from fedfacet.types import FederationState
 
@@ -186,6 +187,8 @@ def _check_plain(value: Any) -> None:
     entries: dict[int, int] = {}
 
     def count(value: Any, depth: int) -> int:
+        if isinstance(value, Tensor) and not is_whole(value):
+            raise ValueError("a tensor lacks its numbers")
         if not isinstance(value, dict | list | tuple | set):
             return 1
         if id(value) not in entries:

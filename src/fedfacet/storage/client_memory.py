@@ -8,13 +8,15 @@ from contextlib import suppress
 from pathlib import Path
 
 import torch
-from torch import Tensor
 
 from fedfacet import state
-from fedfacet.errors import CheckpointError
+from fedfacet.errors import CheckpointError, first_line
+from fedfacet.storage.fitting import is_whole
+from fedfacet.storage.run_files import content_of
 from fedfacet.storage.synced_file import sync, write_synced
 from fedfacet.types import State
 
+_MOST_BYTES = 1 << 36
 _NAME = r"\d{6,18}_[0-9a-f]{64}\.pt"
 _OURS = re.compile(rf"({_NAME}|index_[0-9a-f]{{64}}\.txt)(\.part)?")
 """What may be removed of a folder: nothing that somebody else has put there."""
@@ -119,11 +121,11 @@ def _sha256(content: bytes | memoryview) -> str:
 def _verified(file: Path, sha256: str) -> bytes:
     """Return the content of a file of the store."""
     try:
-        content = file.read_bytes()
+        content = content_of(file, _MOST_BYTES)
     except FileNotFoundError:
         raise CheckpointError(f"Expected {file}, which holds clients' memory, but there is no such file") from None
-    except OSError as error:
-        raise CheckpointError(f"Expected {file} to be readable, but it is not ({error.strerror})") from None
+    except (OSError, ValueError) as error:
+        raise CheckpointError(f"Expected {file} to be readable, but it is not ({first_line(error)})") from None
     if _sha256(content) != sha256:
         raise CheckpointError(f"Expected {file} to hold clients' memory as it was written, but it is damaged")
     return content
@@ -137,6 +139,6 @@ def _unpacked(file: Path) -> State:
         raise CheckpointError(
             f"Expected {file} to hold the memory of a client, but it cannot be read ({type(error).__name__})"
         ) from None
-    if not isinstance(kept, dict) or not all(isinstance(key, str) and isinstance(t, Tensor) for key, t in kept.items()):
+    if not isinstance(kept, dict) or not all(isinstance(key, str) and is_whole(tensor) for key, tensor in kept.items()):
         raise CheckpointError(f"Expected {file} to hold named tensors, but it holds something else")
     return kept

@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from fedfacet.errors import CheckpointError
@@ -71,7 +72,16 @@ def misfit(where: str, saved: Any, first: Any, model: State, *, exact: bool = Fa
         )
     number = isinstance(first, int | float) and not isinstance(first, bool)
     kinds = int | float if number else type(first)
+    if number and isinstance(saved, int) and abs(saved) >= 2**63:
+        return f"{where} is larger than what 64 bits hold"
     return None if isinstance(saved, kinds) and not (number and isinstance(saved, bool)) else f"{where} is {_told(saved)}"
+
+
+def is_whole(value: Any) -> bool:
+    """Tell whether a value is a tensor that has all its numbers, unlike a sparse one or one number many times over."""
+    if not isinstance(value, Tensor) or value.layout is not torch.strided or value.is_meta or value.is_quantized:
+        return False
+    return value.untyped_storage().nbytes() >= value.numel() * value.element_size()
 
 
 def _told(value: Any) -> str:

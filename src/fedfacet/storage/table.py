@@ -8,7 +8,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from fedfacet.errors import CheckpointError, FedFacetError
+from fedfacet.errors import CheckpointError, FedFacetError, first_line
+from fedfacet.storage.run_files import MOST_BYTES, content_of
 from fedfacet.storage.synced_file import folder_gone
 
 
@@ -42,20 +43,20 @@ class Table:
                 f"Expected a checkpoint that tells how long {self.file} was, but it does not: start a new run."
             )
         try:
-            content = self.file.read_bytes() if size else b""
+            content = content_of(self.file, max(MOST_BYTES, 2 * size)) if size else b""
             there = content.count(b"\n") - 1
             fault = f"it has only {max(there, 0)} of them" if there < rows else "they have been changed"
             content = content[:size]
+            self._columns = next(csv.reader([content.partition(b"\n")[0].decode()]), None)
         except FileNotFoundError:
             content, fault = b"", "it is missing"
-        except OSError as error:
-            content, fault = b"", f"it cannot be read ({error.strerror})"
+        except (OSError, ValueError, csv.Error) as error:
+            content, fault = b"", f"it cannot be read ({first_line(error)})"
         if len(content) != size or hashlib.sha256(content).hexdigest() != sha256:
             raise CheckpointError(
                 f"Expected {self.file} to begin with the {rows} rows that the run had written by its checkpoint, but {fault}: "
                 "bring the file back as it was, or start a new run."
             )
-        self._columns = next(csv.reader([content.partition(b"\n")[0].decode()]), None)
         self._rows, self._bytes, self._sha256 = rows, size, hashlib.sha256(content)
 
     def cut_back(self, round: int) -> None:

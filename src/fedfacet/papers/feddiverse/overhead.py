@@ -1,6 +1,5 @@
 """What selecting clients costs: FedDiverse's table 2 beside the ledgers of runs."""
 
-import csv
 import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -12,6 +11,7 @@ from fedfacet.analysis.notes import some
 from fedfacet.analysis.runs import Run, differing_keys
 from fedfacet.analysis.writers import csv_of, markdown_of
 from fedfacet.errors import FedFacetError
+from fedfacet.storage.run_files import rows_of
 
 COMPRESSION = 1e-5  # the paper's r, the part of an update's numbers that is left after HCSFed's compression
 _SERIES = ("answers_up", "questions_down", "samples", "more_clients", "more_up", "more_down")
@@ -194,10 +194,7 @@ def _rounds_of(run: Run) -> list[dict[str, float]]:
 
 
 def _table(file: Path) -> list[dict[str, str]]:
-    if not file.is_file():
-        return []
-    with open(file, newline="", encoding="utf-8") as opened:
-        return list(csv.DictReader(opened))
+    return rows_of(file) if file.is_file() else []
 
 
 def _overhead(key: tuple[str, int, int, int], members: Sequence[tuple[Run, list[dict[str, float]]]]) -> Overhead:

@@ -1,6 +1,5 @@
 """Histograms of how often clients were selected, and of each client's accuracy on its own samples."""
 
-import csv
 import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -18,6 +17,7 @@ from fedfacet.analysis.writers import csv_of, markdown_of
 from fedfacet.errors import FedFacetError
 from fedfacet.plots.figure import BLUE, DASHES, VERMILION, saved_figure
 from fedfacet.runs.rerun import measure_own_samples
+from fedfacet.storage.run_files import rows_of
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -132,8 +132,7 @@ def clients_markdown(clients: Clients, runs: Sequence[Run], command: str) -> str
 def _measured(run: Run, trust: Sequence[str]) -> ClientsOfRun:
     file = run.path / "metrics.csv"
     try:
-        with open(file, newline="") as source:
-            cohorts = [[int(client) for client in row["cohort"].split()] for row in csv.DictReader(source)]
+        cohorts = [[int(client) for client in row["cohort"].split()] for row in rows_of(file)]
     except (OSError, KeyError, ValueError) as error:
         raise FedFacetError(
             f"Expected {file} to have a readable column `cohort`, but got {type(error).__name__}: leave that folder out."
