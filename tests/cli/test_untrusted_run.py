@@ -422,7 +422,7 @@ def test_a_damaged_summary_beside_a_run_that_writes_none_is_a_sentence(train, tm
     options = ("debug=smoke", "~callbacks.summary", "paths.output_dir=quiet")
     assert train(*options).status == 0
     Path("quiet/summary.json").write_text("[")
-    result = train("resume=quiet", "federation.rounds=2")
+    result = train("resume=quiet", "federation.rounds=5")
     assert (result.status, "Traceback" in result.err) == (2, False)
     assert re.search(r"Expected \S*summary\.json to be readable JSON", result.err)
 
