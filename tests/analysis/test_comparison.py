@@ -119,20 +119,20 @@ def test_written_in_every_form(runs, tmp_path):
 
 
 def test_last_best_and_tail_are_lines_of_one_family(tmp_path):
-    """The tail is the mean of the last tenth of the rounds that were measured, here of 19 and 20."""
+    """The tail is the mean of the last tenth of the rounds that were measured, here of 28 and 30."""
     runs = []
     for selector, shift in (("uniform", 0.0), ("other", 0.1)):
         for seed in range(2):
             folder = tmp_path / f"{selector}{seed}"
             folder.mkdir()
-            rows = [f"{round},1 2,{round / 100 + shift if round % 2 else ''}" for round in range(1, 20)]
+            rows = [f"{round},1 2,{'nan' if round % 2 else round / 100 + shift}" for round in range(1, 30)]
             last = 0.2 + shift
-            (folder / "metrics.csv").write_text("\n".join([f"round,cohort,{METRIC}", *rows, f"20,1 2,{last}"]) + "\n")
+            (folder / "metrics.csv").write_text("\n".join([f"round,cohort,{METRIC}", *rows, f"30,1 2,{last}"]) + "\n")
             runs.append(run(selector, seed, last, best=last + 0.1, path=folder))
     comparison = compare_with(runs, "uniform", at="all")
     assert [line.at for line in comparison.lines] == ["last", "best", "tail"]
     assert "over 3 lines" in comparison.caption
-    assert runs[2].at("tail")[METRIC] == pytest.approx((0.19 + 0.1 + 0.3) / 2)
+    assert runs[2].at("tail")[METRIC] == pytest.approx((0.28 + 0.1 + 0.3) / 2)
     (tmp_path / "uniform0" / "metrics.csv").write_text("round\nx\n")
     damaged = run("uniform", 0, 0.1, path=tmp_path / "uniform0" / ".." / "uniform0")
     with pytest.raises(FedFacetError, match="a run's table of its rounds"):

@@ -266,12 +266,13 @@ def _tail(file: Path) -> dict[str, float]:
         rows = rows_of(file)
         first = int(rows[-1]["round"]) - max(1, math.ceil(len(rows) / 10)) + 1
         last_rows = [row for row in rows if int(row["round"]) >= first]
-        measured = {name: [float(row[name]) for row in last_rows if row[name]] for name in rows[-1] if name != "cohort"}
+        measured = {name: [float(row[name] or "nan") for row in last_rows] for name in rows[-1] if name != "cohort"}
     except (OSError, ValueError, LookupError) as error:
         raise FedFacetError(
             f"Expected {file} to be a run's table of its rounds, but it is not: leave that folder out."
         ) from error
-    return {name: math.fsum(values) / len(values) for name, values in measured.items() if values}
+    means = {name: [value for value in values if not math.isnan(value)] for name, values in measured.items()}
+    return {name: math.fsum(values) / len(values) for name, values in means.items() if values}
 
 
 def _is_whole(value: Any) -> bool:

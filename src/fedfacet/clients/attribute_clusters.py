@@ -19,6 +19,8 @@ _REFINEMENTS = 3
 # Nats per sample and value: two Gaussians must lie 4.5 standard deviations apart. The criterion's own limit, 0, is meant for a
 # labelling given beforehand; the best of many gains up to 0.1 on Gaussian samples without an attribute.
 _LEAST_GAIN = 0.2
+# Fewer samples than this are outliers: where features have heavy tails, some always lie apart.
+_LEAST_SHARE = 0.03
 # In units of the within-class variance: no cluster counts as tighter than this, so that a view whose values are nearly discrete
 # does not win by that alone.
 _RIDGE = 1e-3
@@ -81,6 +83,8 @@ def cluster_attributes(
             scores_NR = _scores(np.asarray(view, dtype=np.float64), classes, max_components)
             for num_values in range(2, max_attributes + 1) if scores_NR.size else ():
                 for candidate in _candidates(scores_NR, classes, num_values, random_state):
+                    if np.bincount(candidate).min() < max(_LEAST_SHARE * len(y), 3):
+                        continue
                     gain = _gain(scores_NR, classes, candidate) - _LEAST_GAIN * (num_values - 1) * len(y)
                     if gain > best:
                         best, labels = gain, candidate
@@ -93,9 +97,7 @@ def _scores(view: Floats, y: Labels, max_components: int) -> Floats:
     num_components = min(max_components, width, num_samples // _SAMPLES_PER_COMPONENT)
     if num_components < 1 or not np.isfinite(view).all():
         return np.empty((num_samples, 0))
-    lengths = np.linalg.norm(view, axis=1, keepdims=True)
-    unit = view / np.where(lengths > 0, lengths, 1)
-    unit = unit - unit.mean(axis=0)
+    unit = view - view.mean(axis=0)
     within = unit - _class_means(unit, y)
     if np.square(within).sum() < _NEGLIGIBLE * num_samples:
         return np.empty((num_samples, 0))

@@ -9,15 +9,19 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from fedfacet import rng
 from fedfacet.arguments import check_whole, check_within
 from fedfacet.clients.attribute_clusters import cluster_attributes
 from fedfacet.clients.biased_model import train_biased
+from fedfacet.clients.image_statistics import image_statistics
 from fedfacet.clients.queries.base import Query, QueryContext
 from fedfacet.errors import ConfigError
 from fedfacet.heterogeneity import InteractionMatrix
 from fedfacet.types import Answer
+
+_MOST_IMAGES = 256
 
 
 @dataclass(eq=False, kw_only=True)
@@ -103,7 +107,11 @@ class ClusteredHeterogeneity(Query):
             max_components=self.max_components,
             random_state=int(context.stream("attribute-clusters").integers(2**31)),
         )
-        return InteractionMatrix.from_labels(y, labels, context.data.dataset.num_classes, self.max_attributes)
+        num_classes = context.data.dataset.num_classes
+        if not labels.any():
+            even = np.bincount(y, minlength=num_classes)[:, None] / self.max_attributes
+            return InteractionMatrix(np.repeat(even, self.max_attributes, axis=1))
+        return InteractionMatrix.from_labels(y, labels, num_classes, self.max_attributes)
 
 
 def _views(context: QueryContext, model: nn.Module, depths: int, reach: float) -> list[NDArray[np.float64]]:
@@ -121,8 +129,20 @@ def _views(context: QueryContext, model: nn.Module, depths: int, reach: float) -
                 chosen = np.unique(np.rint(np.linspace(last, 0, depths)).astype(np.int64))
                 parts = [[] for _ in chosen]
             for part, position in zip(parts, chosen, strict=True):
-                part.append(_pooled(outputs[position]).double().cpu().numpy())
-    return [np.concatenate(part) for part in parts]
+                part.append(F.normalize(_pooled(outputs[position])).double().cpu().numpy())
+    return [np.concatenate(part) for part in parts] + _image_views(context)
+
+
+def _image_views(context: QueryContext) -> list[NDArray[np.float64]]:
+    """Return what statistics say of all samples, each of shape (n_k, D); nothing where the samples are no images."""
+    dataset, indices = context.data.dataset, context.data.indices
+    if dataset.mean is None:
+        return []
+    parts = [
+        image_statistics(dataset.inputs.fetch(indices[start : start + _MOST_IMAGES]).to(torch.float32) / 255)
+        for start in range(0, len(indices), _MOST_IMAGES)
+    ]
+    return [torch.cat(view).double().numpy() for view in zip(*parts, strict=True)]
 
 
 @contextmanager
