@@ -15,7 +15,8 @@ def image_statistics(pixels: Tensor) -> list[Tensor]:
 
     - colours, of more channels than one: by how much every channel's share in the light exceeds an even one, and the logarithm
       of how colourful the image is;
-    - texture: :math:`\log(\epsilon^2 + E)` of the mean square E of luminance differences between pixels 1, 2 and 4 apart, across and along;
+    - texture: :math:`\log(\epsilon^2 + E)` of the mean square E of differences in luminance between pixels 1, 2 and 4 apart,
+      across and along;
     - layout: the luminance, which is the mean of the channels, of 4 x 4 fields.
 
     Args:

@@ -20,15 +20,14 @@ MATRICES = (
     [[18, 2], [18, 2]],
     [[18, 2], [2, 18]],
     [[2, 18], [18, 2]],
-    [[20, 0], [20, 0]],
-    [[40, 0], [0, 0]],
 )
+OF_ONE_COLOUR = ([[20, 0], [20, 0]], [[40, 0], [0, 0]])
 
 
 @pytest.fixture(scope="module")
 def context_of():
     """Return a function: client -> the context of a query to it; coloured digits, on a network without training."""
-    partitioner = InteractionMatrixPartitioner([{"count": 1, "matrix": matrix} for matrix in MATRICES])
+    partitioner = InteractionMatrixPartitioner([{"count": 1, "matrix": matrix} for matrix in (*MATRICES, *OF_ONE_COLOUR)])
     dataset = Digits().load(partitioner.demand)
     partition = partitioner.partition(dataset.y[dataset.train], dataset.a[dataset.train])
 
@@ -51,11 +50,20 @@ def context_of():
 @pytest.mark.parametrize("client_id", range(len(MATRICES)))
 @pytest.mark.parametrize("seed", range(2))
 def test_the_triplet_is_that_of_the_digits_colours(context_of, client_id, seed):
-    """Skewed classes, colours, both at once, and clients of a single colour or class."""
+    """Skewed classes, colours, and both at once."""
     context = context_of(client_id, seed=seed)
     answer = ClusteredHeterogeneity().answer(context)
     assert answer.value == pytest.approx(list(context.data.interaction_matrix.triplet), abs=0.05)
     assert (answer.floats_up, answer.samples) == (3, 40 + 50 * 28)
+
+
+@pytest.mark.parametrize("client_id", range(len(MATRICES), len(MATRICES) + len(OF_ONE_COLOUR)))
+def test_who_finds_no_attribute_gives_the_neutral_answer(context_of, client_id):
+    """Not the most extreme one there is."""
+    context = context_of(client_id)
+    imbalance = context.data.interaction_matrix.triplet.class_imbalance
+    assert ClusteredHeterogeneity().answer(context).value == [imbalance, 0, 0]
+    assert ClusteredHeterogeneity(max_attributes=3).answer(context).value == [imbalance, 0, 0]
 
 
 def test_attribute_labels_are_not_read(context_of):

@@ -32,9 +32,12 @@ class ClusteredHeterogeneity(Query):
        all classes at once.
     2. All samples pass through it once. Views of them are what its convolutions and linear layers put out, at up to ``depths``
        depths from the first layer to ``reach`` of the way to the features. Of a layer with positions (pixels, tokens), mean
-       and standard deviation over them are taken.
+       and standard deviation over them are taken, and of every sample a vector of length 1. Of images, ``image_statistics``
+       are views too: a mean over positions does not show where something lies.
     3. ``cluster_attributes`` finds the labelling, of any view, that explains best what varies within the classes by a few
-       values that mean the same in all of them; or that there is but one value.
+       values that mean the same in all of them; or none.
+    4. A client that finds no labelling has no evidence, and gives the neutral answer: values as even as can be in every class,
+       which is an attribute imbalance and a spurious correlation of 0.
 
     Three floats leave the client. Nothing here knows what the attribute is; the largest number of its values is a setting.
 
@@ -55,8 +58,9 @@ class ClusteredHeterogeneity(Query):
         max_components: principal components of a view, 1 or larger.
 
     Note:
-        A client with fewer than 10 samples, or whose features do not vary within a class, is taken to hold one attribute
-        value.
+        A client that does hold a single attribute value finds none either, and gives the neutral answer too.
+        results/estimators.md tells on which attributes this is nearer to the truth than ``EstimatedHeterogeneity``, and on
+        which nothing is found.
     """
 
     name = "heterogeneity"
