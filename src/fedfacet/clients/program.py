@@ -32,19 +32,7 @@ from fedfacet.data.dataset import Dataset
 from fedfacet.data.fingerprint import fingerprint
 from fedfacet.objectives.classification import OptimizerFactory
 from fedfacet.transforms.base import UpdateTransform
-from fedfacet.types import (
-    SUMMED_GRADIENTS,
-    Answer,
-    Batch,
-    ClientEnd,
-    ClientStart,
-    ClientTask,
-    ClientUpdate,
-    Facts,
-    Partition,
-    Query,
-    State,
-)
+from fedfacet.types import Answer, Batch, ClientEnd, ClientStart, ClientTask, ClientUpdate, Facts, Partition, Query, State
 
 
 class ClientProgram:
@@ -97,11 +85,6 @@ class ClientProgram:
         if compile:
             on_gpu = any(parameter.is_cuda for parameter in self.module.parameters())
             self.module.compile(mode="reduce-overhead" if on_gpu else None)
-
-    @property
-    def gives(self) -> frozenset[str]:
-        """What its optimizer does for other parts."""
-        return frozenset({SUMMED_GRADIENTS} if _sums_gradients(self._optimizer) else ())
 
     @property
     def tensors(self) -> State:
@@ -422,7 +405,7 @@ def step_weight_of(optimizer: Optimizer, objective: L.LightningModule, num_steps
     their steps, and a velocity that a client kept from former rounds counts for nothing.
     """
     group = optimizer.param_groups[0]
-    if not _sums_gradients(optimizer):
+    if not isinstance(optimizer, SGD) or group["nesterov"] or group["dampening"]:
         return float(num_steps)
     mu = getattr(objective, "curvature", 0.0)
     velocity = walked = total = 0.0
@@ -435,11 +418,6 @@ def step_weight_of(optimizer: Optimizer, objective: L.LightningModule, num_steps
             walked += velocity
             total += abs(walked)
     return total
-
-
-def _sums_gradients(optimizer: Optimizer) -> bool:
-    groups = optimizer.param_groups
-    return isinstance(optimizer, SGD) and not any(group["nesterov"] or group["dampening"] for group in groups)
 
 
 def take_loss(output: object) -> Tensor:
