@@ -51,7 +51,7 @@ class Table:
         except FileNotFoundError:
             content, fault = b"", "it is missing"
         except (OSError, ValueError, csv.Error) as error:
-            content, fault = b"", f"it cannot be read ({first_line(error)})"
+            content, fault = b"", f"it cannot be read ({getattr(error, 'strerror', None) or first_line(error)})"
         if len(content) != size or hashlib.sha256(content).hexdigest() != sha256:
             raise CheckpointError(
                 f"Expected {self.file} to begin with the {rows} rows that the run had written by its checkpoint, but {fault}: "
