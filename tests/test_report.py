@@ -257,3 +257,15 @@ def test_overheads_cannot_be_had_of_everything(logs, more, part):
     done = report(logs, "logs", "--overhead", *more)
     assert (done.returncode, done.stdout) == (2, "")
     assert part in done.stderr
+
+
+def test_curves_are_drawn_and_told(logs, capsys, monkeypatch):
+    monkeypatch.chdir(logs)
+    assert main(["logs", "--curves", "--threshold", "90"]) == 0
+    told = capsys.readouterr()
+    assert told.out.splitlines()[2].split("|")[-2].strip() == "50 (3 of 3)"
+    assert "wrote logs/report/curves.png" in told.err
+    assert Path("logs/report/curves.png").is_file()
+    for wrong in ("--threshold 90", "--picture x.png", "--curves --at last", "--curves --picture x.pdf"):
+        with pytest.raises(SystemExit):
+            main(["logs", *wrong.split()])

@@ -185,6 +185,13 @@ def test_mixed_settings_within_a_cell_are_noted():
     assert table.notes == ("`uniform, cmnist_gsc` averages runs that differ in `local.lr`, not in the seed alone.",)
 
 
+def test_what_is_the_seed_itself_is_no_mixed_setting():
+    each = [run(seed=seed, partition__seed=seed) for seed in range(2)]
+    for one in each:
+        one.summary["partition_digest"] = str(one.seed)
+    assert make_table(each, at="last").notes == ()
+
+
 def test_unequal_seeds_are_noted():
     table = make_table([run("a", 0), run("a", 1), run("b", 1), run("c", 0), run("c", 1)], at="last")
     assert table.notes == ("`b, cmnist_gsc` lacks seeds that other cells have: 0.",)

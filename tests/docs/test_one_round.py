@@ -1,5 +1,6 @@
 """docs/one_round.md names, in reading order, exactly the files through which one plain round runs."""
 
+import ast
 import json
 import os
 import re
@@ -65,11 +66,15 @@ finally:
 
 
 class Traced(NamedTuple):
-    """The files of one round, those among them up to the first gradient step, our calls down to it, and all that as text."""
+    """The files of one round, those among them up to the first gradient step, our calls down to it, and all that as text.
+
+    ``lines`` counts those of the functions that run, docstrings and all.
+    """
 
     files: list[str]
     down: list[str]
     frames: list[str]
+    lines: int
     told: str
 
 
@@ -88,13 +93,28 @@ def traced(tmp_path_factory: pytest.TempPathFactory) -> Traced:
         [file for file in found[part] if not file.startswith("src/fedfacet/runs/")] for part in ("files", "down")
     )
     frames = found["frames"][-1 - found["frames"][::-1].index("train") :]
-    lines = {file: len((ROOT / file).read_text().splitlines()) for file in files}
+    lines = {file: lines_of(ROOT / file, found["files"][file]) for file in files}
     listed = "\n".join(f"{lines[file]:5} {file}: {', '.join(found['files'][file])}" for file in sorted(files))
     told = (
         f"{len(down)} files and {sum(map(lines.__getitem__, down))} lines to the first step, {len(files)} and "
         f"{sum(lines.values())} in all, {len(frames)} frames: {' > '.join(frames)}\n{listed}"
     )
-    return Traced(files, down, frames, told)
+    return Traced(files, down, frames, sum(lines.values()), told)
+
+
+def lines_of(file: Path, names: list[str]) -> int:
+    """Count the lines of some functions of a file, by their qualified names; a function counts those inside it."""
+
+    def count(node: ast.AST, prefix: str) -> int:
+        lines = 0
+        for child in ast.iter_child_nodes(node):
+            if isinstance(child, ast.FunctionDef) and prefix + child.name in names:
+                lines += child.end_lineno - child.lineno + 1
+            elif isinstance(child, ast.ClassDef):
+                lines += count(child, f"{prefix}{child.name}.")
+        return lines
+
+    return count(ast.parse(file.read_text()), "")
 
 
 def test_a_plain_round_runs_through_the_files_that_the_page_names(traced: Traced) -> None:
@@ -113,3 +133,4 @@ def test_a_stranger_can_follow_it(traced: Traced) -> None:
     assert len(traced.down) <= 10, traced.told
     assert len(traced.files) <= 12, traced.told  # and back: the check of updates, the average
     assert len(traced.frames) <= 7, traced.told
+    assert 500 <= traced.lines <= 800, traced.told

@@ -69,11 +69,27 @@ class Run:
         """
         summary = self.summary or {}
         if moment == "tail":
-            return _tail(self.path / "metrics.csv") if summary.get("final") else {}
+            return self._tail() if summary.get("final") else {}
         if found := summary.get({"last": "final", "best": "best"}[moment]) or {}:
             found = found | {f"{_ERROR}/{name}": value for name, value in (summary.get(_ERROR) or {}).items()}
         numbers = {name: float("nan") if value is None else value for name, value in found.items()}
         return {name: float(value) for name, value in numbers.items() if isinstance(value, float) or _is_whole(value)}
+
+    def curve(self, metric: str) -> dict[int, float]:
+        """Return round -> the metric after it, of the rounds in which it was measured.
+
+        Raises:
+            FedFacetError: if ``metrics.csv`` cannot be read.
+        """
+        return {number: values[metric] for number, values in _by_round(self.path / "metrics.csv").items() if metric in values}
+
+    def _tail(self) -> dict[str, float]:
+        """Return the means of what was measured in the last tenth of the rounds, one at least."""
+        by_round = _by_round(self.path / "metrics.csv")
+        first = max(by_round) - max(1, math.ceil(len(by_round) / 10)) + 1
+        last = [values for number, values in by_round.items() if number >= first]
+        measured = {name: [values[name] for values in last if name in values] for name in set().union(*last)}
+        return {name: math.fsum(values) / len(values) for name, values in measured.items()}
 
     def setting(self, key: str) -> str | None:
         """Return a config value as text, numbers as ``spelled``; ``None`` where the config has no such key.
@@ -260,19 +276,20 @@ def _summary(file: Path) -> dict[str, Any] | None:
 
 
 @functools.cache
-def _tail(file: Path) -> dict[str, float]:
-    """Return the means of what was measured in the last tenth of the rounds, one at least."""
+def _by_round(file: Path) -> dict[int, dict[str, float]]:
+    """Return a run's table: round -> what was measured in it."""
     try:
-        rows = rows_of(file)
-        first = int(rows[-1]["round"]) - max(1, math.ceil(len(rows) / 10)) + 1
-        last_rows = [row for row in rows if int(row["round"]) >= first]
-        measured = {name: [float(row[name] or "nan") for row in last_rows] for name in rows[-1] if name != "cohort"}
-    except (OSError, ValueError, LookupError) as error:
+        if not (rows := rows_of(file)):
+            raise ValueError("it has no rounds")
+        numbers = [
+            {name: float(text) for name, text in row.items() if text and name not in ("round", "cohort")} for row in rows
+        ]
+        by_round = {int(row["round"]): values for row, values in zip(rows, numbers, strict=True)}
+    except (OSError, ValueError, LookupError, AttributeError) as error:
         raise FedFacetError(
             f"Expected {file} to be a run's table of its rounds, but it is not: leave that folder out."
         ) from error
-    means = {name: [value for value in values if not math.isnan(value)] for name, values in measured.items()}
-    return {name: math.fsum(values) / len(values) for name, values in means.items() if values}
+    return {number: {n: v for n, v in values.items() if not math.isnan(v)} for number, values in by_round.items()}
 
 
 def _is_whole(value: Any) -> bool:

@@ -38,6 +38,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             return 0
         if options.compare:
             text = compared(options, runs, command)
+        elif options.curves:
+            text = curves(options, runs, command)
         elif options.overhead:
             text = overheads(options, runs, command)
         else:
@@ -58,8 +60,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         )
         return 2
     print(f"wrote {options.output}\n" if options.output else text, end="")
-    if options.forest:
-        print(f"wrote {options.forest}", file=sys.stderr)
+    if picture := options.forest or options.picture:
+        print(f"wrote {picture}", file=sys.stderr)
     if options.format == "csv" and table:
         # CSV has no place for the caption and the notes.
         for sentence in (table.caption, *(f"Note: {note}" for note in table.notes)):
@@ -128,6 +130,28 @@ def compared(options: argparse.Namespace, runs: "Sequence[Run]", command: str) -
         comparing.draw_comparison(comparison, options.forest)
     write = {"latex": comparing.comparison_latex, "csv": comparing.comparison_csv}.get(options.format)
     return (write or comparing.comparison_markdown)(comparison)
+
+
+def curves(options: argparse.Namespace, runs: "Sequence[Run]", command: str) -> str:
+    """Draw a metric by round, and return the text about it."""
+    from fedfacet.analysis import curves as drawing
+
+    runs = fitting(options, runs)
+    rows, columns = heads(options, runs)
+    found = drawing.curves_of(
+        runs,
+        rows=rows,
+        columns=columns,
+        metric=options.metric or "test/acc_worst_group",
+        threshold=options.threshold,
+        std=options.std,
+        lower_is_better=options.lower_is_better,
+        command=command,
+    )
+    options.picture = options.picture or PICTURES / "curves.png"
+    drawing.draw_curves(found, options.picture)
+    write = {"latex": drawing.curves_latex, "csv": drawing.curves_csv}.get(options.format)
+    return (write or drawing.curves_markdown)(found)
 
 
 def overheads(options: argparse.Namespace, runs: "Sequence[Run]", command: str) -> str:

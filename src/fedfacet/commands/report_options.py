@@ -1,6 +1,7 @@
 """The options of ``report``."""
 
 import argparse
+import math
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -66,6 +67,16 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
     )
     parser.add_argument("--forest", type=Path, metavar="FILE.png", help="with --compare: draw the differences there as well")
     parser.add_argument(
+        "--curves",
+        action="store_true",
+        help="show the metric by round instead: print where it ended, its peak and how soon it got to --threshold, and draw "
+        f"mean and standard deviation over seeds into {PICTURES}/curves.png or --picture",
+    )
+    parser.add_argument(
+        "--threshold", type=float, metavar="NUMBER", help="with --curves: count rounds to this value, percent for accuracies"
+    )
+    parser.add_argument("--picture", type=Path, metavar="FILE.png", help="with --curves: where to draw them")
+    parser.add_argument(
         "--overhead",
         action="store_true",
         help="print what selecting clients costs instead: FedDiverse's table 2 beside the runs' ledgers",
@@ -88,6 +99,14 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
     chosen = (options.layout, options.metric, options.at, options.lower_is_better)
     if options.compare and any((options.layout, options.overhead, options.clients)):
         parser.error("--compare makes a table of its own: leave out --layout, --overhead and --clients")
+    if options.curves and any((options.layout, options.at, options.overhead, options.clients, options.compare)):
+        parser.error("--curves shows all rounds: leave out --layout, --at, --compare, --overhead and --clients")
+    if not options.curves and (options.threshold is not None or options.picture):
+        parser.error("--threshold and --picture belong to --curves: add --curves")
+    if options.threshold is not None and not math.isfinite(options.threshold):
+        parser.error(f"--threshold takes a finite number, but got {options.threshold}")
+    if options.picture and options.picture.suffix != ".png":
+        parser.error(f"--picture takes a name that ends in .png, but got {options.picture}")
     if not options.compare and (options.test or options.forest):
         parser.error("--test and --forest belong to --compare: add --compare ROW")
     if options.forest and options.forest.suffix != ".png":

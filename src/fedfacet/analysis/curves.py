@@ -1,0 +1,183 @@
+"""Runs -> how a metric went by round: mean and band over seeds, where it ended, how high it got, and how soon."""
+
+import math
+import statistics
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedfacet.analysis.notes import notes_on, notes_on_unfinished
+from fedfacet.analysis.runs import Run, as_number
+from fedfacet.analysis.tables import caption_of, check_keys, check_metric, finished_of, group_runs, is_accuracy, ordered
+from fedfacet.analysis.writers import csv_of, latex_of, latex_text, markdown_of, markdown_text
+from fedfacet.errors import ConfigError
+from fedfacet.plots.curves import Band, plot_bands
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Curve:
+    """A metric by round in S runs of one setting, in the table's unit.
+
+    ``rounds_R`` are those in which every seed measured it, one at least, and ``values_SR`` what they measured.
+    """
+
+    row: str
+    column: str
+    seeds: tuple[int, ...]
+    rounds_R: NDArray[np.int64]
+    values_SR: NDArray[np.float64]
+
+    @property
+    def final_S(self) -> list[float]:
+        """The value after the last of the rounds, per seed."""
+        return list(map(float, self.values_SR[:, -1]))
+
+    def peak_S(self, lower_is_better: bool) -> list[tuple[float, int]]:
+        """Return the best value and its round, the earliest of several, per seed."""
+        best_S = self.values_SR.argmin(axis=1) if lower_is_better else self.values_SR.argmax(axis=1)
+        return [(float(self.values_SR[s, best]), int(self.rounds_R[best])) for s, best in enumerate(best_S)]
+
+    def rounds_to_S(self, threshold: float, lower_is_better: bool) -> list[float]:
+        """Return the first round at which each seed is at the threshold or better, infinite where it never is."""
+        there_SR = self.values_SR <= threshold if lower_is_better else self.values_SR >= threshold
+        return [float(self.rounds_R[there_R.argmax()]) if there_R.any() else math.inf for there_R in there_SR]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Curves:
+    """Curves of several settings; ``corner`` and ``heads`` name the keys of rows and columns."""
+
+    corner: str
+    heads: str
+    metric: str
+    curves: tuple[Curve, ...]
+    threshold: float | None
+    percent: bool
+    lower_is_better: bool
+    std: str
+    caption: str
+    notes: tuple[str, ...]
+
+
+def curves_of(
+    runs: Sequence[Run],
+    *,
+    rows: Sequence[str] = ("selector",),
+    columns: Sequence[str] = ("experiment",),
+    metric: str = "test/acc_worst_group",
+    threshold: float | None = None,
+    std: str = "population",
+    lower_is_better: bool = False,
+    command: str | None = None,
+) -> Curves:
+    """Return how a metric went by round in every setting.
+
+    ``runs``, ``rows``, ``columns``, ``metric``, ``std``, ``lower_is_better`` and ``command`` are as in ``make_table``.
+    ``threshold`` is in the table's unit, percent for accuracies.
+
+    Raises:
+        ConfigError: as ``make_table``, or if the seeds of a setting share no round in which they measured the metric.
+        FedFacetError: if a run's ``metrics.csv`` cannot be read.
+    """
+    check_keys(runs, (*rows, *columns))
+    finished = finished_of(runs)
+    check_metric(finished, metric, ("last",))
+    groups, percent = group_runs(finished, rows, columns), is_accuracy(metric)
+    notes = [*notes_on_unfinished(runs), *notes_on(groups, metric, ("last",))]
+    curves = []
+    for column in ordered({column for _, column in groups}):
+        for row in ordered({row for row, head in groups if head == column}):
+            members = groups[row, column]
+            measured = [run.curve(metric) for run in members]
+            shared = sorted(set.intersection(*map(set, measured)))
+            if not shared:
+                raise ConfigError(
+                    f"Expected the seeds of {row}, {column} to share a round in which they measured {metric!r}, but they share "
+                    "none: name another metric, or leave those runs out."
+                )
+            if any(len(of_seed) > len(shared) for of_seed in measured):
+                notes.append(f"`{row}, {column}` shows only the {len(shared)} rounds in which all its seeds have a value.")
+            values_SR = np.array([[of_seed[round] for round in shared] for of_seed in measured]) * (100 if percent else 1)
+            seeds = tuple(run.seed for run in members)
+            curves.append(Curve(row, column, seeds, np.array(shared), values_SR))
+    caption = _said_of(metric, threshold, std) + caption_of(finished, [metric], ("last",), None, None, command)
+    corner, heads = " / ".join(rows), " / ".join(columns)
+    return Curves(corner, heads, metric, tuple(curves), threshold, percent, lower_is_better, std, caption, tuple(notes))
+
+
+def draw_curves(curves: Curves, path: Path) -> None:
+    """Draw mean and standard deviation by round, a panel per column."""
+    panels: dict[str, list[Band]] = {}
+    for curve in curves.curves:
+        mean_R = curve.values_SR.mean(axis=0)
+        alone = len(curve.seeds) == 1
+        std_R = np.zeros_like(mean_R) if alone else curve.values_SR.std(axis=0, ddof=curves.std == "sample")
+        name = curve.column if as_number(curve.column) is None else f"{curves.heads} {curve.column}"
+        panels.setdefault(name, []).append(Band(curve.row, curve.rounds_R, mean_R, mean_R - std_R, mean_R + std_R))
+    unit = " (%)" if curves.percent else ""
+    plot_bands(panels, f"{curves.metric}{unit}", path, threshold=curves.threshold)
+
+
+def curves_markdown(curves: Curves) -> str:
+    """Return a line per setting as Markdown."""
+    return markdown_of(_grid(curves, markdown_text), curves.caption, curves.notes, flush_left=_num_names(curves))
+
+
+def curves_latex(curves: Curves) -> str:
+    r"""Return a line per setting as a LaTeX float that needs ``\usepackage{booktabs}``."""
+    return latex_of(_grid(curves, latex_text), curves.caption, curves.notes, flush_left=_num_names(curves))
+
+
+def curves_csv(curves: Curves) -> str:
+    """Return a line per setting, seed and round, unrounded."""
+    lines: list[tuple[object, ...]] = [("row", "column", "seed", "round", curves.metric)]
+    for curve in curves.curves:
+        for seed, values_R in zip(curve.seeds, curve.values_SR.tolist(), strict=True):
+            values = zip(curve.rounds_R.tolist(), values_R, strict=True)
+            lines += [(curve.row, curve.column, seed, round, value) for round, value in values]
+    return csv_of(lines)
+
+
+def _said_of(metric: str, threshold: float | None, std: str) -> str:
+    shown = "Final: the value of the last round. Peak: the best of the measured rounds and, as a median over seeds, its number"
+    if metric.startswith(("test/", "personal_test/")):
+        shown += "; nobody could have stopped there, because it is found on test data"
+    if threshold is not None:
+        shown += (
+            f". Rounds to {threshold:g}: the first measured round there, as a median over seeds, and how many seeds get there"
+        )
+    return f"{shown}. Mean ± {std} standard deviation over seeds. "
+
+
+def _num_names(curves: Curves) -> int:
+    return 1 + _several_columns(curves)
+
+
+def _several_columns(curves: Curves) -> bool:
+    return len({curve.column for curve in curves.curves}) > 1
+
+
+def _grid(curves: Curves, escape: Callable[[str], str]) -> list[list[str]]:
+    heads = [curves.corner, *([curves.heads] if _several_columns(curves) else []), "seeds", "final", "peak", "peak at round"]
+    if curves.threshold is not None:
+        heads.append(f"rounds to {curves.threshold:g}")
+    grid = [list(map(escape, heads))]
+    for curve in curves.curves:
+        values, rounds = zip(*curve.peak_S(curves.lower_is_better), strict=True)
+        line = [curve.row, *([curve.column] if _several_columns(curves) else []), str(len(curve.seeds))]
+        line += [_over_seeds(curves, curve.final_S), _over_seeds(curves, values), f"{statistics.median(rounds):g}"]
+        if curves.threshold is not None:
+            reached = curve.rounds_to_S(curves.threshold, curves.lower_is_better)
+            middle, there = statistics.median(reached), sum(map(math.isfinite, reached))
+            line.append(f"{f'{middle:g}' if math.isfinite(middle) else '-'} ({there} of {len(reached)})")
+        grid.append(list(map(escape, line)))
+    return grid
+
+
+def _over_seeds(curves: Curves, values: Sequence[float]) -> str:
+    unit = ".2f" if curves.percent else ".4g"
+    spread = statistics.pstdev if curves.std == "population" else statistics.stdev
+    return f"{statistics.fmean(values):{unit}}" + (f" ± {spread(values):{unit}}" if len(values) > 1 else "")

@@ -1,0 +1,57 @@
+"""Several runs in one picture: a metric by round, mean and band over seeds."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedfacet.plots.figure import COLOURS, saved_figure
+
+_INK = ("black", *(colour for colour in COLOURS if colour != "#F0E442"))  # yellow on white is hard to see
+_LINES = ("-", "--", ":", "-.")
+_PANELS_PER_ROW = 3
+
+
+class Band(NamedTuple):
+    """A line with what surrounds it, all of R rounds."""
+
+    name: str
+    rounds_R: NDArray[np.int64]
+    mean_R: NDArray[np.float64]
+    low_R: NDArray[np.float64]
+    high_R: NDArray[np.float64]
+
+
+def plot_bands(panels: Mapping[str, Sequence[Band]], label: str, path: Path, *, threshold: float | None = None) -> None:
+    """Draw lines with their bands into a PNG, a panel per column of a table.
+
+    A name has one colour in all panels. ``label`` says what is drawn upwards, ``threshold`` is a horizontal line.
+    """
+    from matplotlib.lines import Line2D
+
+    names = list(dict.fromkeys(band.name for bands in panels.values() for band in bands))
+    looks: dict[str, dict[str, Any]] = {
+        name: {"color": _INK[place % len(_INK)], "linestyle": _LINES[place // len(_INK) % len(_LINES)]}
+        for place, name in enumerate(names)
+    }
+    columns = min(len(panels), _PANELS_PER_ROW)
+    rows = -(-len(panels) // columns)
+    with saved_figure(path, 2.2 + 2.6 * columns, max(0.5 + 2.1 * rows, 0.4 + 0.16 * len(names))) as figure:
+        grid = figure.subplots(rows, columns, sharey=True, squeeze=False).ravel()
+        for axes in grid[len(panels) :]:
+            axes.axis("off")
+        for axes, (panel, bands) in zip(grid, panels.items(), strict=False):
+            for band in bands:
+                axes.fill_between(
+                    band.rounds_R, band.low_R, band.high_R, color=looks[band.name]["color"], alpha=0.15, linewidth=0
+                )
+                axes.plot(band.rounds_R, band.mean_R, linewidth=1.2, **looks[band.name])
+            if threshold is not None:
+                axes.axhline(threshold, color="0.4", linewidth=0.8)
+            axes.set(title=panel, xlabel="round")
+        for axes in grid[::columns]:
+            axes.set_ylabel(label)
+        handles = [Line2D([], [], **looks[name]) for name in names]
+        figure.legend(handles, names, loc="outside right upper")

@@ -1,0 +1,79 @@
+"""Runs by round: mean and band over seeds, where they ended, how high they got, and how soon."""
+
+import csv
+import io
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from fedfacet.analysis.curves import curves_csv, curves_latex, curves_markdown, curves_of, draw_curves
+from fedfacet.analysis.runs import Run
+from fedfacet.errors import ConfigError, FedFacetError
+
+METRIC = "test/acc"
+
+
+@pytest.fixture
+def runs(tmp_path):
+    """Return two seeds of each of two selectors, measured in every second round."""
+    values = {"slow": [[0.1, 0.2, 0.3], [0.1, 0.5, 0.4]], "fast": [[0.6, 0.9, 0.7], [0.2, 0.6, 0.8]]}
+    return [
+        run(tmp_path / f"{selector}{seed}", selector, seed, dict(zip((2, 4, 6), of_seed, strict=True)))
+        for selector, of_seeds in values.items()
+        for seed, of_seed in enumerate(of_seeds)
+    ]
+
+
+def run(folder: Path, selector: str, seed: int, by_round: dict[int, float]) -> Run:
+    folder.mkdir()
+    rows = [f"{round},0 1,{by_round.get(round, '')}" for round in range(1, 7)]
+    (folder / "metrics.csv").write_text("\n".join([f"round,cohort,{METRIC}", *rows]) + "\n")
+    summary = {"status": "finished", "rounds": 6, "final": {"round": 6, METRIC: by_round.get(6)}}
+    return Run(folder, seed, {"seed": seed, "choices.selector": selector, "choices.experiment": "gsc"}, summary)
+
+
+def test_final_peak_and_rounds_to_a_threshold(runs):
+    found = curves_of(runs, metric=METRIC, threshold=60)
+    fast, slow = found.curves
+    assert (fast.row, fast.seeds, list(fast.rounds_R)) == ("fast", (0, 1), [2, 4, 6])
+    np.testing.assert_allclose(slow.values_SR, [[10, 20, 30], [10, 50, 40]])
+    assert slow.final_S == pytest.approx([30, 40])
+    assert slow.peak_S(lower_is_better=False) == [(pytest.approx(30), 6), (pytest.approx(50), 4)]
+    assert slow.peak_S(lower_is_better=True) == [(pytest.approx(10), 2), (pytest.approx(10), 2)]
+    assert fast.rounds_to_S(60, lower_is_better=False) == [2, 4]
+    assert slow.rounds_to_S(40, lower_is_better=False) == [float("inf"), 4]
+    assert slow.rounds_to_S(20, lower_is_better=True) == [2, 2]
+    lines = [[cell.strip() for cell in line.split("|")[1:-1]] for line in curves_markdown(found).splitlines()[:4]]
+    assert lines[0] == ["selector", "seeds", "final", "peak", "peak at round", "rounds to 60"]
+    assert lines[2] == ["fast", "2", "75.00 ± 5.00", "85.00 ± 5.00", "5", "3 (2 of 2)"]
+    assert lines[3] == ["slow", "2", "35.00 ± 5.00", "40.00 ± 10.00", "5", "- (0 of 2)"]
+    assert "found on test data" in found.caption
+
+
+def test_seeds_are_averaged_over_the_rounds_that_all_have(runs, tmp_path):
+    found = curves_of([*runs, run(tmp_path / "third", "slow", 2, {3: 0.1, 4: 0.2, 6: 0.9})], metric=METRIC)
+    assert [list(curve.rounds_R) for curve in found.curves] == [[2, 4, 6], [4, 6]]
+    assert any("only the 2 rounds" in note for note in found.notes)
+    nothing = run(tmp_path / "fourth", "slow", 3, {1: 0.5})
+    with pytest.raises(ConfigError, match="share a round"):
+        curves_of([*runs, nothing], metric=METRIC)
+
+
+def test_written_and_drawn(runs, tmp_path):
+    found = curves_of(runs, metric=METRIC, std="sample", threshold=50)
+    assert r"75.00 $\pm$ 7.07" in curves_latex(found)
+    lines = list(csv.DictReader(io.StringIO(curves_csv(found))))
+    assert len(lines) == 12
+    assert {(line["row"], line["seed"], line["round"]): float(line[METRIC]) for line in lines}["fast", "1", "4"] == 60
+    draw_curves(found, tmp_path / "curves.png")
+    with Image.open(tmp_path / "curves.png") as picture:
+        assert picture.size[0] > 800
+        assert len(picture.convert("RGB").getcolors(1 << 24)) > 20  # two inks, their bands, the threshold
+
+
+def test_a_damaged_table_is_named(runs):
+    (runs[0].path / "metrics.csv").write_text(f"round,{METRIC}\nx,1\n")
+    with pytest.raises(FedFacetError, match="a run's table of its rounds"):
+        curves_of(runs, metric=METRIC)
