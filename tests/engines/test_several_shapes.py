@@ -192,7 +192,7 @@ def splits(clients, monkeypatch):
 
 
 def as_bytes(predictions):
-    return [(part.labels.tobytes(), part.losses.tobytes(), part.labels.dtype, part.losses.dtype) for part in predictions]
+    return [[(values.tobytes(), values.dtype, values.shape) for values in part] for part in predictions]
 
 
 MEMORIES = {
@@ -219,6 +219,7 @@ def test_engines_predict_the_same_bits_and_count_what_they_predict(shape, memory
         losses = functional.cross_entropy(logits, y, reduction="none").numpy()
         assert one.labels.tolist() == logits.argmax(dim=1).tolist()
         np.testing.assert_allclose(one.losses, losses, rtol=1e-5, atol=1e-6)
+        np.testing.assert_allclose(one.logits, logits.numpy(), rtol=1e-5, atol=1e-6)
         by_hand = GroupCounts(np.zeros((4, 2), np.int64), pytest.approx(losses.sum(), rel=1e-5))
         for label, true, attribute in zip(one.labels, y, a, strict=True):
             by_hand.confusion[2 * true + attribute, label] += 1

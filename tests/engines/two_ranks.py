@@ -129,7 +129,7 @@ def drive(run):
     found["counts"] = [repr(one.evaluate(model, [indices, indices[:70]])) for one in (sequential, engine)]
     found["few"] = [repr(one.evaluate(model, [indices[:9]])) for one in (sequential, engine)]
     said = [one.predict(model, [indices, indices[:70]], {"personal|head.bias": torch.ones(2)}) for one in (sequential, engine)]
-    found["predictions"] = [[(part.labels.tolist(), part.losses.tolist()) for part in parts] for parts in said]
+    found["predictions"] = [[[values.tolist() for values in part] for part in parts] for parts in said]
     wide = state.clone(clients.programs[1].tensors)
     mixed = [replace(task, broadcast=Broadcast(wide, extras)) if task.client_id % 2 else task for task in tasks]
     found["shapes"] = [facts(one.run(mixed)) for one in (sequential, engine)]

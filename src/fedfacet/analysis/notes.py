@@ -9,6 +9,8 @@ _HOW = {
     "personal_test/": "callbacks=[default,personal_evaluate]",
     "personal_holdout/": "callbacks=[default,personal_evaluate]` and `partition.local_holdout=0.2",
     "decomposition/": "callbacks=[default,decomposition]",
+    "val/auc": "callbacks=[default,auc]",
+    "test/auc": "callbacks=[default,auc]",
 }
 """Metrics, by the beginning of their names, that a run measures only with these options of train.py."""
 

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import Tensor
 from torch.nn import functional
 
 from fedfacet.clients.client_data import ClientData
@@ -24,10 +25,12 @@ class Predictions(NamedTuple):
     Attributes:
         labels: predicted classes, shape (n,), int64.
         losses: each sample's cross entropy, shape (n,), float32.
+        logits: per class, shape (n, Y), float32.
     """
 
     labels: NDArray[np.int64]
     losses: NDArray[np.float32]
+    logits: NDArray[np.float32]
 
 
 def predict(clients: "Clients", model: State, splits: Iterable[NDArray[np.int64]], memory: State) -> Predictions:
@@ -41,23 +44,25 @@ def predict(clients: "Clients", model: State, splits: Iterable[NDArray[np.int64]
     program.train(False)
     if program.predict_hooks is not None:
         program.predict_hooks.before_predict(memory)
-    labels, losses = [], []
+    said: list[tuple[Tensor, Tensor, Tensor]] = []
     with torch.inference_mode():
         for indices in splits:
             for batch in ClientData(clients.dataset, indices, clients.device, clients.memory_format).batches():
-                logits = program.forward(batch.x)
-                labels.append(logits.argmax(dim=1))
-                losses.append(functional.cross_entropy(logits, batch.y, reduction="none"))
-        if not labels:
-            return Predictions(np.empty(0, np.int64), np.empty(0, np.float32))
-        return Predictions(torch.cat(labels).cpu().numpy(), torch.cat(losses).float().cpu().numpy())
+                z = program.forward(batch.x)
+                said.append((z.argmax(dim=1), functional.cross_entropy(z, batch.y, reduction="none").float(), z.float()))
+        if not said:
+            nothing = np.empty((0, clients.dataset.num_classes), np.float32)
+            return Predictions(np.empty(0, np.int64), np.empty(0, np.float32), nothing)
+        labels, losses, logits = (torch.cat(parts).cpu().numpy() for parts in zip(*said, strict=True))
+        return Predictions(labels, losses, logits)
 
 
 def split_up(predictions: Predictions, splits: Sequence[NDArray[np.int64]]) -> list[Predictions]:
     """Return the predictions of each split."""
     ends = np.cumsum([len(indices) for indices in splits], dtype=np.int64)
     cuts = [slice(end - len(own), end) for own, end in zip(splits, ends, strict=True)]
-    return [Predictions(predictions.labels[cut], predictions.losses[cut]) for cut in cuts]
+    labels, losses, logits = predictions
+    return [Predictions(labels[cut], losses[cut], logits[cut]) for cut in cuts]
 
 
 def count(dataset: Dataset, predictions: Predictions, indices: NDArray[np.int64]) -> GroupCounts:
