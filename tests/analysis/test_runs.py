@@ -120,7 +120,7 @@ def test_runs_are_found_below_parents_and_patterns_and_counted_once(tmp_path, mo
     assert found(tmp_path) == [str(tmp_path / job) for job in ("a/0", "a/1", "b[x]/0", "c/d/0")]
 
 
-@pytest.mark.parametrize("path", ["nowhere", "no*where", "empty", "run/metrics.csv", "run/.hydra"])
+@pytest.mark.parametrize("path", ["nowhere", "no*where", "empty", "run/metrics.csv", "run/.hydra", "x" * 300])
 def test_a_path_that_leads_to_no_run_is_named(tmp_path, monkeypatch, path):
     write_run(tmp_path / "run")
     (tmp_path / "empty").mkdir()

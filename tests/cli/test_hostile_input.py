@@ -52,6 +52,11 @@ def test_unknown_names_come_with_the_nearest_valid_ones(refused, override, sugge
         assert remedy.partition("the nearest are ")[2].startswith(suggestion), sentence
 
 
+@pytest.mark.parametrize("override", ["partition.clients.0=3", "partition.clients.0=x", "partition.clients=x"])
+def test_a_group_of_clients_that_is_none_is_refused_with_smoke_too(refused, override):
+    assert refused("debug=smoke", override)[:60] == refused(override)[:60]
+
+
 def test_only_keys_that_are_spelt_alike_are_near(refused):
     assert refused("federation.round=5").endswith("the nearest are `federation.rounds`.")
 
@@ -295,6 +300,7 @@ class TestResume:
 
     def test_of_something_else(self, refused, run, tmp_path):
         assert "nowhere" in refused("resume=nowhere")
+        assert "run folder" in refused(f"resume={'x' * 300}")
         assert "run folder" in refused(f"resume={tmp_path}")
         assert "in its own folder, but got paths.output_dir=elsewhere" in refused("resume=run", "paths.output_dir=elsewhere")
         shutil.copy(run / "checkpoints" / "last.ckpt", run / "checkpoints" / "round_000001.ckpt")

@@ -3,6 +3,7 @@
 import functools
 import glob
 import math
+import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -235,8 +236,8 @@ def _group(key: str) -> str:
 
 def _expanded(path: str | Path) -> list[Path]:
     plain = Path(path).expanduser()
-    # A folder's own name may hold brackets, as the names of Hydra's multirun jobs do.
-    return [plain] if plain.exists() else [Path(match) for match in sorted(glob.glob(str(plain), recursive=True))]
+    # A folder's own name may hold brackets, as those of Hydra's multirun jobs do; and `Path.exists` raises of too long a name.
+    return [plain] if os.path.exists(plain) else [Path(match) for match in sorted(glob.glob(str(plain), recursive=True))]
 
 
 def _run_folders(folder: Path, seen: set[Path]) -> Iterator[Path]:

@@ -12,7 +12,7 @@ from typing import Any
 from hydra import compose
 from hydra.errors import InstantiationException
 from hydra.utils import get_object, instantiate
-from omegaconf import DictConfig, OmegaConf, open_dict
+from omegaconf import DictConfig, ListConfig, OmegaConf, open_dict
 from omegaconf.errors import OmegaConfBaseException
 
 from fedfacet.config.checks import check_arguments, check_parts, check_recipe, check_settings
@@ -191,9 +191,10 @@ def _spend(config: DictConfig) -> None:
 
 def _shrink(config: DictConfig, given: Set[str]) -> None:
     """Make a run small: every kind of client once, a cohort of at most 3, and generated files where a data set reads some."""
-    if "clients" in config.partition:
-        for group in config.partition.clients:
-            group.count = 1
+    if isinstance(groups := config.partition.get("clients"), ListConfig):
+        for group in groups:
+            if isinstance(group, DictConfig):  # anything else is refused later
+                group.count = 1
     if "classes_per_client" in config.partition and "partition.num_clients" not in given:
         config.partition.num_clients = None  # so few clients might not hold every class
     if isinstance(size := OmegaConf.select(config, "federation.cohort_size"), int):

@@ -102,7 +102,7 @@ def _check_longer(saved: Mapping[str, Any], finished_rounds: int) -> None:
 def resumed_overrides(resume: str, overrides: Sequence[str]) -> list[str]:
     """Return the overrides a run was started with, then those given now, with the run's own folder as the output folder."""
     run_dir = named = Path(resume)
-    if run_dir.suffix == ".ckpt" and run_dir.is_file():
+    if run_dir.suffix == ".ckpt" and os.path.isfile(run_dir):
         folder = run_dir.parent.parent if run_dir.parent != Path() else Path("..")
         if run_dir.name not in ("last.ckpt", "previous.ckpt"):
             raise CheckpointError(
@@ -116,7 +116,8 @@ def resumed_overrides(resume: str, overrides: Sequence[str]) -> list[str]:
             "out, or copy the folder and resume the copy."
         )
     saved = run_dir / ".hydra" / "overrides.yaml"
-    if not saved.is_file() or not (run_dir / "config.yaml").is_file():
+    # `Path.is_file` raises where a name is too long for a file's.
+    if not os.path.isfile(saved) or not os.path.isfile(run_dir / "config.yaml"):
         raise CheckpointError(
             f"Expected `resume` to name a run folder, but {run_dir} is none: give the folder that holds config.yaml."
         )
