@@ -26,13 +26,16 @@ from fedfacet.schedulers.base import Scheduler
 from fedfacet.selectors.base import ClientSelector
 from fedfacet.selectors.uniform import UniformSelector
 from fedfacet.transforms.base import UpdateTransform
-from fedfacet.types import WEIGHTED_DRAWS
+from fedfacet.types import SUMMED_GRADIENTS, WEIGHTED_DRAWS
 
-OPTIONAL = frozenset({WEIGHTED_DRAWS})
+OPTIONAL = frozenset({WEIGHTED_DRAWS, SUMMED_GRADIENTS})
 """What a part may give though nobody needs it, since it costs nothing."""
 
 _OTHER_HALF = "choose the other half of the method too (`method=` chooses both), or leave this half out."
-_REMEDIES = {WEIGHTED_DRAWS: "choose a selector that draws clients by weights, such as uniform, or another participation."}
+_REMEDIES = {
+    WEIGHTED_DRAWS: "choose a selector that draws clients by weights, such as uniform, or another participation.",
+    SUMMED_GRADIENTS: "choose optimizer=sgd, without Nesterov's momentum and without dampening, or another method.",
+}
 
 
 def federate(

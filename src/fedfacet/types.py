@@ -19,6 +19,9 @@ ServerState = dict[str, Any]
 WEIGHTED_DRAWS = "selection/weighted_draws"
 """What a participation with weights needs of a selector: that it draws clients in proportion to them."""
 
+SUMMED_GRADIENTS = "optimizer/summed_gradients"
+"""What clients give whose update is a weighted sum of gradients, as SGD's is; ``ClientUpdate.step_weight`` sums the weights."""
+
 
 class Batch(NamedTuple):
     """Samples on their way into a model.

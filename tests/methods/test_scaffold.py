@@ -1,10 +1,17 @@
 """SCAFFOLD on parabolas, against the paper's algorithm written down once more in numpy."""
 
+import contextlib
+from functools import partial
+
 import numpy as np
 import pytest
+import torch
 
+from fedfacet import IIDPartitioner, dataset_from_arrays, deal, federate
 from fedfacet.aggregators.fedavg import FedAvg
+from fedfacet.errors import ConfigError
 from fedfacet.methods.scaffold import CONTROL, Scaffold, ScaffoldCorrection
+from fedfacet.objectives.classification import ClassificationObjective
 from fedfacet.participation.dropouts import Dropouts
 from fedfacet.participation.stragglers import Stragglers
 from fedfacet.schedulers.step import StepScheduler
@@ -103,3 +110,19 @@ def test_it_is_the_papers_algorithm(who, momentum, decay, scaffold, parabolas):
             assert federation.state.memory[client_id] is before[client_id], "who is not heard of keeps its control variate"
     assert (len(seen) > 1) is (who == "stragglers")
     assert (federation.state.participation_counts.sum().item() == 28) is (who == "everybody")
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "fits"),
+    [
+        (partial(torch.optim.SGD, lr=0.1, momentum=0.9), True),
+        (partial(torch.optim.SGD, lr=0.1, momentum=0.9, nesterov=True), False),
+        (partial(torch.optim.Adam, lr=0.1), False),
+    ],
+)
+def test_optimizers_whose_updates_are_no_sum_of_gradients_are_refused(optimizer, fits):
+    """A client's control variate is the mean gradient, which the update of others does not tell."""
+    data = deal(dataset_from_arrays(np.eye(20, 4), np.arange(20) % 2), IIDPartitioner(num_clients=2))
+    model = ClassificationObjective(torch.nn.Linear(4, 2), optimizer=optimizer, correction=ScaffoldCorrection())
+    with contextlib.nullcontext() if fits else pytest.raises(ConfigError, match="choose optimizer=sgd"):
+        federate(data, model, aggregator=Scaffold(), callbacks={}).run_round()

@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
-from torch.optim import SGD, Optimizer
+from torch.optim import Optimizer
 
 from fedfacet import rng, state
 from fedfacet.clients.answering import answer
@@ -30,7 +30,7 @@ from fedfacet.clients.prediction import Predictions, predict
 from fedfacet.clients.probed_clients import ProbedClients
 from fedfacet.data.dataset import Dataset
 from fedfacet.data.fingerprint import fingerprint
-from fedfacet.objectives.classification import OptimizerFactory
+from fedfacet.objectives.classification import OptimizerFactory, sums_gradients
 from fedfacet.transforms.base import UpdateTransform
 from fedfacet.types import Answer, Batch, ClientEnd, ClientStart, ClientTask, ClientUpdate, Facts, Partition, Query, State
 
@@ -405,7 +405,7 @@ def step_weight_of(optimizer: Optimizer, objective: L.LightningModule, num_steps
     their steps, and a velocity that a client kept from former rounds counts for nothing.
     """
     group = optimizer.param_groups[0]
-    if not isinstance(optimizer, SGD) or group["nesterov"] or group["dampening"]:
+    if not sums_gradients(optimizer):
         return float(num_steps)
     mu = getattr(objective, "curvature", 0.0)
     velocity = walked = total = 0.0

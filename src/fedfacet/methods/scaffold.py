@@ -12,7 +12,7 @@ from torch import Tensor
 from fedfacet import state
 from fedfacet.aggregators.base import Aggregator
 from fedfacet.corrections.base import Correction
-from fedfacet.types import Broadcast, ClientEnd, ClientStart, ClientUpdate, Facts, ServerState, State
+from fedfacet.types import SUMMED_GRADIENTS, Broadcast, ClientEnd, ClientStart, ClientUpdate, Facts, ServerState, State
 
 CONTROL, CHANGE = "scaffold/control", "scaffold/control_change"
 """Sent down: the server's control variate c. Sent up: by how much the client's own, c_k, has changed."""
@@ -32,7 +32,7 @@ class ScaffoldCorrection(Correction):
     """
 
     gives = frozenset({CHANGE})
-    needs = frozenset({CONTROL})
+    needs = frozenset({CONTROL, SUMMED_GRADIENTS})
 
     def __init__(self) -> None:
         super().__init__()

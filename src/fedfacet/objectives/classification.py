@@ -7,10 +7,10 @@ import lightning as L
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
-from torch.optim import Optimizer
+from torch.optim import SGD, Optimizer
 
 from fedfacet.corrections.base import Correction
-from fedfacet.types import Batch, ClientEnd, ClientStart, State
+from fedfacet.types import SUMMED_GRADIENTS, Batch, ClientEnd, ClientStart, State
 
 OptimizerFactory = Callable[[Iterable[nn.Parameter]], Optimizer]
 
@@ -18,6 +18,12 @@ OptimizerFactory = Callable[[Iterable[nn.Parameter]], Optimizer]
 def cross_entropy(logits: Tensor, batch: Batch) -> Tensor:
     """Return the mean cross entropy of a batch, the usual loss of a classifier; the others are in ``losses/``."""
     return functional.cross_entropy(logits, batch.y)
+
+
+def sums_gradients(optimizer: Optimizer) -> bool:
+    """Tell whether where an optimizer goes is a weighted sum of the gradients, with weights that do not depend on them."""
+    groups = optimizer.param_groups
+    return isinstance(optimizer, SGD) and not any(group["nesterov"] or group["dampening"] for group in groups)
 
 
 class ClassificationObjective(L.LightningModule):
@@ -66,8 +72,9 @@ class ClassificationObjective(L.LightningModule):
 
     @property
     def gives(self) -> frozenset[str]:
-        """Names of what clients send along with their updates."""
-        return self.correction.gives if self.correction is not None else frozenset()
+        """Names of what clients send along with their updates, and of what these are."""
+        gives = self.correction.gives if self.correction is not None else frozenset[str]()
+        return gives | {SUMMED_GRADIENTS} if sums_gradients(self.configure_optimizers()) else gives
 
     @property
     def needs(self) -> frozenset[str]:
