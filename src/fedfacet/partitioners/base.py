@@ -49,3 +49,16 @@ def check_enough(num_samples: int, num_clients: int, each: int, settings: str) -
             f"Expected at least {each} {'sample' if each == 1 else 'samples'} for each of {num_clients} clients, but got "
             f"{num_samples} samples: lower {settings}."
         )
+
+
+def cut(samples: NDArray[np.int64], shares: NDArray[np.float64]) -> list[NDArray[np.int64]]:
+    """Cut samples at the cumulated shares, one per client, which sum to 1."""
+    return np.split(samples, np.rint(np.cumsum(shares)[:-1] * len(samples)).astype(np.int64))
+
+
+def topped_up(owned: list[list[int]], min_samples: int) -> Partition:
+    """Have clients with fewer than ``min_samples`` receive samples, one at a time, from the client that has most."""
+    for client in owned:
+        while len(client) < min_samples:
+            client.append(max(owned, key=len).pop())
+    return Partition(tuple(np.sort(np.array(client, dtype=np.int64)) for client in owned))

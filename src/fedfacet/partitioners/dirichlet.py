@@ -7,7 +7,7 @@ from numpy.typing import NDArray
 
 from fedfacet import rng
 from fedfacet.arguments import check_whole
-from fedfacet.partitioners.base import Partitioner, check_enough
+from fedfacet.partitioners.base import Partitioner, check_enough, cut, topped_up
 from fedfacet.types import Partition
 
 
@@ -53,10 +53,6 @@ class DirichletPartitioner(Partitioner):
             draw = rng.stream(self.seed, "partition", int(label))
             samples = draw.permutation(np.flatnonzero(y == label))
             shares = draw.dirichlet(np.full(self.num_clients, self.alpha))
-            cuts = np.rint(np.cumsum(shares)[:-1] * len(samples)).astype(np.int64)
-            for client, part in enumerate(np.split(samples, cuts)):
-                owned[client] += part.tolist()
-        for client in range(self.num_clients):
-            while len(owned[client]) < self.min_samples:
-                owned[client].append(max(owned, key=len).pop())
-        return Partition(tuple(np.sort(np.array(part, dtype=np.int64)) for part in owned))
+            for client, part in zip(owned, cut(samples, shares), strict=True):
+                client += part.tolist()
+        return topped_up(owned, self.min_samples)

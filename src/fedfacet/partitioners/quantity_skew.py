@@ -1,0 +1,62 @@
+"""Clients of unequal size and equal mixture."""
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedfacet import rng
+from fedfacet.arguments import check_whole
+from fedfacet.partitioners.base import Partitioner, check_enough, cut, topped_up
+from fedfacet.types import Partition
+
+
+@dataclass(eq=False, kw_only=True)
+class QuantitySkewPartitioner(Partitioner):
+    r"""Give clients shares of all data that a Dirichlet distribution draws, of every class the same share.
+
+    One draw :math:`p \sim \mathrm{Dir}(c \mathbf{1}_K)` says how much each client has. The samples of every class, in random
+    order, are cut at its cumulated shares. Clients left with fewer than ``min_samples`` then receive samples, one at a time,
+    from the client that has most.
+
+    Source: thesis, section 4.5.1 (Nemeth et al., IEEE Access 2025, doi 10.1109/ACCESS.2025.3546478), with c = 0.85.
+
+    Args:
+        num_clients: K, 1 or larger.
+        concentration: c, in (0, 1e9]; small values make few clients large, large ones make all equal.
+        descending: whether client 0 is the largest; otherwise sizes lie as they are drawn.
+        min_samples: that every client must have, 1 or larger.
+        label: the data set's column whose values are the classes: ``"y"``, or metadata such as a role or a writer.
+        seed: of the draws; it does not follow the run's seed.
+    """
+
+    uses_all_samples = True
+
+    num_clients: int = 10
+    concentration: float = 0.85
+    descending: bool = True
+    min_samples: int = 2
+    label: str = "y"
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        check_whole("partition.num_clients", self.num_clients)
+        check_whole("partition.min_samples", self.min_samples)
+        if not 0 < self.concentration <= 1e9:  # far above it numpy's draw overflows to zeros
+            raise ValueError(
+                f"Expected `partition.concentration` in (0, 1e9], but got {self.concentration}: for equal shares choose "
+                "`partition=iid`."
+            )
+
+    def partition(self, y: NDArray[np.int64], a: NDArray[np.int64]) -> Partition:
+        """Deal the samples; see ``Partitioner.partition``."""
+        check_enough(len(y), self.num_clients, self.min_samples, "`partition.num_clients` or `partition.min_samples`")
+        shares = rng.stream(self.seed, "partition").dirichlet(np.full(self.num_clients, self.concentration))
+        if self.descending:
+            shares = np.sort(shares)[::-1]
+        owned: list[list[int]] = [[] for _ in range(self.num_clients)]
+        for label in np.unique(y):
+            samples = rng.stream(self.seed, "partition", int(label)).permutation(np.flatnonzero(y == label))
+            for client, part in zip(owned, cut(samples, shares), strict=True):
+                client += part.tolist()
+        return topped_up(owned, self.min_samples)
