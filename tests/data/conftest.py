@@ -1,4 +1,4 @@
-"""Real CIFAR-100 in torchvision's layout, made once of the data folder's contact sheets; and a server of files."""
+"""Real CIFAR images in torchvision's layout, made once of the data folder's contact sheets; and a server of files."""
 
 import functools
 import runpy
@@ -12,15 +12,24 @@ import pytest
 @pytest.fixture(scope="session")
 def cifar100_root(data_dir, pytestconfig, tmp_path_factory):
     """The folder that holds cifar-100-python: as it is in the data folder, or converted into pytest's cache, which is kept."""
-    sheets = data_dir / "cifar100"
-    if (sheets / "cifar-100-python").is_dir():
+    return _root(data_dir / "cifar100", "cifar-100-python", pytestconfig, tmp_path_factory)
+
+
+@pytest.fixture(scope="session")
+def cifar10_root(data_dir, pytestconfig, tmp_path_factory):
+    """The folder that holds cifar-10-batches-py, of 10,000 training and 5,000 test images, made as ``cifar100_root``."""
+    return _root(data_dir / "cifar10_subset", "cifar-10-batches-py", pytestconfig, tmp_path_factory)
+
+
+def _root(sheets, folder, pytestconfig, tmp_path_factory):
+    if (sheets / folder).is_dir():
         return sheets
     if not (sheets / "classes.csv").is_file():
-        pytest.skip(f"no CIFAR-100 in {sheets}: point FEDFACET_DATA at a folder that holds cifar100/")
+        pytest.skip(f"no {sheets.name} in {sheets.parent}: point FEDFACET_DATA at a folder that holds {sheets.name}/")
     cache = getattr(pytestconfig, "cache", None)  # not there with `-p no:cacheprovider`
-    root = Path(cache.mkdir("cifar100")) if cache is not None else tmp_path_factory.mktemp("cifar100")
-    if not (root / "cifar-100-python").is_dir():
-        runpy.run_path(str(Path(__file__).with_name("cifar100_sheets.py")))["to_torchvision"](sheets, root)
+    root = Path(cache.mkdir(sheets.name)) if cache is not None else tmp_path_factory.mktemp(sheets.name)
+    if not (root / folder).is_dir():
+        runpy.run_path(str(Path(__file__).with_name("cifar_sheets.py")))["to_torchvision"](sheets, root)
     return root
 
 

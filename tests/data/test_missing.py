@@ -49,9 +49,7 @@ def test_the_sentence_says_where_and_what_to_do(experiment, tmp_path, monkeypatc
 def test_contact_sheets_of_cifar100_come_with_their_converter(tmp_path):
     (tmp_path / "classes.csv").touch()
     config, _ = compose_job("train", ["experiment=cifar100_participation", f"dataset.root={tmp_path}"])
-    with pytest.raises(
-        DatasetNotFoundError, match=rf"cifar100_sheets\.py {tmp_path} DIR.*participation\.md.*dataset\.root=DIR"
-    ):
+    with pytest.raises(DatasetNotFoundError, match=rf"cifar_sheets\.py {tmp_path} DIR.*participation\.md.*dataset\.root=DIR"):
         load_data(config)
 
 

@@ -6,6 +6,7 @@ import shutil
 import numpy as np
 import pytest
 
+from fedfacet.data.cifar10 import CIFAR10
 from fedfacet.data.cifar100 import CIFAR100
 from fedfacet.data.cmnist import ColouredMNIST
 from fedfacet.data.covid_fl import CovidFL
@@ -19,6 +20,7 @@ pytestmark = pytest.mark.slow
 
 TRIALS = 90
 SOURCES = {
+    "cifar10": lambda root: CIFAR10(root=root),
     "cifar100": lambda root: CIFAR100(root=root),
     "cmnist": lambda root: ColouredMNIST(root=root),
     "covid_fl": lambda root: CovidFL(root=root),
