@@ -15,11 +15,14 @@ from omegaconf import OmegaConf
 from safetensors.torch import load_file
 
 from fedfacet import config, state
-from fedfacet.errors import InfeasiblePartitionError
+from fedfacet.errors import ConfigError, InfeasiblePartitionError
 from fedfacet.selectors.all import AllSelector
 
 CONF = Path(__file__).parents[2] / "conf"
 FIRST_LINES = ("# Source: ", "# Expected: ", "# Command: python src/train.py")
+
+OF_IMAGES = {"lenet", "mlp", "mobilenet_v2_gn", "resnet50", "resnet50_gn", "resnet8", "small_cnn"}
+"""Models that take any images."""
 
 
 def header(option):
@@ -170,7 +173,12 @@ def test_feddiverse_runs_on_a_hundred_classes_without_an_attribute(heterogeneity
 
 def test_models_fit_other_data(model_option, smoke):
     other = "shakespeare" if model_option == "char_lstm" else "cmnist_gsc"
-    federation, _ = smoke(f"model={model_option}", f"experiment={other}", "callbacks=evaluate")
+    try:
+        federation, _ = smoke(f"model={model_option}", f"experiment={other}", "callbacks=evaluate")
+    except (ConfigError, ValueError) as refusal:
+        if model_option in OF_IMAGES:
+            raise
+        pytest.skip(f"somebody's own, for other data: {refusal}")
     assert state.all_finite(federation.state.model)
 
 

@@ -5,7 +5,9 @@ import os
 import random
 import signal
 import time
+from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
 
@@ -86,6 +88,15 @@ def test_code_in_a_checkpoint_is_not_run(path, tmp_path):
     with pytest.raises(CheckpointError, match=r"last\.ckpt"):
         checkpoint.load(path)
     assert not (tmp_path / "owned").exists()
+
+
+@pytest.mark.parametrize("value", [np.float64(0.5), np.int64(3), np.ones(2), object()])
+@pytest.mark.parametrize("part", ["disclosures", "selector", "callbacks"])
+def test_what_could_not_be_read_back_is_not_saved(path, part, value):
+    bad = replace(make_state(), **{part: {"mine": {3: [1, value]}}})
+    with pytest.raises(CheckpointError, match=rf"`{part}\.mine\.3\.1` is of the type {type(value).__name__}, which could not"):
+        checkpoint.save(path, bad, CONFIG)
+    assert not path.exists()
 
 
 def test_saving_again_replaces_and_leaves_nothing_else(path):

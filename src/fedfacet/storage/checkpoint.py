@@ -14,6 +14,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import fields
 from pathlib import Path
+from types import NoneType
 from typing import Any
 
 import torch
@@ -43,9 +44,14 @@ def dumps(state: FederationState, config: Mapping[str, Any], memory: str = "") -
         state: tensors and plain data only; its ``memory`` is left out.
         config: the resolved configuration that the state belongs to, plain JSON-able data.
         memory: the index of the clients' memory, as ``ClientMemory.pack`` returns it.
+
+    Raises:
+        CheckpointError: if the state holds anything else, which no resume could read back.
     """
     # Not asdict() on the whole, which would copy every tensor.
     saved = {field.name: getattr(state, field.name) for field in fields(state)} | {"memory": memory}
+    for name, part in saved.items():
+        _check_readable(part, name)
     content = io.BytesIO()
     torch.save({"format": _FORMAT, "config": json.dumps(config), "state": saved}, content)
     return content.getbuffer()
@@ -180,6 +186,22 @@ def _check_archive(content: bytes) -> None:
             raise ValueError("parts of it are compressed, as torch writes none, and may unpack to more than fits in memory")
         if damaged := archive.testzip():
             raise ValueError(f"{damaged} in it is damaged, as its CRC shows")
+
+
+def _check_readable(value: Any, where: str) -> None:
+    """Refuse to save what would not be read back, numpy's numbers among it: a resume runs no code of a file."""
+    if isinstance(value, dict):
+        for key, entry in value.items():
+            _check_readable(key, f"a key of {where}")
+            _check_readable(entry, f"{where}.{key}")
+    elif type(value) in (list, tuple, set):
+        for position, entry in enumerate(value):
+            _check_readable(entry, f"{where}.{position}")
+    elif not isinstance(value, Tensor) and type(value) not in (NoneType, bool, int, float, complex, str, bytes):
+        raise CheckpointError(
+            f"Expected a state of tensors and plain data, but `{where}` is of the type {type(value).__name__}, which could not "
+            "be read back: make it a Python number, a list or a tensor where it comes from."
+        )
 
 
 def _check_plain(value: Any) -> None:

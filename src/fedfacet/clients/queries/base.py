@@ -70,6 +70,10 @@ class Query(ABC):
     They belong to its training where it is selected after all; only what the others did counts as the question's cost.
     """
 
+    def __init_subclass__(cls) -> None:
+        if lacking := [attribute for attribute in ("name", "needs_model") if not hasattr(cls, attribute)]:
+            raise TypeError(f"Expected a query with `{lacking[0]}`, but {cls.__name__} has none: set it in the class.")
+
     def check(self, model: nn.Module) -> None:
         """Refuse a model that lacks what the answer takes.
 
