@@ -17,7 +17,7 @@ INSTALL := .venv/bin/python -m pip install -c $(CONSTRAINTS) -e
 help:
 	@echo 'make train   set up .venv, then python src/train.py (ARGS="experiment=cmnist_gsc seed=1" for overrides)'
 	@echo 'make test    set up .venv, then the tests (ARGS="tests/selectors -x" for arguments of pytest)'
-	@echo 'make attack  set up .venv, then attacks drawn by SEED=0: kills, bit flips, forgeries, corrupt data (half an hour)'
+	@echo 'make attack  set up .venv, then attacks drawn by SEED=0: kills, bit flips, forgeries, corrupt data (a quarter of an hour)'
 	@echo 'make lint    set up .venv, then ruff and mypy'
 	@echo 'make clean   remove .venv and caches; keeps data/ and logs/'
 
