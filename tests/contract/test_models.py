@@ -8,7 +8,15 @@ from fedfacet import config, rng
 from fedfacet.errors import ConfigError
 from fedfacet.models.checks import check_inputs
 
-BATCH_NORM = {"resnet8": True, "resnet50": True, "resnet50_gn": False, "mobilenet_v2_gn": False}
+BATCH_NORM = {
+    "resnet8": True,
+    "resnet50": True,
+    "resnet50_gn": False,
+    "mobilenet_v2_gn": False,
+    "lenet": False,
+    "mlp": False,
+    "small_cnn": False,
+}
 """Whether a model has it, where that is on purpose: FedBN would not differ from FedAvg without."""
 
 KINDS = {

@@ -6,7 +6,7 @@ from fedfacet.corrections.base import Correction
 from fedfacet.losses.generalized_cross_entropy import generalized_cross_entropy
 from fedfacet.objectives.biased import biased_objective
 from fedfacet.objectives.classification import ClassificationObjective
-from fedfacet.types import Batch, Broadcast, ClientEnd, ClientStart
+from fedfacet.types import SUMMED_GRADIENTS, Batch, Broadcast, ClientEnd, ClientStart
 
 
 @pytest.fixture
@@ -93,7 +93,8 @@ def test_a_correction_hears_of_start_and_end(model):
 def test_what_a_correction_says_of_itself_the_objective_says_too(model):
     names = ("gives", "needs", "curvature", "divisible")
     said = [[getattr(ClassificationObjective(model, correction=one), name) for name in names] for one in (Penalty(), None)]
-    assert said == [[{"sent"}, {"wanted"}, 3.0, False], [set(), set(), 0.0, True]]
+    sgd = {SUMMED_GRADIENTS}
+    assert said == [[{"sent", *sgd}, {"wanted"}, 3.0, False], [sgd, set(), 0.0, True]]
 
 
 def test_without_a_correction_nothing_is_sent_or_kept(model):

@@ -42,7 +42,8 @@ class Curve:
 
     def rounds_to_S(self, threshold: float, lower_is_better: bool) -> list[float]:
         """Return the first round at which each seed is at the threshold or better, infinite where it never is."""
-        there_SR = self.values_SR <= threshold if lower_is_better else self.values_SR >= threshold
+        close = 1e-9 * abs(threshold)  # percent of a fraction is rounded
+        there_SR = self.values_SR <= threshold + close if lower_is_better else self.values_SR >= threshold - close
         return [float(self.rounds_R[there_R.argmax()]) if there_R.any() else math.inf for there_R in there_SR]
 
 
@@ -99,7 +100,7 @@ def curves_of(
                     "none: name another metric, or leave those runs out."
                 )
             if any(len(of_seed) > len(shared) for of_seed in measured):
-                notes.append(f"`{row}, {column}` shows only the {len(shared)} rounds in which all its seeds have a value.")
+                notes.append(f"`{row}, {column}` shows only the rounds, {len(shared)}, in which all its seeds have a value.")
             values_SR = np.array([[of_seed[round] for round in shared] for of_seed in measured]) * (100 if percent else 1)
             seeds = tuple(run.seed for run in members)
             curves.append(Curve(row, column, seeds, np.array(shared), values_SR))
@@ -180,4 +181,6 @@ def _grid(curves: Curves, escape: Callable[[str], str]) -> list[list[str]]:
 def _over_seeds(curves: Curves, values: Sequence[float]) -> str:
     unit = ".2f" if curves.percent else ".4g"
     spread = statistics.pstdev if curves.std == "population" else statistics.stdev
-    return f"{statistics.fmean(values):{unit}}" + (f" ± {spread(values):{unit}}" if len(values) > 1 else "")
+    return f"{statistics.fmean(values):{unit}}" + (
+        f" ± {spread(values):{unit}}" if len(values) > 1 and all(map(math.isfinite, values)) else ""
+    )

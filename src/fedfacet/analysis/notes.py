@@ -64,7 +64,7 @@ def _notes_on_personal(name: str, members: Sequence[Run], moments: Sequence[str]
 def _beside_the_seed(members: Sequence[Run]) -> list[str]:
     """Return the keys in which runs differ, but for those that are the run's seed itself and what is drawn from them."""
     differing = differing_keys(members)
-    seeds = {key for key in differing if all(run.setting(key) == str(run.seed) for run in members)}
+    seeds = {key for key in differing if key.endswith(".seed") and all(run.setting(key) == str(run.seed) for run in members)}
     return [key for key in differing if key not in seeds and not (seeds and key == "partition_digest")]
 
 

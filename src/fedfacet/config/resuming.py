@@ -116,7 +116,7 @@ def resumed_overrides(resume: str, overrides: Sequence[str]) -> list[str]:
             "out, or copy the folder and resume the copy."
         )
     saved = run_dir / ".hydra" / "overrides.yaml"
-    # `Path.is_file` raises where a name is too long for a file's.
+    # `Path.is_file` raises where a name is too long.
     if not os.path.isfile(saved) or not os.path.isfile(run_dir / "config.yaml"):
         raise CheckpointError(
             f"Expected `resume` to name a run folder, but {run_dir} is none: give the folder that holds config.yaml."

@@ -18,7 +18,7 @@ BYTES = 3 * 32 * 32
 
 @dataclass(frozen=True, slots=True)
 class CifarFiles:
-    """The files of one of the two, which ``name`` calls by its name; ``how_to_get`` says how to get them."""
+    """The files of CIFAR-10 or CIFAR-100; ``name`` says which, and ``how_to_get`` how to get them."""
 
     name: str
     folder: Path

@@ -21,7 +21,7 @@ def cross_entropy(logits: Tensor, batch: Batch) -> Tensor:
 
 
 def sums_gradients(optimizer: Optimizer) -> bool:
-    """Tell whether where an optimizer goes is a weighted sum of the gradients, with weights that do not depend on them."""
+    """Tell whether an optimizer adds up gradients with weights that ``ClientUpdate.step_weight`` knows, as plain SGD does."""
     groups = optimizer.param_groups
     return isinstance(optimizer, SGD) and not any(group["nesterov"] or group["dampening"] for group in groups)
 
@@ -72,7 +72,7 @@ class ClassificationObjective(L.LightningModule):
 
     @property
     def gives(self) -> frozenset[str]:
-        """Names of what clients send along with their updates, and of what these are."""
+        """Names of what clients send along, and ``SUMMED_GRADIENTS`` where their updates are that."""
         gives = self.correction.gives if self.correction is not None else frozenset[str]()
         return gives | {SUMMED_GRADIENTS} if sums_gradients(self.configure_optimizers()) else gives
 

@@ -31,7 +31,7 @@ def plot_forest(panels: Mapping[str, Sequence[Difference]], baseline: str, label
     names = list(dict.fromkeys(line.name for lines in panels.values() for line in lines))
     columns = min(len(panels), _PANELS_PER_ROW)
     rows = -(-len(panels) // columns)
-    with saved_figure(path, 1.4 + 2.3 * columns, 0.7 + rows * (0.55 + 0.2 * len(names))) as figure:
+    with saved_figure(path, max(5.0, 1.4 + 2.3 * columns), 0.7 + rows * (0.55 + 0.2 * len(names))) as figure:
         grid = figure.subplots(rows, columns, sharey=True, squeeze=False).ravel()
         for axes in grid[len(panels) :]:
             axes.axis("off")

@@ -10,6 +10,7 @@ import io
 import json
 import re
 import zipfile
+from collections import OrderedDict
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import fields
@@ -190,7 +191,7 @@ def _check_archive(content: bytes) -> None:
 
 def _check_readable(value: Any, where: str) -> None:
     """Refuse to save what would not be read back, numpy's numbers among it: a resume runs no code of a file."""
-    if isinstance(value, dict):
+    if type(value) in (dict, OrderedDict):
         for key, entry in value.items():
             _check_readable(key, f"a key of {where}")
             _check_readable(entry, f"{where}.{key}")

@@ -71,8 +71,9 @@ class Query(ABC):
     """
 
     def __init_subclass__(cls) -> None:
-        if lacking := [attribute for attribute in ("name", "needs_model") if not hasattr(cls, attribute)]:
-            raise TypeError(f"Expected a query with `{lacking[0]}`, but {cls.__name__} has none: set it in the class.")
+        super().__init_subclass__()
+        if not hasattr(cls, "name"):
+            raise TypeError(f"Expected a query with `name`, but {cls.__name__} has none: set it in the class.")
 
     def check(self, model: nn.Module) -> None:
         """Refuse a model that lacks what the answer takes.
