@@ -55,7 +55,7 @@ def test_final_peak_and_rounds_to_a_threshold(runs):
 def test_seeds_are_averaged_over_the_rounds_that_all_have(runs, tmp_path):
     found = curves_of([*runs, run(tmp_path / "third", "slow", 2, {3: 0.1, 4: 0.2, 6: 0.9})], metric=METRIC)
     assert [list(curve.rounds_R) for curve in found.curves] == [[2, 4, 6], [4, 6]]
-    assert any("only the 2 rounds" in note for note in found.notes)
+    assert any("shows 2 of its rounds" in note for note in found.notes)
     nothing = run(tmp_path / "fourth", "slow", 3, {1: 0.5})
     with pytest.raises(ConfigError, match="share a round"):
         curves_of([*runs, nothing], metric=METRIC)

@@ -100,7 +100,7 @@ def curves_of(
                     "none: name another metric, or leave those runs out."
                 )
             if any(len(of_seed) > len(shared) for of_seed in measured):
-                notes.append(f"`{row}, {column}` shows only the rounds, {len(shared)}, in which all its seeds have a value.")
+                notes.append(f"`{row}, {column}` shows {len(shared)} of its rounds, those in which all its seeds have a value.")
             values_SR = np.array([[of_seed[round] for round in shared] for of_seed in measured]) * (100 if percent else 1)
             seeds = tuple(run.seed for run in members)
             curves.append(Curve(row, column, seeds, np.array(shared), values_SR))

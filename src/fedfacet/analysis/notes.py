@@ -34,7 +34,7 @@ def notes_on(groups: Mapping[tuple[str, str], Sequence[Run]], metric: str, momen
         notes += _notes_on_personal(name, members, moments) if metric.startswith("personal") else ()
         if smoke := [run for run in members if run.setting("smoke") == "true"]:
             notes.append(f"{name} has runs of debug=smoke (mostly one round on generated data), for example `{smoke[0].path}`.")
-        if differing := _beside_the_seed(members):
+        if differing := beside_the_seed(members):
             notes.append(f"{name} averages runs that differ in {some(differing)}, not in the seed alone.")
         if lacking := all_seeds - {run.seed for run in members}:
             notes.append(f"{name} lacks seeds that other cells have: {listed(lacking)}.")
@@ -61,7 +61,7 @@ def _notes_on_personal(name: str, members: Sequence[Run], moments: Sequence[str]
     return notes
 
 
-def _beside_the_seed(members: Sequence[Run]) -> list[str]:
+def beside_the_seed(members: Sequence[Run]) -> list[str]:
     """Return the keys in which runs differ, but for those that are the run's seed itself and what is drawn from them."""
     differing = differing_keys(members)
     seeds = {key for key in differing if key.endswith(".seed") and all(run.setting(key) == str(run.seed) for run in members)}

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from fedfacet.analysis.runs import Run, as_number, differing_keys
+from fedfacet.analysis.notes import beside_the_seed
+from fedfacet.analysis.runs import Run, as_number
 from fedfacet.analysis.terminal import TextTable
 from fedfacet.plots.figure import COLOURS, YELLOW, saved_figure
 
@@ -32,7 +33,7 @@ def describe_decompositions(runs: Sequence[Run], rounds: "Sequence[DecomposedRou
         ``own_loss`` (its local model on its own samples), ``loss_on_all`` (its local model on all participants') and
         ``global_model_loss`` (the new global model on its samples).
     """
-    keys = _named_by_method(runs, [key for key in differing_keys(runs) if key != "partition_digest"])
+    keys = _named_by_method(runs, [key for key in beside_the_seed(runs) if key != "partition_digest"])
     described = []
     for run, decomposed in zip(runs, rounds, strict=True):
         parts = decomposed.decomposition
