@@ -3,6 +3,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from fedfacet import rng
 from fedfacet.errors import InfeasiblePartitionError
 from fedfacet.partitioners.quantity_skew import QuantitySkewPartitioner
 
@@ -37,6 +38,16 @@ def test_everything_is_dealt_in_equal_mixture_and_nobody_is_left_out(num_clients
         mixtures = np.array([np.bincount(y[client], minlength=3) for client in clients])
         assert (np.ptp(mixtures, axis=1) <= 2).all(), "each class is rounded by itself"
         assert (np.diff(sizes) <= 3).all(), "the largest first, but for the rounding of three classes"
+
+
+@pytest.mark.parametrize("per_class", [1, 7, 450])
+def test_rounding_does_not_add_up_over_classes(per_class):
+    """Every size is within a sample of its share of all, however small the classes are."""
+    y = np.repeat(np.arange(100), per_class)
+    shares = np.sort(rng.stream(3, "partition").dirichlet(np.full(10, 0.85)))[::-1]
+    clients = QuantitySkewPartitioner(min_samples=1, seed=3).partition(y, np.zeros_like(y)).indices
+    sizes = np.array([len(client) for client in clients])
+    assert np.abs(sizes - shares * len(y)).max() <= 2
 
 
 def test_bad_values_are_refused():

@@ -51,11 +51,6 @@ def check_enough(num_samples: int, num_clients: int, each: int, settings: str) -
         )
 
 
-def cut(samples: NDArray[np.int64], shares: NDArray[np.float64]) -> list[NDArray[np.int64]]:
-    """Cut samples at the cumulated shares, one per client, which sum to 1."""
-    return np.split(samples, np.rint(np.cumsum(shares)[:-1] * len(samples)).astype(np.int64))
-
-
 def topped_up(owned: list[list[int]], min_samples: int) -> Partition:
     """Have clients with fewer than ``min_samples`` receive samples, one at a time, from the client that has most."""
     for client in owned:

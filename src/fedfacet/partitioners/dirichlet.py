@@ -7,7 +7,7 @@ from numpy.typing import NDArray
 
 from fedfacet import rng
 from fedfacet.arguments import check_whole
-from fedfacet.partitioners.base import Partitioner, check_enough, cut, topped_up
+from fedfacet.partitioners.base import Partitioner, check_enough, topped_up
 from fedfacet.types import Partition
 
 
@@ -53,6 +53,7 @@ class DirichletPartitioner(Partitioner):
             draw = rng.stream(self.seed, "partition", int(label))
             samples = draw.permutation(np.flatnonzero(y == label))
             shares = draw.dirichlet(np.full(self.num_clients, self.alpha))
-            for client, part in zip(owned, cut(samples, shares), strict=True):
+            cuts = np.rint(np.cumsum(shares)[:-1] * len(samples)).astype(np.int64)
+            for client, part in zip(owned, np.split(samples, cuts), strict=True):
                 client += part.tolist()
         return topped_up(owned, self.min_samples)

@@ -7,7 +7,7 @@ from numpy.typing import NDArray
 
 from fedfacet import rng
 from fedfacet.arguments import check_whole
-from fedfacet.partitioners.base import Partitioner, check_enough, cut, topped_up
+from fedfacet.partitioners.base import Partitioner, check_enough, topped_up
 from fedfacet.types import Partition
 
 
@@ -15,9 +15,10 @@ from fedfacet.types import Partition
 class QuantitySkewPartitioner(Partitioner):
     r"""Give clients shares of all data that a Dirichlet distribution draws, of every class the same share.
 
-    One draw :math:`p \sim \mathrm{Dir}(c \mathbf{1}_K)` says how much each client has. The samples of every class, in random
-    order, are cut at its cumulated shares. Clients left with fewer than ``min_samples`` then receive samples, one at a time,
-    from the client that has most.
+    One draw :math:`p \sim \mathrm{Dir}(c \mathbf{1}_K)` says how much each client has. All samples, each class in random
+    order and spread evenly over the others, are cut at its cumulated shares: a client's size is right to a sample, and so
+    is its share of every class. Clients left with fewer than ``min_samples`` then receive samples, one at a time, from
+    the client that has most.
 
     Source: thesis, section 4.5.1 (Nemeth et al., IEEE Access 2025, doi 10.1109/ACCESS.2025.3546478), with c = 0.85.
 
@@ -54,9 +55,12 @@ class QuantitySkewPartitioner(Partitioner):
         shares = rng.stream(self.seed, "partition").dirichlet(np.full(self.num_clients, self.concentration))
         if self.descending:
             shares = np.sort(shares)[::-1]
-        owned: list[list[int]] = [[] for _ in range(self.num_clients)]
-        for label in np.unique(y):
-            samples = rng.stream(self.seed, "partition", int(label)).permutation(np.flatnonzero(y == label))
-            for client, part in zip(owned, cut(samples, shares), strict=True):
-                client += part.tolist()
+        samples, places = [], []
+        for label in np.unique(y):  # spread evenly, so that a cut takes the same share of every class
+            draw = rng.stream(self.seed, "partition", int(label))
+            samples.append(draw.permutation(np.flatnonzero(y == label)))
+            places.append((np.arange(len(samples[-1])) + draw.random()) / len(samples[-1]))
+        in_turn = np.concatenate(samples)[np.argsort(np.concatenate(places), kind="stable")]
+        cuts = np.rint(np.cumsum(shares)[:-1] * len(y)).astype(np.int64)
+        owned = [part.tolist() for part in np.split(in_turn, cuts)]
         return topped_up(owned, self.min_samples)

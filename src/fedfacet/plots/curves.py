@@ -7,9 +7,9 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from fedfacet.plots.figure import COLOURS, saved_figure
+from fedfacet.plots.figure import COLOURS, YELLOW, saved_figure
 
-_INK = ("black", *(colour for colour in COLOURS if colour != "#F0E442"))  # yellow on white is hard to see
+_INK = ("black", *(colour for colour in COLOURS if colour != YELLOW))  # yellow on white is hard to see
 _LINES = ("-", "--", ":", "-.")
 _PANELS_PER_ROW = 3
 
@@ -47,7 +47,8 @@ def plot_bands(panels: Mapping[str, Sequence[Band]], label: str, path: Path, *, 
                 axes.fill_between(
                     band.rounds_R, band.low_R, band.high_R, color=looks[band.name]["color"], alpha=0.15, linewidth=0
                 )
-                axes.plot(band.rounds_R, band.mean_R, linewidth=1.2, **looks[band.name])
+                marker = "o" if len(band.rounds_R) == 1 else None  # a line of one point would not be seen
+                axes.plot(band.rounds_R, band.mean_R, linewidth=1.2, marker=marker, **looks[band.name])
             if threshold is not None:
                 axes.axhline(threshold, color="0.4", linewidth=0.8)
             axes.set(title=panel, xlabel="round")
