@@ -94,6 +94,7 @@ def test_settings_compared_seed_by_seed(logs):
     assert (logs / "forest.png").stat().st_size > 10_000
     by_t = report(logs, "logs", "--compare", "feddiverse", "--test", "t", "--at", "all", "--format", "csv")
     assert [line["at"] for line in csv.DictReader(io.StringIO(by_t.stdout))] == ["last", "best", "tail"]
+    assert by_t.stderr.startswith("Differences from `feddiverse`, paired by seed.")
 
 
 def test_unfinished_runs_are_named_under_the_table(logs):

@@ -2,6 +2,8 @@
 
 import csv
 import io
+import math
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -57,8 +59,42 @@ def test_seeds_are_averaged_over_the_rounds_that_all_have(runs, tmp_path):
     assert [list(curve.rounds_R) for curve in found.curves] == [[2, 4, 6], [4, 6]]
     assert any("shows 2 of its rounds" in note for note in found.notes)
     nothing = run(tmp_path / "fourth", "slow", 3, {1: 0.5})
-    with pytest.raises(ConfigError, match="share a round"):
-        curves_of([*runs, nothing], metric=METRIC)
+    found = curves_of([*runs, nothing], metric=METRIC)
+    assert [curve.row for curve in found.curves] == ["fast"]
+    assert "`slow, gsc` is not shown, because its seeds share no round with a value." in found.notes
+    with pytest.raises(ConfigError, match="in no setting they do"):
+        curves_of([nothing, *runs[:2]], metric=METRIC)
+
+
+def test_a_seed_that_ends_without_a_value_is_said_and_what_is_infinite_has_no_spread(runs, tmp_path):
+    loss = [
+        run(tmp_path / f"loss{seed}", "slow", seed, by) for seed, by in enumerate(({2: 1, 4: 2, 6: math.inf}, {2: 1, 4: 4}))
+    ]
+    found = curves_of(loss[:1], metric=METRIC, lower_is_better=True)
+    assert " inf |" in curves_markdown(found)
+    found = curves_of(loss, metric=METRIC)
+    assert found.curves[0].final_S == [200, 400]
+    assert any("shows 2 of its rounds" in note for note in found.notes)
+    assert any("is nan because" in note for note in found.notes)  # its last round has none
+
+
+def test_a_threshold_is_reached_where_it_is_met(runs, tmp_path):
+    """Twenty-nine hundredths times a hundred is a little less than 29, and seven hundredths a little more than 7."""
+    (curve,) = curves_of([run(tmp_path / "exact", "slow", 0, {2: 0.29, 4: 0.07})], metric=METRIC).curves
+    assert curve.rounds_to_S(29, lower_is_better=False) == [2]
+    assert curve.rounds_to_S(7, lower_is_better=True) == [4]
+    with pytest.raises(ValueError, match="std"):
+        curves_of(runs, metric=METRIC, std="both")
+
+
+def test_one_seed_has_no_spread_and_columns_have_panels(runs, tmp_path):
+    runs = [replace(run, settings={**run.settings, "choices.experiment": run.settings["choices.selector"]}) for run in runs[:3]]
+    found = curves_of(runs, metric=METRIC, std="sample")
+    lines = [[cell.strip() for cell in line.split("|")[1:-1]] for line in curves_markdown(found).splitlines()[:4]]
+    assert lines[0][:3] == ["selector", "experiment", "seeds"]
+    assert lines[2][1:4] == ["fast", "1", "70.00"]
+    assert lines[3][1:4] == ["slow", "2", "35.00 ± 7.07"]
+    draw_curves(found, tmp_path / "curves.png")
 
 
 def test_written_and_drawn(runs, tmp_path):
@@ -77,3 +113,10 @@ def test_a_damaged_table_is_named(runs):
     (runs[0].path / "metrics.csv").write_text(f"round,{METRIC}\nx,1\n")
     with pytest.raises(FedFacetError, match="a run's table of its rounds"):
         curves_of(runs, metric=METRIC)
+
+
+def test_a_table_that_has_grown_is_read_anew(runs):
+    before = runs[0].curve(METRIC)
+    with (runs[0].path / "metrics.csv").open("a") as file:
+        file.write("8,0 1,0.75\n")
+    assert runs[0].curve(METRIC) == {**before, 8: 0.75}

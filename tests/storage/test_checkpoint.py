@@ -99,6 +99,18 @@ def test_what_could_not_be_read_back_is_not_saved(path, part, value):
     assert not path.exists()
 
 
+def test_a_state_that_holds_itself_or_is_too_deep_is_not_saved(path):
+    endless: dict = {}
+    endless["again"] = endless
+    deep: list = []
+    for _ in range(2000):
+        deep = [deep]
+    for held in (endless, deep):
+        with pytest.raises(CheckpointError, match="could be read back, but its data is nested"):
+            checkpoint.save(path, replace(make_state(), selector={"mine": held}), CONFIG)
+    assert not path.exists()
+
+
 def test_saving_again_replaces_and_leaves_nothing_else(path):
     for round in (1, 2):
         checkpoint.save(path, make_state(round), CONFIG)

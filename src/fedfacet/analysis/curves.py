@@ -13,6 +13,7 @@ from fedfacet.analysis.notes import notes_on, notes_on_unfinished
 from fedfacet.analysis.runs import Run, as_number
 from fedfacet.analysis.tables import caption_of, check_keys, check_metric, finished_of, group_runs, is_accuracy, ordered
 from fedfacet.analysis.writers import csv_of, latex_of, latex_text, markdown_of, markdown_text
+from fedfacet.arguments import check_choice
 from fedfacet.errors import ConfigError
 from fedfacet.plots.curves import Band, plot_bands
 
@@ -74,15 +75,17 @@ def curves_of(
     lower_is_better: bool = False,
     command: str | None = None,
 ) -> Curves:
-    """Return how a metric went by round in every setting.
+    """Return how a metric went by round in every setting; a note names settings whose seeds share no round with a value.
 
     ``runs``, ``rows``, ``columns``, ``metric``, ``std``, ``lower_is_better`` and ``command`` are as in ``make_table``.
     ``threshold`` is in the table's unit, percent for accuracies.
 
     Raises:
-        ConfigError: as ``make_table``, or if the seeds of a setting share no round in which they measured the metric.
+        ConfigError: as ``make_table``, or if in no setting the seeds share a round with a value.
         FedFacetError: if a run's ``metrics.csv`` cannot be read.
+        ValueError: if ``std`` is none of ``make_table``'s.
     """
+    check_choice("std", std, ("population", "sample"))
     check_keys(runs, (*rows, *columns))
     finished = finished_of(runs)
     check_metric(finished, metric, ("last",))
@@ -95,15 +98,17 @@ def curves_of(
             measured = [run.curve(metric) for run in members]
             shared = sorted(set.intersection(*map(set, measured)))
             if not shared:
-                raise ConfigError(
-                    f"Expected the seeds of {row}, {column} to share a round in which they measured {metric!r}, but they share "
-                    "none: name another metric, or leave those runs out."
-                )
+                notes.append(f"`{row}, {column}` is not shown, because its seeds share no round with a value.")
+                continue
             if any(len(of_seed) > len(shared) for of_seed in measured):
                 notes.append(f"`{row}, {column}` shows {len(shared)} of its rounds, those in which all its seeds have a value.")
             values_SR = np.array([[of_seed[round] for round in shared] for of_seed in measured]) * (100 if percent else 1)
             seeds = tuple(run.seed for run in members)
             curves.append(Curve(row, column, seeds, np.array(shared), values_SR))
+    if not curves:
+        raise ConfigError(
+            f"Expected seeds that share a round with a value of {metric!r}, but in no setting they do: name another metric."
+        )
     caption = _said_of(metric, threshold, std) + caption_of(finished, [metric], ("last",), None, None, command)
     corner, heads = " / ".join(rows), " / ".join(columns)
     return Curves(corner, heads, metric, tuple(curves), threshold, percent, lower_is_better, std, caption, tuple(notes))
@@ -143,7 +148,10 @@ def curves_csv(curves: Curves) -> str:
 
 
 def _said_of(metric: str, threshold: float | None, std: str) -> str:
-    shown = "Final: the value of the last round. Peak: the best of the measured rounds and, as a median over seeds, its number"
+    shown = (
+        "Final: the value of the last round in which all seeds of the setting have one. Peak: the best of their rounds and, as "
+        "a median over seeds, which round that is"
+    )
     if metric.startswith(("test/", "personal_test/")):
         shown += "; nobody could have stopped there, because it is found on test data"
     if threshold is not None:

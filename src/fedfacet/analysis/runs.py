@@ -82,15 +82,20 @@ class Run:
         Raises:
             FedFacetError: if ``metrics.csv`` cannot be read.
         """
-        return {number: values[metric] for number, values in _by_round(self.path / "metrics.csv").items() if metric in values}
+        return {number: values[metric] for number, values in self._by_round().items() if metric in values}
 
     def _tail(self) -> dict[str, float]:
         """Return the means of what was measured in the last tenth of the rounds, one at least."""
-        by_round = _by_round(self.path / "metrics.csv")
+        by_round = self._by_round()
         first = max(by_round) - max(1, math.ceil(len(by_round) / 10)) + 1
         last = [values for number, values in by_round.items() if number >= first]
         measured = {name: [values[name] for values in last if name in values] for name in set().union(*last)}
         return {name: math.fsum(values) / len(values) for name, values in measured.items()}
+
+    def _by_round(self) -> Mapping[int, Mapping[str, float]]:
+        file = self.path / "metrics.csv"
+        written = file.stat() if file.is_file() else None
+        return _by_round(file, written and (written.st_mtime_ns, written.st_size))
 
     def setting(self, key: str) -> str | None:
         """Return a config value as text, numbers as ``spelled``; ``None`` where the config has no such key.
@@ -236,7 +241,8 @@ def _group(key: str) -> str:
 
 def _expanded(path: str | Path) -> list[Path]:
     plain = Path(path).expanduser()
-    # A folder's own name may hold brackets, as those of Hydra's multirun jobs do; and `Path.exists` raises of too long a name.
+    # A folder's own name may hold brackets, as those of Hydra's multirun jobs do. `Path.exists` raises an error when a name is
+    # too long.
     return [plain] if os.path.exists(plain) else [Path(match) for match in sorted(glob.glob(str(plain), recursive=True))]
 
 
@@ -276,9 +282,9 @@ def _summary(file: Path) -> dict[str, Any] | None:
     return summary
 
 
-@functools.cache
-def _by_round(file: Path) -> dict[int, dict[str, float]]:
-    """Return a run's table: round -> what was measured in it."""
+@functools.lru_cache(maxsize=1024)
+def _by_round(file: Path, written: tuple[int, int] | None) -> dict[int, dict[str, float]]:
+    """Return a run's table: round -> what was measured in it. A run that goes on writes its table anew."""
     try:
         if not (rows := rows_of(file)):
             raise ValueError("it has no rounds")

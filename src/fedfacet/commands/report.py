@@ -12,6 +12,8 @@ from fedfacet.commands.report_options import PICTURES, parse
 from fedfacet.errors import ConfigError, FedFacetError, first_line
 
 if TYPE_CHECKING:
+    from fedfacet.analysis.comparison import Comparison
+    from fedfacet.analysis.curves import Curves
     from fedfacet.analysis.runs import Run
     from fedfacet.analysis.tables import Table
 
@@ -21,13 +23,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     argv = sys.argv[1:] if argv is None else argv
     options = parse(argv)
     # Late, so that --help and misspelt options answer at once.
-    from fedfacet.analysis import writers
     from fedfacet.analysis.runs import find_runs
     from fedfacet.analysis.tables import SeedTwiceError
 
-    write = {"markdown": writers.to_markdown, "latex": writers.to_latex, "csv": writers.to_csv}[options.format or "markdown"]
     command = shlex.join([*called("report").split(), *argv])
-    table = None
+    said: Table | Comparison | Curves | None = None
     try:
         runs = find_runs(options.runs)
         if options.layout == "sensitivity":
@@ -37,14 +37,13 @@ def main(argv: Sequence[str] | None = None) -> int:
             print(client_histograms(options, runs, command), end="")
             return 0
         if options.compare:
-            text = compared(options, runs, command)
+            said, text = compared(options, runs, command)
         elif options.curves:
-            text = curves(options, runs, command)
+            said, text = curves(options, runs, command)
         elif options.overhead:
             text = overheads(options, runs, command)
         else:
-            table = table_of(options, runs, command)
-            text = write(table)
+            said, text = tabled(options, runs, command)
         if options.output:
             options.output.write_text(text, encoding="utf-8")
     except (FedFacetError, OSError) as error:
@@ -62,9 +61,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     print(f"wrote {options.output}\n" if options.output else text, end="")
     if picture := options.forest or options.picture:
         print(f"wrote {picture}", file=sys.stderr)
-    if options.format == "csv" and table:
+    if options.format == "csv" and said:
         # CSV has no place for the caption and the notes.
-        for sentence in (table.caption, *(f"Note: {note}" for note in table.notes)):
+        for sentence in (said.caption, *(f"Note: {note}" for note in said.notes)):
             print(sentence, file=sys.stderr)
     return 0
 
@@ -109,8 +108,17 @@ def table_of(options: argparse.Namespace, runs: "Sequence[Run]", command: str) -
     return make_table(runs, rows=rows, columns=columns, metric=metric, at=at, **said)
 
 
-def compared(options: argparse.Namespace, runs: "Sequence[Run]", command: str) -> str:
-    """Return the text of a comparison, and draw it where that is asked for."""
+def tabled(options: argparse.Namespace, runs: "Sequence[Run]", command: str) -> "tuple[Table, str]":
+    """Return a table and its text."""
+    from fedfacet.analysis import writers
+
+    table = table_of(options, runs, command)
+    write = {"latex": writers.to_latex, "csv": writers.to_csv}.get(options.format)
+    return table, (write or writers.to_markdown)(table)
+
+
+def compared(options: argparse.Namespace, runs: "Sequence[Run]", command: str) -> "tuple[Comparison, str]":
+    """Return a comparison and its text, and draw it where that is asked for."""
     from fedfacet.analysis import comparison as comparing
 
     runs = fitting(options, runs)
@@ -129,11 +137,11 @@ def compared(options: argparse.Namespace, runs: "Sequence[Run]", command: str) -
     if options.forest:
         comparing.draw_comparison(comparison, options.forest)
     write = {"latex": comparing.comparison_latex, "csv": comparing.comparison_csv}.get(options.format)
-    return (write or comparing.comparison_markdown)(comparison)
+    return comparison, (write or comparing.comparison_markdown)(comparison)
 
 
-def curves(options: argparse.Namespace, runs: "Sequence[Run]", command: str) -> str:
-    """Draw a metric by round, and return the text about it."""
+def curves(options: argparse.Namespace, runs: "Sequence[Run]", command: str) -> "tuple[Curves, str]":
+    """Draw a metric by round, and return it and the text about it."""
     from fedfacet.analysis import curves as drawing
 
     runs = fitting(options, runs)
@@ -151,7 +159,7 @@ def curves(options: argparse.Namespace, runs: "Sequence[Run]", command: str) -> 
     options.picture = options.picture or PICTURES / "curves.png"
     drawing.draw_curves(found, options.picture)
     write = {"latex": drawing.curves_latex, "csv": drawing.curves_csv}.get(options.format)
-    return (write or drawing.curves_markdown)(found)
+    return found, (write or drawing.curves_markdown)(found)
 
 
 def overheads(options: argparse.Namespace, runs: "Sequence[Run]", command: str) -> str:

@@ -37,14 +37,14 @@ class CifarFiles:
                 f"Expected {self.name}'s file {part!r} in {self.folder}, but it is not there: {self.how_to_get()}."
             )
         with self._reading(file), file.open("rb") as opened:
-            content = _NumpyUnpickler(opened, encoding="latin1").load()
+            content = dict(_NumpyUnpickler(opened, encoding="latin1").load())
             lengths = {key: len(content[key]) for key in keys}
         if wrong := [key for key, length in keys.items() if length is not None and lengths[key] != length]:
             raise DatasetCorruptError(
                 f"Expected {keys[wrong[0]]} entries under {wrong[0]!r} of {file}, but got {lengths[wrong[0]]}: delete the "
                 "folder and fetch it again."
             )
-        return dict(content)
+        return content
 
     def images(self, part: str, content: Mapping[str, Any], labels: Mapping[str, int]) -> NDArray[np.uint8]:
         """Return the images of a file, shape (N, 3, 32, 32), whose label columns are held to their numbers of classes.

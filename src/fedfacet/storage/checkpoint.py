@@ -47,10 +47,14 @@ def dumps(state: FederationState, config: Mapping[str, Any], memory: str = "") -
         memory: the index of the clients' memory, as ``ClientMemory.pack`` returns it.
 
     Raises:
-        CheckpointError: if the state holds anything else, which no resume could read back.
+        CheckpointError: if the state holds anything else, or itself, which no resume could read back.
     """
     # Not asdict() on the whole, which would copy every tensor.
     saved = {field.name: getattr(state, field.name) for field in fields(state)} | {"memory": memory}
+    try:
+        _check_plain(saved)
+    except ValueError as fault:
+        raise CheckpointError(f"Expected a state that could be read back, but {fault}: change what makes it.") from None
     for name, part in saved.items():
         _check_readable(part, name)
     content = io.BytesIO()

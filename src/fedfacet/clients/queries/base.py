@@ -3,6 +3,7 @@
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 from torch import nn
@@ -70,8 +71,8 @@ class Query(ABC):
     They belong to its training where it is selected after all; only what the others did counts as the question's cost.
     """
 
-    def __init_subclass__(cls) -> None:
-        super().__init_subclass__()
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
         if not hasattr(cls, "name"):
             raise TypeError(f"Expected a query with `name`, but {cls.__name__} has none: set it in the class.")
 
