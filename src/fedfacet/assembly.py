@@ -5,6 +5,7 @@ from functools import partial
 from typing import Any
 
 import lightning as L
+import numpy as np
 import torch
 from torch import nn
 
@@ -12,6 +13,7 @@ from fedfacet.aggregators.base import Aggregator
 from fedfacet.aggregators.fedavg import FedAvg
 from fedfacet.callbacks.base import Callback
 from fedfacet.callbacks.evaluate import Evaluate
+from fedfacet.capacities.base import Capacity
 from fedfacet.clients.local_training import LocalTraining
 from fedfacet.clients.program import Clients
 from fedfacet.clients.queries.base import Query
@@ -25,8 +27,10 @@ from fedfacet.participation.base import Participation
 from fedfacet.schedulers.base import Scheduler
 from fedfacet.selectors.base import ClientSelector
 from fedfacet.selectors.uniform import UniformSelector
+from fedfacet.submodels.base import Submodel
+from fedfacet.submodels.parts import Parts
 from fedfacet.transforms.base import UpdateTransform
-from fedfacet.types import SUMMED_GRADIENTS, WEIGHTED_DRAWS
+from fedfacet.types import SUMMED_GRADIENTS, WEIGHTED_DRAWS, ChannelPlan, Partition
 
 OPTIONAL = frozenset({WEIGHTED_DRAWS, SUMMED_GRADIENTS})
 """What a part may give though nobody needs it, since it costs nothing."""
@@ -51,6 +55,8 @@ def federate(
     aggregator: Aggregator | None = None,
     participation: Participation | None = None,
     scheduler: Scheduler | None = None,
+    capacity: Capacity | None = None,
+    submodel: Submodel | None = None,
     callbacks: Mapping[str, Callback] | None = None,
     rounds: int = 10,
     cohort_size: int | None = None,
@@ -71,6 +77,8 @@ def federate(
         aggregator: makes the next model; FedAvg by default.
         participation: says who is able to take part; by default everybody, always.
         scheduler: of the clients' learning rate; ``None`` for a constant one.
+        capacity: how large a part of a plain module each client trains; ``None`` for all of it.
+        submodel: which part; goes with ``capacity``.
         callbacks: name -> callback; by default the global model is measured on validation and test set after every round.
         rounds: how many rounds ``fit`` runs, 1 or larger.
         cohort_size: how many clients take part in a round; all of them by default.
@@ -94,6 +102,8 @@ def federate(
     device = device_of(engine.device)
     memory_format = getattr(torch, usual_memory_format(device))
     objective = model if isinstance(model, L.LightningModule) else ClassificationObjective(model, optimizer=optimizer)
+    parts = parts_of(capacity, submodel, model, data.partition, seed)
+    smaller = [ClassificationObjective(part, optimizer=optimizer) for part in smaller_models(parts, model)]
     if callbacks is None:
         weights, num_attributes = data.group_weights, data.dataset.num_attributes
         callbacks = {"evaluate": Evaluate(splits=data.splits, group_weights=weights, num_attributes=num_attributes)}
@@ -107,6 +117,7 @@ def federate(
         device=device,
         memory_format=memory_format,
         personal=personal,
+        other_objectives=[part.to(device=device, memory_format=memory_format) for part in smaller],
     )
     return assemble(
         clients,
@@ -115,6 +126,7 @@ def federate(
         aggregator=aggregator if aggregator is not None else FedAvg(),
         participation=participation,
         scheduler=scheduler,
+        parts=parts,
         callbacks=callbacks,
         rounds=rounds,
         cohort_size=cohort_size if cohort_size is not None else data.partition.num_clients,
@@ -129,6 +141,7 @@ def assemble(
     selector: ClientSelector,
     aggregator: Aggregator,
     participation: Participation | None,
+    parts: Parts | None = None,
     choices: Mapping[str, Any] | None = None,
     **settings: Any,
 ) -> Federation:
@@ -140,21 +153,25 @@ def assemble(
         selector: as in ``Federation``.
         aggregator: as in ``Federation``.
         participation: as in ``Federation``.
+        parts: as in ``Federation``.
         choices: group -> the option that was chosen, for messages.
         settings: the other arguments of ``Federation``.
 
     Raises:
-        ConfigError: if a half of a method has no other half, or if a query asks for what the model does not have.
+        ConfigError: if a half of a method has no other half, if a query asks for what the model does not have, or if a part
+            cannot do with clients that hold parts of the model.
     """
-    parts = {
+    chosen = {
         "correction": getattr(clients.objective, "correction", None),  # first: its objective gives and needs what it does
         "objective": clients.objective,
         "aggregator": aggregator,
         "selector": selector,
         "participation": participation,
     }
-    names = {group: type(part).__name__ for group, part in parts.items()} | dict(choices or {})
-    check_pairs(parts, names)
+    names = {group: type(part).__name__ for group, part in chosen.items()} | dict(choices or {})
+    check_pairs(chosen, names)
+    if parts is not None:
+        check_takes_parts(clients, aggregator, selector, names)
     for query in vars(selector).values():
         if isinstance(query, Query):
             query.check(clients.program.module)
@@ -166,8 +183,65 @@ def assemble(
         selector=selector,
         aggregator=aggregator,
         participation=participation,
+        parts=parts,
         **settings,
     )
+
+
+def parts_of(
+    capacity: Capacity | None, submodel: Submodel | None, model: nn.Module, partition: Partition, seed: int
+) -> Parts | None:
+    """Return which part of a model each client holds; ``None`` where everybody holds all of it.
+
+    Raises:
+        ConfigError: if only one of capacity and submodel is there, or if the model does not say which channels it has.
+        ValueError: if the capacity does not suit the clients.
+    """
+    if capacity is None and submodel is None:
+        return None
+    if capacity is None or submodel is None:
+        there, missing = ("submodel", "capacity") if capacity is None else ("capacity", "submodel")
+        raise ConfigError(
+            f"Expected `capacity` and `submodel` together, but got {there} alone: choose a {missing} other than whole (such as "
+            f"{'capacity=largest' if missing == 'capacity' else 'submodel=heterofl'}), or {there}=whole."
+        )
+    plan = getattr(model, "channel_plan", None)
+    if not isinstance(plan, ChannelPlan):
+        raise ConfigError(
+            f"Expected a model that can be cut, with `channel_plan` and `narrowed`, but {type(model).__name__} has none: "
+            "choose scaler_cnn, small_cnn or resnet8, or capacity=whole submodel=whole."
+        )
+    parts = Parts(submodel, capacity, plan, np.array(list(map(len, partition.indices))), seed)
+    return None if not capacity.every_round and bool((parts.rates(1) == 1).all()) else parts
+
+
+def smaller_models(parts: Parts | None, model: nn.Module) -> list[nn.Module]:
+    """Return a model for each shape that weak clients hold."""
+    if parts is None:
+        return []
+    sizes = [parts.sizes(rate) for rate in parts.levels]
+    different = [one for number, one in enumerate(sizes) if one not in sizes[:number] and one != dict(parts.plan.sizes)]
+    return [model.narrowed(one) for one in different]  # type: ignore[operator]
+
+
+def check_takes_parts(clients: Clients, aggregator: Aggregator, selector: ClientSelector, names: Mapping[str, Any]) -> None:
+    """Refuse what cannot do with clients that hold parts of the model.
+
+    Raises:
+        ConfigError: naming it.
+    """
+    for refused, what in (
+        (not aggregator.entrywise, f"aggregator={names['aggregator']} needs whole models: choose fedavg, fedavgm or fednova"),
+        (selector.needs_updates is not None, f"selector={names['selector']} compares whole updates: choose uniform"),
+        (bool(clients.personal), "`personal` keeps layers of a shape that changes: choose personal=none"),
+        (clients.local.keep_optimizer, "`local.keep_optimizer` keeps what belongs to other channels: choose false"),
+        (
+            type(clients.objective) is not ClassificationObjective,
+            f"objective={names['objective']} may keep tensors of other channels: choose classification",
+        ),
+    ):
+        if refused:
+            raise ConfigError(f"Expected parts that can do with clients that hold a part of the model, but {what}.")
 
 
 def check_pairs(parts: Mapping[str, Any], choices: Mapping[str, Any]) -> None:

@@ -14,9 +14,10 @@ from typing import Any
 
 import torch
 from omegaconf import DictConfig, OmegaConf
+from torch import nn
 
 from fedfacet import __version__, rng
-from fedfacet.assembly import assemble, check_optimizer, device_of, usual_memory_format
+from fedfacet.assembly import assemble, check_optimizer, device_of, parts_of, smaller_models, usual_memory_format
 from fedfacet.clients.hooks import federated_module
 from fedfacet.clients.program import Clients
 from fedfacet.config import SETTLED, carried_over, check_saved, make, plain, without_downloads
@@ -25,6 +26,7 @@ from fedfacet.engines.auto import AutoEngine
 from fedfacet.engines.base import Engine
 from fedfacet.federation import Federation
 from fedfacet.models.checks import check_inputs, check_size
+from fedfacet.submodels.parts import Parts
 
 log = logging.getLogger(__name__)
 
@@ -57,6 +59,7 @@ def build(config: DictConfig, run_dir: Path) -> Federation:
         aggregator=make(config.aggregator),
         participation=make(config.participation),
         scheduler=make(config.scheduler) if "scheduler" in config else None,
+        parts=_parts(config, data, clients.program.module),
         callbacks={name: make(node, **facts) for name, node in {**config.callbacks, **config.logger}.items()},
         rounds=config.federation.rounds,
         cohort_size=1 if config.federation.pooled else config.federation.cohort_size,
@@ -170,11 +173,18 @@ def _clients(config: DictConfig, data: FederatedData) -> Clients:
     loss = make(config.loss)
     loss(torch.zeros(1, dataset.num_classes), dataset.batch(dataset.test[:1]))  # refuses its settings now, not at a client
     optimizer, loss = _unguarded(optimizer), _unguarded(loss)
-    objective = make(config.objective, model=model, loss=loss, correction=make(config.correction), optimizer=optimizer)
+    with rng.forked(config.seed, "weights"):  # those of smaller models are overwritten by what their clients are sent
+        models = [model, *smaller_models(_parts(config, data, model), model)]
     memory_format = getattr(torch, config.memory_format or usual_memory_format(device))
+    objective, *others = (
+        make(config.objective, model=one, loss=loss, correction=make(config.correction), optimizer=optimizer).to(
+            device=device, memory_format=memory_format
+        )
+        for one in models
+    )
     personal = make(config.personal)
     return Clients(
-        objective=objective.to(device=device, memory_format=memory_format),
+        objective=objective,
         optimizer=optimizer,
         dataset=dataset,
         partition=data.partition,
@@ -186,7 +196,14 @@ def _clients(config: DictConfig, data: FederatedData) -> Clients:
         compile=bool(config.compile),
         personal=personal.names(federated_module(objective)) if personal is not None else frozenset(),
         whole_fingerprint=config.get("fingerprint") == "whole",
+        other_objectives=others,
     )
+
+
+def _parts(config: DictConfig, data: FederatedData, model: nn.Module) -> Parts | None:
+    """Return which part of the model each client holds; ``None`` where everybody holds all of it."""
+    capacity, submodel = (make(config[group]) if group in config else None for group in ("capacity", "submodel"))
+    return parts_of(capacity, submodel, model, data.partition, config.seed)
 
 
 def _unguarded(factory: Any) -> Any:

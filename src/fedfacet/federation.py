@@ -26,6 +26,7 @@ from fedfacet.participation.base import Participation
 from fedfacet.schedulers.base import Scheduler
 from fedfacet.selectors.base import ClientSelector
 from fedfacet.storage.fitting import check_fits
+from fedfacet.submodels.parts import Parts
 from fedfacet.types import (
     Broadcast,
     ClientReceipt,
@@ -60,6 +61,7 @@ class Federation:
         on_bad_update: ``"raise"`` or ``"drop"`` an update that is malformed or holds NaN or infinity.
         callbacks: name -> callback, called in this order.
         scheduler: of the clients' learning rate; ``None`` for a constant one.
+        parts: which part of the model each client holds; ``None`` for all of it.
 
     Raises:
         ValueError: if a number is out of range.
@@ -80,6 +82,7 @@ class Federation:
         on_bad_update: str = "raise",
         callbacks: Mapping[str, Callback] | None = None,
         scheduler: Scheduler | None = None,
+        parts: Parts | None = None,
     ) -> None:
         check_whole("federation.rounds", rounds)
         if not isinstance(cohort_size, int) or not 1 <= cohort_size <= facts.num_clients:
@@ -101,6 +104,7 @@ class Federation:
         self.on_bad_update = on_bad_update
         self.callbacks = dict(callbacks or {})
         self.scheduler = scheduler
+        self.parts = parts
         self._extras = aggregator.extras(facts)
         more_than_models = bool(self._extras) or aggregator.broadcast is not None
         self._fedavg_rounds = 0 if more_than_models else selector.fedavg_rounds
@@ -212,7 +216,8 @@ class Federation:
         server, model, first = before.aggregator, before.model, next(updates, None)
         if first is not None:  # no update at all leaves model and aggregator as they were
             aggregator = self._fedavg if round <= self._fedavg_rounds else self.aggregator
-            server, model = aggregator.aggregate(server, model, itertools.chain([first], updates))
+            fold = aggregator.aggregate if self.parts is None else partial(self.parts.aggregate, aggregator.aggregate, round)
+            server, model = fold(server, model, itertools.chain([first], updates))
         elif notes.num_dropped > 1 or (notes.num_dropped and not before.participation_counts.any()):
             raise BadUpdateError(
                 f"Expected a valid update in round {round}, but all {notes.num_dropped} were dropped: lower the learning rate, "
@@ -272,6 +277,8 @@ class Federation:
 
     def sent(self, state: FederationState, client_id: int) -> Broadcast:
         """Return what a client is sent in the round after a state."""
+        if self.parts is not None:
+            return Broadcast(self.parts.cut(state.model, client_id, state.round + 1))
         if self.aggregator.broadcast is None:
             return Broadcast(state.model)
         return self.aggregator.broadcast(state.aggregator, state.model, client_id)

@@ -1,6 +1,7 @@
 """Arithmetic on named bundles of tensors."""
 
 import hashlib
+import itertools
 import math
 from collections.abc import Iterable, Sequence
 
@@ -41,11 +42,12 @@ def scaled(bundle: State, factor: float) -> State:
     return dict(zip(bundle, torch._foreach_mul(list(bundle.values()), factor), strict=True)) if bundle else {}
 
 
-def weighted_mean(bundles: Iterable[tuple[State, float]]) -> State:
+def weighted_mean(bundles: Iterable[tuple[State, float | State]]) -> State:
     r"""Return :math:`\sum_i w_i b_i / \sum_i w_i`, adding up in the order given, without keeping the bundles.
 
     Args:
-        bundles: pairs of a bundle and its weight; all bundles have the same names; the weights are positive.
+        bundles: pairs of a bundle and its weight; all bundles have the same names; the weights are positive. Or every entry has
+            a weight of its own, 0 or larger, in a bundle with these names; then an entry without any weight is 0.
 
     Returns:
         The mean, in the dtype of the first bundle; a single bundle unchanged, without rounding; empty where no bundle came.
@@ -53,7 +55,10 @@ def weighted_mean(bundles: Iterable[tuple[State, float]]) -> State:
     names: list[str] = []
     totals: list[Tensor] = []
     total_weight, number = 0.0, 0
+    bundles = iter(bundles)
     for bundle, weight in bundles:
+        if isinstance(weight, dict):
+            return _mean_by_entry(itertools.chain([(bundle, weight)], bundles))  # type: ignore[arg-type]
         if number == 0:
             names = list(bundle)
             totals = [tensor.clone() for tensor in bundle.values()]
@@ -65,6 +70,16 @@ def weighted_mean(bundles: Iterable[tuple[State, float]]) -> State:
     if totals and number > 1:
         torch._foreach_div_(totals, total_weight)
     return dict(zip(names, totals, strict=True))
+
+
+def _mean_by_entry(bundles: Iterable[tuple[State, State]]) -> State:
+    totals: State = {}
+    weights: State = {}
+    for bundle, weight in bundles:
+        for name, tensor in bundle.items():
+            totals[name] = torch.addcmul(totals.get(name, torch.zeros_like(tensor)), tensor, weight[name])
+            weights[name] = weight[name] + weights.get(name, 0)
+    return {name: total / weights[name].where(weights[name] > 0, 1) for name, total in totals.items()}
 
 
 def gram(bundles: Sequence[State]) -> NDArray[np.float64]:

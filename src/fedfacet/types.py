@@ -80,6 +80,20 @@ def _joined_partition(positions: NDArray[np.int64], sizes: NDArray[np.int64]) ->
 
 
 @dataclass(frozen=True, slots=True)
+class ChannelPlan:
+    """Which axes of a model's tensors count channels, so that some of the channels make a smaller model.
+
+    Attributes:
+        sizes: group of channels -> how many it has, from the input to the output.
+        axes: tensor -> per axis the group whose channels it counts, ``None`` for none; axes that are left out count none. What
+            flattened maps feed counts every channel as often as a map has pixels.
+    """
+
+    sizes: Mapping[str, int]
+    axes: Mapping[str, tuple[str | None, ...]]
+
+
+@dataclass(frozen=True, slots=True)
 class Facts:
     """What a server part may know before the first round.
 
@@ -189,6 +203,8 @@ class ClientUpdate:
         metrics: sums and counts measured while training, never ratios: ``loss_sum`` over the samples seen, and ``num_seen``.
         extras: what else the objective and its correction send along.
         memory: what the client keeps for its next participation; it does not leave the client.
+        held: written by the server where clients hold parts of the model: 1 for entries of ``delta`` and ``buffers`` that the
+            client held, 0 for others, which are 0 there; ``None`` where everybody holds everything.
     """
 
     client_id: int
@@ -200,6 +216,7 @@ class ClientUpdate:
     metrics: Mapping[str, float]
     extras: State = field(default_factory=dict)
     memory: State = field(default_factory=dict)
+    held: State | None = None
 
 
 class Answer(NamedTuple):

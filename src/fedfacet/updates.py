@@ -38,6 +38,8 @@ def misfit(update: object, task: ClientTask, facts: Facts, extras: Mapping[str, 
     ):
         if isinstance(value, bool) or not isinstance(value, kind) or not least <= value <= most:
             return f"its {name} is {reprlib.repr(value)}"
+    if update.held is not None:
+        return "it says what the client held, which the server writes"
     model = task.broadcast.model
     return (
         _misfit("delta", update.delta, {name: model[name] for name in facts.parameters})

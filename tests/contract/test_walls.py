@@ -15,6 +15,7 @@ SERVER = [
     *(SRC / "fedfacet" / "selectors").glob("*.py"),
     *(SRC / "fedfacet" / "aggregators").glob("*.py"),
     *(SRC / "fedfacet" / "methods").glob("*.py"),
+    *(SRC / "fedfacet" / "submodels").glob("*.py"),
 ]
 FLOORS = [
     # What everybody may know: values, and help that knows nothing of learning.
@@ -22,7 +23,8 @@ FLOORS = [
     "state",
     "storage updates",
     # Parts that an option chooses. Each knows values, and no other part.
-    "metrics partitioners models losses corrections personal transforms participation schedulers selectors aggregators",
+    "metrics partitioners models losses corrections personal transforms participation schedulers selectors aggregators "
+    "capacities submodels",
     "data objectives plots config",
     "methods",
     # Where the data lives, and who runs what happens there.
@@ -104,7 +106,11 @@ print("fedfacet.federation" in sys.modules)
 
 
 @pytest.mark.parametrize(
-    "room", ["selectors", "aggregators", "partitioners", "transforms", "participation", "personal", "schedulers"]
+    "room",
+    [
+        *("selectors", "aggregators", "partitioners", "transforms", "participation", "personal", "schedulers"),
+        *("capacities", "submodels"),
+    ],
 )
 def test_parts_import_values_and_their_own_base_alone(room):
     """Law 5: they know values, not each other."""

@@ -79,6 +79,17 @@ BESIDES = {
     },
     "shifted and mirrored": {**OTHER_IMAGES, "dataset": "cifar100", "smoke": True},
     "zoomed and turned": {**OTHER_IMAGES, "dataset": "retina", "dataset.image_size": 16, "smoke": True},
+    "parts of the model": {
+        **{"capacity": "proportions", "capacity.assignment": "dynamic", "submodel": "fed_dropout"},
+        **{"aggregator": "fedavgm", "correction": "proximal"},
+    },
+    "parts with running statistics": {
+        **{"model": "resnet8", "model.hidden": None, "capacity": "largest", "submodel": "gfm", "aggregator": "fednova"},
+    },
+    "parts that normalise by their batch": {
+        **{"model": "scaler_cnn", "model.hidden": None, "model.norm": "batch", "dataset": "cifar10", "smoke": True},
+        **{"capacity": "largest", "capacity.rate": 0.25, "submodel": "fedrolex", **OTHER_IMAGES},
+    },
     "two threads": {"threads": 2, "model.width": 16, "model.hidden": 64, "local.unit": "steps", "local.amount": 2},
 }
 
@@ -163,6 +174,9 @@ FALLS_BACK = {
     "personal=model": "Expected clients that keep nothing, but they keep personal layers",
     "personal=norm_layers": "Expected clients that keep nothing, but they keep personal layers",
     "kept momentum": "Expected clients that keep nothing, but they keep their optimizers",
+    "parts of the model": "Expected clients with models of one shape, but they have several",
+    "parts with running statistics": "Expected clients with models of one shape, but they have several",
+    "parts that normalise by their batch": "Expected clients with models of one shape, but they have several",
     "dropout": "Expected layers that can be stacked, but Dropout draws random numbers",
 }
 """Why the vectorized engine trains the clients of a case one after another; it stacks those of all others."""

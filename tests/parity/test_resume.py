@@ -116,6 +116,21 @@ def test_heads_and_mean_features_of_fedpac_survive(cut, main_job, tmp_path):
     assert everything(part.state) == everything(whole.state)
 
 
+@pytest.mark.parametrize("submodel", options("submodel"))
+def test_parts_of_the_model_come_again(submodel, main_job, tmp_path):
+    """With momentum, which entries that nobody held keep; every option sends other parts than the others do."""
+
+    def make():
+        capacity = "capacity=whole" if submodel == "whole" else "capacity=proportions"
+        return main_job("selector=pow_d", "federation.cohort_size=3", capacity, f"submodel={submodel}", *QUICK)
+
+    whole = make()
+    told = results(whole, ROUNDS)
+    part, told_in_parts = resumed(make, tmp_path / "checkpoints" / "last.ckpt", CUT, ROUNDS)
+    assert told_in_parts == told
+    assert everything(part.state) == everything(whole.state)
+
+
 def test_another_seed_is_another_run(main_job):
     cohorts = []
     for seed in (0, 1):

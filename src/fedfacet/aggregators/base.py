@@ -50,6 +50,14 @@ class Aggregator(ABC):
         """
         return {}
 
+    @property
+    def entrywise(self) -> bool:
+        """Whether an entry of the next model depends on this entry alone, of model, state and the updates of those who hold it.
+
+        Then clients may hold parts of the model. ``average`` does it.
+        """
+        return False
+
     def extras(self, facts: Facts) -> State:
         """Return tensors like those in every update's ``extras`` that ``aggregate`` reads; updates without them are refused."""
         return {}
@@ -69,15 +77,22 @@ class Aggregator(ABC):
         return 1.0 if self.weighting == "equal" else float(update.num_samples)
 
     def average(self, updates: Iterable[ClientUpdate]) -> tuple[State, State]:
-        """Fold the updates into the weighted mean of their deltas and of their buffers."""
+        """Fold the updates into the weighted mean of their deltas and of their buffers, each entry's over its holders."""
         mean = state.weighted_mean(
-            (
-                # One fold for both, so that a stream of updates is read once; the prefixes keep the names apart.
-                {f"d|{name}": tensor for name, tensor in update.delta.items()}
-                | ({f"b|{name}": tensor for name, tensor in update.buffers.items()} if self.buffers == "average" else {}),
-                self.weight(update),
-            )
+            # One fold for both, so that a stream of updates is read once; the prefixes keep the names apart.
+            (_apart(update.delta, update.buffers if self.buffers == "average" else {}), self._weights(update))
             for update in updates
         )
         delta = {name[2:]: tensor for name, tensor in mean.items() if name.startswith("d|")}
         return delta, {name[2:]: tensor for name, tensor in mean.items() if name.startswith("b|")}
+
+    def _weights(self, update: ClientUpdate) -> float | State:
+        """Return p_k, or p_k for every entry that the client held and 0 for the others."""
+        weight, held = self.weight(update), update.held
+        if held is None:
+            return weight
+        return state.scaled(_apart(*({name: held[name] for name in part} for part in (update.delta, update.buffers))), weight)
+
+
+def _apart(delta: State, buffers: State) -> State:
+    return {f"d|{name}": tensor for name, tensor in delta.items()} | {f"b|{name}": tensor for name, tensor in buffers.items()}

@@ -17,14 +17,21 @@ class FedAvg(Aggregator):
     with a sum loss, which would weight by n_k twice.
     """
 
+    @property
+    def entrywise(self) -> bool:
+        """True."""
+        return True
+
     def aggregate(self, server: ServerState, model: State, updates: Iterable[ClientUpdate]) -> tuple[ServerState, State]:
         """Return the averaged model."""
         by_samples, averages_buffers = self.weighting == "samples", self.buffers == "average"
-        moved = state.weighted_mean(
+        weighed = (
             (
                 update.delta | update.buffers if averages_buffers else update.delta,
+                update.held,
                 float(update.num_samples) if by_samples else 1.0,
             )
             for update in updates
         )
+        moved = state.weighted_mean((sent, w if held is None else state.scaled(held, w)) for sent, held, w in weighed)
         return server, state.add(model, moved)

@@ -33,6 +33,11 @@ class FedAvgM(Aggregator):
         self.momentum = momentum
         self.server_lr = server_lr
 
+    @property
+    def entrywise(self) -> bool:
+        """True."""
+        return True
+
     def init(self, facts: Facts) -> ServerState:
         """Return a velocity m of zero."""
         return {"velocity": {}}

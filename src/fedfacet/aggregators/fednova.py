@@ -24,7 +24,8 @@ class FedNova(Aggregator):
 
     with :math:`\sum_k p_k = 1` over the clients whose update arrived. Where all clients take equally many steps,
     :math:`\bar\Delta` is the plain average, and FedNova is FedAvgM (FedAvg with ``momentum=0`` and ``server_lr=1``): in
-    FedDiverse's federations of equal clients it differs from them by the participation of all clients alone.
+    FedDiverse's federations of equal clients it differs from them by the participation of all clients alone. Where clients hold
+    parts of the model, both sums run over an entry's holders.
 
     Source: Wang et al., Tackling the Objective Inconsistency Problem in Heterogeneous Federated Optimization, NeurIPS 2020,
     arXiv:2007.07481, sections 4 and 5, and the authors' code for the server momentum (its ``gmf``, with eta = 1).
@@ -53,6 +54,11 @@ class FedNova(Aggregator):
             raise ValueError(f"Expected `server_lr` to be larger than 0, but got {self.server_lr}.")
         check_choice("tau_eff", self.tau_eff, ("step_weights", "steps"))
 
+    @property
+    def entrywise(self) -> bool:
+        """True."""
+        return True
+
     def init(self, facts: Facts) -> ServerState:
         """Return a velocity m of zero."""
         return {"velocity": {}}
@@ -65,10 +71,26 @@ class FedNova(Aggregator):
             nonlocal walked, weights
             for update in updates:
                 weight = self.weight(update)
-                walked += weight * (update.step_weight if self.tau_eff == "step_weights" else update.num_steps)
+                length = update.step_weight if self.tau_eff == "step_weights" else update.num_steps
+                walked += weight * length
                 weights += weight
-                yield replace(update, delta=state.scaled(update.delta, 1 / update.step_weight))
+                update = replace(update, delta=state.scaled(update.delta, 1 / update.step_weight))
+                yield update if update.held is None else _noting(length, update, update.held)
 
-        direction, buffers = self.average(directions())
-        velocity = state.add(state.scaled(direction, walked / weights), server["velocity"], scale=self.momentum)
+        mean, buffers = self.average(directions())
+        direction = {name: tensor for name, tensor in mean.items() if not name.startswith(_LENGTH)}
+        if len(direction) == len(mean):
+            delta = state.scaled(direction, walked / weights)
+        else:
+            delta = {name: tensor * mean[_LENGTH + name] for name, tensor in direction.items()}
+        velocity = state.add(delta, server["velocity"], scale=self.momentum)
         return {"velocity": velocity}, state.add(state.add(model, velocity, scale=self.server_lr), buffers)
+
+
+_LENGTH = "length|"
+
+
+def _noting(length: float, update: ClientUpdate, held: State) -> ClientUpdate:
+    """Return an update that has the length of the client's walk too, per entry, to be averaged over the same holders."""
+    holders = {_LENGTH + name: held[name] for name in update.delta}
+    return replace(update, delta=update.delta | state.scaled(holders, length), held=held | holders)

@@ -57,6 +57,11 @@ class FedOpt(Aggregator):
         if self.bias_correction and self.second_moment != "adam":
             raise ValueError(f"Expected `bias_correction` with second_moment=adam only, but got {self.second_moment}.")
 
+    @property
+    def entrywise(self) -> bool:
+        """Unless biases are corrected, by a number of steps that all entries share."""
+        return not self.bias_correction
+
     def init(self, facts: Facts) -> ServerState:
         """Return m, v and the number of steps taken."""
         parameters = {name: facts.model[name] for name in facts.parameters}

@@ -1,6 +1,6 @@
 """What a model says of samples, and what of that is right."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn import functional
 
+from fedfacet import rng
 from fedfacet.clients.client_data import ClientData
 from fedfacet.clients.personal_memory import own_model
 from fedfacet.data.dataset import Dataset
@@ -17,6 +18,9 @@ from fedfacet.types import State
 
 if TYPE_CHECKING:  # it builds on this file
     from fedfacet.clients.program import Clients
+
+
+_MIXED = 128
 
 
 class Predictions(NamedTuple):
@@ -63,6 +67,28 @@ def split_up(predictions: Predictions, splits: Sequence[NDArray[np.int64]]) -> l
     cuts = [slice(end - len(own), end) for own, end in zip(splits, ends, strict=True)]
     labels, losses, logits = predictions
     return [Predictions(labels[cut], losses[cut], logits[cut]) for cut in cuts]
+
+
+def predict_mixed(
+    predict: Callable[[Sequence[NDArray[np.int64]]], Predictions], splits: Sequence[NDArray[np.int64]]
+) -> list[Predictions]:
+    """Return the predictions of each split by a model whose logits depend on the batch, such as one that normalises by it.
+
+    Its batches are drawn at random, equally large and of at most 128: in batches of one class such a model knows nothing. The
+    draw depends on the split's size alone.
+
+    Args:
+        predict: returns the predictions for some batches, one after another.
+        splits: as positions of samples.
+    """
+    said = []
+    for indices in splits:
+        order = rng.stream(0, "prediction-order", len(indices)).permutation(len(indices))
+        batches = np.array_split(indices[order], max(1, -(-len(indices) // _MIXED)))
+        back = np.argsort(order)
+        labels, losses, logits = predict(batches)
+        said.append(Predictions(labels[back], losses[back], logits[back]))
+    return said
 
 
 def count(dataset: Dataset, predictions: Predictions, indices: NDArray[np.int64]) -> GroupCounts:

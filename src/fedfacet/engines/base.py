@@ -75,8 +75,10 @@ class Engine:
             splits: each given by the positions of its samples in the data set.
             memory: what a client keeps, for what this client would say; ``None`` for the model itself.
         """
-        from fedfacet.clients.prediction import split_up  # late: see above
+        from fedfacet.clients.prediction import predict_mixed, split_up  # late: see above
 
+        if getattr(self.clients.program_of(model).module, "sees_batch", False):
+            return predict_mixed(lambda batches: self._predictions(model, batches, memory or {}), splits)
         return split_up(self._predictions(model, splits, memory or {}), splits)
 
     def evaluate(self, model: State, splits: Sequence[NDArray[np.int64]], memory: State | None = None) -> list[GroupCounts]:

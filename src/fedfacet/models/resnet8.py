@@ -1,10 +1,16 @@
 """A small residual network with batch normalisation."""
 
+from collections.abc import Mapping
+
 from torch import Tensor, nn
 from torch.nn import functional
 from torchvision.models.resnet import BasicBlock
 
 from fedfacet.models.base import Network
+from fedfacet.types import ChannelPlan
+
+_PLACES = ((1, 3), (2, 4), (3, 5))
+"""Of the three blocks in the backbone."""
 
 
 class ResNet8(Network):
@@ -21,24 +27,47 @@ class ResNet8(Network):
         num_classes: Y.
         input_shape: (C, H, W), any H and W.
         width: channels of the first block, 1 or larger; the others have two and four times as many, which are the features.
+            Three numbers are those of the three blocks.
     """
 
-    def __init__(self, num_classes: int, input_shape: tuple[int, int, int], *, width: int = 16) -> None:
+    def __init__(self, num_classes: int, input_shape: tuple[int, int, int], *, width: int | tuple[int, int, int] = 16) -> None:
         super().__init__()
-        if width < 1:
+        first, second, third = (width, 2 * width, 4 * width) if isinstance(width, int) else width
+        if min(first, second, third) < 1:
             raise ValueError(f"Expected `model.width` to be 1 or larger, but got {width}.")
         self.backbone = nn.Sequential(
-            nn.Conv2d(input_shape[0], width, 3, padding=1, bias=False),
-            nn.BatchNorm2d(width),
+            nn.Conv2d(input_shape[0], first, 3, padding=1, bias=False),
+            nn.BatchNorm2d(first),
             nn.ReLU(inplace=True),
-            BasicBlock(width, width),
-            BasicBlock(width, 2 * width, stride=2, downsample=_short_cut(width, 2 * width)),
-            BasicBlock(2 * width, 4 * width, stride=2, downsample=_short_cut(2 * width, 4 * width)),
+            BasicBlock(first, first),
+            BasicBlock(first, second, stride=2, downsample=_short_cut(first, second)),
+            BasicBlock(second, third, stride=2, downsample=_short_cut(second, third)),
         )
-        self.head = nn.Linear(4 * width, num_classes)
+        self.head = nn.Linear(third, num_classes)
+        self.shapes, self.widths = (num_classes, input_shape), (first, second, third)
         for module in self.backbone.modules():
             if isinstance(module, nn.Conv2d):
                 nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
+
+    @property
+    def channel_plan(self) -> ChannelPlan:
+        """Which of its channels a client may lack: those inside a block, and those that its short cut adds up."""
+        sizes = {f"{kind}{block}": size for block, size in enumerate(self.widths, 1) for kind in ("inner", "sum")}
+        axes: dict[str, tuple[str | None, ...]] = {"head.weight": (None, "sum3")}
+        for layer, group, before in [
+            ("0 1", "sum1", None),
+            *((f"{place}.conv1 {place}.bn1", f"inner{block}", f"sum{max(1, block - 1)}") for block, place in _PLACES),
+            *((f"{place}.conv2 {place}.bn2", f"sum{block}", f"inner{block}") for block, place in _PLACES),
+            *((f"{place}.downsample.0 {place}.downsample.1", f"sum{block}", f"sum{block - 1}") for block, place in _PLACES[1:]),
+        ]:
+            conv, norm = layer.split()
+            axes[f"backbone.{conv}.weight"] = (group, before)
+            axes |= {f"backbone.{norm}.{name}": (group,) for name in ("weight", "bias", "running_mean", "running_var")}
+        return ChannelPlan(sizes, axes)
+
+    def narrowed(self, sizes: Mapping[str, int]) -> "ResNet8":
+        """Return a new model like this one with other numbers of channels, as many inside a block as behind it."""
+        return ResNet8(*self.shapes, width=(sizes["sum1"], sizes["sum2"], sizes["sum3"]))
 
 
 class _NarrowStridedConv(nn.Conv2d):

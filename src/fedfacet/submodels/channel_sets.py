@@ -1,0 +1,139 @@
+"""Nine ways to choose channels, of the thesis, and FedRolex's window."""
+
+import functools
+import math
+from collections.abc import Mapping
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedfacet import rng
+from fedfacet.arguments import check_choice, check_whole
+from fedfacet.submodels.base import Channels, Holder, Submodel, kept
+
+
+class ChannelSets(Submodel):
+    r"""Sets of channels that are shared by all weak clients, by groups of them, or by nobody.
+
+    A set has a number s, and the client with place :math:`\pi(k)` among the others holds
+
+    - grouping ``"one"``: set 0; in round t, where sets change, the t-th;
+    - ``"groups"``: set :math:`\pi(k) \bmod G`;
+    - ``"each"``: set :math:`\pi(k)` of as many as there are clients, or one of its own in every round where sets change.
+
+    The policy says which channels a set has. Layers are counted from 0, n = ``kept(r, N)`` of N channels:
+
+    - ``"blocks"``: with q = ceil(1 / r) there are :math:`q^2` sets, :math:`i = s \bmod q` and
+      :math:`j = \lfloor s / q \rfloor \bmod q`. Layers of even number take the i-th n channels, the others the j-th; a block
+      that would overrun is the last n. So an entry between an even and an odd layer lies in exactly one of the sets where r is
+      1 / q and n divides N.
+    - ``"random"``: the first n of a permutation that is drawn per set and layer, so that sets of a smaller rate lie within
+      those of a larger one.
+    - ``"rolling"``: n channels from number (t - 1) step mod N on, the first following the last.
+
+    ============  ========  ===============  =========  =========================================================
+    option        grouping  dynamics         policy     published as
+    ============  ========  ===============  =========  =========================================================
+    heterofl      one       fixed            blocks     OFM; HeteroFL (Diao et al., ICLR 2021, arXiv:2010.01264)
+    ofr           one       fixed            random     OFR
+    osm           one       every_round      blocks     OSM
+    osr           one       every_round      random     OSR
+    gfm           groups    fixed            blocks     GFM
+    gfr           groups    fixed            random     GFR
+    gsr           groups    every_round      random     GSR
+    ufr           each      fixed            random     UFR
+    fed_dropout   each      every_round      random     USR; Federated Dropout (Caldas et al., arXiv:1812.07210)
+    fedrolex      one       every_round      rolling    FedRolex (Alam et al., NeurIPS 2022, arXiv:2212.01548)
+    ============  ========  ===============  =========  =========================================================
+
+    Source: the thesis, section 4.3, equations 5, 6 and 12, figure 8, and its released code. "Fixed" means there that the sets
+    stay; who holds which of them is drawn anew in every round.
+
+    Args:
+        grouping: ``"one"``, ``"groups"`` or ``"each"``.
+        dynamics: ``"fixed"`` or ``"every_round"``.
+        policy: ``"blocks"``, ``"random"`` or ``"rolling"``.
+        num_groups: G, 1 or larger; of ``"groups"`` alone.
+        membership: ``"permuted"`` draws :math:`\pi` anew in every round, ``"fixed"`` takes the client's number; of
+            ``"groups"`` and ``"each"`` with fixed sets, and of groups.
+        balanced: whether :math:`\pi` counts weak clients alone, so that groups differ by one client at most.
+        coupled: whether a layer's inputs are the outputs of the layer before, as everywhere but in the thesis' table 6; blocks
+            are always coupled.
+        step: of the rolling window, in channels, 1 or larger.
+    """
+
+    def __init__(
+        self,
+        *,
+        grouping: str,
+        dynamics: str,
+        policy: str,
+        num_groups: int = 4,
+        membership: str = "permuted",
+        balanced: bool = False,
+        coupled: bool = True,
+        step: int = 1,
+    ) -> None:
+        check_choice("submodel.grouping", grouping, ("one", "groups", "each"))
+        check_choice("submodel.dynamics", dynamics, ("fixed", "every_round"))
+        check_choice("submodel.policy", policy, ("blocks", "random", "rolling"))
+        check_choice("submodel.membership", membership, ("permuted", "fixed"))
+        check_whole("submodel.num_groups", num_groups)
+        check_whole("submodel.step", step)
+        if policy == "blocks" and grouping != "one" and (grouping, dynamics) != ("groups", "fixed"):
+            raise ValueError(
+                f"Expected blocks in one set or in fixed groups, but got grouping {grouping!r} with dynamics {dynamics!r}: a "
+                "model has no more blocks than that, so choose submodel=gfm."
+            )
+        if policy == "rolling" and (grouping, dynamics) != ("one", "every_round"):
+            raise ValueError(
+                f"Expected a rolling window that all clients share, but got grouping {grouping!r} with dynamics {dynamics!r}: "
+                "choose submodel=fedrolex."
+            )
+        if not coupled and policy != "random":
+            raise ValueError(f"Expected `submodel.coupled` to be true with policy {policy!r}, but got false: take random sets.")
+        self.grouping, self.dynamics, self.policy = grouping, dynamics, policy
+        self.num_groups, self.membership, self.balanced = num_groups, membership, balanced
+        self.coupled, self.step = coupled, step
+
+    def channels(self, holder: Holder, sizes: Mapping[str, int]) -> Channels:
+        """Return the channels of a client."""
+        return {
+            group: self._of_layer(holder, layer, size, kept(holder.rate, size))
+            for layer, (group, size) in enumerate(sizes.items())
+        }
+
+    def _of_layer(self, holder: Holder, layer: int, size: int, number: int) -> NDArray[np.int64]:
+        changing, turn = self.dynamics == "every_round", holder.round - 1
+        if self.policy == "rolling":
+            return np.sort((turn * self.step + np.arange(number)) % size)
+        set_number = self._set_of(holder)
+        if self.policy == "random":
+            keys = (set_number, layer, holder.round) if changing else (set_number, layer)
+            return np.sort(rng.stream(holder.seed, "channels", *keys).permutation(size)[:number])
+        q = math.ceil(1 / holder.rate - 1e-9)
+        block = (turn if changing else set_number) % q**2
+        start = min(number * (block % q if layer % 2 == 0 else block // q), size - number)
+        return np.arange(start, start + number)
+
+    def _set_of(self, holder: Holder) -> int:
+        """Return the number of the client's set in this round."""
+        if self.grouping == "one":
+            return 0
+        if self.grouping == "each" and self.dynamics == "every_round":
+            return holder.client_id
+        place = self._place_of(holder)
+        return place % self.num_groups if self.grouping == "groups" else place
+
+    def _place_of(self, holder: Holder) -> int:
+        """Return pi(k)."""
+        place, number = holder.client_id, len(holder.rates)
+        if self.balanced:
+            weak = holder.rates < 1
+            place, number = int(weak[:place].sum()), int(weak.sum())
+        return int(_permutation(holder.seed, holder.round, number)[place]) if self.membership == "permuted" else place
+
+
+@functools.lru_cache(maxsize=2)
+def _permutation(seed: int, round: int, number: int) -> NDArray[np.int64]:
+    return rng.stream(seed, "channel-groups", round).permutation(number)
