@@ -8,6 +8,8 @@ from fedfacet.analysis.runs import Run, differing_keys, spelled
 _HOW = {
     "personal_test/": "callbacks=[default,personal_evaluate]",
     "personal_holdout/": "callbacks=[default,personal_evaluate]` and `partition.local_holdout=0.2",
+    "received_test/": "callbacks=[default,submodel_evaluate]",
+    "trained_test/": "callbacks=[default,submodel_evaluate]",
     "decomposition/": "callbacks=[default,decomposition]",
     "val/auc": "callbacks=[default,auc]",
     "test/auc": "callbacks=[default,auc]",
