@@ -282,3 +282,34 @@ def test_estimation_of_nothing_is_refused(run, tmp_path, arguments, part):
     assert (status, out) == (2, "")
     assert part in err
     assert not files(tmp_path)
+
+
+PARTS = ("model=scaler_cnn", "dataset=cifar10", "debug=smoke", "partition=quantity_skew", "paths.output_dir=out")
+
+
+def test_parts_of_the_model_before_any_training(run, tmp_path):
+    """The multiply-adds are the 1.107 and 3.983 million of the thesis; GFM holds four blocks in turn, OFM the first for ever."""
+    status, out, err = run("capacity=largest", "submodel=gfm", *PARTS, "output=json")
+    assert (status, err.splitlines()[-1]) == (0, "wrote out/holders.png")
+    told = json.loads(out)
+    assert {(one["rate"], one["floats"], one["multiply_adds"]) for one in told["clients"]} == {
+        (1.0, 99_210, 3_982_592), (0.5, 25_418, 1_106_560)
+    }  # fmt: skip
+    weak = sum(one["rate"] < 1 for one in told["clients"])
+    inner = next(one for one in told["tensors"] if one["tensor"] == "backbone.5.weight")
+    assert inner["holders_mean"] == len(told["clients"]) - weak + weak / 4
+    assert 0 < inner["holders_min"] < inner["holders_max"] < len(told["clients"])
+    assert files(tmp_path) == ["out/holders.png"]
+    status, out, _ = run("capacity=largest", "capacity.num_whole=0", "submodel=heterofl", *PARTS, "output=json")
+    inner = next(one for one in json.loads(out)["tensors"] if one["tensor"] == "backbone.5.weight")
+    assert inner["never_held"] == inner["entries"] * 3 / 4
+
+
+def test_parts_as_text_fit_into_80_columns(run):
+    status, out, _ = run("capacity=largest", "submodel=fed_dropout", *PARTS)
+    assert status == 0
+    assert max(map(len, out.splitlines())) <= 80
+    assert "99,210" in out
+    status, _, err = run("capacity=whole", *PARTS)
+    assert status == 2
+    assert "choose capacity=largest and a submodel" in err

@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from statistics import fmean, pstdev
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
 from fedfacet import state
@@ -75,5 +76,8 @@ def _covered(federation: Federation, before: FederationState, updates: Sequence[
     """Return the share of trainable parameters that somebody held."""
     if not updates or federation.parts is None:
         return 1.0 if updates else 0.0
-    clients = [update.client_id for update in updates]
-    return federation.parts.covered(before.model, federation.facts.parameters, clients, before.round + 1)
+    counts = {name: torch.zeros_like(before.model[name]) for name in federation.facts.parameters}
+    for update in updates:
+        federation.parts.count(counts, before.model, update.client_id, before.round + 1)
+    held = sum(int((tensor > 0).sum()) for tensor in counts.values())
+    return held / sum(tensor.numel() for tensor in counts.values())

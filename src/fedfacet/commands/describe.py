@@ -16,6 +16,7 @@ GROUPS = ("partition", "dataset", "selector")
 USAGE = """usage: {command} partition=NAME [dataset=NAME] [output=text|json] [simulate.selector=NAME] ...
        {command} selectors [output=text|json]
        {command} estimation run=DIR|[OPTION OF train] ... [output=text|json]
+       {command} [capacity=NAME] [submodel=NAME] [OPTION OF train] ... [output=text|json]
        {command} decomposition=DIR [round=N] [trust=MODULE] [output=text|json] [paths.output_dir=DIR]
 
 Tell how heterogeneous a federation is, without training: its measures, every client's matrix, and pictures of them.
@@ -32,6 +33,7 @@ Tell how heterogeneous a federation is, without training: its measures, every cl
   selectors                 instead of a federation, all selectors in the thesis' taxonomy of client selection
   estimation                how far the clients' estimates of their heterogeneity are from the truth: in a run, or
                             asked now, before any training, in the federation that these options of train make
+  capacity=NAME submodel=NAME   which part of the model each client would hold, what it weighs and costs
   decomposition=DIR         the loss after one round, by what it comes from, of a run or of each run in a folder;
                             the round is run again, any of them where the run had callbacks.save_checkpoint.keep=all
 
@@ -73,6 +75,8 @@ def tell(argv: Sequence[str]) -> Told:
         topic, options = "decomposition", argv
     elif word in known and not equals:
         topic, options = word, argv[1:]
+    elif any(argument.startswith(("capacity=", "submodel=")) for argument in argv):
+        topic, options = "parts", argv
     else:
         topic, options = "federations", argv
     told: Told = import_module(f"fedfacet.commands.describe_{topic}").tell(options)  # late, because --help need not wait

@@ -121,13 +121,11 @@ class Parts:
         next_server, next_model = fold(server, model, whole())
         return _only_where(covered, server, next_server), _only_where(covered, model, next_model)
 
-    def covered(self, model: State, names: Iterable[str], client_ids: Iterable[int], round: int) -> float:
-        """Return the share of the entries of some tensors that somebody of some clients holds, in [0, 1]."""
-        held = {name: torch.zeros_like(model[name], dtype=torch.bool) for name in names}
-        for entries in dict(self._entries(client_id, round, model) for client_id in client_ids).values():
-            for name, tensor in held.items():
-                tensor[entries.get(name, ...)] = True
-        return sum(int(tensor.sum()) for tensor in held.values()) / max(1, sum(map(Tensor.numel, held.values())))
+    def count(self, counts: State, model: State, client_id: int, round: int) -> None:
+        """Add 1, in place, to the entries that a client holds; ``counts`` has zeros or counts like the model's tensors."""
+        _, entries = self._entries(client_id, round, model)
+        for name, tensor in counts.items():
+            tensor[entries.get(name, ...)] += 1
 
     def _entries(self, client_id: int, round: int, model: State) -> tuple[bytes, Entries]:
         """Return the entries that a client holds, none named for all, and a key that equal ones share."""

@@ -1,0 +1,30 @@
+"""How many clients hold which entries of a model."""
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedfacet.plots.figure import saved_figure
+
+_PANELS_PER_ROW = 3
+
+
+def plot_holders(holders: Mapping[str, NDArray[np.float64]], num_clients: int, path: Path) -> None:
+    """Draw a panel per tensor into a PNG: outputs downwards, inputs to the right, the darker the more clients hold it.
+
+    ``holders`` has per tensor of two or more axes how many clients hold each entry; further axes are averaged.
+    """
+    columns = min(len(holders), _PANELS_PER_ROW)
+    rows = -(-len(holders) // columns)
+    with saved_figure(path, 1.2 + 2.3 * columns, 0.4 + 2.3 * rows) as figure:
+        grid = figure.subplots(rows, columns, squeeze=False).ravel()
+        for axes in grid[len(holders) :]:
+            axes.axis("off")
+        for axes, (name, held) in zip(grid, holders.items(), strict=False):
+            matrix = held.reshape(*held.shape[:2], -1).mean(axis=2)
+            image = axes.imshow(matrix, cmap="Greys", vmin=0, vmax=num_clients, aspect="auto", interpolation="nearest")
+            axes.set_title(name, fontsize=8)
+            axes.set(xlabel="input", ylabel="output")
+        figure.colorbar(image, ax=list(grid), label="clients that hold the entry", shrink=0.8)
