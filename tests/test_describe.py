@@ -288,7 +288,7 @@ PARTS = ("model=scaler_cnn", "dataset=cifar10", "debug=smoke", "partition=quanti
 
 
 def test_parts_of_the_model_before_any_training(run, tmp_path):
-    """The multiply-adds are the 1.107 and 3.983 million of the thesis; GFM holds four blocks in turn, OFM the first for ever."""
+    """The multiply-adds are the 1.107 and 3.983 million of the thesis; GFM deals four blocks, OFM the first for ever."""
     status, out, err = run("capacity=largest", "submodel=gfm", *PARTS, "output=json")
     assert (status, err.splitlines()[-1]) == (0, "wrote out/holders.png")
     told = json.loads(out)
