@@ -1,0 +1,78 @@
+"""The contract of a membership inference attack, and what it may look at."""
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.special import logsumexp
+
+SHADOWS = "shadows"
+"""What an attack needs that compares with models of the attacker's own."""
+
+Scores = NDArray[np.float64]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Signals:
+    """What an attacker sees of n samples, some of them trained on.
+
+    Attributes:
+        logits: the attacked model's, shape (n, Y).
+        y: classes, shape (n,).
+        known_members: positions of the samples that the attacker knows to be members; they are not scored against.
+        known_others: positions of those known to be none.
+        shadow_logits: what S shadow models say, shape (S, n, Y); S is 0 where there are none.
+        shadow_members: whether each shadow model was trained on each sample, shape (S, n).
+    """
+
+    logits: NDArray[np.float64]
+    y: NDArray[np.int64]
+    known_members: NDArray[np.int64]
+    known_others: NDArray[np.int64]
+    shadow_logits: NDArray[np.float64]
+    shadow_members: NDArray[np.bool_]
+
+    @property
+    def losses(self) -> Scores:
+        """Cross entropies under the attacked model, shape (n,)."""
+        return losses_of(self.logits, self.y)
+
+
+class Attack(ABC):
+    """Gives every sample a score; the higher, the more an attacker takes it for a member.
+
+    Arguments that are out of range raise ``ValueError``. An attack draws nothing.
+    """
+
+    needs: frozenset[str] = frozenset()
+    """What signals must hold besides what the attacked model says."""
+
+    threshold: float | None = None
+    """From which score on the attack calls a sample a member; ``None`` where it only ranks."""
+
+    @abstractmethod
+    def scores(self, signals: Signals) -> Scores:
+        """Return a finite score per sample, shape (n,)."""
+
+
+def losses_of(logits: NDArray[np.float64], y: NDArray[np.int64]) -> Scores:
+    """Return cross entropies, of shape (..., n) for logits of shape (..., n, Y)."""
+    z = logits.astype(np.float64)
+    own = np.take_along_axis(z, np.broadcast_to(y, z.shape[:-1])[..., None], axis=-1)[..., 0]
+    loss: Scores = logsumexp(z, axis=-1) - own
+    return loss
+
+
+def log_odds_of(logits: NDArray[np.float64], y: NDArray[np.int64]) -> Scores:
+    r"""Return how sure a model is of the true class, :math:`\varphi = \log(p_y / (1 - p_y))`.
+
+    Written as :math:`z_y - \log \sum_{c \ne y} e^{z_c}` it is finite also where the loss rounds to 0.
+    """
+    z = logits.astype(np.float64)
+    true = np.broadcast_to(y, z.shape[:-1])[..., None]
+    own = np.take_along_axis(z, true, axis=-1)[..., 0]
+    others = z.copy()
+    np.put_along_axis(others, true, -np.inf, axis=-1)
+    odds: Scores = own - logsumexp(others, axis=-1)
+    return odds

@@ -1,0 +1,78 @@
+"""The ROC curve of an attack, against scikit-learn, brute force, closed forms and simulation."""
+
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from scipy.stats import norm
+from sklearn.metrics import roc_auc_score
+
+from fedfacet.metrics.roc import roc_of
+
+SCORES = st.lists(st.integers(-5, 5).map(float), min_size=2, max_size=30)
+
+
+@given(members=SCORES, others=SCORES)
+def test_area_and_rates_against_brute_force(members, others):
+    """With many ties, each counting one half."""
+    roc = roc_of(members, others)
+    wins = [(x > y) + 0.5 * (x == y) for x in members for y in others]
+    assert roc.auc == pytest.approx(np.mean(wins), abs=1e-12)
+    y_true = [1] * len(members) + [0] * len(others)
+    assert roc.auc == pytest.approx(roc_auc_score(y_true, members + others), abs=1e-12)
+    bounds = sorted({*members, *others, math.inf})
+    rates = [(np.mean([y >= t for y in others]), np.mean([x >= t for x in members])) for t in bounds]
+    assert roc.advantage == pytest.approx(max(tpr - fpr for fpr, tpr in rates))
+    for alpha in (0.0, 0.1, 0.5, 1.0):
+        found = roc.true_positives_at(alpha)
+        if alpha * len(others) < 1:
+            assert math.isnan(found)
+        else:
+            assert found == pytest.approx(max(tpr for fpr, tpr in rates if fpr <= alpha))
+
+
+@given(members=SCORES, others=SCORES)
+def test_direction_and_monotone_maps(members, others):
+    roc, reversed_, cubed = (
+        roc_of(members, others),
+        roc_of(others, members),
+        roc_of(*(np.array(s) ** 3 for s in (members, others))),
+    )
+    assert roc.auc == pytest.approx(1 - reversed_.auc, abs=1e-12)
+    assert (cubed.auc, cubed.auc_low, cubed.auc_high) == pytest.approx((roc.auc, roc.auc_low, roc.auc_high))
+
+
+def test_two_normals_have_the_areas_of_the_closed_form():
+    """Unit variance, distance d: AUC = Phi(d / sqrt 2), advantage = 2 Phi(d / 2) - 1, TPR(alpha) = Phi(d - z)."""
+    generator, d, n = np.random.default_rng(0), 0.8, 200_000
+    roc = roc_of(generator.normal(d, size=n), generator.normal(size=n))
+    assert roc.auc == pytest.approx(norm.cdf(d / math.sqrt(2)), abs=3e-3)
+    assert roc.advantage == pytest.approx(2 * norm.cdf(d / 2) - 1, abs=5e-3)
+    for alpha in (0.001, 0.01, 0.1):
+        assert roc.true_positives_at(alpha) == pytest.approx(norm.cdf(d - norm.isf(alpha)), abs=5e-3)
+
+
+@pytest.mark.parametrize("d", [0.0, 0.5])
+def test_the_interval_covers_the_area_as_often_as_it_says(d):
+    """2,000 simulations with 60 members and 90 others."""
+    generator, truth = np.random.default_rng(1), norm.cdf(d / math.sqrt(2))
+    rocs = [roc_of(generator.normal(d, size=60), generator.normal(size=90)) for _ in range(2000)]
+    covered = np.mean([roc.auc_low <= truth <= roc.auc_high for roc in rocs])
+    assert 0.93 <= covered <= 0.97
+    if d == 0:
+        assert np.std([roc.auc for roc in rocs]) == pytest.approx(rocs[0].null_std, rel=0.05)
+        assert np.mean([roc.p_null < 0.05 for roc in rocs]) == pytest.approx(0.05, abs=0.015)
+
+
+def test_perfect_and_useless():
+    assert roc_of([2, 3], [0, 1]).auc == roc_of([2, 3], [0, 1]).advantage == 1
+    flat = roc_of([1, 1, 1], [1, 1])
+    assert (flat.auc, flat.advantage) == (0.5, 0)
+
+
+@pytest.mark.parametrize(("members", "others"), [([1.0], [1.0, 2.0]), ([1.0, 2.0], []), ([1.0, math.nan], [1.0, 2.0])])
+def test_refuses_what_has_no_curve(members, others):
+    with pytest.raises(ValueError, match="two members and two others"):
+        roc_of(members, others)
