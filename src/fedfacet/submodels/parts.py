@@ -31,6 +31,9 @@ class Rates(Protocol):
 class Parts:
     """Which entries of the model each client holds in a round; which these are stays with the server.
 
+    Deviation: the thesis' released code sets entries that nobody held to 0. Here they keep their value, as in HeteroFL; in the
+    thesis' own runs at least two clients hold everything, so that nothing there depends on it.
+
     Attributes:
         submodel: chooses channels.
         capacity: says how many.
