@@ -250,3 +250,9 @@ def test_uncoupled_inputs_are_cut_on_their_own():
     cut = parts.cut({"w": torch.arange(16.0).view(4, 4), "v": torch.arange(4.0)}, 0, 1)
     assert cut["w"].tolist() == [[4, 6], [12, 14]]
     assert cut["v"].tolist() == [1, 3]
+
+
+@pytest.mark.parametrize(("model", "widths"), [(SmallCNN, [4]), (SmallCNN, [4, 0]), (ResNet8, [4, 8]), (ResNet8, [4, 8, 0])])
+def test_widths_that_do_not_suit_a_model(model, widths):
+    with pytest.raises(ValueError, match=r"model\.width"):
+        model(3, (3, 16, 16), width=widths)

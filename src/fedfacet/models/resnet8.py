@@ -1,6 +1,6 @@
 """A small residual network with batch normalisation."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from torch import Tensor, nn
 from torch.nn import functional
@@ -30,11 +30,12 @@ class ResNet8(Network):
             Three numbers are those of the three blocks.
     """
 
-    def __init__(self, num_classes: int, input_shape: tuple[int, int, int], *, width: int | tuple[int, int, int] = 16) -> None:
+    def __init__(self, num_classes: int, input_shape: tuple[int, int, int], *, width: int | Sequence[int] = 16) -> None:
         super().__init__()
-        first, second, third = (width, 2 * width, 4 * width) if isinstance(width, int) else width
-        if min(first, second, third) < 1:
-            raise ValueError(f"Expected `model.width` to be 1 or larger, but got {width}.")
+        widths = [width, 2 * width, 4 * width] if isinstance(width, int) else list(width)
+        if len(widths) != 3 or min(widths) < 1:
+            raise ValueError(f"Expected `model.width` to be 1 or larger, but got {width}: give a number or three.")
+        first, second, third = widths
         self.backbone = nn.Sequential(
             nn.Conv2d(input_shape[0], first, 3, padding=1, bias=False),
             nn.BatchNorm2d(first),
@@ -44,7 +45,7 @@ class ResNet8(Network):
             BasicBlock(second, third, stride=2, downsample=_short_cut(second, third)),
         )
         self.head = nn.Linear(third, num_classes)
-        self.shapes, self.widths = (num_classes, input_shape), (first, second, third)
+        self.shapes, self.widths = (num_classes, input_shape), widths
         for module in self.backbone.modules():
             if isinstance(module, nn.Conv2d):
                 nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")

@@ -22,13 +22,13 @@ class SmallCNN(Network):
         self, num_classes: int, input_shape: Sequence[int], *, width: int | Sequence[int] = 16, hidden: int = 64
     ) -> None:
         super().__init__()
-        first, second = (width, 2 * width) if isinstance(width, int) else width
-        if min(first, second, hidden) < 1 or len(input_shape) != 3 or min(input_shape[1:]) < 4:
+        widths = [width, 2 * width] if isinstance(width, int) else list(width)
+        if len(widths) != 2 or min(*widths, hidden) < 1 or len(input_shape) != 3 or min(input_shape[1:]) < 4:
             raise ValueError(
                 "Expected `model.width` and `model.hidden` to be 1 or larger, and images (C, H, W) of 4x4 pixels or more, but "
                 f"got {width}, {hidden} and inputs of shape {tuple(input_shape)}: choose another `model` or `dataset`."
             )
-        channels, height, breadth = input_shape
+        (first, second), (channels, height, breadth) = widths, input_shape
         # Pooling first changes no bit, neither forward nor backward, and leaves a quarter of the numbers to ReLU.
         self.backbone = nn.Sequential(
             *(nn.Conv2d(channels, first, 3, padding=1), nn.MaxPool2d(2), nn.ReLU()),
