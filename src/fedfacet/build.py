@@ -14,7 +14,6 @@ from typing import Any
 
 import torch
 from omegaconf import DictConfig, OmegaConf
-from torch import nn
 
 from fedfacet import __version__, rng
 from fedfacet.assembly import assemble, check_optimizer, device_of, parts_of, smaller_models, usual_memory_format
@@ -38,7 +37,7 @@ def build(config: DictConfig, run_dir: Path) -> Federation:
         FedFacetError, ValueError, TypeError: with one sentence, where a part refuses its arguments.
     """
     data, engine = load_data(config), make(config.engine)
-    clients = _clients(config, data)
+    clients, parts = _clients(config, data)
     facts = {
         "run_dir": run_dir,
         "run_config": plain(config),
@@ -59,7 +58,7 @@ def build(config: DictConfig, run_dir: Path) -> Federation:
         aggregator=make(config.aggregator),
         participation=make(config.participation),
         scheduler=make(config.scheduler) if "scheduler" in config else None,
-        parts=_parts(config, data, clients.program.module),
+        parts=parts,
         callbacks={name: make(node, **facts) for name, node in {**config.callbacks, **config.logger}.items()},
         rounds=config.federation.rounds,
         cohort_size=1 if config.federation.pooled else config.federation.cohort_size,
@@ -104,7 +103,7 @@ def settle(config: DictConfig) -> None:
         torch.set_num_threads(config.threads)
     config.memory_format = config.memory_format or usual_memory_format(device_of(engine.device))
     if isinstance(engine, AutoEngine) and engine.choice is None:
-        clients, federation = _clients(config, load_data(config)), config.federation
+        (clients, _), federation = _clients(config, load_data(config)), config.federation
         free = {name for name in SETTLED if config[name] is None}
         choice, settled = engine.choose(clients, federation.cohort_size, federation.rounds, free)
         config.engine.choice = choice
@@ -155,8 +154,8 @@ def _model_facts(data: FederatedData) -> dict[str, Any]:
     return {"num_classes": data.dataset.num_classes, "input_shape": data.dataset.input_shape}
 
 
-def _clients(config: DictConfig, data: FederatedData) -> Clients:
-    """Make the clients."""
+def _clients(config: DictConfig, data: FederatedData) -> tuple[Clients, Parts | None]:
+    """Make the clients, and say which part of the model each holds; ``None`` where everybody holds all of it."""
     dataset = data.dataset
     device = device_of(config.engine.device)
     if device.type == "cuda":
@@ -173,8 +172,10 @@ def _clients(config: DictConfig, data: FederatedData) -> Clients:
     loss = make(config.loss)
     loss(torch.zeros(1, dataset.num_classes), dataset.batch(dataset.test[:1]))  # refuses its settings now, not at a client
     optimizer, loss = _unguarded(optimizer), _unguarded(loss)
+    capacity, submodel = (make(config[group]) if group in config else None for group in ("capacity", "submodel"))
+    parts = parts_of(capacity, submodel, model, data.partition, config.seed)
     with rng.forked(config.seed, "weights"):  # those of smaller models are overwritten by what their clients are sent
-        models = [model, *smaller_models(_parts(config, data, model), model)]
+        models = [model, *smaller_models(parts, model)]
     memory_format = getattr(torch, config.memory_format or usual_memory_format(device))
     objective, *others = (
         make(config.objective, model=one, loss=loss, correction=make(config.correction), optimizer=optimizer).to(
@@ -183,7 +184,7 @@ def _clients(config: DictConfig, data: FederatedData) -> Clients:
         for one in models
     )
     personal = make(config.personal)
-    return Clients(
+    clients = Clients(
         objective=objective,
         optimizer=optimizer,
         dataset=dataset,
@@ -198,12 +199,7 @@ def _clients(config: DictConfig, data: FederatedData) -> Clients:
         whole_fingerprint=config.get("fingerprint") == "whole",
         other_objectives=others,
     )
-
-
-def _parts(config: DictConfig, data: FederatedData, model: nn.Module) -> Parts | None:
-    """Return which part of the model each client holds; ``None`` where everybody holds all of it."""
-    capacity, submodel = (make(config[group]) if group in config else None for group in ("capacity", "submodel"))
-    return parts_of(capacity, submodel, model, data.partition, config.seed)
+    return clients, parts
 
 
 def _unguarded(factory: Any) -> Any:

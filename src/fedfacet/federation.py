@@ -277,11 +277,12 @@ class Federation:
 
     def sent(self, state: FederationState, client_id: int) -> Broadcast:
         """Return what a client is sent in the round after a state."""
-        if self.parts is not None:
-            return Broadcast(self.parts.cut(state.model, client_id, state.round + 1))
-        if self.aggregator.broadcast is None:
-            return Broadcast(state.model)
-        return self.aggregator.broadcast(state.aggregator, state.model, client_id)
+        broadcast = Broadcast(state.model)
+        if self.aggregator.broadcast is not None:
+            broadcast = self.aggregator.broadcast(state.aggregator, state.model, client_id)
+        if self.parts is None:
+            return broadcast
+        return replace(broadcast, model=self.parts.cut(broadcast.model, client_id, state.round + 1))
 
     def lr_factor(self, round: int) -> float:
         """Return by what the clients' learning rate is multiplied in the round to come."""

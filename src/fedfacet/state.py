@@ -77,8 +77,11 @@ def _mean_by_entry(bundles: Iterable[tuple[State, State]]) -> State:
     weights: State = {}
     for bundle, weight in bundles:
         for name, tensor in bundle.items():
-            totals[name] = torch.addcmul(totals.get(name, torch.zeros_like(tensor)), tensor, weight[name])
-            weights[name] = weight[name] + weights.get(name, 0)
+            if name in totals:
+                totals[name].addcmul_(tensor, weight[name])
+                weights[name] += weight[name]
+            else:
+                totals[name], weights[name] = tensor * weight[name], weight[name].clone()
     return {name: total / weights[name].where(weights[name] > 0, 1) for name, total in totals.items()}
 
 

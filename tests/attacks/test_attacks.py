@@ -136,9 +136,9 @@ def test_lira_against_a_direct_likelihood_ratio():
 
 
 def test_rmia_against_the_formula():
-    """A dozen lines that compare every sample with every known other; and no score falls with the model's certainty."""
-    is_member, signals = world(1.0, n=120, shadows=6)
-    gamma, a = 1.5, 0.4
+    """A dozen lines that compare every sample with every known other."""
+    _, signals = world(1.0, n=120, shadows=6)
+    gamma = 1.5
 
     def p(loss):
         return math.exp(-loss)
@@ -150,8 +150,7 @@ def test_rmia_against_the_formula():
         outside = [v for v, t in zip(shadow, signals.shadow_members[:, i].tolist(), strict=True) if not t]
         ratios.append(p(signals.losses[i]) / ((np.mean(inside) + np.mean(outside)) / 2))
     expected = [np.mean([ratios[i] / ratios[z] >= gamma for z in signals.known_others]) for i in range(120)]
-    np.testing.assert_allclose(RMIA(gamma=gamma, offline_a=a).scores(signals), expected, atol=1e-12)
-    assert is_member.any()
+    np.testing.assert_allclose(RMIA(gamma=gamma).scores(signals), expected, atol=1e-12)
 
 
 def test_rmia_without_shadows_that_saw_a_sample():

@@ -66,3 +66,15 @@ def test_without_parts_it_is_the_clients_own_models(federation):
     assert metrics["submodel/covered"] == 1
     assert metrics["received_test/acc_std"] == 0
     assert metrics["trained_test/acc_min"] >= metrics["personal_test/acc_min"]  # others have the global model there
+
+
+def test_clients_that_are_sent_models_of_their_own_are_measured_one_by_one(federation):
+    """FedPAC sends every client another head, in an object that nobody keeps."""
+    run = federation(
+        "method=fedpac", "aggregator=fedpac", "callbacks.submodel_evaluate.every_n_rounds=1", "federation.cohort_size=24"
+    )
+    run.run_round()
+    measured, evaluate = [], run.engine.evaluate
+    run.engine.evaluate = lambda model, splits: measured.append(model) or evaluate(model, splits)
+    run.run_round()
+    assert len(measured) == 2 * 24  # received and trained

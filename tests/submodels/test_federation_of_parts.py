@@ -25,7 +25,7 @@ from fedfacet.models.scaler_cnn import ScalerCNN
 from fedfacet.partitioners.iid import IIDPartitioner
 from fedfacet.selectors.pow_d import PowDSelector
 from fedfacet.submodels.channel_sets import ChannelSets
-from fedfacet.types import ClientTask
+from fedfacet.types import Broadcast, ClientTask
 
 HETEROFL = partial(ChannelSets, grouping="one", dynamics="fixed", policy="blocks")
 FED_DROPOUT = partial(ChannelSets, grouping="each", dynamics="every_round", policy="random")
@@ -176,3 +176,17 @@ def test_a_plain_average_of_parts_by_count(data):
                 counts[row, column] += 1
     moved = run.state.model[name][:, :, 0, 0] - before.model[name][:, :, 0, 0]
     torch.testing.assert_close(moved, sums / counts, rtol=1e-4, atol=1e-7)
+
+
+class _Doubled(FedAvg):
+    """Sends twice the model, and something else along."""
+
+    def broadcast(self, server, model, client_id):
+        return Broadcast(state.scaled(model, 2.0), {"extra": torch.ones(1)})
+
+
+def test_what_an_aggregator_sends_is_cut_whatever_it_is(data):
+    run = federation(data, aggregator=_Doubled())
+    sent, model = run.sent(run.state, 4), run.state.model
+    torch.testing.assert_close(sent.model["head.weight"], 2 * model["head.weight"][:, :64])
+    assert sent.extras.keys() == {"extra"}

@@ -85,9 +85,8 @@ def test_a_part_is_the_whole_model_with_the_other_channels_silent(kind, submodel
     x = torch.randn(6, 3, 16, 16, dtype=torch.float64)
     parts = parts_of(model, submodel=submodel)
     for client_id, rate in ((1, 0.5), (3, 0.25)):
-        whole, part = parts.cut(model.state_dict(), client_id, 2), None
         small = model.narrowed(parts.sizes(rate)).double().train()
-        small.load_state_dict(whole)
+        small.load_state_dict(parts.cut(model.state_dict(), client_id, 2))
         for layer in small.modules():  # activations are scaled for training, not part of this identity
             if hasattr(layer, "rate"):
                 layer.rate = 1.0

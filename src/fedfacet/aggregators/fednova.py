@@ -8,6 +8,9 @@ from fedfacet.aggregators.base import Aggregator
 from fedfacet.arguments import check_choice, check_within
 from fedfacet.types import ClientUpdate, Facts, ServerState, State
 
+_LENGTH = "length|"
+"""Before a tensor's name, what clients have walked per entry of it."""
+
 
 @dataclass(eq=False, kw_only=True)
 class FedNova(Aggregator):
@@ -78,16 +81,12 @@ class FedNova(Aggregator):
                 yield update if update.held is None else _noting(length, update, update.held)
 
         mean, buffers = self.average(directions())
-        direction = {name: tensor for name, tensor in mean.items() if not name.startswith(_LENGTH)}
-        if len(direction) == len(mean):
-            delta = state.scaled(direction, walked / weights)
+        if any(name.startswith(_LENGTH) for name in mean):
+            delta = {name: tensor * mean[_LENGTH + name] for name, tensor in mean.items() if not name.startswith(_LENGTH)}
         else:
-            delta = {name: tensor * mean[_LENGTH + name] for name, tensor in direction.items()}
+            delta = state.scaled(mean, walked / weights)
         velocity = state.add(delta, server["velocity"], scale=self.momentum)
         return {"velocity": velocity}, state.add(state.add(model, velocity, scale=self.server_lr), buffers)
-
-
-_LENGTH = "length|"
 
 
 def _noting(length: float, update: ClientUpdate, held: State) -> ClientUpdate:

@@ -67,9 +67,9 @@ class PersonalEvaluate(UpdatesMeasurement):
                 holdout[client_id] = counts[-1].average_accuracy
                 num_held += bool(sum(counts[-1].total))
         personal = {"personal/num_never_selected": num_never, "personal/num_diverged": num_diverged}
-        metrics = _summary("personal_test", test) | personal
+        metrics = over_clients("personal_test", test) | personal
         if self.local_holdout:
-            metrics |= _summary("personal_holdout", holdout) | {"personal_holdout/num_clients": num_held}
+            metrics |= over_clients("personal_holdout", holdout) | {"personal_holdout/num_clients": num_held}
         return metrics
 
 
@@ -92,7 +92,7 @@ def _models(
     yield from ((client_id, federation.state.model, {}) for client_id in absent if client_id not in seen)
 
 
-def _summary(name: str, accuracies: Sequence[float]) -> dict[str, float]:
+def over_clients(name: str, accuracies: Sequence[float]) -> dict[str, float]:
     """Return mean, minimum and standard deviation over the clients that have a value."""
     values = [accuracy for accuracy in accuracies if accuracy == accuracy]
     return {

@@ -1,7 +1,7 @@
 """How well the parts of the model do that clients hold."""
 
 from collections.abc import Mapping, Sequence
-from statistics import fmean, pstdev
+from statistics import fmean
 
 import numpy as np
 import torch
@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 
 from fedfacet import state
 from fedfacet.callbacks.base import UpdatesMeasurement
+from fedfacet.callbacks.personal_evaluate import over_clients
 from fedfacet.clients.personal_memory import local_model
 from fedfacet.federation import Federation
 from fedfacet.metrics.group_counts import NAN
@@ -46,23 +47,18 @@ class SubmodelEvaluate(UpdatesMeasurement):
         }
         covered = NAN
         if before is not None and self.is_due(federation, round):
-            known: dict[int, float] = {}  # clients with equal parts are sent one object
+            known: dict[int, tuple[State, float]] = {}  # clients with equal parts are sent one object
             for update in updates:
                 rate = 1.0 if parts is None else float(parts.rates(round)[update.client_id])
                 sent = federation.sent(before, update.client_id)
                 if id(sent.model) not in known:
-                    known[id(sent.model)] = self._accuracy(federation, sent.model)
-                found["received_test"][rate].append(known[id(sent.model)])
+                    known[id(sent.model)] = sent.model, self._accuracy(federation, sent.model)
+                found["received_test"][rate].append(known[id(sent.model)][1])
                 found["trained_test"][rate].append(self._accuracy(federation, local_model(sent, update)))
             covered = _covered(federation, before, updates)
         metrics = {"submodel/covered": covered}
         for moment, by_rate in found.items():
-            values = [value for of_rate in by_rate.values() for value in of_rate if value == value]
-            metrics |= {
-                f"{moment}/acc_mean": fmean(values) if values else NAN,
-                f"{moment}/acc_min": min(values, default=NAN),
-                f"{moment}/acc_std": pstdev(values) if values else NAN,
-            }
+            metrics |= over_clients(moment, [value for of_rate in by_rate.values() for value in of_rate])
             for rate, of_rate in by_rate.items():
                 finite = [value for value in of_rate if value == value]
                 metrics[f"{moment}/acc_mean_rate_{rate:g}"] = fmean(finite) if finite else NAN

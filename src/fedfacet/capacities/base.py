@@ -1,11 +1,9 @@
-"""The contract of a capacity, and what several have in common."""
+"""The contract of a capacity."""
 
 from abc import ABC, abstractmethod
 
 import numpy as np
 from numpy.typing import NDArray
-
-from fedfacet.arguments import check_within
 
 
 class Capacity(ABC):
@@ -29,8 +27,3 @@ class Capacity(ABC):
             num_samples_K: how many samples each client holds.
             rng: the generator of this draw, the same in every round unless ``every_round``.
         """
-
-
-def check_rate(name: str, rate: float) -> None:
-    """Refuse a rate outside (0, 1]."""
-    check_within(name, rate, "(0, 1]")

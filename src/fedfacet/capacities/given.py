@@ -5,7 +5,8 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from fedfacet.capacities.base import Capacity, check_rate
+from fedfacet.arguments import check_within
+from fedfacet.capacities.base import Capacity
 
 
 class GivenCapacity(Capacity):
@@ -17,7 +18,7 @@ class GivenCapacity(Capacity):
 
     def __init__(self, *, rates: Sequence[float]) -> None:
         for rate in rates:
-            check_rate("capacity.rates", rate)
+            check_within("capacity.rates", rate, "(0, 1]")
         self._rates = np.array(rates, dtype=np.float64)
         self.levels = tuple(sorted({float(rate) for rate in rates if rate < 1}, reverse=True))
 

@@ -3,8 +3,8 @@
 import numpy as np
 from numpy.typing import NDArray
 
-from fedfacet.arguments import check_whole
-from fedfacet.capacities.base import Capacity, check_rate
+from fedfacet.arguments import check_whole, check_within
+from fedfacet.capacities.base import Capacity
 
 
 class LargestCapacity(Capacity):
@@ -24,7 +24,7 @@ class LargestCapacity(Capacity):
 
     def __init__(self, *, num_whole: int = 2, rate: float = 0.5) -> None:
         check_whole("capacity.num_whole", num_whole, 0)
-        check_rate("capacity.rate", rate)
+        check_within("capacity.rate", rate, "(0, 1]")
         self.num_whole, self.rate = num_whole, rate
         self.levels = (rate,) if rate < 1 else ()
 

@@ -5,8 +5,8 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from fedfacet.arguments import check_choice
-from fedfacet.capacities.base import Capacity, check_rate
+from fedfacet.arguments import check_choice, check_within
+from fedfacet.capacities.base import Capacity
 
 
 class ProportionsCapacity(Capacity):
@@ -26,7 +26,7 @@ class ProportionsCapacity(Capacity):
         self, *, rates: Sequence[float] = (1.0, 0.5), shares: Sequence[float] = (1.0, 1.0), assignment: str = "fixed"
     ) -> None:
         for rate in rates:
-            check_rate("capacity.rates", rate)
+            check_within("capacity.rates", rate, "(0, 1]")
         if not rates or len(rates) != len(shares) or not all(0 < share < float("inf") for share in shares):
             raise ValueError(
                 f"Expected `capacity.rates` and as many `capacity.shares`, larger than 0, but got {list(rates)} and "

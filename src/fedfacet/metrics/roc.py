@@ -47,7 +47,10 @@ class Roc:
 
     @property
     def p_null(self) -> float:
-        """The two-sided p-value of this AUC for an attack that knows nothing, by the normal approximation."""
+        """The two-sided p-value of this AUC for an attack that knows nothing, by the normal approximation.
+
+        Ties make it too large: such scores vary less than ``null_std``.
+        """
         return float(2 * norm.sf(abs(self.auc - 0.5) / self.null_std))
 
     def true_positives_at(self, rate: float) -> float:

@@ -55,7 +55,7 @@ class ChannelSets(Submodel):
         policy: ``"blocks"``, ``"random"`` or ``"rolling"``.
         num_groups: G, 1 or larger; of ``"groups"`` alone.
         membership: ``"permuted"`` draws :math:`\pi` anew in every round, ``"fixed"`` takes the client's number; of
-            ``"groups"`` and ``"each"`` with fixed sets, and of groups.
+            ``"groups"``, and of ``"each"`` with fixed sets.
         balanced: whether :math:`\pi` counts weak clients alone, so that groups differ by one client at most.
         coupled: whether a layer's inputs are the outputs of the layer before, as everywhere but in the thesis' table 6; blocks
             are always coupled.

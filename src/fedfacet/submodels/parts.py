@@ -16,6 +16,9 @@ from fedfacet.types import ChannelPlan, ClientUpdate, ServerState, State
 Entries = Mapping[str, tuple[Tensor, ...]]
 """Tensor -> the positions along each of its axes that a client holds, shaped so that they index the whole tensor."""
 
+Key = tuple[bytes, ...]
+"""By which equal parts are known."""
+
 
 class Rates(Protocol):
     """What of a capacity matters here."""
@@ -82,7 +85,7 @@ class Parts:
         key, entries = self._entries(client_id, round, model)
         if self._last.get("cut", (None,))[0] is not model:
             self._last["cut"] = model, {}
-        cuts: dict[bytes, State] = self._last["cut"][1]
+        cuts: dict[Key, State] = self._last["cut"][1]
         if key not in cuts:
             cuts[key] = {name: _part(tensor, entries.get(name)) for name, tensor in model.items()}
         return cuts[key]
@@ -105,7 +108,7 @@ class Parts:
             updates: of parts, in cohort order.
         """
         covered: State = {}
-        seen: set[bytes] = set()
+        seen: set[Key] = set()
 
         def whole() -> Iterator[ClientUpdate]:
             for update in updates:
@@ -130,15 +133,15 @@ class Parts:
         for name, tensor in counts.items():
             tensor[entries.get(name, ...)] += 1
 
-    def _entries(self, client_id: int, round: int, model: State) -> tuple[bytes, Entries]:
+    def _entries(self, client_id: int, round: int, model: State) -> tuple[Key, Entries]:
         """Return the entries that a client holds, none named for all, and a key that equal ones share."""
         if self._last.get("entries", (None,))[0] != round:
             self._last["entries"] = round, {}
-        known: dict[bytes, Entries] = self._last["entries"][1]
+        known: dict[Key, Entries] = self._last["entries"][1]
         channels = self.channels(client_id, round)
         if channels is None:
-            return b"", {}
-        key = b"|".join(positions.tobytes() for positions in channels.values())
+            return (), {}
+        key = tuple(positions.tobytes() for positions in channels.values())
         if key not in known:
             known[key] = {name: _indices(model[name], axes, self.plan, channels) for name, axes in self.plan.axes.items()}
         return key, known[key]
