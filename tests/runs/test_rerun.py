@@ -95,9 +95,20 @@ def test_by_default_it_is_the_last_round(run):
     assert decompose_round(folder).round == 3
 
 
-def test_with_the_last_checkpoint_alone_it_is_the_round_that_would_follow(run):
-    folder, _ = run()
+def test_the_previous_checkpoint_is_enough_for_the_last_round(run, tmp_path):
+    folder, rows = run()
     again = decompose_round(folder)
+    assert (again.round, again.num_rounds, again.same_model) == (3, 3, True)
+    assert again.decomposition.global_loss == float(rows[2]["decomposition/global_loss"])
+    shutil.copytree(folder, tmp_path / "run")
+    (tmp_path / "run" / "checkpoints" / "previous.ckpt").write_bytes(b"damaged")
+    assert sorted(checkpoints_of(tmp_path / "run")) == [3]
+
+
+def test_with_the_last_checkpoint_alone_it_is_the_round_that_would_follow(run, tmp_path):
+    shutil.copytree(run()[0], tmp_path / "run")
+    (tmp_path / "run" / "checkpoints" / "previous.ckpt").unlink()
+    again = decompose_round(tmp_path / "run")
     assert (again.round, again.num_rounds, again.same_model) == (4, 3, None)
     longer, rows = run(KEEP, "federation.rounds=4")
     assert again.decomposition.global_loss == pytest.approx(float(rows[3]["decomposition/global_loss"]), rel=1e-12)

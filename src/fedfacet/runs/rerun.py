@@ -2,22 +2,27 @@
 
 import contextlib
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Generic, NamedTuple, TypeVar
 
 from fedfacet import state
 from fedfacet.build import rebuild, reload_data
+from fedfacet.callbacks.base import Callback
 from fedfacet.callbacks.decomposition import Decomposition
 from fedfacet.config import check_trusted
+from fedfacet.data.federated import FederatedData
 from fedfacet.errors import CheckpointError
+from fedfacet.federation import Federation
 from fedfacet.metrics.group_counts import GroupCounts
 from fedfacet.metrics.loss_decomposition import LossDecomposition
 from fedfacet.schedulers.base import Scheduler
 from fedfacet.storage import checkpoint
 from fedfacet.types import FederationState, ServerState
 
-_DECOMPOSITION = {"_target_": "fedfacet.callbacks.decomposition.Decomposition", "every_n_rounds": 1}
+Watcher = TypeVar("Watcher", bound=Callback)
 
 
 class _OneRound(Scheduler):
@@ -34,37 +39,50 @@ class _OneRound(Scheduler):
         return self._factor
 
 
-class DecomposedRound(NamedTuple):
-    """A round that was run again to be decomposed.
+@dataclass(frozen=True, slots=True, eq=False)
+class RoundAgain(Generic[Watcher]):
+    """A round that was run again, while its engine is open.
 
     Attributes:
-        round: its number.
+        federation: in the state after the round.
+        data: who trained on what.
+        before: the state before the round.
+        watcher: what looked at the round.
+        settings: of the run, as its checkpoint has them.
         num_rounds: how many rounds the run has done; a round beyond them is the one that would come next.
-        client_ids: the participants, in cohort order.
-        decomposition: of the loss.
         same_model: whether the new global model is, bit for bit, the one in the run's checkpoint of that round; ``None`` where
             there is none.
     """
 
-    round: int
+    federation: Federation
+    data: FederatedData
+    before: FederationState
+    watcher: Watcher
+    settings: Mapping[str, Any]
     num_rounds: int
-    client_ids: tuple[int, ...]
-    decomposition: LossDecomposition
     same_model: bool | None
 
+    @property
+    def round(self) -> int:
+        """The number of the round."""
+        return self.federation.state.round
 
-def decompose_round(run_dir: Path, round: int | None = None, *, trust: Sequence[str] = ()) -> DecomposedRound:
-    """Run a round again, from the checkpoint before it, and decompose the loss after it; nothing is written.
+
+@contextmanager
+def round_again(
+    run_dir: Path, round: int | None, watcher: Callable[[FederatedData], Watcher], *, trust: Sequence[str] = ()
+) -> Iterator[RoundAgain[Watcher]]:
+    """Run a round again, from the checkpoint before it, and lend what comes of it; nothing is written.
 
     Args:
         run_dir: the run folder.
         round: its number, 1 or larger; ``None`` for the last round of the run that can be run again, and for the one that
             would come next where only ``last.ckpt`` is there.
+        watcher: makes what looks at the round, of the run's data.
         trust: modules that the checkpoint may name code of, besides fedfacet's own and torch's optimizers.
 
     Raises:
-        CheckpointError: if there is no checkpoint of the round before, if it names other code, or if no update arrived in the
-            round.
+        CheckpointError: if there is no checkpoint of the round before, or if it names other code.
         FedFacetError: as in ``build``.
     """
     files = checkpoints_of(run_dir)
@@ -80,15 +98,51 @@ def decompose_round(run_dir: Path, round: int | None = None, *, trust: Sequence[
         )
     before, settings = checkpoint.load(files[round - 1])
     check_trusted(settings, trust, files[round - 1])
-    callbacks = {"decomposition": _DECOMPOSITION}
-    after, last = _run_round({**settings, "callbacks": callbacks, "logger": {}}, before, run_dir)
-    if last is None:
-        raise CheckpointError(
-            f"Expected a round in which updates arrived, but in round {round} of {run_dir} none did: choose another one."
-        )
-    saved = checkpoint.load(files[round])[0].model if round in files else None
-    same = None if saved is None else state.digest(saved) == state.digest(after.model)
-    return DecomposedRound(round, num_rounds, last[1], last[0], same)
+    federation, data = rebuild({**settings, "callbacks": {}, "logger": {}}, run_dir), reload_data(settings)
+    looks = watcher(data)
+    with contextlib.closing(federation.engine):
+        federation.restore(before)
+        federation.callbacks["watcher"] = looks
+        federation.scheduler = _OneRound(federation.lr_factor(round))
+        federation.run_round()
+        saved = checkpoint.load(files[round])[0].model if round in files else None
+        same = None if saved is None else state.digest(saved) == state.digest(federation.state.model)
+        yield RoundAgain(federation, data, before, looks, settings, num_rounds, same)
+
+
+class DecomposedRound(NamedTuple):
+    """A round that was run again to be decomposed.
+
+    Attributes:
+        round: its number.
+        num_rounds: as in ``RoundAgain``.
+        client_ids: the participants, in cohort order.
+        decomposition: of the loss.
+        same_model: as in ``RoundAgain``.
+    """
+
+    round: int
+    num_rounds: int
+    client_ids: tuple[int, ...]
+    decomposition: LossDecomposition
+    same_model: bool | None
+
+
+def decompose_round(run_dir: Path, round: int | None = None, *, trust: Sequence[str] = ()) -> DecomposedRound:
+    """Run a round again and decompose the loss after it; the arguments are those of ``round_again``.
+
+    Raises:
+        CheckpointError: as in ``round_again``, and if no update arrived in the round.
+        FedFacetError: as in ``build``.
+    """
+    with round_again(run_dir, round, lambda data: Decomposition(data=data), trust=trust) as again:
+        if again.watcher.last is None:
+            raise CheckpointError(
+                f"Expected a round in which updates arrived, but in round {again.round} of {run_dir} none did: choose another "
+                "one."
+            )
+        decomposition, client_ids = again.watcher.last
+        return DecomposedRound(again.round, again.num_rounds, client_ids, decomposition, again.same_model)
 
 
 def measure_own_samples(run_dir: Path, *, trust: Sequence[str] = ()) -> tuple[list[GroupCounts], bool]:
@@ -99,7 +153,7 @@ def measure_own_samples(run_dir: Path, *, trust: Sequence[str] = ()) -> tuple[li
 
     Args:
         run_dir: the run folder.
-        trust: as in ``decompose_round``.
+        trust: as in ``round_again``.
 
     Returns:
         Per client the counts; and whether its samples are held out.
@@ -127,6 +181,8 @@ def measure_own_samples(run_dir: Path, *, trust: Sequence[str] = ()) -> tuple[li
 def checkpoints_of(run_dir: Path) -> dict[int, Path]:
     """Return the checkpoints of a run by the number of rounds that were done when they were written.
 
+    ``previous.ckpt`` is among them, unless it is damaged.
+
     Raises:
         CheckpointError: if there is none, or if ``last.ckpt`` cannot be read.
     """
@@ -134,17 +190,7 @@ def checkpoints_of(run_dir: Path) -> dict[int, Path]:
     last = folder / "last.ckpt"
     done = checkpoint.load(last)[0].round
     named = {int(match[1]): file for file in folder.glob("*.ckpt") if (match := re.fullmatch(r"round_(\d+)", file.stem))}
+    with contextlib.suppress(CheckpointError):
+        previous = folder / checkpoint.PREVIOUS
+        named.setdefault(checkpoint.load(previous)[0].round, previous)
     return {round: file for round, file in named.items() if round <= done} | {done: last}
-
-
-def _run_round(
-    settings: Mapping[str, Any], before: FederationState, run_dir: Path
-) -> tuple[FederationState, tuple[LossDecomposition, tuple[int, ...]] | None]:
-    federation = rebuild(settings, run_dir)
-    callback = federation.callbacks["decomposition"]
-    assert isinstance(callback, Decomposition)
-    with contextlib.closing(federation.engine):
-        federation.restore(before)
-        federation.scheduler = _OneRound(federation.lr_factor(before.round + 1))
-        federation.run_round()
-    return federation.state, callback.last
