@@ -21,6 +21,7 @@ UNKNOWN = [
     # what is given, what must be suggested
     ("slector=uniform", "`selector`"),
     ("selector=unifrom", "`selector=uniform`"),
+    (f"transforms={'x' * 300}", "choose one of these"),
     ("experiment=digit_gsc", "`experiment=digits_gsc`"),
     ("logger=[wandb,tensorbord]", "`logger=tensorboard`"),
     ("partition=gci_10", "`partition=gci_100`"),

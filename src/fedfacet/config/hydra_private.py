@@ -3,6 +3,7 @@
 import contextlib
 import copy
 import functools
+import os
 from argparse import Namespace
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -60,8 +61,9 @@ class _Yamls(ConfigRepository):
     def load_config(self, config_path: str) -> Any:
         """Return a copy, as Hydra merges into what it loads."""
         folders = [Path(source.path.removeprefix("file://")) for source in self.sources]
+        # `Path.exists` raises an error when a name is too long.
         files = [folder / f"{config_path.removesuffix('.yaml')}.yaml" for folder in folders]
-        key = (config_path, *folders, *(file.stat().st_mtime_ns for file in files if file.exists()))
+        key = (config_path, *folders, *(os.stat(file).st_mtime_ns for file in files if os.path.exists(file)))
         if key not in self._read:
             self._read[key] = super().load_config(config_path)
         return copy.deepcopy(self._read[key])
