@@ -1,14 +1,15 @@
-"""The command of an installed package: ``fedfacet train|describe|report ARGS``, or ``python -m fedfacet``."""
+"""The command of an installed package: ``fedfacet train|describe|report|attack ARGS``, or ``python -m fedfacet``."""
 
 import importlib
 import sys
 from collections.abc import Sequence
 
-USAGE = """usage: fedfacet train|describe|report ARGS
+USAGE = """usage: fedfacet train|describe|report|attack ARGS
 
   train      train a federation: fedfacet train experiment=cmnist_gsc selector=uniform
   describe   tell how heterogeneous a federation is, without training: fedfacet describe partition=gsc
   report     make a table of run folders: fedfacet report logs/train/runs
+  attack     tell what models give away of who trained them: fedfacet attack run=logs/train/runs/<time>
 
 Data sets are looked for in data/ (or FEDFACET_DATA) and runs are written to logs/, both in the working folder. Options of your
 own lie in a folder that "hydra.searchpath=[file:///FOLDER]" names, FOLDER/selector/mine.yaml for example.
@@ -35,11 +36,14 @@ def main(argv: Sequence[str] | None = None) -> int:
         sys.argv = [sys.argv[0], *arguments]  # which Hydra reads itself
         run_command(fit)
         return 0
-    if command in ("describe", "report"):
+    if command in ("describe", "report", "attack"):
         sys.argv[0] = f"fedfacet {command}"  # as which it names itself
         status: int = importlib.import_module(f"fedfacet.commands.{command}").main(arguments)
         return status
-    print(f"error: Expected one of the commands train, describe and report, but got {command!r}: see --help.", file=sys.stderr)
+    print(
+        f"error: Expected one of the commands train, describe, report and attack, but got {command!r}: see --help.",
+        file=sys.stderr,
+    )
     return 2
 
 

@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 from omegaconf import DictConfig, OmegaConf
+from torch import nn
 
 from fedfacet import __version__, rng
 from fedfacet.assembly import assemble, check_optimizer, device_of, parts_of, smaller_models, usual_memory_format
@@ -82,6 +83,15 @@ def rebuild(settings: Mapping[str, Any], run_dir: Path) -> Federation:
 def reload_data(settings: Mapping[str, Any]) -> FederatedData:
     """Load and deal the data of a configuration as a checkpoint holds it; see ``load_data``."""
     return load_data(_saved(settings))
+
+
+def fresh_model(settings: Mapping[str, Any], seed: int, number: int) -> nn.Module:
+    """Return the network of a configuration as a checkpoint holds it, with weights of its own for every number."""
+    config = _saved(settings)
+    facts = _model_facts(load_data(config))
+    with rng.forked(seed, "shadow-weights", number):
+        model: nn.Module = make(config.model, **facts)
+        return model
 
 
 def _saved(settings: Mapping[str, Any]) -> DictConfig:

@@ -39,6 +39,7 @@ FLOORS = [
     # What is done with runs.
     "analysis",
     "runs",
+    "audit",
     "papers",
     "commands",
 ]

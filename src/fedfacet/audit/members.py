@@ -1,0 +1,121 @@
+"""Whose membership an attack is to tell."""
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedfacet import rng
+from fedfacet.arguments import check_choice, check_whole, check_within
+from fedfacet.data.federated import FederatedData
+from fedfacet.errors import FedFacetError
+
+SCORED = 2
+"""Members, and others, that an ROC curve needs at least."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class AuditSet:
+    """Equally many members and others, members first, and which of them the attacker knows.
+
+    Attributes:
+        samples: positions in the data set, shape (2m,).
+        is_member: shape (2m,).
+        is_known: what the attacker knows beforehand and is not scored on, shape (2m,).
+    """
+
+    samples: NDArray[np.int64]
+    is_member: NDArray[np.bool_]
+    is_known: NDArray[np.bool_]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Members:
+    r"""How an audit set is drawn of a client's training samples and of samples that nobody trained on.
+
+    Of each kind there are :math:`m = \min(n_k, \text{others}, \text{most})`, drawn without replacement. The attacker knows
+    :math:`\max(\text{min\_known}, \text{known\_share} \cdot m)` of each, rounded; these are not scored.
+
+    Source: the thesis, section 4.4. It prints the minimum of 3 and 1 %; its released code takes the first samples in place of
+    drawn ones, and lets the known ones overlap with the scored ones.
+
+    Attributes:
+        others: ``"holdout"``, what the clients themselves hold out, so that members and others are alike but for membership;
+            ``"test"``, as the thesis does, where a difference of distribution passes for membership; ``None`` for ``"holdout"``
+            where every client holds out something, else ``"test"``.
+        most: of each kind, 1 or larger.
+        known_share: in [0, 1).
+        min_known: 1 or larger.
+        seed: of the draw, 0 or larger.
+
+    Raises:
+        ValueError: if a value is out of range.
+    """
+
+    others: str | None = None
+    most: int = 5000
+    known_share: float = 0.01
+    min_known: int = 3
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        """Check the values."""
+        if self.others is not None:
+            check_choice("members.others", self.others, ("holdout", "test"))
+        check_whole("members.most", self.most)
+        check_within("members.known_share", self.known_share, "[0, 1)")
+        check_whole("members.min_known", self.min_known)
+        check_whole("members.seed", self.seed, 0)
+
+    def source(self, data: FederatedData) -> str:
+        """Return where the others come from: ``"holdout"`` or ``"test"``.
+
+        Raises:
+            FedFacetError: if clients are to hold out samples, but one holds out none.
+        """
+        all_hold_out = bool(data.local_holdout) and all(map(len, data.local_holdout))
+        if self.others == "holdout" and not all_hold_out:
+            raise FedFacetError(
+                "Expected clients that hold out samples of their own for `members.others=holdout`, but one holds out none: "
+                "train with partition.local_holdout=0.2, or give members.others=test."
+            )
+        return self.others or ("holdout" if all_hold_out else "test")
+
+    def of_client(self, data: FederatedData, client_id: int) -> AuditSet:
+        """Return the audit set for one client's model.
+
+        Raises:
+            FedFacetError: if there are too few samples.
+        """
+        others = data.local_holdout[client_id] if self.source(data) == "holdout" else data.dataset.test
+        return self._drawn(data.partition.indices[client_id], others, f"client {client_id}", client_id)
+
+    def of_server(self, data: FederatedData) -> AuditSet:
+        """Return the audit set for the global model, whose members are all clients' samples.
+
+        Raises:
+            FedFacetError: if there are too few samples.
+        """
+        others = np.concatenate(data.local_holdout) if self.source(data) == "holdout" else data.dataset.test
+        return self._drawn(np.concatenate(data.partition.indices), others, "the server", data.partition.num_clients)
+
+    def num_known(self, size: int) -> int:
+        """Return how many samples of a kind the attacker knows, of ``size``."""
+        return max(self.min_known, round(self.known_share * size))
+
+    def _drawn(self, members: NDArray[np.int64], others: NDArray[np.int64], name: str, key: int) -> AuditSet:
+        size = min(len(members), len(others), self.most)
+        known = self.num_known(size)
+        if size - known < SCORED:
+            raise FedFacetError(
+                f"Expected {known + SCORED} members and as many others or more to attack {name}, of which {known} are known to "
+                f"the attacker, but got {len(members)} members and {len(others)} others: leave it out by clients=[...], or "
+                "lower members.min_known."
+            )
+        draw = rng.stream(self.seed, "audit-set", key)
+        drawn = [draw.permutation(kind)[:size] for kind in (members, others)]
+        return AuditSet(
+            samples=np.concatenate(drawn),
+            is_member=np.repeat([True, False], size),
+            is_known=np.tile(np.arange(size) < known, 2),
+        )

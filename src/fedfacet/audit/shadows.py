@@ -1,0 +1,238 @@
+"""Shadow models: what an attacker trains to know how models behave on samples that they were, or were not, trained on."""
+
+import contextlib
+import hashlib
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from safetensors import SafetensorError
+from safetensors.numpy import load_file, save_file
+from torch import nn
+
+from fedfacet import rng, state
+from fedfacet.arguments import check_whole
+from fedfacet.clients.local_training import LocalTraining
+from fedfacet.clients.program import Clients
+from fedfacet.data.federated import FederatedData
+from fedfacet.engines.base import Engine
+from fedfacet.errors import CheckpointError, FedFacetError
+from fedfacet.objectives.classification import ClassificationObjective, cross_entropy
+from fedfacet.parallel.cores import num_cores
+from fedfacet.runs.lock import lock
+from fedfacet.storage.json_text import json_text
+from fedfacet.storage.run_files import json_of
+from fedfacet.storage.whole_file import written_whole
+from fedfacet.types import Broadcast, ClientTask, Partition
+
+_KEY_FILE = "pool.json"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shadows:
+    """How shadow models are trained: each by itself, on a random half of all samples that can be attacked.
+
+    Every sample, whether a member or not, is in exactly half of the halves, so that one pool serves every client, every attack
+    and every run of the same data and model. An attacker who has that much knows more than the thesis' (10,000 samples of
+    other clients): it is an auditor's pool, an upper bound.
+
+    Attributes:
+        models: how many, an even number, 2 or larger.
+        epochs: of training, 1 or larger; the thesis takes 100.
+        batch_size: 1 or larger; ``None`` for that of the run.
+        seed: of halves, weights and batches, 0 or larger.
+
+    Raises:
+        ValueError: if a value is out of range.
+    """
+
+    models: int = 16
+    epochs: int = 100
+    batch_size: int | None = None
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        """Check the values."""
+        check_whole("shadow.models", self.models, 2)
+        if self.models % 2:
+            raise ValueError(
+                f"Expected `shadow.models` to be even, so that each sample is in half of them, but got {self.models}."
+            )
+        check_whole("shadow.epochs", self.epochs)
+        if self.batch_size is not None:
+            check_whole("shadow.batch_size", self.batch_size)
+        check_whole("shadow.seed", self.seed, 0)
+
+    def halves(self, num_samples: int) -> NDArray[np.bool_]:
+        """Return whether each model is trained on each sample, shape (S, n); each column holds S/2 times true.
+
+        Models 2i and 2i + 1 have what the other has not.
+
+        Raises:
+            FedFacetError: if there are too few samples.
+        """
+        if num_samples < 2:
+            raise FedFacetError(f"Expected 2 samples or more to train shadow models on, but got {num_samples}.")
+        chosen = np.zeros((self.models, num_samples), dtype=np.bool_)
+        for pair in range(0, self.models, 2):
+            order = rng.stream(self.seed, "shadow-halves", pair).permutation(num_samples)
+            chosen[pair, order[: num_samples // 2]] = True
+            chosen[pair + 1] = ~chosen[pair]
+        return chosen
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Pool:
+    """What shadow models say of the samples that can be attacked.
+
+    Attributes:
+        samples: positions in the data set, ascending, shape (N,).
+        members: whether each model was trained on each sample, shape (S, N).
+        logits: shape (S, N, Y), float32.
+    """
+
+    samples: NDArray[np.int64]
+    members: NDArray[np.bool_]
+    logits: NDArray[np.float32]
+
+    def of(self, samples: NDArray[np.int64]) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:
+        """Return logits (S, n, Y) and membership (S, n) for some of the samples."""
+        places = np.searchsorted(self.samples, samples)
+        return self.logits[:, places].astype(np.float64), self.members[:, places]
+
+
+def pool_samples(data: FederatedData, source: str) -> NDArray[np.int64]:
+    """Return all that can be attacked: what clients train on, and what they hold out or the test set."""
+    others = data.local_holdout if source == "holdout" else (data.dataset.test,)
+    return np.unique(np.concatenate([*data.partition.indices, *others]))
+
+
+def train_pool(
+    shadows: Shadows,
+    clients: Clients,
+    fresh_model: Callable[[int], nn.Module],
+    samples: NDArray[np.int64],
+    *,
+    engine: Engine,
+    folder: Path,
+    facts: Mapping[str, Any],
+    told: Callable[[int, int], None] = lambda done, all: None,
+) -> Pool:
+    """Return the pool, trained as far as ``folder`` does not hold it yet.
+
+    Shadow models are clients of a federation that nobody averages: any exact engine trains the same ones, and a pool that was
+    killed is gone on with. The loss, the optimizer and augmentation are those of the run's clients; transforms, corrections
+    and personal layers are left out.
+
+    Args:
+        shadows: how many, and how they are trained.
+        clients: those of the run.
+        fresh_model: the number of a shadow model -> the network with weights of its own.
+        samples: as ``pool_samples`` returns them.
+        engine: trains them; it is set up and closed here.
+        folder: of all pools; each lies in a folder of its own, by what it depends on.
+        facts: what else the pool depends on, JSON-able.
+        told: is told how many models of how many are done.
+
+    Raises:
+        FedFacetError: if another process trains the same pool.
+        CheckpointError: if a file of the pool cannot be read.
+    """
+    local = LocalTraining(unit="epochs", amount=shadows.epochs, batch_size=shadows.batch_size or clients.local.batch_size)
+    halves = shadows.halves(len(samples))
+    key = {
+        **facts,
+        "data": clients.facts.data_digest,
+        "samples": hashlib.sha256(samples.tobytes()).hexdigest(),
+        "models": shadows.models,
+        "epochs": local.amount,
+        "batch_size": local.batch_size,
+        "seed": shadows.seed,
+        "memory_format": str(clients.memory_format),
+        "precision": clients.precision,
+    }
+    own = folder / hashlib.sha256(json.dumps(key, sort_keys=True).encode()).hexdigest()[:16]
+    own.mkdir(parents=True, exist_ok=True)
+    with lock(own) as holder:
+        if holder is not None:
+            raise FedFacetError(f"Expected a pool that nobody else trains, but {holder} is at {own}: wait for it.")
+        _check_key(own / _KEY_FILE, key)
+        missing = [number for number in range(shadows.models) if not _file(own, number).exists()]
+        told(shadows.models - len(missing), shadows.models)
+        if missing:
+            trained = replace(
+                clients,
+                objective=_objective(clients, fresh_model(0)),
+                partition=Partition(tuple(samples[chosen] for chosen in halves)),
+                local=local,
+                transforms=(),
+                personal=frozenset(),
+                other_objectives=(),
+            )
+            engine.setup(trained)
+            with contextlib.closing(engine):
+                size = max(4, num_cores())
+                for start in range(0, len(missing), size):
+                    _train(missing[start : start + size], shadows.seed, fresh_model, samples, engine, own)
+                    told(shadows.models - len(missing) + min(start + size, len(missing)), shadows.models)
+    logits = np.stack([_logits(_file(own, number), len(samples)) for number in range(shadows.models)])
+    return Pool(samples, halves, logits)
+
+
+def _train(
+    numbers: Sequence[int],
+    seed: int,
+    fresh_model: Callable[[int], nn.Module],
+    samples: NDArray[np.int64],
+    engine: Engine,
+    folder: Path,
+) -> None:
+    """Train some models, and keep what they say of all samples."""
+    sent = {number: state.clone(dict(fresh_model(number).state_dict())) for number in numbers}
+    tasks = [ClientTask(number, 1, seed, Broadcast(model)) for number, model in sent.items()]
+    for update in list(engine.run(tasks)):
+        model = state.add(sent[update.client_id], update.delta | update.buffers)
+        (said,) = engine.predict(model, [samples])
+        with written_whole(_file(folder, update.client_id)) as unfinished:
+            save_file({"logits": np.ascontiguousarray(said.logits)}, unfinished)
+
+
+def _objective(clients: Clients, model: nn.Module) -> ClassificationObjective:
+    loss = getattr(clients.objective, "loss", cross_entropy)
+    objective = ClassificationObjective(model, loss=loss, optimizer=clients.optimizer)
+    return objective.to(device=clients.device, memory_format=clients.memory_format)
+
+
+def _check_key(file: Path, key: Mapping[str, Any]) -> None:
+    """Write down what a pool depends on, or hold it to what is written."""
+    if not file.exists():
+        with written_whole(file) as unfinished:
+            unfinished.write_text(json_text(key))
+        return
+    try:
+        known = json_of(file)
+    except (OSError, ValueError) as error:
+        raise CheckpointError(f"Expected {file} to tell what the pool depends on, but {error}: remove its folder.") from None
+    if differing := sorted(name for name in {*known, *key} if known.get(name) != key.get(name)):
+        raise CheckpointError(f"Expected {file} to be of this pool, but its {differing[0]} differs: remove its folder.")
+
+
+def _file(folder: Path, number: int) -> Path:
+    return folder / f"shadow_{number:04d}.safetensors"
+
+
+def _logits(file: Path, num_samples: int) -> NDArray[np.float32]:
+    try:
+        logits: NDArray[np.float32] = load_file(file)["logits"]
+    except (OSError, KeyError, SafetensorError) as error:
+        raise CheckpointError(f"Expected {file} to hold logits, but it cannot be read ({error}): remove it.") from None
+    if logits.ndim != 2 or len(logits) != num_samples or not np.isfinite(logits).all():
+        raise CheckpointError(
+            f"Expected {file} to hold finite logits of {num_samples} samples, but it does not: remove it, or train shadow "
+            "models that do not diverge."
+        )
+    return logits

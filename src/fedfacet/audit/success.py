@@ -1,0 +1,159 @@
+"""How well attacks tell members from others: per victim, over all victims, and per class and group."""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from statistics import fmean, stdev
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.stats import norm
+
+from fedfacet.attacks.base import Attack, Scores, Signals
+from fedfacet.audit.members import AuditSet
+from fedfacet.metrics.group_counts import NAN
+from fedfacet.metrics.roc import Roc, roc_of
+
+RATES = (0.001, 0.01, 0.1)
+"""False positive rates at which the true positive rate is told."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Success:
+    """One attack on one victim.
+
+    Attributes:
+        scores: of all samples of the audit set, shape (2m,).
+        scored: which of them the attacker did not know, shape (2m,).
+        roc: of the scored ones.
+        advantage: true minus false positive rate at the attack's own threshold; NaN where it only ranks.
+        null_auc: the mean AUC of the same attack on shadow models, among samples that these were not trained on: what it finds
+            without any membership, such as a difference between members' and others' distribution. NaN without shadow models.
+        null_std: standard deviation of that over the shadow models.
+    """
+
+    scores: Scores
+    scored: NDArray[np.bool_]
+    roc: Roc
+    advantage: float
+    null_auc: float
+    null_std: float
+
+
+def attacked(attack: Attack, signals: Signals, audit_set: AuditSet) -> Success:
+    """Return how well an attack does on one model.
+
+    Raises:
+        ValueError: if the attack lacks signals, or a score is not finite.
+    """
+    scores = attack.scores(signals)
+    scored, is_member = ~audit_set.is_known, audit_set.is_member
+    members, others = scores[scored & is_member], scores[scored & ~is_member]
+    advantage = NAN
+    if attack.threshold is not None:
+        advantage = float((members >= attack.threshold).mean() - (others >= attack.threshold).mean())
+    nulls = null_aucs(attack, signals, audit_set)
+    return Success(
+        scores=scores,
+        scored=scored,
+        roc=roc_of(members, others),
+        advantage=advantage,
+        null_auc=fmean(nulls) if nulls else NAN,
+        null_std=stdev(nulls) if len(nulls) > 1 else NAN,
+    )
+
+
+def null_aucs(attack: Attack, signals: Signals, audit_set: AuditSet) -> list[float]:
+    """Return the attack's AUC on every shadow model in turn, among the samples that this one was not trained on."""
+    found = []
+    for number, logits in enumerate(signals.shadow_logits):
+        seen, rest = signals.shadow_members[number], np.arange(len(signals.shadow_logits)) != number
+        target = Signals(
+            logits=logits,
+            y=signals.y,
+            known_members=np.flatnonzero(seen),
+            known_others=np.flatnonzero(audit_set.is_known & ~audit_set.is_member & ~seen),
+            shadow_logits=signals.shadow_logits[rest],
+            shadow_members=signals.shadow_members[rest],
+        )
+        scored = ~audit_set.is_known & ~seen
+        try:
+            scores = attack.scores(target)
+            found.append(roc_of(scores[scored & audit_set.is_member], scores[scored & ~audit_set.is_member]).auc)
+        except ValueError:  # too few shadow models are left, or too few samples
+            continue
+    return found
+
+
+def pooled(successes: Sequence[Success]) -> dict[str, float]:
+    r"""Return the AUC over several victims, of comparisons within each.
+
+    That is :math:`\sum_k U_k / \sum_k n_k m_k`, with U the pairs of a member and another that are ordered rightly.
+    Its interval takes the victims' AUCs for independent of each other.
+    """
+    weights = np.array([one.roc.num_members * one.roc.num_others for one in successes], dtype=np.float64)
+    weights /= weights.sum()
+    aucs = np.array([one.roc.auc for one in successes])
+    reach = np.array([_reach(one.roc) for one in successes])
+    auc, spread = float(weights @ aucs), float(np.sqrt(((weights * reach) ** 2).sum()))
+    nulls = np.array([one.null_auc for one in successes])
+    null_spread = math.sqrt(sum((w * one.roc.null_std) ** 2 for w, one in zip(weights, successes, strict=True)))
+    return {
+        "auc": auc,
+        "auc_low": max(0.0, auc - spread),
+        "auc_high": min(1.0, auc + spread),
+        "p_null": float(2 * norm.sf(abs(auc - 0.5) / null_spread)),
+        "null_auc": float(weights @ nulls),
+    }
+
+
+def per_slice(
+    successes: Sequence[Success], audit_sets: Sequence[AuditSet], slices: Sequence[NDArray[np.int64]], names: Mapping[int, str]
+) -> list[dict[str, float | str]]:
+    """Return the AUC among the samples of a class or a group, over several victims as in ``pooled``.
+
+    Args:
+        successes: of one attack.
+        audit_sets: of the same victims.
+        slices: per victim the slice of each sample, shape (2m,).
+        names: slice -> what it is called.
+
+    Returns:
+        Per slice its name, the AUC, and how many members and others it is of; NaN where no victim has two of both.
+    """
+    rows: list[dict[str, float | str]] = []
+    for value, name in names.items():
+        aucs, weights, num_members, num_others = [], [], 0, 0
+        for one, audit_set, of in zip(successes, audit_sets, slices, strict=True):
+            inside = one.scored & (of == value)
+            members, others = one.scores[inside & audit_set.is_member], one.scores[inside & ~audit_set.is_member]
+            num_members, num_others = num_members + len(members), num_others + len(others)
+            if min(len(members), len(others)) >= 2:
+                aucs.append(roc_of(members, others).auc)
+                weights.append(len(members) * len(others))
+        auc = float(np.average(aucs, weights=weights)) if aucs else NAN
+        rows.append({"slice": name, "auc": auc, "members": num_members, "others": num_others})
+    return rows
+
+
+def row_of(success: Success) -> dict[str, float]:
+    """Return one attack on one victim as a row of a table."""
+    roc = success.roc
+    return {
+        "members": roc.num_members,
+        "others": roc.num_others,
+        "auc": roc.auc,
+        "auc_low": roc.auc_low,
+        "auc_high": roc.auc_high,
+        "p_null": roc.p_null,
+        "null_auc": success.null_auc,
+        "null_std": success.null_std,
+        "advantage": success.advantage,
+        "advantage_best": roc.advantage,
+        **{f"tpr_at_{rate:g}": roc.true_positives_at(rate) for rate in RATES},
+    }
+
+
+def _reach(roc: Roc) -> float:
+    """Return half of the interval before it was cut at 0 and 1."""
+    return max(roc.auc - roc.auc_low, roc.auc_high - roc.auc)

@@ -1,0 +1,225 @@
+"""Membership inference on finished runs; see ``USAGE``."""
+
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from fedfacet.analysis.terminal import TextTable, Told, print_tables
+from fedfacet.commands import called
+from fedfacet.errors import ConfigError, FedFacetError
+from fedfacet.storage.json_text import json_text
+
+if TYPE_CHECKING:  # --help need not wait for what these load
+    from omegaconf import DictConfig
+
+    from fedfacet.analysis.runs import Run
+    from fedfacet.attacks.base import Attack
+    from fedfacet.audit.audit import Audit
+    from fedfacet.audit.members import Members
+    from fedfacet.audit.shadows import Pool, Shadows
+    from fedfacet.audit.victims import KeepUpdates
+    from fedfacet.runs.rerun import RoundAgain
+
+USAGE = """usage: {command} run=DIR [attack=[NAME,...]] [KEY=VALUE] ...
+
+Tell from what models say of samples which of these they were trained on. The round is run again for the clients' models, so the
+run needs the checkpoint before it: previous.ckpt for the last round, callbacks.save_checkpoint.keep=all for any.
+
+  run=DIR                   the folder of a run, or one that holds some
+  attack=[NAME,...]         gap, loss_threshold, lira, rmia; the last two train shadow models, once for all runs of that data
+                            and model
+  attack.NAME.KEY=VALUE     e.g. attack.lira.mode=online
+  victim=clients|server     whose model is attacked
+  moment=after_training|received  the model that a client sends, or the one that it was sent
+  round=N                   of which round; the last one that can be run again by default
+  clients=[3,7]             whom; by default all whose update arrived and whose samples suffice
+  members.others=holdout|test     what is told apart from members: samples that the clients hold out themselves, or the test set
+  members.KEY=VALUE, shadow.models=16, shadow.epochs=100, shadow.KEY=VALUE, engine=workers
+  output=text|json          json prints one document and nothing else
+  trust=[MODULE]            modules that the run's checkpoint may name code of
+
+What it finds is written to DIR/attacks/.
+
+example: {command} run=logs/train/runs/<time> attack=[gap,loss_threshold,lira] shadow.epochs=25 engine=workers
+"""
+
+_HEADS = ("attack", "members", "AUC", "95 %", "p", "AUC, unseen", "advantage", "TPR at 1 %")
+_HOW_TO_READ = (
+    "AUC: of all pairs of a member and another of one model, which the attack orders rightly; p: of an attack that knows "
+    "nothing. AUC, unseen: the same on shadow models, among samples that they never saw. Advantage (at the attack's own "
+    "threshold) and TPR are means over models."
+)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Attack the runs; return the exit status."""
+    argv = sys.argv[1:] if argv is None else argv
+    if {"-h", "--help"} & set(argv):
+        print(USAGE.format(command=called("attack")), end="")
+        return 0
+    try:
+        told = tell(argv)
+    except (FedFacetError, ValueError, TypeError, OSError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    if told.output == "json":
+        print(json_text(told.data))
+        for figure in told.figures:
+            print(f"wrote {figure}", file=sys.stderr)
+    else:
+        print_tables(told.tables, told.remarks, told.figures)
+    return 0
+
+
+def tell(argv: Sequence[str]) -> Told:
+    """Attack the runs that ``run=`` names, one after another, and return what to print.
+
+    Raises:
+        FedFacetError, ValueError: if options or a run do not allow it; runs before that one are written.
+    """
+    from fedfacet.analysis.runs import find_runs
+    from fedfacet.arguments import check_choice
+    from fedfacet.audit.members import Members
+    from fedfacet.audit.shadows import Shadows
+    from fedfacet.config import compose_job, make, plain
+
+    if not any(argument.partition("=")[0] == "run" for argument in argv):
+        raise ConfigError("Expected a run to attack, but got none: name its folder, run=logs/train/runs/<time>.")
+    config, _ = compose_job("attack", list(argv))
+    check_choice("output", config.output, ("text", "json"))
+    check_choice("victim", config.victim, ("clients", "server"))
+    check_choice("moment", config.moment, ("after_training", "received"))
+    attacks = {str(name): make(node) for name, node in config.attack.items()}
+    if not attacks:
+        raise ConfigError("Expected an attack, but got none: choose some, for example attack=[gap,loss_threshold].")
+    settings = plain(config)
+    members, shadows = Members(**settings["members"]), Shadows(**settings["shadow"])
+    found, tables, remarks, figures = [], [], [], []
+    runs = find_runs([config.run])
+    for run in runs:
+        audit, folder, notes = attack_run(run, config, attacks, members, shadows)
+        found.append({"run": str(run.path), "folder": str(folder), "threat_model": audit.threat_model, "attacks": audit.rows})
+        tables.append(table_of(f"{run.path}, {sentence_of(audit.threat_model)}", audit.rows))
+        remarks += notes
+        figures += sorted(folder.iterdir())
+    return Told(config.output, found[0] if len(found) == 1 else found, tables, figures, [_HOW_TO_READ, *remarks])
+
+
+def attack_run(
+    run: "Run", config: "DictConfig", attacks: Mapping[str, "Attack"], members: "Members", shadows: "Shadows"
+) -> "tuple[Audit, Path, list[str]]":
+    """Attack one run, write what was found into its folder, and return it, that folder and what to remark."""
+    from fedfacet.audit.audit import audit, needs_shadows, write_audit
+    from fedfacet.audit.victims import client_victims, round_to_attack, server_victims
+
+    with round_to_attack(run.path, config.round, trust=list(config.trust)) as again:
+        source = members.source(again.data)
+        if config.victim == "server":
+            victims = server_victims(again, members)
+        else:
+            victims = client_victims(again, members, config.moment, config.clients and list(config.clients))
+        pool = pool_of(again, config, shadows, source) if needs_shadows(attacks) else None
+        threat_model = threat_model_of(again, config, source, [victim.client_id for victim in victims], pool is not None)
+        found = audit(again, victims, attacks, pool=pool, threat_model=threat_model)
+        folder = write_audit(found, run.path / "attacks", again.data.dataset)
+        notes = []
+        if again.same_model is False:
+            notes.append(
+                f"{run.path}: round {again.round} run again came to another model than the run's own, as on another machine or "
+                "with another version of torch. The models attacked are those of the round run again."
+            )
+        if source == "test":
+            notes.append(
+                f"{run.path}: the others are the test set. Where it differs from the clients' data, an attack finds that too: "
+                "see `AUC, unseen`, or train with partition.local_holdout=0.2."
+            )
+        return found, folder, notes
+
+
+def pool_of(again: "RoundAgain[KeepUpdates]", config: "DictConfig", shadows: "Shadows", source: str) -> "Pool":
+    """Return the shadow models' answers, trained where they are not there yet."""
+    import torch
+
+    from fedfacet.audit.shadows import pool_samples, train_pool
+    from fedfacet.build import fresh_model
+    from fedfacet.config import make
+
+    kept = torch.get_num_threads()
+    if config.threads is not None:
+        torch.set_num_threads(config.threads)
+    try:
+        return train_pool(
+            shadows,
+            again.federation.engine.clients,
+            lambda number: fresh_model(again.settings, shadows.seed, number),
+            pool_samples(again.data, source),
+            engine=make(config.engine),
+            folder=Path(config.paths.log_dir) / "attack" / "shadows",
+            facts={
+                **{part: again.settings[part] for part in ("model", "optimizer", "loss")},
+                "threads": torch.get_num_threads(),
+            },
+            told=lambda done, all: print(f"shadow models: {done} of {all}", file=sys.stderr),
+        )
+    finally:
+        torch.set_num_threads(kept)
+
+
+def threat_model_of(
+    again: "RoundAgain[KeepUpdates]", config: "DictConfig", source: str, client_ids: Sequence[int | None], shadows: bool
+) -> dict[str, Any]:
+    """Return who is attacked and what the attacker knows, and all settings that the numbers depend on."""
+    from fedfacet import state
+    from fedfacet.config import plain
+
+    settings = plain(config)
+    return {
+        "access": "black box: the model's logits",
+        "victim": config.victim,
+        "moment": config.moment if config.victim == "clients" else "after_aggregation",
+        "round": again.round,
+        "clients": [client_id for client_id in client_ids if client_id is not None],
+        "others": source,
+        "members": settings["members"],
+        "attacks": settings["attack"],
+        "shadow_models": settings["shadow"] if shadows else None,
+        "model_digest": state.digest(again.federation.state.model),
+        "data_digest": again.federation.facts.data_digest,
+        "partition_digest": again.federation.state.partition_digest,
+    }
+
+
+def sentence_of(threat_model: Mapping[str, Any]) -> str:
+    """Return the threat model in a few words."""
+    whose = "the server's model" if threat_model["victim"] == "server" else f"{len(threat_model['clients'])} clients' models"
+    moment = {"after_training": "after local training", "received": "as received", "after_aggregation": "after aggregation"}
+    others = {"holdout": "what clients hold out", "test": "the test set"}[threat_model["others"]]
+    shadows = threat_model["shadow_models"]
+    known = f", {shadows['models']} shadow models" if shadows else ""
+    return f"round {threat_model['round']}: {whose} {moment[threat_model['moment']]}, logits alone{known}; others: {others}"
+
+
+def table_of(title: str, rows: Sequence[Mapping[str, Any]]) -> TextTable:
+    """Return a line per attack: the AUC over all victims, and the means of what is told at single thresholds."""
+    attacks = dict.fromkeys(row["attack"] for row in rows)
+    by_client = {(row["attack"], row["client"]): row for row in rows}
+
+    def cell(value: float, digits: int = 3) -> str:
+        return "-" if value != value else f"{value:.{digits}f}"
+
+    lines = []
+    for attack in attacks:
+        alone = next(row for row in rows if row["attack"] == attack)
+        over, mean = (by_client.get((attack, which), alone) for which in ("pooled", "mean"))
+        lines.append([
+            attack,
+            cell(over["members"], 0),
+            cell(over["auc"]),
+            f"[{over['auc_low']:.3f}, {over['auc_high']:.3f}]",
+            f"{over['p_null']:.2g}",
+            cell(over["null_auc"]),
+            cell(mean["advantage"]),
+            cell(mean["tpr_at_0.01"]),
+        ])  # fmt: skip
+    return TextTable(title, _HEADS, lines)
