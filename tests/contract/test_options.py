@@ -9,14 +9,18 @@ from hydra.utils import get_object
 from omegaconf import OmegaConf
 
 from fedfacet import rng
-from fedfacet.config import make, targets
+from fedfacet.config import compose_job, make, plain, targets
 from fedfacet.config.nodes import BESIDE_ARGUMENTS
+from fedfacet.config.trust import check_trusted
 from fedfacet.errors import ConfigError
 
 CONF = Path(__file__).parents[2] / "conf"
 PACKAGE = Path(__file__).parents[2] / "src" / "fedfacet"
 YAMLS = sorted(CONF.glob("*/*.yaml"))
 NO_PARTS = {"hydra", "paths"}
+OF_COMMANDS = {"attack"}
+"""Groups of commands other than ``train``, by the names of these."""
+
 OF_PARTS = [
     pytest.param(file, id=f"{file.parent.name}={file.stem}")
     for file in YAMLS
@@ -25,12 +29,12 @@ OF_PARTS = [
 OTHER_INPUTS = ((64,), (80,))
 """The shapes of inputs that a model is tried with which refuses images: feature vectors, rows of characters."""
 
-NO_OPTIONS = {"models": {"checks", "pretrained"}}
+NO_OPTIONS = {"models": {"checks", "pretrained"}, "submodels": {"parts"}}
 """Modules that serve any part of a room instead of being one."""
 
 ROOMS_OF_OPTIONS = [
-    *("aggregators", "callbacks", "corrections", "engines", "losses", "models"),
-    *("participation", "partitioners", "personal", "schedulers", "selectors", "transforms"),
+    *("aggregators", "attacks", "callbacks", "capacities", "corrections", "engines", "losses", "models"),
+    *("participation", "partitioners", "personal", "schedulers", "selectors", "submodels", "transforms"),
 ]
 
 
@@ -39,6 +43,8 @@ def nodes(composed):
     """Return a function: yaml -> its nodes that name a class or a function."""
 
     def find(file):
+        if file.parent.name in OF_COMMANDS:
+            return list(targets(compose_job(file.parent.name, [f"{file.parent.name}={file.stem}"])[0][file.parent.name]))
         return list(targets(composed(f"{file.parent.name}={file.stem}")[file.parent.name]))
 
     return find
@@ -47,7 +53,13 @@ def nodes(composed):
 def test_every_group_is_a_default_of_train_yaml():
     defaults = OmegaConf.to_object(OmegaConf.load(CONF / "train.yaml"))["defaults"]
     chosen = {group for default in defaults if isinstance(default, dict) for group in default}
-    assert {file.parent.name for file in YAMLS} == chosen
+    assert {file.parent.name for file in YAMLS} - OF_COMMANDS == chosen
+
+
+@pytest.mark.parametrize("file", OF_PARTS)
+def test_a_run_folder_may_name_it(file, nodes):
+    """Or no run with it could be gone on with."""
+    check_trusted([plain(node) for _, node in nodes(file)], (), "it")
 
 
 @pytest.mark.parametrize("file", OF_PARTS)

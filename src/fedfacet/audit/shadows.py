@@ -214,7 +214,8 @@ def _check_key(file: Path, key: Mapping[str, Any]) -> None:
             unfinished.write_text(json_text(key))
         return
     try:
-        known = json_of(file)
+        if not isinstance(known := json_of(file), dict):
+            raise ValueError("it does not")
     except (OSError, ValueError) as error:
         raise CheckpointError(f"Expected {file} to tell what the pool depends on, but {error}: remove its folder.") from None
     if differing := sorted(name for name in {*known, *key} if known.get(name) != key.get(name)):

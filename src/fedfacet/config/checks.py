@@ -19,6 +19,9 @@ from fedfacet.errors import CheckpointError, ConfigError, first_line
 _LISTS = ("transforms", "callbacks", "logger")
 _NEEDED = ("dataset", "partition", "model", "objective", "loss", "optimizer", "local", "selector", "aggregator", "engine")
 
+_NOT_ALWAYS = ("capacity", "submodel", "attack")
+"""Groups that older runs do not have, or none has."""
+
 MAX_THREADS = 1024
 """More torch threads than this are a slip of the keyboard."""
 
@@ -161,6 +164,7 @@ def check_saved(settings: Mapping[str, Any], file: object) -> None:
         CheckpointError: naming what is missing or of another kind.
     """
     names = dict.fromkeys(key.partition(".")[0] for key in (*KINDS, "loss", "federation", "choices"))
+    names = {name: None for name in names if name in settings or name not in _NOT_ALWAYS}
     inner = (f"{group}.{name}" for group in _LISTS for name in settings[group])  # once the groups have been looked at
     for name in itertools.chain(names, inner):
         node = _setting(settings, name)

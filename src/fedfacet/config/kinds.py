@@ -22,10 +22,13 @@ KINDS = {
     "selector": "fedfacet.selectors.base.ClientSelector",
     "aggregator": "fedfacet.aggregators.base.Aggregator",
     "participation": "fedfacet.participation.base.Participation",
+    "capacity": "fedfacet.capacities.base.Capacity",
+    "submodel": "fedfacet.submodels.base.Submodel",
     "engine": "fedfacet.engines.base.Engine",
     "transforms.*": "fedfacet.transforms.base.UpdateTransform",
     "callbacks.*": "fedfacet.callbacks.base.Callback",
     "logger.*": "fedfacet.callbacks.base.Callback",
+    "attack.*": "fedfacet.attacks.base.Attack",
 }
 """Part of the configuration -> the class that its target is derived from."""
 

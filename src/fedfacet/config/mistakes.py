@@ -36,7 +36,7 @@ def explain(name: str, overrides: Sequence[str], error: Exception) -> str:
     """Say in one sentence what is wrong with the first override that does not compose by itself."""
     searchpath = [override for override in overrides if override.startswith("hydra.searchpath=")]
     overrides = [override for override in overrides if override not in searchpath]
-    groups = set(map(str, usual(name)[1]))
+    groups = _groups(name)
     chosen = [override for override in overrides if override.split("=")[0].lstrip("+~") in groups]
     for override in sorted(overrides, key=lambda one: one not in chosen):  # what is valid depends on the options chosen
         others = [*searchpath, *(other for other in chosen if other != override)]
@@ -52,8 +52,14 @@ def explain(name: str, overrides: Sequence[str], error: Exception) -> str:
     return f"Expected overrides that go together, but got {' '.join(overrides)}: {first_line(error)}"
 
 
+def _groups(name: str) -> set[str]:
+    """Return the groups of a config; one of which several options are the default is not among Hydra's choices."""
+    config, choices = usual(name)
+    return set(map(str, choices)) | set(map(str, config)) & set(GlobalHydra.instance().config_loader().list_groups(""))
+
+
 def _explain_override(name: str, override: str, others: Sequence[str], error: Exception) -> str:
-    groups = set(map(str, usual(name)[1]))
+    groups = _groups(name)
     key, _, value = override.lstrip("+~").partition("=")
     try:
         read = parsed(override)

@@ -1,0 +1,93 @@
+"""What a difference of distribution alone looks like, and numbers over several victims."""
+
+import numpy as np
+import pytest
+
+from fedfacet.attacks.base import Signals
+from fedfacet.attacks.lira import LiRA
+from fedfacet.attacks.loss_threshold import LossThreshold
+from fedfacet.audit.members import AuditSet
+from fedfacet.audit.success import attacked, per_slice, pooled
+
+
+def world(*, shift, membership, n=600, shadows=8, seed=0):
+    """Two classes. Models are surer of members by ``shift``, trained on them or not, and by ``membership`` of what they saw."""
+    draw = np.random.default_rng(seed)
+    is_member = np.arange(2 * n) < n
+    trained = np.empty((shadows, 2 * n), bool)
+    for pair in range(0, shadows, 2):
+        trained[pair] = draw.permutation(2 * n) < n
+        trained[pair + 1] = ~trained[pair]
+    y = draw.integers(0, 2, size=2 * n)
+
+    def logits(saw):
+        sure = draw.normal(size=2 * n) + shift * is_member + membership * saw
+        return np.stack([np.where(y == label, sure, 0.0) for label in (0, 1)], axis=1)
+
+    audit_set = AuditSet(np.arange(2 * n), is_member, np.tile(np.arange(n) < 20, 2))
+    signals = Signals(
+        logits=logits(is_member),
+        y=y,
+        known_members=np.arange(20),
+        known_others=np.arange(n, n + 20),
+        shadow_logits=np.array([logits(saw) for saw in trained]).reshape(shadows, 2 * n, 2),
+        shadow_members=trained,
+    )
+    return signals, audit_set
+
+
+def test_a_difference_of_distribution_shows_in_the_auc_among_unseen_samples():
+    """A loss threshold takes it for membership, and the null says so; a likelihood ratio does not."""
+    signals, audit_set = world(shift=1.0, membership=0.0)
+    plain = attacked(LossThreshold(), signals, audit_set)
+    expected = 0.7602  # two unit normals at distance 1: the normal distribution at 1 / sqrt(2)
+    assert plain.roc.auc == pytest.approx(expected, abs=4 * plain.roc.null_std)
+    assert plain.null_auc == pytest.approx(expected, abs=0.03)
+    ratio = attacked(LiRA(variance="global"), signals, audit_set)
+    assert ratio.roc.auc == pytest.approx(0.5, abs=4 * ratio.roc.null_std)
+    assert ratio.null_auc == pytest.approx(0.5, abs=0.03)
+
+
+def test_membership_does_not_show_there():
+    signals, audit_set = world(shift=0.0, membership=1.5)
+    for attack in (LossThreshold(), LiRA(variance="global")):
+        found = attacked(attack, signals, audit_set)
+        assert found.roc.auc > 0.75
+        assert found.null_auc == pytest.approx(0.5, abs=0.03)
+        assert found.null_std < 0.06
+
+
+def test_without_shadow_models_there_is_no_null():
+    signals, audit_set = world(shift=0.0, membership=1.0, shadows=0)
+    found = attacked(LossThreshold(), signals, audit_set)
+    assert found.null_auc != found.null_auc
+    assert found.null_std != found.null_std
+
+
+def test_the_interval_over_victims_holds_what_it_promises():
+    """200 draws of three victims that nothing is to be found about: one half lies inside in about 95 of 100."""
+    inside = p_values = 0
+    for seed in range(200):
+        successes = [
+            attacked(LossThreshold(), *world(shift=0.0, membership=0.0, n=size, shadows=0, seed=1000 * seed + size))
+            for size in (40, 80, 150)
+        ]
+        over = pooled(successes)
+        inside += over["auc_low"] <= 0.5 <= over["auc_high"]
+        p_values += over["p_null"] < 0.05
+    assert 180 <= inside <= 199
+    assert 1 <= p_values <= 20
+
+
+def test_slices_are_compared_within_victims():
+    signals, audit_set = world(shift=0.0, membership=1.0, shadows=0)
+    found = attacked(LossThreshold(), signals, audit_set)
+    of = (signals.y + 10 * (np.arange(len(signals.y)) % 3 == 0)).astype(np.int64)
+    rows = per_slice([found, found], [audit_set, audit_set], [of, of], {0: "a", 10: "b", 99: "nobody"})
+    inside = found.scored & (of == 0)
+    members, others = (found.scores[inside & kind] for kind in (audit_set.is_member, ~audit_set.is_member))
+    difference = members[:, None] - others
+    assert rows[0]["auc"] == pytest.approx(((difference > 0) + 0.5 * (difference == 0)).mean())
+    assert (rows[0]["members"], rows[0]["others"]) == (2 * len(members), 2 * len(others))
+    assert rows[2]["auc"] != rows[2]["auc"]
+    assert rows[2]["members"] == 0
