@@ -34,7 +34,10 @@ def options_page() -> str:
     paragraph of its class and from the head of its yaml, what a setting means from ``Args:`` and from the comment on its line.
     """
     conf = conf_dir()
-    purposes = dict(re.findall(r"^  - (\w+): \S+(?: # (.*))?$", (conf / "train.yaml").read_text(), re.MULTILINE))
+    purposes: dict[str, str] = {}
+    for name in ("attack", "train"):  # the order is that of the last
+        own = dict(re.findall(r"^  - (\w+): \S+(?: # (.*))?$", (conf / f"{name}.yaml").read_text(), re.MULTILINE))
+        purposes = own | {group: purpose for group, purpose in purposes.items() if group not in own}
     found = sorted(path.name for path in conf.iterdir() if path.is_dir() and any(path.glob("*.yaml")))
     names = [name for name in dict.fromkeys([*purposes, *found]) if name != "hydra"]
     contents = ", ".join(f"[`{name}`](#{name})" for name in names)

@@ -12,15 +12,18 @@ from fedfacet.__main__ import main
 
 def test_it_says_what_it_can_do(capsys):
     assert main([]) == main(["--help"]) == 0
-    assert capsys.readouterr().out.startswith("usage: fedfacet train|describe|report ARGS")
+    assert capsys.readouterr().out.startswith("usage: fedfacet train|describe|report|attack ARGS")
     assert main(["trian"]) == 2
-    assert capsys.readouterr().err.startswith("error: Expected one of the commands train, describe and report, but got 'trian'")
+    assert capsys.readouterr().err.startswith("error: Expected one of the commands train, describe, report and attack, but")
 
 
 def test_its_commands_call_themselves_by_its_name(monkeypatch, capsys):
     monkeypatch.setattr(sys, "argv", ["/usr/bin/fedfacet", "describe", "--help"])
     assert main(["describe", "--help"]) == 0
     assert capsys.readouterr().out.startswith("usage: fedfacet describe partition=NAME")
+    monkeypatch.setattr(sys, "argv", ["/usr/bin/fedfacet", "attack", "--help"])
+    assert main(["attack", "--help"]) == 0
+    assert capsys.readouterr().out.startswith("usage: fedfacet attack run=DIR")
 
 
 @pytest.mark.slow
