@@ -121,6 +121,11 @@ def test_clients_with_parts_of_the_model(run, attack):
         (("attack=lira", "shadow.models=2", "shadow.epochs=1"), "two shadow models or more"),
         (("attack=lira", "attack.lira.mode=on"), "attack.mode"),
         (("membres.most=3",), "`members.most`"),
+        (("round=abc",), "`round` to be a whole number"),
+        (("clients=3",), "`clients` to be a list"),
+        (("run=[a,b]",), "`run` to be"),
+        (("victim=server", "moment=received"), "leave one of them out"),
+        (("attack=lira", "paths.log_dir=/dev/null/logs"), "folder for shadow models"),
         (("output=csv",), "`output` to be 'text' or 'json'"),
     ],
 )

@@ -156,7 +156,12 @@ def train_pool(
         "precision": clients.precision,
     }
     own = folder / hashlib.sha256(json.dumps(key, sort_keys=True).encode()).hexdigest()[:16]
-    own.mkdir(parents=True, exist_ok=True)
+    try:
+        own.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise FedFacetError(
+            f"Expected a folder for shadow models, but {own} cannot be made ({error.strerror}): choose another."
+        ) from None
     with lock(own) as holder:
         if holder is not None:
             raise FedFacetError(f"Expected a pool that nobody else trains, but {holder} is at {own}: wait for it.")

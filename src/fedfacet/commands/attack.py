@@ -83,6 +83,7 @@ def tell(argv: Sequence[str]) -> Told:
     from fedfacet.audit.members import Members
     from fedfacet.audit.shadows import Shadows
     from fedfacet.config import compose_job, make, plain
+    from fedfacet.config.trust import trusted_by
 
     if not any(argument.partition("=")[0] == "run" for argument in argv):
         raise ConfigError("Expected a run to attack, but got none: name its folder, run=logs/train/runs/<time>.")
@@ -90,15 +91,15 @@ def tell(argv: Sequence[str]) -> Told:
     check_choice("output", config.output, ("text", "json"))
     check_choice("victim", config.victim, ("clients", "server"))
     check_choice("moment", config.moment, ("after_training", "received"))
+    if (config.victim, config.moment) == ("server", "received"):
+        raise ConfigError("Expected `moment=received` of clients, but got it with victim=server: leave one of them out.")
     attacks = {str(name): make(node) for name, node in config.attack.items()}
-    if not attacks:
-        raise ConfigError("Expected an attack, but got none: choose some, for example attack=[gap,loss_threshold].")
     settings = plain(config)
     members, shadows = Members(**settings["members"]), Shadows(**settings["shadow"])
     found, tables, remarks, figures = [], [], [], []
     runs = find_runs([config.run])
     for run in runs:
-        audit, folder, notes = attack_run(run, config, attacks, members, shadows)
+        audit, folder, notes = attack_run(run, config, attacks, members, shadows, trusted_by(argv))
         found.append({"run": str(run.path), "folder": str(folder), "threat_model": audit.threat_model, "attacks": audit.rows})
         tables.append(table_of(f"{run.path}, {sentence_of(audit.threat_model)}", audit.rows))
         remarks += notes
@@ -107,18 +108,23 @@ def tell(argv: Sequence[str]) -> Told:
 
 
 def attack_run(
-    run: "Run", config: "DictConfig", attacks: Mapping[str, "Attack"], members: "Members", shadows: "Shadows"
+    run: "Run",
+    config: "DictConfig",
+    attacks: Mapping[str, "Attack"],
+    members: "Members",
+    shadows: "Shadows",
+    trust: Sequence[str],
 ) -> "tuple[Audit, Path, list[str]]":
     """Attack one run, write what was found into its folder, and return it, that folder and what to remark."""
     from fedfacet.audit.audit import audit, needs_shadows, write_audit
     from fedfacet.audit.victims import client_victims, round_to_attack, server_victims
 
-    with round_to_attack(run.path, config.round, trust=list(config.trust)) as again:
+    with round_to_attack(run.path, config.round, trust=trust) as again:
         source = members.source(again.data)
         if config.victim == "server":
             victims = server_victims(again, members)
         else:
-            victims = client_victims(again, members, config.moment, config.clients and list(config.clients))
+            victims = client_victims(again, members, config.moment, list(config.clients) if config.clients else None)
         pool = pool_of(again, config, shadows, source) if needs_shadows(attacks) else None
         threat_model = threat_model_of(again, config, source, [victim.client_id for victim in victims], pool is not None)
         found = audit(again, victims, attacks, pool=pool, threat_model=threat_model)

@@ -63,6 +63,9 @@ SETTINGS: dict[str, Any] = {
     "wandb.entity": str | None,
     "wandb.mode": Literal["online", "offline", "disabled"],
     "wandb.tags": list[str],
+    "run": _NAME | None,
+    "round": int | None,
+    "clients": list[int] | None,
 }
 """What the settings may be that belong to no class; those of a class are held to its signature."""
 
