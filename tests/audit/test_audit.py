@@ -148,5 +148,5 @@ def test_a_run_is_needed(capsys, tmp_path):
 def test_holding_out_is_needed_where_it_is_asked_for(run, attack, capsys):
     folder = run("partition.local_holdout=0")
     assert main([f"run={folder}", "members.others=holdout"]) == 2
-    assert "one holds out none: train with partition.local_holdout=0.2" in capsys.readouterr().err
+    assert "none does: train with partition.local_holdout=0.2" in capsys.readouterr().err
     assert attack(folder, "attack=gap")["threat_model"]["others"] == "test"

@@ -160,7 +160,7 @@ def _rows(
     over: dict[str, Any] = dict.fromkeys(rows[0], NAN)
     sums = {key: sum(row[key] for row in rows) for key in ("num_samples", "members", "others")}
     means = {
-        key: fmean(row[key] for row in rows)
+        key: _mean([row[key] for row in rows])
         for key in rows[0]
         if key not in ("attack", "client", "auc_low", "auc_high", "p_null", "null_std")
     }
@@ -169,6 +169,12 @@ def _rows(
         over | {"attack": name, "client": POOLED} | sums | pooled(successes),
         over | means | {"attack": name, "client": MEAN},
     ]
+
+
+def _mean(values: Sequence[float]) -> float:
+    """Return the mean of those victims for which there is a value."""
+    there = [value for value in values if value == value]
+    return fmean(there) if there else NAN
 
 
 def _slices(name: str, victims: Sequence[Victim], successes: Sequence[Success], dataset: Dataset) -> list[dict[str, Any]]:

@@ -42,7 +42,7 @@ class Members:
     Attributes:
         others: ``"holdout"``, what the clients themselves hold out, so that members and others are alike but for membership;
             ``"test"``, as the thesis does, where a difference of distribution passes for membership; ``None`` for ``"holdout"``
-            where every client holds out something, else ``"test"``.
+            where clients hold out samples, else ``"test"``.
         most: of each kind, 1 or larger.
         known_share: in [0, 1).
         min_known: 1 or larger.
@@ -71,15 +71,15 @@ class Members:
         """Return where the others come from: ``"holdout"`` or ``"test"``.
 
         Raises:
-            FedFacetError: if clients are to hold out samples, but one holds out none.
+            FedFacetError: if clients are to hold out samples, but none does.
         """
-        all_hold_out = bool(data.local_holdout) and all(map(len, data.local_holdout))
-        if self.others == "holdout" and not all_hold_out:
+        hold_out = any(map(len, data.local_holdout))
+        if self.others == "holdout" and not hold_out:
             raise FedFacetError(
-                "Expected clients that hold out samples of their own for `members.others=holdout`, but one holds out none: "
-                "train with partition.local_holdout=0.2, or give members.others=test."
+                "Expected clients that hold out samples of their own for `members.others=holdout`, but none does: train with "
+                "partition.local_holdout=0.2, or give members.others=test."
             )
-        return self.others or ("holdout" if all_hold_out else "test")
+        return self.others or ("holdout" if hold_out else "test")
 
     def of_client(self, data: FederatedData, client_id: int) -> AuditSet:
         """Return the audit set for one client's model.

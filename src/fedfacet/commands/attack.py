@@ -44,6 +44,9 @@ What it finds is written to DIR/attacks/.
 example: {command} run=logs/train/runs/<time> attack=[gap,loss_threshold,lira] shadow.epochs=25 engine=workers
 """
 
+WHERE_IT_LIES = ("root", "download", "url")
+"""Settings of a data set that shadow models do not depend on; whether it is augmented, say, they do."""
+
 _HEADS = ("attack", "members", "AUC", "95 %", "p", "AUC, unseen", "advantage", "TPR at 1 %")
 _HOW_TO_READ = (
     "AUC: of all pairs of a member and another of one model, which the attack orders rightly; p: of an attack that knows "
@@ -164,6 +167,7 @@ def pool_of(again: "RoundAgain[KeepUpdates]", config: "DictConfig", shadows: "Sh
             folder=Path(config.paths.log_dir) / "attack" / "shadows",
             facts={
                 **{part: again.settings[part] for part in ("model", "optimizer", "loss")},
+                "dataset": {key: value for key, value in again.settings["dataset"].items() if key not in WHERE_IT_LIES},
                 "threads": torch.get_num_threads(),
             },
             told=lambda done, all: print(f"shadow models: {done} of {all}", file=sys.stderr),
