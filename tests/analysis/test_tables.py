@@ -197,6 +197,10 @@ def test_unequal_seeds_are_noted():
     assert table.notes == ("`b, cmnist_gsc` lacks seeds that other cells have: 0.",)
 
 
+def test_a_column_per_seed_lacks_none():
+    assert make_table([run("a", 0), run("a", 1), run("b", 1)], columns=["seed"], at="last").notes == ()
+
+
 def test_without_validation_only_the_last_round_is_shown():
     table = make_table([run("a"), run("b")])
     assert [column.at for column in table.columns] == ["last"]

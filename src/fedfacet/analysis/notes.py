@@ -17,8 +17,10 @@ _HOW = {
 """Metrics, by the beginning of their names, that a run measures only with these options of train.py."""
 
 
-def notes_on(groups: Mapping[tuple[str, str], Sequence[Run]], metric: str, moments: Sequence[str]) -> list[str]:
-    """Return the warnings about a table's cells, which are given by row and column."""
+def notes_on(
+    groups: Mapping[tuple[str, str], Sequence[Run]], metric: str, moments: Sequence[str], keys: Sequence[str] = ()
+) -> list[str]:
+    """Return the warnings about a table's cells, which are given by row and column; ``keys`` are what these tell apart."""
     notes = []
     everybody = [run for members in groups.values() for run in members]
     if without := [run for run in everybody if not all(measured(run, metric, moment) for moment in moments)]:
@@ -38,7 +40,7 @@ def notes_on(groups: Mapping[tuple[str, str], Sequence[Run]], metric: str, momen
             notes.append(f"{name} has runs of debug=smoke (mostly one round on generated data), for example `{smoke[0].path}`.")
         if differing := beside_the_seed(members):
             notes.append(f"{name} averages runs that differ in {some(differing)}, not in the seed alone.")
-        if lacking := all_seeds - {run.seed for run in members}:
+        if "seed" not in keys and (lacking := all_seeds - {run.seed for run in members}):
             notes.append(f"{name} lacks seeds that other cells have: {listed(lacking)}.")
     return notes
 

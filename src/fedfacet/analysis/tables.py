@@ -127,7 +127,7 @@ def make_table(
     notes = notes_on_unfinished(runs)
     if at in ("both", "all") and "best" not in moments:
         notes.append("No run has a best round by validation, so it is not shown.")
-    notes += notes_on(groups, metric, moments)
+    notes += notes_on(groups, metric, moments, (*rows, *columns))
     return Table(
         corner=" / ".join(rows),
         rows=row_heads,
