@@ -3,6 +3,7 @@
 import csv
 import json
 import re
+import shutil
 
 import numpy as np
 import pytest
@@ -88,6 +89,24 @@ def test_the_server_is_attacked_on_all_clients_samples(run, attack):
     assert row["auc"] > 0.55
 
 
+def test_members_of_the_server_are_those_who_have_taken_part(run, attack):
+    folder = run("federation.cohort_size=1", "selector=uniform", "federation.rounds=1")
+    told = attack(folder, "attack=loss_threshold", "victim=server", "members.others=test")
+    assert told["attacks"][0]["num_samples"] == attack(folder, "attack=gap")["attacks"][0]["num_samples"]
+    assert told["attacks"][0]["auc"] > 0.7
+
+
+def test_another_round_than_the_last_is_told(run, capsys, tmp_path):
+    folder = run("callbacks.save_checkpoint.keep=all")
+    assert main([f"run={folder}", "round=1"]) == 0
+    assert "the models are those of round 1; the run has done 2." in " ".join(capsys.readouterr().out.split())
+    shutil.copytree(run(), tmp_path / "run")
+    (tmp_path / "run" / "checkpoints" / "previous.ckpt").unlink()
+    assert main([f"run={tmp_path / 'run'}"]) == 2
+    assert "there is only the one after it" in capsys.readouterr().err
+    assert main([f"run={tmp_path / 'run'}", "round=3"]) == 0
+
+
 def test_clients_with_parts_of_the_model(run, attack):
     """A model that normalises by its batch, cut: members and others are mixed in its batches."""
     folder = run(
@@ -124,6 +143,8 @@ def test_clients_with_parts_of_the_model(run, attack):
         (("round=abc",), "`round` to be a whole number"),
         (("clients=3",), "`clients` to be a list"),
         (("run=[a,b]",), "`run` to be"),
+        (("victim=server", "clients=[1]"), "but got none or the server"),
+        (("clients=[]",), "but got none or the server"),
         (("victim=server", "moment=received"), "leave one of them out"),
         (("attack=lira", "paths.log_dir=/dev/null/logs"), "folder for shadow models"),
         (("output=csv",), "`output` to be 'text' or 'json'"),

@@ -39,7 +39,7 @@ def test_samples_are_drawn_and_not_the_first(data):
 
 
 def test_a_share_of_them_is_known(data):
-    drawn = Members(known_share=0.2, min_known=3).of_server(data)
+    drawn = Members(known_share=0.2, min_known=3).of_server(data, range(4))
     assert drawn.is_known.sum() == 2 * round(0.2 * len(np.concatenate(data.local_holdout)))
 
 

@@ -7,7 +7,8 @@ from fedfacet.attacks.base import Signals
 from fedfacet.attacks.lira import LiRA
 from fedfacet.attacks.loss_threshold import LossThreshold
 from fedfacet.audit.members import AuditSet
-from fedfacet.audit.success import attacked, per_slice, pooled
+from fedfacet.audit.success import Success, attacked, per_slice, pooled
+from fedfacet.metrics.roc import roc_of
 
 
 def world(*, shift, membership, n=600, shadows=8, seed=0):
@@ -77,6 +78,30 @@ def test_the_interval_over_victims_holds_what_it_promises():
         p_values += over["p_null"] < 0.05
     assert 180 <= inside <= 199
     assert 1 <= p_values <= 20
+
+
+def test_victims_that_share_their_others_have_a_wider_interval():
+    """60 draws of eight victims that know nothing, whose others are the same samples with nearly the same scores."""
+    wrong = {True: 0, False: 0}
+    for seed in range(60):
+        draw = np.random.default_rng(seed)
+        others = draw.normal(size=100)
+        successes = []
+        for _ in range(8):
+            roc = roc_of(draw.normal(size=100), others + 0.1 * draw.normal(size=100))
+            successes.append(Success(np.empty(0), np.empty(0, bool), roc, 0.0, float("nan"), float("nan")))
+        for shared in wrong:
+            wrong[shared] += pooled(successes, shared_others=shared)["p_null"] < 0.05
+    assert wrong[False] > 10
+    assert wrong[True] <= 6
+
+
+def test_victims_without_a_null_do_not_take_it_from_the_others():
+    signals, audit_set = world(shift=0.0, membership=0.0)
+    one = attacked(LossThreshold(), signals, audit_set)
+    none = attacked(LossThreshold(), *world(shift=0.0, membership=0.0, shadows=0))
+    assert pooled([one, none])["null_auc"] == pytest.approx(one.null_auc)
+    assert np.isnan(pooled([none, none])["null_auc"])
 
 
 def test_slices_are_compared_within_victims():

@@ -75,7 +75,11 @@ def audit(
         name: [attacked(attack, of, victim.audit_set) for of, victim in zip(signals, victims, strict=True)]
         for name, attack in attacks.items()
     }
-    rows = [row for name in attacks for row in _rows(name, victims, said, successes[name], dataset)]
+    rows = [
+        row
+        for name in attacks
+        for row in _rows(name, victims, said, successes[name], dataset, threat_model["others"] == "test")
+    ]
     slices = [row for name in attacks for row in _slices(name, victims, successes[name], dataset)]
     return Audit(threat_model, victims, successes, rows, slices)
 
@@ -141,6 +145,7 @@ def _rows(
     said: Sequence[Predictions],
     successes: Sequence[Success],
     dataset: Dataset,
+    shared_others: bool,
 ) -> list[dict[str, Any]]:
     """Return a row per victim; and, of several, one of all comparisons within victims and one of means over victims."""
     rows: list[dict[str, Any]] = []
@@ -166,7 +171,7 @@ def _rows(
     }
     return [
         *rows,
-        over | {"attack": name, "client": POOLED} | sums | pooled(successes),
+        over | {"attack": name, "client": POOLED} | sums | pooled(successes, shared_others=shared_others),
         over | means | {"attack": name, "client": MEAN},
     ]
 

@@ -1,5 +1,6 @@
 """Whose membership an attack is to tell."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -10,8 +11,8 @@ from fedfacet.arguments import check_choice, check_whole, check_within
 from fedfacet.data.federated import FederatedData
 from fedfacet.errors import FedFacetError
 
-SCORED = 2
-"""Members, and others, that an ROC curve needs at least."""
+SCORED = 10
+"""Members, and others, that are scored at least: with fewer, intervals mean nothing."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -90,14 +91,17 @@ class Members:
         others = data.local_holdout[client_id] if self.source(data) == "holdout" else data.dataset.test
         return self._drawn(data.partition.indices[client_id], others, f"client {client_id}", client_id)
 
-    def of_server(self, data: FederatedData) -> AuditSet:
-        """Return the audit set for the global model, whose members are all clients' samples.
+    def of_server(self, data: FederatedData, client_ids: Sequence[int]) -> AuditSet:
+        """Return the audit set for the global model, whose members are the samples of those who have taken part.
 
         Raises:
             FedFacetError: if there are too few samples.
         """
+        if not client_ids:
+            raise FedFacetError("Expected a server's model that somebody has trained, but nobody has: attack a later round.")
         others = np.concatenate(data.local_holdout) if self.source(data) == "holdout" else data.dataset.test
-        return self._drawn(np.concatenate(data.partition.indices), others, "the server", data.partition.num_clients)
+        members = np.concatenate([data.partition.indices[client_id] for client_id in client_ids])
+        return self._drawn(members, others, "the server", data.partition.num_clients)
 
     def num_known(self, size: int) -> int:
         """Return how many samples of a kind the attacker knows, of ``size``."""

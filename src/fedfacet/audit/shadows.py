@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 from safetensors import SafetensorError
 from safetensors.numpy import load_file, save_file
@@ -38,7 +39,7 @@ class Shadows:
 
     Every sample, whether a member or not, is in exactly half of the halves, so that one pool serves every client, every attack
     and every run of the same data and model. An attacker who has that much knows more than the thesis' (10,000 samples of
-    other clients): it is an auditor's pool, an upper bound.
+    other clients). What it finds is no bound all the same: these models are trained by themselves, not in a federation.
 
     Attributes:
         models: how many, an even number, 2 or larger.
@@ -154,6 +155,8 @@ def train_pool(
         "seed": shadows.seed,
         "memory_format": str(clients.memory_format),
         "precision": clients.precision,
+        "device": clients.device.type,
+        "torch": torch.__version__,
     }
     own = folder / hashlib.sha256(json.dumps(key, sort_keys=True).encode()).hexdigest()[:16]
     try:

@@ -1,6 +1,5 @@
 """How well attacks tell members from others: per victim, over all victims, and per class and group."""
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean, stdev
@@ -71,7 +70,7 @@ def null_aucs(attack: Attack, signals: Signals, audit_set: AuditSet) -> list[flo
         target = Signals(
             logits=logits,
             y=signals.y,
-            known_members=np.flatnonzero(seen),
+            known_members=np.flatnonzero(known if (known := audit_set.is_known & seen).any() else seen),
             known_others=np.flatnonzero(audit_set.is_known & ~audit_set.is_member & ~seen),
             shadow_logits=signals.shadow_logits[rest],
             shadow_members=signals.shadow_members[rest],
@@ -85,25 +84,28 @@ def null_aucs(attack: Attack, signals: Signals, audit_set: AuditSet) -> list[flo
     return found
 
 
-def pooled(successes: Sequence[Success]) -> dict[str, float]:
+def pooled(successes: Sequence[Success], *, shared_others: bool = False) -> dict[str, float]:
     r"""Return the AUC over several victims, of comparisons within each.
 
     That is :math:`\sum_k U_k / \sum_k n_k m_k`, with U the pairs of a member and another that are ordered rightly.
-    Its interval takes the victims' AUCs for independent of each other.
+    Its interval takes the victims' AUCs for independent of each other; with ``shared_others``, where all are compared with the
+    same test set, for as dependent as can be, which makes it wider than it need be.
     """
     weights = np.array([one.roc.num_members * one.roc.num_others for one in successes], dtype=np.float64)
     weights /= weights.sum()
     aucs = np.array([one.roc.auc for one in successes])
     reach = np.array([_reach(one.roc) for one in successes])
-    auc, spread = float(weights @ aucs), float(np.sqrt(((weights * reach) ** 2).sum()))
+    order = 1 if shared_others else 2
+    null_stds = np.array([one.roc.null_std for one in successes])
+    auc, spread, null_spread = float(weights @ aucs), *(float(np.linalg.norm(weights * of, order)) for of in (reach, null_stds))
     nulls = np.array([one.null_auc for one in successes])
-    null_spread = math.sqrt(sum((w * one.roc.null_std) ** 2 for w, one in zip(weights, successes, strict=True)))
+    there = ~np.isnan(nulls)
     return {
         "auc": auc,
         "auc_low": max(0.0, auc - spread),
         "auc_high": min(1.0, auc + spread),
         "p_null": float(2 * norm.sf(abs(auc - 0.5) / null_spread)),
-        "null_auc": float(weights @ nulls),
+        "null_auc": float(np.average(nulls[there], weights=weights[there])) if there.any() else NAN,
     }
 
 

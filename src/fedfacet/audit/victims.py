@@ -62,9 +62,15 @@ def round_to_attack(run_dir: Path, round: int | None = None, *, trust: Sequence[
 
 
 def server_victims(again: RoundAgain[KeepUpdates], members: Members) -> list[Victim]:
-    """Return the global model after the round, attacked on all clients' samples."""
-    num_samples = sum(map(len, again.data.partition.indices))
-    return [Victim(None, 1.0, num_samples, again.federation.state.model, {}, members.of_server(again.data))]
+    """Return the global model after the round, attacked on the samples of those who have taken part in any round so far.
+
+    Raises:
+        FedFacetError: if nobody has, or if there are too few samples.
+    """
+    after, partition = again.federation.state, again.data.partition
+    took_part = [client_id for client_id, times in enumerate(after.participation_counts.tolist()) if times]
+    num_samples = sum(len(partition.indices[client_id]) for client_id in took_part)
+    return [Victim(None, 1.0, num_samples, after.model, {}, members.of_server(again.data, took_part))]
 
 
 def client_victims(

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from fedfacet.analysis.terminal import TextTable, Told, print_tables
 from fedfacet.commands import called
-from fedfacet.errors import ConfigError, FedFacetError
+from fedfacet.errors import CheckpointError, ConfigError, FedFacetError
 from fedfacet.storage.json_text import json_text
 
 if TYPE_CHECKING:  # --help need not wait for what these load
@@ -46,6 +46,8 @@ example: {command} run=logs/train/runs/<time> attack=[gap,loss_threshold,lira] s
 
 WHERE_IT_LIES = ("root", "download", "url")
 """Settings of a data set that shadow models do not depend on; whether it is augmented, say, they do."""
+
+_MANY_KNOWN = 50
 
 _HEADS = ("attack", "members", "AUC", "95 %", "p", "AUC, unseen", "advantage", "TPR at 1 %")
 _HOW_TO_READ = (
@@ -96,6 +98,10 @@ def tell(argv: Sequence[str]) -> Told:
     check_choice("moment", config.moment, ("after_training", "received"))
     if (config.victim, config.moment) == ("server", "received"):
         raise ConfigError("Expected `moment=received` of clients, but got it with victim=server: leave one of them out.")
+    if config.clients is not None and (config.victim == "server" or not config.clients):
+        raise ConfigError(
+            "Expected `clients` to name some whose models are attacked, but got none or the server: leave it out."
+        )
     attacks = {str(name): make(node) for name, node in config.attack.items()}
     settings = plain(config)
     members, shadows = Members(**settings["members"]), Shadows(**settings["shadow"])
@@ -123,16 +129,28 @@ def attack_run(
     from fedfacet.audit.victims import client_victims, round_to_attack, server_victims
 
     with round_to_attack(run.path, config.round, trust=trust) as again:
+        if config.round is None and again.round > again.num_rounds:
+            raise CheckpointError(
+                f"Expected the checkpoint before the last round of {run.path}, but there is only the one after it: attack the "
+                f"round that would come next, round={again.round}, or train with callbacks.save_checkpoint.keep=all."
+            )
         source = members.source(again.data)
         if config.victim == "server":
             victims = server_victims(again, members)
         else:
-            victims = client_victims(again, members, config.moment, list(config.clients) if config.clients else None)
+            victims = client_victims(again, members, config.moment, None if config.clients is None else list(config.clients))
         pool = pool_of(again, config, shadows, source) if needs_shadows(attacks) else None
-        threat_model = threat_model_of(again, config, source, [victim.client_id for victim in victims], pool is not None)
+        threat_model = threat_model_of(
+            again,
+            config,
+            source,
+            [victim.client_id for victim in victims],
+            pool is not None,
+            any(victim.memory for victim in victims),
+        )
         found = audit(again, victims, attacks, pool=pool, threat_model=threat_model)
         folder = write_audit(found, run.path / "attacks", again.data.dataset)
-        notes = []
+        notes = [f"{run.path}: {remark}" for remark in remarks_on(found, again.num_rounds)]
         if again.same_model is False:
             notes.append(
                 f"{run.path}: round {again.round} run again came to another model than the run's own, as on another machine or "
@@ -144,6 +162,24 @@ def attack_run(
                 "see `AUC, unseen`, or train with partition.local_holdout=0.2."
             )
         return found, folder, notes
+
+
+def remarks_on(audit: "Audit", num_rounds: int) -> list[str]:
+    """Return what a reader of the numbers must know."""
+    remarks, round = [], audit.threat_model["round"]
+    if round != num_rounds:
+        remarks.append(f"the models are those of round {round}; the run has done {num_rounds}.")
+    if audit.threat_model["shadow_models"] and any(
+        row["attack"] == "lira" and row["null_auc"] != row["null_auc"] for row in audit.rows
+    ):
+        remarks.append("`AUC, unseen` of lira needs 6 shadow models or more.")
+    few = min(int(victim.audit_set.is_known.sum()) // 2 for victim in audit.victims)
+    if "rmia" in audit.successes and few < _MANY_KNOWN:
+        remarks.append(
+            f"rmia compares with known others, {few} of the smallest client: its scores have {few + 1} values there. Raise "
+            "members.known_share."
+        )
+    return remarks
 
 
 def pool_of(again: "RoundAgain[KeepUpdates]", config: "DictConfig", shadows: "Shadows", source: str) -> "Pool":
@@ -177,7 +213,12 @@ def pool_of(again: "RoundAgain[KeepUpdates]", config: "DictConfig", shadows: "Sh
 
 
 def threat_model_of(
-    again: "RoundAgain[KeepUpdates]", config: "DictConfig", source: str, client_ids: Sequence[int | None], shadows: bool
+    again: "RoundAgain[KeepUpdates]",
+    config: "DictConfig",
+    source: str,
+    client_ids: Sequence[int | None],
+    shadows: bool,
+    keeps: bool,
 ) -> dict[str, Any]:
     """Return who is attacked and what the attacker knows, and all settings that the numbers depend on."""
     from fedfacet import state
@@ -189,6 +230,8 @@ def threat_model_of(
         "victim": config.victim,
         "moment": config.moment if config.victim == "clients" else "after_aggregation",
         "round": again.round,
+        "num_rounds": again.num_rounds,
+        "own_layers": keeps,
         "clients": [client_id for client_id in client_ids if client_id is not None],
         "others": source,
         "members": settings["members"],
