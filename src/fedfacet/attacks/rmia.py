@@ -20,7 +20,7 @@ class RMIA(Attack):
 
     Args:
         gamma: how much larger a ratio must be, 1 or larger.
-        offline_a: a in [0, 1], how much a sample's probability rises when it is trained on; 1 for not at all. It acts on samples
+        offline_a: a in [0, 1], how much a sample's probability rises when it is trained on; 1 for not at all. Acts on samples
             that no shadow model was trained on, of which the halves of ``attack.py`` leave none.
     """
 
