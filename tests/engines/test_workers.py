@@ -62,15 +62,17 @@ def persistent():
 
 
 class KillAWorker(Callback):
-    """Kill a worker without warning in the midst of the second round, when the first of its clients is done."""
+    """Kill a worker without warning in the second round, when the first of its clients is done: a busy one, if one is left.
+
+    All may be idle by then, since updates are handed on in cohort order. A death between two pieces of work must be found too.
+    """
 
     def __init__(self):
         self.killed = None
 
     def on_client_end(self, round, position, expected, phase):
         if round == 2 and phase == "train" and self.killed is None:
-            engine = self.engine
-            self.killed = next(worker.process.pid for worker in engine._workers if worker.job is not None)
+            self.killed = max(self.engine._workers, key=lambda worker: worker.job is not None).process.pid
             os.kill(self.killed, signal.SIGKILL)
 
     def on_fit_start(self, federation):
