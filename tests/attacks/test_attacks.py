@@ -197,7 +197,7 @@ def test_refuses(make, part):
 def test_too_few_shadows_are_refused():
     _, signals = world(1.0, n=50, shadows=2)
     for attack in (LiRA(), LiRA(mode="online")):
-        with pytest.raises(ValueError, match="two shadow models or more"):
+        with pytest.raises(ValueError, match="2 shadow models or more that were not trained on it"):
             attack.scores(signals)
     nothing = Signals(
         signals.logits, signals.y, signals.known_members, signals.known_others, signals.shadow_logits[:0],

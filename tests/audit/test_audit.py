@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from sklearn.metrics import roc_auc_score
 
+from fedfacet.audit import audit
 from fedfacet.commands.attack import main
 
 ALL = "attack=[gap,loss_threshold,lira,rmia]"
@@ -67,6 +68,23 @@ def test_what_is_written_is_what_is_printed_and_comes_out_again(run, attack):
     assert [(row["attack"], row["client"]) for row in rows] == [(row["attack"], str(row["client"])) for row in first["attacks"]]
     assert float(rows[0]["auc"]) == first["attacks"][0]["auc"]
     assert json.loads((own / "audit.json").read_text())["threat_model"] == first["threat_model"]
+
+
+def test_of_several_runs_one_that_cannot_be_attacked_costs_a_sentence(run, capsys, tmp_path):
+    for name in ("a", "b", "c"):
+        shutil.copytree(run(), tmp_path / "runs" / name)
+    shutil.rmtree(tmp_path / "runs" / "b" / "checkpoints")
+    assert main([f"run={tmp_path / 'runs'}", "attack=gap", "output=json"]) == 2
+    printed = capsys.readouterr()
+    assert [told["run"][-1] for told in json.loads(printed.out)] == ["a", "c"]
+    assert [line for line in printed.err.splitlines() if line.startswith("error: ") and "runs/b" in line]
+
+
+def test_a_class_that_is_named_like_a_formula_is_written_as_text(run, attack, monkeypatch):
+    monkeypatch.setattr(audit, "per_slice", lambda *_: [{"slice": "=1+1", "auc": 0.5, "members": 2, "others": 2}])
+    told = attack(run(), "attack=gap")
+    with open(f"{told['folder']}/slices.csv", newline="") as file:
+        assert [row["slice"] for row in csv.DictReader(file)] == ["'=1+1"]
 
 
 def test_classes_are_told_apart(run, attack):
@@ -137,7 +155,7 @@ def test_clients_with_parts_of_the_model(run, attack):
         (("members.min_known=400", "victim=server"), "to attack the server"),
         (("clients=[7]",), r"whose updates arrived in round 2, \[0, 1, 2\], but got 7"),
         (("shadow.models=5",), "`shadow.models` to be even"),
-        (("attack=lira", "shadow.models=2", "shadow.epochs=1"), "two shadow models or more"),
+        (("attack=lira", "shadow.models=2", "shadow.epochs=1"), "2 shadow models or more that were not trained on it"),
         (("attack=lira", "attack.lira.mode=on"), "attack.mode"),
         (("membres.most=3",), "`members.most`"),
         (("round=abc",), "`round` to be a whole number"),

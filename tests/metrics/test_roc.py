@@ -72,7 +72,14 @@ def test_perfect_and_useless():
     assert (flat.auc, flat.advantage) == (0.5, 0)
 
 
-@pytest.mark.parametrize(("members", "others"), [([1.0], [1.0, 2.0]), ([1.0, 2.0], []), ([1.0, math.nan], [1.0, 2.0])])
-def test_refuses_what_has_no_curve(members, others):
-    with pytest.raises(ValueError, match="two members and two others"):
+@pytest.mark.parametrize(
+    ("members", "others", "sentence"),
+    [
+        ([1.0], [1.0, 2.0], "two members and two others"),
+        ([1.0, 2.0], [], "two members and two others"),
+        ([1.0, math.nan], [1.0, 2.0], "1 of 4 are not"),
+    ],
+)
+def test_refuses_what_has_no_curve(members, others, sentence):
+    with pytest.raises(ValueError, match=sentence):
         roc_of(members, others)

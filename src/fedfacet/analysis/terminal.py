@@ -1,9 +1,13 @@
-"""Tables on a terminal."""
+"""What a command has to say, on a terminal."""
 
 import os
-from collections.abc import Iterable, Sequence
+import sys
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
+
+from fedfacet.errors import FedFacetError
+from fedfacet.storage.json_text import json_text
 
 _IN_A_FILE = 160  # characters of a line where no terminal says how many fit
 
@@ -18,13 +22,39 @@ class TextTable(NamedTuple):
 
 
 class Told(NamedTuple):
-    """What a command prints: ``data`` if ``output`` is json, tables and remarks if it is text; and the pictures it drew."""
+    """What a command prints: ``data`` if ``output`` is json, tables and remarks if it is text; and the pictures it drew.
+
+    ``errors`` are what did not go, of several things that were asked for; the others are told all the same.
+    """
 
     output: str
     data: Any
     tables: Iterable[TextTable]
     figures: Sequence[Path] = ()
     remarks: Sequence[str] = ()
+    errors: Sequence[str] = ()
+
+
+def run_command(tell: Callable[[Sequence[str]], Told], usage: Callable[[], str], argv: Sequence[str] | None) -> int:
+    """Print what a command has to say to its options, those of the process by default; return the exit status."""
+    argv = sys.argv[1:] if argv is None else argv
+    if {"-h", "--help"} & set(argv):
+        print(usage(), end="")
+        return 0
+    try:
+        told = tell(argv)
+    except (FedFacetError, ValueError, TypeError, OSError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    if told.output == "json":
+        print(json_text(told.data))
+        for figure in told.figures:
+            print(f"wrote {figure}", file=sys.stderr)
+    else:
+        print_tables(told.tables, told.remarks, told.figures)
+    for sentence in told.errors:
+        print(f"error: {sentence}", file=sys.stderr)
+    return 2 if told.errors else 0
 
 
 def print_tables(tables: Iterable[TextTable], remarks: Iterable[str] = (), figures: Sequence[Path] = ()) -> None:

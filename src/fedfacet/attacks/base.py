@@ -51,9 +51,30 @@ class Attack(ABC):
     threshold: float | None = None
     """From which score on the attack calls a sample a member; ``None`` where it only ranks."""
 
+    least_out: int = 0
+    """How many shadow models that were not trained on it every sample needs."""
+
+    least_in: int = 0
+    """How many shadow models that were trained on it every sample needs."""
+
     @abstractmethod
     def scores(self, signals: Signals) -> Scores:
         """Return a finite score per sample, shape (n,)."""
+
+    def has_shadows(self, signals: Signals) -> bool:
+        """Tell whether there are enough shadow models for every sample."""
+        num_in = signals.shadow_members.sum(axis=0)
+        num_out = len(signals.shadow_members) - num_in
+        return bool((num_in >= self.least_in).all() and (num_out >= self.least_out).all())
+
+    def check_shadows(self, signals: Signals) -> None:
+        """Raise ``ValueError`` if there are not."""
+        if not self.has_shadows(signals):
+            trained = f", and {self.least_in} that were" if self.least_in else ""
+            raise ValueError(
+                f"Expected {self.least_out} shadow models or more that were not trained on it{trained}, for every sample, but "
+                f"some sample lacks them among the {len(signals.shadow_members)} there are: train more."
+            )
 
 
 def losses_of(logits: NDArray[np.float64], y: NDArray[np.int64]) -> Scores:

@@ -32,6 +32,7 @@ class LiRA(Attack):
     """
 
     needs = frozenset({SHADOWS})
+    least_out = 2
 
     def __init__(
         self,
@@ -47,6 +48,7 @@ class LiRA(Attack):
         if not 0 <= min_std < float("inf"):
             raise ValueError(f"Expected `attack.min_std` to be 0 or larger and finite, but got {min_std}.")
         self.mode, self.statistic, self.variance, self.min_std = mode, statistic, variance, min_std
+        self.least_in = 2 if mode == "online" else 0
 
     def scores(self, signals: Signals) -> Scores:
         """Return z-values offline, log-likelihood ratios online.
@@ -54,12 +56,13 @@ class LiRA(Attack):
         Raises:
             ValueError: if a sample has fewer than two shadow models of a kind that is needed.
         """
+        self.check_shadows(signals)
         target, shadows = (self._statistic(logits, signals) for logits in (signals.logits, signals.shadow_logits))
-        mean, std = self._normal(shadows, ~signals.shadow_members, "not trained on it")
+        mean, std = self._normal(shadows, ~signals.shadow_members)
         if self.mode == "offline":
             scores: Scores = (target - mean) / std
             return scores
-        mean_in, std_in = self._normal(shadows, signals.shadow_members, "trained on it")
+        mean_in, std_in = self._normal(shadows, signals.shadow_members)
         ratio: Scores = norm.logpdf(target, mean_in, std_in) - norm.logpdf(target, mean, std)
         return ratio
 
@@ -71,14 +74,9 @@ class LiRA(Attack):
         odds: Scores = np.log(largest / (1 - largest))
         return odds
 
-    def _normal(self, shadows: Scores, chosen: NDArray[np.bool_], what: str) -> tuple[Scores, Scores]:
+    def _normal(self, shadows: Scores, chosen: NDArray[np.bool_]) -> tuple[Scores, Scores]:
         """Return mean and standard deviation per sample over the shadow models that are chosen for it."""
         counts = chosen.sum(axis=0)
-        if len(shadows) == 0 or counts.min() < 2:
-            least = int(counts.min()) if len(shadows) else 0
-            raise ValueError(
-                f"Expected two shadow models or more that were {what}, for every sample, but got {least}: train more."
-            )
         mean = np.where(chosen, shadows, 0).sum(axis=0) / counts
         squares = np.where(chosen, shadows - mean, 0) ** 2
         variance = squares.sum(axis=0) / (counts - 1)

@@ -25,6 +25,7 @@ class RMIA(Attack):
     """
 
     needs = frozenset({SHADOWS})
+    least_out = 1
 
     def __init__(self, *, gamma: float = 1.0, offline_a: float = 0.3) -> None:
         check_within("attack.offline_a", offline_a, "[0, 1]")
@@ -38,12 +39,10 @@ class RMIA(Attack):
         Raises:
             ValueError: if a sample has no shadow model that was not trained on it, or if no others are known.
         """
+        self.check_shadows(signals)
+        if len(signals.known_others) == 0:
+            raise ValueError("Expected others that the attacker knows, to compare with, but got none: raise members.min_known.")
         out = ~signals.shadow_members
-        if len(out) == 0 or not out.any(axis=0).all() or len(signals.known_others) == 0:
-            raise ValueError(
-                "Expected known others, and for every sample a shadow model that was not trained on it, but some lack one: "
-                "train more shadow models."
-            )
         probabilities = np.exp(-losses_of(signals.shadow_logits, signals.y))
         mean_out = np.where(out, probabilities, 0).sum(axis=0) / out.sum(axis=0)
         num_in = signals.shadow_members.sum(axis=0)

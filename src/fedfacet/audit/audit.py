@@ -1,6 +1,5 @@
 """A finished run attacked: victims x attacks, and what that leaves in the run's folder."""
 
-import csv
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
@@ -12,6 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from fedfacet.analysis.writers import csv_of
 from fedfacet.attacks.base import SHADOWS, Attack, Signals
 from fedfacet.audit.shadows import Pool
 from fedfacet.audit.success import Success, attacked, per_slice, pooled, row_of
@@ -69,12 +69,13 @@ def audit(
         ValueError: if an attack lacks signals.
     """
     dataset = again.data.dataset
-    said = [predictions_of(again, victim) for victim in victims]
-    signals = [signals_of(dataset, victim, told, pool) for victim, told in zip(victims, said, strict=True)]
-    successes = {
-        name: [attacked(attack, of, victim.audit_set) for of, victim in zip(signals, victims, strict=True)]
-        for name, attack in attacks.items()
-    }
+    said: list[Predictions] = []
+    successes: dict[str, list[Success]] = {name: [] for name in attacks}
+    for victim in victims:
+        said.append(predictions_of(again, victim))
+        signals = signals_of(dataset, victim, said[-1], pool)  # of one victim at a time: they take S x n x Y floats
+        for name, attack in attacks.items():
+            successes[name].append(attacked(attack, signals, victim.audit_set))
     rows = [
         row
         for name in attacks
@@ -110,7 +111,7 @@ def signals_of(dataset: Dataset, victim: Victim, said: Predictions, pool: Pool |
     )
 
 
-def write_audit(audit: Audit, folder: Path, dataset: Dataset) -> Path:
+def write_audit(audit: Audit, folder: Path) -> Path:
     """Write an audit into a folder of its own below ``folder``, named by its threat model and its attacks; return that.
 
     ``attacks.csv``, ``slices.csv``, ``scores.npz``, ``roc.png`` and ``exposure.png``; ``audit.json`` comes last, so that a
@@ -121,12 +122,10 @@ def write_audit(audit: Audit, folder: Path, dataset: Dataset) -> Path:
     own.mkdir(parents=True, exist_ok=True)
     (own / "audit.json").unlink(missing_ok=True)
     for name, rows in (("attacks.csv", audit.rows), ("slices.csv", audit.slices)):
-        with written_whole(own / name) as unfinished, open(unfinished, "w", newline="") as file:
-            table = csv.DictWriter(file, list(rows[0]), lineterminator="\n")
-            table.writeheader()
-            table.writerows(rows)
+        with written_whole(own / name) as unfinished:
+            unfinished.write_text(csv_of([list(rows[0]), *(list(row.values()) for row in rows)]), newline="")
     with written_whole(own / "scores.npz") as unfinished, open(unfinished, "wb") as binary:
-        np.savez_compressed(binary, **_arrays(audit, dataset))  # type: ignore[arg-type]  # its stub takes no mapping
+        np.savez_compressed(binary, **_arrays(audit))  # type: ignore[arg-type]  # its stub takes no mapping
     plot_roc({name: [one.roc for one in of] for name, of in audit.successes.items()}, own / "roc.png")
     plot_exposure(
         {name: [one.roc for one in of] for name, of in audit.successes.items()},
@@ -198,7 +197,7 @@ def _slices(name: str, victims: Sequence[Victim], successes: Sequence[Success], 
     ]
 
 
-def _arrays(audit: Audit, dataset: Dataset) -> dict[str, NDArray[Any]]:
+def _arrays(audit: Audit) -> dict[str, NDArray[Any]]:
     arrays: dict[str, NDArray[Any]] = {}
     for number, victim in enumerate(audit.victims):
         who = "server" if victim.client_id is None else f"client_{victim.client_id}"

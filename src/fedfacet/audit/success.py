@@ -63,7 +63,10 @@ def attacked(attack: Attack, signals: Signals, audit_set: AuditSet) -> Success:
 
 
 def null_aucs(attack: Attack, signals: Signals, audit_set: AuditSet) -> list[float]:
-    """Return the attack's AUC on every shadow model in turn, among the samples that this one was not trained on."""
+    """Return the attack's AUC on every shadow model in turn, among the samples that this one was not trained on.
+
+    A shadow model is left out where the others are too few for the attack, or the samples for a curve.
+    """
     found = []
     for number, logits in enumerate(signals.shadow_logits):
         seen, rest = signals.shadow_members[number], np.arange(len(signals.shadow_logits)) != number
@@ -76,11 +79,10 @@ def null_aucs(attack: Attack, signals: Signals, audit_set: AuditSet) -> list[flo
             shadow_members=signals.shadow_members[rest],
         )
         scored = ~audit_set.is_known & ~seen
-        try:
+        is_member, is_other = scored & audit_set.is_member, scored & ~audit_set.is_member
+        if attack.has_shadows(target) and len(target.known_others) and min(is_member.sum(), is_other.sum()) >= 2:
             scores = attack.scores(target)
-            found.append(roc_of(scores[scored & audit_set.is_member], scores[scored & ~audit_set.is_member]).auc)
-        except ValueError:  # too few shadow models are left, or too few samples
-            continue
+            found.append(roc_of(scores[is_member], scores[is_other]).auc)
     return found
 
 

@@ -5,10 +5,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fedfacet.analysis.terminal import TextTable, Told, print_tables
+from fedfacet.analysis.terminal import TextTable, Told, run_command
 from fedfacet.commands import called
 from fedfacet.errors import CheckpointError, ConfigError, FedFacetError
-from fedfacet.storage.json_text import json_text
 
 if TYPE_CHECKING:  # --help need not wait for what these load
     from omegaconf import DictConfig
@@ -59,29 +58,14 @@ _HOW_TO_READ = (
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Attack the runs; return the exit status."""
-    argv = sys.argv[1:] if argv is None else argv
-    if {"-h", "--help"} & set(argv):
-        print(USAGE.format(command=called("attack")), end="")
-        return 0
-    try:
-        told = tell(argv)
-    except (FedFacetError, ValueError, TypeError, OSError) as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
-    if told.output == "json":
-        print(json_text(told.data))
-        for figure in told.figures:
-            print(f"wrote {figure}", file=sys.stderr)
-    else:
-        print_tables(told.tables, told.remarks, told.figures)
-    return 0
+    return run_command(tell, lambda: USAGE.format(command=called("attack")), argv)
 
 
 def tell(argv: Sequence[str]) -> Told:
     """Attack the runs that ``run=`` names, one after another, and return what to print.
 
     Raises:
-        FedFacetError, ValueError: if options or a run do not allow it; runs before that one are written.
+        FedFacetError, ValueError: if the options, or all runs, do not allow it. Of several runs those that do are attacked.
     """
     from fedfacet.analysis.runs import find_runs
     from fedfacet.arguments import check_choice
@@ -106,14 +90,21 @@ def tell(argv: Sequence[str]) -> Told:
     settings = plain(config)
     members, shadows = Members(**settings["members"]), Shadows(**settings["shadow"])
     found, tables, remarks, figures = [], [], [], []
-    runs = find_runs([config.run])
-    for run in runs:
-        audit, folder, notes = attack_run(run, config, attacks, members, shadows, trusted_by(argv))
+    errors: list[Exception] = []
+    for run in find_runs([config.run]):
+        try:
+            audit, folder, notes = attack_run(run, config, attacks, members, shadows, trusted_by(argv))
+        except (FedFacetError, ValueError, OSError) as error:
+            errors.append(error)
+            continue
         found.append({"run": str(run.path), "folder": str(folder), "threat_model": audit.threat_model, "attacks": audit.rows})
         tables.append(table_of(f"{run.path}, {sentence_of(audit.threat_model)}", audit.rows))
         remarks += notes
         figures += sorted(folder.iterdir())
-    return Told(config.output, found[0] if len(found) == 1 else found, tables, figures, [_HOW_TO_READ, *remarks])
+    if not found:
+        raise errors[0]
+    data = found[0] if len(found) == 1 else found
+    return Told(config.output, data, tables, figures, [_HOW_TO_READ, *remarks], list(map(str, errors)))
 
 
 def attack_run(
@@ -149,7 +140,7 @@ def attack_run(
             any(victim.memory for victim in victims),
         )
         found = audit(again, victims, attacks, pool=pool, threat_model=threat_model)
-        folder = write_audit(found, run.path / "attacks", again.data.dataset)
+        folder = write_audit(found, run.path / "attacks")
         notes = [f"{run.path}: {remark}" for remark in remarks_on(found, again.num_rounds)]
         if again.same_model is False:
             notes.append(

@@ -1,15 +1,13 @@
 """A federation described before any training, or what its clients say of themselves; see ``USAGE``."""
 
-import sys
 from collections.abc import Sequence
 from difflib import get_close_matches
 from importlib import import_module
 from pathlib import Path
 
-from fedfacet.analysis.terminal import Told, print_tables
+from fedfacet.analysis.terminal import Told, run_command
 from fedfacet.commands import called
-from fedfacet.errors import ConfigError, FedFacetError
-from fedfacet.storage.json_text import json_text
+from fedfacet.errors import ConfigError
 
 GROUPS = ("partition", "dataset", "selector")
 
@@ -43,22 +41,7 @@ example: {command} partition=gsc simulate.selector=feddiverse
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Print the description; return the exit status."""
-    argv = sys.argv[1:] if argv is None else argv
-    if {"-h", "--help"} & set(argv):
-        print(usage(), end="")
-        return 0
-    try:
-        told = tell(argv)
-    except (FedFacetError, ValueError, TypeError, OSError) as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
-    if told.output == "json":
-        print(json_text(told.data))
-        for figure in told.figures:
-            print(f"wrote {figure}", file=sys.stderr)
-    else:
-        print_tables(told.tables, told.remarks, told.figures)
-    return 0
+    return run_command(tell, usage, argv)
 
 
 def tell(argv: Sequence[str]) -> Told:

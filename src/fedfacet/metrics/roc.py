@@ -87,8 +87,10 @@ def roc_of(members: Sequence[float] | NDArray[np.float64], others: Sequence[floa
     """
     x, y = np.asarray(members, np.float64), np.asarray(others, np.float64)
     n, m = len(x), len(y)
-    if min(n, m) < 2 or not (np.isfinite(x).all() and np.isfinite(y).all()):
-        raise ValueError(f"Expected finite scores of two members and two others or more, but got {n} and {m}: mend them.")
+    if min(n, m) < 2:
+        raise ValueError(f"Expected scores of two members and two others or more, but got {n} and {m}: attack more samples.")
+    if bad := sum(int((~np.isfinite(scores)).sum()) for scores in (x, y)):
+        raise ValueError(f"Expected finite scores, but {bad} of {n + m} are not: see whether the model's logits are finite.")
     ranks = rankdata(np.concatenate([x, y]))
     v = (ranks[:n] - rankdata(x)) / m
     w = 1 - (ranks[n:] - rankdata(y)) / n
