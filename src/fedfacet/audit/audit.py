@@ -98,17 +98,8 @@ def predictions_of(again: RoundAgain[KeepUpdates], victim: Victim) -> Prediction
 
 def signals_of(dataset: Dataset, victim: Victim, said: Predictions, pool: Pool | None) -> Signals:
     """Return what an attacker sees of a victim's audit set."""
-    own = victim.audit_set
-    none = np.empty((0, *said.logits.shape)), np.empty((0, len(own.samples)), np.bool_)
-    shadow_logits, shadow_members = pool.of(own.samples) if pool is not None else none
-    return Signals(
-        logits=said.logits.astype(np.float64),
-        y=dataset.y[own.samples],
-        known_members=np.flatnonzero(own.is_known & own.is_member),
-        known_others=np.flatnonzero(own.is_known & ~own.is_member),
-        shadow_logits=shadow_logits,
-        shadow_members=shadow_members,
-    )
+    shadows = pool.of(victim.audit_set.samples) if pool is not None else (None, None)
+    return victim.audit_set.signals(said.logits, dataset.y[victim.audit_set.samples], *shadows)
 
 
 def write_audit(audit: Audit, folder: Path) -> Path:

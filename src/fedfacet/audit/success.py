@@ -9,9 +9,9 @@ from numpy.typing import NDArray
 from scipy.stats import norm
 
 from fedfacet.attacks.base import Attack, Scores, Signals
-from fedfacet.audit.members import AuditSet
+from fedfacet.data.audit_set import AuditSet
 from fedfacet.metrics.group_counts import NAN
-from fedfacet.metrics.roc import Roc, roc_of
+from fedfacet.metrics.roc import Roc, pair_weights, pooled_auc, roc_of
 
 RATES = (0.001, 0.01, 0.1)
 """False positive rates at which the true positive rate is told."""
@@ -55,7 +55,7 @@ def attacked(attack: Attack, signals: Signals, audit_set: AuditSet) -> Success:
     return Success(
         scores=scores,
         scored=scored,
-        roc=roc_of(members, others),
+        roc=audit_set.roc(scores),
         advantage=advantage,
         null_auc=fmean(nulls) if nulls else NAN,
         null_std=stdev(nulls) if len(nulls) > 1 else NAN,
@@ -87,25 +87,17 @@ def null_aucs(attack: Attack, signals: Signals, audit_set: AuditSet) -> list[flo
 
 
 def pooled(successes: Sequence[Success], *, shared_others: bool = False) -> dict[str, float]:
-    r"""Return the AUC over several victims, of comparisons within each.
-
-    That is :math:`\sum_k U_k / \sum_k n_k m_k`, with U the pairs of a member and another that are ordered rightly.
-    Its interval takes the victims' AUCs for independent of each other; with ``shared_others``, where all are compared with the
-    same test set, for as dependent as can be, which makes it wider than it need be.
-    """
-    weights = np.array([one.roc.num_members * one.roc.num_others for one in successes], dtype=np.float64)
-    weights /= weights.sum()
-    aucs = np.array([one.roc.auc for one in successes])
-    reach = np.array([_reach(one.roc) for one in successes])
-    order = 1 if shared_others else 2
-    null_stds = np.array([one.roc.null_std for one in successes])
-    auc, spread, null_spread = float(weights @ aucs), *(float(np.linalg.norm(weights * of, order)) for of in (reach, null_stds))
+    """Return the AUC over several victims as ``pooled_auc`` does, its p-value, and what the same attacks find of nothing."""
+    auc, low, high = pooled_auc(rocs := [one.roc for one in successes], shared_others=shared_others)
+    weights = pair_weights(rocs)
+    null_stds = np.array([roc.null_std for roc in rocs])
+    null_spread = float(np.linalg.norm(weights * null_stds, 1 if shared_others else 2))
     nulls = np.array([one.null_auc for one in successes])
     there = ~np.isnan(nulls)
     return {
         "auc": auc,
-        "auc_low": max(0.0, auc - spread),
-        "auc_high": min(1.0, auc + spread),
+        "auc_low": low,
+        "auc_high": high,
         "p_null": float(2 * norm.sf(abs(auc - 0.5) / null_spread)),
         "null_auc": float(np.average(nulls[there], weights=weights[there])) if there.any() else NAN,
     }
@@ -156,8 +148,3 @@ def row_of(success: Success) -> dict[str, float]:
         "advantage_best": roc.advantage,
         **{f"tpr_at_{rate:g}": roc.true_positives_at(rate) for rate in RATES},
     }
-
-
-def _reach(roc: Roc) -> float:
-    """Return half of the interval before it was cut at 0 and 1."""
-    return max(roc.auc - roc.auc_low, roc.auc_high - roc.auc)

@@ -6,9 +6,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from fedfacet import state
-from fedfacet.audit.members import AuditSet, Members
 from fedfacet.callbacks.base import Callback
 from fedfacet.clients.personal_memory import local_model
+from fedfacet.data.audit_set import AuditSet, Members
 from fedfacet.data.federated import FederatedData
 from fedfacet.errors import FedFacetError
 from fedfacet.federation import Federation

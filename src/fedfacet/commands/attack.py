@@ -15,9 +15,9 @@ if TYPE_CHECKING:  # --help need not wait for what these load
     from fedfacet.analysis.runs import Run
     from fedfacet.attacks.base import Attack
     from fedfacet.audit.audit import Audit
-    from fedfacet.audit.members import Members
     from fedfacet.audit.shadows import Pool, Shadows
     from fedfacet.audit.victims import KeepUpdates
+    from fedfacet.data.audit_set import Members
     from fedfacet.runs.rerun import RoundAgain
 
 USAGE = """usage: {command} run=DIR [attack=[NAME,...]] [KEY=VALUE] ...
@@ -69,10 +69,10 @@ def tell(argv: Sequence[str]) -> Told:
     """
     from fedfacet.analysis.runs import find_runs
     from fedfacet.arguments import check_choice
-    from fedfacet.audit.members import Members
     from fedfacet.audit.shadows import Shadows
     from fedfacet.config import compose_job, make, plain
     from fedfacet.config.trust import trusted_by
+    from fedfacet.data.audit_set import Members
 
     if not any(argument.partition("=")[0] == "run" for argument in argv):
         raise ConfigError("Expected a run to attack, but got none: name its folder, run=logs/train/runs/<time>.")

@@ -98,3 +98,24 @@ def roc_of(members: Sequence[float] | NDArray[np.float64], others: Sequence[floa
     reach = float(norm.ppf((1 + LEVEL) / 2)) * math.sqrt(v.var(ddof=1) / n + w.var(ddof=1) / m)
     false_positives, true_positives, _ = roc_curve(np.repeat([1, 0], [n, m]), np.concatenate([x, y]), drop_intermediate=False)
     return Roc(false_positives, true_positives, n, m, auc, max(0.0, auc - reach), min(1.0, auc + reach))
+
+
+def pooled_auc(rocs: Sequence[Roc], *, shared_others: bool = False) -> tuple[float, float, float]:
+    r"""Return the AUC over several models, of comparisons within each, and its 95 % interval.
+
+    That is :math:`\sum_k U_k / \sum_k n_k m_k`, with U the pairs of a member and another that are ordered rightly.
+    The interval takes the models' AUCs for independent of each other; with ``shared_others``, where all are compared with the
+    same test set, for as dependent as can be, which makes it wider than it need be.
+    """
+    weights = pair_weights(rocs)
+    # Half of each interval before it was cut at 0 and 1.
+    reach = np.array([max(roc.auc - roc.auc_low, roc.auc_high - roc.auc) for roc in rocs])
+    auc, spread = float(weights @ [roc.auc for roc in rocs]), float(np.linalg.norm(weights * reach, 1 if shared_others else 2))
+    return auc, max(0.0, auc - spread), min(1.0, auc + spread)
+
+
+def pair_weights(rocs: Sequence[Roc]) -> NDArray[np.float64]:
+    """Return how much each model counts in the AUC over all: its share of pairs."""
+    pairs = np.array([roc.num_members * roc.num_others for roc in rocs], dtype=np.float64)
+    weights: NDArray[np.float64] = pairs / pairs.sum()
+    return weights

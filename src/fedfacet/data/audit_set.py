@@ -2,14 +2,17 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from fedfacet import rng
 from fedfacet.arguments import check_choice, check_whole, check_within
+from fedfacet.attacks.base import Signals
 from fedfacet.data.federated import FederatedData
 from fedfacet.errors import FedFacetError
+from fedfacet.metrics.roc import Roc, roc_of
 
 SCORED = 10
 """Members, and others, that are scored at least: with fewer, intervals mean nothing."""
@@ -28,6 +31,27 @@ class AuditSet:
     samples: NDArray[np.int64]
     is_member: NDArray[np.bool_]
     is_known: NDArray[np.bool_]
+
+    def signals(
+        self,
+        logits: NDArray[np.floating[Any]],
+        y: NDArray[np.int64],
+        shadow_logits: NDArray[np.float64] | None = None,
+        shadow_members: NDArray[np.bool_] | None = None,
+    ) -> Signals:
+        """Return what an attacker sees: a model's logits for ``samples``, (2m, Y), the classes of these, and shadow models'."""
+        return Signals(
+            logits=logits.astype(np.float64),
+            y=y,
+            known_members=np.flatnonzero(self.is_known & self.is_member),
+            known_others=np.flatnonzero(self.is_known & ~self.is_member),
+            shadow_logits=np.empty((0, *logits.shape)) if shadow_logits is None else shadow_logits,
+            shadow_members=np.empty((0, len(y)), np.bool_) if shadow_members is None else shadow_members,
+        )
+
+    def roc(self, scores: NDArray[np.float64]) -> Roc:
+        """Return the curve of scores, (2m,), of the samples that the attacker did not know."""
+        return roc_of(scores[~self.is_known & self.is_member], scores[~self.is_known & ~self.is_member])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from fedfacet.audit.members import Members
 from fedfacet.data.arrays import dataset_from_arrays
+from fedfacet.data.audit_set import Members
 from fedfacet.data.federated import deal
 from fedfacet.errors import FedFacetError
 from fedfacet.partitioners.iid import IIDPartitioner

@@ -1,0 +1,97 @@
+"""How much the clients' models give away, round by round."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from fedfacet import state
+from fedfacet.attacks.base import Attack
+from fedfacet.attacks.gap import Gap
+from fedfacet.attacks.loss_threshold import LossThreshold
+from fedfacet.callbacks.base import UpdatesMeasurement
+from fedfacet.clients.personal_memory import local_model
+from fedfacet.data.audit_set import AuditSet, Members
+from fedfacet.data.federated import FederatedData
+from fedfacet.errors import FedFacetError
+from fedfacet.federation import Federation
+from fedfacet.metrics.group_counts import NAN
+from fedfacet.metrics.roc import Roc, pooled_auc
+from fedfacet.plots.roc import plot_membership
+from fedfacet.types import ClientUpdate, FederationState
+
+ATTACKS: Mapping[str, Attack] = {"gap": Gap(), "loss_threshold": LossThreshold()}
+
+
+@dataclass(eq=False, kw_only=True)
+class Membership(UpdatesMeasurement):
+    r"""Tell members from others by what each client's model, after local training, says of them; no model is trained for it.
+
+    Metrics, for the attacks ``gap`` and ``loss_threshold``: ``membership/auc_gap``, the AUC of all pairs of a member and
+    another of one model, :math:`\sum_k U_k / \sum_k n_k m_k`, and ``membership/auc_gap_low``, ``..._high``, its 95 % interval;
+    ``membership/num_models``, how many of the round's models were attacked. Clients with too few samples are left out, and so
+    is a model with NaN or infinite entries. ``attack.py`` comes to the same numbers with ``members.most=1000``. They are drawn
+    into ``membership.png``.
+
+    This looks at what no server may see. It watches the run and changes nothing.
+
+    Args:
+        data: its clients' training samples are the members.
+        run_dir: where the picture goes.
+        others: what is told apart from members, as in ``Members``.
+        most: members, and others, of each client at most, 1 or larger.
+
+    Raises:
+        FedFacetError: if clients are to hold out samples but none does, or no client has samples enough.
+    """
+
+    name = "membership"
+
+    data: FederatedData
+    run_dir: Path
+    others: str | None = None
+    most: int = 1000
+    _sets: dict[int, AuditSet | None] = field(default_factory=dict, init=False)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self._members = Members(others=self.others, most=self.most)
+        self._shared_others = self._members.source(self.data) == "test"
+        largest = max(range(self.data.partition.num_clients), key=lambda client: len(self.data.partition.indices[client]))
+        self._members.of_client(self.data, largest)  # refuses if not even this one has samples enough
+
+    def measure(self, federation: Federation, round: int) -> Mapping[str, float]:
+        """Return the metrics of the round's models."""
+        before, updates = self.take_round()
+        rocs: dict[str, list[Roc]] = {name: [] for name in ATTACKS}
+        for update in updates if before is not None and self.is_due(federation, round) else ():
+            assert before is not None
+            for name, roc in self._attacked(federation, before, update).items():
+                rocs[name].append(roc)
+        metrics: dict[str, float] = {"membership/num_models": len(rocs["gap"])}
+        for name, of in rocs.items():
+            auc, low, high = pooled_auc(of, shared_others=self._shared_others) if of else (NAN, NAN, NAN)
+            metrics |= {f"membership/auc_{name}": auc, f"membership/auc_{name}_low": low, f"membership/auc_{name}_high": high}
+        return metrics
+
+    def on_fit_end(self, federation: Federation, status: str) -> None:
+        """Draw the AUCs by round."""
+        metrics = self.run_dir / "metrics.csv"
+        if status != "failed" and federation.state.round and metrics.exists():
+            plot_membership(metrics, tuple(ATTACKS), self.run_dir / "membership.png")
+
+    def _attacked(self, federation: Federation, before: FederationState, update: ClientUpdate) -> dict[str, Roc]:
+        audit_set = self._set_of(update.client_id)
+        model = local_model(federation.sent(before, update.client_id), update)
+        if audit_set is None or not state.all_finite(model):
+            return {}
+        (said,) = federation.engine.predict(model, [audit_set.samples], update.memory)
+        signals = audit_set.signals(said.logits, self.data.dataset.y[audit_set.samples])
+        return {name: audit_set.roc(attack.scores(signals)) for name, attack in ATTACKS.items()}
+
+    def _set_of(self, client_id: int) -> AuditSet | None:
+        if client_id not in self._sets:
+            try:
+                self._sets[client_id] = self._members.of_client(self.data, client_id)
+            except FedFacetError:
+                self._sets[client_id] = None
+        return self._sets[client_id]
