@@ -10,7 +10,25 @@ from scipy.special import logsumexp
 SHADOWS = "shadows"
 """What an attack needs that compares with models of the attacker's own."""
 
+TRAJECTORY = "trajectory"
+"""What an attack needs that looks at losses of students, while they learn from the model."""
+
 Scores = NDArray[np.float64]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Trajectories:
+    """Losses of students after each of E epochs, and last the loss of the model that they learn from.
+
+    Attributes:
+        target: of the n samples, with the attacked model for a teacher, shape (n, E + 1).
+        shadow: of samples of the attacker's own, with a shadow model for a teacher, shape (s, E + 1).
+        shadow_members: which of these the shadow model was trained on, shape (s,); some, not all.
+    """
+
+    target: Scores
+    shadow: Scores
+    shadow_members: NDArray[np.bool_]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -24,6 +42,7 @@ class Signals:
         known_others: positions of those known to be none.
         shadow_logits: what S shadow models say, shape (S, n, Y); S is 0 where there are none.
         shadow_members: whether each shadow model was trained on each sample, shape (S, n).
+        trajectories: ``None`` where no attack needs them.
     """
 
     logits: NDArray[np.float64]
@@ -32,6 +51,7 @@ class Signals:
     known_others: NDArray[np.int64]
     shadow_logits: NDArray[np.float64]
     shadow_members: NDArray[np.bool_]
+    trajectories: Trajectories | None = None
 
     @property
     def losses(self) -> Scores:
@@ -61,15 +81,17 @@ class Attack(ABC):
     def scores(self, signals: Signals) -> Scores:
         """Return a finite score per sample, shape (n,)."""
 
-    def has_shadows(self, signals: Signals) -> bool:
-        """Tell whether there are enough shadow models for every sample."""
+    def has_enough(self, signals: Signals) -> bool:
+        """Tell whether there are enough shadow models for every sample, and trajectories where they are needed."""
+        if TRAJECTORY in self.needs and signals.trajectories is None:
+            return False
         num_in = signals.shadow_members.sum(axis=0)
         num_out = len(signals.shadow_members) - num_in
         return bool((num_in >= self.least_in).all() and (num_out >= self.least_out).all())
 
     def check_shadows(self, signals: Signals) -> None:
         """Raise ``ValueError`` if there are not."""
-        if not self.has_shadows(signals):
+        if not self.has_enough(signals):
             trained = f", and {self.least_in} that were" if self.least_in else ""
             raise ValueError(
                 f"Expected {self.least_out} shadow models or more that were not trained on it{trained}, for every sample, but "

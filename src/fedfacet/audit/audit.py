@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedfacet.analysis.writers import csv_of
-from fedfacet.attacks.base import SHADOWS, Attack, Signals
+from fedfacet.attacks.base import SHADOWS, Attack, Signals, Trajectories
 from fedfacet.audit.shadows import Pool
 from fedfacet.audit.success import Success, attacked, per_slice, pooled, row_of
 from fedfacet.audit.victims import KeepUpdates, Victim
@@ -54,6 +54,7 @@ def audit(
     attacks: Mapping[str, Attack],
     *,
     pool: Pool | None,
+    trajectories: Sequence[Trajectories] | None = None,
     threat_model: Mapping[str, Any],
 ) -> Audit:
     """Attack some models.
@@ -63,6 +64,7 @@ def audit(
         victims: as ``client_victims`` or ``server_victims`` return them.
         attacks: name -> attack.
         pool: of shadow models; ``None`` where no attack needs any.
+        trajectories: per victim; ``None`` where no attack needs them.
         threat_model: written along.
 
     Raises:
@@ -71,9 +73,10 @@ def audit(
     dataset = again.data.dataset
     said: list[Predictions] = []
     successes: dict[str, list[Success]] = {name: [] for name in attacks}
-    for victim in victims:
+    for number, victim in enumerate(victims):
         said.append(predictions_of(again, victim))
-        signals = signals_of(dataset, victim, said[-1], pool)  # of one victim at a time: they take S x n x Y floats
+        recorded = trajectories[number] if trajectories is not None else None
+        signals = signals_of(dataset, victim, said[-1], pool, recorded)  # of one victim at a time: they take S x n x Y floats
         for name, attack in attacks.items():
             successes[name].append(attacked(attack, signals, victim.audit_set))
     rows = [
@@ -96,10 +99,13 @@ def predictions_of(again: RoundAgain[KeepUpdates], victim: Victim) -> Prediction
     return said
 
 
-def signals_of(dataset: Dataset, victim: Victim, said: Predictions, pool: Pool | None) -> Signals:
+def signals_of(
+    dataset: Dataset, victim: Victim, said: Predictions, pool: Pool | None, trajectories: Trajectories | None = None
+) -> Signals:
     """Return what an attacker sees of a victim's audit set."""
-    shadows = pool.of(victim.audit_set.samples) if pool is not None else (None, None)
-    return victim.audit_set.signals(said.logits, dataset.y[victim.audit_set.samples], *shadows)
+    own = victim.audit_set
+    logits, members = pool.of(own.samples) if pool is not None else (None, None)
+    return own.signals(said.logits, dataset.y[own.samples], logits, members, trajectories)
 
 
 def write_audit(audit: Audit, folder: Path) -> Path:

@@ -146,17 +146,9 @@ def train_pool(
     local = LocalTraining(unit="epochs", amount=shadows.epochs, batch_size=shadows.batch_size or clients.local.batch_size)
     halves = shadows.halves(len(samples))
     key = {
-        **facts,
-        "data": clients.facts.data_digest,
+        **key_of(shadows, clients, facts),
         "samples": hashlib.sha256(samples.tobytes()).hexdigest(),
         "models": shadows.models,
-        "epochs": local.amount,
-        "batch_size": local.batch_size,
-        "seed": shadows.seed,
-        "memory_format": str(clients.memory_format),
-        "precision": clients.precision,
-        "device": clients.device.type,
-        "torch": torch.__version__,
     }
     own = folder / hashlib.sha256(json.dumps(key, sort_keys=True).encode()).hexdigest()[:16]
     try:
@@ -174,7 +166,7 @@ def train_pool(
         if missing:
             trained = replace(
                 clients,
-                objective=_objective(clients, fresh_model(0)),
+                objective=classifier_of(clients, fresh_model(0)),
                 partition=Partition(tuple(samples[chosen] for chosen in halves)),
                 local=local,
                 transforms=(),
@@ -189,6 +181,21 @@ def train_pool(
                     told(shadows.models - len(missing) + min(start + size, len(missing)), shadows.models)
     logits = np.stack([_logits(_file(own, number), len(samples)) for number in range(shadows.models)])
     return Pool(samples, halves, logits)
+
+
+def key_of(shadows: Shadows, clients: Clients, facts: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what the training of a model of the attacker's depends on, but for its samples; JSON-able."""
+    return {
+        **facts,
+        "data": clients.facts.data_digest,
+        "epochs": shadows.epochs,
+        "batch_size": shadows.batch_size or clients.local.batch_size,
+        "seed": shadows.seed,
+        "memory_format": str(clients.memory_format),
+        "precision": clients.precision,
+        "device": clients.device.type,
+        "torch": torch.__version__,
+    }
 
 
 def _train(
@@ -209,7 +216,8 @@ def _train(
             save_file({"logits": np.ascontiguousarray(said.logits)}, unfinished)
 
 
-def _objective(clients: Clients, model: nn.Module) -> ClassificationObjective:
+def classifier_of(clients: Clients, model: nn.Module) -> ClassificationObjective:
+    """Return the local training of a model that an attacker trains: with the loss and the optimizer of the run's clients."""
     loss = getattr(clients.objective, "loss", cross_entropy)
     objective = ClassificationObjective(model, loss=loss, optimizer=clients.optimizer)
     return objective.to(device=clients.device, memory_format=clients.memory_format)

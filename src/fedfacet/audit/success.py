@@ -80,7 +80,7 @@ def null_aucs(attack: Attack, signals: Signals, audit_set: AuditSet) -> list[flo
         )
         scored = ~audit_set.is_known & ~seen
         is_member, is_other = scored & audit_set.is_member, scored & ~audit_set.is_member
-        if attack.has_shadows(target) and len(target.known_others) and min(is_member.sum(), is_other.sum()) >= 2:
+        if attack.has_enough(target) and len(target.known_others) and min(is_member.sum(), is_other.sum()) >= 2:
             scores = attack.scores(target)
             found.append(roc_of(scores[is_member], scores[is_other]).auc)
     return found

@@ -1,7 +1,8 @@
 """Membership inference on finished runs; see ``USAGE``."""
 
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,10 +14,10 @@ if TYPE_CHECKING:  # --help need not wait for what these load
     from omegaconf import DictConfig
 
     from fedfacet.analysis.runs import Run
-    from fedfacet.attacks.base import Attack
+    from fedfacet.attacks.base import Attack, Trajectories
     from fedfacet.audit.audit import Audit
     from fedfacet.audit.shadows import Pool, Shadows
-    from fedfacet.audit.victims import KeepUpdates
+    from fedfacet.audit.victims import KeepUpdates, Victim
     from fedfacet.data.audit_set import Members
     from fedfacet.runs.rerun import RoundAgain
 
@@ -26,8 +27,8 @@ Tell from what models say of samples which of these they were trained on. The ro
 run needs the checkpoint before it: previous.ckpt for the last round, callbacks.save_checkpoint.keep=all for any.
 
   run=DIR                   the folder of a run, or one that holds some
-  attack=[NAME,...]         gap, loss_threshold, lira, rmia; the last two train shadow models, once for all runs of that data
-                            and model
+  attack=[NAME,...]         gap, loss_threshold, lira, rmia, trajectory; lira and rmia train shadow models, once for all runs of
+                            that data and model, trajectory one and two students for each client
   attack.NAME.KEY=VALUE     e.g. attack.lira.mode=online
   victim=clients|server     whose model is attacked
   moment=after_training|received  the model that a client sends, or the one that it was sent
@@ -131,15 +132,9 @@ def attack_run(
         else:
             victims = client_victims(again, members, config.moment, None if config.clients is None else list(config.clients))
         pool = pool_of(again, config, shadows, source) if needs_shadows(attacks) else None
-        threat_model = threat_model_of(
-            again,
-            config,
-            source,
-            [victim.client_id for victim in victims],
-            pool is not None,
-            any(victim.memory for victim in victims),
-        )
-        found = audit(again, victims, attacks, pool=pool, threat_model=threat_model)
+        trajectories = trajectories_of(again, config, attacks, shadows, victims)
+        threat_model = threat_model_of(again, config, source, victims, pool is not None, trajectories is not None)
+        found = audit(again, victims, attacks, pool=pool, trajectories=trajectories, threat_model=threat_model)
         folder = write_audit(found, run.path / "attacks")
         notes = [f"{run.path}: {remark}" for remark in remarks_on(found, again.num_rounds)]
         if again.same_model is False:
@@ -175,16 +170,11 @@ def remarks_on(audit: "Audit", num_rounds: int) -> list[str]:
 
 def pool_of(again: "RoundAgain[KeepUpdates]", config: "DictConfig", shadows: "Shadows", source: str) -> "Pool":
     """Return the shadow models' answers, trained where they are not there yet."""
-    import torch
-
     from fedfacet.audit.shadows import pool_samples, train_pool
     from fedfacet.build import fresh_model
     from fedfacet.config import make
 
-    kept = torch.get_num_threads()
-    if config.threads is not None:
-        torch.set_num_threads(config.threads)
-    try:
+    with _threads(config.threads):
         return train_pool(
             shadows,
             again.federation.engine.clients,
@@ -192,13 +182,61 @@ def pool_of(again: "RoundAgain[KeepUpdates]", config: "DictConfig", shadows: "Sh
             pool_samples(again.data, source),
             engine=make(config.engine),
             folder=Path(config.paths.log_dir) / "attack" / "shadows",
-            facts={
-                **{part: again.settings[part] for part in ("model", "optimizer", "loss")},
-                "dataset": {key: value for key, value in again.settings["dataset"].items() if key not in WHERE_IT_LIES},
-                "threads": torch.get_num_threads(),
-            },
+            facts=_facts(again),
             told=lambda done, all: print(f"shadow models: {done} of {all}", file=sys.stderr),
         )
+
+
+def trajectories_of(
+    again: "RoundAgain[KeepUpdates]",
+    config: "DictConfig",
+    attacks: "Mapping[str, Attack]",
+    shadows: "Shadows",
+    victims: "Sequence[Victim]",
+) -> "list[Trajectories] | None":
+    """Return the students' losses where an attack needs them."""
+    from fedfacet.attacks.trajectory import Trajectory
+    from fedfacet.audit.trajectories import record
+    from fedfacet.build import fresh_model
+    from fedfacet.config import make
+
+    attack = next((attack for attack in attacks.values() if isinstance(attack, Trajectory)), None)
+    if attack is None:
+        return None
+    with _threads(config.threads):
+        return record(
+            attack,
+            shadows,
+            again,
+            victims,
+            lambda number: fresh_model(again.settings, attack.seed, number),
+            make_engine=lambda: make(config.engine),
+            folder=Path(config.paths.log_dir) / "attack" / "trajectories",
+            facts=_facts(again),
+            told=lambda what: print(what, file=sys.stderr),
+        )
+
+
+def _facts(again: "RoundAgain[KeepUpdates]") -> dict[str, Any]:
+    """Return what of a run's settings the attacker's models depend on."""
+    import torch
+
+    return {
+        **{part: again.settings[part] for part in ("model", "optimizer", "loss")},
+        "dataset": {key: value for key, value in again.settings["dataset"].items() if key not in WHERE_IT_LIES},
+        "threads": torch.get_num_threads(),
+    }
+
+
+@contextmanager
+def _threads(number: int | None) -> Iterator[None]:
+    """Have torch use so many threads for a while; with ``None`` as many as it does."""
+    import torch
+
+    kept = torch.get_num_threads()
+    torch.set_num_threads(kept if number is None else number)
+    try:
+        yield
     finally:
         torch.set_num_threads(kept)
 
@@ -207,9 +245,9 @@ def threat_model_of(
     again: "RoundAgain[KeepUpdates]",
     config: "DictConfig",
     source: str,
-    client_ids: Sequence[int | None],
-    shadows: bool,
-    keeps: bool,
+    victims: "Sequence[Victim]",
+    pool: bool,
+    trajectories: bool,
 ) -> dict[str, Any]:
     """Return who is attacked and what the attacker knows, and all settings that the numbers depend on."""
     from fedfacet import state
@@ -222,12 +260,12 @@ def threat_model_of(
         "moment": config.moment if config.victim == "clients" else "after_aggregation",
         "round": again.round,
         "num_rounds": again.num_rounds,
-        "own_layers": keeps,
-        "clients": [client_id for client_id in client_ids if client_id is not None],
+        "own_layers": any(victim.memory for victim in victims),
+        "clients": [victim.client_id for victim in victims if victim.client_id is not None],
         "others": source,
         "members": settings["members"],
         "attacks": settings["attack"],
-        "shadow_models": settings["shadow"] if shadows else None,
+        "shadow_models": settings["shadow"] | ({} if pool else {"models": 0}) if pool or trajectories else None,
         "model_digest": state.digest(again.federation.state.model),
         "data_digest": again.federation.facts.data_digest,
         "partition_digest": again.federation.state.partition_digest,
@@ -239,8 +277,9 @@ def sentence_of(threat_model: Mapping[str, Any]) -> str:
     whose = "the server's model" if threat_model["victim"] == "server" else f"{len(threat_model['clients'])} clients' models"
     moment = {"after_training": "after local training", "received": "as received", "after_aggregation": "after aggregation"}
     others = {"holdout": "what clients hold out", "test": "the test set"}[threat_model["others"]]
-    shadows = threat_model["shadow_models"]
-    known = f", {shadows['models']} shadow models" if shadows else ""
+    shadows = threat_model["shadow_models"] or {"models": 0}
+    known = f", {shadows['models']} shadow models" if shadows["models"] else ""
+    known += ", a shadow model and students for each" if "trajectory" in threat_model["attacks"] else ""
     return f"round {threat_model['round']}: {whose} {moment[threat_model['moment']]}, logits alone{known}; others: {others}"
 
 

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from fedfacet import rng
 from fedfacet.arguments import check_choice, check_whole, check_within
-from fedfacet.attacks.base import Signals
+from fedfacet.attacks.base import Signals, Trajectories
 from fedfacet.data.federated import FederatedData
 from fedfacet.errors import FedFacetError
 from fedfacet.metrics.roc import Roc, roc_of
@@ -38,6 +38,7 @@ class AuditSet:
         y: NDArray[np.int64],
         shadow_logits: NDArray[np.float64] | None = None,
         shadow_members: NDArray[np.bool_] | None = None,
+        trajectories: Trajectories | None = None,
     ) -> Signals:
         """Return what an attacker sees: a model's logits for ``samples``, (2m, Y), the classes of these, and shadow models'."""
         return Signals(
@@ -47,6 +48,7 @@ class AuditSet:
             known_others=np.flatnonzero(self.is_known & ~self.is_member),
             shadow_logits=np.empty((0, *logits.shape)) if shadow_logits is None else shadow_logits,
             shadow_members=np.empty((0, len(y)), np.bool_) if shadow_members is None else shadow_members,
+            trajectories=trajectories,
         )
 
     def roc(self, scores: NDArray[np.float64]) -> Roc:

@@ -1,0 +1,274 @@
+"""Loss trajectories: what students say of samples while they learn from a model; see ``Trajectory``."""
+
+import contextlib
+import hashlib
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from safetensors import SafetensorError
+from safetensors.numpy import load_file, save_file
+from torch import nn
+
+from fedfacet import rng, state
+from fedfacet.attacks.base import Scores, Trajectories, losses_of
+from fedfacet.attacks.trajectory import Trajectory
+from fedfacet.audit.shadows import Shadows, classifier_of, key_of
+from fedfacet.audit.victims import KeepUpdates, Victim
+from fedfacet.clients.local_training import LocalTraining
+from fedfacet.clients.program import Clients
+from fedfacet.engines.base import Engine
+from fedfacet.errors import CheckpointError, FedFacetError
+from fedfacet.objectives.distillation import SAMPLES, TEACHER, DistillationObjective
+from fedfacet.runs.rerun import RoundAgain
+from fedfacet.storage.whole_file import written_whole
+from fedfacet.types import Broadcast, ClientTask, Partition, State
+
+LEAST = 40
+"""Samples of other clients that are needed at least."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Split:
+    """What an attacker of one client does with the other clients' samples: positions in the data set, each ascending.
+
+    Attributes:
+        members: a quarter, on which the shadow model is trained.
+        others: a quarter that it never sees.
+        distilled: the rest, on which students learn.
+    """
+
+    members: NDArray[np.int64]
+    others: NDArray[np.int64]
+    distilled: NDArray[np.int64]
+
+    @property
+    def judged(self) -> NDArray[np.int64]:
+        """Members and others of the shadow model."""
+        return np.concatenate([self.members, self.others])
+
+
+def split_for(partition: Partition, client_id: int, seed: int) -> Split:
+    """Deal the samples of all clients but one.
+
+    Raises:
+        FedFacetError: if they have too few.
+    """
+    rest = [own for other, own in enumerate(partition.indices) if other != client_id]
+    samples = np.concatenate(rest) if rest else np.empty(0, np.int64)
+    if len(samples) < LEAST:
+        raise FedFacetError(
+            f"Expected {LEAST} samples or more of clients other than {client_id} for attack=trajectory, but got "
+            f"{len(samples)}: leave that attack out."
+        )
+    order, quarter = rng.stream(seed, "trajectory-split", client_id).permutation(samples), len(samples) // 4
+    return Split(*(np.sort(part) for part in (order[:quarter], order[quarter : 2 * quarter], order[2 * quarter :])))
+
+
+def record(
+    attack: Trajectory,
+    shadows: Shadows,
+    again: RoundAgain[KeepUpdates],
+    victims: Sequence[Victim],
+    fresh_model: Callable[[int], nn.Module],
+    *,
+    make_engine: Callable[[], Engine],
+    folder: Path,
+    facts: Mapping[str, Any],
+    told: Callable[[str], None] = lambda what: None,
+) -> list[Trajectories]:
+    """Return the trajectories of clients' models and of a shadow model for each.
+
+    Shadow models and students are clients of a federation that nobody averages, so that any exact engine comes to the same.
+    What does not depend on the run, the shadow models' trajectories, is kept in ``folder`` for all runs of the same data,
+    partition and model.
+
+    Args:
+        attack: says how students learn.
+        shadows: says how shadow models are trained; there is one per victim here.
+        again: the round.
+        victims: clients' models.
+        fresh_model: a number -> the whole network with weights of its own.
+        make_engine: makes the engine that trains them.
+        folder: of all kept trajectories.
+        facts: what else they depend on, JSON-able.
+        told: is told what begins.
+
+    Raises:
+        FedFacetError: if the server is attacked, or other clients have too few samples, or students diverge.
+        CheckpointError: if a kept file cannot be read.
+    """
+    clients = again.federation.engine.clients
+    ids = [victim.client_id for victim in victims if victim.client_id is not None]
+    if len(ids) < len(victims):
+        raise FedFacetError(
+            "Expected clients' models for attack=trajectory, which takes its own data from other clients, but got the "
+            "server's: leave that attack out, or give victim=clients."
+        )
+    partition = again.data.partition
+    splits = {client_id: split_for(partition, client_id, attack.seed) for client_id in ids}
+    students = {client_id: _weights(fresh_model(partition.num_clients + client_id)) for client_id in ids}
+    distil = partial(_distil, clients, attack, shadows, fresh_model(0), make_engine, splits, students)
+
+    files = {client_id: folder / _name_of(attack, shadows, clients, splits[client_id], facts) for client_id in ids}
+    if missing := [client_id for client_id in ids if not files[client_id].exists()]:
+        told(f"trajectories: {len(missing)} shadow models")
+        judged = {client_id: splits[client_id].judged for client_id in missing}
+        models = _shadow_models(clients, shadows, fresh_model, make_engine, splits, missing, attack.seed)
+        own, teachers = {}, {}
+        with contextlib.closing(make_engine()) as engine:
+            engine.setup(_classifiers(clients, fresh_model(0)))
+            for client_id, model in models.items():
+                said, taught = engine.predict(model, [judged[client_id], splits[client_id].distilled])
+                own[client_id], teachers[client_id] = said.logits, taught.logits
+        for client_id, losses in distil(teachers, judged, own, told=told, whose="shadow models'").items():
+            files[client_id].parent.mkdir(parents=True, exist_ok=True)
+            with written_whole(files[client_id]) as unfinished:
+                save_file({"losses": losses}, unfinished)
+    own, teachers, judged = {}, {}, {}
+    for client_id, victim in zip(ids, victims, strict=True):
+        judged[client_id] = victim.audit_set.samples
+        (said,) = again.federation.engine.predict(victim.model, [victim.audit_set.samples], victim.memory)
+        (taught,) = again.federation.engine.predict(victim.model, [splits[client_id].distilled], victim.memory)
+        own[client_id], teachers[client_id] = said.logits, taught.logits
+    targets = distil(teachers, judged, own, told=told, whose="clients'")
+    return [
+        Trajectories(
+            target=targets[client_id],
+            shadow=_kept(files[client_id], len(splits[client_id].judged), attack.distill_epochs),
+            shadow_members=np.arange(len(splits[client_id].judged)) < len(splits[client_id].members),
+        )
+        for client_id in ids
+    ]
+
+
+def _distil(
+    clients: Clients,
+    attack: Trajectory,
+    shadows: Shadows,
+    network: nn.Module,
+    make_engine: Callable[[], Engine],
+    splits: Mapping[int, Split],
+    students: Mapping[int, State],
+    teachers: Mapping[int, NDArray[np.float32]],
+    judged: Mapping[int, NDArray[np.int64]],
+    own: Mapping[int, NDArray[np.float32]],
+    *,
+    told: Callable[[str], None],
+    whose: str,
+) -> dict[int, Scores]:
+    """Return, per client, the losses of the samples judged: of a student after every epoch, and of its teacher.
+
+    Students start alike and see the same batches whoever their teacher is.
+    """
+    dataset = clients.dataset
+    optimizer = partial(torch.optim.SGD, lr=attack.distill_lr)
+    objective = DistillationObjective(network, optimizer=optimizer).to(
+        device=clients.device, memory_format=clients.memory_format
+    )
+    nobody = np.empty(0, np.int64)
+    distilled = [splits[number].distilled if number in teachers else nobody for number in range(clients.partition.num_clients)]
+    alone = replace(
+        clients,
+        objective=objective,
+        optimizer=optimizer,
+        dataset=replace(dataset, a=np.arange(len(dataset.y)), augmentation=None),
+        partition=Partition(tuple(distilled)),
+        local=LocalTraining(unit="epochs", amount=1, batch_size=shadows.batch_size or clients.local.batch_size),
+        transforms=(),
+        personal=frozenset(),
+        other_objectives=(),
+    )
+    models = {client_id: students[client_id] for client_id in teachers}
+    losses: dict[int, list[Scores]] = {client_id: [] for client_id in teachers}
+    with contextlib.closing(make_engine()) as engine:
+        engine.setup(alone)
+        for epoch in range(1, attack.distill_epochs + 1):
+            told(f"trajectories: {whose} students, epoch {epoch} of {attack.distill_epochs}")
+            tasks = []
+            for client_id, model in models.items():
+                taught = {
+                    SAMPLES: torch.from_numpy(splits[client_id].distilled),
+                    TEACHER: torch.from_numpy(teachers[client_id]),
+                }
+                tasks.append(ClientTask(client_id, epoch, attack.seed, Broadcast(model, taught)))
+            for update in list(engine.run(tasks)):
+                client_id = update.client_id
+                models[client_id] = state.add(models[client_id], update.delta | update.buffers)
+                (said,) = engine.predict(models[client_id], [judged[client_id]])
+                losses[client_id].append(losses_of(said.logits.astype(np.float64), dataset.y[judged[client_id]]))
+    found = {
+        client_id: np.stack(
+            [*losses[client_id], losses_of(own[client_id].astype(np.float64), dataset.y[judged[client_id]])], axis=1
+        )
+        for client_id in teachers
+    }
+    if wrong := [client_id for client_id, of in found.items() if not np.isfinite(of).all()]:
+        raise FedFacetError(
+            f"Expected finite losses of the students for client {wrong[0]}, but they are not: lower "
+            "attack.trajectory.distill_lr."
+        )
+    return found
+
+
+def _shadow_models(
+    clients: Clients,
+    shadows: Shadows,
+    fresh_model: Callable[[int], nn.Module],
+    make_engine: Callable[[], Engine],
+    splits: Mapping[int, Split],
+    client_ids: Sequence[int],
+    seed: int,
+) -> dict[int, State]:
+    """Return per client a shadow model, trained on the members of its split."""
+    nobody = np.empty(0, np.int64)
+    members = [splits[number].members if number in client_ids else nobody for number in range(clients.partition.num_clients)]
+    trained = replace(
+        _classifiers(clients, fresh_model(0)),
+        partition=Partition(tuple(members)),
+        local=LocalTraining(unit="epochs", amount=shadows.epochs, batch_size=shadows.batch_size or clients.local.batch_size),
+    )
+    sent = {client_id: _weights(fresh_model(client_id)) for client_id in client_ids}
+    with contextlib.closing(make_engine()) as engine:
+        engine.setup(trained)
+        updates = engine.run([ClientTask(client_id, 1, seed, Broadcast(model)) for client_id, model in sent.items()])
+        return {update.client_id: state.add(sent[update.client_id], update.delta | update.buffers) for update in updates}
+
+
+def _classifiers(clients: Clients, network: nn.Module) -> Clients:
+    """Return the clients as they train by themselves: with their loss and optimizer, and nothing of the federation's."""
+    return replace(clients, objective=classifier_of(clients, network), transforms=(), personal=frozenset(), other_objectives=())
+
+
+def _weights(network: nn.Module) -> State:
+    return state.clone(dict(network.state_dict()))
+
+
+def _name_of(attack: Trajectory, shadows: Shadows, clients: Clients, split: Split, facts: Mapping[str, Any]) -> str:
+    """Return the name of a file by all that a shadow model's trajectories depend on."""
+    key = {
+        **key_of(shadows, clients, facts),
+        "members": hashlib.sha256(split.members.tobytes()).hexdigest(),
+        "others": hashlib.sha256(split.others.tobytes()).hexdigest(),
+        "distilled": hashlib.sha256(split.distilled.tobytes()).hexdigest(),
+        "distill": [attack.distill_epochs, attack.distill_lr, attack.seed],
+    }
+    return hashlib.sha256(json.dumps(key, sort_keys=True).encode()).hexdigest()[:16] + ".safetensors"
+
+
+def _kept(file: Path, num_samples: int, num_epochs: int) -> Scores:
+    try:
+        losses: Scores = load_file(file)["losses"]
+    except (OSError, KeyError, SafetensorError) as error:
+        raise CheckpointError(f"Expected {file} to hold losses, but it cannot be read ({error}): remove it.") from None
+    if losses.shape != (num_samples, num_epochs + 1) or not np.isfinite(losses).all():
+        raise CheckpointError(
+            f"Expected {file} to hold {num_epochs + 1} finite losses of {num_samples} samples, but it does not: remove it."
+        )
+    return losses
