@@ -160,6 +160,12 @@ def _mobilenet(num_classes: int, input_shape: tuple[int, ...]) -> nn.Module:
     return MobileNetV2GN(num_classes)
 
 
+def _scaler_cnn(num_classes: int, input_shape: tuple[int, ...]) -> nn.Module:
+    from fedfacet.models.scaler_cnn import ScalerCNN
+
+    return ScalerCNN(num_classes, input_shape)
+
+
 @dataclass(frozen=True)
 class Tensors:
     """A workload's data as a plain training loop likes it.
@@ -190,6 +196,8 @@ class Workload:
         batch_size: of local training.
         evaluation_batch_size: for contenders that do not choose for themselves.
         lr: of plain SGD.
+        num_whole: the first so many clients train the whole network, the others the first half of its channels; ``None`` for a
+            network that everybody trains whole.
     """
 
     what: str
@@ -200,11 +208,18 @@ class Workload:
     batch_size: int
     evaluation_batch_size: int
     lr: float = field(default=0.01, kw_only=True)
+    num_whole: int | None = field(default=None, kw_only=True)
 
     def make_model(self) -> nn.Module:
         """Return the network with random weights, the same ones every time."""
         torch.manual_seed(0)
         return self.model(self.source.num_classes, self.input_shape)  # type: ignore[attr-defined]
+
+    def make_half(self) -> nn.Module:
+        """Return the network with half of its channels."""
+        whole = self.make_model()
+        plan = whole.channel_plan  # type: ignore[union-attr]
+        return whole.narrowed({group: size // 2 for group, size in plan.sizes.items()})  # type: ignore[operator]
 
     @property
     def input_shape(self) -> tuple[int, ...]:
@@ -252,6 +267,16 @@ WORKLOADS = {
     ),
     "W4": Workload(
         "MobileNetV2-GN, 3x224x224, 24 clients x 200, 9 a round", _images(4800, 50, 2, 224), _mobilenet, 24, 9, 28, 50
+    ),
+    "W5": Workload(
+        "HeteroFL's CNN, 3x32x32, 10 clients x 500, 2 whole and 8 half",
+        _images(5000, 500, 10, 32),
+        _scaler_cnn,
+        10,
+        10,
+        128,
+        128,
+        num_whole=2,
     ),
     "smoke": Workload("W1's network, 4 clients x 20, 2 a round", _images(80, 20, 10, 32), SmallConvNet, 4, 2, 8, 40),
 }

@@ -5,7 +5,7 @@ from torch import nn
 from workloads import WORKLOADS
 
 from contenders import arguments
-from contenders.plain import average, copy_of, draw_cohort, evaluate
+from contenders.plain import average, average_by_count, copy_of, draw_cohort, evaluate, first_of
 from contenders.turnstile import Turnstile
 
 
@@ -15,6 +15,7 @@ def main() -> None:
     workload = WORKLOADS[given.workload]
     data = workload.load(given.device)
     model = workload.make_model().to(given.device)
+    half = workload.make_half().to(given.device) if workload.num_whole is not None else model
     server = copy_of(model)
     loss_of = nn.CrossEntropyLoss()
 
@@ -22,17 +23,19 @@ def main() -> None:
         nonlocal server
         uploads = []
         for client in draw_cohort(workload):
-            model.load_state_dict(server)
-            model.train()
-            optimizer = torch.optim.SGD(model.parameters(), lr=workload.lr)
+            is_whole = workload.num_whole is None or client < workload.num_whole
+            own = model if is_whole else half
+            own.load_state_dict(server if is_whole else first_of(server, half))
+            own.train()
+            optimizer = torch.optim.SGD(own.parameters(), lr=workload.lr)
             mine = data.clients[client]
             for batch in mine[torch.randperm(len(mine), device=mine.device)].split(workload.batch_size):
                 optimizer.zero_grad()
-                loss = loss_of(model(data.x[batch]), data.y[batch])
+                loss = loss_of(own(data.x[batch]), data.y[batch])
                 loss.backward()
                 optimizer.step()
-            uploads.append(copy_of(model))
-        server = average(uploads)
+            uploads.append(copy_of(own))
+        server = average(uploads) if workload.num_whole is None else average_by_count(server, uploads)
         model.load_state_dict(server)
         evaluate(model, data, workload)
 

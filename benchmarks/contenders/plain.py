@@ -23,6 +23,27 @@ def average(uploads: Sequence[dict[str, Tensor]]) -> dict[str, Tensor]:
     return {name: torch.stack([upload[name] for upload in uploads]).mean(dim=0) for name in uploads[0]}
 
 
+def first_of(server: dict[str, Tensor], half: nn.Module) -> dict[str, Tensor]:
+    """Return the first entries of a model, as many as a smaller one has."""
+    return {name: server[name][corner(tensor)].clone() for name, tensor in half.state_dict().items()}
+
+
+def average_by_count(server: dict[str, Tensor], uploads: Sequence[dict[str, Tensor]]) -> dict[str, Tensor]:
+    """Return the mean of models and of first parts of them, each entry over those that have it."""
+    sums = {name: torch.zeros_like(tensor) for name, tensor in server.items()}
+    counts = {name: torch.zeros_like(tensor) for name, tensor in server.items()}
+    for upload in uploads:
+        for name, tensor in upload.items():
+            sums[name][corner(tensor)] += tensor
+            counts[name][corner(tensor)] += 1
+    return {name: torch.where(counts[name] > 0, sums[name] / counts[name].clamp(min=1), server[name]) for name in server}
+
+
+def corner(tensor: Tensor) -> tuple[slice, ...]:
+    """Return where a smaller tensor lies in a larger one."""
+    return tuple(slice(length) for length in tensor.shape)
+
+
 @torch.no_grad()
 def evaluate(model: nn.Module, data: Tensors, workload: Workload) -> tuple[float, float]:
     """Return loss and accuracy on the held-out samples."""

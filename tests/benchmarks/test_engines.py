@@ -6,8 +6,11 @@ import subprocess
 import sys
 
 import pytest
+import torch
 
+from fedfacet.build import build
 from fedfacet.config import compose_job, make
+from fedfacet.types import ClientUpdate
 
 FACTS = {"name", "date", "command", "commit", "hardware", "versions", "rounds", "repeats", "warmup", "neighbours", "workloads"}
 MEASURED = {"startup", "rounds", "core_seconds", "peak_memory", "versions", "failure", "seconds", "iqr", "ratio_to_bare"}
@@ -82,7 +85,7 @@ def test_an_unknown_contender_is_refused_before_anything_starts(checkout):
     assert "sequential" in result.stderr
 
 
-@pytest.mark.parametrize("name", ["W1", "W2", "W3", "W4", "smoke"])
+@pytest.mark.parametrize("name", ["W1", "W2", "W3", "W4", "W5", "smoke"])
 def test_a_recipe_has_the_numbers_that_everybody_else_gets(checkout, workloads, name):
     workload = workloads[name]
     folder = f"hydra.searchpath=['file://{checkout / 'benchmarks' / 'conf'}']"
@@ -99,8 +102,34 @@ def test_a_recipe_has_the_numbers_that_everybody_else_gets(checkout, workloads, 
     assert ours == theirs
 
 
+def test_the_bare_loop_cuts_and_averages_as_we_do(checkout, workloads, monkeypatch):
+    """A round of W5 without training: the same parts go out, and the same model comes of the same updates."""
+    monkeypatch.syspath_prepend(checkout / "benchmarks")
+    from contenders.plain import average_by_count, first_of
+
+    workload = workloads["W5"]
+    folder = f"hydra.searchpath=['file://{checkout / 'benchmarks' / 'conf'}']"
+    small = ("dataset.num_train=200", "dataset.num_val=20", "dataset.num_test=20", "logger=[]", "callbacks=[]")
+    config, _ = compose_job("train", [folder, "experiment=w5", *small])
+    federation = build(config, None)
+    model, half = federation.state.model, workload.make_half()
+    generator = torch.Generator().manual_seed(0)
+    updates, uploads = [], []
+    for client in range(10):
+        sent = federation.sent(federation.state, client).model
+        theirs = model if client < workload.num_whole else first_of(model, half)
+        assert all(torch.equal(sent[name], theirs[name]) for name in theirs)
+        assert {name: tensor.shape for name, tensor in sent.items()} == {n: tensor.shape for n, tensor in theirs.items()}
+        delta = {name: torch.randn(tensor.shape, generator=generator) for name, tensor in theirs.items()}
+        uploads.append({name: theirs[name] + delta[name] for name in theirs})
+        updates.append(ClientUpdate(client, delta, {}, num_samples=20, num_steps=1, step_weight=1.0, metrics={}))
+    _, ours = federation.parts.aggregate(federation.aggregator.aggregate, 1, federation.state.aggregator, model, updates)
+    theirs = average_by_count(model, uploads)
+    assert all(torch.allclose(ours[name], theirs[name], atol=1e-6) for name in theirs)
+
+
 def test_all_workloads_are_named(workloads):
-    assert set(workloads) == {"W1", "W2", "W3", "W4", "smoke"}
+    assert set(workloads) == {"W1", "W2", "W3", "W4", "W5", "smoke"}
 
 
 def test_the_data_have_the_shape_that_models_are_made_for_and_are_dealt_out_whole(workloads):

@@ -111,13 +111,16 @@ class Parts:
         seen: set[Key] = set()
 
         def whole() -> Iterator[ClientUpdate]:
+            last: Key | None = None  # whoever holds the same as the client before needs no new mask; all masks would be many
+            held: State = {}
             for update in updates:
                 key, entries = self._entries(update.client_id, round, model)
-                names = [*update.delta, *update.buffers]
-                held = {name: _whole(torch.ones(()), model[name], entries.get(name)) for name in names}
+                if key != last:
+                    names = [*update.delta, *update.buffers]
+                    last, held = key, {name: _whole(torch.ones(()), model[name], entries.get(name)) for name in names}
                 if key not in seen:
                     seen.add(key)
-                    covered.update({n: held[n].maximum(covered[n]) if n in covered else held[n] for n in names})
+                    covered.update({n: held[n].maximum(covered[n]) if n in covered else held[n] for n in held})
                 delta, buffers = (
                     {name: _whole(part, model[name], entries.get(name)) for name, part in parts.items()}
                     for parts in (update.delta, update.buffers)
