@@ -5,6 +5,8 @@ import math
 import numpy as np
 import pytest
 import torch
+from scipy.special import logsumexp
+from sklearn.metrics import roc_auc_score
 from torchmetrics.functional.classification import binary_auroc, multiclass_auroc
 
 from fedfacet.metrics.auc import auc_of
@@ -19,6 +21,18 @@ def test_it_is_torchmetrics(num_classes):
     assert auc_of(logits, y) == pytest.approx(float(multiclass_auroc(probabilities, torch.tensor(y), num_classes)), abs=1e-5)
     if num_classes == 2:
         assert auc_of(logits, y) == pytest.approx(float(binary_auroc(probabilities[:, 1], torch.tensor(y))), abs=1e-5)
+
+
+@pytest.mark.parametrize("scale", [1, 30, 500])
+def test_of_many_classes_it_is_the_mean_over_each_ones_log_odds(scale):
+    """As the formula says it, class by class, also where the softmax rounds to 0 and 1."""
+    draw = np.random.default_rng(scale)
+    y = draw.integers(40, size=400)
+    logits = (scale * (draw.normal(size=(400, 40)) + np.eye(40)[y])).astype(np.float32)
+    z = logits.astype(np.float64)
+    odds = [z[:, c] - logsumexp(np.delete(z, c, axis=1), axis=1) for c in range(40)]
+    expected = np.mean([roc_auc_score(y == c, s_c) for c, s_c in enumerate(odds)])
+    assert auc_of(logits, y) == pytest.approx(expected, abs=1e-9)
 
 
 def test_ties_count_half_and_sure_networks_are_ranked():

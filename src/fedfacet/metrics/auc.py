@@ -3,7 +3,7 @@
 import numpy as np
 from numpy.typing import NDArray
 from scipy.special import logsumexp
-from sklearn.metrics import roc_auc_score
+from scipy.stats import rankdata
 
 
 def auc_of(logits: NDArray[np.float32], y: NDArray[np.int64]) -> float:
@@ -26,6 +26,27 @@ def auc_of(logits: NDArray[np.float32], y: NDArray[np.int64]) -> float:
     classes = np.unique(y)
     if len(classes) < 2 or not np.isfinite(logits).all():
         return float("nan")
-    z = logits.astype(np.float64)
-    odds = [z[:, c] - logsumexp(np.delete(z, c, axis=1), axis=1) for c in classes]
-    return float(np.mean([roc_auc_score(y == c, s_c) for c, s_c in zip(classes, odds, strict=True)]))
+    ranks = rankdata(_log_odds(logits.astype(np.float64))[:, classes], axis=0)
+    is_own = y[:, None] == classes
+    num_own = is_own.sum(axis=0)
+    pairs_won = (ranks * is_own).sum(axis=0) - num_own * (num_own + 1) / 2
+    return float((pairs_won / (num_own * (len(y) - num_own))).mean())
+
+
+def _log_odds(z: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Return z_c minus the logarithm of the sum over the others' exponentials, for each class of each sample.
+
+    Only the largest class needs the sum of the others by itself: for any other class the sum over all, less its own, loses no
+    digits that matter.
+    """
+    shifted = z - z.max(axis=1, keepdims=True)
+    exponentials = np.exp(shifted)
+    largest = np.arange(len(z)), z.argmax(axis=1)
+    without_largest = shifted.copy()
+    without_largest[largest] = -np.inf
+    rest = exponentials.sum(axis=1, keepdims=True) - exponentials
+    with np.errstate(divide="ignore"):
+        log_rest = np.log(rest)
+    log_rest[largest] = logsumexp(without_largest, axis=1)
+    odds: NDArray[np.float64] = shifted - log_rest
+    return odds
