@@ -14,7 +14,9 @@ def partitioner(partition_option, make_part):
 
 @pytest.fixture
 def pool(partitioner):
-    """Classes and attributes of enough samples, sorted by both, as a data set on disk would list them."""
+    """Classes and attributes of enough samples, sorted by both, as a data set on disk would list them; or their writers."""
+    if partitioner.label == "writer":
+        return np.arange(1200) // 6, np.arange(1200) % 2
     cells = np.full((3, 2), 200) if partitioner.demand is None else partitioner.demand + 25
     return np.divmod(np.repeat(np.arange(cells.size), cells.ravel()), cells.shape[1])
 

@@ -11,9 +11,11 @@ from fedfacet.errors import DatasetNotFoundError
 
 RECIPES = {
     "cifar100_participation": ["digits_gsc"],
-    "cmnist_gsc": ["cmnist_gsc", "digits_gsc"],
+    "cmnist_gsc": ["digits_gsc"],
     "covid_fl": ["fedld_pneumonia"],
     "fedld_pneumonia": ["digits_gsc"],
+    "femnist_submodels": ["mnist_writers_submodels"],
+    "mnist_writers_submodels": ["digits_gsc"],
     "retina_split1": ["fedld_pneumonia_split1"],
     "retina_split2": ["fedld_pneumonia"],
     "retina_split3": ["fedld_pneumonia_split3"],
