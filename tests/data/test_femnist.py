@@ -62,7 +62,9 @@ def test_writers_may_lie_in_several_files_and_be_in_both_parts(generated, tmp_pa
 
 
 def test_missing_files_are_named_with_how_to_make_them(tmp_path):
-    with pytest.raises(DatasetNotFoundError, match=r"LEAF's json files in .*train.*preprocess\.sh.*-t user.*experiment=mnist_writers"):
+    with pytest.raises(
+        DatasetNotFoundError, match=r"LEAF's json files in .*train.*preprocess\.sh.*-t user.*experiment=mnist_writers"
+    ):
         FEMNIST(root=str(tmp_path)).load()
 
 
