@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from fedfacet.analysis.audits import MEAN, POOLED
 from fedfacet.analysis.writers import csv_of
 from fedfacet.attacks.base import SHADOWS, Attack, Signals
 from fedfacet.audit.shadows import Pool
@@ -24,9 +25,6 @@ from fedfacet.plots.roc import plot_exposure, plot_roc
 from fedfacet.runs.rerun import RoundAgain
 from fedfacet.storage.json_text import json_text
 from fedfacet.storage.whole_file import written_whole
-
-POOLED, MEAN = "pooled", "mean"
-"""What stands in a table's column of clients for a number over all victims."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -29,7 +29,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     command = shlex.join([*called("report").split(), *argv])
     said: Table | Comparison | Curves | None = None
     try:
-        runs = find_runs(options.runs)
+        runs = attacked(options, find_runs(options.runs))
         if options.layout == "sensitivity":
             print(drawn(options, runs))
             return 0
@@ -73,6 +73,18 @@ def with_rows(argv: Sequence[str], rows: Sequence[str]) -> list[str]:
     at = argv.index("--rows") if "--rows" in argv else len(argv)
     kept = [word for word in (*argv[:at], *argv[at + 2 :]) if not word.startswith("--rows=")]
     return [*called("report").split(), *kept, "--rows", ",".join(rows)]
+
+
+def attacked(options: argparse.Namespace, runs: "list[Run]") -> "list[Run]":
+    """Return the runs with the audits alone that fit ``--audit``."""
+    if not options.audit:
+        return runs
+    found = [run.attacked_as(options.audit) for run in runs]
+    if any(run.audits for run in found):
+        return found
+    values = {key: {str(audit.threat_model.get(key)) for run in runs for audit in run.audits} for key in options.audit}
+    have = "; ".join(f"{key} is {' or '.join(sorted(texts))}" for key, texts in values.items() if texts) or "there is none"
+    raise ConfigError(f"Expected an audit that fits --audit, but none of {len(runs)} runs has one: {have}.")
 
 
 def fitting(options: argparse.Namespace, runs: "Sequence[Run]") -> "list[Run]":

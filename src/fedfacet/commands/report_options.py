@@ -37,6 +37,14 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
     parser.add_argument(
         "--where", action="append", default=[], metavar="KEY=VALUE", help="only runs with this setting; may be repeated"
     )
+    parser.add_argument(
+        "--audit",
+        action="append",
+        default=[],
+        metavar="KEY=VALUE",
+        help="with metrics of attacks: only audits whose threat model has this, for example moment=received or "
+        "shadow_models.epochs=25; may be repeated",
+    )
     parser.add_argument("--metric", help="default: test/acc_worst_group, or what the layout shows")
     parser.add_argument(
         "--at",
@@ -123,7 +131,8 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
         parser.error("--layout knows which of its numbers are good: leave out --lower-is-better, or give --metric too")
     if options.layout == "sensitivity" and (options.at or options.format):
         parser.error("--layout sensitivity draws a picture: leave out --at and --format")
-    if wrong := [text for text in options.where if "=" not in text]:
-        parser.error(f"--where takes KEY=VALUE, but got {wrong[0]!r}")
-    options.where = dict(text.split("=", 1) for text in options.where)
+    for name in ("where", "audit"):
+        if wrong := [text for text in getattr(options, name) if "=" not in text]:
+            parser.error(f"--{name} takes KEY=VALUE, but got {wrong[0]!r}")
+        setattr(options, name, dict(text.split("=", 1) for text in getattr(options, name)))
     return options
