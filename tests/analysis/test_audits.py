@@ -12,6 +12,7 @@ from fedfacet.analysis.runs import Run, load_run
 from fedfacet.analysis.tables import Column, check_metric, make_table
 from fedfacet.analysis.writers import to_markdown
 from fedfacet.audit.success import RATES
+from fedfacet.commands.report import main
 from fedfacet.errors import ConfigError, FedFacetError
 
 NUMBERS = ("null_auc", "advantage", "advantage_best", *(f"tpr_at_{rate:g}" for rate in RATES), "acc_members", "acc_others")
@@ -84,6 +85,19 @@ def test_audits_that_do_not_agree_are_told_and_chosen_among(tmp_path):
     chosen = run.attacked_as({"shadow_models.epochs": "1e2"})
     assert chosen.at("last")["attack/lira/auc"] == pytest.approx(0.7)
     assert not run.attacked_as({"shadow_models.epochs": "7"}).audits
+
+
+def test_the_report_chooses_among_audits(tmp_path, capsys):
+    for name, moment, auc in (("a", "after_training", 0.7), ("b", "received", 0.6)):
+        write_audit(tmp_path, name, *[{**one, "auc": auc} for one in YEOM], moment=moment)
+    run_at(tmp_path)
+    table = [str(tmp_path), "--metric", "attack/loss_threshold/auc", "--at", "last", "--format", "csv"]
+    assert main(table) == 2
+    assert "they differ in `moment`, so choose by --audit moment=after_training" in capsys.readouterr().err
+    assert main([*table, "--audit", "moment=received"]) == 0
+    assert "all,null,60.0,," in capsys.readouterr().out.replace("nan", "")
+    assert main([*table, "--audit", "moment=before"]) == 2
+    assert "none of 1 runs has one: moment is after_training or received." in capsys.readouterr().err
 
 
 def test_audits_without_a_number_do_not_stand_against_those_with_one(tmp_path):

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from fedfacet.analysis.curves import Curves
     from fedfacet.analysis.runs import Run
     from fedfacet.analysis.tables import Table
+    from fedfacet.analysis.tradeoff import Tradeoff
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -27,7 +28,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     from fedfacet.analysis.tables import SeedTwiceError
 
     command = shlex.join([*called("report").split(), *argv])
-    said: Table | Comparison | Curves | None = None
+    said: Table | Comparison | Curves | Tradeoff | None = None
     try:
         runs = attacked(options, find_runs(options.runs))
         if options.layout == "sensitivity":
@@ -40,6 +41,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             said, text = compared(options, runs, command)
         elif options.curves:
             said, text = curves(options, runs, command)
+        elif options.tradeoff:
+            said, text = tradeoff(options, runs, command)
         elif options.overhead:
             text = overheads(options, runs, command)
         else:
@@ -172,6 +175,19 @@ def curves(options: argparse.Namespace, runs: "Sequence[Run]", command: str) -> 
     drawing.draw_curves(found, options.picture)
     write = {"latex": drawing.curves_latex, "csv": drawing.curves_csv}.get(options.format)
     return found, (write or drawing.curves_markdown)(found)
+
+
+def tradeoff(options: argparse.Namespace, runs: "Sequence[Run]", command: str) -> "tuple[Tradeoff, str]":
+    """Draw what attacks find against accuracies, and return it and the text about it."""
+    from fedfacet.analysis import tradeoff as trading
+
+    runs = fitting(options, runs)
+    chosen = {key: [name.strip() for name in text.split(",")] for key in ("rows", "columns") if (text := getattr(options, key))}
+    found = trading.tradeoff_of(runs, metric=options.metric or trading.METRIC, command=command, **chosen)
+    options.picture = options.picture or PICTURES / "tradeoff.png"
+    trading.draw_tradeoff(found, options.picture)
+    write = {"latex": trading.tradeoff_latex, "csv": trading.tradeoff_csv}.get(options.format)
+    return found, (write or trading.tradeoff_markdown)(found)
 
 
 def overheads(options: argparse.Namespace, runs: "Sequence[Run]", command: str) -> str:

@@ -83,7 +83,15 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
     parser.add_argument(
         "--threshold", type=float, metavar="NUMBER", help="with --curves: count rounds to this value, percent for accuracies"
     )
-    parser.add_argument("--picture", type=Path, metavar="FILE.png", help="with --curves: where to draw them")
+    parser.add_argument(
+        "--tradeoff",
+        action="store_true",
+        help="show what attacks find beside how accurate models are instead, the thesis' figures 7b and 9: print both, and "
+        f"draw them into {PICTURES}/tradeoff.png or --picture; markers tell --rows apart (default: submodel, and model.width "
+        "where runs differ in it), colours --columns (default: capacity.num_whole, or model.width where no run has that); "
+        "--metric is what attacks find (default: attack/mean/auc)",
+    )
+    parser.add_argument("--picture", type=Path, metavar="FILE.png", help="with --curves and --tradeoff: where to draw")
     parser.add_argument(
         "--overhead",
         action="store_true",
@@ -109,8 +117,13 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
         parser.error("--compare makes a table of its own: leave out --layout, --overhead and --clients")
     if options.curves and any((options.layout, options.at, options.overhead, options.clients, options.compare)):
         parser.error("--curves shows all rounds: leave out --layout, --at, --compare, --overhead and --clients")
-    if not options.curves and (options.threshold is not None or options.picture):
-        parser.error("--threshold and --picture belong to --curves: add --curves")
+    others = (options.layout, options.at, options.overhead, options.clients, options.compare, options.curves)
+    if options.tradeoff and any((*others, options.lower_is_better)):
+        parser.error("--tradeoff has metrics and rounds of its own: leave out what chooses others")
+    if not options.curves and options.threshold is not None:
+        parser.error("--threshold belongs to --curves: add --curves")
+    if not (options.curves or options.tradeoff) and options.picture:
+        parser.error("--picture belongs to --curves and --tradeoff: add one of them")
     if options.threshold is not None and not math.isfinite(options.threshold):
         parser.error(f"--threshold takes a finite number, but got {options.threshold}")
     if options.picture and options.picture.suffix != ".png":
