@@ -128,9 +128,11 @@ def test_bad_input_costs_one_sentence(runs, how, sentence):
         tradeoff_of(runs, **how)
 
 
-@pytest.mark.parametrize("wrong", ["--tradeoff --at last", "--tradeoff --curves", "--tradeoff --layout table1", "--picture x.png",
-                                   "--tradeoff --picture x.pdf", "--audit moment",
-                                   "--tradeoff --threshold 3"])  # fmt: skip
+@pytest.mark.parametrize(
+    "wrong",
+    ["--tradeoff --at last", "--tradeoff --curves", "--tradeoff --layout table1", "--picture x.png",
+     "--tradeoff --picture x.pdf", "--audit moment", "--tradeoff --threshold 3"],
+)  # fmt: skip
 def test_options_that_do_not_go_together_are_refused(wrong, capsys):
     with pytest.raises(SystemExit):
         main(["logs", *wrong.split()])
