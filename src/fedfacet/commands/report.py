@@ -41,6 +41,10 @@ def main(argv: Sequence[str] | None = None) -> int:
             said, text = compared(options, runs, command)
         elif options.curves:
             said, text = curves(options, runs, command)
+        elif options.layout == "submodels_correlations":
+            from fedfacet.papers.submodels.correlations import correlations, correlations_markdown
+
+            text = correlations_markdown(correlations(fitting(options, runs)), command)
         elif options.tradeoff:
             said, text = tradeoff(options, runs, command)
         elif options.overhead:

@@ -29,10 +29,11 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--columns", metavar="KEYS", help="the same for columns; default: experiment")
     parser.add_argument(
         "--layout",
-        choices=[*LAYOUTS, "sensitivity"],
+        choices=[*LAYOUTS, "sensitivity", "submodels_correlations"],
         metavar="TABLE",
         help="print a paper's table instead, with its rows, columns and numbers (FedDiverse's unless the name says another): "
-        f"{', '.join(LAYOUTS)}; sensitivity draws FedDiverse's figure 4 into {PICTURES}/sensitivity.png or --output",
+        f"{', '.join(LAYOUTS)}; submodels_correlations prints the thesis' tables 7 and 8; sensitivity draws FedDiverse's "
+        f"figure 4 into {PICTURES}/sensitivity.png or --output",
     )
     parser.add_argument(
         "--where", action="append", default=[], metavar="KEY=VALUE", help="only runs with this setting; may be repeated"
@@ -144,6 +145,8 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
         parser.error("--layout knows which of its numbers are good: leave out --lower-is-better, or give --metric too")
     if options.layout == "sensitivity" and (options.at or options.format):
         parser.error("--layout sensitivity draws a picture: leave out --at and --format")
+    if options.layout == "submodels_correlations" and any((options.at, options.format, options.metric)):
+        parser.error("--layout submodels_correlations has a table of its own, in Markdown: leave out what chooses another")
     for name in ("where", "audit"):
         if wrong := [text for text in getattr(options, name) if "=" not in text]:
             parser.error(f"--{name} takes KEY=VALUE, but got {wrong[0]!r}")
