@@ -193,7 +193,13 @@ def test_help_imports_nothing_heavy_and_names_the_options(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("typed", "meant"), [("selektors", "selectors"), ("estimate", "estimation"), ("decompositon=logs", "decomposition=")]
+    ("typed", "meant"),
+    [
+        ("selektors", "selectors"),
+        ("submodls", "submodels"),
+        ("estimate", "estimation"),
+        ("decompositon=logs", "decomposition="),
+    ],
 )
 def test_a_command_that_is_close_to_a_known_one_is_corrected(run, typed, meant):
     status, out, err = run(typed)
@@ -241,6 +247,38 @@ def test_selectors_are_shown_in_the_thesis_taxonomy(run, tmp_path, monkeypatch):
 @pytest.mark.parametrize("more", ["output=yaml", "partition=gsc", "uniform"])
 def test_selectors_take_no_further_options(run, more):
     status, out, err = run("selectors", more)
+    assert (status, out) == (2, "")
+    assert more in err
+
+
+@pytest.mark.parametrize("columns", ["80", None])
+def test_submodels_are_shown_in_the_thesis_taxonomy(run, tmp_path, monkeypatch, columns):
+    """A row for every option that cuts a model, and the same fields in JSON."""
+    monkeypatch.setenv("COLUMNS", columns) if columns else monkeypatch.setenv("COLUMNS", "160")
+    status, out, err = run("submodels")
+    assert (status, err) == (0, "")
+    assert "…" not in out
+    rows = [[cell.strip() for cell in line.split("│")[1:-1]] for line in out.splitlines() if line.startswith("│")]
+    assert {row[0] for row in rows if row[0]} == {file.stem for file in (CONF / "submodel").glob("*.yaml")} - {"whole"}
+    assert not files(tmp_path)
+    status, out, _ = run("submodels", "output=json")
+    described = json.loads(out)
+    assert described["heterofl"] == {
+        "code": "OFM",
+        "grouping": "one",
+        "dynamics": "fixed",
+        "policy": "blocks",
+        "known_as": "HeteroFL, arXiv:2010.01264",
+        "again": "every",
+    }
+    codes = {name: one["code"] for name, one in described.items()}
+    published = {"heterofl": "OFM", "fed_dropout": "USR", "fedrolex": "-"}
+    assert codes == published | {name: name.upper() for name in ("ofr", "osm", "osr", "gfm", "gfr", "gsr", "ufr")}
+
+
+@pytest.mark.parametrize("more", ["output=yaml", "submodel=gfm"])
+def test_submodels_take_no_further_options(run, more):
+    status, out, err = run("submodels", more)
     assert (status, out) == (2, "")
     assert more in err
 

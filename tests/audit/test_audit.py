@@ -4,11 +4,13 @@ import csv
 import json
 import re
 import shutil
+from collections import Counter
 
 import numpy as np
 import pytest
 from sklearn.metrics import roc_auc_score
 
+from fedfacet.analysis.audits import TOLD, load_audits, metrics_of
 from fedfacet.audit import audit
 from fedfacet.commands.attack import main
 
@@ -59,7 +61,7 @@ def test_what_is_written_is_what_is_printed_and_comes_out_again(run, attack):
     first = attack(folder, ALL, *SHADOWS)
     own = next((folder / "attacks").glob("*/audit.json")).parent
     before = {file.name: file.read_bytes() for file in sorted(own.iterdir()) if file.suffix != ".npz"}
-    assert sorted(before) == ["attacks.csv", "audit.json", "exposure.png", "roc.png", "slices.csv"]
+    assert sorted(before) == ["attacks.csv", "audit.json", "exposed.csv", "exposure.png", "roc.png", "slices.csv"]
     again = attack(folder, ALL, *SHADOWS)
     assert again == first
     assert {name: (own / name).read_bytes() for name in before} == before
@@ -96,6 +98,42 @@ def test_classes_are_told_apart(run, attack):
     assert sum(int(row["members"]) for row in rows) == whole["members"]
     arrays = np.load(f"{told['folder']}/scores.npz")
     assert len(arrays["client_0/samples"]) == len(set(arrays["client_0/samples"].tolist()))
+
+
+def test_the_most_exposed_samples_are_the_members_with_the_highest_scores(run, attack):
+    told = attack(run(), "attack=[gap,loss_threshold]")
+    with open(f"{told['folder']}/exposed.csv", newline="") as file:
+        rows = list(csv.DictReader(file))
+    arrays = np.load(f"{told['folder']}/scores.npz")
+    assert Counter((row["attack"], row["client"]) for row in rows) == {
+        (name, str(client)): audit.MOST_EXPOSED for name in ("gap", "loss_threshold") for client in range(3)
+    }
+    for client in range(3):
+        own = [row for row in rows if (row["attack"], row["client"]) == ("loss_threshold", str(client))]
+        scored, is_member = ~arrays[f"client_{client}/is_known"], arrays[f"client_{client}/is_member"]
+        scores, samples = arrays[f"client_{client}/loss_threshold"], arrays[f"client_{client}/samples"]
+        ranked = np.sort(scores[scored & is_member])[::-1]
+        assert [float(row["score"]) for row in own] == ranked[: audit.MOST_EXPOSED].tolist()
+        assert [int(row["rank"]) for row in own] == [1 + int((ranked > float(row["score"])).sum()) for row in own]
+        others = scores[scored & ~is_member]
+        for row in own:
+            (place,) = np.flatnonzero(samples == int(row["sample"]))
+            assert (scored & is_member)[place]
+            assert scores[place] == float(row["score"])
+            assert float(row["others_as_high"]) == pytest.approx((others >= scores[place]).mean())
+            assert row["group"] == row["class"] in ("normal", "pneumonia")
+    ties = [row for row in rows if row["attack"] == "gap"]
+    assert {row["rank"] for row in ties} == {"1"}, "all of them right"
+
+
+def test_attacks_are_metrics_of_the_run(run, attack):
+    """What the report reads is what the command has printed."""
+    folder = run("seed=2")
+    told = attack(folder, "attack=[gap,loss_threshold]")
+    found = metrics_of(load_audits(folder), 2)
+    assert found["attack/loss_threshold/auc"] == row_of(told, "loss_threshold", "mean")["auc"]
+    assert found["attack/gap/auc_pooled"] == row_of(told, "gap")["auc"]
+    assert set(TOLD) <= row_of(told, "gap", "mean").keys()
 
 
 def test_the_server_is_attacked_on_all_clients_samples(run, attack):

@@ -105,6 +105,20 @@ def test_fedlds_table_3_deals_50_clients_by_class():
         assert (job.partition.label, job.federation.cohort_size) == ("y", 5)
 
 
+def test_sweeps_of_smaller_models_share_the_runs_that_they_have_in_common():
+    """The coupled cells of table 6 are table 24's, and both take FedAvg from the sweep over widths with any recipe."""
+    ((coupled, one),) = jobs_of("sweep=channel_coupling", "submodel=gfr", "submodel.coupled=true", "seed=1")
+    ((_, two),) = jobs_of("sweep=model_integration", "submodel=gfr", "capacity.num_whole=2", "seed=1")
+    assert one == two
+    assert (coupled.capacity.num_whole, coupled.model.norm, coupled.federation.rounds) == (2, "batch", 150)
+    for data in ("cifar10", "cifar100"):
+        recipe = (f"experiment={data}_submodels", "seed=1")
+        ((whole, _),) = jobs_of("sweep=model_complexity", *recipe, "model.width=16")
+        ((parts, _),) = jobs_of("sweep=model_integration", *recipe, "submodel=osm", "capacity.num_whole=2")
+        assert whole.choices.dataset == data
+        assert {key for key in whole if whole[key] != parts[key]} == {"capacity", "submodel", "choices", "paths"}
+
+
 def test_cells_of_the_exploration_sweep_explore_differently():
     jobs = jobs_of("sweep=participation_epsilon")
     explored = {math.floor(job.selector.epsilon * job.federation.cohort_size + 0.5) for job, _ in jobs}

@@ -7,6 +7,7 @@ import math
 import re
 from pathlib import Path
 
+import numpy as np
 import pytest
 from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
 from hydra.core.override_parser.overrides_parser import OverridesParser
@@ -20,10 +21,31 @@ from fedfacet.errors import ConfigError
 from fedfacet.papers.layouts import FOLDER, load_layout, make_layout_table
 
 TABLES = sorted(file.stem for file in FOLDER.glob("*/*table*.yaml"))
-SOURCES = {"": "FedDiverse (arXiv:2504.11216), {}; thesis, table ", "fedld_": "FedLD (MICCAI 2024), {}"}
+SOURCES = {
+    "": "FedDiverse (arXiv:2504.11216), {}; thesis, table ",
+    "fedld_": "FedLD (MICCAI 2024), {}",
+    "submodels_": "the thesis, {}; Németh et al., IEEE Access 2025",
+}
+OF_SUBMODELS = [name for name in TABLES if name.startswith("submodels_")]
+NINE = ("sweep=model_integration",)
+BASELINES = ("sweep=model_complexity", "model.width=8,16")
+COMMANDS = {
+    "submodels_table6": [("sweep=channel_coupling",)],
+    "submodels_table10": [
+        (*command, *more)
+        for command in ((*NINE, "capacity.num_whole=2"), BASELINES)
+        for more in (("aggregator=fedavg", "correction=proximal"), ("aggregator=fedavgm", "correction=none"))
+    ],
+    "submodels_table24": [NINE, BASELINES],
+    "submodels_table25": [(*command, "experiment=cifar100_submodels") for command in (NINE, BASELINES)],
+    "submodels_table26": [NINE, BASELINES],
+}
+"""What to run for a table, where that is not the sweep of its name."""
+NOT_HERE = {"submodels_table10": "femnist", "submodels_table26": "femnist"}
+"""The data set of a table of which there is no recipe; its runs are those of another one's."""
 CONF = Path(__file__).parents[2] / "conf"
 WORST = "test/acc_worst_group"
-QUICK = ("fedld_table3",)
+QUICK = ("fedld_table3", "submodels_table6")
 
 
 def flat(settings, prefix=""):
@@ -73,7 +95,7 @@ class TestThePapersNumbers:
     def test_they_are_plausible(self, name):
         for numbers in load_layout(name).paper.values():
             for number in numbers:
-                if not math.isnan(number.mean):
+                if not math.isnan(number.mean) and name not in OF_SUBMODELS:
                     assert 0.4 <= number.mean <= 0.6 or 30 < number.mean < 100
                     assert math.isnan(number.std) or 0 < number.std < 13
 
@@ -128,14 +150,82 @@ class TestWhatIsPrintedTwice:
         assert min(drops) == pytest.approx(3.20), "appendix A: at least 3.2 %"
 
 
+class TestSubmodels:
+    """The thesis' chapter 4 prints many of its numbers twice, or sums of them."""
+
+    @staticmethod
+    def columns(name):
+        """Return column -> mean by row."""
+        layout = load_layout(name)
+        return {
+            column: {row: numbers[place].mean for row, numbers in layout.paper.items()}
+            for place, column in enumerate(layout.columns)
+        }
+
+    @pytest.mark.parametrize("name", OF_SUBMODELS)
+    def test_they_are_plausible(self, name):
+        layout = load_layout(name)
+        for numbers in layout.paper.values():
+            for column, number in zip(layout.columns, numbers, strict=True):
+                low, high = (50, 58) if "AUC" in column else (0.5, 8) if "advantage" in column else (10, 90)
+                assert math.isnan(number.mean) if "trained" in column else low < number.mean < high, column
+                assert math.isnan(number.std) or 0 < number.std < 4
+
+    @pytest.mark.parametrize("name", ["submodels_table24", "submodels_table25", "submodels_table26"])
+    def test_means_are_those_of_three_attacks(self, name):
+        assert len(load_layout(name).rows) == 29
+        found = self.columns(name)
+        for row, mean in found["mean AUC"].items():
+            assert mean == pytest.approx(
+                sum(found[f"{attack} AUC"][row] for attack in ("tMIA", "LiRA", "Yeom")) / 3, abs=0.0101
+            )
+
+    @pytest.mark.parametrize(
+        ("name", "spreads"),
+        [
+            ("submodels_table24", {"server acc": (3.09, 0.56, 0.72), "client acc, received": (37.65, 20.61, 6.64),
+                                   "mean AUC": (1.52, 0.87, 0.66)}),
+            # Three lower bounds that table 9 prints (24.27, 37.03, 52.61) are not the least of table 25.
+            ("submodels_table25", {"server acc": (3.82, 1.13, 1.69), "client acc, received": (22.17, 11.88, 3.25),
+                                   "mean AUC": (1.85, 1.31, 0.99)}),
+        ],
+    )  # fmt: skip
+    def test_spreads_are_those_of_table_9(self, name, spreads):
+        found = self.columns(name)
+        for column, printed in spreads.items():
+            for large, spread in zip((2, 5, 8), printed, strict=True):
+                nine = [mean for row, mean in found[column].items() if row.startswith(f"{large} large")]
+                assert len(nine) == 9
+                assert max(nine) - min(nine) == pytest.approx(spread, abs=0.0051)
+
+    def test_table_10_is_table_26_and_the_changes_that_it_prints(self):
+        changes = {
+            "FedProx, server acc": [0.17, 0.30, -0.10, -0.46, -0.12, 0.17, 0.15, 0.24, 0.72, 0.01, 0.19],
+            "FedProx, client acc, received": [0.28, 0.07, 0.23, 0.16, 0.50, 0.01, 0.26, 0.46, 0.91, 3.16, 2.85],
+            "FedProx, Yeom AUC": [0.21, -0.28, -0.06, 0.43, -0.56, -0.29, -0.21, -0.09, -0.24, 0.01, 0.03],
+            "FedAvgM, server acc": [0.33, 0.12, -0.22, 0.14, -0.07, 0.09, 0.28, 0.69, 0.46, -0.39, -0.14],
+            "FedAvgM, client acc, received": [0.32, 0.01, 0.02, -0.33, 0.77, 0.02, 0.69, -0.07, -2.24, 2.75, 0.98],
+            "FedAvgM, Yeom AUC": [0.10, -0.51, -0.14, -0.23, -0.15, -0.32, -0.26, 0.01, 0.38, 0.26, 0.02],
+        }
+        ten, without = self.columns("submodels_table10"), self.columns("submodels_table26")
+        for column, printed in changes.items():
+            plain = list(without[column.partition(", ")[2]].values())[: len(printed)]
+            assert [now - before for now, before in zip(ten[column].values(), plain, strict=True)] == pytest.approx(
+                printed, abs=0.0151
+            ), column
+
+    def test_tables_7s_correlations_are_over_the_rows_of_table_24(self):
+        found = self.columns("submodels_table24")
+        attacks = [list(found[f"{attack} AUC"].values()) for attack in ("tMIA", "LiRA", "Yeom")]
+        (_, tmia_lira, tmia_yeom), (_, _, lira_yeom), _ = np.corrcoef(attacks)
+        assert [round(float(r), 2) for r in (tmia_yeom, tmia_lira, lira_yeom)] == [0.98, 0.83, 0.85]
+
+
 @pytest.mark.parametrize(
     "name", [*QUICK, *(pytest.param(name, marks=pytest.mark.slow) for name in TABLES if name not in QUICK)]
 )
 def test_a_table_has_a_cell_for_each_of_its_sweep_and_the_sweep_a_run_for_each_of_its_cells(name):
-    """Every run of ``sweep=NAME`` with one seed has a cell, no two the same, and none is left over."""
-    params = OmegaConf.to_object(OmegaConf.load(CONF / "sweep" / f"{name}.yaml"))["hydra"]["sweeper"]["params"]
-    overrides = OverridesParser.create().parse_overrides([f"{key}={value}" for key, value in (params | {"seed": 0}).items()])
-    ((*jobs,),) = BasicSweeper.split_arguments(overrides, max_batch_size=None)
+    """Every run of ``sweep=NAME``, or of ``COMMANDS``, with one seed has a cell, no two the same, and none is left over."""
     layout = load_layout(name)
     cells = [
         layout.where & federation & column & row
@@ -144,14 +234,27 @@ def test_a_table_has_a_cell_for_each_of_its_sweep_and_the_sweep_a_run_for_each_o
         for row in layout.rows.values()
     ]
     wanted = {tuple(sorted(cell.where.items())): 0 for cell in cells}
-    for job in jobs:
-        settings = flat(plain(compose_job("train", [f"sweep={name}", *job])[0]))
-        found = {tuple(sorted(cell.where.items())) for cell in cells if cell.holds(Run(Path("x"), 0, settings, None))}
-        assert len(found) == 1, job
-        wanted[found.pop()] += 1
-        for key, value in layout.usual.items():
-            assert settings.get(key, settings.get(f"choices.{key}", value)) in (value, int(value) if value.isdigit() else value)
+    for command in COMMANDS.get(name, [(f"sweep={name}",)]):
+        for job in jobs_of(*command):
+            settings = flat(plain(compose_job("train", job)[0]))
+            settings |= {"choices.dataset": NOT_HERE[name]} if name in NOT_HERE else {}
+            run = Run(Path("x"), 0, settings, None)
+            found = {tuple(sorted(cell.where.items())) for cell in cells if cell.holds(run)}
+            assert len(found) == 1, job
+            wanted[found.pop()] += 1
+            assert all(run.setting(key) in (value, None) for key, value in layout.usual.items()), job
     assert set(wanted.values()) == {1}
+
+
+def jobs_of(sweep, *overrides):
+    """Return the overrides of every job of a sweep with one seed."""
+    params = OmegaConf.to_object(OmegaConf.load(CONF / "sweep" / f"{sweep.partition('=')[2]}.yaml"))["hydra"]["sweeper"][
+        "params"
+    ]
+    values = params | dict(override.split("=", 1) for override in overrides) | {"seed": 0}
+    parsed = OverridesParser.create().parse_overrides([f"{key}={value}" for key, value in values.items()])
+    ((*jobs,),) = BasicSweeper.split_arguments(parsed, max_batch_size=None)
+    return [[sweep, *job] for job in jobs]
 
 
 def test_ours_stand_beside_the_papers():

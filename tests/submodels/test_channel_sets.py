@@ -160,3 +160,37 @@ def test_refuses(arguments, part):
         sets("one", "fixed", "blocks", coupled=False)
     with pytest.raises(ValueError, match="num_groups"):
         sets("groups", "fixed", "random", num_groups=0)
+
+
+@pytest.mark.parametrize(
+    ("kind", "code", "again", "share"),
+    [
+        (("one", "fixed", "blocks"), "OFM", "every", 1),
+        (("one", "fixed", "random"), "OFR", "every", 1),
+        (("one", "every_round", "blocks"), "OSM", "1 in q^2, 4 at rate 1/2", 1 / 4),
+        (("one", "every_round", "random"), "OSR", "never, but by chance", 0),
+        (("groups", "fixed", "blocks"), "GFM", "about 1 in 4", 1 / 4),
+        (("groups", "fixed", "random"), "GFR", "about 1 in 4", 1 / 4),
+        (("groups", "every_round", "random"), "GSR", "never, but by chance", 0),
+        (("each", "fixed", "random"), "UFR", "1 in K, the clients", 1 / 10),
+        (("each", "every_round", "random"), "USR", "never, but by chance", 0),
+        (("one", "every_round", "rolling"), "-", "1 in N, the channels", 1 / 48),
+    ],
+)
+def test_the_same_set_comes_again_as_often_as_the_taxonomy_says(kind, code, again, share):
+    """In how many of 960 rounds, 20 turns of the window in the widest layer, four clients hold the first one's set."""
+    submodel, rounds = sets(*kind), 960
+    assert (submodel.taxonomy.code, submodel.taxonomy.again) == (code, again)
+    equal = []
+    for client_id in range(4):
+        first = held(submodel, client_id=client_id)
+        equal += [same(first, held(submodel, client_id=client_id, round=round)) for round in range(2, rounds + 1)]
+    assert np.mean(equal) == pytest.approx(share, abs=0.06 if kind[0] == "groups" else 0.02 if share < 1 else 0)
+
+
+def test_the_taxonomy_follows_the_settings():
+    assert sets("groups", "fixed", "blocks", membership="fixed").taxonomy.again == "every"
+    assert sets("groups", "fixed", "random", num_groups=3).taxonomy.grouping == "3 groups"
+    assert sets("one", "fixed", "random", coupled=False).taxonomy.policy == "random, inputs on their own"
+    assert sets("one", "every_round", "rolling", step=6).taxonomy.again == "1 in N / gcd(N, 6), N channels"
+    assert sets("one", "fixed", "blocks").taxonomy.known_as.startswith("HeteroFL")

@@ -15,7 +15,7 @@ from fedfacet.analysis.tables import (
     check_metric,
     finished_of,
     group_runs,
-    is_accuracy,
+    in_percent,
     moments_of,
     ordered,
 )
@@ -97,7 +97,7 @@ def compare_with(
     finished = finished_of(runs)
     moments = moments_of(finished, at)
     check_metric(finished, metric, moments)
-    groups, percent = group_runs(finished, rows, columns), is_accuracy(metric)
+    groups, percent = group_runs(finished, rows, columns), in_percent(metric)
     heads = ordered({row for row, _ in groups})
     if baseline not in heads:
         raise ConfigError(f"Expected a row to compare with, but got {baseline!r}: name one of {', '.join(map(repr, heads))}.")

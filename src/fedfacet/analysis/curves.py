@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from fedfacet.analysis.notes import notes_on, notes_on_unfinished
 from fedfacet.analysis.runs import Run, as_number
-from fedfacet.analysis.tables import caption_of, check_keys, check_metric, finished_of, group_runs, is_accuracy, ordered
+from fedfacet.analysis.tables import caption_of, check_keys, check_metric, finished_of, group_runs, in_percent, ordered
 from fedfacet.analysis.writers import csv_of, latex_of, latex_text, markdown_of, markdown_text
 from fedfacet.arguments import check_choice
 from fedfacet.errors import ConfigError
@@ -89,7 +89,7 @@ def curves_of(
     check_keys(runs, (*rows, *columns))
     finished = finished_of(runs)
     check_metric(finished, metric, ("last",))
-    groups, percent = group_runs(finished, rows, columns), is_accuracy(metric)
+    groups, percent = group_runs(finished, rows, columns), in_percent(metric)
     notes = [*notes_on_unfinished(runs), *notes_on(groups, metric, ("last",))]
     curves = []
     for column in ordered({column for _, column in groups}):

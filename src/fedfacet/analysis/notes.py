@@ -3,6 +3,7 @@
 import math
 from collections.abc import Iterable, Mapping, Sequence
 
+from fedfacet.analysis.audits import AVERAGED, KINDS, MEAN, averaged, is_mean, is_of_attack
 from fedfacet.analysis.runs import Run, differing_keys, spelled
 
 _HOW = {
@@ -24,10 +25,11 @@ def notes_on(
     notes = []
     everybody = [run for members in groups.values() for run in members]
     if without := [run for run in everybody if not all(measured(run, metric, moment) for moment in moments)]:
-        how = f": run them with {how}" if (how := how_to_measure(metric)) else ""
+        how = f": {how}" if (how := how_to_measure(metric)) else ""
         notes.append(
             f"`{metric}` was not measured in {len(without)} of {len(everybody)} runs, for example `{without[0].path}`{how}."
         )
+    notes += _notes_on_means(everybody, metric, moments) if is_mean(metric) else ()
     all_seeds = {run.seed for members in groups.values() for run in members}
     for place, members in sorted(groups.items()):
         name = f"`{', '.join(place)}`"
@@ -49,6 +51,19 @@ def notes_on_unfinished(runs: Iterable[Run]) -> list[str]:
     """Name the runs that have not finished, and how far they have come."""
     unfinished = [f"`{run.path}` ({run.progress})" for run in runs if not run.finished]
     return [f"Left out because not finished: {', '.join(unfinished)}."] if unfinished else []
+
+
+def _notes_on_means(runs: Sequence[Run], metric: str, moments: Sequence[str]) -> list[str]:
+    """Say which attacks a mean is over, where these are not those of the thesis in all runs."""
+    counts: dict[tuple[str, ...], int] = {}
+    for run in runs:
+        for moment in moments:
+            if attacks := averaged(run.at(moment), metric):
+                counts[tuple(attacks)] = counts.get(tuple(attacks), 0) + 1
+    if set(counts) <= {AVERAGED}:
+        return []
+    said = [f"{some(attacks)}{f' in {number}' if len(counts) > 1 else ''}" for attacks, number in sorted(counts.items())]
+    return [f"`{metric}` is the mean over {'; over '.join(said)}. The thesis averages over {some(AVERAGED)}."]
 
 
 def _notes_on_personal(name: str, members: Sequence[Run], moments: Sequence[str]) -> list[str]:
@@ -77,8 +92,13 @@ def _when(moment: str) -> str:
 
 
 def how_to_measure(metric: str) -> str | None:
-    """Return the options of train.py, in backticks, that make a run measure a metric; ``None`` where every run does."""
-    return next((f"`{options}`" for start, options in _HOW.items() if metric.startswith(start)), None)
+    """Return what makes a run have a metric; ``None`` where every run has it."""
+    if is_of_attack(metric):
+        kind, _, attack = metric.rpartition("/")[0].partition("/")
+        named = "loss_threshold,lira" if attack == MEAN else attack
+        server = " victim=server" if kind == KINDS["server"] else ""
+        return f"attack them with `python src/attack.py run=DIR attack=[{spelled(named)}]{server}`"
+    return next((f"run them with `{options}`" for start, options in _HOW.items() if metric.startswith(start)), None)
 
 
 def measured(run: Run, metric: str, moment: str) -> bool:

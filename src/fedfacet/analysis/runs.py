@@ -5,12 +5,13 @@ import glob
 import math
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from omegaconf import OmegaConf
 
+from fedfacet.analysis.audits import ReadAudit, load_audits, metrics_of
 from fedfacet.config.saved_yaml import load_yaml
 from fedfacet.errors import ConfigError, FedFacetError
 from fedfacet.storage.run_files import json_of, rows_of
@@ -34,13 +35,15 @@ class Run:
     """One run folder, by the ``path`` that the caller named.
 
     ``settings`` holds every value of the resolved config by its dotted key, lists being values; ``choices.<group>`` is the
-    chosen Hydra option. ``summary`` is what ``summary.json`` holds, ``None`` where the run has not ended.
+    chosen Hydra option. ``summary`` is what ``summary.json`` holds, ``None`` where the run has not ended. ``audits`` are what
+    ``attack.py`` has left there.
     """
 
     path: Path
     seed: int
     settings: Mapping[str, Any]
     summary: Mapping[str, Any] | None
+    audits: Sequence[ReadAudit] = ()
 
     @property
     def finished(self) -> bool:
@@ -66,13 +69,15 @@ class Run:
 
         ``"tail"`` gives their means over those of the last tenth of the rounds in which they were measured. It is empty where
         there is no such round. A metric without a value is NaN. The error of the clients' disclosed
-        heterogeneity, which is one for the whole run, is among them where there is one.
+        heterogeneity, which is one for the whole run, is among them where there is one, and so is what attacks on the models of
+        that round have found.
         """
         summary = self.summary or {}
         if moment == "tail":
             return self._tail() if summary.get("final") else {}
         if found := summary.get({"last": "final", "best": "best"}[moment]) or {}:
             found = found | {f"{_ERROR}/{name}": value for name, value in (summary.get(_ERROR) or {}).items()}
+            found |= metrics_of(self.audits, found.get("round", math.nan))
         numbers = {name: float("nan") if value is None else value for name, value in found.items()}
         return {name: float(value) for name, value in numbers.items() if isinstance(value, float) or _is_whole(value)}
 
@@ -112,6 +117,15 @@ class Run:
     def fits(self, where: Mapping[str, str]) -> bool:
         """Tell whether the run has all of some settings, whose numbers may be spelled in any way (``1e-3`` for 0.001)."""
         return all(self.setting(key) in spellings(text) for key, text in where.items())
+
+    def attacked_as(self, threat_model: Mapping[str, str]) -> "Run":
+        """Return the run with those of its audits alone whose threat model has all of some settings, spelled in any way."""
+        fitting = [
+            audit
+            for audit in self.audits
+            if all(spelled(audit.threat_model.get(key)) in spellings(text) for key, text in threat_model.items())
+        ]
+        return replace(self, audits=fitting)
 
 
 def spelled(value: Any) -> str:
@@ -173,7 +187,7 @@ def load_run(folder: Path) -> Run:
     """Read one run folder.
 
     Raises:
-        FedFacetError: if either file cannot be read or is not what a run writes.
+        FedFacetError: if either file, or what attacks have left, cannot be read or is not what is written there.
     """
     file = folder / CONFIG_FILE
     try:
@@ -186,7 +200,7 @@ def load_run(folder: Path) -> Run:
             f"Expected {file} to be the resolved config of a run, with `seed` and `choices`, but it has no such values: name "
             "folders that train.py wrote."
         )
-    return Run(folder, config["seed"], _flat(config), _summary(folder / "summary.json"))
+    return Run(folder, config["seed"], _flat(config), _summary(folder / "summary.json"), load_audits(folder))
 
 
 def differing_keys(runs: Iterable[Run]) -> list[str]:

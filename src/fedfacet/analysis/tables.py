@@ -9,8 +9,9 @@ from difflib import get_close_matches
 from itertools import pairwise
 from typing import NamedTuple
 
+from fedfacet.analysis.audits import clash, is_of_attack
 from fedfacet.analysis.notes import how_to_measure, listed, measured, notes_on, notes_on_unfinished, some
-from fedfacet.analysis.runs import Run, as_number, differing_keys, telling_keys
+from fedfacet.analysis.runs import Run, as_number, differing_keys, spelled, telling_keys
 from fedfacet.arguments import check_choice
 from fedfacet.errors import ConfigError
 
@@ -98,7 +99,7 @@ def make_table(
         runs: finished ones are counted, the others are named in a note.
         rows: config keys as in ``Run.setting`` whose values together head a row.
         columns: as ``rows``, for the columns.
-        metric: as a run's summary names it. Accuracies are given in percent, all else as it is.
+        metric: as a run's summary names it. Accuracies and what attacks find are given in percent, all else as it is.
         at: ``"last"`` round, ``"best"`` round by validation, ``"tail"`` (the mean over the last tenth of the rounds), the first
             two (``"both"``) or ``"all"``.
         std: ``"population"`` or ``"sample"``.
@@ -115,7 +116,7 @@ def make_table(
     moments = moments_of(finished, at)
     check_metric(finished, metric, moments)
 
-    groups, percent = group_runs(finished, rows, columns), is_accuracy(metric)
+    groups, percent = group_runs(finished, rows, columns), in_percent(metric)
     # Rows and columns of unfinished runs stay, so that the reader sees their empty cells.
     row_heads = ordered({_head(run, rows) for run in runs})
     table_columns = tuple(Column(name, m) for name in ordered({_head(run, columns) for run in runs}) for m in moments)
@@ -152,9 +153,9 @@ def group_runs(runs: Iterable[Run], rows: Sequence[str], columns: Sequence[str])
     return groups
 
 
-def is_accuracy(metric: str) -> bool:
+def in_percent(metric: str) -> bool:
     """Tell whether a metric is given in percent."""
-    return re.search(r"(^|[/_])acc($|[/_])", metric) is not None
+    return is_of_attack(metric) or re.search(r"(^|[/_])acc($|[/_])", metric) is not None
 
 
 def check_keys(runs: Sequence[Run], keys: Iterable[str]) -> None:
@@ -183,11 +184,28 @@ def finished_of(runs: Sequence[Run]) -> list[Run]:
 
 
 def check_metric(runs: Sequence[Run], metric: str, moments: Sequence[str]) -> None:
-    """Refuse a metric that none of the runs has."""
+    """Refuse a metric that none of the runs has, or of which attacks on one of them tell several values."""
+    check_audits(runs, metric, moments)
     known = {name for run in runs for moment in moments for name in run.at(moment)} - {"round"}
     if metric not in known:
-        remedy = f"run them with {how}" if (how := how_to_measure(metric)) else f"use {_nearest(metric, sorted(known))}"
+        remedy = how_to_measure(metric) or f"use {_nearest(metric, sorted(known))}"
         raise ConfigError(f"Expected a metric that the runs have, but got {metric!r}: {remedy}.")
+
+
+def check_audits(runs: Sequence[Run], metric: str, moments: Sequence[str]) -> None:
+    """Refuse a metric of which attacks on one run tell several values."""
+    for run in runs if is_of_attack(metric) else ():
+        for moment in moments:
+            audits, differing = clash(run.audits, run.at(moment).get("round", math.nan), metric)
+            if audits:
+                example = next(iter(differing), "KEY")
+                value = spelled(audits[0].threat_model.get(example, "VALUE"))
+                first, second = audits[0].folder, audits[1].folder
+                raise ConfigError(
+                    f"Expected attacks on a run that agree on {metric!r}, but {first} and {second} do not: "
+                    + (f"they differ in {some(differing)}, so " if differing else "")
+                    + f"choose by --audit {example}={value}, or remove one of the folders."
+                )
 
 
 def check_seeds(
@@ -268,7 +286,7 @@ def caption_of(
     last = listed(int(run.at("last")["round"]) for run in runs if "round" in run.at("last"))
     rules = MOMENTS | {"last": f"{MOMENTS['last']} ({last})"}
     rule = "; ".join(f"{moment}: {rules[moment]}" for moment in moments) if len(moments) > 1 else rules[moments[0]]
-    what = " and ".join(f"`{metric}`{' in percent' if is_accuracy(metric) else ''}" for metric in metrics)
+    what = " and ".join(f"`{metric}`{' in percent' if in_percent(metric) else ''}" for metric in metrics)
     best = f"Per column, the best ({'lowest' if lower_is_better else 'highest'}) is bold, the second underlined."
     sentences = [
         f"{what}, {rule}.",

@@ -2,7 +2,7 @@
 
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import fmean
@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from fedfacet.analysis.audits import MEAN, POOLED
 from fedfacet.analysis.writers import csv_of
 from fedfacet.attacks.base import SHADOWS, Attack, Signals, Trajectories
 from fedfacet.audit.shadows import Pool
@@ -25,8 +26,8 @@ from fedfacet.runs.rerun import RoundAgain
 from fedfacet.storage.json_text import json_text
 from fedfacet.storage.whole_file import written_whole
 
-POOLED, MEAN = "pooled", "mean"
-"""What stands in a table's column of clients for a number over all victims."""
+MOST_EXPOSED = 20
+"""Members per attack and victim in ``exposed.csv``; who wants them all reads ``scores.npz``."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -39,6 +40,7 @@ class Audit:
         successes: attack -> per victim how well it did.
         rows: per attack and victim, and over all victims, as they are written to ``attacks.csv``.
         slices: per attack and class, and per attack and group, as they are written to ``slices.csv``.
+        exposed: per attack and victim the members with the highest scores, as they are written to ``exposed.csv``.
     """
 
     threat_model: Mapping[str, Any]
@@ -46,6 +48,7 @@ class Audit:
     successes: Mapping[str, Sequence[Success]]
     rows: Sequence[Mapping[str, Any]]
     slices: Sequence[Mapping[str, Any]]
+    exposed: Sequence[Mapping[str, Any]]
 
 
 def audit(
@@ -85,7 +88,8 @@ def audit(
         for row in _rows(name, victims, said, successes[name], dataset, threat_model["others"] == "test")
     ]
     slices = [row for name in attacks for row in _slices(name, victims, successes[name], dataset)]
-    return Audit(threat_model, victims, successes, rows, slices)
+    exposed = [row for name in attacks for row in _exposed(name, victims, successes[name], dataset)]
+    return Audit(threat_model, victims, successes, rows, slices, exposed)
 
 
 def needs_shadows(attacks: Mapping[str, Attack]) -> bool:
@@ -111,14 +115,15 @@ def signals_of(
 def write_audit(audit: Audit, folder: Path) -> Path:
     """Write an audit into a folder of its own below ``folder``, named by its threat model and its attacks; return that.
 
-    ``attacks.csv``, ``slices.csv``, ``scores.npz``, ``roc.png`` and ``exposure.png``; ``audit.json`` comes last, so that a
-    folder that has it is whole.
+    ``attacks.csv``, ``slices.csv``, ``exposed.csv``, ``scores.npz``, ``roc.png`` and ``exposure.png``; ``audit.json`` comes
+    last, so that a folder that has it is whole.
     """
     digest = hashlib.sha256(json.dumps(audit.threat_model, sort_keys=True).encode()).hexdigest()[:12]
     own = folder / digest
     own.mkdir(parents=True, exist_ok=True)
     (own / "audit.json").unlink(missing_ok=True)
-    for name, rows in (("attacks.csv", audit.rows), ("slices.csv", audit.slices)):
+    tables = {"attacks.csv": audit.rows, "slices.csv": audit.slices, "exposed.csv": audit.exposed}
+    for name, rows in tables.items():
         with written_whole(own / name) as unfinished:
             unfinished.write_text(csv_of([list(rows[0]), *(list(row.values()) for row in rows)]), newline="")
     with written_whole(own / "scores.npz") as unfinished, open(unfinished, "wb") as binary:
@@ -149,7 +154,7 @@ def _rows(
         right, is_member = told.labels == dataset.y[victim.audit_set.samples], victim.audit_set.is_member
         rows.append({
             "attack": name,
-            "client": "server" if victim.client_id is None else victim.client_id,
+            "client": _name(victim),
             "rate": victim.rate,
             "num_samples": victim.num_samples,
             **row_of(success),
@@ -192,6 +197,34 @@ def _slices(name: str, victims: Sequence[Victim], successes: Sequence[Success], 
         for kind, values, names in kinds
         for row in per_slice(successes, sets, values, dict(enumerate(names)))
     ]
+
+
+def _exposed(name: str, victims: Sequence[Victim], successes: Sequence[Success], dataset: Dataset) -> Iterator[dict[str, Any]]:
+    """Return the scored members with the highest scores of each victim; equal scores share a rank."""
+    groups = group_names(dataset.class_names, dataset.attribute_names)
+    for victim, success in zip(victims, successes, strict=True):
+        own = victim.audit_set
+        others = np.sort(success.scores[success.scored & ~own.is_member])
+        members = np.flatnonzero(success.scored & own.is_member)
+        scores = success.scores[members]
+        descending = np.sort(-scores)
+        for place in np.lexsort((own.samples[members], -scores))[:MOST_EXPOSED]:
+            sample, score = int(own.samples[members[place]]), float(scores[place])
+            y, a = int(dataset.y[sample]), int(dataset.a[sample])
+            yield {
+                "attack": name,
+                "client": _name(victim),
+                "rank": int(np.searchsorted(descending, -score)) + 1,
+                "sample": sample,
+                "class": dataset.class_names[y],
+                "group": groups[y * dataset.num_attributes + a],
+                "score": score,
+                "others_as_high": float(1 - np.searchsorted(others, score) / len(others)),
+            }
+
+
+def _name(victim: Victim) -> str | int:
+    return "server" if victim.client_id is None else victim.client_id
 
 
 def _arrays(audit: Audit) -> dict[str, NDArray[Any]]:

@@ -12,7 +12,7 @@ from fedfacet.errors import ConfigError
 GROUPS = ("partition", "dataset", "selector")
 
 USAGE = """usage: {command} partition=NAME [dataset=NAME] [output=text|json] [simulate.selector=NAME] ...
-       {command} selectors [output=text|json]
+       {command} selectors|submodels [output=text|json]
        {command} estimation run=DIR|[OPTION OF train] ... [output=text|json]
        {command} [capacity=NAME] [submodel=NAME] [OPTION OF train] ... [output=text|json]
        {command} decomposition=DIR [round=N] [trust=MODULE] [output=text|json] [paths.output_dir=DIR]
@@ -29,6 +29,7 @@ Tell how heterogeneous a federation is, without training: its measures, every cl
   simulate.selector.KEY=VALUE, simulate.rounds=2000, simulate.cohort_size=9, simulate.seed=0
   paths.output_dir=DIR      where the pictures go
   selectors                 instead of a federation, all selectors in the thesis' taxonomy of client selection
+  submodels                 all ways to choose the parts of smaller models, in the thesis' taxonomy of chapter 4
   estimation                how far the clients' estimates of their heterogeneity are from the truth: in a run, or
                             asked now, before any training, in the federation that these options of train make
   capacity=NAME submodel=NAME   which part of the model each client would hold, what it weighs and costs
@@ -51,7 +52,7 @@ def tell(argv: Sequence[str]) -> Told:
         ConfigError: if the first word is close to a command, but none.
     """
     word, equals, _ = argv[0].partition("=") if argv else ("", "", "")
-    known = ["decomposition"] if equals else ["selectors", "estimation"]
+    known = ["decomposition"] if equals else ["selectors", "submodels", "estimation"]
     if word.isalpha() and word not in (*known, "partition") and (close := get_close_matches(word, known, n=1)):
         raise ConfigError(f"Expected a command or key=value, but got {argv[0]!r}: did you mean {close[0]}{equals}?")
     if any(argument.startswith("decomposition=") for argument in argv):

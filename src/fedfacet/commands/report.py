@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from fedfacet.analysis.curves import Curves
     from fedfacet.analysis.runs import Run
     from fedfacet.analysis.tables import Table
+    from fedfacet.analysis.tradeoff import Tradeoff
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -27,9 +28,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     from fedfacet.analysis.tables import SeedTwiceError
 
     command = shlex.join([*called("report").split(), *argv])
-    said: Table | Comparison | Curves | None = None
+    said: Table | Comparison | Curves | Tradeoff | None = None
     try:
-        runs = find_runs(options.runs)
+        runs = attacked(options, find_runs(options.runs))
         if options.layout == "sensitivity":
             print(drawn(options, runs))
             return 0
@@ -40,6 +41,12 @@ def main(argv: Sequence[str] | None = None) -> int:
             said, text = compared(options, runs, command)
         elif options.curves:
             said, text = curves(options, runs, command)
+        elif options.layout == "submodels_correlations":
+            from fedfacet.papers.submodels.correlations import correlations, correlations_markdown
+
+            text = correlations_markdown(correlations(fitting(options, runs)), command)
+        elif options.tradeoff:
+            said, text = tradeoff(options, runs, command)
         elif options.overhead:
             text = overheads(options, runs, command)
         else:
@@ -73,6 +80,18 @@ def with_rows(argv: Sequence[str], rows: Sequence[str]) -> list[str]:
     at = argv.index("--rows") if "--rows" in argv else len(argv)
     kept = [word for word in (*argv[:at], *argv[at + 2 :]) if not word.startswith("--rows=")]
     return [*called("report").split(), *kept, "--rows", ",".join(rows)]
+
+
+def attacked(options: argparse.Namespace, runs: "list[Run]") -> "list[Run]":
+    """Return the runs with the audits alone that fit ``--audit``."""
+    if not options.audit:
+        return runs
+    found = [run.attacked_as(options.audit) for run in runs]
+    if any(run.audits for run in found):
+        return found
+    values = {key: {str(audit.threat_model.get(key)) for run in runs for audit in run.audits} for key in options.audit}
+    have = "; ".join(f"{key} is {' or '.join(sorted(texts))}" for key, texts in values.items() if texts) or "there is none"
+    raise ConfigError(f"Expected an audit that fits --audit, but none of {len(runs)} runs has one: {have}.")
 
 
 def fitting(options: argparse.Namespace, runs: "Sequence[Run]") -> "list[Run]":
@@ -160,6 +179,19 @@ def curves(options: argparse.Namespace, runs: "Sequence[Run]", command: str) -> 
     drawing.draw_curves(found, options.picture)
     write = {"latex": drawing.curves_latex, "csv": drawing.curves_csv}.get(options.format)
     return found, (write or drawing.curves_markdown)(found)
+
+
+def tradeoff(options: argparse.Namespace, runs: "Sequence[Run]", command: str) -> "tuple[Tradeoff, str]":
+    """Draw what attacks find against accuracies, and return it and the text about it."""
+    from fedfacet.analysis import tradeoff as trading
+
+    runs = fitting(options, runs)
+    chosen = {key: [name.strip() for name in text.split(",")] for key in ("rows", "columns") if (text := getattr(options, key))}
+    found = trading.tradeoff_of(runs, metric=options.metric or trading.METRIC, command=command, **chosen)
+    options.picture = options.picture or PICTURES / "tradeoff.png"
+    trading.draw_tradeoff(found, options.picture)
+    write = {"latex": trading.tradeoff_latex, "csv": trading.tradeoff_csv}.get(options.format)
+    return found, (write or trading.tradeoff_markdown)(found)
 
 
 def overheads(options: argparse.Namespace, runs: "Sequence[Run]", command: str) -> str:

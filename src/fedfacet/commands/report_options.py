@@ -29,13 +29,22 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--columns", metavar="KEYS", help="the same for columns; default: experiment")
     parser.add_argument(
         "--layout",
-        choices=[*LAYOUTS, "sensitivity"],
+        choices=[*LAYOUTS, "sensitivity", "submodels_correlations"],
         metavar="TABLE",
         help="print a paper's table instead, with its rows, columns and numbers (FedDiverse's unless the name says another): "
-        f"{', '.join(LAYOUTS)}; sensitivity draws FedDiverse's figure 4 into {PICTURES}/sensitivity.png or --output",
+        f"{', '.join(LAYOUTS)}; submodels_correlations prints the thesis' tables 7 and 8; sensitivity draws FedDiverse's "
+        f"figure 4 into {PICTURES}/sensitivity.png or --output",
     )
     parser.add_argument(
         "--where", action="append", default=[], metavar="KEY=VALUE", help="only runs with this setting; may be repeated"
+    )
+    parser.add_argument(
+        "--audit",
+        action="append",
+        default=[],
+        metavar="KEY=VALUE",
+        help="with metrics of attacks: only audits whose threat model has this, for example moment=received or "
+        "shadow_models.epochs=25; may be repeated",
     )
     parser.add_argument("--metric", help="default: test/acc_worst_group, or what the layout shows")
     parser.add_argument(
@@ -75,7 +84,15 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
     parser.add_argument(
         "--threshold", type=float, metavar="NUMBER", help="with --curves: count rounds to this value, percent for accuracies"
     )
-    parser.add_argument("--picture", type=Path, metavar="FILE.png", help="with --curves: where to draw them")
+    parser.add_argument(
+        "--tradeoff",
+        action="store_true",
+        help="show what attacks find beside how accurate models are instead, the thesis' figures 7b and 9: print both, and "
+        f"draw them into {PICTURES}/tradeoff.png or --picture; markers tell --rows apart (default: submodel, and model.width "
+        "where runs differ in it), colours --columns (default: capacity.num_whole, or model.width where no run has that); "
+        "--metric is what attacks find (default: attack/mean/auc)",
+    )
+    parser.add_argument("--picture", type=Path, metavar="FILE.png", help="with --curves and --tradeoff: where to draw")
     parser.add_argument(
         "--overhead",
         action="store_true",
@@ -101,8 +118,13 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
         parser.error("--compare makes a table of its own: leave out --layout, --overhead and --clients")
     if options.curves and any((options.layout, options.at, options.overhead, options.clients, options.compare)):
         parser.error("--curves shows all rounds: leave out --layout, --at, --compare, --overhead and --clients")
-    if not options.curves and (options.threshold is not None or options.picture):
-        parser.error("--threshold and --picture belong to --curves: add --curves")
+    others = (options.layout, options.at, options.overhead, options.clients, options.compare, options.curves)
+    if options.tradeoff and any((*others, options.lower_is_better)):
+        parser.error("--tradeoff has metrics and rounds of its own: leave out what chooses others")
+    if not options.curves and options.threshold is not None:
+        parser.error("--threshold belongs to --curves: add --curves")
+    if not (options.curves or options.tradeoff) and options.picture:
+        parser.error("--picture belongs to --curves and --tradeoff: add one of them")
     if options.threshold is not None and not math.isfinite(options.threshold):
         parser.error(f"--threshold takes a finite number, but got {options.threshold}")
     if options.picture and options.picture.suffix != ".png":
@@ -123,7 +145,10 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
         parser.error("--layout knows which of its numbers are good: leave out --lower-is-better, or give --metric too")
     if options.layout == "sensitivity" and (options.at or options.format):
         parser.error("--layout sensitivity draws a picture: leave out --at and --format")
-    if wrong := [text for text in options.where if "=" not in text]:
-        parser.error(f"--where takes KEY=VALUE, but got {wrong[0]!r}")
-    options.where = dict(text.split("=", 1) for text in options.where)
+    if options.layout == "submodels_correlations" and any((options.at, options.format, options.metric)):
+        parser.error("--layout submodels_correlations has a table of its own, in Markdown: leave out what chooses another")
+    for name in ("where", "audit"):
+        if wrong := [text for text in getattr(options, name) if "=" not in text]:
+            parser.error(f"--{name} takes KEY=VALUE, but got {wrong[0]!r}")
+        setattr(options, name, dict(text.split("=", 1) for text in getattr(options, name)))
     return options

@@ -21,9 +21,10 @@ from fedfacet.analysis.tables import (
     Table,
     caption_of,
     cell_over_seeds,
+    check_audits,
     check_metric,
     check_seeds,
-    is_accuracy,
+    in_percent,
     moments_of,
 )
 from fedfacet.errors import ConfigError
@@ -199,9 +200,10 @@ def make_layout_table(
         seeds = [run for run in members[place] if run.finished]
         check_seeds(f"{place.row}, {name}", seeds)
         shown = metric or head.metric or layout.metric
+        check_audits(seeds, shown, moments)
         by_metric.setdefault(shown, {}).update({(place.row, name): seeds} if seeds else {})
         for moment in moments:
-            cell = cell_over_seeds(seeds, shown, moment, percent=is_accuracy(shown), std=std)
+            cell = cell_over_seeds(seeds, shown, moment, percent=in_percent(shown), std=std)
             cells[place.row, Column(name, moment, head.lower_is_better or None)] = cell
         # The paper's column is shown where it has a number in any row.
         if metric is None and any(not math.isnan(layout.number(place._replace(row=row)).mean) for row in layout.rows):
@@ -221,13 +223,15 @@ def make_layout_table(
         *(layout.notes if metric is None else ()),
     ]
     best = lower_is_better if metric or len({head.metric for head in rows.values()}) == 1 else None
+    if best is False and (lower := dict.fromkeys(f"`{column.name}`" for _, column in cells if column.lower_is_better)):
+        notes.append(f"The best is the lowest in {', '.join(lower)}.")
     about = caption_of(finished, list(by_metric), moments, std, lower_is_better=best, command=command)
     return Table(
         corner=layout.corner,
         rows=tuple(rows),
         columns=tuple(dict.fromkeys(column for _, column in cells)),
         cells=cells,
-        percent=metric is None or is_accuracy(metric),
+        percent=metric is None or in_percent(metric),
         lower_is_better=best,
         caption=f"{layout.title}, as in {layout.source}. {about}",
         notes=tuple(dict.fromkeys(notes)),

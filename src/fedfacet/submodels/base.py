@@ -34,6 +34,31 @@ class Holder:
         return float(self.rates[self.client_id])
 
 
+@dataclass(frozen=True, slots=True)
+class Taxonomy:
+    """A method's place among the ways to integrate smaller models.
+
+    Source: the thesis, section 4.4, figure 8, and the frequencies of tables 24 to 26. Fixed sets of groups, and of each client,
+    change their holders in every round there, so that "fixed" is no "always the same".
+
+    Args:
+        code: three letters of grouping (O one, G groups, U unique), dynamics (F fixed, S resampled) and policy (M sub-matrix,
+            R random); ``"-"`` for what has no place in the thesis.
+        grouping: who shares a set of channels.
+        dynamics: whether sets change.
+        policy: which channels a set has.
+        known_as: the name that it was published under; ``"-"`` for none but the code.
+        again: in which of the rounds a client holds the set that it holds in this one.
+    """
+
+    code: str
+    grouping: str
+    dynamics: str
+    policy: str
+    known_as: str
+    again: str
+
+
 class Submodel(ABC):
     """Which channels of the model a client holds in a round.
 
@@ -43,6 +68,11 @@ class Submodel(ABC):
 
     coupled: bool = True
     """Whether a layer's inputs are the outputs of the layer before; otherwise they are chosen on their own."""
+
+    @property
+    def taxonomy(self) -> Taxonomy | None:
+        """The method's place in the thesis' taxonomy; ``None`` where it says nothing of it."""
+        return None
 
     @abstractmethod
     def channels(self, holder: Holder, sizes: Mapping[str, int]) -> Channels:

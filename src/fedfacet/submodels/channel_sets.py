@@ -9,7 +9,19 @@ from numpy.typing import NDArray
 
 from fedfacet import rng
 from fedfacet.arguments import check_choice, check_whole
-from fedfacet.submodels.base import Channels, Holder, Submodel, kept
+from fedfacet.submodels.base import Channels, Holder, Submodel, Taxonomy, kept
+
+LETTERS = {
+    "one": "O", "groups": "G", "each": "U", "fixed": "F", "every_round": "S", "blocks": "M", "random": "R", "rolling": "-",
+}  # fmt: skip
+"""Of the thesis' codes."""
+
+PUBLISHED = {
+    "OFM": "HeteroFL, arXiv:2010.01264",
+    "USR": "Federated Dropout, arXiv:1812.07210",
+    "OS-": "FedRolex, arXiv:2212.01548",
+}
+"""What had a name before the thesis, by its code, and what the thesis has no code for."""
 
 
 class ChannelSets(Submodel):
@@ -31,20 +43,7 @@ class ChannelSets(Submodel):
       those of a larger one.
     - ``"rolling"``: n channels from number (t - 1) step mod N on, the first following the last.
 
-    ============  ========  ===============  =========  =========================================================
-    option        grouping  dynamics         policy     published as
-    ============  ========  ===============  =========  =========================================================
-    heterofl      one       fixed            blocks     OFM; HeteroFL (Diao et al., ICLR 2021, arXiv:2010.01264)
-    ofr           one       fixed            random     OFR
-    osm           one       every_round      blocks     OSM
-    osr           one       every_round      random     OSR
-    gfm           groups    fixed            blocks     GFM
-    gfr           groups    fixed            random     GFR
-    gsr           groups    every_round      random     GSR
-    ufr           each      fixed            random     UFR
-    fed_dropout   each      every_round      random     USR; Federated Dropout (Caldas et al., arXiv:1812.07210)
-    fedrolex      one       every_round      rolling    FedRolex (Alam et al., NeurIPS 2022, arXiv:2212.01548)
-    ============  ========  ===============  =========  =========================================================
+    Together these are the thesis' nine methods and FedRolex; ``taxonomy`` says which one a setting is.
 
     Source: the thesis, section 4.3, equations 5, 6 and 12, figure 8, and its released code. "Fixed" means there that the sets
     stay; who holds which of them is drawn anew in every round.
@@ -95,6 +94,28 @@ class ChannelSets(Submodel):
         self.grouping, self.dynamics, self.policy = grouping, dynamics, policy
         self.num_groups, self.membership, self.balanced = num_groups, membership, balanced
         self.coupled, self.step = coupled, step
+
+    @property
+    def taxonomy(self) -> Taxonomy:
+        """The method's place among the thesis' nine."""
+        code = LETTERS[self.grouping] + LETTERS[self.dynamics] + LETTERS[self.policy]
+        return Taxonomy(
+            code="-" if "-" in code else code,
+            grouping=f"{self.num_groups} groups" if self.grouping == "groups" else self.grouping,
+            dynamics=self.dynamics.replace("_", " "),
+            policy=self.policy if self.coupled else f"{self.policy}, inputs on their own",
+            known_as=PUBLISHED.get(code, "-"),
+            again=self._again(),
+        )
+
+    def _again(self) -> str:
+        if self.policy == "rolling":
+            return "1 in N, the channels" if self.step == 1 else f"1 in N / gcd(N, {self.step}), N channels"
+        if self.dynamics == "every_round":
+            return "1 in q^2, 4 at rate 1/2" if self.policy == "blocks" else "never, but by chance"
+        if self.grouping == "one" or self.membership == "fixed":
+            return "every"
+        return f"about 1 in {self.num_groups}" if self.grouping == "groups" else "1 in K, the clients"
 
     def channels(self, holder: Holder, sizes: Mapping[str, int]) -> Channels:
         """Return the channels of a client."""

@@ -1,0 +1,202 @@
+"""Runs that were attacked -> what their models give away, beside how well they do."""
+
+import math
+import statistics
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from scipy import stats
+
+from fedfacet.analysis.audits import KINDS, MEAN, is_of_attack
+from fedfacet.analysis.notes import notes_on, notes_on_unfinished
+from fedfacet.analysis.runs import Run
+from fedfacet.analysis.tables import caption_of, check_keys, check_metric, finished_of, group_runs, ordered
+from fedfacet.analysis.writers import csv_of, latex_of, latex_text, markdown_of, markdown_text
+from fedfacet.errors import ConfigError
+from fedfacet.plots.tradeoff import Dot, Extent, plot_tradeoff
+
+METRIC = f"{KINDS['clients']}/{MEAN}/auc"
+
+ACCURACIES = {
+    "received_test/acc_mean": "clients, as received",
+    "trained_test/acc_mean": "clients, after local training",
+    "test/acc": "server",
+}
+"""Accuracies in percent -> whose they are."""
+
+_ATTACKED = {"after_training": "trained_test/acc_mean", "received": "received_test/acc_mean", "after_aggregation": "test/acc"}
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Setting:
+    """The runs of one setting: per metric, what was measured with each seed, in percent; NaN where it was not."""
+
+    dataset: str
+    row: str
+    column: str
+    seeds: tuple[int, ...]
+    values: dict[str, list[float]]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Tradeoff:
+    """Settings; ``corner`` and ``heads`` name the keys that markers and colours stand for, ``attacked`` the attacked models."""
+
+    corner: str
+    heads: str
+    metric: str
+    attacked: tuple[str, ...]
+    settings: tuple[Setting, ...]
+    caption: str
+    notes: tuple[str, ...]
+
+    @property
+    def chance(self) -> float | None:
+        """What an attack finds that knows nothing, in percent."""
+        column = self.metric.rpartition("/")[2]
+        if column.startswith("tpr_at_"):
+            return 100 * float(column.removeprefix("tpr_at_"))
+        return {"auc": 50.0, "auc_pooled": 50.0, "null_auc": 50.0, "advantage": 0.0}.get(column)
+
+
+def tradeoff_of(
+    runs: Sequence[Run],
+    *,
+    rows: Sequence[str] | None = None,
+    columns: Sequence[str] | None = None,
+    metric: str = METRIC,
+    command: str | None = None,
+) -> Tradeoff:
+    """Return what attacks find and how accurate models are, per data set and setting.
+
+    Source: the thesis, figures 7b and 9. Both show one accuracy of the clients, of the parts that they receive, while what is
+    attacked are the models after local training; here there are both.
+
+    Args:
+        runs: finished ones are counted, the others are named in a note.
+        rows: config keys that tell markers apart; ``None`` for the sub-model, and the model's width where runs differ in it
+            and colours do not tell.
+        columns: config keys that tell colours apart; ``None`` for the number of clients with the whole model, and where no
+            run has such a number for the model's width.
+        metric: of attacks.
+        command: what the user typed, for the caption.
+
+    Raises:
+        ConfigError: as ``make_table``, or if ``metric`` is none of an attack's.
+    """
+    if not is_of_attack(metric):
+        raise ConfigError(f"Expected a metric of attacks, such as {METRIC}, but got {metric!r}: name one of them.")
+    if columns is None:
+        columns = ["capacity.num_whole" if any(run.setting("capacity.num_whole") for run in runs) else "model.width"]
+    if rows is None:
+        told = "model.width" in columns or len({run.setting("model.width") for run in runs}) == 1
+        rows = ["submodel"] if told else ["submodel", "model.width"]
+    check_keys(runs, (*rows, *columns))
+    finished = finished_of(runs)
+    for name in (metric, *ACCURACIES):
+        check_metric(finished, name, ("last",))
+    notes = notes_on_unfinished(runs)
+    settings = []
+    for dataset in ordered({str(run.setting("dataset")) for run in finished}):
+        groups = group_runs([run for run in finished if str(run.setting("dataset")) == dataset], rows, columns)
+        for name in (metric, *ACCURACIES):
+            notes += notes_on(groups, name, ("last",))
+        for row, column in (
+            (row, column) for column in ordered({c for _, c in groups}) for row in ordered({r for r, _ in groups})
+        ):
+            if members := groups.get((row, column)):
+                values = {name: [100 * run.at("last").get(name, math.nan) for run in members] for name in (metric, *ACCURACIES)}
+                settings.append(Setting(dataset, row, column, tuple(run.seed for run in members), values))
+    attacked = {
+        _ATTACKED[moment]
+        for run in finished
+        for audit in run.audits
+        if audit.round == run.at("last").get("round")
+        and metric.partition("/")[0] == KINDS[str(audit.threat_model["victim"])]
+        and (moment := audit.threat_model.get("moment")) in _ATTACKED
+    }
+    said = (
+        f"What attacks find (`{metric}`) beside accuracies on the test set. Clients' are means over clients: of the models as "
+        "they receive them, which the thesis shows, and after local training. In brackets 95 % intervals by Student's t over "
+        "seeds. "
+    )
+    caption = said + caption_of(finished, [metric, *ACCURACIES], ("last",), None, None, command)
+    return Tradeoff(
+        " / ".join(rows), " / ".join(columns), metric, tuple(sorted(attacked)), tuple(settings), caption,
+        tuple(dict.fromkeys(notes)),
+    )  # fmt: skip
+
+
+def draw_tradeoff(tradeoff: Tradeoff, path: Path) -> None:
+    """Draw accuracies upwards over what attacks find, a row of panels per data set; settings without a value are left out."""
+    dots: dict[str, list[Dot]] = {}
+    for one in tradeoff.settings:
+        if (x := _extent(one.values[tradeoff.metric])) is not None:
+            ys = tuple(_extent(one.values[name]) for name in ACCURACIES)
+            dots.setdefault(one.dataset, []).append(Dot(one.row, one.column, x, ys))
+    if not dots:
+        raise ConfigError(f"Expected a setting with {tradeoff.metric!r} in all its runs, but there is none: attack the others.")
+    lone = tradeoff.attacked[0] if len(tradeoff.attacked) == 1 else None
+    plot_tradeoff(
+        dots,
+        [f"{whose}{' (attacked)' if name == lone else ''}" for name, whose in ACCURACIES.items()],
+        path,
+        x_label=f"{tradeoff.metric} (%)",
+        y_label="test accuracy (%)",
+        chance=tradeoff.chance,
+        heads=(tradeoff.corner, tradeoff.heads),
+    )
+
+
+def tradeoff_markdown(tradeoff: Tradeoff) -> str:
+    """Return a line per setting as Markdown."""
+    return markdown_of(_grid(tradeoff, markdown_text), tradeoff.caption, tradeoff.notes, flush_left=3)
+
+
+def tradeoff_latex(tradeoff: Tradeoff) -> str:
+    r"""Return a line per setting as a LaTeX float that needs ``\usepackage{booktabs}``."""
+    return latex_of(_grid(tradeoff, latex_text), tradeoff.caption, tradeoff.notes, flush_left=3)
+
+
+def tradeoff_csv(tradeoff: Tradeoff) -> str:
+    """Return a line per setting and seed, unrounded, in percent."""
+    names = (tradeoff.metric, *ACCURACIES)
+    lines: list[tuple[object, ...]] = [("dataset", "row", "column", "seed", *names)]
+    for one in tradeoff.settings:
+        for place, seed in enumerate(one.seeds):
+            lines.append((one.dataset, one.row, one.column, seed, *(one.values[name][place] for name in names)))
+    return csv_of(lines)
+
+
+def _grid(tradeoff: Tradeoff, escape: Callable[[str], str]) -> list[list[str]]:
+    names = (tradeoff.metric, *ACCURACIES)
+    heads = [
+        "dataset",
+        tradeoff.corner,
+        tradeoff.heads,
+        "seeds",
+        tradeoff.metric,
+        *(f"acc, {of}" for of in ACCURACIES.values()),
+    ]
+    grid = [list(map(escape, heads))]
+    for one in tradeoff.settings:
+        line = [one.dataset, one.row, one.column, str(len(one.seeds)), *(_told(one.values[name]) for name in names)]
+        grid.append(list(map(escape, line)))
+    return grid
+
+
+def _told(values: Sequence[float]) -> str:
+    extent = _extent(values)
+    if extent is None:
+        return "-"
+    return f"{extent.mean:.2f}" + (f" [{extent.low:.2f}, {extent.high:.2f}]" if len(values) > 1 else "")
+
+
+def _extent(values: Sequence[float]) -> Extent | None:
+    """Return the mean and its 95 % interval by Student's t; ``None`` where a seed has no value."""
+    if not all(map(math.isfinite, values)):
+        return None
+    mean, number = statistics.fmean(values), len(values)
+    reach = float(stats.t.ppf(0.975, number - 1)) * statistics.stdev(values) / math.sqrt(number) if number > 1 else 0.0
+    return Extent(mean, mean - reach, mean + reach)

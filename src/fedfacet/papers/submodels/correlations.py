@@ -1,0 +1,158 @@
+"""The thesis' tables 7 and 8: whether attacks agree on settings, and whether small clients are more exposed."""
+
+import math
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from scipy import stats
+
+from fedfacet.analysis.audits import KINDS
+from fedfacet.analysis.runs import Run
+from fedfacet.analysis.tables import check_audits, check_seeds, finished_of, ordered
+from fedfacet.analysis.writers import markdown_of, markdown_text
+from fedfacet.errors import ConfigError
+
+LEAST_SAMPLES = 400
+"""Clients with fewer do not count in table 8: an attacker knows fewer than 4 of their samples."""
+
+PRINTED_OF_ATTACKS = {
+    ("trajectory", "loss_threshold"): {"auc": 0.98, "advantage_best": 0.78, "tpr_at_0.001": 0.46},
+    ("trajectory", "lira"): {"auc": 0.83, "advantage_best": 0.70, "tpr_at_0.001": 0.00},
+    ("lira", "loss_threshold"): {"auc": 0.85, "advantage_best": 0.68, "tpr_at_0.001": 0.02},
+}
+"""Table 7, on CIFAR-10, whose advantages are at a threshold that the attacker finds."""
+
+PRINTED_OF_SIZES = {
+    "cifar10": {"8": -0.62, "16": -0.65, "32": -0.57, "64": -0.87},
+    "cifar100": {"8": -0.54, "16": -0.70, "32": -0.85, "64": -0.90},
+    "femnist": {"8": -0.71, "16": -0.65, "32": -0.63, "64": -0.75},
+}
+"""Table 8: data set -> the network's width -> correlation."""
+
+_SETTING = ("capacity", "capacity.num_whole", "submodel", "submodel.coupled", "model.width")
+_PREFIX = KINDS["clients"]
+
+
+@dataclass(frozen=True, slots=True)
+class Correlation:
+    """Pearson's r over some points, with its 95 % interval by Fisher's transform, which takes points for independent.
+
+    ``printed`` is the thesis' number; NaN where it has none.
+    """
+
+    table: int
+    dataset: str
+    what: str
+    r: float
+    low: float
+    high: float
+    num_points: int
+    printed: float
+
+
+def correlations(runs: Sequence[Run]) -> list[Correlation]:
+    """Return what finished runs have for tables 7 and 8.
+
+    Source: the thesis, sections 4.7.2 and 4.8.1. Table 7's correlations are over settings, each a mean over seeds: this is not
+    said there, but follows from table 24, whose rows give the printed numbers. Table 8's are over the clients of all runs with
+    one network that everybody trains as a whole.
+
+    Raises:
+        ConfigError: if no run has finished, audits of a run do not agree, a setting has a seed twice, or there are fewer than
+            three points for everything.
+    """
+    finished = finished_of(runs)
+    found = []
+    for dataset in ordered({str(run.setting("dataset")) for run in finished}):
+        here = [run for run in finished if str(run.setting("dataset")) == dataset]
+        found += [*_of_attacks(dataset, here), *_of_sizes(dataset, here)]
+    if not found:
+        raise ConfigError(
+            f"Expected three settings that two attacks were made on, or three clients with {LEAST_SAMPLES} samples whose "
+            f"models were attacked by loss_threshold, but {len(finished)} runs have fewer: attack more with attack.py."
+        )
+    return found
+
+
+def correlations_markdown(found: Sequence[Correlation], command: str) -> str:
+    """Return a line per correlation as Markdown."""
+    grid = [["table", "data set", "between", "r", "95 %", "points", "thesis"]]
+    for one in found:
+        interval = "-" if math.isnan(one.low) else f"[{one.low:.2f}, {one.high:.2f}]"
+        printed = "-" if math.isnan(one.printed) else f"{one.printed:.2f}"
+        texts = [str(one.table), markdown_text(one.dataset), markdown_text(one.what)]
+        grid.append([*texts, f"{one.r:.2f}", interval, str(one.num_points), printed])
+    caption = (
+        "Pearson's correlations, as in the thesis, tables 7 and 8, with 95 % intervals by Fisher's transform. Points are "
+        f"settings in table 7, each a mean over seeds, and clients of all runs in table 8. Made with `{command}`."
+    )
+    notes = [
+        "Intervals take points for independent, which clients of one run are not, nor the same client in several.",
+        "Correlations over settings say nothing of whether attacks agree on samples or clients.",
+        "Advantages of table 7 are the largest over all thresholds, the thesis' at one that the attacker finds.",
+    ]
+    return markdown_of(grid, caption, notes, flush_left=3)
+
+
+def _of_attacks(dataset: str, runs: Sequence[Run]) -> list[Correlation]:
+    """Return table 7's: per pair of attacks and measure, over settings."""
+    groups: dict[tuple[str, ...], list[Run]] = {}
+    for run in sorted(runs, key=lambda run: run.seed):
+        groups.setdefault(tuple(str(run.setting(key)) for key in _SETTING), []).append(run)
+    for place, members in groups.items():
+        check_seeds(" / ".join(place), members)
+    found = []
+    for (first, second), printed in PRINTED_OF_ATTACKS.items():
+        for column, number in printed.items():
+            names = [f"{_PREFIX}/{attack}/{column}" for attack in (first, second)]
+            for name in names:
+                check_audits(runs, name, ("last",))
+            points = [
+                [statistics.fmean(run.at("last").get(name, math.nan) for run in members) for name in names]
+                for members in groups.values()
+            ]
+            said = number if dataset == "cifar10" else math.nan
+            found += _correlation(7, dataset, f"{first} and {second}, {column}", points, said)
+    return found
+
+
+def _of_sizes(dataset: str, runs: Sequence[Run]) -> list[Correlation]:
+    """Return table 8's: per width of a network that everybody trains as a whole, over clients."""
+    name = f"{_PREFIX}/loss_threshold/advantage"
+    points: dict[str, list[list[float]]] = {}
+    for run in runs:
+        if run.setting("capacity") == "whole" and (width := run.setting("model.width")) is not None:
+            check_audits([run], name, ("last",))
+            points.setdefault(width, []).extend([math.log10(size), value] for size, value in _clients(run, name))
+    printed: Mapping[str, float] = PRINTED_OF_SIZES.get(dataset, {})
+    return [
+        one
+        for width in ordered(points)
+        for one in _correlation(
+            8, dataset, f"log10 of samples and advantage, width {width}", points[width], printed.get(width, math.nan)
+        )
+    ]
+
+
+def _clients(run: Run, name: str) -> list[tuple[int, float]]:
+    """Return the number of samples and the advantage of loss_threshold of every client that is large enough."""
+    audits = [audit for audit in run.audits if audit.round == run.at("last").get("round") and name in audit.metrics]
+    rows = audits[0].rows if audits else ()
+    return [
+        (int(row["num_samples"]), float(row["advantage"]))
+        for row in rows
+        if (row["attack"], type(row["client"])) == ("loss_threshold", int)
+        if row["num_samples"] >= LEAST_SAMPLES and row["advantage"] is not None
+    ]
+
+
+def _correlation(table: int, dataset: str, what: str, points: Sequence[Sequence[float]], printed: float) -> list[Correlation]:
+    """Return a correlation; nothing where fewer than three points are finite, or all are alike."""
+    finite = np.array([point for point in points if all(map(math.isfinite, point))]).reshape(-1, 2)
+    if len(finite) < 3 or (np.ptp(finite, axis=0) == 0).any():
+        return []
+    result = stats.pearsonr(finite[:, 0], finite[:, 1])
+    low, high = result.confidence_interval(0.95) if len(finite) > 3 else (math.nan, math.nan)
+    return [Correlation(table, dataset, what, float(result.statistic), float(low), float(high), len(finite), printed)]

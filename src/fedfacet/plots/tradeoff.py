@@ -1,0 +1,96 @@
+"""What models give away against how well they do."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from fedfacet.plots.figure import COLOURS, DASHES, YELLOW, saved_figure
+
+_INK = ("black", *(colour for colour in COLOURS if colour != YELLOW))
+_MARKERS = "osD^vP*X<>phd8"
+
+
+class Extent(NamedTuple):
+    """A mean and its interval, whose ends are the mean where there is none."""
+
+    mean: float
+    low: float
+    high: float
+
+
+class Dot(NamedTuple):
+    """A setting: ``marker`` and ``colour`` name what tells it from others, ``ys`` are its heights in the panels."""
+
+    marker: str
+    colour: str
+    x: Extent
+    ys: tuple[Extent | None, ...]
+
+
+def plot_tradeoff(
+    rows: Mapping[str, Sequence[Dot]],
+    titles: Sequence[str],
+    path: Path,
+    *,
+    x_label: str,
+    y_label: str,
+    chance: float | None,
+    heads: tuple[str, str],
+) -> None:
+    """Draw a row of panels per data set into a PNG; in each the further up and left, the better.
+
+    The frame is made for the means: an interval that is longer leaves it.
+
+    Args:
+        rows: data set -> settings.
+        titles: of a row's panels. All but the last share their heights: that is the server's.
+        path: of the picture.
+        x_label: what goes to the right.
+        y_label: what goes up.
+        chance: where a vertical line of dashes stands; ``None`` for nowhere.
+        heads: what markers and colours stand for.
+    """
+    from matplotlib.lines import Line2D
+
+    dots = [dot for of in rows.values() for dot in of]
+    markers, colours = (list(dict.fromkeys(dot[place] for dot in dots)) for place in (0, 1))
+    looks = {name: _MARKERS[place % len(_MARKERS)] for place, name in enumerate(markers)}
+    inks = {name: _INK[place % len(_INK)] for place, name in enumerate(colours)}
+    entries = len(markers) + len(colours) + 3
+    with saved_figure(path, 2.0 + 2.5 * len(titles), max(0.5 + 2.2 * len(rows), 0.4 + 0.16 * entries)) as figure:
+        grid = figure.subplots(len(rows), len(titles), sharex="row", squeeze=False)
+        for line, (name, of) in zip(grid, rows.items(), strict=True):
+            for place, (axes, title) in enumerate(zip(line, titles, strict=True)):
+                for dot in of:
+                    if (y := dot.ys[place]) is not None:
+                        _draw(axes, dot.x, y, looks[dot.marker], inks[dot.colour])
+                if chance is not None:
+                    axes.axvline(chance, color="0.4", linestyle=DASHES, linewidth=0.8, zorder=1)
+                shared = range(len(titles) - 1) if place < len(titles) - 1 else [place]
+                heights = [y.mean for dot in of for panel in shared if (y := dot.ys[panel]) is not None]
+                axes.set_xlim(_frame([*(dot.x.mean for dot in of), *([] if chance is None else [chance])]))
+                if heights:
+                    axes.set_ylim(_frame(heights))
+                axes.set(title=f"{name}: {title}" if len(rows) > 1 else title, xlabel=x_label)
+            line[0].set_ylabel(y_label)
+        blank: dict[str, Any] = {"linestyle": "none", "marker": "none"}
+        handles = [
+            Line2D([], [], **blank, label=heads[0]),
+            *(Line2D([], [], linestyle="none", marker=looks[name], color="0.3", markersize=5, label=name) for name in markers),
+            Line2D([], [], **blank, label=""),
+            Line2D([], [], **blank, label=heads[1]),
+            *(Line2D([], [], linestyle="none", marker="o", color=inks[name], markersize=5, label=name) for name in colours),
+        ]
+        figure.legend(handles=handles, loc="outside right upper")
+
+
+def _frame(values: Sequence[float]) -> tuple[float, float]:
+    low, high = min(values), max(values)
+    room = max(0.2 * (high - low), 0.5)
+    return low - room, high + room
+
+
+def _draw(axes: Any, x: Extent, y: Extent, marker: str, colour: str) -> None:
+    axes.plot([x.low, x.high], [y.mean, y.mean], color=colour, linewidth=0.7, alpha=0.6, zorder=2)
+    axes.plot([x.mean, x.mean], [y.low, y.high], color=colour, linewidth=0.7, alpha=0.6, zorder=2)
+    axes.plot(x.mean, y.mean, marker, color=colour, markersize=5.5, markeredgecolor="white", markeredgewidth=0.5, zorder=3)
