@@ -12,6 +12,7 @@ from fedfacet.federation import Federation
 from fedfacet.metrics.proven_epsilon import proven_epsilon
 from fedfacet.runs.rerun import RoundAgain
 from fedfacet.transforms.clip_and_noise import ClipAndNoise
+from fedfacet.types import Broadcast, ClientTask
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,11 +66,10 @@ def proof_of(again: RoundAgain[KeepUpdates], victims: Sequence[Victim], delta: f
 
 def _spent(clients: Clients, client_id: int, times: int, delta: float) -> float:
     """Return the epsilon of a client that has trained so often."""
-    num_samples, local = len(clients.partition.indices[client_id]), clients.local
     bounds = [proven_epsilon(transform.noise_multiplier / 2, 1.0, times, delta) for transform in _noises(clients)]
     if (privacy := clients.privacy) is not None:
-        rate = privacy.sampling_rate(num_samples, local.batch_size)
-        steps = times * local.num_steps(num_samples)
+        rate = privacy.sampling_rate(len(clients.partition.indices[client_id]), clients.local.batch_size)
+        steps = times * clients.num_steps(ClientTask(client_id, 1, 0, Broadcast({})))  # all that are planned
         bounds.append(proven_epsilon(privacy.noise_multiplier, rate, steps, delta))
     return min(bounds)
 

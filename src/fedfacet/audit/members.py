@@ -125,7 +125,9 @@ class Members:
                 f"the attacker, but got {len(members)} members and {len(others)} others: leave it out by clients=[...], or "
                 "lower members.min_known."
             )
-        draw = rng.stream(self.seed, "audit-set", key)
+        # Keyed by who trains on what too: a draw that were the same for all partitions would make some pairs' coins unfair,
+        # such as that of the first of the sorted members and the last of the sorted others.
+        draw = rng.stream(self.seed, "audit-set", key, int(data.partition.digest, 16))
         drawn = [draw.permutation(kind)[:size] for kind in (members, others)]
         samples, is_known = np.concatenate(drawn), np.tile(np.arange(size) < known, 2)
         return AuditSet(samples, np.repeat([True, False], size), is_known, _pairs(data, samples, is_known))

@@ -1,6 +1,5 @@
 """How much a client trains in a round, and on which batches."""
 
-import math
 from dataclasses import dataclass
 
 from fedfacet.arguments import check_choice, check_whole
@@ -39,7 +38,3 @@ class LocalTraining:
         check_choice("local.sampling", self.sampling, ("without_replacement", "with_replacement"))
         if self.max_grad_norm is not None and not self.max_grad_norm > 0:
             raise ValueError(f"Expected `local.max_grad_norm` to be larger than 0 or null, but got {self.max_grad_norm}.")
-
-    def num_steps(self, num_samples: int) -> int:
-        """Return how many steps a client with so many samples plans in a round."""
-        return self.amount if self.unit == "steps" else self.amount * math.ceil(num_samples / self.batch_size)

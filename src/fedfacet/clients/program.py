@@ -350,7 +350,8 @@ class Clients:
 
     def num_steps(self, task: ClientTask) -> int:
         """Return how many optimizer steps a client takes in a round, 1 at least."""
-        planned = self.local.num_steps(len(self.partition.indices[task.client_id]))
+        local, num_samples = self.local, len(self.partition.indices[task.client_id])
+        planned = local.amount if local.unit == "steps" else local.amount * math.ceil(num_samples / local.batch_size)
         return max(1, math.ceil(task.step_fraction * planned))
 
     def batches(self, task: ClientTask) -> Iterator[NDArray[np.int64]]:

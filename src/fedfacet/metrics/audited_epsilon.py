@@ -46,7 +46,7 @@ def audited_epsilon(
 
     Example:
         >>> round(audited_epsilon(right=90, guesses=100, coins=100, delta=0.0), 2)
-        1.65
+        1.63
         >>> audited_epsilon(right=50, guesses=100, coins=100, delta=0.0)
         0.0
     """
