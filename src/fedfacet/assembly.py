@@ -8,15 +8,20 @@ import lightning as L
 import numpy as np
 import torch
 from torch import nn
+from torch.nn.modules.batchnorm import _BatchNorm
 
+from fedfacet import rng
 from fedfacet.aggregators.base import Aggregator
 from fedfacet.aggregators.fedavg import FedAvg
 from fedfacet.callbacks.base import Callback
 from fedfacet.callbacks.evaluate import Evaluate
 from fedfacet.capacities.base import Capacity
 from fedfacet.clients.local_training import LocalTraining
+from fedfacet.clients.private_gradients import PrivateGradients
 from fedfacet.clients.program import Clients
 from fedfacet.clients.queries.base import Query
+from fedfacet.clients.stacked_training import complaint
+from fedfacet.corrections.base import Correction
 from fedfacet.data.federated import FederatedData
 from fedfacet.engines.base import Engine
 from fedfacet.engines.sequential import SequentialEngine
@@ -24,12 +29,14 @@ from fedfacet.errors import ConfigError
 from fedfacet.federation import Federation
 from fedfacet.objectives.classification import ClassificationObjective, OptimizerFactory
 from fedfacet.participation.base import Participation
+from fedfacet.privacy.dp_sgd import DPSGD
 from fedfacet.schedulers.base import Scheduler
 from fedfacet.selectors.base import ClientSelector
 from fedfacet.selectors.uniform import UniformSelector
 from fedfacet.submodels.base import Submodel
 from fedfacet.submodels.parts import Parts
 from fedfacet.transforms.base import UpdateTransform
+from fedfacet.transforms.clip_and_noise import ClipAndNoise
 from fedfacet.types import SUMMED_GRADIENTS, WEIGHTED_DRAWS, ChannelPlan, Partition
 
 OPTIONAL = frozenset({WEIGHTED_DRAWS, SUMMED_GRADIENTS})
@@ -49,6 +56,7 @@ def federate(
     optimizer: OptimizerFactory | None = None,
     local: LocalTraining | None = None,
     transforms: Sequence[UpdateTransform] = (),
+    privacy: DPSGD | None = None,
     personal: Set[str] = frozenset(),
     engine: Engine | None = None,
     selector: ClientSelector | None = None,
@@ -71,6 +79,7 @@ def federate(
         optimizer: makes the optimizer of a plain module, and of queries that train something; SGD with lr 0.01 by default.
         local: how much a client trains in a round; an epoch in batches of 28 by default.
         transforms: what happens to an update before it leaves the client.
+        privacy: how clients' gradients are made private; ``None`` where they are not.
         personal: names of the model's tensors that stay with the clients.
         engine: runs the clients; one after another by default.
         selector: says who takes part; by default clients are drawn uniformly.
@@ -118,6 +127,7 @@ def federate(
         memory_format=memory_format,
         personal=personal,
         other_objectives=[part.to(device=device, memory_format=memory_format) for part in smaller],
+        privacy=privacy,
     )
     return assemble(
         clients,
@@ -159,7 +169,7 @@ def assemble(
 
     Raises:
         ConfigError: if a half of a method has no other half, if a query asks for what the model does not have, or if a part
-            cannot do with clients that hold parts of the model.
+            cannot do with clients that hold parts of the model, or with noise.
     """
     chosen = {
         "correction": getattr(clients.objective, "correction", None),  # first: its objective gives and needs what it does
@@ -172,6 +182,9 @@ def assemble(
     check_pairs(chosen, names)
     if parts is not None:
         check_takes_parts(clients, aggregator, selector, names)
+    check_noised(clients, names)
+    if clients.privacy is not None:
+        check_private(clients, names)
     for query in vars(selector).values():
         if isinstance(query, Query):
             query.check(clients.program.module)
@@ -242,6 +255,74 @@ def check_takes_parts(clients: Clients, aggregator: Aggregator, selector: Client
     ):
         if refused:
             raise ConfigError(f"Expected parts that can do with clients that hold a part of the model, but {what}.")
+
+
+def check_noised(clients: Clients, names: Mapping[str, Any]) -> None:
+    """Refuse noise on updates where clients send something else besides that goes into the model.
+
+    Raises:
+        ConfigError: naming it.
+    """
+    if not any(isinstance(transform, ClipAndNoise) and transform.noise_multiplier for transform in clients.transforms):
+        return
+    sent = [name for program in clients.programs for name in program.buffers if name not in clients.personal]
+    extras = sorted(getattr(clients.objective, "gives", frozenset()) - OPTIONAL)
+    for refused, what in (
+        (sent, f"the model's running statistics, {sent[0]!r} the first of them: choose a model without" if sent else ""),
+        (extras, f"{extras[0]!r}, by objective={names['objective']} or its correction: choose another" if extras else ""),
+    ):
+        if refused:
+            raise ConfigError(
+                "Expected clients that send nothing for the model besides what transforms=clip_and_noise covers, but they send "
+                f"{what}, or noise_multiplier=0."
+            )
+
+
+def check_private(clients: Clients, names: Mapping[str, Any]) -> None:
+    """Refuse what does not go with gradients that are taken sample by sample, clipped and noised.
+
+    Raises:
+        ConfigError: naming it.
+    """
+    correction = getattr(clients.objective, "correction", None)
+    modules = [module for program in clients.programs for module in program.module.modules()]
+    sees_batch = any(isinstance(module, _BatchNorm) or getattr(module, "sees_batch", False) for module in modules)
+    for refused, what in (
+        (
+            type(clients.objective) is not ClassificationObjective,
+            f"objective={names['objective']} may use samples in other ways: choose classification",
+        ),
+        (
+            correction is not None and type(correction) is not Correction,
+            f"correction={names['correction']} adds a term that is no sample's: choose none",
+        ),
+        (sees_batch, "the model normalises samples by their batch: choose one with GroupNorm (scaler_cnn, resnet50_gn)"),
+        (
+            clients.local.max_grad_norm is not None,
+            "`local.max_grad_norm` clips gradients of batches: leave it null, and set privacy.max_grad_norm",
+        ),
+        (clients.compile, "`compile` is set, and compiled models have gradients of batches: leave it false"),
+    ):
+        if refused:
+            raise ConfigError(f"Expected parts that go with privacy=dp_sgd, but {what}.")
+    _try_private(clients)
+
+
+def _try_private(clients: Clients) -> None:
+    """Take the gradients of two samples, so that a model is refused now rather than at the first client."""
+    assert clients.privacy is not None
+    batch = clients.dataset.batch(clients.partition.indices[0][[0, -1]], clients.device, clients.memory_format)
+    with rng.forked(0, "private-trial", device=clients.device):
+        for program in clients.programs:
+            program.train(True)
+            try:
+                PrivateGradients(program, clients.privacy).clipped_sum(batch)
+            except (RuntimeError, NotImplementedError) as error:
+                raise ConfigError(
+                    f"Expected a model whose gradients can be taken sample by sample for privacy=dp_sgd, but torch refuses "
+                    f"({complaint(error)}): choose another model, or leave out layers that draw random numbers "
+                    "(model.stochastic_depth=0)."
+                ) from None
 
 
 def check_pairs(parts: Mapping[str, Any], choices: Mapping[str, Any]) -> None:

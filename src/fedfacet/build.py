@@ -208,6 +208,7 @@ def _clients(config: DictConfig, data: FederatedData) -> tuple[Clients, Parts | 
         personal=personal.names(federated_module(objective)) if personal is not None else frozenset(),
         whole_fingerprint=config.get("fingerprint") == "whole",
         other_objectives=others,
+        privacy=make(config.privacy) if "privacy" in config else None,
     )
     return clients, parts
 

@@ -307,7 +307,7 @@ class ClientReceipt:
         num_samples: how many samples the client holds (n_k).
         num_steps: local steps taken.
         loss_sum: sum of the losses of the samples seen while training, finite.
-        num_seen: samples seen while training, repetitions counted, 1 or larger.
+        num_seen: samples seen while training, repetitions counted; 0 where all of a private client's batches were empty.
         answers: query name -> what the client answered in this round.
     """
 

@@ -34,7 +34,7 @@ def misfit(update: object, task: ClientTask, facts: Facts, extras: Mapping[str, 
         ("num_steps", update.num_steps, int, 1, _MOST),
         ("step_weight", update.step_weight, int | float, math.ulp(0.0), sys.float_info.max),
         ("loss_sum", metrics.get("loss_sum"), int | float, -sys.float_info.max, sys.float_info.max),
-        ("num_seen", metrics.get("num_seen"), int | float, 1, _MOST),
+        ("num_seen", metrics.get("num_seen"), int | float, 0, _MOST),
     ):
         if isinstance(value, bool) or not isinstance(value, kind) or not least <= value <= most:
             return f"its {name} is {reprlib.repr(value)}"

@@ -89,7 +89,7 @@ def test_victims_that_share_their_others_have_a_wider_interval():
         successes = []
         for _ in range(8):
             roc = roc_of(draw.normal(size=100), others + 0.1 * draw.normal(size=100))
-            successes.append(Success(np.empty(0), np.empty(0, bool), roc, 0.0, float("nan"), float("nan")))
+            successes.append(Success(np.empty(0), np.empty(0, bool), roc, 0.0, float("nan"), float("nan"), np.empty(0)))
         for shared in wrong:
             wrong[shared] += pooled(successes, shared_others=shared)["p_null"] < 0.05
     assert wrong[False] > 10

@@ -159,4 +159,4 @@ def test_no_setting_takes_just_anything(key):
     else:
         wrong = "{a: 1}" if key in ("wandb.tags", "federation.on_bad_update", "wandb.mode") else "[[1]]"
     with pytest.raises(ConfigError, match=f"`{key}`"):
-        compose_job("attack" if key in ("run", "round", "clients") else "train", [f"{key}={wrong}"])
+        compose_job("attack" if key in ("run", "round", "clients", "delta") else "train", [f"{key}={wrong}"])

@@ -7,6 +7,7 @@ from fedfacet.data.arrays import dataset_from_arrays
 from fedfacet.data.audit_set import Members
 from fedfacet.data.federated import deal
 from fedfacet.errors import FedFacetError
+from fedfacet.metrics.audited_epsilon import audited_of
 from fedfacet.partitioners.iid import IIDPartitioner
 
 
@@ -55,3 +56,52 @@ def test_what_clients_hold_out_is_taken_where_all_do(data):
 def test_values_out_of_range_are_refused(key):
     with pytest.raises(ValueError, match=f"members.{key}"):
         Members(**{key: "all" if key == "others" else -1})
+
+
+def test_pairs_are_of_one_class_and_client_scored_and_disjoint(data):
+    owner = {}
+    for owned in (data.partition.indices, data.local_holdout):
+        owner |= {sample: client_id for client_id, own in enumerate(owned) for sample in own.tolist()}
+    for drawn in (Members(min_known=5).of_client(data, 1), Members(min_known=5).of_server(data, [0, 2])):
+        assert len(drawn.pairs) > 10
+        members, others = drawn.pairs.T
+        assert drawn.is_member[members].all()
+        assert not drawn.is_member[others].any()
+        assert not drawn.is_known[drawn.pairs].any()
+        assert len(set(drawn.pairs.ravel().tolist())) == drawn.pairs.size
+        for member, other in drawn.samples[drawn.pairs].tolist():
+            assert owner[member] == owner[other]
+            assert data.dataset.y[member] == data.dataset.y[other]
+    assert {owner[sample] for sample in drawn.samples[drawn.pairs].ravel().tolist()} == {0, 2}
+
+
+def test_with_the_test_set_there_are_no_pairs(data):
+    assert Members(others="test").of_client(data, 0).pairs.shape == (0, 2)
+    assert Members(others="test").of_server(data, [0]).pairs.shape == (0, 2)
+
+
+@pytest.mark.parametrize("share", [0.5, 0.2])
+@pytest.mark.parametrize("whose", ["client", "server"])
+def test_fair_coins_have_chosen_the_members_of_pairs(whose, share):
+    """Over 300 draws of what clients hold out, against guesses that depend on samples alone: positions, classes and luck.
+
+    Right guesses are binomial: mean, variance, and the chance of the unlikely; also where classes are unequal.
+    """
+    draw = np.random.default_rng(0)
+    y = (draw.random(240) < 0.2).astype(np.int64)
+    dataset = dataset_from_arrays(draw.normal(size=(240, 2)), y)
+    partitioner, guesses = IIDPartitioner(num_clients=3), {"position": np.arange(240.0), "luck": draw.normal(size=240)}
+    z, claims = {name: [] for name in guesses}, dict.fromkeys(guesses, 0)
+    for seed in range(300):
+        data = deal(dataset, partitioner, local_holdout=share, holdout_seed=seed)
+        members = Members(others="holdout", min_known=1, most=30)
+        drawn = members.of_client(data, 0) if whose == "client" else members.of_server(data, [0, 1, 2])
+        for name, scores in guesses.items():
+            own = scores[drawn.samples]
+            gaps = own[drawn.pairs[:, 0]] - own[drawn.pairs[:, 1]]
+            z[name].append(((gaps > 0).sum() - len(gaps) / 2) / np.sqrt(len(gaps) / 4))
+            claims[name] += audited_of(gaps, 0.0) > 0
+    for name in guesses:
+        assert abs(np.mean(z[name])) < 4 / np.sqrt(300), name
+        assert abs(np.var(z[name]) - 1) < 4 * np.sqrt(2 / 300), name
+        assert claims[name] <= 15 + 4 * np.sqrt(300 * 0.05 * 0.95), name

@@ -34,6 +34,7 @@ PLAIN = {
     "personal": "none",
     "optimizer": "sgd",
     "transforms": "none",
+    "privacy": "none",
     "aggregator": "fedavg",
 }
 
@@ -59,6 +60,7 @@ NEEDS = {
     "personal=norm_layers": {"model": "resnet8", "model.hidden": None},
     "optimizer=adam": {"optimizer.lr": 0.01, "local.max_grad_norm": 0.5},
     "transforms=clip": {"transforms.clip.clip_norm": 0.05},
+    "transforms=clip_and_noise": {"transforms.clip_and_noise.clip_norm": 0.05},
 }
 """What an option would do nothing without; ``None`` takes away what ``BASE`` sets."""
 
@@ -89,6 +91,10 @@ BESIDES = {
     "parts that normalise by their batch": {
         **{"model": "scaler_cnn", "model.hidden": None, "model.norm": "batch", "dataset": "cifar10", "smoke": True},
         **{"capacity": "largest", "capacity.rate": 0.25, "submodel": "fedrolex", **OTHER_IMAGES},
+    },
+    "private parts of the model": {
+        **{"privacy": "dp_sgd", "model": "scaler_cnn", "model.width": 4, "model.hidden": None, "optimizer": "adam"},
+        **{"capacity": "largest", "submodel": "gfm", "transforms": "clip_and_noise", "local.keep_optimizer": None},
     },
     "two threads": {"threads": 2, "model.width": 16, "model.hidden": 64, "local.unit": "steps", "local.amount": 2},
 }
@@ -171,12 +177,14 @@ FALLS_BACK = {
     ),
     "all at once": "Expected clients that keep nothing, but they keep their optimizers",
     "personal=head": "Expected clients that keep nothing, but they keep personal layers",
+    "privacy=dp_sgd": "Expected gradients of batches, but those of privacy=dp_sgd are taken sample by sample",
     "personal=model": "Expected clients that keep nothing, but they keep personal layers",
     "personal=norm_layers": "Expected clients that keep nothing, but they keep personal layers",
     "kept momentum": "Expected clients that keep nothing, but they keep their optimizers",
     "parts of the model": "Expected clients with models of one shape, but they have several",
     "parts with running statistics": "Expected clients with models of one shape, but they have several",
     "parts that normalise by their batch": "Expected clients with models of one shape, but they have several",
+    "private parts of the model": "Expected clients with models of one shape, but they have several",
     "dropout": "Expected layers that can be stacked, but Dropout draws random numbers",
 }
 """Why the vectorized engine trains the clients of a case one after another; it stacks those of all others."""

@@ -137,3 +137,16 @@ def test_another_seed_is_another_run(main_job):
         federation = main_job("selector=uniform", f"seed={seed}")
         cohorts.append([federation.run_round().cohort for _ in range(2)])
     assert cohorts[0] != cohorts[1]
+
+
+@pytest.mark.parametrize("momentum", [False, True], ids=["fresh", "kept"])
+def test_noise_of_updates_and_of_steps_is_drawn_again(momentum, main_job, tmp_path):
+    def make():
+        noised = ("transforms=clip_and_noise", "privacy=dp_sgd", f"local.keep_optimizer={momentum}")
+        return main_job(*noised, "selector=uniform", "aggregator=fedavg", *QUICK)
+
+    whole = make()
+    told = results(whole, ROUNDS)
+    part, told_in_parts = resumed(make, tmp_path / "checkpoints" / "last.ckpt", CUT, ROUNDS)
+    assert told_in_parts == told
+    assert everything(part.state) == everything(whole.state)

@@ -19,6 +19,7 @@ from fedfacet.audit.success import Success, attacked, per_slice, pooled, row_of
 from fedfacet.audit.victims import KeepUpdates, Victim
 from fedfacet.clients.prediction import Predictions
 from fedfacet.data.dataset import Dataset
+from fedfacet.metrics.audited_epsilon import audited_of
 from fedfacet.metrics.group_counts import NAN
 from fedfacet.plots.figure import group_names
 from fedfacet.plots.roc import plot_exposure, plot_roc
@@ -59,6 +60,7 @@ def audit(
     pool: Pool | None,
     trajectories: Sequence[Trajectories] | None = None,
     threat_model: Mapping[str, Any],
+    proven: Sequence[float],
 ) -> Audit:
     """Attack some models.
 
@@ -68,7 +70,8 @@ def audit(
         attacks: name -> attack.
         pool: of shadow models; ``None`` where no attack needs any.
         trajectories: per victim; ``None`` where no attack needs them.
-        threat_model: written along.
+        threat_model: written along; its ``delta`` is that of the audited epsilon.
+        proven: per victim an epsilon that its training is proven to have; NaN where nothing is.
 
     Raises:
         ValueError: if an attack lacks signals.
@@ -82,11 +85,7 @@ def audit(
         signals = signals_of(dataset, victim, said[-1], pool, recorded)  # of one victim at a time: they take S x n x Y floats
         for name, attack in attacks.items():
             successes[name].append(attacked(attack, signals, victim.audit_set))
-    rows = [
-        row
-        for name in attacks
-        for row in _rows(name, victims, said, successes[name], dataset, threat_model["others"] == "test")
-    ]
+    rows = [row for name in attacks for row in _rows(name, victims, said, successes[name], dataset, threat_model, proven)]
     slices = [row for name in attacks for row in _slices(name, victims, successes[name], dataset)]
     exposed = [row for name in attacks for row in _exposed(name, victims, successes[name], dataset)]
     return Audit(threat_model, victims, successes, rows, slices, exposed)
@@ -146,11 +145,13 @@ def _rows(
     said: Sequence[Predictions],
     successes: Sequence[Success],
     dataset: Dataset,
-    shared_others: bool,
+    threat_model: Mapping[str, Any],
+    proven: Sequence[float],
 ) -> list[dict[str, Any]]:
     """Return a row per victim; and, of several, one of all comparisons within victims and one of means over victims."""
     rows: list[dict[str, Any]] = []
-    for victim, told, success in zip(victims, said, successes, strict=True):
+    delta, shared_others = threat_model["delta"], threat_model["others"] == "test"
+    for victim, told, success, epsilon in zip(victims, said, successes, proven, strict=True):
         right, is_member = told.labels == dataset.y[victim.audit_set.samples], victim.audit_set.is_member
         rows.append({
             "attack": name,
@@ -160,6 +161,8 @@ def _rows(
             **row_of(success),
             "acc_members": float(right[is_member].mean()),
             "acc_others": float(right[~is_member].mean()),
+            "epsilon_audited": audited_of(success.gaps, delta),
+            "epsilon_proven": epsilon,
         })  # fmt: skip
     if len(victims) == 1:
         return rows
@@ -168,11 +171,16 @@ def _rows(
     means = {
         key: _mean([row[key] for row in rows])
         for key in rows[0]
-        if key not in ("attack", "client", "auc_low", "auc_high", "p_null", "null_std")
+        if key not in ("attack", "client", "auc_low", "auc_high", "p_null", "null_std", "epsilon_audited", "epsilon_proven")
+    }
+    # All clients' models together are as private as the one that is least so.
+    epsilons = {
+        "epsilon_audited": audited_of(np.concatenate([success.gaps for success in successes]), delta),
+        "epsilon_proven": max(proven) if not np.isnan(proven).any() else NAN,
     }
     return [
         *rows,
-        over | {"attack": name, "client": POOLED} | sums | pooled(successes, shared_others=shared_others),
+        over | {"attack": name, "client": POOLED} | sums | pooled(successes, shared_others=shared_others) | epsilons,
         over | means | {"attack": name, "client": MEAN},
     ]
 

@@ -126,8 +126,8 @@ def train_pool(
     """Return the pool, trained as far as ``folder`` does not hold it yet.
 
     Shadow models are clients of a federation that nobody averages: any exact engine trains the same ones, and a pool that was
-    killed is gone on with. The loss, the optimizer and augmentation are those of the run's clients; transforms, corrections
-    and personal layers are left out.
+    killed is gone on with. The loss, the optimizer, augmentation and private gradients are those of the run's clients;
+    transforms, corrections and personal layers are left out.
 
     Args:
         shadows: how many, and how they are trained.

@@ -29,6 +29,7 @@ class Success:
         null_auc: the mean AUC of the same attack on shadow models, among samples that these were not trained on: what it finds
             without any membership, such as a difference between members' and others' distribution. NaN without shadow models.
         null_std: standard deviation of that over the shadow models.
+        gaps: per pair of the audit set the member's score minus the other's, shape (p,).
     """
 
     scores: Scores
@@ -37,6 +38,7 @@ class Success:
     advantage: float
     null_auc: float
     null_std: float
+    gaps: NDArray[np.float64]
 
 
 def attacked(attack: Attack, signals: Signals, audit_set: AuditSet) -> Success:
@@ -59,6 +61,7 @@ def attacked(attack: Attack, signals: Signals, audit_set: AuditSet) -> Success:
         advantage=advantage,
         null_auc=fmean(nulls) if nulls else NAN,
         null_std=stdev(nulls) if len(nulls) > 1 else NAN,
+        gaps=scores[audit_set.pairs[:, 0]] - scores[audit_set.pairs[:, 1]],
     )
 
 

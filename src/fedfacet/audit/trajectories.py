@@ -184,6 +184,7 @@ def _distil(
         transforms=(),
         personal=frozenset(),
         other_objectives=(),
+        privacy=None,  # students are the attacker's own
     )
     models = {client_id: students[client_id] for client_id in teachers}
     losses: dict[int, list[Scores]] = {client_id: [] for client_id in teachers}

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from fedfacet import state
@@ -105,6 +105,11 @@ def client_victims(
             "whose updates arrived has: lower members.min_known, or attack another round."
         )
     return victims
+
+
+def without_pairs(victims: Sequence[Victim]) -> list[Victim]:
+    """Return victims of which it is not known that fair coins have chosen the members."""
+    return [replace(victim, audit_set=replace(victim.audit_set, pairs=victim.audit_set.pairs[:0])) for victim in victims]
 
 
 def _client_victim(again: RoundAgain[KeepUpdates], members: Members, moment: str, update: ClientUpdate) -> Victim:

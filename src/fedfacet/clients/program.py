@@ -27,10 +27,12 @@ from fedfacet.clients.local_training import LocalTraining
 from fedfacet.clients.optimizers import kept_optimizer, optimizer_to_keep, restore_optimizer, single_optimizer
 from fedfacet.clients.personal_memory import own_model, to_keep
 from fedfacet.clients.prediction import Predictions, predict
+from fedfacet.clients.private_gradients import PrivateGradients
 from fedfacet.clients.probed_clients import ProbedClients
 from fedfacet.data.dataset import Dataset
 from fedfacet.data.fingerprint import fingerprint
 from fedfacet.objectives.classification import OptimizerFactory, sums_gradients
+from fedfacet.privacy.dp_sgd import DPSGD
 from fedfacet.transforms.base import UpdateTransform
 from fedfacet.types import Answer, Batch, ClientEnd, ClientStart, ClientTask, ClientUpdate, Facts, Partition, Query, State
 
@@ -187,6 +189,7 @@ class Training:
         self.lr = float(self.optimizer.param_groups[0]["lr"])
         self.parameters = [parameter for group in self.optimizer.param_groups for parameter in group["params"]]
         self.batches = clients.batches(task)
+        self.private = None if clients.privacy is None else PrivateGradients(program, clients.privacy)
         if program.hooks is not None:
             start = ClientStart(task.broadcast, task.memory, self.num_steps, self.lr, task.lr_factor)
             program.hooks.on_client_start(start)
@@ -203,8 +206,11 @@ class Training:
             for parameter in self.parameters:
                 parameter.grad = None
             try:
-                loss = program.step(clients.batch(self.indices[positions], task, step), step)
-                loss.backward()  # type: ignore[no-untyped-call]
+                if self.private is None:
+                    loss = program.step(clients.batch(self.indices[positions], task, step), step)
+                    loss.backward()  # type: ignore[no-untyped-call]
+                else:
+                    loss = self._private_backward(self.private, positions, step)
                 if clients.local.max_grad_norm is not None:
                     nn.utils.clip_grad_norm_(self.parameters, clients.local.max_grad_norm)
                 self.optimizer.step()
@@ -217,6 +223,13 @@ class Training:
         self.step, self.num_seen = stop, self.num_seen + sum(sizes)
         for value, size in zip(torch.stack(losses).tolist(), sizes, strict=True):
             self.loss_sum += value * size
+
+    def _private_backward(self, private: PrivateGradients, positions: NDArray[np.int64], step: int) -> Tensor:
+        """Leave the gradient of a step of DP-SGD, and return the batch's mean loss."""
+        clients, task, num_samples = self.clients, self.task, len(self.indices)
+        batch = clients.batch(self.indices[positions], task, step) if len(positions) else None
+        draw = rng.stream(task.seed, "gradient-noise", task.round, task.client_id, step)
+        return private.backward(batch, min(clients.local.batch_size, num_samples), draw)
 
     def finish(self) -> ClientUpdate:
         """Return what goes back to the server, on the CPU, its tensors contiguous."""
@@ -266,6 +279,7 @@ class Clients:
         personal: as in ``ClientProgram``.
         other_objectives: of models of other shapes, for an aggregator that sends such models to some clients.
         whole_fingerprint: whether the data set's digest looks at every input.
+        privacy: how gradients are made private; ``None`` where they are not.
         programs: one per objective.
         probed: clients of the current round that have taken their first steps to answer a query.
     """
@@ -283,6 +297,7 @@ class Clients:
     personal: Set[str] = frozenset()
     other_objectives: Sequence[L.LightningModule] = ()
     whole_fingerprint: bool = False
+    privacy: DPSGD | None = None
     programs: list[ClientProgram] = field(init=False, default_factory=list)
     probed: ProbedClients = field(init=False, default_factory=ProbedClients)
 
@@ -345,6 +360,10 @@ class Clients:
         replaced = self.local.sampling == "with_replacement"
         if num_samples < 1:
             raise ValueError("Expected a client to hold at least one sample, but it holds none: mend the partition.")
+        if self.privacy is not None:
+            for step in itertools.count():
+                draw = rng.stream(task.seed, "private-batches", task.round, task.client_id, step)
+                yield self.privacy.batch(draw, num_samples, size)
         if num_samples <= size and not replaced:  # all in one batch, in which they have no order
             yield from itertools.repeat(np.arange(num_samples))
         generator = rng.stream(task.seed, "batches", task.round, task.client_id)

@@ -75,6 +75,7 @@ def _refuse_the_known(clients: Clients) -> None:
         (len(clients.programs) > 1, "Expected clients with models of one shape, but they have several"),
         (clients.compile, "Expected a model that torch runs as it is, but it is compiled"),
         (not program.divisible, f"Expected an objective that is `divisible`, but {name} does not say that it is"),
+        (clients.privacy is not None, "Expected gradients of batches, but those of privacy=dp_sgd are taken sample by sample"),
         (program.personal, "Expected clients that keep nothing, but they keep personal layers"),
         (clients.local.keep_optimizer, "Expected clients that keep nothing, but they keep their optimizers"),
         (program.hooks is not None and unlike, f"{nothing_else} {name} may"),

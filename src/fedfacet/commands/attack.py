@@ -35,6 +35,7 @@ run needs the checkpoint before it: previous.ckpt for the last round, callbacks.
   round=N                   of which round; the last one that can be run again by default
   clients=[3,7]             whom; by default all whose update arrived and whose samples suffice
   members.others=holdout|test     what is told apart from members: samples that the clients hold out themselves, or the test set
+  delta=1e-5                of (epsilon, delta)-privacy, for epsilon_audited and epsilon_proven
   members.KEY=VALUE, shadow.models=16, shadow.epochs=100, shadow.KEY=VALUE, engine=workers
   output=text|json          json prints one document and nothing else
   trust=[MODULE]            modules that the run's checkpoint may name code of
@@ -49,11 +50,12 @@ WHERE_IT_LIES = ("root", "download", "url")
 
 _MANY_KNOWN = 50
 
-_HEADS = ("attack", "members", "AUC", "95 %", "p", "AUC, unseen", "advantage", "TPR at 1 %")
+_HEADS = ("attack", "members", "AUC", "95 %", "p", "AUC, unseen", "advantage", "TPR at 1 %", "epsilon >=", "<=")
 _HOW_TO_READ = (
     "AUC: of all pairs of a member and another of one model, which the attack orders rightly; p: of an attack that knows "
     "nothing. AUC, unseen: the same on shadow models, among samples that they never saw. Advantage (at the attack's own "
-    "threshold) and TPR are means over models."
+    "threshold) and TPR are means over models. Epsilon: the attack refutes any smaller one, with 95 % confidence; noise in the "
+    "training proves the other."
 )
 
 
@@ -69,7 +71,7 @@ def tell(argv: Sequence[str]) -> Told:
         FedFacetError, ValueError: if the options, or all runs, do not allow it. Of several runs those that do are attacked.
     """
     from fedfacet.analysis.runs import find_runs
-    from fedfacet.arguments import check_choice
+    from fedfacet.arguments import check_choice, check_within
     from fedfacet.audit.shadows import Shadows
     from fedfacet.config import compose_job, make, plain
     from fedfacet.config.trust import trusted_by
@@ -81,6 +83,7 @@ def tell(argv: Sequence[str]) -> Told:
     check_choice("output", config.output, ("text", "json"))
     check_choice("victim", config.victim, ("clients", "server"))
     check_choice("moment", config.moment, ("after_training", "received"))
+    check_within("delta", config.delta, "(0, 1)")
     if (config.victim, config.moment) == ("server", "received"):
         raise ConfigError("Expected `moment=received` of clients, but got it with victim=server: leave one of them out.")
     if config.clients is not None and (config.victim == "server" or not config.clients):
@@ -118,7 +121,8 @@ def attack_run(
 ) -> "tuple[Audit, Path, list[str]]":
     """Attack one run, write what was found into its folder, and return it, that folder and what to remark."""
     from fedfacet.audit.audit import audit, needs_shadows, write_audit
-    from fedfacet.audit.victims import client_victims, round_to_attack, server_victims
+    from fedfacet.audit.defence import proof_of
+    from fedfacet.audit.victims import client_victims, round_to_attack, server_victims, without_pairs
 
     with round_to_attack(run.path, config.round, trust=trust) as again:
         if config.round is None and again.round > again.num_rounds:
@@ -131,12 +135,19 @@ def attack_run(
             victims = server_victims(again, members)
         else:
             victims = client_victims(again, members, config.moment, None if config.clients is None else list(config.clients))
+        if again.settings["federation"]["pooled"]:  # whose samples were held out client by client
+            victims = without_pairs(victims)
+        proof = proof_of(again, victims, config.delta, received=config.moment == "received")
         pool = pool_of(again, config, shadows, source) if needs_shadows(attacks) else None
         trajectories = trajectories_of(again, config, attacks, shadows, victims)
         threat_model = threat_model_of(again, config, source, victims, pool is not None, trajectories is not None)
-        found = audit(again, victims, attacks, pool=pool, trajectories=trajectories, threat_model=threat_model)
+        found = audit(
+            again, victims, attacks, pool=pool, trajectories=trajectories, threat_model=threat_model, proven=proof.epsilons
+        )
         folder = write_audit(found, run.path / "attacks")
         notes = [f"{run.path}: {remark}" for remark in remarks_on(found, again.num_rounds)]
+        if proof.why_not is not None:
+            notes.append(f"{run.path}: {proof.why_not}")
         if again.same_model is False:
             notes.append(
                 f"{run.path}: round {again.round} run again came to another model than the run's own, as on another machine or "
@@ -225,6 +236,7 @@ def _facts(again: "RoundAgain[KeepUpdates]") -> dict[str, Any]:
         **{part: again.settings[part] for part in ("model", "optimizer", "loss")},
         "dataset": {key: value for key, value in again.settings["dataset"].items() if key not in WHERE_IT_LIES},
         "threads": torch.get_num_threads(),
+        **({"privacy": private} if (private := again.settings.get("privacy")) else {}),  # older pools lack it
     }
 
 
@@ -263,6 +275,7 @@ def threat_model_of(
         "own_layers": any(victim.memory for victim in victims),
         "clients": [victim.client_id for victim in victims if victim.client_id is not None],
         "others": source,
+        "delta": config.delta,
         "members": settings["members"],
         "attacks": settings["attack"],
         "shadow_models": settings["shadow"] | ({} if pool else {"models": 0}) if pool or trajectories else None,
@@ -304,5 +317,7 @@ def table_of(title: str, rows: Sequence[Mapping[str, Any]]) -> TextTable:
             cell(over["null_auc"]),
             cell(mean["advantage"]),
             cell(mean["tpr_at_0.01"]),
+            cell(over["epsilon_audited"], 2),
+            cell(over["epsilon_proven"], 2),
         ])  # fmt: skip
     return TextTable(title, _HEADS, lines)

@@ -19,7 +19,7 @@ from fedfacet.errors import CheckpointError, ConfigError, first_line
 _LISTS = ("transforms", "callbacks", "logger")
 _NEEDED = ("dataset", "partition", "model", "objective", "loss", "optimizer", "local", "selector", "aggregator", "engine")
 
-_NOT_ALWAYS = ("capacity", "submodel", "attack")
+_NOT_ALWAYS = ("capacity", "submodel", "privacy", "attack")
 """Groups that older runs do not have, or none has."""
 
 MAX_THREADS = 1024
@@ -66,6 +66,7 @@ SETTINGS: dict[str, Any] = {
     "run": _NAME | None,
     "round": int | None,
     "clients": list[int] | None,
+    "delta": float,
 }
 """What the settings may be that belong to no class; those of a class are held to its signature."""
 

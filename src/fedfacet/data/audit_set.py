@@ -1,7 +1,7 @@
 """Whose membership an attack is to tell."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -26,11 +26,14 @@ class AuditSet:
         samples: positions in the data set, shape (2m,).
         is_member: shape (2m,).
         is_known: what the attacker knows beforehand and is not scored on, shape (2m,).
+        pairs: positions in the set of a scored member and a scored other, of which a fair coin has chosen the member, each coin
+            by itself, shape (p, 2); a sample is in one pair at most.
     """
 
     samples: NDArray[np.int64]
     is_member: NDArray[np.bool_]
     is_known: NDArray[np.bool_]
+    pairs: NDArray[np.int64] = field(default_factory=lambda: np.empty((0, 2), np.int64))
 
     def signals(
         self,
@@ -65,6 +68,10 @@ class Members:
 
     Source: the thesis, section 4.4. It prints the minimum of 3 and 1 %; its released code takes the first samples in place of
     drawn ones, and lets the known ones overlap with the scored ones.
+
+    What a client holds out is drawn from all that it has of a class, in a number that is settled beforehand. So of a member and
+    another of one class and one client either might as well have been the member: once it is settled who makes up a pair, by
+    chance, a fair coin of its own has decided each pair. With the test set there are no such pairs.
 
     Attributes:
         others: ``"holdout"``, what the clients themselves hold out, so that members and others are alike but for membership;
@@ -115,7 +122,7 @@ class Members:
             FedFacetError: if there are too few samples.
         """
         others = data.local_holdout[client_id] if self.source(data) == "holdout" else data.dataset.test
-        return self._drawn(data.partition.indices[client_id], others, f"client {client_id}", client_id)
+        return self._drawn(data, data.partition.indices[client_id], others, f"client {client_id}", client_id)
 
     def of_server(self, data: FederatedData, client_ids: Sequence[int]) -> AuditSet:
         """Return the audit set for the global model, whose members are the samples of those who have taken part.
@@ -127,13 +134,15 @@ class Members:
             raise FedFacetError("Expected a server's model that somebody has trained, but nobody has: attack a later round.")
         others = np.concatenate(data.local_holdout) if self.source(data) == "holdout" else data.dataset.test
         members = np.concatenate([data.partition.indices[client_id] for client_id in client_ids])
-        return self._drawn(members, others, "the server", data.partition.num_clients)
+        return self._drawn(data, members, others, "the server", data.partition.num_clients)
 
     def num_known(self, size: int) -> int:
         """Return how many samples of a kind the attacker knows, of ``size``."""
         return max(self.min_known, round(self.known_share * size))
 
-    def _drawn(self, members: NDArray[np.int64], others: NDArray[np.int64], name: str, key: int) -> AuditSet:
+    def _drawn(
+        self, data: FederatedData, members: NDArray[np.int64], others: NDArray[np.int64], name: str, key: int
+    ) -> AuditSet:
         size = min(len(members), len(others), self.most)
         known = self.num_known(size)
         if size - known < SCORED:
@@ -142,10 +151,33 @@ class Members:
                 f"the attacker, but got {len(members)} members and {len(others)} others: leave it out by clients=[...], or "
                 "lower members.min_known."
             )
-        draw = rng.stream(self.seed, "audit-set", key)
+        # Keyed by who trains on what too: a draw that were the same for all partitions would make some pairs' coins unfair,
+        # such as that of the first of the sorted members and the last of the sorted others.
+        draw = rng.stream(self.seed, "audit-set", key, int(data.partition.digest, 16))
         drawn = [draw.permutation(kind)[:size] for kind in (members, others)]
-        return AuditSet(
-            samples=np.concatenate(drawn),
-            is_member=np.repeat([True, False], size),
-            is_known=np.tile(np.arange(size) < known, 2),
-        )
+        samples, is_known = np.concatenate(drawn), np.tile(np.arange(size) < known, 2)
+        return AuditSet(samples, np.repeat([True, False], size), is_known, _pairs(data, samples, is_known))
+
+
+def _pairs(data: FederatedData, samples: NDArray[np.int64], is_known: NDArray[np.bool_]) -> NDArray[np.int64]:
+    """Pair members with others of the same client and class; both are in the order of a draw already."""
+    kinds: list[dict[tuple[int, int], list[int]]] = []
+    half = len(samples) // 2
+    for positions, owned in ((range(half), data.partition.indices), (range(half, 2 * half), data.local_holdout)):
+        owner = _owners(owned, len(data.dataset.y))[samples]
+        kinds.append({})
+        for position in positions:
+            if not is_known[position] and owner[position] >= 0:  # nobody has the test set
+                label = int(data.dataset.y[samples[position]])
+                kinds[-1].setdefault((int(owner[position]), label), []).append(position)
+    members, others = kinds
+    pairs = [pair for kind, own in members.items() for pair in zip(own, others.get(kind, ()), strict=False)]
+    return np.array(pairs, dtype=np.int64).reshape(-1, 2)
+
+
+def _owners(owned: Sequence[NDArray[np.int64]], num_samples: int) -> NDArray[np.int64]:
+    """Return whose each sample is, -1 for nobody's, shape (N,)."""
+    owner = np.full(num_samples, -1)
+    if len(owned):
+        owner[np.concatenate(owned)] = np.repeat(np.arange(len(owned)), list(map(len, owned)))
+    return owner

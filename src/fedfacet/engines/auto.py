@@ -94,7 +94,13 @@ class AutoEngine(Engine):
                     trial.side_by_side(number)
                     if "precision" in free:
                         trial.in_this_process(replace(clients, precision="bf16-mixed"), number, precision="bf16-mixed")
-            if self.allow_inexact and "compile" in free and min(trial.options).seconds * rounds > 10 * COMPILE_SECONDS:
+            takes_compiled = clients.privacy is None  # gradients sample by sample are not
+            if (
+                self.allow_inexact
+                and "compile" in free
+                and takes_compiled
+                and min(trial.options).seconds * rounds > 10 * COMPILE_SECONDS
+            ):
                 torch.set_num_threads(max(threads))
                 compiled = replace(clients, objective=copy.deepcopy(clients.objective), compile=True)
                 trial.in_this_process(compiled, max(threads), compile=True)

@@ -1,0 +1,115 @@
+"""The upper bound on epsilon: closed forms, and Opacus' accountant against these where it is installed."""
+
+import importlib.util
+import math
+import sys
+
+import numpy as np
+import pytest
+from scipy.integrate import quad
+from scipy.stats import norm
+
+from fedfacet.errors import FedFacetError
+from fedfacet.metrics.proven_epsilon import by_renyi, proven_epsilon
+
+needs_opacus = pytest.mark.skipif(
+    importlib.util.find_spec("opacus") is None, reason="opacus is not installed: pip install 'fedfacet[privacy]'"
+)
+
+
+def delta_of(epsilon, mu):
+    """The hockey-stick divergence of two unit normals at distance mu, by integration."""
+    bound = epsilon / mu + mu / 2  # where the densities' ratio is e^epsilon
+    return quad(lambda x: norm.pdf(x, mu) - math.exp(epsilon) * norm.pdf(x), bound, bound + 40, epsabs=1e-14, limit=200)[0]
+
+
+@pytest.mark.parametrize("steps", [1, 10, 400])
+@pytest.mark.parametrize("noise_multiplier", [0.8, 2.0, 10.0])
+def test_without_sampling_it_is_exact(noise_multiplier, steps):
+    mu = math.sqrt(steps) / noise_multiplier
+    for delta in (1e-2, 1e-5, 1e-8):
+        epsilon = proven_epsilon(noise_multiplier, 1.0, steps, delta)
+        if epsilon < 30:  # beyond, integrating a difference of tiny numbers is no oracle
+            assert delta_of(epsilon, mu) == pytest.approx(delta, rel=1e-4)
+            assert delta_of(epsilon + 0.01, mu) < delta
+
+
+def test_known_values_and_limits():
+    """Balle and Wang's sigma for (1, 1e-5) is 3.730; the classical formula needs 4.845."""
+    assert proven_epsilon(3.7304, 1.0, 1, 1e-5) == pytest.approx(1.0, abs=2e-4)
+    assert proven_epsilon(math.sqrt(2 * math.log(1.25e5)), 1.0, 1, 1e-5) < 1.0
+    assert proven_epsilon(1.0, 1.0, 0, 1e-5) == proven_epsilon(0.0, 0.5, 0, 1e-5) == 0.0
+    assert proven_epsilon(0.0, 1.0, 1, 1e-5) == proven_epsilon(0.0, 0.1, 7, 1e-5) == math.inf
+    assert proven_epsilon(1e9, 1.0, 1, 1e-5) == 0.0
+    assert 1e5 < proven_epsilon(1e-3, 1.0, 1, 1e-5) < 1e6
+    assert proven_epsilon(2.0, 1.0, 4, 1e-5) == pytest.approx(proven_epsilon(1.0, 1.0, 1, 1e-5))
+
+
+@pytest.mark.parametrize(
+    ("changed", "sentence"),
+    [
+        ({"noise_multiplier": -1.0}, "`noise_multiplier`"),
+        ({"noise_multiplier": math.nan}, "`noise_multiplier`"),
+        ({"noise_multiplier": math.inf}, "`noise_multiplier`"),
+        ({"sampling_rate": 0.0}, "`sampling_rate`"),
+        ({"sampling_rate": 1.5}, "`sampling_rate`"),
+        ({"steps": -1}, "`steps`"),
+        ({"delta": 0.0}, "`delta`"),
+        ({"delta": 1.0}, "`delta`"),
+    ],
+)
+def test_values_out_of_range_are_refused(changed, sentence):
+    with pytest.raises(ValueError, match=sentence):
+        proven_epsilon(**{"noise_multiplier": 1.0, "sampling_rate": 1.0, "steps": 1, "delta": 1e-5, **changed})
+
+
+def test_without_opacus_one_sentence_says_what_to_install(monkeypatch):
+    monkeypatch.setitem(sys.modules, "opacus.accountants.analysis", None)
+    with pytest.raises(FedFacetError, match=r"^Expected the package opacus .*pip install 'fedfacet\[privacy\]'`\.$"):
+        proven_epsilon(1.0, 0.5, 1, 1e-5)
+    assert proven_epsilon(1.0, 1.0, 1, 1e-5) > 0
+
+
+@needs_opacus
+@pytest.mark.parametrize("steps", [1, 30, 1000])
+@pytest.mark.parametrize("noise_multiplier", [0.8, 2.0, 10.0, 100.0])
+def test_the_accountant_is_an_upper_bound_near_the_exact_value(noise_multiplier, steps):
+    for delta in (1e-3, 1e-5, 1e-8):
+        exact, bound = proven_epsilon(noise_multiplier, 1.0, steps, delta), by_renyi(noise_multiplier, 1.0, steps, delta)
+        assert exact <= bound <= 1.25 * exact + 0.05
+
+
+@needs_opacus
+def test_one_step_on_a_sampled_batch_against_an_integral():
+    """The exact delta of N(0) against (1 - q) N(0) + q N(1), in both directions, at the epsilon that is claimed."""
+
+    def densities(x, q, sigma):
+        return norm.pdf(x, 0, sigma), (1 - q) * norm.pdf(x, 0, sigma) + q * norm.pdf(x, 1, sigma)
+
+    for q, sigma in ((0.01, 1.0), (0.1, 0.7), (0.5, 2.0)):
+        epsilon = proven_epsilon(sigma, q, 1, 1e-4)
+        x = np.linspace(-60 * sigma, 60 * sigma, 2_000_001)
+        without, with_ = densities(x, q, sigma)
+        for one, other in ((with_, without), (without, with_)):
+            exact = np.maximum(one - math.exp(epsilon) * other, 0).sum() * (x[1] - x[0])
+            assert exact <= 1e-4
+        assert epsilon < proven_epsilon(sigma, 1.0, 1, 1e-4)
+
+
+@needs_opacus
+def test_more_steps_more_sampling_and_less_noise_cost_more():
+    usual = proven_epsilon(1.0, 0.05, 100, 1e-5)
+    assert 0 < usual < proven_epsilon(1.0, 0.05, 200, 1e-5)
+    assert usual < proven_epsilon(1.0, 0.1, 100, 1e-5)
+    assert usual < proven_epsilon(0.9, 0.05, 100, 1e-5)
+    assert usual < proven_epsilon(1.0, 0.05, 100, 1e-6)
+    # Abadi et al. (2016), section 5: q = 0.01, sigma = 4, 10,000 steps, delta = 1e-5: 1.26 by their moments accountant.
+    assert proven_epsilon(4.0, 0.01, 10_000, 1e-5) < 1.26
+    assert proven_epsilon(4.0, 0.01, 10_000, 1e-5) > 0.8
+
+
+@needs_opacus
+@pytest.mark.parametrize("rate", [1e-5, 0.3, 0.5, 0.9, 0.9999])
+def test_extreme_settings_have_finite_bounds(rate):
+    for noise_multiplier in (0.1, 1.0, 1e3):
+        assert 0 <= proven_epsilon(noise_multiplier, rate, 1000, 1e-5) < 1e6
