@@ -74,10 +74,12 @@ def test_missing_files_are_named_with_how_to_make_them(tmp_path):
         (lambda content: content["user_data"].pop("train_04"), "do not name the same writers"),
         (lambda content: content["users"].append("train_04"), "each once"),
         (lambda content: content.pop("users"), "KeyError"),
-        (lambda content: content["user_data"]["train_04"]["x"].pop(), "'train_04' have the shape"),
+        (lambda content: content["user_data"]["train_04"]["x"].pop(), "a writer have the shape"),
         (lambda content: content["user_data"]["train_04"]["x"][0].pop(), "cannot be read"),
-        (lambda content: content["user_data"]["train_04"]["x"][0].__setitem__(0, 7.5), "not between 0 and 1"),
-        (lambda content: content["user_data"]["train_04"]["x"][0].__setitem__(0, float("nan")), "not between 0 and 1"),
+        (lambda content: content["user_data"]["train_04"]["x"][0].__setitem__(0, 7.5), "not a number between 0 and 1"),
+        (lambda content: content["user_data"]["train_04"]["x"][0].__setitem__(0, float("nan")), "not a number between 0 and 1"),
+        (lambda content: content["user_data"]["train_04"]["x"][0].__setitem__(0, "0.5"), "not a number between 0 and 1"),
+        (lambda content: content["num_samples"].__setitem__(4, 7), "`num_samples` are not"),
         (lambda content: content["user_data"]["train_04"]["y"].__setitem__(0, 62), "from 0 to 61"),
         (lambda content: content["user_data"]["train_04"]["y"].__setitem__(0, 0.5), "not a whole number"),
         (lambda content: content["user_data"].__setitem__("train_04", {"x": [], "y": []}), "the shape"),
@@ -93,6 +95,11 @@ def test_a_truncated_file_and_a_writer_in_two_files_are_refused(generated, tmp_p
     file = tmp_path / "data" / "train" / "all_data_0.json"
     shutil.copy(file, file.with_name("all_data_1.json"))
     with pytest.raises(DatasetCorruptError, match=r"each writer in one file of .*but 'train_00' is in all_data_1\.json"):
+        FEMNIST(root=str(tmp_path)).load()
+    twice = file.read_text().replace('"train_01": {"x"', '"train_00": {"x"')
+    file.with_name("all_data_1.json").unlink()
+    file.write_text(twice)
+    with pytest.raises(DatasetCorruptError, match="a name is there twice"):
         FEMNIST(root=str(tmp_path)).load()
     file.write_bytes(file.read_bytes()[:5000])
     with pytest.raises(DatasetCorruptError, match="JSONDecodeError"):

@@ -9,7 +9,9 @@ from torchvision.datasets.mnist import read_image_file, read_label_file
 from fedfacet.data.cifar100 import CIFAR100
 from fedfacet.data.cmnist import ColouredMNIST
 from fedfacet.data.covid_fl import CovidFL
+from fedfacet.data.femnist import FEMNIST
 from fedfacet.data.generated import noise
+from fedfacet.data.mnist import MNIST
 from fedfacet.data.pneumonia_mnist import PneumoniaMNIST
 from fedfacet.data.retina import Retina
 from fedfacet.data.shakespeare import Shakespeare
@@ -22,7 +24,7 @@ def contents(root):
 
 
 @pytest.mark.parametrize(
-    "source", [CIFAR100, ColouredMNIST, CovidFL, PneumoniaMNIST, Retina, Shakespeare, Spawrious, WaterBirds]
+    "source", [CIFAR100, ColouredMNIST, CovidFL, FEMNIST, MNIST, PneumoniaMNIST, Retina, Shakespeare, Spawrious, WaterBirds]
 )
 def test_sources_always_write_the_same_files(source, tmp_path):
     small = {"image_size": 16} if source in (Spawrious, WaterBirds) else {}

@@ -1,6 +1,7 @@
 """FEMNIST in LEAF's layout."""
 
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -94,7 +95,7 @@ class FEMNIST(DatasetSource):
                 "use `experiment=mnist_writers_submodels dataset.download=true` instead, whose clients are writers too."
             )
         known: dict[str, tuple[NDArray[np.uint8], NDArray[np.int64]]] = {}
-        for file in files:  # one at a time: a file's lists of numbers take ten times what its bytes do
+        for file in files:
             for name, own in _writers_in(file).items():
                 if name in known:
                     raise DatasetCorruptError(
@@ -107,19 +108,30 @@ class FEMNIST(DatasetSource):
 
 def _writers_in(file: Path) -> dict[str, tuple[NDArray[np.uint8], NDArray[np.int64]]]:
     with reading(file, "a file as LEAF writes it", "delete the folder and make it again"):
-        content = json.loads(file.read_bytes())
-        users, data = content["users"], content.pop("user_data")
+        content = json.loads(file.read_bytes(), object_pairs_hook=_object)
+        users, data = content["users"], content["user_data"]
         if set(users) != set(data) or len(set(users)) < len(users) or not users:
             raise ValueError("`users` and `user_data` do not name the same writers, each once")
-        return {str(name): _images_of(str(name), data.pop(name)) for name in users}
+        counts = [len(data[name][1]) for name in users]
+        if content.get("num_samples", counts) != counts:
+            raise ValueError("`num_samples` are not the numbers of images")
+        return {str(name): data[name] for name in users}
 
 
-def _images_of(name: str, own: Any) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
-    x, y = np.asarray(own["x"], dtype=np.float64), np.asarray(own["y"])
+def _object(pairs: Sequence[tuple[str, Any]]) -> Any:
+    """Return an object of a file; a writer's as arrays at once, since lists of numbers take ten times what the bytes do."""
+    content = dict(pairs)
+    if len(content) < len(pairs):
+        raise ValueError("a name is there twice in one object")
+    return _images_of(content["x"], content["y"]) if content.keys() == {"x", "y"} else content
+
+
+def _images_of(rows: Any, labels: Any) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
+    x, y = np.asarray(rows), np.asarray(labels)
     if x.ndim != 2 or x.shape != (len(y), _SIDE * _SIDE) or len(y) == 0:
-        raise ValueError(f"the images of writer {name!r} have the shape {x.shape} for {len(y)} classes")
-    if not (np.isfinite(x).all() and x.min() >= 0 and x.max() <= 1):
-        raise ValueError(f"a grey value of writer {name!r} is not between 0 and 1")
-    if not np.issubdtype(y.dtype, np.integer) or y.min() < 0 or y.max() >= len(CHARACTERS):
-        raise ValueError(f"a class of writer {name!r} is not a whole number from 0 to {len(CHARACTERS) - 1}")
-    return np.rint(255 * x).astype(np.uint8), y.astype(np.int64)
+        raise ValueError(f"the images of a writer have the shape {x.shape} for {len(y)} classes")
+    if x.dtype.kind not in "iuf" or not (np.isfinite(x).all() and x.min() >= 0 and x.max() <= 1):
+        raise ValueError("a grey value is not a number between 0 and 1")
+    if y.dtype.kind not in "iu" or y.min() < 0 or y.max() >= len(CHARACTERS):
+        raise ValueError(f"a class is not a whole number from 0 to {len(CHARACTERS) - 1}")
+    return np.rint(255 * x.astype(np.float64)).astype(np.uint8), y.astype(np.int64)

@@ -33,9 +33,9 @@ class MNIST(DatasetSource):
     """Handwritten digits, y = digit, attribute = who wrote: staff of the census office, or high-school students.
 
     60,000 images of 539 writers train, the official 10,000 test. ``partition=natural partition.label=writer`` makes a client of
-    every writer; ``partition=grouped_natural`` of groups of them. A writer has 19 to 131 training images. Nearly all test
-    images are by other people: only few writers are in both parts, so whatever tells members from test images also tells
-    writers apart (``attack.py`` with ``members.others=test``).
+    every writer; ``partition=grouped_natural`` of groups of them. A writer has 19 to 131 training images. The test images are
+    by 297 other people, so whatever tells members from test images may tell writers apart (``attack.py`` with
+    ``members.others=test``).
 
     Source: LeCun, Cortes and Burges, CC BY-SA 3.0; writers and series from QMNIST (Yadav and Bottou, arXiv:1905.10498), whose
     training rows and first 10,000 test rows are MNIST's images one by one.

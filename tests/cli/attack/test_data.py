@@ -10,6 +10,8 @@ from fedfacet.data.cifar10 import CIFAR10
 from fedfacet.data.cifar100 import CIFAR100
 from fedfacet.data.cmnist import ColouredMNIST
 from fedfacet.data.covid_fl import CovidFL
+from fedfacet.data.femnist import FEMNIST
+from fedfacet.data.mnist import MNIST
 from fedfacet.data.pneumonia_mnist import PneumoniaMNIST
 from fedfacet.data.retina import Retina
 from fedfacet.data.shakespeare import Shakespeare
@@ -24,6 +26,8 @@ SOURCES = {
     "cifar100": lambda root: CIFAR100(root=root),
     "cmnist": lambda root: ColouredMNIST(root=root),
     "covid_fl": lambda root: CovidFL(root=root),
+    "femnist": lambda root: FEMNIST(root=root),
+    "mnist": lambda root: MNIST(root=root),
     "pneumonia_mnist": lambda root: PneumoniaMNIST(root=root),
     "retina": lambda root: Retina(root=root),
     "shakespeare": lambda root: Shakespeare(root=root, num_roles=2, min_samples=10),
