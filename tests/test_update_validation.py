@@ -198,6 +198,7 @@ def test_the_first_update_and_the_last_may_be_the_forged_one(fault, client_id, f
 HARMLESS = {
     "extras that nobody reads": lambda update: replace(update, extras=update.extras | {"more": torch.zeros(2, 2)}),
     "no memory": with_value("memory", {}),
+    "no samples seen": with_value("metrics", {"loss_sum": 0.0, "num_seen": 0}),
     "a loss of 0": with_metric("loss_sum", 0),
     "a negative loss": with_metric("loss_sum", -3.5),
     "names in another order": lambda update: replace(update, delta=dict(reversed(update.delta.items()))),

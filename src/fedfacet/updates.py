@@ -38,6 +38,8 @@ def misfit(update: object, task: ClientTask, facts: Facts, extras: Mapping[str, 
     ):
         if isinstance(value, bool) or not isinstance(value, kind) or not least <= value <= most:
             return f"its {name} is {reprlib.repr(value)}"
+    if metrics["num_seen"] < 1 and (metrics["num_seen"], metrics["loss_sum"]) != (0, 0):  # whose batches were empty says 0 of 0
+        return f"its num_seen is {reprlib.repr(metrics['num_seen'])}"
     if update.held is not None:
         return "it says what the client held, which the server writes"
     model = task.broadcast.model

@@ -81,6 +81,20 @@ def test_what_is_proven_counts_rounds_steps_and_the_moment(run, attack):
     assert row_of(both, "gap")["epsilon_proven"] == pytest.approx(proven_epsilon(2.0, 1.0, 2, 1e-5))
 
 
+def test_noise_on_updates_does_not_count_for_layers_that_stay(run, attack):
+    """Such a client's model is as private as its steps; the server's model has no such layers."""
+    folder = run(*multiplier(ON_UPDATES, 1000), *multiplier(IN_STEPS, 4), "personal=head")
+    steps = proven_epsilon(4.0, 1.0, 16, 1e-5)
+    assert row_of(attack(folder, ATTACK), "gap", 0)["epsilon_proven"] == pytest.approx(steps)
+    (row, _) = attack(folder, ATTACK, "victim=server")["attacks"]
+    assert row["epsilon_proven"] == pytest.approx(proven_epsilon(500.0, 1.0, 2, 1e-5))
+
+
+def test_a_kept_optimizer_is_no_layer(run, attack):
+    told = attack(run(*multiplier(ON_UPDATES, 4), "local.keep_optimizer=true"), ATTACK)
+    assert row_of(told, "gap", 0)["epsilon_proven"] == pytest.approx(proven_epsilon(2.0, 1.0, 2, 1e-5))
+
+
 @needs_opacus
 def test_what_is_proven_of_sampled_batches(run, attack):
     told = attack(run("privacy=dp_sgd", "local.batch_size=20"), ATTACK)
@@ -131,6 +145,18 @@ def test_columns_are_those_of_the_scores(run, attack):
         row["epsilon_audited"] for row in rows if row["client"] == "mean"
     } == {"nan"}
     assert told["threat_model"]["delta"] == 1e-5
+
+
+def test_both_bounds_are_printed(run, attack, capsys):
+    folder = run(*multiplier(ON_UPDATES, 4))
+    told = attack(folder, ATTACK)
+    assert main([f"run={folder}", ATTACK]) == 0
+    row = row_of(told, "loss_threshold")
+    printed = " ".join(capsys.readouterr().out.split())
+    assert f"loss_threshold refutes any smaller than {row['epsilon_audited']:.2f}; noise proves" in printed
+    assert f"noise proves {row['epsilon_proven']:.2f}." in printed
+    assert main([f"run={run()}", ATTACK, "members.others=test"]) == 0
+    assert "refutes" not in capsys.readouterr().out
 
 
 def test_without_coins_nothing_is_audited(run, attack):

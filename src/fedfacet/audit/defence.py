@@ -34,7 +34,8 @@ def proof_of(again: RoundAgain[KeepUpdates], victims: Sequence[Victim], delta: f
     Neighbours differ by one sample of one client, which is there or has a gradient of 0. A client's model counts all rounds in
     which the client's update has arrived, the server's model those of the client with the largest epsilon. With
     ``privacy=dp_sgd`` every local step counts; with ``transforms=clip_and_noise`` every update, at half of its noise
-    multiplier, since a sample may turn the update round; with both the smaller bound is taken.
+    multiplier, since a sample may turn the update round; with both the smaller bound is taken. A client's model with layers of
+    its own, which no update holds, is left to ``dp_sgd``.
 
     ``received`` tells that clients' models are those before their training.
     """
@@ -48,15 +49,14 @@ def proof_of(again: RoundAgain[KeepUpdates], victims: Sequence[Victim], delta: f
     times: list[int] = state.participation_counts.tolist()
     if federation.on_bad_update == "drop":  # an update that was dropped has been sent all the same
         times = [state.round] * len(times)
+    keeps = bool(clients.personal) or clients.program.predict_hooks is not None
     try:
         found = []
         for victim in victims:
             if victim.client_id is None:
                 found.append(max(_spent(clients, client_id, number, delta) for client_id, number in enumerate(times)))
-            elif victim.memory and clients.privacy is None:
-                found.append(math.nan)
             else:
-                found.append(_spent(clients, victim.client_id, times[victim.client_id], delta))
+                found.append(_spent(clients, victim.client_id, times[victim.client_id], delta, steps_alone=keeps))
     except FedFacetError as error:
         return Proof((math.nan,) * len(victims), f"epsilon_proven is empty: {error}")
     if any(map(math.isnan, found)):
@@ -64,14 +64,15 @@ def proof_of(again: RoundAgain[KeepUpdates], victims: Sequence[Victim], delta: f
     return Proof(tuple(found))
 
 
-def _spent(clients: Clients, client_id: int, times: int, delta: float) -> float:
-    """Return the epsilon of a client that has trained so often."""
-    bounds = [proven_epsilon(transform.noise_multiplier / 2, 1.0, times, delta) for transform in _noises(clients)]
+def _spent(clients: Clients, client_id: int, times: int, delta: float, *, steps_alone: bool = False) -> float:
+    """Return the epsilon of a client that has trained so often; noise on updates does not count with ``steps_alone``."""
+    noises = [] if steps_alone else _noises(clients)
+    bounds = [proven_epsilon(transform.noise_multiplier / 2, 1.0, times, delta) for transform in noises]
     if (privacy := clients.privacy) is not None:
         rate = privacy.sampling_rate(len(clients.partition.indices[client_id]), clients.local.batch_size)
         steps = times * clients.num_steps(ClientTask(client_id, 1, 0, Broadcast({})))  # all that are planned
         bounds.append(proven_epsilon(privacy.noise_multiplier, rate, steps, delta))
-    return min(bounds)
+    return min(bounds, default=math.nan)
 
 
 def _noises(clients: Clients) -> list[ClipAndNoise]:

@@ -50,12 +50,11 @@ WHERE_IT_LIES = ("root", "download", "url")
 
 _MANY_KNOWN = 50
 
-_HEADS = ("attack", "members", "AUC", "95 %", "p", "AUC, unseen", "advantage", "TPR at 1 %", "epsilon >=", "<=")
+_HEADS = ("attack", "members", "AUC", "95 %", "p", "AUC, unseen", "advantage", "TPR at 1 %")
 _HOW_TO_READ = (
     "AUC: of all pairs of a member and another of one model, which the attack orders rightly; p: of an attack that knows "
     "nothing. AUC, unseen: the same on shadow models, among samples that they never saw. Advantage (at the attack's own "
-    "threshold) and TPR are means over models. Epsilon: the attack refutes any smaller one, with 95 % confidence; noise in the "
-    "training proves the other."
+    "threshold) and TPR are means over models."
 )
 
 
@@ -170,6 +169,7 @@ def remarks_on(audit: "Audit", num_rounds: int) -> list[str]:
         row["attack"] == "lira" and row["null_auc"] != row["null_auc"] for row in audit.rows
     ):
         remarks.append("`AUC, unseen` of lira needs 6 shadow models or more.")
+    remarks += epsilons_in_words(audit.rows, audit.threat_model["delta"])
     few = min(int(victim.audit_set.is_known.sum()) // 2 for victim in audit.victims)
     if "rmia" in audit.successes and few < _MANY_KNOWN:
         remarks.append(
@@ -177,6 +177,16 @@ def remarks_on(audit: "Audit", num_rounds: int) -> list[str]:
             "members.known_share."
         )
     return remarks
+
+
+def epsilons_in_words(rows: Sequence[Mapping[str, Any]], delta: float) -> list[str]:
+    """Return what attacks refute of privacy, and what noise proves, over all victims; nothing where there is neither."""
+    over = {row["attack"]: row for row in rows if row["client"] != "mean"}  # the line of all victims comes after theirs
+    refuted = [(name, row["epsilon_audited"]) for name, row in over.items() if row["epsilon_audited"] == row["epsilon_audited"]]
+    proven = next(iter(over.values()))["epsilon_proven"]
+    said = [f"{name} refutes any smaller than {epsilon:.2f}" for name, epsilon in refuted]
+    said += [f"noise proves {proven:.2f}"] if proven == proven else []
+    return [f"epsilon, at delta {delta:g}: {'; '.join(said)}."] if said else []
 
 
 def pool_of(again: "RoundAgain[KeepUpdates]", config: "DictConfig", shadows: "Shadows", source: str) -> "Pool":
@@ -317,7 +327,5 @@ def table_of(title: str, rows: Sequence[Mapping[str, Any]]) -> TextTable:
             cell(over["null_auc"]),
             cell(mean["advantage"]),
             cell(mean["tpr_at_0.01"]),
-            cell(over["epsilon_audited"], 2),
-            cell(over["epsilon_proven"], 2),
         ])  # fmt: skip
     return TextTable(title, _HEADS, lines)
