@@ -505,6 +505,8 @@ def test_rows_that_differ_in_more_than_they_say_are_told():
     table = table_of(three() + three("u", selector="uniform", optimizer__lr=0.1))
     assert "The runs of Spawrious GSC differ in `optimizer.lr`, which neither rows nor columns say." in table.notes
     assert not [note for note in table_of(three() + three("u", selector="uniform")).notes if "differ" in note]
+    own_draws = [run(f"own{seed}", seed, final={WORST: 0.5}, partition__seed=seed) for seed in range(3)]
+    assert not [note for note in table_of(own_draws).notes if "differ" in note], "every seed draws a federation of its own"
 
 
 def test_settings_of_an_option_that_rows_name_are_told_where_runs_of_that_option_differ():

@@ -12,8 +12,8 @@ from typing import Any, NamedTuple
 
 from omegaconf import OmegaConf
 
-from fedfacet.analysis.notes import notes_on, notes_on_unfinished
-from fedfacet.analysis.runs import Run, differing_keys, spelled, spellings
+from fedfacet.analysis.notes import beside_the_seed, notes_on, notes_on_unfinished
+from fedfacet.analysis.runs import Run, spelled, spellings
 from fedfacet.analysis.tables import (
     PAPER,
     Cell,
@@ -286,10 +286,10 @@ def _unlike(places: Mapping[_Place, Head], members: Mapping[_Place, Sequence[Run
 
 def _unsaid(runs: Sequence[Run], said: Collection[str]) -> list[str]:
     """Return the keys in which runs differ, without those that the table says and those that a said option brings along."""
-    differing = {key for key in differing_keys(runs) if key.split(".")[0] not in said} if runs else set()
+    differing = {key for key in beside_the_seed(runs) if key.split(".")[0] not in said} if runs else set()
     for group in said:
         for option in {run.setting(group) for run in runs}:
-            alike = differing_keys([run for run in runs if run.setting(group) == option])
+            alike = beside_the_seed([run for run in runs if run.setting(group) == option])
             differing |= {key for key in alike if key.startswith(f"{group}.") and key not in said}
     return sorted(differing)
 

@@ -251,6 +251,9 @@ def test_runs_that_differ_beyond_the_seed_are_noted(run_folder):
     ((overhead,), _) = measure(*folders)
     assert overhead.differing == ("local.amount",)
     assert "averages runs that differ in `local.amount`" in overhead_markdown([overhead])
+    drawn = [run_folder(name, [PLAIN], seed=seed, partition={"seed": seed}) for seed, name in enumerate("cd")]
+    ((overhead,), _) = measure(*drawn)
+    assert overhead.differing == (), "every seed draws a federation of its own"
 
 
 def test_a_damaged_table_is_refused_by_name(run_folder):

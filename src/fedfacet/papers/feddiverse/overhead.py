@@ -7,7 +7,7 @@ from pathlib import Path
 from statistics import fmean, median
 from typing import Any, NamedTuple
 
-from fedfacet.analysis.notes import some
+from fedfacet.analysis.notes import beside_the_seed, some
 from fedfacet.analysis.runs import Run, differing_keys
 from fedfacet.analysis.writers import csv_of, markdown_of
 from fedfacet.errors import FedFacetError
@@ -210,7 +210,7 @@ def _overhead(key: tuple[str, int, int, int], members: Sequence[tuple[Run, list[
     series = list(zip(*with_overhead.values(), strict=True)) or [()] * len(_SERIES)
     milliseconds = tuple(values[-1] for values in means.values())
     known = () if any(map(math.isnan, milliseconds)) else milliseconds
-    differing = tuple(differing_keys([run for run, _ in members]))
+    differing = tuple(beside_the_seed([run for run, _ in members]))
     return Overhead(*key, len(members), differing, known, max(by_round), tuple(with_overhead), *series)
 
 

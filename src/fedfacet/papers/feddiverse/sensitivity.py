@@ -9,7 +9,8 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from fedfacet.analysis.runs import Run, differing_keys
+from fedfacet.analysis.notes import beside_the_seed
+from fedfacet.analysis.runs import Run
 from fedfacet.analysis.tables import cell_over_seeds, check_seeds
 from fedfacet.errors import ConfigError
 from fedfacet.plots.figure import VERMILION, saved_figure
@@ -109,7 +110,7 @@ def measure_sensitivity(runs: Sequence[Run], *, metric: str = METRIC, where: Map
         federation=federations[0],
         metric=metric,
         missing=sum(place not in cells for place in grid),
-        differing=sorted({key for members in cells.values() for key in differing_keys(members)}),
+        differing=sorted({key for members in cells.values() for key in beside_the_seed(members)}),
     )
 
 
