@@ -317,7 +317,7 @@ def _try_private(clients: Clients) -> None:
             program.train(True)
             try:
                 PrivateGradients(program, clients.privacy).clipped_sum(batch)
-            except (RuntimeError, NotImplementedError) as error:
+            except RuntimeError as error:
                 raise ConfigError(
                     f"Expected a model whose gradients can be taken sample by sample for privacy=dp_sgd, but torch refuses "
                     f"({complaint(error)}): choose another model, or leave out layers that draw random numbers "

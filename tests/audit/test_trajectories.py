@@ -8,7 +8,7 @@ import pytest
 
 from fedfacet.attacks.trajectory import Trajectory
 from fedfacet.audit.shadows import Shadows
-from fedfacet.audit.trajectories import record, split_for
+from fedfacet.audit.trajectories import _shadow_models, record, split_for
 from fedfacet.audit.victims import Victim, round_to_attack
 from fedfacet.build import fresh_model
 from fedfacet.commands.attack import main
@@ -80,8 +80,6 @@ def test_a_target_that_is_the_shadow_model_has_its_trajectories(run, tmp_path):
 
         first = recorded(again.federation.state.model)
         assert not np.allclose(first.target, first.shadow)
-        from fedfacet.audit.trajectories import _shadow_models
-
         models = _shadow_models(clients, shadows, lambda n: fresh_model(again.settings, 0, n), Engine, {1: split}, [1], 0)
         same = recorded(models[1])
         np.testing.assert_array_equal(same.target, same.shadow)
