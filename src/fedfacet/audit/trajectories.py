@@ -3,7 +3,7 @@
 import contextlib
 import hashlib
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -113,8 +113,8 @@ def record(
         )
     partition = again.data.partition
     splits = {client_id: split_for(partition, client_id, attack.seed) for client_id in ids}
-    students = {client_id: _weights(fresh_model(partition.num_clients + client_id)) for client_id in ids}
-    distil = partial(_distil, clients, attack, shadows, fresh_model(0), make_engine, splits, students)
+    starts = {client_id: _weights(fresh_model(partition.num_clients + client_id)) for client_id in ids}
+    students = _Students(clients, attack, shadows, fresh_model(0), make_engine, splits, starts, told)
 
     files = {client_id: folder / _name_of(attack, shadows, clients, splits[client_id], facts) for client_id in ids}
     if missing := [client_id for client_id in ids if not files[client_id].exists()]:
@@ -127,7 +127,7 @@ def record(
             for client_id, model in models.items():
                 said, taught = engine.predict(model, [judged[client_id], splits[client_id].distilled])
                 own[client_id], teachers[client_id] = said.logits, taught.logits
-        for client_id, losses in distil(teachers, judged, own, told=told, whose="shadow models'").items():
+        for client_id, losses in students.losses(teachers, judged, own, whose="shadow models'").items():
             files[client_id].parent.mkdir(parents=True, exist_ok=True)
             with written_whole(files[client_id]) as unfinished:
                 save_file({"losses": losses}, unfinished)
@@ -137,7 +137,7 @@ def record(
         (said,) = again.federation.engine.predict(victim.model, [victim.audit_set.samples], victim.memory)
         (taught,) = again.federation.engine.predict(victim.model, [splits[client_id].distilled], victim.memory)
         own[client_id], teachers[client_id] = said.logits, taught.logits
-    targets = distil(teachers, judged, own, told=told, whose="clients'")
+    targets = students.losses(teachers, judged, own, whose="clients'")
     return [
         Trajectories(
             target=targets[client_id],
@@ -148,74 +148,103 @@ def record(
     ]
 
 
-def _distil(
-    clients: Clients,
-    attack: Trajectory,
-    shadows: Shadows,
-    network: nn.Module,
-    make_engine: Callable[[], Engine],
-    splits: Mapping[int, Split],
-    students: Mapping[int, State],
-    teachers: Mapping[int, NDArray[np.float32]],
-    judged: Mapping[int, NDArray[np.int64]],
-    own: Mapping[int, NDArray[np.float32]],
-    *,
-    told: Callable[[str], None],
-    whose: str,
-) -> dict[int, Scores]:
-    """Return, per client, the losses of the samples judged: of a student after every epoch, and of its teacher.
+@dataclass(frozen=True, slots=True, eq=False)
+class _Students:
+    """Models that learn what a teacher says, one per client; they start alike and see the same batches whoever teaches.
 
-    Students start alike and see the same batches whoever their teacher is.
+    Attributes:
+        clients: of the run.
+        attack: says how students learn.
+        shadows: says on which batches.
+        network: their architecture.
+        make_engine: makes the engine that trains them.
+        splits: client -> whose samples the student learns on.
+        starts: client -> the student's first weights.
+        told: is told what begins.
     """
-    dataset = clients.dataset
-    optimizer = partial(torch.optim.SGD, lr=attack.distill_lr)
-    objective = DistillationObjective(network, optimizer=optimizer).to(
-        device=clients.device, memory_format=clients.memory_format
-    )
-    nobody = np.empty(0, np.int64)
-    distilled = [splits[number].distilled if number in teachers else nobody for number in range(clients.partition.num_clients)]
-    alone = replace(
-        clients,
-        objective=objective,
-        optimizer=optimizer,
-        dataset=replace(dataset, a=np.arange(len(dataset.y)), augmentation=None),
-        partition=Partition(tuple(distilled)),
-        local=LocalTraining(unit="epochs", amount=1, batch_size=shadows.batch_size or clients.local.batch_size),
-        transforms=(),
-        personal=frozenset(),
-        other_objectives=(),
-        privacy=None,  # students are the attacker's own
-    )
-    models = {client_id: students[client_id] for client_id in teachers}
-    losses: dict[int, list[Scores]] = {client_id: [] for client_id in teachers}
-    with contextlib.closing(make_engine()) as engine:
-        engine.setup(alone)
-        for epoch in range(1, attack.distill_epochs + 1):
-            told(f"trajectories: {whose} students, epoch {epoch} of {attack.distill_epochs}")
-            tasks = []
-            for client_id, model in models.items():
-                taught = {
-                    SAMPLES: torch.from_numpy(splits[client_id].distilled),
-                    TEACHER: torch.from_numpy(teachers[client_id]),
-                }
-                tasks.append(ClientTask(client_id, epoch, attack.seed, Broadcast(model, taught)))
-            for update in list(engine.run(tasks)):
-                client_id = update.client_id
-                models[client_id] = state.add(models[client_id], update.delta | update.buffers)
-                (said,) = engine.predict(models[client_id], [judged[client_id]])
-                losses[client_id].append(losses_of(said.logits.astype(np.float64), dataset.y[judged[client_id]]))
-    found = {
-        client_id: np.stack(
-            [*losses[client_id], losses_of(own[client_id].astype(np.float64), dataset.y[judged[client_id]])], axis=1
+
+    clients: Clients
+    attack: Trajectory
+    shadows: Shadows
+    network: nn.Module
+    make_engine: Callable[[], Engine]
+    splits: Mapping[int, Split]
+    starts: Mapping[int, State]
+    told: Callable[[str], None]
+
+    def losses(
+        self,
+        teachers: Mapping[int, NDArray[np.float32]],
+        judged: Mapping[int, NDArray[np.int64]],
+        own: Mapping[int, NDArray[np.float32]],
+        *,
+        whose: str,
+    ) -> dict[int, Scores]:
+        """Return, per client, the losses of the samples judged: of its student after every epoch, and of the teacher.
+
+        Args:
+            teachers: client -> the teacher's logits of the samples that the student learns on.
+            judged: client -> samples.
+            own: client -> the teacher's logits of these.
+            whose: whose students they are, for who watches.
+
+        Raises:
+            FedFacetError: if students diverge.
+        """
+        labels = self.clients.dataset.y
+        models = {client_id: self.starts[client_id] for client_id in teachers}
+        losses: dict[int, list[Scores]] = {client_id: [] for client_id in teachers}
+        with contextlib.closing(self.make_engine()) as engine:
+            engine.setup(self._learners(teachers))
+            for epoch in range(1, self.attack.distill_epochs + 1):
+                self.told(f"trajectories: {whose} students, epoch {epoch} of {self.attack.distill_epochs}")
+                tasks = []
+                for client_id, model in models.items():
+                    taught = {
+                        SAMPLES: torch.from_numpy(self.splits[client_id].distilled),
+                        TEACHER: torch.from_numpy(teachers[client_id]),
+                    }
+                    tasks.append(ClientTask(client_id, epoch, self.attack.seed, Broadcast(model, taught)))
+                for update in list(engine.run(tasks)):
+                    client_id = update.client_id
+                    models[client_id] = state.add(models[client_id], update.delta | update.buffers)
+                    (said,) = engine.predict(models[client_id], [judged[client_id]])
+                    losses[client_id].append(losses_of(said.logits.astype(np.float64), labels[judged[client_id]]))
+        found = {}
+        for client_id, of_student in losses.items():
+            of_teacher = losses_of(own[client_id].astype(np.float64), labels[judged[client_id]])
+            found[client_id] = np.stack([*of_student, of_teacher], axis=1)
+        if wrong := [client_id for client_id, of in found.items() if not np.isfinite(of).all()]:
+            raise FedFacetError(
+                f"Expected finite losses of the students for client {wrong[0]}, but they are not: lower "
+                "attack.trajectory.distill_lr."
+            )
+        return found
+
+    def _learners(self, client_ids: Container[int]) -> Clients:
+        """Return clients who learn what a teacher says on their split, an epoch at a time."""
+        clients = self.clients
+        optimizer = partial(torch.optim.SGD, lr=self.attack.distill_lr)
+        objective = DistillationObjective(self.network, optimizer=optimizer).to(
+            device=clients.device, memory_format=clients.memory_format
         )
-        for client_id in teachers
-    }
-    if wrong := [client_id for client_id, of in found.items() if not np.isfinite(of).all()]:
-        raise FedFacetError(
-            f"Expected finite losses of the students for client {wrong[0]}, but they are not: lower "
-            "attack.trajectory.distill_lr."
+        nobody = np.empty(0, np.int64)
+        distilled = [
+            self.splits[number].distilled if number in client_ids else nobody for number in range(clients.partition.num_clients)
+        ]
+        dataset = clients.dataset
+        return replace(
+            clients,
+            objective=objective,
+            optimizer=optimizer,
+            dataset=replace(dataset, a=np.arange(len(dataset.y)), augmentation=None),
+            partition=Partition(tuple(distilled)),
+            local=LocalTraining(unit="epochs", amount=1, batch_size=self.shadows.batch_size or clients.local.batch_size),
+            transforms=(),
+            personal=frozenset(),
+            other_objectives=(),
+            privacy=None,  # students are the attacker's own
         )
-    return found
 
 
 def _shadow_models(
