@@ -139,12 +139,13 @@ def _load_data(parts: str) -> FederatedData:
     source, partitioner = make(config.dataset), make(config.partition)
     if config.smoke and _is_for_samples(config.dataset.get("root")):
         source.generate(partitioner.demand)
+    partition = config.partition
     data = deal(
         source.load(partitioner.demand),
         partitioner,
-        local_holdout=config.partition.get("local_holdout", 0.0),
+        local_holdout=partition.get("local_holdout", 0.0),
         seed=config.dataset.get("seed", 0),
-        holdout_seed=config.partition.get("seed", 0),
+        holdout_seed=partition.get("seed", 0) if (own := partition.get("holdout_seed")) is None else own,
     )
     if not len(data.val):
         log.warning("No samples are left for validation, so there is no best-by-validation round: use fewer training samples.")

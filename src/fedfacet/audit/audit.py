@@ -57,7 +57,7 @@ def audit(
     victims: Sequence[Victim],
     attacks: Mapping[str, Attack],
     *,
-    pool: Pool | None,
+    pools: Sequence[Pool] | None,
     trajectories: Sequence[Trajectories] | None = None,
     threat_model: Mapping[str, Any],
     proven: Sequence[float],
@@ -68,7 +68,7 @@ def audit(
         again: the round that they are of.
         victims: as ``client_victims`` or ``server_victims`` return them.
         attacks: name -> attack.
-        pool: of shadow models; ``None`` where no attack needs any.
+        pools: per victim of shadow models; ``None`` where no attack needs any.
         trajectories: per victim; ``None`` where no attack needs them.
         threat_model: written along; its ``delta`` is that of the audited epsilon.
         proven: per victim an epsilon that its training is proven to have; NaN where nothing is.
@@ -82,6 +82,7 @@ def audit(
     for number, victim in enumerate(victims):
         said.append(predictions_of(again, victim))
         recorded = trajectories[number] if trajectories is not None else None
+        pool = pools[number] if pools is not None else None
         signals = signals_of(dataset, victim, said[-1], pool, recorded)  # of one victim at a time: they take S x n x Y floats
         for name, attack in attacks.items():
             successes[name].append(attacked(attack, signals, victim.audit_set))

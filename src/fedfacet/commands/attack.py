@@ -16,6 +16,7 @@ if TYPE_CHECKING:  # --help need not wait for what these load
     from fedfacet.analysis.runs import Run
     from fedfacet.attacks.base import Attack, Trajectories
     from fedfacet.audit.audit import Audit
+    from fedfacet.audit.federations import Federations
     from fedfacet.audit.shadows import Pool, Shadows
     from fedfacet.audit.victims import KeepUpdates, Victim
     from fedfacet.data.audit_set import Members
@@ -36,6 +37,8 @@ run needs the checkpoint before it: previous.ckpt for the last round, callbacks.
   clients=[3,7]             whom; by default all whose update arrived and whose samples suffice
   members.others=holdout|test     what is told apart from members: samples that the clients hold out themselves, or the test set
   delta=1e-5                of (epsilon, delta)-privacy, for epsilon_audited and epsilon_proven
+  shadow.runs=DIR           whole federations in place of shadow models: runs that differ from the attacked one in seed and
+                            partition.holdout_seed alone, with partition.local_holdout=0.5 best; others there are passed over
   members.KEY=VALUE, shadow.models=16, shadow.epochs=100, shadow.KEY=VALUE, engine=workers
   output=text|json          json prints one document and nothing else
   trust=[MODULE]            modules that the run's checkpoint may name code of
@@ -71,6 +74,7 @@ def tell(argv: Sequence[str]) -> Told:
     """
     from fedfacet.analysis.runs import find_runs
     from fedfacet.arguments import check_choice, check_within
+    from fedfacet.audit.federations import Federations
     from fedfacet.audit.shadows import Shadows
     from fedfacet.config import compose_job, make, plain
     from fedfacet.config.trust import trusted_by
@@ -91,12 +95,16 @@ def tell(argv: Sequence[str]) -> Told:
         )
     attacks = {str(name): make(node) for name, node in config.attack.items()}
     settings = plain(config)
-    members, shadows = Members(**settings["members"]), Shadows(**settings["shadow"])
+    members = Members(**settings["members"])
+    shadows = Shadows(**{name: value for name, value in settings["shadow"].items() if name != "runs"})
+    federations = None
+    if config.shadow.runs is not None:
+        federations = Federations([run.path for run in find_runs([config.shadow.runs])], trust=trusted_by(argv))
     found, tables, remarks, figures = [], [], [], []
     errors: list[Exception] = []
     for run in find_runs([config.run]):
         try:
-            audit, folder, notes = attack_run(run, config, attacks, members, shadows, trusted_by(argv))
+            audit, folder, notes = attack_run(run, config, attacks, members, shadows, federations, trusted_by(argv))
         except (FedFacetError, ValueError, OSError) as error:
             errors.append(error)
             continue
@@ -116,11 +124,13 @@ def attack_run(
     attacks: Mapping[str, "Attack"],
     members: "Members",
     shadows: "Shadows",
+    federations: "Federations | None",
     trust: Sequence[str],
 ) -> "tuple[Audit, Path, list[str]]":
     """Attack one run, write what was found into its folder, and return it, that folder and what to remark."""
     from fedfacet.audit.audit import audit, needs_shadows, write_audit
     from fedfacet.audit.defence import proof_of
+    from fedfacet.audit.federations import with_enough
     from fedfacet.audit.victims import client_victims, round_to_attack, server_victims, without_pairs
 
     with round_to_attack(run.path, config.round, trust=trust) as again:
@@ -130,18 +140,27 @@ def attack_run(
                 f"round that would come next, round={again.round}, or train with callbacks.save_checkpoint.keep=all."
             )
         source = members.source(again.data)
-        if config.victim == "server":
-            victims = server_victims(again, members)
-        else:
-            victims = client_victims(again, members, config.moment, None if config.clients is None else list(config.clients))
+
+        def victims_of(round_again: "RoundAgain[KeepUpdates]") -> "list[Victim]":
+            if config.victim == "server":
+                return server_victims(round_again, members)
+            client_ids = None if config.clients is None else list(config.clients)
+            return client_victims(round_again, members, config.moment, client_ids)
+
+        victims = victims_of(again)
         if again.settings["federation"]["pooled"]:  # whose samples were held out client by client
             victims = without_pairs(victims)
         proof = proof_of(again, victims, config.delta, received=config.moment == "received")
-        pool = pool_of(again, config, shadows, source) if needs_shadows(attacks) else None
+        pools, compared = None, dict[str, Any]()
+        if federations is not None and needs_shadows(attacks):
+            pools, compared = federations.pools_for(run.path, again, victims, victims_of)
+            victims = with_enough(victims, pools, attacks)
+        elif needs_shadows(attacks):
+            pools, compared = [pool_of(again, config, shadows, source)] * len(victims), {"models": shadows.models}
         trajectories = trajectories_of(again, config, attacks, shadows, victims)
-        threat_model = threat_model_of(again, config, source, victims, pool is not None, trajectories is not None)
+        threat_model = threat_model_of(again, config, source, victims, compared, trajectories is not None)
         found = audit(
-            again, victims, attacks, pool=pool, trajectories=trajectories, threat_model=threat_model, proven=proof.epsilons
+            again, victims, attacks, pools=pools, trajectories=trajectories, threat_model=threat_model, proven=proof.epsilons
         )
         folder = write_audit(found, run.path / "attacks")
         notes = [f"{run.path}: {remark}" for remark in remarks_on(found, again.num_rounds)]
@@ -268,14 +287,18 @@ def threat_model_of(
     config: "DictConfig",
     source: str,
     victims: "Sequence[Victim]",
-    pool: bool,
+    compared: Mapping[str, Any],
     trajectories: bool,
 ) -> dict[str, Any]:
-    """Return who is attacked and what the attacker knows, and all settings that the numbers depend on."""
+    """Return who is attacked and what the attacker knows, and all settings that the numbers depend on.
+
+    ``compared`` says how many ``models`` of the attacker's there are, and of which ``federations``, if so.
+    """
     from fedfacet import state
     from fedfacet.config import plain
 
     settings = plain(config)
+    own = {name: value for name, value in settings["shadow"].items() if name != "runs"} | {"models": 0}
     return {
         "access": "black box: the model's logits",
         "victim": config.victim,
@@ -288,7 +311,7 @@ def threat_model_of(
         "delta": config.delta,
         "members": settings["members"],
         "attacks": settings["attack"],
-        "shadow_models": settings["shadow"] | ({} if pool else {"models": 0}) if pool or trajectories else None,
+        "shadow_models": {**own, **compared} if compared or trajectories else None,
         "model_digest": state.digest(again.federation.state.model),
         "data_digest": again.federation.facts.data_digest,
         "partition_digest": again.federation.state.partition_digest,
@@ -301,7 +324,8 @@ def sentence_of(threat_model: Mapping[str, Any]) -> str:
     moment = {"after_training": "after local training", "received": "as received", "after_aggregation": "after aggregation"}
     others = {"holdout": "what clients hold out", "test": "the test set"}[threat_model["others"]]
     shadows = threat_model["shadow_models"] or {"models": 0}
-    known = f", {shadows['models']} shadow models" if shadows["models"] else ""
+    kind = "federations" if "federations" in shadows else "models"
+    known = f", {shadows['models']} shadow {kind}" if shadows["models"] else ""
     known += ", a shadow model and students for each" if "trajectory" in threat_model["attacks"] else ""
     return f"round {threat_model['round']}: {whose} {moment[threat_model['moment']]}, logits alone{known}; others: {others}"
 

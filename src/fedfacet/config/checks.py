@@ -53,6 +53,7 @@ SETTINGS: dict[str, Any] = {
     "trust": list[str] | str,
     "smoke": bool,
     "where_present": dict,
+    "partition.holdout_seed": int | None,
     "partition.local_holdout": float,
     "paths.data_dir": _NAME,
     "paths.log_dir": _NAME,

@@ -54,6 +54,12 @@ class AuditSet:
             trajectories=trajectories,
         )
 
+    def only(self, keep: NDArray[np.bool_]) -> "AuditSet":
+        """Return the set without the samples that are not to be kept, (2m,); there may then be more of one kind."""
+        places = np.cumsum(keep) - 1
+        pairs = self.pairs[keep[self.pairs].all(axis=1)]
+        return AuditSet(self.samples[keep], self.is_member[keep], self.is_known[keep], places[pairs])
+
     def roc(self, scores: NDArray[np.float64]) -> Roc:
         """Return the curve of scores, (2m,), of the samples that the attacker did not know."""
         return roc_of(scores[~self.is_known & self.is_member], scores[~self.is_known & ~self.is_member])

@@ -7,7 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedfacet import rng
-from fedfacet.arguments import check_within
+from fedfacet.arguments import check_whole, check_within
 from fedfacet.data.dataset import Dataset
 from fedfacet.errors import InfeasiblePartitionError
 from fedfacet.heterogeneity import InteractionMatrix
@@ -114,7 +114,7 @@ def hold_out_locally(
     results are the partition of what is left for training, and per client the sorted positions of what is held out.
 
     Raises:
-        ValueError: if ``share`` is out of range.
+        ValueError: if ``share`` or ``seed`` is out of range.
 
     Example:
         >>> left, held_out = hold_out_locally(np.array([0, 0, 0, 0, 1, 1]), Partition((np.arange(6),)), 0.5)
@@ -122,6 +122,7 @@ def hold_out_locally(
         array([0, 0, 1])
     """
     check_within("partition.local_holdout", share, "[0, 1)")
+    check_whole("partition.holdout_seed", seed, 0)
     if not share:
         return partition, tuple(client[:0] for client in partition.indices)
     held_out = tuple(
