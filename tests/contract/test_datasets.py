@@ -19,7 +19,7 @@ OPTIONS = [*sorted(file.stem for file in (ROOT / "conf" / "dataset").glob("*.yam
 
 CLIENTS_OF_A_COLUMN = {
     "retina": "client", "covid_fl": "client", "shakespeare": "role", "mnist": "writer", "femnist": "writer",
-    "adult": "occupation"
+    "adult": "occupation", "acs_employment": "state"
 }  # fmt: skip
 """Data sets that know who owns a sample, and the column that says it."""
 

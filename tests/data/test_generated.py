@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from torchvision.datasets.mnist import read_image_file, read_label_file
 
+from fedfacet.data.acs_employment import ACSEmployment
 from fedfacet.data.adult import Adult
 from fedfacet.data.cifar100 import CIFAR100
 from fedfacet.data.cmnist import ColouredMNIST
@@ -28,6 +29,7 @@ def contents(root):
 @pytest.mark.parametrize(
     "source",
     [
+        ACSEmployment,
         Adult,
         CIFAR100,
         ColouredMNIST,

@@ -6,6 +6,7 @@ import shutil
 import numpy as np
 import pytest
 
+from fedfacet.data.acs_employment import ACSEmployment
 from fedfacet.data.adult import Adult
 from fedfacet.data.cifar10 import CIFAR10
 from fedfacet.data.cifar100 import CIFAR100
@@ -24,6 +25,7 @@ pytestmark = pytest.mark.slow
 
 TRIALS = 90
 SOURCES = {
+    "acs_employment": lambda root: ACSEmployment(root=root),
     "adult": lambda root: Adult(root=root, verify_counts=False),
     "cifar10": lambda root: CIFAR10(root=root),
     "cifar100": lambda root: CIFAR100(root=root),
