@@ -1,6 +1,7 @@
 """ProPublica's COMPAS table, on the real one where it is at hand and on generated ones of the same layout."""
 
 import csv
+import pickle
 import traceback
 
 import numpy as np
@@ -116,6 +117,13 @@ def test_a_table_without_personal_columns_gives_the_same(generated, changed):
 
     whole, bare = Compas(root=str(generated), verify_counts=False).load(), changed(cut).load()
     assert np.array_equal(whole.inputs.fetch(whole.train), bare.inputs.fetch(bare.train))
+
+
+def test_nothing_personal_is_kept(generated):
+    """What is not in the data set cannot get into a log or a run folder."""
+    assert b"generated, person 7" in (generated / FILE).read_bytes()
+    kept = pickle.dumps(Compas(root=str(generated), verify_counts=False).load())
+    assert not [personal for personal in (b"person", b"generated", b"1900") if personal in kept.replace(b"fedfacet", b"")]
 
 
 PERSON = ["SECRETNAME, the elder", "SECRETFIRST", "SECRETLAST", "1961-11-23"]

@@ -105,8 +105,8 @@ class ACSEmployment(DatasetSource):
         named = None if self.states is None else list(self.states)
         if named is not None and (not named or len(set(named)) < len(named) or not set(named) <= set(STATES)):
             raise ValueError(
-                "Expected `dataset.states` to be letters of states such as [CA, TX], each once, or null for all that are there, "
-                f"but got {named}."
+                "Expected `dataset.states` to be letters of states such as [CA, TX], each once, or null for all that are "
+                f"there, but got {named}."
             )
         self.folder = located(self.root) / str(self.year) / "1-Year"
 
@@ -166,9 +166,9 @@ class ACSEmployment(DatasetSource):
         if not states or absent:
             lacking = self._file(absent[0]).name if absent else "psam_p<number>.csv of any state"
             raise DatasetNotFoundError(
-                f"Expected {lacking} in {self.folder}, but it is not there: unpack {self._archive((absent or ['CA'])[0])} there, "
-                f"name the folder that holds {self.year}/ with dataset.root=DIR, point FEDFACET_DATA at a folder that holds "
-                "folktables/, or use `experiment=adult_gsc dataset.download=true` instead, which fetches 6 MB."
+                f"Expected {lacking} in {self.folder}, but it is not there: unpack {self._archive((absent or ['CA'])[0])} "
+                f"there, name the folder that holds {self.year}/ with dataset.root=DIR, point FEDFACET_DATA at a folder that "
+                "holds folktables/, or use `experiment=adult_gsc dataset.download=true` instead, which fetches 6 MB."
             )
         return states
 
