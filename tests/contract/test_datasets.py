@@ -18,7 +18,8 @@ OWN = "breast_cancer"
 OPTIONS = [*sorted(file.stem for file in (ROOT / "conf" / "dataset").glob("*.yaml")), OWN]
 
 CLIENTS_OF_A_COLUMN = {
-    "retina": "client", "covid_fl": "client", "shakespeare": "role", "mnist": "writer", "femnist": "writer"
+    "retina": "client", "covid_fl": "client", "shakespeare": "role", "mnist": "writer", "femnist": "writer",
+    "adult": "occupation", "acs_employment": "state"
 }  # fmt: skip
 """Data sets that know who owns a sample, and the column that says it."""
 

@@ -6,8 +6,11 @@ import numpy as np
 import pytest
 from torchvision.datasets.mnist import read_image_file, read_label_file
 
+from fedfacet.data.acs_employment import ACSEmployment
+from fedfacet.data.adult import Adult
 from fedfacet.data.cifar100 import CIFAR100
 from fedfacet.data.cmnist import ColouredMNIST
+from fedfacet.data.compas import Compas
 from fedfacet.data.covid_fl import CovidFL
 from fedfacet.data.femnist import FEMNIST
 from fedfacet.data.generated import noise
@@ -24,7 +27,22 @@ def contents(root):
 
 
 @pytest.mark.parametrize(
-    "source", [CIFAR100, ColouredMNIST, CovidFL, FEMNIST, MNIST, PneumoniaMNIST, Retina, Shakespeare, Spawrious, WaterBirds]
+    "source",
+    [
+        ACSEmployment,
+        Adult,
+        CIFAR100,
+        ColouredMNIST,
+        Compas,
+        CovidFL,
+        FEMNIST,
+        MNIST,
+        PneumoniaMNIST,
+        Retina,
+        Shakespeare,
+        Spawrious,
+        WaterBirds,
+    ],
 )
 def test_sources_always_write_the_same_files(source, tmp_path):
     small = {"image_size": 16} if source in (Spawrious, WaterBirds) else {}

@@ -10,8 +10,11 @@ from fedfacet.config import compose_job
 from fedfacet.errors import DatasetNotFoundError
 
 RECIPES = {
+    "adult_doctorate": ["adult_gsc", "digits_gsc"],
+    "adult_gsc": ["adult_gsc", "digits_gsc"],
     "cifar100_participation": ["digits_gsc"],
     "cmnist_gsc": ["digits_gsc"],
+    "compas_gsc": ["adult_gsc"],
     "covid_fl": ["fedld_pneumonia"],
     "fedld_pneumonia": ["digits_gsc"],
     "femnist_submodels": ["mnist_writers_submodels"],

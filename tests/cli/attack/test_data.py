@@ -6,9 +6,12 @@ import shutil
 import numpy as np
 import pytest
 
+from fedfacet.data.acs_employment import ACSEmployment
+from fedfacet.data.adult import Adult
 from fedfacet.data.cifar10 import CIFAR10
 from fedfacet.data.cifar100 import CIFAR100
 from fedfacet.data.cmnist import ColouredMNIST
+from fedfacet.data.compas import Compas
 from fedfacet.data.covid_fl import CovidFL
 from fedfacet.data.femnist import FEMNIST
 from fedfacet.data.mnist import MNIST
@@ -22,9 +25,12 @@ pytestmark = pytest.mark.slow
 
 TRIALS = 90
 SOURCES = {
+    "acs_employment": lambda root: ACSEmployment(root=root),
+    "adult": lambda root: Adult(root=root, verify_counts=False),
     "cifar10": lambda root: CIFAR10(root=root),
     "cifar100": lambda root: CIFAR100(root=root),
     "cmnist": lambda root: ColouredMNIST(root=root),
+    "compas": lambda root: Compas(root=root, verify_counts=False),
     "covid_fl": lambda root: CovidFL(root=root),
     "femnist": lambda root: FEMNIST(root=root),
     "mnist": lambda root: MNIST(root=root),
