@@ -29,6 +29,7 @@ from fedfacet.errors import ConfigError
 from fedfacet.federation import Federation
 from fedfacet.objectives.classification import ClassificationObjective, OptimizerFactory
 from fedfacet.participation.base import Participation
+from fedfacet.privacy.disclosure import DisclosurePolicy
 from fedfacet.privacy.dp_sgd import DPSGD
 from fedfacet.schedulers.base import Scheduler
 from fedfacet.selectors.base import ClientSelector
@@ -65,6 +66,7 @@ def federate(
     scheduler: Scheduler | None = None,
     capacity: Capacity | None = None,
     submodel: Submodel | None = None,
+    disclosure: DisclosurePolicy | None = None,
     callbacks: Mapping[str, Callback] | None = None,
     rounds: int = 10,
     cohort_size: int | None = None,
@@ -88,6 +90,7 @@ def federate(
         scheduler: of the clients' learning rate; ``None`` for a constant one.
         capacity: how large a part of a plain module each client trains; ``None`` for all of it.
         submodel: which part; goes with ``capacity``.
+        disclosure: what clients may be asked for, and whether they know attributes; anything, and they do, by default.
         callbacks: name -> callback; by default the global model is measured on validation and test set after every round.
         rounds: how many rounds ``fit`` runs, 1 or larger.
         cohort_size: how many clients take part in a round; all of them by default.
@@ -128,6 +131,7 @@ def federate(
         personal=personal,
         other_objectives=[part.to(device=device, memory_format=memory_format) for part in smaller],
         privacy=privacy,
+        hides_attributes=disclosure is not None and disclosure.hides_attributes,
     )
     return assemble(
         clients,
@@ -137,6 +141,7 @@ def federate(
         participation=participation,
         scheduler=scheduler,
         parts=parts,
+        disclosure=disclosure,
         callbacks=callbacks,
         rounds=rounds,
         cohort_size=cohort_size if cohort_size is not None else data.partition.num_clients,
@@ -152,6 +157,7 @@ def assemble(
     aggregator: Aggregator,
     participation: Participation | None,
     parts: Parts | None = None,
+    disclosure: DisclosurePolicy | None = None,
     choices: Mapping[str, Any] | None = None,
     **settings: Any,
 ) -> Federation:
@@ -164,6 +170,7 @@ def assemble(
         aggregator: as in ``Federation``.
         participation: as in ``Federation``.
         parts: as in ``Federation``.
+        disclosure: as in ``Federation``; ``clients`` hide attributes if it says so.
         choices: group -> the option that was chosen, for messages.
         settings: the other arguments of ``Federation``.
 
@@ -187,6 +194,8 @@ def assemble(
         check_private(clients, names)
     for query in vars(selector).values():
         if isinstance(query, Query):
+            if disclosure is not None:
+                disclosure.check(query)
             query.check(clients.program.module)
     engine.setup(clients)
     return Federation(
@@ -197,6 +206,7 @@ def assemble(
         aggregator=aggregator,
         participation=participation,
         parts=parts,
+        disclosure=disclosure,
         **settings,
     )
 

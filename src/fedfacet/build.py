@@ -26,6 +26,7 @@ from fedfacet.engines.auto import AutoEngine
 from fedfacet.engines.base import Engine
 from fedfacet.federation import Federation
 from fedfacet.models.checks import check_inputs, check_size
+from fedfacet.privacy.disclosure import DisclosurePolicy
 from fedfacet.submodels.parts import Parts
 
 log = logging.getLogger(__name__)
@@ -37,7 +38,7 @@ def build(config: DictConfig, run_dir: Path) -> Federation:
     Raises:
         FedFacetError, ValueError, TypeError: with one sentence, where a part refuses its arguments.
     """
-    data, engine = load_data(config), make(config.engine)
+    data, engine, disclosure = load_data(config), make(config.engine), _disclosure(config)
     clients, parts = _clients(config, data)
     facts = {
         "run_dir": run_dir,
@@ -60,6 +61,7 @@ def build(config: DictConfig, run_dir: Path) -> Federation:
         participation=make(config.participation),
         scheduler=make(config.scheduler) if "scheduler" in config else None,
         parts=parts,
+        disclosure=disclosure,
         callbacks={name: make(node, **facts) for name, node in {**config.callbacks, **config.logger}.items()},
         rounds=config.federation.rounds,
         cohort_size=1 if config.federation.pooled else config.federation.cohort_size,
@@ -210,8 +212,14 @@ def _clients(config: DictConfig, data: FederatedData) -> tuple[Clients, Parts | 
         whole_fingerprint=config.get("fingerprint") == "whole",
         other_objectives=others,
         privacy=make(config.privacy) if "privacy" in config else None,
+        hides_attributes=(disclosure := _disclosure(config)) is not None and disclosure.hides_attributes,
     )
     return clients, parts
+
+
+def _disclosure(config: DictConfig) -> DisclosurePolicy | None:
+    policy: DisclosurePolicy | None = make(config.disclosure) if "disclosure" in config else None
+    return policy
 
 
 def _unguarded(factory: Any) -> Any:

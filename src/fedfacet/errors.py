@@ -38,6 +38,10 @@ class SelectionError(FedFacetError):
     """A selector broke its contract: wrong number of clients, repeated, or not available."""
 
 
+class DisclosureError(FedFacetError):
+    """A part asks clients for more than the disclosure policy allows, or reads what clients do not know."""
+
+
 class Interrupted(FedFacetError):
     """The user or the system asked the run to stop; the state of the last whole round is kept.
 

@@ -23,6 +23,7 @@ from fedfacet.callbacks.base import Callback
 from fedfacet.engines.base import Engine
 from fedfacet.errors import BadUpdateError, Interrupted, SelectionError
 from fedfacet.participation.base import Participation
+from fedfacet.privacy.disclosure import DisclosurePolicy
 from fedfacet.schedulers.base import Scheduler
 from fedfacet.selectors.base import ClientSelector
 from fedfacet.storage.fitting import check_fits
@@ -32,6 +33,7 @@ from fedfacet.types import (
     ClientReceipt,
     ClientTask,
     ClientUpdate,
+    Disclosed,
     Facts,
     FederationState,
     Ledger,
@@ -62,6 +64,7 @@ class Federation:
         callbacks: name -> callback, called in this order.
         scheduler: of the clients' learning rate; ``None`` for a constant one.
         parts: which part of the model each client holds; ``None`` for all of it.
+        disclosure: what clients may be asked for; ``None`` for anything.
 
     Raises:
         ValueError: if a number is out of range.
@@ -83,6 +86,7 @@ class Federation:
         callbacks: Mapping[str, Callback] | None = None,
         scheduler: Scheduler | None = None,
         parts: Parts | None = None,
+        disclosure: DisclosurePolicy | None = None,
     ) -> None:
         check_whole("federation.rounds", rounds)
         if not isinstance(cohort_size, int) or not 1 <= cohort_size <= facts.num_clients:
@@ -105,6 +109,7 @@ class Federation:
         self.callbacks = dict(callbacks or {})
         self.scheduler = scheduler
         self.parts = parts
+        self.disclosure = disclosure
         self._extras = aggregator.extras(facts)
         more_than_models = bool(self._extras) or aggregator.broadcast is not None
         self._fedavg_rounds = 0 if more_than_models else selector.fedavg_rounds
@@ -262,6 +267,7 @@ class Federation:
             ledger=notes.ledger,
             seconds=notes.seconds,
             num_clients=self.num_clients,
+            disclosed=tuple(notes.disclosed),
         )
         if self.selector.observe is not None:
             draw = rng.stream(seed, "selector-learns", round)
@@ -314,6 +320,8 @@ class Federation:
     def _ask(self, notes: "_Notes", available: tuple[int, ...], query: Query, client_ids: Sequence[int]) -> Mapping[int, Any]:
         """Put a query to clients; this is ``SelectionContext.ask``."""
         notes.lap("select")
+        if self.disclosure is not None:
+            self.disclosure.check(query)
         if strangers := sorted(set(client_ids) - set(available)):
             raise SelectionError(
                 f"Expected {type(self.selector).__name__} to ask only clients that are available in round "
@@ -326,6 +334,7 @@ class Federation:
             answers[task.client_id] = answer.value
             notes.answers.setdefault(task.client_id, {})[query.name] = answer.value
             notes.ledger.query_floats_up += answer.floats_up
+            notes.disclosed.append(Disclosed(task.client_id, query.name, query.kind, answer.floats_up, query.epsilon))
             if getattr(query, "starts_training", False):
                 notes.begun[task.client_id] = max(notes.begun.get(task.client_id, 0), answer.samples)
             else:
@@ -400,6 +409,7 @@ class _Notes:
     begun: dict[int, int] = field(default_factory=dict)  # client -> samples of the first steps that it took to answer
     keeps_updates: bool = False
     num_dropped: int = 0
+    disclosed: list[Disclosed] = field(default_factory=list)
     updates: list[ClientUpdate] = field(default_factory=list)
     receipts: list[ClientReceipt] = field(default_factory=list)
     memory: dict[int, State] = field(default_factory=dict)

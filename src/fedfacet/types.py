@@ -233,10 +233,31 @@ class Answer(NamedTuple):
     samples: int
 
 
+class Disclosed(NamedTuple):
+    """That a client has answered a query.
+
+    Attributes:
+        client_id: position of the client in the partition.
+        query: its name.
+        kind: what the answer tells.
+        floats_up: how many numbers left the client.
+        epsilon: of the noise on them; ``None`` for none.
+    """
+
+    client_id: int
+    query: str
+    kind: str
+    floats_up: int
+    epsilon: float | None
+
+
 class Query(Protocol):
     """A question that the server may ask a client, as both sides see it; the classes live in ``clients/queries``."""
 
     name: str
+    kind: str
+    reads: frozenset[str]
+    epsilon: float | None
     needs_model: bool
 
     def answer(self, context: Any) -> Answer:
@@ -332,6 +353,7 @@ class RoundResult:
         seconds: wall-clock time by phase: ``ask`` (until clients have answered), ``select`` (what the selector does besides),
             ``train`` (with aggregation), ``measure``.
         num_clients: the size of the population.
+        disclosed: who answered what in the round, in the order of the questions.
     """
 
     round: int
@@ -341,6 +363,7 @@ class RoundResult:
     ledger: Ledger
     seconds: Mapping[str, float]
     num_clients: int
+    disclosed: tuple[Disclosed, ...] = ()
 
     @property
     def arrived(self) -> tuple[int, ...]:

@@ -244,6 +244,7 @@ class _Students:
             personal=frozenset(),
             other_objectives=(),
             privacy=None,  # students are the attacker's own
+            hides_attributes=False,
         )
 
 

@@ -10,6 +10,7 @@ import torch
 from numpy.typing import NDArray
 
 from fedfacet.data.dataset import Dataset
+from fedfacet.errors import DisclosureError
 from fedfacet.heterogeneity import InteractionMatrix
 from fedfacet.types import Batch
 
@@ -41,8 +42,17 @@ class ClientData:
 
     @property
     def interaction_matrix(self) -> InteractionMatrix:
-        """The true counts per class and attribute, which a real client would not know."""
+        """The true counts per class and attribute, which a real client would not know.
+
+        Raises:
+            DisclosureError: if clients do not know the attributes.
+        """
         a = self.dataset.a[self.indices]
+        if (a < 0).any():
+            raise DisclosureError(
+                "Expected clients that know the attributes of their samples, but under this `disclosure` nobody does: choose "
+                "another method, or a disclosure whose clients know them."
+            )
         return InteractionMatrix.from_labels(self.y, a, self.dataset.num_classes, self.dataset.num_attributes)
 
     def batch(self, positions: NDArray[np.int64]) -> Batch:
@@ -56,7 +66,7 @@ class ClientData:
             yield self.batch(np.arange(start, min(start + size, len(self))))
 
 
-@functools.lru_cache(maxsize=1)
+@functools.lru_cache(maxsize=2)  # with attributes and without
 def evaluation_batch_size(dataset: Dataset, device: torch.device) -> int:
     """Return how many samples go through a model at once where no gradients are asked for.
 

@@ -280,6 +280,8 @@ class Clients:
         other_objectives: of models of other shapes, for an aggregator that sends such models to some clients.
         whole_fingerprint: whether the data set's digest looks at every input.
         privacy: how gradients are made private; ``None`` where they are not.
+        hides_attributes: whether clients do not know the attributes of their samples.
+        shown: the data set as clients see it.
         programs: one per objective.
         probed: clients of the current round that have taken their first steps to answer a query.
     """
@@ -298,11 +300,14 @@ class Clients:
     other_objectives: Sequence[L.LightningModule] = ()
     whole_fingerprint: bool = False
     privacy: DPSGD | None = None
+    hides_attributes: bool = False
+    shown: Dataset = field(init=False)
     programs: list[ClientProgram] = field(init=False, default_factory=list)
     probed: ProbedClients = field(init=False, default_factory=ProbedClients)
 
     def __post_init__(self) -> None:
         """Look up once what every client's training needs."""
+        object.__setattr__(self, "shown", self.dataset.without_attributes if self.hides_attributes else self.dataset)
         for objective in (self.objective, *self.other_objectives):
             self.programs.append(
                 ClientProgram(objective, precision=self.precision, compile=self.compile, personal=self.personal)
@@ -346,7 +351,7 @@ class Clients:
 
     def data(self, client_id: int) -> ClientData:
         """Return one client's samples."""
-        return ClientData(self.dataset, self.partition.indices[client_id], self.device, self.memory_format)
+        return ClientData(self.shown, self.partition.indices[client_id], self.device, self.memory_format)
 
     def num_steps(self, task: ClientTask) -> int:
         """Return how many optimizer steps a client takes in a round, 1 at least."""
@@ -377,7 +382,7 @@ class Clients:
         generator = None
         if self.dataset.augmentation is not None:
             generator = rng.stream(task.seed, "augmentation", task.round, task.client_id, step)
-        return self.dataset.batch(indices, self.device, self.memory_format, generator)
+        return self.shown.batch(indices, self.device, self.memory_format, generator)
 
     def train(self, task: ClientTask) -> ClientUpdate:
         """Run a client's local training and its transforms."""

@@ -199,7 +199,7 @@ class StackedTraining(nn.Module):
         for size, rows in rows_of.items():
             indices = np.concatenate([samples[row] for row in rows])
             if augmented is None:
-                batch = self.clients.dataset.batch(indices, self.clients.device, self.clients.memory_format)
+                batch = self.clients.shown.batch(indices, self.clients.device, self.clients.memory_format)
             else:
                 of_rows = [self.clients.batch(samples[row], augmented[row], step) for row in rows]
                 batch = Batch(*map(torch.cat, zip(*of_rows, strict=True)))

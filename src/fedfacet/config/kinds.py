@@ -17,6 +17,7 @@ KINDS = {
     "personal": "fedfacet.personal.base.PersonalLayers",
     "optimizer": "torch.optim.Optimizer",
     "scheduler": "fedfacet.schedulers.base.Scheduler",
+    "disclosure": "fedfacet.privacy.disclosure.DisclosurePolicy",
     "privacy": "fedfacet.privacy.dp_sgd.DPSGD",
     "local": "fedfacet.clients.local_training.LocalTraining",
     "heterogeneity": "fedfacet.clients.queries.base.Query",

@@ -2,7 +2,7 @@
 
 import functools
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 import numpy as np
@@ -101,6 +101,11 @@ class Dataset:
     def num_attributes(self) -> int:
         """A."""
         return len(self.attribute_names)
+
+    @property
+    def without_attributes(self) -> "Dataset":
+        """The same samples with attribute -1 everywhere and no further columns; nothing of the inputs is copied."""
+        return replace(self, a=np.full_like(self.a, -1), columns={})
 
     @property
     def input_shape(self) -> tuple[int, ...]:

@@ -12,6 +12,7 @@ from torch.optim import Optimizer
 from fedfacet import rng
 from fedfacet.clients.client_data import ClientData
 from fedfacet.clients.divided_training import HalfTrained
+from fedfacet.privacy.disclosure import UNDECLARED
 from fedfacet.types import Answer, State
 
 
@@ -61,6 +62,15 @@ class Query(ABC):
 
     name: str
     """Under which the answers are remembered and logged."""
+
+    kind: str = UNDECLARED
+    """What the answer tells, of ``KINDS`` in ``fedfacet.privacy.disclosure``; no policy allows an undeclared one."""
+
+    reads: frozenset[str] = frozenset({"x", "y", "a"})
+    """What of the client's samples it looks at: inputs, classes, attribute values."""
+
+    epsilon: float | None = None
+    """Of the noise that the client puts on its answer; ``None`` for none."""
 
     needs_model: bool
     """Whether the client must be sent the global model to answer."""

@@ -65,6 +65,8 @@ class ClusteredHeterogeneity(Query):
     """
 
     name = "heterogeneity"
+    kind = "triplet"
+    reads = frozenset({"x", "y"})
     needs_model = True
 
     bias_steps: int = 50

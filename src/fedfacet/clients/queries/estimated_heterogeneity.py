@@ -62,6 +62,8 @@ class EstimatedHeterogeneity(Query):
     """
 
     name = "heterogeneity"
+    kind = "triplet"
+    reads = frozenset({"x", "y"})
     needs_model = True
 
     bias_steps: int = 50

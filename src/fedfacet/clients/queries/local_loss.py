@@ -25,6 +25,8 @@ class LocalLoss(Query):
     """
 
     name = "local_loss"
+    kind = "loss"
+    reads = frozenset({"x", "y"})
     needs_model = True
 
     def answer(self, context: QueryContext) -> Answer:

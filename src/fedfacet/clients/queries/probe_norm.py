@@ -26,6 +26,8 @@ class ProbeNorm(Query):
     """
 
     name = "probe_norm"
+    kind = "norm"
+    reads = frozenset({"x", "y"})
     needs_model = True
     starts_training = True
 

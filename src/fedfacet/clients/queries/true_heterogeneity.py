@@ -1,6 +1,7 @@
 """The true heterogeneity triplet, from attributes that a real client would not know."""
 
 from fedfacet.clients.queries.base import Query, QueryContext
+from fedfacet.clients.queries.counts import checked_epsilon, noisy_matrix
 from fedfacet.types import Answer
 
 
@@ -8,11 +9,19 @@ class TrueHeterogeneity(Query):
     """Ask for the triplet of the true interaction matrix: FedDiverse's ablation with known attributes.
 
     Source: FedDiverse (arXiv:2504.11216), table 7 (thesis, table 17), rows "known". Three floats leave the client.
+
+    Args:
+        epsilon: of noise on the counts that the triplet is computed of, as in ``noisy_matrix``; ``None`` for none.
     """
 
     name = "heterogeneity"
+    kind = "triplet"
+    reads = frozenset({"y", "a"})
     needs_model = False
+
+    def __init__(self, *, epsilon: float | None = None) -> None:
+        self.epsilon = checked_epsilon(epsilon)
 
     def answer(self, context: QueryContext) -> Answer:
         """Return [class imbalance, attribute imbalance, spurious correlation]."""
-        return Answer(value=list(context.data.interaction_matrix.triplet), floats_up=3, samples=0)
+        return Answer(value=list(noisy_matrix(context, self.epsilon).triplet), floats_up=3, samples=0)

@@ -1,0 +1,68 @@
+"""What clients may be asked for, and whether they know the sensitive attribute of their samples."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from fedfacet.arguments import check_choice
+from fedfacet.errors import DisclosureError
+
+KINDS = {
+    "size": "how many samples a client has",
+    "label_counts": "how many it has of each class",
+    "loss": "a loss of a model on its samples",
+    "norm": "the size of an update or a gradient",
+    "triplet": "class imbalance, attribute imbalance and spurious correlation",
+    "joint_counts": "how many it has of each class with each attribute value",
+}
+"""Kind of an answer -> what it tells."""
+
+UNDECLARED = "undeclared"
+"""The kind of a query that does not say what its answers tell; no policy lists it."""
+
+
+class DisclosurePolicy:
+    """Which kinds of answers may leave a client, and whether clients know the attribute values of their samples.
+
+    The policy is held three times: to the queries of a configuration before a run begins, to every query when it is put, and
+    at the client. Clients who do not know attributes have data without them, whatever a query says of itself: batches have
+    attribute -1 everywhere, the data set's further columns are gone, and the interaction matrix is refused. What the server
+    itself measures on validation and test samples is not concerned.
+
+    Source: thesis, section 6.6.2, four levels: nothing is shared (``disclosure=none``), unawareness (``estimated_triplet``),
+    known to clients (``true_triplet``), known to the server (``joint_counts``).
+
+    The inputs are what they are: where an attribute is a feature, or shows in an image, a model sees it at every level.
+
+    Args:
+        allows: kinds of answers, of ``KINDS``.
+        attributes: ``"clients"`` or ``"nobody"``: who knows the attribute values of training samples.
+    """
+
+    def __init__(self, *, allows: Sequence[str], attributes: str) -> None:
+        for kind in allows:
+            check_choice("disclosure.allows", kind, tuple(KINDS))
+        check_choice("disclosure.attributes", attributes, ("clients", "nobody"))
+        self.allows, self.attributes = tuple(allows), attributes
+
+    @property
+    def hides_attributes(self) -> bool:
+        """Whether clients' data comes without attribute values."""
+        return self.attributes == "nobody"
+
+    def check(self, query: Any) -> None:
+        """Refuse a query whose answers tell too much, or that reads what clients do not know.
+
+        Raises:
+            DisclosureError: naming the query, what it asks for and what is allowed.
+        """
+        if query.kind not in self.allows:
+            allowed = ", ".join(self.allows) or "nothing"
+            raise DisclosureError(
+                f"Expected queries of the kinds that `disclosure` allows ({allowed}), but `{query.name}` is of kind "
+                f"{query.kind}: choose another method, or another disclosure."
+            )
+        if self.hides_attributes and "a" in query.reads:
+            raise DisclosureError(
+                f"Expected queries that do without attributes, which nobody knows under this `disclosure`, but `{query.name}` "
+                "reads them: choose another method, or a disclosure whose clients know them."
+            )
