@@ -192,6 +192,8 @@ def assemble(
     check_noised(clients, names)
     if clients.privacy is not None:
         check_private(clients, names)
+    if clients.hides_attributes:
+        check_unaware(clients, names)
     for query in vars(selector).values():
         if isinstance(query, Query):
             if disclosure is not None:
@@ -333,6 +335,22 @@ def _try_private(clients: Clients) -> None:
                     f"({complaint(error)}): choose another model, or leave out layers that draw random numbers "
                     "(model.stochastic_depth=0)."
                 ) from None
+
+
+def check_unaware(clients: Clients, names: Mapping[str, Any]) -> None:
+    """Refuse an objective or a loss that reads attributes, where clients do not know them.
+
+    Raises:
+        ConfigError: naming it.
+    """
+    loss = getattr(clients.objective, "loss", None)
+    for group, part in (("objective", clients.objective), ("loss", getattr(loss, "func", loss))):
+        if getattr(part, "reads_attributes", False):
+            raise ConfigError(
+                f"Expected clients that know the attributes of their samples for {group}="
+                f"{names.get(group, type(part).__name__)}, but under this `disclosure` nobody does: choose another one, or a "
+                "disclosure whose clients know them."
+            )
 
 
 def check_pairs(parts: Mapping[str, Any], choices: Mapping[str, Any]) -> None:

@@ -35,6 +35,8 @@ def test_a_run_says_who_learnt_what_also_after_a_resume(train, tmp_path):
         (["disclosure=estimated_triplet", "method=fedrk"], "`interaction_matrix` is of kind joint_counts"),
         (["disclosure=none"], "`heterogeneity` is of kind triplet"),
         (["disclosure=estimated_triplet", "heterogeneity=true"], "do without attributes, which nobody knows"),
+        (["disclosure=none", "selector=uniform", "objective=reweighing"], "for objective=reweighing, but under this"),
+        (["disclosure=none", "selector=uniform", "loss=group_penalty"], "for loss=group_penalty, but under this"),
         (["disclosure=none", "selector=uniform", "disclosure.allows=[sizes]"], "disclosure.allows"),
         (["disclosure=none", "selector=uniform", "disclosure.attributes=everybody"], "disclosure.attributes"),
     ],

@@ -168,6 +168,9 @@ FALLS_BACK = {
         "Expected clients that send and keep nothing but weights, but those of FedPACObjective may"
     ),
     "objective=ditto": "Expected an objective that is `divisible`, but DittoObjective does not say that it is",
+    "objective=reweighing": (
+        "Expected an objective that looks at its batches only, but ReweighingObjective looks at all samples besides"
+    ),
     "objective=moon": "Expected clients that send and keep nothing but weights, but those of MoonObjective may",
     "correction=feddyn aggregator=feddyn": (
         "Expected clients that send and keep nothing but weights, but those of FedDynCorrection do"

@@ -1,0 +1,91 @@
+"""Reweighing: a client's samples are weighted so that class and attribute look independent."""
+
+from collections.abc import Callable, Iterable, Sequence
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from fedfacet.corrections.base import Correction
+from fedfacet.errors import DisclosureError
+from fedfacet.objectives.classification import ClassificationObjective, OptimizerFactory, cross_entropy
+from fedfacet.types import Batch
+
+
+class ReweighingObjective(ClassificationObjective):
+    r"""Multiply each sample's cross entropy by :math:`w(y, a) = P(y) P(a) / P(y, a)`, from the client's own counts.
+
+    The weighted counts factorise, :math:`w(y, a) P(y, a) = P(y) P(a)`, and over a client's samples the weights have the mean 1
+    unless some pair does not occur. Where class and attribute are independent already, all weights are 1.
+
+    Before its steps a client goes through its samples once and counts. No model is asked, and nothing is sent.
+
+    Source: the local reweighing of Abay et al., Mitigating Bias in Federated Learning, arXiv:2012.02447, with the weights of
+    Kamiran and Calders, Data preprocessing techniques for classification without discrimination, 2012. The thesis, section 6.3,
+    warns that it may hurt the fairness of the whole federation.
+
+    Arguments are those of ``ClassificationObjective``.
+
+    Raises:
+        ValueError: for another ``loss`` than the cross entropy, which alone is weighted sample by sample.
+
+    Example:
+        >>> weights = kamiran_calders_weights(torch.tensor([[30, 10], [10, 30]]))
+        >>> weights
+        tensor([[0.6667, 2.0000],
+                [2.0000, 0.6667]])
+    """
+
+    reads_attributes = True
+    """Whether clients must know the attributes of their samples."""
+
+    def __init__(
+        self,
+        model: nn.Module,
+        *,
+        loss: Callable[[Tensor, Batch], Tensor] = cross_entropy,
+        correction: Correction | None = None,
+        optimizer: OptimizerFactory | None = None,
+    ) -> None:
+        super().__init__(model, loss=loss, correction=correction, optimizer=optimizer)
+        if getattr(loss, "func", loss) is not cross_entropy:  # a configuration hands over a partial of it
+            raise ValueError("Expected `loss=cross_entropy` with objective=reweighing, which weights samples, but got another.")
+        self.loss = self._weighted
+        self._weights_YA: Tensor | None = None
+
+    def before_steps(self, batches: Iterable[Batch], num_steps: int) -> None:
+        """Count the client's samples of each class with each attribute value.
+
+        Raises:
+            DisclosureError: if clients do not know attributes.
+        """
+        y, a = (torch.cat(column) for column in zip(*((batch.y, batch.a) for batch in batches), strict=True))
+        if (a < 0).any():
+            raise DisclosureError(
+                "Expected clients that know the attributes of their samples for objective=reweighing, but nobody does: choose "
+                "another objective, or a disclosure whose clients know them."
+            )
+        num_attributes = int(a.max()) + 1
+        counts = torch.bincount(y * num_attributes + a, minlength=(int(y.max()) + 1) * num_attributes)
+        self._weights_YA = kamiran_calders_weights(counts.view(-1, num_attributes))
+
+    def after_steps(self, batches: Iterable[Batch]) -> None:
+        """Look at nothing."""
+
+    def on_train_start(self) -> None:
+        """Count under a plain ``L.Trainer`` too, from its training samples."""
+        loader: Iterable[Sequence[Tensor]] = self.trainer.train_dataloader  # type: ignore[assignment]
+        self.before_steps((Batch(*batch) for batch in loader), 0)
+
+    def _weighted(self, logits: Tensor, batch: Batch) -> Tensor:
+        losses = functional.cross_entropy(logits, batch.y, reduction="none")
+        if self._weights_YA is not None:
+            losses = losses * self._weights_YA[batch.y, batch.a].to(losses.device)
+        return losses.mean()
+
+
+def kamiran_calders_weights(counts_YA: Tensor) -> Tensor:
+    """Return P(y) P(a) / P(y, a) for counts of classes and attribute values, shape (Y, A); 0 for a pair without samples."""
+    counts = counts_YA.double()
+    expected = counts.sum(dim=1, keepdim=True) * counts.sum(dim=0, keepdim=True) / counts.sum()
+    return torch.where(counts > 0, expected / counts.clamp(min=1), 0.0).float()
