@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from fedfacet.data.federated import FederatedData
 
 OUTPUTS = (
-    "metrics.csv", "timing.csv", "summary.json", "partition.json", "partition.png", "curves.png", "selection.png",
+    "metrics.csv", "timing.csv", "summary.json", "partition.json", "partition.png", "curves.png", "selection.png", "fairness.png", "disclosures.csv",
     "membership.png", "heterogeneity.csv",
     "checkpoints/last.ckpt", "model/model.safetensors", "config.yaml", "train.log",
 )  # fmt: skip

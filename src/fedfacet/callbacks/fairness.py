@@ -1,0 +1,121 @@
+"""Group fairness of the global model."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedfacet.callbacks.base import Measurement
+from fedfacet.data.federated import FederatedData
+from fedfacet.errors import FedFacetError
+from fedfacet.federation import Federation
+from fedfacet.metrics.group_fairness import fairness_of, newcombe_interval, rates_of
+from fedfacet.plots.fairness import plot_fairness
+
+GAPS = ("equal_opportunity", "equalized_odds", "demographic_parity", "accuracy_parity")
+"""What the picture shows."""
+
+
+@dataclass(eq=False, kw_only=True)
+class Fairness(Measurement):
+    """Measure how differently the global model treats groups, on the validation and the test set.
+
+    Metrics ``val/fair/...`` and ``test/fair/...``: those of ``fairness_of``, which explains the settings too; ``groups``, how
+    many attribute values have samples enough; of every group ``count_a0`` and ``rate/acc_a0`` and so on, and where there is one
+    positive class ``rate/tpr_a0``, ``rate/fpr_a0`` and ``rate/sel_a0``. Where there are two groups and one positive class,
+    ``signed/equal_opportunity`` and ``signed/demographic_parity`` are group 1's rate minus group 0's, with Newcombe's 95 %
+    intervals ``..._low`` and ``..._high``. ``fairness.png`` shows accuracy against gaps over rounds.
+
+    The model predicts once more than for ``Evaluate``. The worst group's accuracy is ``Evaluate``'s ``acc_worst_group``.
+
+    Args:
+        data: the federation's.
+        run_dir: where the picture goes.
+        positive_class: as in ``fairness_of``; so are the others.
+        method: between_groups | to_reference | to_overall.
+        classes: max | mean.
+        odds: worst_case | mean.
+        min_count: of samples that a rate needs.
+
+    Raises:
+        FedFacetError: if the data set has one attribute value only.
+        ValueError: if a value is out of range.
+    """
+
+    name = "fairness"
+
+    data: FederatedData
+    run_dir: Path
+    positive_class: int | None = 1
+    method: str = "between_groups"
+    classes: str = "max"
+    odds: str = "worst_case"
+    min_count: int = 1
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        dataset = self.data.dataset
+        if dataset.num_attributes < 2:
+            raise FedFacetError(
+                "Expected a data set with two attribute values or more for callbacks.fairness, but this one has one: leave the "
+                "callback out, or choose a data set with a sensitive attribute."
+            )
+        self._fairness(np.zeros((dataset.num_classes, dataset.num_attributes, dataset.num_classes)))  # refuses bad values
+
+    def measure(self, federation: Federation, round: int) -> Mapping[str, float]:
+        """Return the metrics of the current global model."""
+        dataset, splits = self.data.dataset, self.data.splits
+        shape = (dataset.num_classes, dataset.num_attributes, dataset.num_classes)
+        counts: list[NDArray[Any]] = [np.zeros(shape) for _ in splits]
+        if self.is_due(federation, round):
+            measured = federation.engine.evaluate(federation.state.model, list(splits.values()))
+            counts = [one.confusion.reshape(shape) for one in measured]
+        metrics: dict[str, float] = {}
+        for split, table in zip(splits, counts, strict=True):
+            metrics |= {f"{split}/fair/{name}": value for name, value in self._metrics(table).items()}
+        return metrics
+
+    def on_fit_end(self, federation: Federation, status: str) -> None:
+        """Draw accuracy against gaps."""
+        metrics = self.run_dir / "metrics.csv"
+        if status != "failed" and federation.state.round and metrics.exists() and len(self.data.splits.get("test", ())):
+            plot_fairness(metrics, "test", GAPS, self.run_dir / "fairness.png")
+
+    def _fairness(self, counts: NDArray[Any]) -> dict[str, float]:
+        return fairness_of(
+            counts,
+            positive_class=self.positive_class,
+            method=self.method,
+            classes=self.classes,
+            odds=self.odds,
+            min_count=self.min_count,
+        )
+
+    def _metrics(self, counts: NDArray[Any]) -> dict[str, float]:
+        sizes = counts.sum(axis=(0, 2))
+        rates = rates_of(counts, self.positive_class or 0, min_count=self.min_count)
+        shown = tuple(rates) if self.positive_class is not None else ("acc",)
+        return {
+            **self._fairness(counts),
+            **(self._signed(counts, self.positive_class) if len(sizes) == 2 and self.positive_class is not None else {}),
+            "groups": float((sizes >= self.min_count).sum()),
+            **{f"rate/{name}_a{a}": float(rate) for name in shown for a, rate in enumerate(rates[name])},
+            **{f"count_a{a}": float(size) for a, size in enumerate(sizes)},
+        }
+
+    def _signed(self, counts: NDArray[Any], positive: int) -> dict[str, float]:
+        """Return group 1's rate minus group 0's, with intervals."""
+        of = {
+            "equal_opportunity": (counts[positive, :, positive], counts[positive].sum(axis=-1)),
+            "demographic_parity": (counts[:, :, positive].sum(axis=0), counts.sum(axis=(0, 2))),
+        }
+        signed: dict[str, float] = {}
+        for name, (chosen, sizes) in of.items():
+            enough = sizes.min() >= self.min_count
+            ends = newcombe_interval(tuple(chosen), tuple(sizes)) if enough else (float("nan"),) * 2
+            difference = float(chosen[1] / sizes[1] - chosen[0] / sizes[0]) if enough else float("nan")
+            signed |= {f"signed/{name}": difference, f"signed/{name}_low": ends[0], f"signed/{name}_high": ends[1]}
+        return signed
