@@ -11,8 +11,8 @@ if TYPE_CHECKING:
     from fedfacet.data.federated import FederatedData
 
 OUTPUTS = (
-    "metrics.csv", "timing.csv", "summary.json", "partition.json", "partition.png", "curves.png", "selection.png", "fairness.png", "disclosures.csv",
-    "membership.png", "heterogeneity.csv",
+    "metrics.csv", "timing.csv", "summary.json", "partition.json", "partition.png", "curves.png", "selection.png",
+    "membership.png", "fairness.png", "heterogeneity.csv", "disclosures.csv",
     "checkpoints/last.ckpt", "model/model.safetensors", "config.yaml", "train.log",
 )  # fmt: skip
 
