@@ -19,7 +19,7 @@ def test_three_settings_in_one_sweep_and_one_table(trained, tmp_path, capsys):
     kept = {name: {file for file in own if file.startswith("clients/")} for name, own in files.items()}
     assert kept["local"], "what 24 clients keep"
     assert not kept["federated"]
-    same = files["federated"] - {"heterogeneity.csv"}  # what FedDiverse asked
+    same = files["federated"] - {"heterogeneity.csv", "disclosures.csv"}  # what FedDiverse asked
     assert files["centralized"] - kept["centralized"] == files["local"] - kept["local"] == same
     rows = {name: list(csv.DictReader((run / "metrics.csv").read_text().splitlines())) for name, run in runs.items()}
     assert [row["cohort"] for row in rows["centralized"]] == ["0"] * 3

@@ -24,6 +24,7 @@ FILES = {
     ".hydra/config.yaml", ".hydra/hydra.yaml", ".hydra/overrides.yaml", "config.yaml", "metrics.csv", "timing.csv",
     "summary.json", "partition.json", "partition.png", "curves.png", "selection.png", "checkpoints/last.ckpt",
     "checkpoints/previous.ckpt", "model/model.safetensors", "model/config.json", "train.log", "heterogeneity.csv",
+    "disclosures.csv",
 }  # fmt: skip
 
 

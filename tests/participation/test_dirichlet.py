@@ -119,6 +119,7 @@ def test_candidates_of_probe_fairness_are_drawn_by_weights(tiny_federation):
 
     class Norms:
         name, needs_model, starts_training = "probe_norm", False, False
+        kind, reads, epsilon = "norm", frozenset("xy"), None
 
         def answer(self, context):
             heavy.answers.append(context.client_id)

@@ -26,6 +26,7 @@ class Table:
         self._adapts = adapts
         self._columns: list[str] | None = None
         self._rows, self._bytes, self._sha256 = 0, 0, hashlib.sha256()
+        self._taken_up = False
 
     def record(self) -> dict[str, Any]:
         """Return what a checkpoint keeps to know the table by."""
@@ -58,10 +59,11 @@ class Table:
                 "bring the file back as it was, or start a new run."
             )
         self._rows, self._bytes, self._sha256 = rows, size, hashlib.sha256(content)
+        self._taken_up = True
 
     def cut_back(self, round: int) -> None:
         """Drop what lies beyond the rows taken up; a table that a run without a record finds later than round 0 stays."""
-        if self.file.exists() and (self._bytes or not round):
+        if self.file.exists() and (self._taken_up or self._bytes or not round):
             os.truncate(self.file, self._bytes)
 
     def append(self, row: Mapping[str, Any]) -> None:
