@@ -13,8 +13,11 @@ from fedfacet import rng
 from fedfacet.submodels.base import Channels, Holder, Submodel, kept
 from fedfacet.types import ChannelPlan, ClientUpdate, ServerState, State
 
-Entries = Mapping[str, tuple[Tensor, ...]]
-"""Tensor -> the positions along each of its axes that a client holds, shaped so that they index the whole tensor."""
+Entries = Mapping[str, tuple[Tensor, ...] | tuple[slice, ...]]
+"""Tensor -> the positions along each of its axes that a client holds, shaped so that they index the whole tensor.
+
+Slices where they are ranges on every axis: copying these takes a fraction of the time.
+"""
 
 Key = tuple[bytes, ...]
 """By which equal parts are known."""
@@ -150,7 +153,9 @@ class Parts:
         return key, known[key]
 
 
-def _indices(tensor: Tensor, axes: tuple[str | None, ...], plan: ChannelPlan, channels: Channels) -> tuple[Tensor, ...]:
+def _indices(
+    tensor: Tensor, axes: tuple[str | None, ...], plan: ChannelPlan, channels: Channels
+) -> tuple[Tensor, ...] | tuple[slice, ...]:
     positions = []
     for axis, length in enumerate(tensor.shape):
         group = axes[axis] if axis < len(axes) else None
@@ -158,15 +163,17 @@ def _indices(tensor: Tensor, axes: tuple[str | None, ...], plan: ChannelPlan, ch
         if group is not None:
             held = channels.get(f"{group} in", channels[group]) if axis else channels[group]
             along = along.view(plan.sizes[group], -1)[torch.from_numpy(held)].reshape(-1)
-        positions.append(along.view(-1, *[1] * (tensor.dim() - axis - 1)))
-    return tuple(positions)
+        positions.append(along)
+    if all(torch.equal(along, torch.arange(int(along[0]), int(along[0]) + len(along))) for along in positions):
+        return tuple(slice(int(along[0]), int(along[-1]) + 1) for along in positions)
+    return tuple(along.view(-1, *[1] * (len(positions) - axis - 1)) for axis, along in enumerate(positions))
 
 
-def _part(tensor: Tensor, entries: tuple[Tensor, ...] | None) -> Tensor:
-    return tensor if entries is None else tensor[entries]
+def _part(tensor: Tensor, entries: tuple[Tensor, ...] | tuple[slice, ...] | None) -> Tensor:
+    return tensor if entries is None else tensor[entries].clone(memory_format=torch.contiguous_format)
 
 
-def _whole(part: Tensor, like: Tensor, entries: tuple[Tensor, ...] | None) -> Tensor:
+def _whole(part: Tensor, like: Tensor, entries: tuple[Tensor, ...] | tuple[slice, ...] | None) -> Tensor:
     """Return a tensor like the whole one that has the part where it was cut, and 0 elsewhere."""
     if entries is None:
         return part.to(like.dtype).expand(like.shape)
