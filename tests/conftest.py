@@ -79,6 +79,18 @@ def data_dir(checkout):
 
 
 @pytest.fixture(scope="session")
+def real_folder(data_dir):
+    """Return a function: name of a folder of real data -> its path; a test skips where it is absent."""
+
+    def folder(name):
+        if not (data_dir / name).is_dir():
+            pytest.skip(f"no {name} in {data_dir}: point FEDFACET_DATA at a folder that holds {name}/")
+        return str(data_dir / name)
+
+    return folder
+
+
+@pytest.fixture(scope="session")
 def toy_dataset():
     """Return a function that makes a data set in memory.
 

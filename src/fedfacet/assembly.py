@@ -8,20 +8,16 @@ import lightning as L
 import numpy as np
 import torch
 from torch import nn
-from torch.nn.modules.batchnorm import _BatchNorm
 
-from fedfacet import rng
 from fedfacet.aggregators.base import Aggregator
 from fedfacet.aggregators.fedavg import FedAvg
 from fedfacet.callbacks.base import Callback
 from fedfacet.callbacks.evaluate import Evaluate
 from fedfacet.capacities.base import Capacity
 from fedfacet.clients.local_training import LocalTraining
-from fedfacet.clients.private_gradients import PrivateGradients
 from fedfacet.clients.program import Clients
 from fedfacet.clients.queries.base import Query
-from fedfacet.clients.stacked_training import complaint
-from fedfacet.corrections.base import Correction
+from fedfacet.compatibility import check_disclosed, check_noised, check_pairs, check_private, check_takes_parts
 from fedfacet.data.federated import FederatedData
 from fedfacet.engines.base import Engine
 from fedfacet.engines.sequential import SequentialEngine
@@ -37,17 +33,7 @@ from fedfacet.selectors.uniform import UniformSelector
 from fedfacet.submodels.base import Submodel
 from fedfacet.submodels.parts import Parts
 from fedfacet.transforms.base import UpdateTransform
-from fedfacet.transforms.clip_and_noise import ClipAndNoise
-from fedfacet.types import SUMMED_GRADIENTS, WEIGHTED_DRAWS, ChannelPlan, Partition
-
-OPTIONAL = frozenset({WEIGHTED_DRAWS, SUMMED_GRADIENTS})
-"""What a part may give though nobody needs it, since it costs nothing."""
-
-_OTHER_HALF = "choose the other half of the method too (`method=` chooses both), or leave this half out."
-_REMEDIES = {
-    WEIGHTED_DRAWS: "choose a selector that draws clients by weights, such as uniform, or another participation.",
-    SUMMED_GRADIENTS: "choose optimizer=sgd, without Nesterov's momentum and without dampening, or another method.",
-}
+from fedfacet.types import ChannelPlan, Partition
 
 
 def federate(
@@ -192,12 +178,10 @@ def assemble(
     check_noised(clients, names)
     if clients.privacy is not None:
         check_private(clients, names)
-    if clients.hides_attributes:
-        check_unaware(clients, names)
+    if disclosure is not None:
+        check_disclosed(clients, selector, disclosure, names)
     for query in vars(selector).values():
         if isinstance(query, Query):
-            if disclosure is not None:
-                disclosure.check(query)
             query.check(clients.program.module)
     engine.setup(clients)
     return Federation(
@@ -247,137 +231,6 @@ def smaller_models(parts: Parts | None, model: nn.Module) -> list[nn.Module]:
     sizes = [parts.sizes(rate) for rate in parts.levels]
     different = [one for number, one in enumerate(sizes) if one not in sizes[:number] and one != dict(parts.plan.sizes)]
     return [model.narrowed(one) for one in different]  # type: ignore[operator]
-
-
-def check_takes_parts(clients: Clients, aggregator: Aggregator, selector: ClientSelector, names: Mapping[str, Any]) -> None:
-    """Refuse what cannot do with clients that hold parts of the model.
-
-    Raises:
-        ConfigError: naming it.
-    """
-    for refused, what in (
-        (not aggregator.entrywise, f"aggregator={names['aggregator']} needs whole models: choose fedavg, fedavgm or fednova"),
-        (selector.needs_updates is not None, f"selector={names['selector']} compares whole updates: choose uniform"),
-        (bool(clients.personal), "`personal` keeps layers of a shape that changes: choose personal=none"),
-        (clients.local.keep_optimizer, "`local.keep_optimizer` keeps what belongs to other channels: choose false"),
-        (
-            type(clients.objective) is not ClassificationObjective,
-            f"objective={names['objective']} may keep tensors of other channels: choose classification",
-        ),
-    ):
-        if refused:
-            raise ConfigError(f"Expected parts that can do with clients that hold a part of the model, but {what}.")
-
-
-def check_noised(clients: Clients, names: Mapping[str, Any]) -> None:
-    """Refuse noise on updates where clients send something else besides that goes into the model.
-
-    Raises:
-        ConfigError: naming it.
-    """
-    if not any(isinstance(transform, ClipAndNoise) and transform.noise_multiplier for transform in clients.transforms):
-        return
-    sent = [name for program in clients.programs for name in program.buffers if name not in clients.personal]
-    extras = sorted(getattr(clients.objective, "gives", frozenset()) - OPTIONAL)
-    for refused, what in (
-        (sent, f"the model's running statistics, {sent[0]!r} the first of them: choose a model without" if sent else ""),
-        (extras, f"{extras[0]!r}, by objective={names['objective']} or its correction: choose another" if extras else ""),
-    ):
-        if refused:
-            raise ConfigError(
-                "Expected clients that send nothing for the model besides what transforms=clip_and_noise covers, but they send "
-                f"{what}, or noise_multiplier=0."
-            )
-
-
-def check_private(clients: Clients, names: Mapping[str, Any]) -> None:
-    """Refuse what does not go with gradients that are taken sample by sample, clipped and noised.
-
-    Raises:
-        ConfigError: naming it.
-    """
-    correction = getattr(clients.objective, "correction", None)
-    modules = [module for program in clients.programs for module in program.module.modules()]
-    sees_batch = any(isinstance(module, _BatchNorm) or getattr(module, "sees_batch", False) for module in modules)
-    for refused, what in (
-        (
-            type(clients.objective) is not ClassificationObjective,
-            f"objective={names['objective']} may use samples in other ways: choose classification",
-        ),
-        (
-            correction is not None and type(correction) is not Correction,
-            f"correction={names['correction']} adds a term that is no sample's: choose none",
-        ),
-        (sees_batch, "the model normalises samples by their batch: choose one with GroupNorm (scaler_cnn, resnet50_gn)"),
-        (
-            clients.local.max_grad_norm is not None,
-            "`local.max_grad_norm` clips gradients of batches: leave it null, and set privacy.max_grad_norm",
-        ),
-        (clients.compile, "`compile` is set, and compiled models have gradients of batches: leave it false"),
-    ):
-        if refused:
-            raise ConfigError(f"Expected parts that go with privacy=dp_sgd, but {what}.")
-    _try_private(clients)
-
-
-def _try_private(clients: Clients) -> None:
-    """Take the gradients of two samples, so that a model is refused now rather than at the first client."""
-    assert clients.privacy is not None
-    batch = clients.dataset.batch(clients.partition.indices[0][[0, -1]], clients.device, clients.memory_format)
-    with rng.forked(0, "private-trial", device=clients.device):
-        for program in clients.programs:
-            program.train(True)
-            try:
-                PrivateGradients(program, clients.privacy).clipped_sum(batch)
-            except RuntimeError as error:
-                raise ConfigError(
-                    f"Expected a model whose gradients can be taken sample by sample for privacy=dp_sgd, but torch refuses "
-                    f"({complaint(error)}): choose another model, or leave out layers that draw random numbers "
-                    "(model.stochastic_depth=0)."
-                ) from None
-
-
-def check_unaware(clients: Clients, names: Mapping[str, Any]) -> None:
-    """Refuse an objective or a loss that reads attributes, where clients do not know them.
-
-    Raises:
-        ConfigError: naming it.
-    """
-    loss = getattr(clients.objective, "loss", None)
-    for group, part in (("objective", clients.objective), ("loss", getattr(loss, "func", loss))):
-        if getattr(part, "reads_attributes", False):
-            raise ConfigError(
-                f"Expected clients that know the attributes of their samples for {group}="
-                f"{names.get(group, type(part).__name__)}, but under this `disclosure` nobody does: choose another one, or a "
-                "disclosure whose clients know them."
-            )
-
-
-def check_pairs(parts: Mapping[str, Any], choices: Mapping[str, Any]) -> None:
-    """Refuse a method of which only a half was chosen: every name that one part needs some part must give, and the reverse.
-
-    Args:
-        parts: group -> part, each with ``gives`` and ``needs`` where it has any.
-        choices: group -> the option that was chosen, for the message.
-
-    Raises:
-        ConfigError: naming the half that is there, and what it lacks.
-    """
-    gives: dict[str, frozenset[str]] = {group: getattr(part, "gives", frozenset()) for group, part in parts.items()}
-    needs: dict[str, frozenset[str]] = {group: getattr(part, "needs", frozenset()) for group, part in parts.items()}
-    given, needed = (frozenset[str]().union(*sets.values()) for sets in (gives, needs))
-    for group, names in needs.items():
-        if lacking := sorted(names - given):
-            raise ConfigError(
-                f"Expected a part that gives {lacking[0]!r}, which {group}={choices.get(group)} needs, but there is none: "
-                f"{_REMEDIES.get(lacking[0], _OTHER_HALF)}"
-            )
-    for group, names in gives.items():
-        if unused := sorted(names - needed - OPTIONAL):
-            raise ConfigError(
-                f"Expected a part that needs {unused[0]!r}, which {group}={choices.get(group)} gives, but there is none: "
-                f"{_OTHER_HALF}"
-            )
 
 
 def check_optimizer(optimizer: OptimizerFactory, model: nn.Module) -> None:

@@ -1,7 +1,6 @@
 """Defences against attacks, and both bounds on epsilon beside each other."""
 
 import csv
-import importlib.util
 import math
 import sys
 
@@ -16,9 +15,6 @@ from fedfacet.metrics.proven_epsilon import by_renyi, proven_epsilon
 ATTACK = "attack=[gap,loss_threshold]"
 ON_UPDATES = ("transforms=clip_and_noise", "transforms.clip_and_noise.clip_norm=0.5")
 IN_STEPS = ("privacy=dp_sgd", "optimizer=sgd", "optimizer.lr=0.05", "local.batch_size=500")  # no client has as many samples
-needs_opacus = pytest.mark.skipif(
-    importlib.util.find_spec("opacus") is None, reason="opacus is not installed: pip install 'fedfacet[privacy]'"
-)
 
 
 def row_of(told, attack, client="pooled"):
@@ -95,7 +91,6 @@ def test_a_kept_optimizer_is_no_layer(run, attack):
     assert row_of(told, "gap", 0)["epsilon_proven"] == pytest.approx(proven_epsilon(2.0, 1.0, 2, 1e-5))
 
 
-@needs_opacus
 def test_what_is_proven_of_sampled_batches(run, attack):
     told = attack(run("privacy=dp_sgd", "local.batch_size=20"), ATTACK)
     for client in range(3):

@@ -36,6 +36,7 @@ def test_a_run_says_who_learnt_what_also_after_a_resume(train, tmp_path):
         (["disclosure=none"], "`heterogeneity` is of kind triplet"),
         (["disclosure=estimated_triplet", "heterogeneity=true"], "do without attributes, which nobody knows"),
         (["disclosure=none", "selector=uniform", "objective=reweighing"], "for objective=reweighing, but under this"),
+        (["disclosure=none", "selector=uniform", "method=fedpac"], "objective=fedpac sends what is of kind class_means"),
         (["disclosure=none", "selector=uniform", "loss=group_penalty"], "for loss=group_penalty, but under this"),
         (["disclosure=none", "selector=uniform", "disclosure.allows=[sizes]"], "disclosure.allows"),
         (["disclosure=none", "selector=uniform", "disclosure.attributes=everybody"], "disclosure.attributes"),

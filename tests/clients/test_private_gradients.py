@@ -186,6 +186,7 @@ def test_parameters_that_are_shared_or_frozen(private):
             "the model normalises samples by their batch",
         ),
         (("correction=proximal",), "correction=proximal adds a term that is no sample's"),
+        (("loss=group_penalty",), "loss=group_penalty compares the samples of a batch"),
         (("objective=moon",), "objective=moon may use samples in other ways"),
         (("objective=ditto",), "objective=ditto may use samples in other ways"),
         (("local.max_grad_norm=1",), "set privacy.max_grad_norm"),

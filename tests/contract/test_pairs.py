@@ -10,9 +10,9 @@ import pytest
 import torch
 
 from fedfacet import config, rng, state
-from fedfacet.assembly import OPTIONAL, check_pairs
 from fedfacet.build import build
 from fedfacet.clients.local_training import LocalTraining
+from fedfacet.compatibility import OPTIONAL, check_pairs
 from fedfacet.errors import ConfigError
 from fedfacet.models.small_cnn import SmallCNN
 from fedfacet.objectives.classification import cross_entropy

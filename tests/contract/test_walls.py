@@ -34,6 +34,7 @@ FLOORS = [
     # The rounds, and what they are made of.
     "callbacks",
     "federation",
+    "compatibility",
     "assembly",
     "build",
     # What is done with runs.

@@ -16,10 +16,8 @@ ROW = (
 
 
 @pytest.fixture(scope="module")
-def real(data_dir):
-    if not (data_dir / "adult").is_dir():
-        pytest.skip(f"no adult in {data_dir}: point FEDFACET_DATA at a folder that holds adult/")
-    return str(data_dir / "adult")
+def real(real_folder):
+    return real_folder("adult")
 
 
 @pytest.fixture(scope="module")

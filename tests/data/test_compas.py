@@ -12,10 +12,8 @@ from fedfacet.errors import DatasetCorruptError, DatasetNotFoundError
 
 
 @pytest.fixture(scope="module")
-def real(data_dir):
-    if not (data_dir / "compas").is_dir():
-        pytest.skip(f"no compas in {data_dir}: point FEDFACET_DATA at a folder that holds compas/")
-    return str(data_dir / "compas")
+def real(real_folder):
+    return real_folder("compas")
 
 
 @pytest.fixture(scope="module")

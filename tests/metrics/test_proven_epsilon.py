@@ -1,6 +1,5 @@
 """The upper bound on epsilon: closed forms, and Opacus' accountant against these where it is installed."""
 
-import importlib.util
 import math
 import sys
 
@@ -11,10 +10,6 @@ from scipy.stats import norm
 
 from fedfacet.errors import FedFacetError
 from fedfacet.metrics.proven_epsilon import by_renyi, proven_epsilon
-
-needs_opacus = pytest.mark.skipif(
-    importlib.util.find_spec("opacus") is None, reason="opacus is not installed: pip install 'fedfacet[privacy]'"
-)
 
 
 def delta_of(epsilon, mu):
@@ -71,7 +66,6 @@ def test_without_opacus_one_sentence_says_what_to_install(monkeypatch):
     assert proven_epsilon(1.0, 1.0, 1, 1e-5) > 0
 
 
-@needs_opacus
 @pytest.mark.parametrize("steps", [1, 30, 1000])
 @pytest.mark.parametrize("noise_multiplier", [0.8, 2.0, 10.0, 100.0])
 def test_the_accountant_is_an_upper_bound_near_the_exact_value(noise_multiplier, steps):
@@ -80,7 +74,6 @@ def test_the_accountant_is_an_upper_bound_near_the_exact_value(noise_multiplier,
         assert exact <= bound <= 1.25 * exact + 0.05
 
 
-@needs_opacus
 def test_one_step_on_a_sampled_batch_against_an_integral():
     """The exact delta of N(0) against (1 - q) N(0) + q N(1), in both directions, at the epsilon that is claimed."""
 
@@ -97,7 +90,6 @@ def test_one_step_on_a_sampled_batch_against_an_integral():
         assert epsilon < proven_epsilon(sigma, 1.0, 1, 1e-4)
 
 
-@needs_opacus
 def test_more_steps_more_sampling_and_less_noise_cost_more():
     usual = proven_epsilon(1.0, 0.05, 100, 1e-5)
     assert 0 < usual < proven_epsilon(1.0, 0.05, 200, 1e-5)
@@ -109,7 +101,6 @@ def test_more_steps_more_sampling_and_less_noise_cost_more():
     assert proven_epsilon(4.0, 0.01, 10_000, 1e-5) > 0.8
 
 
-@needs_opacus
 @pytest.mark.parametrize("rate", [1e-5, 0.3, 0.5, 0.9, 0.9999])
 def test_extreme_settings_have_finite_bounds(rate):
     for noise_multiplier in (0.1, 1.0, 1e3):

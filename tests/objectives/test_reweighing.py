@@ -71,3 +71,11 @@ def test_another_loss_and_unknown_attributes_are_refused():
         ReweighingObjective(torch.nn.Linear(3, 2), loss=margin)
     with pytest.raises(DisclosureError, match=r"^Expected clients that know the attributes"):
         objective().before_steps([samples([-1] * 8)], 1)
+
+
+def test_whoever_asks_for_the_loss_gets_no_clients_weights():
+    """A shadow model of an attacker's is trained with the run's loss."""
+    own = objective()
+    own.before_steps([samples([0, 0, 1, 0, 1, 1, 1, 1])], 1)
+    batch = samples([1, 1, 0, 0, 1, 0, 1, 0])
+    assert torch.equal(own.loss(own(batch.x), batch), functional.cross_entropy(own(batch.x), batch.y))

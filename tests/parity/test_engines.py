@@ -19,8 +19,8 @@ import torch
 from omegaconf import OmegaConf
 
 from fedfacet import state
-from fedfacet.assembly import check_pairs
 from fedfacet.build import rebuild
+from fedfacet.compatibility import check_pairs
 from fedfacet.config import compose_job, make, plain
 from fedfacet.errors import ConfigError
 from fedfacet.models.small_cnn import SmallCNN

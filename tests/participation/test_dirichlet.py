@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from scipy.stats import chisquare, kstest
 
 from fedfacet import rng
-from fedfacet.assembly import check_pairs
+from fedfacet.compatibility import check_pairs
 from fedfacet.errors import ConfigError
 from fedfacet.participation.dirichlet import DirichletParticipation
 from fedfacet.selectors.all import AllSelector

@@ -20,13 +20,17 @@ from fedfacet.clients.queries.base import Query, QueryContext
 from fedfacet.clients.queries.counts import DisclosedInteractionMatrix
 from fedfacet.clients.queries.estimated_heterogeneity import EstimatedHeterogeneity
 from fedfacet.clients.queries.true_heterogeneity import TrueHeterogeneity
+from fedfacet.compatibility import check_disclosed
+from fedfacet.corrections.base import Correction
 from fedfacet.data.digits import Digits
 from fedfacet.data.federated import deal
 from fedfacet.engines.sequential import SequentialEngine
 from fedfacet.engines.vectorized import VectorizedEngine
 from fedfacet.engines.workers import WorkersEngine
-from fedfacet.errors import DisclosureError
+from fedfacet.errors import ConfigError, DisclosureError
+from fedfacet.methods.scaffold import ScaffoldCorrection
 from fedfacet.models.small_cnn import SmallCNN
+from fedfacet.objectives.classification import ClassificationObjective
 from fedfacet.partitioners.dirichlet import DirichletPartitioner
 from fedfacet.privacy.disclosure import KINDS, DisclosurePolicy
 from fedfacet.selectors.feddiverse import FedDiverseSelector
@@ -257,3 +261,26 @@ def test_with_little_noise_a_triplet_is_the_true_one_and_with_much_it_is_not(dig
 def test_epsilon_is_a_positive_number(query, epsilon):
     with pytest.raises(ValueError, match=r"^Expected `epsilon` to be larger than 0"):
         query(epsilon=epsilon)
+
+
+# What methods send along
+
+
+class Tells(Correction):
+    """Sends along something, and does not say what."""
+
+    gives = frozenset({"told"})
+
+
+def test_what_methods_send_along_is_held_to_the_policy_too(digits):
+    """SCAFFOLD sends another view of the update; a correction that does not say what it sends is refused."""
+    clients = federation(digits[0], UniformSelector()).engine.clients
+
+    def check(correction):
+        objective = ClassificationObjective(clients.objective.model, correction=correction)
+        told = dataclasses.replace(clients, objective=objective)
+        check_disclosed(told, UniformSelector(), DisclosurePolicy(**UNAWARE), {})
+
+    check(ScaffoldCorrection())
+    with pytest.raises(ConfigError, match=r"correction=Tells sends what is of kind undeclared"):
+        check(Tells())

@@ -47,6 +47,7 @@ class Federations:
 
     def __init__(self, runs: Sequence[Path], *, trust: Sequence[str] = ()) -> None:
         self.runs, self.trust = tuple(runs), tuple(trust)
+        self._known: dict[Path, tuple[str, Mapping[str, Any]]] = {}
         self._heard: dict[tuple[Path, int], tuple[str, dict[int | None, Heard]]] = {}
 
     def pools_for(
@@ -78,8 +79,11 @@ class Federations:
         for path in self.runs:
             if path.resolve() == run_dir.resolve():
                 continue
-            saved, settings = checkpoint.load(path / "checkpoints" / "last.ckpt")
-            if saved.partition_digest == again.before.partition_digest:  # it would tell who the members are
+            if path not in self._known:
+                saved, own = checkpoint.load(path / "checkpoints" / "last.ckpt")
+                self._known[path] = saved.partition_digest, own
+            partition_digest, settings = self._known[path]
+            if partition_digest == again.before.partition_digest:  # it would tell who the members are
                 continue
             if (found := difference(again.settings, settings)) is not None:
                 differing = found

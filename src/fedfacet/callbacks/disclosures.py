@@ -1,11 +1,13 @@
 """Who told the server what, as a file."""
 
+from collections import Counter, defaultdict
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from fedfacet.callbacks.base import Callback
 from fedfacet.federation import Federation
+from fedfacet.storage.run_files import rows_of
 from fedfacet.storage.table import Table
 from fedfacet.types import RoundResult
 
@@ -19,8 +21,6 @@ class Disclosures(Callback):
 
     def __init__(self, *, run_dir: Path) -> None:
         self.table = Table(run_dir / "disclosures.csv")
-        self.learnt: dict[str, list[int]] = {}
-        self.floats: dict[int, int] = {}
 
     def on_fit_start(self, federation: Federation) -> None:
         """Cut back what a killed run wrote after its last checkpoint."""
@@ -28,30 +28,40 @@ class Disclosures(Callback):
 
     def on_round_end(self, federation: Federation, result: RoundResult) -> None:
         """Append a row per answer."""
-        for answer in result.disclosed:
-            epsilon = "" if answer.epsilon is None else answer.epsilon
-            row = {"round": result.round, "client": answer.client_id, "query": answer.query, "kind": answer.kind}
-            self.table.append({**row, "floats": answer.floats_up, "epsilon": epsilon})
-            self.learnt = {**self.learnt, answer.kind: sorted({*self.learnt.get(answer.kind, ()), answer.client_id})}
-            self.floats = {**self.floats, answer.client_id: self.floats.get(answer.client_id, 0) + answer.floats_up}
+        self.table.append(
+            *(
+                {
+                    "round": result.round,
+                    "client": answer.client_id,
+                    "query": answer.query,
+                    "kind": answer.kind,
+                    "floats": answer.floats_up,
+                    "epsilon": "" if answer.epsilon is None else answer.epsilon,
+                }
+                for answer in result.disclosed
+            )
+        )
 
     def summarize(self, federation: Federation) -> Mapping[str, Any]:
         """Return what the server has learnt, and under which policy."""
         policy = federation.disclosure
-        allowed = None if policy is None else {"allows": list(policy.allows), "attributes": policy.attributes}
+        learnt: defaultdict[str, set[str]] = defaultdict(set)
+        floats: Counter[str] = Counter()
+        for row in rows_of(self.table.file) if self.table.file.exists() else ():
+            learnt[row["kind"]].add(row["client"])
+            floats[row["client"]] += int(row["floats"])
         return {
             "disclosure": {
-                "policy": allowed,
-                "clients_by_kind": {kind: len(clients) for kind, clients in sorted(self.learnt.items())},
-                "most_floats_of_a_client": max(self.floats.values(), default=0),
+                "policy": None if policy is None else {"allows": list(policy.allows), "attributes": policy.attributes},
+                "clients_by_kind": {kind: len(clients) for kind, clients in sorted(learnt.items())},
+                "most_floats_of_a_client": max(floats.values(), default=0),
             }
         }
 
     def state_dict(self) -> dict[str, Any]:
-        """Return by what the file is known, and the sums."""
-        return {"table": self.table.record(), "learnt": self.learnt, "floats": self.floats}
+        """Return by what the file is known."""
+        return self.table.record()
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Refuse a file that is not the run's; see ``Table.take_up``."""
-        self.table.take_up(state_dict.get("table", {"rows": 0, "bytes": 0, "sha256": self.table.record()["sha256"]}))
-        self.learnt, self.floats = dict(state_dict.get("learnt", {})), dict(state_dict.get("floats", {}))
+        self.table.take_up(state_dict)

@@ -15,7 +15,10 @@ class Correction(nn.Module):
     """
 
     gives: frozenset[str] = frozenset()
-    """Names of what clients send along with their updates for it; some other part must need each of them."""
+    """Names of what clients send along with their updates for it; some other part must need each of them.
+
+    What sends anything says in ``discloses`` of what kinds that is, or no disclosure policy allows it.
+    """
 
     needs: frozenset[str] = frozenset()
     """Names of what the server must send along with the model; some other part must give each of them."""

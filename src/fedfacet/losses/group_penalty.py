@@ -62,3 +62,4 @@ def group_penalty(logits: Tensor, batch: Batch, *, strength: float = 1.0, rate: 
 
 
 group_penalty.reads_attributes = True  # type: ignore[attr-defined]
+group_penalty.compares_samples = True  # type: ignore[attr-defined]

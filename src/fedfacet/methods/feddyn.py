@@ -32,6 +32,7 @@ class FedDynCorrection(Correction):
     """
 
     gives = frozenset({REGULARISED})
+    discloses = frozenset[str]()  # the update, scaled
     needs = frozenset({SHIFTED})
 
     def __init__(self, *, alpha: float = 0.01) -> None:

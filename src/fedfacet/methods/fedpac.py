@@ -96,6 +96,8 @@ class FedPACObjective(ClassificationObjective):
         self._targets: Tensor | None = None
         self._sent: State = {}
 
+    discloses = frozenset({"label_counts", "class_means"})
+
     @property
     def gives(self) -> frozenset[str]:
         """The statistics, beside what the correction gives."""

@@ -32,6 +32,7 @@ class ScaffoldCorrection(Correction):
     """
 
     gives = frozenset({CHANGE})
+    discloses = frozenset[str]()  # the update in another scale
     needs = frozenset({CONTROL, SUMMED_GRADIENTS})
 
     def __init__(self) -> None:

@@ -94,13 +94,18 @@ class ClassificationObjective(L.LightningModule):
     def training_step(self, batch: Batch | Sequence[Tensor], batch_idx: int) -> Tensor:
         """Return the loss of one batch of (x, y, a)."""
         batch = Batch(*batch)
-        loss: Tensor = self.loss(self(batch.x), batch)
+        loss = self.training_loss(self(batch.x), batch)
         if self.correction is not None:
             restraint = self.correction(self.trainable)
             if isinstance(restraint, Tensor) or restraint:  # adding nothing would cost a node of the graph
                 loss = loss + restraint
         if self._trainer is not None:  # outside a Trainer there is nobody to log to, and asking costs a warning
             self.log("train/loss", loss, batch_size=len(batch.y))
+        return loss
+
+    def training_loss(self, logits: Tensor, batch: Batch) -> Tensor:
+        """Return the loss of a training batch, a scalar, without the correction."""
+        loss: Tensor = self.loss(logits, batch)
         return loss
 
     def validation_step(self, batch: Batch | Sequence[Tensor], batch_idx: int) -> None:

@@ -50,7 +50,6 @@ class ReweighingObjective(ClassificationObjective):
         super().__init__(model, loss=loss, correction=correction, optimizer=optimizer)
         if getattr(loss, "func", loss) is not cross_entropy:  # a configuration hands over a partial of it
             raise ValueError("Expected `loss=cross_entropy` with objective=reweighing, which weights samples, but got another.")
-        self.loss = self._weighted
         self._weights_YA: Tensor | None = None
 
     def before_steps(self, batches: Iterable[Batch], num_steps: int) -> None:
@@ -77,7 +76,8 @@ class ReweighingObjective(ClassificationObjective):
         loader: Iterable[Sequence[Tensor]] = self.trainer.train_dataloader  # type: ignore[assignment]
         self.before_steps((Batch(*batch) for batch in loader), 0)
 
-    def _weighted(self, logits: Tensor, batch: Batch) -> Tensor:
+    def training_loss(self, logits: Tensor, batch: Batch) -> Tensor:
+        """Return the mean of the weighted cross entropies."""
         losses = functional.cross_entropy(logits, batch.y, reduction="none")
         if self._weights_YA is not None:
             losses = losses * self._weights_YA[batch.y, batch.a].to(losses.device)

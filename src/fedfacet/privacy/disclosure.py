@@ -12,6 +12,7 @@ KINDS = {
     "loss": "a loss of a model on its samples",
     "norm": "the size of an update or a gradient",
     "triplet": "class imbalance, attribute imbalance and spurious correlation",
+    "class_means": "the mean features of each class, and how they vary",
     "joint_counts": "how many it has of each class with each attribute value",
 }
 """Kind of an answer -> what it tells."""
@@ -26,7 +27,8 @@ class DisclosurePolicy:
     The policy is held three times: to the queries of a configuration before a run begins, to every query when it is put, and
     at the client. Clients who do not know attributes have data without them, whatever a query says of itself: batches have
     attribute -1 everywhere, the data set's further columns are gone, and the interaction matrix is refused. What the server
-    itself measures on validation and test samples is not concerned.
+    itself measures on validation and test samples is not concerned. What methods send along with updates (FedPAC its classes'
+    mean features) counts as answers do; what every update has (the number of samples and steps, the training loss) does not.
 
     Source: thesis, section 6.6.2, four levels: nothing is shared (``disclosure=none``), unawareness (``estimated_triplet``),
     known to clients (``true_triplet``), known to the server (``joint_counts``).

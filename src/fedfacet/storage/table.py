@@ -66,20 +66,23 @@ class Table:
         if self.file.exists() and (self._taken_up or self._bytes or not round):
             os.truncate(self.file, self._bytes)
 
-    def append(self, row: Mapping[str, Any]) -> None:
-        """Add a row.
+    def append(self, *rows: Mapping[str, Any]) -> None:
+        """Add rows, all of them or none; without any nothing is written.
 
         Raises:
-            ValueError: if it has other columns than the first row.
+            ValueError: if one has other columns than the first row.
             FedFacetError: if somebody else has written to the table, or removed it.
         """
-        columns = self._columns or list(row)
+        if not rows:
+            return
+        columns = self._columns or list(rows[0])
         if self._adapts:
-            row = {column: row.get(column, "") for column in columns}
-        if columns != list(row):
-            raise ValueError(f"Expected the columns {columns} in every round, but got {list(row)}: metrics have fixed names.")
+            rows = tuple({column: row.get(column, "") for column in columns} for row in rows)
+        if other := next((list(row) for row in rows if list(row) != columns), None):
+            raise ValueError(f"Expected the columns {columns} in every round, but got {other}: metrics have fixed names.")
         text = io.StringIO()
-        csv.writer(text, lineterminator="\n").writerows([row.values()] if self._columns else [columns, row.values()])
+        head = [] if self._columns else [columns]
+        csv.writer(text, lineterminator="\n").writerows([*head, *(row.values() for row in rows)])
         added = text.getvalue().encode()
         try:
             with open(self.file, "ab") as target:
@@ -92,6 +95,6 @@ class Table:
         except FileNotFoundError:
             raise folder_gone(self.file.parent) from None
         self._columns = columns
-        self._rows += 1
+        self._rows += len(rows)
         self._bytes += len(added)
         self._sha256.update(added)

@@ -170,6 +170,7 @@ def _indices(
 
 
 def _part(tensor: Tensor, entries: tuple[Tensor, ...] | tuple[slice, ...] | None) -> Tensor:
+    # A slice is a view; sent to another process it would take the whole tensor along.
     return tensor if entries is None else tensor[entries].clone(memory_format=torch.contiguous_format)
 
 

@@ -1,0 +1,182 @@
+"""Which parts go together: what a combination lacks, or would do wrong, is one sentence before the first round."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from fedfacet import rng
+from fedfacet.aggregators.base import Aggregator
+from fedfacet.clients.private_gradients import PrivateGradients
+from fedfacet.clients.program import Clients
+from fedfacet.clients.queries.base import Query
+from fedfacet.clients.stacked_training import complaint
+from fedfacet.corrections.base import Correction
+from fedfacet.errors import ConfigError
+from fedfacet.objectives.classification import ClassificationObjective
+from fedfacet.privacy.disclosure import UNDECLARED, DisclosurePolicy
+from fedfacet.selectors.base import ClientSelector
+from fedfacet.transforms.clip_and_noise import ClipAndNoise
+from fedfacet.types import SUMMED_GRADIENTS, WEIGHTED_DRAWS
+
+OPTIONAL = frozenset({WEIGHTED_DRAWS, SUMMED_GRADIENTS})
+"""What a part may give though nobody needs it, since it costs nothing."""
+
+_OTHER_HALF = "choose the other half of the method too (`method=` chooses both), or leave this half out."
+_REMEDIES = {
+    WEIGHTED_DRAWS: "choose a selector that draws clients by weights, such as uniform, or another participation.",
+    SUMMED_GRADIENTS: "choose optimizer=sgd, without Nesterov's momentum and without dampening, or another method.",
+}
+
+
+def check_pairs(parts: Mapping[str, Any], choices: Mapping[str, Any]) -> None:
+    """Refuse a method of which only a half was chosen: every name that one part needs some part must give, and the reverse.
+
+    Args:
+        parts: group -> part, each with ``gives`` and ``needs`` where it has any.
+        choices: group -> the option that was chosen, for the message.
+
+    Raises:
+        ConfigError: naming the half that is there, and what it lacks.
+    """
+    gives: dict[str, frozenset[str]] = {group: getattr(part, "gives", frozenset()) for group, part in parts.items()}
+    needs: dict[str, frozenset[str]] = {group: getattr(part, "needs", frozenset()) for group, part in parts.items()}
+    given, needed = (frozenset[str]().union(*sets.values()) for sets in (gives, needs))
+    for group, names in needs.items():
+        if lacking := sorted(names - given):
+            raise ConfigError(
+                f"Expected a part that gives {lacking[0]!r}, which {group}={choices.get(group)} needs, but there is none: "
+                f"{_REMEDIES.get(lacking[0], _OTHER_HALF)}"
+            )
+    for group, names in gives.items():
+        if unused := sorted(names - needed - OPTIONAL):
+            raise ConfigError(
+                f"Expected a part that needs {unused[0]!r}, which {group}={choices.get(group)} gives, but there is none: "
+                f"{_OTHER_HALF}"
+            )
+
+
+def check_takes_parts(clients: Clients, aggregator: Aggregator, selector: ClientSelector, names: Mapping[str, Any]) -> None:
+    """Refuse what cannot do with clients that hold parts of the model.
+
+    Raises:
+        ConfigError: naming it.
+    """
+    for refused, what in (
+        (not aggregator.entrywise, f"aggregator={names['aggregator']} needs whole models: choose fedavg, fedavgm or fednova"),
+        (selector.needs_updates is not None, f"selector={names['selector']} compares whole updates: choose uniform"),
+        (bool(clients.personal), "`personal` keeps layers of a shape that changes: choose personal=none"),
+        (clients.local.keep_optimizer, "`local.keep_optimizer` keeps what belongs to other channels: choose false"),
+        (
+            type(clients.objective) is not ClassificationObjective,
+            f"objective={names['objective']} may keep tensors of other channels: choose classification",
+        ),
+    ):
+        if refused:
+            raise ConfigError(f"Expected parts that can do with clients that hold a part of the model, but {what}.")
+
+
+def check_noised(clients: Clients, names: Mapping[str, Any]) -> None:
+    """Refuse noise on updates where clients send something else besides that goes into the model.
+
+    Raises:
+        ConfigError: naming it.
+    """
+    if not any(isinstance(transform, ClipAndNoise) and transform.noise_multiplier for transform in clients.transforms):
+        return
+    sent = [name for program in clients.programs for name in program.buffers if name not in clients.personal]
+    extras = sorted(getattr(clients.objective, "gives", frozenset()) - OPTIONAL)
+    for refused, what in (
+        (sent, f"the model's running statistics, {sent[0]!r} the first of them: choose a model without" if sent else ""),
+        (extras, f"{extras[0]!r}, by objective={names['objective']} or its correction: choose another" if extras else ""),
+    ):
+        if refused:
+            raise ConfigError(
+                "Expected clients that send nothing for the model besides what transforms=clip_and_noise covers, but they send "
+                f"{what}, or noise_multiplier=0."
+            )
+
+
+def check_private(clients: Clients, names: Mapping[str, Any]) -> None:
+    """Refuse what does not go with gradients that are taken sample by sample, clipped and noised.
+
+    Raises:
+        ConfigError: naming it.
+    """
+    correction, loss = getattr(clients.objective, "correction", None), getattr(clients.objective, "loss", None)
+    modules = [module for program in clients.programs for module in program.module.modules()]
+    sees_batch = any(isinstance(module, _BatchNorm) or getattr(module, "sees_batch", False) for module in modules)
+    for refused, what in (
+        (
+            type(clients.objective) is not ClassificationObjective,
+            f"objective={names['objective']} may use samples in other ways: choose classification",
+        ),
+        (
+            getattr(getattr(loss, "func", loss), "compares_samples", False),
+            f"loss={names.get('loss')} compares the samples of a batch: choose cross_entropy",
+        ),
+        (
+            correction is not None and type(correction) is not Correction,
+            f"correction={names['correction']} adds a term that is no sample's: choose none",
+        ),
+        (sees_batch, "the model normalises samples by their batch: choose one with GroupNorm (scaler_cnn, resnet50_gn)"),
+        (
+            clients.local.max_grad_norm is not None,
+            "`local.max_grad_norm` clips gradients of batches: leave it null, and set privacy.max_grad_norm",
+        ),
+        (clients.compile, "`compile` is set, and compiled models have gradients of batches: leave it false"),
+    ):
+        if refused:
+            raise ConfigError(f"Expected parts that go with privacy=dp_sgd, but {what}.")
+    _try_private(clients)
+
+
+def _try_private(clients: Clients) -> None:
+    """Take the gradients of two samples, so that a model is refused now rather than at the first client."""
+    assert clients.privacy is not None
+    batch = clients.dataset.batch(clients.partition.indices[0][[0, -1]], clients.device, clients.memory_format)
+    with rng.forked(0, "private-trial", device=clients.device):
+        for program in clients.programs:
+            program.train(True)
+            try:
+                PrivateGradients(program, clients.privacy).clipped_sum(batch)
+            except RuntimeError as error:
+                raise ConfigError(
+                    f"Expected a model whose gradients can be taken sample by sample for privacy=dp_sgd, but torch refuses "
+                    f"({complaint(error)}): choose another model, or leave out layers that draw random numbers "
+                    "(model.stochastic_depth=0)."
+                ) from None
+
+
+def check_disclosed(clients: Clients, selector: ClientSelector, policy: DisclosurePolicy, names: Mapping[str, Any]) -> None:
+    """Refuse queries and methods that tell the server more than a policy allows, or read what it hides.
+
+    Raises:
+        ConfigError: naming the part.
+        DisclosureError: naming the query.
+    """
+    for query in vars(selector).values():
+        if isinstance(query, Query):
+            policy.check(query)
+    loss = getattr(clients.objective, "loss", None)
+    correction = getattr(clients.objective, "correction", None)
+    for group, part in (("objective", clients.objective), ("loss", getattr(loss, "func", loss)), ("correction", correction)):
+        if policy.hides_attributes and getattr(part, "reads_attributes", False):
+            raise ConfigError(
+                f"Expected clients that know the attributes of their samples for {group}={_name(group, part, names)}, but "
+                "under this `disclosure` nobody does: choose another one, or a disclosure whose clients know them."
+            )
+    of_correction: frozenset[str] = getattr(correction, "gives", frozenset()) - OPTIONAL
+    of_objective: frozenset[str] = getattr(clients.objective, "gives", frozenset()) - OPTIONAL - of_correction
+    for group, part, sent in (("correction", correction, of_correction), ("objective", clients.objective, of_objective)):
+        told = frozenset(getattr(part, "discloses", {UNDECLARED})) if sent else frozenset()
+        if beyond := sorted(told - set(policy.allows)):
+            raise ConfigError(
+                f"Expected clients that send along no more than `disclosure` allows ({', '.join(policy.allows) or 'nothing'}), "
+                f"but {group}={_name(group, part, names)} sends what is of kind {beyond[0]}: choose another one, or another "
+                "disclosure."
+            )
+
+
+def _name(group: str, part: object, names: Mapping[str, Any]) -> Any:
+    return names.get(group, type(part).__name__)
