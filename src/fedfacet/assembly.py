@@ -179,7 +179,7 @@ def assemble(
     if clients.privacy is not None:
         check_private(clients, names)
     if disclosure is not None:
-        check_disclosed(clients, selector, disclosure, names)
+        check_disclosed(clients, selector, aggregator, disclosure, names)
     for query in vars(selector).values():
         if isinstance(query, Query):
             query.check(clients.program.module)

@@ -148,14 +148,16 @@ def _try_private(clients: Clients) -> None:
                 ) from None
 
 
-def check_disclosed(clients: Clients, selector: ClientSelector, policy: DisclosurePolicy, names: Mapping[str, Any]) -> None:
+def check_disclosed(
+    clients: Clients, selector: ClientSelector, aggregator: Aggregator, policy: DisclosurePolicy, names: Mapping[str, Any]
+) -> None:
     """Refuse queries and methods that tell the server more than a policy allows, or read what it hides.
 
     Raises:
         ConfigError: naming the part.
         DisclosureError: naming the query.
     """
-    for query in vars(selector).values():
+    for query in (*vars(selector).values(), aggregator.report):
         if isinstance(query, Query):
             policy.check(query)
     loss = getattr(clients.objective, "loss", None)

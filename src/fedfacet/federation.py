@@ -200,7 +200,8 @@ class Federation:
             notes.ledger.query_floats_down += self._num_floats_sent(self.sent(before, client_id), client_id)
         notes.lap("select")
 
-        # 3.-4. Each is sent the model with an order of its own; those who will not answer get no order.
+        # 3.-4. Each is sent the model with an order of its own, and a question where the aggregator has one; those who will not
+        # answer get no order.
         tasks = []
         for client_id in cohort:
             task = self._task(client_id)
@@ -210,6 +211,7 @@ class Federation:
                 task = replace(task, step_fraction=self.participation.outcome(client_id, draws))
             if task.step_fraction > 0:
                 tasks.append(task)
+        self._report(notes, available, [task.client_id for task in tasks])
         silent = notes.begun.keys() - {task.client_id for task in tasks}
         notes.ledger.query_samples += sum(notes.begun[client_id] for client_id in silent)
 
@@ -347,6 +349,16 @@ class Federation:
         notes.lap("ask")
         return answers
 
+    def _report(self, notes: "_Notes", available: tuple[int, ...], cohort: Sequence[int]) -> None:
+        """Put the aggregator's question to those of a cohort who have not answered it yet."""
+        query = self.aggregator.report
+        if query is None or self.state.round < self._fedavg_rounds:
+            return
+        ever = notes.disclosures.get(query.name, {}) if not query.needs_model else {}
+        unasked = [k for k in cohort if k not in ever and query.name not in notes.answers.get(k, {})]
+        if unasked:
+            self._ask(notes, available, query, unasked)
+
     def _received(self, tasks: Sequence[ClientTask], notes: "_Notes") -> Iterator[ClientUpdate]:
         """Yield the valid updates; note what stays of each when its tensors are freed."""
         seen: dict[str, tuple[torch.Tensor, int]] = {}
@@ -375,6 +387,8 @@ class Federation:
             notes.receipts.append(ClientReceipt(task.client_id, *receipt))
             if update.memory:
                 notes.memory[task.client_id] = update.memory
+            if (report := self.aggregator.report) is not None:
+                update = replace(update, report=notes.disclosures.get(report.name, {}).get(task.client_id))
             if notes.keeps_updates:
                 notes.updates.append(update)
             yield update

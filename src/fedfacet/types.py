@@ -203,6 +203,7 @@ class ClientUpdate:
         metrics: sums and counts measured while training, never ratios: ``loss_sum`` over the samples seen, and ``num_seen``.
         extras: what else the objective and its correction send along.
         memory: what the client keeps for its next participation; it does not leave the client.
+        report: written by the server: what the client answered to the aggregator's question; ``None`` where it has none.
         held: written by the server where clients hold parts of the model: 1 for entries of ``delta`` and ``buffers`` that the
             client held, 0 for others, which are 0 there; ``None`` where everybody holds everything.
     """
@@ -216,6 +217,7 @@ class ClientUpdate:
     metrics: Mapping[str, float]
     extras: State = field(default_factory=dict)
     memory: State = field(default_factory=dict)
+    report: Any = None
     held: State | None = None
 
 

@@ -1,5 +1,6 @@
 """The contract of an aggregator."""
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -7,7 +8,8 @@ from typing import ClassVar
 
 from fedfacet import state
 from fedfacet.arguments import check_choice
-from fedfacet.types import Broadcast, ClientUpdate, Facts, ServerState, State
+from fedfacet.errors import BadUpdateError
+from fedfacet.types import Broadcast, ClientUpdate, Facts, Query, ServerState, State
 
 
 @dataclass(eq=False, kw_only=True)
@@ -31,6 +33,15 @@ class Aggregator(ABC):
 
     broadcast: ClassVar[Callable[..., Broadcast] | None] = None
     """``broadcast(self, server, model, client_id)`` returns what a client is sent; ``None`` for the model and nothing else."""
+
+    @property
+    def report(self) -> Query | None:
+        """What the members of a cohort are asked before they train; ``ClientUpdate.report`` has the answer.
+
+        The question is put on the round's model. A client that the selector has asked the same in this round is not asked
+        again; one that needs no model is asked once in a run.
+        """
+        return None
 
     weighting: str = "equal"
     buffers: str = "average"
@@ -92,6 +103,17 @@ class Aggregator(ABC):
         if held is None:
             return weight
         return state.scaled(_apart(*({name: held[name] for name in part} for part in (update.delta, update.buffers))), weight)
+
+
+def reported_loss(update: ClientUpdate) -> float:
+    """Return the loss that a client has reported, or raise ``BadUpdateError`` if it is no finite number, 0 or larger."""
+    loss = update.report
+    if not isinstance(loss, float) or not 0 <= loss < math.inf:
+        raise BadUpdateError(
+            f"Expected client {update.client_id} to report a finite loss of the model that it was sent, but got {loss}: lower "
+            "the learning rate, or see that the client has samples."
+        )
+    return loss
 
 
 def _apart(delta: State, buffers: State) -> State:

@@ -12,6 +12,7 @@ _HOW = {
     "received_test/": "callbacks=[default,submodel_evaluate]",
     "trained_test/": "callbacks=[default,submodel_evaluate]",
     "decomposition/": "callbacks=[default,decomposition]",
+    "client_fairness/": "callbacks=[default,client_fairness]` and `partition.local_holdout=0.2",
     "val/auc": "callbacks=[default,auc]",
     "test/auc": "callbacks=[default,auc]",
 }

@@ -1,0 +1,75 @@
+"""Averaging for the worst mixture of clients."""
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
+
+import torch
+
+from fedfacet import state
+from fedfacet.aggregators.base import Aggregator, reported_loss
+from fedfacet.aggregators.simplex import project
+from fedfacet.clients.queries.base import Query
+from fedfacet.types import ClientUpdate, Facts, ServerState, State
+
+
+@dataclass(eq=False, kw_only=True)
+class AgnosticFL(Aggregator):
+    r"""Train for the mixture of clients on which the model does worst.
+
+    The aim is :math:`\min_w \max_{\lambda \in \Lambda} \sum_k \lambda_k F_k(w)` over all weights that are not negative and
+    add up to 1. Every member of the cohort reports its loss :math:`F_k` of the model that the server sent. The model descends
+    and the weights ascend:
+
+    .. math::
+        w \leftarrow w + \frac{\sum_k \lambda_k \Delta_k}{\sum_k \lambda_k}, \quad
+        \lambda \leftarrow \Pi_\Lambda(\lambda + \gamma F(w)), \quad \lambda_k = 1 / K \text{ at first}
+
+    with sums over the clients whose update arrived and :math:`F_k = 0` for all others. A round whose clients all have weight 0
+    leaves the model as it is.
+
+    Source: Mohri et al., Agnostic Federated Learning, ICML 2019, arXiv:1902.00146, section 4.3, algorithm 1; as AFL in the
+    thesis, table 20 (good-intent fairness).
+
+    Deviations: the paper takes one stochastic step on the mixture and returns the average of all iterates; here a round is a
+    client's whole local training, and the result is the last model. In the paper everybody takes part (``selector=all``).
+
+    Args:
+        local_loss: what clients are asked for.
+        step: gamma, 0 or larger; 0 is FedAvg but for rounding.
+    """
+
+    local_loss: Query
+    step: float = 0.1
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not 0 <= self.step < float("inf"):
+            raise ValueError(f"Expected `step` to be 0 or larger, and finite, but got {self.step}.")
+
+    @property
+    def report(self) -> Query:
+        """The loss."""
+        return self.local_loss
+
+    def init(self, facts: Facts) -> ServerState:
+        """Return weights lambda that are all alike."""
+        return {"mixture": torch.full((facts.num_clients,), 1 / facts.num_clients, dtype=torch.float64)}
+
+    def aggregate(self, server: ServerState, model: State, updates: Iterable[ClientUpdate]) -> tuple[ServerState, State]:
+        """Return the next weights and the next model."""
+        mixture = server["mixture"]
+        losses = torch.zeros_like(mixture)
+        total_weight = total_share = 0.0
+
+        def weighed() -> Iterator[ClientUpdate]:
+            nonlocal total_weight, total_share
+            for update in updates:
+                losses[update.client_id] = reported_loss(update)
+                share, weight = float(mixture[update.client_id]), self.weight(update)
+                total_weight += weight
+                total_share += weight * share
+                yield replace(update, delta=state.scaled(update.delta, share))
+
+        mean, buffers = self.average(weighed())  # of lambda Delta, by p
+        mean = state.scaled(mean, total_weight / total_share) if total_share else {}
+        return {"mixture": project(mixture + self.step * losses)}, state.add(model, {**mean, **buffers})
