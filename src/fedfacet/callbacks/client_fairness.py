@@ -16,10 +16,10 @@ from fedfacet.federation import Federation
 class ClientFairness(Measurement):
     """Measure the global model on what every client holds out of its own samples, and how far clients are apart.
 
-    Metrics are those of ``fairness_over_clients``, as ``client_fairness/acc_mean`` and so on. Clients that hold out nothing
-    are left out; ``client_fairness/num_clients`` says how many are left.
+    Metrics are those of ``fairness_over_clients``, as ``client_fairness/acc_mean`` and so on. Clients that hold out nothing are
+    left out; ``client_fairness/num_clients`` says how many are left.
 
-    Source: Li et al., Fair Resource Allocation in Federated Learning, arXiv:1905.10497, section 4.1 and table 1; accuracy parity
+    Source: Li et al., Fair Resource Allocation in Federated Learning, arXiv:1905.10497, section 4.1, table 1; accuracy parity
     between clients in the thesis, table 20.
 
     Args:
@@ -56,8 +56,9 @@ def fairness_over_clients(accuracies_K: NDArray[np.float64]) -> dict[str, float]
 
     ``acc_mean``, ``acc_std`` (population), ``acc_worst`` and ``acc_best``; ``acc_worst_tenth`` and ``acc_best_tenth``, means
     over the :math:`\lceil K / 10 \rceil` clients at either end; ``jain``, the index
-    :math:`(\sum_k x_k)^2 / (K \sum_k x_k^2)` of Jain et al. (1984), from 1 / K (one client has everything) to 1 (all alike); ``cosine``, its square root, the cosine between
-    the accuracies and a constant. These two are NaN where all accuracies are 0. ``num_clients`` is K.
+    :math:`(\sum_k x_k)^2 / (K \sum_k x_k^2)` of Jain et al. (1984), from 1 / K (one client has everything) to 1 (all alike);
+    ``cosine``, its square root, the cosine between the accuracies and a constant. These two are NaN where all accuracies are 0.
+    ``num_clients`` is K.
 
     Example:
         >>> fairness = fairness_over_clients(np.array([0.9, 0.6, 0.9]))
