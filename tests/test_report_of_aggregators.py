@@ -2,10 +2,14 @@
 
 import math
 
+import pytest
+
 from fedfacet.aggregators.base import Aggregator
 from fedfacet.clients.queries.counts import NumSamples
 from fedfacet.clients.queries.local_loss import LocalLoss
+from fedfacet.errors import BadUpdateError
 from fedfacet.participation.base import Participation
+from fedfacet.selectors.all import AllSelector
 from fedfacet.selectors.pow_d import PowDSelector
 from fedfacet.selectors.uniform import UniformSelector
 
@@ -18,7 +22,6 @@ class Asking(Aggregator):
         self.query = query
         self.told = []
 
-    @property
     def report(self):
         return self.query
 
@@ -80,3 +83,22 @@ def test_who_will_not_answer_is_not_asked(tiny_federation):
     aggregator = Asking(LocalLoss())
     result = tiny_federation(aggregator=aggregator, participation=EvenOnes(), cohort_size=4, rounds=1).run_round()
     assert {one.client_id for one in result.disclosed} == {k for k in result.cohort if k % 2 == 0} != set()
+
+
+def nan_from(clients):
+    class SomeNaN(LocalLoss):
+        def answer(self, context):
+            answer = super().answer(context)
+            return answer._replace(value=math.nan) if context.client_id in clients else answer
+
+    return SomeNaN()
+
+
+def test_a_report_that_is_not_finite_makes_an_update_bad(tiny_federation):
+    federation = tiny_federation(aggregator=Asking(nan_from({2})), selector=AllSelector(), cohort_size=4)
+    with pytest.raises(BadUpdateError, match=r"from client 2 in round 1, but its local_loss is nan: lower the learning rate"):
+        federation.run_round()
+    federation = tiny_federation(aggregator=Asking(nan_from({2})), selector=AllSelector(), cohort_size=4, on_bad_update="drop")
+    federation.run_round()
+    (told,) = federation.aggregator.told
+    assert told.keys() == {0, 1, 3}

@@ -157,7 +157,8 @@ def check_disclosed(
         ConfigError: naming the part.
         DisclosureError: naming the query.
     """
-    for query in (*vars(selector).values(), aggregator.report):
+    asked = aggregator.report() if aggregator.report is not None else None
+    for query in (*vars(selector).values(), asked):
         if isinstance(query, Query):
             policy.check(query)
     loss = getattr(clients.objective, "loss", None)

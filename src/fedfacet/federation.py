@@ -7,6 +7,7 @@ Rounds are counted from 1.
 
 import itertools
 import logging
+import math
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
@@ -111,6 +112,7 @@ class Federation:
         self.parts = parts
         self.disclosure = disclosure
         self._extras = aggregator.extras(facts)
+        self._question = aggregator.report() if aggregator.report is not None else None
         more_than_models = bool(self._extras) or aggregator.broadcast is not None
         self._fedavg_rounds = 0 if more_than_models else selector.fedavg_rounds
         self._fedavg = FedAvg(weighting=aggregator.weighting, buffers=aggregator.buffers)
@@ -351,7 +353,7 @@ class Federation:
 
     def _report(self, notes: "_Notes", available: tuple[int, ...], cohort: Sequence[int]) -> None:
         """Put the aggregator's question to those of a cohort who have not answered it yet."""
-        query = self.aggregator.report
+        query = self._question
         if query is None or self.state.round < self._fedavg_rounds:
             return
         ever = notes.disclosures.get(query.name, {}) if not query.needs_model else {}
@@ -368,6 +370,11 @@ class Federation:
                 callback.on_client_end(task.round, position, len(tasks), "train")
             fault = misfit(update, task, self.facts, self._extras)
             if fault is None:
+                if self._question is not None:
+                    report = notes.disclosures.get(self._question.name, {}).get(task.client_id)
+                    update = replace(update, report=report)
+                    if isinstance(report, float) and not math.isfinite(report):
+                        fault = f"its {self._question.name} is {report}"
                 notes.ledger.floats_up += sum(map(state.num_floats, (update.delta, update.buffers, update.extras)))
                 if not is_finite(update, seen):
                     fault = "it holds NaN or infinite numbers"
@@ -387,8 +394,6 @@ class Federation:
             notes.receipts.append(ClientReceipt(task.client_id, *receipt))
             if update.memory:
                 notes.memory[task.client_id] = update.memory
-            if (report := self.aggregator.report) is not None:
-                update = replace(update, report=notes.disclosures.get(report.name, {}).get(task.client_id))
             if notes.keeps_updates:
                 notes.updates.append(update)
             yield update

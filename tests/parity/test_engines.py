@@ -106,7 +106,8 @@ MULTIPLIED = ("objective", "correction", "aggregator")
 
 def go_together(options):
     """Tell whether a run may have these three, or whether a method's other half is missing."""
-    nodes = {group: OmegaConf.load(CONF / group / f"{option}.yaml") for group, option in options.items()}
+    files = {group: OmegaConf.load(CONF / group / f"{option}.yaml") for group, option in options.items()}
+    nodes = OmegaConf.create({**files, "optimizer": {"lr": 0.1}})  # an aggregator may ask for it
     parts = {
         "objective": make(nodes["objective"], model=SmallCNN(2, (3, 8, 8)), correction=make(nodes["correction"])),
         "aggregator": make(nodes["aggregator"]),

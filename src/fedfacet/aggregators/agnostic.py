@@ -6,10 +6,8 @@ from dataclasses import dataclass, replace
 import torch
 
 from fedfacet import state
-from fedfacet.aggregators.base import Aggregator, reported_loss
-from fedfacet.aggregators.simplex import project
-from fedfacet.clients.queries.base import Query
-from fedfacet.types import ClientUpdate, Facts, ServerState, State
+from fedfacet.aggregators.base import Aggregator, nearest_of_simplex, reported_loss
+from fedfacet.types import ClientUpdate, Facts, Query, ServerState, State
 
 
 @dataclass(eq=False, kw_only=True)
@@ -46,9 +44,8 @@ class AgnosticFL(Aggregator):
         if not 0 <= self.step < float("inf"):
             raise ValueError(f"Expected `step` to be 0 or larger, and finite, but got {self.step}.")
 
-    @property
     def report(self) -> Query:
-        """The loss."""
+        """Return the question for the loss."""
         return self.local_loss
 
     def init(self, facts: Facts) -> ServerState:
@@ -72,4 +69,4 @@ class AgnosticFL(Aggregator):
 
         mean, buffers = self.average(weighed())  # of lambda Delta, by p
         mean = state.scaled(mean, total_weight / total_share) if total_share else {}
-        return {"mixture": project(mixture + self.step * losses)}, state.add(model, {**mean, **buffers})
+        return {"mixture": nearest_of_simplex(mixture + self.step * losses)}, state.add(model, {**mean, **buffers})

@@ -1,10 +1,12 @@
 """The contract of an aggregator."""
 
-import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import ClassVar
+
+import torch
+from torch import Tensor
 
 from fedfacet import state
 from fedfacet.arguments import check_choice
@@ -34,14 +36,12 @@ class Aggregator(ABC):
     broadcast: ClassVar[Callable[..., Broadcast] | None] = None
     """``broadcast(self, server, model, client_id)`` returns what a client is sent; ``None`` for the model and nothing else."""
 
-    @property
-    def report(self) -> Query | None:
-        """What the members of a cohort are asked before they train; ``ClientUpdate.report`` has the answer.
+    report: ClassVar[Callable[..., Query | None] | None] = None
+    """``report(self)`` returns what a cohort's members are asked before they train; ``None`` for nothing.
 
-        The question is put on the round's model. A client that the selector has asked the same in this round is not asked
-        again; one that needs no model is asked once in a run.
-        """
-        return None
+    ``ClientUpdate.report`` has the answer. The question is put on the round's model. A client that the selector has asked the
+    same in this round is not asked again; a question that needs no model is put to a client once in a run.
+    """
 
     weighting: str = "equal"
     buffers: str = "average"
@@ -106,14 +106,38 @@ class Aggregator(ABC):
 
 
 def reported_loss(update: ClientUpdate) -> float:
-    """Return the loss that a client has reported, or raise ``BadUpdateError`` if it is no finite number, 0 or larger."""
+    """Return the loss that a client has reported, or raise ``BadUpdateError`` if it is no number, 0 or larger.
+
+    Those that are not finite do not come here: the update is refused before.
+    """
     loss = update.report
-    if not isinstance(loss, float) or not 0 <= loss < math.inf:
+    if not isinstance(loss, float) or not loss >= 0:
         raise BadUpdateError(
-            f"Expected client {update.client_id} to report a finite loss of the model that it was sent, but got {loss}: lower "
-            "the learning rate, or see that the client has samples."
+            f"Expected client {update.client_id} to report a loss of 0 or larger, but got {loss}: choose another `loss`, or "
+            "aggregator=fedavg."
         )
     return loss
+
+
+def nearest_of_simplex(point: Tensor) -> Tensor:
+    r"""Return weights that are not negative, add up to 1 and are nearest to ``point``.
+
+    .. math:: \Pi(v) = \max(v - \tau, 0), \quad \tau \text{ such that } \sum_i \Pi(v)_i = 1
+
+    Source: Duchi et al., Efficient Projections onto the l1-Ball for Learning in High Dimensions, ICML 2008, figure 1.
+
+    Args:
+        point: shape (K,), finite.
+
+    Example:
+        >>> nearest_of_simplex(torch.tensor([0.5, 0.9, -1.0]))
+        tensor([0.3000, 0.7000, 0.0000])
+    """
+    descending = point.sort(descending=True).values
+    excess = descending.cumsum(0) - 1
+    ranks = torch.arange(1, len(point) + 1, dtype=point.dtype)
+    number = int((descending * ranks > excess).sum())
+    return (point - excess[number - 1] / number).clamp(min=0)
 
 
 def _apart(delta: State, buffers: State) -> State:

@@ -7,8 +7,7 @@ import numpy as np
 
 from fedfacet import state
 from fedfacet.aggregators.base import Aggregator, reported_loss
-from fedfacet.clients.queries.base import Query
-from fedfacet.types import ClientUpdate, ServerState, State
+from fedfacet.types import ClientUpdate, Query, ServerState, State
 
 _SMALLEST_LOSS = 1e-10
 """Added to every loss, as in the authors' code, so that a loss of 0 has powers."""
@@ -52,9 +51,8 @@ class QFedAvg(Aggregator):
         if not 0 < self.lr < float("inf"):
             raise ValueError(f"Expected `lr` to be larger than 0, and finite, but got {self.lr}.")
 
-    @property
     def report(self) -> Query | None:
-        """The loss; nothing for q = 0, where it does not count."""
+        """Return the question for the loss; nothing for q = 0, where it does not count."""
         return self.local_loss if self.q else None
 
     def aggregate(self, server: ServerState, model: State, updates: Iterable[ClientUpdate]) -> tuple[ServerState, State]:
