@@ -148,6 +148,7 @@ def _load_data(parts: str) -> FederatedData:
         local_holdout=partition.get("local_holdout", 0.0),
         seed=config.dataset.get("seed", 0),
         holdout_seed=partition.get("seed", 0) if (own := partition.get("holdout_seed")) is None else own,
+        keep_together=partition.get("keep_together"),
     )
     if not len(data.val):
         log.warning("No samples are left for validation, so there is no best-by-validation round: use fewer training samples.")

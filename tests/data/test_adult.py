@@ -109,6 +109,12 @@ def test_attributes(generated, attribute, values):
         assert dataset.attribute_names[7] == "Male Black"
 
 
+def test_the_doctorate_as_attribute(generated):
+    dataset = Adult(root=str(generated), attribute="doctorate", verify_counts=False).load()
+    assert np.array_equal(dataset.a, dataset.columns["doctorate"])
+    assert dataset.attribute_names == ("No doctorate", "Doctorate")
+
+
 def test_an_unknown_category_is_a_client_of_its_own_and_no_input(generated):
     dataset = Adult(root=str(generated), verify_counts=False).load()
     unknown = dataset.columns["workclass"] == 8

@@ -8,10 +8,12 @@ from torchvision.datasets.mnist import read_image_file, read_label_file
 
 from fedfacet.data.acs_employment import ACSEmployment
 from fedfacet.data.adult import Adult
+from fedfacet.data.celeba import CelebA
 from fedfacet.data.cifar100 import CIFAR100
 from fedfacet.data.cmnist import ColouredMNIST
 from fedfacet.data.compas import Compas
 from fedfacet.data.covid_fl import CovidFL
+from fedfacet.data.fairface import FairFace
 from fedfacet.data.femnist import FEMNIST
 from fedfacet.data.generated import noise
 from fedfacet.data.mnist import MNIST
@@ -19,6 +21,7 @@ from fedfacet.data.pneumonia_mnist import PneumoniaMNIST
 from fedfacet.data.retina import Retina
 from fedfacet.data.shakespeare import Shakespeare
 from fedfacet.data.spawrious import Spawrious
+from fedfacet.data.utkface import UTKFace
 from fedfacet.data.waterbirds import WaterBirds
 
 
@@ -31,21 +34,24 @@ def contents(root):
     [
         ACSEmployment,
         Adult,
+        CelebA,
         CIFAR100,
         ColouredMNIST,
         Compas,
         CovidFL,
+        FairFace,
         FEMNIST,
         MNIST,
         PneumoniaMNIST,
         Retina,
         Shakespeare,
         Spawrious,
+        UTKFace,
         WaterBirds,
     ],
 )
 def test_sources_always_write_the_same_files(source, tmp_path):
-    small = {"image_size": 16} if source in (Spawrious, WaterBirds) else {}
+    small = {"image_size": 16} if source in (CelebA, FairFace, Spawrious, UTKFace, WaterBirds) else {}
     for name in "ab":
         source(root=str(tmp_path / name), **small).generate(None)
     written = contents(tmp_path / "a")

@@ -12,10 +12,12 @@ from fedfacet.errors import DatasetNotFoundError
 RECIPES = {
     "adult_doctorate": ["adult_gsc", "digits_gsc"],
     "adult_gsc": ["adult_gsc", "digits_gsc"],
+    "celeba_gsc": ["adult_gsc"],
     "cifar100_participation": ["digits_gsc"],
     "cmnist_gsc": ["digits_gsc"],
     "compas_gsc": ["adult_gsc"],
     "covid_fl": ["fedld_pneumonia"],
+    "fairface_gsc": ["adult_gsc"],
     "fedld_pneumonia": ["digits_gsc"],
     "femnist_submodels": ["mnist_writers_submodels"],
     "mnist_writers_submodels": ["digits_gsc"],
@@ -24,6 +26,7 @@ RECIPES = {
     "retina_split3": ["fedld_pneumonia_split3"],
     "shakespeare": ["digits_gsc"],
     "spawrious_gsc": ["spawrious_gsc", "spawrious_gsc_synthetic", "digits_gsc"],
+    "utkface_gsc": ["adult_gsc"],
     "waterbirds": ["waterbirds", "spawrious_gsc_synthetic", "digits_gsc"],
 }
 """Per recipe, the recipes that the sentence names."""

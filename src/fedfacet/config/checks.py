@@ -54,6 +54,7 @@ SETTINGS: dict[str, Any] = {
     "smoke": bool,
     "where_present": dict,
     "partition.holdout_seed": int | None,
+    "partition.keep_together": _NAME | None,
     "partition.local_holdout": float,
     "paths.data_dir": _NAME,
     "paths.log_dir": _NAME,

@@ -67,7 +67,7 @@ _UNKNOWN = "?"
 _MAY_BE_UNKNOWN = ("workclass", "occupation", "native-country")
 _SENSITIVE = ("race", "sex")
 _INCOMES = ("<=50K", ">50K")
-_ATTRIBUTES = ("sex", "race", "sex_race")
+_ATTRIBUTES = ("sex", "race", "sex_race", "doctorate")
 _COLUMNS_OF_CLIENTS = ("sex", "race", "education", "occupation", "workclass")
 
 
@@ -106,7 +106,8 @@ class Adult(DatasetSource):
 
     Args:
         root: folder that holds ``adult.data`` and ``adult.test``.
-        attribute: ``"sex"`` (Female 0, Male 1), ``"race"`` (5 values) or ``"sex_race"`` (10 values).
+        attribute: ``"sex"`` (Female 0, Male 1), ``"race"`` (5 values), ``"sex_race"`` (10 values), or ``"doctorate"`` (without
+            0, with one 1), which is an input all the same.
         features: ``"all"`` or ``"categorical"``, which leaves out the numbers.
         sensitive_features: ``"drop"`` or ``"keep"``: whether sex and race are inputs.
         missing: ``"category"``, or ``"drop"`` for rows without an unknown category alone, 30,162 and 15,060 of them.
@@ -152,13 +153,15 @@ class Adult(DatasetSource):
         for name, categories in CATEGORIES.items():
             if self.sensitive_features == "keep" or name not in _SENSITIVE:
                 features.append(one_hot(codes[name], len(categories)))
-        a, values = self._attribute(codes)
         columns = {name: codes[name] for name in _COLUMNS_OF_CLIENTS}
         columns["doctorate"] = (codes["education"] == CATEGORIES["education"].index("Doctorate")).astype(np.int64)
+        a, values = self._attribute(columns)
         inputs = InMemoryInputs(torch.from_numpy(np.concatenate(features, axis=1)))
         return Dataset(inputs, y, a, train, test, None, _INCOMES, values, columns=columns)
 
     def _attribute(self, codes: dict[str, NDArray[np.int64]]) -> tuple[NDArray[np.int64], tuple[str, ...]]:
+        if self.attribute == "doctorate":
+            return codes["doctorate"], ("No doctorate", "Doctorate")
         if self.attribute != "sex_race":
             return codes[self.attribute], CATEGORIES[self.attribute]
         races = CATEGORIES["race"]

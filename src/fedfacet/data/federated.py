@@ -54,23 +54,32 @@ class FederatedData:
 
 
 def deal(
-    dataset: Dataset, partitioner: Partitioner, *, local_holdout: float = 0.0, seed: int = 0, holdout_seed: int = 0
+    dataset: Dataset,
+    partitioner: Partitioner,
+    *,
+    local_holdout: float = 0.0,
+    seed: int = 0,
+    holdout_seed: int = 0,
+    keep_together: str | None = None,
 ) -> FederatedData:
     """Deal a data set's training samples to clients, as ``partition_and_hold_out`` and ``hold_out_locally`` say.
 
     The part ``local_holdout`` of every client's samples, in [0, 1), is held out. ``seed`` is of the draw of validation samples,
-    ``holdout_seed`` of what clients hold out.
+    ``holdout_seed`` of what clients hold out. ``keep_together`` names a column: all samples of one value go
+    to one client.
 
     Raises:
         InfeasiblePartitionError: if the data set has too few samples.
         ValueError: if ``local_holdout`` is out of range.
     """
-    partition, val = partition_and_hold_out(dataset, partitioner, seed=seed)
+    partition, val = partition_and_hold_out(dataset, partitioner, seed=seed, keep_together=keep_together)
     partition, held_out = hold_out_locally(dataset.y, partition, local_holdout, seed=holdout_seed)
     return FederatedData(dataset, partition, val, held_out)
 
 
-def partition_and_hold_out(dataset: Dataset, partitioner: Partitioner, *, seed: int = 0) -> tuple[Partition, NDArray[np.int64]]:
+def partition_and_hold_out(
+    dataset: Dataset, partitioner: Partitioner, *, seed: int = 0, keep_together: str | None = None
+) -> tuple[Partition, NDArray[np.int64]]:
     """Deal the training samples to clients, and find validation samples that no client holds and that are not the test set.
 
     An official validation set is taken as it is. Otherwise validation takes equally many samples of every (class, attribute)
@@ -79,6 +88,10 @@ def partition_and_hold_out(dataset: Dataset, partitioner: Partitioner, *, seed: 
 
     Positions are those of the data set, sorted; there are no validation samples where some cell has nothing left. ``seed`` is
     of the validation draw, and does not follow the run's seed.
+
+    With ``keep_together``, a column such as ``identity``, the partitioner deals the column's values: each counts once, in the
+    (label, attribute) cell that most of its samples are in, the first of several, and its samples go with it. Validation
+    samples of a partitioner that deals out all samples are drawn before, and are of the same values.
 
     Raises:
         InfeasiblePartitionError: if the partitioner finds too few samples, or leaves a client without any.
@@ -89,7 +102,9 @@ def partition_and_hold_out(dataset: Dataset, partitioner: Partitioner, *, seed: 
         val = _balanced_draw(dataset, pool, RESERVED_FRACTION, seed)
         pool = np.setdiff1d(pool, val, assume_unique=True)
     labels = _labels(dataset, partitioner.label)
-    dealt = partitioner.partition(labels[pool].astype(np.int64, copy=False), dataset.a[pool])
+    dealt = _dealt(
+        partitioner, labels[pool].astype(np.int64, copy=False), dataset.a[pool], _units(dataset, keep_together, pool)
+    )
     if empty := [client_id for client_id, client in enumerate(dealt.indices) if not len(client)]:
         raise InfeasiblePartitionError(
             f"Expected every client to hold at least one sample, but {len(empty)} of {len(dealt.indices)} would hold none, "
@@ -132,13 +147,33 @@ def hold_out_locally(
     return Partition(tuple(left)), held_out
 
 
-def _labels(dataset: Dataset, name: str) -> NDArray[np.integer[Any]]:
+def _dealt(
+    partitioner: Partitioner, labels: NDArray[np.int64], a: NDArray[np.int64], units: NDArray[np.int64] | None
+) -> Partition:
+    """Have a partitioner deal samples, or units of them."""
+    if units is None:
+        return partitioner.partition(labels, a)
+    cells, of_cell = np.unique(np.stack([labels, a], axis=1), axis=0, return_inverse=True)
+    values, of_unit = np.unique(units, return_inverse=True)
+    counts = np.zeros((len(values), len(cells)), dtype=np.int64)
+    np.add.at(counts, (of_unit, of_cell.ravel()), 1)
+    usual = cells[counts.argmax(axis=1)]
+    owned = partitioner.partition(usual[:, 0], usual[:, 1])
+    return Partition(tuple(np.flatnonzero(np.isin(of_unit, client)) for client in owned.indices))
+
+
+def _units(dataset: Dataset, column: str | None, pool: NDArray[np.int64]) -> NDArray[np.int64] | None:
+    """Return whose each sample of a pool is; ``None`` where nobody asks."""
+    return None if column is None else _labels(dataset, column, "keep_together")[pool].astype(np.int64, copy=False)
+
+
+def _labels(dataset: Dataset, name: str, setting: str = "label") -> NDArray[np.integer[Any]]:
     """Return the labels called ``name``, shape (N,): the classes for ``"y"``, the attribute values for ``"a"``."""
     known = {"y": dataset.y, "a": dataset.a}
     if name not in known and name not in dataset.columns:
         raise InfeasiblePartitionError(
-            f"Expected `partition.label` to be one of {', '.join([*known, *dataset.columns])}, which this data set has, but "
-            f"got {name!r}: choose one of them or another `dataset`."
+            f"Expected `partition.{setting}` to be one of {', '.join([*known, *dataset.columns])}, which this data set has, "
+            f"but got {name!r}: choose one of them or another `dataset`."
         )
     return known[name] if name in known else dataset.columns[name]
 

@@ -8,17 +8,20 @@ import pytest
 
 from fedfacet.data.acs_employment import ACSEmployment
 from fedfacet.data.adult import Adult
+from fedfacet.data.celeba import CelebA
 from fedfacet.data.cifar10 import CIFAR10
 from fedfacet.data.cifar100 import CIFAR100
 from fedfacet.data.cmnist import ColouredMNIST
 from fedfacet.data.compas import Compas
 from fedfacet.data.covid_fl import CovidFL
+from fedfacet.data.fairface import FairFace
 from fedfacet.data.femnist import FEMNIST
 from fedfacet.data.mnist import MNIST
 from fedfacet.data.pneumonia_mnist import PneumoniaMNIST
 from fedfacet.data.retina import Retina
 from fedfacet.data.shakespeare import Shakespeare
 from fedfacet.data.spawrious import Spawrious
+from fedfacet.data.utkface import UTKFace
 from fedfacet.data.waterbirds import WaterBirds
 
 pytestmark = pytest.mark.slow
@@ -27,17 +30,20 @@ TRIALS = 90
 SOURCES = {
     "acs_employment": lambda root: ACSEmployment(root=root),
     "adult": lambda root: Adult(root=root, verify_counts=False),
+    "celeba": lambda root: CelebA(root=root, image_size=16),
     "cifar10": lambda root: CIFAR10(root=root),
     "cifar100": lambda root: CIFAR100(root=root),
     "cmnist": lambda root: ColouredMNIST(root=root),
     "compas": lambda root: Compas(root=root, verify_counts=False),
     "covid_fl": lambda root: CovidFL(root=root),
+    "fairface": lambda root: FairFace(root=root, image_size=16),
     "femnist": lambda root: FEMNIST(root=root),
     "mnist": lambda root: MNIST(root=root),
     "pneumonia_mnist": lambda root: PneumoniaMNIST(root=root),
     "retina": lambda root: Retina(root=root),
     "shakespeare": lambda root: Shakespeare(root=root, num_roles=2, min_samples=10),
     "spawrious": lambda root: Spawrious(root, classes=["corgi", "bulldog"], attributes=["dirt"], image_size=16),
+    "utkface": lambda root: UTKFace(root=root, image_size=16),
     "waterbirds": lambda root: WaterBirds(root, image_size=16, verify_counts=False),
 }
 

@@ -1,0 +1,1 @@
+"""The thesis' chapter 6, group fairness: its table and its federations."""
