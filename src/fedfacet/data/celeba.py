@@ -25,8 +25,9 @@ class CelebA(DatasetSource):
     """Faces, y = one label, attribute = another, by default wavy hair and gender as labelled (female 0, male 1).
 
     ``root`` holds the lists and the folder ``img_align_celeba`` as torchvision unpacks them, or as WILDS does, whose lists are
-    csv files. Training, validation and test images are the official 162,770, 19,867 and 19,962. The column ``identity`` says who is on an image, where ``identity_CelebA.txt`` is there; with ``partition=celeba_gsc``, whose ``keep_together`` names
-    it, clients hold whole individuals. Pixels are normalised by ImageNet's statistics.
+    csv files. Training, validation and test images are the official 162,770, 19,867 and 19,962. Pixels are normalised by
+    ImageNet's statistics. The column ``identity`` says who is on an image, where ``identity_CelebA.txt`` is there; with
+    ``partition=celeba_gsc``, whose ``keep_together`` names it, clients hold whole individuals.
 
     Source: Liu, Luo, Wang and Tang, Deep Learning Face Attributes in the Wild, ICCV 2015, arXiv:1411.7766; class and attribute
     as in the thesis, section 6.5.1. For non-commercial research only. The loader does not fetch it.
