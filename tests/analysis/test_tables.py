@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from fedfacet.analysis.runs import Run
-from fedfacet.analysis.tables import Column, SeedTwiceError, make_table
+from fedfacet.analysis.tables import Column, SeedTwiceError, make_table, smaller_is_better
 from fedfacet.analysis.writers import to_csv, to_latex, to_markdown
 from fedfacet.errors import ConfigError
 
@@ -346,3 +346,16 @@ def test_what_a_run_calls_itself_is_neither_markup_nor_a_formula():
     assert "&lt;img" in shown
     rows = [row[0] for row in csv.reader(io.StringIO(to_csv(table)))][1:]
     assert sorted(rows) == sorted(["<img src=x>", "'=cmd|'/c calc'!A1", "'@sum", "'-uniform", "-3"])
+
+
+@pytest.mark.parametrize(
+    ("metric", "smaller"),
+    [
+        ("test/loss", True), ("test/fair/equal_opportunity", True), ("val/fair/demographic_parity", True),
+        ("client_fairness/acc_std", True), ("personal_test/acc_std", True),
+        ("test/acc", False), ("test/fair/demographic_parity_ratio", False), ("test/fair/rate/acc_a0", False),
+        ("test/fair/signed/equal_opportunity", False), ("client_fairness/jain", False), ("auc/test/auc_macro", False),
+    ],
+)  # fmt: skip
+def test_losses_gaps_and_spreads_are_good_when_they_are_small(metric, smaller):
+    assert smaller_is_better(metric) is smaller

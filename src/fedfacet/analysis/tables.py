@@ -158,6 +158,12 @@ def in_percent(metric: str) -> bool:
     return is_of_attack(metric) or re.search(r"(^|[/_])acc($|[/_])", metric) is not None
 
 
+def smaller_is_better(metric: str) -> bool:
+    """Tell whether a metric is a loss, a gap between groups or a spread over clients, of which everybody wants little."""
+    gaps = "equal_opportunity|equalized_odds|predictive_equality|demographic_parity|accuracy_parity|calibration"
+    return re.search(rf"(^|/)(loss|fair/({gaps})|\w*acc_std)$", metric) is not None
+
+
 def check_keys(runs: Sequence[Run], keys: Iterable[str]) -> None:
     """Refuse keys that name no single value of any run's config."""
     for key in keys:

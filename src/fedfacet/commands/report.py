@@ -111,9 +111,16 @@ def heads(options: argparse.Namespace, runs: "Sequence[Run]") -> tuple[list[str]
     return [key.strip() for key in rows.split(",")], [key.strip() for key in (options.columns or "experiment").split(",")]
 
 
+def lower_is_better(options: argparse.Namespace) -> bool:
+    """Tell whether small values of the metric are good: because the user says so, or because of what it is."""
+    from fedfacet.analysis.tables import smaller_is_better
+
+    return bool(options.lower_is_better or smaller_is_better(options.metric or ""))
+
+
 def table_of(options: argparse.Namespace, runs: "Sequence[Run]", command: str) -> "Table":
     """Return the table whose rows and columns the user names, or a paper's as it is printed."""
-    said = {"std": options.std, "lower_is_better": options.lower_is_better, "command": command}
+    said = {"std": options.std, "lower_is_better": lower_is_better(options), "command": command}
     if options.layout:
         from fedfacet.papers.layouts import load_layout, make_layout_table
 
@@ -150,7 +157,7 @@ def compared(options: argparse.Namespace, runs: "Sequence[Run]", command: str) -
         metric=options.metric or "test/acc_worst_group",
         at=options.at or "last",
         test=options.test or "permutation",
-        lower_is_better=options.lower_is_better,
+        lower_is_better=lower_is_better(options),
         command=command,
     )
     if options.forest:
@@ -172,7 +179,7 @@ def curves(options: argparse.Namespace, runs: "Sequence[Run]", command: str) -> 
         metric=options.metric or "test/acc_worst_group",
         threshold=options.threshold,
         std=options.std,
-        lower_is_better=options.lower_is_better,
+        lower_is_better=lower_is_better(options),
         command=command,
     )
     options.picture = options.picture or PICTURES / "curves.png"

@@ -59,7 +59,11 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
         default="population",
         help="divide by n (population, as in the FedDiverse paper) or by n - 1; default: population",
     )
-    parser.add_argument("--lower-is-better", action="store_true", help="the smallest value of a column is its best")
+    parser.add_argument(
+        "--lower-is-better",
+        action="store_true",
+        help="the smallest value of a column is its best; losses, gaps between groups and spreads over clients need no word",
+    )
     parser.add_argument("--format", choices=("markdown", "latex", "csv"), help="default: markdown")
     parser.add_argument("--output", type=Path, metavar="FILE", help="write there instead of printing")
     parser.add_argument(
