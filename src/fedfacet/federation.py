@@ -7,7 +7,7 @@ Rounds are counted from 1.
 
 import itertools
 import logging
-import math
+import reprlib
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
@@ -43,7 +43,7 @@ from fedfacet.types import (
     SelectionContext,
     State,
 )
-from fedfacet.updates import is_finite, misfit
+from fedfacet.updates import is_finite, is_finite_report, misfit
 
 log = logging.getLogger(__name__)
 
@@ -202,18 +202,24 @@ class Federation:
             notes.ledger.query_floats_down += self._num_floats_sent(self.sent(before, client_id), client_id)
         notes.lap("select")
 
-        # 3.-4. Each is sent the model with an order of its own, and a question where the aggregator has one; those who will not
-        # answer get no order.
-        tasks = []
-        for client_id in cohort:
-            task = self._task(client_id)
-            notes.ledger.floats_down += self._num_floats_sent(task.broadcast, client_id)
-            if self.participation is not None:
+        # 3. Who will answer, and what does the aggregator want to know of them beforehand?
+        finished = dict.fromkeys(cohort, 1.0)
+        if self.participation is not None:
+            for client_id in cohort:
                 draws = partial(rng.stream, seed, "outcome", round, client_id)
-                task = replace(task, step_fraction=self.participation.outcome(client_id, draws))
-            if task.step_fraction > 0:
+                finished[client_id] = self.participation.outcome(client_id, draws)
+        reports = self._report(notes, available, [client_id for client_id, part in finished.items() if part > 0])
+        told = before
+        if self.aggregator.prepare is not None and cohort:
+            told = replace(before, aggregator=self.aggregator.prepare(before.aggregator, reports))
+
+        # 4. Each is sent the model with an order of its own; those who will not answer get no order.
+        tasks = []
+        for client_id, part in finished.items():
+            task = replace(self._task(client_id, told), step_fraction=part)
+            notes.ledger.floats_down += self._num_floats_sent(task.broadcast, client_id)
+            if part > 0:
                 tasks.append(task)
-        self._report(notes, available, [task.client_id for task in tasks])
         silent = notes.begun.keys() - {task.client_id for task in tasks}
         notes.ledger.query_samples += sum(notes.begun[client_id] for client_id in silent)
 
@@ -226,7 +232,7 @@ class Federation:
         if first is not None:  # no update at all leaves model and aggregator as they were
             aggregator = self._fedavg if round <= self._fedavg_rounds else self.aggregator
             fold = aggregator.aggregate if self.parts is None else partial(self.parts.aggregate, aggregator.aggregate, round)
-            server, model = fold(server, model, itertools.chain([first], updates))
+            server, model = fold(told.aggregator, model, itertools.chain([first], updates))
         elif notes.num_dropped > 1 or (notes.num_dropped and not before.participation_counts.any()):
             raise BadUpdateError(
                 f"Expected a valid update in round {round}, but all {notes.num_dropped} were dropped: lower the learning rate, "
@@ -298,10 +304,10 @@ class Federation:
         """Return by what the clients' learning rate is multiplied in the round to come."""
         return self.scheduler.factor(self.state.scheduler, round) if self.scheduler is not None else 1.0
 
-    def _task(self, client_id: int) -> ClientTask:
-        """Return a client's order to train, as it is if the client finishes."""
-        round, memory = self.state.round + 1, self.state.memory.get(client_id, {})
-        return ClientTask(client_id, round, self.seed, self.sent(self.state, client_id), memory, 1.0, self.lr_factor(round))
+    def _task(self, client_id: int, state: FederationState) -> ClientTask:
+        """Return a client's order to train in the round after a state, as it is if the client finishes."""
+        round, memory = state.round + 1, state.memory.get(client_id, {})
+        return ClientTask(client_id, round, self.seed, self.sent(state, client_id), memory, 1.0, self.lr_factor(round))
 
     def _num_floats_sent(self, broadcast: Broadcast, client_id: int) -> int:
         """Count a broadcast; personal tensors cross once, before a client has any of its own."""
@@ -331,7 +337,7 @@ class Federation:
                 f"Expected {type(self.selector).__name__} to ask only clients that are available in round "
                 f"{self.state.round + 1}, but {strangers} are not: mend its `select`."
             )
-        tasks = [self._task(client_id) for client_id in client_ids]
+        tasks = [self._task(client_id, self.state) for client_id in client_ids]
         answers = {}
         for position, (task, answer) in enumerate(zip(tasks, self.engine.ask(query, tasks), strict=True), 1):
             self._check_stop()
@@ -351,15 +357,20 @@ class Federation:
         notes.lap("ask")
         return answers
 
-    def _report(self, notes: "_Notes", available: tuple[int, ...], cohort: Sequence[int]) -> None:
-        """Put the aggregator's question to those of a cohort who have not answered it yet."""
+    def _report(self, notes: "_Notes", available: tuple[int, ...], cohort: Sequence[int]) -> Mapping[int, Any]:
+        """Put the aggregator's question to those who have not answered it yet, and return the answers that hold."""
         query = self._question
         if query is None or self.state.round < self._fedavg_rounds:
-            return
+            return {}
+        asked = available if self.aggregator.asks_everybody else cohort
         ever = notes.disclosures.get(query.name, {}) if not query.needs_model else {}
-        unasked = [k for k in cohort if k not in ever and query.name not in notes.answers.get(k, {})]
+        unasked = [k for k in asked if k not in ever and query.name not in notes.answers.get(k, {})]
         if unasked:
             self._ask(notes, available, query, unasked)
+        answers = notes.disclosures.get(query.name, {})
+        return {
+            k: answer for k, answer in answers.items() if is_finite_report(answer) and (k in asked or not query.needs_model)
+        }
 
     def _received(self, tasks: Sequence[ClientTask], notes: "_Notes") -> Iterator[ClientUpdate]:
         """Yield the valid updates; note what stays of each when its tensors are freed."""
@@ -373,8 +384,8 @@ class Federation:
                 if self._question is not None:
                     report = notes.disclosures.get(self._question.name, {}).get(task.client_id)
                     update = replace(update, report=report)
-                    if isinstance(report, float) and not math.isfinite(report):
-                        fault = f"its {self._question.name} is {report}"
+                    if not is_finite_report(report):
+                        fault = f"its {self._question.name} is {reprlib.repr(report)}"
                 notes.ledger.floats_up += sum(map(state.num_floats, (update.delta, update.buffers, update.extras)))
                 if not is_finite(update, seen):
                     fault = "it holds NaN or infinite numbers"

@@ -86,6 +86,23 @@ class InteractionMatrix:
         return float(self.counts.sum())
 
     @property
+    def independence_weights(self) -> NDArray[np.float64]:
+        r"""Weights of samples with which class and attribute look independent, :math:`P(y) P(a) / P(y, a)`, shape (Y, A).
+
+        Weighted counts factorise, and weights have the mean 1 over all samples if every cell has some; those of empty cells
+        are 0.
+
+        Source: Kamiran and Calders, Data preprocessing techniques for classification without discrimination, 2012.
+
+        Example:
+            >>> InteractionMatrix([[30, 10], [10, 30]]).independence_weights.round(4).tolist()
+            [[0.6667, 2.0], [2.0, 0.6667]]
+        """
+        expected = self.counts.sum(axis=1, keepdims=True) * self.counts.sum(axis=0, keepdims=True) / (self.total or 1.0)
+        weights: NDArray[np.float64] = np.divide(expected, self.counts, out=np.zeros_like(expected), where=self.counts > 0)
+        return weights
+
+    @property
     def triplet(self) -> HeterogeneityTriplet:
         """The three measures, clamped to [0, 1]."""
         num_classes, num_attributes = self.counts.shape

@@ -22,6 +22,9 @@ WEIGHTED_DRAWS = "selection/weighted_draws"
 SUMMED_GRADIENTS = "optimizer/summed_gradients"
 """What clients give whose update is a weighted sum of gradients, as SGD's is; ``ClientUpdate.step_weight`` sums the weights."""
 
+GROUP_WEIGHTS = "group_weights"
+"""What the server sends so that clients weight their samples by class and attribute value, float32 of shape (Y, A)."""
+
 
 class Batch(NamedTuple):
     """Samples on their way into a model.

@@ -4,7 +4,9 @@ import math
 import reprlib
 import sys
 from collections.abc import Mapping
+from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -49,6 +51,11 @@ def misfit(update: object, task: ClientTask, facts: Facts, extras: Mapping[str, 
         or _misfit("extras", update.extras, extras, others=True)
         or _misfit("memory", update.memory, {}, others=True)
     )
+
+
+def is_finite_report(report: Any) -> bool:
+    """Tell whether an answer, a number or nested lists of them, holds neither NaN nor infinity."""
+    return report is None or bool(np.isfinite(np.asarray(report, dtype=np.float64)).all())
 
 
 def is_finite(update: ClientUpdate, seen: dict[str, tuple[Tensor, int]]) -> bool:

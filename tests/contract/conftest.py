@@ -136,7 +136,6 @@ def make_update(batchnorm_model):
             num_steps=num_steps,
             step_weight=float(num_steps),
             metrics={"loss_sum": 1.0, "num_seen": 10},
-            report=0.5 + 0.1 * client_id,
             extras={name: torch.rand(like.shape, generator=generator) for name, like in (extras or {}).items()},
         )
 

@@ -26,6 +26,16 @@ MEAN_OF_HEADS = {"fedpac": "its global head is a mean of heads rather than a hea
 """Aggregators whose head may move by rounding where nobody's moved, and why."""
 
 
+REPORTS = {
+    "local_loss": lambda update: 0.5 + 0.1 * update.client_id,
+    "group_losses": lambda update: [[[3.0, 1.0], [0.5 * update.client_id, 2.0]], [[4.0, 1.0], [2.0, 3.0]]],
+    # As many samples as it has, and equal rates everywhere.
+    "group_hits": lambda update: [[[0.2 * update.num_samples] * 2] * 2, [[0.25 * update.num_samples] * 2] * 2],
+    "interaction_matrix": lambda update: [[3, 1], [update.client_id, 2]],
+}
+"""What clients answer to the questions of aggregators, by the question's name."""
+
+
 class Run:
     """A server with one aggregator: its state goes into every round and comes out of it."""
 
@@ -34,9 +44,17 @@ class Run:
         self.server = aggregator.init(facts)
         self.model = facts.model
 
+    def round(self, server, model, updates):
+        """Return state and model after a round whose clients have answered what the aggregator asks."""
+        query = self.aggregator.report() if self.aggregator.report is not None else None
+        report = REPORTS[query.name] if query is not None else lambda update: None
+        if self.aggregator.prepare is not None and isinstance(updates, list):
+            server = self.aggregator.prepare(server, {update.client_id: report(update) for update in updates})
+        return self.aggregator.aggregate(server, model, (replace(update, report=report(update)) for update in updates))
+
     def aggregate(self, updates):
         """Run a round, and return the next model."""
-        self.server, self.model = self.aggregator.aggregate(self.server, self.model, iter(updates))
+        self.server, self.model = self.round(self.server, self.model, updates)
         fault = misfit("aggregator", self.server, self.aggregator.init(self.facts), self.facts.model)
         assert fault is None, "a resume holds the state to the one that `init` returns"
         return self.model
@@ -122,10 +140,10 @@ def test_a_round_run_twice_from_one_state_is_the_same_bit_for_bit(run, updates, 
     ours, other = run(), run()
     for round in range(1, 4):
         sent, server, model = updates(round), ours.server, ours.model
-        first = ours.aggregator.aggregate(server, model, iter(sent))
-        ours.aggregator.aggregate(*first, iter(updates(round + 10)))
-        assert same(list(ours.aggregator.aggregate(server, model, iter(sent))), list(first))
-        assert same(list(other.aggregator.aggregate(server, model, iter(sent))), list(first))
+        first = ours.round(server, model, sent)
+        ours.round(*first, updates(round + 10))
+        assert same(list(ours.round(server, model, sent)), list(first))
+        assert same(list(other.round(server, model, sent)), list(first))
         assert same(ours.aggregator.init(ours.facts), other.server)
         ours.server, ours.model = first
 

@@ -9,23 +9,24 @@ from torch.nn import functional
 from torch.utils.data import DataLoader, TensorDataset
 
 from fedfacet.errors import DisclosureError
+from fedfacet.heterogeneity import InteractionMatrix
 from fedfacet.losses.margin import margin
-from fedfacet.objectives.reweighing import ReweighingObjective, kamiran_calders_weights
+from fedfacet.objectives.reweighing import ReweighingObjective
 from fedfacet.types import Batch
 
 
 @given(arrays(np.int64, st.tuples(st.integers(2, 4), st.integers(2, 4)), elements=st.integers(1, 500)))
 def test_weighted_counts_factorise_and_weights_average_to_one(counts):
-    weights = kamiran_calders_weights(torch.from_numpy(counts)).double().numpy()
+    weights = InteractionMatrix(counts).independence_weights
     joint = weights * counts / counts.sum()
     expected = np.outer(counts.sum(axis=1), counts.sum(axis=0)) / counts.sum() ** 2
-    assert joint == pytest.approx(expected, rel=1e-6)
-    assert joint.sum() == pytest.approx(1, rel=1e-6)
+    assert joint == pytest.approx(expected, rel=1e-12)
+    assert joint.sum() == pytest.approx(1, rel=1e-12)
 
 
 def test_independent_counts_and_missing_pairs():
-    assert torch.equal(kamiran_calders_weights(torch.tensor([[10, 20], [30, 60]])), torch.ones(2, 2))
-    assert kamiran_calders_weights(torch.tensor([[10, 0], [10, 20]]))[0].tolist() == [0.5, 0.0]
+    assert InteractionMatrix([[10, 20], [30, 60]]).independence_weights.tolist() == [[1, 1], [1, 1]]
+    assert InteractionMatrix([[10, 0], [10, 20]]).independence_weights[0].tolist() == [0.5, 0.0]
 
 
 def samples(a):
@@ -63,7 +64,7 @@ def test_it_trains_under_a_plain_trainer(tmp_path):
     )  # fmt: skip
     loader = DataLoader(TensorDataset(*batch), batch_size=4)
     trainer.fit(own, loader, loader)
-    assert own._weights_YA.tolist() == kamiran_calders_weights(torch.tensor([[2, 1], [1, 4]])).tolist()
+    assert own._weights_YA.tolist() == InteractionMatrix([[2, 1], [1, 4]]).independence_weights.astype(np.float32).tolist()
 
 
 def test_another_loss_and_unknown_attributes_are_refused():

@@ -78,6 +78,8 @@ def test_every_selector_and_aggregator_resumes_exactly(selector, aggregator, mai
     def make():
         halves = [half for half in ("objective", "correction") if (CONF / half / f"{aggregator}.yaml").exists()]
         parts = [f"{group}={aggregator}" for group in ("aggregator", *halves)]
+        if "objective=group_weighted" in (CONF / "aggregator" / f"{aggregator}.yaml").read_text():
+            parts.append("objective=group_weighted")
         return main_job(f"selector={selector}", *parts, *QUICK)
 
     whole = make()

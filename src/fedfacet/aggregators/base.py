@@ -1,7 +1,7 @@
 """The contract of an aggregator."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -41,6 +41,16 @@ class Aggregator(ABC):
 
     ``ClientUpdate.report`` has the answer. The question is put on the round's model. A client that the selector has asked the
     same in this round is not asked again; a question that needs no model is put to a client once in a run.
+    """
+
+    asks_everybody: ClassVar[bool] = False
+    """Whether ``report`` is put to everybody who is available, and not to the cohort alone."""
+
+    prepare: ClassVar[Callable[..., ServerState] | None] = None
+    """``prepare(self, server, reports)`` returns the state that ``broadcast`` and ``aggregate`` see in this round.
+
+    ``reports`` are answers by client: those of this round, or, if the question needs no model, all that were given in the run.
+    ``None`` for a state that is what the last round left.
     """
 
     weighting: str = "equal"
@@ -117,6 +127,35 @@ def reported_loss(update: ClientUpdate) -> float:
             "aggregator=fedavg."
         )
     return loss
+
+
+class GroupReports:
+    """Adds up what clients report of their groups, as their updates pass by: sums and counts, each of shape (Y, A), float64."""
+
+    def __init__(self) -> None:
+        self.sums_YA = self.counts_YA = torch.zeros(0, dtype=torch.float64)
+
+    def noted(self, updates: Iterable[ClientUpdate]) -> Iterator[ClientUpdate]:
+        """Yield updates as they are."""
+        for update in updates:
+            sums, counts = torch.tensor(update.report, dtype=torch.float64)
+            self.sums_YA = sums + self.sums_YA if self.sums_YA.numel() else sums
+            self.counts_YA = counts + self.counts_YA if self.counts_YA.numel() else counts
+            yield update
+
+
+GROUPINGS = ("a", "ya")
+"""What a group of samples is: those of one attribute value, or those of one class with one attribute value."""
+
+
+def of_groups(table_YA: Tensor, groups: str) -> Tensor:
+    """Return a table's sums over groups, shape (A,) or (Y A,)."""
+    return table_YA.sum(dim=0) if groups == "a" else table_YA.flatten()
+
+
+def of_cells(values_G: Tensor, shape: tuple[int, ...]) -> Tensor:
+    """Return for every class and attribute value the value of its group, shape (Y, A), as clients take weights: float32."""
+    return (values_G.expand(shape) if len(values_G) == shape[1] else values_G.view(shape)).float()
 
 
 def nearest_of_simplex(point: Tensor) -> Tensor:

@@ -8,7 +8,9 @@ from torch.nn import functional
 
 from fedfacet.corrections.base import Correction
 from fedfacet.errors import DisclosureError
+from fedfacet.heterogeneity import InteractionMatrix
 from fedfacet.objectives.classification import ClassificationObjective, OptimizerFactory, cross_entropy
+from fedfacet.objectives.group_weighted import check_cross_entropy, weighted_cross_entropy
 from fedfacet.types import Batch
 
 
@@ -28,12 +30,6 @@ class ReweighingObjective(ClassificationObjective):
 
     Raises:
         ValueError: for another ``loss`` than the cross entropy, which alone is weighted sample by sample.
-
-    Example:
-        >>> weights = kamiran_calders_weights(torch.tensor([[30, 10], [10, 30]]))
-        >>> weights
-        tensor([[0.6667, 2.0000],
-                [2.0000, 0.6667]])
     """
 
     reads_attributes = True
@@ -48,8 +44,7 @@ class ReweighingObjective(ClassificationObjective):
         optimizer: OptimizerFactory | None = None,
     ) -> None:
         super().__init__(model, loss=loss, correction=correction, optimizer=optimizer)
-        if getattr(loss, "func", loss) is not cross_entropy:  # a configuration hands over a partial of it
-            raise ValueError("Expected `loss=cross_entropy` with objective=reweighing, which weights samples, but got another.")
+        check_cross_entropy(loss, "reweighing")
         self._weights_YA: Tensor | None = None
 
     def before_steps(self, batches: Iterable[Batch], num_steps: int) -> None:
@@ -66,7 +61,8 @@ class ReweighingObjective(ClassificationObjective):
             )
         num_attributes = int(a.max()) + 1
         counts = torch.bincount(y * num_attributes + a, minlength=(int(y.max()) + 1) * num_attributes)
-        self._weights_YA = kamiran_calders_weights(counts.view(-1, num_attributes))
+        weights = InteractionMatrix(counts.view(-1, num_attributes).cpu().numpy()).independence_weights
+        self._weights_YA = torch.from_numpy(weights).float()
 
     def after_steps(self, batches: Iterable[Batch]) -> None:
         """Look at nothing."""
@@ -78,14 +74,6 @@ class ReweighingObjective(ClassificationObjective):
 
     def training_loss(self, logits: Tensor, batch: Batch) -> Tensor:
         """Return the mean of the weighted cross entropies."""
-        losses = functional.cross_entropy(logits, batch.y, reduction="none")
-        if self._weights_YA is not None:
-            losses = losses * self._weights_YA[batch.y, batch.a].to(losses.device)
-        return losses.mean()
-
-
-def kamiran_calders_weights(counts_YA: Tensor) -> Tensor:
-    """Return P(y) P(a) / P(y, a) for counts of classes and attribute values, shape (Y, A); 0 for a pair without samples."""
-    counts = counts_YA.double()
-    expected = counts.sum(dim=1, keepdim=True) * counts.sum(dim=0, keepdim=True) / counts.sum()
-    return torch.where(counts > 0, expected / counts.clamp(min=1), 0.0).float()
+        if self._weights_YA is None:
+            return functional.cross_entropy(logits, batch.y, reduction="none").mean()
+        return weighted_cross_entropy(logits, batch, self._weights_YA)

@@ -14,6 +14,7 @@ KINDS = {
     "triplet": "class imbalance, attribute imbalance and spurious correlation",
     "class_means": "the mean features of each class, and how they vary",
     "joint_counts": "how many it has of each class with each attribute value",
+    "group_performance": "how a model does on its samples of each class with each attribute value, and how many these are",
 }
 """Kind of an answer -> what it tells."""
 

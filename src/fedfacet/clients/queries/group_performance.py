@@ -1,0 +1,89 @@
+"""How the global model does on each group of a client's samples."""
+
+from collections.abc import Callable
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from fedfacet.clients.queries.base import Query, QueryContext
+from fedfacet.errors import DisclosureError
+from fedfacet.types import Answer
+
+
+class GroupLosses(Query):
+    """Ask for the sum of the cross entropies over a client's samples of each class and attribute value, and their number.
+
+    The answer is nested lists of shape (2, Y, A): sums, in double precision and in eval mode, then counts. 2 Y A numbers leave
+    the client; n_k samples pass through the broadcast model. Sums and counts of all clients add up to those of the federation.
+    """
+
+    name = "group_losses"
+    kind = "group_performance"
+    reads = frozenset({"x", "y", "a"})
+    needs_model = True
+
+    def answer(self, context: QueryContext) -> Answer:
+        """Return sums and counts."""
+        return _sums(context, lambda logits, y: functional.cross_entropy(logits, y, reduction="none"))
+
+
+class GroupHits(Query):
+    """Ask how many of a client's samples of each class and attribute value the broadcast model classifies right.
+
+    As ``GroupLosses``, with hits for sums.
+    """
+
+    name = "group_hits"
+    kind = "group_performance"
+    reads = frozenset({"x", "y", "a"})
+    needs_model = True
+
+    def answer(self, context: QueryContext) -> Answer:
+        """Return hits and counts."""
+        return _sums(context, lambda logits, y: logits.argmax(dim=1) == y)
+
+
+class GroupScores(Query):
+    """Ask for the sum of the probabilities that the broadcast model gives a class over the samples of each group.
+
+    As ``GroupLosses``, with probabilities for losses.
+
+    Args:
+        positive_class: whose probability it is.
+    """
+
+    name = "group_scores"
+    kind = "group_performance"
+    reads = frozenset({"x", "y", "a"})
+    needs_model = True
+
+    def __init__(self, *, positive_class: int = 1) -> None:
+        if not isinstance(positive_class, int) or positive_class < 0:
+            raise ValueError(f"Expected `positive_class` to be a class, 0 or larger, but got {positive_class!r}.")
+        self.positive_class = positive_class
+
+    def answer(self, context: QueryContext) -> Answer:
+        """Return sums and counts."""
+        return _sums(context, lambda logits, y: logits.softmax(dim=1)[:, self.positive_class])
+
+
+def _sums(context: QueryContext, values: Callable[[Tensor, Tensor], Tensor]) -> Answer:
+    """Return what (logits, classes) -> values of shape (B,) add up to in each group, and how many samples are in it."""
+    dataset = context.data.dataset
+    shape = dataset.num_classes, dataset.num_attributes
+    totals = np.zeros((2, shape[0] * shape[1]))
+    context.model.eval()
+    with torch.inference_mode():
+        for batch in context.data.batches():
+            groups = (batch.y * shape[1] + batch.a).cpu().numpy()
+            if (batch.a < 0).any():
+                raise DisclosureError(
+                    "Expected clients that know the attributes of their samples, but under this `disclosure` nobody does: "
+                    "choose another method, or a disclosure whose clients know them."
+                )
+            found = values(context.model(batch.x).float(), batch.y).double().cpu().numpy()
+            for total, weights in zip(totals, (found, None), strict=True):
+                total += np.bincount(groups, weights, minlength=len(total))
+    return Answer(totals.reshape(2, *shape).tolist(), floats_up=totals.size, samples=len(context.data))
