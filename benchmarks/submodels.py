@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -36,6 +37,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="Print what parts of models and shadow models cost.")
     parser.add_argument("--models", type=int, default=16, help="shadow models, an even number (default 16)")
     parser.add_argument("--samples", type=int, default=2000, help="of which each shadow model has half (default 2000)")
+    parser.add_argument("--epochs", type=int, default=5, help="of a shadow model (default 5; the thesis takes 100)")
     parser.add_argument("--repeats", type=int, default=3, help="of everything (default 3)")
     options = parser.parse_args()
     facts = provenance("submodels", ["python", "benchmarks/submodels.py", *sys.argv[1:]], load=os.getloadavg()[0])
@@ -43,9 +45,10 @@ def main() -> None:
     print("| a round of W5, sequential | seconds | share |\n| --- | ---: | ---: |")
     for name, seconds, share in parts_of_a_round(federation_of(), options.repeats):
         print(f"| {name} | {seconds:.4f} | {100 * share:.2f} % |")
-    print(f"\n| {options.models} shadow models, one epoch of {options.samples // 2} samples | seconds | x loop |")
+    pool_of = PoolSize(options.models, options.samples, options.epochs)
+    print(f"\n| {options.models} shadow models, epochs of {options.samples // 2} samples: {options.epochs} | seconds | x loop |")
     print("| --- | ---: | ---: |")
-    for name, seconds, ratio in shadow_models(federation_of(), options.models, options.samples, options.repeats):
+    for name, seconds, ratio in shadow_models(federation_of(), pool_of, options.repeats):
         print(f"| {name} | {seconds:.2f} | {ratio:.3f} |")
 
 
@@ -81,12 +84,20 @@ def parts_of_a_round(federation: Federation, repeats: int) -> list[tuple[str, fl
     return [(name, seconds, seconds / sum(medians.values())) for name, seconds in medians.items()]
 
 
-def shadow_models(federation: Federation, models: int, samples: int, repeats: int) -> list[tuple[str, float, float]]:
+class PoolSize(NamedTuple):
+    """How many shadow models, how many samples, of which each has half, and how often a model sees one."""
+
+    models: int
+    samples: int
+    epochs: int
+
+
+def shadow_models(federation: Federation, size: PoolSize, repeats: int) -> list[tuple[str, float, float]]:
     """Return what the loop and the engines take, and the ratios."""
     contenders: dict[str, Callable[[], float]] = {
-        "a plain loop": partial(loop, models, samples),
-        "sequential": lambda: pool(federation, Engine(device="cpu"), models, samples),
-        f"workers, {os.cpu_count()}": lambda: pool(federation, WorkersEngine(device="cpu"), models, samples, threads=1),
+        "a plain loop": partial(loop, size),
+        "sequential": lambda: pool(federation, Engine(device="cpu"), size),
+        f"workers, {os.cpu_count()}": lambda: pool(federation, WorkersEngine(device="cpu"), size, threads=1),
     }
     taken: dict[str, list[float]] = {name: [] for name in contenders}
     for _ in range(repeats):
@@ -99,21 +110,23 @@ def shadow_models(federation: Federation, models: int, samples: int, repeats: in
     ]
 
 
-def loop(models: int, samples: int) -> float:
+def loop(size: PoolSize) -> float:
     """Return the seconds that a plain loop takes, which has every model say what it thinks of all samples."""
     workload = WORKLOADS["W5"]
     data = workload.load()
-    x, y = data.x[:samples], data.y[:samples]
+    x, y = data.x[: size.samples], data.y[: size.samples]
     loss_of = nn.CrossEntropyLoss()
     began = time.perf_counter()
-    for _ in range(models):
+    for _ in range(size.models):
         model = workload.make_model()
         optimizer = torch.optim.SGD(model.parameters(), lr=workload.lr)
         model.train()
-        for batch in torch.randperm(samples)[: samples // 2].split(workload.batch_size):
-            optimizer.zero_grad()
-            loss_of(model(x[batch]), y[batch]).backward()
-            optimizer.step()
+        half = torch.randperm(size.samples)[: size.samples // 2]
+        for _ in range(size.epochs):
+            for batch in half[torch.randperm(len(half))].split(workload.batch_size):
+                optimizer.zero_grad()
+                loss_of(model(x[batch]), y[batch]).backward()
+                optimizer.step()
         model.eval()
         with torch.no_grad():
             for part in x.split(workload.evaluation_batch_size):
@@ -121,7 +134,7 @@ def loop(models: int, samples: int) -> float:
     return time.perf_counter() - began
 
 
-def pool(federation: Federation, engine: Engine, models: int, samples: int, *, threads: int | None = None) -> float:
+def pool(federation: Federation, engine: Engine, size: PoolSize, *, threads: int | None = None) -> float:
     """Return the seconds that ``train_pool`` takes for the same, the start of its processes included."""
     kept = torch.get_num_threads()
     torch.set_num_threads(threads or kept)
@@ -129,10 +142,10 @@ def pool(federation: Federation, engine: Engine, models: int, samples: int, *, t
     try:
         with tempfile.TemporaryDirectory() as folder:
             train_pool(
-                Shadows(models=models, epochs=1),
+                Shadows(models=size.models, epochs=size.epochs),
                 federation.engine.clients,
                 lambda number: WORKLOADS["W5"].make_model(),
-                np.arange(samples),
+                np.arange(size.samples),
                 engine=engine,
                 folder=Path(folder),
                 facts={},

@@ -73,16 +73,19 @@ def weighted_mean(bundles: Iterable[tuple[State, float | State]]) -> State:
 
 
 def _mean_by_entry(bundles: Iterable[tuple[State, State]]) -> State:
-    totals: State = {}
-    weights: State = {}
+    names: list[str] = []
+    totals: list[Tensor] = []
+    weights: list[Tensor] = []
     for bundle, weight in bundles:
-        for name, tensor in bundle.items():
-            if name in totals:
-                totals[name].addcmul_(tensor, weight[name])
-                weights[name] += weight[name]
-            else:
-                totals[name], weights[name] = tensor * weight[name], weight[name].clone()
-    return {name: total / weights[name].where(weights[name] > 0, 1) for name, total in totals.items()}
+        if not names:
+            names = list(bundle)
+            weights = [weight[name].clone() for name in names]
+            totals = [bundle[name] * weight[name] for name in names]
+        elif names:
+            held = [weight[name] for name in names]
+            torch._foreach_addcmul_(totals, [bundle[name] for name in names], held)
+            torch._foreach_add_(weights, held)
+    return {name: total / weight.where(weight > 0, 1) for name, total, weight in zip(names, totals, weights, strict=True)}
 
 
 def gram(bundles: Sequence[State]) -> NDArray[np.float64]:
