@@ -1,8 +1,10 @@
 import dataclasses
 
+import numpy as np
 import pytest
 
-from fedfacet.selectors.base import Taxonomy
+from fedfacet import rng
+from fedfacet.selectors.base import Taxonomy, drawn_order
 from fedfacet.selectors.uniform import UniformSelector
 
 FIELDS = {
@@ -38,3 +40,19 @@ def test_characteristics_are_letters_in_order(letters):
     with pytest.raises(ValueError, match=f"letters of VDSRT.*{letters!r}"):
         Taxonomy(**FIELDS | {"client_characteristics": letters})
     assert Taxonomy(**FIELDS | {"client_characteristics": "-"}).client_characteristics == "-"
+
+
+@pytest.mark.parametrize("group", range(4))
+def test_who_has_more_of_a_group_and_takes_part_more_often_makes_it_less_rare(group):
+    """The thesis, section 6.4: at equal weights, of a client with more of a group than everybody has."""
+    counts_KG = rng.stream(0, "counts").integers(1, 60, size=(8, 4))
+    shares_K = counts_KG[:, group] / counts_KG.sum(axis=1)
+    richest = int(shares_K.argmax())
+    assert shares_K[richest] > counts_KG[:, group].sum() / counts_KG.sum()
+    expected = []
+    for factor in (1.0, 4.0):
+        weights = np.where(np.arange(8) == richest, factor, 1.0)
+        chosen = [drawn_order(weights, rng.stream(0, "selection", draw))[:3] for draw in range(1000)]
+        drawn = sum(counts_KG[cohort].sum(axis=0) for cohort in chosen)
+        expected.append(drawn[group] / drawn.sum())
+    assert expected[1] > expected[0] + 0.01
