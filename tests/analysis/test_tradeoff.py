@@ -117,7 +117,7 @@ def test_chance_is_that_of_the_metric(metric, chance):
     ("runs", "how", "sentence"),
     [
         ([run(auc=None)], {}, r"attack=\[loss_threshold,lira\]`"),
-        ([run()], {"metric": "test/acc"}, "Expected a metric of attacks, such as attack/mean/auc, but got 'test/acc'"),
+        ([run()], {"metric": "test/acc"}, "Expected a metric of attacks, such as attack/mean/auc, or a gap between groups"),
         ([without("received_test/acc_mean")], {}, "run them with .callbacks=.default,submodel_evaluate"),
         ([run(), run()], {}, "seed 0 twice"),
         ([run()], {"rows": ["submodle"]}, "submodle"),
@@ -137,3 +137,20 @@ def test_options_that_do_not_go_together_are_refused(wrong, capsys):
     with pytest.raises(SystemExit):
         main(["logs", *wrong.split()])
     assert "error: --" in capsys.readouterr().err
+
+
+def test_gaps_between_groups_stand_beside_two_accuracies(tmp_path):
+    gap = "test/fair/equal_opportunity"
+    runs = [
+        run(auc=None, seed=seed, final={gap: 0.1 * (place + 1) + 0.01 * seed, "test/acc_worst_group": 0.5},
+            **{"choices.method": method, "choices.aggregator": "fedavg"})
+        for place, method in enumerate(("known_matrices", "no_shared_stats")) for seed in range(2)
+    ]  # fmt: skip
+    found = tradeoff_of(runs, metric=gap)
+    assert (found.corner, found.heads, found.chance) == ("method", "aggregator", None)
+    assert [one.row for one in found.settings] == ["known_matrices", "no_shared_stats"]
+    assert found.settings[1].values == {
+        gap: pytest.approx([20, 21]), "test/acc": pytest.approx([75, 75]), "test/acc_worst_group": pytest.approx([50, 50])
+    }  # fmt: skip
+    draw_tradeoff(found, tmp_path / "one.png")
+    assert imread(tmp_path / "one.png").std() > 0

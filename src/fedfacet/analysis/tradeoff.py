@@ -1,8 +1,8 @@
-"""Runs that were attacked -> what their models give away, beside how well they do."""
+"""What models give away, or how unlike they treat groups, beside how well they do."""
 
 import math
 import statistics
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -25,6 +25,9 @@ ACCURACIES = {
 }
 """Accuracies in percent -> whose they are."""
 
+OF_GROUPS = {"test/acc": "all groups", "test/acc_worst_group": "worst group"}
+"""The same beside gaps between groups."""
+
 _ATTACKED = {"after_training": "trained_test/acc_mean", "received": "received_test/acc_mean", "after_aggregation": "test/acc"}
 
 
@@ -46,6 +49,7 @@ class Tradeoff:
     corner: str
     heads: str
     metric: str
+    accuracies: Mapping[str, str]
     attacked: tuple[str, ...]
     settings: tuple[Setting, ...]
     caption: str
@@ -68,25 +72,31 @@ def tradeoff_of(
     metric: str = METRIC,
     command: str | None = None,
 ) -> Tradeoff:
-    """Return what attacks find and how accurate models are, per data set and setting.
+    """Return what attacks find, or a gap between groups, and how accurate models are, per data set and setting.
 
-    Source: the thesis, figures 7b and 9. Both show one accuracy of the clients, of the parts that they receive, while what is
-    attacked are the models after local training; here there are both.
+    Source: the thesis, figures 7b and 9, of attacks. Both show one accuracy of the clients, of the parts that they receive,
+    while what is attacked are the models after local training; here there are both.
 
     Args:
         runs: finished ones are counted, the others are named in a note.
         rows: config keys that tell markers apart; ``None`` for the sub-model, and the model's width where runs differ in it
-            and colours do not tell.
+            and colours do not tell; for the method where the metric is a gap.
         columns: config keys that tell colours apart; ``None`` for the number of clients with the whole model, and where no
-            run has such a number for the model's width.
-        metric: of attacks.
+            run has such a number for the model's width; for the aggregator where the metric is a gap.
+        metric: of attacks, or of group fairness.
         command: what the user typed, for the caption.
 
     Raises:
-        ConfigError: as ``make_table``, or if ``metric`` is none of an attack's.
+        ConfigError: as ``make_table``, or for another ``metric``.
     """
+    if not is_of_attack(metric) and not metric.startswith("test/fair/"):
+        raise ConfigError(
+            f"Expected a metric of attacks, such as {METRIC}, or a gap between groups, such as test/fair/equal_opportunity, but "
+            f"got {metric!r}: name one of them."
+        )
+    accuracies = ACCURACIES
     if not is_of_attack(metric):
-        raise ConfigError(f"Expected a metric of attacks, such as {METRIC}, but got {metric!r}: name one of them.")
+        accuracies, rows, columns = OF_GROUPS, rows or ["method"], columns or ["aggregator"]
     if columns is None:
         columns = ["capacity.num_whole" if any(run.setting("capacity.num_whole") for run in runs) else "model.width"]
     if rows is None:
@@ -94,19 +104,19 @@ def tradeoff_of(
         rows = ["submodel"] if told else ["submodel", "model.width"]
     check_keys(runs, (*rows, *columns))
     finished = finished_of(runs)
-    for name in (metric, *ACCURACIES):
+    for name in (metric, *accuracies):
         check_metric(finished, name, ("last",))
     notes = notes_on_unfinished(runs)
     settings = []
     for dataset in ordered({str(run.setting("dataset")) for run in finished}):
         groups = group_runs([run for run in finished if str(run.setting("dataset")) == dataset], rows, columns)
-        for name in (metric, *ACCURACIES):
+        for name in (metric, *accuracies):
             notes += notes_on(groups, name, ("last",))
         for row, column in (
             (row, column) for column in ordered({c for _, c in groups}) for row in ordered({r for r, _ in groups})
         ):
             if members := groups.get((row, column)):
-                values = {name: [100 * run.at("last").get(name, math.nan) for run in members] for name in (metric, *ACCURACIES)}
+                values = {name: [100 * run.at("last").get(name, math.nan) for run in members] for name in (metric, *accuracies)}
                 settings.append(Setting(dataset, row, column, tuple(run.seed for run in members), values))
     attacked = {
         _ATTACKED[moment]
@@ -117,13 +127,16 @@ def tradeoff_of(
         and (moment := audit.threat_model.get("moment")) in _ATTACKED
     }
     said = (
-        f"What attacks find (`{metric}`) beside accuracies on the test set. Clients' are means over clients: of the models as "
+        f"A gap between groups (`{metric}`) beside accuracies on the test set, in percent. In brackets 95 % intervals by Student's "
+        "t over seeds. "
+        if accuracies is OF_GROUPS
+        else f"What attacks find (`{metric}`) beside accuracies on the test set. Clients' are means over clients: of the models as "
         "they receive them, which the thesis shows, and after local training. In brackets 95 % intervals by Student's t over "
         "seeds. "
     )
-    caption = said + caption_of(finished, [metric, *ACCURACIES], ("last",), None, None, command)
+    caption = said + caption_of(finished, [metric, *accuracies], ("last",), None, None, command)
     return Tradeoff(
-        " / ".join(rows), " / ".join(columns), metric, tuple(sorted(attacked)), tuple(settings), caption,
+        " / ".join(rows), " / ".join(columns), metric, accuracies, tuple(sorted(attacked)), tuple(settings), caption,
         tuple(dict.fromkeys(notes)),
     )  # fmt: skip
 
@@ -133,14 +146,14 @@ def draw_tradeoff(tradeoff: Tradeoff, path: Path) -> None:
     dots: dict[str, list[Dot]] = {}
     for one in tradeoff.settings:
         if (x := _extent(one.values[tradeoff.metric])) is not None:
-            ys = tuple(_extent(one.values[name]) for name in ACCURACIES)
+            ys = tuple(_extent(one.values[name]) for name in tradeoff.accuracies)
             dots.setdefault(one.dataset, []).append(Dot(one.row, one.column, x, ys))
     if not dots:
-        raise ConfigError(f"Expected a setting with {tradeoff.metric!r} in all its runs, but there is none: attack the others.")
+        raise ConfigError(f"Expected a setting with {tradeoff.metric!r} in all its runs, but there is none: measure the others too.")
     lone = tradeoff.attacked[0] if len(tradeoff.attacked) == 1 else None
     plot_tradeoff(
         dots,
-        [f"{whose}{' (attacked)' if name == lone else ''}" for name, whose in ACCURACIES.items()],
+        [f"{whose}{' (attacked)' if name == lone else ''}" for name, whose in tradeoff.accuracies.items()],
         path,
         x_label=f"{tradeoff.metric} (%)",
         y_label="test accuracy (%)",
@@ -161,7 +174,7 @@ def tradeoff_latex(tradeoff: Tradeoff) -> str:
 
 def tradeoff_csv(tradeoff: Tradeoff) -> str:
     """Return a line per setting and seed, unrounded, in percent."""
-    names = (tradeoff.metric, *ACCURACIES)
+    names = (tradeoff.metric, *tradeoff.accuracies)
     lines: list[tuple[object, ...]] = [("dataset", "row", "column", "seed", *names)]
     for one in tradeoff.settings:
         for place, seed in enumerate(one.seeds):
@@ -170,14 +183,14 @@ def tradeoff_csv(tradeoff: Tradeoff) -> str:
 
 
 def _grid(tradeoff: Tradeoff, escape: Callable[[str], str]) -> list[list[str]]:
-    names = (tradeoff.metric, *ACCURACIES)
+    names = (tradeoff.metric, *tradeoff.accuracies)
     heads = [
         "dataset",
         tradeoff.corner,
         tradeoff.heads,
         "seeds",
         tradeoff.metric,
-        *(f"acc, {of}" for of in ACCURACIES.values()),
+        *(f"acc, {of}" for of in tradeoff.accuracies.values()),
     ]
     grid = [list(map(escape, heads))]
     for one in tradeoff.settings:
