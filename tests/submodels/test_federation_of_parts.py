@@ -159,8 +159,8 @@ def test_refuses_rates_for_other_clients(data):
 def test_a_plain_average_of_parts_by_count(data):
     """The aggregator sees what the clients sent: the next model is the mean over holders, entry by entry."""
     run = federation(data, submodel=FED_DROPOUT(), aggregator=FedAvg())
-    before, task_of = run.state, run._task
-    tasks = [task_of(k) for k in range(5)]
+    before = run.state
+    tasks = [run._task(k, before) for k in range(5)]
     updates = list(run.engine.run(tasks))
     run.run_round()
     name = "backbone.5.weight"
