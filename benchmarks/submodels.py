@@ -46,7 +46,7 @@ def main() -> None:
     for name, seconds, share in parts_of_a_round(federation_of(), options.repeats):
         print(f"| {name} | {seconds:.4f} | {100 * share:.2f} % |")
     pool_of = PoolSize(options.models, options.samples, options.epochs)
-    print(f"\n| {options.models} shadow models, epochs of {options.samples // 2} samples: {options.epochs} | seconds | x loop |")
+    print(f"\n| {options.models} shadow models, {options.epochs} epochs of {options.samples // 2} samples | seconds | x loop |")
     print("| --- | ---: | ---: |")
     for name, seconds, ratio in shadow_models(federation_of(), pool_of, options.repeats):
         print(f"| {name} | {seconds:.2f} | {ratio:.3f} |")

@@ -24,7 +24,7 @@ READ_ATTRIBUTES = {
 
 @pytest.fixture
 def ends(monkeypatch):
-    """Return a function: overrides -> how the run ends with the training samples' attributes as they are, and in another order."""
+    """Return a function: overrides -> how the run ends with attributes as they are, and in another order."""
 
     def run(*overrides):
         job, _ = config.compose_job("train", [*overrides, "debug=smoke", "federation.rounds=3", "callbacks=[]", "logger=[]"])
@@ -52,7 +52,9 @@ def test_those_that_read_attributes_are_options(group, request):
     assert READ_ATTRIBUTES[group] <= {file.stem for file in (Path(__file__).parents[2] / "conf" / group).glob("*.yaml")}
 
 
-@pytest.mark.parametrize("overrides", [("selector=fedrk",), ("selector=feddiverse", "heterogeneity=true"), ("method=fedminmax",)])
+@pytest.mark.parametrize(
+    "overrides", [["selector=fedrk"], ["selector=feddiverse", "heterogeneity=true"], ["method=fedminmax"]], ids=" ".join
+)
 def test_where_somebody_knows_them_they_matter(overrides, ends):
     """Or the tests below could not fail."""
     as_it_is, in_another_order = ends(*overrides)

@@ -91,8 +91,8 @@ def tradeoff_of(
     """
     if not is_of_attack(metric) and not metric.startswith("test/fair/"):
         raise ConfigError(
-            f"Expected a metric of attacks, such as {METRIC}, or a gap between groups, such as test/fair/equal_opportunity, but "
-            f"got {metric!r}: name one of them."
+            f"Expected a metric of attacks, such as {METRIC}, or a gap between groups, such as test/fair/equal_opportunity, "
+            f"but got {metric!r}: name one of them."
         )
     accuracies = ACCURACIES
     if not is_of_attack(metric):
@@ -127,13 +127,11 @@ def tradeoff_of(
         and (moment := audit.threat_model.get("moment")) in _ATTACKED
     }
     said = (
-        f"A gap between groups (`{metric}`) beside accuracies on the test set, in percent. In brackets 95 % intervals by Student's "
-        "t over seeds. "
+        f"A gap between groups (`{metric}`) beside accuracies on the test set, in percent. "
         if accuracies is OF_GROUPS
-        else f"What attacks find (`{metric}`) beside accuracies on the test set. Clients' are means over clients: of the models as "
-        "they receive them, which the thesis shows, and after local training. In brackets 95 % intervals by Student's t over "
-        "seeds. "
-    )
+        else f"What attacks find (`{metric}`) beside accuracies on the test set. Clients' are means over clients: of the "
+        "models as they receive them, which the thesis shows, and after local training. "
+    ) + "In brackets 95 % intervals by Student's t over seeds. "
     caption = said + caption_of(finished, [metric, *accuracies], ("last",), None, None, command)
     return Tradeoff(
         " / ".join(rows), " / ".join(columns), metric, accuracies, tuple(sorted(attacked)), tuple(settings), caption,
@@ -149,7 +147,9 @@ def draw_tradeoff(tradeoff: Tradeoff, path: Path) -> None:
             ys = tuple(_extent(one.values[name]) for name in tradeoff.accuracies)
             dots.setdefault(one.dataset, []).append(Dot(one.row, one.column, x, ys))
     if not dots:
-        raise ConfigError(f"Expected a setting with {tradeoff.metric!r} in all its runs, but there is none: measure the others too.")
+        raise ConfigError(
+            f"Expected a setting with {tradeoff.metric!r} in all its runs, but there is none: measure the others."
+        )
     lone = tradeoff.attacked[0] if len(tradeoff.attacked) == 1 else None
     plot_tradeoff(
         dots,

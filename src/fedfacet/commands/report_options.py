@@ -94,8 +94,8 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
         help="show what attacks find beside how accurate models are instead, the thesis' figures 7b and 9: print both, and "
         f"draw them into {PICTURES}/tradeoff.png or --picture; markers tell --rows apart (default: submodel, and model.width "
         "where runs differ in it), colours --columns (default: capacity.num_whole, or model.width where no run has that); "
-        "--metric is what attacks find (default: attack/mean/auc), or a gap between groups, such as test/fair/equal_opportunity, "
-        "which has markers for methods and colours for aggregators",
+        "--metric is what attacks find (default: attack/mean/auc), or a gap between groups, such as "
+        "test/fair/equal_opportunity, which has markers for methods and colours for aggregators",
     )
     parser.add_argument("--picture", type=Path, metavar="FILE.png", help="with --curves and --tradeoff: where to draw")
     parser.add_argument(

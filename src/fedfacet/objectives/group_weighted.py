@@ -13,8 +13,8 @@ from fedfacet.types import GROUP_WEIGHTS, Batch, ClientStart
 class GroupWeightedObjective(ClassificationObjective):
     r"""Multiply each sample's cross entropy by the weight :math:`w_{ya}` of its class and attribute value.
 
-    The server sends the weights along with the model (``aggregator=global_reweighing``, ``fedminmax`` or ``bounded_group_loss``).
-    Where it sends none, or all are 1, the loss is the plain cross entropy, bit for bit.
+    The server sends the weights along with the model (``aggregator=global_reweighing``, ``fedminmax`` or
+    ``bounded_group_loss``). Where it sends none, or all are 1, the loss is the plain cross entropy, bit for bit.
 
     Arguments are those of ``ClassificationObjective``.
 
