@@ -120,6 +120,7 @@ class FedGFT(Aggregator):
         check_choice("rate", self.rate, ("tpr", "selection"))
         if not 0 <= self.strength < float("inf"):
             raise ValueError(f"Expected `strength` to be 0 or larger, and finite, but got {self.strength}.")
+        self._positive_class = torch.tensor(self.group_scores.positive_class)
 
     def report(self) -> Query | None:
         """Return the question for scores; nothing for a strength of 0."""
@@ -127,7 +128,7 @@ class FedGFT(Aggregator):
 
     def init(self, facts: Facts) -> ServerState:
         """Return factors that nobody knows yet."""
-        return {"slopes": torch.zeros(0, 0, dtype=torch.float64)}
+        return {"slopes": torch.zeros(0, 0)}
 
     def prepare(self, server: ServerState, reports: Mapping[int, Any]) -> ServerState:
         """Return the factors after what the cohort has reported."""
@@ -140,13 +141,13 @@ class FedGFT(Aggregator):
         sums, counts = ((table * count_for).sum(dim=0) for table in (sums_YA, counts_YA))
         known, rates, shares = counts > 0, sums / counts, counts / counts_YA.sum()
         slopes = torch.where(known, 4 * self.strength * (rates - rates[known].mean()) / shares, 0.0)
-        return {"slopes": count_for * slopes}
+        return {"slopes": (count_for * slopes).float()}
 
     def broadcast(self, server: ServerState, model: State, client_id: int) -> Broadcast:
         """Return the model and the factors; the model alone before anybody has reported."""
         if not server["slopes"].numel():
             return Broadcast(model)
-        return Broadcast(model, {SLOPES: server["slopes"].float(), POSITIVE: torch.tensor(self.group_scores.positive_class)})
+        return Broadcast(model, {SLOPES: server["slopes"], POSITIVE: self._positive_class})
 
     def aggregate(self, server: ServerState, model: State, updates: Iterable[ClientUpdate]) -> tuple[ServerState, State]:
         """Return the factors as they are, and the averaged model."""
