@@ -107,6 +107,7 @@ class Facts:
         buffers: names of the floating-point buffers that clients send; every update's ``buffers`` has these.
         personal: names of the model's tensors that stay with the clients.
         data_digest: by which the clients' data are known again when a run goes on.
+        num_attributes: how many values the attribute of samples may have.
     """
 
     num_clients: int
@@ -115,6 +116,7 @@ class Facts:
     buffers: tuple[str, ...] = ()
     personal: Set[str] = frozenset()
     data_digest: str = ""
+    num_attributes: int = 2
 
 
 @dataclass(frozen=True, slots=True)

@@ -31,6 +31,7 @@ REPORTS = {
     "group_losses": lambda update: [[[3.0, 1.0], [0.5 * update.client_id, 2.0]], [[4.0, 1.0], [2.0, 3.0]]],
     # As many samples as it has, and equal rates everywhere.
     "group_hits": lambda update: [[[0.2 * update.num_samples] * 2] * 2, [[0.25 * update.num_samples] * 2] * 2],
+    "group_scores": lambda update: [[[1.0, 2.0], [0.1 * update.client_id, 2.0]], [[4.0, 5.0], [2.0, 3.0]]],
     "interaction_matrix": lambda update: [[3, 1], [update.client_id, 2]],
 }
 """What clients answer to the questions of aggregators, by the question's name."""

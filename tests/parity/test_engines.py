@@ -179,6 +179,12 @@ FALLS_BACK = {
     "correction=scaffold aggregator=scaffold": (
         "Expected clients that send and keep nothing but weights, but those of ScaffoldCorrection do"
     ),
+    **{
+        f"objective=fair_lagrangian aggregator={aggregator}": (
+            "Expected clients that send and keep nothing but weights, but those of FairLagrangianObjective may"
+        )
+        for aggregator in ("fair_lagrangian", "fpfl")
+    },
     "all at once": "Expected clients that keep nothing, but they keep their optimizers",
     "personal=head": "Expected clients that keep nothing, but they keep personal layers",
     "privacy=dp_sgd": "Expected gradients of batches, but those of privacy=dp_sgd are taken sample by sample",

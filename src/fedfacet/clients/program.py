@@ -330,7 +330,8 @@ class Clients:
         sent = [tuple(name for name in part if name not in personal) for part in (program.parameters, program.buffers)]
         model = state.clone(program.module.state_dict())
         data_digest = fingerprint(self.dataset, whole=self.whole_fingerprint)
-        return Facts(self.partition.num_clients, model, sent[0], sent[1], personal, data_digest)
+        num_attributes = self.dataset.num_attributes
+        return Facts(self.partition.num_clients, model, sent[0], sent[1], personal, data_digest, num_attributes)
 
     def program_of(self, model: State) -> ClientProgram:
         """Return the program for models of some shape.

@@ -8,7 +8,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from fedfacet.clients.queries.base import Query, QueryContext
-from fedfacet.errors import DisclosureError
+from fedfacet.errors import ConfigError, DisclosureError
 from fedfacet.types import Answer
 
 
@@ -65,7 +65,16 @@ class GroupScores(Query):
         self.positive_class = positive_class
 
     def answer(self, context: QueryContext) -> Answer:
-        """Return sums and counts."""
+        """Return sums and counts.
+
+        Raises:
+            ConfigError: if there is no such class.
+        """
+        if self.positive_class >= (number := context.data.dataset.num_classes):
+            raise ConfigError(
+                f"Expected `positive_class` to be one of the {number} classes, from 0, but got {self.positive_class}: choose a "
+                "smaller one."
+            )
         return _sums(context, lambda logits, y: logits.softmax(dim=1)[:, self.positive_class])
 
 
