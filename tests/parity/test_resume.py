@@ -80,6 +80,9 @@ def test_every_selector_and_aggregator_resumes_exactly(selector, aggregator, mai
         parts = [f"{group}={aggregator}" for group in ("aggregator", *halves)]
         if "objective=group_weighted" in (CONF / "aggregator" / f"{aggregator}.yaml").read_text():
             parts.append("objective=group_weighted")
+        method = CONF / "method" / f"{aggregator}.yaml"
+        if method.exists() and "server_data" in method.read_text():
+            parts.append("server_data=validation")
         return main_job(f"selector={selector}", *parts, *QUICK)
 
     whole = make()
