@@ -92,11 +92,12 @@ def check_judged(clients: Clients, aggregator: Aggregator, server_data: ServerDa
             f"Expected `aggregator.positive_class` to be one of the data set's {dataset.num_classes} classes, from 0, but got "
             f"{positive}: choose one of them."
         )
-    if aggregator.judges is None:
+    needed = aggregator.judges() if aggregator.judges is not None else None
+    if needed is None:
         if server_data is not None:
             log.warning("The server's samples lie idle: %s does not judge models.", name)
         return
-    groups = aggregator.judges == "groups"
+    groups = needed == "groups"
     for refused, what in (
         (server_data is None, "the server has no samples: choose server_data=validation"),
         (

@@ -119,6 +119,7 @@ class Federation:
         self.server_data = server_data
         self._extras = aggregator.extras(facts)
         self._question = aggregator.report() if aggregator.report is not None else None
+        self._judges = aggregator.judges is not None and aggregator.judges() is not None
         more_than_models = bool(self._extras) or aggregator.broadcast is not None
         self._fedavg_rounds = 0 if more_than_models else selector.fedavg_rounds
         self._fedavg = FedAvg(weighting=aggregator.weighting, buffers=aggregator.buffers)
@@ -234,11 +235,11 @@ class Federation:
         learns = self.selector.needs_updates is not None and self.selector.needs_updates(before.selector)
         notes.keeps_updates = bool(watching) or learns
         updates = self._received(tasks, notes)
-        aggregator = self._fedavg if round <= self._fedavg_rounds else self.aggregator
-        if aggregator.judges is not None:
+        if self._judges and round > self._fedavg_rounds:
             updates = self._judged(before.model, updates, notes)
         server, model, first = before.aggregator, before.model, next(updates, None)
         if first is not None:  # no update at all leaves model and aggregator as they were
+            aggregator = self._fedavg if round <= self._fedavg_rounds else self.aggregator
             fold = aggregator.aggregate if self.parts is None else partial(self.parts.aggregate, aggregator.aggregate, round)
             server, model = fold(told.aggregator, model, itertools.chain([first], updates))
         elif notes.num_dropped > 1 or (notes.num_dropped and not before.participation_counts.any()):
@@ -271,7 +272,7 @@ class Federation:
 
         # 10. Measure the new model, let scheduler and selector learn, tell everybody, and let the state be saved.
         metrics = _training_metrics(notes.receipts, notes.ledger)
-        if self.aggregator.judges is not None:
+        if self._judges:
             metrics["server/samples"] = notes.server_samples
         for callback in self.callbacks.values():
             metrics |= callback.measure(self, round)

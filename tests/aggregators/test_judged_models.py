@@ -175,7 +175,7 @@ def test_a_round_that_cannot_be_judged_is_an_average(before, own):
 
 def test_the_share_of_the_fair_step_ends_at_one_and_no_growth_overflows():
     aggregator = FairFate(rounds=3000, l0=1e-3, rho=1e300, beta0=0.0)
-    server, model = aggregator.aggregate({"velocity": {}, "round": 2500}, MODEL, [update(0, [1.0, 1.0], (10, 10))])
+    _, model = aggregator.aggregate({"velocity": {}, "round": 2500}, MODEL, [update(0, [1.0, 1.0], (10, 10))])
     np.testing.assert_allclose(model["w"], [2.0, -1.0])
 
 

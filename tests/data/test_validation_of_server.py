@@ -103,7 +103,7 @@ def test_where_nothing_is_left_validation_gives_up_its_own_and_clients_stay(offi
     assert cells(official, with_server.val) == [84] * 4
     assert (np.sort(np.concatenate([with_server.val, with_server.server.samples])) == plain.val).all()
     assert "the server gets 80 of validation's" in caplog.text
-    with pytest.raises(InfeasiblePartitionError, match="Expected 104 samples .* for the server, but only 103 can be spared"):
+    with pytest.raises(InfeasiblePartitionError, match=r"Expected 104 samples .* for the server, but only 103 can be spared"):
         deal(official, partitioner, server=ValidationOfServer(samples_per_cell=104))
 
 

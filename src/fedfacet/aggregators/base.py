@@ -55,6 +55,13 @@ class Aggregator(ABC):
     ``None`` for a state that is what the last round left.
     """
 
+    judges: ClassVar[Callable[..., str | None] | None] = None
+    """``judges(self)`` returns what the server must know of samples of its own so that models are judged on them.
+
+    That is ``"groups"``, classes and attribute values, or ``"classes"``; ``None`` if no model is judged. ``ClientUpdate.judged``
+    has the counts. A run without such samples is refused.
+    """
+
     weighting: str = "equal"
     buffers: str = "average"
 
@@ -80,15 +87,6 @@ class Aggregator(ABC):
         Then clients may hold parts of the model. ``average`` does it.
         """
         return False
-
-    @property
-    def judges(self) -> str | None:
-        """What it needs to know of models to judge them on the server's samples: ``"groups"``, ``"classes"``, or ``None``.
-
-        ``ClientUpdate.judged`` has the counts; for ``"classes"`` attribute values do not matter. A run without such samples is
-        refused.
-        """
-        return None
 
     def extras(self, facts: Facts) -> State:
         """Return tensors like those in every update's ``extras`` that ``aggregate`` reads; updates without them are refused."""

@@ -59,14 +59,13 @@ class FairAccuracy(Aggregator):
         if not 0 <= self.power < float("inf"):
             raise ValueError(f"Expected `power` to be 0 or larger, and finite, but got {self.power}.")
 
-    @property
     def judges(self) -> str | None:
-        """Groups, if there is anything to judge for."""
+        """Return that groups matter, if anything does."""
         return "groups" if self.power or self.top is not None else None
 
     def aggregate(self, server: ServerState, model: State, updates: Iterable[ClientUpdate]) -> tuple[ServerState, State]:
         """Return nothing to remember, and the averaged model."""
-        weighed = ((update, 1.0) for update in updates) if self.judges is None else self._weighed(list(updates))
+        weighed = ((update, 1.0) for update in updates) if self.judges() is None else self._weighed(list(updates))
         averages_buffers = self.buffers == "average"
         moved = state.weighted_mean(
             (update.delta | update.buffers if averages_buffers else update.delta, self.weight(update) * factor)

@@ -76,9 +76,8 @@ class FairFate(Aggregator):
         if not 0 <= self.rho < float("inf"):
             raise ValueError(f"Expected `rho` to be 0 or larger, and finite, but got {self.rho}.")
 
-    @property
     def judges(self) -> str | None:
-        """Groups, if there is anything to judge for."""
+        """Return that groups matter, if anything does."""
         return "groups" if self.l0 else None
 
     def init(self, facts: Facts) -> ServerState:
