@@ -58,8 +58,8 @@ class Aggregator(ABC):
     judges: ClassVar[Callable[..., str | None] | None] = None
     """``judges(self)`` returns what the server must know of samples of its own so that models are judged on them.
 
-    That is ``"groups"``, classes and attribute values, or ``"classes"``; ``None`` if no model is judged. ``ClientUpdate.judged``
-    has the counts. A run without such samples is refused.
+    That is ``"groups"``, classes and attribute values, or ``"classes"``; ``None`` if no model is judged. The counts are in
+    ``ClientUpdate.judged``. A run without such samples is refused.
     """
 
     weighting: str = "equal"
