@@ -31,6 +31,7 @@ from fedfacet.models.small_cnn import SmallCNN
 from fedfacet.objectives.classification import ClassificationObjective
 from fedfacet.partitioners.interaction_matrix import InteractionMatrixPartitioner
 from fedfacet.selectors.uniform import UniformSelector
+from fedfacet.types import ServerData
 
 # The same examples in every run, and no verdict by a clock that other processes share.
 settings.register_profile("fedfacet", derandomize=True, deadline=None, database=None)
@@ -194,6 +195,7 @@ def tiny_federation(tiny_clients):
             on_bad_update=on_bad_update,
             callbacks=callbacks,
             scheduler=scheduler,
+            server_data=ServerData(clients.dataset.test),
         )
 
     return make

@@ -17,7 +17,14 @@ from fedfacet.capacities.base import Capacity
 from fedfacet.clients.local_training import LocalTraining
 from fedfacet.clients.program import Clients
 from fedfacet.clients.queries.base import Query
-from fedfacet.compatibility import check_disclosed, check_noised, check_pairs, check_private, check_takes_parts
+from fedfacet.compatibility import (
+    check_disclosed,
+    check_judged,
+    check_noised,
+    check_pairs,
+    check_private,
+    check_takes_parts,
+)
 from fedfacet.data.federated import FederatedData
 from fedfacet.engines.base import Engine
 from fedfacet.engines.sequential import SequentialEngine
@@ -33,7 +40,7 @@ from fedfacet.selectors.uniform import UniformSelector
 from fedfacet.submodels.base import Submodel
 from fedfacet.submodels.parts import Parts
 from fedfacet.transforms.base import UpdateTransform
-from fedfacet.types import ChannelPlan, Partition
+from fedfacet.types import ChannelPlan, Partition, ServerData
 
 
 def federate(
@@ -128,6 +135,7 @@ def federate(
         scheduler=scheduler,
         parts=parts,
         disclosure=disclosure,
+        server_data=data.server,
         callbacks=callbacks,
         rounds=rounds,
         cohort_size=cohort_size if cohort_size is not None else data.partition.num_clients,
@@ -144,6 +152,7 @@ def assemble(
     participation: Participation | None,
     parts: Parts | None = None,
     disclosure: DisclosurePolicy | None = None,
+    server_data: ServerData | None = None,
     choices: Mapping[str, Any] | None = None,
     **settings: Any,
 ) -> Federation:
@@ -157,12 +166,13 @@ def assemble(
         participation: as in ``Federation``.
         parts: as in ``Federation``.
         disclosure: as in ``Federation``; ``clients`` hide attributes if it says so.
+        server_data: as in ``Federation``.
         choices: group -> the option that was chosen, for messages.
         settings: the other arguments of ``Federation``.
 
     Raises:
         ConfigError: if a half of a method has no other half, if a query asks for what the model does not have, or if a part
-            cannot do with clients that hold parts of the model, or with noise.
+            cannot do with clients that hold parts of the model, with noise, or with what the server has.
     """
     chosen = {
         "correction": getattr(clients.objective, "correction", None),  # first: its objective gives and needs what it does
@@ -176,6 +186,7 @@ def assemble(
     if parts is not None:
         check_takes_parts(clients, aggregator, selector, names)
     check_noised(clients, names)
+    check_judged(clients, aggregator, server_data, names)
     if clients.privacy is not None:
         check_private(clients, names)
     if disclosure is not None:
@@ -193,6 +204,7 @@ def assemble(
         participation=participation,
         parts=parts,
         disclosure=disclosure,
+        server_data=server_data,
         **settings,
     )
 

@@ -62,6 +62,7 @@ def build(config: DictConfig, run_dir: Path) -> Federation:
         scheduler=make(config.scheduler) if "scheduler" in config else None,
         parts=parts,
         disclosure=disclosure,
+        server_data=data.server,
         callbacks={name: make(node, **facts) for name, node in {**config.callbacks, **config.logger}.items()},
         rounds=config.federation.rounds,
         cohort_size=1 if config.federation.pooled else config.federation.cohort_size,
@@ -131,7 +132,8 @@ def settle(config: DictConfig) -> None:
 def load_data(config: DictConfig) -> FederatedData:
     """Load the data set and deal it; the last result is kept, so that the jobs of a sweep share one copy."""
     settings = plain(config)
-    data = _load_data(json.dumps({part: settings.get(part) for part in ("dataset", "partition", "smoke")}, sort_keys=True))
+    parts = ("dataset", "partition", "smoke", "server_data")
+    data = _load_data(json.dumps({part: settings.get(part) for part in parts}, sort_keys=True))
     return data.pooled if settings.get("federation", {}).get("pooled", False) else data
 
 
@@ -149,6 +151,7 @@ def _load_data(parts: str) -> FederatedData:
         seed=config.dataset.get("seed", 0),
         holdout_seed=partition.get("seed", 0) if (own := partition.get("holdout_seed")) is None else own,
         keep_together=partition.get("keep_together"),
+        server=make(config.server_data) if config.server_data is not None else None,  # older runs have no such group
     )
     if not len(data.val):
         log.warning("No samples are left for validation, so there is no best-by-validation round: use fewer training samples.")

@@ -1,5 +1,6 @@
 """Which parts go together: what a combination lacks, or would do wrong, is one sentence before the first round."""
 
+import logging
 from collections.abc import Mapping
 from typing import Any
 
@@ -17,7 +18,9 @@ from fedfacet.objectives.classification import ClassificationObjective
 from fedfacet.privacy.disclosure import UNDECLARED, DisclosurePolicy
 from fedfacet.selectors.base import ClientSelector
 from fedfacet.transforms.clip_and_noise import ClipAndNoise
-from fedfacet.types import SUMMED_GRADIENTS, WEIGHTED_DRAWS
+from fedfacet.types import SUMMED_GRADIENTS, WEIGHTED_DRAWS, ServerData
+
+log = logging.getLogger(__name__)
 
 OPTIONAL = frozenset({WEIGHTED_DRAWS, SUMMED_GRADIENTS})
 """What a part may give though nobody needs it, since it costs nothing."""
@@ -74,6 +77,43 @@ def check_takes_parts(clients: Clients, aggregator: Aggregator, selector: Client
     ):
         if refused:
             raise ConfigError(f"Expected parts that can do with clients that hold a part of the model, but {what}.")
+
+
+def check_judged(clients: Clients, aggregator: Aggregator, server_data: ServerData | None, names: Mapping[str, Any]) -> None:
+    """Refuse an aggregator that judges models on samples, classes or groups that the server does not have.
+
+    Raises:
+        ConfigError: naming what is missing.
+    """
+    name, dataset = f"aggregator={names['aggregator']}", clients.dataset
+    positive = getattr(aggregator, "positive_class", 0)
+    if positive >= dataset.num_classes:
+        raise ConfigError(
+            f"Expected `aggregator.positive_class` to be one of the data set's {dataset.num_classes} classes, from 0, but got "
+            f"{positive}: choose one of them."
+        )
+    needed = aggregator.judges() if aggregator.judges is not None else None
+    if needed is None:
+        if server_data is not None:
+            log.warning("The server's samples lie idle: %s does not judge models.", name)
+        return
+    groups = needed == "groups"
+    for refused, what in (
+        (server_data is None, "the server has no samples: choose server_data=validation"),
+        (
+            groups and server_data is not None and not server_data.attributes,
+            "the server does not know the attributes of its samples: give server_data.attributes=true",
+        ),
+        (groups and dataset.num_attributes < 2, "all samples have one attribute value: choose a data set with groups"),
+        (
+            bool(clients.personal),
+            "`personal` keeps layers with the clients, without which no model is one: choose personal=none",
+        ),
+    ):
+        if refused:
+            raise ConfigError(
+                f"Expected samples on which the server can judge models for {name}, but {what}, or another aggregator."
+            )
 
 
 def check_noised(clients: Clients, names: Mapping[str, Any]) -> None:

@@ -14,7 +14,9 @@ from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from fedfacet import rng, state
 from fedfacet.aggregators.base import Aggregator
@@ -41,6 +43,7 @@ from fedfacet.types import (
     Query,
     RoundResult,
     SelectionContext,
+    ServerData,
     State,
 )
 from fedfacet.updates import is_finite, is_finite_report, misfit
@@ -66,6 +69,7 @@ class Federation:
         scheduler: of the clients' learning rate; ``None`` for a constant one.
         parts: which part of the model each client holds; ``None`` for all of it.
         disclosure: what clients may be asked for; ``None`` for anything.
+        server_data: samples that the server owns; for aggregators that judge models.
 
     Raises:
         ValueError: if a number is out of range.
@@ -88,6 +92,7 @@ class Federation:
         scheduler: Scheduler | None = None,
         parts: Parts | None = None,
         disclosure: DisclosurePolicy | None = None,
+        server_data: ServerData | None = None,
     ) -> None:
         check_whole("federation.rounds", rounds)
         if not isinstance(cohort_size, int) or not 1 <= cohort_size <= facts.num_clients:
@@ -111,8 +116,10 @@ class Federation:
         self.scheduler = scheduler
         self.parts = parts
         self.disclosure = disclosure
+        self.server_data = server_data
         self._extras = aggregator.extras(facts)
         self._question = aggregator.report() if aggregator.report is not None else None
+        self._judges = aggregator.judges is not None and aggregator.judges() is not None
         more_than_models = bool(self._extras) or aggregator.broadcast is not None
         self._fedavg_rounds = 0 if more_than_models else selector.fedavg_rounds
         self._fedavg = FedAvg(weighting=aggregator.weighting, buffers=aggregator.buffers)
@@ -228,6 +235,8 @@ class Federation:
         learns = self.selector.needs_updates is not None and self.selector.needs_updates(before.selector)
         notes.keeps_updates = bool(watching) or learns
         updates = self._received(tasks, notes)
+        if self._judges and round > self._fedavg_rounds:
+            updates = self._judged(before.model, updates, notes)
         server, model, first = before.aggregator, before.model, next(updates, None)
         if first is not None:  # no update at all leaves model and aggregator as they were
             aggregator = self._fedavg if round <= self._fedavg_rounds else self.aggregator
@@ -263,6 +272,8 @@ class Federation:
 
         # 10. Measure the new model, let scheduler and selector learn, tell everybody, and let the state be saved.
         metrics = _training_metrics(notes.receipts, notes.ledger)
+        if self._judges:
+            metrics["server/samples"] = notes.server_samples
         for callback in self.callbacks.values():
             metrics |= callback.measure(self, round)
         if self.scheduler is not None:
@@ -409,6 +420,23 @@ class Federation:
                 notes.updates.append(update)
             yield update
 
+    def _judged(self, model: State, updates: Iterator[ClientUpdate], notes: "_Notes") -> Iterator[ClientUpdate]:
+        """Yield updates with what the model that was sent and each client's own say of the server's samples."""
+        if arrived := list(updates):  # an engine trains or measures, not both at a time
+            before = self._count(model, notes)
+        for update in arrived:
+            own = state.add(model, update.delta | update.buffers)
+            yield replace(update, judged=(before, self._count(own, notes)))
+
+    def _count(self, model: State, notes: "_Notes") -> NDArray[np.int64]:
+        """Count what a model says of the server's samples, by class, attribute value and predicted class, (Y, A, Y)."""
+        assert self.server_data is not None  # `compatibility.py` refuses an aggregator that judges without
+        samples, attributes = self.server_data
+        notes.server_samples += len(samples)
+        confusion = self.engine.evaluate(model, [samples])[0].confusion
+        counts_YAY = confusion.reshape(confusion.shape[1], -1, confusion.shape[1])
+        return counts_YAY if attributes else counts_YAY.sum(axis=1, keepdims=True)
+
     def _check_stop(self) -> None:
         if self._stop_signal is not None:
             signal, self._stop_signal = self._stop_signal, None  # whoever catches it may call `fit` again
@@ -439,6 +467,7 @@ class _Notes:
     begun: dict[int, int] = field(default_factory=dict)  # client -> samples of the first steps that it took to answer
     keeps_updates: bool = False
     num_dropped: int = 0
+    server_samples: int = 0  # passed through models by the server itself
     disclosed: list[Disclosed] = field(default_factory=list)
     updates: list[ClientUpdate] = field(default_factory=list)
     receipts: list[ClientReceipt] = field(default_factory=list)

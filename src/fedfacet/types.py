@@ -82,6 +82,18 @@ def _joined_partition(positions: NDArray[np.int64], sizes: NDArray[np.int64]) ->
     return Partition(tuple(positions[start:end] for start, end in zip([0, *ends], ends, strict=False)))
 
 
+class ServerData(NamedTuple):
+    """Samples that the server owns, on which it judges models.
+
+    Attributes:
+        samples: their sorted positions in the data set, shape (n,).
+        attributes: whether the server knows their attribute values.
+    """
+
+    samples: NDArray[np.int64]
+    attributes: bool = True
+
+
 @dataclass(frozen=True, slots=True)
 class ChannelPlan:
     """Which axes of a model's tensors count channels, so that some of the channels make a smaller model.
@@ -209,6 +221,9 @@ class ClientUpdate:
         extras: what else the objective and its correction send along.
         memory: what the client keeps for its next participation; it does not leave the client.
         report: written by the server: what the client answered to the aggregator's question; ``None`` where it has none.
+        judged: written by the server where the aggregator judges models: what the model that was sent and what this client's
+            model (that and the update) say of the server's samples. Each are counts by class, attribute value and predicted
+            class, int64 of shape (Y, A, Y); A is 1 where the server does not know attributes.
         held: written by the server where clients hold parts of the model: 1 for entries of ``delta`` and ``buffers`` that the
             client held, 0 for others, which are 0 there; ``None`` where everybody holds everything.
     """
@@ -223,6 +238,7 @@ class ClientUpdate:
     extras: State = field(default_factory=dict)
     memory: State = field(default_factory=dict)
     report: Any = None
+    judged: tuple[NDArray[np.int64], NDArray[np.int64]] | None = None
     held: State | None = None
 
 

@@ -4,6 +4,7 @@ from copy import deepcopy
 from dataclasses import replace
 from itertools import permutations
 
+import numpy as np
 import pytest
 import torch
 
@@ -37,6 +38,17 @@ REPORTS = {
 """What clients answer to the questions of aggregators, by the question's name."""
 
 
+def judged(update):
+    """What the model that was sent and a client's say of samples of the server's; later clients' are fairer.
+
+    The groups' true positive rates have another ratio, but one difference, and the accuracy is the same.
+    """
+    return tuple(
+        np.array([[[15 - more, 5 + more]] * 2, [[10 - more, 10 + more], [12 - more, 8 + more]]])
+        for more in (0, update.client_id)
+    )
+
+
 class Run:
     """A server with one aggregator: its state goes into every round and comes out of it."""
 
@@ -51,7 +63,9 @@ class Run:
         report = REPORTS[query.name] if query is not None else lambda update: None
         if self.aggregator.prepare is not None and isinstance(updates, list):
             server = self.aggregator.prepare(server, {update.client_id: report(update) for update in updates})
-        return self.aggregator.aggregate(server, model, (replace(update, report=report(update)) for update in updates))
+        return self.aggregator.aggregate(
+            server, model, (replace(update, report=report(update), judged=judged(update)) for update in updates)
+        )
 
     def aggregate(self, updates):
         """Run a round, and return the next model."""

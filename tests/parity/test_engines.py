@@ -59,6 +59,8 @@ BASE = {
 NEEDS = {
     "personal=norm_layers": {"model": "resnet8", "model.hidden": None},
     "optimizer=adam": {"optimizer.lr": 0.01, "local.max_grad_norm": 0.5},
+    "aggregator=fair_fate": {"server_data": "validation", "aggregator.measure": "accuracy_parity"},
+    "aggregator=fair_accuracy": {"server_data": "validation"},
     "transforms=clip": {"transforms.clip.clip_norm": 0.05},
     "transforms=clip_and_noise": {"transforms.clip_and_noise.clip_norm": 0.05},
 }
@@ -107,7 +109,8 @@ MULTIPLIED = ("objective", "correction", "aggregator")
 def go_together(options):
     """Tell whether a run may have these three, or whether a method's other half is missing."""
     files = {group: OmegaConf.load(CONF / group / f"{option}.yaml") for group, option in options.items()}
-    nodes = OmegaConf.create({**files, "optimizer": {"lr": 0.1}})  # an aggregator may ask for it
+    beside = {"optimizer": {"lr": 0.1}, "federation": {"rounds": 2}}  # an aggregator may ask for them
+    nodes = OmegaConf.create({**files, **beside})
     parts = {
         "objective": make(nodes["objective"], model=SmallCNN(2, (3, 8, 8)), correction=make(nodes["correction"])),
         "aggregator": make(nodes["aggregator"]),
@@ -208,7 +211,9 @@ def settings(tmp_path_factory):
 
     @functools.cache
     def composed(case):
-        chosen = {key: value for key, value in (BASE | (CASES | TOGETHER)[case]).items() if value is not None}
+        chosen = BASE | (CASES | TOGETHER)[case]
+        chosen |= NEEDS.get(f"aggregator={chosen['aggregator']}", {})
+        chosen = {key: value for key, value in chosen.items() if value is not None}
         return plain(compose_job("train", [f"{key}={value}" for key, value in chosen.items()])[0])
 
     def make(case, engine, **arguments):

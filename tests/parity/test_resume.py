@@ -82,6 +82,9 @@ def test_every_selector_and_aggregator_resumes_exactly(selector, aggregator, mai
         other = re.search(r"Needs (objective=\w+)", (CONF / "aggregator" / f"{aggregator}.yaml").read_text())
         if other and other[1] not in parts:
             parts.append(other[1])
+        method = CONF / "method" / f"{aggregator}.yaml"
+        if method.exists() and "server_data" in method.read_text():
+            parts.append("server_data=validation")
         return main_job(f"selector={selector}", *parts, *QUICK)
 
     whole = make()

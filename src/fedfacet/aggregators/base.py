@@ -5,7 +5,9 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import ClassVar
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from fedfacet import state
@@ -51,6 +53,13 @@ class Aggregator(ABC):
 
     ``reports`` are answers by client: those of this round, or, if the question needs no model, all that were given in the run.
     ``None`` for a state that is what the last round left.
+    """
+
+    judges: ClassVar[Callable[..., str | None] | None] = None
+    """``judges(self)`` returns what the server must know of samples of its own so that models are judged on them.
+
+    That is ``"groups"``, classes and attribute values, or ``"classes"``; ``None`` if no model is judged. The counts are in
+    ``ClientUpdate.judged``. A run without such samples is refused.
     """
 
     weighting: str = "equal"
@@ -156,6 +165,38 @@ def of_groups(table_YA: Tensor, groups: str) -> Tensor:
 def of_cells(values_G: Tensor, shape: tuple[int, ...]) -> Tensor:
     """Return for every class and attribute value the value of its group, shape (Y, A), as clients take weights: float32."""
     return (values_G.expand(shape) if len(values_G) == shape[1] else values_G.view(shape)).float()
+
+
+MEASURES = ("equal_opportunity", "equalized_odds", "demographic_parity", "accuracy_parity")
+"""By which a model can be judged; each compares other rates of the groups."""
+
+
+def compared_rates(counts_YAY: NDArray[np.int64], measure: str, positive_class: int) -> NDArray[np.float64]:
+    """Return the rates of groups that a measure compares, one or two of them, shape (R, A); NaN for a group without samples.
+
+    They are true positive rates for ``"equal_opportunity"``, these and false positive rates for ``"equalized_odds"``, rates of
+    being classified as positive for ``"demographic_parity"``, accuracies for ``"accuracy_parity"``; ``metrics.group_fairness``
+    has the formulas.
+
+    Args:
+        counts_YAY: by class, attribute value and predicted class.
+        measure: one of ``MEASURES``.
+        positive_class: in [0, Y).
+
+    Example:
+        >>> compared_rates(np.array([[[30, 10], [20, 40]], [[5, 15], [25, 5]]]), "accuracy_parity", 1)
+        array([[0.75      , 0.27777778]])
+    """
+    totals_YA = counts_YAY.sum(axis=2)
+    hits_YA, of_class = counts_YAY[:, :, positive_class], np.arange(len(counts_YAY)) == positive_class
+    pairs = {
+        "equal_opportunity": [(hits_YA[of_class], totals_YA[of_class])],
+        "equalized_odds": [(hits_YA[rows], totals_YA[rows]) for rows in (of_class, ~of_class)],
+        "demographic_parity": [(hits_YA, totals_YA)],
+        "accuracy_parity": [(np.einsum("yay->ya", counts_YAY), totals_YA)],
+    }[measure]
+    with np.errstate(invalid="ignore"):
+        return np.stack([above.sum(axis=0) / below.sum(axis=0) for above, below in pairs])
 
 
 def nearest_of_simplex(point: Tensor) -> Tensor:

@@ -14,6 +14,9 @@ from fedfacet.config.resuming import FREE_ON_RESUME
 FREE_IN_A_CELL = frozenset(FREE_ON_RESUME) - {"federation.rounds"}
 """Keys that a cell's name leaves out: no number of a run depends on them, if it runs for as many rounds."""
 
+_ADDED = ("server_data",)
+"""Groups that are younger than the names of cells: a name is what it was where the option does nothing."""
+
 
 def cell_digest(settings: Mapping[str, Any]) -> str:
     """Return the name of a run's folder: 16 hexadecimal digits of what its numbers depend on.
@@ -44,7 +47,8 @@ def _counting(value: Any, path: str = "") -> Any:
     """Return what counts of a configuration's values, each number in one spelling."""
     if isinstance(value, Mapping):
         full = {f"{path}.{key}" if path else str(key): entry for key, entry in value.items()}
-        return {key: _counting(entry, key) for key, entry in full.items() if key not in FREE_IN_A_CELL}
+        absent = {*FREE_IN_A_CELL, *(key for key in _ADDED if not full.get(key, True))}
+        return {key: _counting(entry, key) for key, entry in full.items() if key not in absent}
     if isinstance(value, list):
         return [_counting(entry, path) for entry in value]
     return int(value) if isinstance(value, float) and value.is_integer() else value

@@ -18,6 +18,7 @@ KINDS = {
     "optimizer": "torch.optim.Optimizer",
     "scheduler": "fedfacet.schedulers.base.Scheduler",
     "disclosure": "fedfacet.privacy.disclosure.DisclosurePolicy",
+    "server_data": "fedfacet.data.validation_of_server.ValidationOfServer",
     "privacy": "fedfacet.privacy.dp_sgd.DPSGD",
     "local": "fedfacet.clients.local_training.LocalTraining",
     "heterogeneity": "fedfacet.clients.queries.base.Query",

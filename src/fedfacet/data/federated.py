@@ -1,6 +1,8 @@
 """A data set in the hands of clients: who trains on what, what validates, and what every client holds out for itself."""
 
+import logging
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -9,22 +11,26 @@ from numpy.typing import NDArray
 from fedfacet import rng
 from fedfacet.arguments import check_whole, check_within
 from fedfacet.data.dataset import Dataset
+from fedfacet.data.validation_of_server import ValidationOfServer
 from fedfacet.errors import InfeasiblePartitionError
 from fedfacet.heterogeneity import InteractionMatrix
 from fedfacet.partitioners.base import Partitioner
-from fedfacet.types import Partition
+from fedfacet.types import Partition, ServerData
+
+log = logging.getLogger(__name__)
 
 MAX_PER_CELL, RESERVED_FRACTION = 300, 0.1
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class FederatedData:
-    """A data set, who trains on which of its samples, which of them validate, and which every client holds out for itself."""
+    """A data set, and whose its samples are: the clients', validation's, held out by a client, or the server's."""
 
     dataset: Dataset
     partition: Partition
     val: NDArray[np.int64]
     local_holdout: tuple[NDArray[np.int64], ...] = ()
+    server: ServerData | None = None
 
     @property
     def pooled(self) -> "FederatedData":
@@ -61,6 +67,7 @@ def deal(
     seed: int = 0,
     holdout_seed: int = 0,
     keep_together: str | None = None,
+    server: ValidationOfServer | None = None,
 ) -> FederatedData:
     """Deal a data set's training samples to clients, as ``partition_and_hold_out`` and ``hold_out_locally`` say.
 
@@ -68,13 +75,33 @@ def deal(
     ``holdout_seed`` of what clients hold out. ``keep_together`` names a column: all samples of one value go
     to one client.
 
+    ``server`` draws the server's samples, after the validation samples and with the same seed, of the training samples that
+    are left over. Where these are too few, there are two cases. If the partitioner deals out all samples, the server's are set
+    aside before, as those for validation are. If it deals out a certain number, validation gives samples up, and keeps at
+    least one of every cell; so clients are the same with and without.
+
     Raises:
         InfeasiblePartitionError: if the data set has too few samples.
         ValueError: if ``local_holdout`` is out of range.
     """
-    partition, val = partition_and_hold_out(dataset, partitioner, seed=seed, keep_together=keep_together)
+    deal_samples = partial(partition_and_hold_out, partitioner=partitioner, seed=seed, keep_together=keep_together)
+    partition, val = deal_samples(dataset)
+    owned = None
+    if server is not None:
+        undealt = np.setdiff1d(dataset.train, val)
+        left = np.setdiff1d(undealt, np.concatenate(partition.indices), assume_unique=True)
+        if server.suffices(dataset, left):
+            owned = server.draw(dataset, left, seed)
+        elif partitioner.uses_all_samples:
+            owned = server.draw(dataset, undealt, seed)
+            rest = replace(dataset, train=np.setdiff1d(undealt, owned.samples, assume_unique=True), val=val)
+            partition, _ = deal_samples(rest)
+        else:
+            owned = server.draw(dataset, val, seed, keep=1)
+            val = np.setdiff1d(val, owned.samples, assume_unique=True)
+            log.warning("The partition leaves too few samples over, so the server gets %d of validation's.", len(owned.samples))
     partition, held_out = hold_out_locally(dataset.y, partition, local_holdout, seed=holdout_seed)
-    return FederatedData(dataset, partition, val, held_out)
+    return FederatedData(dataset, partition, val, held_out, owned)
 
 
 def partition_and_hold_out(
