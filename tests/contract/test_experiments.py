@@ -128,8 +128,11 @@ def test_every_option_multiplies_with_the_main_job(group, smoke, tmp_path):
     for file in sorted((CONF / group).glob("*.yaml")):
         halves = ("objective", "correction", "aggregator")  # of a method that has two, both
         other = [half for half in halves if group in halves and half != group and (CONF / half / file.name).exists()]
-        weighted = ["objective=group_weighted"] if "objective=group_weighted" in file.read_text() else []
-        federation, _ = smoke(*(f"{one}={file.stem}" for one in (group, *other)), *weighted, "callbacks=evaluate")
+        needed = re.search(r"Needs (objective=\w+)", file.read_text()) if "objective" not in other else None
+        method = CONF / "method" / file.name
+        judges = group == "aggregator" and method.exists() and "server_data" in method.read_text()
+        more = [*([needed[1]] if needed else []), *(["server_data=validation"] if judges else [])]
+        federation, _ = smoke(*(f"{one}={file.stem}" for one in (group, *other)), *more, "callbacks=evaluate")
         assert federation.state.round == 1
         assert state.all_finite(federation.state.model), f"{group}={file.stem}"
 

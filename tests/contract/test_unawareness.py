@@ -17,7 +17,7 @@ UNAWARE = ["disclosure=none", f"disclosure.allows=[{','.join(sorted(set(KINDS) -
 
 READ_ATTRIBUTES = {
     "selector": {"fedrk"},
-    "aggregator": {"bounded_group_loss", "fairfed", "fedminmax", "global_reweighing"},
+    "aggregator": {"bounded_group_loss", "fair_lagrangian", "fairfed", "fedgft", "fedminmax", "fpfl", "global_reweighing"},
 }
 """Those that are refused; all others run, and must not depend on what they cannot know."""
 
