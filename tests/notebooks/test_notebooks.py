@@ -14,7 +14,14 @@ NAMES = [file.stem for file in NOTEBOOKS]
 
 
 def test_there_are_notebooks():
-    assert NAMES == ["01_heterogeneity", "02_feddiverse", "03_your_own_method", "04_your_own_data", "05_models_and_attacks", "06_fairness"]
+    assert NAMES == [
+        "01_heterogeneity",
+        "02_feddiverse",
+        "03_your_own_method",
+        "04_your_own_data",
+        "05_models_and_attacks",
+        "06_fairness",
+    ]
 
 
 @pytest.mark.parametrize("notebook", NOTEBOOKS, ids=lambda file: file.stem)
