@@ -81,7 +81,7 @@ def _mean_by_entry(bundles: Iterable[tuple[State, State]]) -> State:
             names = list(bundle)
             weights = [weight[name].clone() for name in names]
             totals = [bundle[name] * weight[name] for name in names]
-        elif names:
+        else:
             held = [weight[name] for name in names]
             torch._foreach_addcmul_(totals, [bundle[name] for name in names], held)
             torch._foreach_add_(weights, held)

@@ -3,18 +3,17 @@
 Source: Wang, Payani, Lee and Kompella, Mitigating Group Bias in Federated Learning: Beyond Local Fairness, arXiv:2305.09931.
 """
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from fedfacet import state
 from fedfacet.aggregators.base import Aggregator
 from fedfacet.arguments import check_choice
-from fedfacet.corrections.base import Correction
-from fedfacet.objectives.classification import ClassificationObjective, OptimizerFactory, cross_entropy
+from fedfacet.objectives.classification import ClassificationObjective
 from fedfacet.types import Batch, Broadcast, ClientStart, ClientUpdate, Facts, Query, ServerState, State
 
 SLOPES, POSITIVE = "fedgft/slopes", "fedgft/positive_class"
@@ -36,17 +35,8 @@ class FedGFTObjective(ClassificationObjective):
     reads_attributes = True
     """Whether clients must know the attributes of their samples."""
 
-    def __init__(
-        self,
-        model: nn.Module,
-        *,
-        loss: Callable[[Tensor, Batch], Tensor] = cross_entropy,
-        correction: Correction | None = None,
-        optimizer: OptimizerFactory | None = None,
-    ) -> None:
-        super().__init__(model, loss=loss, correction=correction, optimizer=optimizer)
-        self._slopes_YA: Tensor | None = None
-        self._positive_class = 0
+    _slopes_YA: Tensor | None = None
+    _positive_class = 0
 
     @property
     def needs(self) -> frozenset[str]:
