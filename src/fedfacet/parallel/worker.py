@@ -16,6 +16,7 @@ from fedfacet.clients.divided_training import HalfTrained
 from fedfacet.clients.program import Clients
 from fedfacet.parallel import wire
 from fedfacet.parallel.channel import Channel
+from fedfacet.parallel.freed_memory import keep_freed_memory
 from fedfacet.parallel.packing import with_bundles
 from fedfacet.parallel.shared_memory import SharedBytes
 from fedfacet.types import ClientTask, Query, State
@@ -59,6 +60,7 @@ def serve(connection: Connection, pickled: bytes, settings: dict[str, Any]) -> N
     """
     for number in (signal.SIGINT, signal.SIGTERM):  # they reach the whole process group; whoever gives the orders decides
         signal.signal(number, signal.SIG_IGN)
+    keep_freed_memory()
     torch.set_num_threads(settings["threads"])
     torch.use_deterministic_algorithms(settings["deterministic"])
     arguments, data = pickle.loads(pickled)

@@ -19,6 +19,7 @@ from fedfacet.build import build, load_data, settle
 from fedfacet.data.federated import FederatedData
 from fedfacet.errors import CheckpointError, ConfigError, FedFacetError, Interrupted, first_line
 from fedfacet.federation import Federation
+from fedfacet.parallel.freed_memory import keep_freed_memory
 from fedfacet.runs.interruption import Interruption
 from fedfacet.runs.job import Job
 from fedfacet.storage import checkpoint
@@ -42,6 +43,7 @@ def opened(job: Job) -> Iterator[Federation]:
         Interrupted: if a signal has come; the state is saved.
     """
     config, threads = job.config, torch.get_num_threads()
+    keep_freed_memory()
     try:
         log.info("fedfacet %s: %s", __version__, shlex.join(["python", *sys.argv]))
         saved = None

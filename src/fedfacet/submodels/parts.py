@@ -176,10 +176,12 @@ def _part(tensor: Tensor, entries: tuple[Tensor, ...] | tuple[slice, ...] | None
 
 def _whole(part: Tensor, like: Tensor, entries: tuple[Tensor, ...] | tuple[slice, ...] | None) -> Tensor:
     """Return a tensor like the whole one that has the part where it was cut, and 0 elsewhere."""
+    if part.dtype != like.dtype:
+        part = part.to(like.dtype)
     if entries is None:
-        return part.to(like.dtype).expand(like.shape)
+        return part.expand_as(like)
     whole = torch.zeros_like(like)
-    whole[entries] = part.to(like.dtype)
+    whole[entries] = part
     return whole
 
 

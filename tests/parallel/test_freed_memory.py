@@ -1,0 +1,37 @@
+"""keep_freed_memory: what a step frees comes back to the next one without the kernel."""
+
+import platform
+import subprocess
+import sys
+
+import pytest
+
+PAGE_FAULTS = """
+import resource, torch
+from fedfacet.parallel.freed_memory import keep_freed_memory
+if {keep}:
+    keep_freed_memory()
+for _ in range(20):
+    torch.empty(48 << 18).fill_(1)  # 48 MiB, which glibc by itself returns to the kernel
+before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+for _ in range(20):
+    torch.empty(48 << 18).fill_(1)
+print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
+"""
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="only glibc has these settings")
+def test_freed_memory_is_not_fetched_again_page_by_page() -> None:
+    def faults(keep: bool) -> int:
+        done = subprocess.run([sys.executable, "-c", PAGE_FAULTS.format(keep=keep)], capture_output=True, text=True, check=True)
+        return int(done.stdout)
+
+    assert faults(keep=True) * 10 < faults(keep=False)
+
+
+def test_another_c_library_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(platform, "libc_ver", lambda: ("", ""))
+    monkeypatch.setattr("ctypes.CDLL", lambda name: pytest.fail("it was called"))
+    from fedfacet.parallel.freed_memory import keep_freed_memory
+
+    keep_freed_memory()
