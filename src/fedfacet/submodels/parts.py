@@ -131,6 +131,8 @@ class Parts:
                 yield replace(update, delta=delta, buffers=buffers, held=held)
 
         next_server, next_model = fold(server, model, whole())
+        if () in seen:  # whoever is whole has held every entry
+            return next_server, next_model
         return _only_where(covered, server, next_server), _only_where(covered, model, next_model)
 
     def count(self, counts: State, model: State, client_id: int, round: int) -> None:
