@@ -40,7 +40,7 @@ def main() -> None:
     parser.add_argument("--epochs", type=int, default=5, help="of a shadow model (default 5; the thesis takes 100)")
     parser.add_argument("--repeats", type=int, default=3, help="of everything (default 3)")
     options = parser.parse_args()
-    facts = provenance("submodels", ["python", "benchmarks/submodels.py", *sys.argv[1:]], load=os.getloadavg()[0])
+    facts = provenance("submodels", ["python", "benchmarks/submodels.py", *sys.argv[1:]], load=round(os.getloadavg()[0], 2))
     print(f"# Parts of models and shadow models\n\n{headline(facts, 'float32, medians')}\n")
     print("| a round of W5, sequential | seconds | share |\n| --- | ---: | ---: |")
     for name, seconds, share in parts_of_a_round(federation_of(), options.repeats):
