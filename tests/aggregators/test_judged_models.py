@@ -110,7 +110,7 @@ def loop(settings, rounds, model, weighting):
         fair = above / below if below else above
         left = 1 - t / total
         beta = settings["beta0"] * left / (1 - settings["beta0"] + settings["beta0"] * left)
-        lam = min(settings["l0"] * (1 + settings["rho"]) ** t, 1)
+        lam = min(settings["l0"] * (1 + settings["rho"]) ** t, settings["largest"])
         velocity = beta * velocity + (1 - beta) * fair
         w = w + lam * velocity / (1 - beta**t) + (1 - lam) * mean
         path.append(w)
@@ -130,8 +130,8 @@ met = st.integers(0, 20)
         max_size=6,
     ),
     settings=st.fixed_dictionaries(
-        {"rounds": st.integers(6, 9), "beta0": st.sampled_from([0.0, 0.5, 0.9]), "l0": st.sampled_from([0.1, 0.9, 1.0]),
-         "rho": st.sampled_from([0.0, 0.05, 2.0])}
+        {"rounds": st.integers(6, 9), "beta0": st.sampled_from([0.0, 0.5, 0.9]), "l0": st.sampled_from([0.1, 0.9]),
+         "rho": st.sampled_from([0.0, 0.05, 2.0]), "largest": st.sampled_from([1.0, 0.95])}
     ),
     weighting=st.sampled_from(["equal", "samples"]),
 )  # fmt: skip
@@ -307,7 +307,7 @@ def test_rounds_of_plain_averaging_judge_nothing_but_have_the_same_metrics(tiny_
     [
         *((partial(FairFate, rounds=3), bad) for bad in (
             {"measure": "calibration"}, {"positive_class": -1}, {"positive_class": True}, {"beta0": 1.0}, {"beta0": -0.1},
-            {"beta0": math.nan}, {"l0": 1.1}, {"l0": -1}, {"rho": -0.1}, {"rho": math.nan}, {"rho": math.inf}, {"rounds": 0},
+            {"beta0": math.nan}, {"l0": 1.1}, {"l0": -1}, {"largest": 0.05}, {"largest": 1.1}, {"largest": math.nan}, {"rho": -0.1}, {"rho": math.nan}, {"rho": math.inf}, {"rounds": 0},
         )),
         *((FairAccuracy, bad) for bad in (
             {"measure": "tpr"}, {"positive_class": 0.5}, {"top": 0}, {"top": True}, {"least_gap": 0.0}, {"least_gap": math.nan},

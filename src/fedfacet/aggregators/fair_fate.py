@@ -29,7 +29,7 @@ class FairFate(Aggregator):
 
     .. math::
         \beta_t = \beta_0 \frac{1 - t / T}{(1 - \beta_0) + \beta_0 (1 - t / T)}, \quad
-        \lambda_t = \min(\lambda_0 (1 + \rho)^t, 1)
+        \lambda_t = \min(\lambda_0 (1 + \rho)^t, \lambda_{\max})
 
     with :math:`p_k` as ``weighting`` says, v = 0 at first, and :math:`\alpha_F = 0` where no client is fairer than the server.
     A ratio is NaN where a group has no samples, or where the largest rate is 0, as of a model that takes nobody for positive.
@@ -39,7 +39,9 @@ class FairFate(Aggregator):
     Source: Salazar et al., FAIR-FATE: Fair Federated Learning with Momentum, ICCS 2023, arXiv:2209.13678. Formulas and defaults
     are those of its released code, not checked against the paper; ``measure`` is a choice of ours.
 
-    Deviations from the code: :math:`\lambda_t` ends at 1 rather than 1000, beyond which the average would count negatively.
+    Deviations from the code: :math:`\lambda_t` ends at 1 at the latest rather than 1000, beyond which the average would count
+    negatively. At 1, where it arrives after 47 rounds by default, the average counts no more: what is left is the momentum
+    along fairer clients, and the model forgets the others; ``largest`` below 1 keeps a part of the average.
     T is the run's rounds rather than 100. Ratios are not rounded to two digits. A ratio is NaN where the code says 0, but for
     one group's rate of 0. The average is of equal weights by default, where the code counts samples; with ``weighting=samples``
     the fair update counts them too. One measure is taken, where the code adds up several. Floating-point buffers are averaged.
@@ -54,6 +56,7 @@ class FairFate(Aggregator):
         beta0: in [0, 1); 0 is no momentum.
         l0: lambda_0 in [0, 1]; 0 is FedAvg, and nothing is judged.
         rho: 0 or larger.
+        largest: lambda_max, at least ``l0`` and at most 1.
 
     Raises:
         ValueError: if a value is out of range.
@@ -65,6 +68,7 @@ class FairFate(Aggregator):
     beta0: float = 0.9
     l0: float = 0.1
     rho: float = 0.05
+    largest: float = 1.0
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -73,6 +77,8 @@ class FairFate(Aggregator):
         check_whole("positive_class", self.positive_class, 0)
         check_within("beta0", self.beta0, "[0, 1)")
         check_within("l0", self.l0, "[0, 1]")
+        if not self.l0 <= self.largest <= 1:
+            raise ValueError(f"Expected `largest` to be in [l0, 1], that is [{self.l0:g}, 1], but got {self.largest}.")
         if not 0 <= self.rho < float("inf"):
             raise ValueError(f"Expected `rho` to be 0 or larger, and finite, but got {self.rho}.")
 
@@ -98,7 +104,7 @@ class FairFate(Aggregator):
         left = max(1 - t / self.rounds, 0)
         beta = self.beta0 * left / ((1 - self.beta0) + self.beta0 * left)
         # By logarithms, since a large power of 1 + rho overflows.
-        weight = math.exp(min(math.log(self.l0) + t * math.log1p(self.rho), 0.0))
+        weight = math.exp(min(math.log(self.l0) + t * math.log1p(self.rho), math.log(self.largest)))
         fair = state.weighted_mean((update.delta, self.weight(update) * f) for update, f in fairer)
         velocity = state.add(state.scaled(fair, 1 - beta), velocity, scale=beta) if fair else state.scaled(velocity, beta)
         if weight < 1:
