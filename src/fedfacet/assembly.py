@@ -109,6 +109,11 @@ def federate(
     objective = model if isinstance(model, L.LightningModule) else ClassificationObjective(model, optimizer=optimizer)
     parts = parts_of(capacity, submodel, model, data.partition, seed)
     smaller = [ClassificationObjective(part, optimizer=optimizer) for part in smaller_models(parts, model)]
+    if not isinstance(callbacks, Mapping | None):
+        raise TypeError(
+            f"Expected `callbacks` to map names to callbacks, but got {type(callbacks).__name__}: name each of them, as in "
+            '{"fairness": Fairness(...)}.'
+        )
     if callbacks is None:
         weights, num_attributes = data.group_weights, data.dataset.num_attributes
         callbacks = {"evaluate": Evaluate(splits=data.splits, group_weights=weights, num_attributes=num_attributes)}
