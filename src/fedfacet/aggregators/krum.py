@@ -87,8 +87,8 @@ class Krum(Aggregator):
         return [updates[position] for position in np.argsort(scores, kind="stable")[:keep]]
 
     def _check_enough(self, number: int, what: str) -> None:
-        if self.byzantine is not None and number < 2 * self.byzantine + 3:
+        if self.byzantine is not None and number < (least := 2 * self.byzantine + 3):
             raise ConfigError(
-                f"Expected at least {2 * self.byzantine + 3} {what} for aggregator.byzantine={self.byzantine}, but got {number}: "
-                "raise federation.cohort_size, or lower aggregator.byzantine."
+                f"Expected at least {least} {what} for aggregator.byzantine={self.byzantine}, but got {number}: raise "
+                "federation.cohort_size, or lower aggregator.byzantine."
             )
