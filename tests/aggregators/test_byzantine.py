@@ -119,7 +119,7 @@ def test_what_krum_is_not_told_follows_from_the_number_of_updates(n, f):
 def test_one_or_two_updates_are_averaged_unless_some_may_be_bad(n):
     vectors = draw(n)
     assert moved(Krum(), vectors) == pytest.approx(vectors.mean(axis=0), **EXACT)
-    with pytest.raises(ConfigError, match=r"^Expected at least 3 updates in a round for aggregator.byzantine=0, but got \d: .*\.$"):
+    with pytest.raises(ConfigError, match=r"^Expected at least 3 updates in a round for .*=0, but got \d: .*\.$"):
         moved(Krum(byzantine=0), vectors)
 
 
@@ -127,8 +127,7 @@ def test_one_or_two_updates_are_averaged_unless_some_may_be_bad(n):
 def test_krum_refuses_too_few_updates_and_too_few_clients(f):
     least = 2 * f + 3
     moved(Krum(byzantine=f), draw(least))
-    sentence = f"^Expected at least {least} updates in a round for .*, but got {least - 1}: raise federation.cohort_size, or .*\\.$"
-    with pytest.raises(ConfigError, match=sentence):
+    with pytest.raises(ConfigError, match=f"^Expected at least {least} updates in a round for .*, but got {least - 1}: raise "):
         moved(Krum(byzantine=f), draw(least - 1))
     assert Krum(byzantine=f).init(Facts(least, {}, ())) == {}
     with pytest.raises(ConfigError, match=f"^Expected at least {least} clients for "):
@@ -283,8 +282,11 @@ def test_the_order_of_updates_does_not_matter_but_for_rounding(name, weighting, 
 def test_updates_that_are_moved_and_scaled_move_and_scale_the_result(name, n, seed, scale, shift):
     vectors, aggregator = draw(n, seed), ROBUST[name]()
     towards = rng.stream(seed, "shift").normal(size=SIZE)
-    result = moved(aggregator, scale * vectors + shift * towards)
-    assert result == pytest.approx(scale * moved(aggregator, vectors) + shift * towards, rel=1e-6, abs=1e-6 * max(1, abs(shift)))
+    result, expected = (
+        moved(aggregator, scale * vectors + shift * towards),
+        scale * moved(aggregator, vectors) + shift * towards,
+    )
+    assert result == pytest.approx(expected, rel=1e-6, abs=1e-6 * max(1, abs(shift)))
 
 
 @settings(max_examples=20)
@@ -354,10 +356,9 @@ def test_a_far_update_pulls_the_geometric_median_less_by_every_step(seed, length
 
 def test_large_numbers_of_float32_have_a_median_and_a_mean():
     """Their sum would overflow."""
-    updates = [
-        ClientUpdate(k, {"a": torch.tensor([value])}, {}, 1, 1, 1.0, {}) for k, value in enumerate([3.4e38, 3.4e38, -3.4e38, 3.4e38])
-    ]
-    for aggregator, expected in ((CoordinateMedian(), 3.4e38), (TrimmedMean(trim=0.4), 3.4e38), (TrimmedMean(trim=0.1), 2.125e38)):
+    values, middle = [3.4e38, 3.4e38, -3.4e38, 3.4e38], [CoordinateMedian(), TrimmedMean(trim=0.4)]
+    updates = [ClientUpdate(k, {"a": torch.tensor([value])}, {}, 1, 1, 1.0, {}) for k, value in enumerate(values)]
+    for aggregator, expected in (*((one, 3.4e38) for one in middle), (TrimmedMean(trim=0.1), 2.125e38)):
         (after,) = aggregator.aggregate({}, {"a": torch.zeros(1)}, updates)[1].values()
         assert after.dtype == torch.float32
         assert after.item() == pytest.approx(expected)
@@ -373,6 +374,26 @@ def test_it_keeps_nothing_and_runs_in_a_federation(make, tiny_federation):
     assert run.state.aggregator == {}
     assert state.all_finite(after)
     assert state.digest(after) != state.digest(before)
+
+
+def test_three_clients_of_ten_that_turn_their_updates_round_stop_an_average_and_no_robust_one(job_of):
+    """Digits, dealt evenly; without faults FedAvg ends at 0.92 to 0.95. Each client trains for four epochs a round."""
+    faults = ("transforms=sign_flip", "transforms.sign_flip.clients=[0,1,2]", "transforms.sign_flip.scale=2")
+    small = ("model.width=8", "model.hidden=16", "partition=iid", "partition.num_clients=10", "local.amount=4")
+    usual = ("experiment=digits_gsc", "selector=all", "federation.cohort_size=10", "callbacks=[]", "logger=[]")
+    accuracies = []
+    for aggregator in (["fedavg"], ["trimmed_mean", "aggregator.trim=0.3"], ["coordinate_median"], ["multi_krum"]):
+        run = build(job_of(*usual, *small, *faults, f"aggregator={aggregator[0]}", *aggregator[1:]), None)
+        for _ in range(8):
+            run.run_round()
+        dataset, module = run.engine.clients.dataset, run.engine.clients.program.module
+        module.load_state_dict(run.state.model)
+        batch = dataset.batch(dataset.test)
+        with torch.no_grad():
+            accuracies.append(float((module.eval()(batch.x).argmax(dim=1) == batch.y).double().mean()))
+    average, *robust = accuracies
+    assert average < 0.6
+    assert min(robust) > 0.75
 
 
 @pytest.mark.parametrize("aggregator", ["coordinate_median", "geometric_median", "krum", "norm_bound", "trimmed_mean"])

@@ -149,6 +149,7 @@ def test_clients_that_do_not_exist_are_refused(option, job_of, tmp_path):
     job.transforms[option].clients = [number - 1]
     build(job, tmp_path)
     job.transforms[option].clients = [0, number]
-    sentence = rf"^Expected the `clients` of \w+ to be among the federation's {number}, from 0, but got {number}: choose others\.$"
-    with pytest.raises(ConfigError, match=sentence):
+    with pytest.raises(
+        ConfigError, match=rf"^Expected the `clients` of \w+ to be among .*'s {number}, from 0, but got {number}: "
+    ):
         build(job, tmp_path)
