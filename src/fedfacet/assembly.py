@@ -24,6 +24,7 @@ from fedfacet.compatibility import (
     check_pairs,
     check_private,
     check_takes_parts,
+    check_transforms,
 )
 from fedfacet.data.federated import FederatedData
 from fedfacet.engines.base import Engine
@@ -190,6 +191,7 @@ def assemble(
     check_pairs(chosen, names)
     if parts is not None:
         check_takes_parts(clients, aggregator, selector, names)
+    check_transforms(clients)
     check_noised(clients, names)
     check_judged(clients, aggregator, server_data, names)
     if clients.privacy is not None:

@@ -116,6 +116,21 @@ def check_judged(clients: Clients, aggregator: Aggregator, server_data: ServerDa
             )
 
 
+def check_transforms(clients: Clients) -> None:
+    """Refuse transforms of clients that do not exist.
+
+    Raises:
+        ConfigError: naming one.
+    """
+    number = clients.partition.num_clients
+    for transform in clients.transforms:
+        if unknown := [client_id for client_id in transform.clients or () if client_id >= number]:
+            raise ConfigError(
+                f"Expected the `clients` of {type(transform).__name__} to be among the federation's {number}, from 0, but got "
+                f"{unknown[0]}: choose others."
+            )
+
+
 def check_noised(clients: Clients, names: Mapping[str, Any]) -> None:
     """Refuse noise on updates where clients send something else besides that goes into the model.
 
