@@ -181,7 +181,7 @@ def test_losses_that_are_nan(selector_option, run_of, num_clients, lost):
     """A model that diverged, on every client or on some; what else was measured is NaN too. Updates hold no NaN."""
 
     def answers(query, client_id, value):
-        return nan if query.name == "local_loss" and (lost == "all" or client_id % 2) else value
+        return nan if query.name in ("local_loss", "valuation") and (lost == "all" or client_id % 2) else value
 
     options = {"answers": answers, "metrics": dict.fromkeys(METRICS, nan)}
     for cohort_size in {1, (num_clients + 1) // 2, num_clients}:
