@@ -11,7 +11,7 @@ from fedfacet.clients.queries.centroids import Centroids, cluster_centres
 from fedfacet.clients.queries.local_loss import LocalLoss
 from fedfacet.errors import SelectionError
 from fedfacet.participation.dropouts import Dropouts
-from fedfacet.selectors.k_fed import KFedSelector, clusters_of_centres
+from fedfacet.selectors.k_fed import KFedSelector, clusters_of_centres, taken_in_turn
 
 MATRICES = ([[6, 2], [2, 6]], [[1, 1], [1, 1]], [[3, 0], [0, 3]], [[9, 5], [5, 9]], [[2, 2], [2, 2]])
 
@@ -100,20 +100,20 @@ def test_larger_cohorts_take_one_of_each_before_the_next(asked):
         assert len(set(cohort[10:])) == 3
 
 
-def test_small_cohorts_take_every_cluster_alike(asked):
-    _, centres, main = mixtures(0)
-    run = asked(centres, 2, num_clusters=5)
-    drawn = Counter(frozenset(main[list(run.select(round))].tolist()) for round in range(1, 2001))
+def test_small_cohorts_take_every_cluster_alike():
+    clusters = np.array([0, 1, 2, 3, 4, 4, 4, 0, 1])
+    draws = (taken_in_turn(clusters, np.zeros(9), 2, rng.stream(0, "test", draw)) for draw in range(2000))
+    drawn = Counter(frozenset(clusters[picked].tolist()) for picked in draws)
     assert set(drawn) == set(map(frozenset, itertools.combinations(range(5), 2)))
     assert chisquare(list(drawn.values())).pvalue > 1e-4
 
 
-def test_within_a_cluster_clients_are_drawn_uniformly(asked):
-    run = asked([[[0.0, 0.0], [9.0, 9.0]]] * 4 + [[[9.0, 9.0], [0.0, 0.0]]] * 2, 2)
-    drawn = Counter(frozenset(run.select(round)) for round in range(1, 4001))
+def test_within_a_cluster_clients_are_drawn_uniformly():
+    clusters = np.array([0, 0, 0, 0, 1, 1])
+    draws = (taken_in_turn(clusters, np.zeros(6), 2, rng.stream(0, "test", draw)) for draw in range(4000))
+    drawn = Counter(frozenset(picked.tolist()) for picked in draws)
     assert set(drawn) == {frozenset((j, k)) for j in range(4) for k in (4, 5)}
     assert chisquare(list(drawn.values())).pvalue > 1e-4
-    assert run.asked == [(1, list(range(6)))], "once"
 
 
 def test_within_a_cluster_the_highest_loss_may_go_first(asked):
@@ -143,6 +143,13 @@ def test_clients_without_centres_join_where_others_lack(asked):
     for round in range(1, 20):
         assert set(run.round(round)) == {1, 3, 4}
         assert {1, 3} < set(run.round(round, available=[0, 1, 2, 3]))
+
+
+def test_centres_are_asked_once(asked):
+    run = asked([[[0.0, 0.0], [9.0, 9.0]]] * 4, 2)
+    for round in range(1, 4):
+        run.round(round)
+    assert run.asked == [(1, [0, 1, 2, 3])]
 
 
 def test_where_nobody_has_centres_it_is_uniform(asked):

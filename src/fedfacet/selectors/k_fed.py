@@ -76,15 +76,7 @@ class KFedSelector(ClientSelector):
         centres = {k: _centres(k, answer) for k, answer in sorted(context.disclosed[self.centroids.name].items())}
         clusters = _main_clusters(centres, self.num_clusters or context.cohort_size)
         clusters_K = np.array([clusters.get(k, -1) for k in context.available])
-        losses_K = self._losses(context)
-        order = np.lexsort((context.rng.random(len(losses_K)), -losses_K, np.isnan(losses_K), clusters_K))
-        # How many of its cluster come before a client.
-        _, first, sizes = np.unique(clusters_K[order], return_index=True, return_counts=True)
-        ranks_K = np.empty(len(order), dtype=np.int64)
-        ranks_K[order] = np.arange(len(order)) - np.repeat(first, sizes)
-        turns = context.rng.permutation(int(clusters_K.max()) + 1)
-        turns_K = np.append(turns, 0)[clusters_K]
-        picked = np.lexsort((turns_K, ranks_K, clusters_K < 0))[: context.places]
+        picked = taken_in_turn(clusters_K, self._losses(context), context.places, context.rng)
         return [context.available[position] for position in picked]
 
     def _losses(self, context: SelectionContext) -> Floats:
@@ -93,6 +85,24 @@ class KFedSelector(ClientSelector):
             return np.zeros(len(context.available))
         losses = context.ask(self.local_loss, context.available)
         return np.array([losses[client_id] for client_id in context.available], dtype=np.float64)
+
+
+def taken_in_turn(clusters_K: NDArray[np.int64], losses_K: Floats, places: int, rng: np.random.Generator) -> NDArray[np.int64]:
+    """Return the positions of a cohort: one of each cluster, in an order drawn for the round, then a second of each, ...
+
+    Args:
+        clusters_K: 0 or larger; -1 for none, which comes last. Shape (K,).
+        losses_K: the highest of a cluster is taken first, NaN last, equal ones by lot. Shape (K,).
+        places: at most K.
+        rng: draws order and lots.
+    """
+    order = np.lexsort((rng.random(len(losses_K)), -losses_K, np.isnan(losses_K), clusters_K))
+    _, firsts, sizes = np.unique(clusters_K[order], return_index=True, return_counts=True)
+    ranks_K = np.empty(len(order), dtype=np.int64)  # how many of its cluster come before a client
+    ranks_K[order] = np.arange(len(order)) - np.repeat(firsts, sizes)
+    turns_K = np.append(rng.permutation(int(clusters_K.max()) + 1), 0)[clusters_K]
+    picked: NDArray[np.int64] = np.lexsort((turns_K, ranks_K, clusters_K < 0))[:places]
+    return picked
 
 
 def clusters_of_centres(centres_MD: Floats, number: int) -> NDArray[np.int64]:
