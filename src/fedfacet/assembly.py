@@ -186,7 +186,7 @@ def assemble(
     if parts is not None:
         check_takes_parts(clients, aggregator, selector, names)
     check_noised(clients, names)
-    check_judged(clients, aggregator, server_data, names)
+    check_judged(clients, {"aggregator": aggregator, "selector": selector}, server_data, names)
     if clients.privacy is not None:
         check_private(clients, names)
     if disclosure is not None:
