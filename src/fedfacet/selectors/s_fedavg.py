@@ -24,8 +24,8 @@ class SFedAvgSelector(ClientSelector):
        .. math:: \varphi_k \leftarrow \alpha \varphi_k + \beta s_k \quad \text{for the clients whose updates arrived.}
 
     It starts with :math:`\varphi_k = 1 / K`. A client whose update adds nothing loses a part of its relevance, and one that is
-    not selected none. The server needs samples of its own (``server_data=validation``); it need not know
-    their attribute values. Floating-point buffers are averaged as parameters are.
+    not selected none. The server needs samples of its own (``server_data=validation``); it need not know their attribute
+    values. Floating-point buffers are averaged as parameters are.
 
     Source: Nagalapatti and Narayanam, Game of Gradients: Mitigating Irrelevant Clients in Federated Learning, AAAI 2021,
     arXiv:2110.12257, algorithm S-FedAvg, as the thesis' table 4 and a public port of the method describe it. Neither the
@@ -35,9 +35,9 @@ class SFedAvgSelector(ClientSelector):
     ``tolerance``. The temperature is ours; the paper's is 1, which is a gentle preference, since accuracies lie in [0, 1]. The
     mean of a coalition is a plain one, also where the aggregator weighs clients or does more than average.
 
-    A round costs O(K log K) to select, and the server passes its samples through up to :math:`2^m` models to learn, m being 6
-    at most, or through as many as ``permutations`` times the number of updates; ``server/samples`` counts them. It needs whole
-    updates in memory. Clients are asked nothing; the server learns from each update what it says on the server's samples.
+    A round costs O(K log K) to select. To learn from m updates the server passes its samples through :math:`2^m` models, where
+    values are exact, or through up to m times ``permutations``; ``server/samples`` counts them. Whole updates stay in memory
+    until then. Clients are asked nothing. The server learns of each update what it does on the server's samples.
 
     Args:
         temperature: tau, larger than 0.
