@@ -80,11 +80,11 @@ def check_takes_parts(clients: Clients, aggregator: Aggregator, selector: Client
 
 
 def check_judged(clients: Clients, parts: Mapping[str, Any], server_data: ServerData | None, names: Mapping[str, Any]) -> None:
-    """Refuse aggregators and selectors that judge models on samples, classes or groups that the server does not have.
+    """Refuse parts that judge models on samples, classes or groups that the server does not have.
 
     Args:
         clients: everybody's data.
-        parts: ``"aggregator"`` and ``"selector"`` -> part.
+        parts: ``"aggregator"``, ``"selector"`` and ``"callbacks.<name>"`` -> part.
         server_data: what the server has.
         names: group -> the option that was chosen, for the message.
 
@@ -103,6 +103,7 @@ def check_judged(clients: Clients, parts: Mapping[str, Any], server_data: Server
     if not needed and server_data is not None:
         log.warning("The server's samples lie idle: aggregator=%s does not judge models.", names["aggregator"])
     for group, need in needed.items():
+        name, other = (f"{group}={names[group]}", f"another {group}") if group in names else (group, "no such callback")
         groups = need == "groups"
         for refused, what in (
             (server_data is None, "the server has no samples: choose server_data=validation"),
@@ -117,10 +118,7 @@ def check_judged(clients: Clients, parts: Mapping[str, Any], server_data: Server
             ),
         ):
             if refused:
-                raise ConfigError(
-                    f"Expected samples on which the server can judge models for {group}={names[group]}, but {what}, or another "
-                    f"{group}."
-                )
+                raise ConfigError(f"Expected samples on which the server can judge models for {name}, but {what}, or {other}.")
 
 
 def check_noised(clients: Clients, names: Mapping[str, Any]) -> None:
