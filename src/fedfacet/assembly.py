@@ -193,7 +193,8 @@ def assemble(
         check_takes_parts(clients, aggregator, selector, names)
     check_transforms(clients)
     check_noised(clients, names)
-    check_judged(clients, aggregator, server_data, names)
+    watching = {f"callbacks.{name}": callback for name, callback in (settings.get("callbacks") or {}).items()}
+    check_judged(clients, {"aggregator": aggregator, "selector": selector, **watching}, server_data, names)
     if clients.privacy is not None:
         check_private(clients, names)
     if disclosure is not None:
