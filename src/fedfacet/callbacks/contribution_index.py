@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from fedfacet import rng, shapley, state
 from fedfacet.arguments import check_within
@@ -97,7 +98,7 @@ class ContributionIndex(Callback):
 
     def _shapley(
         self, federation: Federation, before: FederationState, updates: Sequence[ClientUpdate], draw: np.random.Generator
-    ) -> Any:
+    ) -> NDArray[np.float64]:
         assert federation.server_data is not None  # `compatibility.py` refuses what judges without
         samples = federation.server_data.samples
 
