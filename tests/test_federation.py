@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from fedfacet import rng, state
+from fedfacet import IIDPartitioner, dataset_from_arrays, deal, federate, rng, state
 from fedfacet.aggregators.fedavg import FedAvg
 from fedfacet.aggregators.fedavgm import FedAvgM
 from fedfacet.build import build
@@ -676,3 +676,10 @@ def test_a_checkpoint_of_another_partition_or_data_set_is_refused(make, tmp_path
 def test_impossible_settings_are_refused(settings, message, make):
     with pytest.raises(ValueError, match=message):
         make(**settings)
+
+
+def test_callbacks_without_names_are_refused():
+    dataset = dataset_from_arrays(np.zeros((8, 2), dtype=np.float32), np.arange(8) % 2)
+    data = deal(dataset, IIDPartitioner(num_clients=2))
+    with pytest.raises(TypeError, match="Expected `callbacks` to map names to callbacks, but got list"):
+        federate(data, nn.Linear(2, 2), callbacks=[Callback()])

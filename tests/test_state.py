@@ -90,6 +90,25 @@ def test_combination_adds_with_any_sign():
         state.combination(bundles, [1.0])
 
 
+@pytest.mark.parametrize("size", [1, 2**16 - 1, 2**16, 2**16 + 1])
+def test_by_entry_sees_the_values_of_all_bundles_at_an_entry(size):
+    """Also of tensors that do not lie in memory as they look, of scalars and of empty ones; in parts, of which none is lost."""
+    bundles = [bundle(seed) | {"long": torch.arange(2.0 * size).view(2, size).t() * (seed + 1)} for seed in range(3)]
+    shapes = []
+
+    def total(values):
+        shapes.append(tuple(values.shape))
+        return values.double() @ torch.tensor([1.0, 10.0, 100.0], dtype=torch.float64)
+
+    combined = state.by_entry(bundles, total)
+    assert all(rows <= 2**16 and columns == 3 for rows, columns in shapes)
+    for name, tensor in combined.items():
+        first, second, third = (one[name].double() for one in bundles)
+        torch.testing.assert_close(tensor, (first + 10 * second + 100 * third).float())
+    assert list(combined) == list(bundles[0])
+    assert state.by_entry([{}, {}], total) == {}
+
+
 @pytest.mark.parametrize("weight", [1.0, 1 / 3, 960.0])
 def test_the_mean_of_one_bundle_is_that_bundle(weight):
     """One client that holds everything, averaged alone, loses no bit."""

@@ -21,6 +21,14 @@ from fedfacet.federation import Federation as Federation
 from fedfacet.heterogeneity import InteractionMatrix as InteractionMatrix
 from fedfacet.metrics.group_accuracy import GroupAccuracy as GroupAccuracy
 from fedfacet.metrics.group_accuracy import WorstGroupAccuracy as WorstGroupAccuracy
+from fedfacet.metrics.group_fairness import AccuracyParityDifference as AccuracyParityDifference
+from fedfacet.metrics.group_fairness import CalibrationDifference as CalibrationDifference
+from fedfacet.metrics.group_fairness import DemographicParityDifference as DemographicParityDifference
+from fedfacet.metrics.group_fairness import DemographicParityRatio as DemographicParityRatio
+from fedfacet.metrics.group_fairness import DiscriminationIndex as DiscriminationIndex
+from fedfacet.metrics.group_fairness import EqualizedOddsDifference as EqualizedOddsDifference
+from fedfacet.metrics.group_fairness import EqualOpportunityDifference as EqualOpportunityDifference
+from fedfacet.metrics.group_fairness import PredictiveEqualityDifference as PredictiveEqualityDifference
 from fedfacet.objectives.classification import ClassificationObjective as ClassificationObjective
 from fedfacet.partitioners.dirichlet import DirichletPartitioner as DirichletPartitioner
 from fedfacet.partitioners.iid import IIDPartitioner as IIDPartitioner

@@ -4,6 +4,8 @@ import importlib
 import sys
 from collections.abc import Sequence
 
+from fedfacet import __version__
+
 USAGE = """usage: fedfacet train|describe|report|attack ARGS
 
   train      train a federation: fedfacet train experiment=cmnist_gsc selector=uniform
@@ -14,7 +16,7 @@ USAGE = """usage: fedfacet train|describe|report|attack ARGS
 Data sets are looked for in data/ (or FEDFACET_DATA) and runs are written to logs/, both in the working folder. Options of your
 own lie in a folder that "hydra.searchpath=[file:///FOLDER]" names, FOLDER/selector/mine.yaml for example.
 
-"fedfacet train --help" lists all options.
+"fedfacet train --help" lists all options, "fedfacet --version" says which version this is.
 """
 
 
@@ -28,6 +30,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     command, arguments = (argv[0], argv[1:]) if argv else ("--help", [])
     if command in ("-h", "--help"):
         print(USAGE, end="")
+        return 0
+    if command == "--version":
+        print(f"fedfacet {__version__}")
         return 0
     if command == "train":
         from fedfacet.runs.command import run_command

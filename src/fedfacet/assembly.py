@@ -28,6 +28,7 @@ from fedfacet.compatibility import (
     check_pairs,
     check_private,
     check_takes_parts,
+    check_transforms,
 )
 from fedfacet.data.federated import FederatedData
 from fedfacet.devices.base import Devices
@@ -120,6 +121,11 @@ def federate(
     objective = model if isinstance(model, L.LightningModule) else ClassificationObjective(model, optimizer=optimizer)
     parts = parts_of(capacity, submodel, model, data.partition, seed)
     smaller = [ClassificationObjective(part, optimizer=optimizer) for part in smaller_models(parts, model)]
+    if not isinstance(callbacks, Mapping | None):
+        raise TypeError(
+            f"Expected `callbacks` to map names to callbacks, but got {type(callbacks).__name__}: name each of them, as in "
+            '{"fairness": Fairness(...)}.'
+        )
     if callbacks is None:
         weights, num_attributes = data.group_weights, data.dataset.num_attributes
         callbacks = {"evaluate": Evaluate(splits=data.splits, group_weights=weights, num_attributes=num_attributes)}
@@ -204,8 +210,10 @@ def assemble(
     check_pairs(chosen, names)
     if parts is not None:
         check_takes_parts(clients, aggregator, selector, names)
+    check_transforms(clients)
     check_noised(clients, names)
-    check_judged(clients, aggregator, server_data, names)
+    watching = {f"callbacks.{name}": callback for name, callback in (settings.get("callbacks") or {}).items()}
+    check_judged(clients, {"aggregator": aggregator, "selector": selector, **watching}, server_data, names)
     check_devices(clients, devices, selector, termination, names)
     if clients.privacy is not None:
         check_private(clients, names)

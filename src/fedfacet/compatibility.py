@@ -81,40 +81,60 @@ def check_takes_parts(clients: Clients, aggregator: Aggregator, selector: Client
             raise ConfigError(f"Expected parts that can do with clients that hold a part of the model, but {what}.")
 
 
-def check_judged(clients: Clients, aggregator: Aggregator, server_data: ServerData | None, names: Mapping[str, Any]) -> None:
-    """Refuse an aggregator that judges models on samples, classes or groups that the server does not have.
+def check_judged(clients: Clients, parts: Mapping[str, Any], server_data: ServerData | None, names: Mapping[str, Any]) -> None:
+    """Refuse parts that judge models on samples, classes or groups that the server does not have.
+
+    Args:
+        clients: everybody's data.
+        parts: ``"aggregator"``, ``"selector"`` and ``"callbacks.<name>"`` -> part.
+        server_data: what the server has.
+        names: group -> the option that was chosen, for the message.
 
     Raises:
         ConfigError: naming what is missing.
     """
-    name, dataset = f"aggregator={names['aggregator']}", clients.dataset
-    positive = getattr(aggregator, "positive_class", 0)
+    dataset = clients.dataset
+    positive = getattr(parts["aggregator"], "positive_class", 0)
     if positive >= dataset.num_classes:
         raise ConfigError(
             f"Expected `aggregator.positive_class` to be one of the data set's {dataset.num_classes} classes, from 0, but got "
             f"{positive}: choose one of them."
         )
-    needed = aggregator.judges() if aggregator.judges is not None else None
-    if needed is None:
-        if server_data is not None:
-            log.warning("The server's samples lie idle: %s does not judge models.", name)
-        return
-    groups = needed == "groups"
-    for refused, what in (
-        (server_data is None, "the server has no samples: choose server_data=validation"),
-        (
-            groups and server_data is not None and not server_data.attributes,
-            "the server does not know the attributes of its samples: give server_data.attributes=true",
-        ),
-        (groups and dataset.num_attributes < 2, "all samples have one attribute value: choose a data set with groups"),
-        (
-            bool(clients.personal),
-            "`personal` keeps layers with the clients, without which no model is one: choose personal=none",
-        ),
-    ):
-        if refused:
+    needs = {group: part.judges() for group, part in parts.items() if part.judges is not None}
+    needed = {group: need for group, need in needs.items() if need is not None}
+    if not needed and server_data is not None:
+        log.warning("The server's samples lie idle: aggregator=%s does not judge models.", names["aggregator"])
+    for group, need in needed.items():
+        name, other = (f"{group}={names[group]}", f"another {group}") if group in names else (group, "no such callback")
+        groups = need == "groups"
+        for refused, what in (
+            (server_data is None, "the server has no samples: choose server_data=validation"),
+            (
+                groups and server_data is not None and not server_data.attributes,
+                "the server does not know the attributes of its samples: give server_data.attributes=true",
+            ),
+            (groups and dataset.num_attributes < 2, "all samples have one attribute value: choose a data set with groups"),
+            (
+                bool(clients.personal),
+                "`personal` keeps layers with the clients, without which no model is one: choose personal=none",
+            ),
+        ):
+            if refused:
+                raise ConfigError(f"Expected samples on which the server can judge models for {name}, but {what}, or {other}.")
+
+
+def check_transforms(clients: Clients) -> None:
+    """Refuse transforms of clients that do not exist.
+
+    Raises:
+        ConfigError: naming one.
+    """
+    number = clients.partition.num_clients
+    for transform in clients.transforms:
+        if unknown := [client_id for client_id in transform.clients or () if client_id >= number]:
             raise ConfigError(
-                f"Expected samples on which the server can judge models for {name}, but {what}, or another aggregator."
+                f"Expected the `clients` of {type(transform).__name__} to be among the federation's {number}, from 0, but got "
+                f"{unknown[0]}: choose others."
             )
 
 

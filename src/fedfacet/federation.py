@@ -71,7 +71,7 @@ class Federation:
         scheduler: of the clients' learning rate; ``None`` for a constant one.
         parts: which part of the model each client holds; ``None`` for all of it.
         disclosure: what clients may be asked for; ``None`` for anything.
-        server_data: samples that the server owns; for aggregators that judge models.
+        server_data: samples that the server owns; for aggregators and selectors that judge models.
         clock: what rounds take on clients' devices; ``None`` where they take nothing.
         termination: what ends ``fit`` before all rounds are done; ``None`` for nothing.
 
@@ -128,6 +128,7 @@ class Federation:
         self._extras = aggregator.extras(facts)
         self._question = aggregator.report() if aggregator.report is not None else None
         self._judges = aggregator.judges is not None and aggregator.judges() is not None
+        self._selector_judges = selector.judges is not None and selector.judges() is not None
         more_than_models = bool(self._extras) or aggregator.broadcast is not None
         self._fedavg_rounds = 0 if more_than_models else selector.fedavg_rounds
         self._fedavg = FedAvg(weighting=aggregator.weighting, buffers=aggregator.buffers)
@@ -296,7 +297,7 @@ class Federation:
 
         # 10. Measure the new model, let scheduler and selector learn, tell everybody, and let the state be saved.
         metrics = _training_metrics(notes.receipts, notes.ledger)
-        if self._judges:
+        if self._judges or self._selector_judges:
             metrics["server/samples"] = notes.server_samples
         if self.clock is not None and plan is not None:
             clock, taken = self.clock.advance(before.devices, plan, notes.asked, notes.ledger, seed=seed, round=round)
@@ -320,8 +321,11 @@ class Federation:
         notes.lap("measure")
         if self.selector.observe is not None:
             draw = rng.stream(seed, "selector-learns", round)
-            learnt = self.selector.observe(before.selector, result, notes.updates, draw)
+            handed = {"judge": partial(self._judge, before.model, notes)} if self._selector_judges else {}
+            learnt = self.selector.observe(before.selector, result, notes.updates, draw, **handed)
             self.state = replace(self.state, selector=learnt)
+            if self._selector_judges:  # it has passed samples since the round was measured
+                metrics["server/samples"] = notes.server_samples
         notes.lap("select")
         for callback in self.callbacks.values():
             callback.on_round_end(self, result)
@@ -483,9 +487,13 @@ class Federation:
             own = state.add(model, update.delta | update.buffers)
             yield replace(update, judged=(before, self._count(own, notes)))
 
+    def _judge(self, model: State, notes: "_Notes", change: State) -> NDArray[np.int64]:
+        """Count what a changed model says of the server's samples; this is what a selector that judges is handed."""
+        return self._count(state.add(model, change), notes)
+
     def _count(self, model: State, notes: "_Notes") -> NDArray[np.int64]:
         """Count what a model says of the server's samples, by class, attribute value and predicted class, (Y, A, Y)."""
-        assert self.server_data is not None  # `compatibility.py` refuses an aggregator that judges without
+        assert self.server_data is not None  # `compatibility.py` refuses what judges without
         samples, attributes = self.server_data
         notes.server_samples += len(samples)
         confusion = self.engine.evaluate(model, [samples])[0].confusion

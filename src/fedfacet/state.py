@@ -3,7 +3,7 @@
 import hashlib
 import itertools
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 import numpy as np
 import torch
@@ -127,6 +127,24 @@ def combination(bundles: Sequence[State], coefficients: Iterable[float]) -> Stat
     for bundle, coefficient in others:
         torch._foreach_add_(totals, [bundle[name] for name in names], alpha=_scale(coefficient, totals[0]))
     return dict(zip(names, totals, strict=True))
+
+
+def by_entry(bundles: Sequence[State], combine: Callable[[Tensor], Tensor]) -> State:
+    """Return what a function makes of the bundles' values at each entry by itself, in the dtype of the first bundle.
+
+    Args:
+        bundles: m, one or more, of the same names and shapes.
+        combine: takes the values at some entries, shape (B, m), and returns one for each, shape (B,).
+    """
+    combined = {}
+    for name, like in bundles[0].items():
+        flat = [bundle[name].reshape(-1) for bundle in bundles]
+        combined[name] = torch.empty_like(flat[0])
+        for start in range(0, len(flat[0]), _BLOCK):  # never a copy of all bundles at once
+            block = slice(start, start + _BLOCK)
+            combined[name][block] = combine(torch.stack([entries[block] for entries in flat], dim=1))
+        combined[name] = combined[name].view(like.shape)
+    return combined
 
 
 def num_floats(bundle: State) -> int:

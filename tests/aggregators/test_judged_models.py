@@ -307,7 +307,8 @@ def test_rounds_of_plain_averaging_judge_nothing_but_have_the_same_metrics(tiny_
     [
         *((partial(FairFate, rounds=3), bad) for bad in (
             {"measure": "calibration"}, {"positive_class": -1}, {"positive_class": True}, {"beta0": 1.0}, {"beta0": -0.1},
-            {"beta0": math.nan}, {"l0": 1.1}, {"l0": -1}, {"largest": 0.05}, {"largest": 1.1}, {"largest": math.nan}, {"rho": -0.1}, {"rho": math.nan}, {"rho": math.inf}, {"rounds": 0},
+            {"beta0": math.nan}, {"l0": 1.1}, {"l0": -1}, {"largest": 0.05}, {"largest": 1.1}, {"largest": math.nan},
+            {"rho": -0.1}, {"rho": math.nan}, {"rho": math.inf}, {"rounds": 0},
         )),
         *((FairAccuracy, bad) for bad in (
             {"measure": "tpr"}, {"positive_class": 0.5}, {"top": 0}, {"top": True}, {"least_gap": 0.0}, {"least_gap": math.nan},

@@ -7,6 +7,7 @@ import sysconfig
 
 import pytest
 
+from fedfacet import __version__
 from fedfacet.__main__ import main
 
 
@@ -15,6 +16,13 @@ def test_it_says_what_it_can_do(capsys):
     assert capsys.readouterr().out.startswith("usage: fedfacet train|describe|report|attack ARGS")
     assert main(["trian"]) == 2
     assert capsys.readouterr().err.startswith("error: Expected one of the commands train, describe, report and attack, but")
+
+
+def test_it_says_which_version_it_is(monkeypatch, capsys):
+    assert main(["--version"]) == 0
+    monkeypatch.setattr(sys, "argv", ["fedfacet", "train", "--version"])
+    assert main(["train", "--version"]) == 0
+    assert capsys.readouterr().out == f"fedfacet {__version__}\n" * 2
 
 
 def test_its_commands_call_themselves_by_its_name(monkeypatch, capsys):

@@ -164,6 +164,11 @@ class TestPreflight:
         _, jobs = preflight("train", ["train.py", *launcher, "sweep=cells", "seed=0,1", "-m"])
         assert len(jobs) == 2
 
+    @pytest.mark.parametrize("override", ["+hydra.sweeper.params.seed='1,2'", "hydra.sweeper.params={seed: '1,2'}"])
+    def test_values_in_hydras_own_node_are_refused(self, override):
+        with pytest.raises(ConfigError, match="Expected the values of a sweep as key=value,value"):
+            preflight("train", ["train.py", override, "-m"])
+
     @pytest.mark.parametrize("override", ["resume=0,1", "paths.output_dir=a,b", "resume=a"])
     def test_what_is_for_a_single_run_is_refused(self, override):
         with pytest.raises(ConfigError, match="for a single run only"):

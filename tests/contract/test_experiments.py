@@ -130,7 +130,7 @@ def test_every_option_multiplies_with_the_main_job(group, smoke, tmp_path):
         other = [half for half in halves if group in halves and half != group and (CONF / half / file.name).exists()]
         needed = re.search(r"Needs (objective=\w+)", file.read_text()) if "objective" not in other else None
         method = CONF / "method" / file.name
-        judges = group == "aggregator" and method.exists() and "server_data" in method.read_text()
+        judges = group in ("aggregator", "selector") and method.exists() and "server_data" in method.read_text()
         more = [*([needed[1]] if needed else []), *(["server_data=validation"] if judges else [])]
         federation, _ = smoke(*(f"{one}={file.stem}" for one in (group, *other)), *more, "callbacks=evaluate")
         assert federation.state.round == 1

@@ -86,10 +86,9 @@ def run_of(make_part, answer, make_update, facts_of_model, same):
 
         def observe(self, result, updates):
             before = deepcopy([self.server, [update.delta for update in updates]])
-            learnt = [
-                self.selector.observe(self.server, result, updates, rng.stream(self.seed, "selector-learns", result.round))
-                for _ in range(2)
-            ]
+            handed = {"judge": judge} if self.selector.judges is not None and self.selector.judges() else {}
+            draws = (rng.stream(self.seed, "selector-learns", result.round) for _ in range(2))
+            learnt = [self.selector.observe(self.server, result, updates, draw, **handed) for draw in draws]
             assert same([self.server, [update.delta for update in updates]], before), "what it learns from is not written to"
             fault = misfit("selector", learnt[0], self.first, facts_of_model.model)
             assert fault is None, "a resume holds the state to the one that `init` returns"
@@ -121,6 +120,13 @@ def run_of(make_part, answer, make_update, facts_of_model, same):
             return cohort
 
     return Run
+
+
+def judge(change):
+    """Return what a changed model says of samples of the server's, of two classes: counts that follow its first numbers."""
+    first = next((float(tensor.flatten()[0]) for tensor in change.values()), 0.0)
+    hits = round(100 + 50 * np.tanh(10 * first))
+    return np.array([[[hits, 200 - hits]], [[60, 140]]])
 
 
 def test_the_taxonomy_is_its_own(selector_option, make_part):
@@ -182,7 +188,7 @@ def test_losses_that_are_nan(selector_option, run_of, num_clients, lost):
     """A model that diverged, on every client or on some; what else was measured is NaN too. Updates hold no NaN."""
 
     def answers(query, client_id, value):
-        return nan if query.name == "local_loss" and (lost == "all" or client_id % 2) else value
+        return nan if query.name in ("local_loss", "valuation") and (lost == "all" or client_id % 2) else value
 
     options = {"answers": answers, "metrics": dict.fromkeys(METRICS, nan)}
     for cohort_size in {1, (num_clients + 1) // 2, num_clients}:

@@ -60,7 +60,9 @@ NEEDS = {
     "personal=norm_layers": {"model": "resnet8", "model.hidden": None},
     "optimizer=adam": {"optimizer.lr": 0.01, "local.max_grad_norm": 0.5},
     "aggregator=fair_fate": {"server_data": "validation", "aggregator.measure": "accuracy_parity"},
+    "aggregator=ddaba": {"server_data": "validation"},
     "aggregator=fair_accuracy": {"server_data": "validation"},
+    "aggregator=norm_bound": {"aggregator.bound": 0.05},
     "transforms=clip": {"transforms.clip.clip_norm": 0.05},
     "transforms=clip_and_noise": {"transforms.clip_and_noise.clip_norm": 0.05},
 }

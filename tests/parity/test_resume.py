@@ -82,8 +82,8 @@ def test_every_selector_and_aggregator_resumes_exactly(selector, aggregator, mai
         other = re.search(r"Needs (objective=\w+)", (CONF / "aggregator" / f"{aggregator}.yaml").read_text())
         if other and other[1] not in parts:
             parts.append(other[1])
-        method = CONF / "method" / f"{aggregator}.yaml"
-        if method.exists() and "server_data" in method.read_text():
+        methods = [CONF / "method" / f"{option}.yaml" for option in (aggregator, selector)]
+        if any(method.exists() and "server_data" in method.read_text() for method in methods):
             parts.append("server_data=validation")
         return main_job(f"selector={selector}", *parts, *QUICK)
 

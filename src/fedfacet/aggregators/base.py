@@ -106,6 +106,10 @@ class Aggregator(ABC):
         """Return p_k, up to the constant that makes the cohort's add up to 1."""
         return 1.0 if self.weighting == "equal" else float(update.num_samples)
 
+    def sent(self, update: ClientUpdate) -> State:
+        """Return what of an update moves the model: its delta, and its buffers unless the server's are kept."""
+        return update.delta | update.buffers if self.buffers == "average" else update.delta
+
     def average(self, updates: Iterable[ClientUpdate]) -> tuple[State, State]:
         """Fold the updates into the weighted mean of their deltas and of their buffers, each entry's over its holders."""
         mean = state.weighted_mean(

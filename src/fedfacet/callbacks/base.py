@@ -1,6 +1,6 @@
 """The contract of a callback: what watches a run without changing it."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -19,6 +19,9 @@ class Callback:
 
     needs_updates = False
     """Whether ``on_updates`` wants the updates; where nobody does, each is freed as soon as it is aggregated."""
+
+    judges: ClassVar[Callable[..., str | None] | None] = None
+    """``judges(self)`` returns what the server must know of samples of its own, as ``Aggregator.judges`` does."""
 
     def on_fit_start(self, federation: "Federation") -> None:
         """Run before this process's first round, also after a resume."""

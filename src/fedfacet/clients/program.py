@@ -9,7 +9,7 @@ import contextlib
 import itertools
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import lightning as L
 import numpy as np
@@ -281,7 +281,7 @@ class Clients:
         whole_fingerprint: whether the data set's digest looks at every input.
         privacy: how gradients are made private; ``None`` where they are not.
         hides_attributes: whether clients do not know the attributes of their samples.
-        shown: the data set as clients see it.
+        shown: the data set as clients see it, with the labels that they take for true.
         programs: one per objective.
         probed: clients of the current round that have taken their first steps to answer a query.
     """
@@ -307,7 +307,8 @@ class Clients:
 
     def __post_init__(self) -> None:
         """Look up once what every client's training needs."""
-        object.__setattr__(self, "shown", self.dataset.without_attributes if self.hides_attributes else self.dataset)
+        shown = self.dataset.without_attributes if self.hides_attributes else self.dataset
+        object.__setattr__(self, "shown", self._relabelled(shown))
         for objective in (self.objective, *self.other_objectives):
             self.programs.append(
                 ClientProgram(objective, precision=self.precision, compile=self.compile, personal=self.personal)
@@ -412,6 +413,15 @@ class Clients:
     def forked(self, task: ClientTask) -> rng.forked:
         """Return the scope of a client's training, in which torch draws the numbers of this client in this round."""
         return rng.forked(task.seed, "train", task.round, task.client_id, device=self.device)
+
+    def _relabelled(self, dataset: Dataset) -> Dataset:
+        """Return a data set with the labels that clients take for true."""
+        for relabel in (transform.relabelled for transform in self.transforms if transform.relabelled is not None):
+            y = dataset.y.copy()
+            for client_id, samples in enumerate(self.partition.indices):
+                y[samples] = relabel(client_id, y[samples], dataset.num_classes)
+            dataset = replace(dataset, y=y)
+        return dataset
 
     def transformed(self, update: ClientUpdate, task: ClientTask) -> ClientUpdate:
         """Apply what happens to an update before it leaves the client."""

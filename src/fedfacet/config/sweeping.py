@@ -107,6 +107,10 @@ def sweep(name: str, overrides: Sequence[str]) -> tuple[list[str], Sweep]:
     ):
         if any(override.startswith(f"{key}=") for override in overrides):
             raise ConfigError(f"Expected `{key}` for a single run only, but got it with --multirun: {remedy}.")
+    if params := [override for override in overrides if override.lstrip("+~").startswith("hydra.sweeper.params")]:
+        raise ConfigError(
+            f"Expected the values of a sweep as key=value,value, but got {params[0]}: give seed=0,1,2, for example."
+        )
     with initialized(str(conf_dir())):
         jobs = Sweep(name, overrides)
         jobs.check()

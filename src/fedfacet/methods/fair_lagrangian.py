@@ -121,8 +121,8 @@ class FairLagrangian(Aggregator):
     :math:`\lambda + \sum_k p_k (\lambda_k - \lambda)` of clients' own :math:`\lambda_k = \lambda + \eta g_k`, which need not be
     sent.
 
-    Deviations: FPFL's noise is left out. b is 1 by default, where FFALM's released code has 1.05 and clips gradients to the norm
-    1 (``local.max_grad_norm=1``): with 1.05 beta is 131 times as large after 100 rounds, and without clipping a run of
+    Deviations: FPFL's noise is left out. b is 1 by default. FFALM's released code has 1.05 and clips gradients to the norm 1
+    (``local.max_grad_norm=1``): with 1.05 beta is 131 times as large after 100 rounds, and without clipping a run of
     ``adult_gsc`` then calls everybody the same.
 
     Args:

@@ -13,6 +13,7 @@ KINDS = {
     "norm": "the size of an update or a gradient",
     "triplet": "class imbalance, attribute imbalance and spurious correlation",
     "class_means": "the mean features of each class, and how they vary",
+    "centroids": "the means of clusters of its samples, or of their features",
     "joint_counts": "how many it has of each class with each attribute value",
     "group_performance": "how a model does on its samples of each class with each attribute value, and how many these are",
 }

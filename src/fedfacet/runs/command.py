@@ -19,6 +19,7 @@ from hydra.core.hydra_config import HydraConfig
 from hydra.types import RunMode
 from omegaconf import DictConfig
 
+from fedfacet import __version__
 from fedfacet import config as configuration
 from fedfacet.broken_pipe import reader_may_leave
 from fedfacet.config.sweeping import Sweep
@@ -40,6 +41,9 @@ def run_command(train: Callable[[Job], None]) -> None:
     signal.signal(signal.SIGINT, leave)
     logging.raiseExceptions = False  # of a full disk the run's tables tell in a sentence, the log file in tracebacks
     workers = 1
+    if "--version" in sys.argv[1:]:
+        print(f"fedfacet {__version__}")
+        return
     try:
         if (shown := configuration.shown("train", sys.argv)) is not None:
             print(shown, end="")

@@ -76,6 +76,14 @@ class ClientSelector(ABC):
     generator of its own.
     """
 
+    judges: ClassVar[Callable[..., str | None] | None] = None
+    """``judges(self)`` returns what the server must know of samples of its own, as ``Aggregator.judges`` does.
+
+    ``None``, or a method that returns it, for nothing. Else ``observe`` is handed ``judge`` too: a function of a change of the
+    model that was sent (tensor -> what to add to it) to what the changed model says of the server's samples, counts by class,
+    attribute value and predicted class, int64 of shape (Y, A, Y). A run without such samples is refused.
+    """
+
     fedavg_rounds: int = 0
     """How many rounds come first whose updates FedAvg averages, whatever the aggregator, as FedDiverse's pre-training asks.
 

@@ -1,15 +1,36 @@
 """The contract of a transform."""
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from typing import Any, ClassVar
 
 import numpy as np
+from numpy.typing import NDArray
 
+from fedfacet.arguments import check_whole
 from fedfacet.types import ClientUpdate
 
 
 class UpdateTransform(ABC):
     """What happens to an update before it leaves the client: its last deed."""
 
+    clients: Sequence[int] | None = None
+    """To whose updates it happens; ``None`` for everybody's. A federation without such a client is refused."""
+
+    relabelled: ClassVar[Callable[..., NDArray[np.int64]] | None] = None
+    """``relabelled(self, client_id, y, num_classes)`` returns the classes that a client takes its samples to have.
+
+    It is called once for every client, before the first round, with the true ones, shape (n_k,), which it does not write to.
+    What the client trains on and what it answers follows from them. ``None`` for the true ones.
+    """
+
     @abstractmethod
     def apply(self, update: ClientUpdate, rng: np.random.Generator) -> ClientUpdate:
         """Return the update as it is sent, drawing from ``rng`` only."""
+
+
+def named(clients: Sequence[Any]) -> tuple[int, ...]:
+    """Return the clients that a configuration names, or raise ``ValueError`` if one is no whole number, 0 or larger."""
+    for client_id in clients:
+        check_whole("clients", client_id, 0)
+    return tuple(clients)
