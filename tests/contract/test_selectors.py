@@ -112,7 +112,10 @@ def run_of(make_part, answer, make_update, facts_of_model, same):
                 )
                 for update in updates
             )
-            result = RoundResult(round, tuple(cohort), receipts, self.metrics, Ledger(), {}, self.num_clients)
+            durations = {client_id: 1.0 + client_id % 5 for client_id in arrived}
+            result = RoundResult(
+                round, tuple(cohort), receipts, self.metrics, Ledger(), {}, self.num_clients, durations=durations
+            )
             if self.selector.observe is not None:
                 self.server = self.observe(result, updates if self.wants_updates() else [])
             else:
@@ -188,7 +191,9 @@ def test_losses_that_are_nan(selector_option, run_of, num_clients, lost):
     """A model that diverged, on every client or on some; what else was measured is NaN too. Updates hold no NaN."""
 
     def answers(query, client_id, value):
-        return nan if query.name in ("local_loss", "valuation") and (lost == "all" or client_id % 2) else value
+        if lost == "some" and not client_id % 2:
+            return value
+        return {"local_loss": nan, "valuation": nan, "loss_moments": [9.0, nan, nan]}.get(query.name, value)
 
     options = {"answers": answers, "metrics": dict.fromkeys(METRICS, nan)}
     for cohort_size in {1, (num_clients + 1) // 2, num_clients}:
