@@ -184,15 +184,17 @@ def tiny_federation(tiny_clients):
     ):
         clients = clients or tiny_clients(seed=seed, **of_clients)
         engine = engine or SequentialEngine(device="cpu")
-        engine.setup(clients)
         aggregator = aggregator or FedAvg()
+        clock = clock_of(devices, clients, aggregator, cohort_size) if devices is not None else None
+        clients.needs[:] = clock.needs() if clock is not None else []
+        engine.setup(clients)
         return Federation(
             facts=clients.facts,
             partition_digest=clients.partition.digest,
             engine=engine,
             selector=selector or UniformSelector(),
             aggregator=aggregator,
-            clock=clock_of(devices, clients, aggregator, cohort_size) if devices is not None else None,
+            clock=clock,
             termination=termination,
             participation=participation,
             rounds=rounds,

@@ -222,6 +222,8 @@ def assemble(
     for query in vars(selector).values():
         if isinstance(query, Query):
             query.check(clients.program.module)
+    clock = clock_of(devices, clients, aggregator, cohort_size) if devices is not None else None
+    clients.needs[:] = clock.needs() if clock is not None else []  # before the engine sends clients to other processes
     engine.setup(clients)
     return Federation(
         facts=clients.facts,
@@ -233,7 +235,7 @@ def assemble(
         parts=parts,
         disclosure=disclosure,
         server_data=server_data,
-        clock=clock_of(devices, clients, aggregator, cohort_size) if devices is not None else None,
+        clock=clock,
         termination=termination,
         cohort_size=cohort_size,
         **settings,

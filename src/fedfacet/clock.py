@@ -3,6 +3,7 @@
 It draws nothing but the jitter of a round's clients and keeps nothing: what survives a round goes in and comes out.
 """
 
+import itertools
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -16,7 +17,7 @@ from numpy.typing import NDArray
 from fedfacet.devices.base import BYTES_PER_FLOAT, Devices
 from fedfacet.devices.schedule import Load, Schedule, Work, schedule
 from fedfacet.errors import CheckpointError, ConfigError
-from fedfacet.types import Ledger, ServerState
+from fedfacet.types import Ledger, RoundNeeds, ServerState
 
 _MARGIN = 1e-6
 """Seconds that are waited besides, lest rounding leave the clock just before a client comes on-line, for ever."""
@@ -115,6 +116,10 @@ class Clock:
         """Return the joules of each client's round, shape (K,)."""
         samples_K = np.array([work.samples(work.steps) for work in self.work])
         return samples_K * self.profiles.joules_per_sample + sum(self._bytes) * self.profiles.joules_per_byte
+
+    def needs(self) -> list[RoundNeeds]:
+        """Return what each client knows of its own device: what a round without jitter takes."""
+        return list(itertools.starmap(RoundNeeds, zip(*self.nominal().T.tolist(), self.needed().tolist(), strict=True)))
 
     def available(self, server: ServerState, available: Sequence[int]) -> tuple[int, ...]:
         """Return those of the clients that are on-line, and whose battery has a round's energy."""

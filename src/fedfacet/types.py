@@ -242,6 +242,22 @@ class ClientUpdate:
     held: State | None = None
 
 
+class RoundNeeds(NamedTuple):
+    """What a whole round takes on a client's device, without jitter.
+
+    Attributes:
+        download: seconds to receive the model.
+        compute: seconds to train.
+        upload: seconds to send the update.
+        joules: of all that.
+    """
+
+    download: float
+    compute: float
+    upload: float
+    joules: float
+
+
 class Answer(NamedTuple):
     """A client's answer to a query.
 

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from fedfacet import rng
 from fedfacet.selectors.base import Taxonomy
 from fedfacet.storage.fitting import misfit
-from fedfacet.types import Broadcast, ClientReceipt, ClientTask, Ledger, RoundResult, SelectionContext
+from fedfacet.types import Broadcast, ClientReceipt, ClientTask, Ledger, RoundNeeds, RoundResult, SelectionContext
 
 NUM_CLIENTS = 7
 METRICS = {"train/loss": 0.7, "train/num_steps": 12, "test/acc": 0.8, "test/acc_worst_group": 0.5}
@@ -24,6 +24,7 @@ def answer(tiny_clients):
     """Return a function: a query and a client -> the client's own answer, found once; every seventh client answers alike."""
     counts = rng.stream(0, "contract").integers(1, 9, size=(NUM_CLIENTS, 2, 2)).tolist()
     clients = tiny_clients(matrices=counts)
+    clients.needs[:] = [RoundNeeds(1.0 + k % 3, 2.0 + k % 4, 3.0 + k % 2, 400.0 + 100 * k) for k in range(NUM_CLIENTS)]
     weights = {name: tensor.clone() for name, tensor in clients.objective.model.state_dict().items()}
     known = {}
 
@@ -193,11 +194,25 @@ def test_losses_that_are_nan(selector_option, run_of, num_clients, lost):
     def answers(query, client_id, value):
         if lost == "some" and not client_id % 2:
             return value
-        return {"local_loss": nan, "valuation": nan, "loss_moments": [9.0, nan, nan]}.get(query.name, value)
+        lost_values = {"local_loss": nan, "valuation": nan, "loss_moments": [9.0, nan, nan]}
+        return lost_values.get(query.name, value)
 
     options = {"answers": answers, "metrics": dict.fromkeys(METRICS, nan)}
     for cohort_size in {1, (num_clients + 1) // 2, num_clients}:
         run = run_of(selector_option, num_clients=num_clients, **options)
+        for round in range(1, 5):
+            run.round(round, cohort_size, range(num_clients))
+
+
+@pytest.mark.parametrize("num_clients", [1, 9, 24])
+def test_resources_that_are_nan(selector_option, run_of, num_clients):
+    """A client that does not know its own device."""
+
+    def answers(query, client_id, value):
+        return {"resources": [nan, 1.0, 2.0], "round_joules": nan}.get(query.name, value) if client_id % 2 else value
+
+    for cohort_size in {1, (num_clients + 1) // 2, num_clients}:
+        run = run_of(selector_option, num_clients=num_clients, answers=answers)
         for round in range(1, 5):
             run.round(round, cohort_size, range(num_clients))
 

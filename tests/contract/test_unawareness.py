@@ -21,6 +21,9 @@ READ_ATTRIBUTES = {
 }
 """Those that are refused; all others run, and must not depend on what they cannot know."""
 
+LOOK_AT_DEVICES = {"fedcs"}
+"""Those that are refused without."""
+
 
 @pytest.fixture
 def ends(monkeypatch):
@@ -63,7 +66,8 @@ def test_where_somebody_knows_them_they_matter(overrides, ends):
 
 def test_a_selector_does_not_depend_on_attributes_that_nobody_knows(selector_option, ends):
     group = "method" if selector_option in METHODS else "selector"
-    check("selector", selector_option, [f"{group}={selector_option}"], ends)
+    devices = ["devices=uniform"] if selector_option in LOOK_AT_DEVICES else []
+    check("selector", selector_option, [f"{group}={selector_option}", *devices], ends)
 
 
 def test_an_aggregator_does_not_depend_on_attributes_that_nobody_knows(aggregator_option, ends):

@@ -30,6 +30,7 @@ def answer(clients: "Clients", query: Query, task: ClientTask) -> Answer:
         weights=weights,
         train_until=partial(_train_until, clients, task),
         looked_at=len(data) if program.data_hooks is not None else 0,
+        needs=clients.needs[task.client_id] if clients.needs else None,
     )
     try:
         return query.answer(context)

@@ -34,7 +34,19 @@ from fedfacet.data.fingerprint import fingerprint
 from fedfacet.objectives.classification import OptimizerFactory, sums_gradients
 from fedfacet.privacy.dp_sgd import DPSGD
 from fedfacet.transforms.base import UpdateTransform
-from fedfacet.types import Answer, Batch, ClientEnd, ClientStart, ClientTask, ClientUpdate, Facts, Partition, Query, State
+from fedfacet.types import (
+    Answer,
+    Batch,
+    ClientEnd,
+    ClientStart,
+    ClientTask,
+    ClientUpdate,
+    Facts,
+    Partition,
+    Query,
+    RoundNeeds,
+    State,
+)
 
 
 class ClientProgram:
@@ -281,6 +293,7 @@ class Clients:
         whole_fingerprint: whether the data set's digest looks at every input.
         privacy: how gradients are made private; ``None`` where they are not.
         hides_attributes: whether clients do not know the attributes of their samples.
+        needs: what a round takes on each client's device; empty without devices.
         shown: the data set as clients see it, with the labels that they take for true.
         programs: one per objective.
         probed: clients of the current round that have taken their first steps to answer a query.
@@ -301,6 +314,7 @@ class Clients:
     whole_fingerprint: bool = False
     privacy: DPSGD | None = None
     hides_attributes: bool = False
+    needs: list[RoundNeeds] = field(default_factory=list)
     shown: Dataset = field(init=False)
     programs: list[ClientProgram] = field(init=False, default_factory=list)
     probed: ProbedClients = field(init=False, default_factory=ProbedClients)

@@ -15,6 +15,7 @@ KINDS = {
     "class_means": "the mean features of each class, and how they vary",
     "centroids": "the means of clusters of its samples, or of their features",
     "joint_counts": "how many it has of each class with each attribute value",
+    "resources": "how fast a client's device and its connection are, and what energy a round takes",
     "group_performance": "how a model does on its samples of each class with each attribute value, and how many these are",
 }
 """Kind of an answer -> what it tells."""

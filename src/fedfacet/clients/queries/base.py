@@ -13,7 +13,7 @@ from fedfacet import rng
 from fedfacet.clients.client_data import ClientData
 from fedfacet.clients.divided_training import HalfTrained
 from fedfacet.privacy.disclosure import UNDECLARED
-from fedfacet.types import Answer, State
+from fedfacet.types import Answer, RoundNeeds, State
 
 
 def _cannot_train(num_steps: int) -> HalfTrained:
@@ -35,6 +35,7 @@ class QueryContext:
         weights: what the client's training of this round starts from, on the CPU; not to be written to.
         train_until: takes the first steps of that training, as many as it is given or all if there are fewer.
         looked_at: samples that go through the model before the first step, where the objective looks at them (FedPAC's does).
+        needs: what a round takes on the client's device; ``None`` without devices.
     """
 
     data: ClientData
@@ -47,6 +48,7 @@ class QueryContext:
     weights: State = field(default_factory=dict)
     train_until: Callable[[int], HalfTrained] = _cannot_train
     looked_at: int = 0
+    needs: RoundNeeds | None = None
 
     def stream(self, purpose: str, *keys: int) -> np.random.Generator:
         """Return the generator of a named draw of this client in this round."""
