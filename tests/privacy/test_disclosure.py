@@ -24,6 +24,7 @@ from fedfacet.compatibility import check_disclosed
 from fedfacet.corrections.base import Correction
 from fedfacet.data.digits import Digits
 from fedfacet.data.federated import deal
+from fedfacet.devices.uniform import UniformDevices
 from fedfacet.engines.sequential import SequentialEngine
 from fedfacet.engines.vectorized import VectorizedEngine
 from fedfacet.engines.workers import WorkersEngine
@@ -84,7 +85,7 @@ def test_a_query_reads_what_it_says_and_its_answer_is_as_large(digits, query):
     asked, answers = query(), []
     for hides in (False, True):
         policy = {"allows": list(KINDS), "attributes": "nobody" if hides else "clients"}
-        run = federation(digits[0], UniformSelector(), policy)
+        run = federation(digits[0], UniformSelector(), policy, devices=UniformDevices())
         run.disclosure = None  # the client alone has to stand by it
         tasks = [run._task(client, run.state) for client in (0, 3)]
         if hides and "a" in query.reads:
