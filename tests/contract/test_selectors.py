@@ -207,9 +207,10 @@ def test_losses_that_are_nan(selector_option, run_of, num_clients, lost):
 @pytest.mark.parametrize("num_clients", [1, 9, 24])
 def test_resources_that_are_nan(selector_option, run_of, num_clients):
     """A client that does not know its own device."""
+    unknown = {"resources": [nan, 1.0, 2.0], "round_joules": nan, "upload_seconds": nan}
 
     def answers(query, client_id, value):
-        return {"resources": [nan, 1.0, 2.0], "round_joules": nan}.get(query.name, value) if client_id % 2 else value
+        return unknown.get(query.name, value) if client_id % 2 else value
 
     for cohort_size in {1, (num_clients + 1) // 2, num_clients}:
         run = run_of(selector_option, num_clients=num_clients, answers=answers)

@@ -3,7 +3,7 @@ import pytest
 
 from fedfacet import state
 from fedfacet.clients.local_training import LocalTraining
-from fedfacet.clients.queries.resources import Resources, RoundJoules
+from fedfacet.clients.queries.resources import Resources, RoundJoules, UploadSeconds
 from fedfacet.devices.uniform import UniformDevices
 from fedfacet.engines.sequential import SequentialEngine
 from fedfacet.engines.workers import WorkersEngine
@@ -26,9 +26,9 @@ def clients(tiny_clients):
 
 
 def test_clients_tell_what_a_round_takes_them(clients):
-    answers = [ask(clients, query, 1) for query in (Resources(), RoundJoules())]
-    assert [answer.value for answer in answers] == [[2.0, 3.0, 4.0], 5.0]
-    assert [(answer.floats_up, answer.samples) for answer in answers] == [(3, 0), (1, 0)]
+    answers = [ask(clients, query, 1) for query in (Resources(), RoundJoules(), UploadSeconds())]
+    assert [answer.value for answer in answers] == [[2.0, 3.0, 4.0], 5.0, 4.0]
+    assert [(answer.floats_up, answer.samples) for answer in answers] == [(3, 0), (1, 0), (1, 0)]
 
 
 def test_noise_is_drawn_anew_in_every_round_and_for_every_client(clients):

@@ -48,6 +48,26 @@ class Resources(Query):
         return Answer(seconds, floats_up=3, samples=0)
 
 
+class UploadSeconds(Query):
+    """Ask for the seconds that a client needs to send its update, by which the server knows how fast its line is.
+
+    It is that of a round of the whole model without jitter. One number leaves the client; nothing passes through a model.
+    """
+
+    name = "upload_seconds"
+    kind = "resources"
+    reads = frozenset[str]()
+    needs_model = False
+
+    def answer(self, context: QueryContext) -> Answer:
+        """Return the seconds.
+
+        Raises:
+            ConfigError: without devices.
+        """
+        return Answer(needs_of(context).upload, floats_up=1, samples=0)
+
+
 class RoundJoules(Query):
     """Ask for the energy that a round takes on a client's device: to receive the model, to train and to send its update.
 
