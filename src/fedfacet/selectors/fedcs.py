@@ -29,7 +29,8 @@ class FedCSSelector(ClientSelector):
     side by side (``devices.uplink=parallel``) a round takes no longer than is planned here.
 
     Source: Nishio and Yonetani, Client Selection for Federated Learning with Heterogeneous Resources in Mobile Edge, ICC 2019,
-    arXiv:1804.08333, algorithm 3 and equations 3 and 4, as a public port of the method has them; defaults not checked.
+    arXiv:1804.08333, algorithm 3 and equations 3 and 4, as a public port of the method has them; neither these nor the defaults
+    were checked against the paper.
 
     Deviations: the server knows nothing of jitter, as in the paper; a round of devices with jitter may end later than the
     deadline. Ties are broken by the round's draw. Updates are sent in the order in which clients are ready, not in that of
