@@ -39,6 +39,7 @@ from fedfacet.selectors.base import ClientSelector
 from fedfacet.selectors.uniform import UniformSelector
 from fedfacet.submodels.base import Submodel
 from fedfacet.submodels.parts import Parts
+from fedfacet.termination.base import Termination
 from fedfacet.transforms.base import UpdateTransform
 from fedfacet.types import ChannelPlan, Partition, ServerData
 
@@ -57,6 +58,7 @@ def federate(
     aggregator: Aggregator | None = None,
     participation: Participation | None = None,
     scheduler: Scheduler | None = None,
+    termination: Termination | None = None,
     capacity: Capacity | None = None,
     submodel: Submodel | None = None,
     disclosure: DisclosurePolicy | None = None,
@@ -81,6 +83,7 @@ def federate(
         aggregator: makes the next model; FedAvg by default.
         participation: says who is able to take part; by default everybody, always.
         scheduler: of the clients' learning rate; ``None`` for a constant one.
+        termination: what ends ``fit`` before all rounds are done; by default nothing.
         capacity: how large a part of a plain module each client trains; ``None`` for all of it.
         submodel: which part; goes with ``capacity``.
         disclosure: what clients may be asked for, and whether they know attributes; anything, and they do, by default.
@@ -138,6 +141,7 @@ def federate(
         aggregator=aggregator if aggregator is not None else FedAvg(),
         participation=participation,
         scheduler=scheduler,
+        termination=termination,
         parts=parts,
         disclosure=disclosure,
         server_data=data.server,

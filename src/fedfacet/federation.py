@@ -22,7 +22,7 @@ from fedfacet import rng, state
 from fedfacet.aggregators.base import Aggregator
 from fedfacet.aggregators.fedavg import FedAvg
 from fedfacet.arguments import check_choice, check_whole
-from fedfacet.callbacks.base import Callback
+from fedfacet.callbacks.base import Callback, Measurement
 from fedfacet.engines.base import Engine
 from fedfacet.errors import BadUpdateError, Interrupted, SelectionError
 from fedfacet.participation.base import Participation
@@ -31,6 +31,7 @@ from fedfacet.schedulers.base import Scheduler
 from fedfacet.selectors.base import ClientSelector
 from fedfacet.storage.fitting import check_fits
 from fedfacet.submodels.parts import Parts
+from fedfacet.termination.base import Termination
 from fedfacet.types import (
     Broadcast,
     ClientReceipt,
@@ -70,6 +71,7 @@ class Federation:
         parts: which part of the model each client holds; ``None`` for all of it.
         disclosure: what clients may be asked for; ``None`` for anything.
         server_data: samples that the server owns; for aggregators that judge models.
+        termination: what ends ``fit`` before all rounds are done; ``None`` for nothing.
 
     Raises:
         ValueError: if a number is out of range.
@@ -93,6 +95,7 @@ class Federation:
         parts: Parts | None = None,
         disclosure: DisclosurePolicy | None = None,
         server_data: ServerData | None = None,
+        termination: Termination | None = None,
     ) -> None:
         check_whole("federation.rounds", rounds)
         if not isinstance(cohort_size, int) or not 1 <= cohort_size <= facts.num_clients:
@@ -117,6 +120,7 @@ class Federation:
         self.parts = parts
         self.disclosure = disclosure
         self.server_data = server_data
+        self.termination = termination
         self._extras = aggregator.extras(facts)
         self._question = aggregator.report() if aggregator.report is not None else None
         self._judges = aggregator.judges is not None and aggregator.judges() is not None
@@ -141,6 +145,7 @@ class Federation:
             callbacks={name: callback.state_dict() for name, callback in self.callbacks.items()},
             partition_digest=self._partition_digest,
             data_digest=self.facts.data_digest,
+            termination=self.termination.init() if self.termination is not None else {},
         )
 
     def restore(self, saved: FederationState) -> None:
@@ -168,7 +173,7 @@ class Federation:
         try:
             for callback in self.callbacks.values():
                 callback.on_fit_start(self)
-            while self.state.round < self.rounds:
+            while self.state.round < self.rounds and not self.state.stopped:
                 self._check_stop()
                 self.run_round()
             status = "finished"
@@ -274,12 +279,6 @@ class Federation:
         metrics = _training_metrics(notes.receipts, notes.ledger)
         if self._judges:
             metrics["server/samples"] = notes.server_samples
-        for callback in self.callbacks.values():
-            metrics |= callback.measure(self, round)
-        if self.scheduler is not None:
-            metrics["train/lr_factor"] = self.lr_factor(round)
-            self.state = replace(self.state, scheduler=self.scheduler.observe(before.scheduler, metrics))
-        notes.lap("measure")
         result = RoundResult(
             round=round,
             cohort=tuple(cohort),
@@ -290,6 +289,12 @@ class Federation:
             num_clients=self.num_clients,
             disclosed=tuple(notes.disclosed),
         )
+        metrics |= self._measured(result)
+        if self.scheduler is not None:
+            metrics["train/lr_factor"] = self.lr_factor(round)
+            self.state = replace(self.state, scheduler=self.scheduler.observe(before.scheduler, metrics))
+        result = replace(result, metrics=metrics)
+        notes.lap("measure")
         if self.selector.observe is not None:
             draw = rng.stream(seed, "selector-learns", round)
             learnt = self.selector.observe(before.selector, result, notes.updates, draw)
@@ -301,6 +306,23 @@ class Federation:
         for callback in self.callbacks.values():
             callback.on_state_complete(self)
         return result
+
+    def _measured(self, result: RoundResult) -> dict[str, float]:
+        """Have callbacks measure a round; those whose turn it is not wait until it is known whether the round is the last."""
+        parts, round = self.callbacks, result.round
+        due = {name for name, part in parts.items() if not (isinstance(part, Measurement) and not part.is_due(self, round))}
+        measured = {name: part.measure(self, round) for name, part in parts.items() if name in due}
+        if self.termination is not None:
+            seen = replace(result, metrics={**result.metrics, **{k: v for part in measured.values() for k, v in part.items()}})
+            server, reason = self.termination.observe(self.state.termination, seen)
+            self.state = replace(self.state, termination=server, stopped=reason or "")
+            if reason is not None:
+                log.info("The run ends with round %d: %s.", round, reason)
+        measured |= {name: part.measure(self, round) for name, part in parts.items() if name not in due}
+        metrics = {metric: value for name in parts for metric, value in measured[name].items()}
+        if self.termination is not None:
+            self.termination.check({**result.metrics, **metrics})
+        return metrics
 
     def sent(self, state: FederationState, client_id: int) -> Broadcast:
         """Return what a client is sent in the round after a state."""

@@ -410,6 +410,8 @@ class FederationState:
         callbacks: callback name -> its ``state_dict``.
         partition_digest: of the partition that the run is about.
         data_digest: of the data set that the run is about.
+        termination: the termination's state.
+        stopped: why the run ended before all its rounds were done; empty where it did not.
     """
 
     round: int
@@ -423,3 +425,5 @@ class FederationState:
     partition_digest: str
     data_digest: str = ""
     scheduler: ServerState = field(default_factory=dict)
+    termination: ServerState = field(default_factory=dict)
+    stopped: str = ""

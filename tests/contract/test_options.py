@@ -38,7 +38,8 @@ NO_OPTIONS = {"models": {"checks", "pretrained"}, "submodels": {"parts"}}
 
 ROOMS_OF_OPTIONS = [
     *("aggregators", "attacks", "callbacks", "capacities", "corrections", "engines", "losses", "models"),
-    *("participation", "partitioners", "personal", "privacy", "schedulers", "selectors", "submodels", "transforms"),
+    *("participation", "partitioners", "personal", "privacy", "schedulers", "selectors", "submodels", "termination"),
+    "transforms",
 ]
 
 

@@ -24,7 +24,7 @@ FLOORS = [
     "storage updates",
     # Parts that an option chooses. Each knows values, and no other part.
     "metrics partitioners models losses corrections personal transforms participation schedulers selectors aggregators "
-    "capacities submodels attacks privacy",
+    "capacities submodels attacks privacy termination",
     "data objectives plots config",
     "methods",
     # Where the data lives, and who runs what happens there.
@@ -111,7 +111,7 @@ print("fedfacet.federation" in sys.modules)
     "room",
     [
         *("selectors", "aggregators", "partitioners", "transforms", "participation", "personal", "schedulers"),
-        *("capacities", "submodels", "attacks", "privacy"),
+        *("capacities", "submodels", "attacks", "privacy", "termination"),
     ],
 )
 def test_parts_import_values_and_their_own_base_alone(room):

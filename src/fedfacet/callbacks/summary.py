@@ -75,6 +75,7 @@ class Summary(Callback):
         summary = {
             "status": status,
             "rounds": federation.state.round,
+            **({"stopped": federation.state.stopped} if federation.state.stopped else {}),
             "final": self.final,
             "best": self.best,
             **self.totals,

@@ -25,6 +25,7 @@ KINDS = {
     "selector": "fedfacet.selectors.base.ClientSelector",
     "aggregator": "fedfacet.aggregators.base.Aggregator",
     "participation": "fedfacet.participation.base.Participation",
+    "termination": "fedfacet.termination.base.Termination",
     "capacity": "fedfacet.capacities.base.Capacity",
     "submodel": "fedfacet.submodels.base.Submodel",
     "engine": "fedfacet.engines.base.Engine",
