@@ -23,6 +23,7 @@ from fedfacet.aggregators.base import Aggregator
 from fedfacet.aggregators.fedavg import FedAvg
 from fedfacet.arguments import check_choice, check_whole
 from fedfacet.callbacks.base import Callback, Measurement
+from fedfacet.clock import Asked, Clock
 from fedfacet.engines.base import Engine
 from fedfacet.errors import BadUpdateError, Interrupted, SelectionError
 from fedfacet.participation.base import Participation
@@ -71,6 +72,7 @@ class Federation:
         parts: which part of the model each client holds; ``None`` for all of it.
         disclosure: what clients may be asked for; ``None`` for anything.
         server_data: samples that the server owns; for aggregators that judge models.
+        clock: what rounds take on clients' devices; ``None`` where they take nothing.
         termination: what ends ``fit`` before all rounds are done; ``None`` for nothing.
 
     Raises:
@@ -95,6 +97,7 @@ class Federation:
         parts: Parts | None = None,
         disclosure: DisclosurePolicy | None = None,
         server_data: ServerData | None = None,
+        clock: Clock | None = None,
         termination: Termination | None = None,
     ) -> None:
         check_whole("federation.rounds", rounds)
@@ -120,6 +123,7 @@ class Federation:
         self.parts = parts
         self.disclosure = disclosure
         self.server_data = server_data
+        self.clock = clock
         self.termination = termination
         self._extras = aggregator.extras(facts)
         self._question = aggregator.report() if aggregator.report is not None else None
@@ -145,6 +149,7 @@ class Federation:
             callbacks={name: callback.state_dict() for name, callback in self.callbacks.items()},
             partition_digest=self._partition_digest,
             data_digest=self.facts.data_digest,
+            devices=self.clock.init() if self.clock is not None else {},
             termination=self.termination.init() if self.termination is not None else {},
         )
 
@@ -155,6 +160,8 @@ class Federation:
             CheckpointError: if the state belongs to another data set or partition, or to other parts.
         """
         check_fits(saved, self._first_state())
+        if self.clock is not None:
+            self.clock.check(saved.devices)
         for name in self.callbacks.keys() & saved.callbacks.keys():  # a logger may have come or gone since
             self.callbacks[name].load_state_dict(saved.callbacks[name])
         self.state = saved
@@ -197,12 +204,17 @@ class Federation:
                 draw = rng.stream(seed, "participation-weights", round)
                 log_weights = self.participation.log_weights(self.num_clients, draw)
 
+        places = min(self.cohort_size, len(available))
+        if self.clock is not None:
+            available = self.clock.available(before.devices, available)
+            places = self.clock.places(self.cohort_size, len(available))
+
         # 2. Who does? What the selector asks of clients on its way is counted and remembered.
         context = SelectionContext(
             round=round,
             num_clients=self.num_clients,
             cohort_size=self.cohort_size,
-            places=min(self.cohort_size, len(available)),
+            places=places,
             available=available,
             disclosed=notes.disclosures,
             rng=rng.stream(seed, "selection", round),
@@ -211,7 +223,9 @@ class Federation:
         )
         cohort = self._checked(self.selector.select(before.selector, context), context) if available else []
         for client_id in notes.received_model - set(cohort):
-            notes.ledger.query_floats_down += self._num_floats_sent(self.sent(before, client_id), client_id)
+            floats = self._num_floats_sent(self.sent(before, client_id), client_id)
+            notes.ledger.query_floats_down += floats
+            notes.asked[client_id] = notes.asked[client_id]._replace(floats_down=floats)
         notes.lap("select")
 
         # 3. Who will answer, and what does the aggregator want to know of them beforehand?
@@ -220,6 +234,11 @@ class Federation:
             for client_id in cohort:
                 draws = partial(rng.stream, seed, "outcome", round, client_id)
                 finished[client_id] = self.participation.outcome(client_id, draws)
+        plan = None
+        if self.clock is not None:
+            crossing = {client_id: self._num_floats_crossing(before, client_id) for client_id in cohort}
+            plan = self.clock.plan(before.devices, finished, crossing, seed=seed, round=round)
+            finished = dict(plan.finished)
         reports = self._report(notes, available, [client_id for client_id, part in finished.items() if part > 0])
         told = before
         if self.aggregator.prepare is not None and cohort:
@@ -279,6 +298,9 @@ class Federation:
         metrics = _training_metrics(notes.receipts, notes.ledger)
         if self._judges:
             metrics["server/samples"] = notes.server_samples
+        if self.clock is not None and plan is not None:
+            clock, taken = self.clock.advance(before.devices, plan, notes.asked, notes.ledger, seed=seed, round=round)
+            self.state, metrics = replace(self.state, devices=clock), metrics | taken
         result = RoundResult(
             round=round,
             cohort=tuple(cohort),
@@ -288,6 +310,7 @@ class Federation:
             seconds=notes.seconds,
             num_clients=self.num_clients,
             disclosed=tuple(notes.disclosed),
+            durations=plan.durations if plan is not None else {},
         )
         metrics |= self._measured(result)
         if self.scheduler is not None:
@@ -348,10 +371,16 @@ class Federation:
         own = {name: broadcast.model[name] for name in known}
         return state.num_floats(broadcast.model) + state.num_floats(broadcast.extras) - state.num_floats(own)
 
+    def _num_floats_crossing(self, before: FederationState, client_id: int) -> tuple[int, int]:
+        """Count what a client is sent in the round after a state, and what it sends back."""
+        broadcast = self.sent(before, client_id)
+        update = {name: broadcast.model[name] for name in (*self.facts.parameters, *self.facts.buffers)}
+        return self._num_floats_sent(broadcast, client_id), state.num_floats(update) + state.num_floats(self._extras)
+
     def _checked(self, cohort: Sequence[int], context: SelectionContext) -> list[int]:
         """Hold a selector to its contract: as many distinct available clients as there are places, or all available."""
         strangers = sorted(set(cohort) - set(context.available))
-        sizes = {context.places, len(context.available)}
+        sizes = range(len(context.available) + 1) if self.selector.sizes_itself else (context.places, len(context.available))
         if len(cohort) not in sizes or len(set(cohort)) != len(cohort) or strangers:
             raise SelectionError(
                 f"Expected {type(self.selector).__name__} to select {context.places} distinct available clients, or all "
@@ -376,9 +405,13 @@ class Federation:
             self._check_stop()
             answers[task.client_id] = answer.value
             notes.answers.setdefault(task.client_id, {})[query.name] = answer.value
+            begins = getattr(query, "starts_training", False)
+            known = notes.asked.get(task.client_id, Asked())
+            samples = known.samples + (0 if begins else answer.samples)
+            notes.asked[task.client_id] = known._replace(floats_up=known.floats_up + answer.floats_up, samples=samples)
             notes.ledger.query_floats_up += answer.floats_up
             notes.disclosed.append(Disclosed(task.client_id, query.name, query.kind, answer.floats_up, query.epsilon))
-            if getattr(query, "starts_training", False):
+            if begins:
                 notes.begun[task.client_id] = max(notes.begun.get(task.client_id, 0), answer.samples)
             else:
                 notes.ledger.query_samples += answer.samples
@@ -486,6 +519,7 @@ class _Notes:
     last: float  # the clock at the end of the last lap
     answers: dict[int, dict[str, Any]] = field(default_factory=dict)
     received_model: set[int] = field(default_factory=set)
+    asked: dict[int, Asked] = field(default_factory=dict)
     begun: dict[int, int] = field(default_factory=dict)  # client -> samples of the first steps that it took to answer
     keeps_updates: bool = False
     num_dropped: int = 0

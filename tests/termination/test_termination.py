@@ -72,9 +72,7 @@ def run(tiny_federation, tmp_path):
             "summary": Summary(run_dir=tmp_path, facts={}, model_config={}),
             "save_checkpoint": SaveCheckpoint(run_dir=tmp_path, run_config={}),
         }
-        federation = tiny_federation(rounds=rounds, callbacks=callbacks, **settings)
-        federation.termination = termination
-        federation.state = federation._first_state()
+        federation = tiny_federation(rounds=rounds, callbacks=callbacks, termination=termination, **settings)
         if resume:
             federation.restore(checkpoint.load(tmp_path / "checkpoints" / "last.ckpt")[0])
         federation.fit()
