@@ -273,9 +273,8 @@ def test_who_goes_off_line_is_lost(run):
 
 
 def test_where_nobody_is_on_line_the_clock_goes_on(run):
-    federation, results = run(
-        Hours(seconds_per_sample=0.01), 3, selector=Chosen(0, 1), matrices=([[6, 2], [2, 6]],), cohort_size=1
-    )
+    alone = {"matrices": ([[6, 2], [2, 6]],), "cohort_size": 1}
+    _, results = run(Hours(seconds_per_sample=0.01), 3, selector=Chosen(0, 1), **alone)
     assert [len(result.arrived) for result in results] == [0, 1, 1]
     assert results[0].metrics["sim/seconds"] == results[0].metrics["sim/wait"] == pytest.approx(100, abs=1e-5)
 
@@ -283,7 +282,7 @@ def test_where_nobody_is_on_line_the_clock_goes_on(run):
 def test_an_empty_battery_ends_it_and_a_charged_one_begins_again(run):
     """A round takes 16 J: two fit into 40 J."""
     devices = UniformDevices(**SLOW, joules_per_sample=1, battery_joules=40)
-    federation, results = run(devices, 4, selector=Chosen(0), cohort_size=1)
+    _, results = run(devices, 4, selector=Chosen(0), cohort_size=1)
     assert [len(result.arrived) for result in results] == [1, 1, 0, 0]
     assert results[-1].metrics["sim/dead"] == 1
     assert results[-1].metrics["sim/seconds"] == 0
