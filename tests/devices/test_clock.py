@@ -22,6 +22,8 @@ from fedfacet.devices.lognormal import LognormalDevices
 from fedfacet.devices.mobile_edge import MobileEdgeDevices
 from fedfacet.devices.tiers import TierDevices
 from fedfacet.devices.uniform import UniformDevices
+from fedfacet.engines.sequential import SequentialEngine
+from fedfacet.engines.vectorized import VectorizedEngine
 from fedfacet.errors import CheckpointError, ConfigError
 from fedfacet.participation.base import Participation
 from fedfacet.participation.stragglers import Stragglers
@@ -363,3 +365,14 @@ def test_parts_that_do_not_go_with_devices_are_refused(tiny_clients):
     with pytest.raises(ConfigError, match=r"for devices\.overcommit=1\.1, but selector=clocked asks all"):
         check_devices(clients, UniformDevices(overcommit=1.1), AllSelector(), None, names)
     check_devices(clients, UniformDevices(), AllSelector(), EnergyTermination(), names)
+
+
+def test_the_engine_does_not_matter(tiny_federation):
+    devices = LognormalDevices(jitter=0.3, deadline=0.35, on_late="partial", joules_per_sample=1)
+    clocks = []
+    for engine in (SequentialEngine(device="cpu"), VectorizedEngine(device="cpu")):
+        federation = tiny_federation(devices=devices, rounds=3, engine=engine)
+        clocks.append([federation.run_round().metrics for _ in range(3)])
+    for one, other in zip(*clocks, strict=True):
+        assert all(one[name] == other[name] for name in one if name.startswith("sim/"))
+        assert one["train/num_steps"] == other["train/num_steps"]
