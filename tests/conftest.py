@@ -21,6 +21,7 @@ from omegaconf import OmegaConf
 
 from fedfacet import rng
 from fedfacet.aggregators.fedavg import FedAvg
+from fedfacet.assembly import clock_of
 from fedfacet.clients.local_training import LocalTraining
 from fedfacet.clients.program import Clients
 from fedfacet.config import compose_job
@@ -177,17 +178,22 @@ def tiny_federation(tiny_clients):
         scheduler=None,
         engine=None,
         clients=None,
+        devices=None,
+        termination=None,
         **of_clients,
     ):
         clients = clients or tiny_clients(seed=seed, **of_clients)
         engine = engine or SequentialEngine(device="cpu")
         engine.setup(clients)
+        aggregator = aggregator or FedAvg()
         return Federation(
             facts=clients.facts,
             partition_digest=clients.partition.digest,
             engine=engine,
             selector=selector or UniformSelector(),
-            aggregator=aggregator or FedAvg(),
+            aggregator=aggregator,
+            clock=clock_of(devices, clients, aggregator, cohort_size) if devices is not None else None,
+            termination=termination,
             participation=participation,
             rounds=rounds,
             cohort_size=cohort_size,

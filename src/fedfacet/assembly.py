@@ -1,5 +1,6 @@
 """Parts -> Federation, without Hydra: ``federate`` takes real objects, and ``build.py`` puts what it made together here."""
 
+import math
 from collections.abc import Mapping, Sequence, Set
 from functools import partial
 from typing import Any
@@ -9,6 +10,7 @@ import numpy as np
 import torch
 from torch import nn
 
+from fedfacet import state
 from fedfacet.aggregators.base import Aggregator
 from fedfacet.aggregators.fedavg import FedAvg
 from fedfacet.callbacks.base import Callback
@@ -17,7 +19,9 @@ from fedfacet.capacities.base import Capacity
 from fedfacet.clients.local_training import LocalTraining
 from fedfacet.clients.program import Clients
 from fedfacet.clients.queries.base import Query
+from fedfacet.clock import Clock
 from fedfacet.compatibility import (
+    check_devices,
     check_disclosed,
     check_judged,
     check_noised,
@@ -27,6 +31,8 @@ from fedfacet.compatibility import (
     check_transforms,
 )
 from fedfacet.data.federated import FederatedData
+from fedfacet.devices.base import Devices
+from fedfacet.devices.schedule import Work
 from fedfacet.engines.base import Engine
 from fedfacet.engines.sequential import SequentialEngine
 from fedfacet.errors import ConfigError
@@ -40,6 +46,7 @@ from fedfacet.selectors.base import ClientSelector
 from fedfacet.selectors.uniform import UniformSelector
 from fedfacet.submodels.base import Submodel
 from fedfacet.submodels.parts import Parts
+from fedfacet.termination.base import Termination
 from fedfacet.transforms.base import UpdateTransform
 from fedfacet.types import ChannelPlan, Partition, ServerData
 
@@ -58,6 +65,8 @@ def federate(
     aggregator: Aggregator | None = None,
     participation: Participation | None = None,
     scheduler: Scheduler | None = None,
+    devices: Devices | None = None,
+    termination: Termination | None = None,
     capacity: Capacity | None = None,
     submodel: Submodel | None = None,
     disclosure: DisclosurePolicy | None = None,
@@ -82,6 +91,8 @@ def federate(
         aggregator: makes the next model; FedAvg by default.
         participation: says who is able to take part; by default everybody, always.
         scheduler: of the clients' learning rate; ``None`` for a constant one.
+        devices: what clients run on, by which rounds take simulated seconds; nothing by default.
+        termination: what ends ``fit`` before all rounds are done; by default nothing.
         capacity: how large a part of a plain module each client trains; ``None`` for all of it.
         submodel: which part; goes with ``capacity``.
         disclosure: what clients may be asked for, and whether they know attributes; anything, and they do, by default.
@@ -139,6 +150,8 @@ def federate(
         aggregator=aggregator if aggregator is not None else FedAvg(),
         participation=participation,
         scheduler=scheduler,
+        devices=devices,
+        termination=termination,
         parts=parts,
         disclosure=disclosure,
         server_data=data.server,
@@ -159,6 +172,9 @@ def assemble(
     parts: Parts | None = None,
     disclosure: DisclosurePolicy | None = None,
     server_data: ServerData | None = None,
+    devices: Devices | None = None,
+    termination: Termination | None = None,
+    cohort_size: int,
     choices: Mapping[str, Any] | None = None,
     **settings: Any,
 ) -> Federation:
@@ -173,12 +189,15 @@ def assemble(
         parts: as in ``Federation``.
         disclosure: as in ``Federation``; ``clients`` hide attributes if it says so.
         server_data: as in ``Federation``.
+        devices: what clients run on; ``None`` for nothing that takes time.
+        termination: as in ``Federation``.
+        cohort_size: as in ``Federation``.
         choices: group -> the option that was chosen, for messages.
         settings: the other arguments of ``Federation``.
 
     Raises:
         ConfigError: if a half of a method has no other half, if a query asks for what the model does not have, or if a part
-            cannot do with clients that hold parts of the model, with noise, or with what the server has.
+            cannot do with clients that hold parts of the model, with noise, with devices, or with what the server has.
     """
     chosen = {
         "correction": getattr(clients.objective, "correction", None),  # first: its objective gives and needs what it does
@@ -195,6 +214,7 @@ def assemble(
     check_noised(clients, names)
     watching = {f"callbacks.{name}": callback for name, callback in (settings.get("callbacks") or {}).items()}
     check_judged(clients, {"aggregator": aggregator, "selector": selector, **watching}, server_data, names)
+    check_devices(clients, devices, selector, termination, names)
     if clients.privacy is not None:
         check_private(clients, names)
     if disclosure is not None:
@@ -213,7 +233,32 @@ def assemble(
         parts=parts,
         disclosure=disclosure,
         server_data=server_data,
+        clock=clock_of(devices, clients, aggregator, cohort_size) if devices is not None else None,
+        termination=termination,
+        cohort_size=cohort_size,
         **settings,
+    )
+
+
+def clock_of(devices: Devices, clients: Clients, aggregator: Aggregator, cohort_size: int) -> Clock:
+    """Return the clock of clients' devices.
+
+    Raises:
+        ConfigError: if the deadline is too early for everybody.
+        ValueError: if the devices have impossible numbers.
+    """
+    facts, local = clients.facts, clients.local
+    extras = state.num_floats(aggregator.extras(facts))
+    sent = {name: facts.model[name] for name in (*facts.parameters, *facts.buffers)}
+    return Clock(
+        devices,
+        [
+            Work(n, local.batch_size, local.amount if local.unit == "steps" else local.amount * math.ceil(n / local.batch_size))
+            for n in map(len, clients.partition.indices)
+        ],
+        floats_down=state.num_floats(facts.model),
+        floats_up=state.num_floats(sent) + extras,
+        cohort_size=cohort_size,
     )
 
 

@@ -60,6 +60,8 @@ def build(config: DictConfig, run_dir: Path) -> Federation:
         aggregator=make(config.aggregator),
         participation=make(config.participation),
         scheduler=make(config.scheduler) if "scheduler" in config else None,
+        devices=make(config.devices) if "devices" in config else None,
+        termination=make(config.termination) if "termination" in config else None,
         parts=parts,
         disclosure=disclosure,
         server_data=data.server,

@@ -13,10 +13,12 @@ from fedfacet.clients.program import Clients
 from fedfacet.clients.queries.base import Query
 from fedfacet.clients.stacked_training import complaint
 from fedfacet.corrections.base import Correction
+from fedfacet.devices.base import Devices
 from fedfacet.errors import ConfigError
 from fedfacet.objectives.classification import ClassificationObjective
 from fedfacet.privacy.disclosure import UNDECLARED, DisclosurePolicy
 from fedfacet.selectors.base import ClientSelector
+from fedfacet.termination.base import Termination
 from fedfacet.transforms.clip_and_noise import ClipAndNoise
 from fedfacet.types import SUMMED_GRADIENTS, WEIGHTED_DRAWS, ServerData
 
@@ -134,6 +136,39 @@ def check_transforms(clients: Clients) -> None:
                 f"Expected the `clients` of {type(transform).__name__} to be among the federation's {number}, from 0, but got "
                 f"{unknown[0]}: choose others."
             )
+
+
+def check_devices(
+    clients: Clients,
+    devices: Devices | None,
+    selector: ClientSelector,
+    termination: Termination | None,
+    names: Mapping[str, Any],
+) -> None:
+    """Refuse what looks at a clock that there is not, and devices where they would say nothing.
+
+    Raises:
+        ConfigError: naming the part.
+    """
+    selects, ends = f"selector={names['selector']}", f"termination={_name('termination', termination, names)}"
+    if devices is None:
+        for part, name in ((selector, selects), (termination, ends)):
+            if getattr(part, "needs_devices", False):
+                raise ConfigError(
+                    f"Expected devices for {name}, which looks at the time that clients take, but there are none: choose "
+                    "devices=uniform or another option of `devices`, or another part."
+                )
+        return
+    if not (clients.facts.parameters or clients.facts.buffers):
+        raise ConfigError(
+            "Expected clients that send something where rounds take time on `devices`, but all layers stay with them, so that "
+            "no server waits: choose devices=none."
+        )
+    if devices.overcommit > 1 and selector.takes_all:
+        raise ConfigError(
+            f"Expected a selector that may ask more clients than are wanted for devices.overcommit={devices.overcommit:g}, but "
+            f"{selects} asks all: choose another one, or devices.overcommit=1."
+        )
 
 
 def check_noised(clients: Clients, names: Mapping[str, Any]) -> None:

@@ -22,7 +22,8 @@ from fedfacet import rng, state
 from fedfacet.aggregators.base import Aggregator
 from fedfacet.aggregators.fedavg import FedAvg
 from fedfacet.arguments import check_choice, check_whole
-from fedfacet.callbacks.base import Callback
+from fedfacet.callbacks.base import Callback, Measurement
+from fedfacet.clock import Asked, Clock, Plan
 from fedfacet.engines.base import Engine
 from fedfacet.errors import BadUpdateError, Interrupted, SelectionError
 from fedfacet.participation.base import Participation
@@ -31,6 +32,7 @@ from fedfacet.schedulers.base import Scheduler
 from fedfacet.selectors.base import ClientSelector
 from fedfacet.storage.fitting import check_fits
 from fedfacet.submodels.parts import Parts
+from fedfacet.termination.base import Termination
 from fedfacet.types import (
     Broadcast,
     ClientReceipt,
@@ -70,6 +72,8 @@ class Federation:
         parts: which part of the model each client holds; ``None`` for all of it.
         disclosure: what clients may be asked for; ``None`` for anything.
         server_data: samples that the server owns; for aggregators and selectors that judge models.
+        clock: what rounds take on clients' devices; ``None`` where they take nothing.
+        termination: what ends ``fit`` before all rounds are done; ``None`` for nothing.
 
     Raises:
         ValueError: if a number is out of range.
@@ -93,6 +97,8 @@ class Federation:
         parts: Parts | None = None,
         disclosure: DisclosurePolicy | None = None,
         server_data: ServerData | None = None,
+        clock: Clock | None = None,
+        termination: Termination | None = None,
     ) -> None:
         check_whole("federation.rounds", rounds)
         if not isinstance(cohort_size, int) or not 1 <= cohort_size <= facts.num_clients:
@@ -117,6 +123,8 @@ class Federation:
         self.parts = parts
         self.disclosure = disclosure
         self.server_data = server_data
+        self.clock = clock
+        self.termination = termination
         self._extras = aggregator.extras(facts)
         self._question = aggregator.report() if aggregator.report is not None else None
         self._judges = aggregator.judges is not None and aggregator.judges() is not None
@@ -142,6 +150,8 @@ class Federation:
             callbacks={name: callback.state_dict() for name, callback in self.callbacks.items()},
             partition_digest=self._partition_digest,
             data_digest=self.facts.data_digest,
+            devices=self.clock.init() if self.clock is not None else {},
+            termination=self.termination.init() if self.termination is not None else {},
         )
 
     def restore(self, saved: FederationState) -> None:
@@ -151,6 +161,8 @@ class Federation:
             CheckpointError: if the state belongs to another data set or partition, or to other parts.
         """
         check_fits(saved, self._first_state())
+        if self.clock is not None:
+            self.clock.check(saved.devices)
         for name in self.callbacks.keys() & saved.callbacks.keys():  # a logger may have come or gone since
             self.callbacks[name].load_state_dict(saved.callbacks[name])
         self.state = saved
@@ -169,7 +181,7 @@ class Federation:
         try:
             for callback in self.callbacks.values():
                 callback.on_fit_start(self)
-            while self.state.round < self.rounds:
+            while self.state.round < self.rounds and not self.state.stopped:
                 self._check_stop()
                 self.run_round()
             status = "finished"
@@ -192,13 +204,17 @@ class Federation:
             if self.participation.gives_weights:
                 draw = rng.stream(seed, "participation-weights", round)
                 log_weights = self.participation.log_weights(self.num_clients, draw)
+        places = min(self.cohort_size, len(available))
+        if self.clock is not None:
+            available = self.clock.available(before.devices, available)
+            places = self.clock.places(self.cohort_size, len(available))
 
         # 2. Who does? What the selector asks of clients on its way is counted and remembered.
         context = SelectionContext(
             round=round,
             num_clients=self.num_clients,
             cohort_size=self.cohort_size,
-            places=min(self.cohort_size, len(available)),
+            places=places,
             available=available,
             disclosed=notes.disclosures,
             rng=rng.stream(seed, "selection", round),
@@ -207,7 +223,9 @@ class Federation:
         )
         cohort = self._checked(self.selector.select(before.selector, context), context) if available else []
         for client_id in notes.received_model - set(cohort):
-            notes.ledger.query_floats_down += self._num_floats_sent(self.sent(before, client_id), client_id)
+            floats = self._num_floats_sent(self.sent(before, client_id), client_id)
+            notes.ledger.query_floats_down += floats
+            notes.asked[client_id] = notes.asked[client_id]._replace(floats_down=floats)
         notes.lap("select")
 
         # 3. Who will answer, and what does the aggregator want to know of them beforehand?
@@ -216,6 +234,10 @@ class Federation:
             for client_id in cohort:
                 draws = partial(rng.stream, seed, "outcome", round, client_id)
                 finished[client_id] = self.participation.outcome(client_id, draws)
+        plan = None
+        if self.clock is not None:
+            plan = self._planned(self.clock, before, finished)
+            finished = dict(plan.finished)
         reports = self._report(notes, available, [client_id for client_id, part in finished.items() if part > 0])
         told = before
         if self.aggregator.prepare is not None and cohort:
@@ -275,12 +297,9 @@ class Federation:
         metrics = _training_metrics(notes.receipts, notes.ledger)
         if self._judges or self._selector_judges:
             metrics["server/samples"] = notes.server_samples
-        for callback in self.callbacks.values():
-            metrics |= callback.measure(self, round)
-        if self.scheduler is not None:
-            metrics["train/lr_factor"] = self.lr_factor(round)
-            self.state = replace(self.state, scheduler=self.scheduler.observe(before.scheduler, metrics))
-        notes.lap("measure")
+        if self.clock is not None and plan is not None:
+            clock, taken = self.clock.advance(before.devices, plan, notes.asked, notes.ledger, seed=seed, round=round)
+            self.state, metrics = replace(self.state, devices=clock), metrics | taken
         result = RoundResult(
             round=round,
             cohort=tuple(cohort),
@@ -290,7 +309,14 @@ class Federation:
             seconds=notes.seconds,
             num_clients=self.num_clients,
             disclosed=tuple(notes.disclosed),
+            durations=plan.durations if plan is not None else {},
         )
+        metrics |= self._measured(result)
+        if self.scheduler is not None:
+            metrics["train/lr_factor"] = self.lr_factor(round)
+            self.state = replace(self.state, scheduler=self.scheduler.observe(before.scheduler, metrics))
+        result = replace(result, metrics=metrics)
+        notes.lap("measure")
         if self.selector.observe is not None:
             draw = rng.stream(seed, "selector-learns", round)
             handed = {"judge": partial(self._judge, before.model, notes)} if self._selector_judges else {}
@@ -305,6 +331,27 @@ class Federation:
         for callback in self.callbacks.values():
             callback.on_state_complete(self)
         return result
+
+    def _measured(self, result: RoundResult) -> dict[str, float]:
+        """Have callbacks measure a round; those whose turn it is not wait until it is known whether the round is the last."""
+        parts, round = self.callbacks, result.round
+        due = {name for name, part in parts.items() if not (isinstance(part, Measurement) and not part.is_due(self, round))}
+        measured = {name: part.measure(self, round) for name, part in parts.items() if name in due}
+        if self.termination is not None:
+            self._end_if_due(self.termination, result, measured)
+        measured |= {name: part.measure(self, round) for name, part in parts.items() if name not in due}
+        metrics = {metric: value for name in parts for metric, value in measured[name].items()}
+        if self.termination is not None:
+            self.termination.check({**result.metrics, **metrics})
+        return metrics
+
+    def _end_if_due(self, termination: Termination, result: RoundResult, measured: Mapping[str, Mapping[str, float]]) -> None:
+        """Let the termination look at a round, and note down why it is the last if it is."""
+        metrics = {**result.metrics, **{name: value for part in measured.values() for name, value in part.items()}}
+        server, reason = termination.observe(self.state.termination, replace(result, metrics=metrics))
+        self.state = replace(self.state, termination=server, stopped=reason or "")
+        if reason is not None:
+            log.info("The run ends with round %d: %s.", result.round, reason)
 
     def sent(self, state: FederationState, client_id: int) -> Broadcast:
         """Return what a client is sent in the round after a state."""
@@ -330,10 +377,21 @@ class Federation:
         own = {name: broadcast.model[name] for name in known}
         return state.num_floats(broadcast.model) + state.num_floats(broadcast.extras) - state.num_floats(own)
 
+    def _planned(self, clock: Clock, before: FederationState, finished: Mapping[int, float]) -> Plan:
+        """Return how a round of these clients will go on their devices."""
+        crossing = {client_id: self._num_floats_crossing(before, client_id) for client_id in finished}
+        return clock.plan(before.devices, finished, crossing, seed=self.seed, round=before.round + 1)
+
+    def _num_floats_crossing(self, before: FederationState, client_id: int) -> tuple[int, int]:
+        """Count what a client is sent in the round after a state, and what it sends back."""
+        broadcast = self.sent(before, client_id)
+        update = {name: broadcast.model[name] for name in (*self.facts.parameters, *self.facts.buffers)}
+        return self._num_floats_sent(broadcast, client_id), state.num_floats(update) + state.num_floats(self._extras)
+
     def _checked(self, cohort: Sequence[int], context: SelectionContext) -> list[int]:
         """Hold a selector to its contract: as many distinct available clients as there are places, or all available."""
         strangers = sorted(set(cohort) - set(context.available))
-        sizes = {context.places, len(context.available)}
+        sizes = range(len(context.available) + 1) if self.selector.sizes_itself else (context.places, len(context.available))
         if len(cohort) not in sizes or len(set(cohort)) != len(cohort) or strangers:
             raise SelectionError(
                 f"Expected {type(self.selector).__name__} to select {context.places} distinct available clients, or all "
@@ -358,9 +416,13 @@ class Federation:
             self._check_stop()
             answers[task.client_id] = answer.value
             notes.answers.setdefault(task.client_id, {})[query.name] = answer.value
+            begins = getattr(query, "starts_training", False)
+            known = notes.asked.get(task.client_id, Asked())
+            samples = known.samples + (0 if begins else answer.samples)
+            notes.asked[task.client_id] = known._replace(floats_up=known.floats_up + answer.floats_up, samples=samples)
             notes.ledger.query_floats_up += answer.floats_up
             notes.disclosed.append(Disclosed(task.client_id, query.name, query.kind, answer.floats_up, query.epsilon))
-            if getattr(query, "starts_training", False):
+            if begins:
                 notes.begun[task.client_id] = max(notes.begun.get(task.client_id, 0), answer.samples)
             else:
                 notes.ledger.query_samples += answer.samples
@@ -472,6 +534,7 @@ class _Notes:
     last: float  # the clock at the end of the last lap
     answers: dict[int, dict[str, Any]] = field(default_factory=dict)
     received_model: set[int] = field(default_factory=set)
+    asked: dict[int, Asked] = field(default_factory=dict)
     begun: dict[int, int] = field(default_factory=dict)  # client -> samples of the first steps that it took to answer
     keeps_updates: bool = False
     num_dropped: int = 0

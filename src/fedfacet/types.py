@@ -377,6 +377,7 @@ class RoundResult:
             ``train`` (with aggregation), ``measure``.
         num_clients: the size of the population.
         disclosed: who answered what in the round, in the order of the questions.
+        durations: client -> simulated seconds until its update arrived, of those that did; empty without devices.
     """
 
     round: int
@@ -387,6 +388,7 @@ class RoundResult:
     seconds: Mapping[str, float]
     num_clients: int
     disclosed: tuple[Disclosed, ...] = ()
+    durations: Mapping[int, float] = field(default_factory=dict)
 
     @property
     def arrived(self) -> tuple[int, ...]:
@@ -410,6 +412,9 @@ class FederationState:
         callbacks: callback name -> its ``state_dict``.
         partition_digest: of the partition that the run is about.
         data_digest: of the data set that the run is about.
+        termination: the termination's state.
+        stopped: why the run ended before all its rounds were done; empty where it did not.
+        devices: the simulated clock's state; empty without devices.
     """
 
     round: int
@@ -423,3 +428,6 @@ class FederationState:
     partition_digest: str
     data_digest: str = ""
     scheduler: ServerState = field(default_factory=dict)
+    termination: ServerState = field(default_factory=dict)
+    stopped: str = ""
+    devices: ServerState = field(default_factory=dict)

@@ -33,12 +33,13 @@ OTHER_INPUTS = ((64,), (80,))
 HELD_OUT = {"client_fairness"}
 """Callbacks that nobody can have without samples that clients hold out."""
 
-NO_OPTIONS = {"models": {"checks", "pretrained"}, "submodels": {"parts"}}
+NO_OPTIONS = {"models": {"checks", "pretrained"}, "submodels": {"parts"}, "devices": {"schedule"}}
 """Modules that serve any part of a room instead of being one."""
 
 ROOMS_OF_OPTIONS = [
     *("aggregators", "attacks", "callbacks", "capacities", "corrections", "engines", "losses", "models"),
-    *("participation", "partitioners", "personal", "privacy", "schedulers", "selectors", "submodels", "transforms"),
+    *("participation", "partitioners", "personal", "privacy", "schedulers", "selectors", "submodels", "termination"),
+    *("devices", "transforms"),
 ]
 
 

@@ -24,8 +24,8 @@ FLOORS = [
     "storage updates",
     # Parts that an option chooses. Each knows values, and no other part.
     "metrics partitioners models losses corrections personal transforms participation schedulers selectors aggregators "
-    "capacities submodels attacks privacy",
-    "data objectives plots config",
+    "capacities submodels attacks privacy termination devices",
+    "data objectives plots config clock",
     "methods",
     # Where the data lives, and who runs what happens there.
     "clients",
@@ -111,7 +111,7 @@ print("fedfacet.federation" in sys.modules)
     "room",
     [
         *("selectors", "aggregators", "partitioners", "transforms", "participation", "personal", "schedulers"),
-        *("capacities", "submodels", "attacks", "privacy"),
+        *("capacities", "submodels", "attacks", "privacy", "termination", "devices"),
     ],
 )
 def test_parts_import_values_and_their_own_base_alone(room):

@@ -244,7 +244,16 @@ def test_a_configuration_that_no_run_has_is_refused(path, config):
         checkpoint.load(path)
 
 
-@pytest.mark.parametrize("left_out", list(FederationState.__dataclass_fields__))
+@pytest.mark.parametrize("left_out", sorted(checkpoint._ADDED))
+def test_an_older_state_is_as_a_run_begins_where_it_lacks_a_part(path, left_out):
+    checkpoint.save(path, make_state(), CONFIG)
+    content = raw(path)
+    del content["state"][left_out]
+    write_sealed(path, content)
+    assert everything(getattr(checkpoint.load(path)[0], left_out)) == everything(getattr(make_state(), left_out))
+
+
+@pytest.mark.parametrize("left_out", sorted(set(FederationState.__dataclass_fields__) - checkpoint._ADDED))
 def test_a_state_that_lacks_a_part_is_refused(path, left_out):
     checkpoint.save(path, make_state(), CONFIG)
     content = raw(path)

@@ -22,7 +22,8 @@ from fedfacet.plots.curves import Band, plot_bands
 class Curve:
     """A metric by round in S runs of one setting, in the table's unit.
 
-    ``rounds_R`` are those in which every seed measured it, one at least, and ``values_SR`` what they measured.
+    ``rounds_R`` are those in which every seed measured it, one at least, and ``values_SR`` what they measured. ``places_R`` is
+    where these rounds are drawn: at their numbers, or at the simulated minutes after them, a mean over seeds.
     """
 
     row: str
@@ -30,6 +31,7 @@ class Curve:
     seeds: tuple[int, ...]
     rounds_R: NDArray[np.int64]
     values_SR: NDArray[np.float64]
+    places_R: NDArray[np.float64]
 
     @property
     def final_S(self) -> list[float]:
@@ -62,6 +64,7 @@ class Curves:
     std: str
     caption: str
     notes: tuple[str, ...]
+    against: str = "round"
 
 
 def curves_of(
@@ -71,6 +74,7 @@ def curves_of(
     columns: Sequence[str] = ("experiment",),
     metric: str = "test/acc_worst_group",
     threshold: float | None = None,
+    against: str = "round",
     std: str = "population",
     lower_is_better: bool = False,
     command: str | None = None,
@@ -78,10 +82,11 @@ def curves_of(
     """Return how a metric went by round in every setting; a note names settings whose seeds share no round with a value.
 
     ``runs``, ``rows``, ``columns``, ``metric``, ``std``, ``lower_is_better`` and ``command`` are as in ``make_table``.
-    ``threshold`` is in the table's unit, percent for accuracies.
+    ``threshold`` is in the table's unit, percent for accuracies. ``against`` says what is drawn to the right: ``"round"``, or
+    ``"sim/clock"``, the simulated clock of runs with devices.
 
     Raises:
-        ConfigError: as ``make_table``, or if in no setting the seeds share a round with a value.
+        ConfigError: as ``make_table``, or if in no setting the seeds share a round with a value, or if a run has no such clock.
         FedFacetError: if a run's ``metrics.csv`` cannot be read.
         ValueError: if ``std`` is none of ``make_table``'s.
     """
@@ -104,14 +109,17 @@ def curves_of(
                 notes.append(f"`{row}, {column}` shows {len(shared)} of its rounds, those in which all its seeds have a value.")
             values_SR = np.array([[of_seed[round] for round in shared] for of_seed in measured]) * (100 if percent else 1)
             seeds = tuple(run.seed for run in members)
-            curves.append(Curve(row, column, seeds, np.array(shared), values_SR))
+            places_R = np.array(shared, dtype=np.float64) if against == "round" else _minutes(members, shared, against)
+            curves.append(Curve(row, column, seeds, np.array(shared), values_SR, places_R))
     if not curves:
         raise ConfigError(
             f"Expected seeds that share a round with a value of {metric!r}, but in no setting they do: name another metric."
         )
     caption = _said_of(metric, threshold, std) + caption_of(finished, [metric], ("last",), None, None, command)
     corner, heads = " / ".join(rows), " / ".join(columns)
-    return Curves(corner, heads, metric, tuple(curves), threshold, percent, lower_is_better, std, caption, tuple(notes))
+    return Curves(
+        corner, heads, metric, tuple(curves), threshold, percent, lower_is_better, std, caption, tuple(notes), against
+    )
 
 
 def draw_curves(curves: Curves, path: Path) -> None:
@@ -122,9 +130,10 @@ def draw_curves(curves: Curves, path: Path) -> None:
         alone = len(curve.seeds) == 1
         std_R = np.zeros_like(mean_R) if alone else curve.values_SR.std(axis=0, ddof=curves.std == "sample")
         name = curve.column if as_number(curve.column) is None else f"{curves.heads} {curve.column}"
-        panels.setdefault(name, []).append(Band(curve.row, curve.rounds_R, mean_R, mean_R - std_R, mean_R + std_R))
+        panels.setdefault(name, []).append(Band(curve.row, curve.places_R, mean_R, mean_R - std_R, mean_R + std_R))
     unit = " (%)" if curves.percent else ""
-    plot_bands(panels, f"{curves.metric}{unit}", path, threshold=curves.threshold)
+    across = "round" if curves.against == "round" else "simulated minutes"
+    plot_bands(panels, f"{curves.metric}{unit}", path, threshold=curves.threshold, across=across)
 
 
 def curves_markdown(curves: Curves) -> str:
@@ -145,6 +154,18 @@ def curves_csv(curves: Curves) -> str:
             values = zip(curve.rounds_R.tolist(), values_R, strict=True)
             lines += [(curve.row, curve.column, seed, round, value) for round, value in values]
     return csv_of(lines)
+
+
+def _minutes(members: Sequence[Run], rounds: Sequence[int], clock: str) -> NDArray[np.float64]:
+    """Return the mean over runs of a clock in seconds after some rounds, in minutes."""
+    clocks = [run.curve(clock) for run in members]
+    if lacking := [run.path for run, of_run in zip(members, clocks, strict=True) if not set(rounds) <= of_run.keys()]:
+        raise ConfigError(
+            f"Expected runs with a simulated clock for --against {clock}, but {lacking[0]} has none: train with `devices`, or "
+            "leave it out by --where."
+        )
+    mean_R: NDArray[np.float64] = np.array([[of_run[round] for round in rounds] for of_run in clocks]).mean(axis=0) / 60
+    return mean_R
 
 
 def _said_of(metric: str, threshold: float | None, std: str) -> str:

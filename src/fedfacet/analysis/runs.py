@@ -25,7 +25,7 @@ _ERROR = "heterogeneity_error"
 
 _WRITTEN = {
     "status": str, "rounds": int, "final": dict, "best": dict, _ERROR: dict, "participation_counts": list,
-    "hardware": dict | str, "partition_digest": str, "git_commit": str,
+    "hardware": dict | str, "partition_digest": str, "git_commit": str, "stopped": str,
 }  # fmt: skip
 """What of a summary is read, where it is there."""
 
@@ -47,9 +47,14 @@ class Run:
 
     @property
     def finished(self) -> bool:
-        """Whether the run has done all its rounds; one that was resumed for more has not, until it has done those too."""
+        """Whether the run has done all its rounds, or its `termination` has ended it.
+
+        One that was resumed for more rounds has not finished until it has done those too.
+        """
         reached, planned = self._rounds
-        return (self.summary or {}).get("status") == "finished" and (reached is None or planned is None or reached >= planned)
+        told = self.summary or {}
+        all_done = reached is None or planned is None or reached >= planned or bool(told.get("stopped"))
+        return told.get("status") == "finished" and all_done
 
     @property
     def progress(self) -> str:

@@ -298,6 +298,13 @@ def caption_of(
         f"{what}, {rule}.",
         *([] if std is None else [f"Mean ± {std} standard deviation over seeds, number of seeds in parentheses."]),
         *([] if lower_is_better is None else [best]),
+    ]
+    return " ".join([*sentences, origin_of(runs, command)])
+
+
+def origin_of(runs: Sequence[Run], command: str | None) -> str:
+    """Return the end of a caption: which runs its numbers come from, and by which command."""
+    sentences = [
         f"Seeds: {listed(run.seed for run in runs)}.",
         f"Commit: {', '.join(sorted({_commit(run) for run in runs}))}.",
     ]

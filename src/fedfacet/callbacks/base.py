@@ -62,7 +62,8 @@ class Measurement(Callback):
     """Measures every few rounds.
 
     Args:
-        every_n_rounds: 1 or larger; the last round is measured always, the others in between are NaN.
+        every_n_rounds: 1 or larger; the last round is measured always, also where `termination` ends the run with it, and the
+            others in between are NaN.
     """
 
     every_n_rounds: int = 1
@@ -75,7 +76,7 @@ class Measurement(Callback):
 
     def is_due(self, federation: "Federation", round: int) -> bool:
         """Tell whether a round is measured."""
-        return round % self.every_n_rounds == 0 or round >= federation.rounds
+        return round % self.every_n_rounds == 0 or round >= federation.rounds or bool(federation.state.stopped)
 
 
 class UpdatesMeasurement(Measurement):
@@ -86,7 +87,8 @@ class UpdatesMeasurement(Measurement):
 
     def on_fit_start(self, federation: "Federation") -> None:
         """Say whether the next round's updates are needed."""
-        self.needs_updates = self.is_due(federation, federation.state.round + 1)
+        may_end = federation.termination is not None
+        self.needs_updates = may_end or self.is_due(federation, federation.state.round + 1)
 
     on_state_complete = on_fit_start
 

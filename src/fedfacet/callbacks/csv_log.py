@@ -1,5 +1,6 @@
 """The run's numbers as csv files."""
 
+import csv
 import resource
 import sys
 from pathlib import Path
@@ -8,11 +9,12 @@ from typing import Any
 from fedfacet.callbacks.base import Callback
 from fedfacet.federation import Federation
 from fedfacet.storage.table import Table
+from fedfacet.storage.whole_file import written_whole
 from fedfacet.types import RoundResult
 
 
 class CsvLog(Callback):
-    """A row per round in ``metrics.csv`` and in ``timing.csv``.
+    """A row per round in ``metrics.csv`` and in ``timing.csv``, and one per client in ``devices.csv`` where they have devices.
 
     ``metrics.csv`` holds deterministic columns only: two runs of the same seed give the same file. ``timing.csv`` holds
     seconds, peak memory and the engine. A resumed run refuses a file that does not begin with the rows that its checkpoint
@@ -22,12 +24,19 @@ class CsvLog(Callback):
     def __init__(self, *, run_dir: Path) -> None:
         self.metrics = Table(run_dir / "metrics.csv")
         self.timing = Table(run_dir / "timing.csv", adapts=True)  # one begun by another version keeps its phases
+        self._devices = run_dir / "devices.csv"
         self._tables = (self.metrics, self.timing)
 
     def on_fit_start(self, federation: Federation) -> None:
         """Cut back what a killed run wrote after its last checkpoint."""
         for table in self._tables:
             table.cut_back(federation.state.round)
+        if federation.clock is not None:
+            rows = federation.clock.table()
+            with written_whole(self._devices) as unfinished, unfinished.open("w", encoding="utf-8", newline="") as file:
+                writer = csv.DictWriter(file, rows[0])
+                writer.writeheader()
+                writer.writerows(rows)
 
     def on_round_end(self, federation: Federation, result: RoundResult) -> None:
         """Append a row to each file."""

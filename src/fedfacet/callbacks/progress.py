@@ -104,7 +104,7 @@ class Progress(Callback):
         if self._bar is not None and self._task is not None:
             self._bar.update(self._task, completed=result.round)
             return
-        edge = result.round in (self._first_round + 1, self.rounds)
+        edge = result.round in (self._first_round + 1, self.rounds) or federation.state.stopped
         if not edge and now - self._last_line < self.seconds_between_lines:
             return
         self._last_line = now

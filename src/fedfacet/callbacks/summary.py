@@ -75,9 +75,11 @@ class Summary(Callback):
         summary = {
             "status": status,
             "rounds": federation.state.round,
+            **({"stopped": federation.state.stopped} if federation.state.stopped else {}),
             "final": self.final,
             "best": self.best,
             **self.totals,
+            **({"devices": federation.clock.summary(federation.state.devices)} if federation.clock is not None else {}),
             "model_digest": state.digest(model),
             "data_digest": federation.state.data_digest,
             "participation_counts": federation.state.participation_counts.tolist(),

@@ -15,6 +15,7 @@ USAGE = """usage: {command} partition=NAME [dataset=NAME] [output=text|json] [si
        {command} selectors|submodels [output=text|json]
        {command} estimation run=DIR|[OPTION OF train] ... [output=text|json]
        {command} [capacity=NAME] [submodel=NAME] [OPTION OF train] ... [output=text|json]
+       {command} devices=NAME [OPTION OF train] ... [output=text|json]
        {command} decomposition=DIR [round=N] [trust=MODULE] [output=text|json] [paths.output_dir=DIR]
 
 Tell how heterogeneous a federation is, without training: its measures, every client's matrix, and pictures of them.
@@ -33,6 +34,7 @@ Tell how heterogeneous a federation is, without training: its measures, every cl
   estimation                how far the clients' estimates of their heterogeneity are from the truth: in a run, or
                             asked now, before any training, in the federation that these options of train make
   capacity=NAME submodel=NAME   which part of the model each client would hold, what it weighs and costs
+  devices=NAME              how long a round would take every client, who would be late, and who is on-line when
   decomposition=DIR         the loss after one round, by what it comes from, of a run or of each run in a folder;
                             the round is run again, any of them where the run had callbacks.save_checkpoint.keep=all
 
@@ -59,6 +61,8 @@ def tell(argv: Sequence[str]) -> Told:
         topic, options = "decomposition", argv
     elif word in known and not equals:
         topic, options = word, argv[1:]
+    elif any(argument.startswith("devices=") for argument in argv):
+        topic, options = "devices", argv
     elif any(argument.startswith(("capacity=", "submodel=")) for argument in argv):
         topic, options = "parts", argv
     else:

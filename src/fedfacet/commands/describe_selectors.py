@@ -33,6 +33,6 @@ def tell(options: Sequence[str]) -> Told:
     letters = ", ".join(f"{letter} {meaning}" for letter, meaning in CHARACTERISTICS.items())
     remarks = [
         f"client: what the method as published requires of clients: {letters}.",
-        "θ: weights, |D|: number of samples. Here every run ends after federation.rounds.",
+        "θ: weights, |D|: number of samples. Here a run ends after federation.rounds, or when termination= says so.",
     ]
     return Told("json" if "output=json" in options else "text", taxonomies, [table], remarks=remarks)

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from fedfacet.analysis.curves import Curves
     from fedfacet.analysis.runs import Run
     from fedfacet.analysis.tables import Table
+    from fedfacet.analysis.time_to import TimeTo
     from fedfacet.analysis.tradeoff import Tradeoff
 
 
@@ -28,7 +29,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     from fedfacet.analysis.tables import SeedTwiceError
 
     command = shlex.join([*called("report").split(), *argv])
-    said: Table | Comparison | Curves | Tradeoff | None = None
+    said: Table | Comparison | Curves | Tradeoff | TimeTo | None = None
     try:
         runs = attacked(options, find_runs(options.runs))
         if options.layout == "sensitivity":
@@ -47,6 +48,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             text = correlations_markdown(correlations(fitting(options, runs)), command)
         elif options.tradeoff:
             said, text = tradeoff(options, runs, command)
+        elif options.time_to:
+            said, text = times(options, runs, command)
         elif options.overhead:
             text = overheads(options, runs, command)
         else:
@@ -178,6 +181,7 @@ def curves(options: argparse.Namespace, runs: "Sequence[Run]", command: str) -> 
         columns=columns,
         metric=options.metric or "test/acc_worst_group",
         threshold=options.threshold,
+        against=options.against or "round",
         std=options.std,
         lower_is_better=lower_is_better(options),
         command=command,
@@ -186,6 +190,28 @@ def curves(options: argparse.Namespace, runs: "Sequence[Run]", command: str) -> 
     drawing.draw_curves(found, options.picture)
     write = {"latex": drawing.curves_latex, "csv": drawing.curves_csv}.get(options.format)
     return found, (write or drawing.curves_markdown)(found)
+
+
+def times(options: argparse.Namespace, runs: "Sequence[Run]", command: str) -> "tuple[TimeTo, str]":
+    """Return how long runs took to reach targets on their devices, and its text."""
+    from fedfacet.analysis import time_to as timing
+    from fedfacet.analysis.tables import smaller_is_better
+
+    runs = fitting(options, runs)
+    rows, columns = heads(options, runs)
+    metric, targets = options.time_to
+    found = timing.time_to(
+        runs,
+        metric=metric,
+        targets=targets,
+        rows=rows,
+        columns=columns,
+        std=options.std,
+        lower_is_better=bool(options.lower_is_better or smaller_is_better(metric)),
+        command=command,
+    )
+    write = {"latex": timing.time_to_latex, "csv": timing.time_to_csv}.get(options.format)
+    return found, (write or timing.time_to_markdown)(found)
 
 
 def tradeoff(options: argparse.Namespace, runs: "Sequence[Run]", command: str) -> "tuple[Tradeoff, str]":

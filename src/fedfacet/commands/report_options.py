@@ -89,6 +89,17 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
         "--threshold", type=float, metavar="NUMBER", help="with --curves: count rounds to this value, percent for accuracies"
     )
     parser.add_argument(
+        "--against",
+        choices=("round", "sim/clock"),
+        help="with --curves: what is drawn to the right; sim/clock is the simulated time of runs with devices, in minutes",
+    )
+    parser.add_argument(
+        "--time-to",
+        metavar="METRIC=TARGET,...",
+        help="print the simulated minutes until a metric reaches targets instead, of runs with devices; for example "
+        "val/acc=0.9,0.95",
+    )
+    parser.add_argument(
         "--tradeoff",
         action="store_true",
         help="show what attacks find beside how accurate models are instead, the thesis' figures 7b and 9: print both, and "
@@ -126,6 +137,18 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
     others = (options.layout, options.at, options.overhead, options.clients, options.compare, options.curves)
     if options.tradeoff and any((*others, options.lower_is_better)):
         parser.error("--tradeoff has metrics and rounds of its own: leave out what chooses others")
+    if options.time_to is not None:
+        if any((*others, options.tradeoff, options.metric)):
+            parser.error("--time-to has a metric and a table of its own: leave out what chooses others")
+        metric, _, targets = options.time_to.partition("=")
+        try:
+            options.time_to = metric, [float(target) for target in targets.split(",")]
+        except ValueError:
+            parser.error(f"--time-to takes METRIC=TARGET,..., such as val/acc=0.9,0.95, but got {options.time_to!r}")
+        if not metric or not all(map(math.isfinite, options.time_to[1])):
+            parser.error("--time-to takes METRIC=TARGET,... with finite targets, such as val/acc=0.9,0.95")
+    if not options.curves and options.against:
+        parser.error("--against belongs to --curves: add --curves")
     if not options.curves and options.threshold is not None:
         parser.error("--threshold belongs to --curves: add --curves")
     if not (options.curves or options.tradeoff) and options.picture:

@@ -25,6 +25,8 @@ KINDS = {
     "selector": "fedfacet.selectors.base.ClientSelector",
     "aggregator": "fedfacet.aggregators.base.Aggregator",
     "participation": "fedfacet.participation.base.Participation",
+    "devices": "fedfacet.devices.base.Devices",
+    "termination": "fedfacet.termination.base.Termination",
     "capacity": "fedfacet.capacities.base.Capacity",
     "submodel": "fedfacet.submodels.base.Submodel",
     "engine": "fedfacet.engines.base.Engine",

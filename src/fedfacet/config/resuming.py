@@ -44,7 +44,9 @@ def differing_key(saved: Mapping[str, Any], given: Mapping[str, Any], path: str 
     return None
 
 
-def check_resumable(saved: Mapping[str, Any], given: Mapping[str, Any], finished_rounds: int, *, complete: bool = True) -> None:
+def check_resumable(
+    saved: Mapping[str, Any], given: Mapping[str, Any], finished_rounds: int, *, complete: bool = True, stopped: str = ""
+) -> None:
     """Refuse to go on with a run under another configuration, or with one that is finished.
 
     Args:
@@ -52,6 +54,7 @@ def check_resumable(saved: Mapping[str, Any], given: Mapping[str, Any], finished
         given: the configuration it would go on with.
         finished_rounds: how many rounds are done.
         complete: whether all that follows the last round is done too.
+        stopped: why the run ended before all its rounds were done; empty where it did not.
 
     Raises:
         CheckpointError: naming the key that differs, or the rounds that are done.
@@ -67,6 +70,11 @@ def check_resumable(saved: Mapping[str, Any], given: Mapping[str, Any], finished
         raise CheckpointError(
             f"Expected the configuration that the run was started with, but `{key}` was {was!r} and is now {now!r}: leave it "
             "out, or start a new run."
+        )
+    if stopped and complete:
+        raise CheckpointError(
+            f"Expected a run that has not ended, but this one ended after round {finished_rounds} ({stopped}): start a new run "
+            "with another `termination`."
         )
     rounds = given["federation"]["rounds"]
     if finished_rounds > rounds or (finished_rounds == rounds and complete):
@@ -230,7 +238,7 @@ def check_resume(config: DictConfig, run_dir: Path, overrides: Sequence[str] | N
                 f"Expected federation.{key}={planned} for {run_dir}, a sweep's cell and named by its settings, but got "
                 f"{asked}: give the sweep's command with federation.{key}={asked}, for a cell of its own."
             )
-    check_resumable(saved, given, state.round, complete=is_complete(run_dir, state.round))
+    check_resumable(saved, given, state.round, complete=is_complete(run_dir, state.round), stopped=state.stopped)
 
 
 def is_complete(run_dir: Path, finished_rounds: int) -> bool:
@@ -238,11 +246,13 @@ def is_complete(run_dir: Path, finished_rounds: int) -> bool:
 
     Args:
         run_dir: the run folder, which need not exist.
-        finished_rounds: after how many rounds the summary must have been written.
+        finished_rounds: after how many rounds the summary must have been written, unless `termination` ended the run before.
     """
     try:
         summary = json_of(run_dir / "summary.json")
     except (OSError, ValueError):
         return False
     told = summary if isinstance(summary, dict) else {}
-    return bool(told.get("status") == "finished" and told.get("rounds") == finished_rounds)
+    reached, stopped = told.get("rounds"), bool(told.get("stopped"))
+    all_done = reached == finished_rounds or (stopped and isinstance(reached, int) and reached <= finished_rounds)
+    return told.get("status") == "finished" and all_done

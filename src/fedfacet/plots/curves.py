@@ -15,19 +15,22 @@ _PANELS_PER_ROW = 3
 
 
 class Band(NamedTuple):
-    """A line with what surrounds it, all of R rounds."""
+    """A line with what surrounds it, all of R rounds, which are drawn at ``places_R``."""
 
     name: str
-    rounds_R: NDArray[np.int64]
+    places_R: NDArray[np.float64]
     mean_R: NDArray[np.float64]
     low_R: NDArray[np.float64]
     high_R: NDArray[np.float64]
 
 
-def plot_bands(panels: Mapping[str, Sequence[Band]], label: str, path: Path, *, threshold: float | None = None) -> None:
+def plot_bands(
+    panels: Mapping[str, Sequence[Band]], label: str, path: Path, *, threshold: float | None = None, across: str = "round"
+) -> None:
     """Draw lines with their bands into a PNG, a panel per column of a table.
 
-    A name has one colour in all panels. ``label`` says what is drawn upwards, ``threshold`` is a horizontal line.
+    A name has one colour in all panels. ``label`` says what is drawn upwards, ``across`` what to the right. ``threshold`` is
+    a horizontal line.
     """
     from matplotlib.lines import Line2D
 
@@ -45,13 +48,13 @@ def plot_bands(panels: Mapping[str, Sequence[Band]], label: str, path: Path, *, 
         for axes, (panel, bands) in zip(grid, panels.items(), strict=False):
             for band in bands:
                 axes.fill_between(
-                    band.rounds_R, band.low_R, band.high_R, color=looks[band.name]["color"], alpha=0.15, linewidth=0
+                    band.places_R, band.low_R, band.high_R, color=looks[band.name]["color"], alpha=0.15, linewidth=0
                 )
-                marker = "o" if len(band.rounds_R) == 1 else None  # a line of one point would not be seen
-                axes.plot(band.rounds_R, band.mean_R, linewidth=1.2, marker=marker, **looks[band.name])
+                marker = "o" if len(band.places_R) == 1 else None  # a line of one point would not be seen
+                axes.plot(band.places_R, band.mean_R, linewidth=1.2, marker=marker, **looks[band.name])
             if threshold is not None:
                 axes.axhline(threshold, color="0.4", linewidth=0.8)
-            axes.set(title=panel, xlabel="round")
+            axes.set(title=panel, xlabel=across)
         for axes in grid[::columns]:
             axes.set_ylabel(label)
         handles = [Line2D([], [], **looks[name]) for name in names]

@@ -104,6 +104,7 @@ def round_again(
         federation.restore(before)
         federation.callbacks["watcher"] = looks
         federation.scheduler = _OneRound(federation.lr_factor(round))
+        federation.termination = None  # as for the scheduler
         federation.run_round()
         saved = checkpoint.load(files[round])[0].model if round in files else None
         same = None if saved is None else state.digest(saved) == state.digest(federation.state.model)

@@ -9,6 +9,8 @@ class AllSelector(ClientSelector):
 
     taxonomy = Taxonomy("selection fairness", "VRT", ("θ",), "-", "all", "-")
 
+    takes_all = True
+
     def select(self, server: ServerState, context: SelectionContext) -> list[int]:
         """Return all available clients."""
         return list(context.available)

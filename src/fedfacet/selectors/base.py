@@ -20,7 +20,7 @@ class Taxonomy:
 
     It describes the method as its source does (thesis, section 3.2 and table 4; Németh et al., TMLR 2022). In FedFacet no
     selector needs V or R: it chooses among those who are there and clients may drop out. Every run ends after
-    ``federation.rounds``.
+    ``federation.rounds``, or before them by its ``termination``.
 
     Args:
         policy: what clients are selected for, for example ``"efficiency"`` or ``"selection fairness"``.
@@ -90,6 +90,15 @@ class ClientSelector(ABC):
     An aggregator that sends or reads more than models is not replaced.
     """
 
+    sizes_itself: bool = False
+    """Whether it decides how many clients take part; its cohort may have any number of the available, none among them."""
+
+    takes_all: bool = False
+    """Whether it always takes all who are available, so that more cannot be asked than are wanted."""
+
+    needs_devices: bool = False
+    """Whether it looks at how long clients take, which only a run with ``devices`` knows."""
+
     needs_updates: ClassVar[Callable[..., bool] | None] = None
     """``needs_updates(self, server)`` tells whether ``observe`` wants this round's updates; ``None`` for never.
 
@@ -106,7 +115,10 @@ class ClientSelector(ABC):
 
     @abstractmethod
     def select(self, server: ServerState, context: SelectionContext) -> list[int]:
-        """Return the cohort: ``context.places`` distinct clients out of ``context.available``, in order; or all of these."""
+        """Return the cohort: ``context.places`` distinct clients out of ``context.available``, in order; or all of these.
+
+        One that sizes its cohort itself may return any number of them.
+        """
 
 
 def drawn_order(weights: NDArray[np.float64], rng: np.random.Generator) -> NDArray[np.intp]:

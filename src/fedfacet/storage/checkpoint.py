@@ -33,6 +33,9 @@ LAST, PREVIOUS = "last.ckpt", "previous.ckpt"
 _FORMAT = 2
 _SEAL = "\nfedfacet checkpoint {}, sha256 {}\n"
 _SEAL_SIZE = len(_SEAL.format(_FORMAT, 64 * "0"))
+_ADDED = frozenset({"termination", "stopped", "devices"})
+"""Parts of a state that older checkpoints do not have; they are as a run begins."""
+
 _MOST_ROUNDS = 10**9
 _MOST_ENTRIES = 10**8
 _DEEPEST = 50
@@ -231,7 +234,7 @@ def _check_plain(value: Any) -> None:
 
 
 def _check_state(saved: Mapping[str, Any]) -> None:
-    if saved.keys() != {field.name for field in fields(FederationState)}:
+    if saved.keys() | _ADDED != {field.name for field in fields(FederationState)}:
         raise ValueError("its state lacks a part or has one too many")
     rounds, counts, disclosures = saved["round"], saved["participation_counts"], saved["disclosures"]
     for name, fits in {
@@ -243,6 +246,9 @@ def _check_state(saved: Mapping[str, Any]) -> None:
         "callbacks": _is_table(saved["callbacks"], dict),
         "partition_digest": isinstance(saved["partition_digest"], str),
         "data_digest": isinstance(saved["data_digest"], str),
+        "termination": isinstance(saved.get("termination", {}), dict),
+        "devices": isinstance(saved.get("devices", {}), dict),
+        "stopped": isinstance(saved.get("stopped", ""), str),
     }.items():
         if not fits:
             raise ValueError(f"its `{name}` is not what a run saves")

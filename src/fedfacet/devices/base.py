@@ -1,0 +1,253 @@
+"""The contract of devices: how fast clients are, what a round costs them, and how long the server waits."""
+
+import hashlib
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.special import ndtr, ndtri
+
+from fedfacet.arguments import check_choice, check_whole, check_within
+from fedfacet.rng import stream
+
+BYTES_PER_FLOAT = 4
+BYTES_PER_MEGABIT = 125_000.0
+_WIDEST = 2.0  # standard deviations, beyond which jitter is cut off
+_LARGEST = "3.4e38"
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Profiles:
+    """What the devices of K clients are able to do.
+
+    Attributes:
+        seconds_per_sample: to train on a sample once (forward and backward), shape (K,), larger than 0.
+        down: bytes per second from the server, shape (K,), larger than 0.
+        up: bytes per second to the server, shape (K,), larger than 0.
+        joules_per_sample: to train on a sample once, shape (K,), 0 or larger.
+        joules_per_byte: to receive or send a byte, shape (K,), 0 or larger.
+        battery_joules: what a full battery holds, shape (K,), larger than 0; infinite on the mains.
+        charge_watts: joules per second that a battery gains, shape (K,), 0 or larger.
+
+    Raises:
+        ValueError: if a number is out of range.
+    """
+
+    seconds_per_sample: NDArray[np.float64]
+    down: NDArray[np.float64]
+    up: NDArray[np.float64]
+    joules_per_sample: NDArray[np.float64]
+    joules_per_byte: NDArray[np.float64]
+    battery_joules: NDArray[np.float64]
+    charge_watts: NDArray[np.float64]
+
+    def __post_init__(self) -> None:
+        for field in fields(self):
+            values_K = getattr(self, field.name)
+            positive = field.name in ("seconds_per_sample", "down", "up", "battery_joules")
+            fine_K = (values_K > 0 if positive else values_K >= 0) & (np.isfinite(values_K) | (field.name == "battery_joules"))
+            if not fine_K.all():
+                k = int(np.argmin(fine_K))
+                least = "larger than 0" if positive else "0 or larger"
+                raise ValueError(
+                    f"Expected every client's `{field.name}` to be {least} and finite, but client {k} has {values_K[k]}: "
+                    "mend the numbers of `devices`."
+                )
+
+    @property
+    def digest(self) -> str:
+        """The sha256 over all numbers, as hexadecimal text."""
+        sha = hashlib.sha256()
+        for field in fields(self):
+            sha.update(np.ascontiguousarray(getattr(self, field.name), dtype="<f8").tobytes())
+        return sha.hexdigest()
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Calendar:
+    """When each of K clients is on-line; the hours repeat after a period.
+
+    Attributes:
+        starts: per client the seconds at which it comes on-line, ascending.
+        ends: per client the seconds at which it goes off-line, each behind its start and not behind the next one.
+        periods: seconds after which each client's hours repeat, shape (K,).
+
+    Raises:
+        ValueError: if a client has no hours, or hours that overlap, are empty, lie outside the period, or are no numbers.
+    """
+
+    starts: tuple[NDArray[np.float64], ...]
+    ends: tuple[NDArray[np.float64], ...]
+    periods: NDArray[np.float64]
+
+    def __post_init__(self) -> None:
+        for k, (starts, ends, period) in enumerate(zip(self.starts, self.ends, self.periods.tolist(), strict=True)):
+            if not len(starts) or len(starts) != len(ends):
+                fault = f"{len(starts)} starts and {len(ends)} ends"
+            elif not (np.isfinite(starts).all() and np.isfinite(ends).all() and math.isfinite(period)):
+                fault = "times that are no finite numbers"
+            elif not (starts[0] >= 0 and ends[-1] <= period and period > 0):
+                fault = f"hours outside its period of {period:g} seconds"
+            elif not (starts < ends).all():
+                fault = "an interval that ends before it has begun"
+            elif not (ends[:-1] <= starts[1:]).all():
+                fault = "intervals that overlap or are not in order"
+            else:
+                continue
+            raise ValueError(f"Expected on-line hours of every client, but client {k} has {fault}: mend the trace.")
+
+    def left(self, client_id: int, clock: float) -> float:
+        """Return for how many seconds a client stays on-line; 0 if it is off-line, infinite if it never goes off-line."""
+        starts, ends, period = self.starts[client_id], self.ends[client_id], float(self.periods[client_id])
+        at = clock % period
+        number = int(np.searchsorted(starts, at, side="right")) - 1
+        if number < 0 or at >= ends[number]:
+            return 0.0
+        until = float(ends[number])
+        for step in range(1, len(starts) + 1):  # hours that follow without a gap are one
+            laps, other = divmod(number + step, len(starts))
+            if until != starts[other] + laps * period:
+                return until - at
+            until = float(ends[other]) + laps * period
+        return math.inf
+
+    def wait(self, client_id: int, clock: float) -> float:
+        """Return the seconds until a client is on-line, 0 if it is."""
+        if self.left(client_id, clock) > 0:
+            return 0.0
+        starts, period = self.starts[client_id], float(self.periods[client_id])
+        at = clock % period
+        number = int(np.searchsorted(starts, at, side="right"))
+        return float(starts[number] - at) if number < len(starts) else float(starts[0] + period - at)
+
+
+@dataclass(eq=False, kw_only=True)
+class Devices(ABC):
+    r"""What every option has: jitter, energy, and how long the server waits.
+
+    A client k that trains on s samples and is sent and sends b bytes takes
+
+    .. math:: b^\downarrow / r^\downarrow_k + s c_k f + b^\uparrow / r^\uparrow_k
+
+    seconds, with c its seconds per sample, r its rates and f this round's jitter. A float has four bytes. A question that
+    passes samples through the model costs ``forward_share`` of training on them. Clients compute side by side.
+
+    Profiles are a function of ``seed``, which does not follow the run's seed, and jitter of the run's seed, the round and the
+    client. Arguments that are out of range raise ``ValueError``.
+
+    Args:
+        deadline: seconds from the start of training until the server stops waiting, larger than 0; ``None`` for never. What
+            clients are asked before does not count.
+        on_late: ``"wait"`` for everybody, whatever the deadline; ``"drop"`` updates behind it; or ``"partial"``: a client that
+            would be late does as many of its steps as fit (one at least, or it is dropped), as the stragglers of FedProx do.
+        overcommit: how many clients are asked for each that is wanted, rounded up, 1 or larger; the first that arrive are
+            taken. Oort has 1.1, FedScale 1.3.
+        uplink: ``"parallel"``: everybody has a line of its own; or ``"sequential"``: the model goes out to all at the slowest
+            one's pace, and one client after the other sends, first those that are ready first, as in FedCS.
+        server_seconds: of every round, for aggregation, 0 or larger.
+        forward_share: a forward pass as a part of training on a sample, in (0, 1]; a third is usual (FedScale).
+        jitter: standard deviation of the computing speed over rounds, as a part of it, in [0, 0.4]; a normal distribution, cut
+            off at two standard deviations.
+        radio_jitter: the same of the rates.
+        joules_per_sample: energy to train on a sample once, 0 or larger.
+        joules_per_byte: energy to receive or send a byte, 0 or larger.
+        battery_joules: of a full battery, with which each client begins; a client with less than a round takes is not
+            available. ``None`` for the mains.
+        charge_watts: joules per second that a battery gains, always, 0 or larger.
+        seed: of the profiles, 0 or larger.
+    """
+
+    deadline: float | None = None
+    on_late: str = "wait"
+    overcommit: float = 1.0
+    uplink: str = "parallel"
+    server_seconds: float = 0.0
+    forward_share: float = 1 / 3
+    jitter: float = 0.0
+    radio_jitter: float = 0.0
+    joules_per_sample: float = 0.0
+    joules_per_byte: float = 0.0
+    battery_joules: float | None = None
+    charge_watts: float = 0.0
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        check_choice("devices.on_late", self.on_late, ("wait", "drop", "partial"))
+        check_choice("devices.uplink", self.uplink, ("parallel", "sequential"))
+        if self.deadline is not None:
+            check_within("devices.deadline", self.deadline, f"(0, {_LARGEST}]")
+        elif self.on_late != "wait":
+            raise ValueError(
+                f"Expected a `devices.deadline` for devices.on_late={self.on_late}, but got none: give the seconds, or take "
+                "devices.on_late=wait."
+            )
+        if self.battery_joules is not None:
+            check_within("devices.battery_joules", self.battery_joules, f"(0, {_LARGEST}]")
+        check_within("devices.overcommit", self.overcommit, "[1, 1e6]")
+        check_within("devices.forward_share", self.forward_share, "(0, 1]")
+        for name in ("jitter", "radio_jitter"):
+            check_within(f"devices.{name}", getattr(self, name), "[0, 0.4]")
+        for name in ("server_seconds", "joules_per_sample", "joules_per_byte", "charge_watts"):
+            check_within(f"devices.{name}", getattr(self, name), f"[0, {_LARGEST}]")
+        check_whole("devices.seed", self.seed, 0)
+
+    @abstractmethod
+    def profiles(self, num_clients: int) -> Profiles:
+        """Return what the clients' devices are able to do; the same whenever it is asked."""
+
+    def calendar(self, num_clients: int) -> Calendar | None:
+        """Return when clients are on-line; ``None`` for always."""
+        return None
+
+    def slowdown(self, seed: int, round: int, client_id: int) -> tuple[float, float]:
+        """Return by what a client's seconds of computing and of transfers are multiplied in a round.
+
+        That is one over the speed, which has mean 1.
+        """
+        if not self.jitter and not self.radio_jitter:
+            return 1.0, 1.0
+        low = ndtr(-_WIDEST)
+        compute, radio = ndtri(low + (1 - 2 * low) * stream(seed, "device-jitter", round, client_id).random(2)).tolist()
+        return 1 / (1 + self.jitter * compute), 1 / (1 + self.radio_jitter * radio)
+
+    def _profiled(
+        self, seconds_per_sample_K: NDArray[np.float64], down_mbps_K: NDArray[np.float64], up_mbps_K: NDArray[np.float64]
+    ) -> Profiles:
+        """Return profiles with the same energy for everybody."""
+        same_K = np.ones(len(seconds_per_sample_K))
+        battery = math.inf if self.battery_joules is None else self.battery_joules
+        energy = (self.joules_per_sample, self.joules_per_byte, battery, self.charge_watts)
+        rates = (BYTES_PER_MEGABIT * down_mbps_K, BYTES_PER_MEGABIT * up_mbps_K)
+        return Profiles(seconds_per_sample_K, *rates, *(number * same_K for number in energy))
+
+
+def lognormal_speeds(
+    num_clients: int,
+    seed: int,
+    *,
+    means: Sequence[float],
+    sigma: float,
+    bandwidth_sigma: float,
+    rho: float,
+) -> tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.float64]]:
+    r"""Return seconds per sample and rates down and up that are lognormal over clients, each of shape (K,).
+
+    With standard normal z and z' of a client, its seconds are :math:`m e^{-\sigma z - \sigma^2 / 2}`, so that m is their mean,
+    and its rates :math:`m' e^{\sigma' (\rho z + \sqrt{1 - \rho^2} z') - \sigma'^2 / 2}`.
+
+    Args:
+        num_clients: K.
+        seed: of the profiles.
+        means: of seconds per sample, rate down and rate up.
+        sigma: of the logarithm of the seconds.
+        bandwidth_sigma: of the logarithm of the rates.
+        rho: correlation of the logarithms of computing speed and rates.
+    """
+    z_K2 = np.array([stream(seed, "devices", client_id).standard_normal(2) for client_id in range(num_clients)])
+    bandwidth_K = rho * z_K2[:, 0] + math.sqrt(1 - rho**2) * z_K2[:, 1]
+    slowness_K = np.exp(-sigma * z_K2[:, 0] - sigma**2 / 2)
+    rate_K = np.exp(bandwidth_sigma * bandwidth_K - bandwidth_sigma**2 / 2)
+    return means[0] * slowness_K, means[1] * rate_K, means[2] * rate_K

@@ -1,0 +1,1 @@
+"""What ends a run before all its rounds are done."""
