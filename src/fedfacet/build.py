@@ -252,6 +252,7 @@ def _facts(config: DictConfig, data: FederatedData, device: torch.device, engine
         "hardware": {
             "device": torch.cuda.get_device_name(device) if on_gpu else platform.machine(),
             "cpu_count": os.cpu_count(),
+            "cpu": _cpu(),
             "cpu_capability": torch.backends.cpu.get_cpu_capability(),  # by which torch picks its kernels
             "system": platform.system(),
         },
@@ -259,6 +260,17 @@ def _facts(config: DictConfig, data: FederatedData, device: torch.device, engine
         | {name: version(name) for name in ("torch", "torchvision", "lightning", "numpy")},
         "git_commit": _git_commit(),
     }
+
+
+def _cpu() -> str:
+    """Return which processor this is, by vendor, family and model where Linux tells: one of another family rounds otherwise."""
+    try:
+        first = Path("/proc/cpuinfo").read_text(encoding="utf-8").split("\n\n", 1)[0]
+    except OSError:
+        return platform.processor()
+    said = {name.strip(): value.strip() for name, _, value in (line.partition(":") for line in first.splitlines())}
+    known = [f"{name} {said[name]}" for name in ("cpu family", "model") if name in said]
+    return ", ".join([said.get("vendor_id", platform.machine()), *known])
 
 
 def _git_commit() -> str | None:

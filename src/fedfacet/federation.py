@@ -23,7 +23,7 @@ from fedfacet.aggregators.base import Aggregator
 from fedfacet.aggregators.fedavg import FedAvg
 from fedfacet.arguments import check_choice, check_whole
 from fedfacet.callbacks.base import Callback, Measurement
-from fedfacet.clock import Asked, Clock
+from fedfacet.clock import Asked, Clock, Plan
 from fedfacet.engines.base import Engine
 from fedfacet.errors import BadUpdateError, Interrupted, SelectionError
 from fedfacet.participation.base import Participation
@@ -204,7 +204,6 @@ class Federation:
             if self.participation.gives_weights:
                 draw = rng.stream(seed, "participation-weights", round)
                 log_weights = self.participation.log_weights(self.num_clients, draw)
-
         places = min(self.cohort_size, len(available))
         if self.clock is not None:
             available = self.clock.available(before.devices, available)
@@ -237,8 +236,7 @@ class Federation:
                 finished[client_id] = self.participation.outcome(client_id, draws)
         plan = None
         if self.clock is not None:
-            crossing = {client_id: self._num_floats_crossing(before, client_id) for client_id in cohort}
-            plan = self.clock.plan(before.devices, finished, crossing, seed=seed, round=round)
+            plan = self._planned(self.clock, before, finished)
             finished = dict(plan.finished)
         reports = self._report(notes, available, [client_id for client_id, part in finished.items() if part > 0])
         told = before
@@ -340,16 +338,20 @@ class Federation:
         due = {name for name, part in parts.items() if not (isinstance(part, Measurement) and not part.is_due(self, round))}
         measured = {name: part.measure(self, round) for name, part in parts.items() if name in due}
         if self.termination is not None:
-            seen = replace(result, metrics={**result.metrics, **{k: v for part in measured.values() for k, v in part.items()}})
-            server, reason = self.termination.observe(self.state.termination, seen)
-            self.state = replace(self.state, termination=server, stopped=reason or "")
-            if reason is not None:
-                log.info("The run ends with round %d: %s.", round, reason)
+            self._end_if_due(self.termination, result, measured)
         measured |= {name: part.measure(self, round) for name, part in parts.items() if name not in due}
         metrics = {metric: value for name in parts for metric, value in measured[name].items()}
         if self.termination is not None:
             self.termination.check({**result.metrics, **metrics})
         return metrics
+
+    def _end_if_due(self, termination: Termination, result: RoundResult, measured: Mapping[str, Mapping[str, float]]) -> None:
+        """Let the termination look at a round, and note down why it is the last if it is."""
+        metrics = {**result.metrics, **{name: value for part in measured.values() for name, value in part.items()}}
+        server, reason = termination.observe(self.state.termination, replace(result, metrics=metrics))
+        self.state = replace(self.state, termination=server, stopped=reason or "")
+        if reason is not None:
+            log.info("The run ends with round %d: %s.", result.round, reason)
 
     def sent(self, state: FederationState, client_id: int) -> Broadcast:
         """Return what a client is sent in the round after a state."""
@@ -374,6 +376,11 @@ class Federation:
         known = self.facts.personal if self.state.participation_counts[client_id] else ()
         own = {name: broadcast.model[name] for name in known}
         return state.num_floats(broadcast.model) + state.num_floats(broadcast.extras) - state.num_floats(own)
+
+    def _planned(self, clock: Clock, before: FederationState, finished: Mapping[int, float]) -> Plan:
+        """Return how a round of these clients will go on their devices."""
+        crossing = {client_id: self._num_floats_crossing(before, client_id) for client_id in finished}
+        return clock.plan(before.devices, finished, crossing, seed=self.seed, round=before.round + 1)
 
     def _num_floats_crossing(self, before: FederationState, client_id: int) -> tuple[int, int]:
         """Count what a client is sent in the round after a state, and what it sends back."""

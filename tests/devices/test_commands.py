@@ -18,7 +18,7 @@ FAST = ("threads=1", "model.width=2", "model.hidden=4", "selector=uniform", "agg
 def test_describe_prints_spread_clients_and_hours(capsys):
     options = ["devices=diurnal", "devices.mean_seconds_per_sample=1", "devices.deadline=11", "devices.on_late=drop", *FAST]
     assert describe(options) == 0
-    text = capsys.readouterr().out
+    text = " ".join(capsys.readouterr().out.split())  # folded to the width of the terminal
     assert "would be later than 11 seconds" in text
     assert "When clients are on-line" in text
     assert describe([*options, "output=json"]) == 0

@@ -20,7 +20,7 @@ class Taxonomy:
 
     It describes the method as its source does (thesis, section 3.2 and table 4; Németh et al., TMLR 2022). In FedFacet no
     selector needs V or R: it chooses among those who are there and clients may drop out. Every run ends after
-    ``federation.rounds``.
+    ``federation.rounds``, or before them by its ``termination``.
 
     Args:
         policy: what clients are selected for, for example ``"efficiency"`` or ``"selection fairness"``.

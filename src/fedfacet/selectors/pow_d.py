@@ -70,9 +70,10 @@ class PowDSelector(ClientSelector):
     def _candidates(self, context: SelectionContext) -> list[int]:
         if self.num_candidates is None:
             return list(context.available)
-        if self.num_candidates < context.cohort_size:
+        wanted = max(context.cohort_size, context.places)  # devices may have more asked than are wanted
+        if self.num_candidates < wanted:
             raise SelectionError(
-                f"Expected at least as many candidates as the cohort has members, {context.cohort_size}, but got "
+                f"Expected at least as many candidates as the cohort has members, {wanted}, but got "
                 f"selector.num_candidates={self.num_candidates}: raise it, or give null to ask every client."
             )
         if self.num_candidates >= len(context.available):
