@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 from fedfacet.plots.figure import COLOURS, DASHES, YELLOW, saved_figure
 
 _INK = ("black", *(colour for colour in COLOURS if colour != YELLOW))
-_MARKERS = "osD^vP*X<>phd8"
+_MARKERS = (*"osD^vP*X<>pdh", (4, 1, 45), (3, 1, 0), (6, 1, 0))  # of matplotlib; the last are stars of so many points
 
 
 class Extent(NamedTuple):
@@ -90,7 +90,8 @@ def _frame(values: Sequence[float]) -> tuple[float, float]:
     return low - room, high + room
 
 
-def _draw(axes: Any, x: Extent, y: Extent, marker: str, colour: str) -> None:
+def _draw(axes: Any, x: Extent, y: Extent, marker: Any, colour: str) -> None:
     axes.plot([x.low, x.high], [y.mean, y.mean], color=colour, linewidth=0.7, alpha=0.6, zorder=2)
     axes.plot([x.mean, x.mean], [y.low, y.high], color=colour, linewidth=0.7, alpha=0.6, zorder=2)
-    axes.plot(x.mean, y.mean, marker, color=colour, markersize=5.5, markeredgecolor="white", markeredgewidth=0.5, zorder=3)
+    edge: dict[str, Any] = {"markeredgecolor": "white", "markeredgewidth": 0.5}
+    axes.plot(x.mean, y.mean, marker=marker, linestyle="none", color=colour, markersize=5.5, zorder=3, **edge)
