@@ -22,17 +22,28 @@ from fedfacet.aggregators.fedavg import FedAvg
 from fedfacet.callbacks.csv_log import CsvLog
 from fedfacet.callbacks.save_checkpoint import SaveCheckpoint
 from fedfacet.clients.program import Clients
+from fedfacet.clients.queries.centroids import Centroids
 from fedfacet.clients.queries.counts import DisclosedInteractionMatrix, NumSamples
 from fedfacet.clients.queries.local_loss import LocalLoss
+from fedfacet.clients.queries.loss_moments import LossMoments
+from fedfacet.clients.queries.resources import Resources, RoundJoules, UploadSeconds
 from fedfacet.clients.queries.true_heterogeneity import TrueHeterogeneity
+from fedfacet.clients.queries.valuation import Valuation
 from fedfacet.engines.base import Engine
 from fedfacet.federation import Federation
+from fedfacet.selectors.active_fl import ActiveFLSelector
+from fedfacet.selectors.bandwidth_threshold import BandwidthThresholdSelector
 from fedfacet.selectors.base import ClientSelector
+from fedfacet.selectors.fedcs import FedCSSelector
 from fedfacet.selectors.feddiverse import FedDiverseSelector
 from fedfacet.selectors.fedpns import FedPNSSelector
 from fedfacet.selectors.fedrk import FedRKSelector
+from fedfacet.selectors.flame import FlameSelector
+from fedfacet.selectors.k_fed import KFedSelector
+from fedfacet.selectors.oort import OortSelector
 from fedfacet.selectors.pow_d import PowDSelector
 from fedfacet.selectors.round_robin import RoundRobinSelector
+from fedfacet.selectors.size_weighted import SizeWeightedSelector
 from fedfacet.selectors.uniform import UniformSelector
 from fedfacet.types import Answer, ClientTask, ClientUpdate, Facts, Partition, Query, State
 
@@ -54,6 +65,12 @@ class Effortless(Engine):
             "interaction_matrix": generator.integers(0, 11, (num_clients, 2, 2)).tolist(),
             "local_loss": generator.random(num_clients).tolist(),
             "num_samples": generator.integers(1, 40, num_clients).tolist(),
+            "valuation": generator.random(num_clients).tolist(),
+            "loss_moments": [(20, 20 * loss, 20 * loss**2) for loss in generator.random(num_clients).tolist()],
+            "resources": generator.uniform(0.1, 10.0, (num_clients, 3)).tolist(),
+            "upload_seconds": generator.uniform(0.1, 10.0, num_clients).tolist(),
+            "round_joules": generator.uniform(0.1, 10.0, num_clients).tolist(),
+            "centroids": generator.normal(0.0, 1.0, (num_clients, 2, 60)).tolist(),
         }
 
     def setup(self, clients: Clients) -> None:
@@ -124,6 +141,13 @@ def measure(options: argparse.Namespace, digest: str) -> Iterator[tuple[str, lis
         FedPNSSelector(),
         PowDSelector(local_loss=LocalLoss(), num_samples=NumSamples(), num_candidates=options.candidates),
         FedRKSelector(interaction_matrix=DisclosedInteractionMatrix(), pretraining_rounds=0),
+        SizeWeightedSelector(num_samples=NumSamples()),
+        ActiveFLSelector(valuation=Valuation()),
+        OortSelector(loss_moments=LossMoments(), num_samples=NumSamples()),
+        FedCSSelector(resources=Resources(), deadline=100.0),
+        FlameSelector(valuation=Valuation(), round_joules=RoundJoules()),
+        BandwidthThresholdSelector(upload_seconds=UploadSeconds()),
+        KFedSelector(centroids=Centroids(), local_loss=LocalLoss(), num_clusters=10),
     ]
     for selector in selectors:
         with tempfile.TemporaryDirectory() as folder:
@@ -141,6 +165,8 @@ def measure(options: argparse.Namespace, digest: str) -> Iterator[tuple[str, lis
                     "save_checkpoint": SaveCheckpoint(run_dir=Path(folder), run_config={}),
                 },
             )
+            for callback in federation.callbacks.values():
+                callback.on_fit_start(federation)
             federation.run_round()  # in which every client may be asked something
             rounds = []
             for _ in range(options.rounds):
