@@ -69,7 +69,7 @@ def test_what_cannot_be_said_is_nan_or_certain():
     assert paired_difference([0.0001, -0.0001, 0.00000001], [0, 0, 0]).seeds_needed == math.inf
 
 
-@settings(max_examples=200)
+@settings(max_examples=100)
 @given(st.lists(st.floats(0, 1), min_size=1, max_size=12))
 def test_holm_against_statsmodels(p_values):
     assert holm(p_values) == pytest.approx(list(multipletests(p_values, method="holm")[1]))

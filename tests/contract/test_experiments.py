@@ -131,7 +131,12 @@ def test_every_option_multiplies_with_the_main_job(group, smoke, tmp_path):
         needed = re.search(r"Needs (objective=\w+)", file.read_text()) if "objective" not in other else None
         method = CONF / "method" / file.name
         judges = group in ("aggregator", "selector") and method.exists() and "server_data" in method.read_text()
-        more = [*([needed[1]] if needed else []), *(["server_data=validation"] if judges else [])]
+        devices = "Needs devices" in file.read_text()
+        more = [
+            *([needed[1]] if needed else []),
+            *(["server_data=validation"] if judges else []),
+            *(["devices=lognormal"] if devices else []),
+        ]
         federation, _ = smoke(*(f"{one}={file.stem}" for one in (group, *other)), *more, "callbacks=evaluate")
         assert federation.state.round == 1
         assert state.all_finite(federation.state.model), f"{group}={file.stem}"

@@ -62,7 +62,7 @@ NEEDS = {
     "aggregator=fair_fate": {"server_data": "validation", "aggregator.measure": "accuracy_parity"},
     "aggregator=ddaba": {"server_data": "validation"},
     "aggregator=fair_accuracy": {"server_data": "validation"},
-    "aggregator=norm_bound": {"aggregator.bound": 0.05},
+    "aggregator=norm_bound": {"aggregator.bound": 0.04},
     "transforms=clip": {"transforms.clip.clip_norm": 0.05},
     "transforms=clip_and_noise": {"transforms.clip_and_noise.clip_norm": 0.05},
 }
@@ -308,8 +308,10 @@ def test_it_is_a_run_in_which_something_happens(case, reference, settings):
 
 def test_the_cases_differ(reference):
     """Every option does something, so that no two runs are the same."""
-    ends = {case: repr(facts(reference(case))) for case in CASES}
-    assert len(set(ends.values())) == len(ends)
+    alike: dict[str, list[str]] = {}
+    for case in CASES:
+        alike.setdefault(repr(facts(reference(case))), []).append(case)
+    assert [cases for cases in alike.values() if len(cases) > 1] == []
 
 
 # Exact engines

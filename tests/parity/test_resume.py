@@ -85,6 +85,8 @@ def test_every_selector_and_aggregator_resumes_exactly(selector, aggregator, mai
         methods = [CONF / "method" / f"{option}.yaml" for option in (aggregator, selector)]
         if any(method.exists() and "server_data" in method.read_text() for method in methods):
             parts.append("server_data=validation")
+        if "Needs devices" in (CONF / "selector" / f"{selector}.yaml").read_text():
+            parts.append("devices=lognormal")
         return main_job(f"selector={selector}", *parts, *QUICK)
 
     whole = make()
