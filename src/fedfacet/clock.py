@@ -86,6 +86,7 @@ class Clock:
         self.cohort_size = cohort_size
         self.profiles = devices.profiles(self.num_clients)
         self.calendar = devices.calendar(self.num_clients)
+        self._samples_K = np.array([work.samples(work.steps) for work in self.work])
         self._bytes = BYTES_PER_FLOAT * floats_down, BYTES_PER_FLOAT * floats_up
         self._check_deadline()
 
@@ -108,14 +109,12 @@ class Clock:
 
     def nominal(self) -> NDArray[np.float64]:
         """Return each client's seconds of download, computing and upload in a round without jitter, shape (K, 3)."""
-        samples_K = np.array([work.samples(work.steps) for work in self.work])
         of = self.profiles
-        return np.stack([self._bytes[0] / of.down, samples_K * of.seconds_per_sample, self._bytes[1] / of.up], axis=1)
+        return np.stack([self._bytes[0] / of.down, self._samples_K * of.seconds_per_sample, self._bytes[1] / of.up], axis=1)
 
     def needed(self) -> NDArray[np.float64]:
         """Return the joules of each client's round, shape (K,)."""
-        samples_K = np.array([work.samples(work.steps) for work in self.work])
-        return samples_K * self.profiles.joules_per_sample + sum(self._bytes) * self.profiles.joules_per_byte
+        return self._samples_K * self.profiles.joules_per_sample + sum(self._bytes) * self.profiles.joules_per_byte
 
     def needs(self) -> list[RoundNeeds]:
         """Return what each client knows of its own device: what a round without jitter takes."""
@@ -172,10 +171,8 @@ class Clock:
         lost = np.array([self.calendar.left(k, server["clock"]) if self.calendar is not None else math.inf for k in cohort])
         gone = np.array(steps, dtype=np.int64) == 0
         load = Load(ids, download, compute, upload, np.where(gone, np.minimum(lost, download * (1 - 1e-12)), lost))
-        overcommitted = self.devices.overcommit > 1 and len(cohort) <= self._asked(
-            self.cohort_size
-        )  # or all are asked on purpose
-        wanted = self.cohort_size if overcommitted else None
+        beyond = len(cohort) > self._asked(self.cohort_size)  # more are asked on purpose, as in pre-training
+        wanted = self.cohort_size if self.devices.overcommit > 1 and not beyond else None
         planned = schedule(load, uplink=self.devices.uplink, deadline=deadline, wanted=wanted)
         parts = {
             k: _part(done, self.work[k].steps, finished[k]) if counted else 0.0

@@ -11,9 +11,8 @@ class Resources(Query):
     r"""Ask for the seconds that a client needs to receive the model, to train and to send its update.
 
     That is :math:`t^D_k, t^{UD}_k, t^{UL}_k` of a round of the whole model without jitter, as a client knows its device and its
-    line. With
-    ``noise`` each is multiplied by :math:`e^{\nu z}`, z standard normal, drawn anew in every round: what clients know of
-    themselves is not exact. Three numbers leave the client; nothing passes through a model.
+    line. With ``noise`` each is multiplied by :math:`e^{\nu z}`, z standard normal, drawn anew in every round: what clients
+    know of themselves is not exact. Three numbers leave the client; nothing passes through a model.
 
     Source: Nishio and Yonetani, Client Selection for Federated Learning with Heterogeneous Resources in Mobile Edge, ICC 2019,
     arXiv:1804.08333, protocol 2, step "resource request".
