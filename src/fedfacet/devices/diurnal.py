@@ -6,13 +6,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedfacet.arguments import check_within
-from fedfacet.devices.base import Calendar
-from fedfacet.devices.lognormal import LognormalDevices
+from fedfacet.devices.base import Calendar, Devices, Profiles, lognormal_speeds
 from fedfacet.rng import stream
 
 
 @dataclass(eq=False, kw_only=True)
-class DiurnalDevices(LognormalDevices):
+class DiurnalDevices(Devices):
     """Draw devices as ``lognormal`` does, each on-line for a part of every day that begins at an hour of its own.
 
     A client that goes off-line before its update has arrived is lost for the round. If nobody is on-line, the round passes
@@ -31,11 +30,27 @@ class DiurnalDevices(LognormalDevices):
 
     period_hours: float = 24.0
     duty_cycle: float = 0.5
+    mean_seconds_per_sample: float = 0.015
+    sigma: float = 0.6
+    mean_down_mbps: float = 20.0
+    mean_up_mbps: float = 5.0
+    bandwidth_sigma: float = 0.6
+    rho: float = 0.0
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_within("devices.period_hours", self.period_hours, "(0, 1e9]")
+        for name in ("period_hours", "mean_seconds_per_sample", "mean_down_mbps", "mean_up_mbps"):
+            check_within(f"devices.{name}", getattr(self, name), "(0, 1e9]")
         check_within("devices.duty_cycle", self.duty_cycle, "(0, 1]")
+        for name in ("sigma", "bandwidth_sigma"):
+            check_within(f"devices.{name}", getattr(self, name), "[0, 3]")
+        check_within("devices.rho", self.rho, "[-1, 1]")
+
+    def profiles(self, num_clients: int) -> Profiles:
+        """Return what was drawn."""
+        means = (self.mean_seconds_per_sample, self.mean_down_mbps, self.mean_up_mbps)
+        spread = {"sigma": self.sigma, "bandwidth_sigma": self.bandwidth_sigma, "rho": self.rho}
+        return self._profiled(*lognormal_speeds(num_clients, self.seed, means=means, **spread))
 
     def calendar(self, num_clients: int) -> Calendar:
         """Return everybody's hours; those that pass midnight are two intervals."""

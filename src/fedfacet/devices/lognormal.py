@@ -1,15 +1,9 @@
 """Devices whose speeds have a long tail."""
 
-import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 
-import numpy as np
-from numpy.typing import NDArray
-
 from fedfacet.arguments import check_within
-from fedfacet.devices.base import Devices, Profiles
-from fedfacet.rng import stream
+from fedfacet.devices.base import Devices, Profiles, lognormal_speeds
 
 
 @dataclass(eq=False, kw_only=True)
@@ -50,32 +44,3 @@ class LognormalDevices(Devices):
         means = (self.mean_seconds_per_sample, self.mean_down_mbps, self.mean_up_mbps)
         spread = {"sigma": self.sigma, "bandwidth_sigma": self.bandwidth_sigma, "rho": self.rho}
         return self._profiled(*lognormal_speeds(num_clients, self.seed, means=means, **spread))
-
-
-def lognormal_speeds(
-    num_clients: int,
-    seed: int,
-    *,
-    means: Sequence[float],
-    sigma: float,
-    bandwidth_sigma: float,
-    rho: float,
-) -> tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.float64]]:
-    r"""Return seconds per sample and rates down and up that are lognormal over clients, each of shape (K,).
-
-    With standard normal z and z' of a client, its seconds are :math:`m e^{-\sigma z - \sigma^2 / 2}`, so that m is their mean,
-    and its rates :math:`m' e^{\sigma' (\rho z + \sqrt{1 - \rho^2} z') - \sigma'^2 / 2}`.
-
-    Args:
-        num_clients: K.
-        seed: of the profiles.
-        means: of seconds per sample, rate down and rate up.
-        sigma: of the logarithm of the seconds.
-        bandwidth_sigma: of the logarithm of the rates.
-        rho: correlation of the logarithms of computing speed and rates.
-    """
-    z_K2 = np.array([stream(seed, "devices", client_id).standard_normal(2) for client_id in range(num_clients)])
-    bandwidth_K = rho * z_K2[:, 0] + math.sqrt(1 - rho**2) * z_K2[:, 1]
-    slowness_K = np.exp(-sigma * z_K2[:, 0] - sigma**2 / 2)
-    rate_K = np.exp(bandwidth_sigma * bandwidth_K - bandwidth_sigma**2 / 2)
-    return means[0] * slowness_K, means[1] * rate_K, means[2] * rate_K
