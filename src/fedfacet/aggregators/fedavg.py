@@ -24,6 +24,14 @@ class FedAvg(Aggregator):
 
     def aggregate(self, server: ServerState, model: State, updates: Iterable[ClientUpdate]) -> tuple[ServerState, State]:
         """Return the averaged model."""
-        weighed = ((self.sent(update), update.held, self.weight(update)) for update in updates)
+        by_samples, averages_buffers = self.weighting == "samples", self.buffers == "average"
+        weighed = (
+            (
+                update.delta | update.buffers if averages_buffers else update.delta,
+                update.held,
+                float(update.num_samples) if by_samples else 1.0,
+            )
+            for update in updates
+        )
         moved = state.weighted_mean((sent, w if held is None else state.scaled(held, w)) for sent, held, w in weighed)
         return server, state.add(model, moved)
