@@ -1,8 +1,6 @@
-import io
 import itertools
 import logging
 from collections import Counter
-from dataclasses import replace
 from math import comb, exp, inf, nan
 
 import numpy as np
@@ -10,10 +8,9 @@ import pytest
 import torch
 from scipy.stats import chisquare
 
-from fedfacet import rng, state
+from fedfacet import rng
 from fedfacet.clients.queries.local_loss import LocalLoss
 from fedfacet.clients.queries.valuation import Valuation
-from fedfacet.participation.dropouts import Dropouts
 from fedfacet.selectors.active_fl import ActiveFLSelector
 from fedfacet.types import ClientReceipt, Ledger, RoundResult
 
@@ -168,26 +165,6 @@ def test_the_cohort_reports_on_the_model_that_it_is_sent(tiny_federation):
         assert result.ledger.query_floats_down == 0, "they are sent the model anyway"
         assert result.ledger.query_samples == sizes.sum()
         assert sorted({told.client_id for told in result.disclosed}) == sorted(result.cohort)
-
-
-@pytest.mark.parametrize("cut", [1, 3])
-def test_a_resumed_run_is_the_same_bit_for_bit(tiny_federation, cut):
-    def federation():
-        participation = Dropouts(dropout_probability=0.3)
-        return tiny_federation(selector=active_fl(), matrices=MATRICES, cohort_size=3, rounds=6, participation=participation)
-
-    whole = federation()
-    cohorts = [whole.run_round().cohort for _ in range(6)]
-    first, second = federation(), federation()
-    for _ in range(cut):
-        first.run_round()
-    file = io.BytesIO()
-    torch.save(first.state.selector, file)
-    file.seek(0)
-    second.restore(replace(first.state, selector=torch.load(file, weights_only=True)))
-    assert [second.run_round().cohort for _ in range(6 - cut)] == cohorts[cut:]
-    assert state.digest(second.state.model) == state.digest(whole.state.model)
-    assert torch.equal(second.state.selector["valuations"], whole.state.selector["valuations"])
 
 
 @pytest.mark.parametrize(

@@ -1,20 +1,16 @@
-import io
 import logging
-from dataclasses import replace
 from math import inf, log, nan
 
 import numpy as np
 import pytest
 import torch
 
-from fedfacet import rng, state
+from fedfacet import rng
 from fedfacet.clients.queries.resources import RoundJoules
 from fedfacet.clients.queries.valuation import Valuation
 from fedfacet.compatibility import check_devices
-from fedfacet.devices.lognormal import LognormalDevices
 from fedfacet.devices.uniform import UniformDevices
 from fedfacet.errors import ConfigError
-from fedfacet.participation.dropouts import Dropouts
 from fedfacet.selectors.flame import FlameSelector, utilities
 from fedfacet.types import ClientReceipt, Ledger, RoundResult
 
@@ -161,27 +157,6 @@ def test_the_cohort_reports_on_the_model_that_it_is_sent(tiny_federation):
     assert {told.kind for told in first.disclosed} == {"resources", "loss"}
     assert second.ledger.query_samples == sum(np.sum(MATRICES[k]) for k in second.cohort)
     assert federation.state.selector["durations"].count_nonzero() == 4
-
-
-@pytest.mark.parametrize("cut", [1, 4])
-def test_a_resumed_run_is_the_same_bit_for_bit(tiny_federation, cut):
-    def federation():
-        devices = LognormalDevices(jitter=0.2, joules_per_sample=1.0)
-        options = {"participation": Dropouts(dropout_probability=0.3), "devices": devices}
-        return tiny_federation(selector=flame(max_joules=100.0), matrices=MATRICES, cohort_size=2, rounds=7, **options)
-
-    whole = federation()
-    expected = [whole.run_round().cohort for _ in range(7)]
-    first, second = federation(), federation()
-    for _ in range(cut):
-        first.run_round()
-    file = io.BytesIO()
-    torch.save(first.state.selector, file)
-    file.seek(0)
-    second.restore(replace(first.state, selector=torch.load(file, weights_only=True)))
-    assert [second.run_round().cohort for _ in range(7 - cut)] == expected[cut:]
-    assert state.digest(second.state.model) == state.digest(whole.state.model)
-    assert torch.equal(second.state.selector["valuations"], whole.state.selector["valuations"])
 
 
 def test_it_is_refused_without_devices(tiny_clients):

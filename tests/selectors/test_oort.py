@@ -1,7 +1,5 @@
-import io
 import logging
 from collections import Counter
-from dataclasses import replace
 from math import inf, log, nan, sqrt
 
 import numpy as np
@@ -9,12 +7,11 @@ import pytest
 import torch
 from scipy.stats import chisquare
 
-from fedfacet import rng, state
+from fedfacet import rng
 from fedfacet.clients.queries.counts import NumSamples
 from fedfacet.clients.queries.loss_moments import LossMoments
 from fedfacet.devices.lognormal import LognormalDevices
 from fedfacet.devices.uniform import UniformDevices
-from fedfacet.participation.dropouts import Dropouts
 from fedfacet.selectors.oort import OortSelector, preferred_duration, scores, utility_of
 from fedfacet.types import ClientReceipt, Ledger, RoundResult
 
@@ -244,26 +241,6 @@ def test_the_ledger_has_three_floats_of_each(tiny_federation):
     assert result.ledger.query_floats_up == 6 + 2 * 3
     assert result.ledger.query_floats_down == 0
     assert result.ledger.query_samples == sum(np.sum(MATRICES[k]) for k in result.cohort)
-
-
-@pytest.mark.parametrize("cut", [1, 4])
-def test_a_resumed_run_is_the_same_bit_for_bit(tiny_federation, cut):
-    def federation():
-        options = {"participation": Dropouts(dropout_probability=0.3), "devices": LognormalDevices(jitter=0.2)}
-        return tiny_federation(selector=oort(pacer_step=1), matrices=MATRICES, cohort_size=3, rounds=7, **options)
-
-    whole = federation()
-    expected = [whole.run_round().cohort for _ in range(7)]
-    first, second = federation(), federation()
-    for _ in range(cut):
-        first.run_round()
-    file = io.BytesIO()
-    torch.save(first.state.selector, file)
-    file.seek(0)
-    second.restore(replace(first.state, selector=torch.load(file, weights_only=True)))
-    assert [second.run_round().cohort for _ in range(7 - cut)] == expected[cut:]
-    assert state.digest(second.state.model) == state.digest(whole.state.model)
-    assert second.state.selector["history"] == whole.state.selector["history"]
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,5 @@
-import io
 import itertools
 from collections import Counter
-from dataclasses import replace
 from math import exp, inf, nan
 
 import numpy as np
@@ -13,7 +11,6 @@ from fedfacet import rng, state
 from fedfacet.build import build
 from fedfacet.callbacks.base import Callback
 from fedfacet.errors import ConfigError
-from fedfacet.participation.dropouts import Dropouts
 from fedfacet.selectors.s_fedavg import SFedAvgSelector
 from fedfacet.shapley import shapley_values
 from fedfacet.types import ClientUpdate, Ledger, RoundResult
@@ -168,28 +165,6 @@ def test_sub_cohorts_are_judged_on_the_servers_samples(tiny_federation):
         assert run.state.selector["relevance"][list(result.cohort)].numpy() == pytest.approx(expected)
         assert result.metrics["server/samples"] == 8 * len(samples)
         assert result.ledger.query_floats_up == result.ledger.query_samples == 0
-
-
-@pytest.mark.parametrize("cut", [1, 3])
-def test_a_resumed_run_is_the_same_bit_for_bit(tiny_federation, cut):
-    def federation():
-        participation = Dropouts(dropout_probability=0.3)
-        selector = SFedAvgSelector(exact_up_to=1, permutations=2)
-        matrices = [[[4, 2], [1, 5]]] * 8
-        return tiny_federation(selector=selector, matrices=matrices, cohort_size=4, rounds=6, participation=participation)
-
-    whole = federation()
-    cohorts = [whole.run_round().cohort for _ in range(6)]
-    first, second = federation(), federation()
-    for _ in range(cut):
-        first.run_round()
-    file = io.BytesIO()
-    torch.save(first.state.selector, file)
-    file.seek(0)
-    second.restore(replace(first.state, selector=torch.load(file, weights_only=True)))
-    assert [second.run_round().cohort for _ in range(6 - cut)] == cohorts[cut:]
-    assert state.digest(second.state.model) == state.digest(whole.state.model)
-    assert torch.equal(second.state.selector["relevance"], whole.state.selector["relevance"])
 
 
 @pytest.mark.parametrize(
