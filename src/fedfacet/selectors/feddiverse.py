@@ -1,6 +1,6 @@
 """FedDiverse: a cohort whose clients differ in kind."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -90,7 +90,7 @@ class FedDiverseSelector(ClientSelector):
         if context.round <= self.fedavg_rounds or context.round < self.pretraining_rounds:
             return list(context.available)
         triplets = context.ask_once(self.heterogeneity, context.available)
-        triplets_KD = np.array([_checked(client_id, triplet) for client_id, triplet in triplets.items()])
+        triplets_KD = _checked(triplets)
         if context.round <= self.pretraining_rounds:
             return list(context.available)
         if self.rotation == "random":
@@ -108,17 +108,27 @@ class FedDiverseSelector(ClientSelector):
                 turn += 1
 
 
-def _checked(client_id: int, triplet: Any) -> NDArray[np.float64]:
+def _checked(triplets: Mapping[int, Any]) -> NDArray[np.float64]:
+    """Return the triplets, shape (K, 3), or name the first client that disclosed something else."""
     try:
-        checked = np.asarray(triplet, dtype=np.float64)
+        triplets_KD = np.array(list(triplets.values()), dtype=np.float64)
     except (TypeError, ValueError):
-        checked = np.empty(0)
-    if checked.shape != (3,) or not np.isfinite(checked).all() or (checked < 0).any():
-        raise SelectionError(
-            "Expected a heterogeneity triplet of three finite numbers, 0 or larger, but client "
-            f"{client_id} disclosed {triplet}: mend the query."
-        )
-    return checked
+        triplets_KD = np.empty(0)
+    if triplets_KD.shape == (len(triplets), 3) and (np.isfinite(triplets_KD) & (triplets_KD >= 0)).all():
+        return triplets_KD
+    client_id, triplet = next((k, triplet) for k, triplet in triplets.items() if not _is_triplet(triplet))
+    raise SelectionError(
+        "Expected a heterogeneity triplet of three finite numbers, 0 or larger, but client "
+        f"{client_id} disclosed {triplet}: mend the query."
+    )
+
+
+def _is_triplet(answer: Any) -> bool:
+    try:
+        triplet = np.asarray(answer, dtype=np.float64)
+    except (TypeError, ValueError):
+        return False
+    return triplet.shape == (3,) and bool((np.isfinite(triplet) & (triplet >= 0)).all())
 
 
 def diverse_order(

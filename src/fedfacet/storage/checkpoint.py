@@ -22,6 +22,7 @@ import torch
 from torch import Tensor
 
 from fedfacet.errors import CheckpointError
+from fedfacet.storage import columns
 from fedfacet.storage.client_memory import ClientMemory
 from fedfacet.storage.fitting import is_whole
 from fedfacet.storage.synced_file import write_synced
@@ -54,6 +55,7 @@ def dumps(state: FederationState, config: Mapping[str, Any], memory: str = "") -
     """
     # Not asdict() on the whole, which would copy every tensor.
     saved = {field.name: getattr(state, field.name) for field in fields(state)} | {"memory": memory}
+    saved["disclosures"] = {query: columns.pack(answers) for query, answers in state.disclosures.items()}
     try:
         _check_plain(saved)
     except ValueError as fault:
@@ -162,6 +164,7 @@ def _verified(path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
         config = json.loads(saved["config"])
         _check_plain(saved["state"])
         _check_plain(config)
+        _unpack(saved["state"])
         _check_state(saved["state"])
         _check_config(config)
     except ValueError as error:
@@ -231,6 +234,13 @@ def _check_plain(value: Any) -> None:
         return entries[id(value)]
 
     count(value, 0)
+
+
+def _unpack(saved: dict[str, Any]) -> None:
+    """Bring answers back to the form that a run has them in; what is no table is left to ``_check_state``."""
+    disclosures = saved.get("disclosures")
+    if isinstance(disclosures, dict) and _is_table(disclosures, dict):
+        saved["disclosures"] = {query: columns.unpack(answers) for query, answers in disclosures.items()}
 
 
 def _check_state(saved: Mapping[str, Any]) -> None:
