@@ -1,6 +1,7 @@
 """FedRK: clients drawn so that the samples they bring are balanced over classes and attributes."""
 
 from collections.abc import Mapping
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
@@ -129,12 +130,15 @@ def balancing_weights(matrices_KYA: ArrayLike, floor: float) -> NDArray[np.float
 
 def _counts(matrices: Mapping[int, Any]) -> NDArray[np.float64]:
     """Return the disclosed matrices as one array, or name the first client whose matrix is none."""
-    counts = []
+    with suppress(ValueError, TypeError):
+        counts_KYA = np.array(list(matrices.values()), dtype=np.float64)
+        if counts_KYA.ndim == 3:
+            InteractionMatrix(counts_KYA.reshape(len(matrices), -1))
+            return counts_KYA
+    shapes = set()
     for client_id, matrix in matrices.items():
         try:
-            counts.append(InteractionMatrix(matrix).counts)
+            shapes.add(InteractionMatrix(matrix).counts.shape)
         except ValueError as error:
             raise SelectionError(f"Client {client_id} disclosed no matrix of counts. {error}") from None
-    if len(shapes := {matrix.shape for matrix in counts}) == 1:
-        return np.array(counts)
     raise SelectionError(f"Expected interaction matrices of one shape, but clients disclosed {sorted(shapes)}: mend the query.")
