@@ -8,6 +8,8 @@ import signal
 import socket
 import subprocess
 import sys
+import time
+from pathlib import Path
 
 import pytest
 
@@ -82,6 +84,27 @@ def test_two_ranks_of_torchrun_give_the_numbers_of_one_process(checkout, tmp_pat
     assert json.loads((tmp_path / "run" / "summary.json").read_text())["engine"] == "DistributedEngine"
     assert result.stdout.count("Test accuracy") == 1
     assert (tmp_path / "run" / "train.log").read_text().count("Finished round 3.") == 1
+
+
+@pytest.mark.slow
+def test_torchrun_starts_a_run_again_that_lost_a_rank(checkout, tmp_path, sequential):
+    launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "--max-restarts", "3"]
+    command = [*DISTRIBUTED, *ESTIMATED, "local.amount=4", "paths.output_dir=run", "resume=auto"]
+    launched = subprocess.Popen(
+        [sys.executable, *launcher, str(checkout / "src" / "train.py"), *command],
+        cwd=tmp_path,
+        env={name: value for name, value in os.environ.items() if name != "PYTHONPATH"},
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    while num_rounds(tmp_path / "run") < 1:
+        assert launched.poll() is None
+        time.sleep(0.05)
+    ranks = Path(f"/proc/{launched.pid}/task/{launched.pid}/children").read_text().split()
+    os.kill(int(ranks[-1]), signal.SIGKILL)
+    _, said = launched.communicate(timeout=120)
+    assert launched.returncode == 0, said
+    assert results(tmp_path / "run") == sequential
 
 
 def test_a_run_killed_on_two_ranks_goes_on_with_one_or_three(start_ranks, trained, tmp_path, sequential):

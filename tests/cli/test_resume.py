@@ -54,6 +54,26 @@ def test_a_stopped_run_saves_says_how_to_go_on_and_ends_as_if_it_had_not_been(
     assert rounds_in(run / "timing.csv") == rounds_in(run / "metrics.csv")
 
 
+def test_the_same_command_begins_a_run_and_goes_on_with_it_by_itself(start, trained, uninterrupted, tmp_path, results):
+    run, command = tmp_path / "run", (ROUNDS, EVERY_3, "paths.output_dir=run", "resume=auto")
+    first = start(*command)
+    first.wait_until(lambda: len(rounds_in(run / "metrics.csv")) >= 4)
+    first.kill(signal.SIGKILL)
+    first.wait()
+    assert saved_round(run) >= 3
+    trained(*command)
+    assert results(run) == uninterrupted(ROUNDS)
+    for file in (*run.glob("checkpoints/*"), *run.glob("*.csv"), run / "summary.json"):
+        file.unlink()  # as if it had been killed before its first checkpoint
+    shutil.rmtree(run / "model")
+    trained(*command)
+    assert results(run) == uninterrupted(ROUNDS)
+
+
+def test_a_run_that_goes_on_by_itself_must_know_where_it_lies(refused):
+    assert "Expected paths.output_dir with resume=auto" in refused("resume=auto")
+
+
 @pytest.mark.parametrize("damage", ["missing", "memory"])
 def test_where_the_last_checkpoint_is_damaged_a_run_goes_on_from_the_one_before(
     train, trained, uninterrupted, tmp_path, damage, results

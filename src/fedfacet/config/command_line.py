@@ -9,7 +9,7 @@ from fedfacet.config.compose import compose_job, quoted_options
 from fedfacet.config.folders import check_new
 from fedfacet.config.hydra_private import options_of
 from fedfacet.config.overrides import value_of
-from fedfacet.config.resuming import check_resume, resumed_overrides
+from fedfacet.config.resuming import check_resume, goes_on_by_itself, resumed_overrides
 from fedfacet.config.sweeping import sweep
 from fedfacet.config.unused import check_used
 from fedfacet.errors import ConfigError
@@ -52,6 +52,7 @@ def preflight(name: str, argv: Sequence[str]) -> tuple[list[str], Sequence[tuple
     if arguments.multirun or str(value_of("hydra.mode", overrides)).upper() == "MULTIRUN":
         left, jobs = sweep(name, overrides)
         return [argv[0], *options, *left], jobs
+    overrides, begun = goes_on_by_itself(overrides)
     given = overrides
     if (resume := value_of("resume", overrides)) is not None:
         overrides = resumed_overrides(resume, overrides)
@@ -63,7 +64,7 @@ def preflight(name: str, argv: Sequence[str]) -> tuple[list[str], Sequence[tuple
     elif (of := config.choices.get("sweep")) is not None:
         raise ConfigError(f"Expected sweep={of} with a run per combination, but got it for a single run: add `-m`.")
     else:
-        check_new(run_dir)
+        check_new(run_dir, begun=begun)
     return [argv[0], *options, *overrides], [(config, run_dir)]
 
 

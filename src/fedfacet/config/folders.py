@@ -15,10 +15,19 @@ LEFT_BEHIND = frozenset({".hydra", "train.log", "describe.log"})
 """What Hydra makes in a folder before a run begins."""
 
 
-def check_new(run_dir: Path) -> None:
-    """Refuse a folder that cannot be written to, that lies in a run, or that holds anything."""
+BEFORE_THE_FIRST_CHECKPOINT = LEFT_BEHIND | {"config.yaml", "partition.json", "checkpoints"}
+"""What lies in the folder of a run that was killed as it began."""
+
+
+def check_new(run_dir: Path, *, begun: bool = False) -> None:
+    """Refuse a folder that cannot be written to, that lies in a run, or that holds anything.
+
+    Args:
+        run_dir: the run folder, which need not exist.
+        begun: whether it may hold what a run writes before its first checkpoint, and which is written again.
+    """
     check_writable(run_dir)
-    if (run_dir / "config.yaml").exists() or (run_dir / "metrics.csv").exists():
+    if not begun and ((run_dir / "config.yaml").exists() or (run_dir / "metrics.csv").exists()):
         raise ConfigError(
             f"Expected a new output folder, but {run_dir} already holds a run: choose another paths.output_dir, or go on "
             f"with that run by `{override_of('resume', run_dir)}`."
@@ -30,7 +39,7 @@ def check_new(run_dir: Path) -> None:
                 "another paths.output_dir."
             )
     held = {entry.name for entry in run_dir.iterdir()} if run_dir.is_dir() else set()
-    if strangers := sorted(held - LEFT_BEHIND):
+    if strangers := sorted(held - (BEFORE_THE_FIRST_CHECKPOINT if begun else LEFT_BEHIND)):
         raise ConfigError(
             f"Expected a new or an empty output folder, but {run_dir} holds {strangers[0]!r}: choose another paths.output_dir."
         )

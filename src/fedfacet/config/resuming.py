@@ -107,6 +107,28 @@ def _check_longer(saved: Mapping[str, Any], finished_rounds: int) -> None:
     )
 
 
+def goes_on_by_itself(overrides: Sequence[str]) -> tuple[list[str], bool]:
+    """Put the folder of a command line in the place of ``resume=auto``, or nothing where no run has got to a checkpoint there.
+
+    Returns:
+        The overrides, and whether ``resume=auto`` was among them and there is nothing to go on with.
+
+    Raises:
+        ConfigError: if ``paths.output_dir`` is not given, without which a run does not find itself again.
+    """
+    if value_of("resume", overrides) != "auto":
+        return list(overrides), False
+    others = [override for override in overrides if not override.startswith("resume=")]
+    if (folder := value_of("paths.output_dir", overrides)) is None:
+        raise ConfigError(
+            "Expected paths.output_dir with resume=auto, or every start has a folder of its own, but got none: add "
+            "paths.output_dir=FOLDER."
+        )
+    if not os.path.isfile(Path(folder) / "checkpoints" / "last.ckpt"):
+        return others, True
+    return [*others, override_of("resume", folder)], False
+
+
 def resumed_overrides(resume: str, overrides: Sequence[str]) -> list[str]:
     """Return the overrides a run was started with, then those given now, with the run's own folder as the output folder."""
     run_dir = named = Path(resume)

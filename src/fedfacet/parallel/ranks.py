@@ -21,6 +21,8 @@ from lightning.fabric.plugins.environments.torchelastic import TorchElasticEnvir
 from lightning.fabric.strategies.ddp import DDPStrategy
 from torch import Tensor
 from torch import distributed as dist
+from torch.distributed.distributed_c10d import PrefixStore
+from torch.distributed.rendezvous import rendezvous
 
 from fedfacet.errors import ConfigError, EngineError
 from fedfacet.parallel import wire
@@ -65,6 +67,19 @@ def find_place() -> Place:
     if environment.world_size() == 1:
         return Place()
     return Place(environment.global_rank(), environment.world_size(), environment.local_rank(), num_local, environment)
+
+
+def _meet_again(place: Place, group: str, timeout: timedelta) -> None:
+    """Have the ranks that torchrun starts once more meet where nobody has been; Fabric takes a meeting that is there.
+
+    torchrun keeps one store for all its starts, and a rank that finds there where a dead one listened waits for it.
+    """
+    again = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+    if again == "0" or os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True":
+        return
+    store, rank, world_size = next(rendezvous("env://", place.rank, place.num_ranks, timeout=timeout))
+    store = PrefixStore(f"start-{again}", store)
+    dist.init_process_group(group, store=store, rank=rank, world_size=world_size, timeout=timeout)
 
 
 def _stay_on_this_machine() -> None:
@@ -133,6 +148,8 @@ class Ranks:
         )
         try:
             with _quiet("lightning.fabric", "lightning.pytorch"):
+                if place.num_ranks == place.num_local_ranks:
+                    _meet_again(place, group, timedelta(seconds=timeout_seconds))
                 fabric.launch()
         except (RuntimeError, ValueError) as error:
             raise EngineError(
