@@ -311,6 +311,9 @@ class Federation:
             disclosed=tuple(notes.disclosed),
             durations=plan.durations if plan is not None else {},
         )
+        if self.selector.metrics is not None:
+            found = self.selector.metrics(before.selector, result)
+            metrics |= {f"selector/{name}": value for name, value in found.items()}
         metrics |= self._measured(result)
         if self.scheduler is not None:
             metrics["train/lr_factor"] = self.lr_factor(round)

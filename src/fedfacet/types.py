@@ -19,6 +19,9 @@ ServerState = dict[str, Any]
 WEIGHTED_DRAWS = "selection/weighted_draws"
 """What a participation with weights needs of a selector: that it draws clients in proportion to them."""
 
+PAYMENTS = "selection/payments"
+"""What a termination by a budget needs of a selector: that it pays clients, and says in ``metrics`` what a round cost."""
+
 SUMMED_GRADIENTS = "optimizer/summed_gradients"
 """What clients give whose update is a weighted sum of gradients, as SGD's is; ``ClientUpdate.step_weight`` sums the weights."""
 
