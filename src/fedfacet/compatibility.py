@@ -30,7 +30,7 @@ OPTIONAL = frozenset({WEIGHTED_DRAWS, SUMMED_GRADIENTS, PAYMENTS})
 _OTHER_HALF = "choose the other half of the method too (`method=` chooses both), or leave this half out."
 _REMEDIES = {
     WEIGHTED_DRAWS: "choose a selector that draws clients by weights, such as uniform, or another participation.",
-    PAYMENTS: "choose a selector that pays clients, such as fmore, or another termination.",
+    PAYMENTS: "choose a selector that pays clients, such as fmore or cbim, or another termination.",
     SUMMED_GRADIENTS: "choose optimizer=sgd, without Nesterov's momentum and without dampening, or another method.",
 }
 

@@ -207,7 +207,13 @@ def test_losses_that_are_nan(selector_option, run_of, num_clients, lost):
 @pytest.mark.parametrize("num_clients", [1, 9, 24])
 def test_resources_that_are_nan(selector_option, run_of, num_clients):
     """A client that does not know its own device."""
-    unknown = {"resources": [nan, 1.0, 2.0], "round_joules": nan, "upload_seconds": nan, "bid": [1.0, nan, 1.0, 0.1]}
+    unknown = {
+        "resources": [nan, 1.0, 2.0],
+        "round_joules": nan,
+        "upload_seconds": nan,
+        "bid": [1.0, nan, 1.0, 0.1],
+        "contract": nan,
+    }
 
     def answers(query, client_id, value):
         return unknown.get(query.name, value) if client_id % 2 else value

@@ -19,7 +19,7 @@ _ROUNDING = 1e-9
 """Of a score: where all who bid win, and the dearest type is just worth its cost, prices are the scores but for rounding."""
 
 
-class AuctionQuery(Query, Protocol):
+class _AuctionQuery(Query, Protocol):
     """A question for a bid."""
 
     def announced(self, auction: Auction) -> Query:
@@ -76,7 +76,7 @@ class FMoreSelector(ClientSelector):
     def __init__(
         self,
         *,
-        bid: AuctionQuery,
+        bid: _AuctionQuery,
         num_samples: Query,
         resources: Query,
         scoring: str = "additive",
