@@ -310,6 +310,7 @@ class Federation:
             num_clients=self.num_clients,
             disclosed=tuple(notes.disclosed),
             durations=plan.durations if plan is not None else {},
+            answers=notes.answers,
         )
         if self.selector.metrics is not None:
             found = self.selector.metrics(before.selector, result)

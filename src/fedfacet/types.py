@@ -397,6 +397,7 @@ class RoundResult:
         num_clients: the size of the population.
         disclosed: who answered what in the round, in the order of the questions.
         durations: client -> simulated seconds until its update arrived, of those that did; empty without devices.
+        answers: client -> query name -> what it answered in the round, of all who were asked.
     """
 
     round: int
@@ -408,6 +409,7 @@ class RoundResult:
     num_clients: int
     disclosed: tuple[Disclosed, ...] = ()
     durations: Mapping[int, float] = field(default_factory=dict)
+    answers: Mapping[int, Mapping[str, Any]] = field(default_factory=dict)
 
     @property
     def arrived(self) -> tuple[int, ...]:
