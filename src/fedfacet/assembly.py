@@ -205,6 +205,7 @@ def assemble(
         "aggregator": aggregator,
         "selector": selector,
         "participation": participation,
+        "termination": termination,
     }
     names = {group: type(part).__name__ for group, part in chosen.items()} | dict(choices or {})
     check_pairs(chosen, names)

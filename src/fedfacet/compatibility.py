@@ -20,16 +20,17 @@ from fedfacet.privacy.disclosure import UNDECLARED, DisclosurePolicy
 from fedfacet.selectors.base import ClientSelector
 from fedfacet.termination.base import Termination
 from fedfacet.transforms.clip_and_noise import ClipAndNoise
-from fedfacet.types import SUMMED_GRADIENTS, WEIGHTED_DRAWS, ServerData
+from fedfacet.types import PAYMENTS, SUMMED_GRADIENTS, WEIGHTED_DRAWS, ServerData
 
 log = logging.getLogger(__name__)
 
-OPTIONAL = frozenset({WEIGHTED_DRAWS, SUMMED_GRADIENTS})
+OPTIONAL = frozenset({WEIGHTED_DRAWS, SUMMED_GRADIENTS, PAYMENTS})
 """What a part may give though nobody needs it, since it costs nothing."""
 
 _OTHER_HALF = "choose the other half of the method too (`method=` chooses both), or leave this half out."
 _REMEDIES = {
     WEIGHTED_DRAWS: "choose a selector that draws clients by weights, such as uniform, or another participation.",
+    PAYMENTS: "choose a selector that pays clients, such as fmore or cbim, or another termination.",
     SUMMED_GRADIENTS: "choose optimizer=sgd, without Nesterov's momentum and without dampening, or another method.",
 }
 

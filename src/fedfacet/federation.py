@@ -310,12 +310,13 @@ class Federation:
             num_clients=self.num_clients,
             disclosed=tuple(notes.disclosed),
             durations=plan.durations if plan is not None else {},
+            answers=notes.answers,
         )
+        metrics |= self._of_selector(result) if self.selector.metrics is not None else {}
         metrics |= self._measured(result)
         if self.scheduler is not None:
             metrics["train/lr_factor"] = self.lr_factor(round)
             self.state = replace(self.state, scheduler=self.scheduler.observe(before.scheduler, metrics))
-        result = replace(result, metrics=metrics)
         notes.lap("measure")
         if self.selector.observe is not None:
             draw = rng.stream(seed, "selector-learns", round)
@@ -331,6 +332,11 @@ class Federation:
         for callback in self.callbacks.values():
             callback.on_state_complete(self)
         return result
+
+    def _of_selector(self, result: RoundResult) -> dict[str, float]:
+        """Return what the round came to by the selector, which has not learnt from it yet."""
+        assert self.selector.metrics is not None
+        return {f"selector/{name}": value for name, value in self.selector.metrics(self.state.selector, result).items()}
 
     def _measured(self, result: RoundResult) -> dict[str, float]:
         """Have callbacks measure a round; those whose turn it is not wait until it is known whether the round is the last."""

@@ -19,6 +19,9 @@ ServerState = dict[str, Any]
 WEIGHTED_DRAWS = "selection/weighted_draws"
 """What a participation with weights needs of a selector: that it draws clients in proportion to them."""
 
+PAYMENTS = "selection/payments"
+"""What a termination by a budget needs of a selector: that it pays clients, and says in ``metrics`` what a round cost."""
+
 SUMMED_GRADIENTS = "optimizer/summed_gradients"
 """What clients give whose update is a weighted sum of gradients, as SGD's is; ``ClientUpdate.step_weight`` sums the weights."""
 
@@ -394,6 +397,7 @@ class RoundResult:
         num_clients: the size of the population.
         disclosed: who answered what in the round, in the order of the questions.
         durations: client -> simulated seconds until its update arrived, of those that did; empty without devices.
+        answers: client -> query name -> what it answered in the round, of all who were asked.
     """
 
     round: int
@@ -405,6 +409,7 @@ class RoundResult:
     num_clients: int
     disclosed: tuple[Disclosed, ...] = ()
     durations: Mapping[int, float] = field(default_factory=dict)
+    answers: Mapping[int, Mapping[str, Any]] = field(default_factory=dict)
 
     @property
     def arrived(self) -> tuple[int, ...]:

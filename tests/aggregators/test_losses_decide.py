@@ -16,11 +16,11 @@ from scipy.optimize import minimize
 
 from fedfacet import state
 from fedfacet.aggregators.agnostic import AgnosticFL
-from fedfacet.aggregators.base import nearest_of_simplex
 from fedfacet.aggregators.fedavg import FedAvg
 from fedfacet.aggregators.q_fedavg import QFedAvg
 from fedfacet.clients.queries.local_loss import LocalLoss
 from fedfacet.errors import BadUpdateError
+from fedfacet.simplex import nearest_of_simplex
 from fedfacet.types import ClientUpdate, Facts
 
 H, C, ETA = (1.0, 4.0), (0.0, 10.0), 0.01

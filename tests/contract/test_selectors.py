@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from fedfacet import rng
 from fedfacet.selectors.base import Taxonomy
 from fedfacet.storage.fitting import misfit
-from fedfacet.types import Broadcast, ClientReceipt, ClientTask, Ledger, RoundNeeds, RoundResult, SelectionContext
+from fedfacet.types import Broadcast, ClientReceipt, ClientTask, Disclosed, Ledger, RoundNeeds, RoundResult, SelectionContext
 
 NUM_CLIENTS = 7
 METRICS = {"train/loss": 0.7, "train/num_steps": 12, "test/acc": 0.8, "test/acc_worst_group": 0.5}
@@ -57,6 +57,7 @@ def run_of(make_part, answer, make_update, facts_of_model, same):
                 assert set(client_ids) <= set(available), "only those who are there can be asked"
                 answers = {client_id: self.answers(query, client_id, answer(query, client_id)) for client_id in client_ids}
                 self.disclosed.setdefault(query.name, {}).update(answers)
+                self.told |= {(client_id, query.name, query.kind): value for client_id, value in answers.items()}
                 return answers
 
             return SelectionContext(
@@ -71,7 +72,7 @@ def run_of(make_part, answer, make_update, facts_of_model, same):
             )
 
         def select(self, round, cohort_size, available):
-            before = deepcopy(self.server)
+            before, self.told = deepcopy(self.server), {}
             cohort = self.selector.select(self.server, self.context(round, cohort_size, available))
             assert same(self.server, before), "select changes nothing"
             assert isinstance(cohort, list)
@@ -114,8 +115,14 @@ def run_of(make_part, answer, make_update, facts_of_model, same):
                 for update in updates
             )
             durations = {client_id: 1.0 + client_id % 5 for client_id in arrived}
+            answers = {}
+            for (client_id, query, _), value in self.told.items():
+                answers.setdefault(client_id, {})[query] = value
             result = RoundResult(
-                round, tuple(cohort), receipts, self.metrics, Ledger(), {}, self.num_clients, durations=durations
+                *(round, tuple(cohort), receipts, self.metrics, Ledger(), {}, self.num_clients),
+                disclosed=tuple(Disclosed(*asked, 1, None) for asked in self.told),
+                durations=durations,
+                answers=answers,
             )
             if self.selector.observe is not None:
                 self.server = self.observe(result, updates if self.wants_updates() else [])
@@ -207,7 +214,13 @@ def test_losses_that_are_nan(selector_option, run_of, num_clients, lost):
 @pytest.mark.parametrize("num_clients", [1, 9, 24])
 def test_resources_that_are_nan(selector_option, run_of, num_clients):
     """A client that does not know its own device."""
-    unknown = {"resources": [nan, 1.0, 2.0], "round_joules": nan, "upload_seconds": nan}
+    unknown = {
+        "resources": [nan, 1.0, 2.0],
+        "round_joules": nan,
+        "upload_seconds": nan,
+        "bid": [1.0, nan, 1.0, 0.1],
+        "contract": nan,
+    }
 
     def answers(query, client_id, value):
         return unknown.get(query.name, value) if client_id % 2 else value

@@ -10,15 +10,23 @@ from fedfacet.types import ClientReceipt, Ledger, RoundResult
 ROUNDS = 12
 
 
-def result(round, *, acc=0.5, arrived=2, clock=0.0, dead=0):
+def result(round, *, acc=0.5, arrived=2, clock=0.0, dead=0, spent=0.0):
     """A round of five clients."""
     receipts = tuple(ClientReceipt(client_id, 10, 3, 1.0, 10.0) for client_id in range(arrived))
-    metrics = {"train/loss": 1.0, "val/acc": acc, "test/acc": 0.1, "sim/clock": clock, "sim/dead": dead}
+    metrics = {
+        "train/loss": 1.0,
+        "val/acc": acc,
+        "test/acc": 0.1,
+        "sim/clock": clock,
+        "sim/dead": dead,
+        "selector/spent": spent,
+    }
     return RoundResult(round, tuple(range(3)), receipts, metrics, Ledger(), {}, 5)
 
 
 LIVELY = [
-    result(round, acc=0.08 * round, arrived=round % 3, clock=900.0 * round, dead=round // 3) for round in range(1, ROUNDS)
+    result(round, acc=0.08 * round, arrived=round % 3, clock=900.0 * round, dead=round // 3, spent=20.0)
+    for round in range(1, ROUNDS)
 ]
 
 
@@ -51,7 +59,7 @@ def test_it_keeps_nothing_and_its_state_goes_in_and_comes_out(termination_option
 
 
 BAD = [
-    *((key, value) for key in ("target", "rounds", "hours", "dead_share") for value in (0, -1, float("nan"))),
+    *((key, value) for key in ("target", "rounds", "hours", "dead_share", "payments") for value in (0, -1, float("nan"))),
     *(("metric", name) for name in ("test/acc", "personal_test/acc", "train/loss")),
 ]
 

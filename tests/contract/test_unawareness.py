@@ -21,7 +21,7 @@ READ_ATTRIBUTES = {
 }
 """Those that are refused; all others run, and must not depend on what they cannot know."""
 
-LOOK_AT_DEVICES = {"bandwidth_threshold", "fedcs", "flame"}
+LOOK_AT_DEVICES = {"bandwidth_threshold", "cbim", "fedcs", "flame", "fmore"}
 """Those that are refused without."""
 
 

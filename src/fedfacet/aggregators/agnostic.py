@@ -6,7 +6,8 @@ from dataclasses import dataclass, replace
 import torch
 
 from fedfacet import state
-from fedfacet.aggregators.base import Aggregator, nearest_of_simplex, reported_loss
+from fedfacet.aggregators.base import Aggregator, reported_loss
+from fedfacet.simplex import nearest_of_simplex
 from fedfacet.types import ClientUpdate, Facts, Query, ServerState, State
 
 

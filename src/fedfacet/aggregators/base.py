@@ -203,26 +203,5 @@ def compared_rates(counts_YAY: NDArray[np.int64], measure: str, positive_class: 
         return np.stack([above.sum(axis=0) / below.sum(axis=0) for above, below in pairs])
 
 
-def nearest_of_simplex(point: Tensor) -> Tensor:
-    r"""Return weights that are not negative, add up to 1 and are nearest to ``point``.
-
-    .. math:: \Pi(v) = \max(v - \tau, 0), \quad \tau \text{ such that } \sum_i \Pi(v)_i = 1
-
-    Source: Duchi et al., Efficient Projections onto the l1-Ball for Learning in High Dimensions, ICML 2008, figure 1.
-
-    Args:
-        point: shape (K,), finite.
-
-    Example:
-        >>> nearest_of_simplex(torch.tensor([0.5, 0.9, -1.0]))
-        tensor([0.3000, 0.7000, 0.0000])
-    """
-    descending = point.sort(descending=True).values
-    excess = descending.cumsum(0) - 1
-    ranks = torch.arange(1, len(point) + 1, dtype=point.dtype)
-    number = int((descending * ranks > excess).sum())
-    return (point - excess[number - 1] / number).clamp(min=0)
-
-
 def _apart(delta: State, buffers: State) -> State:
     return {f"d|{name}": tensor for name, tensor in delta.items()} | {f"b|{name}": tensor for name, tensor in buffers.items()}

@@ -6,8 +6,9 @@ from dataclasses import dataclass
 import torch
 
 from fedfacet import state
-from fedfacet.aggregators.base import GROUPINGS, Aggregator, GroupReports, nearest_of_simplex, of_cells, of_groups
+from fedfacet.aggregators.base import GROUPINGS, Aggregator, GroupReports, of_cells, of_groups
 from fedfacet.arguments import check_choice
+from fedfacet.simplex import nearest_of_simplex
 from fedfacet.types import GROUP_WEIGHTS, Broadcast, ClientUpdate, Facts, Query, ServerState, State
 
 

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 OUTPUTS = (
     "metrics.csv", "timing.csv", "summary.json", "partition.json", "partition.png", "curves.png", "selection.png",
-    "membership.png", "fairness.png", "heterogeneity.csv", "disclosures.csv",
+    "membership.png", "fairness.png", "heterogeneity.csv", "disclosures.csv", "reputation.csv",
     "checkpoints/last.ckpt", "model/model.safetensors", "config.yaml", "train.log",
 )  # fmt: skip
 

@@ -52,7 +52,9 @@ class Summary(Callback):
             "query_bytes_up": BYTES_PER_FLOAT * ledger.query_floats_up,
             "query_bytes_down": BYTES_PER_FLOAT * ledger.query_floats_down,
         }
-        self.totals = {name: self.totals[name] + value for name, value in added.items()}
+        if "selector/spent" in result.metrics:  # of a selector that pays clients
+            added["spent"] = result.metrics["selector/spent"]
+        self.totals = {name: self.totals.get(name, 0.0) + value for name, value in added.items()}
         measured = {name: value for name, value in result.metrics.items() if not name.startswith("comm/")}
         # Where every few rounds are tested, the last one that was; where none is, the last one.
         if not math.isnan(measured.get("test/acc", 0.0)) or self.final is None:

@@ -16,6 +16,7 @@ KINDS = {
     "centroids": "the means of clusters of its samples, or of their features",
     "joint_counts": "how many it has of each class with each attribute value",
     "resources": "how fast a client's device and its connection are, and what energy a round takes",
+    "bid": "at what price, or on which of the terms offered, a client takes part",
     "group_performance": "how a model does on its samples of each class with each attribute value, and how many these are",
 }
 """Kind of an answer -> what it tells."""

@@ -1,7 +1,7 @@
 """The contract of a client selector."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
 from typing import ClassVar
 
@@ -64,7 +64,10 @@ class ClientSelector(ABC):
     """The method in six fields, which ``python src/describe.py selectors`` prints."""
 
     gives: frozenset[str] = frozenset()
-    """What it does for other parts: ``WEIGHTED_DRAWS`` if it draws clients in proportion to ``context.log_weights``."""
+    """What it does for other parts.
+
+    ``WEIGHTED_DRAWS`` if it draws clients in proportion to ``context.log_weights``, ``PAYMENTS`` if it pays them.
+    """
 
     needs: frozenset[str] = frozenset()
     """What some other part must give."""
@@ -74,6 +77,13 @@ class ClientSelector(ABC):
 
     ``None`` for a selector that learns nothing. ``updates`` are the round's, or none unless ``needs_updates``; ``rng`` is a
     generator of its own.
+    """
+
+    metrics: ClassVar[Callable[..., Mapping[str, float]] | None] = None
+    """``metrics(self, server, result)`` returns what a finished round came to, before anything is learnt from it.
+
+    ``None`` for nothing. Names are the same in every round; they are columns ``selector/<name>`` of ``metrics.csv``. A selector
+    that gives ``PAYMENTS`` has ``spent``, the payments of the round, 0 or larger.
     """
 
     judges: ClassVar[Callable[..., str | None] | None] = None

@@ -17,6 +17,9 @@ class Termination(ABC):
     needs_devices: bool = False
     """Whether it looks at the simulated clock, which only a run with ``devices`` has."""
 
+    needs: frozenset[str] = frozenset()
+    """What some part must give: ``PAYMENTS``, for one that looks at what selectors pay."""
+
     def init(self) -> ServerState:
         """Return the state before the first round: plain data. A resume holds a saved state to its names and types."""
         return {}

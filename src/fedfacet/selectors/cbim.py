@@ -1,0 +1,240 @@
+"""CBIM: clients of good reputation take contracts, the best types first."""
+
+import logging
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Protocol
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from fedfacet import state
+from fedfacet.arguments import check_whole, check_within
+from fedfacet.contracts import Menu, budgeted, menu_of
+from fedfacet.selectors.base import ClientSelector, Taxonomy
+from fedfacet.types import PAYMENTS, ClientUpdate, Facts, Query, RoundResult, SelectionContext, ServerState, State
+
+log = logging.getLogger(__name__)
+
+_NONE, _GOOD, _BAD, _LOST = range(4)
+"""How a round ended for a client."""
+
+
+class _ContractQuery(Query, Protocol):
+    """A question for a choice."""
+
+    def offered(self, menu: Menu) -> Query:
+        """Return the question with the server's menu."""
+
+
+class CBIMSelector(ClientSelector):
+    r"""Offer contracts to the clients of good reputation, and take those who have chosen the dearest, while the budget lasts.
+
+    1. Clients whose reputation :math:`T_k` is ``threshold`` or more are candidates.
+    2. The server knows the seconds that a round's training takes each client (``Resources``), and offers a menu of M items,
+       seconds against a reward (``fedfacet.contracts.menu_of``). Every candidate tells which it takes (``Contract``).
+    3. Candidates are ranked by their rewards, which is by their types. One after another is taken whose reward fits into what
+       is left of ``round_budget``, until ``federation.cohort_size`` clients are found. They are paid when updates arrive.
+    4. Every update is judged on samples that the server owns. It is bad if the mean of all updates has an accuracy lower by
+       more than ``tolerance`` than that of all others, and good else. Where no update arrives, the round is lost.
+    5. With the client's rounds :math:`\alpha` (good), :math:`\beta` (bad) and :math:`\ell` (lost), of which the last ``recent``
+       count :math:`\zeta` each and all before :math:`1 - \zeta`,
+
+       .. math::
+           u_k = \frac{\ell}{\alpha + \beta + \ell}, \quad
+           b_k = (1 - u_k) \frac{(1 - \eta) \alpha}{(1 - \eta) \alpha + \eta \beta}, \quad
+           T_k = b_k + \gamma u_k
+
+       (subjective logic: belief, and a share of the uncertainty). A client never selected has :math:`u_k = 1`.
+
+    The cohort may have fewer clients than ``federation.cohort_size``, none among them. A client that falls below the threshold
+    is not asked again, and so stays there. The payments of a round are ``selector/spent`` of ``metrics.csv``, their sum is
+    ``spent`` of ``summary.json``; ``termination=budget`` ends a run by them. ``callbacks=[default,reputation]`` writes
+    ``reputation.csv``.
+
+    Source: Kang et al., Incentive Mechanism for Reliable Federated Learning: A Joint Optimization Approach to Combining
+    Reputation and Contract Theory, IEEE Internet of Things Journal 6(6), 2019. Neither the formulas nor the defaults were
+    checked against the paper.
+
+    Deviations: there is one server, hence no reputations of others, and no blockchain. Uncertainty is the share of lost rounds
+    instead of lost packets, weighted like the others, so that a bad round always lowers a reputation above 0. A bad update is
+    averaged like any other; ``aggregator=coordinate_median`` or another robust one keeps the model. Judging leaves one out:
+    where two bad updates meet, the mean without either may be as bad, and then they may count as good, and others as bad. So
+    it may where the tolerance is less than a few of the server's samples. A round is lost too where an update comes late, or
+    is not wanted any more (``devices.overcommit``). Training takes what the device takes, whatever was promised. Clients that
+    tell seconds that are not finite, or negative, or choose what was not on the menu, are not taken, and the log names the
+    latter. Ties are broken by the round's draw.
+
+    A round costs O(K log K) to select. To learn from m updates the server passes its samples through m + 1 models, each a mean
+    of up to m updates; ``server/samples`` counts them. Whole updates stay in memory until then. A client discloses three
+    numbers once, and one in every round in which it is a candidate.
+
+    Args:
+        contract: asked of the candidates in every round.
+        resources: asked once of everybody.
+        items: M, 1 or larger.
+        lowest: the least type, larger than 0.
+        highest: the largest type.
+        unit_cost: of a round at the fastest item's speed, larger than 0.
+        round_budget: that the rewards of a cohort do not exceed, larger than 0; ``None`` for no limit.
+        threshold: of reputations, in [0, 1].
+        tolerance: of accuracy, in [0, 1].
+        bad_weight: :math:`\eta`, of a bad round against a good one, in [0.5, 1).
+        recent_weight: :math:`\zeta`, of a recent round against an older one, in [0.5, 1).
+        recent: how many of a client's rounds are recent, 1 or larger.
+        uncertainty_weight: :math:`\gamma`, in [0, 1].
+
+    Raises:
+        ValueError: if a value is out of range.
+    """
+
+    taxonomy = Taxonomy("incentives", "DS", ("θ", "time", "energy"), "contract theory", "threshold", "limited reward")
+
+    gives = frozenset({PAYMENTS})
+    sizes_itself = True
+    needs_devices = True
+
+    def __init__(
+        self,
+        *,
+        contract: _ContractQuery,
+        resources: Query,
+        items: int = 4,
+        lowest: float = 0.5,
+        highest: float = 1.0,
+        unit_cost: float = 1.0,
+        round_budget: float | None = None,
+        threshold: float = 0.5,
+        tolerance: float = 0.05,
+        bad_weight: float = 0.6,
+        recent_weight: float = 0.6,
+        recent: int = 5,
+        uncertainty_weight: float = 0.5,
+    ) -> None:
+        check_whole("items", items)
+        if not 0 < lowest < highest < 1e300:
+            raise ValueError(f"Expected `lowest` and `highest` with 0 < lowest < highest, but got {lowest} and {highest}.")
+        check_within("unit_cost", unit_cost, "(0, 1e300]")
+        if round_budget is not None:
+            check_within("round_budget", round_budget, "(0, 1e300]")
+        for name, share in (("threshold", threshold), ("tolerance", tolerance), ("uncertainty_weight", uncertainty_weight)):
+            check_within(name, share, "[0, 1]")
+        if threshold > uncertainty_weight:
+            raise ValueError(
+                f"Expected `threshold` to be {uncertainty_weight} at most, the `uncertainty_weight` and so the reputation of "
+                f"clients never selected, but got {threshold}: nobody would ever be selected, so lower it."
+            )
+        for name, weight in (("bad_weight", bad_weight), ("recent_weight", recent_weight)):
+            check_within(name, weight, "[0.5, 1)")
+        check_whole("recent", recent)
+        self.contract = contract
+        self.resources = resources
+        self.items = items
+        self.lowest = lowest
+        self.highest = highest
+        self.unit_cost = unit_cost
+        self.round_budget = round_budget
+        self.threshold = threshold
+        self.tolerance = tolerance
+        self.bad_weight = bad_weight
+        self.recent_weight = recent_weight
+        self.recent = recent
+        self.uncertainty_weight = uncertainty_weight
+
+    def init(self, facts: Facts) -> ServerState:
+        """Return what is known of clients, nothing so far.
+
+        These are how the last rounds ended for each, int8 of shape (K, ``recent``), the latest first, 0 for none, 1 good, 2
+        bad, 3 lost; how many before were good, bad and lost, int64 of shape (K, 3); and reputations, float64 of shape (K,).
+        """
+        recent = torch.zeros(facts.num_clients, self.recent, dtype=torch.int8)
+        past = torch.zeros(facts.num_clients, 3, dtype=torch.int64)
+        return {"recent": recent, "past": past, "reputation": self._reputations(recent, past)}
+
+    def needs_updates(self, server: ServerState) -> bool:
+        """Return ``True``."""
+        return True
+
+    def judges(self) -> str | None:
+        """Return that classes matter, and groups do not."""
+        return "classes"
+
+    def select(self, server: ServerState, context: SelectionContext) -> list[int]:
+        """Return those of good reputation who have chosen the dearest items, as far as the budget goes."""
+        resources = context.ask_once(self.resources, context.available)
+        seconds = {k: resources[k][1] for k in context.available if 0 <= resources[k][1] < math.inf}
+        reputation_K = server["reputation"].numpy()
+        candidates = [k for k in seconds if reputation_K[k] >= self.threshold]
+        if not candidates:
+            return []
+        settings = {"lowest": self.lowest, "highest": self.highest, "unit_cost": self.unit_cost}
+        menu = menu_of(list(seconds.values()), self.items, **settings)
+        rewards = context.ask(self.contract.offered(menu), candidates)
+        offered = {*menu.rewards, 0.0}
+        _warn(context, [k for k in candidates if rewards[k] not in offered], len(candidates))
+        takers = [k for k in candidates if rewards[k] in offered and rewards[k] > 0]
+        order = np.lexsort((context.rng.random(len(takers)), [-rewards[k] for k in takers]))
+        ranked = [takers[position] for position in order.tolist()]
+        if self.round_budget is not None:
+            ranked = [ranked[position] for position in budgeted([rewards[k] for k in ranked], self.round_budget)]
+        return ranked[: context.places]
+
+    def metrics(self, server: ServerState, result: RoundResult) -> Mapping[str, float]:
+        """Return what those are paid whose updates arrived."""
+        return {"spent": math.fsum(receipt.answers[self.contract.name] for receipt in result.receipts)}
+
+    def observe(
+        self,
+        server: ServerState,
+        result: RoundResult,
+        updates: Sequence[ClientUpdate],
+        rng: np.random.Generator,
+        *,
+        judge: Callable[[State], NDArray[np.int64]],
+    ) -> ServerState:
+        """Return what is known after a round of those who were selected."""
+        recent, past = server["recent"].clone(), server["past"].clone()
+        ends = dict.fromkeys(result.cohort, _LOST) | dict(zip(*self._judged(updates, judge), strict=True))
+        for client_id, end in ends.items():
+            oldest = int(recent[client_id, -1])
+            if oldest != _NONE:
+                past[client_id, oldest - 1] += 1
+            recent[client_id] = torch.cat([torch.tensor([end], dtype=torch.int8), recent[client_id, :-1]])
+        return {"recent": recent, "past": past, "reputation": self._reputations(recent, past)}
+
+    def _judged(
+        self, updates: Sequence[ClientUpdate], judge: Callable[[State], NDArray[np.int64]]
+    ) -> tuple[list[int], list[int]]:
+        """Return the clients of updates, and how the round ended for each."""
+
+        def accuracy(members: Sequence[ClientUpdate]) -> float:
+            counts_YAY = judge(state.weighted_mean((one.delta | one.buffers, 1.0) for one in members))
+            return float(np.einsum("yay->", counts_YAY) / counts_YAY.sum())
+
+        if not updates:
+            return [], []
+        least = accuracy(updates) + self.tolerance
+        others = [[*updates[:position], *updates[position + 1 :]] for position in range(len(updates))]
+        return [one.client_id for one in updates], [_GOOD if least >= accuracy(members) else _BAD for members in others]
+
+    def _reputations(self, recent: torch.Tensor, past: torch.Tensor) -> torch.Tensor:
+        """Return T, as in step 5, shape (K,)."""
+        good, bad, lost = (
+            self.recent_weight * (recent == end).sum(dim=1).double() + (1 - self.recent_weight) * past[:, end - 1].double()
+            for end in (_GOOD, _BAD, _LOST)
+        )
+        total = good + bad + lost
+        uncertain = torch.where(total > 0, lost / total, 1.0)
+        praise, blame = (1 - self.bad_weight) * good, self.bad_weight * bad
+        share = torch.where(praise + blame > 0, praise / (praise + blame), 0.0)
+        return (1 - uncertain) * share + self.uncertainty_weight * uncertain
+
+
+def _warn(context: SelectionContext, unusable: Sequence[int], number: int) -> None:
+    if unusable:
+        more = f" and {len(unusable) - 10} more" if len(unusable) > 10 else ""
+        log.warning(
+            "Round %d: the choices of %d of %d clients are not on the menu and they are not taken: clients %s.",
+            *(context.round, len(unusable), number, ", ".join(map(str, unusable[:10])) + more),
+        )
