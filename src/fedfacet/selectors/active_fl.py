@@ -9,7 +9,7 @@ import torch
 
 from fedfacet import rng
 from fedfacet.arguments import check_within
-from fedfacet.selectors.base import ClientSelector, Taxonomy
+from fedfacet.selectors.base import ClientSelector, Taxonomy, named
 from fedfacet.types import ClientUpdate, Facts, Query, RoundResult, SelectionContext, ServerState
 
 log = logging.getLogger(__name__)
@@ -95,10 +95,9 @@ class ActiveFLSelector(ClientSelector):
         unusable = [receipt.client_id for receipt in result.receipts if not valuations_K[receipt.client_id].isfinite()]
         if unusable:
             valuations_K[unusable] = -torch.inf
-            more = f" and {len(unusable) - 10} more" if len(unusable) > 10 else ""
             log.warning(
                 "Round %d: the valuations of %d of %d clients are not finite and count as none: clients %s.",
-                *(result.round, len(unusable), len(result.receipts), ", ".join(map(str, unusable[:10])) + more),
+                *(result.round, len(unusable), len(result.receipts), named(unusable)),
             )
         return {"valuations": valuations_K}
 

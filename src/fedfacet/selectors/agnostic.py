@@ -9,7 +9,7 @@ import torch
 
 from fedfacet import rng as streams
 from fedfacet.arguments import check_whole, check_within
-from fedfacet.selectors.base import ClientSelector, Taxonomy, drawn_order
+from fedfacet.selectors.base import ClientSelector, Taxonomy, drawn_order, named
 from fedfacet.simplex import nearest_of_simplex
 from fedfacet.types import ClientUpdate, Facts, Query, RoundResult, SelectionContext, ServerState
 
@@ -88,10 +88,9 @@ class AgnosticSelector(ClientSelector):
         told = told[: self.asked or max(2, len(result.cohort))]
         losses = {client_id: result.answers[client_id][self.local_loss.name] for client_id in told}
         if unusable := [client_id for client_id, loss in losses.items() if not math.isfinite(loss)]:
-            more = f" and {len(unusable) - 10} more" if len(unusable) > 10 else ""
             log.warning(
                 "Round %d: the losses of %d of %d clients are not finite and do not count: clients %s.",
-                *(result.round, len(unusable), len(losses), ", ".join(map(str, unusable[:10])) + more),
+                *(result.round, len(unusable), len(losses), named(unusable)),
             )
         usable = [client_id for client_id in told if client_id not in unusable]
         if len(usable) < 2 or not self.step:

@@ -1,7 +1,7 @@
 """The contract of a client selector."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import ClassVar
 
@@ -137,3 +137,14 @@ def drawn_order(weights: NDArray[np.float64], rng: np.random.Generator) -> NDArr
     with np.errstate(divide="ignore", over="ignore"):
         arrivals = rng.exponential(size=len(weights)) / weights
     return np.lexsort((rng.random(len(weights)), arrivals))
+
+
+def named(client_ids: Sequence[int]) -> str:
+    """Return the numbers of clients for a message, ten of them at most.
+
+    Example:
+        >>> named(range(3, 15))
+        '3, 4, 5, 6, 7, 8, 9, 10, 11, 12 and 2 more'
+    """
+    more = f" and {len(client_ids) - 10} more" if len(client_ids) > 10 else ""
+    return ", ".join(map(str, client_ids[:10])) + more

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from fedfacet import state
 from fedfacet.arguments import check_whole, check_within
 from fedfacet.contracts import Menu, budgeted, menu_of
-from fedfacet.selectors.base import ClientSelector, Taxonomy
+from fedfacet.selectors.base import ClientSelector, Taxonomy, named
 from fedfacet.types import PAYMENTS, ClientUpdate, Facts, Query, RoundResult, SelectionContext, ServerState, State
 
 log = logging.getLogger(__name__)
@@ -233,8 +233,7 @@ class CBIMSelector(ClientSelector):
 
 def _warn(context: SelectionContext, unusable: Sequence[int], number: int) -> None:
     if unusable:
-        more = f" and {len(unusable) - 10} more" if len(unusable) > 10 else ""
         log.warning(
             "Round %d: the choices of %d of %d clients are not on the menu and they are not taken: clients %s.",
-            *(context.round, len(unusable), number, ", ".join(map(str, unusable[:10])) + more),
+            *(context.round, len(unusable), number, named(unusable)),
         )

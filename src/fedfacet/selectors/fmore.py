@@ -9,7 +9,7 @@ import numpy as np
 
 from fedfacet.arguments import check_choice, check_within
 from fedfacet.auction import SCORINGS, Auction, score
-from fedfacet.selectors.base import ClientSelector, Taxonomy
+from fedfacet.selectors.base import ClientSelector, Taxonomy, named
 from fedfacet.types import PAYMENTS, Query, RoundResult, SelectionContext, ServerState
 
 log = logging.getLogger(__name__)
@@ -139,8 +139,7 @@ def _largest(values: Iterable[float]) -> float:
 def _warn(context: SelectionContext, usable_K: np.ndarray) -> None:
     unusable = np.asarray(context.available)[~usable_K].tolist()
     if unusable:
-        more = f" and {len(unusable) - 10} more" if len(unusable) > 10 else ""
         log.warning(
             "Round %d: the bids of %d of %d clients are none and do not win: clients %s.",
-            *(context.round, len(unusable), len(usable_K), ", ".join(map(str, unusable[:10])) + more),
+            *(context.round, len(unusable), len(usable_K), named(unusable)),
         )

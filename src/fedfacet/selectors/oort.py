@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from fedfacet import rng
 from fedfacet.arguments import check_whole, check_within
-from fedfacet.selectors.base import ClientSelector, Taxonomy
+from fedfacet.selectors.base import ClientSelector, Taxonomy, named
 from fedfacet.types import ClientUpdate, Facts, Query, RoundResult, SelectionContext, ServerState
 
 log = logging.getLogger(__name__)
@@ -170,10 +170,9 @@ class OortSelector(ClientSelector):
                 fresh.append(utility)
             utilities_K[client_id], rounds_K[client_id] = utility, result.round
         if unusable:
-            more = f" and {len(unusable) - 10} more" if len(unusable) > 10 else ""
             log.warning(
                 "Round %d: the losses of %d of %d clients are not finite and count as not heard: clients %s.",
-                *(result.round, len(unusable), len(result.receipts), ", ".join(map(str, unusable[:10])) + more),
+                *(result.round, len(unusable), len(result.receipts), named(unusable)),
             )
         history = [*server["history"], math.fsum(fresh) / len(fresh) if fresh else 0.0][-2 * self.pacer_step :]
         percentile = server["percentile"]

@@ -58,11 +58,10 @@ class PowDSelector(ClientSelector):
         losses = context.ask(self.local_loss, candidates)
         losses_D = np.array([losses[client_id] for client_id in candidates], dtype=np.float64)
         missing_D = np.isnan(losses_D)
-        if named := [client_id for client_id, missing in zip(candidates, missing_D, strict=True) if missing]:
-            more = f" and {len(named) - 10} more" if len(named) > 10 else ""
+        if without := [client_id for client_id, missing in zip(candidates, missing_D, strict=True) if missing]:
             log.warning(
                 "Round %d: the loss of %d of %d candidates is NaN, so they rank last: clients %s.",
-                *(context.round, len(named), len(candidates), ", ".join(map(str, named[:10])) + more),
+                *(context.round, len(without), len(candidates), named(without)),
             )
         ranked = np.lexsort((context.rng.random(len(candidates)), -losses_D, missing_D))
         return [candidates[position] for position in ranked[: context.places]]
