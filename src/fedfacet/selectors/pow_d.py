@@ -5,7 +5,7 @@ import logging
 import numpy as np
 
 from fedfacet.errors import SelectionError
-from fedfacet.selectors.base import ClientSelector, Taxonomy, drawn_order
+from fedfacet.selectors.base import ClientSelector, Taxonomy, drawn_order, named
 from fedfacet.types import Query, SelectionContext, ServerState
 
 log = logging.getLogger(__name__)
