@@ -11,6 +11,8 @@ from fedfacet import state
 from fedfacet.callbacks.base import Callback
 from fedfacet.callbacks.summary import Summary
 from fedfacet.errors import Interrupted
+from fedfacet.selectors.uniform import UniformSelector
+from fedfacet.types import PAYMENTS
 
 FACTS = {"seed": 3, "hardware": {"cpu_count": 2}}
 MODEL = {"_target_": "fedfacet.models.small_cnn.SmallCNN", "width": 2}
@@ -129,6 +131,23 @@ def test_it_goes_on_where_it_stopped(run):
     assert resumed.pop("seconds") > 0
     assert whole.pop("seconds") > 0
     assert resumed == whole
+
+
+class Paying(UniformSelector):
+    """Half a coin for each client that takes part."""
+
+    gives = frozenset({PAYMENTS})
+
+    def metrics(self, server, result):
+        return {"spent": 0.5 * len(result.cohort)}
+
+
+def test_payments_are_added_up_after_a_resume_too(run):
+    scores = [(0.1, 0.1, 0.1)] * 4
+    stopped, _ = run(scores, stop_after=2, selector=Paying(), cohort_size=2)
+    _, resumed = run(scores, resume=stopped.state, selector=Paying(), cohort_size=2)
+    assert resumed["spent"] == 4.0
+    assert "spent" not in run(scores)[1]
 
 
 def test_a_failed_run_leaves_no_summary(tiny_federation, tmp_path, fail):

@@ -19,6 +19,9 @@ from fedfacet.types import RoundResult
 
 BYTES_PER_FLOAT = 4
 
+TOTALS = ("seconds", "bytes_up", "bytes_down", "query_bytes_up", "query_bytes_down")
+"""Sums over all rounds; those of selectors that pay clients have ``spent``, too."""
+
 
 class Summary(Callback):
     """Write ``summary.json`` and export the final model as ``model/model.safetensors`` and ``model/config.json``.
@@ -40,7 +43,7 @@ class Summary(Callback):
         self.model_config = model_config
         self.final: dict[str, Any] | None = None
         self.best: dict[str, Any] | None = None
-        self.totals = {"seconds": 0.0, "bytes_up": 0, "bytes_down": 0, "query_bytes_up": 0, "query_bytes_down": 0}
+        self.totals: dict[str, float] = {}  # empty at first, so that a checkpoint may have `spent` or not
 
     def on_round_end(self, federation: Federation, result: RoundResult) -> None:
         """Keep the last and the best round."""
@@ -54,7 +57,7 @@ class Summary(Callback):
         }
         if "selector/spent" in result.metrics:  # of a selector that pays clients
             added["spent"] = result.metrics["selector/spent"]
-        self.totals = {name: self.totals.get(name, 0.0) + value for name, value in added.items()}
+        self.totals = {name: self.totals.get(name, 0) + value for name, value in added.items()}
         measured = {name: value for name, value in result.metrics.items() if not name.startswith("comm/")}
         # Where every few rounds are tested, the last one that was; where none is, the last one.
         if not math.isnan(measured.get("test/acc", 0.0)) or self.final is None:
@@ -80,6 +83,7 @@ class Summary(Callback):
             **({"stopped": federation.state.stopped} if federation.state.stopped else {}),
             "final": self.final,
             "best": self.best,
+            **dict.fromkeys(TOTALS, 0),
             **self.totals,
             **({"devices": federation.clock.summary(federation.state.devices)} if federation.clock is not None else {}),
             "model_digest": state.digest(model),
@@ -106,6 +110,12 @@ class Summary(Callback):
                     f"Expected a checkpoint whose `callbacks.summary.{name}` holds measured numbers, but it holds something "
                     "else: bring the file back as it was, or start a new run."
                 )
+        totals = state_dict["totals"]
+        if not (isinstance(totals, dict) and totals.keys() <= {*TOTALS, "spent"} and all(map(_is_number, totals.values()))):
+            raise CheckpointError(
+                "Expected a checkpoint whose `callbacks.summary.totals` holds sums of numbers, but it holds something else: "
+                "bring the file back as it was, or start a new run."
+            )
         self.final, self.best, self.totals = state_dict["final"], state_dict["best"], state_dict["totals"]
 
 
