@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Mapping, Sequence, Set
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -253,6 +254,10 @@ def clock_of(devices: Devices, clients: Clients, aggregator: Aggregator, cohort_
     facts, local = clients.facts, clients.local
     extras = state.num_floats(aggregator.extras(facts))
     sent = {name: facts.model[name] for name in (*facts.parameters, *facts.buffers)}
+    profiles = devices.profiles(clients.partition.num_clients)
+    for transform in clients.transforms:
+        if transform.on_lines is not None:
+            profiles = replace(profiles, up=transform.on_lines(profiles.up))
     return Clock(
         devices,
         [
@@ -262,6 +267,7 @@ def clock_of(devices: Devices, clients: Clients, aggregator: Aggregator, cohort_
         floats_down=state.num_floats(facts.model),
         floats_up=state.num_floats(sent) + extras,
         cohort_size=cohort_size,
+        profiles=profiles,
     )
 
 

@@ -153,7 +153,8 @@ def check_devices(
     """
     selects, ends = f"selector={names['selector']}", f"termination={_name('termination', termination, names)}"
     if devices is None:
-        for part, name in ((selector, selects), (termination, ends)):
+        lossy = [(part, f"transforms={_name('transforms', part, names)}") for part in clients.transforms]
+        for part, name in ((selector, selects), (termination, ends), *lossy):
             if getattr(part, "needs_devices", False):
                 raise ConfigError(
                     f"Expected devices for {name}, which looks at the time that clients take, but there are none: choose "

@@ -238,7 +238,10 @@ class Federation:
         if self.clock is not None:
             plan = self._planned(self.clock, before, finished)
             finished = dict(plan.finished)
-        reports = self._report(notes, available, [client_id for client_id, part in finished.items() if part > 0])
+        reports: Mapping[int, Any] = {}
+        if self._question is not None and round > self._fedavg_rounds:
+            trains = [client_id for client_id, part in finished.items() if part > 0]
+            reports = self._report(notes, self._question, available, trains)
         told = before
         if self.aggregator.prepare is not None and cohort:
             told = replace(before, aggregator=self.aggregator.prepare(before.aggregator, reports))
@@ -440,11 +443,8 @@ class Federation:
         notes.lap("ask")
         return answers
 
-    def _report(self, notes: "_Notes", available: tuple[int, ...], cohort: Sequence[int]) -> Mapping[int, Any]:
+    def _report(self, notes: "_Notes", query: Query, available: tuple[int, ...], cohort: Sequence[int]) -> Mapping[int, Any]:
         """Put the aggregator's question to those who have not answered it yet, and return the answers that hold."""
-        query = self._question
-        if query is None or self.state.round < self._fedavg_rounds:
-            return {}
         asked = available if self.aggregator.asks_everybody else cohort
         ever = notes.disclosures.get(query.name, {}) if not query.needs_model else {}
         unasked = [k for k in asked if k not in ever and query.name not in notes.answers.get(k, {})]
@@ -469,7 +469,8 @@ class Federation:
                     update = replace(update, report=report)
                     if not is_finite_report(report):
                         fault = f"its {self._question.name} is {reprlib.repr(report)}"
-                notes.ledger.floats_up += sum(map(state.num_floats, (update.delta, update.buffers, update.extras)))
+                sent = sum(map(state.num_floats, (update.delta, update.buffers, update.extras)))
+                notes.ledger.floats_up += max(sent - update.num_lost, 0)
                 if not is_finite(update, seen):
                     fault = "it holds NaN or infinite numbers"
             if fault is not None:

@@ -223,6 +223,7 @@ class ClientUpdate:
         metrics: sums and counts measured while training, never ratios: ``loss_sum`` over the samples seen, and ``num_seen``.
         extras: what else the objective and its correction send along.
         memory: what the client keeps for its next participation; it does not leave the client.
+        num_lost: how many numbers of it were lost on their way to the server, which has zeros in their places.
         report: written by the server: what the client answered to the aggregator's question; ``None`` where it has none.
         judged: written by the server where the aggregator judges models: what the model that was sent and what this client's
             model (that and the update) say of the server's samples. Each are counts by class, attribute value and predicted
@@ -240,6 +241,7 @@ class ClientUpdate:
     metrics: Mapping[str, float]
     extras: State = field(default_factory=dict)
     memory: State = field(default_factory=dict)
+    num_lost: int = 0
     report: Any = None
     judged: tuple[NDArray[np.int64], NDArray[np.int64]] | None = None
     held: State | None = None

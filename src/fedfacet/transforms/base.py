@@ -24,6 +24,15 @@ class UpdateTransform(ABC):
     What the client trains on and what it answers follows from them. ``None`` for the true ones.
     """
 
+    needs_devices: ClassVar[bool] = False
+    """Whether it asks how fast clients' lines are."""
+
+    on_lines: ClassVar[Callable[..., NDArray[np.float64]] | None] = None
+    """``on_lines(self, up_K)`` looks at the bytes per second that clients send, shape (K,), once, before the first round.
+
+    It returns what they come to with this transform. ``None`` where it does not look at them.
+    """
+
     @abstractmethod
     def apply(self, update: ClientUpdate, rng: np.random.Generator) -> ClientUpdate:
         """Return the update as it is sent, drawing from ``rng`` only."""
