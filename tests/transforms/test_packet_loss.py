@@ -90,7 +90,7 @@ def test_the_ledger_counts_what_arrives_and_the_clock_what_is_sent_again(tiny_fe
 
 def test_it_is_refused_without_devices(tiny_clients):
     names = {"selector": "uniform", "transforms": "packet_loss"}
-    with pytest.raises(ConfigError, match="^Expected devices for transforms=packet_loss, .* but there are none"):
+    with pytest.raises(ConfigError, match=r"^Expected devices for transforms=packet_loss, .* but there are none"):
         check_devices(tiny_clients(transforms=[PacketLoss()]), None, UniformSelector(), None, names)
 
 
