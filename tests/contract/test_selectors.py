@@ -88,7 +88,8 @@ def run_of(make_part, answer, make_update, facts_of_model, same):
 
         def observe(self, result, updates):
             before = deepcopy([self.server, [update.delta for update in updates]])
-            handed = {"judge": judge} if self.selector.judges is not None and self.selector.judges() else {}
+            needed = self.selector.judges() if self.selector.judges is not None else None
+            handed = {"judge": judge_gradients if needed == "gradients" else judge} if needed else {}
             draws = (rng.stream(self.seed, "selector-learns", result.round) for _ in range(2))
             learnt = [self.selector.observe(self.server, result, updates, draw, **handed) for draw in draws]
             assert same([self.server, [update.delta for update in updates]], before), "what it learns from is not written to"
@@ -138,6 +139,12 @@ def judge(change):
     first = next((float(tensor.flatten()[0]) for tensor in change.values()), 0.0)
     hits = round(100 + 50 * np.tanh(10 * first))
     return np.array([[[hits, 200 - hits]], [[60, 140]]])
+
+
+def judge_gradients(change):
+    """Return the squared gradients of a head's two rows, which follow a changed model's first numbers."""
+    first = next((float(tensor.flatten()[0]) for tensor in change.values()), 0.0)
+    return np.array([np.exp(first), 1.0])
 
 
 def test_the_taxonomy_is_its_own(selector_option, make_part):
