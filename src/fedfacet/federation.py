@@ -320,7 +320,12 @@ class Federation:
         notes.lap("measure")
         if self.selector.observe is not None:
             draw = rng.stream(seed, "selector-learns", round)
-            handed = {"judge": partial(self._judge, before.model, notes)} if self._selector_judges else {}
+            handed: dict[str, Any] = {}
+            if self._selector_judges:
+                handed["judge"] = partial(self._judge, before.model, notes)
+            if self.selector.needs_change:
+                sent = (*self.facts.parameters, *self.facts.buffers)
+                handed["change"] = state.subtract({name: model[name] for name in sent}, before.model)
             learnt = self.selector.observe(before.selector, result, notes.updates, draw, **handed)
             self.state = replace(self.state, selector=learnt)
             if self._selector_judges:  # it has passed samples since the round was measured

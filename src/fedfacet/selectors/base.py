@@ -117,6 +117,9 @@ class ClientSelector(ABC):
     Where nobody wants them, each is freed as soon as it is aggregated.
     """
 
+    needs_change = False
+    """Whether ``observe`` is handed ``change`` too: what the round added to the model that was sent (tensor -> difference)."""
+
     def init(self, facts: Facts) -> ServerState:
         """Return the state before the first round: tensors and plain data.
 
