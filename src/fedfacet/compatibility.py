@@ -8,6 +8,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from fedfacet import rng
 from fedfacet.aggregators.base import Aggregator
+from fedfacet.clients.head_gradients import network_with_head
 from fedfacet.clients.private_gradients import PrivateGradients
 from fedfacet.clients.program import Clients
 from fedfacet.clients.queries.base import Query
@@ -118,6 +119,10 @@ def check_judged(clients: Clients, parts: Mapping[str, Any], server_data: Server
             (
                 bool(clients.personal),
                 "`personal` keeps layers with the clients, without which no model is one: choose personal=none",
+            ),
+            (
+                need == "gradients" and network_with_head(clients.program.module) is None,
+                "the model has no `features` with a linear `head` on top: choose another model",
             ),
         ):
             if refused:

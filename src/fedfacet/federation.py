@@ -128,7 +128,7 @@ class Federation:
         self._extras = aggregator.extras(facts)
         self._question = aggregator.report() if aggregator.report is not None else None
         self._judges = aggregator.judges is not None and aggregator.judges() is not None
-        self._selector_judges = selector.judges is not None and selector.judges() is not None
+        self._selector_judges = selector.judges() if selector.judges is not None else None
         more_than_models = bool(self._extras) or aggregator.broadcast is not None
         self._fedavg_rounds = 0 if more_than_models else selector.fedavg_rounds
         self._fedavg = FedAvg(weighting=aggregator.weighting, buffers=aggregator.buffers)
@@ -323,7 +323,12 @@ class Federation:
         notes.lap("measure")
         if self.selector.observe is not None:
             draw = rng.stream(seed, "selector-learns", round)
-            handed = {"judge": partial(self._judge, before.model, notes)} if self._selector_judges else {}
+            handed: dict[str, Any] = {}
+            if self._selector_judges:
+                handed["judge"] = partial(self._judge, before.model, notes)
+            if self.selector.needs_change:
+                sent = (*self.facts.parameters, *self.facts.buffers)
+                handed["change"] = state.subtract({name: model[name] for name in sent}, before.model)
             learnt = self.selector.observe(before.selector, result, notes.updates, draw, **handed)
             self.state = replace(self.state, selector=learnt)
             if self._selector_judges:  # it has passed samples since the round was measured
@@ -501,9 +506,14 @@ class Federation:
             own = state.add(model, update.delta | update.buffers)
             yield replace(update, judged=(before, self._count(own, notes)))
 
-    def _judge(self, model: State, notes: "_Notes", change: State) -> NDArray[np.int64]:
-        """Count what a changed model says of the server's samples; this is what a selector that judges is handed."""
-        return self._count(state.add(model, change), notes)
+    def _judge(self, model: State, notes: "_Notes", change: State) -> NDArray[Any]:
+        """Look at a changed model with the server's samples; this is what a selector that judges is handed."""
+        changed = state.add(model, change)
+        if self._selector_judges != "gradients":
+            return self._count(changed, notes)
+        assert self.server_data is not None  # as below
+        notes.server_samples += len(self.server_data.samples)
+        return self.engine.head_gradients(changed, self.server_data.samples)
 
     def _count(self, model: State, notes: "_Notes") -> NDArray[np.int64]:
         """Count what a model says of the server's samples, by class, attribute value and predicted class, (Y, A, Y)."""
