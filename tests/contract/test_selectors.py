@@ -89,6 +89,9 @@ def run_of(make_part, answer, make_update, facts_of_model, same):
         def observe(self, result, updates):
             before = deepcopy([self.server, [update.delta for update in updates]])
             handed = {"judge": judge} if self.selector.judges is not None and self.selector.judges() else {}
+            if self.selector.sees_models:
+                trained = {name: facts_of_model.model[name] for name in facts_of_model.parameters}
+                handed |= {"before": trained, "after": {name: tensor + result.round for name, tensor in trained.items()}}
             draws = (rng.stream(self.seed, "selector-learns", result.round) for _ in range(2))
             learnt = [self.selector.observe(self.server, result, updates, draw, **handed) for draw in draws]
             assert same([self.server, [update.delta for update in updates]], before), "what it learns from is not written to"
@@ -201,7 +204,7 @@ def test_losses_that_are_nan(selector_option, run_of, num_clients, lost):
     def answers(query, client_id, value):
         if lost == "some" and not client_id % 2:
             return value
-        lost_values = {"local_loss": nan, "valuation": nan, "loss_moments": [9.0, nan, nan]}
+        lost_values = {"local_loss": nan, "valuation": nan, "smoothness": nan, "loss_moments": [9.0, nan, nan]}
         return lost_values.get(query.name, value)
 
     options = {"answers": answers, "metrics": dict.fromkeys(METRICS, nan)}
