@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Mapping, Sequence, Set
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -256,6 +257,10 @@ def clock_of(devices: Devices, clients: Clients, aggregator: Aggregator, cohort_
     facts, local = clients.facts, clients.local
     extras = state.num_floats(aggregator.extras(facts))
     sent = {name: facts.model[name] for name in (*facts.parameters, *facts.buffers)}
+    profiles = devices.profiles(clients.partition.num_clients)
+    for transform in clients.transforms:
+        if transform.on_lines is not None:
+            profiles = replace(profiles, up=transform.on_lines(profiles.up))
     return Clock(
         devices,
         [
@@ -265,6 +270,7 @@ def clock_of(devices: Devices, clients: Clients, aggregator: Aggregator, cohort_
         floats_down=state.num_floats(facts.model),
         floats_up=state.num_floats(sent) + extras,
         cohort_size=cohort_size,
+        profiles=profiles,
     )
 
 

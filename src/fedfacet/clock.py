@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from fedfacet.devices.base import BYTES_PER_FLOAT, Devices
+from fedfacet.devices.base import BYTES_PER_FLOAT, Devices, Profiles
 from fedfacet.devices.schedule import Load, Schedule, Work, schedule
 from fedfacet.errors import CheckpointError, ConfigError
 from fedfacet.types import Ledger, RoundNeeds, ServerState
@@ -70,6 +70,7 @@ class Clock:
     Args:
         devices: of the clients.
         work: what each client plans to train in a round.
+        profiles: what the devices are like by what else the federation does to them; ``None`` for as they are.
         floats_down: of a model, as it is sent to a client.
         floats_up: of an update.
         cohort_size: how many updates a round wants.
@@ -79,12 +80,21 @@ class Clock:
         ValueError: if devices have impossible numbers.
     """
 
-    def __init__(self, devices: Devices, work: Sequence[Work], *, floats_down: int, floats_up: int, cohort_size: int) -> None:
+    def __init__(
+        self,
+        devices: Devices,
+        work: Sequence[Work],
+        *,
+        floats_down: int,
+        floats_up: int,
+        cohort_size: int,
+        profiles: Profiles | None = None,
+    ) -> None:
         self.devices = devices
         self.work = list(work)
         self.num_clients = len(self.work)
         self.cohort_size = cohort_size
-        self.profiles = devices.profiles(self.num_clients)
+        self.profiles = profiles if profiles is not None else devices.profiles(self.num_clients)
         self.calendar = devices.calendar(self.num_clients)
         self._samples_K = np.array([work.samples(work.steps) for work in self.work])
         self._bytes = BYTES_PER_FLOAT * floats_down, BYTES_PER_FLOAT * floats_up

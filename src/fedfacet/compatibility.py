@@ -9,6 +9,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from fedfacet import rng
 from fedfacet.aggregators.base import Aggregator
+from fedfacet.clients.head_gradients import network_with_head
 from fedfacet.clients.private_gradients import PrivateGradients
 from fedfacet.clients.program import Clients
 from fedfacet.clients.queries.base import Query
@@ -124,6 +125,10 @@ def check_judged(clients: Clients, parts: Mapping[str, Any], server_data: Server
                 bool(clients.personal),
                 "`personal` keeps layers with the clients, without which no model is one: choose personal=none",
             ),
+            (
+                need == "gradients" and network_with_head(clients.program.module) is None,
+                "the model has no `features` with a linear `head` on top: choose another model",
+            ),
         ):
             if refused:
                 raise ConfigError(f"Expected samples on which the server can judge models for {name}, but {what}, or {other}.")
@@ -185,7 +190,8 @@ def check_devices(
     """
     selects, ends = f"selector={names['selector']}", f"termination={_name('termination', termination, names)}"
     if devices is None:
-        for part, name in ((selector, selects), (termination, ends)):
+        lossy = [(part, f"transforms={_name('transforms', part, names)}") for part in clients.transforms]
+        for part, name in ((selector, selects), (termination, ends), *lossy):
             if getattr(part, "needs_devices", False):
                 raise ConfigError(
                     f"Expected devices for {name}, which looks at the time that clients take, but there are none: choose "

@@ -128,7 +128,7 @@ class Federation:
         self._extras = aggregator.extras(facts)
         self._question = aggregator.report() if aggregator.report is not None else None
         self._judges = aggregator.judges is not None and aggregator.judges() is not None
-        self._selector_judges = selector.judges is not None and selector.judges() is not None
+        self._selector_judges = selector.judges() if selector.judges is not None else None
         more_than_models = bool(self._extras) or aggregator.broadcast is not None
         self._fedavg_rounds = 0 if more_than_models else selector.fedavg_rounds
         self._fedavg = FedAvg(weighting=aggregator.weighting, buffers=aggregator.buffers)
@@ -238,7 +238,10 @@ class Federation:
         if self.clock is not None:
             plan = self._planned(self.clock, before, finished)
             finished = dict(plan.finished)
-        reports = self._report(notes, available, [client_id for client_id, part in finished.items() if part > 0])
+        reports: Mapping[int, Any] = {}
+        if self._question is not None and round > self._fedavg_rounds:
+            trains = [client_id for client_id, part in finished.items() if part > 0]
+            reports = self._report(notes, self._question, available, trains)
         told = before
         if self.aggregator.prepare is not None and cohort:
             told = replace(before, aggregator=self.aggregator.prepare(before.aggregator, reports))
@@ -343,9 +346,9 @@ class Federation:
         handed: dict[str, Any] = {}
         if self._selector_judges:
             handed["judge"] = partial(self._judge, before.model, notes)
-        if self.selector.sees_models:
-            for name, model in (("before", before.model), ("after", self.state.model)):
-                handed[name] = {parameter: model[parameter] for parameter in self.facts.parameters}
+        if self.selector.needs_change:
+            sent = (*self.facts.parameters, *self.facts.buffers)
+            handed["change"] = state.subtract({name: self.state.model[name] for name in sent}, before.model)
         draw = rng.stream(self.seed, "selector-learns", result.round)
         learnt = self.selector.observe(before.selector, result, notes.updates, draw, **handed)
         if self._selector_judges:  # it has passed samples since the round was measured
@@ -454,11 +457,8 @@ class Federation:
         notes.lap("ask")
         return answers
 
-    def _report(self, notes: "_Notes", available: tuple[int, ...], cohort: Sequence[int]) -> Mapping[int, Any]:
+    def _report(self, notes: "_Notes", query: Query, available: tuple[int, ...], cohort: Sequence[int]) -> Mapping[int, Any]:
         """Put the aggregator's question to those who have not answered it yet, and return the answers that hold."""
-        query = self._question
-        if query is None or self.state.round < self._fedavg_rounds:
-            return {}
         asked = available if self.aggregator.asks_everybody else cohort
         ever = notes.disclosures.get(query.name, {}) if not query.needs_model else {}
         unasked = [k for k in asked if k not in ever and query.name not in notes.answers.get(k, {})]
@@ -483,7 +483,8 @@ class Federation:
                     update = replace(update, report=report)
                     if not is_finite_report(report):
                         fault = f"its {self._question.name} is {reprlib.repr(report)}"
-                notes.ledger.floats_up += sum(map(state.num_floats, (update.delta, update.buffers, update.extras)))
+                sent = sum(map(state.num_floats, (update.delta, update.buffers, update.extras)))
+                notes.ledger.floats_up += max(sent - update.num_lost, 0)
                 if not is_finite(update, seen):
                     fault = "it holds NaN or infinite numbers"
             if fault is not None:
@@ -516,9 +517,14 @@ class Federation:
             own = state.add(model, update.delta | update.buffers)
             yield replace(update, judged=(before, self._count(own, notes)))
 
-    def _judge(self, model: State, notes: "_Notes", change: State) -> NDArray[np.int64]:
-        """Count what a changed model says of the server's samples; this is what a selector that judges is handed."""
-        return self._count(state.add(model, change), notes)
+    def _judge(self, model: State, notes: "_Notes", change: State) -> NDArray[Any]:
+        """Look at a changed model with the server's samples; this is what a selector that judges is handed."""
+        changed = state.add(model, change)
+        if self._selector_judges != "gradients":
+            return self._count(changed, notes)
+        assert self.server_data is not None  # as below
+        notes.server_samples += len(self.server_data.samples)
+        return self.engine.head_gradients(changed, self.server_data.samples)
 
     def _count(self, model: State, notes: "_Notes") -> NDArray[np.int64]:
         """Count what a model says of the server's samples, by class, attribute value and predicted class, (Y, A, Y)."""

@@ -228,6 +228,7 @@ class ClientUpdate:
         memory: what the client keeps for its next participation; it does not leave the client.
         silent: whether the client has trained and sends nothing; then ``delta``, ``buffers`` and ``extras`` are empty, and the
             server takes nothing from the rest but that the client is done.
+        num_lost: how many numbers of it were lost on their way to the server, which has zeros in their places.
         report: written by the server: what the client answered to the aggregator's question; ``None`` where it has none.
         judged: written by the server where the aggregator judges models: what the model that was sent and what this client's
             model (that and the update) say of the server's samples. Each are counts by class, attribute value and predicted
@@ -246,6 +247,7 @@ class ClientUpdate:
     extras: State = field(default_factory=dict)
     memory: State = field(default_factory=dict)
     silent: bool = False
+    num_lost: int = 0
     report: Any = None
     judged: tuple[NDArray[np.int64], NDArray[np.int64]] | None = None
     held: State | None = None

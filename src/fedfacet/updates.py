@@ -34,6 +34,7 @@ def misfit(update: object, task: ClientTask, facts: Facts, extras: Mapping[str, 
     for name, value, kind, least, most in (
         ("num_samples", update.num_samples, int, 1, _MOST),
         ("num_steps", update.num_steps, int, 1, _MOST),
+        ("num_lost", update.num_lost, int, 0, _MOST),
         ("step_weight", update.step_weight, int | float, math.ulp(0.0), sys.float_info.max),
         ("loss_sum", metrics.get("loss_sum"), int | float, -sys.float_info.max, sys.float_info.max),
         ("num_seen", metrics.get("num_seen"), int | float, 0, _MOST),

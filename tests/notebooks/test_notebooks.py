@@ -21,6 +21,7 @@ def test_there_are_notebooks():
         "04_your_own_data",
         "05_models_and_attacks",
         "06_fairness",
+        "07_selection",
     ]
 
 

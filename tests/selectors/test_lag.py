@@ -101,7 +101,7 @@ def test_nobody_is_asked_twice_for_a_smoothness_and_nan_takes_part(caplog):
         assert lag.select(server, context) == [0, 1, 2]
     assert asked == [1, 2]
     assert "the smoothness of 1 of 3 clients is not finite, and they take part in every round: clients 1." in caplog.text
-    heard = {"rounds": torch.tensor([1, 1, 1, 0]), "far": torch.full((4,), 4.0).double(), "moved": [0.01], "points": {}}
+    heard = {"rounds": torch.tensor([1, 1, 1, 0]), "far": torch.full((4,), 4.0).double(), "moved": [0.01]}
     known = replace(context, disclosed={"smoothness": answers})
     assert lag.select(heard, known) == [0, 1], "4 > 0.01 / 0.1 ** 2, and 4e-12 is not"
 

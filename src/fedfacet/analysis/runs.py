@@ -2,6 +2,7 @@
 
 import functools
 import glob
+import itertools
 import math
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -93,6 +94,24 @@ class Run:
             FedFacetError: if ``metrics.csv`` cannot be read.
         """
         return {number: values[metric] for number, values in self._by_round().items() if metric in values}
+
+    def cohorts(self) -> list[tuple[int, ...]]:
+        """Return who was selected in each round, in the order of the rounds.
+
+        Raises:
+            FedFacetError: if ``metrics.csv`` cannot be read.
+        """
+        file = self.path / "metrics.csv"
+        try:
+            rows = sorted(rows_of(file), key=lambda row: int(row["round"]))
+            cohorts = [tuple(map(int, row["cohort"].split())) for row in rows]
+            if not cohorts or min(itertools.chain.from_iterable(cohorts), default=0) < 0:
+                raise ValueError("it has no rounds, or clients below 0")
+        except (OSError, ValueError, LookupError, AttributeError) as error:
+            raise FedFacetError(
+                f"Expected {file} to be a run's table of its rounds, but it is not: leave that folder out."
+            ) from error
+        return cohorts
 
     def _tail(self) -> dict[str, float]:
         """Return the means of what was measured in the last tenth of the rounds, one at least."""

@@ -50,11 +50,24 @@ def run_command(tell: Callable[[Sequence[str]], Told], usage: Callable[[], str],
         print(json_text(told.data))
         for figure in told.figures:
             print(f"wrote {figure}", file=sys.stderr)
+    elif told.output == "markdown":
+        print(markdown_tables(told.tables, told.remarks), end="")
     else:
         print_tables(told.tables, told.remarks, told.figures)
     for sentence in told.errors:
         print(f"error: {sentence}", file=sys.stderr)
     return 2 if told.errors else 0
+
+
+def markdown_tables(tables: Iterable[TextTable], remarks: Iterable[str] = ()) -> str:
+    """Return tables as Markdown, and the remarks on them."""
+    from fedfacet.analysis.writers import markdown_of, markdown_text
+
+    parts = []
+    for _, columns, rows, words in tables:
+        grid = [[markdown_text(cell) for cell in line] for line in (columns, *rows)]
+        parts.append(markdown_of(grid, "", (), flush_left=len(columns) if words else 1).rstrip())
+    return "\n\n".join([*parts, *remarks]) + "\n"
 
 
 def print_tables(tables: Iterable[TextTable], remarks: Iterable[str] = (), figures: Sequence[Path] = ()) -> None:

@@ -12,7 +12,8 @@ from fedfacet.errors import ConfigError
 GROUPS = ("partition", "dataset", "selector")
 
 USAGE = """usage: {command} partition=NAME [dataset=NAME] [output=text|json] [simulate.selector=NAME] ...
-       {command} selectors|submodels [output=text|json]
+       {command} selectors [FIELD=VALUE] ... [compare=NAME,NAME] [table=thesis] [cost=measured rounds=10]
+       {command} submodels [output=text|json]
        {command} estimation run=DIR|[OPTION OF train] ... [output=text|json]
        {command} [capacity=NAME] [submodel=NAME] [OPTION OF train] ... [output=text|json]
        {command} devices=NAME [OPTION OF train] ... [output=text|json]
@@ -30,6 +31,10 @@ Tell how heterogeneous a federation is, without training: its measures, every cl
   simulate.selector.KEY=VALUE, simulate.rounds=2000, simulate.cohort_size=9, simulate.seed=0
   paths.output_dir=DIR      where the pictures go
   selectors                 instead of a federation, all selectors in the thesis' taxonomy of client selection
+    FIELD=VALUE             those alone that have it: policy=efficiency without=S,R shares=loss devices=no; a wrong field is
+                            answered with all that there are
+    compare=oort,fedcs      side by side; table=thesis: the thesis' table 4, and what runs its rows here
+    cost=measured rounds=10 what selecting costs, by the ledger of short runs; output=text|json|markdown
   submodels                 all ways to choose the parts of smaller models, in the thesis' taxonomy of chapter 4
   estimation                how far the clients' estimates of their heterogeneity are from the truth: in a run, or
                             asked now, before any training, in the federation that these options of train make

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from fedfacet.analysis.comparison import Comparison
     from fedfacet.analysis.curves import Curves
     from fedfacet.analysis.runs import Run
+    from fedfacet.analysis.selection import Selection
     from fedfacet.analysis.tables import Table
     from fedfacet.analysis.time_to import TimeTo
     from fedfacet.analysis.tradeoff import Tradeoff
@@ -29,7 +30,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     from fedfacet.analysis.tables import SeedTwiceError
 
     command = shlex.join([*called("report").split(), *argv])
-    said: Table | Comparison | Curves | Tradeoff | TimeTo | None = None
+    said: Table | Comparison | Curves | Tradeoff | TimeTo | Selection | None = None
     try:
         runs = attacked(options, find_runs(options.runs))
         if options.layout == "sensitivity":
@@ -50,6 +51,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             said, text = tradeoff(options, runs, command)
         elif options.time_to:
             said, text = times(options, runs, command)
+        elif options.selection:
+            said, text = selections(options, runs, command)
         elif options.overhead:
             text = overheads(options, runs, command)
         else:
@@ -225,6 +228,21 @@ def tradeoff(options: argparse.Namespace, runs: "Sequence[Run]", command: str) -
     trading.draw_tradeoff(found, options.picture)
     write = {"latex": trading.tradeoff_latex, "csv": trading.tradeoff_csv}.get(options.format)
     return found, (write or trading.tradeoff_markdown)(found)
+
+
+def selections(options: argparse.Namespace, runs: "Sequence[Run]", command: str) -> "tuple[Selection, str]":
+    """Draw who was selected, and return it and the text about it."""
+    from fedfacet.analysis import selection as selecting
+
+    runs = fitting(options, runs)
+    rows, columns = heads(options, runs)
+    found = selecting.selection_of(runs, rows=rows, columns=columns, command=command)
+    options.picture = options.picture or PICTURES / "selection.png"
+    selecting.draw_selection(found, options.picture)
+    lines = options.picture.with_suffix(".csv")
+    lines.write_text(selecting.selection_csv(found), encoding="utf-8")
+    write = {"latex": selecting.selection_latex, "csv": selecting.selection_csv}.get(options.format)
+    return found, (write or selecting.selection_markdown)(found)
 
 
 def overheads(options: argparse.Namespace, runs: "Sequence[Run]", command: str) -> str:

@@ -108,7 +108,15 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
         "--metric is what attacks find (default: attack/mean/auc), or a gap between groups, such as "
         "test/fair/equal_opportunity, which has markers for methods and colours for aggregators",
     )
-    parser.add_argument("--picture", type=Path, metavar="FILE.png", help="with --curves and --tradeoff: where to draw")
+    parser.add_argument(
+        "--selection",
+        action="store_true",
+        help="show who was selected instead: print how evenly, how soon everybody and how alike two --rows choose, draw rounds "
+        f"and clients into {PICTURES}/selection.png or --picture, and write a csv file beside it",
+    )
+    parser.add_argument(
+        "--picture", type=Path, metavar="FILE.png", help="with --curves, --tradeoff and --selection: where to draw"
+    )
     parser.add_argument(
         "--overhead",
         action="store_true",
@@ -147,12 +155,15 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
             parser.error(f"--time-to takes METRIC=TARGET,..., such as val/acc=0.9,0.95, but got {options.time_to!r}")
         if not metric or not all(map(math.isfinite, options.time_to[1])):
             parser.error("--time-to takes METRIC=TARGET,... with finite targets, such as val/acc=0.9,0.95")
+    shown = (*others, options.tradeoff, options.time_to)
+    if options.selection and any((*shown, options.metric, options.lower_is_better)):
+        parser.error("--selection has a table of its own: leave out what chooses others")
     if not options.curves and options.against:
         parser.error("--against belongs to --curves: add --curves")
     if not options.curves and options.threshold is not None:
         parser.error("--threshold belongs to --curves: add --curves")
-    if not (options.curves or options.tradeoff) and options.picture:
-        parser.error("--picture belongs to --curves and --tradeoff: add one of them")
+    if not (options.curves or options.tradeoff or options.selection) and options.picture:
+        parser.error("--picture belongs to --curves, --tradeoff and --selection: add one of them")
     if options.threshold is not None and not math.isfinite(options.threshold):
         parser.error(f"--threshold takes a finite number, but got {options.threshold}")
     if options.picture and options.picture.suffix != ".png":

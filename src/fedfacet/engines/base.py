@@ -88,6 +88,12 @@ class Engine:
         said = self.predict(model, splits, memory)
         return [count(self.clients.dataset, *pair) for pair in zip(said, splits, strict=True)]
 
+    def head_gradients(self, model: State, samples: NDArray[np.int64]) -> NDArray[np.float64]:
+        """Return what ``clients.head_gradients`` finds of a model, shape (Y,); always in this process, as samples are few."""
+        from fedfacet.clients.head_gradients import head_gradients  # late: see above
+
+        return head_gradients(self.clients, model, samples)
+
     def _predictions(self, model: State, splits: Sequence[NDArray[np.int64]], memory: State) -> "Predictions":
         """Return the predictions of all splits, one after another."""
         return self.clients.predict(model, splits, memory)

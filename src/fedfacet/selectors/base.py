@@ -91,7 +91,9 @@ class ClientSelector(ABC):
 
     ``None``, or a method that returns it, for nothing. Else ``observe`` is handed ``judge`` too: a function of a change of the
     model that was sent (tensor -> what to add to it) to what the changed model says of the server's samples, counts by class,
-    attribute value and predicted class, int64 of shape (Y, A, Y). A run without such samples is refused.
+    attribute value and predicted class, int64 of shape (Y, A, Y). For ``"gradients"`` the function returns, per class, the
+    squared norm of the gradient of its samples' mean cross entropy with respect to its row of the head, float64 of shape (Y,).
+    A run without such samples is refused.
     """
 
     fedavg_rounds: int = 0
@@ -112,14 +114,14 @@ class ClientSelector(ABC):
     needs_full_batch: bool = False
     """Whether an update has to be a client's gradient: one step on all of its samples, at a learning rate that stays."""
 
-    sees_models: bool = False
-    """Whether ``observe`` is handed ``before`` and ``after`` too, the global model's trained parameters around the round."""
-
     needs_updates: ClassVar[Callable[..., bool] | None] = None
     """``needs_updates(self, server)`` tells whether ``observe`` wants this round's updates; ``None`` for never.
 
     Where nobody wants them, each is freed as soon as it is aggregated.
     """
+
+    needs_change = False
+    """Whether ``observe`` is handed ``change`` too: what the round added to the model that was sent (tensor -> difference)."""
 
     def init(self, facts: Facts) -> ServerState:
         """Return the state before the first round: tensors and plain data.

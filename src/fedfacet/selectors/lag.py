@@ -64,7 +64,7 @@ class LagSelector(ClientSelector):
     needs = frozenset({STORED_GRADIENTS, SUMMED_GRADIENTS})
     sizes_itself = True
     needs_full_batch = True
-    sees_models = True
+    needs_change = True
 
     def __init__(
         self,
@@ -89,9 +89,9 @@ class LagSelector(ClientSelector):
     def init(self, facts: Facts) -> ServerState:
         """Return what is known of clients, nothing so far, and of the model's way.
 
-        These are the rounds when clients were last heard, int64 of shape (K,), 0 for never; the models that they were sent
-        then, by round; how far these are from the present one, squared, float64 of shape (K,); and the squares of the last
-        steps.
+        These are the names of the trained parameters; the rounds when clients were last heard, int64 of shape (K,), 0 for
+        never; the way of the model since each of these rounds; its length, squared, float64 of shape (K,); and the squares of
+        the last steps.
 
         Raises:
             ConfigError: if not every client has a constant.
@@ -102,8 +102,9 @@ class LagSelector(ClientSelector):
                 "for each, or null to ask them."
             )
         return {
+            "parameters": list(facts.parameters),
             "rounds": torch.zeros(facts.num_clients, dtype=torch.int64),
-            "points": {},
+            "ways": {},
             "far": torch.zeros(facts.num_clients, dtype=torch.float64),
             "moved": [],
         }
@@ -121,20 +122,21 @@ class LagSelector(ClientSelector):
         result: RoundResult,
         updates: Sequence[ClientUpdate],
         rng: np.random.Generator,
-        before: State,
-        after: State,
+        change: State,
     ) -> ServerState:
         """Note who was heard, and how far the model has moved since."""
+        step = {name: change[name] for name in server["parameters"]}
         rounds_K = server["rounds"].clone()
         rounds_K[list(result.arrived)] = result.round
-        points = {**server["points"], result.round: before}
-        points = {round: points[round] for round in sorted(set(rounds_K.tolist()) - {0})}
-        far = {round: state.norm(state.subtract(point, after)) ** 2 for round, point in points.items()}
+        heard = sorted(set(rounds_K.tolist()) - {0})
+        ways = {round: state.add(server["ways"][round], step) if round < result.round else step for round in heard}
+        far = {round: state.norm(way) ** 2 for round, way in ways.items()}
         return {
+            "parameters": server["parameters"],
             "rounds": rounds_K,
-            "points": points,
+            "ways": ways,
             "far": torch.tensor([far.get(round, 0.0) for round in rounds_K.tolist()], dtype=torch.float64),
-            "moved": [*server["moved"], state.norm(state.subtract(after, before)) ** 2][-self.window :],
+            "moved": [*server["moved"], state.norm(step) ** 2][-self.window :],
         }
 
     def _smoothness(self, context: SelectionContext) -> dict[int, float]:

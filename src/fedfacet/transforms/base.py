@@ -30,6 +30,15 @@ class UpdateTransform(ABC):
     needs_full_batch: bool = False
     """Whether an update has to be a client's gradient: one step on all of its samples, at a learning rate that stays."""
 
+    needs_devices: ClassVar[bool] = False
+    """Whether it asks how fast clients' lines are."""
+
+    on_lines: ClassVar[Callable[..., NDArray[np.float64]] | None] = None
+    """``on_lines(self, up_K)`` looks at the bytes per second that clients send, shape (K,), once, before the first round.
+
+    It returns what they come to with this transform. ``None`` where it does not look at them.
+    """
+
     @abstractmethod
     def apply(self, update: ClientUpdate, rng: np.random.Generator) -> ClientUpdate:
         """Return the update as it is sent, drawing from ``rng`` only."""

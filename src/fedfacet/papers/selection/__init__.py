@@ -1,0 +1,1 @@
+"""The thesis' chapter 3, client selection: its table of methods."""

@@ -1,0 +1,52 @@
+"""Who was selected, round by round."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedfacet.plots.figure import saved_figure
+from fedfacet.plots.run import TYPE_COLOURS, TYPES
+
+_MOST_ROUNDS = 100
+"""Columns of a heat map; more rounds are put together, or a column would be thinner than a dot."""
+
+
+def plot_selections(
+    chosen: Mapping[tuple[str, str], NDArray[np.bool_]], types: Mapping[tuple[str, str], Sequence[str]], path: Path
+) -> None:
+    """Draw a heat map of rounds and clients per setting into a PNG, clients sorted by type, their types in a strip beside it.
+
+    Args:
+        chosen: (row, column) -> who was selected, shape (R, K).
+        types: (row, column) -> one of ``TYPES`` per client.
+        path: of the picture; its folder is made if need be.
+    """
+    rows, columns = (list(dict.fromkeys(key[place] for key in chosen)) for place in (0, 1))
+    with saved_figure(path, 1.2 + 3.4 * len(columns), 0.6 + 1.5 * len(rows)) as figure:
+        grid = figure.subplots(len(rows), len(columns), squeeze=False)
+        for (row, column), axes in zip(((row, column) for row in rows for column in columns), grid.ravel(), strict=True):
+            if (row, column) not in chosen:
+                axes.set_axis_off()
+                continue
+            order = sorted(range(len(types[row, column])), key=lambda client: (TYPES.index(types[row, column][client]), client))
+            parts = np.array_split(chosen[row, column][:, order], min(_MOST_ROUNDS, len(chosen[row, column])))
+            shares_KR = np.stack([part.mean(axis=0) for part in parts], axis=1)
+            rounds, number = len(chosen[row, column]), len(order)
+            axes.imshow(shares_KR, aspect="auto", cmap="Greys", vmin=0, vmax=1, extent=(0.5, rounds + 0.5, number, 0))
+            sorted_types = [types[row, column][client] for client in order]
+            for kind in dict.fromkeys(sorted_types):
+                start, count = sorted_types.index(kind), sorted_types.count(kind)
+                strip = {"color": TYPE_COLOURS[kind], "clip_on": False, "linewidth": 0}
+                axes.barh(start + count / 2, -0.06 * rounds, height=count, left=0.5, **strip)
+                axes.text(0.5 - 0.03 * rounds, start + count / 2, kind, ha="center", va="center", fontsize=6)
+            axes.set(xlim=(0.5 - 0.06 * rounds, rounds + 0.5), ylim=(number, 0), yticks=[])
+            axes.spines[:].set_visible(False)
+            if row == rows[0] and len(columns) > 1:
+                axes.set_title(column)
+            if column == columns[0]:
+                axes.set_ylabel(row, rotation=0, ha="right", va="center")
+            if row == rows[-1]:
+                axes.set_xlabel("round")
+        figure.suptitle("Who was selected (dark), a line per client, sorted by type", fontsize=8)

@@ -1,0 +1,112 @@
+"""Who was selected, against the definitions written out client by client and round by round."""
+
+import csv
+import io
+import itertools
+import json
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra.numpy import array_shapes, arrays
+
+from fedfacet.analysis.runs import Run
+from fedfacet.analysis.selection import alikeness, evenness, selection_csv, selection_latex, selection_markdown, selection_of
+from fedfacet.commands import report
+from fedfacet.errors import FedFacetError
+
+CHOICES = arrays(bool, array_shapes(min_dims=2, max_dims=2, max_side=6))
+
+
+@given(CHOICES)
+def test_evenness_is_what_it_says(chosen_RK):
+    rounds, clients = chosen_RK.shape
+    found, counts = evenness(chosen_RK), chosen_RK.sum(axis=0).tolist()
+    assert found.places == pytest.approx(sum(counts) / rounds)
+    assert found.never == counts.count(0)
+    full = [r for r in range(1, rounds + 1) if chosen_RK[:r].any(axis=0).all()]
+    assert found.coverage == (full[0] if full else None)
+    gaps = [[len(list(run)) for taken, run in itertools.groupby(column) if not taken] for column in chosen_RK.T.tolist()]
+    assert found.gap == max((max(gap, default=0) for gap in gaps), default=0)
+    if sum(counts):
+        apart = sum(abs(one - other) for one in counts for other in counts)
+        assert found.gini == pytest.approx(apart / (2 * clients * sum(counts)))
+        assert found.jain == pytest.approx(sum(counts) ** 2 / (clients * sum(count**2 for count in counts)))
+    else:
+        assert math.isnan(found.gini)
+        assert math.isnan(found.jain)
+
+
+@given(st.data())
+def test_alikeness_is_jaccards(data):
+    one = data.draw(CHOICES)
+    other = data.draw(arrays(bool, one.shape))
+    sets = [[set(np.flatnonzero(row)) for row in choice] for choice in (one, other)]
+    each = [len(a & b) / len(a | b) if a | b else 1.0 for a, b in zip(*sets, strict=True)]
+    assert alikeness(one, other) == pytest.approx(sum(each) / len(each))
+    assert alikeness(one, one) == 1
+    assert alikeness(other, one) == alikeness(one, other)
+
+
+def run(folder, selector, seed, cohorts):
+    """A run of four clients that chose these."""
+    folder.mkdir()
+    rows = [f"{round},{' '.join(map(str, cohort))},0.5" for round, cohort in enumerate(cohorts, 1)]
+    (folder / "metrics.csv").write_text("\n".join(["round,cohort,val/acc", *rows]) + "\n")
+    counts = [sum(client in cohort for cohort in cohorts) for client in range(4)]
+    (folder / "partition.json").write_text(json.dumps({"counts": [[[9, 1], [1, 9]], [[9, 9], [1, 1]]] * 2}))
+    settings = {"seed": seed, "selector": selector, "federation": {"rounds": len(cohorts)}}
+    (folder / "config.yaml").write_text(
+        json.dumps({**settings, "choices": {"selector": selector, "experiment": "gsc"}, "callbacks": {}})
+    )
+    summary = {"status": "finished", "rounds": len(cohorts), "final": {"round": 1}, "participation_counts": counts}
+    (folder / "summary.json").write_text(json.dumps(summary))
+    return Run(folder, seed, {"seed": seed, "choices.selector": selector, "choices.experiment": "gsc"}, summary)
+
+
+@pytest.fixture
+def runs(tmp_path):
+    return [
+        run(tmp_path / "a", "turns", 0, [(0, 1), (2, 3), (0, 1)]),
+        run(tmp_path / "b", "turns", 1, [(2, 3), (0, 1), ()]),
+        run(tmp_path / "c", "same", 0, [(0, 1), (1, 0), (0, 1)]),
+    ]
+
+
+def test_a_line_per_setting_and_a_matrix_of_overlaps(runs):
+    found = selection_of(runs)
+    lines = [[cell.strip() for cell in line.split("|")[1:-1]] for line in selection_markdown(found).splitlines() if "|" in line]
+    assert lines[0] == ["selector", "seeds", "clients a round", "never", "everybody by", "Gini", "Jain", "longest gap"]
+    assert lines[2] == ["same", "1", "2", "2", "0 of 1 runs", "0.500", "0.500", "3"]
+    assert lines[3] == ["turns", "2", "1.67", "0", "2", "0.083", "0.950", "1.5"]
+    assert lines[4:] == [
+        ["overlap", "same", "turns"],
+        ["-------", "---:", "----:"],
+        ["same", "", "0.67"],
+        ["turns", "0.67", ""],
+    ]
+    assert "longest gap" in selection_latex(found)
+    rows = list(csv.DictReader(io.StringIO(selection_csv(found))))
+    told = {(row["row"], row["seed"], row["everybody_by_round"]) for row in rows}
+    assert told == {("same", "0", ""), ("turns", "0", "2"), ("turns", "1", "2")}
+
+
+def test_the_command_prints_draws_and_writes(runs, tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert report.main([*(str(run.path) for run in runs), "--selection"]) == 0
+    assert "| turns" in capsys.readouterr().out
+    assert (tmp_path / "logs" / "report" / "selection.png").read_bytes().startswith(b"\x89PNG")
+    assert (tmp_path / "logs" / "report" / "selection.csv").read_text().count("\n") == 4
+    with pytest.raises(SystemExit):
+        report.main([str(runs[0].path), "--selection", "--curves"])
+    assert "--selection has a table of its own" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("cohort", ["0 4", "0 x", "-1"])
+def test_a_table_of_other_clients_is_named(runs, cohort):
+    file = runs[0].path / "metrics.csv"
+    file.write_text(file.read_text().replace("1,0 1,", f"1,{cohort},", 1))
+    with pytest.raises(FedFacetError, match="leave that folder out"):
+        selection_of(runs)
