@@ -40,7 +40,7 @@ _WORDS = {
     "reinforcement learning, validation set": "reinforcement learning on the server's samples",
     "model compression": "compression",
     "auction, utility score": "auction",
-    "contract theory, utility score": "contracts",
+    "contract theory, utility score": "contract theory",
     "probability and exp": "probability and exploration",
     "ranking and exp": "ranking and exploration",
     "fixed rounds, es": "fixed rounds, early stopping",
