@@ -24,6 +24,7 @@ from fedfacet.clock import Clock
 from fedfacet.compatibility import (
     check_devices,
     check_disclosed,
+    check_full_batch,
     check_judged,
     check_noised,
     check_pairs,
@@ -207,12 +208,14 @@ def assemble(
         "selector": selector,
         "participation": participation,
         "termination": termination,
+        "transforms": next((transform for transform in clients.transforms if transform.needs), None),
     }
     names = {group: type(part).__name__ for group, part in chosen.items()} | dict(choices or {})
     check_pairs(chosen, names)
     if parts is not None:
         check_takes_parts(clients, aggregator, selector, names)
     check_transforms(clients)
+    check_full_batch(clients, selector, settings.get("scheduler"), names)
     check_noised(clients, names)
     watching = {f"callbacks.{name}": callback for name, callback in (settings.get("callbacks") or {}).items()}
     check_judged(clients, {"aggregator": aggregator, "selector": selector, **watching}, server_data, names)

@@ -1,6 +1,7 @@
 """Which parts go together: what a combination lacks, or would do wrong, is one sentence before the first round."""
 
 import logging
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -18,14 +19,17 @@ from fedfacet.devices.base import Devices
 from fedfacet.errors import ConfigError
 from fedfacet.objectives.classification import ClassificationObjective
 from fedfacet.privacy.disclosure import UNDECLARED, DisclosurePolicy
+from fedfacet.schedulers.base import Scheduler
 from fedfacet.selectors.base import ClientSelector
 from fedfacet.termination.base import Termination
+from fedfacet.transforms.base import UpdateTransform
 from fedfacet.transforms.clip_and_noise import ClipAndNoise
-from fedfacet.types import PAYMENTS, SUMMED_GRADIENTS, WEIGHTED_DRAWS, ServerData
+from fedfacet.transforms.silence import Silence
+from fedfacet.types import PAYMENTS, STORED_GRADIENTS, SUMMED_GRADIENTS, WEIGHTED_DRAWS, ServerData
 
 log = logging.getLogger(__name__)
 
-OPTIONAL = frozenset({WEIGHTED_DRAWS, SUMMED_GRADIENTS, PAYMENTS})
+OPTIONAL = frozenset({WEIGHTED_DRAWS, SUMMED_GRADIENTS, PAYMENTS, STORED_GRADIENTS})
 """What a part may give though nobody needs it, since it costs nothing."""
 
 _OTHER_HALF = "choose the other half of the method too (`method=` chooses both), or leave this half out."
@@ -33,6 +37,7 @@ _REMEDIES = {
     WEIGHTED_DRAWS: "choose a selector that draws clients by weights, such as uniform, or another participation.",
     PAYMENTS: "choose a selector that pays clients, such as fmore or cbim, or another termination.",
     SUMMED_GRADIENTS: "choose optimizer=sgd, without Nesterov's momentum and without dampening, or another method.",
+    STORED_GRADIENTS: "choose aggregator=lag (method=lag and method=lag_wk do), or leave this part out.",
 }
 
 
@@ -144,6 +149,33 @@ def check_transforms(clients: Clients) -> None:
             )
 
 
+def check_full_batch(clients: Clients, selector: ClientSelector, scheduler: Scheduler | None, names: Mapping[str, Any]) -> None:
+    """Refuse parts that take an update for a client's gradient, times a learning rate, where it is something else.
+
+    Raises:
+        ConfigError: naming the part, and what stands against it.
+    """
+    parts: list[tuple[str, ClientSelector | UpdateTransform]] = [("selector", selector)]
+    parts += [("transforms", transform) for transform in clients.transforms]
+    name = next((f"{group}={_name(group, part, names)}" for group, part in parts if part.needs_full_batch), None)
+    if name is None:
+        return
+    local, most = clients.local, max(map(len, clients.partition.indices))
+    per_epoch = math.ceil(most / local.batch_size)
+    steps = local.amount * (1 if local.unit == "steps" else per_epoch)
+    for refused, what in (
+        (steps > 1, f"a client takes {steps} steps: choose local=full_batch"),
+        (per_epoch > 1, f"a step takes {local.batch_size} of a client's {most} samples: choose local=full_batch"),
+        (local.sampling != "without_replacement", "a step draws samples with replacement: choose local=full_batch"),
+        (local.max_grad_norm is not None, "`local.max_grad_norm` clips gradients: leave it null"),
+        (local.keep_optimizer, "`local.keep_optimizer` keeps momentum: leave it false"),
+        (clients.privacy is not None, "`privacy` puts noise on gradients: choose privacy=none"),
+        (scheduler is not None, f"the learning rate changes by scheduler={names.get('scheduler')}: choose scheduler=none"),
+    ):
+        if refused:
+            raise ConfigError(f"Expected updates that are clients' gradients for {name}, but {what}, or another method.")
+
+
 def check_devices(
     clients: Clients,
     devices: Devices | None,
@@ -170,6 +202,11 @@ def check_devices(
         raise ConfigError(
             "Expected clients that send something where rounds take time on `devices`, but all layers stay with them, so that "
             "no server waits: choose devices=none."
+        )
+    if any(isinstance(transform, Silence) for transform in clients.transforms):
+        raise ConfigError(
+            "Expected updates that are sure to be sent where rounds take time on `devices`, but with transforms=silence some "
+            "are not: choose devices=none, or method=lag."
         )
     if devices.overcommit > 1 and selector.takes_all:
         raise ConfigError(

@@ -264,8 +264,8 @@ class Federation:
         if self._judges and round > self._fedavg_rounds:
             updates = self._judged(before.model, updates, notes)
         server, model, first = before.aggregator, before.model, next(updates, None)
-        if first is not None:  # no update at all leaves model and aggregator as they were
-            aggregator = self._fedavg if round <= self._fedavg_rounds else self.aggregator
+        aggregator = self._fedavg if round <= self._fedavg_rounds else self.aggregator
+        if first is not None:
             fold = aggregator.aggregate if self.parts is None else partial(self.parts.aggregate, aggregator.aggregate, round)
             server, model = fold(told.aggregator, model, itertools.chain([first], updates))
         elif notes.num_dropped > 1 or (notes.num_dropped and not before.participation_counts.any()):
@@ -273,6 +273,8 @@ class Federation:
                 f"Expected a valid update in round {round}, but all {notes.num_dropped} were dropped: lower the learning rate, "
                 "or see in the log what is wrong with them."
             )
+        elif aggregator.goes_on:  # else no update at all leaves model and aggregator as they were
+            server, model = aggregator.aggregate(told.aggregator, model, ())
         if not state.all_finite(model):
             raise BadUpdateError(
                 f"Expected a finite model after round {round}, but {type(self.aggregator).__name__} made NaN or infinity of "
@@ -322,17 +324,7 @@ class Federation:
             self.state = replace(self.state, scheduler=self.scheduler.observe(before.scheduler, metrics))
         notes.lap("measure")
         if self.selector.observe is not None:
-            draw = rng.stream(seed, "selector-learns", round)
-            handed: dict[str, Any] = {}
-            if self._selector_judges:
-                handed["judge"] = partial(self._judge, before.model, notes)
-            if self.selector.needs_change:
-                sent = (*self.facts.parameters, *self.facts.buffers)
-                handed["change"] = state.subtract({name: model[name] for name in sent}, before.model)
-            learnt = self.selector.observe(before.selector, result, notes.updates, draw, **handed)
-            self.state = replace(self.state, selector=learnt)
-            if self._selector_judges:  # it has passed samples since the round was measured
-                metrics["server/samples"] = notes.server_samples
+            self.state = replace(self.state, selector=self._learnt(before, result, notes, metrics))
         notes.lap("select")
         for callback in self.callbacks.values():
             callback.on_round_end(self, result)
@@ -345,6 +337,23 @@ class Federation:
         """Return what the round came to by the selector, which has not learnt from it yet."""
         assert self.selector.metrics is not None
         return {f"selector/{name}": value for name, value in self.selector.metrics(self.state.selector, result).items()}
+
+    def _learnt(
+        self, before: FederationState, result: RoundResult, notes: "_Notes", metrics: dict[str, float]
+    ) -> dict[str, Any]:
+        """Return the selector's state after a round; ``metrics`` of the round take in what that costs the server."""
+        assert self.selector.observe is not None
+        handed: dict[str, Any] = {}
+        if self._selector_judges:
+            handed["judge"] = partial(self._judge, before.model, notes)
+        if self.selector.needs_change:
+            sent = (*self.facts.parameters, *self.facts.buffers)
+            handed["change"] = state.subtract({name: self.state.model[name] for name in sent}, before.model)
+        draw = rng.stream(self.seed, "selector-learns", result.round)
+        learnt = self.selector.observe(before.selector, result, notes.updates, draw, **handed)
+        if self._selector_judges:  # it has passed samples since the round was measured
+            metrics["server/samples"] = notes.server_samples
+        return learnt
 
     def _measured(self, result: RoundResult) -> dict[str, float]:
         """Have callbacks measure a round; those whose turn it is not wait until it is known whether the round is the last."""
@@ -489,11 +498,13 @@ class Federation:
                 log.warning("%s; the update is dropped.", message)
                 notes.num_dropped += 1
                 continue
+            if update.memory:
+                notes.memory[task.client_id] = update.memory
+            if update.silent is True:
+                continue
             measured, answers = update.metrics, notes.answers.get(task.client_id, {})
             receipt = (update.num_samples, update.num_steps, float(measured["loss_sum"]), measured["num_seen"], answers)
             notes.receipts.append(ClientReceipt(task.client_id, *receipt))
-            if update.memory:
-                notes.memory[task.client_id] = update.memory
             if notes.keeps_updates:
                 notes.updates.append(update)
             yield update

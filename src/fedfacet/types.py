@@ -25,6 +25,9 @@ PAYMENTS = "selection/payments"
 SUMMED_GRADIENTS = "optimizer/summed_gradients"
 """What clients give whose update is a weighted sum of gradients, as SGD's is; ``ClientUpdate.step_weight`` sums the weights."""
 
+STORED_GRADIENTS = "aggregator/stored_gradients"
+"""What a server gives that goes on with the last update of a client that sends none in a round."""
+
 GROUP_WEIGHTS = "group_weights"
 """What the server sends so that clients weight their samples by class and attribute value, float32 of shape (Y, A)."""
 
@@ -223,6 +226,8 @@ class ClientUpdate:
         metrics: sums and counts measured while training, never ratios: ``loss_sum`` over the samples seen, and ``num_seen``.
         extras: what else the objective and its correction send along.
         memory: what the client keeps for its next participation; it does not leave the client.
+        silent: whether the client has trained and sends nothing; then ``delta``, ``buffers`` and ``extras`` are empty, and the
+            server takes nothing from the rest but that the client is done.
         num_lost: how many numbers of it were lost on their way to the server, which has zeros in their places.
         report: written by the server: what the client answered to the aggregator's question; ``None`` where it has none.
         judged: written by the server where the aggregator judges models: what the model that was sent and what this client's
@@ -241,6 +246,7 @@ class ClientUpdate:
     metrics: Mapping[str, float]
     extras: State = field(default_factory=dict)
     memory: State = field(default_factory=dict)
+    silent: bool = False
     num_lost: int = 0
     report: Any = None
     judged: tuple[NDArray[np.int64], NDArray[np.int64]] | None = None

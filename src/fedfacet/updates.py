@@ -45,11 +45,11 @@ def misfit(update: object, task: ClientTask, facts: Facts, extras: Mapping[str, 
         return f"its num_seen is {reprlib.repr(metrics['num_seen'])}"
     if update.held is not None:
         return "it says what the client held, which the server writes"
-    model = task.broadcast.model
+    model, sends = task.broadcast.model, update.silent is not True
     return (
-        _misfit("delta", update.delta, {name: model[name] for name in facts.parameters})
-        or _misfit("buffers", update.buffers, {name: model[name] for name in facts.buffers})
-        or _misfit("extras", update.extras, extras, others=True)
+        _misfit("delta", update.delta, {name: model[name] for name in facts.parameters if sends})
+        or _misfit("buffers", update.buffers, {name: model[name] for name in facts.buffers if sends})
+        or _misfit("extras", update.extras, extras if sends else {}, others=sends)
         or _misfit("memory", update.memory, {}, others=True)
     )
 

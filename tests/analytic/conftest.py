@@ -71,22 +71,22 @@ def points():
 
 @pytest.fixture
 def federate():
-    """Return a function that puts an objective, its clients and an aggregator together; everybody takes part.
+    """Return a function that puts an objective, its clients and an aggregator together; everybody takes part by default.
 
     All take ``steps`` steps, or with ``steps=None`` one on each of their samples.
     """
 
-    def make(objective, data, *, steps, aggregator=None, rounds=1000):
+    def make(objective, data, *, steps, aggregator=None, selector=None, transforms=(), rounds=1000):
         engine = SequentialEngine(device="cpu")
         local = LocalTraining(batch_size=1) if steps is None else LocalTraining(unit="steps", amount=steps, batch_size=100)
         engine.setup(
-            Clients(objective, torch.optim.SGD, data.dataset, data.partition, local, transforms=(), device=torch.device("cpu"))
+            Clients(objective, torch.optim.SGD, data.dataset, data.partition, local, transforms, device=torch.device("cpu"))
         )
         return Federation(
             facts=engine.clients.facts,
             partition_digest=data.partition.digest,
             engine=engine,
-            selector=AllSelector(),
+            selector=selector if selector is not None else AllSelector(),
             aggregator=aggregator if aggregator is not None else FedAvg(),
             rounds=rounds,
             cohort_size=1,

@@ -18,6 +18,7 @@ NO_REPETITION = {
     "fedld": "its directions are those of the updates as they are, whatever they weigh",
     "fedgh": "an update is harmonised with each other update once, whatever that weighs",
     "feddyn": "it adds up how far all clients have moved, so that more of them count for more",
+    "lag": "it keeps one update of each client, however often that comes",
     "krum": "an update has as many neighbours as there are others, and its weight does not decide whether it is kept",
 }
 SUMS = {"feddyn"}

@@ -217,7 +217,7 @@ def test_losses_that_are_nan(selector_option, run_of, num_clients, lost):
     def answers(query, client_id, value):
         if lost == "some" and not client_id % 2:
             return value
-        lost_values = {"local_loss": nan, "valuation": nan, "loss_moments": [9.0, nan, nan]}
+        lost_values = {"local_loss": nan, "valuation": nan, "smoothness": nan, "loss_moments": [9.0, nan, nan]}
         return lost_values.get(query.name, value)
 
     options = {"answers": answers, "metrics": dict.fromkeys(METRICS, nan)}

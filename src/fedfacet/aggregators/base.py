@@ -62,6 +62,9 @@ class Aggregator(ABC):
     ``ClientUpdate.judged``. A run without such samples is refused.
     """
 
+    goes_on: ClassVar[bool] = False
+    """Whether the model moves in a round without updates too, for which ``aggregate`` is then called with none."""
+
     weighting: str = "equal"
     buffers: str = "average"
 
@@ -99,7 +102,7 @@ class Aggregator(ABC):
         Args:
             server: the state; never written to.
             model: the global model that was broadcast; never written to.
-            updates: the cohort's updates in cohort order, at least one, valid, readable once.
+            updates: the cohort's updates in cohort order, at least one (unless it ``goes_on``), valid, readable once.
         """
 
     def weight(self, update: ClientUpdate) -> float:

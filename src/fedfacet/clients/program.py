@@ -441,7 +441,7 @@ class Clients:
         """Apply what happens to an update before it leaves the client."""
         for position, transform in enumerate(self.transforms):
             generator = rng.stream(task.seed, "transform", task.round, task.client_id, position)
-            update = transform.apply(update, generator)
+            update = transform.consider(transform.apply(update, generator), task)
         return update
 
 

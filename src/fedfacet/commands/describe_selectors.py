@@ -102,16 +102,15 @@ def _side_by_side(cards: Mapping[str, Card]) -> TextTable:
     """Return a table with a column per card."""
     lines = {name: _six(card) for name, card in cards.items()}
     rows = [[head, *(lines[name][place] for name in cards)] for place, head in enumerate(COLUMNS[1:])]
-    for head, of in (
-        ("kind", lambda card: card.kind),
-        ("needs", lambda card: ", ".join(card.needs) or "-"),
-        ("discloses", lambda card: ", ".join(card.discloses) or "nothing"),
-        ("sizes itself", lambda card: "yes" if card.sizes_itself else "no"),
-        ("explores", lambda card: "yes" if card.explores else "no"),
-        ("source", lambda card: card.source or "-"),
-    ):
-        rows.append([head, *(of(card) for card in cards.values())])
+    for field in ("kind", "needs", "discloses", "sizes_itself", "explores", "source"):
+        rows.append([field.replace("_", " "), *(_shown(getattr(card, field)) for card in cards.values())])
     return TextTable("Side by side", ["", *cards], rows, words=True)
+
+
+def _shown(value: str | bool | tuple[str, ...]) -> str:
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    return (value if isinstance(value, str) else ", ".join(value)) or "-"
 
 
 def _thesis(cards: Mapping[str, Card]) -> tuple[list[dict[str, Any]], list[TextTable]]:
@@ -120,13 +119,10 @@ def _thesis(cards: Mapping[str, Card]) -> tuple[list[dict[str, Any]], list[TextT
     for row in load_table4():
         card = card_of(row, cards)
         differences = row.differences(card.taxonomy) if card is not None else {}
-        notes = [
-            row.kind,
-            row.slips,
-            *(f"{name.replace('_', ' ')}: {row.differs.get(name, said[1])}" for name, said in differences.items()),
-        ]
+        others = [f"{name.replace('_', ' ')}: {row.differs.get(name, said[1])}" for name, said in differences.items()]
+        notes = [note.rstrip(".") for note in (row.kind, row.slips, *others) if note]
         here = [option for option in row.here if present(option)]
-        rows.append([*row.cells, " ".join(here) or "not here", ". ".join(note.rstrip(".") for note in notes if note)])
+        rows.append([*row.cells, " ".join(here) or "not here", ". ".join(notes)])
         cells = dict(zip(HEADS, row.cells, strict=True))
         data.append({**cells, "here": here, "kind": row.kind, "slips": row.slips, "differs": dict(row.differs)})
     return data, [TextTable("The thesis' table 4, and what runs its rows here", [*HEADS, "here", "notes"], rows, words=True)]

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from difflib import get_close_matches
-from inspect import getdoc
+from inspect import getdoc, signature
 from typing import Any
 
 from hydra.utils import get_class
@@ -122,7 +122,10 @@ FIELDS: dict[str, Callable[[Card], Iterable[str]]] = {
     "interpretation": lambda card: card.taxonomy.value_interpretation.replace(" and ", ", ").split(", "),
     "termination": lambda card: _values(card.taxonomy.termination_condition),
     "discloses": lambda card: card.discloses or ("nothing",),
-    **{name.replace(" ", "_"): lambda card, name=name: (_yes(name in card.needs),) for name in NEEDS},
+    "devices": lambda card: (_yes("devices" in card.needs),),
+    "server_data": lambda card: (_yes("server data" in card.needs),),
+    "updates": lambda card: (_yes("updates" in card.needs),),
+    "attributes": lambda card: (_yes("attributes" in card.needs),),
     "sizes_itself": lambda card: (_yes(card.sizes_itself),),
     "explores": lambda card: (_yes(card.explores),),
     "stops_early": lambda card: (_yes(card.stops_early),),
@@ -135,8 +138,11 @@ _ALWAYS |= {"stops_early": {"yes", "no"}, "requires": set(CHARACTERISTICS), "wit
 
 def _card(group: str, option: str, taxonomy: Taxonomy | None = None) -> Card:
     nodes = [node for _, node in targets(OmegaConf.load(conf_dir() / group / f"{option}.yaml"))]
+    part: Any
     part, *others = (get_class(str(node["_target_"])) for node in nodes)
     queries: list[Any] = [each for each in others if each.__module__.startswith(_QUERIES)]
+    # `heterogeneity=` chooses that query, whichever it is.
+    chosen = {"triplet"} if "heterogeneity" in signature(part).parameters else set()
     judges = getattr(part, "judges", None) is not None
     needs = {
         "devices": bool(getattr(part, "needs_devices", False)),
@@ -150,7 +156,7 @@ def _card(group: str, option: str, taxonomy: Taxonomy | None = None) -> Card:
         taxonomy=taxonomy if taxonomy is not None else part.taxonomy,
         source=_source(part),
         needs=tuple(name for name in NEEDS if needs[name]),
-        discloses=tuple(sorted({query.kind for query in queries} - {UNDECLARED})),
+        discloses=tuple(sorted(({query.kind for query in queries} | chosen) - {UNDECLARED})),
         sizes_itself=bool(getattr(part, "sizes_itself", False)),
     )
 

@@ -1,6 +1,8 @@
 """What a selector costs, counted by the ledger of a short run on 12 clients."""
 
+import statistics
 from collections import Counter
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,14 +15,14 @@ from fedfacet.config import compose_job
 
 COLUMNS = (
     *("selector", "clients a round", "numbers down", "numbers up", "samples asked", "samples trained"),
-    *("server's samples", "disclosed, numbers a round", "kept at the server"),
+    *("server's samples", "disclosed a round", "kept, bytes"),
 )
 
 SETTING = (
-    "On 12 clients of scikit-learn's digits, 4 a round, Dirichlet 0.3, FedAvg, devices=lognormal, server_data=validation. Means over "
-    "rounds. Numbers down and up: of questions and answers alone, beyond the models and updates of training. Samples asked: passed "
-    "through a model to answer; samples trained: passed in training by everybody who trained. Kept at the server: bytes of "
-    "the selector's state after the last round."
+    "On 12 clients of scikit-learn's digits, 4 a round, Dirichlet 0.3, FedAvg, devices=lognormal, server_data=validation. "
+    "Means over rounds. Numbers down and up: of questions and answers alone, beyond models and updates of training. Samples "
+    "asked: passed through a model to answer; samples trained: passed in training by everybody who trained. Kept: bytes of the "
+    "selector's state at the server after the last round."
 )
 
 _COMMON = (
@@ -59,9 +61,9 @@ class Cost:
     @property
     def cells(self) -> list[str]:
         """A line of the table."""
-        told = ", ".join(f"{kind} {number:g}" for kind, number in self.disclosed.items()) or "nothing"
+        told = ", ".join(f"{kind} {number:.4g}" for kind, number in self.disclosed.items()) or "nothing"
         numbers = (self.floats_down, self.floats_up, self.samples_asked, self.samples_trained, self.server_samples)
-        return [f"{self.clients:g}", *(f"{number:,.0f}" for number in numbers), told, f"{self.state_bytes:,} B"]
+        return [f"{self.clients:.3g}", *(f"{number:,.0f}" for number in numbers), told, f"{self.state_bytes:,}"]
 
     def told(self) -> dict[str, Any]:
         """Return what the ledger says, without the clock's time, as JSON-able data."""
@@ -106,9 +108,8 @@ def measure(selector: str, rounds: int) -> Cost:
     )
 
 
-def _mean(values: Any) -> float:
-    numbers = list(values)
-    return sum(numbers) / len(numbers)
+def _mean(values: Iterable[float]) -> float:
+    return statistics.fmean(values)
 
 
 def _bytes_of(value: Any) -> int:

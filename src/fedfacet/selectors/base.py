@@ -111,6 +111,9 @@ class ClientSelector(ABC):
     needs_devices: bool = False
     """Whether it looks at how long clients take, which only a run with ``devices`` knows."""
 
+    needs_full_batch: bool = False
+    """Whether an update has to be a client's gradient: one step on all of its samples, at a learning rate that stays."""
+
     needs_updates: ClassVar[Callable[..., bool] | None] = None
     """``needs_updates(self, server)`` tells whether ``observe`` wants this round's updates; ``None`` for never.
 

@@ -95,7 +95,7 @@ class FavorSelector(ClientSelector):
     """
 
     taxonomy = Taxonomy(
-        "efficiency", "DSRT", ("θ",), "reinforcement learning on the server's samples", "ranking", "reach accuracy"
+        "efficiency", "DSRT", ("θ",), "reinforcement learning on the server's samples", "ranking", "accuracy reached"
     )
     needs_change = True
 

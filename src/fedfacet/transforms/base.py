@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedfacet.arguments import check_whole
-from fedfacet.types import ClientUpdate
+from fedfacet.types import ClientTask, ClientUpdate
 
 
 class UpdateTransform(ABC):
@@ -24,6 +24,12 @@ class UpdateTransform(ABC):
     What the client trains on and what it answers follows from them. ``None`` for the true ones.
     """
 
+    needs: frozenset[str] = frozenset()
+    """What some other part must give."""
+
+    needs_full_batch: bool = False
+    """Whether an update has to be a client's gradient: one step on all of its samples, at a learning rate that stays."""
+
     needs_devices: ClassVar[bool] = False
     """Whether it asks how fast clients' lines are."""
 
@@ -36,6 +42,10 @@ class UpdateTransform(ABC):
     @abstractmethod
     def apply(self, update: ClientUpdate, rng: np.random.Generator) -> ClientUpdate:
         """Return the update as it is sent, drawing from ``rng`` only."""
+
+    def consider(self, update: ClientUpdate, task: ClientTask) -> ClientUpdate:
+        """Return what becomes of an update after ``apply``, in view of what the client was sent and of what it kept."""
+        return update
 
 
 def named(clients: Sequence[Any]) -> tuple[int, ...]:

@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path
+from typing import Any
 
 from fedfacet.config import plain
 from fedfacet.config.saved_yaml import load_yaml
@@ -122,7 +123,7 @@ def load_table4() -> list[Row]:
         >>> [row.name for row in load_table4()][:4]
         ['EqRep', 'EqW', 'AFL_G', 'pow-d']
     """
-    rows = plain(load_yaml(Path(__file__).with_name("methods.yaml")))  # type: ignore[arg-type]
+    rows: Any = plain(load_yaml(Path(__file__).with_name("methods.yaml")))  # type: ignore[arg-type]  # it is a list
     return [Row(**{**row, "here": tuple(row["here"])}) for row in rows]
 
 

@@ -1,0 +1,40 @@
+"""The page of the taxonomy of client selection, made from what ``describe.py selectors`` says.
+
+``PYTHONPATH=src python docs/make_taxonomy.py > results/taxonomy.md`` renews the page.
+"""
+
+import sys
+
+from fedfacet.analysis.terminal import markdown_tables
+from fedfacet.commands import describe_selectors
+
+HEAD = """# The taxonomy of client selection, as running code
+
+<!-- Made by `python docs/make_taxonomy.py > results/taxonomy.md`; do not edit it by hand. -->
+
+What every selector requires, asks and costs, and where each row of the thesis' table 4 lives here.
+[docs/taxonomy.md](../docs/taxonomy.md) tells how to read it.
+"""
+
+SECTIONS = {
+    "The thesis' table 4": ("table=thesis",),
+    "Cards": (),
+    "What selecting costs": ("cost=measured", "rounds=10"),
+}
+
+
+def section(title: str) -> str:
+    """Return a section: the command, and what it says."""
+    options = SECTIONS[title]
+    told = describe_selectors.tell([*options, "output=markdown"])
+    command = " ".join(["python src/describe.py selectors", *options, "output=markdown"])
+    return f"## {title}\n\n```bash\n{command}\n```\n\n{markdown_tables(told.tables, told.remarks)}"
+
+
+def taxonomy_page() -> str:
+    """Return the page as Markdown."""
+    return "\n".join([HEAD, *map(section, SECTIONS)])
+
+
+if __name__ == "__main__":
+    sys.stdout.write(taxonomy_page())
