@@ -11,7 +11,7 @@ import numpy as np
 from torch import Tensor
 
 from fedfacet.build import build, settle
-from fedfacet.config import compose_job
+from fedfacet.config import compose_job, conf_dir
 
 COLUMNS = (
     *("selector", "clients a round", "numbers down", "numbers up", "samples asked", "samples trained"),
@@ -19,14 +19,14 @@ COLUMNS = (
 )
 
 SETTING = (
-    "On 12 clients of scikit-learn's digits, 4 a round, Dirichlet 0.3, FedAvg, devices=lognormal, server_data=validation. "
-    "Means over rounds. Numbers down and up: of questions and answers alone, beyond models and updates of training. Samples "
-    "asked: passed through a model to answer; samples trained: passed in training by everybody who trained. Kept: bytes of the "
-    "selector's state at the server after the last round."
+    "On 12 clients of scikit-learn's digits, 4 a round, Dirichlet 0.3, FedAvg (LAG with its own aggregator), devices=lognormal, "
+    "server_data=validation. Means over rounds. Numbers down and up: of questions and answers alone, beyond models and updates "
+    "of training. Samples asked: passed through a model to answer; samples trained: passed in training by everybody who "
+    "trained. Kept: bytes of the selector's state at the server after the last round."
 )
 
 _COMMON = (
-    *("experiment=digits_gsc", "partition=dirichlet", "partition.num_clients=12", "partition.alpha=0.3", "aggregator=fedavg"),
+    *("experiment=digits_gsc", "partition=dirichlet", "partition.num_clients=12", "partition.alpha=0.3"),
     *("federation.cohort_size=4", "devices=lognormal", "server_data=validation", "server_data.samples_per_cell=5"),
     *("callbacks=[]", "task=describe", "model.width=4", "model.hidden=16"),
 )
@@ -80,7 +80,9 @@ def measure(selector: str, rounds: int) -> Cost:
     Raises:
         ConfigError: if it does not go with what the others are measured on.
     """
-    config, _ = compose_job("train", [*_COMMON, f"selector={selector}"])
+    file = conf_dir() / "method" / f"{selector}.yaml"
+    whole = file.is_file() and f"/selector: {selector}\n" in file.read_text(encoding="utf-8")  # it cannot do alone
+    config, _ = compose_job("train", [*_COMMON, f"method={selector}" if whole else "aggregator=fedavg", f"selector={selector}"])
     config.logger = {}
     settle(config)
     federation = build(config, Path())
