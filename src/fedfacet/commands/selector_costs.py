@@ -19,7 +19,7 @@ COLUMNS = (
 )
 
 SETTING = (
-    "On 12 clients of scikit-learn's digits, 4 a round, Dirichlet 0.3, FedAvg (LAG with its own aggregator), devices=lognormal, "
+    "On 12 clients of scikit-learn's digits, 4 a round, Dirichlet 0.3, FedAvg (LAG: its own aggregator), devices=lognormal, "
     "server_data=validation. Means over rounds. Numbers down and up: of questions and answers alone, beyond models and updates "
     "of training. Samples asked: passed through a model to answer; samples trained: passed in training by everybody who "
     "trained. Kept: bytes of the selector's state at the server after the last round."
