@@ -8,12 +8,14 @@ import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from provenance import headline, provenance
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "src"))
@@ -22,7 +24,9 @@ from fedfacet.aggregators.fedavg import FedAvg
 from fedfacet.callbacks.csv_log import CsvLog
 from fedfacet.callbacks.save_checkpoint import SaveCheckpoint
 from fedfacet.clients.program import Clients
+from fedfacet.clients.queries.bid import Bid
 from fedfacet.clients.queries.centroids import Centroids
+from fedfacet.clients.queries.contract import Contract
 from fedfacet.clients.queries.counts import DisclosedInteractionMatrix, NumSamples
 from fedfacet.clients.queries.local_loss import LocalLoss
 from fedfacet.clients.queries.loss_moments import LossMoments
@@ -32,20 +36,25 @@ from fedfacet.clients.queries.valuation import Valuation
 from fedfacet.engines.base import Engine
 from fedfacet.federation import Federation
 from fedfacet.selectors.active_fl import ActiveFLSelector
+from fedfacet.selectors.agnostic import AgnosticSelector
 from fedfacet.selectors.bandwidth_threshold import BandwidthThresholdSelector
 from fedfacet.selectors.base import ClientSelector
+from fedfacet.selectors.cbim import CBIMSelector
+from fedfacet.selectors.favor import FavorSelector
 from fedfacet.selectors.fedcs import FedCSSelector
 from fedfacet.selectors.feddiverse import FedDiverseSelector
 from fedfacet.selectors.fedpns import FedPNSSelector
 from fedfacet.selectors.fedrk import FedRKSelector
+from fedfacet.selectors.fl_cir import FLCIRSelector
 from fedfacet.selectors.flame import FlameSelector
+from fedfacet.selectors.fmore import FMoreSelector
 from fedfacet.selectors.k_fed import KFedSelector
 from fedfacet.selectors.oort import OortSelector
 from fedfacet.selectors.pow_d import PowDSelector
 from fedfacet.selectors.round_robin import RoundRobinSelector
 from fedfacet.selectors.size_weighted import SizeWeightedSelector
 from fedfacet.selectors.uniform import UniformSelector
-from fedfacet.types import Answer, ClientTask, ClientUpdate, Facts, Partition, Query, State
+from fedfacet.types import Answer, ClientTask, ClientUpdate, Facts, Partition, Query, ServerData, State
 
 
 class Effortless(Engine):
@@ -60,6 +69,8 @@ class Effortless(Engine):
             {name: torch.from_numpy(generator.normal(0.0, 1e-3, tensor.shape)).float() for name, tensor in model.items()}
             for _ in range(101)
         ]
+        self._confusion = generator.integers(1, 9, (10, 10))
+        self._gradients = generator.uniform(0.1, 1.0, 10)
         self._answers = {
             "heterogeneity": generator.random((num_clients, 3)).tolist(),
             "interaction_matrix": generator.integers(0, 11, (num_clients, 2, 2)).tolist(),
@@ -70,6 +81,8 @@ class Effortless(Engine):
             "resources": generator.uniform(0.1, 10.0, (num_clients, 3)).tolist(),
             "upload_seconds": generator.uniform(0.1, 10.0, num_clients).tolist(),
             "round_joules": generator.uniform(0.1, 10.0, num_clients).tolist(),
+            "bid": np.column_stack([generator.random((num_clients, 3)), 2 * generator.random(num_clients)]).tolist(),
+            "contract": [0.0] * num_clients,
             "centroids": generator.normal(0.0, 1.0, (num_clients, 2, 60)).tolist(),
         }
 
@@ -86,7 +99,17 @@ class Effortless(Engine):
         """Yield answers drawn once."""
         for task in tasks:
             value = self._answers[query.name][task.client_id]
+            if query.name == "contract":
+                value = query.menu.rewards[task.client_id % len(query.menu.rewards)]
             yield Answer(value, floats_up=np.size(value), samples=0)
+
+    def evaluate(self, model: State, splits: Sequence[Any], *_: Any) -> list[Any]:
+        """Return confusion counts drawn once, in which nothing takes time."""
+        return [SimpleNamespace(confusion=self._confusion) for _ in splits]
+
+    def head_gradients(self, model: State, samples: Any) -> NDArray[np.float64]:
+        """Return gradients drawn once."""
+        return self._gradients
 
 
 def main() -> None:
@@ -147,6 +170,11 @@ def measure(options: argparse.Namespace, digest: str) -> Iterator[tuple[str, lis
         FedCSSelector(resources=Resources(), deadline=100.0),
         FlameSelector(valuation=Valuation(), round_joules=RoundJoules()),
         BandwidthThresholdSelector(upload_seconds=UploadSeconds()),
+        AgnosticSelector(local_loss=LocalLoss()),
+        FMoreSelector(bid=Bid(), num_samples=NumSamples(), resources=Resources()),
+        CBIMSelector(contract=Contract(), resources=Resources()),
+        FLCIRSelector(),
+        FavorSelector(components=2, hidden=64, capacity=50),
         KFedSelector(centroids=Centroids(), local_loss=LocalLoss(), num_clusters=10),
     ]
     for selector in selectors:
@@ -160,6 +188,7 @@ def measure(options: argparse.Namespace, digest: str) -> Iterator[tuple[str, lis
                 rounds=10**9,
                 cohort_size=options.cohort,
                 seed=0,
+                server_data=ServerData(np.arange(100), attributes=False),
                 callbacks={
                     "csv_log": CsvLog(run_dir=Path(folder)),
                     "save_checkpoint": SaveCheckpoint(run_dir=Path(folder), run_config={}),
