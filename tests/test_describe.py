@@ -259,6 +259,9 @@ def test_other_words_after_selectors_are_named(run, more):
         ("compare=oort,fedcz", "did you mean fedcs?"),
         ("cost=measured rounds=0", "from 1 to 1000"),
         ("table=thesis shares=loss", "by itself"),
+        ("compare=oort,fedcs policy=efficiency", "without filters"),
+        ("policy=efficiency policy=incentives", "`policy` once"),
+        ("cost=measured kind=valuation", "a selector for cost=measured"),
     ],
 )
 def test_misspelt_filters_are_answered_with_the_nearest(run, typed, meant):

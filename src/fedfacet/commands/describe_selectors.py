@@ -31,13 +31,14 @@ def tell(options: Sequence[str]) -> Told:
     output = asked.pop("output", "text")
     cards = all_cards()
     if "table" in asked:
-        _check_alone("table=thesis", asked, {"table"})
+        _check_alone("table=thesis by itself", asked, {"table"})
         return Told(output, *_thesis(cards), remarks=[] if output == "json" else list(SLIPS))
     rounds, names = asked.pop("rounds", None), asked.pop("compare", None)
     cost = asked.pop("cost", None)
     if rounds is not None and cost is None:
         raise ConfigError("Expected `rounds` beside cost=measured, but got it alone: add cost=measured, or leave it out.")
     if names is not None:
+        _check_alone("compare=NAME,NAME without filters", asked, set())
         chosen = _named(names, cards)
     else:
         everything = {option: card for option, card in cards.items() if asked or card.group == "selector"}
@@ -64,6 +65,8 @@ def _asked(options: Sequence[str]) -> dict[str, str]:
     known = [*_OWN, *FIELDS]
     for option in options:
         name, equals, value = option.partition("=")
+        if name in asked:
+            raise ConfigError(f"Expected `{name}` once, but got it twice: write its values with commas between.")
         if not equals or not value or name not in known:
             near = get_close_matches(name, known, n=1)
             hint = f"did you mean {near[0]}=...?" if near else f"options are {', '.join(known)}."
@@ -77,7 +80,7 @@ def _asked(options: Sequence[str]) -> dict[str, str]:
 
 def _check_alone(what: str, asked: Mapping[str, str], own: set[str]) -> None:
     if others := [name for name in asked if name not in own]:
-        raise ConfigError(f"Expected {what} by itself, but got {others[0]}={asked[others[0]]} too: leave one of them out.")
+        raise ConfigError(f"Expected {what}, but got {others[0]}={asked[others[0]]} too: leave one of them out.")
 
 
 def _named(names: str, cards: Mapping[str, Card]) -> dict[str, Card]:
@@ -134,7 +137,9 @@ def _costs(cards: Mapping[str, Card], rounds: str, output: str) -> Told:
 
     if not rounds.isdecimal() or not 1 <= int(rounds) <= 1000:
         raise ConfigError(f"Expected `rounds` from 1 to 1000, but got {rounds}.")
-    costs = {name: measure(name, int(rounds)) for name, card in cards.items() if card.group == "selector"}
+    if not (selectors := [name for name, card in cards.items() if card.group == "selector"]):
+        raise ConfigError(f"Expected a selector for cost=measured, but got {', '.join(cards)}: choose selectors.")
+    costs = {name: measure(name, int(rounds)) for name in selectors}
     rows = [[name, *cost.cells] for name, cost in costs.items()]
     table = TextTable(f"What selecting costs, measured over {rounds} rounds", HEADS_OF_COSTS, rows)
     data = {name: cost.told() for name, cost in costs.items()}
