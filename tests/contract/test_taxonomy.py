@@ -25,6 +25,9 @@ KINDS = {
 }
 """Words of cards -> the kinds of answers that carry them; what travels with an update is not asked for."""
 
+MODEL_FLOATS = 776
+"""Of the model that costs are measured with."""
+
 WITH_THE_UPDATE = {"θ", "compressed update"}
 WITHOUT_A_QUESTION = {("oort", "time"), ("flame", "time"), ("pow_d", "|D|"), ("probe_fairness", "|D|")}
 """The server sees when updates arrive; pow-d asks for sizes if there are fewer candidates than clients; updates tell them."""
@@ -45,6 +48,21 @@ def test_a_card_says_what_the_ledger_says(name):
     assert asked <= carried | {"size"}, "clients tell what its card does not"
     assert (cost.server_samples > 0) == ("server data" in card.needs)
     assert set(card.taxonomy.termination_condition.split(", ")) <= TERMINATIONS
+    letters = card.taxonomy.client_characteristics
+    remembers = cost.state_bytes if "S" not in letters else cost.state_bytes + cost.answer_bytes
+    assert bool(remembers) == ("S" in letters), "whoever goes without S keeps no state, and whoever needs S keeps something"
+    assert "D" in letters or not asked, "whoever goes without D asks nobody"
+
+
+def test_costs_of_closed_form():
+    """Equal work whatever the draw: nobody asked, everybody asked once, and what LAG's server keeps of every client."""
+    uniform, everybody, lag = measure("uniform", 2), measure("all", 2), measure("lag", 2)
+    assert (uniform.floats_up, uniform.floats_down, uniform.disclosed) == (0, 0, {})
+    assert (uniform.state_bytes, uniform.aggregator_bytes, uniform.answer_bytes) == (0, 0, 0)
+    assert (everybody.clients, everybody.samples_asked) == (12, 0)
+    assert lag.aggregator_bytes >= 12 * MODEL_FLOATS * 4, "a gradient of each"
+    sizes = measure("size_weighted", 2)
+    assert (sizes.disclosed, sizes.answer_bytes) == ({"size": 12 / 2}, 12 * 8)
 
 
 def test_every_row_of_the_thesis_is_here_and_says_the_same():

@@ -12,6 +12,8 @@ from torch import Tensor
 
 from fedfacet.build import build, settle
 from fedfacet.config import compose_job, conf_dir
+from fedfacet.errors import ConfigError
+from fedfacet.federation import Federation
 
 COLUMNS = (
     *("selector", "clients a round", "numbers down", "numbers up", "samples asked", "samples trained"),
@@ -19,10 +21,10 @@ COLUMNS = (
 )
 
 SETTING = (
-    "On 12 clients of scikit-learn's digits, 4 a round, Dirichlet 0.3, FedAvg (LAG: its own aggregator), devices=lognormal, "
+    "On 12 clients of scikit-learn's digits, 4 a round, Dirichlet 0.3, FedAvg (LAG: its own method), devices=lognormal, "
     "server_data=validation. Means over rounds. Numbers down and up: of questions and answers alone, beyond models and updates "
     "of training. Samples asked: passed through a model to answer; samples trained: passed in training by everybody who "
-    "trained. Kept: bytes of the selector's state at the server after the last round."
+    "trained. Kept: bytes at the server after the last round, of the selector's state, the aggregator's, and answers."
 )
 
 _COMMON = (
@@ -45,6 +47,8 @@ class Cost:
         server_samples: that the server passed through models to judge them.
         disclosed: kind of answer -> numbers.
         state_bytes: of the selector's state after the last round.
+        aggregator_bytes: of the aggregator's.
+        answer_bytes: of the answers that the server remembers.
         milliseconds: at the server, by the clock; another one each time.
     """
 
@@ -56,6 +60,8 @@ class Cost:
     server_samples: float
     disclosed: dict[str, float]
     state_bytes: int
+    aggregator_bytes: int
+    answer_bytes: int
     milliseconds: float
 
     @property
@@ -63,7 +69,8 @@ class Cost:
         """A line of the table."""
         told = ", ".join(f"{kind} {number:.4g}" for kind, number in self.disclosed.items()) or "nothing"
         numbers = (self.floats_down, self.floats_up, self.samples_asked, self.samples_trained, self.server_samples)
-        return [f"{self.clients:.3g}", *(f"{number:,.0f}" for number in numbers), told, f"{self.state_bytes:,}"]
+        kept = self.state_bytes + self.aggregator_bytes + self.answer_bytes
+        return [f"{self.clients:.3g}", *(f"{number:,.0f}" for number in numbers), told, f"{kept:,}"]
 
     def told(self) -> dict[str, Any]:
         """Return what the ledger says, without the clock's time, as JSON-able data."""
@@ -80,12 +87,13 @@ def measure(selector: str, rounds: int) -> Cost:
     Raises:
         ConfigError: if it does not go with what the others are measured on.
     """
-    file = conf_dir() / "method" / f"{selector}.yaml"
-    whole = file.is_file() and f"/selector: {selector}\n" in file.read_text(encoding="utf-8")  # it cannot do alone
-    config, _ = compose_job("train", [*_COMMON, f"method={selector}" if whole else "aggregator=fedavg", f"selector={selector}"])
-    config.logger = {}
-    settle(config)
-    federation = build(config, Path())
+    try:
+        federation = _federation(f"selector={selector}", "aggregator=fedavg")
+    except ConfigError:
+        file = conf_dir() / "method" / f"{selector}.yaml"
+        if not file.is_file() or f"/selector: {selector}\n" not in file.read_text(encoding="utf-8"):
+            raise
+        federation = _federation(f"method={selector}")  # half a method, which FedAvg does not complete
     results = []
     try:
         for _ in range(rounds):
@@ -106,8 +114,17 @@ def measure(selector: str, rounds: int) -> Cost:
         server_samples=_mean(result.metrics.get("server/samples", 0) for result in results),
         disclosed={kind: number / rounds for kind, number in sorted(disclosed.items())},
         state_bytes=_bytes_of(federation.state.selector),
+        aggregator_bytes=_bytes_of(federation.state.aggregator),
+        answer_bytes=_bytes_of(federation.state.disclosures),
         milliseconds=1000 * _mean(result.seconds["select"] for result in results),
     )
+
+
+def _federation(*overrides: str) -> Federation:
+    config, _ = compose_job("train", [*_COMMON, *overrides])
+    config.logger = {}
+    settle(config)
+    return build(config, Path())
 
 
 def _mean(values: Iterable[float]) -> float:
