@@ -102,6 +102,7 @@ def test_shares_are_means_of_what_gradients_tell(server):
         ((0.0, 1.0), (np.e / (1 + np.e), 1 / (1 + np.e))),
         ((0.0, 0.0, 1.0), np.array([np.sqrt(np.e), np.sqrt(np.e), 1]) / (1 + 2 * np.sqrt(np.e))),
         ((1e-320, 1e300), (np.e / (1 + np.e), 1 / (1 + np.e))),
+        ((2.0,) * 10, (0.1,) * 10),
         ((inf, 1.0), (nan, nan)),
     ],
 )

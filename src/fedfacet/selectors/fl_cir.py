@@ -149,7 +149,8 @@ def class_shares(squares_Y: Floats, sharpness: float) -> Floats:
         return np.full(len(squares_Y), np.nan)
     least = squares_Y.min()
     inverse_Y = least / squares_Y if least > 0 else (squares_Y == 0).astype(np.float64)
-    powers_Y = np.exp(sharpness * (inverse_Y / inverse_Y.sum() - 1))  # at most 1, so that none overflows
+    inverse_Y = inverse_Y / inverse_Y.sum()
+    powers_Y = np.exp(sharpness * (inverse_Y - inverse_Y.max()))  # the largest is 1: none overflows, and not all underflow
     shares_Y: Floats = powers_Y / powers_Y.sum()
     return shares_Y
 
