@@ -64,7 +64,7 @@ NEEDS = {
     "aggregator=fair_accuracy": {"server_data": "validation"},
     "aggregator=norm_bound": {"aggregator.bound": 0.04},
     "transforms=packet_loss": {"devices": "lognormal", "transforms.packet_loss.rate": 0.5},
-    "transforms=silence": {"aggregator": "lag", "local": "full_batch", "local.batch_size": None},
+    "transforms=silence": {"aggregator": "lag", "local": "full_batch", "local.batch_size": None, "transforms.silence.xi": 0.0},
     "transforms=clip": {"transforms.clip.clip_norm": 0.05},
     "transforms=clip_and_noise": {"transforms.clip_and_noise.clip_norm": 0.05},
 }
