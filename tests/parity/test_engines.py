@@ -64,7 +64,6 @@ NEEDS = {
     "aggregator=fair_accuracy": {"server_data": "validation"},
     "aggregator=norm_bound": {"aggregator.bound": 0.04},
     "transforms=packet_loss": {"devices": "lognormal", "transforms.packet_loss.rate": 0.5},
-    "transforms=silence": {"aggregator": "lag", "local": "full_batch", "local.batch_size": None, "transforms.silence.xi": 0.0},
     "transforms=clip": {"transforms.clip.clip_norm": 0.05},
     "transforms=clip_and_noise": {"transforms.clip_and_noise.clip_norm": 0.05},
 }
@@ -150,7 +149,9 @@ def simplest(group, option):
 
 
 def suits(group, option):
-    """Tell whether the plain network has what a personal part keeps, or ``NEEDS`` gives another network."""
+    """Tell whether an option goes with ``BASE``: the plain network has what a personal part keeps, or ``NEEDS`` another."""
+    if f"{group}={option}" == "transforms=silence":
+        return False  # its clients take one step a round, and none straggles
     if group != "personal" or f"{group}={option}" in NEEDS:
         return True
     try:
