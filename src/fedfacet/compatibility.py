@@ -1,5 +1,6 @@
 """Which parts go together: what a combination lacks, or would do wrong, is one sentence before the first round."""
 
+import itertools
 import logging
 import math
 from collections.abc import Mapping
@@ -135,12 +136,18 @@ def check_judged(clients: Clients, parts: Mapping[str, Any], server_data: Server
 
 
 def check_transforms(clients: Clients) -> None:
-    """Refuse transforms of clients that do not exist.
+    """Refuse transforms of clients that do not exist, and those that would act on what is on its way already.
 
     Raises:
         ConfigError: naming one.
     """
     number = clients.partition.num_clients
+    for sent, transform in itertools.pairwise(clients.transforms):
+        if sent.on_lines is not None:
+            raise ConfigError(
+                f"Expected {type(sent).__name__} to be the last transform, since it is the way to the server, but "
+                f"{type(transform).__name__} comes after it: give them in the other order."
+            )
     for transform in clients.transforms:
         if unknown := [client_id for client_id in transform.clients or () if client_id >= number]:
             raise ConfigError(

@@ -14,9 +14,7 @@ from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from typing import Any
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 
 from fedfacet import rng, state
 from fedfacet.aggregators.base import Aggregator
@@ -26,6 +24,7 @@ from fedfacet.callbacks.base import Callback, Measurement
 from fedfacet.clock import Asked, Clock, Plan
 from fedfacet.engines.base import Engine
 from fedfacet.errors import BadUpdateError, Interrupted, SelectionError
+from fedfacet.judging import Judge
 from fedfacet.participation.base import Participation
 from fedfacet.privacy.disclosure import DisclosurePolicy
 from fedfacet.schedulers.base import Scheduler
@@ -129,6 +128,8 @@ class Federation:
         self._question = aggregator.report() if aggregator.report is not None else None
         self._judges = aggregator.judges is not None and aggregator.judges() is not None
         self._selector_judges = selector.judges() if selector.judges is not None else None
+        if (self._judges or self._selector_judges) and server_data is None:
+            raise ValueError("Expected `server_data` for an aggregator or a selector that judges models, but got none.")
         more_than_models = bool(self._extras) or aggregator.broadcast is not None
         self._fedavg_rounds = 0 if more_than_models else selector.fedavg_rounds
         self._fedavg = FedAvg(weighting=aggregator.weighting, buffers=aggregator.buffers)
@@ -261,8 +262,11 @@ class Federation:
         learns = self.selector.needs_updates is not None and self.selector.needs_updates(before.selector)
         notes.keeps_updates = bool(watching) or learns
         updates = self._received(tasks, notes)
-        if self._judges and round > self._fedavg_rounds:
-            updates = self._judged(before.model, updates, notes)
+        judge = None
+        if self.server_data is not None and (self._judges or self._selector_judges):
+            judge = Judge(self.engine, self.server_data, before.model)
+        if judge is not None and self._judges and round > self._fedavg_rounds:
+            updates = judge.judged(updates)
         server, model, first = before.aggregator, before.model, next(updates, None)
         aggregator = self._fedavg if round <= self._fedavg_rounds else self.aggregator
         if first is not None:
@@ -300,8 +304,8 @@ class Federation:
 
         # 10. Measure the new model, let scheduler and selector learn, tell everybody, and let the state be saved.
         metrics = _training_metrics(notes.receipts, notes.ledger)
-        if self._judges or self._selector_judges:
-            metrics["server/samples"] = notes.server_samples
+        if judge is not None:
+            metrics["server/samples"] = judge.num_samples
         if self.clock is not None and plan is not None:
             clock, taken = self.clock.advance(before.devices, plan, notes.asked, notes.ledger, seed=seed, round=round)
             self.state, metrics = replace(self.state, devices=clock), metrics | taken
@@ -324,7 +328,9 @@ class Federation:
             self.state = replace(self.state, scheduler=self.scheduler.observe(before.scheduler, metrics))
         notes.lap("measure")
         if self.selector.observe is not None:
-            self.state = replace(self.state, selector=self._learnt(before, result, notes, metrics))
+            self.state = replace(self.state, selector=self._learnt(before, result, notes, judge))
+            if judge is not None:  # it may have passed samples since the round was measured
+                metrics["server/samples"] = judge.num_samples
         notes.lap("select")
         for callback in self.callbacks.values():
             callback.on_round_end(self, result)
@@ -338,22 +344,17 @@ class Federation:
         assert self.selector.metrics is not None
         return {f"selector/{name}": value for name, value in self.selector.metrics(self.state.selector, result).items()}
 
-    def _learnt(
-        self, before: FederationState, result: RoundResult, notes: "_Notes", metrics: dict[str, float]
-    ) -> dict[str, Any]:
-        """Return the selector's state after a round; ``metrics`` of the round take in what that costs the server."""
+    def _learnt(self, before: FederationState, result: RoundResult, notes: "_Notes", judge: Judge | None) -> dict[str, Any]:
+        """Return the selector's state after a round."""
         assert self.selector.observe is not None
         handed: dict[str, Any] = {}
-        if self._selector_judges:
-            handed["judge"] = partial(self._judge, before.model, notes)
+        if judge is not None and self._selector_judges:
+            handed["judge"] = judge.of(self._selector_judges)
         if self.selector.needs_change:
             sent = (*self.facts.parameters, *self.facts.buffers)
             handed["change"] = state.subtract({name: self.state.model[name] for name in sent}, before.model)
         draw = rng.stream(self.seed, "selector-learns", result.round)
-        learnt = self.selector.observe(before.selector, result, notes.updates, draw, **handed)
-        if self._selector_judges:  # it has passed samples since the round was measured
-            metrics["server/samples"] = notes.server_samples
-        return learnt
+        return self.selector.observe(before.selector, result, notes.updates, draw, **handed)
 
     def _measured(self, result: RoundResult) -> dict[str, float]:
         """Have callbacks measure a round; those whose turn it is not wait until it is known whether the round is the last."""
@@ -509,32 +510,6 @@ class Federation:
                 notes.updates.append(update)
             yield update
 
-    def _judged(self, model: State, updates: Iterator[ClientUpdate], notes: "_Notes") -> Iterator[ClientUpdate]:
-        """Yield updates with what the model that was sent and each client's own say of the server's samples."""
-        if arrived := list(updates):  # an engine trains or measures, not both at a time
-            before = self._count(model, notes)
-        for update in arrived:
-            own = state.add(model, update.delta | update.buffers)
-            yield replace(update, judged=(before, self._count(own, notes)))
-
-    def _judge(self, model: State, notes: "_Notes", change: State) -> NDArray[Any]:
-        """Look at a changed model with the server's samples; this is what a selector that judges is handed."""
-        changed = state.add(model, change)
-        if self._selector_judges != "gradients":
-            return self._count(changed, notes)
-        assert self.server_data is not None  # as below
-        notes.server_samples += len(self.server_data.samples)
-        return self.engine.head_gradients(changed, self.server_data.samples)
-
-    def _count(self, model: State, notes: "_Notes") -> NDArray[np.int64]:
-        """Count what a model says of the server's samples, by class, attribute value and predicted class, (Y, A, Y)."""
-        assert self.server_data is not None  # `compatibility.py` refuses what judges without
-        samples, attributes = self.server_data
-        notes.server_samples += len(samples)
-        confusion = self.engine.evaluate(model, [samples])[0].confusion
-        counts_YAY = confusion.reshape(confusion.shape[1], -1, confusion.shape[1])
-        return counts_YAY if attributes else counts_YAY.sum(axis=1, keepdims=True)
-
     def _check_stop(self) -> None:
         if self._stop_signal is not None:
             signal, self._stop_signal = self._stop_signal, None  # whoever catches it may call `fit` again
@@ -566,7 +541,6 @@ class _Notes:
     begun: dict[int, int] = field(default_factory=dict)  # client -> samples of the first steps that it took to answer
     keeps_updates: bool = False
     num_dropped: int = 0
-    server_samples: int = 0  # passed through models by the server itself
     disclosed: list[Disclosed] = field(default_factory=list)
     updates: list[ClientUpdate] = field(default_factory=list)
     receipts: list[ClientReceipt] = field(default_factory=list)

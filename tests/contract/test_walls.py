@@ -20,7 +20,7 @@ SERVER = [
 FLOORS = [
     # What everybody may know: values, and help that knows nothing of learning.
     "errors types rng heterogeneity arguments libraries broken_pipe",
-    "state shapley auction contracts simplex dqn",
+    "state shapley auction contracts simplex dqn confusion",
     "storage updates",
     # Parts that an option chooses. Each knows values, and no other part.
     "metrics partitioners models losses corrections personal transforms participation schedulers selectors aggregators "
@@ -31,6 +31,7 @@ FLOORS = [
     "clients",
     "parallel",
     "engines",
+    "judging",
     # The rounds, and what they are made of.
     "callbacks",
     "federation",
@@ -53,7 +54,10 @@ DOORS = {"__init__", "__main__"}
 KNOWN_EXCEPTIONS = {
     ("callbacks", "federation"): "a callback is handed the federation, and names its type",
 }
-VALUES = ["types", "rng", "state", "heterogeneity", "errors", "arguments", "shapley", "auction", "contracts", "simplex", "dqn"]
+VALUES = [
+    *("types", "rng", "state", "heterogeneity", "errors", "arguments"),
+    *("shapley", "auction", "contracts", "simplex", "dqn", "confusion"),
+]
 GLOBAL_TORCH = {"manual_seed", "seed", "set_rng_state", "seed_everything", "manual_seed_all"}
 DRAWS = {"rand", "randn", "randint", "randperm", "normal", "bernoulli", "multinomial", "rand_like", "randn_like"}
 

@@ -5,13 +5,14 @@ import pytest
 import torch
 
 from fedfacet import state
-from fedfacet.compatibility import check_devices
+from fedfacet.compatibility import check_devices, check_transforms
 from fedfacet.devices.lognormal import LognormalDevices
 from fedfacet.devices.uniform import UniformDevices
 from fedfacet.errors import ConfigError
 from fedfacet.selectors.uniform import UniformSelector
 from fedfacet.storage import checkpoint
 from fedfacet.transforms.packet_loss import PacketLoss
+from fedfacet.transforms.sign_flip import SignFlip
 from fedfacet.types import ClientUpdate
 
 UP = np.array([4.0, 1.0, 3.0, 2.0])
@@ -110,6 +111,12 @@ def test_it_is_refused_without_devices(tiny_clients):
     names = {"selector": "uniform", "transforms": "packet_loss"}
     with pytest.raises(ConfigError, match=r"^Expected devices for transforms=packet_loss, .* but there are none"):
         check_devices(tiny_clients(transforms=[PacketLoss()]), None, UniformSelector(), None, names)
+
+
+def test_nothing_happens_to_an_update_that_is_on_its_way(tiny_clients):
+    check_transforms(tiny_clients(transforms=[SignFlip(), PacketLoss()]))
+    with pytest.raises(ConfigError, match=r"^Expected PacketLoss to be the last transform, .* but SignFlip comes after it"):
+        check_transforms(tiny_clients(transforms=[PacketLoss(), SignFlip()]))
 
 
 @pytest.mark.parametrize("wrong", [{"rate": 1.0}, {"insufficient": 1.5}, {"packet_floats": 0}, {"compensation": "count"}])

@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 from fedfacet import state
 from fedfacet.aggregators.base import Aggregator
 from fedfacet.arguments import check_within
+from fedfacet.confusion import accuracy_of
 from fedfacet.types import ClientUpdate, ServerState, State
 
 
@@ -101,5 +102,4 @@ def rank_weights(
 
 def _accuracy(update: ClientUpdate) -> float:
     assert update.judged is not None  # a run without samples of the server's is refused
-    counts_YAY = update.judged[1]
-    return float(np.einsum("yay->", counts_YAY) / counts_YAY.sum())
+    return accuracy_of(update.judged[1])

@@ -8,6 +8,7 @@ import numpy as np
 from fedfacet import state
 from fedfacet.aggregators.base import MEASURES, Aggregator, compared_rates
 from fedfacet.arguments import check_choice, check_whole
+from fedfacet.confusion import accuracy_of
 from fedfacet.types import ClientUpdate, ServerState, State
 
 
@@ -89,5 +90,4 @@ class FairAccuracy(Aggregator):
         counts_YAY = update.judged[1]
         rates_RA = compared_rates(counts_YAY, self.measure, self.positive_class)
         gap = (rates_RA.max(axis=1) - rates_RA.min(axis=1)).max()
-        accuracy = np.einsum("yay->", counts_YAY) / counts_YAY.sum() if counts_YAY.sum() else float("nan")
-        return float(accuracy / np.maximum(gap, self.least_gap))
+        return float(accuracy_of(counts_YAY) / np.maximum(gap, self.least_gap))

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from fedfacet import state
 from fedfacet.arguments import check_whole, check_within
+from fedfacet.confusion import accuracy_of
 from fedfacet.contracts import Menu, budgeted, menu_of
 from fedfacet.selectors.base import ClientSelector, Taxonomy, named
 from fedfacet.types import PAYMENTS, ClientUpdate, Facts, Query, RoundResult, SelectionContext, ServerState, State
@@ -209,8 +210,7 @@ class CBIMSelector(ClientSelector):
         """Return the clients of updates, and how the round ended for each."""
 
         def accuracy(members: Sequence[ClientUpdate]) -> float:
-            counts_YAY = judge(state.weighted_mean((one.delta | one.buffers, 1.0) for one in members))
-            return float(np.einsum("yay->", counts_YAY) / counts_YAY.sum())
+            return accuracy_of(judge(state.weighted_mean((one.delta | one.buffers, 1.0) for one in members)))
 
         if not updates:
             return [], []

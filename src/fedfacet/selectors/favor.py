@@ -14,6 +14,7 @@ from torch import Tensor
 
 from fedfacet import dqn, state
 from fedfacet.arguments import check_whole, check_within
+from fedfacet.confusion import accuracy_of
 from fedfacet.errors import ConfigError
 from fedfacet.selectors.base import ClientSelector, Taxonomy, named
 from fedfacet.types import ClientUpdate, Facts, RoundResult, SelectionContext, ServerState, State
@@ -224,8 +225,7 @@ class FavorSelector(ClientSelector):
         server = server | {"weights": after}
         if judge is None or result.round == 1:  # in which nobody was chosen
             return server
-        counts_YAY = judge(change)
-        accuracy = float(np.einsum("yay->", counts_YAY) / counts_YAY.sum())
+        accuracy = accuracy_of(judge(change))
         actions_K = torch.zeros(len(before) - 1, dtype=torch.bool)
         actions_K[[update.client_id for update in updates]] = True
         row = {"states": before.flatten(), "actions": actions_K, "next_states": after.flatten()}

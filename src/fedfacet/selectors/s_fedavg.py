@@ -8,6 +8,7 @@ import torch
 from numpy.typing import NDArray
 
 from fedfacet import rng, shapley, state
+from fedfacet.confusion import accuracy_of
 from fedfacet.selectors.base import ClientSelector, Taxonomy
 from fedfacet.types import ClientUpdate, Facts, RoundResult, SelectionContext, ServerState, State
 
@@ -107,8 +108,7 @@ class SFedAvgSelector(ClientSelector):
 
         def accuracy(coalition: shapley.Coalition) -> float:
             change = state.weighted_mean((updates[i].delta | updates[i].buffers, 1.0) for i in coalition)
-            counts_YAY = judge(change)
-            return float(np.einsum("yay->", counts_YAY) / counts_YAY.sum())
+            return accuracy_of(judge(change))
 
         settings = {"exact_up_to": self.exact_up_to, "permutations": self.permutations}
         values = shapley.shapley_values(accuracy, len(updates), rng, tolerance=self.tolerance, **settings)
