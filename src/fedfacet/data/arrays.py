@@ -8,9 +8,8 @@ import torch
 from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
 
-from fedfacet import rng
-from fedfacet.arguments import check_within
 from fedfacet.data.dataset import Dataset, InMemoryInputs
+from fedfacet.data.labels import split_groups
 
 Labels = NDArray[np.int64]
 
@@ -63,7 +62,7 @@ def dataset_from_arrays(
     classes = _names("class_names", class_names, labels)
     values = ("none",) if a is None and attribute_names is None else _names("attribute_names", attribute_names, attributes)
     if isinstance(test, int | float):
-        train, tested = _split(labels * len(values) + attributes, test, seed)
+        train, tested = split_groups(labels * len(values) + attributes, test, seed)
     else:
         train, tested = np.split(np.arange(len(labels)), [len(parts[0][1])])
     if inputs.dtype == torch.uint8 and mean is None and std is None:
@@ -127,7 +126,7 @@ def _read(dataset: Any) -> tuple[Any, ...]:
 
 
 def _part(x: Any, y: Any, a: Any = None) -> tuple[Tensor, Labels, Labels]:
-    inputs = _inputs(_array("x", x))
+    inputs = inputs_of(_array("x", x))
     labels = _labels("y", y, len(inputs), least=0)
     return inputs, labels, np.zeros_like(labels) if a is None else _labels("a", a, len(inputs), least=0)
 
@@ -155,7 +154,8 @@ def _array(name: str, values: Any) -> NDArray[Any]:
     return array
 
 
-def _inputs(array: NDArray[Any]) -> Tensor:
+def inputs_of(array: NDArray[Any]) -> Tensor:
+    """Return inputs as a model is given them, copied; ``ValueError`` if they are none. See ``dataset_from_arrays``."""
     if array.ndim < 2 or not array.size:
         raise ValueError(f"Expected `x` to have the shape (N, ...), with at least one number a sample, but got {array.shape}.")
     if array.dtype == np.uint8:
@@ -200,23 +200,6 @@ def _names(setting: str, names: Sequence[str] | None, labels: Labels) -> tuple[s
     if len(names) <= largest:
         raise ValueError(f"Expected `{setting}` to have a name for each label from 0 to {largest}, but got {len(names)}.")
     return tuple(map(str, names))
-
-
-def _split(groups: Labels, share: float, seed: int) -> tuple[Labels, Labels]:
-    """Return sorted positions for training and for the test, which has the same share of every group."""
-    check_within("test", share, "(0, 1)")
-    draw = rng.stream(seed, "test-split")
-    tested = []
-    for group in np.unique(groups):
-        members = draw.permutation(np.flatnonzero(groups == group))
-        if len(members) < 2:
-            raise ValueError(
-                "Expected at least two samples of every (class, attribute) group, one to train on and one to test with, but a "
-                "group has one: leave it out, or give the test set's arrays as `test`."
-            )
-        tested.append(members[: min(max(1, round(share * len(members))), len(members) - 1)])
-    test = np.sort(np.concatenate(tested))
-    return np.setdiff1d(np.arange(len(groups)), test, assume_unique=True), test
 
 
 def _moments(pixels: Tensor, train: Labels) -> tuple[list[float], list[float]]:

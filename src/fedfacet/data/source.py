@@ -7,6 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedfacet.data.dataset import Dataset
+from fedfacet.errors import ConfigError
 
 
 class DatasetSource(ABC):
@@ -40,3 +41,21 @@ class DatasetSource(ABC):
 def located(root: str | Path) -> Path:
     """Return a folder as an absolute path, ``~`` expanded."""
     return Path(root).expanduser().absolute()
+
+
+def located_inside(root: str | Path, name: str, setting: str) -> Path:
+    """Return a file or folder of a root as an absolute path.
+
+    The name counts in a run's identity; where the root lies does not.
+
+    Raises:
+        ConfigError: if the name is none of something inside the root.
+    """
+    path = Path(name).expanduser()
+    if path.is_absolute() or ".." in path.parts or not name:
+        folder, last = (path.parent, path.name) if path.name else (path, ".")
+        raise ConfigError(
+            f"Expected `dataset.{setting}` to be a name inside `dataset.root`, but got {name!r}: give `dataset.root={folder} "
+            f"dataset.{setting}={last}`."
+        )
+    return located(root) / path

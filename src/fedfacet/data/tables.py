@@ -5,6 +5,7 @@ import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -134,6 +135,21 @@ def read_table(
     return Table(path, remedy, lines, columns, private)
 
 
+def header_of(path: Path, *, expected: str, remedy: str) -> list[str]:
+    """Return the names of a csv file's columns, which its first line has.
+
+    Raises:
+        DatasetCorruptError: if the file is unreadable, or a name is empty or stands there twice.
+    """
+    with reading(path, expected, remedy), path.open(newline="", encoding="utf-8-sig") as file:
+        names = next(csv.reader(file, skipinitialspace=True, strict=True), [])
+    if not names or len(set(names)) < len(names) or "" in names:
+        raise DatasetCorruptError(
+            f"Expected line 1 of {path} to name every column, each once, but got {', '.join(names)[:200]!r}: {remedy}."
+        )
+    return names
+
+
 def one_hot(codes: NDArray[np.int64], count: int) -> NDArray[np.float32]:
     """Return a column of zeros and ones per category, shape (N, count); a row of zeros for a code that is not below ``count``.
 
@@ -147,7 +163,7 @@ def one_hot(codes: NDArray[np.int64], count: int) -> NDArray[np.float32]:
     return columns
 
 
-def standardised(values: NDArray[np.int64], train: NDArray[np.int64]) -> NDArray[np.float32]:
+def standardised(values: NDArray[np.number[Any]], train: NDArray[np.int64]) -> NDArray[np.float32]:
     """Return columns less their mean, over their standard deviation, both of the rows ``train``; shape (N, D).
 
     The deviation is that of the population, and 1 for a constant column.

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from torch import Tensor, nn
 from torchvision.models import ResNet50_Weights, resnet50
 
+from fedfacet.errors import ConfigError
 from fedfacet.models.pretrained import load_weights
 
 
@@ -45,3 +46,37 @@ class ResNet50Network(Network):
     def features(self, x: Tensor) -> Tensor:
         """Return the pooled features, shape (B, 2048)."""
         return self.backbone(x).flatten(1)  # type: ignore[no-any-return]
+
+
+def without_head(network: nn.Module, name: str) -> tuple[nn.Linear, str]:
+    """Take the last linear layer out of a network, which then returns what that layer saw.
+
+    Args:
+        network: whose last layer it is; changed in place.
+        name: what it is called, for the message.
+
+    Returns:
+        The layer, and its name in the network.
+
+    Raises:
+        ConfigError: if the network's last layer is no linear one.
+
+    Example:
+        >>> network = nn.Sequential(nn.Linear(3, 5), nn.ReLU(), nn.Linear(5, 2))
+        >>> without_head(network, "mine")
+        (Linear(in_features=5, out_features=2, bias=True), '2')
+        >>> network
+        Sequential(
+          (0): Linear(in_features=3, out_features=5, bias=True)
+          (1): ReLU()
+          (2): Identity()
+        )
+    """
+    last, layer = list(network.named_modules())[-1]
+    if not isinstance(layer, nn.Linear):
+        raise ConfigError(
+            f"Expected the last layer of {name} to be linear, because many methods ask for what it sees, but it is "
+            f"{type(layer).__name__}: choose another network."
+        )
+    network.set_submodule(last, nn.Identity())
+    return layer, last

@@ -52,7 +52,8 @@ def load_weights(model: nn.Module, weights: str, *, imagenet: Any, renamed: Mapp
             f"Expected the weights {weights!r} to be those of a {network} of this width, but {missing[0]!r} and "
             f"{len(missing) - 1} more tensors are missing or of another shape: pass another file or `model.weights=none`."
         )
-    model.load_state_dict(fitting, strict=False)
+    for name, tensor in fitting.items():  # some networks of torchvision refuse a state dict that does not say its version
+        own[name].copy_(tensor)
 
 
 def _from_torchvision(imagenet: Any) -> object:

@@ -1,0 +1,161 @@
+"""Your own images, in folders."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedfacet.arguments import check_within
+from fedfacet.data.dataset import Dataset
+from fedfacet.data.generated import noise, write_image, write_lines
+from fedfacet.data.images import IMAGENET_MEAN, IMAGENET_STD, ImageFiles
+from fedfacet.data.labels import read_labels
+from fedfacet.data.source import DatasetSource, located_inside
+from fedfacet.data.tables import header_of, read_table
+from fedfacet.errors import ConfigError, DatasetCorruptError, DatasetNotFoundError
+
+SUFFIXES = frozenset({".jpg", ".jpeg", ".png", ".bmp", ".gif", ".ppm", ".tif", ".tiff", ".webp"})
+
+
+@dataclass(eq=False, kw_only=True)
+class ImageFolder(DatasetSource):
+    """Images whose labels are the names of the folders they lie in, or stand in a csv file.
+
+    ``folders`` says what the folders' names mean, from the outermost inwards: ``[class]`` is the layout of torchvision's
+    ``ImageFolder``, ``[split, class]`` has the folders ``train``, ``test`` and maybe ``val`` above it, and ``[hospital, class]``
+    has a folder for each hospital, of which ``partition=natural partition.label=hospital`` makes clients. With ``labels`` they
+    stand in that csv file instead, whose column ``file`` has paths as seen from the folder. All further levels or columns may
+    name clients. Images become RGB, and their pixels are normalised by ImageNet's statistics. Names that begin with a dot are
+    passed over.
+
+    Args:
+        root: the folder that holds the one called ``folder``.
+        folder: of the images.
+        folders: what each level of folders says: ``class``, ``attribute``, ``split``, or a word of your own.
+        labels: name of a csv file in the root, whose first line names the columns; ``None`` means that folders say it all.
+        file: the column of that file that has the images' paths.
+        target: the level or column that is the class.
+        attribute: the one that is the attribute; ``None`` means the one called ``attribute``, or none.
+        split: the one that says ``train``, ``val`` or ``test``; ``None`` means the one called ``split``. Without it
+            ``test_fraction`` of every (class, attribute) group tests.
+        image_size: height and width in pixels that images are resized to, 1 or larger.
+        test_fraction: in (0, 1).
+        seed: of the draw of the test set; it does not follow the run's seed.
+        max_memory_gb: as in ``LazyImages``.
+    """
+
+    root: str | Path
+    folder: str = "images"
+    folders: Sequence[str] = ("class",)
+    labels: str | None = None
+    file: str = "file"
+    target: str = "class"
+    attribute: str | None = None
+    split: str | None = None
+    image_size: int = 64
+    test_fraction: float = 0.2
+    seed: int = 0
+    max_memory_gb: float = 8.0
+
+    def __post_init__(self) -> None:
+        if self.image_size < 1:
+            raise ValueError(f"Expected `image_size` to be 1 or larger, but got {self.image_size}.")
+        check_within("dataset.test_fraction", self.test_fraction, "(0, 1)")
+        if self.labels is None and (len(set(self.folders)) < len(self.folders) or self.target not in self.folders):
+            raise ConfigError(
+                f"Expected `dataset.folders` to have each word once, {self.target!r} among them, but got "
+                f"[{', '.join(self.folders)}]: say what each level of folders means, or name a csv file with `dataset.labels`."
+            )
+        self.path = located_inside(self.root, self.folder, "folder")
+        self.table = None if self.labels is None else located_inside(self.root, self.labels, "labels")
+
+    def generate(self, demand: NDArray[np.int64] | None) -> None:
+        """Write noise in the layout that the settings describe; see ``DatasetSource.generate``."""
+        classes, values = (2, 2) if demand is None else demand.shape
+        per_group = 20 + int(np.ceil(1.5 * (20 if demand is None else demand.max()) / (1 - self.test_fraction)))
+        attribute = self.attribute or "attribute"
+        groups = np.repeat(np.arange(classes * values), per_group)
+        lines = [f"{self.file},{self.target},{attribute}"]
+        for number, pixels in enumerate(noise("image_folder", groups, (self.image_size, self.image_size, 3))):
+            y, a = divmod(int(groups[number]), values)
+            split = "train" if number % 3 else "test"
+            said = {self.target: f"class {y}", attribute: f"value {a}", self.split or "split": split}
+            name = f"{number:05d}.png"
+            if self.table is None:
+                name = "/".join([*(said.get(level, f"{level} {number % 2}") for level in self.folders), name])
+            lines.append(f"{name},{y},{a}")
+            write_image(self.path / name, pixels)
+        if self.table is not None:
+            write_lines(self.table, lines)
+
+    def load(self, demand: NDArray[np.int64] | None = None) -> Dataset:
+        """Find the images and check them; see ``DatasetSource.load``."""
+        if not self.path.is_dir():
+            raise DatasetNotFoundError(
+                f"Expected a folder of images at {self.path}, but there is none: give `dataset.root=DIR dataset.folder=NAME`, "
+                "or point FEDFACET_DATA at the folder that holds it."
+            )
+        names, columns = self._in_folders() if self.table is None else self._in_table(self.table)
+        labels = read_labels(
+            columns,
+            target=self.target,
+            attribute=self.attribute,
+            split=self.split,
+            test_fraction=self.test_fraction,
+            seed=self.seed,
+            source=self.table or self.path,
+        )
+        images = ImageFiles(
+            [self.path / name for name in names],
+            self.image_size,
+            remedy="replace or delete the file",
+            max_memory_gb=self.max_memory_gb,
+        )
+        images.check()
+        return Dataset(
+            *(images, labels.y, labels.a, labels.train, labels.test, labels.val, labels.class_names, labels.attribute_names),
+            mean=IMAGENET_MEAN,
+            std=IMAGENET_STD,
+            columns=labels.columns,
+        )
+
+    def _in_folders(self) -> tuple[list[str], dict[str, list[str]]]:
+        """Return the images' paths, sorted, and what the folders above each say."""
+        found = (path.relative_to(self.path) for path in self.path.rglob("*") if path.suffix.lower() in SUFFIXES)
+        paths = sorted(path for path in found if not any(part.startswith(".") for part in path.parts))
+        if stray := next((path for path in paths if len(path.parts) != 1 + len(self.folders)), None):
+            raise DatasetCorruptError(
+                f"Expected every image in {self.path} to lie in {len(self.folders)} folders, whose names say "
+                f"{', '.join(self.folders)} (`dataset.folders`), but {stray} lies in {len(stray.parts) - 1}: move it, or say "
+                "what each level means."
+            )
+        if not paths:
+            raise DatasetCorruptError(
+                f"Expected images in {self.path}, but there are none that end in {', '.join(sorted(SUFFIXES))}: put them there."
+            )
+        columns = {level: [path.parts[depth] for path in paths] for depth, level in enumerate(self.folders)}
+        return [path.as_posix() for path in paths], columns
+
+    def _in_table(self, path: Path) -> tuple[list[str], dict[str, list[str]]]:
+        """Return the images' paths in the order of the lines, and the other columns."""
+        remedy = "correct the table"
+        table = read_table(path, header_of(path, expected=_TABLE, remedy=remedy), expected=_TABLE, remedy=remedy)
+        columns = dict(table.columns)
+        if self.file not in columns:
+            raise ConfigError(
+                f"Expected `dataset.file` to name the column of {path} that has the images' paths, but got {self.file!r}: "
+                f"choose one of {', '.join(columns)}."
+            )
+        names = columns.pop(self.file)
+        present = {found.relative_to(self.path).as_posix() for found in self.path.rglob("*")}
+        if absent := [line for line, given in zip(table.lines, names, strict=True) if given not in present]:
+            raise DatasetCorruptError(
+                f"Expected every image of {path} in {self.path}, but {len(absent)} of {len(names)} are not there, the first "
+                f"in line {absent[0]}: give paths as seen from {self.path}."
+            )
+        return names, columns
+
+
+_TABLE = "a table of labels"

@@ -1,0 +1,81 @@
+"""Your own arrays."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedfacet.arguments import check_within
+from fedfacet.data.arrays import dataset_from_arrays
+from fedfacet.data.dataset import Dataset
+from fedfacet.data.generated import noise
+from fedfacet.data.reading import reading
+from fedfacet.data.source import DatasetSource, located_inside
+from fedfacet.errors import DatasetCorruptError, DatasetNotFoundError, first_line
+
+_NAMES = ("class_names", "attribute_names")
+
+
+@dataclass(eq=False, kw_only=True)
+class Npz(DatasetSource):
+    """Arrays of one file, as ``numpy.savez`` writes it.
+
+    ``x`` of shape (N, ...) has the inputs (uint8 of shape (N, C, H, W) is images), ``y`` the classes from 0, and ``a``, if it
+    is there, the attribute. ``x_test``, ``y_test`` and ``a_test`` are the test set; without them ``test_fraction`` of every
+    (class, attribute) group tests. ``class_names`` and ``attribute_names`` are texts. Every other array of whole numbers, one
+    for each sample, the test's after the others, is a column that clients may be made of: ``partition=natural
+    partition.label=hospital``. What inputs may be, ``dataset_from_arrays`` says. Pickled objects are refused.
+
+    Args:
+        root: the folder that holds the file.
+        file: its name.
+        test_fraction: in (0, 1).
+        seed: of the draw of the test set; it does not follow the run's seed.
+    """
+
+    root: str | Path
+    file: str = "arrays.npz"
+    test_fraction: float = 0.2
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        check_within("dataset.test_fraction", self.test_fraction, "(0, 1)")
+        self.path = located_inside(self.root, self.file, "file")
+
+    def generate(self, demand: NDArray[np.int64] | None) -> None:
+        """Write images of noise; see ``DatasetSource.generate``."""
+        classes, values = (2, 2) if demand is None else demand.shape
+        per_group = 20 + int(np.ceil(1.5 * (20 if demand is None else demand.max()) / (1 - self.test_fraction)))
+        groups = np.repeat(np.arange(classes * values), per_group)
+        y, a = np.divmod(groups, values)
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        with self.path.open("wb") as file:
+            np.savez(file, x=noise("npz", groups, (3, 28, 28)), y=y, a=a, site=np.arange(len(y)) % 4)
+
+    def load(self, demand: NDArray[np.int64] | None = None) -> Dataset:
+        """Read the arrays; see ``DatasetSource.load``."""
+        if not self.path.exists():
+            raise DatasetNotFoundError(
+                f"Expected arrays at {self.path}, but there is no such file: write them with `numpy.savez`, give "
+                "`dataset.root=DIR dataset.file=NAME`, or point FEDFACET_DATA at the folder that holds it."
+            )
+        remedy = "write it with `numpy.savez`, arrays of numbers and texts only"
+        with reading(self.path, "arrays", remedy), np.load(self.path, allow_pickle=False) as file:
+            arrays: dict[str, NDArray[Any]] = dict(file)
+        if lacking := [name for name in ("x", "y") if name not in arrays]:
+            raise DatasetCorruptError(
+                f"Expected the arrays x and y in {self.path}, but {lacking[0]} is not among {', '.join(arrays) or 'none'}: "
+                "name them so."
+            )
+        x, y, a = arrays.pop("x"), arrays.pop("y"), arrays.pop("a", None)
+        held_out = [arrays.pop(f"{name}_test", None) for name in "xya"]
+        names = {name: arrays.pop(name).tolist() for name in _NAMES if name in arrays}
+        given = [array for array in held_out if array is not None]
+        try:
+            return dataset_from_arrays(
+                *(x, y, a), test=tuple(given) if given else self.test_fraction, columns=arrays, seed=self.seed, **names
+            )
+        except ValueError as error:
+            raise DatasetCorruptError(f"In {self.path}: {first_line(error)}") from None
