@@ -103,13 +103,30 @@ class TestTypes:
                 check_arguments("part", OmegaConf.create({"_target_": target}))
 
 
+    def test_what_is_missing_is_told_apart_from_what_is_misspelt(self, tmp_path, monkeypatch, caplog):
+        (tmp_path / "mine_of_tests.py").write_text("import a_package_of_nobody\n")
+        (tmp_path / "broken_of_tests.py").write_text("1 / 0\n")
+        monkeypatch.syspath_prepend(tmp_path)
+        for target, said in (
+            ("nobodys_module.Mine", r"Python finds no module nobodys_module: install .* nobodys_module\.py on PYTHONPATH"),
+            ("mine_of_tests.Mine", "mine_of_tests needs the module a_package_of_nobody, which is not installed"),
+            ("broken_of_tests.Mine", "cannot be imported .ZeroDivisionError: division by zero.: mend the module"),
+            ("fedfacet.selectors.unifrom.Uniform", "fedfacet.selectors has no `unifrom`, the nearest are uniform"),
+            ("fedfacet.selectors.uniform.Uniform", "has no `Uniform`, the nearest are UniformSelector"),
+            ("torch.optim.SGD.step.nothing", r"torch\.optim\.SGD\.step has no `nothing`: mend the name"),
+        ):
+            with pytest.raises(ConfigError, match=said):
+                check_arguments("part", OmegaConf.create({"_target_": target}))
+        assert not caplog.records, "one sentence, and nothing of Hydra's before it"
+
+
 class TestKinds:
     """A target must be what its part is for."""
 
     @pytest.mark.parametrize(
         ("override", "said"),
         [
-            ("+callbacks.x._target_=os.system", "to name a class or function, but got 'os.system'"),
+            ("+callbacks.x._target_=os.system", r"to name a class or function of a module, .* but got 'os\.system'"),
             ("engine._target_=subprocess.Popen", "to name a class or function"),
             ("+callbacks.x._target_=fedfacet.selectors.all.AllSelector", r"derived from fedfacet\.callbacks\.base\.Callback"),
             ("selector._target_=fedfacet.aggregators.fedavg.FedAvg", r"derived from fedfacet\.selectors\.base\.ClientSelector"),

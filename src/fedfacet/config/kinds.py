@@ -1,12 +1,14 @@
 """What the target of each part of a configuration must be."""
 
+import difflib
+import importlib
 import inspect
 import sys
 from typing import Any
 
 from hydra.utils import get_object
 
-from fedfacet.errors import ConfigError
+from fedfacet.errors import ConfigError, first_line
 
 KINDS = {
     "dataset": "fedfacet.data.source.DatasetSource",
@@ -53,12 +55,14 @@ def find_target(path: str, name: Any) -> Any:
     Raises:
         ConfigError: saying what was expected.
     """
-    try:
-        if not isinstance(name, str) or name.partition(".")[0] in sys.stdlib_module_names:
-            raise ImportError(name)
-        target = get_object(name)
-    except Exception:  # whatever a module may raise when it is imported
-        raise ConfigError(f"Expected `{path}._target_` to name a class or function, but got {name!r}: mend the name.") from None
+    if not isinstance(name, str) or "." not in name or name.partition(".")[0] in sys.stdlib_module_names:
+        raise ConfigError(
+            f"Expected `{path}._target_` to name a class or function of a module, such as my_module.MyClass, but got {name!r}: "
+            "mend the name."
+        )
+    if fault := _fault_of(name):
+        raise ConfigError(f"Expected `{path}._target_` to name a class or function, but got {name!r}: {fault}.")
+    target = get_object(name)
     kind = KINDS.get(path) or KINDS.get(f"{path.rpartition('.')[0]}.*")
     if kind is not None and not (path in MADE_BY_FUNCTIONS and inspect.isfunction(target)):
         if not (inspect.isclass(target) and issubclass(target, get_object(kind))):
@@ -71,3 +75,31 @@ def find_target(path: str, name: Any) -> Any:
             "batch.y."
         )
     return target
+
+
+def _fault_of(name: str) -> str:
+    """Return why a dotted name leads nowhere, and what to do about it; nothing where it leads somewhere."""
+    parts = name.split(".")
+    found: Any = None
+    for length, part in enumerate(parts, start=1):
+        whole = ".".join(parts[:length])
+        if found is not None and hasattr(found, part):
+            found = getattr(found, part)
+            continue
+        if found is not None and not inspect.ismodule(found):
+            return f"{whole.rpartition('.')[0]} has no `{part}`: mend the name"
+        try:
+            found = importlib.import_module(whole)
+        except ModuleNotFoundError as error:
+            if error.name != whole:
+                return f"{whole} needs the module {error.name}, which is not installed: install the package that has it"
+            if found is None:
+                return (
+                    f"Python finds no module {whole}: install the package that has it, put the folder that holds {whole}.py on "
+                    "PYTHONPATH, or mend the name"
+                )
+            nearest = ", ".join(difflib.get_close_matches(part, dir(found), 3))
+            return f"{found.__name__} has no `{part}`{f', the nearest are {nearest}' if nearest else ''}: mend the name"
+        except Exception as error:  # whatever a module may raise when it is imported
+            return f"{whole} cannot be imported ({type(error).__name__}: {first_line(error)}): mend the module"
+    return ""
