@@ -102,7 +102,6 @@ class TestTypes:
             with pytest.raises(ConfigError, match=r"`part\._target_` to name a class or function"):
                 check_arguments("part", OmegaConf.create({"_target_": target}))
 
-
     def test_what_is_missing_is_told_apart_from_what_is_misspelt(self, tmp_path, monkeypatch, caplog):
         (tmp_path / "mine_of_tests.py").write_text("import a_package_of_nobody\n")
         (tmp_path / "broken_of_tests.py").write_text("1 / 0\n")

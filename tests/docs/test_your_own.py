@@ -1,0 +1,53 @@
+"""Whoever follows the pages on data, models and methods of one's own gets what they say: every block is written and run."""
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+BLOCK = re.compile(r"```(python|yaml|bash)\n(?:# (\S+\.(?:py|yaml))\n)?(.*?)```", re.DOTALL)
+
+RESULTS = {
+    "your_own_data.md": ["dataset: image_folder", "dataset: csv"],
+    "your_own_model.md": ["model: torchvision", "model: my_network", "model: my_wrapped"],
+    "your_own_method.md": ["selector: highest_loss", "loss: focal"],
+}
+"""What the configurations of the pages' runs say they chose."""
+
+
+@pytest.mark.parametrize("page", RESULTS)
+def test_the_page_works(page, tmp_path):
+    """Commands run in order in an empty folder, which has the scripts only; five rounds are enough for a table."""
+    (tmp_path / "src").symlink_to(ROOT / "src")
+    environment = {
+        **os.environ,
+        "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
+        "OMP_NUM_THREADS": "1",
+    }
+    said = ""
+    for kind, name, content in BLOCK.findall((ROOT / "docs" / page).read_text()):
+        if kind != "bash":
+            assert name, "every file has its name"
+            file = tmp_path / name
+            file.parent.mkdir(parents=True, exist_ok=True)
+            file.write_text(content)
+            continue
+        finished = subprocess.run(
+            ["bash", "-e", "-c", content], cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=300
+        )
+        assert finished.returncode == 0, finished.stdout + finished.stderr
+        said += finished.stdout
+    chosen = [file.read_text() for file in sorted((tmp_path / "logs" / "train" / "runs").glob("*/config.yaml"))]
+    for wanted in RESULTS[page]:
+        assert any(re.search(rf"^  {wanted}$", settings, re.MULTILINE) for settings in chosen), wanted
+    for folder in (tmp_path / "logs" / "train" / "runs").iterdir():
+        assert (folder / "summary.json").exists()
+    if page == "your_own_data.md":
+        assert "40 train, 20 test" not in said
+        assert "48 train, 12 test" in said
+    if page == "your_own_method.md":
+        assert re.search(r"^\W*highest_loss\W+2\b", said, re.MULTILINE), "a line of the comparison, over two seeds"
