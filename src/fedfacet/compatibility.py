@@ -6,6 +6,7 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
+import numpy as np
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from fedfacet import rng
@@ -23,6 +24,7 @@ from fedfacet.privacy.disclosure import UNDECLARED, DisclosurePolicy
 from fedfacet.schedulers.base import Scheduler
 from fedfacet.selectors.base import ClientSelector
 from fedfacet.termination.base import Termination
+from fedfacet.termination.energy import EnergyTermination
 from fedfacet.transforms.base import UpdateTransform
 from fedfacet.transforms.clip_and_noise import ClipAndNoise
 from fedfacet.transforms.silence import Silence
@@ -205,6 +207,12 @@ def check_devices(
                     "devices=uniform or another option of `devices`, or another part."
                 )
         return
+    batteries_K = devices.profiles(clients.partition.num_clients).battery_joules
+    if isinstance(termination, EnergyTermination) and np.isinf(batteries_K).all():
+        raise ConfigError(
+            f"Expected devices with batteries for {ends}, but all are on the mains: give `devices.battery_joules`, or choose "
+            "another termination."
+        )
     if not (clients.facts.parameters or clients.facts.buffers):
         raise ConfigError(
             "Expected clients that send something where rounds take time on `devices`, but all layers stay with them, so that "
@@ -214,6 +222,11 @@ def check_devices(
         raise ConfigError(
             "Expected updates that are sure to be sent where rounds take time on `devices`, but with transforms=silence some "
             "are not: choose devices=none, or method=lag."
+        )
+    if devices.overcommit > 1 and selector.sizes_itself:
+        raise ConfigError(
+            f"Expected a selector that fills the cohort for devices.overcommit={devices.overcommit:g}, but {selects} decides "
+            "itself how many clients it takes: choose another one, or devices.overcommit=1."
         )
     if devices.overcommit > 1 and selector.takes_all:
         raise ConfigError(

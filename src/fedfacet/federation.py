@@ -226,7 +226,8 @@ class Federation:
         for client_id in notes.received_model - set(cohort):
             floats = self._num_floats_sent(self.sent(before, client_id), client_id)
             notes.ledger.query_floats_down += floats
-            notes.asked[client_id] = notes.asked[client_id]._replace(floats_down=floats)
+            known = notes.asked[client_id]
+            notes.asked[client_id] = known._replace(floats_down=known.floats_down + floats)
         notes.lap("select")
 
         # 3. Who will answer, and what does the aggregator want to know of them beforehand?
@@ -443,7 +444,9 @@ class Federation:
             begins = getattr(query, "starts_training", False)
             known = notes.asked.get(task.client_id, Asked())
             samples = known.samples + (0 if begins else answer.samples)
-            notes.asked[task.client_id] = known._replace(floats_up=known.floats_up + answer.floats_up, samples=samples)
+            down, up = known.floats_down + query.floats_down, known.floats_up + answer.floats_up
+            notes.asked[task.client_id] = Asked(down, up, samples)
+            notes.ledger.query_floats_down += query.floats_down
             notes.ledger.query_floats_up += answer.floats_up
             notes.disclosed.append(Disclosed(task.client_id, query.name, query.kind, answer.floats_up, query.epsilon))
             if begins:

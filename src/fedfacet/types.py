@@ -309,6 +309,7 @@ class Query(Protocol):
     reads: frozenset[str]
     epsilon: float | None
     needs_model: bool
+    floats_down: int
 
     def answer(self, context: Any) -> Answer:
         """Return the client's answer; ``context`` exists only where the data lives."""
@@ -356,7 +357,7 @@ class Ledger:
     Attributes:
         floats_down: sent to clients for training.
         floats_up: sent back as updates.
-        query_floats_down: sent to clients outside the cohort so that they could answer a query.
+        query_floats_down: sent along with questions, and of models to clients outside the cohort so that they could answer one.
         query_floats_up: sent back as answers.
         query_samples: samples passed through a model to answer queries, but for those with which a client began its training of
             the round.

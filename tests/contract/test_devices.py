@@ -53,7 +53,7 @@ def test_jitter_is_a_function_of_seed_round_and_client(devices_option, made):
 
 
 BAD = [
-    ("deadline", 0), ("deadline", -1), ("deadline", math.nan), ("on_late", "drop"), ("on_late", "partial"), ("on_late", "hope"),
+    ("deadline", 0), ("deadline", -1), ("deadline", math.nan), ("on_late", "partial"), ("on_late", "hope"),
     ("overcommit", 0.9), ("overcommit", math.nan), ("uplink", "none"), ("server_seconds", -1), ("forward_share", 0),
     ("jitter", 0.5), ("radio_jitter", -0.1), ("joules_per_sample", -1), ("battery_joules", 0), ("charge_watts", math.nan),
     ("seed", -1), ("seconds_per_sample", 0), ("down_mbps", -1), ("up_mbps", math.nan), ("sigma", 4), ("rho", 1.1),

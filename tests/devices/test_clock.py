@@ -153,9 +153,11 @@ def test_parts_add_up_to_seconds_and_seconds_to_the_clock(devices, run):
 
 
 @pytest.mark.parametrize("selector", [UniformSelector(), AllSelector()])
-@pytest.mark.parametrize("devices", [UniformDevices(), LognormalDevices(jitter=0.2), MobileEdgeDevices(deadline=1e-3)])
+@pytest.mark.parametrize(
+    "devices", [UniformDevices(), LognormalDevices(jitter=0.2), MobileEdgeDevices(deadline=1e-3, on_late="wait")]
+)
 def test_devices_that_are_waited_for_change_no_model(devices, selector, run, plain):
-    """``mobile_edge`` here has a deadline that ``on_late=wait`` does not look at."""
+    """``on_late=wait`` does not look at a deadline, and without one nobody is late."""
     with_them, results = run(devices, selector=selector, participation=Stragglers())
     without, others = run(None, selector=selector, participation=Stragglers())
     assert plain(replace(with_them.state, devices={})) == plain(without.state)
@@ -364,7 +366,11 @@ def test_parts_that_do_not_go_with_devices_are_refused(tiny_clients):
         check_devices(clients, None, UniformSelector(), EnergyTermination(), names)
     with pytest.raises(ConfigError, match=r"for devices\.overcommit=1\.1, but selector=clocked asks all"):
         check_devices(clients, UniformDevices(overcommit=1.1), AllSelector(), None, names)
-    check_devices(clients, UniformDevices(), AllSelector(), EnergyTermination(), names)
+    with pytest.raises(ConfigError, match=r"fills the cohort for devices\.overcommit=1\.5, but selector=clocked decides"):
+        check_devices(clients, UniformDevices(overcommit=1.5), Chosen(0), None, names)
+    with pytest.raises(ConfigError, match="Expected devices with batteries for termination=EnergyTermination"):
+        check_devices(clients, UniformDevices(), AllSelector(), EnergyTermination(), names)
+    check_devices(clients, UniformDevices(battery_joules=5), AllSelector(), EnergyTermination(), names)
 
 
 def test_the_engine_does_not_matter(tiny_federation):

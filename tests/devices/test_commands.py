@@ -83,8 +83,8 @@ def test_what_does_not_go_together_is_refused_before_a_folder_is_made(options, f
 
 
 def test_a_deadline_belongs_to_what_becomes_of_the_late(tmp_path):
-    job, _ = config.compose_job("train", [*FAST, "devices=uniform", "devices.on_late=drop"])
-    with pytest.raises(ValueError, match=r"Expected a `devices\.deadline` for devices\.on_late=drop"):
+    job, _ = config.compose_job("train", [*FAST, "devices=uniform", "devices.on_late=partial"])
+    with pytest.raises(ValueError, match=r"Expected a `devices\.deadline` for devices\.on_late=partial"):
         build(job, tmp_path / "run")
 
 

@@ -112,11 +112,12 @@ def test_payments_are_the_prices_of_those_who_arrive(tiny_federation, tmp_path):
     options = {"participation": Dropouts(dropout_probability=0.4), "devices": LognormalDevices()}
     callbacks = {"csv_log": CsvLog(run_dir=tmp_path), "summary": Summary(run_dir=tmp_path, facts={}, model_config={})}
     federation = tiny_federation(matrices=MATRICES, selector=fmore(), cohort_size=3, rounds=6, callbacks=callbacks, **options)
-    paid, told = [], []
+    paid, told, num_clients = [], [], federation.num_clients
     for _ in range(6):
         result = federation.run_round()
         paid.append(sum(federation.state.disclosures["bid"][k][3] for k in result.arrived))
         told.append(result.metrics["selector/spent"])
+        assert result.ledger.query_floats_down == 8 * num_clients, "weights, largest qualities, and who may bid and win"
         assert 0 < len(result.cohort) <= 3
     assert told == pytest.approx(paid)
     assert any(len(row["cohort"].split()) > int(row["num_arrived"]) for row in rows_of(tmp_path / "metrics.csv"))

@@ -160,16 +160,17 @@ def test_where_nobody_has_centres_it_is_uniform(asked):
 
 
 @pytest.mark.parametrize(
-    ("centres", "said"),
-    [
-        ([[[1.0]], [[nan]]], "the centres of client 1 to be finite"),
-        ([[1.0], [[2.0]]], "the centres of client 0 to be finite"),
-        ([[[1.0], [2.0]], [[1.0, 2.0]]], r"centres of one length, but clients disclosed \[1, 2\]"),
-    ],
+    ("centres", "unusable"), [([[[1.0]], [[nan]], [[2.0]]], 1), ([[1.0], [[2.0]], [[3.0]]], 0), ([[[1.0]], [[3.0]], "x"], 2)]
 )
-def test_what_are_no_centres_is_refused(asked, centres, said):
-    with pytest.raises(SelectionError, match=said):
-        asked(centres, 1).round(1)
+def test_a_client_whose_centres_are_none_comes_last_and_is_named(asked, centres, unusable, caplog):
+    cohort = asked(centres, 2).round(1)
+    assert unusable not in cohort
+    assert f"the centres of 1 of 3 clients are no finite vectors, and they come last: clients {unusable}." in caplog.text
+
+
+def test_centres_of_different_lengths_are_refused(asked):
+    with pytest.raises(SelectionError, match=r"centres of one length, but clients disclosed \[1, 2\]"):
+        asked([[[1.0], [2.0]], [[1.0, 2.0]]], 1).round(1)
 
 
 # In a federation

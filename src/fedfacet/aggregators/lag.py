@@ -35,7 +35,8 @@ class LAG(Aggregator):
     running sum, which would collect rounding errors.
 
     Args:
-        max_memory_gb: 10^9 bytes that the clients' updates may take at the server, larger than 0.
+        max_memory_gb: 10^9 bytes that the clients' updates may take at the server, larger than 0; ``selector=lag`` keeps as
+            much again at most.
     """
 
     gives = frozenset({STORED_GRADIENTS})

@@ -24,11 +24,11 @@ class ImageFolder(DatasetSource):
     """Images whose labels are the names of the folders they lie in, or stand in a csv file.
 
     ``folders`` says what the folders' names mean, from the outermost inwards: ``[class]`` is the layout of torchvision's
-    ``ImageFolder``, ``[split, class]`` has the folders ``train``, ``test`` and maybe ``val`` above it, and ``[hospital, class]``
-    has a folder for each hospital, of which ``partition=natural partition.label=hospital`` makes clients. With ``labels`` they
-    stand in that csv file instead, whose column ``file`` has paths as seen from the folder. All further levels or columns may
-    name clients. Images become RGB, and their pixels are normalised by ImageNet's statistics. Names that begin with a dot are
-    passed over.
+    ``ImageFolder``, ``[split, class]`` has the folders ``train``, ``test`` and maybe ``val`` above it, and
+    ``[hospital, class]`` has a folder for each hospital, of which ``partition=natural partition.label=hospital`` makes clients.
+    With ``labels`` they stand in that csv file instead, whose column ``file`` has paths as seen from the folder. All further
+    levels or columns may name clients. Images become RGB, and their pixels are normalised by ImageNet's statistics. Names that
+    begin with a dot are passed over.
 
     Args:
         root: the folder that holds the one called ``folder``.

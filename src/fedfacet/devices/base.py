@@ -141,8 +141,8 @@ class Devices(ABC):
     Args:
         deadline: seconds from the start of training until the server stops waiting, larger than 0; ``None`` for never. What
             clients are asked before does not count.
-        on_late: ``"wait"`` for everybody, whatever the deadline; ``"drop"`` updates behind it; or ``"partial"``: a client that
-            would be late does as many of its steps as fit (one at least, or it is dropped), as the stragglers of FedProx do.
+        on_late: ``"drop"`` updates behind the deadline; ``"partial"``: a client that would be late does as many of its steps as
+            fit (one at least, or it is dropped), as the stragglers of FedProx do; or ``"wait"`` for everybody all the same.
         overcommit: how many clients are asked for each that is wanted, rounded up, 1 or larger; the first that arrive are
             taken. Oort has 1.1, FedScale 1.3.
         uplink: ``"parallel"``: everybody has a line of its own; or ``"sequential"``: the model goes out to all at the slowest
@@ -161,7 +161,7 @@ class Devices(ABC):
     """
 
     deadline: float | None = None
-    on_late: str = "wait"
+    on_late: str = "drop"
     overcommit: float = 1.0
     uplink: str = "parallel"
     server_seconds: float = 0.0
@@ -179,10 +179,10 @@ class Devices(ABC):
         check_choice("devices.uplink", self.uplink, ("parallel", "sequential"))
         if self.deadline is not None:
             check_within("devices.deadline", self.deadline, f"(0, {_LARGEST}]")
-        elif self.on_late != "wait":
+        elif self.on_late == "partial":
             raise ValueError(
-                f"Expected a `devices.deadline` for devices.on_late={self.on_late}, but got none: give the seconds, or take "
-                "devices.on_late=wait."
+                "Expected a `devices.deadline` for devices.on_late=partial, but got none: give the seconds, or take "
+                "devices.on_late=drop, by which nobody is late then."
             )
         if self.battery_joules is not None:
             check_within("devices.battery_joules", self.battery_joules, f"(0, {_LARGEST}]")

@@ -179,6 +179,11 @@ class CBIMSelector(ClientSelector):
         ranked = [takers[position] for position in order.tolist()]
         if self.round_budget is not None:
             ranked = [ranked[position] for position in budgeted([rewards[k] for k in ranked], self.round_budget)]
+            if takers and not ranked:
+                log.warning(
+                    "Round %d: selector.round_budget=%g pays for none of %d contracts, the cheapest is %.4g: nobody trains.",
+                    *(context.round, self.round_budget, len(takers), min(rewards[k] for k in takers)),
+                )
         return ranked[: context.places]
 
     def metrics(self, server: ServerState, result: RoundResult) -> Mapping[str, float]:

@@ -1,5 +1,6 @@
 """FedCS: as many clients as a round's deadline allows."""
 
+import logging
 import math
 
 import numpy as np
@@ -9,6 +10,8 @@ from fedfacet import rng
 from fedfacet.arguments import check_within
 from fedfacet.selectors.base import ClientSelector, Taxonomy
 from fedfacet.types import Query, SelectionContext, ServerState
+
+log = logging.getLogger(__name__)
 
 
 class FedCSSelector(ClientSelector):
@@ -71,7 +74,13 @@ class FedCSSelector(ClientSelector):
         answers = context.ask(self.resources, candidates)
         seconds_C3 = np.array([answers[client_id] for client_id in candidates], dtype=np.float64)
         # Candidates are in drawn order, so that the first of those that add alike is one by lot.
-        return [candidates[position] for position in chosen_by_deadline(seconds_C3, self.deadline - self.overhead)]
+        cohort = [candidates[position] for position in chosen_by_deadline(seconds_C3, self.deadline - self.overhead)]
+        if not cohort:
+            log.warning(
+                "Round %d: nobody trains: none of %d candidates is done within selector.deadline=%g, the quickest in %.4g.",
+                *(context.round, number, self.deadline, self.overhead + np.min(seconds_C3.sum(axis=1))),
+            )
+        return cohort
 
 
 def chosen_by_deadline(seconds_C3: NDArray[np.float64], deadline: float) -> list[int]:

@@ -105,6 +105,11 @@ class FlameSelector(ClientSelector):
         available = np.asarray(context.available)
         joules = context.ask_once(self.round_joules, context.available)
         joules_K = np.array([joules[client_id] for client_id in context.available], dtype=np.float64)
+        if context.round == 1 and self.max_joules is not None and not joules_K.any():
+            log.warning(
+                "A round takes no device any energy, so selector.max_joules limits nobody: give devices.joules_per_sample and "
+                "devices.joules_per_byte."
+            )
         valuations_K = server["valuations"].numpy()[available]
         utilities_K = utilities(
             valuations_K,

@@ -1,5 +1,6 @@
 """Selection from every cluster of clients, as k-FED finds them in one shot."""
 
+import logging
 import warnings
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -13,8 +14,10 @@ from threadpoolctl import threadpool_limits
 
 from fedfacet.arguments import check_choice, check_whole
 from fedfacet.errors import SelectionError
-from fedfacet.selectors.base import ClientSelector, Taxonomy
+from fedfacet.selectors.base import ClientSelector, Taxonomy, named
 from fedfacet.types import Query, SelectionContext, ServerState
+
+log = logging.getLogger(__name__)
 
 Floats = NDArray[np.float64]
 
@@ -31,7 +34,7 @@ class KFedSelector(ClientSelector):
     A client's main cluster is that of its first centre, which is that of its largest local cluster. The cohort takes clusters
     in an order drawn anew in each round, and of each in turn a client whose main cluster it is and that has not been taken in
     this round. So a cohort of k or more meets every cluster that is the main one of somebody available. Clients without
-    centres join where too few others are available.
+    centres, or whose centres are not finite, join where too few others are available.
 
     Source: Dennis et al., Heterogeneity for the Win: One-Shot Federated Clustering, ICML 2021, arXiv:2103.00697, algorithm 2,
     and the authors' code; the thesis' table 4. The application to client selection follows the thesis' description; it was not
@@ -48,7 +51,8 @@ class KFedSelector(ClientSelector):
     Args:
         centroids: asked of every client, once.
         local_loss: asked of all who are available in every round, for ``within="loss"``.
-        num_clusters: k, 1 or larger; ``None`` for the cohort size. Fewer where there are fewer different centres.
+        num_clusters: k, 1 or larger, and at most as many as there are centres; ``None`` for the cohort size, or as many as
+            there are different centres.
         within: how clients are taken from their cluster: ``"uniform"`` at random, ``"loss"`` the highest loss first, NaN last.
     """
 
@@ -69,11 +73,23 @@ class KFedSelector(ClientSelector):
         """Return one client of every cluster after another.
 
         Raises:
-            SelectionError: if a client's centres are no finite vectors, or of another length than the others'.
+            SelectionError: if clients' centres are of different lengths, or ``num_clusters`` are more than there are centres.
         """
+        known = set(context.disclosed.get(self.centroids.name, {}))
         context.ask_once(self.centroids, context.available)
         # Of all who ever answered, so that clusters do not depend on who is away today.
-        centres = {k: _centres(k, answer) for k, answer in sorted(context.disclosed[self.centroids.name].items())}
+        centres = {k: _centres(answer) for k, answer in sorted(context.disclosed[self.centroids.name].items())}
+        if unusable := [k for k in context.available if k not in known and not np.isfinite(centres[k]).all()]:
+            log.warning(
+                "Round %d: the centres of %d of %d clients are no finite vectors, and they come last: clients %s.",
+                *(context.round, len(unusable), len(context.available), named(unusable)),
+            )
+        centres = {k: centres_RD for k, centres_RD in centres.items() if np.isfinite(centres_RD).all()}
+        if self.num_clusters is not None and self.num_clusters > (number := sum(map(len, centres.values()))):
+            raise SelectionError(
+                f"Expected selector.num_clusters={self.num_clusters} to be at most the {number} centres that clients have: "
+                "lower it, or have clients find more."
+            )
         clusters = _main_clusters(centres, self.num_clusters or context.cohort_size)
         clusters_K = np.array([clusters.get(k, -1) for k in context.available])
         picked = taken_in_turn(clusters_K, self._losses(context), context.places, context.rng)
@@ -140,16 +156,12 @@ def _main_clusters(centres: Mapping[int, Floats], number: int) -> dict[int, int]
     return {k: int(labels[first]) for k, first in zip(having, firsts, strict=True)}
 
 
-def _centres(client_id: int, answer: Sequence[Any]) -> Floats:
-    """Return a client's centres, shape (R, D), or refuse what are none."""
+def _centres(answer: Sequence[Any]) -> Floats:
+    """Return a client's centres, shape (R, D); NaN of shape (1, 1) where they are no vectors of one length."""
     if not len(answer):
         return np.empty((0, 0))
     try:
         centres_RD = np.asarray(answer, dtype=np.float64)
     except (TypeError, ValueError):
-        centres_RD = np.full((1, 1), np.nan)
-    if centres_RD.ndim != 2 or not np.isfinite(centres_RD).all():
-        raise SelectionError(
-            f"Expected the centres of client {client_id} to be finite vectors of one length, but they are not: mend the query."
-        )
-    return centres_RD
+        return np.full((1, 1), np.nan)
+    return centres_RD if centres_RD.ndim == 2 else np.full((1, 1), np.nan)

@@ -42,6 +42,10 @@ class LagSelector(ClientSelector):
     :math:`L_m` is asked once, of a client that is available for the first time (``Smoothness``), or given. A client that
     answers NaN is asked to take part in every round, lest it stay with an old gradient for ever; the log names it.
 
+    The server keeps the way of the model since each round in which somebody was heard last: at most K times the size of the
+    trained parameters, beside those that ``aggregator=lag`` keeps and its ``max_memory_gb`` counts. A round costs as much as
+    adding that many models.
+
     Source: Chen, Giannakis, Sun and Yin, LAG, NeurIPS 2018, arXiv:1805.09965, algorithm 2 (LAG-PS). D = 10 and
     :math:`\xi = 10 / D` are those of the authors' code; the paper was not read.
 

@@ -77,6 +77,9 @@ class Query(ABC):
     needs_model: bool
     """Whether the client must be sent the global model to answer."""
 
+    floats_down: int = 0
+    """How many numbers come with the question, besides the model."""
+
     starts_training: bool = False
     """Whether the client finds its answer by taking the first steps of its training of this round.
 

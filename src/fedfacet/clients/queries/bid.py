@@ -51,6 +51,7 @@ class Bid(Query):
         """Return the question as it is put in a round: with the server's announcement."""
         asked = copy(self)
         asked.auction = auction
+        asked.floats_down = len(auction.weights) + len(auction.largest) + 2  # and who may bid and win
         return asked
 
     def answer(self, context: QueryContext) -> Answer:

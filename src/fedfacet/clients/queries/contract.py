@@ -31,6 +31,7 @@ class Contract(Query):
         """Return the question as it is put in a round: with the server's menu."""
         asked = copy(self)
         asked.menu = menu
+        asked.floats_down = len(menu.seconds) + len(menu.rewards) + 3  # speeds follow; and what is known of types
         return asked
 
     def answer(self, context: QueryContext) -> Answer:
