@@ -66,7 +66,7 @@ EVERYBODY_SEEN = "FLCIRSelector, everybody seen"
 MORE = """
 What takes more than O(K log K) for K clients, and why: FedCS O(C^2) for C candidates (a tenth of all by default) and FL-CIR
 O(cohort K classes), because what a client adds depends on those chosen before it; k-FED clusters all centres anew, because
-clients may have come; FAVOR's network judges every client; S-FedAvg judges averages of many sub-cohorts on the server's samples,
+clients come late; FAVOR's network judges every client; S-FedAvg judges averages of many sub-cohorts on the server's samples,
 which is free here; LAG adds the step to as many models as there are rounds in which somebody was heard last.
 """
 

@@ -1,5 +1,7 @@
 """Who was selected, round by round."""
 
+import itertools
+import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -12,11 +14,16 @@ from fedfacet.plots.run import TYPE_COLOURS, TYPES
 _MOST_ROUNDS = 100
 """Columns of a heat map; more rounds are put together, or a column would be thinner than a dot."""
 
+_MOST_ROWS, _ACROSS = 6, 3
+"""Rows of one column that stand below each other, and columns in which more than these stand."""
+
 
 def plot_selections(
     chosen: Mapping[tuple[str, str], NDArray[np.bool_]], types: Mapping[tuple[str, str], Sequence[str]], path: Path
 ) -> None:
     """Draw a heat map of rounds and clients per setting into a PNG, clients sorted by type, their types in a strip beside it.
+
+    Many rows of one column stand in three columns.
 
     Args:
         chosen: (row, column) -> who was selected, shape (R, K).
@@ -24,9 +31,12 @@ def plot_selections(
         path: of the picture; its folder is made if need be.
     """
     rows, columns = (list(dict.fromkeys(key[place] for key in chosen)) for place in (0, 1))
-    with saved_figure(path, 1.2 + 3.4 * len(columns), 0.6 + 1.5 * len(rows)) as figure:
-        grid = figure.subplots(len(rows), len(columns), squeeze=False)
-        for (row, column), axes in zip(((row, column) for row in rows for column in columns), grid.ravel(), strict=True):
+    wrapped = len(columns) == 1 and len(rows) > _MOST_ROWS
+    height, width = (math.ceil(len(rows) / _ACROSS), _ACROSS) if wrapped else (len(rows), len(columns))
+    with saved_figure(path, 1.2 + 3.4 * width, 0.6 + 1.5 * height) as figure:
+        grid = figure.subplots(height, width, squeeze=False)
+        panels = ((row, column) for row in rows for column in columns)
+        for (row, column), axes in itertools.zip_longest(panels, grid.ravel(), fillvalue=("", "")):
             if (row, column) not in chosen:
                 axes.set_axis_off()
                 continue
@@ -43,10 +53,12 @@ def plot_selections(
                 axes.text(0.5 - 0.03 * rounds, start + count / 2, kind, ha="center", va="center", fontsize=6)
             axes.set(xlim=(0.5 - 0.06 * rounds, rounds + 0.5), ylim=(number, 0), yticks=[])
             axes.spines[:].set_visible(False)
-            if row == rows[0] and len(columns) > 1:
+            if wrapped:
+                axes.set_title(row)
+            elif row == rows[0] and len(columns) > 1:
                 axes.set_title(column)
-            if column == columns[0]:
+            if column == columns[0] and not wrapped:
                 axes.set_ylabel(row, rotation=0, ha="right", va="center")
-            if row == rows[-1]:
+            if row in (rows[-width:] if wrapped else rows[-1:]):
                 axes.set_xlabel("round")
         figure.suptitle("Who was selected (dark), a line per client, sorted by type", fontsize=8)
