@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-BLOCK = re.compile(r"```(python|yaml|bash)\n(?:# (\S+\.(?:py|yaml))\n)?(.*?)```", re.DOTALL)
+BLOCK = re.compile(r"```(python|yaml|bash|sh)\n(?:# (\S+\.(?:py|yaml))\n)?(.*?)```", re.DOTALL)
 
 RESULTS = {
     "your_own_data.md": ["dataset: image_folder", "dataset: csv"],
@@ -30,7 +30,7 @@ def test_the_page_works(page, tmp_path):
     }
     said = ""
     for kind, name, content in BLOCK.findall((ROOT / "docs" / page).read_text()):
-        if kind != "bash":
+        if kind in ("python", "yaml"):
             assert name, "every file has its name"
             file = tmp_path / name
             file.parent.mkdir(parents=True, exist_ok=True)
