@@ -87,7 +87,7 @@ def _named(names: str, cards: Mapping[str, Card]) -> dict[str, Card]:
     chosen = [name.strip() for name in names.split(",")]
     for name in chosen:
         if name not in cards:
-            near = get_close_matches(name, cards, n=1)
+            near = [one for one in cards if one.partition("=")[2] == name] or get_close_matches(name, cards, n=1)
             hint = f"did you mean {near[0]}?" if near else f"they are {', '.join(cards)}."
             raise ConfigError(f"Expected options with a card for `compare`, but got {name!r}: {hint}")
     return {name: cards[name] for name in chosen}
