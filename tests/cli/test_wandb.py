@@ -90,6 +90,12 @@ def test_a_sweep_is_one_finished_run_per_job_in_one_group(trained, home, tmp_pat
                 name: logged[name] for name in logged if "/" in name and not name.startswith("system/")
             }
         assert "test/acc_group/y1_a1" in run.history[0]
+        assert run.summary["clients"]["_type"] == "table-file"
+        summary = json.loads((job / "summary.json").read_text())
+        assert run.summary["model_digest"] == summary["model_digest"]
+        assert run.summary["bytes_up"] == summary["bytes_up"] > 0
+        assert run.summary["best/round"] == summary["best"]["round"]
+        assert run.summary["best/val/acc_worst_group"] == summary["best"]["val/acc_worst_group"]
         for picture in ("partition", "curves", "selection"):
             assert run.summary[picture]["_type"] == "image-file"
             assert (next(job.glob("wandb/offline-run-*")) / "files" / run.summary[picture]["path"]).is_file()

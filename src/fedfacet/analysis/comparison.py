@@ -101,7 +101,7 @@ def compare_with(
     heads = ordered({row for row, _ in groups})
     if baseline not in heads:
         raise ConfigError(f"Expected a row to compare with, but got {baseline!r}: name one of {', '.join(map(repr, heads))}.")
-    notes = [*notes_on_unfinished(runs), *notes_on(groups, metric, moments)]
+    notes = [*notes_on_unfinished(runs), *notes_on(groups, metric, moments, (*rows, *columns))]
     compared: list[tuple[str, str, str, tuple[int, ...], PairedDifference]] = []
     for column in ordered({column for _, column in groups}):
         for row in heads:

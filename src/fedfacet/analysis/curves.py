@@ -95,7 +95,7 @@ def curves_of(
     finished = finished_of(runs)
     check_metric(finished, metric, ("last",))
     groups, percent = group_runs(finished, rows, columns), in_percent(metric)
-    notes = [*notes_on_unfinished(runs), *notes_on(groups, metric, ("last",))]
+    notes = [*notes_on_unfinished(runs), *notes_on(groups, metric, ("last",), (*rows, *columns))]
     curves = []
     for column in ordered({column for _, column in groups}):
         for row in ordered({row for row, head in groups if head == column}):

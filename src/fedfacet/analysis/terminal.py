@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from fedfacet import __version__
 from fedfacet.errors import FedFacetError
 from fedfacet.storage.json_text import json_text
 
@@ -38,6 +39,9 @@ class Told(NamedTuple):
 def run_command(tell: Callable[[Sequence[str]], Told], usage: Callable[[], str], argv: Sequence[str] | None) -> int:
     """Print what a command has to say to its options, those of the process by default; return the exit status."""
     argv = sys.argv[1:] if argv is None else argv
+    if "--version" in argv:
+        print(f"fedfacet {__version__}")
+        return 0
     if {"-h", "--help"} & set(argv):
         print(usage(), end="")
         return 0

@@ -111,7 +111,7 @@ def tradeoff_of(
     for dataset in ordered({str(run.setting("dataset")) for run in finished}):
         groups = group_runs([run for run in finished if str(run.setting("dataset")) == dataset], rows, columns)
         for name in (metric, *accuracies):
-            notes += notes_on(groups, name, ("last",))
+            notes += notes_on(groups, name, ("last",), (*rows, *columns))
         for row, column in (
             (row, column) for column in ordered({c for _, c in groups}) for row in ordered({r for r, _ in groups})
         ):

@@ -3,6 +3,7 @@
 import logging
 import math
 import shutil
+import statistics
 import sys
 import textwrap
 import time
@@ -24,6 +25,9 @@ log = logging.getLogger(__name__)
 _UNSAID = {"correction": "none", "objective": "classification", "personal": "none", "loss": "cross_entropy"}
 _UNSAID |= {"participation": "always"}
 """Groups that are told of only where another option than this was chosen."""
+
+_MOST_RECENT = 20
+"""Rounds by which the time left is told."""
 
 
 @dataclass(eq=False, kw_only=True)
@@ -52,7 +56,8 @@ class Progress(Callback):
         self._bar: Bar | None = None
         self._task: TaskID | None = None
         self._worst = math.nan
-        self._started = 0.0
+        self._round_started = 0.0
+        self._recent: list[float] = []
         self._first_round = 0
         self._last_line = -math.inf
 
@@ -65,7 +70,7 @@ class Progress(Callback):
             width = shutil.get_terminal_size().columns if sys.stderr.isatty() else len(line)
             with reader_may_leave(sys.stderr):
                 print(textwrap.fill(line, width, break_on_hyphens=False), file=sys.stderr)
-        self._started = time.monotonic()
+        self._round_started = time.monotonic()
         self._first_round = federation.state.round
         if not sys.stderr.isatty():
             return
@@ -92,7 +97,10 @@ class Progress(Callback):
     def on_round_end(self, federation: Federation, result: RoundResult) -> None:
         """Move the bar, or print a line."""
         now = time.monotonic()
-        left = (now - self._started) / (result.round - self._first_round) * (self.rounds - result.round)
+        self._recent = [*self._recent, now - self._round_started][-_MOST_RECENT:]
+        self._round_started = now
+        # Not the mean: some rounds ask all clients a question, or train all, and most do not.
+        left = statistics.median(self._recent) * (self.rounds - result.round)
         worst = result.metrics.get("test/acc_worst_group", math.nan)
         self._worst = self._worst if math.isnan(worst) else worst  # the bar shows the latest that was measured
         line = (

@@ -1,5 +1,6 @@
 """Weights & Biases."""
 
+import json
 import os
 import secrets
 from collections.abc import Mapping, Sequence
@@ -36,6 +37,7 @@ class WandbLog(Callback):
         entity: W&B user or team; ``None`` for the default one.
         mode: ``"online"``, ``"offline"`` or ``"disabled"``; ``"online"`` raises a ``ConfigError`` where W&B knows no API key.
         tags: of the run.
+        artifact: whether the final model becomes an artifact of the run, which W&B then uploads.
     """
 
     run_dir: Path
@@ -45,6 +47,7 @@ class WandbLog(Callback):
     entity: str | None = None
     mode: str = "online"
     tags: Sequence[str] = ()
+    artifact: bool = False
 
     def __post_init__(self) -> None:
         check_choice("wandb.mode", self.mode, ("online", "offline", "disabled"))
@@ -108,7 +111,17 @@ class WandbLog(Callback):
         for part in federation.callbacks.values():
             self._run.summary.update(dict(part.summarize(federation)))
         self._run.summary["status"] = status
+        counts = enumerate(federation.state.participation_counts.tolist())
+        self._run.summary["clients"] = wandb.Table(["client", "rounds"], [list(row) for row in counts])
+        if (file := self.run_dir / "summary.json").exists() and status != "failed":
+            self._run.summary.update(_of_the_end(json.loads(file.read_text(encoding="utf-8"))))
+        if self.artifact and (model := self.run_dir / "model").is_dir():
+            kept = wandb.Artifact(f"model-{self._id}", type="model")
+            kept.add_dir(str(model))
+            self._run.log_artifact(kept)
         self._run.finish(exit_code=0 if status == "finished" else 1)
+        if self.mode == "offline":
+            print(f"W&B has the run on disk; to upload it:\n  wandb sync {self.run_dir}/wandb/offline-run-*{self._id}")
         self._run = None
 
     def state_dict(self) -> dict[str, Any]:
@@ -118,6 +131,13 @@ class WandbLog(Callback):
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Take up the run's id."""
         self._id = state_dict.get("id") or self._id
+
+
+def _of_the_end(summary: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what W&B shows of a run's summary: the best round, what crossed, and what the run is known by."""
+    best = {f"best/{name}": value for name, value in (summary.get("best") or {}).items()}
+    shown = ("bytes_up", "bytes_down", "query_bytes_up", "query_bytes_down", "spent", "model_digest", "data_digest")
+    return best | {name: summary[name] for name in (*shown, "partition_digest") if name in summary}
 
 
 def _check_login() -> None:

@@ -5,6 +5,7 @@ import math
 from collections.abc import Sequence
 from pathlib import Path
 
+from fedfacet import __version__
 from fedfacet.commands import called
 
 LAYOUTS = sorted(file.stem for file in (Path(__file__).parents[1] / "papers").glob("*/*table*.yaml"))
@@ -21,6 +22,7 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
         epilog=f"Examples: {command} logs/train/multiruns --rows selector --columns experiment; "
         f"{command} --layout table1 logs/train/cells",
     )
+    parser.add_argument("--version", action="version", version=f"fedfacet {__version__}")
     parser.add_argument("runs", nargs="+", metavar="RUNS", help="run folders, folders that hold run folders, or glob patterns")
     keys = "comma-separated config keys: Hydra groups (selector) or dotted keys (aggregator.server_lr)"
     parser.add_argument(

@@ -10,7 +10,7 @@ from typing import Any
 from hydra import compose
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.override_parser.overrides_parser import OverridesParser
-from hydra.core.override_parser.types import ChoiceSweep, Override, OverrideType, RangeSweep
+from hydra.core.override_parser.types import ChoiceSweep, IntervalSweep, Override, OverrideType, RangeSweep
 from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf, open_dict, read_write
 
@@ -69,7 +69,12 @@ class Sweep(Sequence[tuple[DictConfig, Path]]):
             self.goes_one_by_one = basic == ["BasicSweeper", "BasicLauncher"] and hydra_node.sweeper.max_batch_size is None
         else:
             check_new(run_dir)
+        _check_direction(hydra_node.sweeper)
         return config, run_dir
+
+    def overrides_of(self, number: int) -> list[str]:
+        """Return the overrides of one job."""
+        return self._jobs[number]
 
     def check(self) -> None:
         """Compose and check so many jobs that each override is seen once: in a grid of 6 x 6 x 4, 14 jobs of 144.
@@ -129,6 +134,15 @@ def check_job(config: DictConfig, choices: Mapping[str, Any], overrides: Sequenc
         check_used("train", checked("train", config, choices, overrides), overrides)
 
 
+def _check_direction(sweeper: DictConfig) -> None:
+    """Refuse a sweeper that looks for the worst job: what a job returns is the higher, the better."""
+    if sweeper.get("direction") is not None and "minimize" in str(sweeper.direction):
+        raise ConfigError(
+            "Expected hydra.sweeper.direction=maximize, because a job returns its last validation worst-group accuracy, but "
+            f"got {str(sweeper.direction).rpartition('.')[2]}: add hydra.sweeper.direction=maximize."
+        )
+
+
 def _folder_of(config: DictConfig, hydra_node: DictConfig) -> str:
     """Return a job's folder within its sweep's; a cell's name is that of its finalized configuration, which is at hand here."""
     spelt = OmegaConf.to_container(hydra_node.sweep, resolve=False)["subdir"]  # type: ignore[index, call-overload]
@@ -145,17 +159,22 @@ def _combinations(overrides: Sequence[str]) -> Iterator[list[str]]:
             raise ConfigError(
                 f"Expected a sweep of at most {MAX_JOBS:,} jobs, but these overrides ask for {number:,}: give fewer values."
             )
-        spelt = [
-            [f"{key}={value}" for value in one.sweep_string_iterator()]
-            if one.is_sweep_override()
-            else [f"{key}={one.get_value_element_as_str()}"]
-            for key, one in values.items()
-        ]
+        spelt = [[f"{key}={value}" for value in _values_of(one)] for key, one in values.items()]
     except (HydraException, RecursionError, ValueError) as error:
         raise ConfigError(
             f"Expected overrides of the form key=value, but got {' '.join(overrides)}: {str(error).strip().splitlines()[0]}"
         ) from None
     return map(list, itertools.product(*spelt))
+
+
+def _values_of(one: Override) -> Iterator[str]:
+    """Yield what an override sweeps over; of an interval, which other sweepers draw from, its two ends."""
+    if one.is_discrete_sweep():
+        yield from one.sweep_string_iterator()
+    elif isinstance(interval := one.value(), IntervalSweep):
+        yield from (str(end) for end in (interval.start, interval.end))
+    else:
+        yield one.get_value_element_as_str()
 
 
 def _num_values(one: Override) -> int:

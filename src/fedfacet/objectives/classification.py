@@ -29,6 +29,8 @@ def sums_gradients(optimizer: Optimizer) -> bool:
 class ClassificationObjective(L.LightningModule):
     """A classifier's local training, for a federation or for a plain ``L.Trainer``.
 
+    ``load_from_checkpoint(path, model=...)`` takes the model and the other arguments again: checkpoints hold weights only.
+
     Args:
         model: maps inputs (B, C, H, W) to logits (B, Y).
         loss: maps (logits, batch) to a scalar; the mean over the batch.
@@ -110,15 +112,26 @@ class ClassificationObjective(L.LightningModule):
 
     def validation_step(self, batch: Batch | Sequence[Tensor], batch_idx: int) -> None:
         """Log loss and average accuracy of one batch of (x, y, a)."""
-        batch = Batch(*batch)
-        logits = self(batch.x)
-        self.log("val/loss", self.loss(logits, batch), batch_size=len(batch.y))
-        self.log("val/acc", (logits.argmax(dim=1) == batch.y).float().mean(), batch_size=len(batch.y))
+        self._log("val", Batch(*batch))
+
+    def test_step(self, batch: Batch | Sequence[Tensor], batch_idx: int) -> None:
+        """Log loss and average accuracy of one batch of (x, y, a)."""
+        self._log("test", Batch(*batch))
+
+    def predict_step(self, batch: Batch | Sequence[Tensor] | Tensor, batch_idx: int) -> Tensor:
+        """Return the logits of a batch of inputs, which labels may follow; shape (B, Y)."""
+        logits: Tensor = self(batch if isinstance(batch, Tensor) else batch[0])
+        return logits
 
     def configure_optimizers(self) -> Optimizer:
         """Return a fresh optimizer of the trainable parameters."""
         parameters = [parameter for parameter in self.model.parameters() if parameter.requires_grad]
         return self._optimizer(parameters)
+
+    def _log(self, split: str, batch: Batch) -> None:
+        logits = self(batch.x)
+        self.log(f"{split}/loss", self.loss(logits, batch), batch_size=len(batch.y))
+        self.log(f"{split}/acc", (logits.argmax(dim=1) == batch.y).float().mean(), batch_size=len(batch.y))
 
     def on_client_start(self, start: ClientStart) -> None:
         """Let the correction take note of the weights that a client starts from."""

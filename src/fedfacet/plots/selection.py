@@ -1,6 +1,5 @@
 """Who was selected, round by round."""
 
-import itertools
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -35,8 +34,9 @@ def plot_selections(
     height, width = (math.ceil(len(rows) / _ACROSS), _ACROSS) if wrapped else (len(rows), len(columns))
     with saved_figure(path, 1.2 + 3.4 * width, 0.6 + 1.5 * height) as figure:
         grid = figure.subplots(height, width, squeeze=False)
-        panels = ((row, column) for row in rows for column in columns)
-        for (row, column), axes in itertools.zip_longest(panels, grid.ravel(), fillvalue=("", "")):
+        panels = [(row, column) for row in rows for column in columns]
+        for place, axes in enumerate(grid.ravel()):
+            row, column = panels[place] if place < len(panels) else ("", "")
             if (row, column) not in chosen:
                 axes.set_axis_off()
                 continue

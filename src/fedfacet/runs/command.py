@@ -26,9 +26,10 @@ from fedfacet.config.sweeping import Sweep
 from fedfacet.errors import ConfigError, FedFacetError
 from fedfacet.runs.ending import command_name, leave, refuse
 from fedfacet.runs.job import Job
-from fedfacet.runs.jobs import check, run_job
+from fedfacet.runs.jobs import check, check_data, run_job
+from fedfacet.runs.pace import Pace
 from fedfacet.runs.processes import check_alone, check_started, serve
-from fedfacet.runs.stock import failures, name_failures, take_stock
+from fedfacet.runs.stock import failures, name_failures, name_left, take_stock
 from fedfacet.runs.sweep_workers import Outcome, num_workers, run_workers
 
 
@@ -54,6 +55,7 @@ def run_command(train: Callable[[Job], None]) -> None:
         if are_cells:
             check_alone(looked_at[0][0])
             workers = num_workers(looked_at[0][0].sweep.workers, len(jobs))
+            check_data(looked_at)
             print(f"{len(jobs)} cells in {looked_at[0][1].parent}.", flush=True)
         else:
             for config, _ in looked_at:
@@ -69,6 +71,8 @@ def run_command(train: Callable[[Job], None]) -> None:
     except (FedFacetError, ValueError, TypeError) as error:
         refuse(error)
     reached: dict[Path, int] = {}
+    begun: set[int] = set()
+    pace = Pace(len(jobs), workers=workers)
 
     def task(config: DictConfig) -> float | None:
         own = HydraConfig.get()
@@ -80,12 +84,15 @@ def run_command(train: Callable[[Job], None]) -> None:
         )
         reached[job.run_dir] = job.config.federation.rounds
         is_one_of_many = own.mode is RunMode.MULTIRUN
+        begun.add(own.job.num if is_one_of_many else 0)
         return run_job(
             job,
             train,
             verify=partial(configuration.check_job, config, own.runtime.choices, overrides) if is_one_of_many else None,
             # Another launcher's jobs lie in other processes.
             others_go_on=is_one_of_many and own.launcher._target_.endswith(".BasicLauncher"),
+            pace=pace,
+            number=own.job.num if is_one_of_many else 0,
             is_worker=workers > 1,
         )
 
@@ -93,7 +100,12 @@ def run_command(train: Callable[[Job], None]) -> None:
     if {"-h", "--help"} & set(sys.argv):
         _print_wrapped(start)
     elif workers == 1:
-        start()
+        try:
+            start()
+        except SystemExit as stop:
+            if isinstance(jobs, Sweep) and stop.code in (128 + signal.SIGINT, 128 + signal.SIGTERM):
+                name_left(jobs, begun, None if are_cells else next(iter(reached)).parent)
+            raise
     else:
 
         def work() -> Outcome:

@@ -5,6 +5,7 @@ import errno
 import logging
 import os
 import shlex
+import shutil
 import signal
 import sys
 from collections.abc import Iterator, Set
@@ -94,7 +95,19 @@ def command_name() -> str:
     started = Path(sys.argv[0])
     if started.name == "__main__.py":
         return "python -m fedfacet train"
-    return "fedfacet train" if started.stem == "fedfacet" else "python src/train.py"
+    if started.stem == "fedfacet":
+        return "fedfacet train"
+    script = sys.argv[0] if started.name == "train.py" else "src/train.py"
+    if _is_usual(Path(sys.executable)):
+        return f"python {script}"
+    inside = os.path.relpath(sys.executable)
+    return f"{sys.executable if inside.startswith(os.pardir) else inside} {script}"
+
+
+def _is_usual(interpreter: Path) -> bool:
+    """Tell whether ``python`` starts this interpreter, as in an active virtual environment."""
+    found = shutil.which("python")
+    return found is not None and Path(found).parent == interpreter.parent
 
 
 def _told(error: BaseException | None, numbers: Set[int], *words: str) -> bool:

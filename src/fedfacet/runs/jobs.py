@@ -1,10 +1,13 @@
 """One job after the other: alone in its folder, skipped where it is finished, noted where it fails and others go on."""
 
 import contextlib
+import json
 import logging
+import multiprocessing
 import sys
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from multiprocessing.connection import Connection
 from pathlib import Path
 
 from omegaconf import DictConfig
@@ -16,10 +19,14 @@ from fedfacet.errors import ConfigError, FedFacetError
 from fedfacet.runs.ending import Refused, ending_in_a_sentence, refuse
 from fedfacet.runs.job import Job
 from fedfacet.runs.lock import LOCK_FILE, Process, lock, sole
+from fedfacet.runs.pace import Pace
 from fedfacet.runs.processes import check_alone, serve
 from fedfacet.runs.stock import failures
 
 log = logging.getLogger("fedfacet.train")
+
+_OF_DATA = ("dataset", "partition", "server_data", "smoke")
+"""Parts of a configuration that say which data there are and how they are dealt."""
 
 
 def check(config: DictConfig, run_dir: Path) -> None:
@@ -32,8 +39,53 @@ def check(config: DictConfig, run_dir: Path) -> None:
         federation.restore(checkpoint.load(checkpoint.asked_for(run_dir, config.resume))[0])
 
 
+def check_data(jobs: Iterable[tuple[DictConfig, Path]]) -> None:
+    """Load the data of all jobs that are not finished, so that what is missing is said before the first of them begins.
+
+    A process of its own loads them: this one may fork, and must not have loaded torch then.
+
+    Args:
+        jobs: configurations and run folders; each data set and partition is loaded once.
+
+    Raises:
+        FedFacetError: of the first data set that cannot be loaded or dealt.
+    """
+    wanted: dict[str, DictConfig] = {}
+    for config, run_dir in jobs:
+        if not configuration.is_complete(run_dir, config.federation.rounds):
+            parts = configuration.plain(config)
+            wanted.setdefault(json.dumps([parts.get(part) for part in _OF_DATA], sort_keys=True), config)
+    receiver, sender = multiprocessing.Pipe(duplex=False)
+    loader = multiprocessing.Process(target=_load_all, args=(list(wanted.values()), sender))
+    loader.start()
+    sender.close()
+    with contextlib.suppress(EOFError):
+        raise FedFacetError(receiver.recv())
+    loader.join()
+
+
+def _load_all(configs: Sequence[DictConfig], sender: Connection) -> None:
+    """Load the data of some configurations; send the first sentence of what is wrong, and nothing if all is well."""
+    from fedfacet.build import load_data
+
+    logging.disable()
+    for config in configs:
+        try:
+            load_data(config)
+        except (FedFacetError, ValueError, TypeError) as error:
+            sender.send(f"{error}")
+            return
+
+
 def run_job(
-    job: Job, train: Callable[[Job], None], *, verify: Callable[[], None] | None, others_go_on: bool, is_worker: bool = False
+    job: Job,
+    train: Callable[[Job], None],
+    *,
+    verify: Callable[[], None] | None,
+    others_go_on: bool,
+    pace: Pace,
+    number: int = 0,
+    is_worker: bool = False,
 ) -> float | None:
     """Run one job in its run folder; return the validation worst-group accuracy of the last round, for sweepers.
 
@@ -42,6 +94,8 @@ def run_job(
         train: runs it.
         verify: checks the job's configuration; ``None`` where that was done before.
         others_go_on: whether a job that is refused is only noted, because others of this process come after it.
+        pace: of the sweep that it is a cell of.
+        number: of the job in its sweep, from 0.
         is_worker: whether this process is one of ``sweep.workers``, among which it is no news who works at a cell.
     """
     if not configuration.is_cell(job.config):
@@ -55,7 +109,7 @@ def run_job(
             return None
     with lock(job.run_dir) as holder:
         if job.is_new_cell:
-            return _run_cell(job, train, verify, holder, is_worker)
+            return _run_cell(job, train, verify, holder, is_worker, pace, number)
         if holder is not None:
             refuse(ConfigError(f"Expected a run that nobody works at, but {job.run_dir} is held by {holder}: wait for it."))
         return _run(job, train)
@@ -76,7 +130,13 @@ def _run_alone(job: Job, train: Callable[[Job], None], verify: Callable[[], None
 
 
 def _run_cell(
-    job: Job, train: Callable[[Job], None], verify: Callable[[], None] | None, holder: Process | None, is_worker: bool
+    job: Job,
+    train: Callable[[Job], None],
+    verify: Callable[[], None] | None,
+    holder: Process | None,
+    is_worker: bool,
+    pace: Pace,
+    number: int,
 ) -> float | None:
     """Run a cell of a sweep, or go on with it, unless it is finished or another process works at it; its failure is noted."""
     if configuration.is_complete(job.run_dir, job.config.federation.rounds):
@@ -87,7 +147,7 @@ def _run_cell(
         return None
     if job.was_saved:
         job.config.resume = str(job.run_dir)
-    print(f"{job.run_dir} {'goes on' if job.config.resume else 'begins'}: {job}", flush=True)
+    print(f"cell {pace.begins(number)}: {job.run_dir} {'goes on' if job.config.resume else 'begins'}: {job}", flush=True)
     try:
         with _refusing():
             if verify is not None:
@@ -96,7 +156,9 @@ def _run_cell(
             if job.config.resume is not None:
                 configuration.check_resume(job.config, job.run_dir)
             check(job.config, job.run_dir)
-        return _run(job, train)
+        validation = _run(job, train)
+        pace.ended()
+        return validation
     except Refused as refusal:
         fault = str(refusal)
     except Exception as error:

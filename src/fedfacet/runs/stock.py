@@ -1,11 +1,16 @@
 """What has become of the jobs of one command."""
 
+import shlex
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Set
 from pathlib import Path
 
-from fedfacet.config import is_complete
+from fedfacet.config import is_complete, override_of
+from fedfacet.config.sweeping import Sweep
+from fedfacet.runs.ending import command_name
 from fedfacet.runs.lock import holder_of
+
+_MOST_NAMED = 20
 
 failures: dict[Path, str] = {}
 """Of the jobs that failed in this process while others went on: the run folder, and what was wrong."""
@@ -23,6 +28,30 @@ def take_stock(cells: Mapping[Path, int]) -> int:
     underway = f", {len(elsewhere)} under way in other processes" if elsewhere else ""
     print(f"{len(cells) - len(left)} of {len(cells)} cells are finished{underway}.")
     return name_failures({run_dir: failures.get(run_dir, "see its train.log") for run_dir in failed})
+
+
+def name_left(jobs: Sweep, begun: Set[int], sweep_dir: Path | None) -> None:
+    """Say which jobs of a sweep that was stopped have not begun, and the commands that run them.
+
+    Args:
+        jobs: of the sweep.
+        begun: numbers of those that have.
+        sweep_dir: in which each job has its run folder; ``None`` where the same command goes on with all of them.
+    """
+    left = [number for number in range(len(jobs)) if number not in begun]
+    if not left:
+        return
+    print(f"{len(left)} of {len(jobs)} jobs have not begun:", file=sys.stderr)
+    for number in left[:_MOST_NAMED]:
+        overrides = [override for override in jobs.overrides_of(number) if not override.startswith("sweep=")]
+        if sweep_dir is None:
+            print(f"  {' '.join(overrides)}", file=sys.stderr)
+            continue
+        where = override_of("paths.output_dir", sweep_dir / jobs[number][1].name)
+        overrides = [*(one for one in overrides if not one.startswith("hydra.")), where]
+        print(f"  {command_name()} {shlex.join(overrides)}", file=sys.stderr)
+    if len(left) > _MOST_NAMED:
+        print(f"  and {len(left) - _MOST_NAMED} more.", file=sys.stderr)
 
 
 def name_failures(faults: Mapping[Path, str]) -> int:
