@@ -70,6 +70,7 @@ class WandbLog(Callback):
         """Open the run, or the run that a checkpoint knows."""
         import wandb
 
+        os.environ["WANDB_DATA_DIR"] = str(self.run_dir / "wandb")  # where tables and artifacts wait to be uploaded
         try:
             self._run = wandb.init(
                 project=self.project,
