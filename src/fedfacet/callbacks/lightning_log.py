@@ -1,0 +1,97 @@
+"""Any logger of Lightning: MLflow, Comet and others."""
+
+import inspect
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from lightning.pytorch import loggers
+
+from fedfacet.callbacks.base import Callback
+from fedfacet.errors import ConfigError, FedFacetError, first_line
+from fedfacet.federation import Federation
+from fedfacet.types import RoundResult
+
+_STATUS = {"finished": "success", "interrupted": "aborted", "failed": "failed"}
+
+
+class LightningLog(Callback):
+    """The same numbers as the csv files through a logger of ``lightning.pytorch.loggers``, with the round as the step.
+
+    The run's configuration becomes its hyperparameters. A logger that takes a ``run_id``, as MLflow's does, goes on with its
+    run when the run is resumed; others begin another version. Its package is installed by the user.
+
+    Args:
+        run_dir: the run folder; the logger's ``save_dir``, if it has one and ``arguments`` give no other.
+        run_config: the resolved configuration.
+        logger: the name of the class, such as ``MLFlowLogger`` or ``CometLogger``.
+        arguments: of that class.
+
+    Raises:
+        ConfigError: if there is no such class, if its package is missing, or if it refuses the arguments.
+    """
+
+    def __init__(
+        self,
+        *,
+        run_dir: Path,
+        run_config: Mapping[str, Any],
+        logger: str = "CSVLogger",
+        arguments: Mapping[str, Any] | None = None,
+    ) -> None:
+        known = sorted(name for name in loggers.__all__ if name != "Logger")
+        if logger not in known:
+            raise ConfigError(f"Expected the logger to be one of {', '.join(known)}, but got {logger!r}: choose one of them.")
+        self._make = getattr(loggers, logger)
+        self._takes = inspect.signature(self._make).parameters
+        usual = {"save_dir": str(run_dir)} if "save_dir" in self._takes else {}
+        self._arguments = {**usual, **(arguments or {})}
+        self._run_config = dict(run_config)
+        self._run_id: str | None = None
+        try:
+            self._logger: loggers.Logger | None = self._make(**self._arguments)  # which writes nothing yet
+        except ImportError as error:
+            raise ConfigError(
+                f"Expected the package of {logger}, but it is not installed ({first_line(error)}): install it, or choose "
+                "another logger."
+            ) from None
+        except (TypeError, ValueError) as error:
+            raise ConfigError(f"Expected arguments that {logger} takes, but got {first_line(error)}: mend them.") from None
+
+    def on_fit_start(self, federation: Federation) -> None:
+        """Open the logger, and say with what the run was started."""
+        if self._run_id and "run_id" in self._takes:  # which has its hyperparameters, and lets nobody change them
+            self._logger = self._make(**{**self._arguments, "run_id": self._run_id})
+            return
+        assert self._logger is not None
+        try:
+            self._logger.log_hyperparams(self._run_config)
+        except Exception as error:  # each service has errors of its own
+            raise FedFacetError(
+                f"Expected {self._make.__name__} to open a run, but it says: {first_line(error)} Mend its arguments, or leave "
+                "the logger out."
+            ) from None
+        self._run_id = getattr(self._logger, "run_id", None)
+
+    def on_round_end(self, federation: Federation, result: RoundResult) -> None:
+        """Log the round's numbers; NaN, which not every service takes, is left out."""
+        assert self._logger is not None
+        seconds = {f"system/seconds_{phase}": value for phase, value in result.seconds.items()}
+        numbers = {name: value for name, value in {**result.metrics, **seconds}.items() if not math.isnan(value)}
+        self._logger.log_metrics(numbers, step=result.round)
+
+    def on_fit_end(self, federation: Federation, status: str) -> None:
+        """Close the logger."""
+        if self._logger is not None:
+            self._logger.save()
+            self._logger.finalize(_STATUS[status])
+            self._logger = None
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the run's id."""
+        return {"run_id": self._run_id}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Take up the run's id."""
+        self._run_id = state_dict.get("run_id")

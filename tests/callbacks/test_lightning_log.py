@@ -1,0 +1,39 @@
+"""A run's numbers through a logger of Lightning."""
+
+import csv
+import math
+
+import pytest
+import yaml
+
+from fedfacet.callbacks.lightning_log import LightningLog
+from fedfacet.errors import ConfigError
+
+
+def test_the_numbers_are_the_rounds_own(tiny_federation, tmp_path):
+    log = LightningLog(run_dir=tmp_path, run_config={"seed": 3, "model": {"width": 2}}, arguments={"name": "mine"})
+    federation = tiny_federation(rounds=3, callbacks={"lightning_log": log})
+    log.on_fit_start(federation)
+    results = [federation.run_round() for _ in range(3)]
+    log.on_fit_end(federation, "finished")
+    folder = tmp_path / "mine" / "version_0"
+    with (folder / "metrics.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    assert [int(row["step"]) for row in rows] == [1, 2, 3]
+    for row, result in zip(rows, results, strict=True):
+        known = {name: value for name, value in result.metrics.items() if not math.isnan(value)}
+        assert {name: float(row[name]) for name in known} == pytest.approx(known)
+    assert yaml.safe_load((folder / "hparams.yaml").read_text())["seed"] == 3
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({"logger": "CsvLogger"}, "to be one of CSVLogger, CometLogger.*but got 'CsvLogger'"),
+        ({"logger": "CSVLogger", "arguments": {"folder": "x"}}, "arguments that CSVLogger takes, .*folder"),
+        ({"logger": "CometLogger"}, "the package of CometLogger, but it is not installed"),
+    ],
+)
+def test_what_does_not_fit_is_said(tmp_path, settings, said):
+    with pytest.raises(ConfigError, match=said):
+        LightningLog(run_dir=tmp_path, run_config={}, **settings)
