@@ -25,7 +25,7 @@ class Timm(Network):
         weights: ``"none"`` for a random start; ``"pretrained"`` for timm's, which are fetched; or the path of a
             ``.safetensors`` or ``.pth`` file with a state dict of this network or of timm's. The head is drawn anew unless the
             saved one has its shape.
-        arguments: further ones of ``create_model``, such as ``{img_size: 64}`` of a vision transformer.
+        arguments: further ones of ``create_model``, ``+model.arguments.img_size=64`` of a vision transformer for example.
 
     Raises:
         ConfigError: if timm is not installed, knows no such network, or the network refuses its arguments.

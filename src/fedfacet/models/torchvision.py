@@ -27,7 +27,7 @@ class Torchvision(Network):
         weights: ``"none"`` for a random start; ``"imagenet"`` for torchvision's default, which is fetched; or the path of a
             ``.safetensors`` or ``.pth`` file with a state dict of this network or of torchvision's. The head is drawn anew
             unless the saved one has its shape.
-        arguments: further ones of ``get_model``, such as ``{image_size: 32, patch_size: 4}`` of ``vit_b_16``.
+        arguments: further ones of ``get_model``, ``+model.arguments.image_size=32`` of a ``vit_b_16`` for example.
 
     Raises:
         ConfigError: if there is no such network, if it refuses its arguments, or if it has no linear head.
