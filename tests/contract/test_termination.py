@@ -59,7 +59,11 @@ def test_it_keeps_nothing_and_its_state_goes_in_and_comes_out(termination_option
 
 
 BAD = [
-    *((key, value) for key in ("target", "rounds", "hours", "dead_share", "payments") for value in (0, -1, float("nan"))),
+    *(
+        (key, value)
+        for key in ("target", "rounds", "hours", "dead_share", "payments", "patience")
+        for value in (0, -1, float("nan"))
+    ),
     *(("metric", name) for name in ("test/acc", "personal_test/acc", "train/loss")),
 ]
 

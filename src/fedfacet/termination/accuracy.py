@@ -2,11 +2,9 @@
 
 import math
 from collections.abc import Mapping
-from difflib import get_close_matches
 
 from fedfacet.arguments import check_within
-from fedfacet.errors import ConfigError
-from fedfacet.termination.base import Termination
+from fedfacet.termination.base import Termination, check_measured, check_validation
 from fedfacet.types import RoundResult, ServerState
 
 
@@ -22,11 +20,7 @@ class AccuracyTermination(Termination):
     """
 
     def __init__(self, *, metric: str = "val/acc", target: float = 0.9) -> None:
-        if not metric.startswith(("val/", "personal_val/")):
-            raise ValueError(
-                f"Expected `termination.metric` to be one of the validation set, but got {metric!r}: the test set never "
-                "chooses, and training does not say how well new samples are told, so take val/acc or val/acc_worst_group."
-            )
+        check_validation(metric)
         check_within("termination.target", target, "(0, 1]")
         self.metric = metric
         self.target = target
@@ -38,9 +32,4 @@ class AccuracyTermination(Termination):
 
     def check(self, metrics: Mapping[str, float]) -> None:
         """Refuse rounds that do not measure the metric."""
-        if self.metric not in metrics:
-            nearest = get_close_matches(self.metric, metrics, n=4, cutoff=0.0)
-            raise ConfigError(
-                f"Expected rounds to measure {self.metric!r} for `termination=accuracy`, but they measure {', '.join(nearest)} "
-                "and so on: set `termination.metric` to one of the validation set, or add the callback that measures it."
-            )
+        check_measured(self.metric, metrics, "termination=accuracy")

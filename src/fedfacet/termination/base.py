@@ -2,7 +2,9 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
+from difflib import get_close_matches
 
+from fedfacet.errors import ConfigError
 from fedfacet.types import RoundResult, ServerState
 
 
@@ -42,3 +44,22 @@ class Termination(ABC):
         Raises:
             ConfigError: naming what is missing.
         """
+
+
+def check_validation(metric: str) -> None:
+    """Refuse a metric that is none of the validation set, with a ``ValueError``."""
+    if not metric.startswith(("val/", "personal_val/")):
+        raise ValueError(
+            f"Expected `termination.metric` to be one of the validation set, but got {metric!r}: the test set never chooses, "
+            "and training does not say how well new samples are told, so take val/acc or val/acc_worst_group."
+        )
+
+
+def check_measured(metric: str, metrics: Mapping[str, float], name: str) -> None:
+    """Refuse rounds that do not measure a metric, with a ``ConfigError``; ``name`` is the option's."""
+    if metric not in metrics:
+        nearest = get_close_matches(metric, metrics, n=4, cutoff=0.0)
+        raise ConfigError(
+            f"Expected rounds to measure {metric!r} for `{name}`, but they measure {', '.join(nearest)} and so on: set "
+            "`termination.metric` to one of the validation set, or add the callback that measures it."
+        )
