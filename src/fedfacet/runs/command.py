@@ -10,7 +10,7 @@ import shutil
 import signal
 import sys
 import textwrap
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 
@@ -70,6 +70,26 @@ def run_command(train: Callable[[Job], None]) -> None:
         refuse(error)
     reached: dict[Path, int] = {}
 
+    start = _jobs(train, reached, is_worker=False)
+    if {"-h", "--help"} & set(sys.argv):
+        _print_wrapped(start)
+    elif workers == 1:
+        start()
+    else:
+        its_reached, its_failures = run_workers(partial(_work, train, sys.argv), workers)
+        reached |= its_reached
+        failures.update(its_failures)
+    if are_cells:
+        known = len(reached) == len(jobs)  # another launcher's processes have reached others
+        planned = reached if known else {Path(os.path.abspath(where)): config.federation.rounds for config, where in jobs}
+        sys.exit(take_stock(planned))
+    if failures:
+        sys.exit(name_failures(failures))
+
+
+def _jobs(train: Callable[[Job], None], reached: dict[Path, int], *, is_worker: bool) -> Callable[[], None]:
+    """Return what has Hydra run the jobs of the command line; the rounds of each are noted in ``reached``."""
+
     def task(config: DictConfig) -> float | None:
         own = HydraConfig.get()
         # Of what is Hydra's own, where the options of others lie is what a resume must know.
@@ -86,29 +106,22 @@ def run_command(train: Callable[[Job], None]) -> None:
             verify=partial(configuration.check_job, config, own.runtime.choices, overrides) if is_one_of_many else None,
             # Another launcher's jobs lie in other processes.
             others_go_on=is_one_of_many and own.launcher._target_.endswith(".BasicLauncher"),
-            is_worker=workers > 1,
+            is_worker=is_worker,
         )
 
-    start = hydra.main(version_base="1.3", config_path=str(configuration.conf_dir()), config_name="train")(task)
-    if {"-h", "--help"} & set(sys.argv):
-        _print_wrapped(start)
-    elif workers == 1:
-        start()
-    else:
+    start: Callable[[], None] = hydra.main(version_base="1.3", config_path=str(configuration.conf_dir()), config_name="train")(
+        task
+    )
+    return start
 
-        def work() -> Outcome:
-            start()
-            return reached, failures
 
-        its_reached, its_failures = run_workers(work, workers)
-        reached |= its_reached
-        failures.update(its_failures)
-    if are_cells:
-        known = len(reached) == len(jobs)  # another launcher's processes have reached others
-        planned = reached if known else {Path(os.path.abspath(where)): config.federation.rounds for config, where in jobs}
-        sys.exit(take_stock(planned))
-    if failures:
-        sys.exit(name_failures(failures))
+def _work(train: Callable[[Job], None], argv: Sequence[str]) -> Outcome:
+    """Run the jobs of a checked command line in one of the processes of ``sweep.workers``."""
+    logging.raiseExceptions = False
+    sys.argv = list(argv)
+    reached: dict[Path, int] = {}
+    _jobs(train, reached, is_worker=True)()
+    return reached, failures
 
 
 def _print_wrapped(tell_help: Callable[[], None]) -> None:
