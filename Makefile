@@ -9,9 +9,10 @@ SEED ?= 0
 PYTHONS := $(if $(PYTHON),"$(PYTHON)",python3.13 python3.12 python3.11 python3)
 USABLE := import sys, ensurepip; sys.exit(not (3, 11) <= sys.version_info[:2] < (3, 14))
 INSTALL := .venv/bin/python -m pip install -c $(CONSTRAINTS) -e
+DIST_TOOLS := build==1.6.1 twine==7.0.0
 
 .DEFAULT_GOAL := help
-.PHONY: help train test attack lint clean
+.PHONY: help train test attack lint dist clean
 .NOTPARALLEL:
 
 help:
@@ -19,6 +20,7 @@ help:
 	@echo 'make test    set up .venv, then the tests (ARGS="tests/selectors -x" for arguments of pytest)'
 	@echo 'make attack  set up .venv, then attacks drawn by SEED=0: kills, bit flips, forgeries, corrupt data (a quarter of an hour)'
 	@echo 'make lint    set up .venv, then ruff and mypy'
+	@echo 'make dist    build the wheel and the sdist into dist/, and check them'
 	@echo 'make clean   remove .venv and caches; keeps data/ and logs/'
 
 # `exec`: the job itself is make's child, so that it gets the signals and make waits until it has saved.
@@ -36,6 +38,14 @@ lint: .venv/.installed-dev
 	.venv/bin/python -m ruff check .
 	.venv/bin/python -m ruff format --check .
 	.venv/bin/python -m mypy
+
+# In an environment of its own: what builds the package is no part of it, and need not agree with its requirements.
+dist: .venv/bin/python .venv/bin/pip
+	.venv/bin/python -m venv --clear build/tools
+	build/tools/bin/python -m pip install --quiet $(DIST_TOOLS)
+	rm -rf dist
+	build/tools/bin/python -m build
+	build/tools/bin/python -m twine check --strict dist/*
 
 clean:
 	rm -rf .venv .pytest_cache .mypy_cache .ruff_cache .hypothesis build dist

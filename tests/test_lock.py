@@ -10,4 +10,4 @@ def test_both_files_name_the_same_versions(checkout):
     assert {name: locked.get(name) for name in pinned} == pinned
     assert all("--hash=sha256:" in entry for entry in entries)
     more = {name for name in locked.keys() - pinned.keys() if not name.startswith("nvidia-")}  # torch pins those itself
-    assert more == {"colorama"}, "for Windows"
+    assert more == {"colorama", "httpx2-jsfetch"}, "for Windows and for browsers"

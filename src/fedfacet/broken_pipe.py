@@ -13,5 +13,5 @@ def reader_may_leave(stream: TextIO) -> Iterator[None]:
         yield
         stream.flush()
     except (BrokenPipeError, SystemExit):  # the latter is how rich ends a program upon the former
-        with open(os.devnull, "w") as nowhere:
+        with open(os.devnull, "w", encoding="utf-8") as nowhere:
             os.dup2(nowhere.fileno(), stream.fileno())

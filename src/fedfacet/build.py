@@ -274,7 +274,12 @@ def _cpu() -> str:
 
 
 def _git_commit() -> str | None:
-    """Return the commit of the checkout that this file lies in, with ``+`` where it has changes, or ``None``."""
+    """Return the commit of the checkout that this file lies in, with ``+`` where it has changes, or ``None``.
+
+    An installed package may lie in the checkout of another project, whose commit says nothing.
+    """
+    if not (Path(__file__).parents[2] / ".git").exists():
+        return None
     try:
         described = subprocess.run(
             ["git", "describe", "--always", "--abbrev=12", "--dirty=+", "--exclude=*"],

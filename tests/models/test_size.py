@@ -7,7 +7,8 @@ import torch
 from torch import nn
 
 from fedfacet.errors import ConfigError
-from fedfacet.models.checks import available_memory, check_size
+from fedfacet.machine_memory import available_memory
+from fedfacet.models.checks import check_size
 from fedfacet.models.mlp import MLP
 from fedfacet.models.small_cnn import SmallCNN
 

@@ -1,13 +1,12 @@
 """The run's numbers as csv files."""
 
 import csv
-import resource
-import sys
 from pathlib import Path
 from typing import Any
 
 from fedfacet.callbacks.base import Callback
 from fedfacet.federation import Federation
+from fedfacet.machine_memory import peak_memory
 from fedfacet.storage.table import Table
 from fedfacet.storage.whole_file import written_whole
 from fedfacet.types import RoundResult
@@ -42,14 +41,12 @@ class CsvLog(Callback):
         """Append a row to each file."""
         row = {"round": result.round, "cohort": " ".join(map(str, result.cohort)), "num_arrived": len(result.arrived)}
         self.metrics.append({**row, **result.metrics})
-        # ru_maxrss is in KiB on Linux and in bytes on macOS.
-        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / (2**20 if sys.platform == "darwin" else 2**10)
         self.timing.append(
             {
                 "round": result.round,
                 "seconds": round(sum(result.seconds.values()), 6),
                 **{f"seconds/{phase}": round(seconds, 6) for phase, seconds in result.seconds.items()},
-                "peak_memory_mb": round(peak, 1),
+                "peak_memory_mb": round(peak_memory() / 2**20, 1),
                 "engine": federation.engine.name,
             }
         )

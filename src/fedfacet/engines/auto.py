@@ -2,12 +2,10 @@
 
 import copy
 import logging
-import resource
 import sys
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -21,6 +19,7 @@ from fedfacet.engines.base import Engine
 from fedfacet.engines.sequential import SequentialEngine
 from fedfacet.engines.vectorized import VectorizedEngine
 from fedfacet.engines.workers import WorkersEngine
+from fedfacet.machine_memory import peak_memory, told_available
 from fedfacet.parallel.cores import num_cores
 from fedfacet.parallel.schedule import makespan, pieces
 from fedfacet.types import Answer, Broadcast, ClientTask, ClientUpdate, Query, State
@@ -244,13 +243,8 @@ def _made(choice: Mapping[str, Any], device: str) -> Engine:
 
 def _fitting_processes() -> int:
     """Return how many processes of this one's size the free memory has room for, 1 at least."""
-    try:
-        lines = Path("/proc/meminfo").read_text().splitlines()
-    except OSError:  # not Linux
-        return num_cores()
-    free = next(int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable"))
-    own = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-    return max(1, int(0.8 * free / own))
+    free = told_available()
+    return num_cores() if free is None else max(1, int(0.8 * free / peak_memory()))
 
 
 def _threads(number: int) -> str:

@@ -323,11 +323,14 @@ def _sheltered() -> Iterator[None]:
     """Have processes that are started while entered hear no SIGTERM, and import nothing from the working folder.
 
     A signal to the process group is this process's to act on. What starts now inherits that it does not hear it. The tracker of
-    multiprocessing starts first, since its start would have the signal heard again.
+    multiprocessing starts first, since its start would have the signal heard again. Windows has neither.
     """
     before = os.environ.get("PYTHONSAFEPATH")
     os.environ["PYTHONSAFEPATH"] = "1"
     try:
+        if not hasattr(signal, "pthread_sigmask"):
+            yield
+            return
         resource_tracker.ensure_running()
         signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
         try:

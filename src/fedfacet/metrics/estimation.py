@@ -69,7 +69,7 @@ def measure_estimation(triplets: Triplets) -> dict[str, Any]:
 
 def write_triplets(triplets: Triplets, file: Path) -> None:
     """Write a row per client, whole or not at all, into a folder that exists: a run's is not made anew where it was removed."""
-    with written_whole(file) as unfinished, open(unfinished, "w", newline="") as target:
+    with written_whole(file) as unfinished, open(unfinished, "w", encoding="utf-8", newline="") as target:
         writer = csv.writer(target, lineterminator="\n")
         writer.writerow(_COLUMNS)
         for client, true, disclosed, distance in zip(*triplets, triplets.distances, strict=True):

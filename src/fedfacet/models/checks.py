@@ -1,6 +1,5 @@
 """Whether a model fits into memory and takes the inputs of a data set, found out before the first round."""
 
-import os
 import warnings
 from collections.abc import Callable
 
@@ -10,6 +9,7 @@ from torch.nn.parameter import is_lazy
 
 from fedfacet import rng
 from fedfacet.errors import ConfigError
+from fedfacet.machine_memory import available_memory
 
 COPIES = 4  # of a model that is trained: its weights, their gradient, a client's update, and the server's weights
 _OVERFLOWS = ("overflow", "negative dimension", "too large", "allocate")  # what torch says of tensors larger than any memory
@@ -62,13 +62,3 @@ def check_inputs(model: nn.Module, x: Tensor, name: str) -> None:
         ) from None
     finally:
         model.train(training)
-
-
-def available_memory() -> int:
-    """Return the bytes that a new process may take without swapping; all that the machine has where it does not say."""
-    try:
-        with open("/proc/meminfo") as file:
-            kilobytes = next(line.split()[1] for line in file if line.startswith("MemAvailable:"))
-        return int(kilobytes) * 1024
-    except (OSError, StopIteration):
-        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")

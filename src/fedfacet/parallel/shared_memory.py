@@ -1,5 +1,6 @@
 """Memory that several processes of one machine see, without the limits and leftovers of /dev/shm."""
 
+import contextlib
 import io
 import os
 import pickle
@@ -19,7 +20,8 @@ class SharedBytes:
     """``size`` bytes that live as long as a process holds them; pickling hands over the address, not the contents.
 
     On Linux they are an anonymous file that belongs to its process: it takes memory only as it is written, needs no room in
-    /dev/shm (64 MB in many containers) and is gone with its last holder, however that ends. Elsewhere it is a temporary file.
+    /dev/shm (64 MB in many containers) and is gone with its last holder, however that ends. Elsewhere it is a temporary file;
+    Windows keeps it where another process still sees it when its owner lets go.
     """
 
     def __init__(self, size: int) -> None:
@@ -51,7 +53,9 @@ class SharedBytes:
         if getattr(self, "_owner", False):
             os.close(self._descriptor)
             if not self.path.startswith("/proc/"):
-                Path(self.path).unlink(missing_ok=True)
+                del self.tensor
+                with contextlib.suppress(PermissionError):  # on Windows, where others see it
+                    Path(self.path).unlink(missing_ok=True)
 
 
 def dumps(obj: Any) -> tuple[bytes, list[SharedBytes]]:

@@ -10,7 +10,7 @@ import shutil
 import signal
 import sys
 import textwrap
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 
@@ -71,8 +71,31 @@ def run_command(train: Callable[[Job], None]) -> None:
     except (FedFacetError, ValueError, TypeError) as error:
         refuse(error)
     reached: dict[Path, int] = {}
-    begun: set[int] = set()
     pace = Pace(len(jobs), workers=workers)
+    start = _jobs(train, reached, pace, is_worker=False)
+    if {"-h", "--help"} & set(sys.argv):
+        _print_wrapped(start)
+    elif workers == 1:
+        try:
+            start()
+        except SystemExit as stop:
+            if isinstance(jobs, Sweep) and stop.code in (128 + signal.SIGINT, 128 + signal.SIGTERM):
+                name_left(jobs, len(reached), None if are_cells else next(iter(reached)).parent)
+            raise
+    else:
+        its_reached, its_failures = run_workers(partial(_work, train, sys.argv, pace), workers)
+        reached |= its_reached
+        failures.update(its_failures)
+    if are_cells:
+        known = len(reached) == len(jobs)  # another launcher's processes have reached others
+        planned = reached if known else {Path(os.path.abspath(where)): config.federation.rounds for config, where in jobs}
+        sys.exit(take_stock(planned))
+    if failures:
+        sys.exit(name_failures(failures))
+
+
+def _jobs(train: Callable[[Job], None], reached: dict[Path, int], pace: Pace, *, is_worker: bool) -> Callable[[], None]:
+    """Return what has Hydra run the jobs of the command line; the rounds of each are noted in ``reached``."""
 
     def task(config: DictConfig) -> float | None:
         own = HydraConfig.get()
@@ -84,7 +107,6 @@ def run_command(train: Callable[[Job], None]) -> None:
         )
         reached[job.run_dir] = job.config.federation.rounds
         is_one_of_many = own.mode is RunMode.MULTIRUN
-        begun.add(own.job.num if is_one_of_many else 0)
         return run_job(
             job,
             train,
@@ -93,34 +115,22 @@ def run_command(train: Callable[[Job], None]) -> None:
             others_go_on=is_one_of_many and own.launcher._target_.endswith(".BasicLauncher"),
             pace=pace,
             number=own.job.num if is_one_of_many else 0,
-            is_worker=workers > 1,
+            is_worker=is_worker,
         )
 
-    start = hydra.main(version_base="1.3", config_path=str(configuration.conf_dir()), config_name="train")(task)
-    if {"-h", "--help"} & set(sys.argv):
-        _print_wrapped(start)
-    elif workers == 1:
-        try:
-            start()
-        except SystemExit as stop:
-            if isinstance(jobs, Sweep) and stop.code in (128 + signal.SIGINT, 128 + signal.SIGTERM):
-                name_left(jobs, begun, None if are_cells else next(iter(reached)).parent)
-            raise
-    else:
+    start: Callable[[], None] = hydra.main(version_base="1.3", config_path=str(configuration.conf_dir()), config_name="train")(
+        task
+    )
+    return start
 
-        def work() -> Outcome:
-            start()
-            return reached, failures
 
-        its_reached, its_failures = run_workers(work, workers)
-        reached |= its_reached
-        failures.update(its_failures)
-    if are_cells:
-        known = len(reached) == len(jobs)  # another launcher's processes have reached others
-        planned = reached if known else {Path(os.path.abspath(where)): config.federation.rounds for config, where in jobs}
-        sys.exit(take_stock(planned))
-    if failures:
-        sys.exit(name_failures(failures))
+def _work(train: Callable[[Job], None], argv: Sequence[str], pace: Pace) -> Outcome:
+    """Run the jobs of a checked command line in one of the processes of ``sweep.workers``."""
+    logging.raiseExceptions = False
+    sys.argv = list(argv)
+    reached: dict[Path, int] = {}
+    _jobs(train, reached, pace, is_worker=True)()
+    return reached, failures
 
 
 def _print_wrapped(tell_help: Callable[[], None]) -> None:

@@ -1,7 +1,6 @@
 """One process at a time at a run folder; at the cells of a sweep many, by a lock in each that names its process."""
 
 import contextlib
-import fcntl
 import json
 import os
 import socket
@@ -11,6 +10,11 @@ from pathlib import Path
 from typing import NamedTuple
 
 from fedfacet.storage.run_files import json_of
+
+try:
+    import fcntl
+except ImportError:  # Windows
+    fcntl = None  # type: ignore[assignment]
 
 LOCK_FILE = "lock"
 """In the folder of a cell, as long as a process works at it."""
@@ -68,7 +72,9 @@ def lock(folder: Path) -> Iterator[Process | None]:
         yield holder
     finally:
         if holder is None and _read(file) == own:
-            file.unlink(missing_ok=True)
+            # Windows removes nothing that is being read; whoever reads it will find that the process is over.
+            with contextlib.suppress(PermissionError) if fcntl is None else contextlib.nullcontext():
+                file.unlink(missing_ok=True)
 
 
 def holder_of(folder: Path) -> Process | None:
@@ -91,7 +97,7 @@ def _take(file: Path, own: Process) -> Process | None:
                     file.unlink(missing_ok=True)
                 continue
             try:
-                with open(descriptor, "w") as target:
+                with open(descriptor, "w", encoding="utf-8") as target:
                     json.dump(own._asdict(), target)
             except OSError:
                 file.unlink(missing_ok=True)
@@ -103,12 +109,18 @@ def _take(file: Path, own: Process) -> Process | None:
 def sole(file: Path) -> Iterator[bool]:
     """Hold a file while entered, and yield whether nobody else does; the system gives it back however a process ends.
 
-    A file system that has no such locks lets everybody in.
+    A file system that has no such locks lets everybody in. Windows would let nobody write to a locked file: there a second one
+    beside it is locked.
 
     Args:
         file: made where it is not there; what it holds stays as it is.
     """
-    with open(file, "a", opener=_no_link) as held:
+    if fcntl is None:
+        file.touch()
+        with _held(file.with_name(f"{file.name}.{LOCK_FILE}"), wait=False) as alone:
+            yield alone
+        return
+    with open(file, "a", encoding="utf-8", opener=_no_link) as held:
         try:
             fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -122,10 +134,31 @@ def sole(file: Path) -> Iterator[bool]:
 @contextlib.contextmanager
 def _alone(file: Path) -> Iterator[None]:
     """Keep other processes of this machine from looking at a lock and removing it in the meantime."""
-    with open(file, "a", opener=_no_link) as guard:
+    if fcntl is None:
+        with _held(file, wait=True):
+            yield
+        return
+    with open(file, "a", encoding="utf-8", opener=_no_link) as guard:
         with contextlib.suppress(OSError):  # a file system that has no such locks: the moment is short
             fcntl.flock(guard, fcntl.LOCK_EX)
         yield
+
+
+@contextlib.contextmanager
+def _held(file: Path, *, wait: bool) -> Iterator[bool]:
+    """Hold a file that is there for that alone, where there is no fcntl; yield whether nobody else does."""
+    from filelock import FileLock, Timeout
+
+    held = FileLock(file, timeout=-1 if wait else 0)
+    try:
+        held.acquire()
+    except Timeout:
+        yield False
+        return
+    try:
+        yield True
+    finally:
+        held.release()
 
 
 def _read(file: Path) -> Process | None:
@@ -162,6 +195,8 @@ def _may_be_alive(process: Process) -> bool:
 
 def _process(pid: int) -> Process:
     """Return what this machine knows of a process; ``started`` is ``None`` where it is over."""
+    if fcntl is None:  # Windows, where os.kill(pid, 0) would end the process
+        return Process(socket.gethostname(), "", pid, _start_of(pid))
     if not PROCESSES.exists():  # macOS: only whether there is a process of that number
         return Process(socket.gethostname(), "", pid, "at some time" if _exists(pid) else None)
     try:
@@ -170,6 +205,15 @@ def _process(pid: int) -> Process:
     except OSError:
         started = None
     return Process(socket.gethostname(), os.readlink(PROCESSES / "self/ns/pid"), pid, started)
+
+
+def _start_of(pid: int) -> str | None:
+    import psutil
+
+    try:
+        return str(psutil.Process(pid).create_time())
+    except psutil.NoSuchProcess:
+        return None
 
 
 def _exists(pid: int) -> bool:

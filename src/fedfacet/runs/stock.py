@@ -2,7 +2,7 @@
 
 import shlex
 import sys
-from collections.abc import Mapping, Set
+from collections.abc import Mapping
 from pathlib import Path
 
 from fedfacet.config import is_complete, override_of
@@ -30,15 +30,15 @@ def take_stock(cells: Mapping[Path, int]) -> int:
     return name_failures({run_dir: failures.get(run_dir, "see its train.log") for run_dir in failed})
 
 
-def name_left(jobs: Sweep, begun: Set[int], sweep_dir: Path | None) -> None:
+def name_left(jobs: Sweep, begun: int, sweep_dir: Path | None) -> None:
     """Say which jobs of a sweep that was stopped have not begun, and the commands that run them.
 
     Args:
         jobs: of the sweep.
-        begun: numbers of those that have.
+        begun: how many have; they begin in order.
         sweep_dir: in which each job has its run folder; ``None`` where the same command goes on with all of them.
     """
-    left = [number for number in range(len(jobs)) if number not in begun]
+    left = range(begun, len(jobs))
     if not left:
         return
     print(f"{len(left)} of {len(jobs)} jobs have not begun:", file=sys.stderr)

@@ -4,12 +4,13 @@ import contextlib
 import ctypes
 import multiprocessing
 import os
-import selectors
 import signal
 import sys
+import threading
+import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from multiprocessing.connection import Connection
+from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,7 @@ Outcome = tuple[dict[Path, int], dict[Path, str]]
 """What a worker went through, run folder -> how many rounds, and what failed there, run folder -> why."""
 
 _PR_SET_PDEATHSIG = 1
+_LAST_BYTE = b"\0"
 
 
 def num_workers(asked: Any, num_cells: int) -> int:
@@ -40,24 +42,33 @@ def num_workers(asked: Any, num_cells: int) -> int:
 class _Worker:
     number: int
     process: BaseProcess
-    output: int  # what it says comes out here
+    output: int | None  # what a fork says comes out here; a process that was spawned says it through the other one too
     outcome: Connection
     begun_line: bytes = b""
 
+    def hear(self, chunk: bytes) -> None:
+        """Print the lines that are whole; an empty chunk says that there are no more."""
+        said = self.begun_line + chunk
+        *lines, self.begun_line = (said if chunk or not said else said + b"\n").split(b"\n")
+        for line in lines:
+            _say(f"[{self.number}] {line.decode(_encoding(), errors='replace')}", sys.stdout)
+
 
 def run_workers(work: Callable[[], Outcome], number: int) -> Outcome:
-    """Have ``number`` forks of this process do the same work; print what each says behind its number, and return what came out.
+    """Have ``number`` processes do the same work; print what each says behind its number, and return what came out.
 
-    A signal is passed on to all. A worker that is killed is named, and the others go on; where this process is killed, Linux
-    kills its workers too.
+    On Linux they are forks of this process. Elsewhere they are started anew: Windows has no forks, and those of macOS may not
+    use the system's libraries. A signal is passed on to all. A worker that is killed is named, and the others go on; where this
+    process is killed, Linux kills its workers too, and elsewhere they notice.
 
     Args:
-        work: to be called before torch is loaded, whose threads a fork would lack.
+        work: to be called before torch is loaded, whose threads a fork would lack; it can be pickled.
         number: of workers, 2 or larger.
 
     Raises:
         SystemExit: after a signal, with 128 plus its number as the status.
     """
+    forks = sys.platform != "darwin" and "fork" in multiprocessing.get_all_start_methods()
     workers: list[_Worker] = []
     received: list[int] = []
 
@@ -65,12 +76,14 @@ def run_workers(work: Callable[[], Outcome], number: int) -> Outcome:
         received.append(signal_number)
         for worker in workers:
             with contextlib.suppress(ProcessLookupError):
-                os.kill(worker.process.pid or 0, signal_number)
+                if os.name != "nt":  # there Ctrl-C reaches them too, and a signal from here would end them at once
+                    os.kill(worker.process.pid or 0, signal_number)
 
     with contextlib.ExitStack() as stack:
         for worker_number in range(1, number + 1):
-            workers.append(_started(work, worker_number, number, [worker.output for worker in workers]))
-            stack.callback(os.close, workers[-1].output)
+            workers.append(_forked(work, worker_number, number, workers) if forks else _spawned(work, worker_number, number))
+            if (output := workers[-1].output) is not None:
+                stack.callback(os.close, output)
         for signal_number in (signal.SIGINT, signal.SIGTERM):
             stack.callback(signal.signal, signal_number, signal.signal(signal_number, pass_on))
         reached, failed = _listen(workers)
@@ -84,63 +97,133 @@ def run_workers(work: Callable[[], Outcome], number: int) -> Outcome:
     return reached, failed
 
 
-def _started(work: Callable[[], Outcome], number: int, of: int, others: Sequence[int]) -> _Worker:
+def _forked(work: Callable[[], Outcome], number: int, of: int, others: Sequence[_Worker]) -> _Worker:
     context = multiprocessing.get_context("fork")
     output, said = os.pipe()
     receiver, sender = context.Pipe(duplex=False)
     sys.stdout.flush()
-    process = context.Process(target=_run, args=(work, of, said, sender, [output, *others]))
+    inherited = [output, *(worker.output for worker in others if worker.output is not None)]
+    process = context.Process(target=_run_fork, args=(work, of, said, sender, inherited))
     process.start()
     os.close(said)
     sender.close()
     return _Worker(number, process, output, receiver)
 
 
-def _run(work: Callable[[], Outcome], of: int, said: int, sender: Connection, others: Sequence[int]) -> None:
+def _run_fork(work: Callable[[], Outcome], of: int, said: int, sender: Connection, inherited: Sequence[int]) -> None:
     """Do the work in a fork."""
     signal.signal(signal.SIGINT, leave)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    for descriptor in others:  # or nobody would notice that their reader is gone
+    for descriptor in inherited:  # or nobody would notice that their reader is gone
         os.close(descriptor)
     os.dup2(said, 1)
     os.dup2(said, 2)
     os.close(said)
     sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]
+    sender.send(_done(work, of))
 
+
+def _spawned(work: Callable[[], Outcome], number: int, of: int) -> _Worker:
+    context = multiprocessing.get_context("spawn")
+    receiver, sender = context.Pipe(duplex=False)
+    process = context.Process(target=_run_spawned, args=(work, of, sender, _encoding()))
+    process.start()
+    sender.close()
+    return _Worker(number, process, None, receiver)
+
+
+def _run_spawned(work: Callable[[], Outcome], of: int, sender: Connection, encoding: str) -> None:
+    """Do the work in a process that was started anew; what it says goes where its outcome goes, a way that all systems have.
+
+    A last byte tells where it ends, not the end of the pipe: multiprocessing's tracker holds that too, and ends later.
+    """
+    signal.signal(signal.SIGINT, leave)
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+    output, said = os.pipe()
+    os.dup2(said, 1)
+    os.dup2(said, 2)
+    os.close(said)
+    # Windows' own streams would go on writing to its console.
+    sys.stdout = open(1, "w", buffering=1, encoding=encoding, errors="replace", newline="\n", closefd=False)  # noqa: SIM115
+    sys.stderr = open(2, "w", buffering=1, encoding=encoding, errors="replace", newline="\n", closefd=False)  # noqa: SIM115
+    is_over = threading.Event()
+    reader = threading.Thread(target=_send_on, args=(output, sender, is_over), daemon=True)
+    reader.start()
+    try:
+        outcome = _done(work, of)
+    except Exception:
+        traceback.print_exc()
+        sys.exit(1)
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        is_over.set()
+        os.write(1, _LAST_BYTE)
+        reader.join()
+    sender.send(outcome)
+
+
+def _send_on(output: int, sender: Connection, is_over: threading.Event) -> None:
+    """Send on what this process says, until the last byte."""
+    while chunk := os.read(output, 1 << 16):
+        ends = is_over.is_set() and chunk.endswith(_LAST_BYTE)
+        sender.send(chunk[:-1] if ends else chunk)
+        if ends:
+            return
+
+
+def _end_with_parent() -> None:
+    """End this process once the one that started it is gone."""
+    if (parent := multiprocessing.parent_process()) is not None:
+        wait([parent.sentinel])
+        os._exit(1)
+
+
+def _done(work: Callable[[], Outcome], of: int) -> Outcome:
+    """Do the work with a share of the threads."""
     import torch
 
     torch.set_num_threads(max(1, torch.get_num_threads() // of))
-    sender.send(work())
+    return work()
 
 
 def _listen(workers: Sequence[_Worker]) -> Outcome:
     """Print what the workers say, line by line, until all are silent."""
     reached: dict[Path, int] = {}
     failed: dict[Path, str] = {}
-    with selectors.DefaultSelector() as selector:
-        for each in workers:
-            selector.register(each.output, selectors.EVENT_READ, (each, "output"))
-            selector.register(each.outcome, selectors.EVENT_READ, (each, "outcome"))
-        while selector.get_map():
-            for key, _ in selector.select():
-                worker, what = key.data
-                if what == "outcome":
-                    with contextlib.suppress(EOFError):  # it was stopped or killed
-                        its_reached, its_failed = worker.outcome.recv()
-                        reached |= its_reached
-                        failed |= its_failed
-                    selector.unregister(worker.outcome)
-                    worker.outcome.close()
-                    continue
-                if not (chunk := os.read(worker.output, 1 << 16)):
-                    selector.unregister(worker.output)
-                said = worker.begun_line + chunk
-                *lines, worker.begun_line = (said if chunk or not said else said + b"\n").split(b"\n")
-                for line in lines:
-                    _say(f"[{worker.number}] {line.decode(errors='replace')}", sys.stdout)
+    ends: dict[Any, _Worker] = {worker.outcome: worker for worker in workers}
+    ends |= {worker.output: worker for worker in workers if worker.output is not None}
+    while ends:
+        for end in wait(list(ends)):
+            worker = ends[end]
+            if isinstance(end, int):
+                chunk = os.read(end, 1 << 16)
+                worker.hear(chunk)
+                if not chunk:
+                    del ends[end]
+                continue
+            try:
+                message = worker.outcome.recv()
+            except (EOFError, OSError):  # it is over, or was stopped or killed
+                del ends[end]
+                worker.outcome.close()
+                if worker.output is None:
+                    worker.hear(b"")
+                continue
+            if isinstance(message, bytes):
+                worker.hear(message)
+            else:
+                its_reached, its_failed = message
+                reached |= its_reached
+                failed |= its_failed
     return reached, failed
+
+
+def _encoding() -> str:
+    """Return how text is written to where this process prints; a table's rules are drawn in what that can show."""
+    return sys.stdout.encoding or "utf-8"
 
 
 def _say(line: str, stream: Any) -> None:

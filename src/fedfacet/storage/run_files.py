@@ -11,6 +11,8 @@ from typing import Any
 MOST_BYTES = 1 << 28
 """The table of 100,000 rounds has some 200 MB."""
 
+_NO_WAITING = getattr(os, "O_NONBLOCK", 0)  # Windows has no pipes among its files
+
 
 def content_of(file: Path, most: int = MOST_BYTES) -> bytes:
     """Return what a file holds.
@@ -23,7 +25,7 @@ def content_of(file: Path, most: int = MOST_BYTES) -> bytes:
         OSError: if it cannot be read, or is a folder or a pipe, which nobody waits for.
         ValueError: if it is larger.
     """
-    with open(file, "rb", opener=lambda path, flags: os.open(path, flags | os.O_NONBLOCK)) as source:
+    with open(file, "rb", opener=lambda path, flags: os.open(path, flags | _NO_WAITING)) as source:
         told = os.fstat(source.fileno())
         if not stat.S_ISREG(told.st_mode):
             raise OSError(f"{file} is no file")

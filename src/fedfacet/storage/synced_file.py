@@ -7,6 +7,8 @@ from pathlib import Path
 from fedfacet.errors import FedFacetError
 from fedfacet.storage.whole_file import written_whole
 
+_IS_WINDOWS = not hasattr(os, "O_DIRECTORY")
+
 
 def write_synced(path: Path, parts: Iterable[bytes | memoryview]) -> None:
     """Write a file; a reader sees the old one or the new one, whenever the process dies.
@@ -56,9 +58,14 @@ def place(source: Path, target: Path) -> None:
 
 
 def sync(path: Path) -> None:
-    """Have the disk hold what was written to a file, or the names in a folder."""
+    """Have the disk hold what was written to a file, or the names in a folder.
+
+    Windows opens no folders, and syncs only files that may be written to; it keeps names by itself.
+    """
     try:
-        descriptor = os.open(path, os.O_RDONLY)
+        if _IS_WINDOWS and path.is_dir():
+            return
+        descriptor = os.open(path, os.O_RDWR if _IS_WINDOWS else os.O_RDONLY)
     except FileNotFoundError:
         raise folder_gone(path.parent) from None
     try:
