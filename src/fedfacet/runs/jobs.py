@@ -147,7 +147,8 @@ def _run_cell(
         return None
     if job.was_saved:
         job.config.resume = str(job.run_dir)
-    print(f"cell {pace.begins(number)}: {job.run_dir} {'goes on' if job.config.resume else 'begins'}: {job}", flush=True)
+    how = "goes on" if job.config.resume else "begins"
+    print(f"{job.run_dir} {how}: {job} ({pace.begins(number)})", flush=True)
     try:
         with _refusing():
             if verify is not None:
