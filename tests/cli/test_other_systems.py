@@ -113,7 +113,7 @@ def elsewhere(checkout, tmp_path):
             capture_output=True,
             text=True,
             encoding="cp1252",
-            timeout=120,
+            timeout=300,
         )
 
     return elsewhere
