@@ -163,7 +163,8 @@ def comparison_markdown(comparison: Comparison) -> str:
 def comparison_latex(comparison: Comparison) -> str:
     r"""Return the comparison as a LaTeX float that needs ``\usepackage{booktabs}``."""
     grid = _grid(comparison, latex_text, r"\textbf{{{}}}")
-    return latex_of(grid, comparison.caption, comparison.notes, flush_left=_num_names(comparison))
+    label = f"{comparison.metric} against {comparison.baseline}"
+    return latex_of(grid, comparison.caption, comparison.notes, label=label, flush_left=_num_names(comparison))
 
 
 def comparison_csv(comparison: Comparison) -> str:

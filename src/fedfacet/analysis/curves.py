@@ -143,7 +143,8 @@ def curves_markdown(curves: Curves) -> str:
 
 def curves_latex(curves: Curves) -> str:
     r"""Return a line per setting as a LaTeX float that needs ``\usepackage{booktabs}``."""
-    return latex_of(_grid(curves, latex_text), curves.caption, curves.notes, flush_left=_num_names(curves))
+    grid, label = _grid(curves, latex_text), f"curves {curves.metric}"
+    return latex_of(grid, curves.caption, curves.notes, label=label, flush_left=_num_names(curves))
 
 
 def curves_csv(curves: Curves) -> str:

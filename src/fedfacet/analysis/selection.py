@@ -163,7 +163,8 @@ def selection_markdown(found: Selection) -> str:
 
 def selection_latex(found: Selection) -> str:
     r"""Return a line per setting as a LaTeX float that needs ``\usepackage{booktabs}``."""
-    return latex_of(_grid(found, latex_text), found.caption, found.notes, flush_left=1 + _several_columns(found))
+    flush_left = 1 + _several_columns(found)
+    return latex_of(_grid(found, latex_text), found.caption, found.notes, label="selection", flush_left=flush_left)
 
 
 def selection_csv(found: Selection) -> str:
@@ -179,7 +180,7 @@ def selection_csv(found: Selection) -> str:
 
 
 def draw_selection(found: Selection, path: Path) -> None:
-    """Draw who was selected in the run of each setting's lowest seed into a PNG."""
+    """Draw who was selected in the run of each setting's lowest seed into a picture."""
     from fedfacet.plots.selection import plot_selections
 
     rows, columns = (ordered({key[place] for key in found.chosen}) for place in (0, 1))

@@ -22,6 +22,8 @@ MOMENTS = {
 }
 """When a run is read -> what that means."""
 
+MADE_WITH = "Made with"  # the beginning of the last sentence of a caption, which tells the command
+
 PAPER = "paper"  # the `at` of a column with a paper's numbers
 
 
@@ -311,7 +313,7 @@ def origin_of(runs: Sequence[Run], command: str | None) -> str:
     if hardware := sorted({_hardware(run) for run in runs if run.summary and run.summary.get("hardware")}):
         sentences.append(f"Hardware: {' | '.join(hardware)}.")
     if command:
-        sentences.append(f"Made with `{command}`.")
+        sentences.append(f"{MADE_WITH} `{command}`.")
     return " ".join(sentences)
 
 

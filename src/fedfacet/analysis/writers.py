@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from fedfacet.analysis.runs import as_number
-from fedfacet.analysis.tables import PAPER, Table
+from fedfacet.analysis.tables import MADE_WITH, PAPER, Table
 
 _LATEX = {
     "\\": r"\textbackslash{}",
@@ -45,16 +45,26 @@ def markdown_of(grid: Sequence[Sequence[str]], caption: str, notes: Sequence[str
 def to_latex(table: Table) -> str:
     r"""Return the table as a LaTeX float that needs ``\usepackage{booktabs}``."""
     grid = _grid(table, latex_text, bold=r"\textbf{{{}}}", underline=r"\underline{{{}}}")
-    return latex_of(grid, table.caption, table.notes)
+    metrics = re.findall(r"`([^`]*)`", table.caption.partition(MADE_WITH)[0])
+    return latex_of(grid, table.caption, table.notes, label=" ".join([*metrics[:1], "by", table.corner]))
 
 
-def latex_of(grid: Sequence[Sequence[str]], caption: str, notes: Sequence[str], flush_left: int = 1) -> str:
-    """Return a LaTeX float with a table, its caption and its notes; arguments as for ``markdown_of``, cells as LaTeX."""
+def latex_of(grid: Sequence[Sequence[str]], caption: str, notes: Sequence[str], *, label: str, flush_left: int = 1) -> str:
+    """Return a LaTeX float with a table, its caption and its notes; arguments as for ``markdown_of``, cells as LaTeX.
+
+    The command at the end of the caption has paths of this machine, so it stands in a comment. ``label`` is what the table may
+    be referred to by, in words: ``curves test/acc`` becomes ``tab:curves-test-acc``.
+    """
+    said_first, _, command = caption.partition(f" {MADE_WITH} `")
+    made = f"{MADE_WITH} `{command}" if command else ""
     head, *lines = ("    " + " & ".join(line) + r" \\" for line in grid)
     said = [rf"  \par\smallskip{{\footnotesize Note: {latex_text(note)}}}" for note in notes]
     sides = "l" * flush_left + "r" * (len(grid[0]) - flush_left)
+    name = re.sub("[^a-z0-9]+", "-", label.lower()).strip("-")
     parts = (
-        *(r"\begin{table}", r"  \centering", rf"  \caption{{{latex_text(caption)}}}"),
+        r"% Needs \usepackage{booktabs}.",
+        *([f"% {' '.join(made.splitlines())}"] if made else []),
+        *(r"\begin{table}", r"  \centering", rf"  \caption{{{latex_text(said_first)}}}", rf"  \label{{tab:{name}}}"),
         *(rf"  \begin{{tabular}}{{{sides}}}", r"    \toprule", head, r"    \midrule", *lines),
         *(r"    \bottomrule", r"  \end{tabular}", *said, r"\end{table}", ""),
     )

@@ -27,7 +27,7 @@ class Band(NamedTuple):
 def plot_bands(
     panels: Mapping[str, Sequence[Band]], label: str, path: Path, *, threshold: float | None = None, across: str = "round"
 ) -> None:
-    """Draw lines with their bands into a PNG, a panel per column of a table.
+    """Draw lines with their bands into a picture, a panel per column of a table.
 
     A name has one colour in all panels. ``label`` says what is drawn upwards, ``across`` what to the right. ``threshold`` is
     a horizontal line.

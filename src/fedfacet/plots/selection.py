@@ -20,7 +20,7 @@ _MOST_ROWS, _ACROSS = 6, 3
 def plot_selections(
     chosen: Mapping[tuple[str, str], NDArray[np.bool_]], types: Mapping[tuple[str, str], Sequence[str]], path: Path
 ) -> None:
-    """Draw a heat map of rounds and clients per setting into a PNG, clients sorted by type, their types in a strip beside it.
+    """Draw a heat map of rounds and clients per setting into a picture, clients sorted by type, their types in a strip beside it.
 
     Many rows of one column stand in three columns.
 
