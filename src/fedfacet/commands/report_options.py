@@ -87,6 +87,14 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
         "--forest", type=Path, metavar="FILE.png", help=f"with --compare: draw the differences there as well; {named}"
     )
     parser.add_argument(
+        "--html",
+        type=Path,
+        metavar="PAGE.html",
+        help="write one page for the browser there instead, which needs no network: accuracies, curves, groups, who was "
+        "selected, in what the runs differ and their digests; with --compare ROW the paired comparison too. Default of --rows "
+        "and --columns: what the runs differ in; of --metric: test/acc and test/acc_worst_group; of --at: all",
+    )
+    parser.add_argument(
         "--curves",
         action="store_true",
         help="show the metric by round instead: print where it ended, its peak and how soon it got to --threshold, and draw "
@@ -97,8 +105,9 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
     )
     parser.add_argument(
         "--against",
-        choices=("round", "sim/clock"),
-        help="with --curves: what is drawn to the right; sim/clock is the simulated time of runs with devices, in minutes",
+        choices=("round", "bytes", "sim/clock"),
+        help="with --curves: what is drawn to the right; bytes are those that all clients together have received and sent, "
+        "sim/clock is the simulated time of runs with devices, in minutes",
     )
     parser.add_argument(
         "--time-to",
@@ -165,6 +174,12 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
     shown = (*others, options.tradeoff, options.time_to)
     if options.selection and any((*shown, options.metric, options.lower_is_better)):
         parser.error("--selection has a table of its own: leave out what chooses others")
+    if options.html and any((*others[:1], *others[2:4], options.curves, options.tradeoff, options.time_to, options.selection)):
+        parser.error("--html has tables and pictures of its own: leave out what chooses others")
+    if options.html and any((options.format, options.output, options.forest)):
+        parser.error("--html writes a page: leave out --format, --output and --forest")
+    if options.html and options.html.suffix not in (".html", ".htm"):
+        parser.error(f"--html writes a page, so it takes a name that ends in .html, but got {options.html}")
     if not options.curves and options.against:
         parser.error("--against belongs to --curves: add --curves")
     if not options.curves and options.threshold is not None:

@@ -39,14 +39,8 @@ _STYLE: Any = {
 
 
 @contextmanager
-def saved_figure(path: Path, width: float, height: float) -> "Iterator[Figure]":
-    """Lend a figure of a size in inches, and save it.
-
-    Raises:
-        ValueError: if the name of the file ends in none of ``SUFFIXES``.
-    """
-    if path.suffix not in SUFFIXES:
-        raise ValueError(f"Expected the name of a picture to end in {', '.join(SUFFIXES)}, but got {path}: name it so.")
+def styled_figure(width: float, height: float) -> "Iterator[Figure]":
+    """Lend a figure of a size in inches, in the style of all pictures."""
     import matplotlib
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
@@ -55,6 +49,19 @@ def saved_figure(path: Path, width: float, height: float) -> "Iterator[Figure]":
     with matplotlib.rc_context(_STYLE):
         figure = Figure(figsize=(width, height), dpi=200, layout=ConstrainedLayoutEngine(h_pad=0.03, w_pad=0.05))
         FigureCanvasAgg(figure)
+        yield figure
+
+
+@contextmanager
+def saved_figure(path: Path, width: float, height: float) -> "Iterator[Figure]":
+    """Lend such a figure, and save it.
+
+    Raises:
+        ValueError: if the name of the file ends in none of ``SUFFIXES``.
+    """
+    if path.suffix not in SUFFIXES:
+        raise ValueError(f"Expected the name of a picture to end in {', '.join(SUFFIXES)}, but got {path}: name it so.")
+    with styled_figure(width, height) as figure:
         yield figure
         path.parent.mkdir(parents=True, exist_ok=True)
         with written_whole(path) as unfinished:
