@@ -92,6 +92,13 @@ def test_settings_compared_seed_by_seed(logs):
     assert done.stdout.splitlines()[2].endswith("| 0.25 |    0.25 |               6 | not separated |")
     assert "nothing can be separated here" in done.stdout
     assert (logs / "forest.png").stat().st_size > 10_000
+    for suffix, start in ((".svg", b"<?xml"), (".pdf", b"%PDF")):
+        drawn = [logs / f"{name}{suffix}" for name in ("one", "other")]
+        for picture in drawn:
+            assert main([str(logs / "logs"), "--compare", "uniform", "--forest", str(picture)]) == 0
+        assert drawn[0].read_bytes().startswith(start)
+        assert drawn[0].read_bytes() == drawn[1].read_bytes()
+    assert "better than uniform</text>" in (logs / "one.svg").read_text()
     by_t = report(logs, "logs", "--compare", "feddiverse", "--test", "t", "--at", "all", "--format", "csv")
     assert [line["at"] for line in csv.DictReader(io.StringIO(by_t.stdout))] == ["last", "best", "tail"]
     assert by_t.stderr.startswith("Differences from `feddiverse`, paired by seed.")
@@ -267,6 +274,6 @@ def test_curves_are_drawn_and_told(logs, capsys, monkeypatch):
     assert told.out.splitlines()[2].split("|")[-2].strip() == "50 (3 of 3)"
     assert "wrote logs/report/curves.png" in told.err
     assert Path("logs/report/curves.png").is_file()
-    for wrong in ("--threshold 90", "--picture x.png", "--curves --at last", "--curves --picture x.pdf"):
+    for wrong in ("--threshold 90", "--picture x.png", "--curves --at last", "--curves --picture x.jpg"):
         with pytest.raises(SystemExit):
             main(["logs", *wrong.split()])

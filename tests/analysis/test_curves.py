@@ -120,3 +120,15 @@ def test_a_table_that_has_grown_is_read_anew(runs):
     with (runs[0].path / "metrics.csv").open("a") as file:
         file.write("8,0 1,0.75\n")
     assert runs[0].curve(METRIC) == {**before, 8: 0.75}
+
+
+def test_megabytes_are_what_all_rounds_so_far_have_sent(tmp_path):
+    """Four bytes a float, questions included; rounds without a test count too."""
+    one = run(tmp_path / "one", "slow", 0, {2: 0.1, 4: 0.2})
+    with pytest.raises(ConfigError, match="counts of floats"):
+        curves_of([one], metric=METRIC, against="bytes")
+    names = ("comm/floats_down", "comm/floats_up", "comm/query_floats_up")
+    rows = [f"{round},0 1,{0.1 if round in (2, 4) else ''},1000000,500000,{250000 * round}" for round in range(1, 5)]
+    (one.path / "metrics.csv").write_text("\n".join([f"round,cohort,{METRIC},{','.join(names)}", *rows]) + "\n")
+    (curve,) = curves_of([one], metric=METRIC, against="bytes").curves
+    assert list(curve.places_R) == pytest.approx([4 * (2 * 1.5 + 0.25 * 3), 4 * (4 * 1.5 + 0.25 * 10)])

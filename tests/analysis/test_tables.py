@@ -295,7 +295,8 @@ def test_markdown_is_rectangular():
 
 
 def test_latex_is_balanced_and_rectangular():
-    text = to_latex(hostile())
+    comments, text = re.match(r"((?:%[^\n]*\n)*)(.*)", to_latex(hostile()), re.DOTALL).groups()
+    assert comments == "% Needs \\usepackage{booktabs}.\n% Made with `python src/report.py 'a_b/*' --at both`.\n"
     bare = re.sub(r"\\[\\{}&%$#_]", "", text.replace(r"\\" + "\n", "@end\n"))
     depth = 0
     for character in bare:
@@ -315,6 +316,18 @@ def test_latex_is_balanced_and_rectangular():
         "midrule",
         "bottomrule",
     ]
+
+
+def test_latex_can_be_referred_to_and_tells_no_paths_in_its_caption():
+    told = "python src/report.py '/home/me/a\nb' --metric test/acc_worst_group"
+    runs = [run("a", seed, last=0.1) for seed in (0, 1)]
+    text = to_latex(make_table(runs, command=told))
+    assert r"  \label{tab:test-acc-worst-group-by-selector}" in text.splitlines()
+    (caption,) = [line for line in text.splitlines() if r"\caption" in line]
+    assert "/home/me" not in caption
+    assert "Made with" not in caption
+    assert "% Made with `python src/report.py '/home/me/a b' --metric test/acc_worst_group`." in text.splitlines()
+    assert "Made with" not in to_latex(make_table(runs))
 
 
 def test_latex_cells():

@@ -131,7 +131,7 @@ def test_bad_input_costs_one_sentence(runs, how, sentence):
 @pytest.mark.parametrize(
     "wrong",
     ["--tradeoff --at last", "--tradeoff --curves", "--tradeoff --layout table1", "--picture x.png",
-     "--tradeoff --picture x.pdf", "--audit moment", "--tradeoff --threshold 3"],
+     "--tradeoff --picture x.jpg", "--audit moment", "--tradeoff --threshold 3"],
 )  # fmt: skip
 def test_options_that_do_not_go_together_are_refused(wrong, capsys):
     with pytest.raises(SystemExit):

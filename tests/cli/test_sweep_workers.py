@@ -50,11 +50,11 @@ def numbers(cells):
 def test_workers_share_the_cells_and_change_no_number(trained, cells, tmp_path):
     result = trained(*COMMAND, "sweep.workers=2")
     assert result.out.startswith("4 cells in logs/train/cells.\n[")
-    assert result.out.endswith("4 of 4 cells are finished.\n")
+    assert "4 of 4 cells are finished.\n" in result.out
     begun = BEGINS.findall(result.out)
     assert {number for number, *_ in begun} == {"1", "2"}
     assert len({name for _, name, _ in begun}) == len(begun) == 4
-    assert all(line.startswith(("[1] ", "[2] ")) for line in result.out.splitlines()[1:-1])
+    assert all(line.startswith(("[1] ", "[2] ")) for line in result.out.splitlines()[1:-3])
     assert "is left to" not in result.out
     cells.rename(tmp_path / "before")
     trained(*COMMAND)
@@ -102,7 +102,7 @@ def test_a_worker_that_is_killed_is_named_and_the_others_go_on(start, trained, c
     assert "worker 1 was killed by SIGKILL\n" in result.err
     left = result.err.count("not finished: ")  # none, where the other worker came to its cell afterwards
     assert (result.status, f"{3 - left} of 3 cells are finished.\n" in result.out) == (min(left, 1), True)
-    assert trained(*command).out.endswith("3 of 3 cells are finished.\n")
+    assert "3 of 3 cells are finished.\n" in trained(*command).out
 
 
 def test_a_cell_that_fails_is_named_with_its_reason(train):

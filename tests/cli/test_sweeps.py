@@ -46,10 +46,13 @@ def test_finished_cells_are_skipped_and_not_touched(trained, train, cells, files
     first = trained("sweep=cells", "selector=uniform", "seed=0,1", "-m")
     assert "2 cells in logs/train/cells.\n" in first.out
     assert len(worked_at(first.out)) == 2
-    assert first.out.endswith("2 of 2 cells are finished.\n")
+    assert "2 of 2 cells are finished.\n" in first.out
     before = files_of(cells)
     again = trained("sweep=cells", "selector=uniform", "seed=0,1", "-m")
-    assert again.out == "2 cells in logs/train/cells.\n2 of 2 cells are finished.\n"
+    *said, table, page = again.out.splitlines()
+    assert said == ["2 cells in logs/train/cells.", "2 of 2 cells are finished."]
+    assert re.fullmatch(r"a table: +\S+ \S*src/report\.py logs/train/cells", table)
+    assert re.fullmatch(r"a page for the browser: +\S+ \S*src/report\.py logs/train/cells --html report\.html", page)
     assert files_of(cells) == before
     # One more seed, and what no number depends on said otherwise.
     more = trained("sweep=cells", "selector=uniform", "seed=0,1,2", "-m", "callbacks.save_checkpoint.every_n_rounds=2")
@@ -91,7 +94,7 @@ def test_a_killed_cell_is_resumed_and_ends_as_if_it_had_not_been(start, trained,
     result = trained(*command)
     assert [how for how, _ in worked_at(result.out).values()] == ["goes on", "begins"]
     assert next(iter(worked_at(result.out))) == broken.name
-    assert result.out.endswith("2 of 2 cells are finished.\n")
+    assert "2 of 2 cells are finished.\n" in result.out
     trained(ROUNDS, "selector=feddiverse", "seed=0", "paths.output_dir=uninterrupted")
     assert results(broken) == results(tmp_path / "uninterrupted")
 

@@ -40,7 +40,7 @@ FLOORS = [
     "build",
     # What is done with runs.
     "analysis",
-    "runs",
+    "runs pages",
     "audit",
     "papers",
     "commands",

@@ -156,14 +156,15 @@ def _lines(number: int) -> str:
 
 def comparison_markdown(comparison: Comparison) -> str:
     """Return the comparison as Markdown."""
-    grid = _grid(comparison, markdown_text, "**{}**")
-    return markdown_of(grid, comparison.caption, comparison.notes, flush_left=_num_names(comparison))
+    grid = comparison_grid(comparison, markdown_text, "**{}**")
+    return markdown_of(grid, comparison.caption, comparison.notes, flush_left=num_names(comparison))
 
 
 def comparison_latex(comparison: Comparison) -> str:
     r"""Return the comparison as a LaTeX float that needs ``\usepackage{booktabs}``."""
-    grid = _grid(comparison, latex_text, r"\textbf{{{}}}")
-    return latex_of(grid, comparison.caption, comparison.notes, flush_left=_num_names(comparison))
+    grid = comparison_grid(comparison, latex_text, r"\textbf{{{}}}")
+    label = f"{comparison.metric} against {comparison.baseline}"
+    return latex_of(grid, comparison.caption, comparison.notes, label=label, flush_left=num_names(comparison))
 
 
 def comparison_csv(comparison: Comparison) -> str:
@@ -193,7 +194,8 @@ def draw_comparison(comparison: Comparison, path: Path) -> None:
     plot_forest(panels, comparison.baseline, f"difference, {unit}", path)
 
 
-def _num_names(comparison: Comparison) -> int:
+def num_names(comparison: Comparison) -> int:
+    """Return how many of the first columns of a comparison's grid are names."""
     return 1 + _several(comparison)["column"] + _several(comparison)["at"]
 
 
@@ -201,7 +203,8 @@ def _several(comparison: Comparison) -> Mapping[str, bool]:
     return {name: len({getattr(line, name) for line in comparison.lines}) > 1 for name in ("column", "at")}
 
 
-def _grid(comparison: Comparison, escape: Callable[[str], str], bold: str) -> list[list[str]]:
+def comparison_grid(comparison: Comparison, escape: Callable[[str], str], bold: str) -> list[list[str]]:
+    """Return the lines of a comparison's cells, the heads first; every cell has gone through ``escape``, ``bold`` around it."""
     several, unit = _several(comparison), ".2f" if comparison.percent else ".4g"
     names = {"row": comparison.corner, "column": comparison.heads, "at": "at"}
     shown = [name for name in names if several.get(name, True)]

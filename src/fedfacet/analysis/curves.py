@@ -17,13 +17,19 @@ from fedfacet.arguments import check_choice
 from fedfacet.errors import ConfigError
 from fedfacet.plots.curves import Band, plot_bands
 
+AGAINST = {"round": "round", "bytes": "megabytes down and up", "sim/clock": "simulated minutes"}
+"""What can be drawn to the right -> what that is called."""
+
+_MEGABYTES_PER_FLOAT = 4e-6
+_FLOATS = ("comm/floats_down", "comm/floats_up", "comm/query_floats_down", "comm/query_floats_up")
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Curve:
     """A metric by round in S runs of one setting, in the table's unit.
 
     ``rounds_R`` are those in which every seed measured it, one at least, and ``values_SR`` what they measured. ``places_R`` is
-    where these rounds are drawn: at their numbers, or at the simulated minutes after them, a mean over seeds.
+    where these rounds are drawn: at their numbers, or at the megabytes or simulated minutes after them, a mean over seeds.
     """
 
     row: str
@@ -82,11 +88,13 @@ def curves_of(
     """Return how a metric went by round in every setting; a note names settings whose seeds share no round with a value.
 
     ``runs``, ``rows``, ``columns``, ``metric``, ``std``, ``lower_is_better`` and ``command`` are as in ``make_table``.
-    ``threshold`` is in the table's unit, percent for accuracies. ``against`` says what is drawn to the right: ``"round"``, or
-    ``"sim/clock"``, the simulated clock of runs with devices.
+    ``threshold`` is in the table's unit, percent for accuracies. ``against`` says what is drawn to the right, one of
+    ``AGAINST``: bytes are those that all clients together have received and sent, ``sim/clock`` is the simulated clock of runs
+    with devices.
 
     Raises:
-        ConfigError: as ``make_table``, or if in no setting the seeds share a round with a value, or if a run has no such clock.
+        ConfigError: as ``make_table``, or if in no setting the seeds share a round with a value, or if a run has not measured
+            ``against``.
         FedFacetError: if a run's ``metrics.csv`` cannot be read.
         ValueError: if ``std`` is none of ``make_table``'s.
     """
@@ -109,7 +117,7 @@ def curves_of(
                 notes.append(f"`{row}, {column}` shows {len(shared)} of its rounds, those in which all its seeds have a value.")
             values_SR = np.array([[of_seed[round] for round in shared] for of_seed in measured]) * (100 if percent else 1)
             seeds = tuple(run.seed for run in members)
-            places_R = np.array(shared, dtype=np.float64) if against == "round" else _minutes(members, shared, against)
+            places_R = _places(members, shared, against)
             curves.append(Curve(row, column, seeds, np.array(shared), values_SR, places_R))
     if not curves:
         raise ConfigError(
@@ -124,6 +132,12 @@ def curves_of(
 
 def draw_curves(curves: Curves, path: Path) -> None:
     """Draw mean and standard deviation by round, a panel per column."""
+    unit = " (%)" if curves.percent else ""
+    plot_bands(bands_of(curves), f"{curves.metric}{unit}", path, threshold=curves.threshold, across=AGAINST[curves.against])
+
+
+def bands_of(curves: Curves) -> dict[str, list[Band]]:
+    """Return what is drawn: the mean over seeds and one standard deviation around it, a panel per column."""
     panels: dict[str, list[Band]] = {}
     for curve in curves.curves:
         mean_R = curve.values_SR.mean(axis=0)
@@ -131,19 +145,18 @@ def draw_curves(curves: Curves, path: Path) -> None:
         std_R = np.zeros_like(mean_R) if alone else curve.values_SR.std(axis=0, ddof=curves.std == "sample")
         name = curve.column if as_number(curve.column) is None else f"{curves.heads} {curve.column}"
         panels.setdefault(name, []).append(Band(curve.row, curve.places_R, mean_R, mean_R - std_R, mean_R + std_R))
-    unit = " (%)" if curves.percent else ""
-    across = "round" if curves.against == "round" else "simulated minutes"
-    plot_bands(panels, f"{curves.metric}{unit}", path, threshold=curves.threshold, across=across)
+    return panels
 
 
 def curves_markdown(curves: Curves) -> str:
     """Return a line per setting as Markdown."""
-    return markdown_of(_grid(curves, markdown_text), curves.caption, curves.notes, flush_left=_num_names(curves))
+    return markdown_of(curves_grid(curves, markdown_text), curves.caption, curves.notes, flush_left=_num_names(curves))
 
 
 def curves_latex(curves: Curves) -> str:
     r"""Return a line per setting as a LaTeX float that needs ``\usepackage{booktabs}``."""
-    return latex_of(_grid(curves, latex_text), curves.caption, curves.notes, flush_left=_num_names(curves))
+    grid, label = curves_grid(curves, latex_text), f"curves {curves.metric}"
+    return latex_of(grid, curves.caption, curves.notes, label=label, flush_left=_num_names(curves))
 
 
 def curves_csv(curves: Curves) -> str:
@@ -156,16 +169,28 @@ def curves_csv(curves: Curves) -> str:
     return csv_of(lines)
 
 
-def _minutes(members: Sequence[Run], rounds: Sequence[int], clock: str) -> NDArray[np.float64]:
-    """Return the mean over runs of a clock in seconds after some rounds, in minutes."""
-    clocks = [run.curve(clock) for run in members]
-    if lacking := [run.path for run, of_run in zip(members, clocks, strict=True) if not set(rounds) <= of_run.keys()]:
+def _places(members: Sequence[Run], rounds: Sequence[int], against: str) -> NDArray[np.float64]:
+    """Return where some rounds are drawn; minutes and megabytes are means over the runs."""
+    if against == "round":
+        return np.array(rounds, dtype=np.float64)
+    places = [_megabytes(run) if against == "bytes" else run.curve(against) for run in members]
+    if lacking := [run.path for run, of_run in zip(members, places, strict=True) if not set(rounds) <= of_run.keys()]:
+        what, remedy = ("counts of floats", "") if against == "bytes" else ("a simulated clock", "train with `devices`, or ")
         raise ConfigError(
-            f"Expected runs with a simulated clock for --against {clock}, but {lacking[0]} has none: train with `devices`, or "
-            "leave it out by --where."
+            f"Expected runs with {what} for --against {against}, but {lacking[0]} has none: {remedy}leave it out by --where."
         )
-    mean_R: NDArray[np.float64] = np.array([[of_run[round] for round in rounds] for of_run in clocks]).mean(axis=0) / 60
-    return mean_R
+    mean_R: NDArray[np.float64] = np.array([[of_run[round] for round in rounds] for of_run in places]).mean(axis=0)
+    return mean_R if against == "bytes" else mean_R / 60
+
+
+def _megabytes(run: Run) -> dict[int, float]:
+    """Return round -> the megabytes that all clients together have received and sent by then, answers to questions included."""
+    curves = [curve for name in _FLOATS if (curve := run.curve(name))]
+    total, by_round = 0.0, {}
+    for round in sorted(curves[0]) if curves else ():
+        total += _MEGABYTES_PER_FLOAT * sum(curve.get(round, 0.0) for curve in curves)
+        by_round[round] = total
+    return by_round
 
 
 def _said_of(metric: str, threshold: float | None, std: str) -> str:
@@ -190,7 +215,8 @@ def _several_columns(curves: Curves) -> bool:
     return len({curve.column for curve in curves.curves}) > 1
 
 
-def _grid(curves: Curves, escape: Callable[[str], str]) -> list[list[str]]:
+def curves_grid(curves: Curves, escape: Callable[[str], str]) -> list[list[str]]:
+    """Return the lines of the cells about curves, the heads first; every cell has gone through ``escape``."""
     heads = [curves.corner, *([curves.heads] if _several_columns(curves) else []), "seeds", "final", "peak", "peak at round"]
     if curves.threshold is not None:
         heads.append(f"rounds to {curves.threshold:g}")

@@ -155,15 +155,16 @@ def alikeness(one_RK: Chosen, other_RK: Chosen) -> float:
 
 def selection_markdown(found: Selection) -> str:
     """Return a line per setting as Markdown, and a matrix of overlaps per column."""
-    caption = f"{found.caption}\n\n{_OVERLAP}" if found.overlap else found.caption
-    text = markdown_of(_grid(found, markdown_text), caption, found.notes, flush_left=1 + _several_columns(found))
-    matrices = [markdown_of(grid, "", ()).rstrip() + "\n" for grid in _overlaps(found, markdown_text)]
+    caption = f"{found.caption}\n\n{OVERLAP}" if found.overlap else found.caption
+    text = markdown_of(selection_grid(found, markdown_text), caption, found.notes, flush_left=1 + several_columns(found))
+    matrices = [markdown_of(grid, "", ()).rstrip() + "\n" for grid in overlap_grids(found, markdown_text)]
     return "\n".join([text, *matrices])
 
 
 def selection_latex(found: Selection) -> str:
     r"""Return a line per setting as a LaTeX float that needs ``\usepackage{booktabs}``."""
-    return latex_of(_grid(found, latex_text), found.caption, found.notes, flush_left=1 + _several_columns(found))
+    flush_left = 1 + several_columns(found)
+    return latex_of(selection_grid(found, latex_text), found.caption, found.notes, label="selection", flush_left=flush_left)
 
 
 def selection_csv(found: Selection) -> str:
@@ -179,7 +180,7 @@ def selection_csv(found: Selection) -> str:
 
 
 def draw_selection(found: Selection, path: Path) -> None:
-    """Draw who was selected in the run of each setting's lowest seed into a PNG."""
+    """Draw who was selected in the run of each setting's lowest seed into a picture."""
     from fedfacet.plots.selection import plot_selections
 
     rows, columns = (ordered({key[place] for key in found.chosen}) for place in (0, 1))
@@ -187,7 +188,7 @@ def draw_selection(found: Selection, path: Path) -> None:
     plot_selections(panels, found.types, path)
 
 
-_OVERLAP = (
+OVERLAP = (
     "How alike two settings choose: the Jaccard index of their cohorts of the same round and seed, the mean over rounds and "
     "seeds. 1: the same clients, 0: none in common."
 )
@@ -218,12 +219,14 @@ def _longest_gap(chosen_R: Chosen) -> int:
     return int(np.diff(ends).max()) - 1
 
 
-def _several_columns(found: Selection) -> bool:
+def several_columns(found: Selection) -> bool:
+    """Tell whether settings differ in what heads columns; a line then has two names."""
     return len({column for _, column in found.evenness}) > 1
 
 
-def _grid(found: Selection, escape: Callable[[str], str]) -> list[list[str]]:
-    several = _several_columns(found)
+def selection_grid(found: Selection, escape: Callable[[str], str]) -> list[list[str]]:
+    """Return the lines of a selection's cells, the heads first; every cell has gone through ``escape``."""
+    several = several_columns(found)
     heads = [found.corner, *([found.heads] if several else []), "seeds", "clients a round", "never", "everybody by", "Gini"]
     grid = [list(map(escape, [*heads, "Jain", "longest gap"]))]
     for column in ordered({column for _, column in found.evenness}):
@@ -239,12 +242,12 @@ def _grid(found: Selection, escape: Callable[[str], str]) -> list[list[str]]:
     return grid
 
 
-def _overlaps(found: Selection, escape: Callable[[str], str]) -> list[list[list[str]]]:
-    """Return a matrix of settings x settings per column."""
+def overlap_grids(found: Selection, escape: Callable[[str], str]) -> list[list[list[str]]]:
+    """Return a matrix of settings x settings per column, escaped as ``selection_grid``."""
     grids = []
     for column in ordered({column for _, _, column in found.overlap}):
         rows = ordered({row for one, other, head in found.overlap if head == column for row in (one, other)})
-        grid = [list(map(escape, [f"overlap, {column}" if _several_columns(found) else "overlap", *rows]))]
+        grid = [list(map(escape, [f"overlap, {column}" if several_columns(found) else "overlap", *rows]))]
         for row in rows:
             cells = [row]
             for other in rows:

@@ -22,6 +22,8 @@ MOMENTS = {
 }
 """When a run is read -> what that means."""
 
+MADE_WITH = "Made with"  # the beginning of the last sentence of a caption, which tells the command
+
 PAPER = "paper"  # the `at` of a column with a paper's numbers
 
 
@@ -289,6 +291,13 @@ def caption_of(
     command: str | None,
 ) -> str:
     """Return the caption of a table: what its numbers are, and which runs they come from."""
+    return f"{meaning_of(runs, metrics, moments, std, lower_is_better)} {origin_of(runs, command)}"
+
+
+def meaning_of(
+    runs: Sequence[Run], metrics: Sequence[str], moments: Sequence[str], std: str | None, lower_is_better: bool | None
+) -> str:
+    """Return the beginning of a caption: what the numbers of a table are."""
     last = listed(int(run.at("last")["round"]) for run in runs if "round" in run.at("last"))
     rules = MOMENTS | {"last": f"{MOMENTS['last']} ({last})"}
     rule = "; ".join(f"{moment}: {rules[moment]}" for moment in moments) if len(moments) > 1 else rules[moments[0]]
@@ -299,20 +308,30 @@ def caption_of(
         *([] if std is None else [f"Mean ± {std} standard deviation over seeds, number of seeds in parentheses."]),
         *([] if lower_is_better is None else [best]),
     ]
-    return " ".join([*sentences, origin_of(runs, command)])
+    return " ".join(sentences)
 
 
 def origin_of(runs: Sequence[Run], command: str | None) -> str:
     """Return the end of a caption: which runs its numbers come from, and by which command."""
     sentences = [
         f"Seeds: {listed(run.seed for run in runs)}.",
-        f"Commit: {', '.join(sorted({_commit(run) for run in runs}))}.",
+        f"Commit: {', '.join(commits_of(runs))}.",
     ]
-    if hardware := sorted({_hardware(run) for run in runs if run.summary and run.summary.get("hardware")}):
+    if hardware := hardware_of(runs):
         sentences.append(f"Hardware: {' | '.join(hardware)}.")
     if command:
-        sentences.append(f"Made with `{command}`.")
+        sentences.append(f"{MADE_WITH} `{command}`.")
     return " ".join(sentences)
+
+
+def commits_of(runs: Iterable[Run]) -> list[str]:
+    """Return the commits that runs were made with, short."""
+    return sorted({_commit(run) for run in runs})
+
+
+def hardware_of(runs: Iterable[Run]) -> list[str]:
+    """Return what machines runs were made on."""
+    return sorted({_hardware(run) for run in runs if run.summary and run.summary.get("hardware")})
 
 
 def _commit(run: Run) -> str:

@@ -102,7 +102,8 @@ def time_to_markdown(found: TimeTo) -> str:
 
 def time_to_latex(found: TimeTo) -> str:
     r"""Return a line per setting as a LaTeX float that needs ``\usepackage{booktabs}``."""
-    return latex_of(_grid(found, latex_text), found.caption, found.notes, flush_left=1 + _several_columns(found))
+    grid, label = _grid(found, latex_text), f"time to {found.metric}"
+    return latex_of(grid, found.caption, found.notes, label=label, flush_left=1 + _several_columns(found))
 
 
 def time_to_csv(found: TimeTo) -> str:

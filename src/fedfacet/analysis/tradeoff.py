@@ -169,7 +169,7 @@ def tradeoff_markdown(tradeoff: Tradeoff) -> str:
 
 def tradeoff_latex(tradeoff: Tradeoff) -> str:
     r"""Return a line per setting as a LaTeX float that needs ``\usepackage{booktabs}``."""
-    return latex_of(_grid(tradeoff, latex_text), tradeoff.caption, tradeoff.notes, flush_left=3)
+    return latex_of(_grid(tradeoff, latex_text), tradeoff.caption, tradeoff.notes, label="tradeoff", flush_left=3)
 
 
 def tradeoff_csv(tradeoff: Tradeoff) -> str:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from fedfacet.analysis.runs import as_number
-from fedfacet.analysis.tables import PAPER, Table
+from fedfacet.analysis.tables import MADE_WITH, PAPER, Cell, Table
 
 _LATEX = {
     "\\": r"\textbackslash{}",
@@ -24,7 +24,7 @@ _LATEX = {
 
 def to_markdown(table: Table) -> str:
     """Return the table, its caption and its notes as Markdown."""
-    grid = _grid(table, markdown_text, bold="**{}**", underline="<u>{}</u>")
+    grid = table_grid(table, markdown_text, bold="**{}**", underline="<u>{}</u>")
     return markdown_of(grid, table.caption, table.notes)
 
 
@@ -44,17 +44,27 @@ def markdown_of(grid: Sequence[Sequence[str]], caption: str, notes: Sequence[str
 
 def to_latex(table: Table) -> str:
     r"""Return the table as a LaTeX float that needs ``\usepackage{booktabs}``."""
-    grid = _grid(table, latex_text, bold=r"\textbf{{{}}}", underline=r"\underline{{{}}}")
-    return latex_of(grid, table.caption, table.notes)
+    grid = table_grid(table, latex_text, bold=r"\textbf{{{}}}", underline=r"\underline{{{}}}")
+    metrics = re.findall(r"`([^`]*)`", table.caption.partition(MADE_WITH)[0])
+    return latex_of(grid, table.caption, table.notes, label=" ".join([*metrics[:1], "by", table.corner]))
 
 
-def latex_of(grid: Sequence[Sequence[str]], caption: str, notes: Sequence[str], flush_left: int = 1) -> str:
-    """Return a LaTeX float with a table, its caption and its notes; arguments as for ``markdown_of``, cells as LaTeX."""
+def latex_of(grid: Sequence[Sequence[str]], caption: str, notes: Sequence[str], *, label: str, flush_left: int = 1) -> str:
+    """Return a LaTeX float with a table, its caption and its notes; arguments as for ``markdown_of``, cells as LaTeX.
+
+    The command at the end of the caption has paths of this machine, so it stands in a comment. ``label`` is what the table may
+    be referred to by, in words: ``curves test/acc`` becomes ``tab:curves-test-acc``.
+    """
+    said_first, _, command = caption.partition(f" {MADE_WITH} `")
+    made = f"{MADE_WITH} `{command}" if command else ""
     head, *lines = ("    " + " & ".join(line) + r" \\" for line in grid)
     said = [rf"  \par\smallskip{{\footnotesize Note: {latex_text(note)}}}" for note in notes]
     sides = "l" * flush_left + "r" * (len(grid[0]) - flush_left)
+    name = re.sub("[^a-z0-9]+", "-", label.lower()).strip("-")
     parts = (
-        *(r"\begin{table}", r"  \centering", rf"  \caption{{{latex_text(caption)}}}"),
+        r"% Needs \usepackage{booktabs}.",
+        *([f"% {' '.join(made.splitlines())}"] if made else []),
+        *(r"\begin{table}", r"  \centering", rf"  \caption{{{latex_text(said_first)}}}", rf"  \label{{tab:{name}}}"),
         *(rf"  \begin{{tabular}}{{{sides}}}", r"    \toprule", head, r"    \midrule", *lines),
         *(r"    \bottomrule", r"  \end{tabular}", *said, r"\end{table}", ""),
     )
@@ -90,7 +100,8 @@ def markdown_text(text: str) -> str:
     return text.replace("|", r"\|").replace("<", "&lt;")
 
 
-def _grid(table: Table, escape: Callable[[str], str], *, bold: str, underline: str) -> list[list[str]]:
+def table_grid(table: Table, escape: Callable[[str], str], *, bold: str, underline: str) -> list[list[str]]:
+    """Return the lines of a table's cells, the heads first; every cell has gone through ``escape``, the marks around it."""
     several = len({column.at for column in table.columns}) > 1
     heads = [f"{column.name}, {column.at}" if several else column.name for column in table.columns]
     grid = [[escape(head) for head in (table.corner, *heads)]]
@@ -104,14 +115,18 @@ def _grid(table: Table, escape: Callable[[str], str], *, bold: str, underline: s
         marks = dict(zip(ranks, (bold, underline), strict=False)) if len(ranks) > 1 and lower_is_better is not None else {}
         for line, (row, text) in zip(grid[1:], means.items(), strict=True):
             cell = table.cells[row, column]
-            if math.isfinite(cell.std):
-                text += f" ± {_printed(cell.std, table.percent)}"
-            marked = marks.get(float(means[row]), "{}").format(escape(text))
+            marked = marks.get(float(text), "{}").format(escape(cell_text(cell, table.percent)))
             if column.at == PAPER:
                 line.append("-" if math.isnan(cell.mean) else marked)
             else:
                 line.append(f"{marked} ({len(cell.seeds)})" if cell.seeds else "missing")
     return grid
+
+
+def cell_text(cell: Cell, percent: bool) -> str:
+    """Return a cell's mean, and its standard deviation where there is one."""
+    spread = f" ± {_printed(cell.std, percent)}" if math.isfinite(cell.std) else ""
+    return _printed(cell.mean, percent) + spread
 
 
 def _printed(value: float, percent: bool) -> str:

@@ -1,4 +1,4 @@
-"""Run folders -> a table or a picture."""
+"""Run folders -> a table, a picture or a page."""
 
 import argparse
 import csv
@@ -38,6 +38,10 @@ def main(argv: Sequence[str] | None = None) -> int:
             return 0
         if options.clients:
             print(client_histograms(options, runs, command), end="")
+            return 0
+        if options.html:
+            page(options, runs, command)
+            print(f"wrote {options.html}")
             return 0
         if options.compare:
             said, text = compared(options, runs, command)
@@ -243,6 +247,25 @@ def selections(options: argparse.Namespace, runs: "Sequence[Run]", command: str)
     lines.write_text(selecting.selection_csv(found), encoding="utf-8")
     write = {"latex": selecting.selection_latex, "csv": selecting.selection_csv}.get(options.format)
     return found, (write or selecting.selection_markdown)(found)
+
+
+def page(options: argparse.Namespace, runs: "Sequence[Run]", command: str) -> None:
+    """Write a page for the browser."""
+    from fedfacet.pages.page import Asked, write_page
+
+    rows, columns = ([key.strip() for key in text.split(",")] if text else [] for text in (options.rows, options.columns))
+    asked = Asked(
+        rows=rows,
+        columns=columns,
+        metric=options.metric,
+        at=options.at,
+        std=options.std,
+        lower_is_better=options.lower_is_better,
+        baseline=options.compare,
+        test=options.test or "permutation",
+        command=command,
+    )
+    write_page(fitting(options, runs), asked, options.html)
 
 
 def overheads(options: argparse.Namespace, runs: "Sequence[Run]", command: str) -> str:

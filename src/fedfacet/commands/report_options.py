@@ -7,6 +7,7 @@ from pathlib import Path
 
 from fedfacet import __version__
 from fedfacet.commands import called
+from fedfacet.plots.figure import SUFFIXES
 
 LAYOUTS = sorted(file.stem for file in (Path(__file__).parents[1] / "papers").glob("*/*table*.yaml"))
 
@@ -24,6 +25,8 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
     )
     parser.add_argument("--version", action="version", version=f"fedfacet {__version__}")
     parser.add_argument("runs", nargs="+", metavar="RUNS", help="run folders, folders that hold run folders, or glob patterns")
+    endings = f"{', '.join(SUFFIXES[:-1])} or {SUFFIXES[-1]}"
+    named = f"the name ends in {endings}"
     keys = "comma-separated config keys: Hydra groups (selector) or dotted keys (aggregator.server_lr)"
     parser.add_argument(
         "--rows", metavar="KEYS", help=f"{keys}; default: selector, and before it setting where the runs differ in it"
@@ -80,7 +83,17 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
         help="with --compare: whose p-values are corrected; the default, permutation, flips signs and assumes nothing else, "
         "but with n seeds no p-value is below 2^(1-n)",
     )
-    parser.add_argument("--forest", type=Path, metavar="FILE.png", help="with --compare: draw the differences there as well")
+    parser.add_argument(
+        "--forest", type=Path, metavar="FILE.png", help=f"with --compare: draw the differences there as well; {named}"
+    )
+    parser.add_argument(
+        "--html",
+        type=Path,
+        metavar="PAGE.html",
+        help="write one page for the browser there instead, which needs no network: accuracies, curves, groups, who was "
+        "selected, in what the runs differ and their digests; with --compare ROW the paired comparison too. Default of --rows "
+        "and --columns: what the runs differ in; of --metric: test/acc and test/acc_worst_group; of --at: all",
+    )
     parser.add_argument(
         "--curves",
         action="store_true",
@@ -92,8 +105,9 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
     )
     parser.add_argument(
         "--against",
-        choices=("round", "sim/clock"),
-        help="with --curves: what is drawn to the right; sim/clock is the simulated time of runs with devices, in minutes",
+        choices=("round", "bytes", "sim/clock"),
+        help="with --curves: what is drawn to the right; bytes are those that all clients together have received and sent, "
+        "sim/clock is the simulated time of runs with devices, in minutes",
     )
     parser.add_argument(
         "--time-to",
@@ -117,7 +131,7 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
         f"and clients into {PICTURES}/selection.png or --picture, and write a csv file beside it",
     )
     parser.add_argument(
-        "--picture", type=Path, metavar="FILE.png", help="with --curves, --tradeoff and --selection: where to draw"
+        "--picture", type=Path, metavar="FILE.png", help=f"with --curves, --tradeoff and --selection: where to draw; {named}"
     )
     parser.add_argument(
         "--overhead",
@@ -160,6 +174,12 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
     shown = (*others, options.tradeoff, options.time_to)
     if options.selection and any((*shown, options.metric, options.lower_is_better)):
         parser.error("--selection has a table of its own: leave out what chooses others")
+    if options.html and any((*others[:1], *others[2:4], options.curves, options.tradeoff, options.time_to, options.selection)):
+        parser.error("--html has tables and pictures of its own: leave out what chooses others")
+    if options.html and any((options.format, options.output, options.forest)):
+        parser.error("--html writes a page: leave out --format, --output and --forest")
+    if options.html and options.html.suffix not in (".html", ".htm"):
+        parser.error(f"--html writes a page, so it takes a name that ends in .html, but got {options.html}")
     if not options.curves and options.against:
         parser.error("--against belongs to --curves: add --curves")
     if not options.curves and options.threshold is not None:
@@ -168,16 +188,16 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
         parser.error("--picture belongs to --curves, --tradeoff and --selection: add one of them")
     if options.threshold is not None and not math.isfinite(options.threshold):
         parser.error(f"--threshold takes a finite number, but got {options.threshold}")
-    if options.picture and options.picture.suffix != ".png":
-        parser.error(f"--picture takes a name that ends in .png, but got {options.picture}")
     if not options.compare and (options.test or options.forest):
         parser.error("--test and --forest belong to --compare: add --compare ROW")
-    if options.forest and options.forest.suffix != ".png":
-        parser.error(f"--forest writes a picture, so it takes a name that ends in .png, but got {options.forest}")
     if options.clients and any((*chosen, options.overhead, options.format)):
         parser.error("--clients writes a picture and a csv file of its own: leave out what chooses another")
-    if options.clients and options.output and options.output.suffix != ".png":
-        parser.error(f"--clients writes a picture, so --output takes a name that ends in .png, but got {options.output}")
+    pictures = {"picture": options.picture, "forest": options.forest}
+    if options.clients or options.layout == "sensitivity":
+        pictures["output"] = options.output
+    for name, picture in pictures.items():
+        if picture and picture.suffix not in SUFFIXES:
+            parser.error(f"--{name} writes a picture, so it takes a name that ends in {endings}, but got {picture}")
     if options.overhead and (any((*chosen, options.rows, options.columns)) or options.format == "latex"):
         parser.error("--overhead has a table of its own, in Markdown or CSV: leave out what chooses another")
     if options.layout and (options.rows or options.columns):

@@ -2,15 +2,18 @@
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from fedfacet.plots.figure import COLOURS, YELLOW, saved_figure
 
-_INK = ("black", *(colour for colour in COLOURS if colour != YELLOW))  # yellow on white is hard to see
-_LINES = ("-", "--", ":", "-.")
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+INK = ("black", *(colour for colour in COLOURS if colour != YELLOW))  # yellow on white is hard to see
+LINES = ("-", "--", ":", "-.")
 _PANELS_PER_ROW = 3
 
 
@@ -27,7 +30,7 @@ class Band(NamedTuple):
 def plot_bands(
     panels: Mapping[str, Sequence[Band]], label: str, path: Path, *, threshold: float | None = None, across: str = "round"
 ) -> None:
-    """Draw lines with their bands into a PNG, a panel per column of a table.
+    """Draw lines with their bands into a picture, a panel per column of a table.
 
     A name has one colour in all panels. ``label`` says what is drawn upwards, ``across`` what to the right. ``threshold`` is
     a horizontal line.
@@ -36,7 +39,7 @@ def plot_bands(
 
     names = list(dict.fromkeys(band.name for bands in panels.values() for band in bands))
     looks: dict[str, dict[str, Any]] = {
-        name: {"color": _INK[place % len(_INK)], "linestyle": _LINES[place // len(_INK) % len(_LINES)]}
+        name: {"color": INK[place % len(INK)], "linestyle": LINES[place // len(INK) % len(LINES)]}
         for place, name in enumerate(names)
     }
     columns = min(len(panels), _PANELS_PER_ROW)
@@ -46,12 +49,7 @@ def plot_bands(
         for axes in grid[len(panels) :]:
             axes.axis("off")
         for axes, (panel, bands) in zip(grid, panels.items(), strict=False):
-            for band in bands:
-                axes.fill_between(
-                    band.places_R, band.low_R, band.high_R, color=looks[band.name]["color"], alpha=0.15, linewidth=0
-                )
-                marker = "o" if len(band.places_R) == 1 else None  # a line of one point would not be seen
-                axes.plot(band.places_R, band.mean_R, linewidth=1.2, marker=marker, **looks[band.name])
+            draw_bands(axes, bands, looks)
             if threshold is not None:
                 axes.axhline(threshold, color="0.4", linewidth=0.8)
             axes.set(title=panel, xlabel=across)
@@ -59,3 +57,11 @@ def plot_bands(
             axes.set_ylabel(label)
         handles = [Line2D([], [], **looks[name]) for name in names]
         figure.legend(handles, names, loc="outside right upper")
+
+
+def draw_bands(axes: "Axes", bands: Sequence[Band], looks: Mapping[str, Mapping[str, Any]]) -> None:
+    """Draw lines with their bands into one panel; ``looks`` has the colour and the style of each name's line."""
+    for band in bands:
+        axes.fill_between(band.places_R, band.low_R, band.high_R, color=looks[band.name]["color"], alpha=0.15, linewidth=0)
+        marker = "o" if len(band.places_R) == 1 else None  # a line of one point would not be seen
+        axes.plot(band.places_R, band.mean_R, linewidth=1.2, marker=marker, **looks[band.name])

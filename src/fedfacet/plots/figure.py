@@ -1,7 +1,7 @@
 """What all pictures share: their style, the names of groups in them, and how they are saved.
 
 Matplotlib is imported when a picture is drawn, not before, and used through its objects only: no window, no global figure. A
-file is written whole or not at all.
+file is written whole or not at all. What it is, a PNG, an SVG or a PDF, is told by how its name ends.
 """
 
 from collections.abc import Iterator, Sequence
@@ -20,6 +20,9 @@ BLUE, ORANGE, GREEN, PINK, SKY, YELLOW, VERMILION = COLOURS = (
 )
 DASHES = (0, (4, 2))
 
+SUFFIXES = (".png", ".svg", ".pdf")  # of pictures
+_UNDATED: Any = {".svg": {"Date": None}, ".pdf": {"CreationDate": None}}  # the same runs give the same bytes
+
 _STYLE: Any = {
     "font.family": "DejaVu Sans",  # comes with matplotlib, so that pictures look the same everywhere
     "font.size": 8,
@@ -29,12 +32,15 @@ _STYLE: Any = {
     "legend.frameon": False,
     "legend.handlelength": 1.5,
     "text.parse_math": False,  # a dollar sign in the name of a class is a dollar sign
+    "svg.fonttype": "none",  # text stays text
+    "svg.hashsalt": "fedfacet",  # or the names within would be drawn anew each time
+    "pdf.fonttype": 42,  # TrueType, which publishers ask for
 }
 
 
 @contextmanager
-def saved_figure(path: Path, width: float, height: float) -> "Iterator[Figure]":
-    """Lend a figure of a size in inches, and save it."""
+def styled_figure(width: float, height: float) -> "Iterator[Figure]":
+    """Lend a figure of a size in inches, in the style of all pictures."""
     import matplotlib
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
@@ -44,9 +50,22 @@ def saved_figure(path: Path, width: float, height: float) -> "Iterator[Figure]":
         figure = Figure(figsize=(width, height), dpi=200, layout=ConstrainedLayoutEngine(h_pad=0.03, w_pad=0.05))
         FigureCanvasAgg(figure)
         yield figure
+
+
+@contextmanager
+def saved_figure(path: Path, width: float, height: float) -> "Iterator[Figure]":
+    """Lend such a figure, and save it.
+
+    Raises:
+        ValueError: if the name of the file ends in none of ``SUFFIXES``.
+    """
+    if path.suffix not in SUFFIXES:
+        raise ValueError(f"Expected the name of a picture to end in {', '.join(SUFFIXES)}, but got {path}: name it so.")
+    with styled_figure(width, height) as figure:
+        yield figure
         path.parent.mkdir(parents=True, exist_ok=True)
         with written_whole(path) as unfinished:
-            figure.savefig(unfinished, format="png")
+            figure.savefig(unfinished, format=path.suffix[1:], metadata=_UNDATED.get(path.suffix))
 
 
 def group_names(class_names: Sequence[str], attribute_names: Sequence[str]) -> list[str]:

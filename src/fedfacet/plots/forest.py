@@ -21,7 +21,7 @@ class Difference(NamedTuple):
 
 
 def plot_forest(panels: Mapping[str, Sequence[Difference]], baseline: str, label: str, path: Path) -> None:
-    """Draw differences from a baseline into a PNG, a panel per column of a table.
+    """Draw differences from a baseline into a picture, a panel per column of a table.
 
     A point is a mean difference, the thin line its interval by Student's t, the thick one that by the bootstrap. Differences
     that are not separated are grey. ``label`` names the unit.

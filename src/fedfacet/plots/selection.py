@@ -3,12 +3,16 @@
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from fedfacet.plots.figure import saved_figure
 from fedfacet.plots.run import TYPE_COLOURS, TYPES
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
 
 _MOST_ROUNDS = 100
 """Columns of a heat map; more rounds are put together, or a column would be thinner than a dot."""
@@ -20,7 +24,7 @@ _MOST_ROWS, _ACROSS = 6, 3
 def plot_selections(
     chosen: Mapping[tuple[str, str], NDArray[np.bool_]], types: Mapping[tuple[str, str], Sequence[str]], path: Path
 ) -> None:
-    """Draw a heat map of rounds and clients per setting into a PNG, clients sorted by type, their types in a strip beside it.
+    """Draw a heat map of rounds and clients per setting into a picture, clients sorted by type, which a strip beside it shows.
 
     Many rows of one column stand in three columns.
 
@@ -33,26 +37,14 @@ def plot_selections(
     wrapped = len(columns) == 1 and len(rows) > _MOST_ROWS
     height, width = (math.ceil(len(rows) / _ACROSS), _ACROSS) if wrapped else (len(rows), len(columns))
     with saved_figure(path, 1.2 + 3.4 * width, 0.6 + 1.5 * height) as figure:
-        grid = figure.subplots(height, width, squeeze=False)
+        grid: Any = figure.subplots(height, width, squeeze=False)
         panels = [(row, column) for row in rows for column in columns]
         for place, axes in enumerate(grid.ravel()):
             row, column = panels[place] if place < len(panels) else ("", "")
             if (row, column) not in chosen:
                 axes.set_axis_off()
                 continue
-            order = sorted(range(len(types[row, column])), key=lambda client: (TYPES.index(types[row, column][client]), client))
-            parts = np.array_split(chosen[row, column][:, order], min(_MOST_ROUNDS, len(chosen[row, column])))
-            shares_KR = np.stack([part.mean(axis=0) for part in parts], axis=1)
-            rounds, number = len(chosen[row, column]), len(order)
-            axes.imshow(shares_KR, aspect="auto", cmap="Greys", vmin=0, vmax=1, extent=(0.5, rounds + 0.5, number, 0))
-            sorted_types = [types[row, column][client] for client in order]
-            for kind in dict.fromkeys(sorted_types):
-                start, count = sorted_types.index(kind), sorted_types.count(kind)
-                strip = {"color": TYPE_COLOURS[kind], "clip_on": False, "linewidth": 0}
-                axes.barh(start + count / 2, -0.06 * rounds, height=count, left=0.5, **strip)
-                axes.text(0.5 - 0.03 * rounds, start + count / 2, kind, ha="center", va="center", fontsize=6)
-            axes.set(xlim=(0.5 - 0.06 * rounds, rounds + 0.5), ylim=(number, 0), yticks=[])
-            axes.spines[:].set_visible(False)
+            draw_selection(axes, chosen[row, column], types[row, column])
             if wrapped:
                 axes.set_title(row)
             elif row == rows[0] and len(columns) > 1:
@@ -62,3 +54,20 @@ def plot_selections(
             if row in (rows[-width:] if wrapped else rows[-1:]):
                 axes.set_xlabel("round")
         figure.suptitle("Who was selected (dark), a line per client, sorted by type", fontsize=8)
+
+
+def draw_selection(axes: "Axes", chosen_RK: NDArray[np.bool_], types: Sequence[str]) -> None:
+    """Draw one heat map of rounds and clients."""
+    order = sorted(range(len(types)), key=lambda client: (TYPES.index(types[client]), client))
+    parts = np.array_split(chosen_RK[:, order], min(_MOST_ROUNDS, len(chosen_RK)))
+    shares_KR = np.stack([part.mean(axis=0) for part in parts], axis=1)
+    rounds, number = len(chosen_RK), len(order)
+    axes.imshow(shares_KR, aspect="auto", cmap="Greys", vmin=0, vmax=1, extent=(0.5, rounds + 0.5, number, 0))
+    sorted_types = [types[client] for client in order]
+    for kind in dict.fromkeys(sorted_types):
+        start, count = sorted_types.index(kind), sorted_types.count(kind)
+        strip: dict[str, Any] = {"color": TYPE_COLOURS[kind], "clip_on": False, "linewidth": 0}
+        axes.barh(start + count / 2, -0.06 * rounds, height=count, left=0.5, **strip)
+        axes.text(0.5 - 0.03 * rounds, start + count / 2, kind, ha="center", va="center", fontsize=6)
+    axes.set(xlim=(0.5 - 0.06 * rounds, rounds + 0.5), ylim=(number, 0), yticks=[])
+    axes.spines[:].set_visible(False)

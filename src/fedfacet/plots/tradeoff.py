@@ -37,7 +37,7 @@ def plot_tradeoff(
     chance: float | None,
     heads: tuple[str, str],
 ) -> None:
-    """Draw a row of panels per data set into a PNG; in each the further up and left, the better.
+    """Draw a row of panels per data set into a picture; in each the further up and left, the better.
 
     The frame is made for the means: an interval that is longer leaves it.
 

@@ -29,7 +29,7 @@ from fedfacet.runs.job import Job
 from fedfacet.runs.jobs import check, check_data, run_job
 from fedfacet.runs.pace import Pace
 from fedfacet.runs.processes import check_alone, check_started, serve
-from fedfacet.runs.stock import failures, name_failures, name_left, take_stock
+from fedfacet.runs.stock import failures, name_failures, name_left, take_stock, tell_how_to_report
 from fedfacet.runs.sweep_workers import Outcome, num_workers, run_workers
 
 
@@ -89,7 +89,10 @@ def run_command(train: Callable[[Job], None]) -> None:
     if are_cells:
         known = len(reached) == len(jobs)  # another launcher's processes have reached others
         planned = reached if known else {Path(os.path.abspath(where)): config.federation.rounds for config, where in jobs}
-        sys.exit(take_stock(planned))
+        status = take_stock(planned)
+        tell_how_to_report(planned)
+        sys.exit(status)
+    tell_how_to_report(reached)
     if failures:
         sys.exit(name_failures(failures))
 

@@ -1,10 +1,13 @@
 """What has become of the jobs of one command."""
 
+import os
+import re
 import shlex
 import sys
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 
+from fedfacet.broken_pipe import reader_may_leave
 from fedfacet.config import is_complete, override_of
 from fedfacet.config.sweeping import Sweep
 from fedfacet.runs.ending import command_name
@@ -59,3 +62,16 @@ def name_failures(faults: Mapping[Path, str]) -> int:
     for run_dir, fault in faults.items():
         print(f"not finished: {run_dir}: {fault}", file=sys.stderr)
     return 1 if faults else 0
+
+
+def tell_how_to_report(run_dirs: Collection[Path]) -> None:
+    """Say how several runs become a table, and a page for the browser."""
+    done = [run_dir for run_dir in run_dirs if (run_dir / "summary.json").is_file()]
+    if len(done) < 2:
+        return
+    folder = os.path.commonpath(done)
+    report = re.sub(r"train(\.py)?$", r"report\1", command_name())
+    shown = shlex.quote(os.path.relpath(folder) if Path(folder).is_relative_to(Path.cwd()) else folder)
+    with reader_may_leave(sys.stdout):
+        print(f"a table:                 {report} {shown}")
+        print(f"a page for the browser:  {report} {shown} --html report.html")

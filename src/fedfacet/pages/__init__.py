@@ -1,0 +1,1 @@
+"""Runs on one page for the browser."""

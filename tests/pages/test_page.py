@@ -1,0 +1,339 @@
+"""One page for the browser: what is on it, that nothing in it runs, and that a browser opens it."""
+
+import csv
+import json
+import re
+import shutil
+import subprocess
+from html.parser import HTMLParser
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+from omegaconf import OmegaConf
+
+from fedfacet.analysis.runs import find_runs
+from fedfacet.analysis.tables import make_table
+from fedfacet.analysis.writers import to_markdown
+from fedfacet.commands.report import main
+from fedfacet.errors import ConfigError, FedFacetError
+from fedfacet.pages import page as pages
+from fedfacet.pages.page import Asked, coded, keys_of, page_of
+
+HOSTILE = "<script>alert(1)</script>\"'><img src=x onerror=alert(2)>{{ 7*7 }}&amp;`"
+VOID = {"meta", "link", "br", "img", "hr", "input"}
+CSS = (Path(pages.__file__).parent / "page.css").read_text()
+
+
+class Page(HTMLParser):
+    """The elements of a page with their attributes, in order; what is open when text comes; tables as lines of cells."""
+
+    def __init__(self, text):
+        super().__init__()
+        self.elements, self.open, self.tables, self.texts = [], [], [], []
+        self.feed(text)
+        self.close()
+        assert self.open == []  # all that was opened is closed
+
+    def handle_starttag(self, tag, attrs):
+        assert len(dict(attrs)) == len(attrs), f"an attribute of {tag} is there twice"
+        self.elements.append((tag, dict(attrs)))
+        if tag not in VOID:
+            self.open.append(tag)
+        if tag == "table":
+            self.tables.append({"caption": "", "rows": [], "scopes": []})
+        if tag == "tr":
+            self.tables[-1]["rows"].append([])
+        if tag in ("td", "th"):
+            self.tables[-1]["rows"][-1].append("")
+        if tag == "th":
+            self.tables[-1]["scopes"].append(dict(attrs).get("scope"))
+
+    def handle_startendtag(self, tag, attrs):
+        self.elements.append((tag, dict(attrs)))
+
+    def handle_endtag(self, tag):
+        assert self.open.pop() == tag
+
+    def handle_data(self, data):
+        self.texts.append((tuple(self.open), data))
+        if "caption" in self.open:
+            self.tables[-1]["caption"] += data
+        if {"td", "th"} & set(self.open):
+            self.tables[-1]["rows"][-1][-1] += data
+
+    def all(self, tag):
+        return [attributes for name, attributes in self.elements if name == tag]
+
+    def table(self, start):
+        return next(table["rows"] for table in self.tables if table["caption"].strip().startswith(start))
+
+
+def make_runs(folder, selectors=("feddiverse", "uniform"), seeds=(0, 1), **changes):
+    """Write run folders as train.py leaves them, of two groups of one class and three clients."""
+    for selector in selectors:
+        for seed in seeds:
+            run = folder / f"{len(list(folder.glob('*')))}"
+            run.mkdir(parents=True)
+            choices = {"selector": selector, "experiment": "digits_gsc", "aggregator": "fedavg"}
+            OmegaConf.save(OmegaConf.create({"seed": seed, "choices": choices, "lr": 0.1}), run / "config.yaml")
+            values = [0.5 + 0.1 * seed + 0.05 * round + 0.02 * (selector == "uniform") for round in (1, 2, 3)]
+            cohorts = ["0 1", "1 2", "0 1"]
+            header = ["round", "cohort", "test/acc", "test/acc_worst_group", "sim/clock", "comm/floats_down", "comm/floats_up"]
+            with (run / "metrics.csv").open("w", newline="") as file:
+                csv.writer(file).writerows(
+                    [header, *([n, cohorts[n - 1], value, value / 2, 60 * n, 1e6, 5e5] for n, value in enumerate(values, 1))]
+                )
+            final = {"round": 3, "test/acc": values[-1], "test/acc_worst_group": values[-1] / 2, "sim/clock": 180.0}
+            final |= {"test/acc_group/y0_a0": values[-1], "test/acc_group/y0_a1": values[-1] / 2}
+            summary = {
+                "status": "finished", "rounds": 3, "final": final, "best": final | {"round": 2},
+                "participation_counts": [2, 3, 1],
+                "model_digest": f"{seed}" * 64, "data_digest": "d" * 64, "partition_digest": "e" * 64, "git_commit": "f" * 40,
+                "versions": {"python": "3.11.7", "torch": "2.15.0"}, "hardware": {"cpu": "test"},
+            }  # fmt: skip
+            (run / "summary.json").write_text(json.dumps(summary | changes))
+            names = {
+                "class_names": ["cat"],
+                "attribute_names": ["indoors", "outdoors"],
+                "counts": [[[3, 3]], [[4, 1]], [[1, 4]]],
+            }
+            (run / "partition.json").write_text(json.dumps(names))
+    return folder
+
+
+@pytest.fixture
+def logs(tmp_path):
+    return make_runs(tmp_path / "logs")
+
+
+def asked(**changes):
+    return Asked(command="python src/report.py logs --html page.html", **changes)
+
+
+def test_the_page_is_whole_and_accessible(logs):
+    page = Page(page_of(find_runs([logs]), asked(baseline="uniform")))
+    assert page.all("html") == [{"lang": "en"}]
+    assert {"name": "viewport", "content": "width=device-width, initial-scale=1"} in page.all("meta")
+    assert [len(page.all(tag)) for tag in ("header", "nav", "main", "footer", "h1", "title")] == [1, 1, 1, 1, 1, 2 * 3 + 2 + 1]
+    levels = [int(tag[1]) for tag, _ in page.elements if re.fullmatch(r"h\d", tag)]
+    assert levels[0] == 1
+    assert all(later <= earlier + 1 for earlier, later in pairwise(levels))
+    ids = [attributes["id"] for _, attributes in page.elements if "id" in attributes]
+    assert len(ids) == len(set(ids))
+    links = [a["href"] for a in page.all("a")] + [use["href"] for use in page.all("use")]
+    links += [f"#{a['aria-labelledby']}" for _, a in page.elements if "aria-labelledby" in a]
+    assert {link[1:] for link in links} <= set(ids)
+    assert next(tag for tag, _ in page.elements if tag == "a" or tag == "h1") == "a"  # the skip link is the first
+    for table in page.tables:
+        assert table["caption"].strip()
+        assert set(table["scopes"]) <= {"col", "colgroup", "row"}
+        assert len({len(row) for row in table["rows"][-2:]}) == 1
+    assert len(page.all("table")) == len([a for a in page.all("div") if a.get("class") == "scroll" and a["tabindex"] == "0"])
+    assert len(page.all("details")) == len(page.all("summary")) == 2
+    pictures = [svg for svg in page.all("svg") if svg.get("role") == "img"]
+    assert len(pictures) == 2 * 3 + 2  # metrics x (round, bytes, time), and a heat map per selector
+    assert all(svg["aria-label"] and svg["viewbox"] for svg in pictures)
+    assert pictures[0]["aria-label"].startswith("test/acc (%) over round: feddiverse ends at 70; uniform ends at 72.")
+
+
+def test_nothing_is_fetched_and_nothing_runs(logs):
+    text = page_of(find_runs([logs]), asked())
+    page = Page(text)
+    assert not {"script", "link", "iframe", "object", "embed", "img", "form", "base"} & {tag for tag, _ in page.elements}
+    assert not [name for _, attributes in page.elements for name in attributes if name.startswith("on")]
+    addresses = [a.get("href", a.get("src", a.get("xlink:href", ""))) for _, a in page.elements]
+    assert all(address.startswith(("#", "data:image/png;base64,")) for address in addresses if address)
+    assert "http:" not in text
+    assert "https:" not in text
+    assert "@import" not in text
+    assert set(re.findall(r"url\(([^)]{2})", text)) <= {"#p"}
+    policy = next(meta["content"] for meta in page.all("meta") if meta.get("http-equiv") == "Content-Security-Policy")
+    assert policy.startswith("default-src 'none';")
+
+
+def test_hostile_names_are_text(tmp_path):
+    told = {
+        "model_digest": HOSTILE, "data_digest": {HOSTILE: [HOSTILE]}, "partition_digest": HOSTILE, "git_commit": HOSTILE,
+        "versions": {HOSTILE: HOSTILE}, "hardware": {HOSTILE: HOSTILE},
+    }  # fmt: skip
+    logs = make_runs(tmp_path / "<b>logs", selectors=(HOSTILE, "uniform"), **told)
+    for run in logs.iterdir():
+        partition = json.loads((run / "partition.json").read_text())
+        (run / "partition.json").write_text(
+            json.dumps(partition | {"class_names": [HOSTILE], "attribute_names": [HOSTILE, "b"]})
+        )
+    last = sorted(logs.iterdir())[-1]
+    (last / "summary.json").write_text(json.dumps({"status": HOSTILE}))
+    text = page_of(find_runs([logs]), Asked(command=HOSTILE, baseline=HOSTILE))
+    page = Page(text)
+    assert not {"script", "img", "b"} & {tag for tag, _ in page.elements}
+    assert not [name for _, attributes in page.elements for name in attributes if name.startswith("on")]
+    assert "<script" not in text
+    assert "49" not in "".join(data for where, data in page.texts if where[-1:] == ("h2",))  # no template in a template
+    (heading,) = [data for where, data in page.texts if where[-1:] == ("h2",) and "Compared" in data]
+    assert heading == f"Compared with {HOSTILE}"
+    assert {row[0] for row in page.table("test/acc in percent")[2:]} == {HOSTILE, "uniform"}
+    said = {cell for table in page.tables for row in table["rows"] for cell in row}
+    assert {f"{HOSTILE}, {HOSTILE}", f"{HOSTILE}, b", HOSTILE, f"{HOSTILE} {HOSTILE}"} <= said  # groups, digests, versions
+
+
+@pytest.mark.parametrize("std", ["population", "sample"])
+def test_numbers_are_those_of_the_markdown_table(logs, std):
+    runs = find_runs([logs])
+    rows = Page(page_of(runs, asked(std=std))).table("test/acc in percent and")
+    assert rows[0] == ["selector", "test/acc", "test/acc_worst_group"]
+    assert rows[1] == ["last", "best", "tail"] * 2
+    expected = {"feddiverse": [], "uniform": []}
+    for metric in ("test/acc", "test/acc_worst_group"):
+        lines = to_markdown(make_table(runs, metric=metric, at="all", std=std)).splitlines()[2:4]
+        for line in lines:
+            name, *cells = (re.sub(r"\*\*|</?u>", "", cell).strip() for cell in line.split("|")[1:-1])
+            expected[name] += cells
+    assert {row[0]: row[1:] for row in rows[2:]} == expected
+    spread = {"population": "5.00", "sample": "7.07"}[std]
+    assert expected["uniform"][0] == f"72.00 ± {spread} (2)"
+
+
+def test_groups_clients_settings_and_digests(logs):
+    page = Page(page_of(find_runs([logs]), asked()))
+    assert page.table("test/acc_group in percent") == [
+        ["group", "feddiverse", "uniform"],
+        ["cat, indoors", "70.00 ± 5.00", "72.00 ± 5.00"],
+        ["cat, outdoors", "35.00 ± 2.50", "36.00 ± 2.50"],
+    ]
+    counts = page.table("In how many rounds")
+    assert counts[0] == ["client", "type", "feddiverse", "uniform"]
+    assert [row[2:] for row in counts[1:]] == [["2", "2"], ["3", "3"], ["1", "1"]]
+    assert page.table("Keys of the configuration") == [["key", "values"], ["selector", "feddiverse (2); uniform (2)"]]
+    every = page.table("Every run")
+    assert [row[3] for row in every[1:]] == ["0", "1", "0", "1"]
+    assert {"finished", "0" * 64, "1" * 64, "d" * 64, "e" * 64, "python 3.11.7, torch 2.15.0"} <= {
+        cell.partition(" at ")[0] for row in every for cell in row
+    }
+
+
+def test_a_comparison_and_another_metric_come_where_they_are_asked_for(logs):
+    runs = find_runs([logs])
+    for run in runs:
+        summary = json.loads((run.path / "summary.json").read_text())
+        summary["final"]["test/loss"] = 0.5 + run.seed
+        (run.path / "summary.json").write_text(json.dumps(summary))
+    page = Page(page_of(find_runs([logs]), asked(baseline="uniform", metric="test/loss", at="last")))
+    assert page.table("test/loss and")[0] == ["selector", "test/loss", "test/acc", "test/acc_worst_group"]
+    compared = [table["rows"] for table in page.tables if table["caption"].startswith("Differences from uniform")]
+    assert [rows[1][:3] for rows in compared] == [
+        ["feddiverse", "2", "+0"],
+        ["feddiverse", "2", "-2.00"],
+        ["feddiverse", "2", "-1.00"],
+    ]
+    with pytest.raises(ConfigError, match="name one of 'feddiverse', 'uniform'"):
+        page_of(runs, asked(baseline="unifrom"))
+    assert "Compared with" not in page_of(runs, asked())
+
+
+def test_rows_are_what_runs_differ_in(logs, tmp_path):
+    assert keys_of(find_runs([logs]), (), ()) == (["selector"], ["experiment"])
+    assert keys_of(find_runs([logs]), ("aggregator",), ("lr",)) == (["aggregator"], ["lr"])
+    one = find_runs([logs / "0"])
+    assert keys_of(one, (), ()) == (["selector"], ["experiment"])
+    for folder, lr in (("0", 0.1), ("1", 0.2)):
+        file = logs / folder / "config.yaml"
+        OmegaConf.save(OmegaConf.merge(OmegaConf.load(file), {"lr": lr}), file)
+    # The two seeds of one selector have learning rates of their own, so nobody may average them.
+    assert keys_of(find_runs([logs / "0", logs / "1"]), (), ()) == (["lr"], ["experiment"])
+
+
+def test_what_cannot_be_read_is_said_and_the_rest_is_shown(logs):
+    (logs / "0" / "partition.json").write_text("{}")
+    (logs / "1" / "summary.json").unlink()
+    page = Page(page_of(find_runs([logs]), asked()))
+    notes = [data for where, data in page.texts if "li" in where]
+    assert any("to be a run's, but it is not" in note for note in notes)
+    assert any("no summary.json yet" in data for _, data in page.texts)
+    assert [row[0] for row in page.table("test/acc_group")[1:]] == ["y0_a0", "y0_a1"]
+    assert page.table("In how many rounds")[0] == ["client", "feddiverse", "uniform"]
+    with pytest.raises(FedFacetError, match="finished run"):
+        page_of(find_runs([logs / "1"]), asked())
+
+
+def test_the_command_writes_it_and_refuses_what_does_not_go_together(logs, tmp_path, capsys):
+    target = tmp_path / "new" / "page.html"
+    assert main([str(logs), "--html", str(target), "--compare", "uniform"]) == 0
+    assert capsys.readouterr().out == f"wrote {target}\n"
+    first = target.read_bytes()
+    assert main([str(logs), "--html", str(target), "--compare", "uniform"]) == 0
+    assert target.read_bytes() == first  # the same runs give the same page
+    assert f"--html {target}" in first.decode()
+    assert main([str(logs), "--html", str(target), "--where", "selector=none"]) == 2
+    wrong = "--curves|--layout table1|--selection|--overhead|--clients|--format csv|--output x|--tradeoff|--time-to val/acc=1"
+    for options in [*wrong.split("|"), "--compare uniform --forest x.png"]:
+        with pytest.raises(SystemExit):
+            main([str(logs), "--html", str(target), *options.split()])
+        assert "--html" in capsys.readouterr().err
+    with pytest.raises(SystemExit):
+        main([str(logs), "--html", "page.pdf"])
+
+
+def test_backticks_are_code():
+    assert str(coded("`a<b` and <c>")) == "<code>a&lt;b</code> and &lt;c&gt;"
+    assert str(coded("one ` alone")) == "one ` alone"
+
+
+def luminance(colour):
+    channels = [int(colour[i : i + 2], 16) / 255 for i in (1, 3, 5)]
+    linear = [c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in channels]
+    return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
+
+
+@pytest.mark.parametrize("mode", ["light", "dark"])
+def test_contrasts(mode):
+    """WCAG 2.2: 4.5 for text, 3 for lines of a picture."""
+    schemes = [dict(re.findall(r"--(\w+): (#[0-9a-f]{6})", block)) for block in re.findall(r":root \{(.*?)\}", CSS, re.DOTALL)]
+    colours = schemes[mode == "dark"]
+    assert set(schemes[0]) == set(schemes[1])
+
+    def contrast(one, other):
+        low, high = sorted((luminance(colours[one]), luminance(colours[other])))
+        return (high + 0.05) / (low + 0.05)
+
+    assert min(contrast(text, ground) for text in ("ink", "quiet", "link") for ground in ("page", "shade")) >= 4.5
+    lines = ("blue", "orange", "green", "pink", "sky", "vermilion", "rule")
+    assert {name: contrast(name, "page") for name in lines if contrast(name, "page") < 3} == {}
+
+
+def test_all_colours_of_a_curve_follow_the_page(logs):
+    text = page_of(find_runs([logs]), asked())
+    themed = [svg for svg in re.findall(r"<svg.*?</svg>", text, re.DOTALL) if 'class="themed"' in svg]
+    assert len(themed) == 2 * 3
+    assert not [svg for svg in themed if re.search("#[0-9a-f]{6}", re.sub(r'(href|id|clip-path)="[^"]*"', "", svg))]
+
+
+CHROMIUM = next(
+    (found for name in ("chromium", "chromium-headless-shell", "google-chrome") if (found := shutil.which(name))), None
+)
+
+
+@pytest.mark.skipif(CHROMIUM is None, reason="no Chromium: install one and put it on the PATH")
+@pytest.mark.parametrize("width", [390, 1400])
+def test_a_browser_opens_it(tmp_path, width):
+    """A hostile page sets no title, says nothing on the console, and is no wider than its window."""
+    logs = make_runs(tmp_path / "logs", selectors=(HOSTILE, "uniform"))
+    target = tmp_path / "page.html"
+    assert main([str(logs), "--html", str(target), "--compare", "uniform"]) == 0
+    # A frame of the page in a window of that width tells how wide it is, since the page itself may run nothing.
+    frame = tmp_path / "frame.html"
+    frame.write_text(
+        f"<iframe id=f src=page.html style='width:{width}px;height:900px;border:0'></iframe><script>f.onload = () => {{"
+        "const d = f.contentDocument.documentElement; document.body.dataset.over = d.scrollWidth - d.clientWidth; "
+        "document.body.dataset.title = f.contentDocument.title }</script>"
+    )
+    done = subprocess.run(
+        [CHROMIUM, "--headless", "--no-sandbox", "--disable-gpu", f"--user-data-dir={tmp_path / 'profile'}",
+         "--allow-file-access-from-files", "--enable-logging=stderr", "--virtual-time-budget=5000", "--dump-dom",
+         "--window-size=1500,1000", frame.as_uri()],
+        capture_output=True, text=True, timeout=120, check=True,
+    )  # fmt: skip
+    assert 'data-over="0"' in done.stdout
+    assert 'data-title="Report on 4 runs"' in done.stdout
+    assert "CONSOLE" not in done.stderr
