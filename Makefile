@@ -12,7 +12,7 @@ INSTALL := .venv/bin/python -m pip install -c $(CONSTRAINTS) -e
 DIST_TOOLS := build==1.6.1 twine==7.0.0
 
 .DEFAULT_GOAL := help
-.PHONY: help train test attack lint dist clean
+.PHONY: help train test attack lint docs dist clean
 .NOTPARALLEL:
 
 help:
@@ -20,6 +20,7 @@ help:
 	@echo 'make test    set up .venv, then the tests (ARGS="tests/selectors -x" for arguments of pytest)'
 	@echo 'make attack  set up .venv, then attacks drawn by SEED=0: kills, bit flips, forgeries, corrupt data (a quarter of an hour)'
 	@echo 'make lint    set up .venv, then ruff and mypy'
+	@echo 'make docs    set up .venv, then the documentation site: build/docs/index.html'
 	@echo 'make dist    build the wheel and the sdist into dist/, and check them'
 	@echo 'make clean   remove .venv and caches; keeps data/ and logs/'
 
@@ -39,6 +40,10 @@ lint: .venv/.installed-dev
 	.venv/bin/python -m ruff format --check .
 	.venv/bin/python -m mypy
 
+# -W: a dead link, a page without a place in the menu and a formula that cannot be drawn are errors. -E: docstrings are read anew.
+docs: .venv/.installed-docs
+	.venv/bin/python -m sphinx -q -E -W --keep-going -c docs -b html -d build/doctrees . build/docs $(ARGS)
+
 # In an environment of its own: what builds the package is no part of it, and need not agree with its requirements.
 dist: .venv/bin/python .venv/bin/pip
 	.venv/bin/python -m venv --clear build/tools
@@ -48,7 +53,7 @@ dist: .venv/bin/python .venv/bin/pip
 	build/tools/bin/python -m twine check --strict dist/*
 
 clean:
-	rm -rf .venv .pytest_cache .mypy_cache .ruff_cache .hypothesis build dist
+	rm -rf .venv .pytest_cache .mypy_cache .ruff_cache .hypothesis build dist docs/api
 	find src tests conf -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # A stamp is written only once pip has succeeded: a second call installs nothing, a failed install is tried again.
@@ -63,6 +68,10 @@ clean:
 .venv/.installed-dev: pyproject.toml $(CONSTRAINTS) | .venv/bin/python .venv/bin/pip
 	$(INSTALL) '.[dev]'
 	@touch .venv/.installed .venv/.installed-test $@
+
+.venv/.installed-docs: pyproject.toml $(CONSTRAINTS) | .venv/bin/python .venv/bin/pip
+	$(INSTALL) '.[docs]'
+	@touch .venv/.installed $@
 
 # The first interpreter that runs, not the first that exists: a shim of pyenv may point at a version that is not installed.
 # A .venv that works is kept as it is; if it was made without pip, or only half made, it is given what it lacks.

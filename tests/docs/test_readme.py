@@ -16,7 +16,11 @@ COMMANDS = [line.split(" #")[0].strip() for block in BLOCKS for line in block.sp
 TRAIN = [command for command in COMMANDS if "resume=" not in command]
 OPTIONS = re.findall(r"^\| [^|]+ \| [^|]+ \| `(\S+=\S+)` \|", METHODS, re.MULTILINE)
 SNIPPETS = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
-PAGES = [path for pattern in ("*.md", "docs/**/*.md", "results/*.md", "*/README.md") for path in sorted(ROOT.glob(pattern))]
+PAGES = [
+    path
+    for pattern in ("*.md", "docs/**/*.md", "results/*.md", "*/README.md", "benchmarks/**/*.md")
+    for path in sorted(ROOT.glob(pattern))
+]
 
 
 def test_there_is_something_to_check() -> None:

@@ -70,7 +70,7 @@ class Members:
     r"""How an audit set is drawn of a client's training samples and of samples that nobody trained on.
 
     Of each kind there are :math:`m = \min(n_k, \text{others}, \text{most})`, drawn without replacement. The attacker knows
-    :math:`\max(\text{min\_known}, \text{known\_share} \cdot m)` of each, rounded; these are not scored.
+    ``max(min_known, known_share * m)`` of each, rounded; these are not scored.
 
     Source: the thesis, section 4.4. It prints the minimum of 3 and 1 %; its released code takes the first samples in place of
     drawn ones, and lets the known ones overlap with the scored ones.

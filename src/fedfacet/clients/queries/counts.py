@@ -38,7 +38,7 @@ class LabelHistogram(Query):
 
 
 class DisclosedInteractionMatrix(Query):
-    """Ask for the true interaction matrix N^k itself, as nested lists of whole numbers; |Y| |A| numbers leave the client.
+    """Ask for the true interaction matrix N^k itself, as nested lists of whole numbers; ``|Y| |A|`` of them leave the client.
 
     A real client would have to know the attributes of its samples, and gives away much more than a triplet would.
 

@@ -22,7 +22,7 @@ class PaperRow(NamedTuple):
     """A row of the paper's table 2. The paper prints one overhead of communication; here it is split into up and down.
 
     ``often`` is in which rounds there is an overhead, ``up`` and ``down`` are floats from and to a client, ``client`` and
-    ``server`` are operations, the server's in every round. ``operations`` gives these as a number, for K clients and |θ|
+    ``server`` are operations, the server's in every round. ``operations`` gives these as a number, for K clients and ``|θ|``
     parameters and without constants.
     """
 
@@ -58,7 +58,7 @@ class Overhead:
     """What one method cost beyond the training of a cohort of size κ.
 
     The method is the selector, ``fednova`` where that is the aggregator, or the ``setting`` if it is not federated, with the
-    settings that tell it from other runs of it. K, κ and |θ| are ``num_clients``, ``cohort_size`` (what
+    settings that tell it from other runs of it. K, κ and ``|θ|`` are ``num_clients``, ``cohort_size`` (what
     ``federation.cohort_size`` asks for) and ``model_floats`` (what a client is sent for training in the first round).
     ``differing`` are config keys, seed apart, in which the ``runs`` differ. ``milliseconds`` is what the selector took in each
     round, the wait for answers left out; it is empty where that is not known. ``num_rounds`` is that of the longest run.
@@ -94,8 +94,8 @@ class Overhead:
 def measure_overheads(runs: Iterable[Run]) -> tuple[list[Overhead], list[Run]]:
     """Return what each method cost in each size of federation, in the order of table 2, and the runs that could not be read.
 
-    Runs of one method with the same settings of its selector, and one K, κ and |θ|, are averaged. A run without ``metrics.csv``
-    and ``summary.json`` is left out; ``FedFacetError`` is raised if ``metrics.csv`` lacks what a run writes.
+    Runs of one method with the same settings of its selector, and one K, κ and ``|θ|``, are averaged. A run without
+    ``metrics.csv`` and ``summary.json`` is left out; ``FedFacetError`` is raised if ``metrics.csv`` lacks what a run writes.
     """
     groups: dict[tuple[str, int, int, int], list[tuple[Run, list[dict[str, float]]]]] = {}
     runs, unread = list(runs), []
