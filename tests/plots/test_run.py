@@ -8,6 +8,7 @@ from matplotlib.image import imread
 from fedfacet.callbacks.summary import Summary
 from fedfacet.heterogeneity import InteractionMatrix
 from fedfacet.plots import run as plots
+from fedfacet.plots.figure import COLOURS
 from fedfacet.types import Ledger, RoundResult
 
 BAR = "#0072B2"
@@ -133,7 +134,7 @@ def test_labels_of_narrow_types_keep_their_distance_and_stay_inside(sizes):
 def test_curves_show_every_line(tmp_path):
     write_metrics(tmp_path / "metrics.csv", measured(20))
     plots.plot_curves(tmp_path / "metrics.csv", tmp_path / "curves.png")
-    for colour in (plots._WORST_COLOUR, "black", *plots._group_colours(2, 2)):
+    for colour in (plots._WORST_COLOUR, plots._AVERAGE_COLOUR, *plots._group_colours(2, 2, lines=True)):
         assert area(tmp_path / "curves.png", colour) > 20
 
 
@@ -226,3 +227,26 @@ def test_importing_the_module_does_not_import_matplotlib():
     code = "import sys, fedfacet.plots.run; sys.exit('matplotlib' in sys.modules or 'torch' in sys.modules)"
     source = Path(plots.__file__).parents[2]
     assert subprocess.run([sys.executable, "-c", code], cwd=source, check=False).returncode == 0
+
+
+def contrast(colour):
+    """The contrast of a colour with white, by WCAG 2."""
+    channels = np.array(to_rgb(colour))
+    linear = np.where(channels <= 0.04045, channels / 12.92, ((channels + 0.055) / 1.055) ** 2.4)
+    return 1.05 / (linear @ [0.2126, 0.7152, 0.0722] + 0.05)
+
+
+def test_every_line_can_be_seen_on_white():
+    groups = [plots._group_colours(*shape, lines=True) for shape in [(2, 2), (6, 3), (12, 2), (10, 1)]]
+    named = plots._group_colours(3, 2, ["red", "green"], lines=True)
+    own = (plots._AVERAGE_COLOUR, plots._WORST_COLOUR, plots._OTHERS_COLOUR)
+    for colour in (*COLOURS, *own, *named, *(colour for one in groups for colour in one)):
+        assert contrast(colour) >= 3
+
+
+def test_red_is_red():
+    for lines in (False, True):
+        (r, g, b), *_ = colours = plots._group_colours(2, 2, ["red", "green"], lines=lines)
+        assert r > 2 * max(g, b)
+        assert colours[1][1] == max(colours[1]), "and green is green"
+        assert len(set(colours)) == 4

@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from fedfacet.plots.figure import COLOURS, YELLOW, saved_figure
+from fedfacet.plots.figure import COLOURS, saved_figure
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-INK = ("black", *(colour for colour in COLOURS if colour != YELLOW))  # yellow on white is hard to see
+INK = ("black", *COLOURS)
 LINES = ("-", "--", ":", "-.")
 _PANELS_PER_ROW = 3
 

@@ -14,9 +14,10 @@ from fedfacet.storage.whole_file import written_whole
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-# Okabe and Ito's palette, which colour-blind readers can tell apart.
-BLUE, ORANGE, GREEN, PINK, SKY, YELLOW, VERMILION = COLOURS = (
-    *("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#F0E442", "#D55E00"),
+# Okabe and Ito's palette, which colour-blind readers can tell apart, with its three light colours darkened: a line must have a
+# contrast of 3 to 1 with white.
+BLUE, ORANGE, GREEN, PINK, SKY, OLIVE, VERMILION = COLOURS = (
+    *("#0072B2", "#B87D00", "#009E73", "#CC79A7", "#3B97D3", "#7A7A00", "#D55E00"),
 )
 DASHES = (0, (4, 2))
 

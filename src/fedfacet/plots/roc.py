@@ -7,10 +7,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedfacet.metrics.roc import Roc
-from fedfacet.plots.figure import COLOURS, DASHES, YELLOW, saved_figure
+from fedfacet.plots.figure import COLOURS, DASHES, saved_figure
 from fedfacet.storage.run_files import rows_of
 
-_INK = [colour for colour in COLOURS if colour != YELLOW]
+_INK = COLOURS
 _GRID = 200
 _PANELS_PER_ROW = 3
 

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedfacet.heterogeneity import InteractionMatrix, measure_federation
-from fedfacet.plots.figure import COLOURS, DASHES, VERMILION, group_names, saved_figure
+from fedfacet.plots.figure import COLOURS, DASHES, group_names, saved_figure
 from fedfacet.storage.run_files import rows_of
 
 if TYPE_CHECKING:
@@ -21,8 +21,11 @@ TYPES = ("CI", "AI", "SC", "none")  # the types of client in the order in which 
 TYPE_COLOURS = {"CI": "#F5E5A5", "AI": "#C3E3D5", "SC": "#DCCBE6", "none": "#E6E6E6"}  # the background of each type
 MEASURES = ("class imbalance (CI)", "attribute imbalance (AI)", "spurious correlation (SC)")  # a triplet's, as titles
 
-_CLASS_COLOURS = COLOURS[:6]  # a hue per class, a shade of it per attribute value
-_WORST_COLOUR = VERMILION
+_HUES = COLOURS[:6]
+_NAMED = {"red": "#C1272D", "green": "#1B8A3A", "blue": COLOURS[0], "black": "#000000", "grey": "#6E6E6E", "brown": "#8C564B"}
+"""Attribute values that are shown in their own colour."""
+
+_AVERAGE_COLOUR, _WORST_COLOUR, _OTHERS_COLOUR = "0.45", "#241033", "0.55"  # no group has these, nor has text
 _MAX_LABELLED_CELLS = 24
 _MAX_LABELLED_CURVES = 12
 _INCHES_PER_CLIENT = 0.075
@@ -52,7 +55,7 @@ def plot_partition(
     with saved_figure(path, width + 2.6, 3.1 + 0.17 * max(rows, 2)) as figure:
         grid = figure.add_gridspec(2, 2, width_ratios=(width, 2.1), height_ratios=(17, 1), hspace=0.02)
         bars = figure.add_subplot(grid[0, 0])
-        _draw_clients(bars, matrices, groups)
+        _draw_clients(bars, matrices, groups, attribute_names or ())
         if rows:
             bars.legend(loc="lower left", bbox_to_anchor=(0, 1.0), ncols=columns, borderaxespad=0.2)
         _draw_types(figure.add_subplot(grid[1, 0], sharex=bars), [matrix.triplet.type for matrix in matrices], width)
@@ -96,16 +99,16 @@ def plot_curves(
     names, word = group_names(classes, attributes), "class" if len(attributes) == 1 else "group"
     with saved_figure(path, 7.6, 3.2) as figure:
         accuracy, loss = figure.subplots(1, 2, width_ratios=(3, 2))
-        for name, colour, label in (("acc", "black", "average"), ("acc_worst_group", _WORST_COLOUR, f"worst {word}")):
+        for name, colour, label in (("acc", _AVERAGE_COLOUR, "average"), ("acc_worst_group", _WORST_COLOUR, f"worst {word}")):
             ink: dict[str, Any] = {"color": colour, "zorder": 3}
             _draw_line(accuracy, rounds, 100 * curve(f"test/{name}"), linewidth=1.8, label=label, **ink)
             _draw_line(accuracy, rounds, 100 * curve(f"val/{name}"), linewidth=1.1, linestyle=DASHES, **ink)
-        for shade, (y, a) in zip(_group_colours(num_classes, num_attributes), groups, strict=False):
+        for shade, (y, a) in zip(_group_colours(num_classes, num_attributes, attributes, lines=True), groups, strict=False):
             style: dict[str, Any] = {"color": shade, "label": names[y * len(attributes) + a]}
             if len(groups) > _MAX_LABELLED_CURVES:
                 # One name for all, which the first need not carry: it may have no test samples, and so no curve.
                 named = f"each {word}" in accuracy.get_legend_handles_labels()[1]
-                style = {"color": "0.75", "label": "" if named else f"each {word}"}
+                style = {"color": _OTHERS_COLOUR, "label": "" if named else f"each {word}"}
             _draw_line(accuracy, rounds, 100 * curve(f"test/acc_group/y{y}_a{a}"), linewidth=0.9, **style)
         _draw_line(loss, rounds, curve("train/loss"), color="black", linewidth=1.2)
         best = _best_round(rounds, curve("val/acc_worst_group"), curve("val/acc"))
@@ -159,7 +162,7 @@ def _draw_participations(
     """Draw one selector's bars; ``percent`` is sorted by type, and ``runs`` are the stretches of the types."""
     from matplotlib.ticker import MaxNLocator
 
-    axes.bar(range(len(percent)), percent, width=0.75, color=_CLASS_COLOURS[0], zorder=2)
+    axes.bar(range(len(percent)), percent, width=0.75, color=_HUES[0], zorder=2)
     axes.axhline(percent.mean(), color="black", linewidth=0.9, linestyle=DASHES, zorder=3)
     label_width = 0.42 / (width - 0.6) * len(percent)
     style: dict[str, Any] = {"ha": "center", "va": "center", "fontsize": 7, "fontweight": "bold"}
@@ -172,13 +175,16 @@ def _draw_participations(
     axes.set_yticks([tick for tick in MaxNLocator(5, steps=[1, 2, 2.5, 5, 10]).tick_values(0, top) if tick <= 1.1 * top])
 
 
-def _draw_clients(axes: "Axes", matrices: Sequence[InteractionMatrix], groups: Sequence[str]) -> None:
+def _draw_clients(
+    axes: "Axes", matrices: Sequence[InteractionMatrix], groups: Sequence[str], attributes: Sequence[str]
+) -> None:
     from matplotlib.collections import PolyCollection
 
     counts_KG = np.stack([matrix.counts.ravel() for matrix in matrices])
     top_KG = np.cumsum(counts_KG, axis=1)
     left_K = np.arange(len(matrices)) - 0.425
-    for group, colour in enumerate(_group_colours(*matrices[0].counts.shape)):
+    num_classes, num_attributes = matrices[0].counts.shape
+    for group, colour in enumerate(_group_colours(num_classes, num_attributes, attributes)):
         top_K = top_KG[:, group]
         bottom_K = top_K - counts_KG[:, group]
         corners = (left_K, bottom_K), (left_K, top_K), (left_K + 0.85, top_K), (left_K + 0.85, bottom_K)
@@ -232,16 +238,26 @@ def _best_round(rounds: NDArray[np.int64], worst: NDArray[np.float64], average: 
     return -max(ranked)[2] if ranked else None
 
 
-def _group_colours(num_classes: int, num_attributes: int) -> list[tuple[float, float, float]]:
-    """Return a colour per group: the class's hue, paler with every attribute value."""
+def _group_colours(
+    num_classes: int, num_attributes: int, attributes: Sequence[str] = (), *, lines: bool = False
+) -> list[tuple[float, float, float]]:
+    """Return a colour per group: the class's hue, paler with every attribute value, or darker where thin ``lines`` are drawn.
+
+    Where all attribute values are names of colours, the hue is the attribute's, and the shade the class's.
+    """
     from matplotlib import colormaps
     from matplotlib.colors import to_rgb
 
-    many = num_classes > len(_CLASS_COLOURS)
-    colours = colormaps["viridis"](np.linspace(0, 0.95, num_classes)) if many else _CLASS_COLOURS[:num_classes]
-    hues = map(to_rgb, colours)
-    paleness = np.linspace(0, 0.55 if num_attributes <= 2 else 0.8, num_attributes)
-    return [(r + (1 - r) * pale, g + (1 - g) * pale, b + (1 - b) * pale) for r, g, b in hues for pale in paleness]
+    named = len(attributes) == num_attributes > 1 and all(name in _NAMED for name in attributes)
+    number, shades = (num_attributes, num_classes) if named else (num_classes, num_attributes)
+    many = colormaps["viridis"](np.linspace(0, 0.6 if lines else 0.95, number))
+    colours = [_NAMED[name] for name in attributes] if named else many if number > len(_HUES) else _HUES[:number]
+    hues = [np.array(to_rgb(colour)) for colour in colours]
+    steps = np.linspace(0, (0.4 if lines else 0.55) if shades <= 2 else 0.6 if lines else 0.8, shades)
+    towards = 0.0 if lines else 1.0
+    by_hue = [[hue + (towards - hue) * step for step in steps] for hue in hues]
+    ordered = (by_hue[a][y] if named else by_hue[y][a] for y in range(num_classes) for a in range(num_attributes))
+    return [(float(r), float(g), float(b)) for r, g, b in ordered]
 
 
 def _runs(types: Sequence[str]) -> list[tuple[str, int, int]]:

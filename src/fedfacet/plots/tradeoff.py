@@ -4,9 +4,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from fedfacet.plots.figure import COLOURS, DASHES, YELLOW, saved_figure
+from fedfacet.plots.figure import COLOURS, DASHES, saved_figure
 
-_INK = ("black", *(colour for colour in COLOURS if colour != YELLOW))
+_INK = ("black", *COLOURS)
 _MARKERS = (*"osD^vP*X<>pdh", (4, 1, 45), (3, 1, 0), (6, 1, 0))  # of matplotlib; the last are stars of so many points
 
 

@@ -10,13 +10,12 @@ import numpy as np
 from fedfacet.analysis.notes import beside_the_seed
 from fedfacet.analysis.runs import Run, as_number
 from fedfacet.analysis.terminal import TextTable
-from fedfacet.plots.figure import COLOURS, YELLOW, saved_figure
+from fedfacet.plots.figure import COLOURS, saved_figure
 
 if TYPE_CHECKING:
     from fedfacet.runs.rerun import DecomposedRound
 
 TERMS = ("local_loss", "distribution_shift_loss", "aggregation_loss")
-_LINES = tuple(colour for colour in COLOURS if colour != YELLOW)  # which is too light for a thin line
 _DASHES = ("-", "--", ":", "-.")
 
 
@@ -111,7 +110,7 @@ def plot_decompositions(described: Sequence[Mapping[str, Any]], path: Path) -> N
                 heights = list(map(fmean, seeds))
                 below = [fmean([one[term] for one in line.get(value, ())] or [np.nan]) < 0 for value in values]
                 negative |= any(below)
-                style: dict[str, Any] = {"color": _LINES[position % len(_LINES)], "label": ", ".join(series) or None}
+                style: dict[str, Any] = {"color": COLOURS[position % len(COLOURS)], "label": ", ".join(series) or None}
                 if axis is None:
                     hatch = {"hatch": "////", "edgecolor": "white"} if any(below) else {}
                     panel.bar([position], heights, width=0.7, **hatch, **style)
