@@ -134,8 +134,8 @@ def _note_on_resolution(lines: Sequence[Line]) -> list[str]:
     if not counted or counted * smallest_p(most) < LEVEL:
         return []
     return [
-        f"With {most} seeds no p-value of the permutation test is below {smallest_p(most):.2g}, and {_lines(counted)} are "
-        "corrected for: nothing can be separated here. Run more seeds, choose fewer lines by --where, or take --test t, which "
+        f"With {most} seeds no p-value of the permutation test is below {smallest_p(most):.2g}, and the correction is over "
+        f"{_lines(counted)}: nothing can be separated here. Run more seeds, choose fewer lines by --where, or take --test t, which "
         "assumes differences of a normal distribution."
     ]
 
