@@ -135,8 +135,8 @@ def _note_on_resolution(lines: Sequence[Line]) -> list[str]:
         return []
     return [
         f"With {most} seeds no p-value of the permutation test is below {smallest_p(most):.2g}, and the correction is over "
-        f"{_lines(counted)}: nothing can be separated here. Run more seeds, choose fewer lines by --where, or take --test t, which "
-        "assumes differences of a normal distribution."
+        f"{_lines(counted)}: nothing can be separated here. Run more seeds, choose fewer lines by --where, or take --test t, "
+        "which assumes differences of a normal distribution."
     ]
 
 
