@@ -6,6 +6,7 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
+from scipy.stats import chi2_contingency, power_divergence
 from sklearn.metrics import normalized_mutual_info_score
 
 from fedfacet.heterogeneity import HeterogeneityTriplet, InteractionMatrix, measure_federation
@@ -161,6 +162,22 @@ def test_from_labels_counts_the_samples_of_each_cell(counts):
 )
 def test_the_type_is_the_largest_measure(measures, kind):
     assert HeterogeneityTriplet(*measures).type == kind
+
+
+def test_a_client_has_a_type_where_a_test_finds_more_than_chance():
+    """Against scipy's likelihood-ratio tests of equal counts and of independence."""
+    draw, seen = np.random.default_rng(0), set()
+    for number in range(300):
+        counts = draw.integers(1, 15 if number % 2 else 60, size=[(2, 2), (3, 2), (2, 4)][number % 3])
+        p_values = [power_divergence(counts.sum(axis=axis), lambda_="log-likelihood").pvalue for axis in (0, 1)]
+        p_values.append(chi2_contingency(counts, correction=False, lambda_="log-likelihood").pvalue)
+        matrix = InteractionMatrix(counts)
+        assert matrix.type == (matrix.triplet.type if min(p_values) < 0.01 else "none")
+        seen.add(matrix.type)
+    assert seen == {"CI", "AI", "SC", "none"}
+    assert InteractionMatrix([[4], [0]]).type == "none"
+    assert InteractionMatrix([[50], [0]]).type == "CI"
+    assert InteractionMatrix([[0, 0], [0, 0]]).type == "none"
 
 
 def test_a_federation_is_measured_pooled_and_by_client():

@@ -3,6 +3,7 @@
 Source: FedDiverse (arXiv:2504.11216), section 3.1; thesis chapter 5, equations 16-26. Entropies use natural logarithms.
 """
 
+import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -10,6 +11,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from scipy.special import entr
+from scipy.stats import chi2
 
 _ROUNDING = 1e-9
 """Measures below this are rounding errors of zero."""
@@ -117,6 +119,36 @@ class InteractionMatrix:
         # Rounding must not pass for heterogeneity: FedDiverse compares a client's measures with one another.
         measures = (float(np.clip(value, 0.0, 1.0)) for value in (class_imbalance, attribute_imbalance, correlation))
         return HeterogeneityTriplet(*(0.0 if value < _ROUNDING else value for value in measures))
+
+    @property
+    def type(self) -> str:
+        r"""The triplet's type, or ``"none"`` where no measure is larger than chance makes it in so few samples.
+
+        A measure counts if a likelihood-ratio test at the level of 1 % refuses equal classes, equal attribute values or their
+        independence. With n samples, :math:`2 n \Delta_{CI} \log|\mathcal{Y}|` has :math:`|\mathcal{Y}| - 1` degrees of
+        freedom, :math:`2 n \Delta_{AI} \log|\mathcal{A}|` has :math:`|\mathcal{A}| - 1`, and :math:`2 n I(Y; A)` their product.
+
+        Example:
+            >>> InteractionMatrix([[11, 9], [8, 12]]).type, InteractionMatrix([[110, 90], [80, 120]]).type
+            ('none', 'SC')
+        """
+        num_classes, num_attributes = self.counts.shape
+        triplet = self.triplet
+        entropies = [float(entr(self.counts.sum(axis=axis) / (self.total or 1.0)).sum()) for axis in (0, 1)]
+        information = triplet.spurious_correlation * sum(entropies) / 2
+        tested = (
+            (triplet.class_imbalance * np.log(num_classes), num_classes - 1),
+            (triplet.attribute_imbalance * np.log(num_attributes), num_attributes - 1),
+            (information, (num_classes - 1) * (num_attributes - 1)),
+        )
+        chance = all(not freedom or 2 * self.total * value <= _critical(freedom) for value, freedom in tested)
+        return "none" if chance else triplet.type
+
+
+@functools.cache
+def _critical(degrees_of_freedom: int) -> float:
+    """Return what a likelihood-ratio statistic exceeds by chance in one of a hundred cases."""
+    return float(chi2.ppf(0.99, degrees_of_freedom))
 
 
 @dataclass(frozen=True, slots=True)

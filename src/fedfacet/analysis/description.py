@@ -29,7 +29,7 @@ def describe_federation(matrices: Sequence[InteractionMatrix]) -> dict[str, Any]
         "global": measured.global_triplet._asdict(),
         "client_mean": measured.client_mean._asdict(),
         "clients": [
-            {"id": client_id, "counts": matrix.counts.astype(np.int64).tolist(), **triplet._asdict(), "type": triplet.type}
+            {"id": client_id, "counts": matrix.counts.astype(np.int64).tolist(), **triplet._asdict(), "type": matrix.type}
             for client_id, (matrix, triplet) in enumerate(zip(matrices, measured.clients, strict=True))
         ],
     }
@@ -92,7 +92,7 @@ def simulate_selection(
             "updates: simulate another selector, or train with this one."
         )
     chosen_RK = _choices(selector, server, matrices, rounds, cohort_size, seed)
-    types = np.array([matrix.triplet.type for matrix in matrices])
+    types = np.array([matrix.type for matrix in matrices])
     present = [kind for kind in TYPES if kind != "none" or kind in types]
     return {
         "share": {kind: float(chosen_RK[:, types == kind].sum() / chosen_RK.sum()) for kind in present},

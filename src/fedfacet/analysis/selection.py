@@ -208,7 +208,7 @@ def _chosen(run: Run) -> Chosen:
 def _types(run: Run) -> Sequence[str]:
     file = run.path / "partition.json"
     try:
-        return [InteractionMatrix(counts).triplet.type for counts in json_of(file)["counts"]]
+        return [InteractionMatrix(counts).type for counts in json_of(file)["counts"]]
     except (OSError, ValueError, LookupError, TypeError):
         raise FedFacetError(f"Expected {file} to be a run's, but it is not: leave that folder out.") from None
 

@@ -41,6 +41,6 @@ class Figures(Callback):
             return
         if (metrics := self.run_dir / "metrics.csv").exists():
             plot_curves(metrics, self.run_dir / "curves.png", **self._names)
-        types = [matrix.triplet.type for matrix in self.data.matrices]
+        types = [matrix.type for matrix in self.data.matrices]
         counts = federation.state.participation_counts.tolist()
         plot_selection(counts, types, self.run_dir / "selection.png", federation.state.round)

@@ -58,7 +58,7 @@ def plot_partition(
         _draw_clients(bars, matrices, groups, attribute_names or ())
         if rows:
             bars.legend(loc="lower left", bbox_to_anchor=(0, 1.0), ncols=columns, borderaxespad=0.2)
-        _draw_types(figure.add_subplot(grid[1, 0], sharex=bars), [matrix.triplet.type for matrix in matrices], width)
+        _draw_types(figure.add_subplot(grid[1, 0], sharex=bars), [matrix.type for matrix in matrices], width)
         measures = figure.add_subplot(grid[:, 1])
         draw_measures(measures, matrices, fontsize=7)
         measures.set_xticks(range(3), [re.sub(" (?=[ics(])", "\n", name) for name in MEASURES], fontsize=7)

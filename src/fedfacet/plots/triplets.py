@@ -33,11 +33,12 @@ def plot_triplets(matrices: Sequence[InteractionMatrix], path: Path) -> None:
     from matplotlib.lines import Line2D
 
     measured = measure_federation(matrices)
-    counts = Counter(triplet.type for triplet in measured.clients)
+    types = [matrix.type for matrix in matrices]
+    counts = Counter(types)
     kinds = [kind for kind in TYPES if counts[kind]]
     with saved_figure(path, 7.6, 2.75) as figure:
         for axes, (x, y) in zip(figure.subplots(1, 3), ((0, 1), (0, 2), (1, 2)), strict=True):
-            _draw_bubbles(axes, measured.clients, x, y)
+            _draw_bubbles(axes, measured.clients, types, x, y)
             for triplet, style in ((measured.client_mean, _MEAN), (measured.global_triplet, _POOLED)):
                 axes.axvline(triplet[x], **style)
                 axes.axhline(triplet[y], **style)
@@ -98,11 +99,11 @@ def plot_estimation(triplets: Triplets, path: Path) -> None:
         )
 
 
-def _draw_bubbles(axes: "Axes", triplets: Sequence[HeterogeneityTriplet], x: int, y: int) -> None:
+def _draw_bubbles(axes: "Axes", triplets: Sequence[HeterogeneityTriplet], types: Sequence[str], x: int, y: int) -> None:
     """Draw clients as seen from one side, many beneath few."""
     alike: dict[tuple[int, int, str], list[HeterogeneityTriplet]] = {}
-    for triplet in triplets:
-        alike.setdefault((round(triplet[x] / _ALIKE), round(triplet[y] / _ALIKE), triplet.type), []).append(triplet)
+    for triplet, kind in zip(triplets, types, strict=True):
+        alike.setdefault((round(triplet[x] / _ALIKE), round(triplet[y] / _ALIKE), kind), []).append(triplet)
     for (_, _, kind), clients in sorted(alike.items(), key=lambda entry: -len(entry[1])):
         at_x, at_y = np.mean(clients, axis=0)[[x, y]]
         size = math.sqrt(_SMALLEST + (_ALL_CLIENTS - _SMALLEST) * len(clients) / len(triplets))
