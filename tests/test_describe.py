@@ -57,7 +57,7 @@ def test_json_is_one_document_and_nothing_else(tmp_path):
     done = subprocess.run([sys.executable, script, *arguments], cwd=tmp_path, capture_output=True, text=True, check=False)
     assert done.returncode == 0
     described = json.loads(done.stdout)
-    assert list(described) == ["num_clients", "global", "client_mean", "clients", "selection"]
+    assert list(described) == ["num_clients", "global", "client_mean", "class_distances", "clients", "selection"]
     assert described["num_clients"] == len(described["clients"]) == len(described["selection"]["per_client"]) == 24
     measures = ["class_imbalance", "attribute_imbalance", "spurious_correlation"]
     assert list(described["global"]) == list(described["client_mean"]) == measures

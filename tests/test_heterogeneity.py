@@ -6,10 +6,11 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
-from scipy.stats import chi2_contingency, power_divergence
+from scipy.optimize import linprog
+from scipy.stats import chi2_contingency, entropy, power_divergence
 from sklearn.metrics import normalized_mutual_info_score
 
-from fedfacet.heterogeneity import HeterogeneityTriplet, InteractionMatrix, measure_federation
+from fedfacet.heterogeneity import HeterogeneityTriplet, InteractionMatrix, class_distances, measure_federation
 
 PRINTED = 0.005 + 1e-12  # two decimals
 MATRICES = st.tuples(st.integers(2, 4), st.integers(2, 4)).flatmap(
@@ -193,3 +194,24 @@ def test_client_means_of_gsc():
     matrices = [InteractionMatrix(np.reshape(cells, (2, 2))) for cells, count in counts.items() for _ in range(count)]
     one = 1 + (0.9 * math.log(0.9) + 0.1 * math.log(0.1)) / math.log(2)
     assert measure_federation(matrices).client_mean == pytest.approx((one / 6, one / 6, one * 2 / 3))
+
+
+def test_distances_of_class_shares_against_scipy():
+    draw = np.random.default_rng(1)
+    counts = draw.integers(0, 30, size=(5, 3, 2))
+    matrices = [InteractionMatrix(one) for one in (*counts, np.zeros((3, 2)))]  # who holds nothing has no shares
+    p, q = counts.sum(axis=2) / counts.sum(axis=(1, 2))[:, None], counts.sum(axis=(0, 2)) / counts.sum()
+    unlike = 1 - np.eye(3)
+
+    def earth_mover(one):
+        """The cheapest way to move one's shares to the others', by linear programming."""
+        equal = np.vstack([np.kron(np.eye(3), np.ones(3)), np.kron(np.ones(3), np.eye(3))])
+        return linprog(unlike.ravel(), A_eq=equal, b_eq=np.concatenate([one, q])).fun
+
+    expected = {
+        "jensen_shannon": np.mean([np.sqrt((entropy(one, (one + q) / 2, 2) + entropy(q, (one + q) / 2, 2)) / 2) for one in p]),
+        "hellinger": np.mean([np.linalg.norm(np.sqrt(one) - np.sqrt(q)) / np.sqrt(2) for one in p]),
+        "total_variation": np.mean([earth_mover(one) for one in p]),
+    }
+    assert class_distances(matrices) == pytest.approx(expected)
+    assert set(class_distances([InteractionMatrix([[0], [0]])]).values()) == {0.0}

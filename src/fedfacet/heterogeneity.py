@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
+from scipy.spatial.distance import jensenshannon
 from scipy.special import entr
 from scipy.stats import chi2
 
@@ -166,3 +167,33 @@ def measure_federation(matrices: Sequence[InteractionMatrix]) -> FederationHeter
     pooled = InteractionMatrix(np.sum([matrix.counts for matrix in matrices], axis=0))
     mean = HeterogeneityTriplet(*(float(value) for value in np.mean(clients, axis=0)))
     return FederationHeterogeneity(global_triplet=pooled.triplet, client_mean=mean, clients=clients)
+
+
+def class_distances(matrices: Sequence[InteractionMatrix]) -> dict[str, float]:
+    r"""Return how far clients' class shares p are from those of the pooled data q: means over clients that hold samples.
+
+    .. math::
+        \text{Jensen-Shannon} = \sqrt{\tfrac12 KL(p \| m) + \tfrac12 KL(q \| m)}, \; m = \tfrac12 (p + q), \quad
+        \text{Hellinger} = \sqrt{1 - \textstyle\sum_y \sqrt{p_y q_y}}, \quad
+        \text{total variation} = \tfrac12 \textstyle\sum_y |p_y - q_y|
+
+    All lie in [0, 1]; logarithms are of base 2. Total variation is the earth mover's distance of classes that are all as far
+    from each other. Without any sample they are 0.
+
+    Example:
+        >>> halves = [InteractionMatrix([[4, 4], [0, 0]]), InteractionMatrix([[0, 0], [4, 4]])]
+        >>> {name: round(value, 3) for name, value in class_distances(halves).items()}
+        {'jensen_shannon': 0.558, 'hellinger': 0.541, 'total_variation': 0.5}
+    """
+    counts_KY = np.array([matrix.counts.sum(axis=1) for matrix in matrices])
+    counts_KY = counts_KY[counts_KY.sum(axis=1) > 0]
+    if not len(counts_KY):
+        return {"jensen_shannon": 0.0, "hellinger": 0.0, "total_variation": 0.0}
+    p_KY = counts_KY / counts_KY.sum(axis=1, keepdims=True)
+    q_Y = counts_KY.sum(axis=0) / counts_KY.sum()
+    overlap_K = np.sqrt(p_KY * q_Y).sum(axis=1)
+    return {
+        "jensen_shannon": float(jensenshannon(p_KY, np.broadcast_to(q_Y, p_KY.shape), base=2, axis=1).mean()),
+        "hellinger": float(np.sqrt(np.maximum(1 - overlap_K, 0)).mean()),
+        "total_variation": float(np.abs(p_KY - q_Y).sum(axis=1).mean() / 2),
+    }

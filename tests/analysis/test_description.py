@@ -38,7 +38,7 @@ def feddiverse(**options):
 def test_a_federation_by_hand():
     description = describe_federation([InteractionMatrix([[9, 1], [1, 9]]), InteractionMatrix([[10, 0], [0, 0]])])
     correlation = 1 + (0.9 * np.log(0.9) + 0.1 * np.log(0.1)) / np.log(2)
-    assert list(description) == ["num_clients", "global", "client_mean", "clients"]
+    assert list(description) == ["num_clients", "global", "client_mean", "class_distances", "clients"]
     assert description["num_clients"] == 2
     assert description["client_mean"] == pytest.approx(
         {"class_imbalance": 0.5, "attribute_imbalance": 0.5, "spurious_correlation": correlation / 2}

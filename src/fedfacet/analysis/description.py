@@ -14,7 +14,7 @@ from fedfacet.analysis.terminal import TextTable
 from fedfacet.arguments import check_whole
 from fedfacet.data.dataset import Dataset
 from fedfacet.errors import ConfigError
-from fedfacet.heterogeneity import InteractionMatrix, measure_federation
+from fedfacet.heterogeneity import InteractionMatrix, class_distances, measure_federation
 from fedfacet.plots.figure import group_names
 from fedfacet.plots.run import MEASURES, TYPES
 from fedfacet.selectors.base import ClientSelector
@@ -28,6 +28,7 @@ def describe_federation(matrices: Sequence[InteractionMatrix]) -> dict[str, Any]
         "num_clients": len(matrices),
         "global": measured.global_triplet._asdict(),
         "client_mean": measured.client_mean._asdict(),
+        "class_distances": class_distances(matrices),
         "clients": [
             {"id": client_id, "counts": matrix.counts.astype(np.int64).tolist(), **triplet._asdict(), "type": matrix.type}
             for client_id, (matrix, triplet) in enumerate(zip(matrices, measured.clients, strict=True))
@@ -130,6 +131,11 @@ def tables_of(description: Mapping[str, Any]) -> Iterator[TextTable]:
         f"Heterogeneity of {len(clients)} clients with {sum(map(_size, clients))} samples, from 0 to 1",
         ["measure", "all data pooled", "mean of clients"],
         list(zip(MEASURES, pooled, mean, strict=True)),
+    )
+    yield TextTable(
+        "Distance of clients' class shares from all data's, mean of clients, from 0 to 1",
+        ["Jensen-Shannon", "Hellinger", "total variation"],
+        [[f"{value:.2f}" for value in description["class_distances"].values()]],
     )
     yield TextTable(
         "Clients; rows of a matrix are classes, columns attribute values",
