@@ -148,8 +148,8 @@ def test_workers_of_a_sweep_are_spawned(elsewhere, trained, tmp_path):
     sweep = (*SMALL, "sweep=cells", "selector=uniform", "seed=0,1", "-m")
     ended = elsewhere(TRAIN, *sweep, "sweep.workers=2")
     assert ended.returncode == 0, ended.stderr
-    first, *said, last = ended.stdout.splitlines()
-    assert (first.split(" in ")[0], last) == ("2 cells", "2 of 2 cells are finished.")
+    first, *said, finished, _, _ = ended.stdout.splitlines()
+    assert (first.split(" in ")[0], finished) == ("2 cells", "2 of 2 cells are finished.")
     assert {line[:4] for line in said} == {"[1] ", "[2] "}
     cells = tmp_path / "logs" / "train" / "cells"
     there = {run.name: numbers(run) for run in cells.iterdir() if run.is_dir()}

@@ -29,7 +29,7 @@ def saved_round(run):
 
 def command_in(text):
     """The overrides of the command that a message ends with."""
-    return shlex.split(re.search(r"\n  python src/train\.py (.+)\n$", text)[1])
+    return shlex.split(re.search(r"\n  \S*python\S* \S*src/train\.py (.+)\n$", text)[1])
 
 
 @pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])

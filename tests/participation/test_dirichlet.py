@@ -118,7 +118,7 @@ def test_candidates_of_probe_fairness_are_drawn_by_weights(tiny_federation):
     heavy = SimpleNamespace(answers=[])
 
     class Norms:
-        name, needs_model, starts_training = "probe_norm", False, False
+        name, needs_model, starts_training, floats_down = "probe_norm", False, False, 0
         kind, reads, epsilon = "norm", frozenset("xy"), None
 
         def answer(self, context):

@@ -87,16 +87,22 @@ def how_to_go_on(job: Job) -> str:
     if not job.was_saved:
         return f"nothing was saved, so remove {job.run_dir} and start again."
     overrides = [override_of("resume", job.run_dir), *needed_to_resume(job.overrides)]
-    return f"to go on:\n  {command_name()} {shlex.join(overrides)}"
+    return f"to go on:\n  {same_command()} {shlex.join(overrides)}"
 
 
 def command_name() -> str:
-    """Return the command that the user gave: the script of a checkout, or the command of an installed package."""
+    """Return how the command is called: the script of a checkout, or the command of an installed package."""
     started = Path(sys.argv[0])
     if started.name == "__main__.py":
         return "python -m fedfacet train"
-    if started.stem == "fedfacet":
-        return "fedfacet train"
+    return "fedfacet train" if started.stem == "fedfacet" else "python src/train.py"
+
+
+def same_command() -> str:
+    """Return what starts this command again, as the user or ``make`` has started it: with this interpreter."""
+    started = Path(sys.argv[0])
+    if command_name() != "python src/train.py":
+        return command_name()
     script = sys.argv[0] if started.name == "train.py" else "src/train.py"
     if _is_usual(Path(sys.executable)):
         return f"python {script}"

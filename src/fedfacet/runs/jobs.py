@@ -6,11 +6,12 @@ import logging
 import multiprocessing
 import sys
 import traceback
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from multiprocessing.connection import Connection
 from pathlib import Path
+from typing import Any
 
-from omegaconf import DictConfig
+from omegaconf import DictConfig, OmegaConf
 
 from fedfacet import config as configuration
 from fedfacet.analysis.runs import load_run
@@ -22,6 +23,7 @@ from fedfacet.runs.lock import LOCK_FILE, Process, lock, sole
 from fedfacet.runs.pace import Pace
 from fedfacet.runs.processes import check_alone, serve
 from fedfacet.runs.stock import failures
+from fedfacet.runs.sweep_workers import start_method
 
 log = logging.getLogger("fedfacet.train")
 
@@ -50,13 +52,15 @@ def check_data(jobs: Iterable[tuple[DictConfig, Path]]) -> None:
     Raises:
         FedFacetError: of the first data set that cannot be loaded or dealt.
     """
-    wanted: dict[str, DictConfig] = {}
+    wanted: dict[str, dict[str, Any]] = {}
     for config, run_dir in jobs:
         if not configuration.is_complete(run_dir, config.federation.rounds):
-            parts = configuration.plain(config)
-            wanted.setdefault(json.dumps([parts.get(part) for part in _OF_DATA], sort_keys=True), config)
+            settings = configuration.plain(config)  # resolved here: a process that is spawned knows no resolvers of Hydra's
+            wanted.setdefault(json.dumps([settings.get(part) for part in _OF_DATA], sort_keys=True), settings)
     receiver, sender = multiprocessing.Pipe(duplex=False)
-    loader = multiprocessing.Process(target=_load_all, args=(list(wanted.values()), sender))
+    how = start_method()
+    context = multiprocessing.get_context("fork") if how == "fork" else multiprocessing.get_context("spawn")
+    loader = context.Process(target=_load_all, args=(list(wanted.values()), sender))
     loader.start()
     sender.close()
     with contextlib.suppress(EOFError):
@@ -64,14 +68,14 @@ def check_data(jobs: Iterable[tuple[DictConfig, Path]]) -> None:
     loader.join()
 
 
-def _load_all(configs: Sequence[DictConfig], sender: Connection) -> None:
+def _load_all(wanted: Sequence[Mapping[str, Any]], sender: Connection) -> None:
     """Load the data of some configurations; send the first sentence of what is wrong, and nothing if all is well."""
     from fedfacet.build import load_data
 
     logging.disable()
-    for config in configs:
+    for settings in wanted:
         try:
-            load_data(config)
+            load_data(OmegaConf.create(dict(settings)))
         except (FedFacetError, ValueError, TypeError) as error:
             sender.send(f"{error}")
             return

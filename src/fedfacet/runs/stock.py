@@ -10,7 +10,7 @@ from pathlib import Path
 from fedfacet.broken_pipe import reader_may_leave
 from fedfacet.config import is_complete, override_of
 from fedfacet.config.sweeping import Sweep
-from fedfacet.runs.ending import command_name
+from fedfacet.runs.ending import command_name, same_command
 from fedfacet.runs.lock import holder_of
 
 _MOST_NAMED = 20
@@ -52,7 +52,7 @@ def name_left(jobs: Sweep, begun: int, sweep_dir: Path | None) -> None:
             continue
         where = override_of("paths.output_dir", sweep_dir / jobs[number][1].name)
         overrides = [*(one for one in overrides if not one.startswith("hydra.")), where]
-        print(f"  {command_name()} {shlex.join(overrides)}", file=sys.stderr)
+        print(f"  {same_command()} {shlex.join(overrides)}", file=sys.stderr)
     if len(left) > _MOST_NAMED:
         print(f"  and {len(left) - _MOST_NAMED} more.", file=sys.stderr)
 

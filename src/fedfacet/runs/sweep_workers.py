@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from fedfacet.broken_pipe import reader_may_leave
 from fedfacet.errors import ConfigError
@@ -54,6 +54,11 @@ class _Worker:
             _say(f"[{self.number}] {line.decode(_encoding(), errors='replace')}", sys.stdout)
 
 
+def start_method() -> Literal["fork", "spawn"]:
+    """Return how processes are started: as forks, where the system has them and its libraries may be used in them."""
+    return "fork" if sys.platform != "darwin" and "fork" in multiprocessing.get_all_start_methods() else "spawn"
+
+
 def run_workers(work: Callable[[], Outcome], number: int) -> Outcome:
     """Have ``number`` processes do the same work; print what each says behind its number, and return what came out.
 
@@ -68,7 +73,7 @@ def run_workers(work: Callable[[], Outcome], number: int) -> Outcome:
     Raises:
         SystemExit: after a signal, with 128 plus its number as the status.
     """
-    forks = sys.platform != "darwin" and "fork" in multiprocessing.get_all_start_methods()
+    forks = start_method() == "fork"
     workers: list[_Worker] = []
     received: list[int] = []
 
