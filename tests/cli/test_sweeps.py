@@ -3,6 +3,7 @@
 import json
 import random
 import re
+import shlex
 import signal
 import subprocess
 import sys
@@ -107,7 +108,9 @@ def test_ctrl_c_ends_the_sweep_saves_and_says_how_to_go_on(start, trained, cells
     process.kill(signal.SIGINT)
     stopped = process.result()
     assert stopped.status == 130
-    assert stopped.err.endswith("Stopped; to go on, give the same command again.\n")
+    *_, told, counted, left = stopped.err.splitlines()
+    assert (told, counted) == ("Stopped; to go on, give the same command again.", "1 of 2 jobs have not begun:")
+    assert "seed=1" in left.split()
     (broken,) = (run for run in cells.iterdir() if run.is_dir())
     assert not (broken / LOCK_FILE).exists()
     assert (broken / "checkpoints" / "last.ckpt").exists()
@@ -272,3 +275,27 @@ class TestBadInput:
             monkeypatch.setenv(name, str(value))
         monkeypatch.setenv("TORCHELASTIC_RUN_ID", "x")
         assert "Expected a process per cell" in refused("sweep=cells", "engine=distributed", "seed=0,1", "-m")
+
+
+def test_missing_data_are_said_before_the_first_cell(start, cells, tmp_path):
+    command = ("sweep=cells", "experiment=digits_gsc,celeba_gsc", "federation.rounds=1", f"paths.data_dir={tmp_path / 'none'}")
+    stopped = start(*command, "-m", fast=False).result()
+    assert stopped.status == 2
+    assert re.match(r"error: Expected list_attr_celeba\.txt of CelebA in \S+none/celeba", stopped.err)
+    assert not cells.exists()
+
+
+def test_a_stopped_sweep_names_the_jobs_that_have_not_begun_and_what_runs_them(start, tmp_path):
+    process = start("seed=0,1,2", "selector=uniform", "federation.rounds=500", "paths.sweep_dir=sweep", "-m", "logger=[]")
+    process.wait_until(lambda: rounds_in(tmp_path / "sweep" / "0") >= 1)
+    process.kill(signal.SIGINT)
+    stopped = process.result()
+    assert stopped.status == 130
+    assert "2 of 3 jobs have not begun:" in stopped.err
+    commands = [shlex.split(line) for line in stopped.err.splitlines()[-2:]]
+    assert [command[-1] for command in commands] == [f"paths.output_dir={tmp_path / 'sweep' / name}" for name in "12"]
+    for number, (python, script, *overrides) in enumerate(commands, start=1):
+        assert "python" in python
+        assert script.endswith("src/train.py")
+        (job,) = preflight("train", ["train.py", *overrides])[1]
+        assert (job[0].seed, job[0].federation.rounds) == (number, 500)
