@@ -16,7 +16,7 @@ from omegaconf import DictConfig, OmegaConf
 from fedfacet import config as configuration
 from fedfacet.analysis.runs import load_run
 from fedfacet.broken_pipe import reader_may_leave
-from fedfacet.errors import ConfigError, FedFacetError
+from fedfacet.errors import ConfigError, DatasetCorruptError, DatasetNotFoundError, FedFacetError
 from fedfacet.runs.ending import Refused, ending_in_a_sentence, refuse
 from fedfacet.runs.job import Job
 from fedfacet.runs.lock import LOCK_FILE, Process, lock, sole
@@ -26,9 +26,6 @@ from fedfacet.runs.stock import failures
 from fedfacet.runs.sweep_workers import start_method
 
 log = logging.getLogger("fedfacet.train")
-
-_OF_DATA = ("dataset", "partition", "server_data", "smoke")
-"""Parts of a configuration that say which data there are and how they are dealt."""
 
 
 def check(config: DictConfig, run_dir: Path) -> None:
@@ -44,19 +41,21 @@ def check(config: DictConfig, run_dir: Path) -> None:
 def check_data(jobs: Iterable[tuple[DictConfig, Path]]) -> None:
     """Load the data of all jobs that are not finished, so that what is missing is said before the first of them begins.
 
-    A process of its own loads them: this one may fork, and must not have loaded torch then.
+    A process of its own loads them: this one may fork, and must not have loaded torch then. Each data set is loaded once,
+    whatever seeds the jobs draw from it by. What else may be wrong with a job is said when its turn comes, and the others run.
 
     Args:
-        jobs: configurations and run folders; each data set and partition is loaded once.
+        jobs: configurations and run folders.
 
     Raises:
-        FedFacetError: of the first data set that cannot be loaded or dealt.
+        FedFacetError: of the first data set that is missing or damaged.
     """
     wanted: dict[str, dict[str, Any]] = {}
     for config, run_dir in jobs:
         if not configuration.is_complete(run_dir, config.federation.rounds):
             settings = configuration.plain(config)  # resolved here: a process that is spawned knows no resolvers of Hydra's
-            wanted.setdefault(json.dumps([settings.get(part) for part in _OF_DATA], sort_keys=True), settings)
+            of_data = {**settings["dataset"], "seed": None, "smoke": settings["smoke"]}
+            wanted.setdefault(json.dumps(of_data, sort_keys=True), settings)
     receiver, sender = multiprocessing.Pipe(duplex=False)
     how = start_method()
     context = multiprocessing.get_context("fork") if how == "fork" else multiprocessing.get_context("spawn")
@@ -76,9 +75,11 @@ def _load_all(wanted: Sequence[Mapping[str, Any]], sender: Connection) -> None:
     for settings in wanted:
         try:
             load_data(OmegaConf.create(dict(settings)))
-        except (FedFacetError, ValueError, TypeError) as error:
+        except (DatasetNotFoundError, DatasetCorruptError) as error:
             sender.send(f"{error}")
             return
+        except (FedFacetError, ValueError, TypeError):
+            pass  # the job's own fault
 
 
 def run_job(
