@@ -3,12 +3,14 @@
 import json
 import os
 import secrets
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fedfacet.arguments import check_choice
+from fedfacet.broken_pipe import reader_may_leave
 from fedfacet.callbacks.base import Callback
 from fedfacet.errors import ConfigError, FedFacetError
 from fedfacet.federation import Federation
@@ -122,7 +124,8 @@ class WandbLog(Callback):
             self._run.log_artifact(kept)
         self._run.finish(exit_code=0 if status == "finished" else 1)
         if self.mode == "offline":
-            print(f"W&B has the run on disk; to upload it:\n  wandb sync {self.run_dir}/wandb/offline-run-*{self._id}")
+            with reader_may_leave(sys.stdout):
+                print(f"W&B has the run on disk; to upload it:\n  wandb sync {self.run_dir}/wandb/offline-run-*{self._id}")
         self._run = None
 
     def state_dict(self) -> dict[str, Any]:

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from fedfacet import rng
 from fedfacet.arguments import check_within
 from fedfacet.data.dataset import Dataset, InMemoryInputs
-from fedfacet.data.generated import write_lines
+from fedfacet.data.generated import enough, write_lines
 from fedfacet.data.labels import read_labels
 from fedfacet.data.source import DatasetSource, located_inside
 from fedfacet.data.tables import Table, header_of, one_hot, read_table, standardised
@@ -65,8 +65,7 @@ class Csv(DatasetSource):
 
     def generate(self, demand: NDArray[np.int64] | None) -> None:
         """Write rows of two numbers and a word; see ``DatasetSource.generate``."""
-        classes, values = (2, 2) if demand is None else demand.shape
-        per_group = 20 + int(np.ceil(1.5 * (20 if demand is None else demand.max()) / (1 - self.test_fraction)))
+        classes, values, per_group = enough(demand, self.test_fraction)
         draw = rng.stream(0, "generated-csv")
         labels = (self.target, self.attribute or "attribute", *self.columns)
         lines = [",".join(("size", "weight", "kind", *labels))]

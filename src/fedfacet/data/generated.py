@@ -23,6 +23,17 @@ def noise(name: str, labels: NDArray[np.int64], shape: tuple[int, ...]) -> NDArr
     return pixels
 
 
+def enough(demand: NDArray[np.int64] | None, test_fraction: float) -> tuple[int, int, int]:
+    """Return classes, attribute values, and samples of each group, of which a partition's demand is left to train on.
+
+    Example:
+        >>> enough(None, 0.2), enough(np.array([[4, 8, 0], [2, 2, 2]]), 0.5)
+        ((2, 2, 58), (2, 3, 44))
+    """
+    classes, values = (2, 2) if demand is None else demand.shape
+    return classes, values, 20 + int(np.ceil(1.5 * (20 if demand is None else demand.max()) / (1 - test_fraction)))
+
+
 def write_image(path: Path, pixels: NDArray[np.uint8]) -> None:
     """Write an image as ``write_whole`` does: ``.jpg``, ``.png``, or ``.npy`` for an array of fractions."""
     content = io.BytesIO()

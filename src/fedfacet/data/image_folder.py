@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from fedfacet.arguments import check_within
 from fedfacet.data.dataset import Dataset
-from fedfacet.data.generated import noise, write_image, write_lines
+from fedfacet.data.generated import enough, noise, write_image, write_lines
 from fedfacet.data.images import IMAGENET_MEAN, IMAGENET_STD, ImageFiles
 from fedfacet.data.labels import read_labels
 from fedfacet.data.source import DatasetSource, located_inside
@@ -73,8 +73,7 @@ class ImageFolder(DatasetSource):
 
     def generate(self, demand: NDArray[np.int64] | None) -> None:
         """Write noise in the layout that the settings describe; see ``DatasetSource.generate``."""
-        classes, values = (2, 2) if demand is None else demand.shape
-        per_group = 20 + int(np.ceil(1.5 * (20 if demand is None else demand.max()) / (1 - self.test_fraction)))
+        classes, values, per_group = enough(demand, self.test_fraction)
         attribute = self.attribute or "attribute"
         groups = np.repeat(np.arange(classes * values), per_group)
         lines = [f"{self.file},{self.target},{attribute}"]

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from fedfacet.arguments import check_within
 from fedfacet.data.arrays import dataset_from_arrays
 from fedfacet.data.dataset import Dataset
-from fedfacet.data.generated import noise
+from fedfacet.data.generated import enough, noise
 from fedfacet.data.reading import reading
 from fedfacet.data.source import DatasetSource, located_inside
 from fedfacet.errors import DatasetCorruptError, DatasetNotFoundError, first_line
@@ -46,8 +46,7 @@ class Npz(DatasetSource):
 
     def generate(self, demand: NDArray[np.int64] | None) -> None:
         """Write images of noise; see ``DatasetSource.generate``."""
-        classes, values = (2, 2) if demand is None else demand.shape
-        per_group = 20 + int(np.ceil(1.5 * (20 if demand is None else demand.max()) / (1 - self.test_fraction)))
+        classes, values, per_group = enough(demand, self.test_fraction)
         groups = np.repeat(np.arange(classes * values), per_group)
         y, a = np.divmod(groups, values)
         self.path.parent.mkdir(parents=True, exist_ok=True)

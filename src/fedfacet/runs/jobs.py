@@ -56,6 +56,8 @@ def check_data(jobs: Iterable[tuple[DictConfig, Path]]) -> None:
             settings = configuration.plain(config)  # resolved here: a process that is spawned knows no resolvers of Hydra's
             of_data = {**settings["dataset"], "seed": None, "smoke": settings["smoke"]}
             wanted.setdefault(json.dumps(of_data, sort_keys=True), settings)
+    if not wanted:
+        return
     receiver, sender = multiprocessing.Pipe(duplex=False)
     how = start_method()
     context = multiprocessing.get_context("fork") if how == "fork" else multiprocessing.get_context("spawn")
