@@ -160,7 +160,7 @@ def test_an_engine_that_sums_in_another_order_neither_takes_over_nor_hands_over(
 def test_rows_beyond_the_checkpoint_are_cut_back(start, trained, uninterrupted, tmp_path, results):
     run = tmp_path / "run"
     process = start(ROUNDS, EVERY_3, "paths.output_dir=run")
-    process.wait_until(lambda: len(rounds_in(run / "metrics.csv")) >= 5)
+    process.wait_until(lambda: len(rounds_in(run / "metrics.csv")) >= 7)  # round 6 is saved once round 3 is
     process.kill(signal.SIGKILL)
     assert process.wait() == -signal.SIGKILL
     assert saved_round(run) in (3, 6, 9)

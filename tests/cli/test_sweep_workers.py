@@ -11,6 +11,7 @@ import pytest
 
 COMMAND = ("sweep=cells", "selector=uniform,all", "seed=0,1", "-m")
 LONG = ("sweep=cells", "federation.rounds=100000", "seed=0,1", "-m", "sweep.workers=2")
+ENDS = re.compile(r"^\[[12]\] \S+ is finished, last round \(\d+\): average [\d.]+ %, worst [\d.]+ %", re.M)
 BEGINS = re.compile(r"^\[(\d)\] \S+/(\w{16}) (begins|goes on): ", re.MULTILINE)
 
 
@@ -54,7 +55,10 @@ def test_workers_share_the_cells_and_change_no_number(trained, cells, tmp_path):
     begun = BEGINS.findall(result.out)
     assert {number for number, *_ in begun} == {"1", "2"}
     assert len({name for _, name, _ in begun}) == len(begun) == 4
-    assert all(line.startswith(("[1] ", "[2] ")) for line in result.out.splitlines()[1:-3])
+    said, _, after = result.out.partition("4 of 4 cells are finished.\n")
+    assert all(line.startswith(("[1] ", "[2] ")) for line in said.splitlines()[1:])
+    assert len(ENDS.findall(said)) == 4
+    assert "Test accuracy of the worst group in percent" in after
     assert "is left to" not in result.out
     cells.rename(tmp_path / "before")
     trained(*COMMAND)

@@ -51,7 +51,10 @@ def test_finished_cells_are_skipped_and_not_touched(trained, train, cells, files
     before = files_of(cells)
     again = trained("sweep=cells", "selector=uniform", "seed=0,1", "-m")
     *said, table, page = again.out.splitlines()
-    assert said == ["2 cells in logs/train/cells.", "2 of 2 cells are finished."]
+    assert said[:2] == ["2 cells in logs/train/cells.", "2 of 2 cells are finished."]
+    (row,) = (line for line in said if line.startswith("│ uniform "))
+    assert row.count("±") == 2  # the last round and the best one, over two seeds
+    assert row.count("(2)") == 2
     assert re.fullmatch(r"a table: +\S+ \S*src/report\.py logs/train/cells", table)
     assert re.fullmatch(r"a page for the browser: +\S+ \S*src/report\.py logs/train/cells --html report\.html", page)
     assert files_of(cells) == before

@@ -13,12 +13,12 @@ import pytest
 from omegaconf import OmegaConf
 
 from fedfacet.analysis.runs import find_runs
-from fedfacet.analysis.tables import make_table
+from fedfacet.analysis.tables import keys_of, make_table
 from fedfacet.analysis.writers import to_markdown
 from fedfacet.commands.report import main
 from fedfacet.errors import ConfigError, FedFacetError
 from fedfacet.pages import page as pages
-from fedfacet.pages.page import Asked, coded, keys_of, page_of
+from fedfacet.pages.page import Asked, coded, page_of
 
 HOSTILE = "<script>alert(1)</script>\"'><img src=x onerror=alert(2)>{{ 7*7 }}&amp;`"
 VOID = {"meta", "link", "br", "img", "hr", "input"}

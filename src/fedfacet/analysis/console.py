@@ -73,6 +73,22 @@ def print_results(summary: Mapping[str, Any], data: "FederatedData", run_dir: Pa
             console.print(f"  {output}", soft_wrap=True, highlight=False)
 
 
+def results_line(summary: Mapping[str, Any]) -> str:
+    """Return test accuracies of the last and the best-by-validation round, for a run that is one of many.
+
+    Example:
+        >>> results_line({"final": {"round": 9, "test/acc": 0.5, "test/acc_worst_group": 0.25}, "best": None})
+        'last round (9): average 50.00 %, worst 25.00 %'
+    """
+    rounds = [("last round", summary["final"])] + ([("best validation", summary["best"])] if summary["best"] else [])
+    accuracies = {"average": "test/acc", "worst": "test/acc_worst_group", "personal, mean": "personal_test/acc_mean"}
+    said = []
+    for label, measured in rounds:
+        numbers = [f"{name} {_percent(measured[key])} %" for name, key in accuracies.items() if measured.get(key) is not None]
+        said.append(f"{label} ({measured['round']}): {', '.join(numbers) or 'not tested'}")
+    return "; ".join(said)
+
+
 def _spread(measured: Mapping[str, Any], key: str) -> str:
     """Return the worst and the best client's value, where clients were measured one by one."""
     worst, best = (measured.get(f"{key}_{extreme}") for extreme in ("min", "max"))

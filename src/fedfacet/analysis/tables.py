@@ -10,7 +10,7 @@ from itertools import pairwise
 from typing import NamedTuple
 
 from fedfacet.analysis.audits import clash, is_of_attack
-from fedfacet.analysis.notes import how_to_measure, listed, measured, notes_on, notes_on_unfinished, some
+from fedfacet.analysis.notes import beside_the_seed, how_to_measure, listed, measured, notes_on, notes_on_unfinished, some
 from fedfacet.analysis.runs import Run, as_number, differing_keys, spelled, telling_keys
 from fedfacet.arguments import check_choice
 from fedfacet.errors import ConfigError
@@ -25,6 +25,9 @@ MOMENTS = {
 MADE_WITH = "Made with"  # the beginning of the last sentence of a caption, which tells the command
 
 PAPER = "paper"  # the `at` of a column with a paper's numbers
+
+
+_MOST_KEYS = 4  # of a row, where these are found from what runs differ in
 
 
 class SeedTwiceError(ConfigError):
@@ -141,6 +144,18 @@ def make_table(
         caption=caption_of(finished, [metric], moments, std, lower_is_better, command),
         notes=tuple(notes),
     )
+
+
+def keys_of(runs: Sequence[Run], rows: Sequence[str], columns: Sequence[str]) -> tuple[list[str], list[str]]:
+    """Return the keys of rows and columns, those that are not given from what the runs differ in.
+
+    Experiments are columns. Runs that differ in nothing have their selector as their row.
+    """
+    found = telling_keys([runs]) or [key for key in beside_the_seed(runs) if key != "partition_digest"][:_MOST_KEYS]
+    usual = next((key for key in ("experiment", "dataset") if any(run.setting(key) is not None for run in runs)), "seed")
+    columns = columns or [usual]
+    rows = rows or [key for key in found if key not in columns] or [key for key in ("selector",) if key not in columns]
+    return list(rows), list(columns)
 
 
 def group_runs(runs: Iterable[Run], rows: Sequence[str], columns: Sequence[str]) -> dict[tuple[str, str], list[Run]]:

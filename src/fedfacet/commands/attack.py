@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from fedfacet.analysis.terminal import TextTable, Told, run_command
 from fedfacet.commands import called
 from fedfacet.errors import CheckpointError, ConfigError, FedFacetError
+from fedfacet.waiting import waiting
 
 if TYPE_CHECKING:  # --help need not wait for what these load
     from omegaconf import DictConfig
@@ -72,13 +73,14 @@ def tell(argv: Sequence[str]) -> Told:
     Raises:
         FedFacetError, ValueError: if the options, or all runs, do not allow it. Of several runs those that do are attacked.
     """
-    from fedfacet.analysis.runs import find_runs
-    from fedfacet.arguments import check_choice, check_within
-    from fedfacet.audit.federations import Federations
-    from fedfacet.audit.shadows import Shadows
-    from fedfacet.config import compose_job, make, plain
-    from fedfacet.config.trust import trusted_by
-    from fedfacet.data.audit_set import Members
+    with waiting("loads libraries"):
+        from fedfacet.analysis.runs import find_runs
+        from fedfacet.arguments import check_choice, check_within
+        from fedfacet.audit.federations import Federations
+        from fedfacet.audit.shadows import Shadows
+        from fedfacet.config import compose_job, make, plain
+        from fedfacet.config.trust import trusted_by
+        from fedfacet.data.audit_set import Members
 
     if not any(argument.partition("=")[0] == "run" for argument in argv):
         raise ConfigError("Expected a run to attack, but got none: name its folder, run=logs/train/runs/<time>.")

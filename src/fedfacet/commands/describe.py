@@ -8,6 +8,7 @@ from pathlib import Path
 from fedfacet.analysis.terminal import Told, run_command
 from fedfacet.commands import called
 from fedfacet.errors import ConfigError
+from fedfacet.waiting import waiting
 
 GROUPS = ("partition", "dataset", "selector")
 
@@ -72,7 +73,8 @@ def tell(argv: Sequence[str]) -> Told:
         topic, options = "parts", argv
     else:
         topic, options = "federations", argv
-    told: Told = import_module(f"fedfacet.commands.describe_{topic}").tell(options)  # late, because --help need not wait
+    with waiting("loads libraries and data"):
+        told: Told = import_module(f"fedfacet.commands.describe_{topic}").tell(options)  # late, because --help need not wait
     return told
 
 

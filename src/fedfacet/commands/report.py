@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from fedfacet.commands import called
 from fedfacet.commands.report_options import PICTURES, parse
 from fedfacet.errors import ConfigError, FedFacetError, first_line
+from fedfacet.waiting import waiting
 
 if TYPE_CHECKING:
     from fedfacet.analysis.comparison import Comparison
@@ -26,13 +27,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     argv = sys.argv[1:] if argv is None else argv
     options = parse(argv)
     # Late, so that --help and misspelt options answer at once.
-    from fedfacet.analysis.runs import find_runs
-    from fedfacet.analysis.tables import SeedTwiceError
+    with waiting("reads the runs"):
+        from fedfacet.analysis.runs import find_runs
+        from fedfacet.analysis.tables import SeedTwiceError
 
     command = shlex.join([*called("report").split(), *argv])
     said: Table | Comparison | Curves | Tradeoff | TimeTo | Selection | None = None
     try:
-        runs = attacked(options, find_runs(options.runs))
+        with waiting("reads the runs"):
+            runs = attacked(options, find_runs(options.runs))
         if options.layout == "sensitivity":
             print(drawn(options, runs))
             return 0

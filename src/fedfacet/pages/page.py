@@ -10,8 +10,8 @@ from markupsafe import Markup, escape
 
 from fedfacet.analysis.comparison import compare_with
 from fedfacet.analysis.curves import AGAINST, Curves, bands_of, curves_of
-from fedfacet.analysis.notes import beside_the_seed, notes_on_unfinished
-from fedfacet.analysis.runs import Run, telling_keys
+from fedfacet.analysis.notes import notes_on_unfinished
+from fedfacet.analysis.runs import Run
 from fedfacet.analysis.selection import selection_of
 from fedfacet.analysis.tables import (
     MOMENTS,
@@ -19,6 +19,7 @@ from fedfacet.analysis.tables import (
     finished_of,
     group_runs,
     hardware_of,
+    keys_of,
     make_table,
     ordered,
     origin_of,
@@ -43,7 +44,7 @@ from fedfacet.storage.whole_file import written_whole
 METRICS = ("test/acc", "test/acc_worst_group")
 """What a page shows, beside a metric that is asked for."""
 
-_MOST_KEYS, _MOST_MAPS = 4, 60
+_MOST_MAPS = 60
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -136,18 +137,6 @@ def page_of(runs: Sequence[Run], asked: Asked) -> str:
     return environment.get_template("page.html.jinja").render(
         title=f"Report on {said}", provenance=_provenance(runs, asked), sections=[one for one in sections if one.parts]
     )
-
-
-def keys_of(runs: Sequence[Run], rows: Sequence[str], columns: Sequence[str]) -> tuple[list[str], list[str]]:
-    """Return the keys of rows and columns, those that are not given from what the runs differ in.
-
-    Experiments are columns. Runs that differ in nothing have their selector as their row.
-    """
-    found = telling_keys([runs]) or [key for key in beside_the_seed(runs) if key != "partition_digest"][:_MOST_KEYS]
-    usual = next((key for key in ("experiment", "dataset") if any(run.setting(key) is not None for run in runs)), "seed")
-    columns = columns or [usual]
-    rows = rows or [key for key in found if key not in columns] or [key for key in ("selector",) if key not in columns]
-    return list(rows), list(columns)
 
 
 def coded(text: str) -> Markup:

@@ -29,8 +29,9 @@ from fedfacet.runs.job import Job
 from fedfacet.runs.jobs import check, check_data, run_job
 from fedfacet.runs.pace import Pace
 from fedfacet.runs.processes import check_alone, check_started, serve
-from fedfacet.runs.stock import failures, name_failures, name_left, take_stock, tell_how_to_report
+from fedfacet.runs.stock import failures, name_failures, name_left, take_stock, tell_results
 from fedfacet.runs.sweep_workers import Outcome, num_workers, run_workers
+from fedfacet.waiting import waiting
 
 
 def run_command(train: Callable[[Job], None]) -> None:
@@ -49,13 +50,15 @@ def run_command(train: Callable[[Job], None]) -> None:
         if (shown := configuration.shown("train", sys.argv)) is not None:
             print(shown, end="")
             return
-        sys.argv, jobs = configuration.preflight("train", sys.argv)
-        looked_at = jobs.looked_at if isinstance(jobs, Sweep) else jobs
+        with waiting(f"fedfacet {__version__} checks the settings"):
+            sys.argv, jobs = configuration.preflight("train", sys.argv)
+            looked_at = jobs.looked_at if isinstance(jobs, Sweep) else jobs
         are_cells = any(configuration.is_cell(config) and config.resume is None for config, _ in looked_at)
         if are_cells:
             check_alone(looked_at[0][0])
             workers = num_workers(looked_at[0][0].sweep.workers, len(jobs))
-            check_data(looked_at)
+            with waiting("looks for the data of all cells"):
+                check_data(looked_at)
             print(f"{len(jobs)} cells in {looked_at[0][1].parent}.", flush=True)
         else:
             for config, _ in looked_at:
@@ -66,8 +69,9 @@ def run_command(train: Callable[[Job], None]) -> None:
                 for config, _ in itertools.islice(jobs, 1, None):
                     serve(config)
                 return
-            for config, run_dir in looked_at:
-                check(config, run_dir)
+            with waiting("loads libraries and data"):
+                for config, run_dir in looked_at:
+                    check(config, run_dir)
     except (FedFacetError, ValueError, TypeError) as error:
         refuse(error)
     reached: dict[Path, int] = {}
@@ -90,9 +94,9 @@ def run_command(train: Callable[[Job], None]) -> None:
         known = len(reached) == len(jobs)  # another launcher's processes have reached others
         planned = reached if known else {Path(os.path.abspath(where)): config.federation.rounds for config, where in jobs}
         status = take_stock(planned)
-        tell_how_to_report(planned)
+        tell_results(planned)
         sys.exit(status)
-    tell_how_to_report(reached)
+    tell_results(reached)
     if failures:
         sys.exit(name_failures(failures))
 

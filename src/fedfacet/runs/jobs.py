@@ -107,7 +107,7 @@ def run_job(
     """
     if not configuration.is_cell(job.config):
         try:
-            return _run_alone(job, train, verify)
+            return _run_alone(job, train, verify, is_one_of_many=pace.total > 1)
         except Refused as refusal:
             # The ranks of a distributed job would lose count.
             if not others_go_on or configuration.make(job.config.engine).spans_processes:
@@ -122,7 +122,9 @@ def run_job(
         return _run(job, train)
 
 
-def _run_alone(job: Job, train: Callable[[Job], None], verify: Callable[[], None] | None) -> float | None:
+def _run_alone(
+    job: Job, train: Callable[[Job], None], verify: Callable[[], None] | None, *, is_one_of_many: bool
+) -> float | None:
     """Run one job in its folder, or go on with it, unless another process works there."""
     with _refusing():
         if verify is not None:
@@ -133,7 +135,7 @@ def _run_alone(job: Job, train: Callable[[Job], None], verify: Callable[[], None
     with sole(job.run_dir / "train.log") as alone:
         if not alone:
             refuse(ConfigError(f"Expected a run that nobody works at, but another process is at {job.run_dir}: wait for it."))
-        return _run(job, train)
+        return _run(job, train, is_one_of_many=is_one_of_many)
 
 
 def _run_cell(
@@ -164,7 +166,7 @@ def _run_cell(
             if job.config.resume is not None:
                 configuration.check_resume(job.config, job.run_dir)
             check(job.config, job.run_dir)
-        validation = _run(job, train)
+        validation = _run(job, train, is_one_of_many=pace.total > 1)
         pace.ended()
         return validation
     except Refused as refusal:
@@ -186,9 +188,9 @@ def _refusing() -> Iterator[None]:
         refuse(error)
 
 
-def _run(job: Job, train: Callable[[Job], None]) -> float | None:
-    """Run one job and print what came out."""
-    from fedfacet.analysis.console import print_results
+def _run(job: Job, train: Callable[[Job], None], *, is_one_of_many: bool = False) -> float | None:
+    """Run one job and print what came out, of one of many on a single line: they have a table in the end."""
+    from fedfacet.analysis.console import print_results, results_line
     from fedfacet.build import load_data
 
     with ending_in_a_sentence(job):
@@ -198,7 +200,10 @@ def _run(job: Job, train: Callable[[Job], None]) -> float | None:
             if summary is None:  # the callback that writes it was left out
                 print(f"run folder  {job.run_dir}")
                 return None
-            print_results(summary, load_data(job.config), job.run_dir)
+            if is_one_of_many:
+                print(f"{job.run_dir} is finished, {results_line(summary)}", flush=True)
+            else:
+                print_results(summary, load_data(job.config), job.run_dir)
     return _validation_of(job.run_dir)
 
 

@@ -12,6 +12,9 @@ class Pace:
         workers: processes that go through all of them, each leaving the others' alone.
         now: tells seconds.
 
+    Attributes:
+        total: as given.
+
     Example:
         >>> seconds = iter([0.0, 60.0])
         >>> pace = Pace(5, workers=2, now=lambda: next(seconds))
@@ -23,7 +26,7 @@ class Pace:
     """
 
     def __init__(self, total: int, *, workers: int = 1, now: Callable[[], float] = time.monotonic) -> None:
-        self._total = total
+        self.total = total
         self._workers = workers
         self._now = now
         self._since: float | None = None
@@ -33,10 +36,10 @@ class Pace:
         """Return which cell begins, counted from 1, and how long it and those after it will take, once one was seen."""
         now = self._now()
         self._since = now if self._since is None else self._since
-        said = f"{number + 1} of {self._total}"
+        said = f"{number + 1} of {self.total}"
         if not self._done:
             return said
-        seconds = (now - self._since) / self._done * (self._total - number) / self._workers
+        seconds = (now - self._since) / self._done * (self.total - number) / self._workers
         return f"{said}, about {max(1, round(seconds / 60))} min left"
 
     def ended(self) -> None:

@@ -10,6 +10,7 @@ from pathlib import Path
 from fedfacet.broken_pipe import reader_may_leave
 from fedfacet.config import is_complete, override_of
 from fedfacet.config.sweeping import Sweep
+from fedfacet.errors import FedFacetError
 from fedfacet.runs.ending import command_name, same_command
 from fedfacet.runs.lock import holder_of
 
@@ -64,8 +65,8 @@ def name_failures(faults: Mapping[Path, str]) -> int:
     return 1 if faults else 0
 
 
-def tell_how_to_report(run_dirs: Collection[Path]) -> None:
-    """Say how several runs become a table, and a page for the browser."""
+def tell_results(run_dirs: Collection[Path]) -> None:
+    """Print a table of several runs, and say how to make more of them."""
     done = [run_dir for run_dir in run_dirs if (run_dir / "summary.json").is_file()]
     if len(done) < 2:
         return
@@ -73,5 +74,25 @@ def tell_how_to_report(run_dirs: Collection[Path]) -> None:
     report = re.sub(r"train(\.py)?$", r"report\1", command_name())
     shown = shlex.quote(os.path.relpath(folder) if Path(folder).is_relative_to(Path.cwd()) else folder)
     with reader_may_leave(sys.stdout):
+        _print_table(done)
         print(f"a table:                 {report} {shown}")
         print(f"a page for the browser:  {report} {shown} --html report.html")
+
+
+def _print_table(run_dirs: Collection[Path]) -> None:
+    """Print the worst-group accuracy of what the runs differ in but the seed, unless they have none or there is too much."""
+    from fedfacet.analysis.runs import load_run
+    from fedfacet.analysis.tables import keys_of, make_table
+    from fedfacet.analysis.terminal import TextTable, print_tables
+    from fedfacet.analysis.writers import table_grid
+
+    try:
+        runs = [load_run(run_dir) for run_dir in run_dirs]
+        rows, columns = keys_of(runs, (), ())
+        table = make_table(runs, rows=rows, columns=columns, at="both")
+    except FedFacetError:  # a run is damaged, or says nothing of accuracy, or they do not fit into one table
+        return
+    heads, *lines = table_grid(table, str, bold="{}", underline="{}")
+    if len(lines) <= _MOST_NAMED:
+        title = "Test accuracy of the worst group in percent, mean ± standard deviation (seeds)"
+        print_tables([TextTable(title, heads, lines)])

@@ -19,6 +19,7 @@ from fedfacet.broken_pipe import reader_may_leave
 from fedfacet.errors import ConfigError
 from fedfacet.parallel.cores import num_cores
 from fedfacet.runs.ending import leave
+from fedfacet.runs.screen import Screen
 
 Outcome = tuple[dict[Path, int], dict[Path, str]]
 """What a worker went through, run folder -> how many rounds, and what failed there, run folder -> why."""
@@ -46,12 +47,12 @@ class _Worker:
     outcome: Connection
     begun_line: bytes = b""
 
-    def hear(self, chunk: bytes) -> None:
-        """Print the lines that are whole; an empty chunk says that there are no more."""
+    def hear(self, chunk: bytes, screen: Screen) -> None:
+        """Show the lines that are whole; an empty chunk says that there are no more."""
         said = self.begun_line + chunk
         *lines, self.begun_line = (said if chunk or not said else said + b"\n").split(b"\n")
         for line in lines:
-            _say(f"[{self.number}] {line.decode(_encoding(), errors='replace')}", sys.stdout)
+            screen.say(self.number, line.decode(_encoding(), errors="replace"))
 
 
 def start_method() -> Literal["fork", "spawn"]:
@@ -91,12 +92,13 @@ def run_workers(work: Callable[[], Outcome], number: int) -> Outcome:
                 stack.callback(os.close, output)
         for signal_number in (signal.SIGINT, signal.SIGTERM):
             stack.callback(signal.signal, signal_number, signal.signal(signal_number, pass_on))
-        reached, failed = _listen(workers)
+        reached, failed = _listen(workers, stack.enter_context(Screen()))
         for worker in workers:
             worker.process.join()
     for worker in workers:
         if (status := worker.process.exitcode or 0) < 0 and not received:
-            _say(f"worker {worker.number} was killed by {signal.Signals(-status).name}", sys.stderr)
+            with reader_may_leave(sys.stderr):
+                print(f"worker {worker.number} was killed by {signal.Signals(-status).name}", file=sys.stderr, flush=True)
     if received:
         sys.exit(128 + received[0])
     return reached, failed
@@ -194,8 +196,8 @@ def _done(work: Callable[[], Outcome], of: int) -> Outcome:
     return work()
 
 
-def _listen(workers: Sequence[_Worker]) -> Outcome:
-    """Print what the workers say, line by line, until all are silent."""
+def _listen(workers: Sequence[_Worker], screen: Screen) -> Outcome:
+    """Show what the workers say, line by line, until all are silent."""
     reached: dict[Path, int] = {}
     failed: dict[Path, str] = {}
     ends: dict[Any, _Worker] = {worker.outcome: worker for worker in workers}
@@ -205,7 +207,7 @@ def _listen(workers: Sequence[_Worker]) -> Outcome:
             worker = ends[end]
             if isinstance(end, int):
                 chunk = os.read(end, 1 << 16)
-                worker.hear(chunk)
+                worker.hear(chunk, screen)
                 if not chunk:
                     del ends[end]
                 continue
@@ -215,10 +217,10 @@ def _listen(workers: Sequence[_Worker]) -> Outcome:
                 del ends[end]
                 worker.outcome.close()
                 if worker.output is None:
-                    worker.hear(b"")
+                    worker.hear(b"", screen)
                 continue
             if isinstance(message, bytes):
-                worker.hear(message)
+                worker.hear(message, screen)
             else:
                 its_reached, its_failed = message
                 reached |= its_reached
@@ -229,8 +231,3 @@ def _listen(workers: Sequence[_Worker]) -> Outcome:
 def _encoding() -> str:
     """Return how text is written to where this process prints; a table's rules are drawn in what that can show."""
     return sys.stdout.encoding or "utf-8"
-
-
-def _say(line: str, stream: Any) -> None:
-    with reader_may_leave(stream):
-        print(line, file=stream, flush=True)
