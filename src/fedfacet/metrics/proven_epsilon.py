@@ -9,7 +9,7 @@ from scipy.optimize import brentq
 from scipy.stats import norm
 
 from fedfacet.arguments import check_whole, check_within
-from fedfacet.errors import FedFacetError
+from fedfacet.optional import required
 
 _ORDERS = [*(1 + tenths / 10 for tenths in range(1, 100)), *range(11, 64), *range(64, 1025, 16)]
 """Of Rényi divergences; the best of them is taken, so that more can only lower the bound."""
@@ -38,7 +38,7 @@ def proven_epsilon(noise_multiplier: float, sampling_rate: float, steps: int, de
         0 or larger; infinity without noise.
 
     Raises:
-        FedFacetError: if q < 1 and the package opacus is not installed.
+        ConfigError: if q < 1 and the package opacus is not installed.
         ValueError: if a value is out of range.
 
     Example:
@@ -64,15 +64,11 @@ def by_renyi(noise_multiplier: float, sampling_rate: float, steps: int, delta: f
     """Return what Opacus' accountant says; the arguments are those of ``proven_epsilon``, whose noise is not 0.
 
     Raises:
-        FedFacetError: if the package is not installed.
+        ConfigError: if the package is not installed.
     """
-    try:
-        from opacus.accountants.analysis import rdp
-    except ImportError:
-        raise FedFacetError(
-            "Expected the package opacus to prove an epsilon of batches drawn at random, but it is not installed: run "
-            "`pip install 'fedfacet[privacy]'`."
-        ) from None
+    required("opacus", extra="privacy", wanted_by="the epsilon of batches drawn at random")
+    from opacus.accountants.analysis import rdp
+
     with warnings.catch_warnings(), np.errstate(all="ignore"):
         warnings.simplefilter("ignore")  # that the best order is the first or the last: the bound holds all the same
         spent = rdp.compute_rdp(q=sampling_rate, noise_multiplier=noise_multiplier, steps=steps, orders=_ORDERS)
