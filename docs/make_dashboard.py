@@ -1,4 +1,4 @@
-"""Draw the panels of docs/dashboard.md from runs on disk: ``python docs/make_dashboard.py RUNS docs/figures/dashboard.png``."""
+"""Draw the panels of docs/dashboard.md from runs on disk: ``python docs/make_dashboard.py RUNS docs/dashboard.png``."""
 
 import csv
 import sys
@@ -20,7 +20,7 @@ PANELS = (
 
 
 def main(folder: Path, picture: Path) -> None:
-    """Draw a line per group of runs and a band from the lowest to the highest seed, as W&B draws groups; and a table of clients."""
+    """Draw a line per group of runs, a band from its lowest to its highest seed, as W&B does, and who took part."""
     groups: dict[str, list[Run]] = {}
     for run in find_runs([folder]):
         groups.setdefault(f"{run.setting('selector')}-{run.setting('aggregator')}", []).append(run)
