@@ -22,6 +22,7 @@ from fedfacet.clients.program import Clients
 from fedfacet.clients.queries.base import Query
 from fedfacet.clock import Clock
 from fedfacet.compatibility import (
+    check_covered,
     check_devices,
     check_disclosed,
     check_full_batch,
@@ -217,6 +218,7 @@ def assemble(
     check_transforms(clients)
     check_full_batch(clients, selector, settings.get("scheduler"), names)
     check_noised(clients, names)
+    check_covered(clients, aggregator, selector, settings.get("scheduler"), names)
     watching = {f"callbacks.{name}": callback for name, callback in (settings.get("callbacks") or {}).items()}
     check_judged(clients, {"aggregator": aggregator, "selector": selector, **watching}, server_data, names)
     check_devices(clients, devices, selector, termination, names)

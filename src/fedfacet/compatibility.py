@@ -256,6 +256,36 @@ def check_noised(clients: Clients, names: Mapping[str, Any]) -> None:
             )
 
 
+def check_covered(
+    clients: Clients, aggregator: Aggregator, selector: ClientSelector, scheduler: Scheduler | None, names: Mapping[str, Any]
+) -> None:
+    """Refuse other ways than noised updates by which clients' data would have an influence on models that noise covers.
+
+    Raises:
+        ConfigError: naming it.
+    """
+    if aggregator.noised is None:
+        return
+    asks = next((query.name for query in vars(selector).values() if isinstance(query, Query)), None)
+    name, metric = f"selector={names['selector']}", str(getattr(scheduler, "metric", "val/"))
+    sends = sorted(getattr(clients.objective, "gives", frozenset()) - OPTIONAL)
+    for refused, what in (
+        (asks, f"{name} asks clients for `{asks}`: choose poisson, or uniform"),
+        (selector.observe is not None, f"{name} learns from what clients send: choose poisson, or uniform"),
+        (selector.fedavg_rounds, f"{name} has updates averaged without noise: choose poisson, or uniform"),
+        (not metric.startswith("val/"), f"the scheduler follows {metric}: choose a metric of the validation set"),
+        (
+            sends,
+            f"clients send {sends[0]!r}, by objective={names['objective']} or its correction: choose another" if sends else "",
+        ),
+    ):
+        if refused:
+            raise ConfigError(
+                f"Expected nothing but noised updates to have an influence on models for aggregator={names['aggregator']}, whose "
+                f"epsilon covers these only, but {what}."
+            )
+
+
 def check_private(clients: Clients, names: Mapping[str, Any]) -> None:
     """Refuse what does not go with gradients that are taken sample by sample, clipped and noised.
 

@@ -25,6 +25,7 @@ from fedfacet.clock import Asked, Clock, Plan
 from fedfacet.engines.base import Engine
 from fedfacet.errors import BadUpdateError, Interrupted, SelectionError
 from fedfacet.judging import Judge
+from fedfacet.metrics.proven_epsilon import proven_epsilon
 from fedfacet.participation.base import Participation
 from fedfacet.privacy.disclosure import DisclosurePolicy
 from fedfacet.schedulers.base import Scheduler
@@ -323,6 +324,7 @@ class Federation:
             answers=notes.answers,
         )
         metrics |= self._of_selector(result) if self.selector.metrics is not None else {}
+        metrics |= self._privacy() if self.aggregator.noised is not None else {}
         metrics |= self._measured(result)
         if self.scheduler is not None:
             metrics["train/lr_factor"] = self.lr_factor(round)
@@ -344,6 +346,15 @@ class Federation:
         """Return what the round came to by the selector, which has not learnt from it yet."""
         assert self.selector.metrics is not None
         return {f"selector/{name}": value for name, value in self.selector.metrics(self.state.selector, result).items()}
+
+    def _privacy(self) -> dict[str, float]:
+        """Return for which epsilon the models so far are private of clients."""
+        assert self.aggregator.noised is not None
+        if (noised := self.aggregator.noised(self.state.aggregator)) is None:
+            return {}
+        sampled = self.selector.sampling_rate
+        rate = sampled(self.cohort_size, self.num_clients) if sampled is not None else 1.0
+        return {"privacy/epsilon": proven_epsilon(noised.noise_multiplier, rate, noised.rounds, noised.delta)}
 
     def _learnt(self, before: FederationState, result: RoundResult, notes: "_Notes", judge: Judge | None) -> dict[str, Any]:
         """Return the selector's state after a round."""

@@ -3,7 +3,7 @@
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, NamedTuple
 
 import numpy as np
 import torch
@@ -14,6 +14,20 @@ from fedfacet import state
 from fedfacet.arguments import check_choice
 from fedfacet.errors import BadUpdateError
 from fedfacet.types import Broadcast, ClientUpdate, Facts, Query, ServerState, State
+
+
+class Noised(NamedTuple):
+    """The noise that covers clients in the models of some rounds.
+
+    Attributes:
+        noise_multiplier: its standard deviation as a multiple of how far a client moves the sum of updates.
+        rounds: how many rounds have added it.
+        delta: of the epsilon to tell, in (0, 1).
+    """
+
+    noise_multiplier: float
+    rounds: int
+    delta: float
 
 
 @dataclass(eq=False, kw_only=True)
@@ -60,6 +74,12 @@ class Aggregator(ABC):
 
     That is ``"groups"``, classes and attribute values, or ``"classes"``; ``None`` if no model is judged. The counts are in
     ``ClientUpdate.judged``. A run without such samples is refused.
+    """
+
+    noised: ClassVar[Callable[..., Noised | None] | None] = None
+    """``noised(self, server)`` returns the noise that covers clients in the models so far, or ``None``.
+
+    Nothing else of what clients know may then have an influence on the models.
     """
 
     goes_on: ClassVar[bool] = False

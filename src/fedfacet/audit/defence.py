@@ -35,13 +35,15 @@ def proof_of(again: RoundAgain[KeepUpdates], victims: Sequence[Victim], delta: f
     which the client's update has arrived, the server's model those of the client with the largest epsilon. With
     ``privacy=dp_sgd`` every local step counts; with ``transforms=clip_and_noise`` every update, at half of its noise
     multiplier, since a sample may turn the update round; with both the smaller bound is taken. A client's model with layers of
-    its own, which no update holds, is left to ``dp_sgd``.
+    its own, which no update holds, is left to ``dp_sgd``. With an aggregator that adds noise every round counts, at half of its
+    noise multiplier too, for models that the server sends or keeps.
 
     ``received`` tells that clients' models are those before their training.
     """
     federation = again.federation
     clients = federation.engine.clients
-    if clients.privacy is None and not _noises(clients):
+    noised = federation.aggregator.noised(federation.state.aggregator) if federation.aggregator.noised is not None else None
+    if clients.privacy is None and not _noises(clients) and noised is None:
         return Proof((math.nan,) * len(victims))
     if sentence := _leak(federation, again.settings):
         return Proof((math.nan,) * len(victims), sentence)
@@ -51,16 +53,25 @@ def proof_of(again: RoundAgain[KeepUpdates], victims: Sequence[Victim], delta: f
         times = [state.round] * len(times)
     keeps = bool(clients.personal) or clients.program.predict_hooks is not None
     try:
+        of_server = math.inf
+        if noised is not None:
+            of_server = proven_epsilon(noised.noise_multiplier / 2, 1.0, state.round, delta)
         found = []
         for victim in victims:
             if victim.client_id is None:
-                found.append(max(_spent(clients, client_id, number, delta) for client_id, number in enumerate(times)))
+                of_clients = max(_spent(clients, client_id, number, delta) for client_id, number in enumerate(times))
             else:
-                found.append(_spent(clients, victim.client_id, times[victim.client_id], delta, steps_alone=keeps))
+                of_clients = _spent(clients, victim.client_id, times[victim.client_id], delta, steps_alone=keeps)
+            its_own = [of_server] if noised is not None and (victim.client_id is None or (received and not keeps)) else []
+            bounds = [bound for bound in (of_clients, *its_own) if not math.isnan(bound)]
+            found.append(min(bounds, default=math.nan))
     except FedFacetError as error:
         return Proof((math.nan,) * len(victims), f"epsilon_proven is empty: {error}")
     if any(map(math.isnan, found)):
-        return Proof(tuple(found), "epsilon_proven is empty: what clients keep to themselves is not noised.")
+        what = (
+            "what clients keep to themselves is not noised" if keeps else "noise is added to what clients send, by the server"
+        )
+        return Proof(tuple(found), f"epsilon_proven is empty: {what}.")
     return Proof(tuple(found))
 
 

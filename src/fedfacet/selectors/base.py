@@ -108,6 +108,12 @@ class ClientSelector(ABC):
     takes_all: bool = False
     """Whether it always takes all who are available, so that more cannot be asked than are wanted."""
 
+    sampling_rate: ClassVar[Callable[..., float] | None] = None
+    """``sampling_rate(self, cohort_size, num_clients)`` returns with what probability each client takes part by itself.
+
+    ``None`` where it depends on others who takes part, as it does if the size of cohorts is fixed.
+    """
+
     needs_devices: bool = False
     """Whether it looks at how long clients take, which only a run with ``devices`` knows."""
 
