@@ -20,6 +20,7 @@ from fedfacet.corrections.base import Correction
 from fedfacet.devices.base import Devices
 from fedfacet.errors import ConfigError
 from fedfacet.objectives.classification import ClassificationObjective
+from fedfacet.optional import required
 from fedfacet.privacy.disclosure import UNDECLARED, DisclosurePolicy
 from fedfacet.schedulers.base import Scheduler
 from fedfacet.selectors.base import ClientSelector
@@ -281,9 +282,11 @@ def check_covered(
     ):
         if refused:
             raise ConfigError(
-                f"Expected nothing but noised updates to have an influence on models for aggregator={names['aggregator']}, whose "
-                f"epsilon covers these only, but {what}."
+                f"Expected models that only noised updates have an influence on for aggregator={names['aggregator']}, whose "
+                f"epsilon covers these, but {what}."
             )
+    if selector.sampling_rate is not None:
+        required("opacus", extra="privacy", wanted_by=f"the epsilon of {name}, which is told after every round")
 
 
 def check_private(clients: Clients, names: Mapping[str, Any]) -> None:
