@@ -42,6 +42,8 @@ from fedfacet.errors import ConfigError
 from fedfacet.federation import Federation
 from fedfacet.objectives.classification import ClassificationObjective, OptimizerFactory
 from fedfacet.participation.base import Participation
+from fedfacet.privacy.base import Privacy
+from fedfacet.privacy.central import CentralDP
 from fedfacet.privacy.disclosure import DisclosurePolicy
 from fedfacet.privacy.dp_sgd import DPSGD
 from fedfacet.schedulers.base import Scheduler
@@ -61,7 +63,7 @@ def federate(
     optimizer: OptimizerFactory | None = None,
     local: LocalTraining | None = None,
     transforms: Sequence[UpdateTransform] = (),
-    privacy: DPSGD | None = None,
+    privacy: Privacy | None = None,
     personal: Set[str] = frozenset(),
     engine: Engine | None = None,
     selector: ClientSelector | None = None,
@@ -87,7 +89,7 @@ def federate(
         optimizer: makes the optimizer of a plain module, and of queries that train something; SGD with lr 0.01 by default.
         local: how much a client trains in a round; an epoch in batches of 28 by default.
         transforms: what happens to an update before it leaves the client.
-        privacy: how clients' gradients are made private; ``None`` where they are not.
+        privacy: ``DPSGD`` at the clients or ``CentralDP`` at the server; ``None`` for no noise.
         personal: names of the model's tensors that stay with the clients.
         engine: runs the clients; one after another by default.
         selector: says who takes part; by default clients are drawn uniformly.
@@ -143,7 +145,7 @@ def federate(
         memory_format=memory_format,
         personal=personal,
         other_objectives=[part.to(device=device, memory_format=memory_format) for part in smaller],
-        privacy=privacy,
+        privacy=privacy if isinstance(privacy, DPSGD) else None,
         hides_attributes=disclosure is not None and disclosure.hides_attributes,
     )
     return assemble(
@@ -158,6 +160,7 @@ def federate(
         parts=parts,
         disclosure=disclosure,
         server_data=data.server,
+        privacy=privacy if isinstance(privacy, CentralDP) else None,
         callbacks=callbacks,
         rounds=rounds,
         cohort_size=cohort_size if cohort_size is not None else data.partition.num_clients,
@@ -218,7 +221,7 @@ def assemble(
     check_transforms(clients)
     check_full_batch(clients, selector, settings.get("scheduler"), names)
     check_noised(clients, names)
-    check_covered(clients, aggregator, selector, settings.get("scheduler"), names)
+    check_covered(clients, settings.get("privacy"), aggregator, selector, settings.get("scheduler"), names)
     watching = {f"callbacks.{name}": callback for name, callback in (settings.get("callbacks") or {}).items()}
     check_judged(clients, {"aggregator": aggregator, "selector": selector, **watching}, server_data, names)
     check_devices(clients, devices, selector, termination, names)

@@ -26,7 +26,10 @@ from fedfacet.engines.auto import AutoEngine
 from fedfacet.engines.base import Engine
 from fedfacet.federation import Federation
 from fedfacet.models.checks import check_inputs, check_size
+from fedfacet.privacy.base import Privacy
+from fedfacet.privacy.central import CentralDP
 from fedfacet.privacy.disclosure import DisclosurePolicy
+from fedfacet.privacy.dp_sgd import DPSGD
 from fedfacet.submodels.parts import Parts
 
 log = logging.getLogger(__name__)
@@ -65,6 +68,7 @@ def build(config: DictConfig, run_dir: Path) -> Federation:
         parts=parts,
         disclosure=disclosure,
         server_data=data.server,
+        privacy=privacy if isinstance(privacy := _privacy(config), CentralDP) else None,
         callbacks={name: make(node, **facts) for name, node in {**config.callbacks, **config.logger}.items()},
         rounds=config.federation.rounds,
         cohort_size=1 if config.federation.pooled else config.federation.cohort_size,
@@ -217,10 +221,15 @@ def _clients(config: DictConfig, data: FederatedData) -> tuple[Clients, Parts | 
         personal=personal.names(federated_module(objective)) if personal is not None else frozenset(),
         whole_fingerprint=config.get("fingerprint") == "whole",
         other_objectives=others,
-        privacy=make(config.privacy) if "privacy" in config else None,
+        privacy=privacy if isinstance(privacy := _privacy(config), DPSGD) else None,
         hides_attributes=(disclosure := _disclosure(config)) is not None and disclosure.hides_attributes,
     )
     return clients, parts
+
+
+def _privacy(config: DictConfig) -> Privacy | None:
+    privacy: Privacy | None = make(config.privacy) if "privacy" in config else None
+    return privacy
 
 
 def _disclosure(config: DictConfig) -> DisclosurePolicy | None:

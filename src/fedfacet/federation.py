@@ -27,6 +27,7 @@ from fedfacet.errors import BadUpdateError, Interrupted, SelectionError
 from fedfacet.judging import Judge
 from fedfacet.metrics.proven_epsilon import proven_epsilon
 from fedfacet.participation.base import Participation
+from fedfacet.privacy.central import CentralDP
 from fedfacet.privacy.disclosure import DisclosurePolicy
 from fedfacet.schedulers.base import Scheduler
 from fedfacet.selectors.base import ClientSelector
@@ -72,6 +73,7 @@ class Federation:
         parts: which part of the model each client holds; ``None`` for all of it.
         disclosure: what clients may be asked for; ``None`` for anything.
         server_data: samples that the server owns; for aggregators and selectors that judge models.
+        privacy: the noise that the server adds to the sum of updates; ``None`` for none.
         clock: what rounds take on clients' devices; ``None`` where they take nothing.
         termination: what ends ``fit`` before all rounds are done; ``None`` for nothing.
 
@@ -97,6 +99,7 @@ class Federation:
         parts: Parts | None = None,
         disclosure: DisclosurePolicy | None = None,
         server_data: ServerData | None = None,
+        privacy: CentralDP | None = None,
         clock: Clock | None = None,
         termination: Termination | None = None,
     ) -> None:
@@ -123,6 +126,7 @@ class Federation:
         self.parts = parts
         self.disclosure = disclosure
         self.server_data = server_data
+        self.privacy = privacy
         self.clock = clock
         self.termination = termination
         self._extras = aggregator.extras(facts)
@@ -153,6 +157,7 @@ class Federation:
             partition_digest=self._partition_digest,
             data_digest=self.facts.data_digest,
             devices=self.clock.init() if self.clock is not None else {},
+            privacy=self.privacy.init() if self.privacy is not None else {},
             termination=self.termination.init() if self.termination is not None else {},
         )
 
@@ -165,6 +170,8 @@ class Federation:
         check_fits(saved, self._first_state())
         if self.clock is not None:
             self.clock.check(saved.devices)
+        if self.privacy is not None:
+            self.privacy.check(saved.privacy)
         for name in self.callbacks.keys() & saved.callbacks.keys():  # a logger may have come or gone since
             self.callbacks[name].load_state_dict(saved.callbacks[name])
         self.state = saved
@@ -269,6 +276,10 @@ class Federation:
             judge = Judge(self.engine, self.server_data, before.model)
         if judge is not None and self._judges and round > self._fedavg_rounds:
             updates = judge.judged(updates)
+        if self.privacy is not None:
+            shapes = {name: before.model[name] for name in self.facts.parameters}
+            expected = {"expected": self.cohort_size, "seed": seed, "round": round}
+            updates = iter([self.privacy.released(updates, shapes, **expected)])
         server, model, first = before.aggregator, before.model, next(updates, None)
         aggregator = self._fedavg if round <= self._fedavg_rounds else self.aggregator
         if first is not None:
@@ -324,7 +335,8 @@ class Federation:
             answers=notes.answers,
         )
         metrics |= self._of_selector(result) if self.selector.metrics is not None else {}
-        metrics |= self._privacy() if self.aggregator.noised is not None else {}
+        if self.privacy is not None and self.privacy.noise_multiplier:
+            metrics["privacy/epsilon"] = self._epsilon(self.privacy)
         metrics |= self._measured(result)
         if self.scheduler is not None:
             metrics["train/lr_factor"] = self.lr_factor(round)
@@ -347,14 +359,11 @@ class Federation:
         assert self.selector.metrics is not None
         return {f"selector/{name}": value for name, value in self.selector.metrics(self.state.selector, result).items()}
 
-    def _privacy(self) -> dict[str, float]:
+    def _epsilon(self, privacy: CentralDP) -> float:
         """Return for which epsilon the models so far are private of clients."""
-        assert self.aggregator.noised is not None
-        if (noised := self.aggregator.noised(self.state.aggregator)) is None:
-            return {}
         sampled = self.selector.sampling_rate
         rate = sampled(self.cohort_size, self.num_clients) if sampled is not None else 1.0
-        return {"privacy/epsilon": proven_epsilon(noised.noise_multiplier, rate, noised.rounds, noised.delta)}
+        return proven_epsilon(privacy.noise_multiplier, rate, self.state.round, privacy.delta)
 
     def _learnt(self, before: FederationState, result: RoundResult, notes: "_Notes", judge: Judge | None) -> dict[str, Any]:
         """Return the selector's state after a round."""

@@ -445,6 +445,7 @@ class FederationState:
         termination: the termination's state.
         stopped: why the run ended before all its rounds were done; empty where it did not.
         devices: the simulated clock's state; empty without devices.
+        privacy: by what the key of the server's noise is known again; empty where the server adds none.
     """
 
     round: int
@@ -461,3 +462,4 @@ class FederationState:
     termination: ServerState = field(default_factory=dict)
     stopped: str = ""
     devices: ServerState = field(default_factory=dict)
+    privacy: ServerState = field(default_factory=dict)

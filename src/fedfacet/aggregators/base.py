@@ -3,7 +3,7 @@
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from typing import ClassVar, NamedTuple
+from typing import ClassVar
 
 import numpy as np
 import torch
@@ -14,20 +14,6 @@ from fedfacet import state
 from fedfacet.arguments import check_choice
 from fedfacet.errors import BadUpdateError
 from fedfacet.types import Broadcast, ClientUpdate, Facts, Query, ServerState, State
-
-
-class Noised(NamedTuple):
-    """The noise that covers clients in the models of some rounds.
-
-    Attributes:
-        noise_multiplier: its standard deviation as a multiple of how far a client moves the sum of updates.
-        rounds: how many rounds have added it.
-        delta: of the epsilon to tell, in (0, 1).
-    """
-
-    noise_multiplier: float
-    rounds: int
-    delta: float
 
 
 @dataclass(eq=False, kw_only=True)
@@ -76,11 +62,8 @@ class Aggregator(ABC):
     ``ClientUpdate.judged``. A run without such samples is refused.
     """
 
-    noised: ClassVar[Callable[..., Noised | None] | None] = None
-    """``noised(self, server)`` returns the noise that covers clients in the models so far, or ``None``.
-
-    Nothing else of what clients know may then have an influence on the models.
-    """
+    takes_mean: ClassVar[bool] = False
+    """Whether the mean of a cohort's updates is all that it needs, so that it may be handed that as the only update."""
 
     goes_on: ClassVar[bool] = False
     """Whether the model moves in a round without updates too, for which ``aggregate`` is then called with none."""

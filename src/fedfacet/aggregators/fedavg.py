@@ -17,6 +17,8 @@ class FedAvg(Aggregator):
     with a sum loss, which would weight by n_k twice.
     """
 
+    takes_mean = True
+
     @property
     def entrywise(self) -> bool:
         """True."""

@@ -23,6 +23,8 @@ class FedAvgM(Aggregator):
         server_lr: eta, larger than 0.
     """
 
+    takes_mean = True
+
     def __init__(
         self, *, momentum: float = 0.95, server_lr: float = 0.1, weighting: str = "equal", buffers: str = "average"
     ) -> None:

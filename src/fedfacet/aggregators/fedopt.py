@@ -39,6 +39,8 @@ class FedOpt(Aggregator):
             from :math:`v_0 = 0`, as ``torch.optim.Adam`` does and the paper does not; of adam only.
     """
 
+    takes_mean = True
+
     second_moment: str
     server_lr: float = 0.01
     momentum: float = 0.9

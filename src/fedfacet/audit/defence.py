@@ -35,14 +35,14 @@ def proof_of(again: RoundAgain[KeepUpdates], victims: Sequence[Victim], delta: f
     which the client's update has arrived, the server's model those of the client with the largest epsilon. With
     ``privacy=dp_sgd`` every local step counts; with ``transforms=clip_and_noise`` every update, at half of its noise
     multiplier, since a sample may turn the update round; with both the smaller bound is taken. A client's model with layers of
-    its own, which no update holds, is left to ``dp_sgd``. With an aggregator that adds noise every round counts, at half of its
-    noise multiplier too, for models that the server sends or keeps.
+    its own, which no update holds, is left to ``dp_sgd``. With ``privacy=central`` every round counts, at half of its noise
+    multiplier too, for models that the server sends or keeps.
 
     ``received`` tells that clients' models are those before their training.
     """
     federation = again.federation
     clients = federation.engine.clients
-    noised = federation.aggregator.noised(federation.state.aggregator) if federation.aggregator.noised is not None else None
+    noised = federation.privacy if federation.privacy is not None and federation.privacy.noise_multiplier else None
     if clients.privacy is None and not _noises(clients) and noised is None:
         return Proof((math.nan,) * len(victims))
     if sentence := _leak(federation, again.settings):

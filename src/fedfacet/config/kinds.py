@@ -21,7 +21,7 @@ KINDS = {
     "scheduler": "fedfacet.schedulers.base.Scheduler",
     "disclosure": "fedfacet.privacy.disclosure.DisclosurePolicy",
     "server_data": "fedfacet.data.validation_of_server.ValidationOfServer",
-    "privacy": "fedfacet.privacy.dp_sgd.DPSGD",
+    "privacy": "fedfacet.privacy.base.Privacy",
     "local": "fedfacet.clients.local_training.LocalTraining",
     "heterogeneity": "fedfacet.clients.queries.base.Query",
     "selector": "fedfacet.selectors.base.ClientSelector",

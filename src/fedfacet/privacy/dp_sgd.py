@@ -6,9 +6,11 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from fedfacet.privacy.base import Privacy
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class DPSGD:
+class DPSGD(Privacy):
     r"""Every sample's gradient is clipped, their sum is noised, and no sample is sure to be in a batch.
 
     In every local step each of the client's n samples is in the batch S by itself with probability q = min(1, B / n), B being

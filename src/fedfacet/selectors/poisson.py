@@ -10,7 +10,7 @@ class PoissonSelector(ClientSelector):
     .. math:: q = \frac{m}{N},
 
     with m the cohort's size and N the number of clients; so m is what cohorts have on average, and a round may be without any
-    client. Accountants of differential privacy assume such sampling: with ``aggregator=dp_fedavg`` epsilon grows more slowly
+    client. Accountants of differential privacy assume such sampling: with ``privacy=central`` epsilon grows more slowly
     than if everybody took part. Clients who are away lower the number of those who take part, and nobody's probability rises.
 
     Source: McMahan et al., Learning Differentially Private Recurrent Language Models, ICLR 2018, arXiv:1710.06963, algorithm 1.

@@ -34,7 +34,7 @@ LAST, PREVIOUS = "last.ckpt", "previous.ckpt"
 _FORMAT = 2
 _SEAL = "\nfedfacet checkpoint {}, sha256 {}\n"
 _SEAL_SIZE = len(_SEAL.format(_FORMAT, 64 * "0"))
-_ADDED = frozenset({"termination", "stopped", "devices"})
+_ADDED = frozenset({"termination", "stopped", "devices", "privacy"})
 """Parts of a state that older checkpoints do not have; they are as a run begins."""
 
 _MOST_ROUNDS = 10**9
@@ -258,6 +258,7 @@ def _check_state(saved: Mapping[str, Any]) -> None:
         "data_digest": isinstance(saved["data_digest"], str),
         "termination": isinstance(saved.get("termination", {}), dict),
         "devices": isinstance(saved.get("devices", {}), dict),
+        "privacy": isinstance(saved.get("privacy", {}), dict),
         "stopped": isinstance(saved.get("stopped", ""), str),
     }.items():
         if not fits:

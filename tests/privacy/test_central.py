@@ -12,17 +12,15 @@ from opacus.accountants import RDPAccountant
 from scipy.stats import norm
 
 from fedfacet import rng, state
-from fedfacet.aggregators.dp_fedavg import DPFedAvg
-from fedfacet.aggregators.fedavg import FedAvg
 from fedfacet.build import build
 from fedfacet.config import compose_job
-from fedfacet.errors import ConfigError
+from fedfacet.errors import CheckpointError, ConfigError
+from fedfacet.privacy.central import CentralDP
 from fedfacet.selectors.poisson import PoissonSelector
-from fedfacet.types import ClientUpdate, Facts, SelectionContext
+from fedfacet.types import ClientUpdate, SelectionContext
 
 CONF = Path(__file__).parents[2] / "conf"
-MODEL = {"a": torch.zeros(3, dtype=torch.float64), "b": torch.zeros(2, 2, dtype=torch.float64), "steps": torch.tensor(7)}
-FACTS = Facts(num_clients=10, model=MODEL, parameters=("a", "b"))
+SHAPES = {"a": torch.zeros(3, dtype=torch.float64), "b": torch.zeros(2, 2, dtype=torch.float64)}
 
 
 def update(vector, client_id=0):
@@ -30,30 +28,20 @@ def update(vector, client_id=0):
     return ClientUpdate(client_id, {"a": whole[:3], "b": whole[3:].view(2, 2)}, {}, 5, 1, 1.0, {})
 
 
-def moved(aggregator, vectors, rounds=1):
-    """How far the last of some equal rounds moves the model, shape (7,)."""
-    server, before, after = aggregator.init(FACTS), MODEL, MODEL
-    for _ in range(rounds):
-        before = after
-        server, after = aggregator.aggregate(server, before, map(update, vectors))
-    assert after["steps"] == 7
-    return np.concatenate([(after[name] - before[name]).numpy().ravel() for name in ("a", "b")])
+def released(privacy, vectors, *, expected=1, seed=0, round=1):
+    """The noised mean of some updates, shape (7,)."""
+    found = privacy.released(map(update, vectors), SHAPES, expected=expected, seed=seed, round=round)
+    return np.concatenate([found.delta[name].numpy().ravel() for name in ("a", "b")])
 
 
 def test_updates_are_clipped_summed_noised_and_divided_by_the_expected_number():
     vectors = np.random.default_rng(0).normal(size=(4, 7)) * np.array([[0.01], [1.0], [5.0], [0.1]])
-    aggregator = DPFedAvg(clip_norm=0.7, noise_multiplier=2.0, expected_clients=3, seed=5)
+    privacy = CentralDP(clip_norm=0.7, noise_multiplier=2.0)
     clipped = [vector * min(1.0, 0.7 / np.linalg.norm(vector)) for vector in vectors]
-    draw = rng.stream(5, "central-noise", 1)
+    draw = rng.stream(5, "central-noise", 9)
     noise = 1.4 * np.concatenate([draw.standard_normal((3,)), draw.standard_normal((2, 2)).ravel()])
-    assert moved(aggregator, vectors) == pytest.approx((np.sum(clipped, axis=0) + noise) / 3, abs=1e-12)
-
-
-def test_without_noise_and_within_the_norm_it_is_fedavg():
-    vectors = np.random.default_rng(1).normal(size=(3, 7))
-    plain = moved(DPFedAvg(clip_norm=1e9, noise_multiplier=0.0, expected_clients=3), vectors)
-    _, averaged = FedAvg().aggregate({}, MODEL, map(update, vectors))
-    assert plain == pytest.approx(np.concatenate([averaged[name].numpy().ravel() for name in ("a", "b")]), abs=1e-12)
+    found = released(privacy, vectors, expected=3, seed=5, round=9)
+    assert found == pytest.approx((np.sum(clipped, axis=0) + noise) / 3, abs=1e-12)
 
 
 @given(
@@ -61,14 +49,14 @@ def test_without_noise_and_within_the_norm_it_is_fedavg():
     one=st.lists(st.floats(-1e6, 1e6), min_size=7, max_size=7),
 )
 def test_a_client_moves_the_sum_by_the_norm_at_most_and_changes_no_noise(others, one):
-    aggregator = DPFedAvg(clip_norm=0.5, noise_multiplier=3.0, expected_clients=2)
-    there, not_there = (2 * moved(aggregator, vectors) for vectors in ([*others, one], others))
+    privacy = CentralDP(clip_norm=0.5, noise_multiplier=3.0)
+    there, not_there = (released(privacy, vectors) for vectors in ([*others, one], others))
     assert np.linalg.norm(there - not_there) <= 0.5 * (1 + 1e-9)
 
 
 def test_noise_has_the_stated_spread_and_is_another_one_in_every_round():
-    aggregator = DPFedAvg(clip_norm=0.5, noise_multiplier=3.0, expected_clients=2)
-    noise = np.concatenate([moved(aggregator, [], rounds) for rounds in range(1, 200)])
+    privacy = CentralDP(clip_norm=0.5, noise_multiplier=3.0)
+    noise = np.concatenate([released(privacy, [], expected=2, round=round) for round in range(1, 400)])
     assert noise.std() == pytest.approx(0.75, rel=0.06)
     assert abs(noise.mean()) < 4 * 0.75 / math.sqrt(len(noise))
     assert len(np.unique(noise)) == len(noise)
@@ -78,22 +66,20 @@ def test_the_noise_follows_from_the_key_and_a_run_goes_on_with_its_own_alone(tmp
     keys = [tmp_path / "one", tmp_path / "other"]
     for number, key in enumerate(keys):
         key.write_bytes(bytes([number]) * 16)
-    open_, one, again, other = (
-        DPFedAvg(noise_key_file=str(key) if key else None, seed=3) for key in (None, keys[0], keys[0], keys[1])
-    )
-    assert np.array_equal(moved(one, []), moved(again, []))
-    assert len({moved(aggregator, []).tobytes() for aggregator in (open_, one, other)}) == 3
-    server, _ = one.aggregate(one.init(FACTS), MODEL, ())
-    assert again.aggregate(server, MODEL, ())[0]["rounds"] == 2
-    for wrong in (open_, other):
-        with pytest.raises(ConfigError, match="Expected the noise key that the run began with"):
-            wrong.aggregate(server, MODEL, ())
-    assert not any(key.read_bytes().hex() in str(server) for key in keys)
+    none, one, again, other = (CentralDP(noise_key_file=str(key) if key else None) for key in (None, keys[0], *keys))
+    assert np.array_equal(released(one, []), released(again, []))
+    assert not np.array_equal(released(one, []), released(one, [], seed=1))
+    assert len({released(privacy, []).tobytes() for privacy in (none, one, other)}) == 3
+    again.check(one.init())
+    for saved, goes_on in ((one, none), (one, other), (none, one)):
+        with pytest.raises(CheckpointError, match="Expected the noise key that the run began with"):
+            goes_on.check(saved.init())
+    assert not any(key.read_bytes().hex() in f"{one.init()}{one}" for key in keys)
     keys[0].write_bytes(b"short")
     with pytest.raises(ConfigError, match="Expected at least 16 bytes"):
-        DPFedAvg(noise_key_file=str(keys[0]))
+        CentralDP(noise_key_file=str(keys[0]))
     with pytest.raises(ConfigError, match="No such file"):
-        DPFedAvg(noise_key_file=str(tmp_path / "none"))
+        CentralDP(noise_key_file=str(tmp_path / "none"))
 
 
 @pytest.mark.parametrize(
@@ -103,15 +89,12 @@ def test_the_noise_follows_from_the_key_and_a_run_goes_on_with_its_own_alone(tmp
         {"clip_norm": math.nan},
         {"noise_multiplier": -1.0},
         {"noise_multiplier": math.inf},
-        {"expected_clients": 0},
         {"delta": 0.0},
-        {"weighting": "samples"},
-        {"buffers": "average"},
     ],
 )
 def test_values_out_of_range_are_refused(changed):
-    with pytest.raises(ValueError, match=f"aggregator.{next(iter(changed))}"):
-        DPFedAvg(**changed)
+    with pytest.raises(ValueError, match=f"privacy.{next(iter(changed))}"):
+        CentralDP(**changed)
 
 
 # Poisson sampling
@@ -148,7 +131,7 @@ def private(tmp_path):
 
 @pytest.mark.parametrize(("selector", "rate"), [("poisson", 3 / 15), ("uniform", 1.0)])
 def test_epsilon_is_that_of_another_accountant(private, selector, rate):
-    federation = private(f"selector={selector}", "federation.rounds=4", "aggregator.noise_multiplier=1.5")
+    federation = private(f"selector={selector}", "federation.rounds=4", "privacy.noise_multiplier=1.5")
     rate = rate if rate == 1 else federation.cohort_size / federation.num_clients
     found = [federation.run_round().metrics["privacy/epsilon"] for _ in range(4)]
     assert found == sorted(found)
@@ -176,7 +159,7 @@ def test_a_round_without_anybody_adds_noise_alone(private):
 
 
 def test_clipping_alone_proves_nothing(private):
-    assert "privacy/epsilon" not in private("aggregator.noise_multiplier=0").run_round().metrics
+    assert "privacy/epsilon" not in private("privacy.noise_multiplier=0").run_round().metrics
 
 
 def test_only_selectors_that_know_nothing_of_clients_go_with_it(private):
@@ -193,14 +176,39 @@ def test_only_selectors_that_know_nothing_of_clients_go_with_it(private):
     assert taken == {"all", "poisson", "uniform"}, "whoever is added here knows nothing of clients' data"
 
 
+@pytest.mark.parametrize("aggregator", ["fedavg", "fedavgm", "fedadam"])
+def test_without_noise_and_within_the_norm_it_is_the_aggregator_alone(private, aggregator):
+    """With everybody there, as many as are expected; but for the order of rounding."""
+    options = (f"aggregator={aggregator}", "aggregator.weighting=equal", "selector=uniform", "federation.rounds=2")
+    clipped = private(*options, "privacy.clip_norm=1e9", "privacy.noise_multiplier=0").fit().model
+    alone = private(*options, "privacy=none").fit().model
+    for name, tensor in alone.items():
+        torch.testing.assert_close(clipped[name], tensor, rtol=1e-4, atol=1e-6)
+
+
 @pytest.mark.parametrize(
     ("overrides", "sentence"),
     [
         (["model=resnet8"], "running statistics"),
-        (["correction=scaffold"], "scaffold"),
+        (["method=scaffold", "privacy=central"], "aggregator=scaffold looks at each"),
+        (["aggregator=krum"], "aggregator=krum looks at each"),
+        (["aggregator.weighting=samples"], "weights them by samples"),
         (["scheduler=plateau", "scheduler.metric=train/loss"], "the scheduler follows train/loss"),
     ],
 )
 def test_other_ways_into_the_model_are_refused(private, overrides, sentence):
     with pytest.raises(ConfigError, match=sentence):
         private(*overrides)
+
+
+def test_a_run_that_was_stopped_goes_on_alike_and_not_without_its_key(private, tmp_path):
+    (tmp_path / "key").write_bytes(bytes(range(16)))
+    options = ("federation.rounds=3", f"privacy.noise_key_file={tmp_path / 'key'}")
+    whole = private(*options).fit()
+    first = private(*options)
+    first.run_round()
+    again = private(*options)
+    again.restore(first.state)
+    assert state.digest(again.fit().model) == state.digest(whole.model)
+    with pytest.raises(CheckpointError, match="noise key"):
+        private("federation.rounds=3").restore(first.state)
