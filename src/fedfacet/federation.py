@@ -277,9 +277,7 @@ class Federation:
         if judge is not None and self._judges and round > self._fedavg_rounds:
             updates = judge.judged(updates)
         if self.privacy is not None:
-            shapes = {name: before.model[name] for name in self.facts.parameters}
-            expected = {"expected": self.cohort_size, "seed": seed, "round": round}
-            updates = iter([self.privacy.released(updates, shapes, **expected)])
+            updates = iter([self._released(self.privacy, updates)])
         server, model, first = before.aggregator, before.model, next(updates, None)
         aggregator = self._fedavg if round <= self._fedavg_rounds else self.aggregator
         if first is not None:
@@ -335,8 +333,7 @@ class Federation:
             answers=notes.answers,
         )
         metrics |= self._of_selector(result) if self.selector.metrics is not None else {}
-        if self.privacy is not None and self.privacy.noise_multiplier:
-            metrics["privacy/epsilon"] = self._epsilon(self.privacy)
+        metrics |= self._epsilon(self.privacy) if self.privacy is not None else {}
         metrics |= self._measured(result)
         if self.scheduler is not None:
             metrics["train/lr_factor"] = self.lr_factor(round)
@@ -359,11 +356,18 @@ class Federation:
         assert self.selector.metrics is not None
         return {f"selector/{name}": value for name, value in self.selector.metrics(self.state.selector, result).items()}
 
-    def _epsilon(self, privacy: CentralDP) -> float:
-        """Return for which epsilon the models so far are private of clients."""
+    def _released(self, privacy: CentralDP, updates: Iterator[ClientUpdate]) -> ClientUpdate:
+        """Return what the aggregator gets in the place of a round's updates."""
+        shapes = {name: self.state.model[name] for name in self.facts.parameters}
+        return privacy.released(updates, shapes, expected=self.cohort_size, seed=self.seed, round=self.state.round + 1)
+
+    def _epsilon(self, privacy: CentralDP) -> dict[str, float]:
+        """Return for which epsilon the models so far are private of clients; nothing if updates are only clipped."""
+        if not privacy.noise_multiplier:
+            return {}
         sampled = self.selector.sampling_rate
         rate = sampled(self.cohort_size, self.num_clients) if sampled is not None else 1.0
-        return proven_epsilon(privacy.noise_multiplier, rate, self.state.round, privacy.delta)
+        return {"privacy/epsilon": proven_epsilon(privacy.noise_multiplier, rate, self.state.round, privacy.delta)}
 
     def _learnt(self, before: FederationState, result: RoundResult, notes: "_Notes", judge: Judge | None) -> dict[str, Any]:
         """Return the selector's state after a round."""
