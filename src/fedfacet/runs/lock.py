@@ -61,9 +61,9 @@ LEASE_SECONDS = 600.0
 def lock(folder: Path) -> Iterator[Process | None]:
     """Hold a folder's lock while entered, and yield ``None``; or yield the process that holds it.
 
-    The lock is a file that names its process, and that the process touches now and then. One whose process is gone, as is known
-    The lock is a file that names its process, and that the process touches now and then. One whose process is gone, as its own
-    machine knows, counts for nothing; on another machine one that was not touched for ``LEASE_SECONDS``. A process that was
+    The lock is a file that names its process, and that the process touches now and then. One whose process is gone, which its
+    own machine knows, counts for nothing; on other machines one that was not touched for ``LEASE_SECONDS``. A process that was
+    silent for so long, and finds that another one works at its folder, ends at once: what it would write would be in the way.
 
     Args:
         folder: that one process at a time may work at; it exists.
