@@ -170,10 +170,11 @@ def test_rows_beyond_the_checkpoint_are_cut_back(start, trained, uninterrupted, 
     assert results(run) == uninterrupted(ROUNDS)
 
 
-def test_a_run_killed_again_and_again_ends_the_same(start, trained, uninterrupted, tmp_path, results):
+@pytest.mark.parametrize("kept", [(), ("personal=head", "local.keep_optimizer=true")], ids=["nothing", "memory"])
+def test_a_run_killed_again_and_again_ends_the_same(kept, start, trained, uninterrupted, tmp_path, results):
     run = tmp_path / "run"
     moments = random.Random(0)
-    process = start(ROUNDS, EVERY_3, "paths.output_dir=run")
+    process = start(ROUNDS, EVERY_3, *kept, "paths.output_dir=run")
     process.wait_until((run / "checkpoints" / "last.ckpt").exists)
     for _ in range(3):
         time.sleep(moments.uniform(0, 0.2))
@@ -185,8 +186,9 @@ def test_a_run_killed_again_and_again_ends_the_same(start, trained, uninterrupte
         process = start("resume=run", fast=False)
         process.wait_until(lambda before=before: (run / ".hydra" / "overrides.yaml").stat().st_mtime_ns > before)
     assert process.wait() in (0, -signal.SIGKILL)
-    assert results(run) == uninterrupted(ROUNDS)
+    assert results(run) == uninterrupted(ROUNDS, *kept)
     assert not list(run.rglob("*.part"))
+    assert (run / "clients" / "memory").exists() == bool(kept)
 
 
 def test_a_run_killed_after_its_last_round_is_completed(trained, uninterrupted, tmp_path, results):

@@ -30,6 +30,7 @@ from fedfacet.objectives.classification import ClassificationObjective
 from fedfacet.types import Answer, Broadcast, ClientTask
 
 ASKED = Path("asked")
+LARGE = 16 << 20  # bytes
 
 
 class Echo(Correction):
@@ -157,19 +158,45 @@ def drive(run):
     second.share("second job")
     found["second_job"] = facts(second.run(tasks)) == found["updates"][0]
     second.close()
+
+    # Large updates, of which rank 0 takes none for a while; then all, and then it is gone while rank 1 has more to send.
+    third = DistributedEngine(device="cpu", timeout_seconds=30)
+    third.setup(clients)
+    third.share("third job")
+    large = Broadcast(model, {"c": torch.ones(LARGE // 4)})
+    many = [ClientTask(client % 24, 3, 0, large) for client in range(48)]
+    updates = third.run(many)
+    taken = [next(updates).client_id]
+    time.sleep(1)
+    found["large"] = taken + [update.client_id for update in updates] == [task.client_id for task in many]
+    next(third.run(many))
+    time.sleep(1)
+    third.close()
     return found
+
+
+def peak(*, forget=False):
+    """The most bytes that this process has held since that was last forgotten; ``None`` where no /proc tells."""
+    if not Path("/proc/self/clear_refs").exists():
+        return None
+    if forget:
+        Path("/proc/self/clear_refs").write_text("5")
+    lines = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines())
+    return int(lines["VmHWM"].split()[0]) * 1024
 
 
 def serve(run):
     """What rank 1 does, and what it was told."""
     shared = []
-    for _ in range(2):
+    for _ in range(3):
+        before = peak(forget=True)
         engine = DistributedEngine(device="cpu", timeout_seconds=30)
         engine.setup(run.engine.clients)
         shared.append(engine.share())
         engine.serve()
     driving = error_of(lambda: engine.evaluate(run.state.model, [np.arange(len(run.engine.clients.dataset.y))]))
-    return {"rank": engine.rank, "shared": shared, "driving": driving}
+    held = None if before is None else peak() - before
+    return {"rank": engine.rank, "shared": shared, "driving": driving, "held": held}
 
 
 def drive_all(runs):

@@ -6,6 +6,7 @@ import signal
 import socket
 import subprocess
 import sys
+import time
 
 import pytest
 
@@ -114,12 +115,125 @@ def test_of_another_machine_nobody_knows_whether_it_lives(cell, elsewhere):
     with lock(cell):
         own = json.loads((cell / LOCK_FILE).read_text())
     (cell / LOCK_FILE).write_text(json.dumps(own | {"pid": 2**22 + 1} | elsewhere))
-    with lock(cell) as holder:
-        assert holder.pid == 2**22 + 1
-    assert (cell / LOCK_FILE).exists()
-    (cell / LOCK_FILE).unlink()  # by hand
+    for silent, is_held in ((0, True), (590, True), (610, False)):
+        at = time.time() - silent
+        os.utime(cell / LOCK_FILE, (at, at))
+        assert (holder_of(cell) is not None) == is_held
+        with lock(cell) as holder:
+            assert (holder is not None) == is_held
+    assert list(cell.iterdir()) == []
+
+
+def test_here_a_silent_process_that_lives_keeps_its_lock(cell):
+    with lock(cell):
+        os.utime(cell / LOCK_FILE, (0, 0))
+        with lock(cell) as second:
+            assert second.pid == os.getpid()
+
+
+ELSEWHERE = """
+import contextlib, json, os, pathlib, socket, sys, time, fedfacet.runs.lock as locks
+socket.gethostname = lambda: sys.argv[2]
+locks._alone = lambda file: contextlib.nullcontext()  # another machine's guard is none here
+locks.TOUCH_SECONDS = 0.05
+cell = pathlib.Path(sys.argv[1])
+"""
+
+HOLD = "with locks.lock(cell) as holder: print(holder, flush=True); sys.stdin.readline()"
+
+TAKE_OVER = """
+print("ready", flush=True)
+sys.stdin.readline()
+entered = 0
+while entered < 20:
+    with locks.lock(cell) as holder:
+        if holder is None:
+            entered += 1
+            with open(cell.parent / "log", "a") as log:
+                for word in ("in", "out"):
+                    print(word, file=log, flush=True)
+                    time.sleep(0.001)
+            dead = cell.parent / sys.argv[2]  # this machine is gone with the lock in its hands
+            dead.write_text(json.dumps({"host": "dead", "namespace": "", "pid": 1, "started": "1"}))
+            os.utime(dead, (0, 0))
+            os.replace(dead, cell / locks.LOCK_FILE)
+"""
+
+
+@pytest.fixture
+def start_elsewhere(checkout, cell):
+    """Return a function that starts Python code in a process that is on another machine, for all that a lock can tell."""
+    started = []
+
+    def begin(host, code):
+        pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+        environment = {**os.environ, "PYTHONPATH": str(checkout / "src")}
+        started.append(subprocess.Popen([sys.executable, "-c", ELSEWHERE + code, str(cell), host], env=environment, **pipes))
+        return started[-1]
+
+    yield begin
+    for process in started:
+        process.kill()
+        process.communicate()
+
+
+def test_who_lives_elsewhere_renews_its_lock_and_who_was_silent_gives_up(start_elsewhere, cell, monkeypatch):
+    monkeypatch.setattr(locks, "LEASE_SECONDS", 2)
+    other = start_elsewhere("elsewhere", HOLD)
+    assert other.stdout.readline() == "None\n"
+    began = time.monotonic()
+    while time.monotonic() < began + 3:
+        assert holder_of(cell).host == "elsewhere"
+        time.sleep(0.1)
+    other.send_signal(signal.SIGSTOP)  # its machine sleeps
+    assert holder_of(cell).host == "elsewhere"
+    time.sleep(2.5)
     with lock(cell) as holder:
         assert holder is None
+        other.send_signal(signal.SIGCONT)
+        assert other.wait(timeout=30) == 1
+        assert holder_of(cell).pid == os.getpid()
+    said = other.stderr.read()
+    assert said.startswith(f"error: Expected {cell} to be left to process {other.pid} on elsewhere, ")
+    assert f"but process {os.getpid()} on {socket.gethostname()} took it" in said
+
+
+def test_a_lock_that_was_removed_by_mistake_is_made_anew(start_elsewhere, cell):
+    other = start_elsewhere("elsewhere", HOLD)
+    assert other.stdout.readline() == "None\n"
+    (cell / LOCK_FILE).unlink()
+    began = time.monotonic()
+    while holder_of(cell) is None:
+        assert time.monotonic() < began + 30
+    other.stdin.write("done\n")
+    other.stdin.flush()
+    assert other.wait(timeout=30) == 0
+    assert list(cell.iterdir()) == []
+
+
+def test_a_silent_machines_lock_is_inherited_by_one_of_many_machines(start_elsewhere, cell):
+    machines = [start_elsewhere(f"host{number}", TAKE_OVER) for number in range(5)]
+    for machine in machines:
+        assert machine.stdout.readline() == "ready\n"
+    for machine in machines:
+        machine.stdin.write("go\n")
+        machine.stdin.flush()
+    for machine in machines:
+        _, said = machine.communicate(timeout=60)
+        assert machine.returncode == 0, said
+    assert (cell.parent / "log").read_text().split() == ["in", "out"] * 100
+
+
+@pytest.mark.parametrize("died", ["here", "elsewhere"])
+def test_who_dies_over_taking_a_lock_does_not_hold_it(cell, died):
+    with lock(cell):
+        own = json.loads((cell / LOCK_FILE).read_text())
+    for name in (LOCK_FILE, f"{LOCK_FILE}.taking"):
+        (cell / name).write_text(json.dumps(own | ({"started": "1"} if died == "here" else {"host": "another"})))
+        os.utime(cell / name, (0, 0))
+    with lock(cell) as holder:
+        assert holder is None
+    assert list(cell.iterdir()) == []
 
 
 @pytest.mark.parametrize("content", ["", "{", "[]", '{"pid": 1}', '"x"'])

@@ -1,6 +1,7 @@
 """Diversity Score against closed forms and its definition written out."""
 
 import math
+import time
 from collections import Counter
 
 import numpy as np
@@ -8,9 +9,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
+from scipy.spatial.distance import jensenshannon
 from scipy.stats import chisquare, entropy
 
 from fedfacet.clients.queries.counts import LabelHistogram
+from fedfacet.selectors import diversity_score
 from fedfacet.selectors.diversity_score import DiversityScoreSelector, diversity_scores
 from fedfacet.types import Broadcast, ClientTask
 
@@ -55,6 +58,53 @@ def test_scores_are_those_of_the_definition(counts_KC, support_weight, intra_wei
     scores = diversity_scores(counts_KC.astype(float), **dict(zip(names, settings, strict=True)))
     # The root of a divergence that is zero but for rounding.
     assert scores == pytest.approx(expected, abs=1e-7 if jensen_shannon == "distance" else 1e-12)
+
+
+def pair_by_pair(shares_KC):
+    """The mean divergences of all pairs of clients."""
+    return np.array(
+        [np.delete(np.nan_to_num(jensenshannon(p[None], shares_KC, axis=1)) ** 2, k).mean() for k, p in enumerate(shares_KC)]
+    )
+
+
+def federations():
+    """Histograms of all kinds: few and many samples, even and lopsided, some clients with nothing, all alike."""
+    draws = np.random.default_rng(0)
+    yield "iid", draws.multinomial(10, np.full(10, 0.1), 60)
+    yield "large", draws.integers(1, 10**6, (60, 10))
+    yield "lopsided", np.array([draws.multinomial(200, p) for p in draws.dirichlet(np.full(20, 0.05), 60)])
+    yield "one class each", 7 * np.eye(5, dtype=np.int64)[draws.integers(0, 5, 60)]
+    yield "rare", np.column_stack([np.full(60, 10**9), draws.integers(0, 3, 60)])
+    yield "some have nothing", draws.multinomial(3, [0.5, 0.5], 60) * draws.integers(0, 2, (60, 1))
+    yield "one class", draws.integers(1, 9, (60, 1))
+
+
+@pytest.mark.parametrize("counts", [pytest.param(counts, id=name) for name, counts in federations()])
+def test_of_many_clients_scores_and_draws_are_those_of_all_pairs(server, monkeypatch, counts):
+    """Draws hang on the last digits of the scores only where a random number falls between them."""
+    found = []
+    for pairs_up_to in (len(counts), 0):
+        monkeypatch.setattr(diversity_score, "PAIRS_UP_TO", pairs_up_to)
+        run = server(selector(intra_weight=0.0), len(counts), 9, answers={"label_histogram": counts.tolist()})
+        found.append((diversity_scores(counts.astype(float), intra_weight=0.0), [run.round(r) for r in range(1, 101)]))
+    (by_pairs, drawn_by_pairs), (by_series, drawn_by_series) = found
+    np.testing.assert_allclose(by_series, by_pairs, rtol=0, atol=2e-15)
+    assert drawn_by_series == drawn_by_pairs
+    holds = counts.sum(axis=1) > 0
+    assert (by_pairs[holds] == pair_by_pair(counts[holds] / counts[holds].sum(axis=1, keepdims=True))).all()
+
+
+def test_the_scores_of_twenty_thousand_clients_take_no_time():
+    """All pairs would take 40 s."""
+    counts = np.random.default_rng(0).integers(0, 100, (20_000, 10)).astype(float)
+    began = time.process_time()
+    scores = diversity_scores(counts)
+    assert time.process_time() - began < 5
+    some = [0, 777, 19_999]
+    shares = counts / counts.sum(axis=1, keepdims=True)
+    expected = [np.delete(jensenshannon(shares[k][None], shares, axis=1) ** 2, k).mean() for k in some]
+    own = diversity_scores(counts[some], intra_weight=1.0)
+    assert scores[some] == pytest.approx(own / 2 + np.array(expected) / 2, abs=1e-14)
 
 
 def test_closed_forms():

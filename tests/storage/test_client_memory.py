@@ -108,6 +108,22 @@ def test_a_damaged_file_is_written_again_where_its_content_comes_again(stored, t
     assert same(again.read(index), MEMORY)
 
 
+def test_an_index_comes_after_all_that_it_lists(tmp_path):
+    """Or a run killed in between would go on from a memory that is not there."""
+    store = ClientMemory(tmp_path)
+    index, files = store.pack({k: {"head": torch.full((3,), float(k))} for k in range(50)})
+    blocked = store.folder / next(iter(files))
+    (blocked / "in the way").mkdir(parents=True)
+    with pytest.raises(OSError, match=blocked.name):
+        store.write(files)
+    assert f"index_{index}.txt" not in names(store)
+    (blocked / "in the way").rmdir()
+    blocked.rmdir()
+    store.write(files)
+    assert len(store.read(index)) == 50
+    assert len(names(store)) == 51
+
+
 def test_while_a_run_goes_on_a_file_is_written_for_each_memory_that_changes(tiny_federation, tmp_path):
     save = SaveCheckpoint(run_dir=tmp_path, run_config={})
     run = tiny_federation(rounds=6, callbacks={"save": save}, local=LocalTraining(batch_size=8, keep_optimizer=True))

@@ -135,9 +135,8 @@ class DistributedEngine(Engine):
                 if order.leave:
                     return
                 continue
-            ranks.settle()
             for result in self._results(order, bundles):
-                if ranks.ready(0):
+                if not ranks.has_room(0):
                     break  # rank 0 has something new to say, and wants no more of this
                 ranks.post(0, result)
 
@@ -211,20 +210,26 @@ class DistributedEngine(Engine):
         return message
 
 
+_DEALT_TOGETHER = 16  # tasks per rank
+
+
 def deal(costs: Sequence[float], num_ranks: int) -> list[int]:
     """Return each task's rank: the longest go first, each to the rank that has the least to do; of several the last one.
 
-    Rank 0, which aggregates besides, is so the last choice.
+    Rank 0, which aggregates besides, is so the last choice. Of many tasks a few per rank are dealt after another: a rank that
+    got all its tasks from the end of a cohort would have to wait until rank 0, which takes updates in order, comes to them.
 
     Example:
         >>> deal([1, 1, 1, 3], 2)
         [0, 0, 0, 1]
     """
     loads, owners = [0.0] * num_ranks, [0] * len(costs)
-    for position in sorted(range(len(costs)), key=lambda position: -costs[position]):
-        owner = min(range(num_ranks), key=lambda rank: (loads[rank], -rank))
-        owners[position] = owner
-        loads[owner] += costs[position]
+    for first in range(0, len(costs), _DEALT_TOGETHER * num_ranks):
+        together = range(first, min(first + _DEALT_TOGETHER * num_ranks, len(costs)))
+        for position in sorted(together, key=lambda position: -costs[position]):
+            owner = min(range(num_ranks), key=lambda rank: (loads[rank], -rank))
+            owners[position] = owner
+            loads[owner] += costs[position]
     return owners
 
 

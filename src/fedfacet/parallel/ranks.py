@@ -8,8 +8,9 @@ import pickle
 import signal
 import socket
 import threading
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import Future
+from concurrent.futures import FIRST_COMPLETED, Future, wait
 from datetime import timedelta
 from typing import Any, ClassVar, NamedTuple
 
@@ -29,6 +30,9 @@ from fedfacet.parallel import wire
 from fedfacet.types import State
 
 log = logging.getLogger(__name__)
+
+MOST_UNSENT, ROOM = 4, 1 << 26
+"""So many messages may wait to be taken; and as many more as keep within so many bytes."""
 
 _EVER = timedelta(days=3650)  # a message may be long in coming; for how long it is waited is decided in `Ranks.receive`
 
@@ -130,7 +134,7 @@ class Ranks:
         self.halted: set[int] = set()  # those ranks that were told to send no more
         self._route = torch.device(device if backend == "nccl" else "cpu")
         self._expected: dict[int, Future[Message]] = {}
-        self._under_way: list[tuple[Any, Tensor]] = []
+        self._posted: dict[Future[None], int] = {}
         assert place.environment is not None, "one process has nobody to talk to"
         num_threads = torch.get_num_threads()
         if self._route.type == "cuda":
@@ -180,11 +184,11 @@ class Ranks:
 
         def deliver() -> None:
             manifest = wire.manifest_of(common)
-            for rank, message in messages.items():
-                self._start(rank, message, manifest)
+            parts = [part for rank, message in messages.items() for part in self._start(rank, message, manifest)]
             if manifest.num_bytes:
                 dist.broadcast(self._flat(common, manifest), src=0)
-            self.settle()
+            for work, _ in parts:
+                work.wait()
 
         self.lost = True  # unless all of it gets through
         self._wait_for(_in_background(deliver), "the other ranks to take a message")
@@ -193,15 +197,33 @@ class Ranks:
     def post(self, rank: int, message: Message) -> None:
         """Send a message without waiting until the other takes it; an ``EngineError`` says that the other is gone."""
         try:
-            self._start(rank, message, wire.manifest_of([]))
+            parts = self._start(rank, message, wire.manifest_of([]))
         except RuntimeError as error:
             raise self._gone(f"rank {rank} to take a message") from error
+        num_bytes = sum(part.nbytes for _, part in parts)
+        # The thread is all that holds the parts, so that they are freed once the other has them.
+        self._posted[_in_background(lambda: _finish(parts))] = num_bytes
 
-    def settle(self) -> None:
-        """Free what was sent, once all of it is known to be taken or about to be."""
-        for work, _ in self._under_way:
-            work.wait()
-        self._under_way.clear()
+    def has_room(self, rank: int) -> bool:
+        """Wait until another message may be posted, and return ``True``; or ``False`` once the other has something to say.
+
+        Without that whoever is faster would hold all that the other has not taken yet.
+
+        Raises:
+            EngineError: if the other is gone, or silent for too long.
+        """
+        heard = self.expect(rank)
+        while not heard.done():
+            for sent in [sent for sent in self._posted if sent.done()]:
+                del self._posted[sent]
+                if isinstance(error := sent.exception(), RuntimeError):
+                    raise self._gone(f"rank {rank} to take a message") from error
+            if len(self._posted) < MOST_UNSENT or sum(self._posted.values()) < ROOM:
+                return True
+            anything: list[Future[Any]] = [*self._posted, heard]
+            if not wait(anything, self.timeout_seconds, FIRST_COMPLETED).done:
+                raise self._silent(f"rank {rank} to take a message")
+        return False
 
     def expect(self, rank: int) -> "Future[Message]":
         """Begin to receive a rank's next message."""
@@ -223,13 +245,16 @@ class Ranks:
         try:
             return future.result(self.timeout_seconds)
         except TimeoutError:
-            self.lost = True
-            raise EngineError(
-                f"Expected {what} within {self.timeout_seconds:g} seconds, but nothing came: look at its machine, or raise "
-                "`engine.timeout_seconds` if a client may take that long."
-            ) from None
+            raise self._silent(what) from None
         except RuntimeError as error:
             raise self._gone(what) from error
+
+    def _silent(self, what: str) -> EngineError:
+        self.lost = True
+        return EngineError(
+            f"Expected {what} within {self.timeout_seconds:g} seconds, but nothing came: look at its machine, or raise "
+            "`engine.timeout_seconds` if a client may take that long."
+        )
 
     def _gone(self, what: str) -> EngineError:
         self.lost = True
@@ -238,14 +263,14 @@ class Ranks:
             "`resume=RUN_FOLDER`, with any number of ranks."
         )
 
-    def _start(self, rank: int, message: Message, common: wire.Manifest) -> None:
+    def _start(self, rank: int, message: Message, common: wire.Manifest) -> list[tuple[Any, Tensor]]:
+        """Begin to send a message; return its parts, which have to be kept until each one's work is done."""
         manifest = wire.manifest_of(message.bundles)
         pickled = torch.frombuffer(bytearray(pickle.dumps((message.body, manifest, common))), dtype=torch.uint8)
         parts = [torch.tensor([len(pickled)]), pickled]
         if manifest.num_bytes:
             parts.append(self._flat(message.bundles, manifest))
-        for part in parts:
-            self._under_way.append((dist.isend(part, rank), part))
+        return [(dist.isend(part, rank), part) for part in parts]
 
     def _take(self, rank: int) -> Message:
         size = torch.empty(1, dtype=torch.int64)
@@ -277,6 +302,17 @@ def _quiet(*names: str) -> Iterator[None]:
     yield
     for logger, level in loggers.items():
         logger.setLevel(level)
+
+
+def _finish(parts: list[tuple[Any, Tensor]]) -> None:
+    """Wait until what was sent is taken."""
+    for work, part in parts:
+        if part.is_cuda:  # nccl's wait() would hold up the stream that the next client is trained on, and not this thread
+            while not work.is_completed():
+                time.sleep(0.005)
+        else:  # gloo notices only in wait() that a message is taken
+            work.wait(_EVER)
+    parts.clear()
 
 
 def _in_background(action: Callable[[], Any]) -> "Future[Any]":

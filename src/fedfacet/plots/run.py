@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedfacet.heterogeneity import InteractionMatrix, measure_federation
+from fedfacet.plots import crowd
 from fedfacet.plots.figure import COLOURS, DASHES, group_names, saved_figure
 from fedfacet.storage.run_files import rows_of
 
@@ -29,6 +30,7 @@ _AVERAGE_COLOUR, _WORST_COLOUR, _OTHERS_COLOUR = "0.45", "#241033", "0.55"  # no
 _MAX_LABELLED_CELLS = 24
 _MAX_LABELLED_CURVES = 12
 _INCHES_PER_CLIENT = 0.075
+_INCHES_OF_MANY = 11.0
 
 
 def plot_partition(
@@ -43,22 +45,30 @@ def plot_partition(
     On the left a bar per client in the order of ids, stacked by (class, attribute) cell; the strip beneath shows which of the
     client's three measures is largest. On the right the measures of the pooled data, and their means over the clients.
 
+    More than ``crowd.MOST_BARS`` clients have no bars of their own: each column is the mean of some that follow one another,
+    with the median and the outer deciles of their sizes, over the shares of their types.
+
     ``matrices`` are all of one shape (Y, A). Without names, classes are called y = 0, y = 1, ... and attribute values a = 0,
     a = 1, ...; a single attribute value goes without saying. The folder is made if need be.
     """
     num_classes, num_attributes = matrices[0].counts.shape
     groups = group_names(*_names(class_names, attribute_names, num_classes, num_attributes))
-    width = max(5.2, _INCHES_PER_CLIENT * len(matrices))
+    many = len(matrices) > crowd.MOST_BARS
+    width = _INCHES_OF_MANY if many else max(5.2, _INCHES_PER_CLIENT * len(matrices))
     # A legend fills its columns first: with a column per class, where that many fit, each holds one class.
     columns = min(num_classes, max(1, int(width / (0.5 + 0.06 * max(map(len, groups))))))
     rows = math.ceil(len(groups) / columns) if len(groups) <= _MAX_LABELLED_CELLS else 0
     with saved_figure(path, width + 2.6, 3.1 + 0.17 * max(rows, 2)) as figure:
         grid = figure.add_gridspec(2, 2, width_ratios=(width, 2.1), height_ratios=(17, 1), hspace=0.02)
         bars = figure.add_subplot(grid[0, 0])
-        _draw_clients(bars, matrices, groups, attribute_names or ())
+        (_draw_crowd if many else _draw_clients)(bars, matrices, groups, attribute_names or ())
         if rows:
-            bars.legend(loc="lower left", bbox_to_anchor=(0, 1.0), ncols=columns, borderaxespad=0.2)
-        _draw_types(figure.add_subplot(grid[1, 0], sharex=bars), [matrix.type for matrix in matrices], width)
+            bars.legend(loc="lower left", bbox_to_anchor=(0, 1.0), ncols=columns + many, borderaxespad=0.2)
+        strip, types = figure.add_subplot(grid[1, 0], sharex=bars), [matrix.type for matrix in matrices]
+        if many:
+            _draw_shares(strip, types)
+        else:
+            _draw_types(strip, types, width)
         measures = figure.add_subplot(grid[:, 1])
         draw_measures(measures, matrices, fontsize=7)
         measures.set_xticks(range(3), [re.sub(" (?=[ics(])", "\n", name) for name in MEASURES], fontsize=7)
@@ -129,7 +139,8 @@ def plot_selection(
     """Draw into a PNG how often each client took part, clients sorted by type (FedDiverse, arXiv:2504.11216, figures 5-9).
 
     Printed in the background is each type's share of all participations; the dashed line is where every client would be if all
-    took part equally often.
+    took part equally often. More than ``crowd.MOST_BARS`` clients are sorted by how often they took part within their type, and
+    have no bars of their own: each column is the mean of some that follow one another.
 
     ``counts`` is in how many of the ``rounds`` each client took part, or that for several selectors by name, which are drawn
     one above the other. ``types`` has one of ``TYPES`` per client. The folder is made if need be.
@@ -137,15 +148,28 @@ def plot_selection(
     panels = dict(counts) if isinstance(counts, Mapping) else {"": counts}
     order = sorted(range(len(types)), key=lambda client: (TYPES.index(types[client]), client))
     percents = {name: 100 * np.asarray(panel, dtype=np.float64)[order] / rounds for name, panel in panels.items()}
-    top = max(1.0, *(float(percent.max()) for percent in percents.values()))
-    width = max(6.6, _INCHES_PER_CLIENT * len(order))
+    runs, many = _runs([types[client] for client in order]), len(order) > crowd.MOST_BARS
+    edges = crowd.neighbours([end - start for _, start, end in runs]) if many else np.arange(len(order) + 1)
+    for percent in percents.values() if many else ():
+        for _, start, end in runs:
+            percent[start:end][::-1].sort()
+    top = max(1.0, *(float(crowd.means(percent, edges).max()) for percent in percents.values()))
+    width = _INCHES_OF_MANY if many else max(6.6, _INCHES_PER_CLIENT * len(order))
     with saved_figure(path, width, 2.8 if len(panels) == 1 else 0.6 + 1.75 * len(panels)) as figure:
         grid = figure.subplots(len(panels), 1, sharex=True, squeeze=False).ravel()
         for axes, (name, percent) in zip(grid, percents.items(), strict=True):
-            _draw_participations(axes, percent, _runs([types[client] for client in order]), top, width)
+            if many:
+                column_C = crowd.steps(crowd.means(percent, edges))
+                axes.fill_between(edges - 0.5, column_C, step="post", color=_HUES[0], linewidth=0, zorder=2)
+            else:
+                axes.bar(range(len(percent)), percent, width=0.75, color=_HUES[0], zorder=2)
+            _draw_participations(axes, percent, runs, top, width)
             axes.set_ylabel(name)
-        _number_clients(grid[-1], order)
-        grid[-1].set_xlabel("client id, sorted by type")
+        if many:
+            grid[-1].set_xlabel("clients, sorted by type and by how often they took part")
+        else:
+            _number_clients(grid[-1], order)
+            grid[-1].set_xlabel("client id, sorted by type")
         label = f"rounds with the client (% of {rounds})"
         if len(panels) == 1:
             grid[0].set_ylabel(label)
@@ -159,10 +183,9 @@ def plot_selection(
 def _draw_participations(
     axes: "Axes", percent: NDArray[np.float64], runs: Sequence[tuple[str, int, int]], top: float, width: float
 ) -> None:
-    """Draw one selector's bars; ``percent`` is sorted by type, and ``runs`` are the stretches of the types."""
+    """Draw what is around one selector's bars; ``percent`` is sorted by type, and ``runs`` are the stretches of the types."""
     from matplotlib.ticker import MaxNLocator
 
-    axes.bar(range(len(percent)), percent, width=0.75, color=_HUES[0], zorder=2)
     axes.axhline(percent.mean(), color="black", linewidth=0.9, linestyle=DASHES, zorder=3)
     label_width = 0.42 / (width - 0.6) * len(percent)
     style: dict[str, Any] = {"ha": "center", "va": "center", "fontsize": 7, "fontweight": "bold"}
@@ -193,6 +216,44 @@ def _draw_clients(
         axes.add_collection(PolyCollection(list(boxes_K42), facecolor=colour, linewidth=0, label=groups[group]))
     axes.set(ylabel="samples", xlim=(-0.5, len(matrices) - 0.5), ylim=(0, 1.05 * max(top_KG.max(), 1)))
     axes.tick_params(axis="x", bottom=False, labelbottom=False)
+
+
+def _draw_crowd(axes: "Axes", matrices: Sequence[InteractionMatrix], groups: Sequence[str], attributes: Sequence[str]) -> None:
+    """Draw many clients as columns, each of them the mean of neighbours."""
+    counts_KG = np.stack([matrix.counts.ravel() for matrix in matrices])
+    edges = crowd.neighbours([len(matrices)])
+    top_CG = np.cumsum(crowd.means(counts_KG, edges), axis=1)
+    bottom_C = np.zeros(len(top_CG))
+    num_classes, num_attributes = matrices[0].counts.shape
+    for group, colour in enumerate(_group_colours(num_classes, num_attributes, attributes)):
+        stretch: Any = {"step": "post", "facecolor": colour, "linewidth": 0, "label": groups[group]}
+        axes.fill_between(edges - 0.5, crowd.steps(bottom_C), crowd.steps(top_CG[:, group]), **stretch)
+        bottom_C = top_CG[:, group]
+    low_C, median_C, high_C = crowd.quantiles(counts_KG.sum(axis=1), edges, (0.1, 0.5, 0.9))
+    style: Any = {"where": "post", "color": "black"}
+    axes.step(edges - 0.5, crowd.steps(median_C), linewidth=0.9, label="median client", **style)
+    for quantile_C, label in ((low_C, "10 % and 90 %"), (high_C, None)):
+        axes.step(edges - 0.5, crowd.steps(quantile_C), linewidth=0.5, linestyle=DASHES, label=label, **style)
+    axes.set(ylabel="samples per client", xlim=(-0.5, len(matrices) - 0.5), ylim=(0, 1.05 * max(*high_C, *bottom_C, 1)))
+    axes.tick_params(axis="x", bottom=False, labelbottom=False)
+
+
+def _draw_shares(axes: "Axes", types: Sequence[str]) -> None:
+    """Draw which part of many clients is of which type, column by column."""
+    edges = crowd.neighbours([len(types)])
+    bottom_C = np.zeros(len(edges) - 1)
+    for kind in TYPES:
+        is_K = np.array([one == kind for one in types], dtype=np.float64)
+        top_C = bottom_C + crowd.means(is_K, edges)
+        if is_K.any():
+            stretch: Any = {"step": "post", "facecolor": TYPE_COLOURS[kind], "linewidth": 0}
+            label = f"{kind} {100 * is_K.mean():.0f} %"
+            axes.fill_between(edges - 0.5, crowd.steps(bottom_C), crowd.steps(top_C), label=label, **stretch)
+        bottom_C = top_C
+    axes.legend(loc="upper left", bbox_to_anchor=(0, -1.2), ncols=len(TYPES), borderaxespad=0)
+    axes.set(ylim=(0, 1), yticks=[], xlabel=f"client id, {len(types) / len(bottom_C):.0f} clients a column")
+    axes.set_ylabel("types", rotation=0, ha="right", va="center")
+    axes.spines["left"].set_visible(False)
 
 
 def _draw_types(axes: "Axes", types: Sequence[str], width: float) -> None:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from fedfacet.plots import crowd
 from fedfacet.plots.figure import saved_figure
 from fedfacet.plots.run import TYPE_COLOURS, TYPES
 
@@ -53,17 +54,24 @@ def plot_selections(
                 axes.set_ylabel(row, rotation=0, ha="right", va="center")
             if row in (rows[-width:] if wrapped else rows[-1:]):
                 axes.set_xlabel("round")
-        figure.suptitle("Who was selected (dark), a line per client, sorted by type", fontsize=8)
+        many = any(chosen_RK.shape[1] > crowd.MOST_BARS for chosen_RK in chosen.values())
+        dark = "(the more the darker), several clients a line" if many else "(dark), a line per client"
+        figure.suptitle(f"Who was selected {dark}, sorted by type", fontsize=8)
 
 
 def draw_selection(axes: "Axes", chosen_RK: NDArray[np.bool_], types: Sequence[str]) -> None:
-    """Draw one heat map of rounds and clients."""
+    """Draw one heat map of rounds and clients; of more than ``crowd.MOST_BARS`` some share a line, black the darkest."""
     order = sorted(range(len(types)), key=lambda client: (TYPES.index(types[client]), client))
     parts = np.array_split(chosen_RK[:, order], min(_MOST_ROUNDS, len(chosen_RK)))
     shares_KR = np.stack([part.mean(axis=0) for part in parts], axis=1)
     rounds, number = len(chosen_RK), len(order)
-    axes.imshow(shares_KR, aspect="auto", cmap="Greys", vmin=0, vmax=1, extent=(0.5, rounds + 0.5, number, 0))
     sorted_types = [types[client] for client in order]
+    darkest = 1.0
+    if number > crowd.MOST_BARS:
+        edges = crowd.neighbours([number])  # of one height each, as the picture's dots are
+        shares_KR = crowd.means(shares_KR, edges)
+        darkest = float(shares_KR.max()) or 1.0
+    axes.imshow(shares_KR, aspect="auto", cmap="Greys", vmin=0, vmax=darkest, extent=(0.5, rounds + 0.5, number, 0))
     for kind in dict.fromkeys(sorted_types):
         start, count = sorted_types.index(kind), sorted_types.count(kind)
         strip: dict[str, Any] = {"color": TYPE_COLOURS[kind], "clip_on": False, "linewidth": 0}

@@ -10,6 +10,7 @@ import numpy as np
 
 from fedfacet.heterogeneity import HeterogeneityTriplet, InteractionMatrix, measure_federation
 from fedfacet.metrics.estimation import Triplets, measure_estimation
+from fedfacet.plots import crowd
 from fedfacet.plots.figure import BLUE, DASHES, saved_figure
 from fedfacet.plots.run import MEASURES, TYPE_COLOURS, TYPES, draw_measures
 
@@ -28,7 +29,8 @@ def plot_triplets(matrices: Sequence[InteractionMatrix], path: Path) -> None:
     """Draw every client's triplet into a PNG as a point, seen from the three sides of the cube that it lies in.
 
     Clients that look alike from a side share a bubble there, whose area grows with their number, printed inside where it is
-    more than one; colours are the clients' types. Dashed lines cross at the mean of the clients, solid ones at the pooled data.
+    more than one; colours are the clients' types. More than ``crowd.MOST_BARS`` clients are dots. Dashed lines cross at the
+    mean of the clients, solid ones at the pooled data.
     """
     from matplotlib.lines import Line2D
 
@@ -49,6 +51,8 @@ def plot_triplets(matrices: Sequence[InteractionMatrix], path: Path) -> None:
             *(Line2D([], [], **style) for style in (_MEAN, _POOLED)),
         ]
         names = [f"{counts[kind]} {'client' if counts[kind] == 1 else 'clients'} of type {kind}" for kind in kinds]
+        if len(types) > crowd.MOST_BARS:
+            names = [f"{counts[kind]} {kind}" for kind in kinds]  # or the legend would be wider than the picture
         figure.legend(handles, [*names, "mean of clients", "all data pooled"], loc="outside upper center", ncols=len(handles))
 
 
@@ -101,6 +105,12 @@ def plot_estimation(triplets: Triplets, path: Path) -> None:
 
 def _draw_bubbles(axes: "Axes", triplets: Sequence[HeterogeneityTriplet], types: Sequence[str], x: int, y: int) -> None:
     """Draw clients as seen from one side, many beneath few."""
+    if len(triplets) > crowd.MOST_BARS:
+        seen = np.array(triplets)[:, [x, y]]
+        axes.scatter(
+            seen[:, 0], seen[:, 1], s=2.5, alpha=0.3, linewidth=0, color=[_EDGE_COLOURS[kind] for kind in types], zorder=3
+        )
+        return
     alike: dict[tuple[int, int, str], list[HeterogeneityTriplet]] = {}
     for triplet, kind in zip(triplets, types, strict=True):
         alike.setdefault((round(triplet[x] / _ALIKE), round(triplet[y] / _ALIKE), kind), []).append(triplet)

@@ -19,7 +19,7 @@ from fedfacet.broken_pipe import reader_may_leave
 from fedfacet.errors import ConfigError, DatasetCorruptError, DatasetNotFoundError, FedFacetError
 from fedfacet.runs.ending import Refused, ending_in_a_sentence, refuse
 from fedfacet.runs.job import Job
-from fedfacet.runs.lock import LOCK_FILE, Process, lock, sole
+from fedfacet.runs.lock import Process, lock, sole
 from fedfacet.runs.pace import Pace
 from fedfacet.runs.processes import check_alone, serve
 from fedfacet.runs.stock import failures
@@ -152,7 +152,7 @@ def _run_cell(
         return _validation_of(job.run_dir)
     if holder is not None:
         if not is_worker:
-            print(f"{job.run_dir} is left to {holder}; if that is gone, remove {job.run_dir / LOCK_FILE}")
+            print(f"{job.run_dir} is left to {holder}; ten minutes after that is gone, the same command takes it over")
         return None
     if job.was_saved:
         job.config.resume = str(job.run_dir)

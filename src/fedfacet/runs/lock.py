@@ -4,10 +4,11 @@ import contextlib
 import json
 import os
 import socket
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, NoReturn
 
 from fedfacet.storage.run_files import json_of
 
@@ -49,16 +50,20 @@ UNKNOWN = Process("", "", 0, None)
 
 _MOST_BYTES = 4096
 
-WRITTEN_BY = 600.0
-"""After so many seconds a lock that still cannot be read is nobody's: whoever wrote it has died over that."""
+TOUCH_SECONDS = 60.0
+"""So often a process renews its lock."""
+
+LEASE_SECONDS = 600.0
+"""After so long without that it is nobody's, unless its process is known to live; one that cannot be read as well."""
 
 
 @contextlib.contextmanager
 def lock(folder: Path) -> Iterator[Process | None]:
     """Hold a folder's lock while entered, and yield ``None``; or yield the process that holds it.
 
-    The lock is a file that names its process. One whose process is gone, which is known on its own machine only, counts for
-    nothing; one of another machine has to be removed by hand if its process was killed.
+    The lock is a file that names its process, and that the process touches now and then. One whose process is gone, which its
+    own machine knows, counts for nothing; on other machines one that was not touched for ``LEASE_SECONDS``. A process that was
+    silent for so long, and finds that another one works at its folder, ends at once: what it would write would be in the way.
 
     Args:
         folder: that one process at a time may work at; it exists.
@@ -69,7 +74,8 @@ def lock(folder: Path) -> Iterator[Process | None]:
     file, own = folder / LOCK_FILE, _process(os.getpid())
     holder = _take(file, own)
     try:
-        yield holder
+        with contextlib.nullcontext() if holder is not None else _renewed(file, own):
+            yield holder
     finally:
         if holder is None and _read(file) == own:
             # Windows removes nothing that is being read; whoever reads it will find that the process is over.
@@ -79,30 +85,82 @@ def lock(folder: Path) -> Iterator[Process | None]:
 
 def holder_of(folder: Path) -> Process | None:
     """Return the process that works at a folder, or ``None``."""
-    holder = _read(folder / LOCK_FILE)
-    return holder if holder is not None and _may_be_alive(holder) else None
+    return _holder(folder / LOCK_FILE)
 
 
 def _take(file: Path, own: Process) -> Process | None:
     """Write a lock, unless a process that may be alive holds it, which then is returned."""
+    taking = file.with_name(f"{file.name}.taking")
     with _alone(file.parent.with_name(f".{LOCK_FILE}")):
         while True:
-            try:
-                descriptor = os.open(file, os.O_CREAT | os.O_EXCL | os.O_WRONLY)  # atomic, across machines too
-            except FileExistsError:
-                holder = _read(file)
-                if holder is not None:  # it may have been given back just now
-                    if _may_be_alive(holder):
-                        return holder
-                    file.unlink(missing_ok=True)
+            if _made(file, own):
+                return None
+            if (holder := _holder(file)) is not None:
+                return holder
+            if not os.path.lexists(file):  # it was given back just now
                 continue
-            try:
-                with open(descriptor, "w", encoding="utf-8") as target:
-                    json.dump(own._asdict(), target)
-            except OSError:
-                file.unlink(missing_ok=True)
-                raise
-            return None
+            # It is nobody's. Who makes the second file, one process on whichever machine, may put it in the first one's place.
+            if not _made(taking, own):
+                if (rival := _holder(taking)) is not None:
+                    return rival
+                taking.unlink(missing_ok=True)  # its process has died over that
+            elif os.path.lexists(file) and _holder(file) is None:
+                with contextlib.suppress(FileNotFoundError):
+                    os.replace(taking, file)
+                if _read(file) == own:
+                    return None
+            else:
+                taking.unlink(missing_ok=True)
+
+
+def _made(file: Path, own: Process) -> bool:
+    """Write a lock where there is none; tell whether there was none."""
+    try:
+        descriptor = os.open(file, os.O_CREAT | os.O_EXCL | os.O_WRONLY)  # atomic, across machines too
+    except FileExistsError:
+        return False
+    try:
+        with open(descriptor, "w", encoding="utf-8") as target:
+            json.dump(own._asdict(), target)
+    except OSError:
+        file.unlink(missing_ok=True)
+        raise
+    return True
+
+
+@contextlib.contextmanager
+def _renewed(file: Path, own: Process) -> Iterator[None]:
+    """Touch a lock now and then while entered."""
+    is_over = threading.Event()
+
+    def renew() -> None:
+        while not is_over.wait(TOUCH_SECONDS):
+            with contextlib.suppress(OSError):  # a server of files that is away for a while, or the folder is gone
+                holder = _read(file)
+                if holder == own:
+                    os.utime(file)
+                elif holder is None:
+                    _made(file, own)
+                elif holder.host and holder.started is not None:
+                    _give_up(file.parent, own, holder)
+
+    thread = threading.Thread(target=renew, name="lock", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        is_over.set()
+        thread.join()
+
+
+def _give_up(folder: Path, own: Process, holder: Process) -> NoReturn:
+    sentence = (
+        f"error: Expected {folder} to be left to {own}, but {holder} took it after {LEASE_SECONDS:g} seconds without a sign of "
+        "life: leave it to that, or give the same command again.\n"
+    )
+    with contextlib.suppress(OSError):
+        os.write(2, sentence.encode())
+    os._exit(1)
 
 
 @contextlib.contextmanager
@@ -162,7 +220,7 @@ def _held(file: Path, *, wait: bool) -> Iterator[bool]:
 
 
 def _read(file: Path) -> Process | None:
-    """Return the process that a lock names; what is none of ours is ``UNKNOWN``'s for a while, and a link nobody's."""
+    """Return the process that a lock names; what is none of ours is ``UNKNOWN``'s, and a link nobody's."""
     nobody = _process(os.getpid())._replace(started=None)  # one of this machine, and over
     try:
         if file.is_symlink():
@@ -175,10 +233,20 @@ def _read(file: Path) -> Process | None:
         return None
     except (OSError, ValueError, TypeError):
         pass
-    with contextlib.suppress(OSError):
-        if time.time() - file.lstat().st_mtime > WRITTEN_BY:
-            return nobody
     return UNKNOWN
+
+
+def _age(file: Path) -> float:
+    """Return for how many seconds a lock was not touched, by the clock of the disk it lies on: those of machines differ."""
+    guard = file.parent.with_name(f".{LOCK_FILE}")
+    now = time.time()
+    with contextlib.suppress(OSError, NotImplementedError):  # it is made by who takes a lock; not on Windows
+        os.utime(guard, follow_symlinks=False)
+        now = guard.lstat().st_mtime
+    try:
+        return now - file.lstat().st_mtime
+    except OSError:  # it was given back just now
+        return 0.0
 
 
 def _no_link(path: str, flags: int) -> int:
@@ -186,11 +254,15 @@ def _no_link(path: str, flags: int) -> int:
     return os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK, 0o666)
 
 
-def _may_be_alive(process: Process) -> bool:
+def _holder(file: Path) -> Process | None:
+    """Return the process that a lock belongs to: one that lives, or may."""
+    holder = _read(file)
+    if holder is None:
+        return None
     own = _process(os.getpid())
-    if (process.host, process.namespace) != (own.host, own.namespace):
-        return True
-    return process.started is not None and _process(process.pid).started == process.started
+    if (holder.host, holder.namespace) != (own.host, own.namespace):
+        return holder if _age(file) <= LEASE_SECONDS else None
+    return holder if holder.started is not None and _process(holder.pid).started == holder.started else None
 
 
 def _process(pid: int) -> Process:

@@ -4,6 +4,7 @@ import hashlib
 import io
 import re
 from collections.abc import Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
 
@@ -17,6 +18,7 @@ from fedfacet.storage.synced_file import sync, write_synced
 from fedfacet.types import State
 
 _MOST_BYTES = 1 << 36
+_WRITERS = 16
 _NAME = r"\d{6,18}_[0-9a-f]{64}\.pt"
 _OURS = re.compile(rf"({_NAME}|index_[0-9a-f]{{64}}\.txt)(\.part)?")
 """What may be removed of a folder: nothing that somebody else has put there."""
@@ -71,10 +73,17 @@ class ClientMemory:
             return
         if self.folder.parents[1].is_dir():
             self.folder.mkdir(parents=True, exist_ok=True)
-        for name, content in files.items():
-            file = self.folder / name
+
+        def write_one(name: str) -> None:
+            file, content = self.folder / name, files[name]
             if not file.is_file() or file.read_bytes() != content:  # a resumed run packs all that it has read
                 write_synced(file, [content])
+
+        # Side by side: a disk that is waited for by several has them wait once. The index names the others, and comes last.
+        *clients, index = files
+        with ThreadPoolExecutor(_WRITERS, "memory") as pool:
+            list(pool.map(write_one, clients))
+        write_one(index)
         sync(self.folder)
 
     def read(self, index: str) -> dict[int, State]:
