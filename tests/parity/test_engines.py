@@ -58,6 +58,7 @@ BASE = {
 
 NEEDS = {
     "personal=norm_layers": {"model": "resnet8", "model.hidden": None},
+    "objective=fedrs": {"partition.alpha": 0.1},  # some clients lack a class
     "optimizer=adam": {"optimizer.lr": 0.01, "local.max_grad_norm": 0.5},
     "aggregator=fair_fate": {"server_data": "validation", "aggregator.measure": "accuracy_parity"},
     "aggregator=ddaba": {"server_data": "validation"},
@@ -180,6 +181,8 @@ FALLS_BACK = {
     "objective=reweighing": (
         "Expected an objective that looks at its batches only, but ReweighingObjective looks at all samples besides"
     ),
+    "objective=fedlc": "Expected an objective that looks at its batches only, but FedLCObjective looks at all samples besides",
+    "objective=fedrs": "Expected an objective that looks at its batches only, but FedRSObjective looks at all samples besides",
     "objective=moon": "Expected clients that send and keep nothing but weights, but those of MoonObjective may",
     "correction=feddyn aggregator=feddyn": (
         "Expected clients that send and keep nothing but weights, but those of FedDynCorrection do"

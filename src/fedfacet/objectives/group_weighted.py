@@ -62,6 +62,6 @@ def weighted_cross_entropy(logits: Tensor, batch: Batch, weights_YA: Tensor) -> 
 
 
 def check_cross_entropy(loss: Callable[[Tensor, Batch], Tensor], option: str) -> None:
-    """Refuse another loss with an objective that weights samples, with a ``ValueError``."""
+    """Refuse another loss with an objective that changes the cross entropy, with a ``ValueError``."""
     if getattr(loss, "func", loss) is not cross_entropy:  # a configuration hands over a partial of it
-        raise ValueError(f"Expected `loss=cross_entropy` with objective={option}, which weights samples, but got another.")
+        raise ValueError(f"Expected `loss=cross_entropy` with objective={option}, which changes it, but got another.")
