@@ -15,6 +15,8 @@ _HOW = {
     "client_fairness/": "callbacks=[default,client_fairness]` and `partition.local_holdout=0.2",
     "val/auc": "callbacks=[default,auc]",
     "test/auc": "callbacks=[default,auc]",
+    "val/ece": "callbacks=[default,calibration]",
+    "test/ece": "callbacks=[default,calibration]",
 }
 """Metrics, by the beginning of their names, that a run measures only with these options of train.py."""
 
