@@ -218,7 +218,7 @@ def _labels(dataset: Dataset, name: str, setting: str = "label") -> NDArray[np.i
     if name not in known and name not in dataset.columns:
         raise InfeasiblePartitionError(
             f"Expected `partition.{setting}` to be one of {', '.join([*known, *dataset.columns])}, which this data set has, "
-            f"but got {name!r}: choose one of them or another `dataset`."
+            f"but got {name!r}: choose one of them or another `dataset`; of csv and hf, `dataset.columns` names further ones."
         )
     return known[name] if name in known else dataset.columns[name]
 
