@@ -70,12 +70,12 @@ def test_clients_that_never_take_part_are_measured_in_every_setting_and_trained_
     federation, _ = smoke(*options, "callbacks=[default,client_fairness,personal_evaluate]")
     data = load_data(config.compose_job("train", [*options, "debug=smoke"])[0])
     never = np.concatenate([*data.held_out_clients.partition.indices, *data.held_out_clients.local_holdout])
-    owned = [federation.engine.clients.owned(client_id) for client_id in range(federation.num_clients)]
+    owned = [federation.engine.clients.owned[client_id] for client_id in range(federation.num_clients)]
     assert federation.num_clients == (1 if setting_option == "centralized" else 4)
     assert not np.isin(np.concatenate(owned), never).any()
     metrics = federation.callbacks["client_fairness"].measure(federation, 1)
     assert metrics["client_fairness/held_out_clients/num_clients"] == 2
-    assert len(federation.engine.clients.owned(federation.num_clients + 1)) == len(data.held_out_clients.partition.indices[1])
+    assert len(federation.engine.clients.owned[federation.num_clients + 1]) == len(data.held_out_clients.partition.indices[1])
 
 
 @pytest.mark.parametrize("engine", ["sequential", "vectorized"])
