@@ -49,7 +49,7 @@ def measuring(tiny_clients):
     """Every callback that measures models and needs more than the global one for it."""
     clients = tiny_clients(matrices=UNEQUAL)
     matrices = [clients.data(client_id).interaction_matrix for client_id in range(4)]
-    data = SimpleNamespace(partition=clients.partition, matrices=matrices)
+    data = SimpleNamespace(partition=clients.partition, matrices=matrices, held_out_clients=None)
     splits = {"val": clients.dataset.train[::3], "test": clients.dataset.test}
     return {
         "decomposition": Decomposition(data=data),

@@ -139,6 +139,7 @@ def federate(
         optimizer=optimizer,
         dataset=data.dataset,
         partition=data.partition,
+        held_out=data.held_out_clients.partition if data.held_out_clients is not None else None,
         local=local if local is not None else LocalTraining(),
         transforms=transforms,
         device=device,

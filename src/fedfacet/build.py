@@ -49,6 +49,7 @@ def build(config: DictConfig, run_dir: Path) -> Federation:
         "data": data,
         "splits": data.splits,
         "local_holdout": data.local_holdout,
+        "held_out_clients": data.held_out_clients,
         "group_weights": data.group_weights,
         "num_attributes": data.dataset.num_attributes,
         "rounds": config.federation.rounds,
@@ -156,6 +157,7 @@ def _load_data(parts: str) -> FederatedData:
         local_holdout=partition.get("local_holdout", 0.0),
         seed=config.dataset.get("seed", 0),
         holdout_seed=partition.get("seed", 0) if (own := partition.get("holdout_seed")) is None else own,
+        held_out_clients=partition.get("held_out_clients", 0),
         keep_together=partition.get("keep_together"),
         server=make(config.server_data) if config.server_data is not None else None,  # older runs have no such group
     )
@@ -212,6 +214,7 @@ def _clients(config: DictConfig, data: FederatedData) -> tuple[Clients, Parts | 
         optimizer=optimizer,
         dataset=dataset,
         partition=data.partition,
+        held_out=data.held_out_clients.partition if data.held_out_clients is not None else None,
         local=make(config.local),
         transforms=[make(node) for node in config.transforms.values()],
         device=device,

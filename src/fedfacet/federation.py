@@ -403,11 +403,11 @@ class Federation:
             log.info("The run ends with round %d: %s.", result.round, reason)
 
     def sent(self, state: FederationState, client_id: int) -> Broadcast:
-        """Return what a client is sent in the round after a state."""
+        """Return what a client is sent in the round after a state; one that never takes part is sent all of the model."""
         broadcast = Broadcast(state.model)
         if self.aggregator.broadcast is not None:
             broadcast = self.aggregator.broadcast(state.aggregator, state.model, client_id)
-        if self.parts is None:
+        if self.parts is None or client_id >= self.num_clients:
             return broadcast
         return replace(broadcast, model=self.parts.cut(broadcast.model, client_id, state.round + 1))
 

@@ -1,12 +1,15 @@
 import json
+from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
 
 from fedfacet.analysis.console import print_results
+from fedfacet.analysis.notes import how_to_measure
 from fedfacet.data.dataset import Dataset, InMemoryInputs
 from fedfacet.data.federated import FederatedData
+from fedfacet.data.held_out_clients import HeldOutClients
 from fedfacet.metrics.group_counts import group_key
 from fedfacet.types import Partition
 
@@ -92,3 +95,28 @@ def test_clients_own_models_have_rows(printed):
     ]
     _, rows = printed(federated, measured(9, federated, **own))
     assert [row[0] for row in rows[-3:]] == ["worst class", "personal, mean", "personal, worst client"]
+
+
+def test_clients_that_never_take_part_have_rows(printed):
+    plain = data(NORMAL, ("none",), holdout=(np.arange(2),))
+    never = HeldOutClients((1, 2), Partition((np.arange(2, 3),) * 2), (np.arange(3, 6), np.arange(6, 7)))
+    federated = replace(plain, held_out_clients=never)
+    own = {"personal_test/held_out_clients/acc_mean": 0.9, "personal_holdout/held_out_clients/acc_mean": 0.8}
+    _, rows = printed(federated, measured(9, federated, **own))
+    assert rows[-2:] == [["personal, new clients", "", "90.00"], ["held out, new clients", "4", "80.00"]]
+
+
+@pytest.mark.parametrize(
+    ("metric", "options"),
+    [
+        (
+            "client_fairness/held_out_clients/gap",
+            "client_fairness]` and `partition.local_holdout=0.2 partition.held_out_clients=0.2",
+        ),
+        ("client_fairness/acc_mean", "client_fairness]` and `partition.local_holdout=0.2"),
+        ("personal_test/held_out_clients/acc_mean", "personal_evaluate]` and `partition.held_out_clients=0.2"),
+        ("personal_test/acc_mean", "personal_evaluate]"),
+    ],
+)
+def test_a_metric_says_what_has_a_run_measure_it(metric, options):
+    assert how_to_measure(metric) == f"run them with `callbacks=[default,{options}`"

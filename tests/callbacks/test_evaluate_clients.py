@@ -29,7 +29,8 @@ def clients(tiny_clients):
 def facts(clients):
     matrices = [clients.data(client_id).interaction_matrix for client_id in range(4)]
     splits = {"val": clients.dataset.train[::3], "test": clients.dataset.test}
-    return {"splits": splits, "group_weights": WEIGHTS, "num_attributes": 2, "data": SimpleNamespace(matrices=matrices)}
+    data = SimpleNamespace(matrices=matrices, held_out_clients=None)
+    return {"splits": splits, "group_weights": WEIGHTS, "num_attributes": 2, "data": data}
 
 
 def one_by_one(federation, facts, round):
@@ -56,7 +57,8 @@ class OneEach(FedAvg):
 
 def test_a_model_that_the_server_keeps_for_a_client_is_that_clients(tiny_federation, tiny_clients):
     clients = tiny_clients()
-    data = SimpleNamespace(matrices=[clients.data(client_id).interaction_matrix for client_id in range(4)])
+    matrices = [clients.data(client_id).interaction_matrix for client_id in range(4)]
+    data = SimpleNamespace(matrices=matrices, held_out_clients=None)
     splits = {"test": clients.dataset.test}
     callback = EvaluateClients(splits=splits, group_weights=WEIGHTS, num_attributes=2, data=data)
     federation = tiny_federation(clients=clients, aggregator=OneEach())
@@ -109,7 +111,8 @@ def test_a_group_that_nobody_can_be_measured_on_is_nan_and_makes_no_mean(tiny_fe
     """One client has samples of a group that is not in the split: its own accuracy is unknown, and so is their mean."""
     absent = np.array([index for index in facts["splits"]["test"] if index % 2 == 0])[:1]
     matrices = [InteractionMatrix([[1, 0], [0, 0]])] * 3 + [InteractionMatrix([[0, 0], [0, 9]])]
-    callback = EvaluateClients(**facts | {"splits": {"test": absent}, "data": SimpleNamespace(matrices=matrices)})
+    data = SimpleNamespace(matrices=matrices, held_out_clients=None)
+    callback = EvaluateClients(**facts | {"splits": {"test": absent}, "data": data})
     metrics = callback.measure(tiny_federation(), 1)
     assert math.isfinite(metrics["test/acc"])
     assert all(math.isnan(metrics[name]) for name in ("test/acc_own", "test/acc_own_min", "test/acc_own_max"))

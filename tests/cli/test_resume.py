@@ -305,3 +305,21 @@ def test_a_signal_delivered_twice_does_not_lose_the_rounds(start, uninterrupted,
     process.kill(signal.SIGTERM)
     assert process.wait() == 143
     assert saved_round(run) == len(rounds_in(run / "metrics.csv")) >= 1
+
+
+def test_who_is_held_out_stays_so_over_a_kill_and_cannot_be_changed(start, train, trained, uninterrupted, tmp_path, results):
+    chosen = "callbacks=[default,client_fairness,personal_evaluate]"
+    given = (ROUNDS, chosen, "partition.held_out_clients=0.25", "partition.local_holdout=0.25")
+    run, command = tmp_path / "run", (*given, EVERY_3, "paths.output_dir=run", "resume=auto")
+    first = start(*command)
+    first.wait_until(lambda: len(rounds_in(run / "metrics.csv")) >= 4)
+    first.kill(signal.SIGKILL)
+    first.wait()
+    refused = train("resume=run", "partition.held_out_clients=0.5", fast=False)
+    assert (refused.status, refused.err.count("\n")) == (2, 1), refused.err
+    assert "partition.held_out_clients" in refused.err
+    trained(*command)
+    assert results(run) == uninterrupted(*given)
+    never = json.loads((run / "partition.json").read_text())["held_out_clients"]
+    assert len(never["numbers"]) == len(never["indices"]) == len(never["local_holdout"]) == 6
+    assert len(json.loads((run / "summary.json").read_text())["participation_counts"]) == 18

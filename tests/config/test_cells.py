@@ -43,6 +43,14 @@ def test_it_does_not_matter_how_a_value_was_said(digest, usual):
     assert digest("optimizer.lr=1") == digest("optimizer.lr=1.0")
 
 
+def test_a_setting_that_came_later_counts_only_where_it_does_something(digest, usual):
+    assert digest("partition.held_out_clients=0") == digest("partition.held_out_clients=0.0") == usual
+    assert len({usual, digest("partition.held_out_clients=0.2"), digest("partition.held_out_clients=3")}) == 3
+    without = plain(compose_job("train", [])[0])
+    del without["partition"]["held_out_clients"]
+    assert cell_digest(without) == usual, "the name that it had before"
+
+
 def test_where_a_download_lies_does_not_matter(digest):
     assert digest("dataset=cmnist", "partition.scale=1", "dataset.root=/a") == digest("dataset=cmnist", "partition.scale=1")
 

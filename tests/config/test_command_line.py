@@ -215,6 +215,16 @@ def test_a_configuration_is_shown_as_the_run_will_have_it():
         shown("train", ["train.py", "--cfg=job", "selector=unifrm"])
 
 
+def test_clients_by_a_column_are_told_by_their_name_here(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for name in ("column", "by_column"):
+        with pytest.raises(
+            ConfigError, match=r"got `\w+`: for a client per .* give `partition=natural partition\.label=COLUMN`"
+        ):
+            preflight("train", ["train.py", f"partition={name}"])
+    preflight("train", ["train.py", "partition=natural", "partition.label=a"])
+
+
 class TestOwnRecipes:
     """What Hydra would take from a yaml without a word."""
 

@@ -79,3 +79,17 @@ def test_defaults_are_nobodys_wish(jobs_of, caplog):
     jobs_of("method=feddiverse_known")
     jobs_of("debug=smoke", "selector=uniform")
     assert not caplog.messages
+
+
+def test_clients_that_never_take_part_and_are_not_measured_are_said(jobs_of, caplog):
+    given = ("partition.held_out_clients=0.2", "partition.local_holdout=0.2")
+    for callback in ("client_fairness", "personal_evaluate"):
+        jobs_of(*given, f"callbacks=[default,{callback}]")
+    jobs_of(*given, "setting=local")
+    jobs_of("partition.held_out_clients=0")
+    assert not [message for message in caplog.messages if "held_out" in message]
+    jobs_of(*given)
+    assert (
+        "The clients of partition.held_out_clients are measured by no callback of this run: add callbacks=[default,c"
+        in caplog.text
+    )

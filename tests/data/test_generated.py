@@ -21,6 +21,7 @@ from fedfacet.data.pneumonia_mnist import PneumoniaMNIST
 from fedfacet.data.retina import Retina
 from fedfacet.data.shakespeare import Shakespeare
 from fedfacet.data.spawrious import Spawrious
+from fedfacet.data.tiny_imagenet import TinyImageNet
 from fedfacet.data.utkface import UTKFace
 from fedfacet.data.waterbirds import WaterBirds
 
@@ -46,12 +47,13 @@ def contents(root):
         Retina,
         Shakespeare,
         Spawrious,
+        TinyImageNet,
         UTKFace,
         WaterBirds,
     ],
 )
 def test_sources_always_write_the_same_files(source, tmp_path):
-    small = {"image_size": 16} if source in (CelebA, FairFace, Spawrious, UTKFace, WaterBirds) else {}
+    small = {"image_size": 16} if source in (CelebA, FairFace, Spawrious, TinyImageNet, UTKFace, WaterBirds) else {}
     for name in "ab":
         source(root=str(tmp_path / name), **small).generate(None)
     written = contents(tmp_path / "a")

@@ -76,7 +76,7 @@ def measures(clients):
     shared = {"splits": splits, "group_weights": (1.0, 2.0, 3.0, 4.0), "num_attributes": 2}
     matrices = [clients.data(client_id).interaction_matrix for client_id in range(4)]
     return {
-        "clients": EvaluateClients(**shared, data=SimpleNamespace(matrices=matrices)),
+        "clients": EvaluateClients(**shared, data=SimpleNamespace(matrices=matrices, held_out_clients=None)),
         "personal": PersonalEvaluate(splits=splits, local_holdout=()),
         "global": Evaluate(**shared),
     }

@@ -22,6 +22,8 @@ _PERSONAL = {
     "personal, worst client": "personal_test/acc_min",
     "held out, mean": "personal_holdout/acc_mean",
     "held out, worst client": "personal_holdout/acc_min",
+    "personal, new clients": "personal_test/held_out_clients/acc_mean",
+    "held out, new clients": "personal_holdout/held_out_clients/acc_mean",
 }
 
 
@@ -62,6 +64,8 @@ def print_results(summary: Mapping[str, Any], data: "FederatedData", run_dir: Pa
     add(f"worst {group_word}", None, "test/acc_worst_group", style="bold")
     table.add_section()
     sizes = {"personal, mean": len(dataset.test), "held out, mean": sum(map(len, data.local_holdout))}
+    if data.held_out_clients is not None:
+        sizes["held out, new clients"] = sum(map(len, data.held_out_clients.local_holdout))
     for name, key in _PERSONAL.items():
         if any(key in measured for _, measured in rounds):
             add(name, sizes.get(name), key)

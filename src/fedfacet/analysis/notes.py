@@ -6,7 +6,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from fedfacet.analysis.audits import AVERAGED, KINDS, MEAN, averaged, is_mean, is_of_attack
 from fedfacet.analysis.runs import Run, differing_keys, spelled
 
+_NEW_CLIENTS = "partition.local_holdout=0.2 partition.held_out_clients=0.2"
 _HOW = {
+    "personal_test/held_out_clients/": "callbacks=[default,personal_evaluate]` and `partition.held_out_clients=0.2",
+    "personal_holdout/held_out_clients/": f"callbacks=[default,personal_evaluate]` and `{_NEW_CLIENTS}",
+    "client_fairness/held_out_clients/": f"callbacks=[default,client_fairness]` and `{_NEW_CLIENTS}",
     "personal_test/": "callbacks=[default,personal_evaluate]",
     "personal_holdout/": "callbacks=[default,personal_evaluate]` and `partition.local_holdout=0.2",
     "received_test/": "callbacks=[default,submodel_evaluate]",

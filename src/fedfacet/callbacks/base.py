@@ -23,6 +23,9 @@ class Callback:
     judges: ClassVar[Callable[..., str | None] | None] = None
     """``judges(self)`` returns what the server must know of samples of its own, as ``Aggregator.judges`` does."""
 
+    measures_held_out_clients: ClassVar[bool] = False
+    """Whether it measures the clients that never take part, where there are any."""
+
     def on_fit_start(self, federation: "Federation") -> None:
         """Run before this process's first round, also after a resume."""
 

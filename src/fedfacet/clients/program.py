@@ -187,7 +187,7 @@ class Training:
 
     def __init__(self, clients: "Clients", task: ClientTask) -> None:
         self.clients, self.task, self.program = clients, task, clients.program_of(task.broadcast.model)
-        self.indices = clients.partition.indices[task.client_id]
+        self.indices = clients.owned[task.client_id]
         self.num_steps = clients.num_steps(task)
         self.step, self.num_seen, self.loss_sum = 0, 0, 0.0
         program, local = self.program, clients.local
@@ -281,7 +281,7 @@ class Clients:
         objective: the LightningModule that clients train; one object, used for one client after another.
         optimizer: makes the clients' optimizers, for queries that train something.
         dataset: holds all samples.
-        partition: who owns which.
+        partition: who owns which, of those that take part.
         local: how much a client trains in a round.
         transforms: what happens to an update before it leaves the client, in this order.
         device: where all this happens.
@@ -293,7 +293,9 @@ class Clients:
         whole_fingerprint: whether the data set's digest looks at every input.
         privacy: how gradients are made private; ``None`` where they are not.
         hides_attributes: whether clients do not know the attributes of their samples.
+        held_out: clients that never take part and only measure, numbered after the others; ``None`` for none.
         needs: what a round takes on each client's device; empty without devices.
+        owned: per client the positions of what it trains on, those of held-out clients last.
         shown: the data set as clients see it, with the labels that they take for true.
         programs: one per objective.
         probed: clients of the current round that have taken their first steps to answer a query.
@@ -314,13 +316,17 @@ class Clients:
     whole_fingerprint: bool = False
     privacy: DPSGD | None = None
     hides_attributes: bool = False
+    held_out: Partition | None = None
     needs: list[RoundNeeds] = field(default_factory=list)
+    owned: Sequence[NDArray[np.int64]] = field(init=False)
     shown: Dataset = field(init=False)
     programs: list[ClientProgram] = field(init=False, default_factory=list)
     probed: ProbedClients = field(init=False, default_factory=ProbedClients)
 
     def __post_init__(self) -> None:
         """Look up once what every client's training needs."""
+        held_out = self.held_out.indices if self.held_out is not None else ()
+        object.__setattr__(self, "owned", (*self.partition.indices, *held_out))
         shown = self.dataset.without_attributes if self.hides_attributes else self.dataset
         object.__setattr__(self, "shown", self._relabelled(shown))
         for objective in (self.objective, *self.other_objectives):
@@ -367,17 +373,17 @@ class Clients:
 
     def data(self, client_id: int) -> ClientData:
         """Return one client's samples."""
-        return ClientData(self.shown, self.partition.indices[client_id], self.device, self.memory_format)
+        return ClientData(self.shown, self.owned[client_id], self.device, self.memory_format)
 
     def num_steps(self, task: ClientTask) -> int:
         """Return how many optimizer steps a client takes in a round, 1 at least."""
-        local, num_samples = self.local, len(self.partition.indices[task.client_id])
+        local, num_samples = self.local, len(self.owned[task.client_id])
         planned = local.amount if local.unit == "steps" else local.amount * math.ceil(num_samples / local.batch_size)
         return max(1, math.ceil(task.step_fraction * planned))
 
     def batches(self, task: ClientTask) -> Iterator[NDArray[np.int64]]:
         """Yield positions, among the client's samples, of the batches that it trains on, epoch after epoch without end."""
-        num_samples, size = len(self.partition.indices[task.client_id]), self.local.batch_size
+        num_samples, size = len(self.owned[task.client_id]), self.local.batch_size
         replaced = self.local.sampling == "with_replacement"
         if num_samples < 1:
             raise ValueError("Expected a client to hold at least one sample, but it holds none: mend the partition.")

@@ -82,7 +82,7 @@ class StackedTraining(nn.Module):
             CannotStackError: if the clients do not start alike, or if a random number is drawn.
         """
         clients, local, start = self.clients, self.clients.local, common_start(tasks)
-        owned = [clients.partition.indices[task.client_id] for task in tasks]
+        owned = [clients.owned[task.client_id] for task in tasks]
         num_steps = [clients.num_steps(task) for task in tasks]
         batches = [clients.batches(task) for task in tasks]
         order = sorted(range(len(tasks)), key=lambda position: -num_steps[position])  # position in tasks of each row

@@ -32,7 +32,7 @@ def try_out(training: StackedTraining, task: ClientTask) -> float:
     """
     clients, program = training.clients, training.clients.program
     _refuse_the_known(clients)
-    indices = clients.partition.indices[task.client_id]
+    indices = clients.owned[task.client_id]
     (group,) = training.groups([indices[:4], indices[-4:]])
     start, watch = common_start([task]), _Watch(clients.device)
     losses = torch.zeros(2, dtype=torch.float64, device=clients.device)

@@ -53,6 +53,7 @@ SETTINGS: dict[str, Any] = {
     "trust": list[str] | str,
     "smoke": bool,
     "where_present": dict,
+    "partition.held_out_clients": float | int | list[int],
     "partition.holdout_seed": int | None,
     "partition.keep_together": _NAME | None,
     "partition.local_holdout": float,

@@ -197,6 +197,8 @@ def _shrink(config: DictConfig, given: Set[str]) -> None:
                 group.count = 1
     if "classes_per_client" in config.partition and "partition.num_clients" not in given:
         config.partition.num_clients = None  # so few clients might not hold every class
+    if (held_out := config.partition.get("held_out_clients")) and not isinstance(held_out, float):
+        config.partition.held_out_clients = 1
     if isinstance(size := OmegaConf.select(config, "federation.cohort_size"), int):
         config.federation.cohort_size = min(3, size)
     if "root" in config.dataset:

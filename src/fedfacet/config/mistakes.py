@@ -17,6 +17,10 @@ from fedfacet.errors import ConfigError, first_line
 
 SPECIAL_KEYS = {"_target_", "_partial_", "_convert_", "_recursive_", "_args_"}
 
+_BY_A_COLUMN = "for a client per value of a column of the data, give `partition=natural partition.label=COLUMN`."
+_OTHER_NAMES = {("partition", name): _BY_A_COLUMN for name in ("by_column", "column", "client_column", "label")}
+"""(group, what somebody may call an option) -> what it is called here."""
+
 COMPOSE_ERRORS = (HydraException, OmegaConfBaseException, ValueError, TypeError, RecursionError)
 
 
@@ -85,6 +89,8 @@ def _explain_override(name: str, override: str, others: Sequence[str], error: Ex
             hint = (
                 f"it is there already, so give `{key}={value}` without a prefix." if override[0] in "+~" else first_line(error)
             )
+        elif (key, wrong[0]) in _OTHER_NAMES:
+            hint = _OTHER_NAMES[key, wrong[0]]
         elif nearest := difflib.get_close_matches(wrong[0], options, 1):
             hint = f"did you mean `{key}={nearest[0]}`?"
         else:

@@ -5,7 +5,7 @@ from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
-BESIDE_ARGUMENTS = frozenset({"holdout_seed", "keep_together", "local_holdout"})
+BESIDE_ARGUMENTS = frozenset({"held_out_clients", "holdout_seed", "keep_together", "local_holdout"})
 """Keys of a part's node that are no arguments of its target: whoever makes the part reads them."""
 
 

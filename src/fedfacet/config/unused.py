@@ -53,6 +53,7 @@ def check_used(name: str, config: DictConfig, overrides: Sequence[str]) -> None:
                 raise _not_taken(group, chosen, objective, f"choose another method than {config.choices.get('method')}")
             _say(f"The recipe's {chosen} changes nothing: {objective} has no argument `{group}`.")
     _check_patience(config)
+    _check_held_out_clients(config)
     if "heterogeneity" in given and not asks:
         _say(f"{given['heterogeneity']} changes nothing: selector={config.choices.selector} does not ask for heterogeneity.")
 
@@ -67,6 +68,18 @@ def _check_patience(config: DictConfig) -> None:
         _say(
             f"scheduler={config.choices.scheduler} changes nothing: {scheduler.metric} is measured {measured} times, too "
             f"seldom for scheduler.patience={scheduler.patience}; lower that, or callbacks.evaluate.every_n_rounds."
+        )
+
+
+def _check_held_out_clients(config: DictConfig) -> None:
+    """Say where there are clients that never take part and nobody measures them."""
+    parts = [get_object(node["_target_"]) for node in (config.get("callbacks") or {}).values()]
+    if config.partition.get("held_out_clients") and not any(
+        getattr(part, "measures_held_out_clients", False) for part in parts
+    ):
+        _say(
+            "The clients of partition.held_out_clients are measured by no callback of this run: add "
+            "callbacks=[default,client_fairness] partition.local_holdout=0.2, or personal_evaluate beside it."
         )
 
 

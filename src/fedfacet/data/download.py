@@ -4,11 +4,13 @@ import gzip
 import hashlib
 import json
 import shutil
+import stat
 import tarfile
 import time
 import urllib.error
 import urllib.parse
 import urllib.request
+import zipfile
 import zlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -133,8 +135,10 @@ def download(
     return destination
 
 
-def obtain(wanted: Path, *, url: str, archive: Path, allowed: bool, missing: str) -> None:
-    """Have a file or folder that comes in a ``.tar.gz`` of images: where it is missing, fetch and unpack that beside itself.
+def obtain(wanted: Path, *, url: str, archive: Path, allowed: bool, missing: str, published: str | None = None) -> None:
+    """Have a file or folder that comes in an archive of images: where it is missing, fetch and unpack that beside itself.
+
+    The archive is a ``.tar.gz`` or a ``.zip``; ``published`` is its digest as in ``download``.
 
     Raises ``DatasetNotFoundError`` with the message ``missing`` if fetching is not ``allowed``, ``DatasetCorruptError`` if the
     archive lacks what is ``wanted``, and what ``download`` and ``extract`` raise.
@@ -144,7 +148,7 @@ def obtain(wanted: Path, *, url: str, archive: Path, allowed: bool, missing: str
     if not allowed:
         raise DatasetNotFoundError(missing)
     # The images inside are compressed already, so that unpacked they take as much again.
-    extract(download(url, archive, disk_factor=2.0), archive.parent)
+    extract(download(url, archive, published=published, disk_factor=2.0), archive.parent)
     if not wanted.exists():
         raise DatasetCorruptError(
             f"Expected {archive} to unpack to {wanted}, but it does not: delete it and {archive}.sha256, and set dataset.url "
@@ -153,7 +157,7 @@ def obtain(wanted: Path, *, url: str, archive: Path, allowed: bool, missing: str
 
 
 def extract(archive: Path, into: Path) -> None:
-    """Unpack a ``.tar.gz`` archive, so that each of its outermost folders appears in ``into`` whole or not at all.
+    """Unpack a ``.tar.gz`` or ``.zip`` archive, so that each of its outermost folders appears in ``into`` whole or not at all.
 
     A killed attempt leaves a hidden folder, which the next one removes. ``into`` is made if missing, and must not hold any of
     the archive's outermost names. Members that would land outside it, links and devices are refused, and so is an archive that
@@ -164,7 +168,8 @@ def extract(archive: Path, into: Path) -> None:
         FedFacetError: if the disk has not enough room or cannot be written to, a name is taken, or Python is older than
             3.11.4, which cannot unpack safely.
     """
-    if not hasattr(tarfile, "data_filter"):
+    zipped = archive.suffix == ".zip"
+    if not zipped and not hasattr(tarfile, "data_filter"):
         raise FedFacetError(f"Expected Python 3.11.4 or later to unpack {archive}: unpack it yourself with tar -xzf.")
     unpacked = into / f".{archive.name}.unpacking"
     shutil.rmtree(unpacked, ignore_errors=True)
@@ -173,7 +178,7 @@ def extract(archive: Path, into: Path) -> None:
             unpacked.mkdir(parents=True)
             # Images hardly compress, so that the archive's size is a fair guess of what it unpacks to.
             _require_space(into, archive.stat().st_size, f"unpack {archive.name}")
-            _unpack(archive, unpacked)
+            (_unzip if zipped else _unpack)(archive, unpacked)
             entries = sorted(unpacked.iterdir())
             taken = [entry.name for entry in entries if (into / entry.name).exists()]
             if taken:
@@ -193,11 +198,11 @@ def _unpack(archive: Path, into: Path) -> None:
             # Streamed ("r|"), because a seek back in gzip starts again at the first byte.
             tarfile.open(fileobj=stream, mode="r|") as tar,
         ):
-            unpacked, most = 0, max(1 << 30, _MOST_UNPACKED * archive.stat().st_size)
+            unpacked, most = 0, _most_bytes(archive)
             for number, member in enumerate(tar):
                 unpacked += member.size
                 if number >= _MOST_MEMBERS or unpacked > most:
-                    raise tarfile.ReadError(f"it unpacks to more than {_MOST_MEMBERS:,} files or {decimal(most)}")
+                    raise tarfile.ReadError(_too_much(most))
                 if not (member.isfile() or member.isdir()):
                     raise tarfile.ReadError(f"{member.name!r} is neither a file nor a folder")
                 tar.extract(member, into, filter="data")
@@ -210,6 +215,37 @@ def _unpack(archive: Path, into: Path) -> None:
             f"Expected a whole .tar.gz archive, but got {archive} ({type(error).__name__}: {error}): delete it and "
             f"{archive}.sha256, and download it again."
         ) from error
+
+
+def _unzip(archive: Path, into: Path) -> None:
+    try:
+        with _progress(f"unpacking {archive.name}", archive.stat().st_size) as show, zipfile.ZipFile(archive) as opened:
+            members, most, read = opened.infolist(), _most_bytes(archive), 0
+            if len(members) > _MOST_MEMBERS or sum(member.file_size for member in members) > most:  # no more is read of any
+                raise zipfile.BadZipFile(_too_much(most))
+            for member in members:
+                kind = stat.S_IFMT(member.external_attr >> 16)
+                if kind not in (0, stat.S_IFREG, stat.S_IFDIR):
+                    raise zipfile.BadZipFile(f"{member.filename!r} is neither a file nor a folder")
+                parts = member.filename.replace("\\", "/").split("/")
+                if ".." in parts or not parts[0] or ":" in parts[0]:
+                    raise zipfile.BadZipFile(f"{member.filename!r} would land outside")
+                opened.extract(member, into)  # compares lengths and checksums
+                read += member.compress_size
+                show(read)
+    except (EOFError, ValueError, RuntimeError, zipfile.BadZipFile, zlib.error) as error:  # RuntimeError: of a password
+        raise DatasetCorruptError(
+            f"Expected a whole .zip archive, but got {archive} ({type(error).__name__}: {error}): delete it and "
+            f"{archive}.sha256, and download it again."
+        ) from error
+
+
+def _most_bytes(archive: Path) -> int:
+    return max(1 << 30, _MOST_UNPACKED * archive.stat().st_size)
+
+
+def _too_much(most: int) -> str:
+    return f"it unpacks to more than {_MOST_MEMBERS:,} files or {decimal(most)}"
 
 
 def _fetch(url: str, part: Path, disk_factor: float, retries: int, pause_seconds: float) -> None:

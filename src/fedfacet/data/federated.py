@@ -1,6 +1,7 @@
 """A data set in the hands of clients: who trains on what, what validates, and what every client holds out for itself."""
 
 import logging
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -11,6 +12,7 @@ from numpy.typing import NDArray
 from fedfacet import rng
 from fedfacet.arguments import check_whole, check_within
 from fedfacet.data.dataset import Dataset
+from fedfacet.data.held_out_clients import HeldOutClients, drawn_clients
 from fedfacet.data.validation_of_server import ValidationOfServer
 from fedfacet.errors import InfeasiblePartitionError
 from fedfacet.heterogeneity import InteractionMatrix
@@ -24,28 +26,33 @@ MAX_PER_CELL, RESERVED_FRACTION = 300, 0.1
 
 @dataclass(frozen=True, slots=True, eq=False)
 class FederatedData:
-    """A data set, and whose its samples are: the clients', validation's, held out by a client, or the server's."""
+    """A data set, and whose its samples are: the clients', validation's, held out by a client, or the server's.
+
+    ``partition`` and ``local_holdout`` are of the clients that take part.
+    """
 
     dataset: Dataset
     partition: Partition
     val: NDArray[np.int64]
     local_holdout: tuple[NDArray[np.int64], ...] = ()
     server: ServerData | None = None
+    held_out_clients: HeldOutClients | None = None
 
     @property
     def pooled(self) -> "FederatedData":
-        """The same data in the hands of one client, who also measures with what all clients hold out."""
+        """The same data in the hands of one client, who also measures with what all clients hold out; held-out clients stay."""
         holdout = Partition(self.local_holdout).pooled.indices
         return replace(self, partition=self.partition.pooled, local_holdout=holdout)
 
     @property
     def matrices(self) -> list[InteractionMatrix]:
         """The clients' true interaction matrices."""
-        shape = self.dataset.num_classes, self.dataset.num_attributes
-        return [
-            InteractionMatrix.from_labels(self.dataset.y[client], self.dataset.a[client], *shape)
-            for client in self.partition.indices
-        ]
+        return self.matrices_of(self.partition)
+
+    def matrices_of(self, partition: Partition) -> list[InteractionMatrix]:
+        """Return the true interaction matrices of any clients."""
+        y, a, shape = self.dataset.y, self.dataset.a, (self.dataset.num_classes, self.dataset.num_attributes)
+        return [InteractionMatrix.from_labels(y[client], a[client], *shape) for client in partition.indices]
 
     @property
     def splits(self) -> dict[str, NDArray[np.int64]]:
@@ -66,6 +73,7 @@ def deal(
     local_holdout: float = 0.0,
     seed: int = 0,
     holdout_seed: int = 0,
+    held_out_clients: float | Sequence[int] = 0,
     keep_together: str | None = None,
     server: ValidationOfServer | None = None,
 ) -> FederatedData:
@@ -75,6 +83,9 @@ def deal(
     ``holdout_seed`` of what clients hold out. ``keep_together`` names a column: all samples of one value go
     to one client.
 
+    ``held_out_clients`` of the clients, as ``drawn_clients`` says, never take part; ``holdout_seed`` is of that draw too. Who
+    owns what, what validates and what a client holds out are the same with and without them.
+
     ``server`` draws the server's samples, after the validation samples and with the same seed, of the training samples that
     are left over. Where these are too few, there are two cases. If the partitioner deals out all samples, the server's are set
     aside before, as those for validation are. If it deals out a certain number, validation gives samples up, and keeps at
@@ -82,7 +93,7 @@ def deal(
 
     Raises:
         InfeasiblePartitionError: if the data set has too few samples.
-        ValueError: if ``local_holdout`` is out of range.
+        ValueError: if ``local_holdout`` or ``held_out_clients`` is out of range.
     """
     deal_samples = partial(partition_and_hold_out, partitioner=partitioner, seed=seed, keep_together=keep_together)
     partition, val = deal_samples(dataset)
@@ -101,7 +112,14 @@ def deal(
             val = np.setdiff1d(val, owned.samples, assume_unique=True)
             log.warning("The partition leaves too few samples over, so the server gets %d of validation's.", len(owned.samples))
     partition, held_out = hold_out_locally(dataset.y, partition, local_holdout, seed=holdout_seed)
-    return FederatedData(dataset, partition, val, held_out, owned)
+    numbers = drawn_clients(partition.num_clients, held_out_clients, seed=holdout_seed)
+    if not numbers:
+        return FederatedData(dataset, partition, val, held_out, owned)
+    others = sorted(set(range(partition.num_clients)) - set(numbers))
+    taking_part, never = (
+        (Partition(tuple(partition.indices[k] for k in some)), tuple(held_out[k] for k in some)) for some in (others, numbers)
+    )
+    return FederatedData(dataset, taking_part[0], val, taking_part[1], owned, HeldOutClients(numbers, *never))
 
 
 def partition_and_hold_out(
@@ -200,7 +218,7 @@ def _labels(dataset: Dataset, name: str, setting: str = "label") -> NDArray[np.i
     if name not in known and name not in dataset.columns:
         raise InfeasiblePartitionError(
             f"Expected `partition.{setting}` to be one of {', '.join([*known, *dataset.columns])}, which this data set has, "
-            f"but got {name!r}: choose one of them or another `dataset`."
+            f"but got {name!r}: choose one of them or another `dataset`; of csv and hf, `dataset.columns` names further ones."
         )
     return known[name] if name in known else dataset.columns[name]
 

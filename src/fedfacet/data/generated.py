@@ -40,7 +40,7 @@ def write_image(path: Path, pixels: NDArray[np.uint8]) -> None:
     if path.suffix == ".npy":
         np.save(content, pixels / 255)
     else:
-        Image.fromarray(pixels).save(content, Image.registered_extensions()[path.suffix])
+        Image.fromarray(pixels).save(content, Image.registered_extensions()[path.suffix.lower()])
     write_whole(path, content.getvalue())
 
 

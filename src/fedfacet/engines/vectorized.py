@@ -84,5 +84,5 @@ def _fitting(clients: Clients, bytes_per_sample: float) -> int:
     if clients.device.type == "cuda":
         budget = _ACCELERATOR_SHARE * torch.cuda.get_device_properties(clients.device).total_memory
     weights = sum(tensor.nbytes for tensor in clients.program.tensors.values())
-    samples = min(clients.local.batch_size, max(map(len, clients.partition.indices)))
+    samples = min(clients.local.batch_size, max(map(len, clients.owned)))
     return max(1, int(budget / (_COPIES * weights + 2 * samples * bytes_per_sample + 1)))

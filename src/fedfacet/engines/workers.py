@@ -149,7 +149,8 @@ class WorkersEngine(Engine):
             arguments["needs"] = clients.needs
             # By its name: pickle would have the workers import whatever module comes first that has torch in it.
             arguments["memory_format"] = str(clients.memory_format).removeprefix("torch.")
-            data, self._held = shared_memory.dumps({"dataset": clients.dataset, "partition": clients.partition})
+            shared = {"dataset": clients.dataset, "partition": clients.partition, "held_out": clients.held_out}
+            data, self._held = shared_memory.dumps(shared)
             try:
                 self._clients = pickle.dumps((arguments, data))
             except (pickle.PicklingError, AttributeError, TypeError) as error:

@@ -121,6 +121,13 @@ def _write_run_folder(run_dir: Path, config: DictConfig, data: FederatedData, ov
     }
     if any(map(len, data.local_holdout)):
         partition["local_holdout"] = [held_out.tolist() for held_out in data.local_holdout]
+    if (never := data.held_out_clients) is not None:
+        partition["held_out_clients"] = {
+            "numbers": never.numbers,
+            "counts": [matrix.counts.astype(int).tolist() for matrix in data.matrices_of(never.partition)],
+            "indices": [client.tolist() for client in never.partition.indices],
+            "local_holdout": [held_out.tolist() for held_out in never.local_holdout],
+        }
     for name, content in (
         (".hydra/overrides.yaml", OmegaConf.to_yaml(list(overrides))),
         ("partition.json", json.dumps(partition) + "\n"),

@@ -21,6 +21,7 @@ from fedfacet.data.pneumonia_mnist import PneumoniaMNIST
 from fedfacet.data.retina import Retina
 from fedfacet.data.shakespeare import Shakespeare
 from fedfacet.data.spawrious import Spawrious
+from fedfacet.data.tiny_imagenet import TinyImageNet
 from fedfacet.data.utkface import UTKFace
 from fedfacet.data.waterbirds import WaterBirds
 
@@ -43,6 +44,7 @@ SOURCES = {
     "retina": lambda root: Retina(root=root),
     "shakespeare": lambda root: Shakespeare(root=root, num_roles=2, min_samples=10),
     "spawrious": lambda root: Spawrious(root, classes=["corgi", "bulldog"], attributes=["dirt"], image_size=16),
+    "tiny_imagenet": lambda root: TinyImageNet(root=root, image_size=16),
     "utkface": lambda root: UTKFace(root=root, image_size=16),
     "waterbirds": lambda root: WaterBirds(root, image_size=16, verify_counts=False),
 }
