@@ -366,7 +366,7 @@ def test_what_a_run_calls_itself_is_neither_markup_nor_a_formula():
     [
         ("test/loss", True), ("test/fair/equal_opportunity", True), ("val/fair/demographic_parity", True),
         ("client_fairness/acc_std", True), ("personal_test/acc_std", True),
-        ("test/ece", True), ("val/ece_worst_attribute", True), ("test/ece_attribute/a1", True),
+        ("privacy/epsilon", True), ("test/ece", True), ("val/ece_worst_attribute", True), ("test/ece_attribute/a1", True),
         ("test/acc", False), ("test/fair/demographic_parity_ratio", False), ("test/fair/rate/acc_a0", False),
         ("test/fair/signed/equal_opportunity", False), ("client_fairness/jain", False), ("auc/test/auc_macro", False),
     ],

@@ -176,9 +176,10 @@ def in_percent(metric: str) -> bool:
 
 
 def smaller_is_better(metric: str) -> bool:
-    """Tell whether a metric is a loss, a gap, a calibration error or a spread over clients, of which everybody wants little."""
+    """Tell whether everybody wants little of a metric: a loss, a gap, a calibration error, a spread over clients, an epsilon."""
     gaps = "equal_opportunity|equalized_odds|predictive_equality|demographic_parity|accuracy_parity|calibration"
-    return re.search(rf"(^|/)(loss|fair/({gaps})|\w*acc_std|ece(_worst_attribute|_attribute/a\d+)?)$", metric) is not None
+    small = rf"loss|fair/({gaps})|\w*acc_std|ece(_worst_attribute|_attribute/a\d+)?|privacy/epsilon"
+    return re.search(rf"(^|/)({small})$", metric) is not None
 
 
 def check_keys(runs: Sequence[Run], keys: Iterable[str]) -> None:
