@@ -176,7 +176,7 @@ def in_percent(metric: str) -> bool:
 
 
 def smaller_is_better(metric: str) -> bool:
-    """Tell whether everybody wants little of a metric: a loss, a gap, a calibration error, a spread over clients, an epsilon."""
+    """Tell whether everybody wants little of a metric: a loss, a gap, a calibration error, a spread, an epsilon."""
     gaps = "equal_opportunity|equalized_odds|predictive_equality|demographic_parity|accuracy_parity|calibration"
     small = rf"loss|fair/({gaps})|\w*acc_std|ece(_worst_attribute|_attribute/a\d+)?|privacy/epsilon"
     return re.search(rf"(^|/)({small})$", metric) is not None
