@@ -148,9 +148,11 @@ def test_workers_of_a_sweep_are_spawned(elsewhere, trained, tmp_path):
     sweep = (*SMALL, "sweep=cells", "selector=uniform", "seed=0,1", "-m")
     ended = elsewhere(TRAIN, *sweep, "sweep.workers=2")
     assert ended.returncode == 0, ended.stderr
-    first, *said, finished, _, _ = ended.stdout.splitlines()
-    assert (first.split(" in ")[0], finished) == ("2 cells", "2 of 2 cells are finished.")
+    said, finished, after = ended.stdout.partition("2 of 2 cells are finished.\n")
+    first, *said = said.splitlines()
+    assert (first.split(" in ")[0], bool(finished)) == ("2 cells", True)
     assert {line[:4] for line in said} == {"[1] ", "[2] "}
+    assert "Test accuracy of the worst group in percent" in after
     cells = tmp_path / "logs" / "train" / "cells"
     there = {run.name: numbers(run) for run in cells.iterdir() if run.is_dir()}
     cells.rename(tmp_path / "there")

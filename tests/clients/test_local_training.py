@@ -14,7 +14,7 @@ from fedfacet.clients.local_training import LocalTraining
 from fedfacet.clients.optimizers import single_optimizer
 from fedfacet.clients.program import ClientProgram, take_loss
 from fedfacet.objectives.classification import ClassificationObjective
-from fedfacet.types import Broadcast, ClientTask, Partition
+from fedfacet.types import Broadcast, ClientTask
 
 
 @pytest.fixture
@@ -70,7 +70,7 @@ def test_with_replacement_an_epoch_draws_as_many_samples_as_there_are(holding):
 
 def test_a_client_without_samples_is_refused_and_not_waited_for(holding):
     clients = holding(4)
-    object.__setattr__(clients, "partition", Partition((np.arange(0),)))
+    object.__setattr__(clients, "owned", (np.arange(0),))
     with pytest.raises(ValueError, match="Expected a client to hold at least one sample"):
         next(clients.batches(TASK))
 
