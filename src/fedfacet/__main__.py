@@ -1,4 +1,4 @@
-"""The command of an installed package: ``fedfacet train|describe|report|attack ARGS``, or ``python -m fedfacet``."""
+"""The command of an installed package: ``fedfacet train|tune|describe|report|attack ARGS``, or ``python -m fedfacet``."""
 
 import importlib
 import sys
@@ -6,9 +6,10 @@ from collections.abc import Sequence
 
 from fedfacet import __version__
 
-USAGE = """usage: fedfacet train|describe|report|attack ARGS
+USAGE = """usage: fedfacet train|tune|describe|report|attack ARGS
 
   train      train a federation: fedfacet train experiment=cmnist_gsc selector=uniform
+  tune       search for settings: fedfacet tune 'optimizer.lr=tag(log,interval(0.01,0.3))'
   describe   tell how heterogeneous a federation is, without training: fedfacet describe partition=gsc
   report     make a table of run folders: fedfacet report logs/train/runs
   attack     tell what models give away of who trained them: fedfacet attack run=logs/train/runs/<time>
@@ -41,12 +42,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         sys.argv = [sys.argv[0], *arguments]  # which Hydra reads itself
         run_command(fit)
         return 0
-    if command in ("describe", "report", "attack"):
+    if command in ("tune", "describe", "report", "attack"):
         sys.argv[0] = f"fedfacet {command}"  # as which it names itself
         status: int = importlib.import_module(f"fedfacet.commands.{command}").main(arguments)
         return status
     print(
-        f"error: Expected one of the commands train, describe, report and attack, but got {command!r}: see --help.",
+        f"error: Expected one of the commands train, tune, describe, report and attack, but got {command!r}: see --help.",
         file=sys.stderr,
     )
     return 2

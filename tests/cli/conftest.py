@@ -135,14 +135,13 @@ class Started:
 
 @pytest.fixture(scope="session")
 def start_in(checkout):
-    """Return a function that starts ``src/train.py`` in a folder."""
+    """Return a function that starts ``src/train.py``, or another script there, in a folder."""
     server = Server(checkout / "src")
-    script = str(checkout / "src" / "train.py")
 
-    def start_in(folder, *arguments, fast=True, out=None, err=None, env=None):
+    def start_in(folder, *arguments, script="train.py", fast=True, out=None, err=None, env=None):
         number = len(list(folder.glob(".*.err")))
         out, err = (Path(given or folder / f".{number}.{name}") for name, given in (("out", out), ("err", err)))
-        argv = [script, *(FAST if fast else ()), *map(str, arguments)]
+        argv = [str(checkout / "src" / script), *(FAST if fast else ()), *map(str, arguments)]
         pid = server.ask(argv=argv, cwd=str(folder), out=str(out), err=str(err), env=env or {})
         return Started(server, pid, out, err)
 

@@ -13,9 +13,11 @@ from fedfacet.__main__ import main
 
 def test_it_says_what_it_can_do(capsys):
     assert main([]) == main(["--help"]) == 0
-    assert capsys.readouterr().out.startswith("usage: fedfacet train|describe|report|attack ARGS")
+    assert capsys.readouterr().out.startswith("usage: fedfacet train|tune|describe|report|attack ARGS")
     assert main(["trian"]) == 2
-    assert capsys.readouterr().err.startswith("error: Expected one of the commands train, describe, report and attack, but")
+    assert capsys.readouterr().err.startswith(
+        "error: Expected one of the commands train, tune, describe, report and attack, but"
+    )
 
 
 def test_it_says_which_version_it_is(monkeypatch, capsys):

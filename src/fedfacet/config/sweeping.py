@@ -1,5 +1,6 @@
 """The jobs of a sweep, as Hydra's basic sweeper makes them."""
 
+import contextlib
 import itertools
 import math
 from collections.abc import Iterator, Mapping, Sequence, Set
@@ -149,25 +150,36 @@ def _folder_of(config: DictConfig, hydra_node: DictConfig) -> str:
     return cell_digest(plain(config)) if spelt == "${cell_digest:}" else str(hydra_node.sweep.subdir)
 
 
-def _combinations(overrides: Sequence[str]) -> Iterator[list[str]]:
-    """Return the overrides of each job; where a key is given twice, its last values count."""
+@contextlib.contextmanager
+def read_by_key(overrides: Sequence[str]) -> Iterator[dict[str, Override]]:
+    """Lend overrides as Hydra reads them, by their keys; where a key is given twice, its last values count.
+
+    Raises:
+        ConfigError: if one is none, or what is done with them meanwhile shows that.
+    """
     try:
-        read = OverridesParser.create(GlobalHydra.instance().config_loader()).parse_overrides(list(overrides))
-        values = {one.get_key_element(): one for one in read}
-        number = math.prod(map(_num_values, values.values()))
-        if number > MAX_JOBS:
-            raise ConfigError(
-                f"Expected a sweep of at most {MAX_JOBS:,} jobs, but these overrides ask for {number:,}: give fewer values."
-            )
-        spelt = [[f"{key}={value}" for value in _values_of(one)] for key, one in values.items()]
+        with initialized(str(conf_dir())):
+            read = OverridesParser.create(GlobalHydra.instance().config_loader()).parse_overrides(list(overrides))
+            yield {one.get_key_element(): one for one in read}
     except (HydraException, RecursionError, ValueError) as error:
         raise ConfigError(
             f"Expected overrides of the form key=value, but got {' '.join(overrides)}: {str(error).strip().splitlines()[0]}"
         ) from None
+
+
+def _combinations(overrides: Sequence[str]) -> Iterator[list[str]]:
+    """Return the overrides of each job."""
+    with read_by_key(overrides) as values:
+        number = math.prod(map(num_values, values.values()))
+        if number > MAX_JOBS:
+            raise ConfigError(
+                f"Expected a sweep of at most {MAX_JOBS:,} jobs, but these overrides ask for {number:,}: give fewer values."
+            )
+        spelt = [[f"{key}={value}" for value in values_of(one)] for key, one in values.items()]
     return map(list, itertools.product(*spelt))
 
 
-def _values_of(one: Override) -> Iterator[str]:
+def values_of(one: Override) -> Iterator[str]:
     """Yield what an override sweeps over; of an interval, which other sweepers draw from, its two ends."""
     if one.is_discrete_sweep():
         yield from one.sweep_string_iterator()
@@ -177,7 +189,7 @@ def _values_of(one: Override) -> Iterator[str]:
         yield one.get_value_element_as_str()
 
 
-def _num_values(one: Override) -> int:
+def num_values(one: Override) -> int:
     """Return over how many values an override sweeps, without making them: nobody waits for a slip of the keyboard."""
     values = one.value()
     if isinstance(values, RangeSweep):

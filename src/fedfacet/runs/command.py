@@ -76,7 +76,7 @@ def run_command(train: Callable[[Job], None]) -> None:
         refuse(error)
     reached: dict[Path, int] = {}
     pace = Pace(len(jobs), workers=workers)
-    start = _jobs(train, reached, pace, is_worker=False)
+    start = hydra_jobs(train, reached, pace, is_worker=False)
     if {"-h", "--help"} & set(sys.argv):
         _print_wrapped(start)
     elif workers == 1:
@@ -101,8 +101,18 @@ def run_command(train: Callable[[Job], None]) -> None:
         sys.exit(name_failures(failures))
 
 
-def _jobs(train: Callable[[Job], None], reached: dict[Path, int], pace: Pace, *, is_worker: bool) -> Callable[[], None]:
-    """Return what has Hydra run the jobs of the command line; the rounds of each are noted in ``reached``."""
+def hydra_jobs(
+    train: Callable[[Job], None], reached: dict[Path, int], pace: Pace, *, is_worker: bool, first: int = 0
+) -> Callable[[], None]:
+    """Return what has Hydra run the jobs of the command line.
+
+    Args:
+        train: runs one job in its folder.
+        reached: in which the rounds of each are noted.
+        pace: of all jobs.
+        is_worker: as for ``run_job``.
+        first: the number of the first job among those that ``pace`` counts.
+    """
 
     def task(config: DictConfig) -> float | None:
         own = HydraConfig.get()
@@ -121,7 +131,7 @@ def _jobs(train: Callable[[Job], None], reached: dict[Path, int], pace: Pace, *,
             # Another launcher's jobs lie in other processes.
             others_go_on=is_one_of_many and own.launcher._target_.endswith(".BasicLauncher"),
             pace=pace,
-            number=own.job.num if is_one_of_many else 0,
+            number=first + own.job.num if is_one_of_many else 0,
             is_worker=is_worker,
         )
 
@@ -136,7 +146,7 @@ def _work(train: Callable[[Job], None], argv: Sequence[str], pace: Pace) -> Outc
     logging.raiseExceptions = False
     sys.argv = list(argv)
     reached: dict[Path, int] = {}
-    _jobs(train, reached, pace, is_worker=True)()
+    hydra_jobs(train, reached, pace, is_worker=True)()
     return reached, failures
 
 
