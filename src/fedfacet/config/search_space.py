@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any
 
 from hydra.core.override_parser.types import IntervalSweep, Override, RangeSweep
 
@@ -77,20 +77,17 @@ def values_for(space: Mapping[str, Dimension], drawn: Mapping[str, Any]) -> list
 
 
 def _dimension(one: Override) -> Dimension:
-    sweep, low, high = cast(Any, one.value()), cast(Any, None), cast(Any, None)
-    log, values = "log" in sweep.tags, tuple(values_of(one))
-    step: float | None = None
+    sweep: Any = one.value()
+    log, values, step = "log" in sweep.tags, tuple(values_of(one)), None
     if isinstance(sweep, IntervalSweep):
-        low, high = sweep.start, sweep.end
-        if "int" in sweep.tags or isinstance(low, int):  # int(interval(1,10))
-            low, high, step = int(sweep.start), int(sweep.end), 1
-            values = (str(low), str(high))
+        if is_whole := "int" in sweep.tags or isinstance(sweep.start, int):  # int(interval(1,10))
+            values, step = tuple(str(int(float(end))) for end in values), 1.0
     elif isinstance(sweep, RangeSweep):
-        values = tuple(sorted(values, key=float))
-        kind = float if "." in "".join(values) else int
-        low, high, step = kind(values[0]), kind(values[-1]), abs(kind(sweep.step))
+        values, step = tuple(sorted(values, key=float)), abs(float(sweep.step))
+        is_whole = not any("." in value for value in values)
     else:
         return Dimension(values, None)
+    low, high = (int(end) if is_whole else float(end) for end in (values[0], values[-1]))
     if not low < high or (log and low <= 0):
         raise ConfigError(
             f"Expected two numbers in order{', larger than 0,' if log else ''} for `{one.key_or_group}`, but got "

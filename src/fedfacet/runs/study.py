@@ -140,5 +140,5 @@ class Study:
         if numbers is None:
             return distributions.CategoricalDistribution(dimension.values)
         if isinstance(numbers.low, int):
-            return distributions.IntDistribution(numbers.low, numbers.high, log=numbers.log, step=numbers.step)
+            return distributions.IntDistribution(numbers.low, numbers.high, log=numbers.log, step=int(numbers.step or 1))
         return distributions.FloatDistribution(numbers.low, numbers.high, log=numbers.log, step=numbers.step)
