@@ -26,7 +26,7 @@ def cells(tmp_path):
 @pytest.fixture
 def tune(start):
     """Return a function that starts a search of quick runs."""
-    return lambda *arguments: start("federation.rounds=1", *arguments, script="tune.py")
+    return lambda *arguments, **how: start("federation.rounds=1", *arguments, script="tune.py", **how)
 
 
 def trials_in(cells, study="default"):
@@ -40,9 +40,11 @@ def values_of(cells, at="last", metric="val/acc_worst_group"):
     return {run.name: load_run(run).at(at)[metric] for run in cells.iterdir() if (run / "summary.json").exists()}
 
 
-def test_two_processes_share_a_study_and_run_no_cell_twice(tune, cells):
+def test_two_processes_share_a_study_and_run_no_cell_twice(tune, cells, tmp_path):
     command = (LR, SELECTOR, "tune.n_trials=6")
-    ended = [process.result() for process in [tune(*command), tune(*command)]]
+    ended = [
+        process.result() for process in [tune(*command, out=tmp_path / f"{n}.out", err=tmp_path / f"{n}.err") for n in "ab"]
+    ]
     assert [one.status for one in ended] == [0, 0], [one.err for one in ended]
     trials = trials_in(cells)
     assert [trial.state.name for trial in trials] == ["COMPLETE"] * 6
@@ -58,7 +60,7 @@ def test_two_processes_share_a_study_and_run_no_cell_twice(tune, cells):
 
 
 def test_a_killed_study_goes_on_and_ends_as_if_it_had_not_been_killed(tune, start, cells, tmp_path):
-    command = (LR, SELECTOR, "tune.n_trials=4", "federation.rounds=6")
+    command = (LR, SELECTOR, "tune.n_trials=3", "federation.rounds=6")
 
     def rounds_in(run):
         return (run / "metrics.csv").read_bytes().count(b"\n") - 1 if (run / "metrics.csv").exists() else 0
@@ -72,8 +74,8 @@ def test_a_killed_study_goes_on_and_ends_as_if_it_had_not_been_killed(tune, star
     before = values_of(cells)
     again = tune(*command).result()
     assert again.status == 0, again.err
-    assert [how for _, how in BEGINS.findall(again.out)] == ["goes on", "begins", "begins"]
-    assert [int(number) for number, _, _ in TRIAL.findall(again.out)] == [2, 3, 4]
+    assert [how for _, how in BEGINS.findall(again.out)] == ["goes on", "begins"]
+    assert [int(number) for number, _, _ in TRIAL.findall(again.out)] == [2, 3]
     assert before.items() < values_of(cells).items()
     other = tune(*command, "paths.sweep_dir=other").result()
     assert other.status == 0, other.err
@@ -82,19 +84,34 @@ def test_a_killed_study_goes_on_and_ends_as_if_it_had_not_been_killed(tune, star
 
 
 def test_a_finished_study_says_what_was_best_and_how_to_report_it(tune, cells, files_of, tmp_path, monkeypatch):
-    command = ("optimizer.lr=interval(0.01,0.3)", "seed=0,1", "tune.n_trials=2", "tune.metric=val/acc", "tune.at=best")
+    command = (
+        "optimizer.lr=interval(0.05,0.15)",
+        "seed=0,1",
+        "tune.n_trials=2",
+        "tune.metric=val/acc",
+        "tune.at=best",
+        "federation.rounds=4",
+        "local.amount=40",
+        "model.width=4",
+        "model.hidden=16",
+    )
     first = tune(*command).result()
     assert first.status == 0, first.err
     trials = trials_in(cells)
     measured = values_of(cells, "best", "val/acc")
     assert len(measured) == 4, "a cell for each seed"
+    assert len(set(measured.values())) > 1, "or the mean says nothing"
     by_lr = {lr: [] for lr in (trial.params["optimizer.lr"] for trial in trials)}
     for name, value in measured.items():
         by_lr[load_run(cells / name).settings["optimizer.lr"]].append(value)
     assert [trial.value for trial in trials] == [pytest.approx(statistics.fmean(by_lr[lr])) for lr in by_lr]
-    before = {name: content for name, content in files_of(cells).items() if not name.startswith(".tune")}
+
+    def cells_as_they_are():
+        return {name: content for name, content in files_of(cells).items() if name.split("/")[0] in measured}
+
+    before = cells_as_they_are()
     again = tune(*command).result()
-    assert {name: content for name, content in files_of(cells).items() if not name.startswith(".tune")} == before
+    assert cells_as_they_are() == before
     best = max(trials, key=lambda trial: trial.value)
     assert f"the best one is trial {best.number + 1}, val/acc = {best.value:.4f}: optimizer.lr=" in again.out
     script, *arguments = shlex.split(again.out.splitlines()[-1])[1:]
@@ -103,7 +120,7 @@ def test_a_finished_study_says_what_was_best_and_how_to_report_it(tune, cells, f
     _, jobs = preflight("train", [script, *arguments])
     assert [job.seed for job, _ in jobs] == [2, 3, 4]
     assert {job.optimizer.lr for job, _ in jobs} == {best.params["optimizer.lr"]}
-    assert {job.model.width for job, _ in jobs} == {2}, "what was fixed"
+    assert {job.model.width for job, _ in jobs} == {4}, "what was fixed"
     more = tune(*command[:2], "tune.n_trials=3", *command[3:]).result()
     assert [int(number) for number, _, _ in TRIAL.findall(more.out)] == [3]
 
@@ -115,14 +132,19 @@ def test_equal_trials_are_one_cell(tune, cells):
     assert len(BEGINS.findall(ended.out)) == len(values_of(cells)) <= 2
 
 
-def test_a_trial_that_fails_is_named_and_the_others_run(tune, cells):
-    ended = tune("federation.cohort_size=choice(3,200)", "selector=uniform", "tune.n_trials=6").result()
-    states = [trial.state.name for trial in trials_in(cells)]
-    assert len(states) == 6
-    assert set(states) == {"COMPLETE", "FAIL"}
-    assert (ended.status, f"{states.count('FAIL')} failed.\n" in ended.out) == (1, True), ended.err
-    assert "federation.cohort_size=3: val/acc_worst_group = " in ended.out
-    assert "not finished: " in ended.err
+def test_a_trial_that_fails_is_named_and_tried_again_by_the_same_command(tune, cells):
+    command = ("federation.cohort_size=choice(3,200)", "selector=uniform", "tune.n_trials=5")
+    for _ in range(2):
+        ended = tune(*command).result()
+        states = [trial.state.name for trial in trials_in(cells)]
+        failed = states.count("RUNNING")
+        assert len(states) == failed + states.count("COMPLETE") == 5
+        assert 0 < failed < 5
+        assert ended.status == 1
+        assert f"{5 - failed} of 5 trials are finished, {failed} failed.\n" in ended.out
+        assert ended.out.count("federation.cohort_size=200: failed\n") == failed
+        assert ended.err.count("not finished: ") == 1, ended.err
+    assert "federation.cohort_size=3: val/acc_worst_group = " not in ended.out, "that was done before"
 
 
 def test_a_metric_that_no_run_has_is_refused_with_those_there_are(tune):
@@ -136,15 +158,13 @@ def test_a_study_with_another_space_or_other_settings_is_refused(tune, cells):
     assert tune(*command).result().status == 0
     for changed, named in (
         (("optimizer.lr=interval(0.01,0.3)", *command[1:]), "optimizer.lr"),
-        ((*command, SELECTOR), "selector, settings"),
-        ((*command, "local.amount=3"), "settings"),
+        ((*command, SELECTOR, "local.amount=3"), "selector, settings"),
         ((*command, "seed=0,2"), "seed"),
         ((*command, "tune.at=best"), "tune.at"),
-        ((*command, "tune.direction=minimize"), "tune.direction"),
     ):
         refused = tune(*changed).result()
-        assert (refused.status, refused.err.count("\n")) == (2, 1), changed
-        assert f"there are other values of {named}: " in refused.err
+        assert (refused.status, refused.err.count("error: ")) == (2, 1), changed
+        assert f"there are other values of {named}: " in refused.err.splitlines()[-1]
     assert len(trials_in(cells)) == 1
     # What no number depends on may change, and another study may have any space.
     same = tune(*command, "engine=debug", "tune.n_trials=1").result()
@@ -168,7 +188,6 @@ REFUSED = [
     ((LR, "tune.n_trails=3"), "the nearest are `tune.n_trials`"),
     (("optimizer.lrr=interval(0.1,0.2)",), "`optimizer.lr`"),
     (("selector=uniform,unifrom",), "`selector=uniform`"),
-    (("optimizer.lr=interval(-1,0.2)",), "optimizer"),
     (("optimizer.lr=interval(0.2,0.1)",), "Expected two numbers in order"),
     ((LR, "sweep=table1"), "Expected no grid beside what is searched"),
     ((LR, "sweep.workers=2"), "Expected one worker"),

@@ -15,10 +15,10 @@ from fedfacet.errors import ConfigError
         ("a=tag(int,log,interval(1,10))", Dimension(("1", "10"), Numbers(1, 10, 1, log=True))),
         ("a=range(1,8,3)", Dimension(("1", "4", "7"), Numbers(1, 7, 3, log=False))),
         ("a=shuffle(range(1,4))", Dimension(("1", "2", "3"), Numbers(1, 3, 1, log=False))),
-        ("a=range(0.0,0.4,0.1)", Dimension(("0.0", "0.1", "0.2", "0.3"), Numbers(0.0, 0.3, 0.1, log=False))),
+        ("a=range(0.0,1.0,0.25)", Dimension(("0.0", "0.25", "0.5", "0.75"), Numbers(0.0, 0.75, 0.25, log=False))),
         ("a=choice(b,c)", Dimension(("b", "c"), None)),
         ("a=b,c", Dimension(("b", "c"), None)),
-        ("a=choice([1,2],null)", Dimension(("[1,2]", "null"), None)),
+        ("a=choice([1,2],b)", Dimension(("[1,2]", "b"), None)),
     ],
 )
 def test_it_reads_what_is_searched(override, dimension):
@@ -30,7 +30,7 @@ def test_the_last_of_several_values_of_a_key_counts():
 
 
 def test_what_was_drawn_is_spelt_as_it_was_given():
-    _, _, space = search_space(["d=choice([1,2],null)", "a=range(0.0,0.4,0.1)", "b=interval(1,2)", "c=range(9)"])
+    _, _, space = search_space(["d=choice([1,2],b)", "a=range(0.0,0.4,0.1)", "b=interval(1,2)", "c=range(9)"])
     drawn = {"a": 0.1 + 0.2, "b": 1.25, "c": 8, "d": "[1,2]"}
     assert values_for(space, drawn) == ["a=0.3", "b=1.25", "c=8", "d=[1,2]"]
 

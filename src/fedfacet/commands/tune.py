@@ -17,6 +17,7 @@ from fedfacet.waiting import waiting
 if TYPE_CHECKING:  # --help need not wait for what these load
     from fedfacet.config.search_space import Dimension
     from fedfacet.config.sweeping import Sweep
+    from fedfacet.runs.pace import Pace
 
 USAGE = """usage: {command} KEY=interval(A,B) GROUP=NAME,NAME ... [KEY=VALUE] ...
 
@@ -107,19 +108,25 @@ def _search(argv: Sequence[str]) -> int:
     study = Study(cell.parent, str(options.study), space, facts, direction=options.direction, seed=options.seed)
     print(f"the study {options.study} in {study.file}: {study.counts()[0]} of {options.n_trials} trials have begun", flush=True)
     pace = Pace(options.n_trials * len(seeds))
+    failed: set[int] = set()
     while True:
-        with study.next(options.n_trials) as trial:
+        with study.next(options.n_trials, failed) as trial:
             if trial is None:
                 break
             number, drawn = trial
             values = values_for(space, drawn)
-            value = _value_of([*fixed, *values], seeds, options, pace, number * len(seeds))
-            study.tell(number, value)
-            told = "failed" if value is None else f"{options.metric} = {value:.4f}"
+            run_dirs = _run(number, [*fixed, *values], seeds, pace)
+            value = None if run_dirs is None else _mean(run_dirs, options.metric, options.at)
+            told = "failed" if run_dirs is None else "no number" if value is None else f"{options.metric} = {value:.4f}"
+            if run_dirs is None:  # as of any sweep, the same command tries again: the disk may have been full
+                failed.add(number)
+            else:
+                study.tell(number, value)
             print(f"trial {number + 1} of {options.n_trials}: {' '.join(values)}: {told}", flush=True)
-    begun, done, failed = study.counts()
-    others_have = f", {begun - done - failed} under way in other processes" if begun > done + failed else ""
-    print(f"{done} of {options.n_trials} trials are finished{f', {failed} failed' if failed else ''}{others_have}.")
+    begun, done, without = study.counts()
+    elsewhere = begun - done - without - len(failed)
+    counted = ((without, "without a number"), (len(failed), "failed"), (elsewhere, "under way in other processes"))
+    print(f"{done} of {options.n_trials} trials are finished{''.join(f', {n} {what}' for n, what in counted if n)}.")
     if (best := study.best()) is not None:
         number, value, drawn = best
         _tell_best(number, f"{options.metric} = {value:.4f}", fixed, values_for(space, drawn), seeds)
@@ -157,8 +164,8 @@ def _jobs_of(overrides: Sequence[str], seeds: Sequence[str]) -> "tuple[list[str]
     return argv, jobs
 
 
-def _value_of(overrides: Sequence[str], seeds: Sequence[str], options: Any, pace: Any, first: int) -> float | None:
-    """Run the cells of a trial; return the mean over its seeds, or ``None`` where one failed or has no number."""
+def _run(number: int, overrides: Sequence[str], seeds: Sequence[str], pace: "Pace") -> list[Path] | None:
+    """Run the cells of a trial; return their run folders, or ``None`` where one failed, which is noted."""
     from fedfacet.config import is_complete
     from fedfacet.runs.command import hydra_jobs
     from fedfacet.runs.lock import holder_of
@@ -168,21 +175,21 @@ def _value_of(overrides: Sequence[str], seeds: Sequence[str], options: Any, pace
     command = sys.argv
     try:
         sys.argv, _ = _jobs_of(overrides, seeds)
-        while True:  # a cell that another trial is just running is waited for, and taken over where its process dies
+        while True:
             reached: dict[Path, int] = {}
-            hydra_jobs(fit, reached, pace, is_worker=True, first=first)()
-            left = [run_dir for run_dir, rounds in reached.items() if not is_complete(run_dir, rounds)]
-            if not set(left) - failures.keys():
-                break
-            while any(map(holder_of, left)):
+            hydra_jobs(fit, reached, pace, is_worker=True, first=number * len(seeds))()
+            left = {run_dir for run_dir, rounds in reached.items() if not is_complete(run_dir, rounds)}
+            if not left:
+                return list(reached)
+            if left & failures.keys():
+                return None
+            while any(map(holder_of, left)):  # an equal trial runs it: it is waited for, and run here if its process dies
                 time.sleep(_SECONDS_BETWEEN_LOOKS)
-    except ConfigError as error:  # values that do not go together
-        print(f"error: {error}", file=sys.stderr)
-        failures[Path(f"trial {first // len(seeds) + 1}")] = str(error)
+    except ConfigError as error:  # of values that do not go together
+        failures[Path(f"trial {number + 1}")] = str(error)
         return None
     finally:
         sys.argv = command
-    return None if left else _mean(list(reached), options.metric, options.at)
 
 
 def _mean(run_dirs: Sequence[Path], metric: str, at: str) -> float | None:

@@ -3,7 +3,7 @@
 import contextlib
 import json
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -71,17 +71,18 @@ class Study:
             )
 
     @contextlib.contextmanager
-    def next(self, n_trials: int) -> Iterator[tuple[int, dict[str, Any]] | None]:
+    def next(self, n_trials: int, passed_over: Collection[int]) -> Iterator[tuple[int, dict[str, Any]] | None]:
         """Hold the next trial while entered, and yield its number and what was drawn; ``None`` where there is none left.
 
         A trial that a process left behind comes first.
 
         Args:
             n_trials: of the study in the end.
+            passed_over: numbers of trials that this process has left behind itself, because a cell failed.
         """
         with contextlib.ExitStack() as holding:
             with self._alone():
-                taken = self._left_behind(holding)
+                taken = self._left_behind(passed_over, holding)
                 if taken is None and self.counts()[0] < n_trials:
                     number = len(self._study.get_trials(deepcopy=False))
                     seed = int(rng.stream(self._seed, "tune", number).integers(2**32))
@@ -92,12 +93,12 @@ class Study:
             yield taken
 
     def tell(self, number: int, value: float | None) -> None:
-        """Finish a trial with its value, or as failed."""
+        """Finish a trial with its value; without one it counts, but nothing is learnt from it."""
         failed = self._optuna.trial.TrialState.FAIL if value is None else None
         self._study.tell(number, value, state=failed)
 
     def counts(self) -> tuple[int, int, int]:
-        """Return how many trials there are, how many of them have a value, and how many failed."""
+        """Return how many trials there are, how many of them have a value, and how many ended without."""
         # One whose process was killed while it drew is none.
         whole = [one for one in self._study.get_trials(deepcopy=False) if one.params.keys() == self._distributions.keys()]
         states = [one.state.name for one in whole]
@@ -110,14 +111,19 @@ class Study:
         trial = self._study.best_trial
         return trial.number, trial.value, trial.params
 
-    def _left_behind(self, holding: contextlib.ExitStack) -> tuple[int, dict[str, Any]] | None:
-        running = self._study.get_trials(deepcopy=False, states=(self._optuna.trial.TrialState.RUNNING,))
-        for trial in running:
-            if self._hold(trial.number, holding):
-                if trial.params.keys() == self._distributions.keys():
-                    return trial.number, dict(trial.params)
-                self.tell(trial.number, None)
+    def _left_behind(self, passed_over: Collection[int], holding: contextlib.ExitStack) -> tuple[int, dict[str, Any]] | None:
+        for trial in self._running():
+            if trial.number in passed_over or not self._hold(trial.number, holding):
+                continue
+            if trial.number not in [one.number for one in self._running()]:  # it was told meanwhile
+                continue
+            if trial.params.keys() == self._distributions.keys():
+                return trial.number, dict(trial.params)
+            self.tell(trial.number, None)
         return None
+
+    def _running(self) -> list[Any]:
+        return list(self._study.get_trials(deepcopy=False, states=(self._optuna.trial.TrialState.RUNNING,)))
 
     def _hold(self, number: int, holding: contextlib.ExitStack) -> bool:
         """Hold a trial as long as the stack is open; return whether nobody else does."""
