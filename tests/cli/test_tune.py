@@ -91,7 +91,8 @@ def test_a_finished_study_says_what_was_best_and_how_to_report_it(tune, cells, f
         "tune.metric=val/acc",
         "tune.at=best",
         "federation.rounds=4",
-        "local.amount=40",
+        "local.amount=25",
+        "selector=uniform",
         "model.width=4",
         "model.hidden=16",
     )
