@@ -263,7 +263,8 @@ def on_two_ranks(settings, checkout, tmp_path):
         result = subprocess.run(
             [sys.executable, str(checkout / "tests" / "engines" / "two_ranks.py"), str(runs)],
             cwd=tmp_path,
-            env={**os.environ, "PYTHONPATH": str(checkout / "src")},
+            # Where generated data may lie: the ranks generate it where no other test has.
+            env={**os.environ, "PYTHONPATH": str(checkout / "src"), "TMPDIR": tempfile.gettempdir()},
             capture_output=True,
             text=True,
             timeout=300,
