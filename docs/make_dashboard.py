@@ -51,10 +51,10 @@ def read(runs: list[Run], metric: str) -> tuple[np.ndarray, np.ndarray]:
 
 
 def participation(run: Run) -> np.ndarray:
-    """Return in how many rounds each client took part."""
+    """Return in how many rounds each client took part, up to the last one that did."""
     with open(run.path / "metrics.csv", newline="", encoding="utf-8") as file:
         cohorts = [[int(client) for client in row["cohort"].split()] for row in csv.DictReader(file)]
-    return np.bincount([client for cohort in cohorts for client in cohort], minlength=30)
+    return np.bincount([client for cohort in cohorts for client in cohort])
 
 
 if __name__ == "__main__":

@@ -2,7 +2,7 @@
 
 A round is a pure function of the saved state and the round number (law 1). It runs in ten steps, numbered below; every draw in
 it comes from ``rng.stream(seed, purpose, round, ...)``, and everything that crosses between server and clients is counted.
-Rounds are counted from 1.
+Rounds are counted from 1. The file is a long one, so that a round and the state that it changes are read in one go.
 """
 
 import itertools

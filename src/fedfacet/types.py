@@ -1,4 +1,7 @@
-"""The values that pass between rooms. Frozen, except the federation's saved state; none of them knows a room."""
+"""The values that pass between rooms. Frozen, except the federation's saved state; none of them knows a room.
+
+They stand in one file, though it is a long one, so that whoever writes a part finds all that it is handed and hands on.
+"""
 
 import hashlib
 from collections.abc import Callable, Mapping, Sequence, Set

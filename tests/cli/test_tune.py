@@ -6,12 +6,13 @@ import signal
 import statistics
 import sys
 
-import optuna
 import pytest
 
 from fedfacet.analysis.runs import load_run
 from fedfacet.commands.tune import main
 from fedfacet.config import preflight
+
+optuna = pytest.importorskip("optuna", reason="the extra `tune` is not installed")
 
 LR, SELECTOR = "optimizer.lr=tag(log,interval(0.01,0.3))", "selector=uniform,round_robin"
 BEGINS = re.compile(r"^(?:\S+)/cells/(\w{16}) (begins|goes on): ", re.MULTILINE)

@@ -1,37 +1,25 @@
-"""Large files over HTTP: resumed after a dropped connection, checked, and unpacked whole or not at all."""
+"""Large files over HTTP: resumed after a dropped connection, and checked."""
 
-import gzip
 import hashlib
 import json
-import shutil
-import stat
-import tarfile
 import time
 import urllib.error
 import urllib.parse
 import urllib.request
-import zipfile
-import zlib
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from http.client import HTTPException, HTTPResponse
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from rich.console import Console
 from rich.filesize import decimal
-from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
 
-from fedfacet.errors import DatasetCorruptError, DatasetNotFoundError, FedFacetError
+from fedfacet.data.transfer import progress, require_space, say, writing
+from fedfacet.errors import DatasetCorruptError, DatasetNotFoundError
 from fedfacet.storage.whole_file import written_whole
 
 _CHUNK_BYTES = 1 << 20
 _TIMEOUT_SECONDS = 60.0
 _LONGEST_PAUSE_SECONDS = 60.0
-_LINE_EVERY_SECONDS = 10.0
 _LOCAL = ("localhost", "127.0.0.1", "::1")
-_MOST_MEMBERS = 2_000_000
-_MOST_UNPACKED = 20
 _RETRIED_STATUS = {408, 416, 425, 429, 500, 502, 503, 504}
 
 
@@ -106,7 +94,7 @@ def download(
         raise ValueError(f"Expected `url` to be an https or file address, but got {url!r}: set dataset.url to one.")
     record = destination.with_name(destination.name + ".sha256")
     part = destination.with_name(destination.name + ".part")
-    with _writing(destination.parent):
+    with writing(destination.parent):
         arriving = destination
         if not destination.exists():
             destination.parent.mkdir(parents=True, exist_ok=True)
@@ -135,119 +123,6 @@ def download(
     return destination
 
 
-def obtain(wanted: Path, *, url: str, archive: Path, allowed: bool, missing: str, published: str | None = None) -> None:
-    """Have a file or folder that comes in an archive of images: where it is missing, fetch and unpack that beside itself.
-
-    The archive is a ``.tar.gz`` or a ``.zip``; ``published`` is its digest as in ``download``.
-
-    Raises ``DatasetNotFoundError`` with the message ``missing`` if fetching is not ``allowed``, ``DatasetCorruptError`` if the
-    archive lacks what is ``wanted``, and what ``download`` and ``extract`` raise.
-    """
-    if wanted.exists():
-        return
-    if not allowed:
-        raise DatasetNotFoundError(missing)
-    # The images inside are compressed already, so that unpacked they take as much again.
-    extract(download(url, archive, published=published, disk_factor=2.0), archive.parent)
-    if not wanted.exists():
-        raise DatasetCorruptError(
-            f"Expected {archive} to unpack to {wanted}, but it does not: delete it and {archive}.sha256, and set dataset.url "
-            "to the archive's address."
-        )
-
-
-def extract(archive: Path, into: Path) -> None:
-    """Unpack a ``.tar.gz`` or ``.zip`` archive, so that each of its outermost folders appears in ``into`` whole or not at all.
-
-    A killed attempt leaves a hidden folder, which the next one removes. ``into`` is made if missing, and must not hold any of
-    the archive's outermost names. Members that would land outside it, links and devices are refused, and so is an archive that
-    unpacks to 20 times its size and more than a gigabyte, or to more than two million files.
-
-    Raises:
-        DatasetCorruptError: if the archive is truncated, damaged or holds a refused member.
-        FedFacetError: if the disk has not enough room or cannot be written to, a name is taken, or Python is older than
-            3.11.4, which cannot unpack safely.
-    """
-    zipped = archive.suffix == ".zip"
-    if not zipped and not hasattr(tarfile, "data_filter"):
-        raise FedFacetError(f"Expected Python 3.11.4 or later to unpack {archive}: unpack it yourself with tar -xzf.")
-    unpacked = into / f".{archive.name}.unpacking"
-    shutil.rmtree(unpacked, ignore_errors=True)
-    try:
-        with _writing(into):
-            unpacked.mkdir(parents=True)
-            # Images hardly compress, so that the archive's size is a fair guess of what it unpacks to.
-            _require_space(into, archive.stat().st_size, f"unpack {archive.name}")
-            (_unzip if zipped else _unpack)(archive, unpacked)
-            entries = sorted(unpacked.iterdir())
-            taken = [entry.name for entry in entries if (into / entry.name).exists()]
-            if taken:
-                raise FedFacetError(f"Expected no {', '.join(taken)} in {into} before unpacking {archive}: delete it first.")
-            for entry in entries:
-                entry.rename(into / entry.name)
-    finally:
-        shutil.rmtree(unpacked, ignore_errors=True)
-
-
-def _unpack(archive: Path, into: Path) -> None:
-    try:
-        with (
-            _progress(f"unpacking {archive.name}", archive.stat().st_size) as show,
-            archive.open("rb") as file,
-            gzip.GzipFile(fileobj=file) as stream,
-            # Streamed ("r|"), because a seek back in gzip starts again at the first byte.
-            tarfile.open(fileobj=stream, mode="r|") as tar,
-        ):
-            unpacked, most = 0, _most_bytes(archive)
-            for number, member in enumerate(tar):
-                unpacked += member.size
-                if number >= _MOST_MEMBERS or unpacked > most:
-                    raise tarfile.ReadError(_too_much(most))
-                if not (member.isfile() or member.isdir()):
-                    raise tarfile.ReadError(f"{member.name!r} is neither a file nor a folder")
-                tar.extract(member, into, filter="data")
-                show(file.tell())
-            # gzip compares length and checksum at its end, which lies behind the end of the tar.
-            while stream.read(_CHUNK_BYTES):
-                pass
-    except (EOFError, gzip.BadGzipFile, zlib.error, tarfile.TarError) as error:
-        raise DatasetCorruptError(
-            f"Expected a whole .tar.gz archive, but got {archive} ({type(error).__name__}: {error}): delete it and "
-            f"{archive}.sha256, and download it again."
-        ) from error
-
-
-def _unzip(archive: Path, into: Path) -> None:
-    try:
-        with _progress(f"unpacking {archive.name}", archive.stat().st_size) as show, zipfile.ZipFile(archive) as opened:
-            members, most, read = opened.infolist(), _most_bytes(archive), 0
-            if len(members) > _MOST_MEMBERS or sum(member.file_size for member in members) > most:  # no more is read of any
-                raise zipfile.BadZipFile(_too_much(most))
-            for member in members:
-                kind = stat.S_IFMT(member.external_attr >> 16)
-                if kind not in (0, stat.S_IFREG, stat.S_IFDIR):
-                    raise zipfile.BadZipFile(f"{member.filename!r} is neither a file nor a folder")
-                parts = member.filename.replace("\\", "/").split("/")
-                if ".." in parts or not parts[0] or ":" in parts[0]:
-                    raise zipfile.BadZipFile(f"{member.filename!r} would land outside")
-                opened.extract(member, into)  # compares lengths and checksums
-                read += member.compress_size
-                show(read)
-    except (EOFError, ValueError, RuntimeError, zipfile.BadZipFile, zlib.error) as error:  # RuntimeError: of a password
-        raise DatasetCorruptError(
-            f"Expected a whole .zip archive, but got {archive} ({type(error).__name__}: {error}): delete it and "
-            f"{archive}.sha256, and download it again."
-        ) from error
-
-
-def _most_bytes(archive: Path) -> int:
-    return max(1 << 30, _MOST_UNPACKED * archive.stat().st_size)
-
-
-def _too_much(most: int) -> str:
-    return f"it unpacks to more than {_MOST_MEMBERS:,} files or {decimal(most)}"
-
-
 def _fetch(url: str, part: Path, disk_factor: float, retries: int, pause_seconds: float) -> None:
     """Bring ``part`` to its full size, with as many attempts as bring it further."""
     furthest, failures = _size(part), 0
@@ -264,7 +139,7 @@ def _fetch(url: str, part: Path, disk_factor: float, retries: int, pause_seconds
                     f"yourself as {part.with_suffix('')}."
                 ) from error
             pause = min(pause_seconds * 2 ** max(failures - 1, 0), _LONGEST_PAUSE_SECONDS)
-            _say(f"fetching {part.stem}: no connection ({error}), trying again in {pause:.0f} s")
+            say(f"fetching {part.stem}: no connection ({error}), trying again in {pause:.0f} s")
             time.sleep(pause)
 
 
@@ -294,7 +169,7 @@ def _attempt(url: str, part: Path, disk_factor: float) -> None:
                 f"Expected a file at {url}, but got a web page: open the address in a browser to see what it says."
             )
         if size is not None:
-            _require_space(part.parent, int(size * disk_factor) - _size(part), f"fetch {part.stem} ({decimal(size)})")
+            require_space(part.parent, int(size * disk_factor) - _size(part), f"fetch {part.stem} ({decimal(size)})")
         if not resumed:
             have = 0
             # In this order, so that a kill in between cannot leave the old file's bytes beside the new one's description.
@@ -323,7 +198,7 @@ def _open(request: urllib.request.Request, part: Path) -> HTTPResponse:
 
 
 def _receive(response: HTTPResponse, part: Path, have: int, size: int | None) -> None:
-    with part.open("ab", buffering=_CHUNK_BYTES) as file, _progress(f"fetching {part.stem}", size) as show:
+    with part.open("ab", buffering=_CHUNK_BYTES) as file, progress(f"fetching {part.stem}", size) as show:
         while size is None or have < size:
             show(have)
             try:
@@ -360,55 +235,9 @@ def _size(path: Path) -> int:
 def _digest(path: Path, algorithm: str) -> str:
     sha = hashlib.new(algorithm, usedforsecurity=False)
     have = 0
-    with path.open("rb") as file, _progress(f"checking {path.name}", _size(path)) as show:
+    with path.open("rb") as file, progress(f"checking {path.name}", _size(path)) as show:
         while chunk := file.read(_CHUNK_BYTES):
             sha.update(chunk)
             have += len(chunk)
             show(have)
     return sha.hexdigest()
-
-
-def _require_space(folder: Path, needed: int, purpose: str) -> None:
-    free = shutil.disk_usage(folder).free
-    if free < needed:
-        raise FedFacetError(
-            f"Expected {decimal(needed)} of free disk space in {folder} to {purpose}, but got {decimal(free)}: make room, "
-            "or name a folder on another disk with paths.data_dir=DIR."
-        )
-
-
-@contextmanager
-def _writing(folder: Path) -> Iterator[None]:
-    try:
-        yield
-    except OSError as error:
-        raise FedFacetError(
-            f"Expected to be able to write in {folder}, but got {error}: make room there and run the command again, or name a "
-            "folder on another disk with paths.data_dir=DIR."
-        ) from error
-
-
-def _say(line: str) -> None:
-    Console(stderr=True).print(line, highlight=False, markup=False, soft_wrap=True)
-
-
-@contextmanager
-def _progress(title: str, size: int | None) -> Iterator[Callable[[int], None]]:
-    """Yield a function that shows how many bytes are done: a bar on a terminal, else a line every ten seconds."""
-    console = Console(stderr=True)
-    if console.is_terminal:
-        columns = BarColumn(), DownloadColumn(), TransferSpeedColumn(), TimeRemainingColumn()
-        with Progress(TextColumn("{task.description}"), *columns, console=console) as bar:
-            task = bar.add_task(title, total=size)
-            yield lambda done: bar.update(task, completed=done)
-        return
-    due = time.monotonic() + _LINE_EVERY_SECONDS
-
-    def line(done: int) -> None:
-        nonlocal due
-        if time.monotonic() >= due:
-            due = time.monotonic() + _LINE_EVERY_SECONDS
-            of = f" of {decimal(size)} ({done / size:.0%})" if size else ""
-            _say(f"{title}: {decimal(done)}{of}")
-
-    yield line

@@ -10,8 +10,8 @@ from numpy.typing import NDArray
 
 from fedfacet import rng
 from fedfacet.arguments import check_within
+from fedfacet.data.archives import obtain
 from fedfacet.data.dataset import Dataset
-from fedfacet.data.download import obtain
 from fedfacet.data.generated import noise, write_image
 from fedfacet.data.images import IMAGENET_MEAN, IMAGENET_STD, ImageFiles
 from fedfacet.data.source import DatasetSource, located

@@ -9,9 +9,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedfacet.arguments import check_within
+from fedfacet.data.archives import obtain
 from fedfacet.data.augmentation import CropAndFlip
 from fedfacet.data.dataset import Dataset
-from fedfacet.data.download import obtain
 from fedfacet.data.generated import noise, write_image, write_lines
 from fedfacet.data.images import IMAGENET_MEAN, IMAGENET_STD, ImageFiles
 from fedfacet.data.reading import reading

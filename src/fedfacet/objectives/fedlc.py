@@ -1,17 +1,17 @@
 """FedLC: a client's logits are calibrated by how many samples of each class it holds."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 
 from torch import Tensor, nn
 
 from fedfacet.corrections.base import Correction
-from fedfacet.objectives.class_counts import class_counts, for_all_classes
-from fedfacet.objectives.classification import ClassificationObjective, OptimizerFactory, cross_entropy
+from fedfacet.objectives.classification import OptimizerFactory, cross_entropy
+from fedfacet.objectives.counting import CountingObjective, class_counts, for_all_classes
 from fedfacet.objectives.group_weighted import check_cross_entropy
 from fedfacet.types import Batch
 
 
-class FedLCObjective(ClassificationObjective):
+class FedLCObjective(CountingObjective):
     r"""Take the cross entropy of logits z that are lowered for classes of which a client holds few samples.
 
     .. math:: -\log \frac{e^{z_y - \tau n_y^{-1/4}}}{\sum_c e^{z_c - \tau n_c^{-1/4}}}
@@ -54,17 +54,9 @@ class FedLCObjective(ClassificationObjective):
         self.tau = tau
         self._shift: Tensor | None = None  # of the classes up to the largest one that the client holds
 
-    def before_steps(self, batches: Iterable[Batch], num_steps: int) -> None:
+    def count(self, batches: Iterable[Batch]) -> None:
         """Count the client's samples of each class."""
         self._shift = self.tau * class_counts(batches).pow(-1 / 4) if self.tau else None
-
-    def after_steps(self, batches: Iterable[Batch]) -> None:
-        """Look at nothing."""
-
-    def on_train_start(self) -> None:
-        """Count under a plain ``L.Trainer`` too, from its training samples."""
-        loader: Iterable[Sequence[Tensor]] = self.trainer.train_dataloader  # type: ignore[assignment]
-        self.before_steps((Batch(*batch) for batch in loader), 0)
 
     def training_loss(self, logits: Tensor, batch: Batch) -> Tensor:
         """Return the mean cross entropy of the calibrated logits."""

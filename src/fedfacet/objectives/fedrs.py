@@ -1,19 +1,19 @@
 """FedRS: the softmax is restricted for classes that a client does not hold."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 
 import torch
 from torch import Tensor, nn
 
 from fedfacet.arguments import check_within
 from fedfacet.corrections.base import Correction
-from fedfacet.objectives.class_counts import class_counts, for_all_classes
-from fedfacet.objectives.classification import ClassificationObjective, OptimizerFactory, cross_entropy
+from fedfacet.objectives.classification import OptimizerFactory, cross_entropy
+from fedfacet.objectives.counting import CountingObjective, class_counts, for_all_classes
 from fedfacet.objectives.group_weighted import check_cross_entropy
 from fedfacet.types import Batch
 
 
-class FedRSObjective(ClassificationObjective):
+class FedRSObjective(CountingObjective):
     r"""Take the cross entropy of logits z of which those of absent classes are scaled down.
 
     .. math:: -\log \frac{e^{z_y}}{\sum_c e^{\alpha_c z_c}}, \qquad
@@ -57,17 +57,9 @@ class FedRSObjective(ClassificationObjective):
         self.alpha = alpha
         self._scale: Tensor | None = None  # of the classes up to the largest one that the client holds
 
-    def before_steps(self, batches: Iterable[Batch], num_steps: int) -> None:
+    def count(self, batches: Iterable[Batch]) -> None:
         """Find out which classes the client holds."""
         self._scale = torch.where(class_counts(batches) > 0, 1.0, self.alpha)
-
-    def after_steps(self, batches: Iterable[Batch]) -> None:
-        """Look at nothing."""
-
-    def on_train_start(self) -> None:
-        """Look under a plain ``L.Trainer`` too, at its training samples."""
-        loader: Iterable[Sequence[Tensor]] = self.trainer.train_dataloader  # type: ignore[assignment]
-        self.before_steps((Batch(*batch) for batch in loader), 0)
 
     def training_loss(self, logits: Tensor, batch: Batch) -> Tensor:
         """Return the mean cross entropy of the restricted softmax."""

@@ -1,6 +1,6 @@
 """Reweighing: a client's samples are weighted so that class and attribute look independent."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 
 import torch
 from torch import Tensor, nn
@@ -9,12 +9,13 @@ from torch.nn import functional
 from fedfacet.corrections.base import Correction
 from fedfacet.errors import DisclosureError
 from fedfacet.heterogeneity import InteractionMatrix
-from fedfacet.objectives.classification import ClassificationObjective, OptimizerFactory, cross_entropy
+from fedfacet.objectives.classification import OptimizerFactory, cross_entropy
+from fedfacet.objectives.counting import CountingObjective
 from fedfacet.objectives.group_weighted import check_cross_entropy, weighted_cross_entropy
 from fedfacet.types import Batch
 
 
-class ReweighingObjective(ClassificationObjective):
+class ReweighingObjective(CountingObjective):
     r"""Multiply each sample's cross entropy by :math:`w(y, a) = P(y) P(a) / P(y, a)`, from the client's own counts.
 
     The weighted counts factorise, :math:`w(y, a) P(y, a) = P(y) P(a)`, and over a client's samples the weights have the mean 1
@@ -47,7 +48,7 @@ class ReweighingObjective(ClassificationObjective):
         check_cross_entropy(loss, "reweighing")
         self._weights_YA: Tensor | None = None
 
-    def before_steps(self, batches: Iterable[Batch], num_steps: int) -> None:
+    def count(self, batches: Iterable[Batch]) -> None:
         """Count the client's samples of each class with each attribute value.
 
         Raises:
@@ -63,14 +64,6 @@ class ReweighingObjective(ClassificationObjective):
         counts = torch.bincount(y * num_attributes + a, minlength=(int(y.max()) + 1) * num_attributes)
         weights = InteractionMatrix(counts.view(-1, num_attributes).cpu().numpy()).independence_weights
         self._weights_YA = torch.from_numpy(weights).float()
-
-    def after_steps(self, batches: Iterable[Batch]) -> None:
-        """Look at nothing."""
-
-    def on_train_start(self) -> None:
-        """Count under a plain ``L.Trainer`` too, from its training samples."""
-        loader: Iterable[Sequence[Tensor]] = self.trainer.train_dataloader  # type: ignore[assignment]
-        self.before_steps((Batch(*batch) for batch in loader), 0)
 
     def training_loss(self, logits: Tensor, batch: Batch) -> Tensor:
         """Return the mean of the weighted cross entropies."""

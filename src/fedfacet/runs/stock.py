@@ -15,6 +15,7 @@ from fedfacet.runs.ending import command_name, same_command
 from fedfacet.runs.lock import holder_of
 
 _MOST_NAMED = 20
+_MOST_IN_A_TABLE = 100  # runs; reading one takes 30 ms, also where a finished sweep is started again
 
 failures: dict[Path, str] = {}
 """Of the jobs that failed in this process while others went on: the run folder, and what was wrong."""
@@ -74,7 +75,8 @@ def tell_results(run_dirs: Collection[Path]) -> None:
     report = re.sub(r"train(\.py)?$", r"report\1", command_name())
     shown = shlex.quote(os.path.relpath(folder) if Path(folder).is_relative_to(Path.cwd()) else folder)
     with reader_may_leave(sys.stdout):
-        _print_table(done)
+        if len(done) <= _MOST_IN_A_TABLE:
+            _print_table(done)
         print(f"a table:                 {report} {shown}")
         print(f"a page for the browser:  {report} {shown} --html report.html")
 
