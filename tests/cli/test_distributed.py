@@ -131,7 +131,7 @@ def test_a_rank_that_is_killed_ends_the_run_on_all(start_ranks, tmp_path):
         ranks[victim].kill(signal.SIGKILL)
         left = ranks[1 - victim].result()
         assert left.status == 2
-        who = f"rank {victim} to go on" if victim == 0 else "(rank 1 to go on|the other ranks to take a message)"
+        who = "rank 0 to go on" if victim == 0 else "(rank 1 to go on|(rank 1|the other ranks) to take a message)"
         assert re.search(rf"^error: Expected {who}, but the connection is lost: ", left.err, re.M), left.err
         assert "Traceback" not in left.err
         assert (run / "checkpoints" / "last.ckpt").exists()

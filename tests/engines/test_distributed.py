@@ -8,15 +8,11 @@ from pathlib import Path
 
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 
 from fedfacet import state
-from fedfacet.engines.distributed import DistributedEngine, deal
+from fedfacet.engines.distributed import DistributedEngine
 from fedfacet.engines.sequential import SequentialEngine
 from fedfacet.types import Broadcast, ClientTask
-
-COSTS = st.lists(st.integers(0, 50), max_size=40)
 
 TORCHRUN = {"TORCHELASTIC_RUN_ID": "run", "RANK": "5", "WORLD_SIZE": "8", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "4"}
 
@@ -34,30 +30,6 @@ def two_ranks(checkout, tmp_path_factory):
     )
     assert result.returncode == 0, result.stderr
     return json.loads(result.stdout)
-
-
-# Dealing
-
-
-@given(COSTS, st.integers(1, 6))
-def test_no_rank_waits_for_longer_than_the_longest_task_takes(costs, num_ranks):
-    owners = deal(costs, num_ranks)
-    loads = [sum(cost for cost, owner in zip(costs, owners, strict=True) if owner == rank) for rank in range(num_ranks)]
-    assert max(loads) - min(loads) <= max(costs, default=0)
-
-
-def test_ranks_go_through_a_long_cohort_side_by_side():
-    """Rank 0 takes updates in order: one that is far ahead of the others would wait, or hold all that it has."""
-    costs = torch.rand(2000, generator=torch.Generator().manual_seed(0)).tolist()
-    owners = deal(costs, 2)
-    for end in range(32, 2000, 32):
-        loads = [sum(cost for cost, owner in zip(costs[:end], owners[:end], strict=True) if owner == rank) for rank in (0, 1)]
-        assert abs(loads[0] - loads[1]) <= 1, end
-
-
-def test_of_nine_equal_clients_rank_0_trains_four_since_it_aggregates_too():
-    assert deal([7] * 9, 2).count(0) == 4
-    assert deal([1, 8, 1, 1, 5, 1, 1], 2) == [0, 1, 0, 0, 0, 1, 0]
 
 
 # One process
@@ -102,9 +74,13 @@ def test_impossible_arguments_are_refused(arguments):
 
 
 def test_the_script_tests_what_it_means_to(two_ranks):
-    """Client 3, whose failures are looked at, is rank 1's; client 9, next to it, is rank 0's."""
-    assert two_ranks["owners"] == [0, 1, 0, 1, 0, 0, 1]
     assert two_ranks["backend"] == "gloo"
+
+
+def test_a_slow_rank_gets_the_two_tasks_that_it_begins_with(two_ranks):
+    """The other does all the rest meanwhile, also where rank 0 is the slow one, which takes a task only when it is idle."""
+    assert two_ranks["waited"] == [[1, 13], [12, 2]]
+    assert two_ranks["answers_in_order"] == [True, True]
 
 
 def test_updates_are_those_of_the_sequential_engine_in_the_same_order(two_ranks):
@@ -155,11 +131,11 @@ def test_a_second_job_may_follow_one_that_was_given_up(two_ranks):
 
 
 def test_a_serving_rank_keeps_few_of_the_updates_that_it_sent(two_ranks):
-    """Of 24 times 16 MB it may have four waiting, one in rank 0's hands, and what it works at."""
+    """Of 24 times 16 MB it may have one or two that rank 0 has not taken, and what it works at."""
     assert two_ranks["large"]
     if two_ranks["rank_1"]["held"] is None:
         pytest.skip("no /proc tells what a process holds")
-    assert two_ranks["rank_1"]["held"] < 12 * (16 << 20)
+    assert two_ranks["rank_1"]["held"] < 10 * (16 << 20)
 
 
 def test_only_rank_0_can_drive(two_ranks):

@@ -23,7 +23,7 @@ from fedfacet.build import build, rebuild
 from fedfacet.clients.queries.base import Query
 from fedfacet.config import compose_job
 from fedfacet.corrections.base import Correction
-from fedfacet.engines.distributed import DistributedEngine, deal
+from fedfacet.engines.distributed import DistributedEngine
 from fedfacet.engines.sequential import SequentialEngine
 from fedfacet.models.small_cnn import SmallCNN
 from fedfacet.objectives.classification import ClassificationObjective
@@ -57,13 +57,38 @@ class Slow(Query):
         return Answer(context.client_id, 1, 0)
 
 
+class Waits(Query):
+    """One rank's first answer waits until the other rank has given so many."""
+
+    name = "waits"
+    needs_model = False
+
+    def __init__(self, slow, number):
+        self.slow = slow
+        self.number = number
+
+    def answer(self, context):
+        rank, until = int(os.environ["RANK"]), time.monotonic() + 20
+        if rank == self.slow:
+            while num_answered(1 - rank) < self.number and time.monotonic() < until:
+                time.sleep(0.01)
+        with open(f"answered-{rank}", "a") as file:
+            file.write(f"{context.client_id}\n")
+        return Answer(context.client_id, 1, 0)
+
+
+def num_answered(rank):
+    file = Path(f"answered-{rank}")
+    return len(file.read_text().split()) if file.exists() else 0
+
+
 class Unpicklable(Exception):
     def __init__(self, first, second):
         super().__init__(f"{first} {second}")
 
 
 class Refuses(Query):
-    """Client 3, which is rank 1's, does not answer."""
+    """Client 3, which as the first of the longest is rank 1's, does not answer."""
 
     name = "refuses"
     needs_model = True
@@ -121,7 +146,6 @@ def drive(run):
     ]
     indices = np.arange(len(clients.dataset.y))
     found = {"backend": engine._backend, "shared": engine.share({"seed": 7})}
-    found["owners"] = deal([clients.num_steps(task) for task in tasks], 2)
     found["updates"] = [facts(one.run(tasks)) for one in (sequential, engine)]
     found["memory_alone"] = [
         update.memory["kept"].untyped_storage().nbytes() == 4 * update.client_id for update in engine.run(tasks)
@@ -138,6 +162,15 @@ def drive(run):
     found["shapes_counts"] = [repr(one.evaluate(wide, [indices])) for one in (sequential, engine)]
     found["nobody"] = len(list(engine.run([])))
     found["one"] = facts(engine.run(tasks[:1])) == found["updates"][0][:1]
+
+    # One rank is slow, rank 0 or rank 1.
+    found["waited"], found["answers_in_order"] = [], []
+    for slow, number in ((0, 13), (1, 12)):
+        answers = list(engine.ask(Waits(slow, number), tasks * 2))
+        found["waited"].append([num_answered(rank) for rank in (0, 1)])
+        found["answers_in_order"].append([answer.value for answer in answers] == [task.client_id for task in tasks * 2])
+        for rank in (0, 1):
+            Path(f"answered-{rank}").unlink()
 
     # A round is given up: by the next call, and by close() with another job after it.
     next(engine.ask(Slow(), tasks * 4))

@@ -3,6 +3,7 @@
 import contextlib
 import operator
 import os
+import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
@@ -19,8 +20,9 @@ from fedfacet.engines.base import Engine
 from fedfacet.errors import ConfigError, EngineError
 from fedfacet.parallel import wire
 from fedfacet.parallel.cores import crowded
-from fedfacet.parallel.packing import Order, pack_tasks, unpack_task
-from fedfacet.parallel.ranks import Message, Place, Ranks, find_place
+from fedfacet.parallel.dealing import Dealer
+from fedfacet.parallel.packing import PackedTask, pack_tasks, unpack_task
+from fedfacet.parallel.ranks import Message, Place, Ranks, find_place, in_background
 from fedfacet.parallel.schedule import batches
 from fedfacet.types import Answer, Broadcast, ClientTask, ClientUpdate, Query, State
 
@@ -31,8 +33,9 @@ class DistributedEngine(Engine):
     """Deal the clients of a round to the processes that torchrun or SLURM started.
 
     Rank 0 has the federation: it selects, aggregates, logs and saves. The others have the clients' data too and do in ``serve``
-    what it says. Every update travels to rank 0 by itself and is handed on in cohort order, so nothing is added up in another
-    order than by the sequential engine. Where only this one process was started, it works like that engine.
+    what it says. A rank gets two clients, and one more for each result that it sends, so that a slow one gets fewer. Every
+    update travels to rank 0 by itself and is handed on in cohort order, so nothing is added up in another order than by the
+    sequential engine. Where only this one process was started, it works like that engine.
 
     Args:
         device: ``"auto"`` or ``"cuda"`` (the ranks of a machine share out its accelerators), ``"cpu"`` or ``"cuda:N"``.
@@ -59,7 +62,7 @@ class DistributedEngine(Engine):
         self._backend = backend or ("nccl" if alone_on_it else "gloo")
         self._timeout_seconds = timeout_seconds
         self._ranks: Ranks | None = None
-        self._turn = 0
+        self._round: _Round | None = None
 
     spans_processes = True
 
@@ -107,12 +110,14 @@ class DistributedEngine(Engine):
         ranks = self._free_ranks()
         ranks.owed = dict.fromkeys(ranks.others, 1)
         ranks.send({rank: Message(_Prediction(shares[rank])) for rank in ranks.others}, [model, memory])
-        parts = [self.clients.predict(model, shares[0], memory), *(self._result(ranks, rank).body for rank in ranks.others)]
+        parts = [self.clients.predict(model, shares[0], memory), *(self._part(ranks, rank) for rank in ranks.others)]
         return Predictions(*(np.concatenate(values) for values in zip(*parts, strict=True)))
 
     def close(self) -> None:
         """Tell the other ranks that the run is over; they stop after the client in progress, whatever they still had to do."""
         ranks, self._ranks = self._ranks, None
+        if self._round is not None:
+            self._round.stop()
         if ranks is None or self.rank or ranks.lost:
             return
         ranks.halted = {rank for rank, owed in ranks.owed.items() if owed}
@@ -126,35 +131,45 @@ class DistributedEngine(Engine):
             EngineError: if rank 0 is gone.
         """
         ranks = self._join()
+        tasks: deque[ClientTask] = deque()
+        query: Query | None = None
+        common: Sequence[State] = ()
         while True:
+            while tasks and not ranks.ready(0):
+                ranks.post(0, self._result(tasks.popleft(), query))
             order, bundles = ranks.receive(0)
-            if isinstance(order, _Halt):
-                with contextlib.suppress(EngineError):  # rank 0 may be gone by now
-                    if order.answer:
-                        ranks.post(0, Message(_Halted()))
-                if order.leave:
-                    return
-                continue
-            for result in self._results(order, bundles):
-                if not ranks.has_room(0):
-                    break  # rank 0 has something new to say, and wants no more of this
-                ranks.post(0, result)
+            match order:
+                case _Work():
+                    query, common = order.query, bundles
+                case _Task():
+                    tasks.append(unpack_task(order.task, order.places, [*common, *bundles]))
+                case _Prediction():
+                    ranks.post(0, self._prediction(order, *bundles))
+                case _Halt():
+                    tasks.clear()
+                    with contextlib.suppress(EngineError):  # rank 0 may be gone by now
+                        if order.answer:
+                            ranks.post(0, Message(_Halted()))
+                    if order.leave:
+                        return
 
-    def _results(self, order: "_Work | _Prediction", bundles: Sequence[State]) -> Iterator[Message]:
-        """Yield what a serving rank has to say to an order; after a failure nothing more."""
-        what = "evaluation"
+    def _result(self, task: ClientTask, query: Query | None) -> Message:
+        """Return what a serving rank has to say to a task."""
         try:
-            if isinstance(order, _Prediction):
-                yield Message(self.clients.predict(bundles[0], order.batches, bundles[1]))
-                return
-            for task in (unpack_task(one, bundles) for one in order.orders):
-                what = f"client {task.client_id} in round {task.round}"
-                if order.query is None:
-                    yield Message(*wire.pack_update(self.clients.train(task)))
-                else:
-                    yield Message(self.clients.answer(order.query, task))
+            if query is None:
+                return Message(*wire.pack_update(self.clients.train(task)))
+            return Message(self.clients.answer(query, task))
         except Exception as error:
-            yield Message(_Failed(wire.Failure.of(error), f"It was raised by {what}, on rank {self.rank}"))
+            return self._failed(error, f"client {task.client_id} in round {task.round}")
+
+    def _prediction(self, order: "_Prediction", model: State, memory: State) -> Message:
+        try:
+            return Message(self.clients.predict(model, order.batches, memory))
+        except Exception as error:
+            return self._failed(error, "evaluation")
+
+    def _failed(self, error: Exception, what: str) -> Message:
+        return Message(_Failed(wire.Failure.of(error), f"It was raised by {what}, on rank {self.rank}"))
 
     def _join(self) -> Ranks:
         if self._ranks is None:
@@ -165,8 +180,9 @@ class DistributedEngine(Engine):
         """Return the ranks, once they have put down what nobody reads any more: the rest of a round that was given up."""
         if self.rank:
             raise RuntimeError(f"Expected rank 0 to run rounds, but got one on rank {self.rank}: call `serve` there.")
-        self._turn += 1
         ranks = self._join()
+        if self._round is not None:
+            self._round.stop()
         owing = {rank for rank, owed in ranks.owed.items() if owed}
         if untold := owing - ranks.halted:
             ranks.send({rank: Message(_Halt(answer=True, leave=False)) for rank in untold})
@@ -179,58 +195,134 @@ class DistributedEngine(Engine):
     def _dealt(
         self, tasks: Sequence[ClientTask], query: Query | None, own: Callable[[ClientTask], T], received: Callable[[Message], T]
     ) -> Iterator[T]:
-        """Yield the results of all tasks in order: ``own``'s of those that stay on this rank, ``received``'s of the others."""
+        """Yield the results of all tasks in order: ``own``'s of those that this rank takes, ``received``'s of the others."""
         ranks = self._free_ranks()
-        turn = self._turn
-        owners = deal([self.clients.num_steps(task) for task in tasks], self._place.num_ranks)
-        common, packed = pack_tasks(tasks, owners, self._place.num_ranks)
-        ranks.owed = {rank: owners.count(rank) for rank in ranks.others}
-        ranks.send({rank: Message(_Work(query, packed[rank].orders), packed[rank].bundles) for rank in ranks.others}, common)
-        for rank, owed in ranks.owed.items():
-            if owed:
-                ranks.expect(rank)
-        mine = deque(position for position, owner in enumerate(owners) if owner == 0)
-        done: dict[int, T] = {}
-        for position, owner in enumerate(owners):
-            assert turn == self._turn, "one round at a time"
-            # Rank 0 is never idle while it has clients left: it trains ahead until the next result in order is there.
-            while mine and (mine[0] == position or (owner and not ranks.ready(owner))):
-                done[mine[0]] = own(tasks[mine[0]])
-                mine.popleft()
-            yield received(self._result(ranks, owner)) if owner else done.pop(position)
+        common, packed = pack_tasks(tasks)
+        self._round = now = _Round(ranks, packed, [self.clients.num_steps(task) for task in tasks])
+        try:
+            ranks.send({rank: Message(_Work(query)) for rank in ranks.others}, common)
+            ranks.wait_for(in_background(now.deal), "the other ranks to take a message")
+            for position in range(len(tasks)):
+                # Rank 0 is never idle while it may have a client: it trains ahead until the next result in order is there.
+                while (mine := now.take(position)) is not None:
+                    now.add(0, mine, own(tasks[mine]))
+                result = now.pop(position)
+                yield received(_unless_failed(result)) if isinstance(result, Message) else result
+                del result  # it may be all that holds a model
+        finally:
+            now.stop()
 
-    def _result(self, ranks: Ranks, rank: int) -> Message:
+    def _part(self, ranks: Ranks, rank: int) -> Predictions:
         message = ranks.receive(rank)
-        ranks.owed[rank] -= 1
-        if isinstance(message.body, _Failed):
-            ranks.owed[rank] = 0
-            raise message.body.failure.noted(message.body.where)
-        if ranks.owed[rank]:
-            ranks.expect(rank)
-        return message
+        ranks.owed[rank] = 0
+        part: Predictions = _unless_failed(message).body
+        return part
 
 
-_DEALT_TOGETHER = 16  # tasks per rank
+class _Round:
+    """The tasks of a round in progress: who has which, and the results that wait for their turn.
 
+    The others' results are taken, and the next tasks dealt, by the threads that hear from them: rank 0's main thread may be at
+    work at a client for long.
 
-def deal(costs: Sequence[float], num_ranks: int) -> list[int]:
-    """Return each task's rank: the longest go first, each to the rank that has the least to do; of several the last one.
-
-    Rank 0, which aggregates besides, is so the last choice. Of many tasks a few per rank are dealt after another: a rank that
-    got all its tasks from the end of a cohort would have to wait until rank 0, which takes updates in order, comes to them.
-
-    Example:
-        >>> deal([1, 1, 1, 3], 2)
-        [0, 0, 0, 1]
+    Args:
+        ranks: the connection.
+        tasks: in cohort order, packed.
+        costs: of each task.
     """
-    loads, owners = [0.0] * num_ranks, [0] * len(costs)
-    for first in range(0, len(costs), _DEALT_TOGETHER * num_ranks):
-        together = range(first, min(first + _DEALT_TOGETHER * num_ranks, len(costs)))
-        for position in sorted(together, key=lambda position: -costs[position]):
-            owner = min(range(num_ranks), key=lambda rank: (loads[rank], -rank))
-            owners[position] = owner
-            loads[owner] += costs[position]
-    return owners
+
+    def __init__(self, ranks: Ranks, tasks: Sequence[PackedTask], costs: Sequence[float]) -> None:
+        self._ranks = ranks
+        self._tasks = tasks
+        self._dealer = Dealer(costs, ranks.place.num_ranks)
+        self._dealt: dict[int, deque[int]] = {rank: deque() for rank in ranks.others}
+        self._results: dict[int, Any] = {}
+        self._error: Exception | None = None
+        self._over = False
+        self._changed = threading.Condition()  # whoever has it may touch all this, and send tasks
+        ranks.owed = dict.fromkeys(ranks.others, 0)
+
+    def deal(self) -> None:
+        """Send tasks to whoever should have more; not for the main thread, where an interrupt could leave one halfway."""
+        with self._changed, self._minded():
+            for in_hand in (0, 1):  # nobody gets a second one before everybody has a first
+                for rank, dealt in self._dealt.items():
+                    if not self._over and len(dealt) == in_hand and (position := self._dealer.take(rank)) is not None:
+                        task = self._tasks[position]
+                        self._ranks.owed[rank] += 1
+                        dealt.append(position)
+                        self._ranks.post(rank, Message(_Task(task.task, task.places), task.bundles))
+                        if not in_hand:
+                            self._listen(rank)
+
+    def take(self, position: int) -> int | None:
+        """Return a task for rank 0; or ``None``, once the result at a position is there.
+
+        Raises:
+            EngineError: if a rank is gone, or silent for too long.
+        """
+        with self._changed:
+            assert not self._over, "one round at a time"
+            while position not in self._results:
+                if self._error is not None:
+                    raise self._error
+                if (mine := self._dealer.take(0)) is not None:
+                    return mine
+                if not self._changed.wait(self._ranks.timeout_seconds):
+                    owner = next(rank for rank, dealt in self._dealt.items() if position in dealt)
+                    raise self._ranks.silent(f"rank {owner} to go on")
+            return None
+
+    def add(self, rank: int, position: int, result: Any) -> None:
+        """Keep a result until its turn."""
+        with self._changed:
+            self._results[position] = result
+            self._dealer.done(rank, position)
+            self._changed.notify()
+
+    def pop(self, position: int) -> Any:
+        """Return a result whose turn has come."""
+        with self._changed:
+            if self._dealer.used(position):
+                in_background(self.deal)
+            return self._results.pop(position)
+
+    def stop(self) -> None:
+        """Deal no more, and leave what is still to come to whoever begins the next round."""
+        with self._changed:
+            self._over = True
+
+    def _listen(self, rank: int) -> None:
+        self._ranks.expect(rank).add_done_callback(lambda _: self._heard(rank))
+
+    def _heard(self, rank: int) -> None:
+        """Take a rank's result, and deal on."""
+        with self._changed, self._minded():
+            if self._over:
+                return
+            message = self._ranks.receive(rank)
+            self._ranks.owed[rank] -= 1
+            dealt = self._dealt[rank]
+            self.add(rank, dealt.popleft(), message)
+            if dealt:
+                self._listen(rank)
+            self.deal()
+
+    @contextlib.contextmanager
+    def _minded(self) -> Iterator[None]:
+        """Leave an error for the main thread: nobody else looks at what a thread raises."""
+        try:
+            yield
+        except Exception as error:
+            self._error = self._error or error
+            self._changed.notify()
+
+
+def _unless_failed(message: Message) -> Message:
+    """Return a result, or raise the exception that came in its place."""
+    if isinstance(message.body, _Failed):
+        raise message.body.failure.noted(message.body.where)
+    return message
 
 
 def _received_update(message: Message) -> ClientUpdate:
@@ -247,10 +339,16 @@ def _own_device(name: str, place: Place) -> str:
 
 
 class _Work(NamedTuple):
-    """From rank 0: train these clients, or have them answer a query."""
+    """From rank 0: tasks will come, of training or of a query; beside, the bundles that they have in common."""
 
     query: Query | None
-    orders: list[Order]
+
+
+class _Task(NamedTuple):
+    """From rank 0: one of them, with its own bundles beside; ``places`` are those of its bundles, the common ones first."""
+
+    task: ClientTask
+    places: tuple[int, int, int]
 
 
 class _Prediction(NamedTuple):
@@ -260,7 +358,7 @@ class _Prediction(NamedTuple):
 
 
 class _Halt(NamedTuple):
-    """From rank 0: put down what is left of the last order; say so if ``answer``, and end ``serve`` if ``leave``."""
+    """From rank 0: put down the tasks that are left; say so if ``answer``, and end ``serve`` if ``leave``."""
 
     answer: bool
     leave: bool
@@ -271,7 +369,7 @@ class _Halted(NamedTuple):
 
 
 class _Failed(NamedTuple):
-    """To rank 0: an exception in place of a result, the last word on an order."""
+    """To rank 0: an exception in place of a result."""
 
     failure: wire.Failure
     where: str

@@ -1,5 +1,6 @@
 """Tasks on their way to other processes: what several of them share travels once."""
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import NamedTuple
@@ -7,51 +8,37 @@ from typing import NamedTuple
 from fedfacet.types import ClientTask, State
 
 
-class Order(NamedTuple):
-    """A task without its bundles, and where these are among the bundles that its rank gets."""
+class PackedTask(NamedTuple):
+    """A task without its bundles, where these are among the common ones and its own after them, and its own."""
 
     task: ClientTask
-    model: int
-    extras: int
-    memory: int
-
-
-class PackedTasks(NamedTuple):
-    """One rank's tasks in cohort order, and the rank's own bundles; the common ones come in front of them."""
-
-    orders: list[Order]
+    places: tuple[int, int, int]
     bundles: list[State]
 
 
-def pack_tasks(tasks: Sequence[ClientTask], owners: Sequence[int], num_ranks: int) -> tuple[list[State], list[PackedTasks]]:
-    """Take tasks apart for the journey; a bundle that several tasks share travels once.
+def pack_tasks(tasks: Sequence[ClientTask]) -> tuple[list[State], list[PackedTask]]:
+    """Take tasks apart for the journey.
 
     Returns:
-        The bundles that several ranks other than 0 need, and per rank its tasks; those of rank 0 stay where they are.
+        The bundles that several tasks share, which everybody needs, and each task with its own.
     """
-    bundles: dict[int, State] = {}
-    readers: dict[int, set[int]] = {}
-    for task, owner in zip(tasks, owners, strict=True):
-        for bundle in _bundles_of(task) if owner else ():
-            bundles[id(bundle)] = bundle
-            readers.setdefault(id(bundle), set()).add(owner)
-    common = [key for key in bundles if len(readers[key]) > 1]
+    bundles = {id(bundle): bundle for task in tasks for bundle in _bundles_of(task)}
+    readers = Counter(key for task in tasks for key in {id(bundle) for bundle in _bundles_of(task)})
+    common = [key for key in bundles if readers[key] > 1]
+    common_places = {key: place for place, key in enumerate(common)}
     packed = []
-    for rank in range(num_ranks):
-        own = [key for key in bundles if readers[key] == {rank}]
-        place = {key: position for position, key in enumerate(common + own)}
-        orders = [
-            Order(without_bundles(task), *(place[id(bundle)] for bundle in _bundles_of(task)))
-            for task, owner in zip(tasks, owners, strict=True)
-            if owner == rank != 0
-        ]
-        packed.append(PackedTasks(orders, [bundles[key] for key in own]))
+    for task in tasks:
+        keys = [id(bundle) for bundle in _bundles_of(task)]
+        own = [key for key in dict.fromkeys(keys) if key not in common_places]
+        places = common_places | {key: len(common) + place for place, key in enumerate(own)}
+        model, extras, memory = (places[key] for key in keys)
+        packed.append(PackedTask(without_bundles(task), (model, extras, memory), [bundles[key] for key in own]))
     return [bundles[key] for key in common], packed
 
 
-def unpack_task(order: Order, bundles: Sequence[State]) -> ClientTask:
-    """Put a task together again; ``bundles`` are the common ones and the rank's own."""
-    return with_bundles(order.task, *(bundles[position] for position in order[1:]))
+def unpack_task(task: ClientTask, places: Sequence[int], bundles: Sequence[State]) -> ClientTask:
+    """Put a task together again; ``bundles`` are the common ones and its own."""
+    return with_bundles(task, *(bundles[place] for place in places))
 
 
 def _bundles_of(task: ClientTask) -> tuple[State, State, State]:

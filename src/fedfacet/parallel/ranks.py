@@ -10,9 +10,9 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import FIRST_COMPLETED, Future, wait
+from concurrent.futures import Future
 from datetime import timedelta
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple, TypeVar
 
 import torch
 from lightning.fabric import Fabric
@@ -31,8 +31,7 @@ from fedfacet.types import State
 
 log = logging.getLogger(__name__)
 
-MOST_UNSENT, ROOM = 4, 1 << 26
-"""So many messages may wait to be taken; and as many more as keep within so many bytes."""
+T = TypeVar("T")
 
 _EVER = timedelta(days=3650)  # a message may be long in coming; for how long it is waited is decided in `Ranks.receive`
 
@@ -105,7 +104,7 @@ class Ranks:
     """The connection between a run's processes.
 
     A thread waits for what may take long, so that the main thread hears signals meanwhile. Plain objects travel through gloo,
-    tensors through the chosen backend.
+    tensors through the chosen backend, those of single tasks apart.
 
     Args:
         place: of this process, among several.
@@ -134,7 +133,6 @@ class Ranks:
         self.halted: set[int] = set()  # those ranks that were told to send no more
         self._route = torch.device(device if backend == "nccl" else "cpu")
         self._expected: dict[int, Future[Message]] = {}
-        self._posted: dict[Future[None], int] = {}
         assert place.environment is not None, "one process has nobody to talk to"
         num_threads = torch.get_num_threads()
         if self._route.type == "cuda":
@@ -186,49 +184,29 @@ class Ranks:
             manifest = wire.manifest_of(common)
             parts = [part for rank, message in messages.items() for part in self._start(rank, message, manifest)]
             if manifest.num_bytes:
-                dist.broadcast(self._flat(common, manifest), src=0)
+                dist.broadcast(self._flat(common, manifest, self._route), src=0)
             for work, _ in parts:
                 work.wait()
 
         self.lost = True  # unless all of it gets through
-        self._wait_for(_in_background(deliver), "the other ranks to take a message")
+        self.wait_for(in_background(deliver), "the other ranks to take a message")
         self.lost = False
 
     def post(self, rank: int, message: Message) -> None:
-        """Send a message without waiting until the other takes it; an ``EngineError`` says that the other is gone."""
+        """Send a message without waiting until the other takes it.
+
+        That the other is gone is said by an ``EngineError`` here, or where the next message of it is waited for.
+        """
         try:
             parts = self._start(rank, message, wire.manifest_of([]))
         except RuntimeError as error:
             raise self._gone(f"rank {rank} to take a message") from error
-        num_bytes = sum(part.nbytes for _, part in parts)
-        # The thread is all that holds the parts, so that they are freed once the other has them.
-        self._posted[_in_background(lambda: _finish(parts))] = num_bytes
-
-    def has_room(self, rank: int) -> bool:
-        """Wait until another message may be posted, and return ``True``; or ``False`` once the other has something to say.
-
-        Without that whoever is faster would hold all that the other has not taken yet.
-
-        Raises:
-            EngineError: if the other is gone, or silent for too long.
-        """
-        heard = self.expect(rank)
-        while not heard.done():
-            for sent in [sent for sent in self._posted if sent.done()]:
-                del self._posted[sent]
-                if isinstance(error := sent.exception(), RuntimeError):
-                    raise self._gone(f"rank {rank} to take a message") from error
-            if len(self._posted) < MOST_UNSENT or sum(self._posted.values()) < ROOM:
-                return True
-            anything: list[Future[Any]] = [*self._posted, heard]
-            if not wait(anything, self.timeout_seconds, FIRST_COMPLETED).done:
-                raise self._silent(f"rank {rank} to take a message")
-        return False
+        in_background(lambda: _finish(parts))  # which is all that holds the parts: they are freed once the other has them
 
     def expect(self, rank: int) -> "Future[Message]":
         """Begin to receive a rank's next message."""
         if rank not in self._expected:
-            self._expected[rank] = _in_background(lambda: self._take(rank))
+            self._expected[rank] = in_background(lambda: self._take(rank))
         return self._expected[rank]
 
     def ready(self, rank: int) -> bool:
@@ -237,19 +215,21 @@ class Ranks:
 
     def receive(self, rank: int) -> Message:
         """Return a rank's next message; an ``EngineError`` says that the rank is gone, or silent for too long."""
-        message: Message = self._wait_for(self.expect(rank), f"rank {rank} to go on")
+        message = self.wait_for(self.expect(rank), f"rank {rank} to go on")
         del self._expected[rank]
         return message
 
-    def _wait_for(self, future: "Future[Any]", what: str) -> Any:
+    def wait_for(self, future: "Future[T]", what: str) -> T:
+        """Return what comes of something begun; an ``EngineError`` says that a rank is gone, or silent for too long."""
         try:
             return future.result(self.timeout_seconds)
         except TimeoutError:
-            raise self._silent(what) from None
+            raise self.silent(what) from None
         except RuntimeError as error:
             raise self._gone(what) from error
 
-    def _silent(self, what: str) -> EngineError:
+    def silent(self, what: str) -> EngineError:
+        """Return the error to be raised where nothing came in time."""
         self.lost = True
         return EngineError(
             f"Expected {what} within {self.timeout_seconds:g} seconds, but nothing came: look at its machine, or raise "
@@ -269,7 +249,7 @@ class Ranks:
         pickled = torch.frombuffer(bytearray(pickle.dumps((message.body, manifest, common))), dtype=torch.uint8)
         parts = [torch.tensor([len(pickled)]), pickled]
         if manifest.num_bytes:
-            parts.append(self._flat(message.bundles, manifest))
+            parts.append(self._flat(message.bundles, manifest, self._route_from(self.place.rank)))
         return [(dist.isend(part, rank), part) for part in parts]
 
     def _take(self, rank: int) -> Message:
@@ -280,17 +260,26 @@ class Ranks:
         pickled = torch.empty(int(size), dtype=torch.uint8)
         dist.recv(pickled, rank)
         body, manifest, common = pickle.loads(pickled.numpy().tobytes())
-        own, shared = (torch.empty(part.num_bytes, dtype=torch.uint8, device=self._route) for part in (manifest, common))
+        own = torch.empty(manifest.num_bytes, dtype=torch.uint8, device=self._route_from(rank))
+        shared = torch.empty(common.num_bytes, dtype=torch.uint8, device=self._route)
         if manifest.num_bytes:
             dist.recv(own, rank)
         if common.num_bytes:
             dist.broadcast(shared, src=0)
         return Message(body, [*wire.read(common, shared.cpu()), *wire.read(manifest, own.cpu())])
 
-    def _flat(self, bundles: Sequence[State], manifest: wire.Manifest) -> Tensor:
+    def _route_from(self, rank: int) -> torch.device:
+        """Return by what device a rank's own bundles travel.
+
+        Those of rank 0, the tasks', go through gloo: with nccl a task and a result on their ways between the same two ranks
+        would wait for each other.
+        """
+        return self._route if rank else torch.device("cpu")
+
+    def _flat(self, bundles: Sequence[State], manifest: wire.Manifest, route: torch.device) -> Tensor:
         flat = torch.empty(manifest.num_bytes, dtype=torch.uint8)
         wire.write(bundles, manifest, flat)
-        return flat.to(self._route)
+        return flat.to(route)
 
 
 @contextlib.contextmanager
@@ -315,9 +304,9 @@ def _finish(parts: list[tuple[Any, Tensor]]) -> None:
     parts.clear()
 
 
-def _in_background(action: Callable[[], Any]) -> "Future[Any]":
+def in_background(action: Callable[[], T]) -> "Future[T]":
     """Do something in a thread that does not keep the process from ending."""
-    future: Future[Any] = Future()
+    future: Future[T] = Future()
 
     def work() -> None:
         try:
