@@ -21,7 +21,7 @@ from omegaconf import OmegaConf
 
 from fedfacet import rng
 from fedfacet.aggregators.fedavg import FedAvg
-from fedfacet.assembly import clock_of
+from fedfacet.assembly import clock_of, flights_of
 from fedfacet.clients.local_training import LocalTraining
 from fedfacet.clients.program import Clients
 from fedfacet.config import compose_job
@@ -195,6 +195,7 @@ def tiny_federation(tiny_clients):
             selector=selector or UniformSelector(),
             aggregator=aggregator,
             clock=clock,
+            flights=flights_of(aggregator, cohort_size, clients.partition.num_clients) if clock is not None else None,
             termination=termination,
             participation=participation,
             rounds=rounds,

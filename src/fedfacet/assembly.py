@@ -22,6 +22,7 @@ from fedfacet.clients.program import Clients
 from fedfacet.clients.queries.base import Query
 from fedfacet.clock import Clock
 from fedfacet.compatibility import (
+    check_asynchronous,
     check_covered,
     check_devices,
     check_disclosed,
@@ -40,6 +41,7 @@ from fedfacet.engines.base import Engine
 from fedfacet.engines.sequential import SequentialEngine
 from fedfacet.errors import ConfigError
 from fedfacet.federation import Federation
+from fedfacet.flights import Flights
 from fedfacet.objectives.classification import ClassificationObjective, OptimizerFactory
 from fedfacet.participation.base import Participation
 from fedfacet.privacy.base import Privacy
@@ -226,6 +228,8 @@ def assemble(
     watching = {f"callbacks.{name}": callback for name, callback in (settings.get("callbacks") or {}).items()}
     check_judged(clients, {"aggregator": aggregator, "selector": selector, **watching}, server_data, names)
     check_devices(clients, devices, selector, termination, names)
+    if aggregator.at_work is not None:
+        check_asynchronous(devices, selector, parts, names)
     if clients.privacy is not None:
         check_private(clients, names)
     if disclosure is not None:
@@ -247,6 +251,7 @@ def assemble(
         disclosure=disclosure,
         server_data=server_data,
         clock=clock,
+        flights=flights_of(aggregator, cohort_size, clients.partition.num_clients),
         termination=termination,
         cohort_size=cohort_size,
         **settings,
@@ -278,6 +283,17 @@ def clock_of(devices: Devices, clients: Clients, aggregator: Aggregator, cohort_
         cohort_size=cohort_size,
         profiles=profiles,
     )
+
+
+def flights_of(aggregator: Aggregator, cohort_size: int, num_clients: int) -> Flights | None:
+    """Return whose updates a round takes where clients train while the server goes on; ``None`` where it waits for them.
+
+    Raises:
+        ValueError: if fewer clients are at work than make a round, or more than there are.
+    """
+    if aggregator.at_work is None:
+        return None
+    return Flights(concurrency=aggregator.at_work(cohort_size, num_clients), buffer=cohort_size)
 
 
 def parts_of(

@@ -210,16 +210,10 @@ class Clock:
             seed: of the run.
             round: its number.
         """
-        of, ask, joules_K = self.profiles, 0.0, np.zeros(self.num_clients)
+        of = self.profiles
+        ask, joules_K = self.asking(asked, seed=seed, round=round)
         for k, joules in plan.joules.items():
             joules_K[k] += joules
-        for k, (floats_down, floats_up, samples) in asked.items():
-            compute, radio = self.devices.slowdown(seed, round, k)
-            passed = samples * self.devices.forward_share
-            crossed = [BYTES_PER_FLOAT * floats for floats in (floats_down, floats_up)]
-            travel = radio * (crossed[0] / of.down[k] + crossed[1] / of.up[k])
-            ask = max(ask, float(travel + compute * passed * of.seconds_per_sample[k]))
-            joules_K[k] += passed * of.joules_per_sample[k] + sum(crossed) * of.joules_per_byte[k]
         slowest = plan.schedule.slowest
         parts = [
             0.0 if slowest is None else float(part[slowest])
@@ -247,6 +241,18 @@ class Clock:
             "sim/late": plan.late,
             "sim/dead": int((~self._charged(after)).sum()),
         }
+
+    def asking(self, asked: Mapping[int, Asked], *, seed: int, round: int) -> tuple[float, NDArray[np.float64]]:
+        """Return the seconds until the slowest answer is there, and the joules of each client's answers, shape (K,)."""
+        of, ask, joules_K = self.profiles, 0.0, np.zeros(self.num_clients)
+        for k, (floats_down, floats_up, samples) in asked.items():
+            compute, radio = self.devices.slowdown(seed, round, k)
+            passed = samples * self.devices.forward_share
+            crossed = [BYTES_PER_FLOAT * floats for floats in (floats_down, floats_up)]
+            travel = radio * (crossed[0] / of.down[k] + crossed[1] / of.up[k])
+            ask = max(ask, float(travel + compute * passed * of.seconds_per_sample[k]))
+            joules_K[k] += passed * of.joules_per_sample[k] + sum(crossed) * of.joules_per_byte[k]
+        return ask, joules_K
 
     def summary(self, server: ServerState) -> dict[str, float]:
         """Return what a run has taken so far."""

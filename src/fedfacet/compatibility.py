@@ -237,6 +237,34 @@ def check_devices(
         )
 
 
+def check_asynchronous(devices: Devices | None, selector: ClientSelector, parts: object, names: Mapping[str, Any]) -> None:
+    """Refuse what needs rounds that wait for their clients, where clients train while the server goes on.
+
+    Raises:
+        ConfigError: naming the part.
+    """
+    goes_on = f"aggregator={names['aggregator']}, which does not wait for its clients"
+    if devices is None:
+        raise ConfigError(
+            f"Expected devices for {goes_on}, or nobody knows whose update comes first: choose devices=lognormal or another "
+            "option of `devices`."
+        )
+    waits = {
+        f"devices.deadline={devices.deadline}": devices.deadline is not None,
+        f"devices.overcommit={devices.overcommit:g}": devices.overcommit > 1,
+        f"devices.uplink={devices.uplink}": devices.uplink != "parallel",
+    }
+    for setting in (setting for setting, is_set in waits.items() if is_set):
+        raise ConfigError(f"Expected devices without a deadline, with lines of their own, for {goes_on}, but got {setting}.")
+    if selector.observe is not None or selector.fedavg_rounds or selector.sizes_itself or selector.takes_all:
+        raise ConfigError(
+            f"Expected a selector that fills the places that are free and learns nothing from rounds for {goes_on}, but got "
+            f"selector={names['selector']}: choose selector=uniform."
+        )
+    if parts is not None:
+        raise ConfigError(f"Expected clients that hold the whole model for {goes_on}: choose capacity=whole submodel=whole.")
+
+
 def check_noised(clients: Clients, names: Mapping[str, Any]) -> None:
     """Refuse noise on updates where clients send something else besides that goes into the model.
 

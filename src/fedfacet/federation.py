@@ -24,6 +24,7 @@ from fedfacet.callbacks.base import Callback, Measurement
 from fedfacet.clock import Asked, Clock, Plan
 from fedfacet.engines.base import Engine
 from fedfacet.errors import BadUpdateError, Interrupted, SelectionError
+from fedfacet.flights import Flights
 from fedfacet.judging import Judge
 from fedfacet.metrics.proven_epsilon import proven_epsilon
 from fedfacet.participation.base import Participation
@@ -76,6 +77,8 @@ class Federation:
         privacy: the noise that the server adds to the sum of updates; ``None`` for none.
         clock: what rounds take on clients' devices; ``None`` where they take nothing.
         termination: what ends ``fit`` before all rounds are done; ``None`` for nothing.
+        flights: says whose updates a round takes, of clients that train while the server goes on; goes with a clock. ``None``
+            for those of its cohort.
 
     Raises:
         ValueError: if a number is out of range.
@@ -102,6 +105,7 @@ class Federation:
         privacy: CentralDP | None = None,
         clock: Clock | None = None,
         termination: Termination | None = None,
+        flights: Flights | None = None,
     ) -> None:
         check_whole("federation.rounds", rounds)
         if not isinstance(cohort_size, int) or not 1 <= cohort_size <= facts.num_clients:
@@ -129,6 +133,7 @@ class Federation:
         self.privacy = privacy
         self.clock = clock
         self.termination = termination
+        self.flights = flights
         self._extras = aggregator.extras(facts)
         self._question = aggregator.report() if aggregator.report is not None else None
         self._judges = aggregator.judges is not None and aggregator.judges() is not None
@@ -159,6 +164,7 @@ class Federation:
             devices=self.clock.init() if self.clock is not None else {},
             privacy=self.privacy.init() if self.privacy is not None else {},
             termination=self.termination.init() if self.termination is not None else {},
+            flights=self.flights.init() if self.flights is not None else {},
         )
 
     def restore(self, saved: FederationState) -> None:
@@ -207,16 +213,9 @@ class Federation:
         notes = _Notes({name: dict(answers) for name, answers in before.disclosures.items()}, time.perf_counter())
 
         # 1. Who is able to take part?
-        available, log_weights = tuple(range(self.num_clients)), None
-        if self.participation is not None:
-            available = self.participation.available(self.num_clients, rng.stream(seed, "available", round))
-            if self.participation.gives_weights:
-                draw = rng.stream(seed, "participation-weights", round)
-                log_weights = self.participation.log_weights(self.num_clients, draw)
-        places = min(self.cohort_size, len(available))
-        if self.clock is not None:
-            available = self.clock.available(before.devices, available)
-            places = self.clock.places(self.cohort_size, len(available))
+        available, places, log_weights = tuple(range(self.num_clients)), self.cohort_size, None
+        if self.participation is not None or self.clock is not None:
+            available, places, log_weights = self._able(before)
 
         # 2. Who does? What the selector asks of clients on its way is counted and remembered.
         context = SelectionContext(
@@ -239,15 +238,9 @@ class Federation:
         notes.lap("select")
 
         # 3. Who will answer, and what does the aggregator want to know of them beforehand?
-        finished = dict.fromkeys(cohort, 1.0)
-        if self.participation is not None:
-            for client_id in cohort:
-                draws = partial(rng.stream, seed, "outcome", round, client_id)
-                finished[client_id] = self.participation.outcome(client_id, draws)
-        plan = None
-        if self.clock is not None:
-            plan = self._planned(self.clock, before, finished)
-            finished = dict(plan.finished)
+        finished, plan = dict.fromkeys(cohort, 1.0), None
+        if self.participation is not None or self.clock is not None:
+            finished, plan = self._outcomes(before, cohort)
         reports: Mapping[int, Any] = {}
         if self._question is not None and round > self._fedavg_rounds:
             trains = [client_id for client_id, part in finished.items() if part > 0]
@@ -263,6 +256,9 @@ class Federation:
             notes.ledger.floats_down += self._num_floats_sent(task.broadcast, client_id)
             if part > 0:
                 tasks.append(task)
+        flights = before.flights
+        if self.flights is not None and plan is not None:
+            flights, tasks, plan = self._turned(self.flights, tasks, plan, notes)
         silent = notes.begun.keys() - {task.client_id for task in tasks}
         notes.ledger.query_samples += sum(notes.begun[client_id] for client_id in silent)
 
@@ -310,6 +306,7 @@ class Federation:
             aggregator=server,
             memory={**before.memory, **notes.memory},
             disclosures=notes.disclosures,
+            flights=flights,
             participation_counts=before.participation_counts.index_add(0, ids, torch.ones_like(ids)),
         )
 
@@ -317,6 +314,8 @@ class Federation:
         metrics = _training_metrics(notes.receipts, notes.ledger)
         if judge is not None:
             metrics["server/samples"] = judge.num_samples
+        if self.flights is not None:
+            metrics["train/staleness"] = sum(round - task.round for task in tasks) / len(tasks) if tasks else float("nan")
         if self.clock is not None and plan is not None:
             clock, taken = self.clock.advance(before.devices, plan, notes.asked, notes.ledger, seed=seed, round=round)
             self.state, metrics = replace(self.state, devices=clock), metrics | taken
@@ -426,10 +425,44 @@ class Federation:
         own = {name: broadcast.model[name] for name in known}
         return state.num_floats(broadcast.model) + state.num_floats(broadcast.extras) - state.num_floats(own)
 
-    def _planned(self, clock: Clock, before: FederationState, finished: Mapping[int, float]) -> Plan:
-        """Return how a round of these clients will go on their devices."""
+    def _able(self, before: FederationState) -> tuple[tuple[int, ...], int, Any]:
+        """Return who is able to take part, how many shall, and what weighs their chances."""
+        available, log_weights, round = tuple(range(self.num_clients)), None, before.round + 1
+        if self.participation is not None:
+            available = self.participation.available(self.num_clients, rng.stream(self.seed, "available", round))
+            if self.participation.gives_weights:
+                draw = rng.stream(self.seed, "participation-weights", round)
+                log_weights = self.participation.log_weights(self.num_clients, draw)
+        places = min(self.cohort_size, len(available))
+        if self.clock is not None:
+            available = self.clock.available(before.devices, available)
+            places = self.clock.places(self.cohort_size, len(available))
+        if self.flights is not None:
+            available = self.flights.free(before.flights, available)
+            places = self.flights.places(before.flights, len(available))
+        return available, places, log_weights
+
+    def _outcomes(self, before: FederationState, cohort: Sequence[int]) -> tuple[dict[int, float], Plan | None]:
+        """Return which part of its steps each client will finish, and how the round will go on their devices."""
+        finished = dict.fromkeys(cohort, 1.0)
+        if self.participation is not None:
+            for client_id in cohort:
+                draws = partial(rng.stream, self.seed, "outcome", before.round + 1, client_id)
+                finished[client_id] = self.participation.outcome(client_id, draws)
+        if self.clock is None:
+            return finished, None
         crossing = {client_id: self._num_floats_crossing(before, client_id) for client_id in finished}
-        return clock.plan(before.devices, finished, crossing, seed=self.seed, round=before.round + 1)
+        plan = self.clock.plan(before.devices, finished, crossing, seed=self.seed, round=before.round + 1)
+        return dict(plan.finished), plan
+
+    def _turned(
+        self, flights: Flights, tasks: Sequence[ClientTask], plan: Plan, notes: "_Notes"
+    ) -> tuple[dict[str, Any], list[ClientTask], Plan]:
+        """Send clients off, and return the orders that are left, those whose updates the round takes, and how it will go."""
+        assert self.clock is not None
+        asking = self.clock.asking(notes.asked, seed=self.seed, round=self.state.round + 1)[0]
+        now = self.state.devices["clock"] + asking
+        return flights.turn(self.state.flights, tasks, plan, now=now, seed=self.seed, memory=self.state.memory)
 
     def _num_floats_crossing(self, before: FederationState, client_id: int) -> tuple[int, int]:
         """Count what a client is sent in the round after a state, and what it sends back."""
@@ -503,7 +536,7 @@ class Federation:
         for position, (task, update) in enumerate(zip(tasks, self.engine.run(tasks), strict=True), 1):
             self._check_stop()
             for callback in self.callbacks.values():
-                callback.on_client_end(task.round, position, len(tasks), "train")
+                callback.on_client_end(self.state.round + 1, position, len(tasks), "train")
             fault = misfit(update, task, self.facts, self._extras)
             if fault is None:
                 if self._question is not None:
@@ -516,7 +549,7 @@ class Federation:
                 if not is_finite(update, seen):
                     fault = "it holds NaN or infinite numbers"
             if fault is not None:
-                sender = f"client {task.client_id} in round {task.round}"
+                sender = f"client {task.client_id} in round {self.state.round + 1}"
                 message = f"Expected a finite update of the model's shapes from {sender}, but {fault}"
                 if self.on_bad_update == "raise":
                     raise BadUpdateError(
@@ -526,6 +559,8 @@ class Federation:
                 log.warning("%s; the update is dropped.", message)
                 notes.num_dropped += 1
                 continue
+            if self.flights is not None:
+                update = replace(update, staleness=self.state.round + 1 - task.round)
             if update.memory:
                 notes.memory[task.client_id] = update.memory
             if update.silent is True:

@@ -238,6 +238,7 @@ class ClientUpdate:
             class, int64 of shape (Y, A, Y); A is 1 where the server does not know attributes.
         held: written by the server where clients hold parts of the model: 1 for entries of ``delta`` and ``buffers`` that the
             client held, 0 for others, which are 0 there; ``None`` where everybody holds everything.
+        staleness: written by the server: how many rounds ago the model that the client was sent was the current one.
     """
 
     client_id: int
@@ -254,6 +255,7 @@ class ClientUpdate:
     report: Any = None
     judged: tuple[NDArray[np.int64], NDArray[np.int64]] | None = None
     held: State | None = None
+    staleness: int = 0
 
 
 class RoundNeeds(NamedTuple):
@@ -449,6 +451,7 @@ class FederationState:
         stopped: why the run ended before all its rounds were done; empty where it did not.
         devices: the simulated clock's state; empty without devices.
         privacy: by what the key of the server's noise is known again; empty where the server adds none.
+        flights: the orders of clients that are at work; empty where rounds wait for their clients.
     """
 
     round: int
@@ -466,3 +469,4 @@ class FederationState:
     stopped: str = ""
     devices: ServerState = field(default_factory=dict)
     privacy: ServerState = field(default_factory=dict)
+    flights: ServerState = field(default_factory=dict)

@@ -26,7 +26,7 @@ FLOORS = [
     "metrics partitioners models losses corrections personal transforms participation schedulers selectors aggregators "
     "capacities submodels attacks privacy termination devices",
     "data objectives plots config clock",
-    "methods",
+    "methods flights",
     # Where the data lives, and who runs what happens there.
     "clients",
     "parallel",

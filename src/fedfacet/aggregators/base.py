@@ -68,6 +68,12 @@ class Aggregator(ABC):
     goes_on: ClassVar[bool] = False
     """Whether the model moves in a round without updates too, for which ``aggregate`` is then called with none."""
 
+    at_work: ClassVar[Callable[..., int] | None] = None
+    """``at_work(self, cohort_size, num_clients)`` returns how many clients are at work at a time, while the server goes on.
+
+    ``None`` for rounds that wait for their clients.
+    """
+
     weighting: str = "equal"
     buffers: str = "average"
 

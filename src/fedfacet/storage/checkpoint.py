@@ -34,7 +34,7 @@ LAST, PREVIOUS = "last.ckpt", "previous.ckpt"
 _FORMAT = 2
 _SEAL = "\nfedfacet checkpoint {}, sha256 {}\n"
 _SEAL_SIZE = len(_SEAL.format(_FORMAT, 64 * "0"))
-_ADDED = frozenset({"termination", "stopped", "devices", "privacy"})
+_ADDED = frozenset({"termination", "stopped", "devices", "privacy", "flights"})
 """Parts of a state that older checkpoints do not have; they are as a run begins."""
 
 _MOST_ROUNDS = 10**9
