@@ -178,7 +178,7 @@ class TestCsv:
 
     def test_a_group_of_one_row_cannot_be_split(self, tmp_path):
         write_rows(tmp_path / "table.csv", [{"x": "1", "class": "a"}, {"x": "2", "class": "a"}, {"x": "3", "class": "b"}])
-        with pytest.raises(ValueError, match=r"at least two samples of every \(class, attribute\) group"):
+        with pytest.raises(DatasetCorruptError, match=r"at least two samples of every \(class, attribute\) group.*sample \d+ "):
             Csv(root=tmp_path).load()
 
 

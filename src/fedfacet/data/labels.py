@@ -79,7 +79,9 @@ def read_labels(
     if split is not None:
         train, val, test = _given(split, columns[split], source)
     else:
-        (train, test), val = split_groups(y * len(values) + a, test_fraction, seed), None
+        groups = y * len(values) + a
+        _check_no_single(groups, y, a, class_names, values if attribute is not None else None, source)
+        (train, test), val = split_groups(groups, test_fraction, seed), None
     kept = columns.keys() if further is None else {*further, attribute}
     owners = {name: _owners(columns[name], known.get(name)) for name in columns if name in kept and name not in (target, split)}
     return Labels(y, a, train, test, val, class_names, values, owners)
@@ -135,6 +137,27 @@ def _coded(
         )
     values = list(names) if names is not None else _sorted(set(entries))
     return _positions(entries, values), tuple(values)
+
+
+def _check_no_single(
+    groups: NDArray[np.int64],
+    y: NDArray[np.int64],
+    a: NDArray[np.int64],
+    class_names: Sequence[str],
+    attribute_names: Sequence[str] | None,
+    source: object,
+) -> None:
+    """Refuse a group of one sample by its number and its names; often its label is a slip of the pen."""
+    _, first, counts = np.unique(groups, return_index=True, return_counts=True)
+    if (counts > 1).all():
+        return
+    sample = int(first[counts == 1].min())
+    names = [class_names[y[sample]], *([attribute_names[a[sample]]] if attribute_names else [])]
+    raise DatasetCorruptError(
+        "Expected at least two samples of every (class, attribute) group, one to train on and one to test with, but sample "
+        f"{sample + 1} of {source} is the only one of {', '.join(repr(name[:40]) for name in names)}: correct it, leave it out, "
+        "or say yourself who tests."
+    )
 
 
 def _owners(entries: Sequence[str], names: Sequence[str] | None) -> NDArray[np.int64]:
