@@ -99,8 +99,8 @@ class Progress(Callback):
         now = time.monotonic()
         self._recent = [*self._recent, now - self._round_started][-_MOST_RECENT:]
         self._round_started = now
-        # Not the mean: some rounds ask all clients a question, or train all, and most do not.
-        left = statistics.median(self._recent) * (self.rounds - result.round)
+        # Not the mean: some rounds ask all clients a question, or train all, and most do not. Of two rounds, the short one.
+        left = statistics.median_low(self._recent) * (self.rounds - result.round)
         worst = result.metrics.get("test/acc_worst_group", math.nan)
         self._worst = self._worst if math.isnan(worst) else worst  # the bar shows the latest that was measured
         line = (
