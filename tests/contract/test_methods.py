@@ -38,12 +38,14 @@ ROWS = {
     "scaffold": ("uniform", "scaffold", "scaffold"),
     "feddyn": ("uniform", "feddyn", "feddyn"),
     "ditto": ("uniform", "fedavg", "none"),
+    "fedper": ("uniform", "fedavg", "none"),
     "moon": ("uniform", "fedavg", "none"),
 }
 CLIENTS = {
     "feddiverse": {"heterogeneity": "estimated"},
     "feddiverse_known": {"heterogeneity": "true"},
     "fedbn": {"personal": "norm_layers"},
+    "fedper": {"personal": "head"},
     "fedpac": {"objective": "fedpac"},
     "fedld": {"loss": "margin"},
     "fedld_margin": {"loss": "margin"},
