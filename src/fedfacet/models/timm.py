@@ -61,7 +61,8 @@ class Timm(Network):
                     "`model.weights=PATH`, or start from random weights with `model.weights=none`."
                 ) from None
             raise ConfigError(
-                f"Expected `model.name` and `model.arguments` that timm takes, but it says of {name!r}: {first_line(error)}."
+                f"Expected `model.name` and `model.arguments` that timm takes, but it says of {name!r}: {first_line(error)}: "
+                "`timm.list_models()` names all networks."
             ) from None
         self.backbone = network
         self.head = nn.Linear(getattr(network, "head_hidden_size", network.num_features), num_classes)
