@@ -155,8 +155,8 @@ def _check_no_single(
     names = [class_names[y[sample]], *([attribute_names[a[sample]]] if attribute_names else [])]
     raise DatasetCorruptError(
         "Expected at least two samples of every (class, attribute) group, one to train on and one to test with, but sample "
-        f"{sample + 1} of {source} is the only one of {', '.join(repr(name[:40]) for name in names)}: correct it, leave it out, "
-        "or say yourself who tests."
+        f"{sample + 1} of {source} is the only one of {', '.join(repr(name[:40]) for name in names)}: correct it, leave it "
+        "out, or say yourself who tests."
     )
 
 
