@@ -1,5 +1,7 @@
 """What a user sees of a bad command line is tested in tests/cli."""
 
+from importlib.metadata import packages_distributions
+
 import pytest
 from omegaconf import OmegaConf
 
@@ -223,6 +225,13 @@ def test_clients_by_a_column_are_told_by_their_name_here(tmp_path, monkeypatch):
         ):
             preflight("train", ["train.py", f"partition={name}"])
     preflight("train", ["train.py", "partition=natural", "partition.label=a"])
+
+
+@pytest.mark.skipif("hydra_plugins" in packages_distributions(), reason="the package is there")
+def test_a_sweeper_that_is_not_installed_is_told_from_a_misspelt_one(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ConfigError, match="got `optuna`: run `pip install --no-deps hydra-optuna-sweeper`"):
+        preflight("train", ["train.py", "hydra/sweeper=optuna", "optimizer.lr=interval(0.01,0.3)", "-m"])
 
 
 class TestOwnRecipes:

@@ -18,8 +18,12 @@ from fedfacet.errors import ConfigError, first_line
 SPECIAL_KEYS = {"_target_", "_partial_", "_convert_", "_recursive_", "_args_"}
 
 _BY_A_COLUMN = "for a client per value of a column of the data, give `partition=natural partition.label=COLUMN`."
-_OTHER_NAMES = {("partition", name): _BY_A_COLUMN for name in ("by_column", "column", "client_column", "label")}
-"""(group, what somebody may call an option) -> what it is called here."""
+_NO_OPTUNA = "run `pip install --no-deps hydra-optuna-sweeper`, or search with `python src/tune.py` (docs/guide.md)."
+_OTHER_NAMES = {
+    **{("partition", name): _BY_A_COLUMN for name in ("by_column", "column", "client_column", "label")},
+    ("hydra/sweeper", "optuna"): _NO_OPTUNA,
+}
+"""(group, what somebody may call an option) -> what it is called here, or what has it."""
 
 COMPOSE_ERRORS = (HydraException, OmegaConfBaseException, ValueError, TypeError, RecursionError)
 
