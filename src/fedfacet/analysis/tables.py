@@ -146,13 +146,19 @@ def make_table(
     )
 
 
+_OWN_DATA = {"csv", "hf", "image_folder", "npz"}
+"""Data sets of no recipe: the one whose other settings they have says nothing of them."""
+
+
 def keys_of(runs: Sequence[Run], rows: Sequence[str], columns: Sequence[str]) -> tuple[list[str], list[str]]:
     """Return the keys of rows and columns, those that are not given from what the runs differ in.
 
-    Experiments are columns. Runs that differ in nothing have their selector as their row.
+    Experiments are columns, or data sets where somebody has brought their own. Runs that differ in nothing have their selector
+    as their row.
     """
     found = telling_keys([runs]) or [key for key in beside_the_seed(runs) if key != "partition_digest"][:_MOST_KEYS]
-    usual = next((key for key in ("experiment", "dataset") if any(run.setting(key) is not None for run in runs)), "seed")
+    heads = ("dataset",) if any(run.setting("dataset") in _OWN_DATA for run in runs) else ("experiment", "dataset")
+    usual = next((key for key in heads if any(run.setting(key) is not None for run in runs)), "seed")
     columns = columns or [usual]
     rows = rows or [key for key in found if key not in columns] or [key for key in ("selector",) if key not in columns]
     return list(rows), list(columns)

@@ -25,6 +25,8 @@ _OTHER_NAMES = {
 }
 """(group, what somebody may call an option) -> what it is called here, or what has it."""
 
+_MANY = 20  # options, behind which nobody would find the hint
+
 COMPOSE_ERRORS = (HydraException, OmegaConfBaseException, ValueError, TypeError, RecursionError)
 
 
@@ -97,8 +99,12 @@ def _explain_override(name: str, override: str, others: Sequence[str], error: Ex
             hint = _OTHER_NAMES[key, wrong[0]]
         elif nearest := difflib.get_close_matches(wrong[0], options, 1):
             hint = f"did you mean `{key}={nearest[0]}`?"
-        else:
+        elif any(other.startswith("hydra.searchpath=") for other in others):
             hint = "choose one of these."
+        else:
+            hint = "choose one of these, or say with hydra.searchpath=[file://DIR] where an option of your own lies."
+        if len(options) > _MANY:
+            return f"Expected a known option of `{key}`, but got `{value}`: {hint} There are {', '.join(options)}."
         return f"Expected `{key}` to be one of {', '.join(options)}, but got `{value}`: {hint}"
     valid = flat_keys(compose(name, list(others), return_hydra_config=key.startswith("hydra.")))
     if key in valid:

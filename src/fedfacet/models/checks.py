@@ -58,7 +58,8 @@ def check_inputs(model: nn.Module, x: Tensor, name: str) -> None:
     except Exception as error:
         raise ConfigError(
             f"Expected {name} to take inputs of shape {tuple(x.shape[1:])} and type {str(x.dtype).removeprefix('torch.')}, but "
-            f"it fails at them ({(str(error) or type(error).__name__).splitlines()[0]}): choose another `model` or `dataset`."
+            f"it fails at them ({(str(error) or type(error).__name__).splitlines()[0]}): choose another `model` or `dataset`, "
+            "or other `model.arguments` or another `dataset.image_size` where there are such."
         ) from None
     finally:
         model.train(training)
