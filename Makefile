@@ -14,6 +14,8 @@ DIST_TOOLS := build==1.6.1 twine==7.0.0
 .DEFAULT_GOAL := help
 .PHONY: help train test attack lint docs dist clean
 .NOTPARALLEL:
+# Or each of the hundreds of processes that tests start would compile the package anew.
+unexport PYTHONDONTWRITEBYTECODE
 
 help:
 	@echo 'make train   set up .venv, then python src/train.py (ARGS="experiment=cmnist_gsc seed=1" for overrides)'
