@@ -111,14 +111,29 @@ OPTIONS = {group: sorted(file.stem for file in (CONF / group).glob("*.yaml")) fo
 MULTIPLIED = ("objective", "correction", "aggregator")
 
 
+@functools.cache
+def nodes_of(group, option):
+    """Return an option as its yaml has it, beside what an aggregator may ask for."""
+    beside = {"optimizer": {"lr": 0.1}, "federation": {"rounds": 2}}
+    return OmegaConf.create({group: OmegaConf.load(CONF / group / f"{option}.yaml"), **beside})[group]
+
+
+@functools.cache
+def objective_with(objective, correction):
+    made = make(nodes_of("correction", correction))
+    return make(nodes_of("objective", objective), model=SmallCNN(2, (3, 8, 8)), correction=made)
+
+
+@functools.cache
+def aggregator_of(aggregator):
+    return make(nodes_of("aggregator", aggregator))
+
+
 def go_together(options):
     """Tell whether a run may have these three, or whether a method's other half is missing."""
-    files = {group: OmegaConf.load(CONF / group / f"{option}.yaml") for group, option in options.items()}
-    beside = {"optimizer": {"lr": 0.1}, "federation": {"rounds": 2}}  # an aggregator may ask for them
-    nodes = OmegaConf.create({**files, **beside})
     parts = {
-        "objective": make(nodes["objective"], model=SmallCNN(2, (3, 8, 8)), correction=make(nodes["correction"])),
-        "aggregator": make(nodes["aggregator"]),
+        "objective": objective_with(options["objective"], options["correction"]),
+        "aggregator": aggregator_of(options["aggregator"]),
     }
     try:
         check_pairs(parts, options)
