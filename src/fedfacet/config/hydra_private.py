@@ -76,7 +76,8 @@ def _stamp(yamls: ConfigRepository, config_path: str) -> tuple[object, ...]:
     return config_path, *folders, *written
 
 
-_all_choices = defaults_list._create_interpolation_map
+_defaults: Any = defaults_list
+_all_choices = _defaults._create_interpolation_map
 
 
 def _choices_to_interpolate(overrides: Any, defaults: list[Any], self_added: bool) -> Any:
@@ -86,7 +87,7 @@ def _choices_to_interpolate(overrides: Any, defaults: list[Any], self_added: boo
     return None
 
 
-defaults_list._create_interpolation_map = _choices_to_interpolate
+_defaults._create_interpolation_map = _choices_to_interpolate
 
 
 @contextlib.contextmanager
