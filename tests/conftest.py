@@ -8,6 +8,7 @@ os.environ["OMP_NUM_THREADS"] = "1"
 import fedfacet.libraries  # noqa: F401, I001  # before anything else that loads torch
 
 import functools
+import gc
 from collections.abc import Mapping
 from dataclasses import fields, is_dataclass
 from functools import partial
@@ -43,6 +44,17 @@ TOY_MATRICES = ([[6, 2], [2, 6]], [[2, 6], [6, 2]], [[7, 7], [1, 1]], [[7, 1], [
 """Four clients of 16 samples: two spurious ones that disagree, one of one class, one of one attribute."""
 
 TOY_MODEL = partial(SmallCNN, width=2, hidden=4)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection():
+    """Have Python look for garbage neither while thousands of tests are collected nor among them afterwards: they stay."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.freeze()
+        gc.enable()
 
 
 @pytest.fixture(autouse=True)

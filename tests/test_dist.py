@@ -28,16 +28,14 @@ def test_the_sdist_has_everything_but_data_and_runs(checkout, tmp_path):
     assert tests <= names
 
 
-def test_an_installed_package_has_no_commit(checkout, tmp_path, monkeypatch):
+def test_an_installed_package_has_no_commit(checkout, tmp_path):
     """Where it lies in the checkout of another project, whose commit is not its own."""
     packages = tmp_path / ".venv" / "lib" / "python3.11" / "site-packages" / "fedfacet"
     packages.mkdir(parents=True)
     git = ["git", "-C", str(tmp_path), "-c", "user.name=somebody", "-c", "user.email=somebody@example.org"]
     subprocess.run([*git, "init", "--quiet"], check=True)
     subprocess.run([*git, "commit", "--quiet", "--allow-empty", "--message", "theirs"], check=True)
-    monkeypatch.setattr(build, "__file__", str(packages / "build.py"))
-    assert build._git_commit() is None
+    assert build._git_commit(packages / "build.py") is None
     theirs = tmp_path / "src" / "fedfacet" / "build.py"
     theirs.parent.mkdir(parents=True)
-    monkeypatch.setattr(build, "__file__", str(theirs))
-    assert build._git_commit(), "a checkout's own commit is told"
+    assert build._git_commit(theirs), "a checkout's own commit is told"

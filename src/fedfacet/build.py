@@ -270,7 +270,7 @@ def _facts(config: DictConfig, data: FederatedData, device: torch.device, engine
         },
         "versions": {"fedfacet": __version__, "python": platform.python_version()}
         | {name: version(name) for name in ("torch", "torchvision", "lightning", "numpy")},
-        "git_commit": _git_commit(),
+        "git_commit": _git_commit(Path(__file__)),
     }
 
 
@@ -285,17 +285,19 @@ def _cpu() -> str:
     return ", ".join([said.get("vendor_id", platform.machine()), *known])
 
 
-def _git_commit() -> str | None:
-    """Return the commit of the checkout that this file lies in, with ``+`` where it has changes, or ``None``.
+@functools.cache
+def _git_commit(file: Path) -> str | None:
+    """Return the commit of the checkout that a file lies in, with ``+`` where it has changes, or ``None``.
 
-    An installed package may lie in the checkout of another project, whose commit says nothing.
+    It is asked for once, since what this process runs was read when it began. An installed package may lie in the checkout of
+    another project, whose commit says nothing.
     """
-    if not (Path(__file__).parents[2] / ".git").exists():
+    if not (file.parents[2] / ".git").exists():
         return None
     try:
         described = subprocess.run(
             ["git", "describe", "--always", "--abbrev=12", "--dirty=+", "--exclude=*"],
-            cwd=Path(__file__).parent,
+            cwd=file.parent,
             capture_output=True,
             text=True,
             timeout=5,

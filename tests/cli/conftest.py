@@ -25,6 +25,7 @@ import atexit, gc, json, os, runpy, sys, traceback
 import fedfacet.analysis.console, fedfacet.build, fedfacet.callbacks.evaluate, fedfacet.data.digits, hydra, sklearn.datasets
 import fedfacet.objectives.classification, fedfacet.runs.opened, rich.console, rich.table
 
+fedfacet.config.compose_job("train", [])  # reads the yamls, which is half of what composing takes
 gc.freeze()  # what is imported stays: without this every collection and every exit in a fork goes through all of it
 for line in sys.stdin:
     request = json.loads(line)
@@ -65,6 +66,10 @@ FAST = (
 """A run of about a second."""
 
 
+PATIENCE = 300
+"""Seconds until a process counts as stuck; on a machine with other work a run of one second takes a minute."""
+
+
 @dataclass(frozen=True)
 class Result:
     """What a process said, and how it ended."""
@@ -91,7 +96,7 @@ class Server:
         return json.loads(self.process.stdout.readline())
 
     def close(self):
-        self.process.communicate(timeout=10)
+        self.process.communicate(timeout=PATIENCE)
 
 
 class Started:
@@ -111,7 +116,7 @@ class Started:
         if self.poll() is None:
             os.kill(self.pid, number)
 
-    def wait(self, seconds=60):
+    def wait(self, seconds=PATIENCE):
         deadline = time.monotonic() + seconds
         while self.poll() is None:
             if time.monotonic() > deadline:
@@ -120,11 +125,11 @@ class Started:
             time.sleep(0.01)
         return self.status
 
-    def result(self, seconds=60):
+    def result(self, seconds=PATIENCE):
         """Wait and return all that is left."""
         return Result(self.wait(seconds), self.out.read_text(), self.err.read_text())
 
-    def wait_until(self, condition, seconds=60):
+    def wait_until(self, condition, seconds=PATIENCE):
         """Return as soon as the condition holds."""
         deadline = time.monotonic() + seconds
         while not condition():

@@ -76,7 +76,7 @@ def test_two_ranks_of_torchrun_give_the_numbers_of_one_process(checkout, tmp_pat
         env={name: value for name, value in os.environ.items() if name != "PYTHONPATH"},
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=300,
     )
     assert result.returncode == 0, result.stderr
     assert results(tmp_path / "run") == sequential
@@ -102,7 +102,7 @@ def test_torchrun_starts_a_run_again_that_lost_a_rank(checkout, tmp_path, sequen
         time.sleep(0.05)
     ranks = Path(f"/proc/{launched.pid}/task/{launched.pid}/children").read_text().split()
     os.kill(int(ranks[-1]), signal.SIGKILL)
-    _, said = launched.communicate(timeout=120)
+    _, said = launched.communicate(timeout=300)
     assert launched.returncode == 0, said
     assert results(tmp_path / "run") == sequential
 

@@ -150,7 +150,7 @@ def test_impossible_values_of_other_options_are_named(refused, overrides, named)
 @pytest.mark.slow
 def test_in_a_process_of_its_own_it_ends_with_status_2_and_one_line(checkout, tmp_path):
     command = [sys.executable, str(checkout / "src" / "train.py"), "federation.cohort_size=25"]
-    result = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=60)
+    result = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=300)
     assert (result.returncode, result.stdout) == (2, "")
     assert result.stderr.startswith(
         "error: Expected `federation.cohort_size` between 1 and the federation's 24 clients, but got 25"

@@ -274,7 +274,7 @@ def test_ctrl_c_before_the_first_round_is_no_traceback(start, tmp_path, seconds)
     process.kill(signal.SIGINT)
     time.sleep(1.1)
     process.kill(signal.SIGINT)  # if it came late, a client is training
-    stopped = process.result(seconds=20)
+    stopped = process.result()
     assert stopped.status == 130, stopped.err
     assert "Traceback" not in stopped.err
 
@@ -288,7 +288,7 @@ def test_a_second_ctrl_c_stops_at_once(start, tmp_path):
     time.sleep(1.1)
     assert process.poll() is None
     process.kill(signal.SIGINT)
-    stopped = process.result(seconds=10)
+    stopped = process.result()
     assert stopped.status == 130
     assert "Stopped at once" in stopped.err
     assert "Traceback" not in stopped.err

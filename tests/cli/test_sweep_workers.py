@@ -35,7 +35,7 @@ def is_over(pid):
         return True
 
 
-def until(condition, seconds=60):
+def until(condition, seconds=300):
     deadline = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < deadline

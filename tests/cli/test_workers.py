@@ -101,7 +101,7 @@ def test_the_script_itself_can_be_the_main_module_of_workers(checkout, tmp_path)
         env={name: value for name, value in os.environ.items() if name != "PYTHONPATH"},
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=300,
     )
     assert done.returncode == 0, done.stderr
     assert json.loads((tmp_path / "run" / "summary.json").read_text())["engine"] == "WorkersEngine"

@@ -261,6 +261,21 @@ class TestOwnRecipes:
         job, _ = compose_job("train", [own_options.searchpath, "experiment=mine"])
         assert (job.federation.rounds, job.optimizer.momentum) == (7, 0.5)
 
+    def test_what_an_option_has_by_now_counts(self, own_options):
+        """Yamls are read once, but anew when they change."""
+        own_options("selector/theirs", old=1)
+        own_options("experiment/mine", where_present={"selector.new": 5})
+        with pytest.raises(ConfigError, match=r"got `selector\.new`"):
+            compose_job("train", [own_options.searchpath, "experiment=mine"])
+        own_options("selector/theirs", new=1)
+        assert compose_job("train", [own_options.searchpath, "experiment=mine"])
+
+    def test_a_default_may_refer_to_a_choice(self, own_options):
+        own_options("experiment/mine", defaults=["for_${method}", "_self_"])
+        own_options("experiment/experiment/for_fedavg", federation={"rounds": 7})
+        job, _ = compose_job("train", [own_options.searchpath, "experiment=mine", "method=fedavg"])
+        assert job.federation.rounds == 7
+
 
 @pytest.mark.parametrize(
     "value", ["run", "a b", "a,b", "x=y", "it's", "1234", "null", "true", "[1]", "{a}", "(b)", "/a/b c/é", "~/x"]

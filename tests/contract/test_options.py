@@ -62,18 +62,21 @@ def test_every_group_is_a_default_of_train_yaml():
 
 
 @pytest.mark.parametrize("file", OF_PARTS)
-def test_a_run_folder_may_name_it(file, nodes):
-    """Or no run with it could be gone on with."""
-    check_trusted([plain(node) for _, node in nodes(file)], (), "it")
+def test_an_option_keeps_to_the_rules(file, nodes, facts):
+    """In one test, since the configuration is composed for all of them once."""
+    found = nodes(file)
+    check_trusted([plain(node) for _, node in found], (), "a run folder, which may name it, or no run could be gone on with")
+    assert_keys_are_exactly_the_hyperparameters(file, found, facts)
+    assert_it_can_be_made(file, found, facts)
+    assert_yaml_and_module_share_one_name(file, found)
 
 
-@pytest.mark.parametrize("file", OF_PARTS)
-def test_keys_are_exactly_the_hyperparameters(file, nodes, facts):
+def assert_keys_are_exactly_the_hyperparameters(file, found, facts):
     """Constructor arguments that no run-time fact supplies, every one of them, so that the yaml shows all there is to set.
 
     A key may also stand for a fact, which then differs where the configuration does.
     """
-    for path, node in nodes(file):
+    for path, node in found:
         target = get_object(node["_target_"])
         parameters = inspect.signature(target).parameters
         keys = {str(key) for key in node} - {"_target_", "_partial_"} - BESIDE_ARGUMENTS
@@ -95,22 +98,20 @@ def made_for_some_input(node, facts):
     raise AssertionError(f"it refuses every kind of input: {refusals}")
 
 
-@pytest.mark.parametrize("file", OF_PARTS)
-def test_it_can_be_made(file, nodes, facts):
+def assert_it_can_be_made(file, found, facts):
     if file.stem in HELD_OUT:
         facts = facts | {"local_holdout": [np.arange(2)]}
-    for _, node in nodes(file):
+    for _, node in found:
         made = made_for_some_input(node, facts) if file.parent.name == "model" else make(node, **facts)
         target = get_object(node["_target_"])
         assert callable(made) if node.get("_partial_") else isinstance(made, target)
 
 
-@pytest.mark.parametrize("file", OF_PARTS)
-def test_yaml_and_module_share_one_name(file, nodes):
+def assert_yaml_and_module_share_one_name(file, found):
     """``pow_d.yaml`` names something in ``pow_d.py``; presets, and the questions a part asks, have names of their own."""
     group, option = file.parent.name, file.stem
     siblings = [str(OmegaConf.load(sibling).get("_target_")) for sibling in file.parent.glob("*.yaml")]
-    for _, node in nodes(file):
+    for _, node in found:
         target = node["_target_"]
         if not target.startswith("fedfacet.") or siblings.count(target) > 1 or option == "default":
             continue
@@ -141,10 +142,9 @@ def test_a_module_holds_one_class_of_its_own(room):
         assert len(classes) == (0 if room == "losses" else 1), f"{file.name} defines {classes}"
 
 
-@pytest.mark.parametrize("file", YAMLS, ids=lambda file: f"{file.parent.name}={file.stem}")
-def test_names_are_snake_case(file):
-    assert file.stem.replace("_", "a").isalnum()
-    assert file.stem == file.stem.lower()
+def test_names_are_snake_case():
+    names = [file.stem for file in YAMLS]
+    assert [name for name in names if not name.replace("_", "a").isalnum() or name != name.lower()] == []
 
 
 def _targets_in(file):

@@ -41,12 +41,24 @@ def parts_of(composed, make_part):
 
 
 @pytest.fixture(scope="module")
-def lacking_of(parts_of):
+def only_named(parts_of):
+    """Return a function: three options -> parts that say what they give and need, made once each, as none is run."""
+    made = functools.cache(parts_of)
+    usual = {option: pair for *pair, option in PAIRS}
+
+    def find(objective, correction, aggregator):
+        return made(objective, correction, PAIRS[0][2]) | {"aggregator": made(*usual[aggregator], aggregator)["aggregator"]}
+
+    return find
+
+
+@pytest.fixture(scope="module")
+def lacking_of(only_named):
     """Return a function: three options -> the names that one of them needs or gives and no other gives or needs."""
 
     @functools.cache
     def find(*options):
-        parts = parts_of(*options).values()
+        parts = only_named(*options).values()
         gives, needs = (frozenset().union(*(getattr(part, kind) for part in parts)) for kind in ("gives", "needs"))
         return (needs - gives) | (gives - needs - OPTIONAL)
 
@@ -67,30 +79,54 @@ def model_after(parts_of, tiny_federation):
     return run
 
 
-@pytest.mark.parametrize("options", PAIRS, ids="-".join)
-def test_both_halves_go_together_and_one_is_refused_by_what_it_lacks(options, parts_of, lacking_of, model_after):
-    choices, lacking = dict(zip(GROUPS, options, strict=True)), lacking_of(*options)
-    if not lacking:
-        check_pairs(parts_of(*options), choices)
+REFUSAL = re.compile(
+    r"Expected a part that (?:gives|needs) '(\S+)', which (\w+)=(\w+) (?:needs|gives), but there is none: [^\n]+\."
+)
+
+
+def refused_by_what_it_lacks(parts, choices, lacking):
+    """Tell whether the combination is refused in a sentence that names what is missing, and who wants it."""
+    try:
+        check_pairs(parts, choices)
+    except ConfigError as refusal:
+        said = REFUSAL.fullmatch(str(refusal))
+        return said is not None and said[1] in lacking and choices[said[2]] == said[3]
+    return False
+
+
+def test_one_half_is_refused_by_what_it_lacks(only_named, lacking_of):
+    refused = {options: lacking for options in PAIRS if (lacking := lacking_of(*options))}
+    assert 0 < len(refused) < len(PAIRS)
+    wrong = [
+        options
+        for options, lacking in refused.items()
+        if not refused_by_what_it_lacks(only_named(*options), dict(zip(GROUPS, options, strict=True)), lacking)
+    ]
+    assert wrong == []
+
+
+def covering(whole):
+    """Return combinations in which any two options that go together meet; all of them run in tests/parity/test_engines.py."""
+    chosen, met = [], set()
+    for least in (2, 1):
+        for options in whole:
+            pairs = set(itertools.combinations(zip(GROUPS, options, strict=True), 2))
+            if len(pairs - met) >= least:
+                chosen.append(options)
+                met |= pairs
+    return chosen
+
+
+def test_both_halves_go_together_and_change_the_whole_model(aggregator_option, parts_of, lacking_of, model_after):
+    wrong = {}
+    whole = covering([options for options in PAIRS if not lacking_of(*options)])
+    for options in (options for options in whole if options[2] == aggregator_option):
+        check_pairs(parts_of(*options), dict(zip(GROUPS, options, strict=True)))
         before, after = model_after(*options, steps=3)
-        assert list(after) == list(before)
-        assert state.all_finite(after)
-        assert all(not torch.equal(after[name], before[name]) for name in before)
-        return
-    with pytest.raises(ConfigError) as info:
-        check_pairs(parts_of(*options), choices)
-    said = re.fullmatch(
-        r"Expected a part that (?:gives|needs) '(\S+)', which (\w+)=(\w+) (?:needs|gives), but there is none: [^\n]+\.",
-        str(info.value),
-    )
-    assert said, str(info.value)
-    name, group, option = said.groups()
-    assert name in lacking
-    assert choices[group] == option
-
-
-def test_there_are_both_kinds(lacking_of):
-    assert {bool(lacking_of(*options)) for options in PAIRS} == {True, False}
+        still = [name for name in before if torch.equal(after[name], before[name])]
+        if list(after) != list(before) or not state.all_finite(after) or still:
+            wrong[options] = still
+    assert wrong == {}
 
 
 def test_a_build_refuses_half_a_method_before_anything_is_written(composed, lacking_of, tmp_path):

@@ -33,21 +33,21 @@ RECIPES = {
 
 
 @pytest.mark.parametrize("experiment", RECIPES)
-def test_the_sentence_says_where_and_what_to_do(experiment, tmp_path, monkeypatch):
+def test_the_sentence_says_where_and_what_to_do(experiment, tmp_path, monkeypatch, job_of):
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("FEDFACET_DATA", raising=False)
     with pytest.raises(DatasetNotFoundError) as caught:
-        load_data(compose_job("train", [f"experiment={experiment}"])[0])
+        load_data(job := compose_job("train", [f"experiment={experiment}"])[0])
     sentence = str(caught.value)
     assert str(tmp_path / "data") in sentence, "the whole path"
-    folder = Path(compose_job("train", [f"experiment={experiment}"])[0].dataset.root).name
+    folder = Path(job.dataset.root).name
     assert re.search(rf"point FEDFACET_DATA at a folder that holds {folder}/", sentence)
     assert re.findall(r"experiment=(\w+)", sentence) == RECIPES[experiment]
     for followed in re.findall(r"experiment=\w+(?: dataset\.download=true)?", sentence):
         overrides = followed.split()
         if "synthetic" in followed:
             overrides += ["debug=smoke"]  # drawing all takes a while
-        config, _ = compose_job("train", overrides)
+        config = job_of(*overrides)
         if followed == "experiment=digits_gsc" or "synthetic" in followed:
             assert load_data(config).partition.num_clients > 1
         else:

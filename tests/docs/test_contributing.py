@@ -19,7 +19,7 @@ def test_a_selector_is_two_files(tmp_path: Path) -> None:
         (tmp_path / name).write_text(content)
     command = [sys.executable, "src/train.py", "selector=most_spurious", "heterogeneity=true", "federation.rounds=1"]
     finished = subprocess.run(
-        [*command, "threads=1", "paths.output_dir=run"], cwd=tmp_path, capture_output=True, text=True, timeout=120
+        [*command, "threads=1", "paths.output_dir=run"], cwd=tmp_path, capture_output=True, text=True, timeout=300
     )
     assert finished.returncode == 0, finished.stderr
     # Clients 8 to 23 of the gsc federation are the ones with a spurious correlation of 0.53; all others have none.

@@ -26,7 +26,7 @@ def two_ranks(checkout, tmp_path_factory):
         env={**os.environ, "PYTHONPATH": str(checkout / "src")},
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=300,
     )
     assert result.returncode == 0, result.stderr
     return json.loads(result.stdout)

@@ -197,7 +197,7 @@ for worker in workers:
 print(len(heard) > 0)
 """
     environment = {**os.environ, "PYTHONPATH": str(checkout / "src")}
-    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, timeout=120)
+    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, timeout=300)
     assert done.stdout == "True\n", done.stderr
 
 
@@ -213,14 +213,14 @@ from fedfacet.engines.workers import WorkersEngine
 engine = WorkersEngine(workers=1)
 engine.clients = types.SimpleNamespace(device=torch.device("cpu"))
 worker = engine._spawn(0)
-worker.process.join(timeout=60)  # of what it was sent instead of clients
+worker.process.join(timeout=300)  # of what it was sent instead of clients
 print("PYTHONSAFEPATH" in os.environ)
 """
     )
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONSAFEPATH"}
     environment["PYTHONPATH"] = str(checkout / "src")
     command = [sys.executable, tmp_path / "script.py"]
-    done = subprocess.run(command, cwd=tmp_path / "here", env=environment, capture_output=True, text=True, timeout=120)
+    done = subprocess.run(command, cwd=tmp_path / "here", env=environment, capture_output=True, text=True, timeout=300)
     assert done.stdout == "False\n", done.stderr
     assert not (tmp_path / "trace").exists()
 

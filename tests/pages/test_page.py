@@ -332,7 +332,7 @@ def test_a_browser_opens_it(tmp_path, width):
         [CHROMIUM, "--headless", "--no-sandbox", "--disable-gpu", f"--user-data-dir={tmp_path / 'profile'}",
          "--allow-file-access-from-files", "--enable-logging=stderr", "--virtual-time-budget=5000", "--dump-dom",
          "--window-size=1500,1000", frame.as_uri()],
-        capture_output=True, text=True, timeout=120, check=True,
+        capture_output=True, text=True, timeout=300, check=True,
     )  # fmt: skip
     assert 'data-over="0"' in done.stdout
     assert 'data-title="Report on 4 runs"' in done.stdout

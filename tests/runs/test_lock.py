@@ -219,7 +219,7 @@ def test_a_silent_machines_lock_is_inherited_by_one_of_many_machines(start_elsew
         machine.stdin.write("go\n")
         machine.stdin.flush()
     for machine in machines:
-        _, said = machine.communicate(timeout=60)
+        _, said = machine.communicate(timeout=300)
         assert machine.returncode == 0, said
     assert (cell.parent / "log").read_text().split() == ["in", "out"] * 100
 
@@ -274,7 +274,7 @@ def test_a_stale_lock_is_inherited_by_one_of_many(start, cell, checkout):
         process.stdin.write("go\n")
         process.stdin.flush()
     for process in processes:
-        process.communicate(timeout=60)
+        process.communicate(timeout=300)
         assert process.returncode == 0
     assert (cell.parent / "log").read_text().split() == ["in", "out"] * 25
 

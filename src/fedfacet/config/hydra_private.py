@@ -6,18 +6,18 @@ import functools
 import os
 from argparse import Namespace
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 from typing import Any, ClassVar, NoReturn
 
 from hydra import initialize_config_dir
+from hydra._internal import defaults_list
 from hydra._internal.config_repository import ConfigRepository
 from hydra._internal.utils import get_args_parser
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override
 from hydra.errors import HydraException
-from omegaconf import DictConfig
 
+from fedfacet.config.nodes import flat_keys
 from fedfacet.errors import ConfigError
 
 
@@ -60,13 +60,34 @@ class _Yamls(ConfigRepository):
 
     def load_config(self, config_path: str) -> Any:
         """Return a copy, as Hydra merges into what it loads."""
-        folders = [Path(source.path.removeprefix("file://")) for source in self.sources]
-        # `Path.exists` raises an error when a name is too long.
-        files = [folder / f"{config_path.removesuffix('.yaml')}.yaml" for folder in folders]
-        key = (config_path, *folders, *(os.stat(file).st_mtime_ns for file in files if os.path.exists(file)))
+        key = _stamp(self, config_path)
         if key not in self._read:
             self._read[key] = super().load_config(config_path)
         return copy.deepcopy(self._read[key])
+
+
+def _stamp(yamls: ConfigRepository, config_path: str) -> tuple[object, ...]:
+    """Return what stays the same as long as a yaml does: where it may lie, and when the files there were written."""
+    folders = [source.path.removeprefix("file://") for source in yamls.sources]
+    written: list[object] = []
+    for folder in folders:
+        with contextlib.suppress(OSError, ValueError):  # not there, a name that is too long or none
+            written.append(os.stat(os.path.join(folder, f"{config_path.removesuffix('.yaml')}.yaml")).st_mtime_ns)
+    return config_path, *folders, *written
+
+
+_defaults: Any = defaults_list
+_all_choices = _defaults._create_interpolation_map
+
+
+def _choices_to_interpolate(overrides: Any, defaults: list[Any], self_added: bool) -> Any:
+    """Return all choices as a config where a default refers to one; Hydra makes it for each yaml, a quarter of its time."""
+    if any(default.is_interpolation() for default in defaults):
+        return _all_choices(overrides, defaults, self_added)
+    return None
+
+
+_defaults._create_interpolation_map = _choices_to_interpolate
 
 
 @contextlib.contextmanager
@@ -83,8 +104,11 @@ def initialized(folder: str) -> Iterator[None]:
         yield
 
 
-def options_of_group(name: str, group: str, searchpath: Sequence[str]) -> dict[str, DictConfig]:
-    """Return the options of a group with what their yamls hold; to be called while ``initialized``.
+_KEYS: dict[tuple[object, ...], list[str]] = {}
+
+
+def keys_of_group(name: str, group: str, searchpath: Sequence[str]) -> dict[str, list[str]]:
+    """Return the options of a group with the dotted paths in their yamls; to be called while ``initialized``.
 
     Args:
         name: of the primary config.
@@ -93,4 +117,9 @@ def options_of_group(name: str, group: str, searchpath: Sequence[str]) -> dict[s
     """
     loader: Any = GlobalHydra.instance().config_loader()
     _, yamls = loader._parse_overrides_and_create_caching_repo(name, list(searchpath))
-    return {one: yamls.load_config(f"{group}/{one}").config for one in yamls.get_group_options(group)}
+    options = {one: f"{group}/{one}" for one in yamls.get_group_options(group)}
+    stamps = {one: _stamp(yamls.delegate, path) for one, path in options.items()}
+    for one, path in options.items():
+        if stamps[one] not in _KEYS:
+            _KEYS[stamps[one]] = flat_keys(yamls.load_config(path).config)
+    return {one: _KEYS[stamp] for one, stamp in stamps.items()}

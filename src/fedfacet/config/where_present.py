@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from omegaconf import DictConfig
 
-from fedfacet.config.hydra_private import options_of_group
+from fedfacet.config.hydra_private import keys_of_group
 from fedfacet.config.mistakes import unknown
 from fedfacet.config.nodes import flat_keys
 from fedfacet.errors import ConfigError
@@ -29,14 +29,17 @@ def check_where_present(name: str, base: DictConfig, composed: DictConfig, overr
             f"Expected `where_present` to be settings, but got {settings!r}: give them as KEY: VALUE in a recipe."
         )
     present = {*flat_keys(composed), *flat_keys(base)}
+    of_group: dict[str, dict[str, list[str]]] = {}
     for setting in map(str, settings or {}):
         key, _, option = setting.partition("@")
         if key in present and not option:
             continue
         group = key.partition(".")[0]
-        options = options_of_group(name, group, searchpath)
+        if group not in of_group:
+            of_group[group] = keys_of_group(name, group, searchpath)
+        options = of_group[group]
         if option and option not in options:
             raise ConfigError(unknown(setting, [f"{key}@{one}" for one in options]))
-        known = [f"{group}.{inner}" for yaml in options.values() for inner in flat_keys(yaml)]
+        known = [f"{group}.{inner}" for keys in options.values() for inner in keys]
         if key not in known and key not in present:
             raise ConfigError(unknown(key, [*known, *flat_keys(base)]))
