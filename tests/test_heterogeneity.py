@@ -10,7 +10,13 @@ from scipy.optimize import linprog
 from scipy.stats import chi2_contingency, entropy, power_divergence
 from sklearn.metrics import normalized_mutual_info_score
 
-from fedfacet.heterogeneity import HeterogeneityTriplet, InteractionMatrix, class_distances, measure_federation
+from fedfacet.heterogeneity import (
+    HeterogeneityTriplet,
+    InteractionMatrices,
+    InteractionMatrix,
+    class_distances,
+    measure_federation,
+)
 
 PRINTED = 0.005 + 1e-12  # two decimals
 MATRICES = st.tuples(st.integers(2, 4), st.integers(2, 4)).flatmap(
@@ -215,3 +221,22 @@ def test_distances_of_class_shares_against_scipy():
     }
     assert class_distances(matrices) == pytest.approx(expected)
     assert set(class_distances([InteractionMatrix([[0], [0]])]).values()) == {0.0}
+
+
+@pytest.mark.parametrize("shape", [(2, 2), (3, 4), (1, 2), (4, 1), (1, 1)])
+def test_many_clients_are_measured_as_each_by_itself(shape):
+    draw = np.random.default_rng(5)
+    counts_KYA = draw.integers(0, 3, size=(200, *shape)) * draw.integers(0, 30, size=(200, 1, 1))  # some have no samples
+    many = InteractionMatrices(counts_KYA)
+    np.testing.assert_allclose(many.triplets_KD, [matrix.triplet for matrix in many], rtol=0, atol=1e-12)
+    assert many.types == [matrix.type for matrix in many]
+    assert np.array_equal(many.pooled.counts, sum(matrix.counts for matrix in many))
+    assert len(many[3:5]) == 2
+
+
+def test_clients_are_counted_as_each_by_itself():
+    draw = np.random.default_rng(5)
+    y, a, sizes = draw.integers(3, size=50), draw.integers(2, size=50), np.array([7, 0, 40, 3])
+    many = InteractionMatrices.of(y, a, sizes, 3, 2)
+    for matrix, part in zip(many, np.split(np.arange(50), np.cumsum(sizes)[:-1]), strict=True):
+        assert np.array_equal(matrix.counts, InteractionMatrix.from_labels(y[part], a[part], 3, 2).counts)

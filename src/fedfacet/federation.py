@@ -117,6 +117,7 @@ class Federation:
         check_choice("federation.on_bad_update", on_bad_update, ("raise", "drop"))
         self.facts = facts
         self.num_clients = facts.num_clients
+        self._everybody: Sequence[int] = range(facts.num_clients)  # of a million clients no list is made
         self.engine = engine
         self.selector = selector
         self.aggregator = aggregator
@@ -161,6 +162,7 @@ class Federation:
             callbacks={name: callback.state_dict() for name, callback in self.callbacks.items()},
             partition_digest=self._partition_digest,
             data_digest=self.facts.data_digest,
+            frozen_digest=self.facts.frozen_digest,
             devices=self.clock.init() if self.clock is not None else {},
             privacy=self.privacy.init() if self.privacy is not None else {},
             termination=self.termination.init() if self.termination is not None else {},
@@ -210,10 +212,10 @@ class Federation:
     def run_round(self) -> RoundResult:
         """Run one round, and make it part of the state."""
         before, round, seed = self.state, self.state.round + 1, self.seed
-        notes = _Notes({name: dict(answers) for name, answers in before.disclosures.items()}, time.perf_counter())
+        notes = _Notes(dict(before.disclosures), time.perf_counter())
 
         # 1. Who is able to take part?
-        available, places, log_weights = tuple(range(self.num_clients)), self.cohort_size, None
+        available, places, log_weights = self._everybody, self.cohort_size, None
         if self.participation is not None or self.clock is not None:
             available, places, log_weights = self._able(before)
 
@@ -425,9 +427,9 @@ class Federation:
         own = {name: broadcast.model[name] for name in known}
         return state.num_floats(broadcast.model) + state.num_floats(broadcast.extras) - state.num_floats(own)
 
-    def _able(self, before: FederationState) -> tuple[tuple[int, ...], int, Any]:
+    def _able(self, before: FederationState) -> tuple[Sequence[int], int, Any]:
         """Return who is able to take part, how many shall, and what weighs their chances."""
-        available, log_weights, round = tuple(range(self.num_clients)), None, before.round + 1
+        available, log_weights, round = self._everybody, None, before.round + 1
         if self.participation is not None:
             available = self.participation.available(self.num_clients, rng.stream(self.seed, "available", round))
             if self.participation.gives_weights:
@@ -472,7 +474,7 @@ class Federation:
 
     def _checked(self, cohort: Sequence[int], context: SelectionContext) -> list[int]:
         """Hold a selector to its contract: as many distinct available clients as there are places, or all available."""
-        strangers = sorted(set(cohort) - set(context.available))
+        strangers = sorted(set(cohort).difference(context.available))
         sizes = range(len(context.available) + 1) if self.selector.sizes_itself else (context.places, len(context.available))
         if len(cohort) not in sizes or len(set(cohort)) != len(cohort) or strangers:
             raise SelectionError(
@@ -482,47 +484,49 @@ class Federation:
             )
         return [int(client_id) for client_id in cohort]
 
-    def _ask(self, notes: "_Notes", available: tuple[int, ...], query: Query, client_ids: Sequence[int]) -> Mapping[int, Any]:
+    def _ask(self, notes: "_Notes", available: Sequence[int], query: Query, client_ids: Sequence[int]) -> Mapping[int, Any]:
         """Put a query to clients; this is ``SelectionContext.ask``."""
         notes.lap("select")
         if self.disclosure is not None:
             self.disclosure.check(query)
-        if strangers := sorted(set(client_ids) - set(available)):
+        if strangers := sorted(set(client_ids).difference(available)):
             raise SelectionError(
                 f"Expected {type(self.selector).__name__} to ask only clients that are available in round "
                 f"{self.state.round + 1}, but {strangers} are not: mend its `select`."
             )
-        tasks = [self._task(client_id, self.state) for client_id in client_ids]
+        round = self.state.round + 1
+        tasks = (self._task(client_id, self.state) for client_id in client_ids)  # of a million clients none is kept
         answers = {}
-        for position, (task, answer) in enumerate(zip(tasks, self.engine.ask(query, tasks), strict=True), 1):
+        for position, (client_id, answer) in enumerate(zip(client_ids, self.engine.ask(query, tasks), strict=True), 1):
             self._check_stop()
-            answers[task.client_id] = answer.value
-            notes.answers.setdefault(task.client_id, {})[query.name] = answer.value
+            answers[client_id] = answer.value
             begins = getattr(query, "starts_training", False)
-            known = notes.asked.get(task.client_id, Asked())
+            known = notes.asked.get(client_id, Asked())
             samples = known.samples + (0 if begins else answer.samples)
             down, up = known.floats_down + query.floats_down, known.floats_up + answer.floats_up
-            notes.asked[task.client_id] = Asked(down, up, samples)
+            notes.asked[client_id] = Asked(down, up, samples)
             notes.ledger.query_floats_down += query.floats_down
             notes.ledger.query_floats_up += answer.floats_up
-            notes.disclosed.append(Disclosed(task.client_id, query.name, query.kind, answer.floats_up, query.epsilon))
+            notes.disclosed.append(Disclosed(client_id, query.name, query.kind, answer.floats_up, query.epsilon))
             if begins:
-                notes.begun[task.client_id] = max(notes.begun.get(task.client_id, 0), answer.samples)
+                notes.begun[client_id] = max(notes.begun.get(client_id, 0), answer.samples)
             else:
                 notes.ledger.query_samples += answer.samples
             for callback in self.callbacks.values():
-                callback.on_client_end(task.round, position, len(tasks), f"query {query.name}")
+                callback.on_client_end(round, position, len(client_ids), f"query {query.name}")
         if query.needs_model:
             notes.received_model.update(client_ids)
-        notes.disclosures.setdefault(query.name, {}).update(answers)
+        notes.answers[query.name] = notes.answers.get(query.name, {}) | answers
+        notes.disclosures[query.name] = {**notes.disclosures.get(query.name, {}), **answers}
         notes.lap("ask")
         return answers
 
-    def _report(self, notes: "_Notes", query: Query, available: tuple[int, ...], cohort: Sequence[int]) -> Mapping[int, Any]:
+    def _report(self, notes: "_Notes", query: Query, available: Sequence[int], cohort: Sequence[int]) -> Mapping[int, Any]:
         """Put the aggregator's question to those who have not answered it yet, and return the answers that hold."""
         asked = available if self.aggregator.asks_everybody else cohort
         ever = notes.disclosures.get(query.name, {}) if not query.needs_model else {}
-        unasked = [k for k in asked if k not in ever and query.name not in notes.answers.get(k, {})]
+        answered = notes.answers.get(query.name, {})
+        unasked = [k for k in asked if k not in ever and k not in answered]
         if unasked:
             self._ask(notes, available, query, unasked)
         answers = notes.disclosures.get(query.name, {})
@@ -565,9 +569,10 @@ class Federation:
                 notes.memory[task.client_id] = update.memory
             if update.silent is True:
                 continue
-            measured, answers = update.metrics, notes.answers.get(task.client_id, {})
+            measured, client_id = update.metrics, task.client_id
+            answers = {query: of[client_id] for query, of in notes.answers.items() if client_id in of}
             receipt = (update.num_samples, update.num_steps, float(measured["loss_sum"]), measured["num_seen"], answers)
-            notes.receipts.append(ClientReceipt(task.client_id, *receipt))
+            notes.receipts.append(ClientReceipt(client_id, *receipt))
             if notes.keeps_updates:
                 notes.updates.append(update)
             yield update
@@ -595,9 +600,9 @@ class Federation:
 class _Notes:
     """What is noted down while a round is under way."""
 
-    disclosures: dict[str, dict[int, Any]]
+    disclosures: dict[str, Mapping[int, Any]]
     last: float  # the clock at the end of the last lap
-    answers: dict[int, dict[str, Any]] = field(default_factory=dict)
+    answers: dict[str, dict[int, Any]] = field(default_factory=dict)
     received_model: set[int] = field(default_factory=set)
     asked: dict[int, Asked] = field(default_factory=dict)
     begun: dict[int, int] = field(default_factory=dict)  # client -> samples of the first steps that it took to answer

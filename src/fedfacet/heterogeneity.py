@@ -6,7 +6,7 @@ Source: FedDiverse (arXiv:2504.11216), section 3.1; thesis chapter 5, equations 
 import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple, overload
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -144,6 +144,96 @@ class InteractionMatrix:
         )
         chance = all(not freedom or 2 * self.total * value <= _critical(freedom) for value, freedom in tested)
         return "none" if chance else triplet.type
+
+
+@dataclass(frozen=True, eq=False)
+class InteractionMatrices(Sequence[InteractionMatrix]):
+    """The interaction matrices of many clients; one is made when it is looked at.
+
+    Args:
+        counts_KYA: shape (K, Y, A), whole numbers, 0 or larger.
+
+    Example:
+        >>> many = InteractionMatrices(np.array([[[9, 1], [1, 9]], [[5, 5], [5, 5]]]))
+        >>> len(many), many[0].triplet == HeterogeneityTriplet(*many.triplets_KD[0]), many.types
+        (2, True, ['SC', 'none'])
+    """
+
+    counts_KYA: NDArray[np.integer[Any]]
+
+    @classmethod
+    def of(
+        cls, y: NDArray[np.int64], a: NDArray[np.int64], sizes: NDArray[np.int64], num_classes: int, num_attributes: int
+    ) -> "InteractionMatrices":
+        """Count the samples of each client and cell.
+
+        Args:
+            y: classes of the samples, client after client, shape (N,).
+            a: attribute values, shape (N,).
+            sizes: how many samples each client has, shape (K,).
+            num_classes: Y.
+            num_attributes: A.
+        """
+        cells = num_classes * num_attributes
+        counts = np.zeros(len(sizes) * cells, dtype=np.int32)  # numpy's bincount makes eight bytes of each
+        np.add.at(counts, np.repeat(np.arange(len(sizes)), sizes) * cells + y * num_attributes + a, 1)
+        return cls(counts.reshape(len(sizes), num_classes, num_attributes))
+
+    def __len__(self) -> int:
+        return len(self.counts_KYA)
+
+    @overload
+    def __getitem__(self, place: int) -> InteractionMatrix: ...
+
+    @overload
+    def __getitem__(self, place: slice) -> "InteractionMatrices": ...
+
+    def __getitem__(self, place: int | slice) -> "InteractionMatrix | InteractionMatrices":
+        if isinstance(place, slice):
+            return InteractionMatrices(self.counts_KYA[place])
+        return InteractionMatrix(self.counts_KYA[place])
+
+    @property
+    def pooled(self) -> InteractionMatrix:
+        """The matrix of all samples."""
+        return InteractionMatrix(self.counts_KYA.sum(axis=0, dtype=np.int64))
+
+    @property
+    def triplets_KD(self) -> NDArray[np.float64]:
+        """Each client's ``triplet``, shape (K, 3), to the last bits."""
+        return self._measured[0]
+
+    @property
+    def types(self) -> list[str]:
+        """Each client's ``type``."""
+        triplets_KD, entropies_K, totals_K = self._measured
+        num_classes, num_attributes = self.counts_KYA.shape[1:]
+        freedom = num_classes - 1, num_attributes - 1, (num_classes - 1) * (num_attributes - 1)
+        scales = np.log(num_classes), np.log(num_attributes), entropies_K / 2
+        chance_K = np.ones(len(self), dtype=bool)
+        for dimension, (free, scale) in enumerate(zip(freedom, scales, strict=True)):
+            if free:
+                chance_K &= 2 * totals_K * triplets_KD[:, dimension] * scale <= _critical(free)
+        chance_K |= triplets_KD.max(axis=1) <= _ROUNDING
+        largest_K = np.round(triplets_KD[:, [1, 0, 2]], 9).argmax(axis=1)  # ties as in ``HeterogeneityTriplet.type``
+        names = np.array(["AI", "CI", "SC", "none"])
+        return names[np.where(chance_K, 3, largest_K)].tolist()  # type: ignore[no-any-return]
+
+    @functools.cached_property
+    def _measured(self) -> tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.float64]]:
+        num_classes, num_attributes = self.counts_KYA.shape[1:]
+        totals_K = self.counts_KYA.sum(axis=(1, 2)).astype(np.float64)
+        joint_KYA = self.counts_KYA / np.maximum(totals_K, 1)[:, None, None]
+        y_K, a_K = (entr(joint_KYA.sum(axis=axis)).sum(axis=1) for axis in (2, 1))
+        information_K = y_K + a_K - entr(joint_KYA).sum(axis=(1, 2))
+        triplets_KD = np.zeros((len(self), 3))
+        for dimension, (number, entropy_K) in enumerate(((num_classes, y_K), (num_attributes, a_K))):
+            if number > 1:
+                triplets_KD[:, dimension] = np.where(totals_K > 0, 1 - entropy_K / np.log(number), 0.0)
+        np.divide(2 * information_K, y_K + a_K, out=triplets_KD[:, 2], where=y_K + a_K > 1e-12)
+        triplets_KD = triplets_KD.clip(0.0, 1.0)
+        triplets_KD[triplets_KD < _ROUNDING] = 0.0
+        return triplets_KD, y_K + a_K, totals_K
 
 
 @functools.cache

@@ -45,7 +45,7 @@ def draw(
         log_weights: logarithms of the weights, indexed by the numbers themselves; ``None`` for all alike.
     """
     if log_weights is None:
-        return [int(number) for number in generator.choice(numbers, size=size, replace=False)]
+        return [int(numbers[place]) for place in generator.choice(len(numbers), size=size, replace=False).tolist()]
     # The largest of log w plus Gumbel noise are such draws, also where weights are too small for a float.
     luck = log_weights[list(numbers)] + generator.gumbel(size=len(numbers))
     return [numbers[position] for position in np.argsort(-luck)[:size].tolist()]

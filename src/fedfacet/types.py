@@ -61,10 +61,7 @@ class Partition:
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickle all clients' positions as one array; one by one, a large population would take ten times the space."""
-        return _joined_partition, (
-            np.concatenate([np.empty(0, np.int64), *self.indices]),
-            np.array(list(map(len, self.indices))),
-        )
+        return cut_partition, self.joined
 
     @property
     def num_clients(self) -> int:
@@ -79,14 +76,22 @@ class Partition:
     @property
     def digest(self) -> str:
         """The sha256 over every client's sample positions, as hexadecimal text; equal partitions have equal digests."""
-        sha = hashlib.sha256()
-        for client in self.indices:
-            sha.update(len(client).to_bytes(8, "little"))
-            sha.update(np.ascontiguousarray(client, dtype="<i8").tobytes())
-        return sha.hexdigest()
+        positions, sizes = self.joined
+        told = np.empty(len(positions) + len(sizes), dtype="<i8")  # each client's size, and its positions behind it
+        is_size = np.zeros(len(told), dtype=bool)
+        is_size[np.cumsum(sizes + 1) - sizes - 1] = True
+        told[is_size], told[~is_size] = sizes, positions
+        return hashlib.sha256(told.data).hexdigest()
+
+    @property
+    def joined(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """All clients' positions one after another, and how many each has, shape (K,)."""
+        sizes = np.fromiter(map(len, self.indices), dtype=np.int64, count=len(self.indices))
+        return np.concatenate([np.empty(0, np.int64), *self.indices]), sizes
 
 
-def _joined_partition(positions: NDArray[np.int64], sizes: NDArray[np.int64]) -> Partition:
+def cut_partition(positions: NDArray[np.int64], sizes: NDArray[np.int64]) -> Partition:
+    """Return the partition whose ``joined`` is given."""
     ends = np.cumsum(sizes).tolist()
     return Partition(tuple(positions[start:end] for start, end in zip([0, *ends], ends, strict=False)))
 
@@ -123,12 +128,13 @@ class Facts:
 
     Attributes:
         num_clients: the size of the population.
-        model: the initial global model.
+        model: the initial global model; what of it is frozen is not in it.
         parameters: names of the trainable parameters that clients send; every update's ``delta`` has these.
         buffers: names of the floating-point buffers that clients send; every update's ``buffers`` has these.
         personal: names of the model's tensors that stay with the clients.
         data_digest: by which the clients' data are known again when a run goes on.
         num_attributes: how many values the attribute of samples may have.
+        frozen_digest: of the parameters that nobody trains and that do not travel; empty without any.
     """
 
     num_clients: int
@@ -138,6 +144,7 @@ class Facts:
     personal: Set[str] = frozenset()
     data_digest: str = ""
     num_attributes: int = 2
+    frozen_digest: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -341,7 +348,7 @@ class SelectionContext:
     num_clients: int
     cohort_size: int
     places: int
-    available: tuple[int, ...]
+    available: Sequence[int]
     disclosed: Mapping[str, Mapping[int, Any]]
     rng: np.random.Generator
     ask: Callable[[Query, Sequence[int]], Mapping[int, Any]]
@@ -351,8 +358,8 @@ class SelectionContext:
         """Return the answers of ``client_ids`` to a query, asking only those who have not answered it in this run."""
         known = self.disclosed.get(query.name, {})
         unknown = [client_id for client_id in client_ids if client_id not in known]
-        answers = {**known, **(self.ask(query, unknown) if unknown else {})}
-        return {client_id: answers[client_id] for client_id in client_ids}
+        asked = self.ask(query, unknown) if unknown else {}
+        return {client_id: known[client_id] if client_id in known else asked[client_id] for client_id in client_ids}
 
 
 @dataclass(slots=True)
@@ -411,7 +418,7 @@ class RoundResult:
         num_clients: the size of the population.
         disclosed: who answered what in the round, in the order of the questions.
         durations: client -> simulated seconds until its update arrived, of those that did; empty without devices.
-        answers: client -> query name -> what it answered in the round, of all who were asked.
+        answers: query name -> client -> what it answered in the round, of all who were asked.
     """
 
     round: int
@@ -423,7 +430,7 @@ class RoundResult:
     num_clients: int
     disclosed: tuple[Disclosed, ...] = ()
     durations: Mapping[int, float] = field(default_factory=dict)
-    answers: Mapping[int, Mapping[str, Any]] = field(default_factory=dict)
+    answers: Mapping[str, Mapping[int, Any]] = field(default_factory=dict)
 
     @property
     def arrived(self) -> tuple[int, ...]:
@@ -452,6 +459,7 @@ class FederationState:
         devices: the simulated clock's state; empty without devices.
         privacy: by what the key of the server's noise is known again; empty where the server adds none.
         flights: the orders of clients that are at work; empty where rounds wait for their clients.
+        frozen_digest: of the parameters that nobody trains and that are not in ``model``; empty without any.
     """
 
     round: int
@@ -470,3 +478,4 @@ class FederationState:
     devices: ServerState = field(default_factory=dict)
     privacy: ServerState = field(default_factory=dict)
     flights: ServerState = field(default_factory=dict)
+    frozen_digest: str = ""

@@ -48,6 +48,7 @@ def test_no_selector_meets_one(selector_option, tmp_path, monkeypatch):
         return run(tasks)
 
     def ask_noted(query, tasks):
+        tasks = list(tasks)
         asked.update(task.client_id for task in tasks)
         return ask(query, tasks)
 

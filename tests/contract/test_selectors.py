@@ -129,7 +129,7 @@ def run_of(make_part, answer, make_update, facts_of_model, same):
             durations = {client_id: 1.0 + client_id % 5 for client_id in arrived}
             answers = {}
             for (client_id, query, _), value in self.told.items():
-                answers.setdefault(client_id, {})[query] = value
+                answers.setdefault(query, {})[client_id] = value
             result = RoundResult(
                 *(round, tuple(cohort), receipts, self.metrics, Ledger(), {}, self.num_clients),
                 disclosed=tuple(Disclosed(*asked, 1, None) for asked in self.told),

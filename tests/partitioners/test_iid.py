@@ -2,6 +2,7 @@ import numpy as np
 import pytest
 from scipy.stats import chisquare
 
+from fedfacet import rng
 from fedfacet.errors import InfeasiblePartitionError
 from fedfacet.partitioners.iid import IIDPartitioner
 
@@ -40,3 +41,10 @@ def test_it_demands_nothing_and_takes_everything():
 def test_no_clients_are_refused():
     with pytest.raises(ValueError, match=r"`partition\.num_clients` to be a whole number, 1 or larger"):
         IIDPartitioner(num_clients=0)
+
+
+def test_clients_get_the_parts_of_one_shuffle_in_order():
+    labels = np.zeros(17, dtype=np.int64)
+    partition = IIDPartitioner(num_clients=5, seed=3).partition(labels, labels)
+    parts = np.array_split(rng.stream(3, "partition").permutation(17), 5)
+    assert [client.tolist() for client in partition.indices] == [np.sort(part).tolist() for part in parts]

@@ -25,7 +25,7 @@ def agnostic(**options):
 def told(losses, cohort, num_clients, round=1):
     """A round in which these clients told their losses, in this order."""
     disclosed = tuple(Disclosed(k, "local_loss", "loss", 1, None) for k in losses)
-    answers = {k: {"local_loss": loss} for k, loss in losses.items()}
+    answers = {"local_loss": losses}
     return RoundResult(round, tuple(cohort), (), {}, Ledger(), {}, num_clients, disclosed=disclosed, answers=answers)
 
 

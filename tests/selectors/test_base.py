@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from fedfacet import rng
-from fedfacet.selectors.base import Taxonomy, drawn_order
+from fedfacet.selectors.base import Taxonomy, drawn_order, lowest, numbers
 from fedfacet.selectors.uniform import UniformSelector
 
 FIELDS = {
@@ -56,3 +56,22 @@ def test_who_has_more_of_a_group_and_takes_part_more_often_makes_it_less_rare(gr
         drawn = sum(counts_KG[cohort].sum(axis=0) for cohort in chosen)
         expected.append(drawn[group] / drawn.sum())
     assert expected[1] > expected[0] + 0.01
+
+
+@pytest.mark.parametrize("number", [0, 1, 4, 9, 10, 12])
+def test_the_lowest_are_the_first_of_all_in_order(number):
+    draw = np.random.default_rng(0)
+    for _ in range(50):
+        luck, key = draw.random(10), draw.choice([0.0, 1.0, 2.0, np.inf, np.nan], size=10)
+        assert lowest(number, luck, key).tolist() == np.lexsort((luck, key))[:number].tolist()
+
+
+def test_the_first_who_are_drawn_are_the_first_of_all_who_are():
+    weights = np.array([0.0, 3.0, 1.0, 0.0, 2.0, 1.0])
+    every = drawn_order(weights, np.random.default_rng(4))
+    assert drawn_order(weights, np.random.default_rng(4), 4).tolist() == every[:4].tolist()
+
+
+def test_clients_are_an_array_whatever_holds_them():
+    assert numbers(range(2, 9, 3)).tolist() == numbers((2, 5, 8)).tolist() == [2, 5, 8]
+    assert numbers(()).dtype == numbers(range(0)).dtype == np.int64

@@ -248,7 +248,7 @@ def test_a_configuration_that_no_run_has_is_refused(path, config):
 def test_an_older_state_is_as_a_run_begins_where_it_lacks_a_part(path, left_out):
     checkpoint.save(path, make_state(), CONFIG)
     content = raw(path)
-    del content["state"][left_out]
+    content["state"].pop(left_out, None)  # a model without frozen weights has no digest of them
     write_sealed(path, content)
     assert everything(getattr(checkpoint.load(path)[0], left_out)) == everything(getattr(make_state(), left_out))
 

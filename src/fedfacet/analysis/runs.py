@@ -26,7 +26,7 @@ _ERROR = "heterogeneity_error"
 
 _WRITTEN = {
     "status": str, "rounds": int, "final": dict, "best": dict, _ERROR: dict, "participation_counts": list,
-    "hardware": dict | str, "partition_digest": str, "git_commit": str, "stopped": str,
+    "num_clients": int, "hardware": dict | str, "partition_digest": str, "git_commit": str, "stopped": str,
 }  # fmt: skip
 """What of a summary is read, where it is there."""
 

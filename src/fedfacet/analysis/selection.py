@@ -14,8 +14,7 @@ from fedfacet.analysis.runs import Run
 from fedfacet.analysis.tables import check_keys, finished_of, group_runs, ordered, origin_of
 from fedfacet.analysis.writers import csv_of, latex_of, latex_text, markdown_of, markdown_text
 from fedfacet.errors import FedFacetError
-from fedfacet.heterogeneity import InteractionMatrix
-from fedfacet.storage.run_files import json_of
+from fedfacet.storage.dealt import read_types
 
 Chosen = NDArray[np.bool_]
 """Who was selected when, shape (R, K): rounds x clients."""
@@ -134,7 +133,7 @@ def evenness(chosen_RK: Chosen, seed: int = 0) -> Evenness:
         int(chosen_RK.argmax(axis=0).max()) + 1 if seen_K.all() else None,
         gini,
         total**2 / (number * float(counts_K @ counts_K)) if total else math.nan,
-        max(_longest_gap(chosen_R) for chosen_R in chosen_RK.T),
+        _longest_gap(chosen_RK),
     )
 
 
@@ -195,7 +194,8 @@ OVERLAP = (
 
 
 def _chosen(run: Run) -> Chosen:
-    number = len((run.summary or {}).get("participation_counts") or ())
+    told = run.summary or {}
+    number = told.get("num_clients") or len(told.get("participation_counts") or ())
     cohorts = run.cohorts()
     if any(client_id >= number for cohort in cohorts for client_id in cohort):
         raise FedFacetError(f"Expected cohorts of {number} clients in {run.path}, but some are others: leave that folder out.")
@@ -208,15 +208,17 @@ def _chosen(run: Run) -> Chosen:
 def _types(run: Run) -> Sequence[str]:
     file = run.path / "partition.json"
     try:
-        return [InteractionMatrix(counts).type for counts in json_of(file)["counts"]]
+        return read_types(run.path)
     except (OSError, ValueError, LookupError, TypeError):
         raise FedFacetError(f"Expected {file} to be a run's, but it is not: leave that folder out.") from None
 
 
-def _longest_gap(chosen_R: Chosen) -> int:
-    taken = np.flatnonzero(chosen_R)
-    ends = np.concatenate(([-1], taken, [len(chosen_R)]))
-    return int(np.diff(ends).max()) - 1
+def _longest_gap(chosen_RK: Chosen) -> int:
+    longest, waited_K = 0, np.zeros(chosen_RK.shape[1], dtype=np.int64)
+    for chosen_K in chosen_RK:
+        waited_K = np.where(chosen_K, 0, waited_K + 1)
+        longest = max(longest, int(waited_K.max(initial=0)))
+    return longest
 
 
 def several_columns(found: Selection) -> bool:

@@ -7,7 +7,7 @@ from typing import Any
 
 from fedfacet.callbacks.base import Callback
 from fedfacet.federation import Federation
-from fedfacet.storage.run_files import rows_of
+from fedfacet.storage.run_files import each_row_of
 from fedfacet.storage.table import Table
 from fedfacet.types import RoundResult
 
@@ -47,7 +47,7 @@ class Disclosures(Callback):
         policy = federation.disclosure
         learnt: defaultdict[str, set[str]] = defaultdict(set)
         floats: Counter[str] = Counter()
-        for row in rows_of(self.table.file) if self.table.file.exists() else ():
+        for row in each_row_of(self.table.file) if self.table.file.exists() else ():  # there may be millions
             learnt[row["kind"]].add(row["client"])
             floats[row["client"]] += int(row["floats"])
         return {

@@ -5,7 +5,7 @@ from pathlib import Path
 from fedfacet.callbacks.base import Callback
 from fedfacet.data.federated import FederatedData
 from fedfacet.federation import Federation
-from fedfacet.plots.run import plot_curves, plot_partition, plot_selection
+from fedfacet.plots.run import plot_curves, plot_partition, plot_selection, types_of
 from fedfacet.types import RoundResult
 
 
@@ -41,6 +41,6 @@ class Figures(Callback):
             return
         if (metrics := self.run_dir / "metrics.csv").exists():
             plot_curves(metrics, self.run_dir / "curves.png", **self._names)
-        types = [matrix.type for matrix in self.data.matrices]
+        types = types_of(self.data.matrices)
         counts = federation.state.participation_counts.tolist()
         plot_selection(counts, types, self.run_dir / "selection.png", federation.state.round)

@@ -7,8 +7,10 @@ from typing import Any
 from fedfacet.callbacks.base import Callback
 from fedfacet.data.federated import FederatedData
 from fedfacet.federation import Federation
+from fedfacet.heterogeneity import HeterogeneityTriplet
 from fedfacet.metrics.estimation import FILE, Triplets, measure_estimation, write_triplets
-from fedfacet.types import RoundResult
+from fedfacet.storage.dealt import MANY
+from fedfacet.types import Partition, RoundResult
 
 QUERY = "heterogeneity"  # under which name clients disclose their triplets
 
@@ -28,9 +30,19 @@ class HeterogeneityError(Callback):
         self.file = run_dir / FILE
         self.data = data
         self._written: Mapping[int, Any] = {}
+        self._true: dict[int, HeterogeneityTriplet] = {}
 
     def on_round_end(self, federation: Federation, result: RoundResult) -> None:
         """Write the file when there are new answers, and when a run is resumed."""
+        if len(federation.state.disclosures.get(QUERY, {})) <= MANY:  # else a file of everybody would be written every round
+            self._write(federation)
+
+    def on_fit_end(self, federation: Federation, status: str) -> None:
+        """Write what has not been written."""
+        if status != "failed":
+            self._write(federation)
+
+    def _write(self, federation: Federation) -> None:
         disclosed = federation.state.disclosures.get(QUERY, {})
         if disclosed != self._written and (triplets := self._triplets(federation)) is not None:
             write_triplets(triplets, self.file)
@@ -45,4 +57,7 @@ class HeterogeneityError(Callback):
         disclosed = federation.state.disclosures.get(QUERY)
         if not disclosed or self.data.dataset.num_attributes < 2:
             return None
-        return Triplets.of([matrix.triplet for matrix in self.data.matrices], disclosed)
+        new = [client_id for client_id in disclosed if client_id not in self._true]
+        matrices = self.data.matrices_of(Partition(tuple(self.data.partition.indices[client_id] for client_id in new)))
+        self._true |= {client_id: matrix.triplet for client_id, matrix in zip(new, matrices, strict=True)}
+        return Triplets.of(self._true, disclosed)

@@ -10,7 +10,7 @@ from fedfacet.arguments import check_choice, check_whole
 from fedfacet.callbacks.base import Callback
 from fedfacet.errors import FedFacetError
 from fedfacet.federation import Federation
-from fedfacet.storage import checkpoint
+from fedfacet.storage import checkpoint, columns
 from fedfacet.storage.client_memory import ClientMemory
 from fedfacet.storage.synced_file import place, sync
 
@@ -40,6 +40,7 @@ class SaveCheckpoint(Callback):
         self.every_n_rounds = every_n_rounds
         self._saved_round = 0
         self._memory = ClientMemory(run_dir)
+        self._packed: columns.Packed = {}
         self._memory_of: dict[str, str] = {}
         self._writer = ThreadPoolExecutor(max_workers=1, thread_name_prefix="checkpoint")
         self._written: Future[None] | None = None
@@ -71,7 +72,7 @@ class SaveCheckpoint(Callback):
 
     def _save(self, federation: Federation) -> None:
         memory, files = self._memory.pack(federation.state.memory)
-        content = checkpoint.dumps(federation.state, self.run_config, memory)
+        content = checkpoint.dumps(federation.state, self.run_config, memory, self._packed)
         self._wait()
         self._written = self._writer.submit(self._write, federation.state.round, content, memory, files)
         self._saved_round = federation.state.round

@@ -2,20 +2,22 @@
 
 import math
 import shutil
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 from safetensors.torch import save_file
+from torch import Tensor
 
 from fedfacet import state
 from fedfacet.callbacks.base import Callback
 from fedfacet.clients.personal_memory import all_layers
 from fedfacet.errors import CheckpointError
 from fedfacet.federation import Federation
+from fedfacet.storage.dealt import MANY
 from fedfacet.storage.json_text import json_text
 from fedfacet.storage.whole_file import written_whole
-from fedfacet.types import RoundResult
+from fedfacet.types import RoundResult, State
 
 BYTES_PER_FLOAT = 4
 
@@ -26,6 +28,8 @@ TOTALS = ("seconds", "bytes_up", "bytes_down", "query_bytes_up", "query_bytes_do
 class Summary(Callback):
     """Write ``summary.json`` and export the final model as ``model/model.safetensors`` and ``model/config.json``.
 
+    Weights that nobody trains are in neither the file nor the digest; ``frozen_digest`` is theirs.
+
     Where clients have layers of their own, these are in there too, under ``client_<id>/<name>``. What a server keeps for
     each of them (FedPAC's heads) is in the checkpoint only, and not part of ``model_digest``.
 
@@ -35,12 +39,21 @@ class Summary(Callback):
     Args:
         facts: what is known before the first round (seed, partition digest, versions, hardware, ...), JSON-able.
         model_config: written to ``model/config.json``, enough to build the model again, JSON-able.
+        export: writes what was trained of an adapted model into ``model/adapter/``, in the format of its library.
     """
 
-    def __init__(self, *, run_dir: Path, facts: Mapping[str, Any], model_config: Mapping[str, Any]) -> None:
+    def __init__(
+        self,
+        *,
+        run_dir: Path,
+        facts: Mapping[str, Any],
+        model_config: Mapping[str, Any],
+        export: Callable[[State, Path], None] | None = None,
+    ) -> None:
         self.run_dir = run_dir
         self.facts = facts
         self.model_config = model_config
+        self.export = export
         self.final: dict[str, Any] | None = None
         self.best: dict[str, Any] | None = None
         self.totals: dict[str, float] = {}  # empty at first, so that a checkpoint may have `spent` or not
@@ -77,6 +90,8 @@ class Summary(Callback):
             save_file({name: tensor.contiguous() for name, tensor in model.items()}, folder / "model.safetensors")
             # safetensors lets nobody but the owner read its files, whatever the umask says.
             shutil.copymode(folder / "config.json", folder / "model.safetensors")
+            if self.export is not None:
+                self.export(federation.state.model, folder / "adapter")
         summary = {
             "status": status,
             "rounds": federation.state.round,
@@ -87,8 +102,9 @@ class Summary(Callback):
             **self.totals,
             **({"devices": federation.clock.summary(federation.state.devices)} if federation.clock is not None else {}),
             "model_digest": state.digest(model),
+            **({"frozen_digest": federation.state.frozen_digest} if federation.state.frozen_digest else {}),
             "data_digest": federation.state.data_digest,
-            "participation_counts": federation.state.participation_counts.tolist(),
+            **_participation(federation.state.participation_counts),
             **{name: value for part in federation.callbacks.values() for name, value in part.summarize(federation).items()},
             **self.facts,
         }
@@ -117,6 +133,14 @@ class Summary(Callback):
                 "bring the file back as it was, or start a new run."
             )
         self.final, self.best, self.totals = state_dict["final"], state_dict["best"], state_dict["totals"]
+
+
+def _participation(counts_K: Tensor) -> dict[str, Any]:
+    """Return how often each client's update has arrived, or of very many clients how many have each number of times."""
+    if len(counts_K) <= MANY:
+        return {"participation_counts": counts_K.tolist()}
+    histogram = {str(times): clients for times, clients in enumerate(counts_K.bincount().tolist()) if clients}
+    return {"num_clients": len(counts_K), "participation_histogram": histogram}
 
 
 def _is_measured(value: Any) -> bool:

@@ -105,7 +105,7 @@ def describe_one(configs: Sequence[DictConfig], folder: Path) -> tuple[dict[str,
     return description, figures
 
 
-def clients_of(config: DictConfig) -> "tuple[list[InteractionMatrix], FederatedData | None]":
+def clients_of(config: DictConfig) -> "tuple[Sequence[InteractionMatrix], FederatedData | None]":
     """Return the clients' matrices, and the data where a data set is named."""
     if "partition" not in config:
         raise ConfigError("Expected a partition, but got none: name one, for example partition=gsc.")

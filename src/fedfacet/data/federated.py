@@ -15,9 +15,9 @@ from fedfacet.data.dataset import Dataset
 from fedfacet.data.held_out_clients import HeldOutClients, drawn_clients
 from fedfacet.data.validation_of_server import ValidationOfServer
 from fedfacet.errors import InfeasiblePartitionError
-from fedfacet.heterogeneity import InteractionMatrix
+from fedfacet.heterogeneity import InteractionMatrices
 from fedfacet.partitioners.base import Partitioner
-from fedfacet.types import Partition, ServerData
+from fedfacet.types import Partition, ServerData, cut_partition
 
 log = logging.getLogger(__name__)
 
@@ -45,14 +45,15 @@ class FederatedData:
         return replace(self, partition=self.partition.pooled, local_holdout=holdout)
 
     @property
-    def matrices(self) -> list[InteractionMatrix]:
+    def matrices(self) -> InteractionMatrices:
         """The clients' true interaction matrices."""
         return self.matrices_of(self.partition)
 
-    def matrices_of(self, partition: Partition) -> list[InteractionMatrix]:
+    def matrices_of(self, partition: Partition) -> InteractionMatrices:
         """Return the true interaction matrices of any clients."""
-        y, a, shape = self.dataset.y, self.dataset.a, (self.dataset.num_classes, self.dataset.num_attributes)
-        return [InteractionMatrix.from_labels(y[client], a[client], *shape) for client in partition.indices]
+        (positions, sizes), dataset = partition.joined, self.dataset
+        shape = dataset.num_classes, dataset.num_attributes
+        return InteractionMatrices.of(dataset.y[positions], dataset.a[positions], sizes, *shape)
 
     @property
     def splits(self) -> dict[str, NDArray[np.int64]]:
@@ -62,7 +63,7 @@ class FederatedData:
     @property
     def group_weights(self) -> list[float]:
         """Training samples per group, in the order g = y * num_attributes + a."""
-        weights: list[float] = np.sum([matrix.counts for matrix in self.matrices], axis=0).ravel().tolist()
+        weights: list[float] = self.matrices.pooled.counts.ravel().tolist()
         return weights
 
 
@@ -150,12 +151,14 @@ def partition_and_hold_out(
     dealt = _dealt(
         partitioner, labels[pool].astype(np.int64, copy=False), dataset.a[pool], _units(dataset, keep_together, pool)
     )
-    if empty := [client_id for client_id, client in enumerate(dealt.indices) if not len(client)]:
+    if not all(map(len, dealt.indices)):
+        empty = [client_id for client_id, client in enumerate(dealt.indices) if not len(client)]
         raise InfeasiblePartitionError(
             f"Expected every client to hold at least one sample, but {len(empty)} of {len(dealt.indices)} would hold none, "
             f"client {empty[0]} the first of them: choose another partition."
         )
-    partition = Partition(tuple(pool[client] for client in dealt.indices))
+    positions, sizes = dealt.joined
+    partition = cut_partition(pool[positions], sizes)
     if val is None:
         val = _balanced_draw(dataset, np.setdiff1d(pool, np.concatenate(partition.indices), assume_unique=True), 1.0, seed)
     return partition, val
@@ -184,7 +187,7 @@ def hold_out_locally(
     check_within("partition.local_holdout", share, "[0, 1)")
     check_whole("partition.holdout_seed", seed, 0)
     if not share:
-        return partition, tuple(client[:0] for client in partition.indices)
+        return partition, (np.empty(0, np.int64),) * partition.num_clients
     held_out = tuple(
         _held_out(y, client, share, rng.stream(seed, "local_holdout", k)) for k, client in enumerate(partition.indices)
     )

@@ -27,7 +27,9 @@ class Triplets(NamedTuple):
     disclosed: NDArray[np.float64]  # what the clients said, shape (K, 3)
 
     @classmethod
-    def of(cls, true: Sequence[Sequence[float]], disclosed: Mapping[int, Sequence[float]]) -> "Triplets":
+    def of(
+        cls, true: Sequence[Sequence[float]] | Mapping[int, Sequence[float]], disclosed: Mapping[int, Sequence[float]]
+    ) -> "Triplets":
         """Pair the true triplets of all clients with what some of them disclosed."""
         clients = tuple(sorted(disclosed))
         pairs = [(true[client], disclosed[client]) for client in clients]

@@ -1,6 +1,6 @@
 """The contract of participation: who is able to take part, and how a client's round may end."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,9 +19,9 @@ class Participation:
     gives_weights: bool = False
     """Whether those who are available are to be drawn in proportion to ``log_weights``, which not every selector does."""
 
-    def available(self, num_clients: int, rng: np.random.Generator) -> tuple[int, ...]:
+    def available(self, num_clients: int, rng: np.random.Generator) -> Sequence[int]:
         """Return the clients that could take part in this round, in ascending order; none at all is allowed."""
-        return tuple(range(num_clients))
+        return range(num_clients)
 
     def log_weights(self, num_clients: int, rng: np.random.Generator) -> NDArray[np.float64]:
         """Return the logarithms of the weights by which clients are drawn, shape (num_clients,), up to a constant."""

@@ -1,5 +1,6 @@
 """The contract of a partitioner."""
 
+import heapq
 from abc import ABC, abstractmethod
 
 import numpy as np
@@ -53,7 +54,11 @@ def check_enough(num_samples: int, num_clients: int, each: int, settings: str) -
 
 def topped_up(owned: list[list[int]], min_samples: int) -> Partition:
     """Have clients with fewer than ``min_samples`` receive samples, one at a time, from the client that has most."""
+    largest = [(-len(client), number) for number, client in enumerate(owned)]  # the first of those that have most is on top
+    heapq.heapify(largest)
     for client in owned:
         while len(client) < min_samples:
-            client.append(max(owned, key=len).pop())
+            giver = largest[0][1]
+            client.append(owned[giver].pop())
+            heapq.heapreplace(largest, (-len(owned[giver]), giver))
     return Partition(tuple(np.sort(np.array(client, dtype=np.int64)) for client in owned))

@@ -6,7 +6,7 @@ from numpy.typing import NDArray
 from fedfacet import rng
 from fedfacet.arguments import check_whole
 from fedfacet.partitioners.base import Partitioner, check_enough
-from fedfacet.types import Partition
+from fedfacet.types import Partition, cut_partition
 
 
 class IIDPartitioner(Partitioner):
@@ -28,4 +28,7 @@ class IIDPartitioner(Partitioner):
         """Deal the samples; see ``Partitioner.partition``."""
         check_enough(len(y), self.num_clients, 1, "`partition.num_clients`")
         order = rng.stream(self.seed, "partition").permutation(len(y))
-        return Partition(tuple(np.sort(part) for part in np.array_split(order, self.num_clients)))
+        least, more = divmod(len(y), self.num_clients)
+        sizes = np.repeat([least + 1, least], [more, self.num_clients - more])
+        owners = np.repeat(np.arange(self.num_clients), sizes)
+        return cut_partition(order[np.lexsort((order, owners))], sizes)

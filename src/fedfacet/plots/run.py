@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fedfacet.heterogeneity import InteractionMatrix, measure_federation
+from fedfacet.heterogeneity import InteractionMatrices, InteractionMatrix, measure_federation
 from fedfacet.plots import crowd
 from fedfacet.plots.figure import COLOURS, DASHES, group_names, saved_figure
 from fedfacet.storage.run_files import rows_of
@@ -64,7 +64,7 @@ def plot_partition(
         (_draw_crowd if many else _draw_clients)(bars, matrices, groups, attribute_names or ())
         if rows:
             bars.legend(loc="lower left", bbox_to_anchor=(0, 1.0), ncols=columns + many, borderaxespad=0.2)
-        strip, types = figure.add_subplot(grid[1, 0], sharex=bars), [matrix.type for matrix in matrices]
+        strip, types = figure.add_subplot(grid[1, 0], sharex=bars), types_of(matrices)
         if many:
             _draw_shares(strip, types)
         else:
@@ -76,12 +76,28 @@ def plot_partition(
         measures.legend(loc="lower left", bbox_to_anchor=(0, 1.0), borderaxespad=0.2)
 
 
+def types_of(matrices: Sequence[InteractionMatrix]) -> list[str]:
+    """Return each client's type."""
+    if isinstance(matrices, InteractionMatrices) and len(matrices) > crowd.MOST_BARS:
+        return matrices.types
+    return [matrix.type for matrix in matrices]
+
+
+def in_order(types: Sequence[str]) -> NDArray[np.intp]:
+    """Return clients sorted by type, and by number within it."""
+    return np.argsort([TYPES.index(kind) for kind in types], kind="stable")
+
+
 def draw_measures(axes: "Axes", matrices: Sequence[InteractionMatrix], fontsize: int) -> None:
     """Draw the six measures of a federation as bars with their values."""
-    measured = measure_federation(matrices)
+    if isinstance(matrices, InteractionMatrices) and len(matrices) > crowd.MOST_BARS:
+        pooled, mean = matrices.pooled.triplet, matrices.triplets_KD.mean(axis=0)
+    else:
+        measured = measure_federation(matrices)
+        pooled, mean = measured.global_triplet, np.array(measured.client_mean)
     for offset, colour, name, values in (
-        (-0.2, "0.3", "all data pooled", measured.global_triplet),
-        (0.2, "0.7", "mean of clients", measured.client_mean),
+        (-0.2, "0.3", "all data pooled", pooled),
+        (0.2, "0.7", "mean of clients", mean),
     ):
         bars = axes.bar(np.arange(3) + offset, values, width=0.38, color=colour, label=name)
         axes.bar_label(bars, fmt="%.2f", fontsize=fontsize, padding=1)
@@ -146,9 +162,9 @@ def plot_selection(
     one above the other. ``types`` has one of ``TYPES`` per client. The folder is made if need be.
     """
     panels = dict(counts) if isinstance(counts, Mapping) else {"": counts}
-    order = sorted(range(len(types)), key=lambda client: (TYPES.index(types[client]), client))
+    order = in_order(types)
     percents = {name: 100 * np.asarray(panel, dtype=np.float64)[order] / rounds for name, panel in panels.items()}
-    runs, many = _runs([types[client] for client in order]), len(order) > crowd.MOST_BARS
+    runs, many = _runs([types[client] for client in order.tolist()]), len(order) > crowd.MOST_BARS
     edges = crowd.neighbours([end - start for _, start, end in runs]) if many else np.arange(len(order) + 1)
     for percent in percents.values() if many else ():
         for _, start, end in runs:
@@ -168,7 +184,7 @@ def plot_selection(
         if many:
             grid[-1].set_xlabel("clients, sorted by type and by how often they took part")
         else:
-            _number_clients(grid[-1], order)
+            _number_clients(grid[-1], order.tolist())
             grid[-1].set_xlabel("client id, sorted by type")
         label = f"rounds with the client (% of {rounds})"
         if len(panels) == 1:
@@ -220,7 +236,9 @@ def _draw_clients(
 
 def _draw_crowd(axes: "Axes", matrices: Sequence[InteractionMatrix], groups: Sequence[str], attributes: Sequence[str]) -> None:
     """Draw many clients as columns, each of them the mean of neighbours."""
-    counts_KG = np.stack([matrix.counts.ravel() for matrix in matrices])
+    many = matrices if isinstance(matrices, InteractionMatrices) else None
+    counts_KYA = many.counts_KYA if many is not None else np.stack([matrix.counts for matrix in matrices])
+    counts_KG = counts_KYA.reshape(len(counts_KYA), -1).astype(np.float64)
     edges = crowd.neighbours([len(matrices)])
     top_CG = np.cumsum(crowd.means(counts_KG, edges), axis=1)
     bottom_C = np.zeros(len(top_CG))
@@ -242,8 +260,9 @@ def _draw_shares(axes: "Axes", types: Sequence[str]) -> None:
     """Draw which part of many clients is of which type, column by column."""
     edges = crowd.neighbours([len(types)])
     bottom_C = np.zeros(len(edges) - 1)
+    types_K = np.array(types)
     for kind in TYPES:
-        is_K = np.array([one == kind for one in types], dtype=np.float64)
+        is_K = (types_K == kind).astype(np.float64)
         top_C = bottom_C + crowd.means(is_K, edges)
         if is_K.any():
             stretch: Any = {"step": "post", "facecolor": TYPE_COLOURS[kind], "linewidth": 0}

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from fedfacet.plots import crowd
 from fedfacet.plots.figure import saved_figure
-from fedfacet.plots.run import TYPE_COLOURS, TYPES
+from fedfacet.plots.run import TYPE_COLOURS, in_order
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -61,15 +61,14 @@ def plot_selections(
 
 def draw_selection(axes: "Axes", chosen_RK: NDArray[np.bool_], types: Sequence[str]) -> None:
     """Draw one heat map of rounds and clients; of more than ``crowd.MOST_BARS`` some share a line, black the darkest."""
-    order = sorted(range(len(types)), key=lambda client: (TYPES.index(types[client]), client))
-    parts = np.array_split(chosen_RK[:, order], min(_MOST_ROUNDS, len(chosen_RK)))
-    shares_KR = np.stack([part.mean(axis=0) for part in parts], axis=1)
+    order = in_order(types)
     rounds, number = len(chosen_RK), len(order)
-    sorted_types = [types[client] for client in order]
+    edges = crowd.neighbours([number]) if number > crowd.MOST_BARS else None  # of one height each, as the picture's dots are
+    parts = (part[:, order].mean(axis=0) for part in np.array_split(chosen_RK, min(_MOST_ROUNDS, rounds)))
+    shares_KR = np.stack([part if edges is None else crowd.means(part, edges) for part in parts], axis=1)
+    sorted_types = [types[client] for client in order.tolist()]
     darkest = 1.0
-    if number > crowd.MOST_BARS:
-        edges = crowd.neighbours([number])  # of one height each, as the picture's dots are
-        shares_KR = crowd.means(shares_KR, edges)
+    if edges is not None:
         darkest = float(shares_KR.max()) or 1.0
     axes.imshow(shares_KR, aspect="auto", cmap="Greys", vmin=0, vmax=darkest, extent=(0.5, rounds + 0.5, number, 0))
     for kind in dict.fromkeys(sorted_types):

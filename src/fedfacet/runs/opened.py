@@ -1,7 +1,6 @@
 """A run folder opened: everything is made, or taken up from the last checkpoint, and put away again afterwards."""
 
 import contextlib
-import json
 import logging
 import shlex
 import signal
@@ -23,6 +22,7 @@ from fedfacet.parallel.freed_memory import keep_freed_memory
 from fedfacet.runs.interruption import Interruption
 from fedfacet.runs.job import Job
 from fedfacet.storage import checkpoint
+from fedfacet.storage.dealt import write_dealt
 from fedfacet.storage.whole_file import written_whole
 from fedfacet.types import FederationState
 
@@ -109,16 +109,13 @@ def _write_run_folder(run_dir: Path, config: DictConfig, data: FederatedData, ov
     """Write what is known before the first round: the resolved configuration, the overrides for a resume, the partition."""
     settings = configuration.plain(config) | {"resume": None}
     settings["paths"]["output_dir"] = str(run_dir)  # what ${now:...} was, and a job of a sweep lies elsewhere
-    partition = {
+    facts = {
         "digest": data.partition.digest,
-        "num_clients": len(data.partition.indices),
+        "num_clients": data.partition.num_clients,
         "class_names": data.dataset.class_names,
         "attribute_names": data.dataset.attribute_names,
-        "counts": [matrix.counts.astype(int).tolist() for matrix in data.matrices],
-        "indices": [client.tolist() for client in data.partition.indices],
-        "validation": data.val.tolist(),
-        "num_test": len(data.dataset.test),
     }
+    partition: dict[str, Any] = {}
     if any(map(len, data.local_holdout)):
         partition["local_holdout"] = [held_out.tolist() for held_out in data.local_holdout]
     if (never := data.held_out_clients) is not None:
@@ -128,9 +125,9 @@ def _write_run_folder(run_dir: Path, config: DictConfig, data: FederatedData, ov
             "indices": [client.tolist() for client in never.partition.indices],
             "local_holdout": [held_out.tolist() for held_out in never.local_holdout],
         }
+    write_dealt(run_dir, facts, data.partition, data.matrices, data.val, len(data.dataset.test), partition)
     for name, content in (
         (".hydra/overrides.yaml", OmegaConf.to_yaml(list(overrides))),
-        ("partition.json", json.dumps(partition) + "\n"),
         ("config.yaml", OmegaConf.to_yaml(settings)),
     ):
         file = run_dir / name

@@ -86,7 +86,7 @@ class AgnosticSelector(ClientSelector):
         # An aggregator may have asked others for their losses afterwards.
         told = [one.client_id for one in result.disclosed if one.query == self.local_loss.name]
         told = told[: self.asked or max(2, len(result.cohort))]
-        losses = {client_id: result.answers[client_id][self.local_loss.name] for client_id in told}
+        losses = {client_id: result.answers[self.local_loss.name][client_id] for client_id in told}
         if unusable := [client_id for client_id, loss in losses.items() if not math.isfinite(loss)]:
             log.warning(
                 "Round %d: the losses of %d of %d clients are not finite and do not count: clients %s.",

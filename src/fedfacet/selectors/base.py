@@ -3,7 +3,7 @@
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -145,12 +145,40 @@ class ClientSelector(ABC):
         """
 
 
-def drawn_order(weights: NDArray[np.float64], rng: np.random.Generator) -> NDArray[np.intp]:
-    """Return all positions in the order in which they are drawn without replacement, in proportion to ``weights``."""
+def numbers(available: Sequence[int]) -> NDArray[np.int64]:
+    """Return clients as an array; a range of a million is not gone through."""
+    if isinstance(available, range):
+        return np.arange(available.start, available.stop, available.step)
+    return np.asarray(available, dtype=np.int64)
+
+
+def lowest(number: int, *keys: NDArray[Any]) -> NDArray[np.intp]:
+    """Return the first places of ``np.lexsort(keys)``, whose last key counts most, without sorting them all.
+
+    Args:
+        number: how many.
+        keys: each of shape (K,).
+
+    Example:
+        >>> lowest(2, np.array([3, 1, 2]), np.array([0, 1, 0]))
+        array([2, 0])
+    """
+    if not 0 < number < len(keys[-1]):
+        return np.lexsort(keys)[: max(number, 0)]
+    last = np.partition(keys[-1], number - 1)[number - 1]
+    among = np.flatnonzero(~(keys[-1] > last))  # NaN is the largest
+    return among[np.lexsort([key[among] for key in keys])[:number]]
+
+
+def drawn_order(weights: NDArray[np.float64], rng: np.random.Generator, number: int | None = None) -> NDArray[np.intp]:
+    """Return all positions in the order in which they are drawn without replacement, in proportion to ``weights``.
+
+    With a ``number`` only so many of them are returned, the first.
+    """
     # The arrivals of Poisson processes with these rates come in that order; those that never arrive are last, at random.
     with np.errstate(divide="ignore", over="ignore"):
         arrivals = rng.exponential(size=len(weights)) / weights
-    return np.lexsort((rng.random(len(weights)), arrivals))
+    return lowest(len(weights) if number is None else number, rng.random(len(weights)), arrivals)
 
 
 def named(client_ids: Sequence[int]) -> str:

@@ -16,7 +16,7 @@ from fedfacet import dqn, state
 from fedfacet.arguments import check_whole, check_within
 from fedfacet.confusion import accuracy_of
 from fedfacet.errors import ConfigError
-from fedfacet.selectors.base import ClientSelector, Taxonomy, named
+from fedfacet.selectors.base import ClientSelector, Taxonomy, named, numbers
 from fedfacet.types import ClientUpdate, Facts, RoundResult, SelectionContext, ServerState, State
 
 log = logging.getLogger(__name__)
@@ -186,7 +186,7 @@ class FavorSelector(ClientSelector):
         """Return the clients of the largest values, and some at random while the agent learns; everybody in round 1."""
         if context.round == 1:
             return list(context.available)
-        available = np.array(context.available)
+        available = numbers(context.available)
         values_K = dqn.values(server["learner"]["online"], server["weights"].reshape(1, -1))[0].numpy()[available]
         lost_K = np.isnan(values_K)
         if lost_K.any():

@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 
 from fedfacet import state
 from fedfacet.arguments import check_choice
-from fedfacet.selectors.base import ClientSelector, Taxonomy, drawn_order
+from fedfacet.selectors.base import ClientSelector, Taxonomy, drawn_order, numbers
 from fedfacet.types import ClientUpdate, Facts, RoundResult, SelectionContext, ServerState
 
 _TIE = 1e-6
@@ -77,10 +77,9 @@ class FedPNSSelector(ClientSelector):
 
     def select(self, server: ServerState, context: SelectionContext) -> list[int]:
         """Return clients drawn without replacement by their probabilities."""
-        available = np.asarray(context.available)
+        available = numbers(context.available)
         weights = server["probabilities"].numpy()[available]
-        order = drawn_order(weights, context.rng)
-        return available[order[: context.places]].tolist()  # type: ignore[no-any-return]
+        return available[drawn_order(weights, context.rng, context.places)].tolist()  # type: ignore[no-any-return]
 
     def observe(
         self, server: ServerState, result: RoundResult, updates: Sequence[ClientUpdate], rng: np.random.Generator

@@ -9,7 +9,7 @@ import torch
 from numpy.typing import NDArray
 
 from fedfacet.arguments import check_within
-from fedfacet.selectors.base import ClientSelector, Taxonomy, named
+from fedfacet.selectors.base import ClientSelector, Taxonomy, named, numbers
 from fedfacet.types import ClientUpdate, Facts, RoundResult, SelectionContext, ServerState, State
 
 log = logging.getLogger(__name__)
@@ -83,7 +83,7 @@ class FLCIRSelector(ClientSelector):
 
     def select(self, server: ServerState, context: SelectionContext) -> list[int]:
         """Return those never seen, then the client of the largest index, then those that balance the cohort."""
-        available = np.array(context.available)
+        available = numbers(context.available)
         times_K = server["times"].numpy()[available]
         luck_K = context.rng.random(len(available))
         unseen = np.flatnonzero(times_K == 0)

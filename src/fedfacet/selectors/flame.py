@@ -9,7 +9,7 @@ import torch
 from numpy.typing import NDArray
 
 from fedfacet.arguments import check_within
-from fedfacet.selectors.base import ClientSelector, Taxonomy, named
+from fedfacet.selectors.base import ClientSelector, Taxonomy, named, numbers
 from fedfacet.types import ClientUpdate, Facts, Query, RoundResult, SelectionContext, ServerState
 
 log = logging.getLogger(__name__)
@@ -102,7 +102,7 @@ class FlameSelector(ClientSelector):
 
     def select(self, server: ServerState, context: SelectionContext) -> list[int]:
         """Return those never heard, and then those of the highest utility, as far as their energy allows."""
-        available = np.asarray(context.available)
+        available = numbers(context.available)
         joules = context.ask_once(self.round_joules, context.available)
         joules_K = np.array([joules[client_id] for client_id in context.available], dtype=np.float64)
         if context.round == 1 and self.max_joules is not None and not joules_K.any():

@@ -11,7 +11,7 @@ from sklearn.exceptions import ConvergenceWarning
 
 from fedfacet import rng
 from fedfacet.arguments import check_choice, check_whole
-from fedfacet.selectors.base import ClientSelector, Taxonomy, drawn_order
+from fedfacet.selectors.base import ClientSelector, Taxonomy, drawn_order, numbers
 from fedfacet.types import ClientUpdate, Facts, RoundResult, SelectionContext, ServerState, State
 
 
@@ -72,7 +72,7 @@ class HCSFedSelector(ClientSelector):
         if context.round == 1:
             return list(context.available)
         clients_N, vectors_NQ, clusters_N = (server[name].numpy() for name in ("clients", "vectors", "clusters"))
-        available = np.array(context.available)
+        available = numbers(context.available)
         rows = np.searchsorted(clients_N, available)
         seen = np.isin(available, clients_N)
         num_clusters = int(clusters_N.max(initial=-1)) + 1

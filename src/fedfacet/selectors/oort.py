@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from fedfacet import rng
 from fedfacet.arguments import check_whole, check_within
-from fedfacet.selectors.base import ClientSelector, Taxonomy, named
+from fedfacet.selectors.base import ClientSelector, Taxonomy, named, numbers
 from fedfacet.types import ClientUpdate, Facts, Query, RoundResult, SelectionContext, ServerState
 
 log = logging.getLogger(__name__)
@@ -139,7 +139,7 @@ class OortSelector(ClientSelector):
 
     def select(self, server: ServerState, context: SelectionContext) -> list[int]:
         """Return those drawn by score, then those never heard, then those drawn uniformly."""
-        available = np.asarray(context.available)
+        available = numbers(context.available)
         luck_K = context.rng.random(len(available))
         heard = np.flatnonzero(server["rounds"].numpy()[available] > 0)
         unheard = np.flatnonzero(server["rounds"].numpy()[available] == 0)
@@ -199,7 +199,7 @@ class OortSelector(ClientSelector):
         """Return positions drawn by score."""
         if not places:
             return []
-        ids = np.asarray(context.available)[heard]
+        ids = numbers(context.available)[heard]
         durations = server["durations"].numpy()
         scores_H = scores(
             server["utilities"].numpy()[ids],

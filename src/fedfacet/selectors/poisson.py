@@ -1,6 +1,6 @@
 """Independent selection of every client."""
 
-from fedfacet.selectors.base import ClientSelector, Taxonomy
+from fedfacet.selectors.base import ClientSelector, Taxonomy, numbers
 from fedfacet.types import SelectionContext, ServerState
 
 
@@ -23,8 +23,8 @@ class PoissonSelector(ClientSelector):
     def select(self, server: ServerState, context: SelectionContext) -> list[int]:
         """Return those whose draw says so, in ascending order."""
         probability = self.sampling_rate(context.cohort_size, context.num_clients)
-        drawn_K = context.rng.random(context.num_clients) < probability
-        return [client_id for client_id in context.available if drawn_K[client_id]]
+        available, drawn_K = numbers(context.available), context.rng.random(context.num_clients) < probability
+        return available[drawn_K[available]].tolist()  # type: ignore[no-any-return]
 
     def sampling_rate(self, cohort_size: int, num_clients: int) -> float:
         """Return q in (0, 1]."""

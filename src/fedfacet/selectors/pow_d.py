@@ -79,5 +79,5 @@ class PowDSelector(ClientSelector):
             return list(context.available)
         sizes = context.ask_once(self.num_samples, context.available)
         sizes_K = np.fromiter(sizes.values(), dtype=np.float64, count=len(sizes))
-        first = drawn_order(sizes_K, context.rng)[: self.num_candidates]
+        first = drawn_order(sizes_K, context.rng, self.num_candidates)
         return [context.available[position] for position in np.sort(first)]

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
-from fedfacet.selectors.base import ClientSelector, Taxonomy
+from fedfacet.selectors.base import ClientSelector, Taxonomy, lowest, numbers
 from fedfacet.types import ClientUpdate, Facts, RoundResult, SelectionContext, ServerState
 
 
@@ -25,9 +25,9 @@ class RoundRobinSelector(ClientSelector):
 
     def select(self, server: ServerState, context: SelectionContext) -> list[int]:
         """Return the available clients with the smallest counts."""
-        available, counts = np.asarray(context.available), server["counts"].numpy()
-        order = np.lexsort((context.rng.random(len(available)), counts[available]))
-        return available[order[: context.places]].tolist()  # type: ignore[no-any-return]
+        available = numbers(context.available)
+        counts_K, luck_K = server["counts"].numpy()[available], context.rng.random(len(available))
+        return available[lowest(context.places, luck_K, counts_K)].tolist()  # type: ignore[no-any-return]
 
     def observe(
         self, server: ServerState, result: RoundResult, updates: Sequence[ClientUpdate], rng: np.random.Generator

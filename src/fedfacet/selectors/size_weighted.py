@@ -54,7 +54,7 @@ class SizeWeightedSelector(ClientSelector):
         answers = context.ask_once(self.num_samples, context.available)
         sizes_K = np.array([answers[client_id] for client_id in context.available], dtype=np.float64)
         if self.scheme == "successive":
-            drawn = drawn_order(sizes_K, context.rng)[: context.places]
+            drawn = drawn_order(sizes_K, context.rng, context.places)
         else:
             drawn = systematic_sample(inclusion_probabilities(sizes_K, context.places), context.rng)
         return [context.available[position] for position in drawn]

@@ -34,7 +34,7 @@ LAST, PREVIOUS = "last.ckpt", "previous.ckpt"
 _FORMAT = 2
 _SEAL = "\nfedfacet checkpoint {}, sha256 {}\n"
 _SEAL_SIZE = len(_SEAL.format(_FORMAT, 64 * "0"))
-_ADDED = frozenset({"termination", "stopped", "devices", "privacy", "flights"})
+_ADDED = frozenset({"termination", "stopped", "devices", "privacy", "flights", "frozen_digest"})
 """Parts of a state that older checkpoints do not have; they are as a run begins."""
 
 _MOST_ROUNDS = 10**9
@@ -42,20 +42,25 @@ _MOST_ENTRIES = 10**8
 _DEEPEST = 50
 
 
-def dumps(state: FederationState, config: Mapping[str, Any], memory: str = "") -> memoryview:
+def dumps(
+    state: FederationState, config: Mapping[str, Any], memory: str = "", packed: columns.Packed | None = None
+) -> memoryview:
     """Return a checkpoint as bytes, in which nothing that happens to the state afterwards shows.
 
     Args:
         state: tensors and plain data only; its ``memory`` is left out.
         config: the resolved configuration that the state belongs to, plain JSON-able data.
         memory: the index of the clients' memory, as ``ClientMemory.pack`` returns it.
+        packed: what was packed for the last checkpoint; answers that are the same objects are taken from it, others noted.
 
     Raises:
         CheckpointError: if the state holds anything else, or itself, which no resume could read back.
     """
     # Not asdict() on the whole, which would copy every tensor.
     saved = {field.name: getattr(state, field.name) for field in fields(state)} | {"memory": memory}
-    saved["disclosures"] = {query: columns.pack(answers) for query, answers in state.disclosures.items()}
+    if not state.frozen_digest:  # of a model that is trained whole: the file is what it always was
+        del saved["frozen_digest"]
+    saved["disclosures"] = columns.pack_all(state.disclosures, packed if packed is not None else {})
     try:
         _check_plain(saved)
     except ValueError as fault:
@@ -260,6 +265,7 @@ def _check_state(saved: Mapping[str, Any]) -> None:
         "devices": isinstance(saved.get("devices", {}), dict),
         "privacy": isinstance(saved.get("privacy", {}), dict),
         "stopped": isinstance(saved.get("stopped", ""), str),
+        "frozen_digest": isinstance(saved.get("frozen_digest", ""), str),
     }.items():
         if not fits:
             raise ValueError(f"its `{name}` is not what a run saves")

@@ -8,6 +8,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+Packed = dict[str, tuple[Mapping[int, Any], Mapping[Any, Any]]]
+"""Query -> answers and what ``pack`` made of them."""
+
 _KINDS = {"list": list, "tuple": tuple}
 _DEEPEST = 8  # a list that holds itself has no end
 
@@ -47,6 +50,14 @@ def pack(answers: Mapping[int, Any]) -> Mapping[Any, Any]:
     except (RuntimeError, OverflowError, ValueError):  # a whole number of more than 64 bits
         return answers
     return {"clients": clients, "entries": values, "levels": levels}
+
+
+def pack_all(disclosures: Mapping[str, Mapping[int, Any]], packed: Packed) -> dict[str, Mapping[Any, Any]]:
+    """Pack the answers to all queries; those that are the objects of the last call are not gone through again."""
+    for query, answers in disclosures.items():
+        if packed.get(query, (None,))[0] is not answers:
+            packed[query] = answers, pack(answers)
+    return {query: packed[query][1] for query in disclosures}
 
 
 def unpack(saved: Mapping[Any, Any]) -> Mapping[int, Any]:

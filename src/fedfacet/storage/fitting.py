@@ -34,6 +34,11 @@ def check_fits(saved: FederationState, first: FederationState) -> None:
             f"Expected a checkpoint of the partition with digest {first.partition_digest[:12]}, but got one of "
             f"{saved.partition_digest[:12]}: bring back the data set that the run was started on, or start a new run."
         )
+    if saved.frozen_digest != first.frozen_digest:
+        raise CheckpointError(
+            f"Expected the frozen weights with digest {saved.frozen_digest[:12] or 'none'}, on which the run was started, but "
+            f"got {first.frozen_digest[:12] or 'none'}: bring back the file that `model.weights` names, or start a new run."
+        )
     clients = range(len(first.participation_counts))
     kept_by = {"memory": saved.memory} | {f"disclosures.{query}": answers for query, answers in saved.disclosures.items()}
     strangers = (f"{part} names client {id!r}" for part, kept in kept_by.items() for id in kept if id not in clients)

@@ -5,6 +5,7 @@ import io
 import json
 import os
 import stat
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -54,10 +55,15 @@ def rows_of(file: Path) -> list[dict[str, str]]:
         OSError: as ``content_of``.
         ValueError: if it is larger, or no table.
     """
+    return list(each_row_of(file))
+
+
+def each_row_of(file: Path) -> Iterator[dict[str, str]]:
+    """Yield the rows of a csv file one by one; see ``rows_of``."""
     try:
-        rows = list(csv.DictReader(io.StringIO(content_of(file).decode(), newline="")))
+        for row in csv.DictReader(io.StringIO(content_of(file).decode(), newline="")):
+            if None in row or None in row.values():
+                raise ValueError("a row has more or fewer values than there are columns")
+            yield row
     except csv.Error as error:
         raise ValueError(str(error)) from None
-    if any(None in row or None in row.values() for row in rows):
-        raise ValueError("a row has more or fewer values than there are columns")
-    return rows

@@ -101,12 +101,13 @@ def measure_overheads(runs: Iterable[Run]) -> tuple[list[Overhead], list[Run]]:
     runs, unread = list(runs), []
     for run, label in zip(runs, _labels(runs), strict=True):
         rows = _rounds_of(run)
-        counts = (run.summary or {}).get("participation_counts")
-        if not rows or not counts:
+        summary = run.summary or {}
+        number = summary.get("num_clients") or len(summary.get("participation_counts") or ())
+        if not rows or not number:
             unread.append(run)
             continue
         model_floats = round(rows[0]["floats_down"] / rows[0]["selected"])
-        key = label, len(counts), int(run.settings["federation.cohort_size"]), model_floats
+        key = label, number, int(run.settings["federation.cohort_size"]), model_floats
         groups.setdefault(key, []).append((run, rows))
     order = {name: place for place, name in enumerate(PAPER)}
     ranked = sorted(groups, key=lambda key: (order.get(key[0].split(",")[0], 99), key))

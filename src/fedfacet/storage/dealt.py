@@ -1,0 +1,82 @@
+"""Who owns which sample, as files of a run folder: readable JSON, and arrays where clients are too many for it."""
+
+import io
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedfacet.heterogeneity import InteractionMatrices, InteractionMatrix
+from fedfacet.storage.run_files import MOST_BYTES, content_of, json_of
+from fedfacet.storage.whole_file import written_whole
+from fedfacet.types import Partition
+
+MANY = 10_000
+"""Of more clients than this, no file of text lists every one."""
+
+JSON, ARRAYS = "partition.json", "partition.npz"
+
+
+def write_dealt(
+    run_dir: Path,
+    facts: Mapping[str, Any],
+    partition: Partition,
+    matrices: InteractionMatrices,
+    validation: NDArray[np.int64],
+    num_test: int,
+    others: Mapping[str, Any],
+) -> None:
+    """Write ``partition.json``, and ``partition.npz`` where there are more than ``MANY`` clients.
+
+    The arrays are ``positions``, the samples of one client after another, and ``sizes``, how many each client has; ``counts``
+    of shape (K, Y, A); ``validation``.
+
+    Args:
+        run_dir: a folder that exists.
+        facts: that come first: digest, number of clients, names.
+        partition: who owns what.
+        matrices: of the same clients.
+        validation: positions of validation samples.
+        num_test: how many samples test.
+        others: further entries of the JSON, made when they are needed.
+    """
+    told: dict[str, Any] = dict(facts)
+    if partition.num_clients > MANY:
+        positions, sizes = partition.joined
+        arrays = {"positions": positions, "sizes": sizes, "counts": matrices.counts_KYA, "validation": validation}
+        with written_whole(run_dir / ARRAYS) as unfinished, open(unfinished, "wb") as file:
+            np.savez(file, allow_pickle=False, **{name: _small(array) for name, array in arrays.items()})
+        told |= {"arrays": ARRAYS, "num_validation": len(validation), "num_test": num_test}
+    else:
+        told |= {
+            "counts": [matrix.counts.astype(int).tolist() for matrix in matrices],
+            "indices": [client.tolist() for client in partition.indices],
+            "validation": validation.tolist(),
+            "num_test": num_test,
+        }
+    with written_whole(run_dir / JSON) as unfinished:
+        unfinished.write_text(json.dumps(told | dict(others)) + "\n", encoding="utf-8")
+
+
+def read_types(run_dir: Path) -> list[str]:
+    """Return the type of each client of a run.
+
+    Raises:
+        OSError, ValueError, LookupError, TypeError: if the files are not what a run writes.
+    """
+    told = json_of(run_dir / JSON)
+    if "arrays" not in told:
+        return [InteractionMatrix(counts).type for counts in told["counts"]]
+    with np.load(io.BytesIO(content_of(run_dir / ARRAYS, 4 * MOST_BYTES)), allow_pickle=False) as arrays:
+        counts = arrays["counts"]
+    if counts.ndim != 3 or counts.dtype.kind not in "ui" or not counts.size:
+        raise ValueError("its counts are none")
+    return InteractionMatrices(counts).types
+
+
+def _small(array: NDArray[Any]) -> NDArray[Any]:
+    """Return whole numbers, 0 or larger, in as few bytes as hold them."""
+    return array.astype(np.min_scalar_type(array.max(initial=0)))
