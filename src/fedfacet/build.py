@@ -16,7 +16,8 @@ import torch
 from omegaconf import DictConfig, OmegaConf
 from torch import nn
 
-from fedfacet import __version__, rng
+from fedfacet import __version__, rng, state
+from fedfacet.adapters.base import Adapter
 from fedfacet.assembly import assemble, check_optimizer, device_of, parts_of, smaller_models, usual_memory_format
 from fedfacet.clients.hooks import federated_module
 from fedfacet.clients.program import Clients
@@ -24,8 +25,9 @@ from fedfacet.config import SETTLED, carried_over, check_saved, make, plain, wit
 from fedfacet.data.federated import FederatedData, deal
 from fedfacet.engines.auto import AutoEngine
 from fedfacet.engines.base import Engine
+from fedfacet.errors import ConfigError
 from fedfacet.federation import Federation
-from fedfacet.models.checks import check_inputs, check_size
+from fedfacet.models.checks import check_inputs, check_size, check_trained
 from fedfacet.privacy.base import Privacy
 from fedfacet.privacy.central import CentralDP
 from fedfacet.privacy.disclosure import DisclosurePolicy
@@ -43,6 +45,7 @@ def build(config: DictConfig, run_dir: Path) -> Federation:
     """
     data, engine, disclosure = load_data(config), make(config.engine), _disclosure(config)
     clients, parts = _clients(config, data)
+    adapter, frozen = _adapter(config), clients.program.frozen_digest
     facts = {
         "run_dir": run_dir,
         "run_config": plain(config),
@@ -55,7 +58,10 @@ def build(config: DictConfig, run_dir: Path) -> Federation:
         "rounds": config.federation.rounds,
         "trains_on": str(clients.device),
         "facts": _facts(config, data, clients.device, engine),
-        "model_config": plain(config)["model"] | _model_facts(data),
+        "model_config": plain(config)["model"] | _model_facts(data) | (_base_facts(config, frozen) if frozen else {}),
+        "export": None
+        if adapter is None or adapter.export is None
+        else functools.partial(adapter.export, getattr(clients.objective, "model", clients.objective)),
     }
     return assemble(
         clients,
@@ -101,6 +107,8 @@ def fresh_model(settings: Mapping[str, Any], seed: int, number: int) -> nn.Modul
     facts = _model_facts(load_data(config))
     with rng.forked(seed, "shadow-weights", number):
         model: nn.Module = make(config.model, **facts)
+        if (adapter := _adapter(config)) is not None:
+            adapter.fit(model)
         return model
 
 
@@ -108,7 +116,7 @@ def _saved(settings: Mapping[str, Any]) -> DictConfig:
     """Return saved settings as a config that fetches nothing: a checkpoint may come from somebody else."""
     carried_over(settings, Path("the checkpoint"))
     check_saved(settings, "the checkpoint")
-    config: DictConfig = OmegaConf.create(without_downloads(settings))
+    config: DictConfig = OmegaConf.create(without_downloads(settings, but_files=bool(settings.get("adapter"))))
     return config
 
 
@@ -193,11 +201,20 @@ def _clients(config: DictConfig, data: FederatedData) -> tuple[Clients, Parts | 
     with rng.forked(config.seed, "weights"):
         model = make_model()
     check_inputs(model, dataset.batch(dataset.test[:1]).x, name)
+    if (adapter := _adapter(config)) is not None:
+        with rng.forked(config.seed, "adapter"):
+            adapter.fit(model)
+        check_trained(model, dataset.batch(dataset.test[:1]).x, f"adapter={config.choices.adapter}")
     check_optimizer(optimizer, model)
     loss = make(config.loss)
     loss(torch.zeros(1, dataset.num_classes), dataset.batch(dataset.test[:1]))  # refuses its settings now, not at a client
     optimizer, loss = _unguarded(optimizer), _unguarded(loss)
     capacity, submodel = (make(config[group]) if group in config else None for group in ("capacity", "submodel"))
+    if adapter is not None and (capacity is not None or submodel is not None):
+        raise ConfigError(
+            f"Expected a model that everybody holds whole for adapter={config.choices.adapter}, but weak clients hold parts: "
+            "choose capacity=whole submodel=whole, or adapter=none."
+        )
     parts = parts_of(capacity, submodel, model, data.partition, config.seed)
     with rng.forked(config.seed, "weights"):  # those of smaller models are overwritten by what their clients are sent
         models = [model, *smaller_models(parts, model)]
@@ -209,6 +226,12 @@ def _clients(config: DictConfig, data: FederatedData) -> tuple[Clients, Parts | 
         for one in models
     )
     personal = make(config.personal)
+    kept = personal.names(federated_module(objective)) if personal is not None else frozenset()
+    if kept and not kept & state.travelling(federated_module(objective)).keys():
+        raise ConfigError(
+            f"Expected clients that train what personal={config.choices.personal} keeps, but it is frozen: choose "
+            "personal=none, or have it trained too."
+        )
     clients = Clients(
         objective=objective,
         optimizer=optimizer,
@@ -221,13 +244,24 @@ def _clients(config: DictConfig, data: FederatedData) -> tuple[Clients, Parts | 
         memory_format=memory_format,
         precision=config.precision or "32-true",
         compile=bool(config.compile),
-        personal=personal.names(federated_module(objective)) if personal is not None else frozenset(),
+        personal=kept,
         whole_fingerprint=config.get("fingerprint") == "whole",
         other_objectives=others,
         privacy=privacy if isinstance(privacy := _privacy(config), DPSGD) else None,
         hides_attributes=(disclosure := _disclosure(config)) is not None and disclosure.hides_attributes,
     )
     return clients, parts
+
+
+def _adapter(config: DictConfig) -> Adapter | None:
+    adapter: Adapter | None = make(config.adapter) if "adapter" in config else None
+    return adapter
+
+
+def _base_facts(config: DictConfig, frozen_digest: str) -> dict[str, Any]:
+    """Return how a frozen base is made again, which is not saved."""
+    adapter = {"adapter": plain(config)["adapter"]} if config.get("adapter") else {}
+    return {"frozen_base": adapter | {"seed": config.seed, "digest": frozen_digest}}
 
 
 def _privacy(config: DictConfig) -> Privacy | None:

@@ -82,6 +82,7 @@ def check_takes_parts(clients: Clients, aggregator: Aggregator, selector: Client
     for refused, what in (
         (not aggregator.entrywise, f"aggregator={names['aggregator']} needs whole models: choose fedavg, fedavgm or fednova"),
         (selector.needs_updates is not None, f"selector={names['selector']} compares whole updates: choose uniform"),
+        (bool(clients.program.frozen), "some of the model's weights are frozen: train them all"),
         (bool(clients.personal), "`personal` keeps layers of a shape that changes: choose personal=none"),
         (clients.local.keep_optimizer, "`local.keep_optimizer` keeps what belongs to other channels: choose false"),
         (

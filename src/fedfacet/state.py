@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Sequence
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
+from torch import Tensor, nn
 
 from fedfacet.errors import BadUpdateError
 from fedfacet.types import State
@@ -176,6 +176,18 @@ def norm(bundle: State) -> float:
     """Return the l2 norm over all entries, summed in float64, in which the squares of large finite numbers do not overflow."""
     norms = torch._foreach_norm(list(bundle.values()), dtype=torch.float64) if bundle else ()
     return float(torch.linalg.vector_norm(torch.stack(norms))) if norms else 0.0
+
+
+def travelling(module: nn.Module) -> State:
+    """Return what of a module's ``state_dict`` travels and is saved: all of it but frozen parameters.
+
+    Example:
+        >>> network = nn.Sequential(nn.Linear(3, 5).requires_grad_(False), nn.BatchNorm1d(5, affine=False), nn.Linear(5, 2))
+        >>> list(travelling(network))
+        ['1.running_mean', '1.running_var', '1.num_batches_tracked', '2.weight', '2.bias']
+    """
+    frozen = {name for name, parameter in module.named_parameters(remove_duplicate=False) if not parameter.requires_grad}
+    return {name: tensor for name, tensor in module.state_dict().items() if name not in frozen}
 
 
 def clone(bundle: State, device: torch.device | str = "cpu") -> State:

@@ -37,7 +37,7 @@ NO_OPTIONS = {"models": {"checks", "pretrained"}, "submodels": {"parts"}, "devic
 """Modules that serve any part of a room instead of being one."""
 
 ROOMS_OF_OPTIONS = [
-    *("aggregators", "attacks", "callbacks", "capacities", "corrections", "engines", "losses", "models"),
+    *("adapters", "aggregators", "attacks", "callbacks", "capacities", "corrections", "engines", "losses", "models"),
     *("participation", "partitioners", "personal", "privacy", "schedulers", "selectors", "submodels", "termination"),
     *("devices", "transforms"),
 ]

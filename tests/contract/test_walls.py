@@ -24,7 +24,7 @@ FLOORS = [
     "storage updates",
     # Parts that an option chooses. Each knows values, and no other part.
     "metrics partitioners models losses corrections personal transforms participation schedulers selectors aggregators "
-    "capacities submodels attacks privacy termination devices",
+    "adapters capacities submodels attacks privacy termination devices",
     "data objectives plots config clock",
     "methods flights",
     # Where the data lives, and who runs what happens there.

@@ -5,6 +5,7 @@ what a client keeps is used. There is a case for every option of the groups belo
 """
 
 import functools
+import importlib.util
 import itertools
 import json
 import os
@@ -103,6 +104,8 @@ BESIDES = {
         **{"privacy": "dp_sgd", "model": "scaler_cnn", "model.width": 4, "model.hidden": None, "optimizer": "adam"},
         **{"capacity": "largest", "submodel": "gfm", "transforms": "clip_and_noise", "local.keep_optimizer": None},
     },
+    "a frozen base": {"adapter": "frozen"},
+    **({"low-rank changes": {"adapter": "lora", "adapter.r": 2}} if importlib.util.find_spec("peft") else {}),
     "two threads": {"threads": 2, "model.width": 16, "model.hidden": 64, "local.unit": "steps", "local.amount": 2},
 }
 

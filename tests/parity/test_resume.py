@@ -152,6 +152,22 @@ def test_parts_of_the_model_come_again(submodel, main_job, tmp_path):
     assert everything(part.state) == everything(whole.state)
 
 
+@pytest.mark.parametrize("adapter", options("adapter"))
+def test_a_frozen_base_is_made_again(adapter, main_job, tmp_path):
+    if adapter == "lora":
+        pytest.importorskip("peft", reason="peft, of the extra `lora`, is not installed")
+
+    def make():
+        dropout = ["adapter.r=2", "adapter.dropout=0.3"] if adapter == "lora" else []
+        return main_job("selector=uniform", f"adapter={adapter}", *dropout, *QUICK)
+
+    whole = make()
+    told = results(whole, ROUNDS)
+    part, told_in_parts = resumed(make, tmp_path / "checkpoints" / "last.ckpt", CUT, ROUNDS)
+    assert told_in_parts == told
+    assert everything(part.state) == everything(whole.state)
+
+
 def test_another_seed_is_another_run(main_job):
     cohorts = []
     for seed in (0, 1):

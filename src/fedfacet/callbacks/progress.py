@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 _UNSAID = {"correction": "none", "objective": "classification", "personal": "none", "loss": "cross_entropy"}
-_UNSAID |= {"participation": "always"}
+_UNSAID |= {"participation": "always", "adapter": "none"}
 """Groups that are told of only where another option than this was chosen."""
 
 _MOST_RECENT = 20

@@ -14,6 +14,7 @@ from fedfacet.broken_pipe import reader_may_leave
 from fedfacet.callbacks.base import Callback
 from fedfacet.errors import ConfigError, FedFacetError
 from fedfacet.federation import Federation
+from fedfacet.storage.dealt import MANY
 from fedfacet.types import RoundResult
 
 if TYPE_CHECKING:
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
 
 # What a method may be beside selector and aggregator, and what goes without saying.
 _USUAL = {"correction": "none", "personal": "none", "objective": "classification", "loss": "cross_entropy"}
-_USUAL |= {"heterogeneity": "estimated"}
+_USUAL |= {"heterogeneity": "estimated", "adapter": "none"}
 
 
 @dataclass(eq=False, kw_only=True)
@@ -114,8 +115,9 @@ class WandbLog(Callback):
         for part in federation.callbacks.values():
             self._run.summary.update(dict(part.summarize(federation)))
         self._run.summary["status"] = status
-        counts = enumerate(federation.state.participation_counts.tolist())
-        self._run.summary["clients"] = wandb.Table(["client", "rounds"], [list(row) for row in counts])
+        if federation.num_clients <= MANY:
+            counts = enumerate(federation.state.participation_counts.tolist())
+            self._run.summary["clients"] = wandb.Table(["client", "rounds"], [list(row) for row in counts])
         if (file := self.run_dir / "summary.json").exists() and status != "failed":
             self._run.summary.update(_of_the_end(json.loads(file.read_text(encoding="utf-8"))))
         if self.artifact and (model := self.run_dir / "model").is_dir():

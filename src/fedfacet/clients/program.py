@@ -6,6 +6,7 @@ a long one, because whoever follows a gradient step needs them all.
 """
 
 import contextlib
+import functools
 import itertools
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
@@ -73,8 +74,9 @@ class ClientProgram:
         self.module = federated_module(objective)
         # Tied parameters under all their names, or the names that stay behind would overwrite the others when weights are
         # loaded.
-        self._all_parameters: State = dict(self.module.named_parameters(remove_duplicate=False))
-        self.parameters: State = {name: tensor for name, tensor in self._all_parameters.items() if tensor.requires_grad}
+        named: State = dict(self.module.named_parameters(remove_duplicate=False))
+        self.parameters: State = {name: tensor for name, tensor in named.items() if tensor.requires_grad}
+        self.frozen: State = {name: tensor for name, tensor in named.items() if name not in self.parameters}
         # Where buffers are, not what: a forward pass may put a new tensor in the place of an old one.
         self._places = [
             (f"{prefix}.{key}" if prefix else key, module._buffers, key)
@@ -92,7 +94,7 @@ class ClientProgram:
         self.data_hooks = objective if isinstance(objective, DataHooks) else None
         self.predict_hooks = objective if isinstance(objective, PredictHooks) else None
         self.autocast = precision == "bf16-mixed"
-        self.personal = personal
+        self.personal = personal - self.frozen.keys()
         self._training: bool | None = None
         self._optimizer = single_optimizer(objective)
         self._groups = [{k: v for k, v in group.items() if k != "params"} for group in self._optimizer.param_groups]
@@ -102,13 +104,18 @@ class ClientProgram:
 
     @property
     def tensors(self) -> State:
-        """The module's parameters and buffers."""
-        return self._all_parameters | self._persistent_buffers if self._places else self._all_parameters
+        """The module's trained parameters and its buffers; frozen parameters are everybody's own and stay as they are."""
+        return self.parameters | self._persistent_buffers if self._places else self.parameters
 
     @property
     def buffers(self) -> State:
         """The floating-point ones among the buffers."""
         return {name: tensor for name, tensor in self._persistent_buffers.items() if tensor.is_floating_point()}
+
+    @functools.cached_property
+    def frozen_digest(self) -> str:
+        """The sha256 of the parameters that nobody trains; empty without any."""
+        return state.digest(self.frozen) if self.frozen else ""
 
     @property
     def _persistent_buffers(self) -> State:
@@ -347,12 +354,12 @@ class Clients:
     @property
     def facts(self) -> Facts:
         """What a server may know before the first round."""
-        program, personal = self.program, self.personal
+        program, personal = self.program, self.program.personal
         sent = [tuple(name for name in part if name not in personal) for part in (program.parameters, program.buffers)]
-        model = state.clone(program.module.state_dict())
+        model = state.clone(state.travelling(program.module))
         data_digest = fingerprint(self.dataset, whole=self.whole_fingerprint)
-        num_attributes = self.dataset.num_attributes
-        return Facts(self.partition.num_clients, model, sent[0], sent[1], personal, data_digest, num_attributes)
+        told = (data_digest, self.dataset.num_attributes, program.frozen_digest)
+        return Facts(self.partition.num_clients, model, sent[0], sent[1], personal, *told)
 
     def program_of(self, model: State) -> ClientProgram:
         """Return the program for models of some shape.

@@ -14,7 +14,7 @@ from fedfacet.config.resuming import FREE_ON_RESUME
 FREE_IN_A_CELL = frozenset(FREE_ON_RESUME) - {"federation.rounds"}
 """Keys that a cell's name leaves out: no number of a run depends on them, if it runs for as many rounds."""
 
-_ADDED = ("server_data", "termination", "devices", "partition.held_out_clients")
+_ADDED = ("server_data", "termination", "devices", "partition.held_out_clients", "adapter", "selector.candidates")
 """Groups and settings that are younger than the names of cells: a name is what it was where the option does nothing."""
 
 

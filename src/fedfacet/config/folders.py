@@ -15,7 +15,7 @@ LEFT_BEHIND = frozenset({".hydra", "train.log", "describe.log"})
 """What Hydra makes in a folder before a run begins."""
 
 
-BEFORE_THE_FIRST_CHECKPOINT = LEFT_BEHIND | {"config.yaml", "partition.json", "checkpoints"}
+BEFORE_THE_FIRST_CHECKPOINT = LEFT_BEHIND | {"config.yaml", "partition.json", "partition.npz", "checkpoints"}
 """What lies in the folder of a run that was killed as it began."""
 
 

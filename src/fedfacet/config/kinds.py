@@ -14,6 +14,7 @@ KINDS = {
     "dataset": "fedfacet.data.source.DatasetSource",
     "partition": "fedfacet.partitioners.base.Partitioner",
     "model": "torch.nn.Module",
+    "adapter": "fedfacet.adapters.base.Adapter",
     "objective": "lightning.LightningModule",
     "correction": "fedfacet.corrections.base.Correction",
     "personal": "fedfacet.personal.base.PersonalLayers",

@@ -1,6 +1,7 @@
 """What a saved configuration may name: a run folder may come from anybody, and whatever it names is called."""
 
 import inspect
+import os
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -111,15 +112,23 @@ def check_resumed(settings: Mapping[str, Any], given: Sequence[str], source: obj
         )
 
 
-def without_downloads(settings: Any) -> Any:
-    """Return saved settings with nothing in them, at any depth, that fetches data or weights from somewhere."""
+def without_downloads(settings: Any, *, but_files: bool = False) -> Any:
+    """Return saved settings with nothing in them, at any depth, that fetches data or weights from somewhere.
+
+    With ``but_files``, weights that are a file of this machine stay: a frozen base is read from it, and from no checkpoint.
+    """
     if isinstance(settings, Mapping):
         nothing = {"download": False, "weights": "none"}
+        stays = but_files and os.path.isfile(str(settings.get("weights")))
         return {
-            key: nothing[key] if key in nothing and not isinstance(value, Mapping | list) else without_downloads(value)
+            key: nothing[key]
+            if key in nothing and not isinstance(value, Mapping | list) and not (stays and key == "weights")
+            else without_downloads(value, but_files=but_files)
             for key, value in settings.items()
         }
-    return [without_downloads(entry) for entry in settings] if isinstance(settings, list | tuple) else settings
+    if isinstance(settings, list | tuple):
+        return [without_downloads(entry, but_files=but_files) for entry in settings]
+    return settings
 
 
 def needed_to_resume(overrides: Sequence[str]) -> list[str]:

@@ -52,9 +52,8 @@ def check_inputs(model: nn.Module, x: Tensor, name: str) -> None:
     """
     training = model.training
     try:
-        dtype = next((p.dtype for p in model.parameters()), x.dtype) if x.is_floating_point() else x.dtype
         with rng.forked(0, "model-inputs"), torch.inference_mode():
-            model.eval()(x.to(dtype))
+            model.eval()(_as_weights(model, x))
     except Exception as error:
         raise ConfigError(
             f"Expected {name} to take inputs of shape {tuple(x.shape[1:])} and type {str(x.dtype).removeprefix('torch.')}, but "
@@ -63,3 +62,27 @@ def check_inputs(model: nn.Module, x: Tensor, name: str) -> None:
         ) from None
     finally:
         model.train(training)
+
+
+def check_trained(model: nn.Module, x: Tensor, name: str) -> None:
+    """Refuse a model some of whose trained weights have no part in what it says of some inputs.
+
+    Raises:
+        ConfigError: naming the first of them.
+    """
+    trained = {parameter: tensor for parameter, tensor in model.named_parameters() if tensor.requires_grad}
+    training = model.training
+    with rng.forked(0, "model-trained"):
+        said = model.eval()(_as_weights(model, x))
+    model.train(training)
+    gradients = torch.autograd.grad(said.sum(), list(trained.values()), allow_unused=True)
+    if unused := [parameter for parameter, gradient in zip(trained, gradients, strict=True) if gradient is None]:
+        raise ConfigError(
+            f"Expected weights that the model uses for {name}, but {unused[0]!r} has no part in what it says: name other "
+            "modules."
+        )
+
+
+def _as_weights(model: nn.Module, x: Tensor) -> Tensor:
+    """Return inputs of the type that a model's weights have."""
+    return x.to(next((p.dtype for p in model.parameters()), x.dtype)) if x.is_floating_point() else x

@@ -99,7 +99,7 @@ class DittoObjective(ClassificationObjective):
     def on_client_end(self, end: ClientEnd) -> tuple[State, State]:
         """Return what the correction sends and keeps, and keep the personal model."""
         extras, memory = super().on_client_end(end)
-        own = state.clone(self._personal[0].state_dict())
+        own = state.clone(state.travelling(self._personal[0]))
         self._optimizer_of_v = None
         return extras, memory | {_PERSONAL + name: tensor.contiguous() for name, tensor in own.items()}
 
@@ -114,5 +114,5 @@ class DittoObjective(ClassificationObjective):
         kept = {name.removeprefix(_PERSONAL): tensor for name, tensor in memory.items() if name.startswith(_PERSONAL)}
         self._personal = (copy.deepcopy(self.model),)  # anew, or buffers in no state dict would stay those of the last client
         if kept:
-            self._personal[0].load_state_dict(kept)
+            self._personal[0].load_state_dict(self.model.state_dict() | kept)
         return bool(kept)

@@ -89,12 +89,12 @@ class MoonObjective(ClassificationObjective):
         if self._has_previous:
             # Anew for every client, or buffers in no state dict would stay those of the last one.
             self._fixed = copy.deepcopy(self.model).eval(), copy.deepcopy(self.model).eval()
-            self._fixed[1].load_state_dict(previous)
+            self._fixed[1].load_state_dict(self.model.state_dict() | previous)
 
     def on_client_end(self, end: ClientEnd) -> tuple[State, State]:
         """Return what the correction sends and keeps, and keep the model as it is now."""
         extras, memory = super().on_client_end(end)
         if self.mu > 0:
-            own = state.clone(self.model.state_dict())
+            own = state.clone(state.travelling(self.model))
             memory = memory | {_PREVIOUS + name: tensor.contiguous() for name, tensor in own.items()}
         return extras, memory

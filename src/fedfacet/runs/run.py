@@ -65,9 +65,11 @@ class Run:
 
         Raises:
             CheckpointError: if the run has not ended, a file is damaged, or names code that is not trusted, or if its weights
-                are not of one network, as with clients' own layers.
+                are not of one network, as with clients' own layers, or if a frozen base would have to be fetched.
         """
         from safetensors.torch import load_file
+
+        from fedfacet import rng, state  # torch loads here
 
         folder = self.folder / "model"
         if not (folder / "model.safetensors").exists():
@@ -75,15 +77,27 @@ class Run:
         with _reading(folder / "config.json") as file:
             settings = json_of(file)
             configuration.check_trusted(settings, self.trust, file)
-            settings = configuration.without_downloads(settings)  # the weights come next
+            base = settings.pop("frozen_base", {})
+            settings = configuration.without_downloads(settings, but_files=bool(base))  # what was trained comes next
             facts = {name: settings.pop(name) for name in ("num_classes", "input_shape")}
             facts["input_shape"] = tuple(facts["input_shape"])
             configuration.check_arguments("model", OmegaConf.create(settings))
-            model: nn.Module = configuration.make(OmegaConf.create(settings), **facts)
+            with rng.forked(base.get("seed", 0), "weights"):  # as when the run began: a frozen base is not saved
+                model: nn.Module = configuration.make(OmegaConf.create(settings), **facts)
+            if "adapter" in base:
+                configuration.check_arguments("adapter", OmegaConf.create(base["adapter"]))
+                with rng.forked(base["seed"], "adapter"):
+                    configuration.make(OmegaConf.create(base["adapter"])).fit(model)
+        frozen = {name: tensor for name, tensor in model.state_dict().items() if name not in state.travelling(model)}
+        if base and state.digest(frozen) != base["digest"]:
+            raise CheckpointError(
+                f"Expected the frozen weights that the run was trained on, but making the model of {file} gives others, since "
+                "nothing is fetched: make it yourself, and load model.safetensors into it."
+            )
         with _reading(folder / "model.safetensors") as file:
             weights = load_file(file)
         try:
-            model.load_state_dict(weights)
+            model.load_state_dict({**(frozen if base else {}), **weights})
         except (RuntimeError, AttributeError, TypeError):
             raise CheckpointError(
                 f"Expected the weights of one {type(model).__name__}, but {folder} holds others, as where clients keep layers "

@@ -1,0 +1,143 @@
+"""LoRA: low-rank changes of a frozen base."""
+
+import json
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+from fedfacet.adapters.base import Adapter, train_only
+from fedfacet.arguments import check_whole, check_within
+from fedfacet.errors import ConfigError, first_line
+from fedfacet.optional import required
+from fedfacet.types import State
+
+_ADAPTER = "default"  # PEFT's name of an adapter, which its files leave out
+_LAYERS = (nn.Linear, nn.Conv2d)
+
+
+@dataclass(eq=False, kw_only=True)
+class LoRA(Adapter):
+    r"""Freeze a model, and train low-rank changes of some layers beside its head, by the package ``peft``.
+
+    .. math:: W + \frac{\alpha}{r} B A, \qquad A \in \mathbb{R}^{r \times n}, \; B \in \mathbb{R}^{m \times r}
+
+    A layer's weight W stays as it is. A starts at random, drawn by the run's seed, and B at 0, so that nothing is changed at
+    first. Clients train A and B, and what ``modules_to_save`` names as it is.
+
+    The server averages A and B each by itself. That is not the average of the clients' changes: the mean of all B A may
+    have a rank above r, and the mean of B times the mean of A is another matrix (Sun et al., FFA-LoRA, ICLR 2024,
+    arXiv:2403.12313). With ``freeze_a`` everybody keeps the A that the run began with, and the average of B is that of B A.
+
+    Source: Hu et al., LoRA: Low-Rank Adaptation of Large Language Models, ICLR 2022, arXiv:2106.09685.
+
+    Needs the package ``peft`` (``pip install fedfacet[lora]``). A run that ends writes ``adapter_model.safetensors`` and
+    ``adapter_config.json`` into ``model/adapter/``, which ``peft.PeftModel.from_pretrained`` takes together with the base. That
+    format has no buffers: running statistics of batch normalisation are in ``model.safetensors`` only.
+
+    Args:
+        target_modules: names of the layers that are changed, whole or their ends, as in PEFT; or a regular expression of whole
+            names. ``None`` takes every linear and convolutional layer but those of ``modules_to_save``, grouped convolutions,
+            and what lies in ``nn.MultiheadAttention``, which PEFT takes as one layer by its own name.
+        r: rank, 1 or larger.
+        alpha: larger than 0.
+        dropout: of the inputs of A while training, in [0, 1).
+        modules_to_save: names of modules that are trained whole.
+        freeze_a: whether A is frozen too.
+
+    Raises:
+        ValueError: if a number is out of range.
+    """
+
+    target_modules: Sequence[str] | str | None = None
+    r: int = 8
+    alpha: float = 16.0
+    dropout: float = 0.0
+    modules_to_save: Sequence[str] = ("head",)
+    freeze_a: bool = False
+
+    def __post_init__(self) -> None:
+        check_whole("adapter.r", self.r)
+        check_within("adapter.alpha", self.alpha, "(0, 1e9]")
+        check_within("adapter.dropout", self.dropout, "[0, 1)")
+
+    def fit(self, model: nn.Module) -> None:
+        """Add A and B, and freeze the rest; see ``Adapter.fit``."""
+        peft = required("peft", extra="lora", wanted_by="adapter=lora")
+        train_only(model, self.modules_to_save, "adapter.modules_to_save")
+        names = self._targets(model)
+        try:
+            config = self._config(peft, "|".join(map(re.escape, names)))
+            peft.inject_adapter_in_model(config, model)
+        except (ValueError, TypeError, NotImplementedError) as error:
+            raise ConfigError(
+                f"Expected layers that PEFT can adapt for `adapter.target_modules`, but it says: {first_line(error)}"
+            ) from None
+        for name in self.modules_to_save:  # PEFT has frozen them too
+            model.get_submodule(name).requires_grad_(True)
+        if self.freeze_a:
+            for name, parameter in model.named_parameters():
+                parameter.requires_grad_(parameter.requires_grad and not _is_a(name))
+
+    def export(self, model: nn.Module, weights: State, folder: Path) -> None:
+        """Write PEFT's two files; see ``Adapter.export``."""
+        from safetensors.torch import save_file
+
+        peft = required("peft", extra="lora", wanted_by="adapter=lora")
+        everything = model.state_dict()
+        frozen = {name: tensor.cpu() for name, tensor in everything.items() if _is_a(name) and name not in weights}
+        saved = tuple(f"{name}." for name in self.modules_to_save)
+        own = {
+            f"base_model.model.{name.replace(f'.{_ADAPTER}.', '.')}": tensor.contiguous()
+            for name, tensor in (weights | frozen).items()
+            if name in everything and (".lora_" in name or name.startswith(saved))
+        }
+        folder.mkdir(exist_ok=True)
+        save_file(own, folder / "adapter_model.safetensors")
+        changed = [name for name, module in model.named_modules() if hasattr(module, "lora_A")]
+        config = self._config(peft, "|".join(map(re.escape, changed))).to_dict()
+        settings = config | {"modules_to_save": list(self.modules_to_save) or None, "inference_mode": True}
+        text = json.dumps(settings, indent=2, sort_keys=True, default=_plain)
+        (folder / "adapter_config.json").write_text(f"{text}\n", encoding="utf-8")
+        (folder / "adapter_model.safetensors").chmod((folder / "adapter_config.json").stat().st_mode)
+
+    def _config(self, peft: Any, targets: str) -> Any:
+        return peft.LoraConfig(r=self.r, lora_alpha=self.alpha, lora_dropout=self.dropout, target_modules=targets)
+
+    def _targets(self, model: nn.Module) -> list[str]:
+        """Return the names of the layers that are changed.
+
+        Raises:
+            ConfigError: if there are none.
+        """
+        wanted, saved = self.target_modules, tuple(f"{name}." for name in self.modules_to_save)
+        layers = {name: part for name, part in model.named_modules() if name and not f"{name}.".startswith(saved)}
+        if wanted is None:
+            attention = tuple(f"{name}." for name, part in layers.items() if isinstance(part, nn.MultiheadAttention))
+            usual = {name: part for name, part in layers.items() if isinstance(part, _LAYERS)}
+            found = [name for name, part in usual.items() if getattr(part, "groups", 1) == 1 and not name.startswith(attention)]
+        elif isinstance(wanted, str):
+            found = [name for name in layers if re.fullmatch(wanted, name)]
+        else:
+            found = [name for name in layers if any(f".{name}".endswith(f".{one}") for one in wanted)]
+        if not found:
+            could = [name for name, part in layers.items() if isinstance(part, _LAYERS)]
+            told = ", ".join(could[:5]) + (f" and {len(could) - 5} more" if len(could) > 5 else "")
+            remedy = f"name some of {told}" if could else "choose adapter=frozen, or another model"
+            raise ConfigError(
+                f"Expected `adapter.target_modules` to name layers of {type(model).__name__} that are not trained anyway, but "
+                f"{'it has none' if wanted is None else f'none matches {wanted!r}'}: {remedy}."
+            )
+        return found
+
+
+def _is_a(name: str) -> bool:
+    return ".lora_A." in name or ".lora_embedding_A." in name
+
+
+def _plain(value: object) -> object:
+    """Return what JSON has in the place of PEFT's sets and enumerations."""
+    return sorted(value) if isinstance(value, set | frozenset) else str(getattr(value, "value", value))
