@@ -163,7 +163,7 @@ def main() -> None:
         target = options.results / options.save
         content = {**facts, **asked, "index_lists_mb": grown, "selectors": measured}
         target.with_suffix(".json").write_text(json.dumps(content, indent=1) + "\n")
-        target.with_suffix(".md").write_text(markdown(content))
+        target.with_suffix(".md").write_text(page(options.results) if options.save == "population" else markdown(content))
         print(f"written: {target}.json and .md", file=sys.stderr)
 
 
@@ -230,6 +230,48 @@ def measure(options: argparse.Namespace, digest: str) -> Iterator[tuple[str, lis
             for callback in federation.callbacks.values():
                 callback.on_fit_end(federation, "interrupted")  # waits for the checkpoint that is being written
         yield name, rounds
+
+
+def page(results: Path) -> str:
+    """Return the page of both benchmarks of large populations, as far as they were saved."""
+    parts = [markdown(json.loads(file.read_text())) for file in [results / "population.json"] if file.exists()]
+    parts += [crowd_markdown(json.loads(file.read_text())) for file in [results / "crowd.json"] if file.exists()]
+    return "\n".join(parts)
+
+
+def crowd_markdown(content: dict[str, Any]) -> str:
+    """Return the table of ``crowd.py`` and where it comes from."""
+    what = (
+        f"Whole runs of {content['rounds']} rounds with a cohort of {content['cohort']}, 1 or 2 samples a client, an MLP of "
+        "148 weights, one torch thread: seconds of the CPU, and MB. *start*: everything before the first round but the "
+        "libraries, which take some 5 s and 810 MB. *round*: the median, without what clients train and answer and without its "
+        "checkpoint, of which one is written a round. *resume*: two more rounds in a process of its own; *table* and *page*: "
+        "`report.py` on the run, *page* with the picture of who was selected. feddiverse and pow_d have "
+        "`participation=check_in`: of all clients 2,000 check in for a round."
+    )
+    heads = ["clients", "method", "start", "first round", "round", "checkpoint", "MB", "pictures", "summary", "peak MB"]
+    heads += ["folder MB", "resume", "table", "page", "page's peak MB"]
+    lines = [
+        "## Very many clients",
+        "",
+        f"`{content['command']}`",
+        "",
+        headline(content, content.get("remark", "")),
+        "",
+        what,
+        "",
+    ]
+    lines += ["| " + " | ".join(heads) + " |", "|---:|---|" + "---:|" * (len(heads) - 2)]
+    for name, one in content["runs"].items():
+        number, method = name.split()
+        cells = [f"{int(number):,}", method, f"{one['start']:.1f}"]
+        cells += [f"{one[part]:.3f}" for part in ("first_round", "round", "checkpoint")]
+        cells += [f"{one['checkpoint_mb']:.1f}", f"{one['pictures']:.1f}", f"{one['summary']:.2f}", f"{one['peak_mb']:.0f}"]
+        cells.append(f"{one['folder_mb']:.0f}")
+        cells += [f"{one[part]['cpu']:.1f}" if part in one else "" for part in ("resume", "table", "page")]
+        cells.append(f"{one['page']['peak_mb']:.0f}" if "page" in one else "")
+        lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join(lines) + "\n"
 
 
 def markdown(content: dict[str, Any]) -> str:
