@@ -86,6 +86,7 @@ class Summary(Callback):
             **dict.fromkeys(TOTALS, 0),
             **self.totals,
             **({"devices": federation.clock.summary(federation.state.devices)} if federation.clock is not None else {}),
+            **({"privacy": federation.accounting.summary(federation.state)} if federation.accounting is not None else {}),
             "model_digest": state.digest(model),
             "data_digest": federation.state.data_digest,
             "participation_counts": federation.state.participation_counts.tolist(),
