@@ -23,7 +23,6 @@ from fedfacet.clients.queries.base import Query
 from fedfacet.clock import Clock
 from fedfacet.compatibility import (
     check_asynchronous,
-    check_covered,
     check_devices,
     check_disclosed,
     check_full_batch,
@@ -48,6 +47,7 @@ from fedfacet.privacy.base import Privacy
 from fedfacet.privacy.central import CentralDP
 from fedfacet.privacy.disclosure import DisclosurePolicy
 from fedfacet.privacy.dp_sgd import DPSGD
+from fedfacet.privacy_gate import account
 from fedfacet.schedulers.base import Scheduler
 from fedfacet.selectors.base import ClientSelector
 from fedfacet.selectors.uniform import UniformSelector
@@ -149,6 +149,7 @@ def federate(
         personal=personal,
         other_objectives=[part.to(device=device, memory_format=memory_format) for part in smaller],
         privacy=privacy if isinstance(privacy, DPSGD) else None,
+        server_privacy=privacy if isinstance(privacy, CentralDP) else None,
         hides_attributes=disclosure is not None and disclosure.hides_attributes,
     )
     return assemble(
@@ -224,14 +225,14 @@ def assemble(
     check_transforms(clients)
     check_full_batch(clients, selector, settings.get("scheduler"), names)
     check_noised(clients, names)
-    check_covered(clients, settings.get("privacy"), aggregator, selector, settings.get("scheduler"), names)
+    if clients.privacy is not None:
+        check_private(clients, names)
+    accounting = account(clients, settings.get("privacy"), aggregator, selector, settings.get("scheduler"), cohort_size, names)
     watching = {f"callbacks.{name}": callback for name, callback in (settings.get("callbacks") or {}).items()}
     check_judged(clients, {"aggregator": aggregator, "selector": selector, **watching}, server_data, names)
     check_devices(clients, devices, selector, termination, names)
     if aggregator.at_work is not None:
         check_asynchronous(devices, selector, parts, names)
-    if clients.privacy is not None:
-        check_private(clients, names)
     if disclosure is not None:
         check_disclosed(clients, selector, aggregator, disclosure, names)
     for query in vars(selector).values():
@@ -250,6 +251,7 @@ def assemble(
         parts=parts,
         disclosure=disclosure,
         server_data=server_data,
+        accounting=accounting,
         clock=clock,
         flights=flights_of(aggregator, cohort_size, clients.partition.num_clients),
         termination=termination,

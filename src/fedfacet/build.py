@@ -43,8 +43,8 @@ def build(config: DictConfig, run_dir: Path) -> Federation:
     Raises:
         FedFacetError, ValueError, TypeError: with one sentence, where a part refuses its arguments.
     """
-    data, engine, disclosure = load_data(config), make(config.engine), _disclosure(config)
-    clients, parts = _clients(config, data)
+    data, engine, disclosure, privacy = load_data(config), make(config.engine), _disclosure(config), _privacy(config)
+    clients, parts = _clients(config, data, privacy)
     adapter, frozen = _adapter(config), clients.program.frozen_digest
     facts = {
         "run_dir": run_dir,
@@ -75,7 +75,7 @@ def build(config: DictConfig, run_dir: Path) -> Federation:
         parts=parts,
         disclosure=disclosure,
         server_data=data.server,
-        privacy=privacy if isinstance(privacy := _privacy(config), CentralDP) else None,
+        privacy=privacy if isinstance(privacy, CentralDP) else None,
         callbacks={name: make(node, **facts) for name, node in {**config.callbacks, **config.logger}.items()},
         rounds=config.federation.rounds,
         cohort_size=1 if config.federation.pooled else config.federation.cohort_size,
@@ -131,7 +131,7 @@ def settle(config: DictConfig) -> None:
         torch.set_num_threads(config.threads)
     config.memory_format = config.memory_format or usual_memory_format(device_of(engine.device))
     if isinstance(engine, AutoEngine) and engine.choice is None:
-        (clients, _), federation = _clients(config, load_data(config)), config.federation
+        (clients, _), federation = _clients(config, load_data(config), _privacy(config)), config.federation
         free = {name for name in SETTLED if config[name] is None}
         choice, settled = engine.choose(clients, federation.cohort_size, federation.rounds, free)
         config.engine.choice = choice
@@ -187,7 +187,7 @@ def _model_facts(data: FederatedData) -> dict[str, Any]:
     return {"num_classes": data.dataset.num_classes, "input_shape": data.dataset.input_shape}
 
 
-def _clients(config: DictConfig, data: FederatedData) -> tuple[Clients, Parts | None]:
+def _clients(config: DictConfig, data: FederatedData, privacy: Privacy | None) -> tuple[Clients, Parts | None]:
     """Make the clients, and say which part of the model each holds; ``None`` where everybody holds all of it."""
     dataset = data.dataset
     device = device_of(config.engine.device)
@@ -247,7 +247,8 @@ def _clients(config: DictConfig, data: FederatedData) -> tuple[Clients, Parts | 
         personal=kept,
         whole_fingerprint=config.get("fingerprint") == "whole",
         other_objectives=others,
-        privacy=privacy if isinstance(privacy := _privacy(config), DPSGD) else None,
+        privacy=privacy if isinstance(privacy, DPSGD) else None,
+        server_privacy=privacy if isinstance(privacy, CentralDP) else None,
         hides_attributes=(disclosure := _disclosure(config)) is not None and disclosure.hides_attributes,
     )
     return clients, parts

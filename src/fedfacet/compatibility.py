@@ -20,8 +20,6 @@ from fedfacet.corrections.base import Correction
 from fedfacet.devices.base import Devices
 from fedfacet.errors import ConfigError
 from fedfacet.objectives.classification import ClassificationObjective
-from fedfacet.optional import required
-from fedfacet.privacy.central import CentralDP
 from fedfacet.privacy.disclosure import UNDECLARED, DisclosurePolicy
 from fedfacet.schedulers.base import Scheduler
 from fedfacet.selectors.base import ClientSelector
@@ -285,46 +283,6 @@ def check_noised(clients: Clients, names: Mapping[str, Any]) -> None:
                 "Expected clients that send nothing for the model besides what transforms=clip_and_noise covers, but they send "
                 f"{what}, or noise_multiplier=0."
             )
-
-
-def check_covered(
-    clients: Clients,
-    privacy: CentralDP | None,
-    aggregator: Aggregator,
-    selector: ClientSelector,
-    scheduler: Scheduler | None,
-    names: Mapping[str, Any],
-) -> None:
-    """Refuse other ways than noised sums by which clients' data would have an influence on models that noise covers.
-
-    Raises:
-        ConfigError: naming it.
-    """
-    if privacy is None:
-        return
-    asks = next((query.name for query in vars(selector).values() if isinstance(query, Query)), None)
-    name, metric = f"selector={names['selector']}", str(getattr(scheduler, "metric", "val/"))
-    sends = sorted(getattr(clients.objective, "gives", frozenset()) - OPTIONAL)
-    objective = f"objective={names['objective']} or its correction"
-    statistics = [name for program in clients.programs for name in program.buffers if name not in clients.personal]
-    for refused, what in (
-        (not aggregator.takes_mean, f"aggregator={names['aggregator']} looks at each: choose fedavg, fedavgm or fedadam"),
-        (aggregator.weighting != "equal", "`aggregator.weighting` weights them by samples: choose equal"),
-        (statistics, f"clients send running statistics, {statistics[0]!r}: choose a model without" if statistics else ""),
-        (sends, f"{objective} sends {sends[0]!r}: choose another" if sends else ""),
-        (len(clients.programs) > 1, "clients hold parts of the model: choose capacity=whole submodel=whole"),
-        (asks, f"{name} asks clients for `{asks}`: choose poisson, or uniform"),
-        (selector.observe is not None, f"{name} learns from what clients send: choose poisson, or uniform"),
-        (selector.fedavg_rounds, f"{name} has updates averaged without noise: choose poisson, or uniform"),
-        (not metric.startswith("val/"), f"the scheduler follows {metric}: choose a metric of the validation set"),
-    ):
-        if refused:
-            raise ConfigError(
-                "Expected models that nothing but the noised sum of updates has an influence on for privacy=central, whose "
-                f"epsilon covers that alone, but {what}."
-            )
-    if selector.sampling_rate is not None and privacy.noise_multiplier:
-        required("opacus", extra="privacy", wanted_by=f"the epsilon of {name}, which is told after every round")
 
 
 def check_private(clients: Clients, names: Mapping[str, Any]) -> None:

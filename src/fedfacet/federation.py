@@ -17,6 +17,7 @@ from typing import Any
 import torch
 
 from fedfacet import rng, state
+from fedfacet.accounting import Accounting, check_room
 from fedfacet.aggregators.base import Aggregator
 from fedfacet.aggregators.fedavg import FedAvg
 from fedfacet.arguments import check_choice, check_whole
@@ -26,7 +27,6 @@ from fedfacet.engines.base import Engine
 from fedfacet.errors import BadUpdateError, Interrupted, SelectionError
 from fedfacet.flights import Flights
 from fedfacet.judging import Judge
-from fedfacet.metrics.proven_epsilon import proven_epsilon
 from fedfacet.participation.base import Participation
 from fedfacet.privacy.central import CentralDP
 from fedfacet.privacy.disclosure import DisclosurePolicy
@@ -75,6 +75,7 @@ class Federation:
         disclosure: what clients may be asked for; ``None`` for anything.
         server_data: samples that the server owns; for aggregators and selectors that judge models.
         privacy: the noise that the server adds to the sum of updates; ``None`` for none.
+        accounting: what noise, of the server or of the clients, is counted; ``None`` without any.
         clock: what rounds take on clients' devices; ``None`` where they take nothing.
         termination: what ends ``fit`` before all rounds are done; ``None`` for nothing.
         flights: says whose updates a round takes, of clients that train while the server goes on; goes with a clock. ``None``
@@ -103,6 +104,7 @@ class Federation:
         disclosure: DisclosurePolicy | None = None,
         server_data: ServerData | None = None,
         privacy: CentralDP | None = None,
+        accounting: Accounting | None = None,
         clock: Clock | None = None,
         termination: Termination | None = None,
         flights: Flights | None = None,
@@ -132,6 +134,7 @@ class Federation:
         self.disclosure = disclosure
         self.server_data = server_data
         self.privacy = privacy
+        self.accounting = accounting
         self.clock = clock
         self.termination = termination
         self.flights = flights
@@ -144,9 +147,13 @@ class Federation:
         more_than_models = bool(self._extras) or aggregator.broadcast is not None
         self._fedavg_rounds = 0 if more_than_models else selector.fedavg_rounds
         self._fedavg = FedAvg(weighting=aggregator.weighting, buffers=aggregator.buffers)
+        # Whoever knows who was drawn knows more than an epsilon of sampled clients allows for.
+        self._selection_seed = privacy.seed(seed) if privacy is not None else seed
         self._stop_signal: int | None = None
         self._partition_digest = partition_digest
         self.state = self._first_state()
+        if accounting is not None:
+            check_room(accounting, self.state)
 
     def _first_state(self) -> FederationState:
         """Return the state before the first round."""
@@ -164,7 +171,7 @@ class Federation:
             data_digest=self.facts.data_digest,
             frozen_digest=self.facts.frozen_digest,
             devices=self.clock.init() if self.clock is not None else {},
-            privacy=self.privacy.init() if self.privacy is not None else {},
+            privacy=self.accounting.init() if self.accounting is not None else {},
             termination=self.termination.init() if self.termination is not None else {},
             flights=self.flights.init() if self.flights is not None else {},
         )
@@ -178,8 +185,8 @@ class Federation:
         check_fits(saved, self._first_state())
         if self.clock is not None:
             self.clock.check(saved.devices)
-        if self.privacy is not None:
-            self.privacy.check(saved.privacy)
+        if self.accounting is not None:
+            self.accounting.privacy.check(saved.privacy)
         for name in self.callbacks.keys() & saved.callbacks.keys():  # a logger may have come or gone since
             self.callbacks[name].load_state_dict(saved.callbacks[name])
         self.state = saved
@@ -216,7 +223,7 @@ class Federation:
 
         # 1. Who is able to take part?
         available, places, log_weights = self._everybody, self.cohort_size, None
-        if self.participation is not None or self.clock is not None:
+        if self.participation is not None or self.clock is not None or self.accounting is not None:
             available, places, log_weights = self._able(before)
 
         # 2. Who does? What the selector asks of clients on its way is counted and remembered.
@@ -227,7 +234,7 @@ class Federation:
             places=places,
             available=available,
             disclosed=notes.disclosures,
-            rng=rng.stream(seed, "selection", round),
+            rng=rng.stream(self._selection_seed, "selection", round),
             ask=partial(self._ask, notes, available),
             log_weights=log_weights,
         )
@@ -275,7 +282,7 @@ class Federation:
         if judge is not None and self._judges and round > self._fedavg_rounds:
             updates = judge.judged(updates)
         if self.privacy is not None:
-            updates = iter([self._released(self.privacy, updates)])
+            updates = iter([self._released(self.privacy, updates, notes)])
         server, model, first = before.aggregator, before.model, next(updates, None)
         aggregator = self._fedavg if round <= self._fedavg_rounds else self.aggregator
         if first is not None:
@@ -334,7 +341,7 @@ class Federation:
             answers=notes.answers,
         )
         metrics |= self._of_selector(result) if self.selector.metrics is not None else {}
-        metrics |= self._epsilon(self.privacy) if self.privacy is not None else {}
+        metrics |= self._accounted(self.accounting, before, tasks, notes) if self.accounting is not None else {}
         metrics |= self._measured(result)
         if self.scheduler is not None:
             metrics["train/lr_factor"] = self.lr_factor(round)
@@ -357,23 +364,31 @@ class Federation:
         assert self.selector.metrics is not None
         return {f"selector/{name}": value for name, value in self.selector.metrics(self.state.selector, result).items()}
 
-    def _released(self, privacy: CentralDP, updates: Iterator[ClientUpdate]) -> ClientUpdate:
+    def _released(self, privacy: CentralDP, updates: Iterator[ClientUpdate], notes: "_Notes") -> ClientUpdate:
         """Return what the aggregator gets in the place of a round's updates."""
-        shapes = {name: self.state.model[name] for name in self.facts.parameters}
-        return privacy.released(updates, shapes, expected=self.cohort_size, seed=self.seed, round=self.state.round + 1)
+        shapes, before = {name: self.state.model[name] for name in self.facts.parameters}, self.state
+        planned = {"expected": self.cohort_size, "seed": self.seed, "round": before.round + 1}
+        notes.privacy, released = privacy.released(before.privacy, updates, shapes, **planned)
+        return released
 
-    def _epsilon(self, privacy: CentralDP) -> dict[str, float]:
-        """Return for which epsilon the models so far are private of clients; nothing if updates are only clipped."""
-        if not privacy.noise_multiplier:
-            return {}
-        sampled = self.selector.sampling_rate
-        rate = sampled(self.cohort_size, self.num_clients) if sampled is not None else 1.0
-        return {"privacy/epsilon": proven_epsilon(privacy.noise_multiplier, rate, self.state.round, privacy.delta)}
+    def _accounted(
+        self, accounting: Accounting, before: FederationState, tasks: Sequence[ClientTask], notes: "_Notes"
+    ) -> dict[str, float]:
+        """Book what a round has spent of privacy, and return what it comes to so far."""
+        known = before if self.privacy is None else replace(before, privacy=notes.privacy)
+        self.state = replace(self.state, privacy=accounting.after(known, tasks, notes.disclosed))
+        for client_id in accounting.stopping(before, self.state):
+            log.info("Client %d takes no further part: its epsilon would exceed its limit.", client_id)
+        measuring = [part for part in self.callbacks.values() if isinstance(part, Measurement)]
+        due = not measuring or any(part.is_due(self, self.state.round) for part in measuring)
+        return accounting.metrics(before, self.state, due=due)
 
     def _learnt(self, before: FederationState, result: RoundResult, notes: "_Notes", judge: Judge | None) -> dict[str, Any]:
         """Return the selector's state after a round."""
         assert self.selector.observe is not None
         handed: dict[str, Any] = {}
+        if self.selector.observes_cohorts_alone:
+            result = RoundResult(result.round, result.cohort, (), {}, Ledger(), {}, result.num_clients)
         if judge is not None and self._selector_judges:
             handed["judge"] = judge.of(self._selector_judges)
         if self.selector.needs_change:
@@ -435,6 +450,8 @@ class Federation:
             if self.participation.gives_weights:
                 draw = rng.stream(self.seed, "participation-weights", round)
                 log_weights = self.participation.log_weights(self.num_clients, draw)
+        if self.accounting is not None:
+            available = self.accounting.admitted(before, available)
         places = min(self.cohort_size, len(available))
         if self.clock is not None:
             available = self.clock.available(before.devices, available)
@@ -489,6 +506,8 @@ class Federation:
         notes.lap("select")
         if self.disclosure is not None:
             self.disclosure.check(query)
+        if self.accounting is not None:
+            self.accounting.check(query)
         if strangers := sorted(set(client_ids).difference(available)):
             raise SelectionError(
                 f"Expected {type(self.selector).__name__} to ask only clients that are available in round "
@@ -507,7 +526,9 @@ class Federation:
             notes.asked[client_id] = Asked(down, up, samples)
             notes.ledger.query_floats_down += query.floats_down
             notes.ledger.query_floats_up += answer.floats_up
-            notes.disclosed.append(Disclosed(client_id, query.name, query.kind, answer.floats_up, query.epsilon))
+            counted = self.accounting.counted(query) if self.accounting is not None else None
+            answered = (client_id, query.name, query.kind, answer.floats_up, query.epsilon, counted)
+            notes.disclosed.append(Disclosed(*answered))
             if begins:
                 notes.begun[client_id] = max(notes.begun.get(client_id, 0), answer.samples)
             else:
@@ -609,6 +630,7 @@ class _Notes:
     keeps_updates: bool = False
     num_dropped: int = 0
     disclosed: list[Disclosed] = field(default_factory=list)
+    privacy: dict[str, Any] = field(default_factory=dict)  # the state of the server's noise after the round
     updates: list[ClientUpdate] = field(default_factory=list)
     receipts: list[ClientReceipt] = field(default_factory=list)
     memory: dict[int, State] = field(default_factory=dict)

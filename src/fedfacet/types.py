@@ -303,7 +303,8 @@ class Disclosed(NamedTuple):
         query: its name.
         kind: what the answer tells.
         floats_up: how many numbers left the client.
-        epsilon: of the noise on them; ``None`` for none.
+        epsilon: of the Laplace noise on them; ``None`` for none.
+        counted: the noise multiplier by which the run's epsilon counts the answer; ``None`` where it does not.
     """
 
     client_id: int
@@ -311,6 +312,7 @@ class Disclosed(NamedTuple):
     kind: str
     floats_up: int
     epsilon: float | None
+    counted: float | None = None
 
 
 class Query(Protocol):
@@ -322,6 +324,9 @@ class Query(Protocol):
     epsilon: float | None
     needs_model: bool
     floats_down: int
+
+    def counted(self, unit: str) -> float | None:
+        """Return the noise multiplier by which an epsilon counts the answer; ``None`` where it cannot."""
 
     def answer(self, context: Any) -> Answer:
         """Return the client's answer; ``context`` exists only where the data lives."""
@@ -457,7 +462,7 @@ class FederationState:
         termination: the termination's state.
         stopped: why the run ended before all its rounds were done; empty where it did not.
         devices: the simulated clock's state; empty without devices.
-        privacy: by what the key of the server's noise is known again; empty where the server adds none.
+        privacy: by what the key of the noise is known again, and what has been spent; empty where no epsilon is claimed.
         flights: the orders of clients that are at work; empty where rounds wait for their clients.
         frozen_digest: of the parameters that nobody trains and that are not in ``model``; empty without any.
     """

@@ -25,7 +25,7 @@ FLOORS = [
     # Parts that an option chooses. Each knows values, and no other part.
     "metrics partitioners models losses corrections personal transforms participation schedulers selectors aggregators "
     "adapters capacities submodels attacks privacy termination devices",
-    "data objectives plots config clock",
+    "data objectives plots config clock accounting",
     "methods flights",
     # Where the data lives, and who runs what happens there.
     "clients",
@@ -36,6 +36,7 @@ FLOORS = [
     "callbacks",
     "federation",
     "compatibility",
+    "privacy_gate",
     "assembly",
     "build",
     # What is done with runs.

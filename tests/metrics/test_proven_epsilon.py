@@ -5,11 +5,14 @@ import sys
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from opacus.accountants import PRVAccountant, RDPAccountant
 from scipy.integrate import quad
 from scipy.stats import norm
 
 from fedfacet.errors import ConfigError
-from fedfacet.metrics.proven_epsilon import by_renyi, proven_epsilon
+from fedfacet.metrics.proven_epsilon import Mechanism, by_renyi, composed_epsilon, proven_epsilon
 
 
 def delta_of(epsilon, mu):
@@ -60,7 +63,7 @@ def test_values_out_of_range_are_refused(changed, sentence):
 
 def test_without_opacus_one_sentence_says_what_to_install(monkeypatch):
     monkeypatch.setitem(sys.modules, "opacus", None)
-    by_renyi.cache_clear()  # of what other tests have asked
+
     with pytest.raises(ConfigError, match=r'^Expected the package opacus for .*pip install "fedfacet\[privacy\]"`'):
         proven_epsilon(1.0, 0.5, 1, 1e-5)
     assert proven_epsilon(1.0, 1.0, 1, 1e-5) > 0
@@ -105,3 +108,52 @@ def test_more_steps_more_sampling_and_less_noise_cost_more():
 def test_extreme_settings_have_finite_bounds(rate):
     for noise_multiplier in (0.1, 1.0, 1e3):
         assert 0 <= proven_epsilon(noise_multiplier, rate, 1000, 1e-5) < 1e6
+
+
+# Several mechanisms
+
+
+def test_what_is_not_sampled_is_one_gaussian_mechanism():
+    """Whatever the order: mu squared adds up, and what tells nothing costs nothing."""
+    parts = [Mechanism(2.0, 1.0, 3), Mechanism(math.inf, 1.0, 9), Mechanism(0.8, 1.0, 1)]
+    mu = math.sqrt(3 / 4 + 1 / 0.64)
+    for order in (parts, parts[::-1]):
+        assert composed_epsilon(order, 1e-5) == pytest.approx(proven_epsilon(1 / mu, 1.0, 1, 1e-5))
+    assert composed_epsilon([*parts, Mechanism(0.0, 0.5, 1)], 1e-5) == math.inf
+    assert composed_epsilon([Mechanism(math.inf, 1.0, 4)], 1e-5) == composed_epsilon([], 1e-5) == 0.0
+
+
+@pytest.mark.parametrize("accountant", ["rdp", "prv"])
+@pytest.mark.parametrize("history", [[(1.0, 0.1, 100)], [(1.0, 0.1, 100), (3.0, 1.0, 1)], [(0.8, 0.02, 50), (2.0, 0.3, 9)]])
+def test_sampled_and_other_mechanisms_together_are_those_of_opacus(history, accountant):
+    oracle = {"rdp": RDPAccountant, "prv": PRVAccountant}[accountant]()
+    oracle.history = history
+    found = composed_epsilon([Mechanism(*part) for part in history], 1e-5, accountant)
+    with np.errstate(divide="ignore"):
+        assert found == pytest.approx(oracle.get_epsilon(1e-5), rel=0.01)
+    alone = max(composed_epsilon([Mechanism(*part)], 1e-5, accountant) for part in history)
+    assert alone <= found <= sum(composed_epsilon([Mechanism(*part)], 1e-5 / len(history), accountant) for part in history)
+
+
+def test_random_variables_of_what_is_not_sampled_are_near_the_exact_value():
+    """As they are composed with what is."""
+    for noise_multiplier, steps in ((1.0, 4), (3.0, 1)):
+        oracle = PRVAccountant()
+        oracle.history = [(noise_multiplier, 1.0, steps)]
+        exact = proven_epsilon(noise_multiplier, 1.0, steps, 1e-5)
+        with np.errstate(divide="ignore"):
+            assert exact <= oracle.get_epsilon(1e-5) <= exact + 0.025
+
+
+@given(st.floats(0.6, 4.0), st.floats(0.005, 0.9), st.integers(1, 300))
+@settings(max_examples=6, deadline=None)
+def test_random_variables_are_tighter_than_divergences_and_never_below_the_truth(noise_multiplier, rate, steps):
+    """The truth of one step on all samples, with a probability, is below what many steps cost."""
+    parts = [Mechanism(noise_multiplier, rate, steps)]
+    rdp, prv = (composed_epsilon(parts, 1e-5, accountant) for accountant in ("rdp", "prv"))
+    assert prv <= rdp <= composed_epsilon([Mechanism(noise_multiplier, 1.0, steps)], 1e-5) * 1.25 + 0.05
+    # One step alone, by the integral of above: (1 - q) N(0) + q N(1) against N(0).
+    x = np.linspace(-40 * noise_multiplier, 40 * noise_multiplier, 400_001)
+    without = norm.pdf(x, 0, noise_multiplier)
+    with_ = (1 - rate) * without + rate * norm.pdf(x, 1, noise_multiplier)
+    assert np.maximum(with_ - math.exp(prv) * without, 0).sum() * (x[1] - x[0]) <= 1e-5

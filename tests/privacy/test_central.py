@@ -1,7 +1,10 @@
 """Central differential privacy: the mechanism by its formula, epsilon by another accountant, and what would go past both."""
 
+import json
 import math
+from base64 import b64encode
 from pathlib import Path
+from typing import ClassVar
 
 import numpy as np
 import pytest
@@ -12,11 +15,21 @@ from opacus.accountants import RDPAccountant
 from scipy.stats import norm
 
 from fedfacet import rng, state
+from fedfacet.aggregators.fedavg import FedAvg
+from fedfacet.assembly import federate
 from fedfacet.build import build
+from fedfacet.clients.local_training import LocalTraining
 from fedfacet.config import compose_job
+from fedfacet.data.digits import Digits
+from fedfacet.data.federated import deal
 from fedfacet.errors import CheckpointError, ConfigError
+from fedfacet.metrics.audited_epsilon import audited_epsilon
+from fedfacet.metrics.proven_epsilon import Mechanism, composed_epsilon, proven_epsilon
+from fedfacet.models.small_cnn import SmallCNN
+from fedfacet.partitioners.iid import IIDPartitioner
 from fedfacet.privacy.central import CentralDP
 from fedfacet.selectors.poisson import PoissonSelector
+from fedfacet.selectors.round_robin import RoundRobinSelector
 from fedfacet.types import ClientUpdate, SelectionContext
 
 CONF = Path(__file__).parents[2] / "conf"
@@ -30,7 +43,8 @@ def update(vector, client_id=0):
 
 def released(privacy, vectors, *, expected=1, seed=0, round=1):
     """The noised mean of some updates, shape (7,)."""
-    found = privacy.released(map(update, vectors), SHAPES, expected=expected, seed=seed, round=round)
+    planned = {"expected": expected, "seed": seed, "round": round}
+    _, found = privacy.released(privacy.init(), map(update, vectors), SHAPES, **planned)
     return np.concatenate([found.delta[name].numpy().ravel() for name in ("a", "b")])
 
 
@@ -115,6 +129,62 @@ def test_every_client_is_drawn_by_itself():
     assert sizes.min() == 0, "somebody need not be there"
 
 
+# Adaptive clipping
+
+
+def test_the_norm_goes_to_the_quantile_by_the_paper_s_update():
+    """Without noise, on norms 1, 2, ..., 10 of ten clients: C exp(-lr (share within C - gamma)), round by round."""
+    privacy = CentralDP(clip_norm=0.1, noise_multiplier=0.0, target_quantile=0.75, clip_norm_lr=0.2)
+    vectors = [[float(number), *[0.0] * 6] for number in range(1, 11)]
+    server, expected = privacy.init(), 0.1
+    for round in range(1, 120):
+        clip_norm, planned = server["clip_norm"], {"expected": 10, "seed": 0, "round": round}
+        server, found = privacy.released(server, map(update, vectors), SHAPES, **planned)
+        assert found.delta["a"][0] == pytest.approx(sum(min(number, clip_norm) for number in range(1, 11)) / 10)
+        expected *= math.exp(-0.2 * (sum(number <= expected for number in range(1, 11)) / 10 - 0.75))
+        assert server["clip_norm"] == pytest.approx(expected)
+    assert 7 <= server["clip_norm"] < 8.2, "three quarters of the norms are at most 7.5"
+
+
+def test_sum_and_count_together_have_the_noise_of_one_mechanism():
+    """Theorem 1 of Andrew et al.: at twice its standard deviation the count is a mechanism of its own beside the sum."""
+    privacy = CentralDP(noise_multiplier=1.5, clip_norm=0.5, target_quantile=0.5, clipped_count_stddev=1.0)
+    multiplier, stddev = privacy.noise(10)
+    assert multiplier == pytest.approx((1.5**-2 - (2 * 1.0) ** -2) ** -0.5)
+    both = [Mechanism(multiplier, 1.0, 7), Mechanism(2 * stddev, 1.0, 7)]
+    assert composed_epsilon(both, 1e-5) == pytest.approx(proven_epsilon(1.5, 1.0, 7, 1e-5))
+    rounds, unclipped = [], []
+    for round in range(1, 400):
+        server, found = privacy.released(privacy.init(), [], SHAPES, expected=4, seed=0, round=round)
+        rounds.append(np.concatenate([found.delta[name].numpy().ravel() for name in ("a", "b")]))
+        unclipped.append(0.5 - math.log(server["clip_norm"] / 0.5) / 0.2)
+    assert np.std(rounds) == pytest.approx(multiplier * 0.5 / 4, rel=0.06)
+    assert np.mean(unclipped) == pytest.approx(0.5, abs=4 * 0.25 / 20), "nobody is half a client within the norm"
+    assert np.std(unclipped) == pytest.approx(stddev / 4, rel=0.12)
+    with pytest.raises(ConfigError, match=r"Expected cohorts of more than 15 clients"):
+        CentralDP(noise_multiplier=1.5, target_quantile=0.5).noise(15)
+    assert CentralDP(noise_multiplier=1.5, target_quantile=0.5).noise(16)[1] == 0.8
+    with pytest.raises(ValueError, match=r"larger than half of `privacy\.noise_multiplier`"):
+        CentralDP(noise_multiplier=1.5, target_quantile=0.5, clipped_count_stddev=0.75)
+
+
+# What an attack refutes
+
+
+@pytest.mark.parametrize("part", [1.0, 0.05], ids=["honest", "with a twentieth of the noise"])
+def test_an_attack_on_the_sum_refutes_no_more_than_is_proven_and_would_if_noise_were_missing(part):
+    """Coins decide which of 1,000 clients are there, each with an axis of its own; guesses are by what lies on the axis."""
+    coins = rng.stream(0, "coins").random(1000) < 0.5
+    shapes = {"a": torch.zeros(1000, dtype=torch.float64)}
+    axes = 5 * torch.eye(1000, dtype=torch.float64)
+    updates = (ClientUpdate(k, {"a": axes[k]}, {}, 5, 1, 1.0, {}) for k in np.flatnonzero(coins))
+    privacy = CentralDP(noise_multiplier=part, clip_norm=2.0)
+    _, found = privacy.released(privacy.init(), updates, shapes, expected=1, seed=0, round=1)
+    right = int(((found.delta["a"].numpy() > 1.0) == coins).sum())
+    refuted, proven = audited_epsilon(right, 1000, 1000, 1e-5), proven_epsilon(1.0, 1.0, 1, 1e-5)
+    assert (0.5 < refuted <= proven) is (part == 1.0), (refuted, proven)
+
+
 # In a federation
 
 
@@ -158,6 +228,34 @@ def test_a_round_without_anybody_adds_noise_alone(private):
     assert result.metrics["privacy/epsilon"] > 0
 
 
+def test_with_an_adaptive_norm_epsilon_is_the_same_and_a_resume_goes_on_with_the_norm(private):
+    plain = private("federation.rounds=3").fit()
+    options = ("federation.rounds=3", "privacy.target_quantile=0.5", "privacy.clipped_count_stddev=2")
+    federation = private(*options)
+    metrics = [federation.run_round().metrics for _ in range(3)]
+    norms = [round["privacy/clip_norm"] for round in metrics]
+    assert norms[0] == 1.0
+    assert len(set(norms)) == 3
+    again = private(*options)
+    first = private(*options)
+    first.run_round()
+    again.restore(first.state)
+    assert again.fit().privacy == federation.state.privacy
+    assert state.digest(again.state.model) == state.digest(federation.state.model) != state.digest(plain.model)
+    assert metrics[-1]["privacy/epsilon"] == private("federation.rounds=3").accounting.epsilons(plain)[0]
+
+
+def test_the_tighter_accountant_is_asked_where_a_round_is_measured(private):
+    epsilons = {}
+    for accountant in ("rdp", "prv"):
+        federation = private(
+            *("federation.rounds=3", f"privacy.accountant={accountant}", "callbacks.evaluate.every_n_rounds=2")
+        )
+        epsilons[accountant] = [federation.run_round().metrics["privacy/epsilon"] for _ in range(3)]
+    assert [math.isnan(epsilon) for epsilon in epsilons["prv"]] == [True, False, False]
+    assert all(0 < prv < rdp for prv, rdp in zip(epsilons["prv"][1:], epsilons["rdp"][1:], strict=True))
+
+
 def test_clipping_alone_proves_nothing(private):
     assert "privacy/epsilon" not in private("privacy.noise_multiplier=0").run_round().metrics
 
@@ -173,7 +271,7 @@ def test_only_selectors_that_know_nothing_of_clients_go_with_it(private):
         except ConfigError as error:
             said[file.stem] = str(error)
     assert {name for name in said if "epsilon covers" not in said[name]} <= {"lag"}, said  # which lacks its aggregator first
-    assert taken == {"all", "poisson", "uniform"}, "whoever is added here knows nothing of clients' data"
+    assert taken == {"all", "poisson", "round_robin", "uniform"}, "whoever is added here knows nothing of clients' data"
 
 
 @pytest.mark.parametrize("aggregator", ["fedavg", "fedavgm", "fedadam"])
@@ -199,6 +297,79 @@ def test_without_noise_and_within_the_norm_it_is_the_aggregator_alone(private, a
 def test_other_ways_into_the_model_are_refused(private, overrides, sentence):
     with pytest.raises(ConfigError, match=sentence):
         private(*overrides)
+
+
+class _Looks(FedAvg):
+    """Looks at each update, and says nothing of itself."""
+
+
+class _Fixed(PoissonSelector):
+    """Draws in a way of its own, and says nothing of itself."""
+
+    def select(self, server, context):
+        return list(context.available[: context.places])
+
+
+class _Curious(RoundRobinSelector):
+    """Looks at losses, and says nothing of itself."""
+
+
+class _Pretends(RoundRobinSelector):
+    """Says that it looks at cohorts alone, and looks at all there is."""
+
+    observes_cohorts_alone = True
+    seen: ClassVar[list] = []
+
+    def observe(self, server, result, updates, rng):
+        self.seen.append((result.cohort, result.receipts, dict(result.metrics), result.answers))
+        return super().observe(server, result, updates, rng)
+
+
+def parts(**chosen):
+    """A federation of real objects under central noise."""
+    data = deal(Digits().load(None), IIDPartitioner(num_clients=6))
+    model = SmallCNN(data.dataset.num_classes, data.dataset.input_shape, width=4, hidden=8)
+    local = LocalTraining(unit="steps", amount=1)
+    return federate(data, model, local=local, cohort_size=3, privacy=CentralDP(), callbacks={}, **chosen)
+
+
+def test_a_class_is_believed_what_it_says_itself_and_not_what_it_inherits():
+    with pytest.raises(ConfigError, match="_Looks looks at each"):
+        parts(aggregator=_Looks())
+    with pytest.raises(ConfigError, match="_Curious learns from what clients send"):
+        parts(selector=_Curious())
+    inherited, own = (parts(selector=selector).accounting.rates for selector in (_Fixed(), PoissonSelector()))
+    assert (inherited, own) == ([1.0], [0.5])
+
+
+def test_who_looks_at_cohorts_alone_is_shown_nothing_else():
+    federation = parts(selector=_Pretends())
+    results = [federation.run_round() for _ in range(2)]
+    assert all(result.receipts for result in results)
+    assert _Pretends.seen == [(result.cohort, (), {}, {}) for result in results]
+    assert federation.state.selector["counts"].tolist() == [1] * 6
+
+
+def test_the_key_is_read_once_draws_cohorts_too_and_is_written_nowhere(private, tmp_path, monkeypatch):
+    key, reads = tmp_path / "key", []
+    key.write_bytes(bytes(range(100, 132)))
+    options = ("callbacks=default", "federation.rounds=4", f"privacy.noise_key_file={key}")
+    job, _ = compose_job("train", ["debug=smoke", "method=dp_fedavg", *options])
+    (tmp_path / "run").mkdir()
+    content = Path.read_bytes
+    monkeypatch.setattr(Path, "read_bytes", lambda path: (reads.append(path) if path == key else None, content(path))[1])
+    federation = build(job, tmp_path / "run")
+    assert len(reads) == 1
+    federation.fit()
+    assert len(reads) == 1
+    assert federation.state.participation_counts.tolist() != private("federation.rounds=4").fit().participation_counts.tolist()
+    files = [file for file in (tmp_path / "run").rglob("*") if file.is_file()]
+    assert len(files) > 5
+    for secret in (content(key), content(key).hex().encode(), b64encode(content(key)), repr(content(key)).encode()):
+        assert not [file for file in files if secret in content(file)]
+    said = json.loads((tmp_path / "run" / "summary.json").read_text())["privacy"]
+    assert said["noise_key"] == "secret"
+    assert said["says"].endswith("noise and sampling follow from a secret key.")
 
 
 def test_a_run_that_was_stopped_goes_on_alike_and_not_without_its_key(private, tmp_path):

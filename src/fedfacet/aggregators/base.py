@@ -63,7 +63,10 @@ class Aggregator(ABC):
     """
 
     takes_mean: ClassVar[bool] = False
-    """Whether the mean of a cohort's updates is all that it needs, so that it may be handed that as the only update."""
+    """Whether the mean of a cohort's updates is all that it needs, so that it may be handed that as the only update.
+
+    A class must say so itself: what it inherits does not count, since it may look at each update in ``aggregate`` of its own.
+    """
 
     goes_on: ClassVar[bool] = False
     """Whether the model moves in a round without updates too, for which ``aggregate`` is then called with none."""

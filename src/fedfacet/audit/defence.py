@@ -10,6 +10,7 @@ from fedfacet.clients.program import Clients
 from fedfacet.errors import FedFacetError
 from fedfacet.federation import Federation
 from fedfacet.metrics.proven_epsilon import proven_epsilon
+from fedfacet.privacy_gate import stated
 from fedfacet.runs.rerun import RoundAgain
 from fedfacet.transforms.clip_and_noise import ClipAndNoise
 from fedfacet.types import Broadcast, ClientTask
@@ -94,8 +95,11 @@ def _leak(federation: Federation, settings: Mapping[str, Any]) -> str | None:
     """Say by what other way than models samples have had an influence on the run."""
     metric = str((settings.get("scheduler") or {}).get("metric", "val/"))
     for leaks, what in (
-        (bool(federation.state.disclosures), "clients have answered queries, without noise"),
-        (federation.selector.observe is not None, "the selector has learnt from clients' losses, which have no noise"),
+        (bool(federation.state.disclosures), "clients have answered queries, which it does not count"),
+        (
+            federation.selector.observe is not None and not stated(federation.selector, "observes_cohorts_alone"),
+            "the selector has learnt from clients' losses, which have no noise",
+        ),
         (not metric.startswith("val/"), f"the scheduler follows {metric}, which has no noise"),
     ):
         if leaks:

@@ -1,6 +1,7 @@
 """The run's numbers as csv files."""
 
 import csv
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,9 @@ from fedfacet.types import RoundResult
 class CsvLog(Callback):
     """A row per round in ``metrics.csv`` and in ``timing.csv``, and one per client in ``devices.csv`` where they have devices.
 
+    Where every client has an epsilon of its own (``privacy=dp_sgd``), ``privacy.csv`` has a row of each at the end: how many
+    steps were planned, with what probability a sample is in one, and the epsilon of all.
+
     ``metrics.csv`` holds deterministic columns only: two runs of the same seed give the same file. ``timing.csv`` holds
     seconds, peak memory and the engine. A resumed run refuses a file that does not begin with the rows that its checkpoint
     knows, and drops the rows after them.
@@ -23,7 +27,7 @@ class CsvLog(Callback):
     def __init__(self, *, run_dir: Path) -> None:
         self.metrics = Table(run_dir / "metrics.csv")
         self.timing = Table(run_dir / "timing.csv", adapts=True)  # one begun by another version keeps its phases
-        self._devices = run_dir / "devices.csv"
+        self._devices, self._privacy = run_dir / "devices.csv", run_dir / "privacy.csv"
         self._tables = (self.metrics, self.timing)
 
     def on_fit_start(self, federation: Federation) -> None:
@@ -31,11 +35,12 @@ class CsvLog(Callback):
         for table in self._tables:
             table.cut_back(federation.state.round)
         if federation.clock is not None:
-            rows = federation.clock.table()
-            with written_whole(self._devices) as unfinished, unfinished.open("w", encoding="utf-8", newline="") as file:
-                writer = csv.DictWriter(file, rows[0])
-                writer.writeheader()
-                writer.writerows(rows)
+            _write(self._devices, federation.clock.table())
+
+    def on_fit_end(self, federation: Federation, status: str) -> None:
+        """Write what every client has spent."""
+        if federation.accounting is not None and (rows := federation.accounting.table(federation.state)):
+            _write(self._privacy, rows)
 
     def on_round_end(self, federation: Federation, result: RoundResult) -> None:
         """Append a row to each file."""
@@ -59,3 +64,11 @@ class CsvLog(Callback):
         """Refuse files that are not those of the run; see ``Table.take_up``."""
         for table in self._tables:
             table.take_up(state_dict.get(table.file.name, {}))
+
+
+def _write(file: Path, rows: Sequence[Mapping[str, Any]]) -> None:
+    """Write a table whole, in the place of the one that was there."""
+    with written_whole(file) as unfinished, unfinished.open("w", encoding="utf-8", newline="") as target:
+        writer = csv.DictWriter(target, rows[0])
+        writer.writeheader()
+        writer.writerows(rows)

@@ -15,7 +15,9 @@ from fedfacet.types import RoundResult
 class Disclosures(Callback):
     """A row per answered query in ``disclosures.csv``: round, client, query, kind, floats and epsilon of the noise on them.
 
-    A run whose clients are asked nothing has no such file. ``summary.json`` says under ``disclosure`` which policy held, what
+    A run that claims an epsilon by ``privacy`` adds the noise multiplier by which that counts the answer; infinity is of what
+    tells nothing. A run whose clients are asked nothing has no such file.
+    ``summary.json`` says under ``disclosure`` which policy held, what
     kinds of answers the server has of how many clients, and the most floats that any client gave.
     """
 
@@ -28,6 +30,8 @@ class Disclosures(Callback):
 
     def on_round_end(self, federation: Federation, result: RoundResult) -> None:
         """Append a row per answer."""
+        accounting = federation.accounting
+        counts = accounting is not None and accounting.claims
         self.table.append(
             *(
                 {
@@ -37,6 +41,7 @@ class Disclosures(Callback):
                     "kind": answer.kind,
                     "floats": answer.floats_up,
                     "epsilon": "" if answer.epsilon is None else answer.epsilon,
+                    **({"noise_multiplier": "" if answer.counted is None else answer.counted} if counts else {}),
                 }
                 for answer in result.disclosed
             )

@@ -101,6 +101,7 @@ class Summary(Callback):
             **dict.fromkeys(TOTALS, 0),
             **self.totals,
             **({"devices": federation.clock.summary(federation.state.devices)} if federation.clock is not None else {}),
+            **({"privacy": federation.accounting.summary(federation.state)} if federation.accounting is not None else {}),
             "model_digest": state.digest(model),
             **({"frozen_digest": federation.state.frozen_digest} if federation.state.frozen_digest else {}),
             "data_digest": federation.state.data_digest,

@@ -31,6 +31,7 @@ def answer(clients: "Clients", query: Query, task: ClientTask) -> Answer:
         train_until=partial(_train_until, clients, task),
         looked_at=len(data) if program.data_hooks is not None else 0,
         needs=clients.needs[task.client_id] if clients.needs else None,
+        noise_seed=clients.noise_seed(task.seed),
     )
     try:
         return query.answer(context)

@@ -33,6 +33,7 @@ from fedfacet.clients.probed_clients import ProbedClients
 from fedfacet.data.dataset import Dataset
 from fedfacet.data.fingerprint import fingerprint
 from fedfacet.objectives.classification import OptimizerFactory, sums_gradients
+from fedfacet.privacy.base import Privacy
 from fedfacet.privacy.dp_sgd import DPSGD
 from fedfacet.transforms.base import UpdateTransform
 from fedfacet.types import (
@@ -247,7 +248,7 @@ class Training:
         """Leave the gradient of a step of DP-SGD, and return the batch's mean loss."""
         clients, task, num_samples = self.clients, self.task, len(self.indices)
         batch = clients.batch(self.indices[positions], task, step) if len(positions) else None
-        draw = rng.stream(task.seed, "gradient-noise", task.round, task.client_id, step)
+        draw = rng.stream(clients.noise_seed(task.seed), "gradient-noise", task.round, task.client_id, step)
         return private.backward(batch, min(clients.local.batch_size, num_samples), draw)
 
     def finish(self) -> ClientUpdate:
@@ -299,6 +300,7 @@ class Clients:
         other_objectives: of models of other shapes, for an aggregator that sends such models to some clients.
         whole_fingerprint: whether the data set's digest looks at every input.
         privacy: how gradients are made private; ``None`` where they are not.
+        server_privacy: how the server makes models private, whose key the noise on answers has too; ``None`` where it does not.
         hides_attributes: whether clients do not know the attributes of their samples.
         held_out: clients that never take part and only measure, numbered after the others; ``None`` for none.
         needs: what a round takes on each client's device; empty without devices.
@@ -322,6 +324,7 @@ class Clients:
     other_objectives: Sequence[L.LightningModule] = ()
     whole_fingerprint: bool = False
     privacy: DPSGD | None = None
+    server_privacy: Privacy | None = None
     hides_attributes: bool = False
     held_out: Partition | None = None
     needs: list[RoundNeeds] = field(default_factory=list)
@@ -396,7 +399,7 @@ class Clients:
             raise ValueError("Expected a client to hold at least one sample, but it holds none: mend the partition.")
         if self.privacy is not None:
             for step in itertools.count():
-                draw = rng.stream(task.seed, "private-batches", task.round, task.client_id, step)
+                draw = rng.stream(self.noise_seed(task.seed), "private-batches", task.round, task.client_id, step)
                 yield self.privacy.batch(draw, num_samples, size)
         if num_samples <= size and not replaced:  # all in one batch, in which they have no order
             yield from itertools.repeat(np.arange(num_samples))
@@ -412,6 +415,11 @@ class Clients:
         if self.dataset.augmentation is not None:
             generator = rng.stream(task.seed, "augmentation", task.round, task.client_id, step)
         return self.shown.batch(indices, self.device, self.memory_format, generator)
+
+    def noise_seed(self, seed: int) -> int:
+        """Return what a client's noise is drawn from: the run's seed, mixed with the noise key where there is one."""
+        privacy = self.privacy or self.server_privacy
+        return seed if privacy is None else privacy.seed(seed)
 
     def train(self, task: ClientTask) -> ClientUpdate:
         """Run a client's local training and its transforms."""

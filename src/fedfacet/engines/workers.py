@@ -145,7 +145,9 @@ class WorkersEngine(Engine):
         if not self._clients:
             clients = self.clients
             names = ("objective", "optimizer", "local", "transforms", "precision", "compile", "personal", "other_objectives")
-            arguments: dict[str, Any] = {name: getattr(clients, name) for name in (*names, "privacy", "hides_attributes")}
+            arguments: dict[str, Any] = {
+                name: getattr(clients, name) for name in (*names, "privacy", "server_privacy", "hides_attributes")
+            }
             arguments["needs"] = clients.needs
             # By its name: pickle would have the workers import whatever module comes first that has torch in it.
             arguments["memory_format"] = str(clients.memory_format).removeprefix("torch.")

@@ -1,1 +1,1 @@
-"""What a client does in its training so that single samples leave no trace."""
+"""Noise that hides samples or clients in models, and what may be asked of clients."""

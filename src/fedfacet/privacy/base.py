@@ -1,5 +1,107 @@
 """The contract of what makes models private."""
 
+import hashlib
+import hmac
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import ClassVar
 
+from fedfacet.arguments import check_choice, check_within
+from fedfacet.errors import CheckpointError, ConfigError
+from fedfacet.types import ServerState
+
+_SHORTEST_KEY = 16
+
+ACCOUNTANTS = ("rdp", "prv")
+COVERS = ("all", "updates")
+
+
+@dataclass(frozen=True, kw_only=True)
 class Privacy:
-    """Noise that hides samples or whole clients in the models: at the clients (``DPSGD``) or at the server (``CentralDP``)."""
+    """Noise that hides samples or whole clients in the models: at the clients (``DPSGD``) or at the server (``CentralDP``).
+
+    Args:
+        noise_multiplier: z, by which noise is larger than what a neighbour changes; 0 proves nothing.
+        delta: of epsilon; ``None`` where no epsilon is claimed.
+        accountant: ``"rdp"`` or ``"prv"``, of Opacus, for what is sampled; what is not is exact.
+        cover: ``"all"`` refuses parts that learn from clients what epsilon does not count; ``"updates"`` takes them, and the
+            summary says what they are.
+        noise_key_file: a file of 16 bytes or more, from which noise and sampling follow together with the seed. Without one,
+            whoever knows the run's seed can take the noise off: epsilon is then that of a simulation.
+
+    Raises:
+        ConfigError: if the file cannot be read or is too short.
+        ValueError: if a value is out of range.
+    """
+
+    unit: ClassVar[str]
+    """Of what neighbours differ by one: ``"client"`` or ``"sample"``."""
+
+    noise_multiplier: float = 1.0
+    delta: float | None = None
+    accountant: str = "rdp"
+    cover: str = "all"
+    noise_key_file: str | None = None
+    _key: bytes = field(default=b"", init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        """Check the values, and read the key."""
+        if not 0 <= self.noise_multiplier < float("inf"):
+            raise ValueError(
+                f"Expected `privacy.noise_multiplier` to be 0 or larger and finite, but got {self.noise_multiplier}."
+            )
+        if self.delta is not None:
+            check_within("privacy.delta", self.delta, "(0, 1)")
+        check_choice("privacy.accountant", self.accountant, ACCOUNTANTS)
+        check_choice("privacy.cover", self.cover, COVERS)
+        if self.noise_key_file is not None:
+            object.__setattr__(self, "_key", _key_in(Path(self.noise_key_file)))
+
+    @property
+    def claims(self) -> bool:
+        """Whether a run with it has an epsilon."""
+        return self.delta is not None and self.noise_multiplier > 0
+
+    @property
+    def is_secret(self) -> bool:
+        """Whether noise follows from a key, and not from the run's seed alone."""
+        return bool(self._key)
+
+    def seed(self, seed: int) -> int:
+        """Return what noise and sampling are drawn from: the run's seed, mixed with the key where there is one."""
+        return int(self._mixed(f"{seed}"), 16) if self._key else seed
+
+    def init(self) -> ServerState:
+        """Return the state before the first round: by what the key is known again, which tells nothing of the noise."""
+        return {"key": self._mixed("fingerprint")[:16] if self._key else ""}
+
+    def check(self, saved: ServerState) -> None:
+        """Refuse to go on with a run that began with another key.
+
+        Raises:
+            CheckpointError: saying what to do.
+        """
+        if saved.get("key", "") != self.init().get("key", ""):
+            raise CheckpointError(
+                "Expected the noise key that the run began with, but `privacy.noise_key_file` holds another, or none: give the "
+                "file that it was started with."
+            )
+
+    def _mixed(self, what: str) -> str:
+        """Return what only those can tell who know the key."""
+        return hmac.new(self._key, what.encode(), hashlib.sha256).hexdigest()
+
+
+def _key_in(file: Path) -> bytes:
+    remedy = "make one with `head -c 32 /dev/urandom > FILE`, outside the run folder"
+    try:
+        key = file.read_bytes()
+    except OSError as error:
+        raise ConfigError(
+            f"Expected `privacy.noise_key_file` to be a file that can be read, but got {file} ({error.strerror}): {remedy}."
+        ) from None
+    if len(key) < _SHORTEST_KEY:
+        raise ConfigError(
+            f"Expected at least {_SHORTEST_KEY} bytes in `privacy.noise_key_file`, but {file} has {len(key)}: {remedy}."
+        )
+    return key

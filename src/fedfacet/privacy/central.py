@@ -1,21 +1,19 @@
 """Central differential privacy of clients."""
 
-import hashlib
-import hmac
 import math
 from collections.abc import Iterable
-from dataclasses import dataclass, field
-from pathlib import Path
+from dataclasses import dataclass
 
 import torch
 
 from fedfacet import rng, state
 from fedfacet.arguments import check_within
-from fedfacet.errors import CheckpointError, ConfigError
+from fedfacet.errors import ConfigError
 from fedfacet.privacy.base import Privacy
 from fedfacet.types import ClientUpdate, ServerState, State
 
-_SHORTEST_KEY = 16
+_COUNT_NOISE = 1 / 20
+"""Of the cohort that is expected: the standard deviation that Andrew et al. recommend for the count of unclipped updates."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,102 +29,125 @@ class CentralDP(Privacy):
     Gaussian mechanism with noise multiplier z; m is the size of a cohort, which tells nothing of anybody's data. Under
     ``selector=poisson`` each client takes part with probability q by itself, which makes the rounds' epsilon smaller; under
     another selector every round counts in full. ``metrics.csv`` has the :math:`(\epsilon, \delta)` of all rounds so far as
-    ``privacy/epsilon`` (``proven_epsilon`` is the accountant): neighbours differ by one client, who is there or not. A client
-    whose update did not come counts as one of zeros, and a round without updates adds noise alone.
+    ``privacy/epsilon`` (``composed_epsilon`` is the accountant). Neighbours differ by the data of one client, which count, or
+    for which zeros stand in its updates and answers. A client whose update did not come counts as one of zeros, and a round
+    without updates adds noise alone.
+
+    With ``target_quantile`` :math:`\gamma` the norm C follows the :math:`\gamma`-quantile of the updates' norms:
+
+    .. math::
+        \tilde b = \frac{1}{m} \left( \sum_{k \in S} \left( b_k - \tfrac{1}{2} \right) + \mathcal{N}(0, \sigma_b^2) \right)
+        + \tfrac{1}{2}, \quad b_k = \mathbb{1}[\lVert \Delta_k \rVert_2 \le C], \quad
+        C \leftarrow C \exp(-\eta_C (\tilde b - \gamma))
+
+    The sum then gets noise of :math:`z_\Delta = (z^{-2} - (2 \sigma_b)^{-2})^{-1/2}` times C, so that sum and count together
+    are one Gaussian mechanism with noise multiplier z, and epsilon is what it is without.
 
     The guarantee is one towards whoever sees the server's models. The server, which adds the noise, is trusted, and so is
-    whoever sees who took part, training losses and sample counts (``metrics.csv``). Since epsilon covers models only, a
-    selector that learns from clients, or asks them anything, is refused.
+    whoever sees who took part, training losses and sample counts (``metrics.csv``). A selector that asks clients what epsilon
+    does not count, or learns from what they send, is refused unless ``cover=updates``.
 
     Source: McMahan et al., Learning Differentially Private Recurrent Language Models, ICLR 2018, arXiv:1710.06963, algorithm 1,
-    with flat clipping, equal weights and the fixed denominator :math:`f_f`. Deviations: the server clips, so that no client
-    needs to be trusted with it; the accountant is ``proven_epsilon``, and not the moments accountant.
+    with flat clipping, equal weights and the fixed denominator :math:`f_f`; Andrew et al., Differentially Private Learning with
+    Adaptive Clipping, NeurIPS 2021, arXiv:1905.03871, algorithm 1 and theorem 1. Deviations: the server clips, so that no
+    client needs to be trusted with it; the accountant is ``composed_epsilon``, and not the moments accountant.
 
     Args:
-        clip_norm: C, larger than 0 and finite, over all trainable parameters together.
+        clip_norm: C, larger than 0 and finite, over all trainable parameters together; of the first round with
+            ``target_quantile``.
         noise_multiplier: z, 0 or larger and finite; 0 only clips, and proves nothing.
         delta: of epsilon, in (0, 1); smaller than one over the number of clients, or it promises nothing.
-        noise_key_file: a file of 16 bytes or more that only the server can read, from which the noise follows together with the
-            seed. Without one, whoever knows the run's seed can take the noise off: epsilon is then that of a simulation.
+        accountant: as in ``Privacy``.
+        cover: as in ``Privacy``.
+        noise_key_file: as in ``Privacy``; one that only the server can read.
+        target_quantile: :math:`\gamma` in (0, 1); ``None`` for a norm that stays.
+        clip_norm_lr: :math:`\eta_C`, larger than 0 and finite; of ``target_quantile``.
+        clipped_count_stddev: :math:`\sigma_b`, larger than z / 2 and finite; ``None`` for m / 20, as the paper recommends.
 
     Raises:
         ConfigError: if the file cannot be read or is too short.
         ValueError: if a value is out of range.
     """
 
+    unit = "client"
+
     clip_norm: float = 1.0
-    noise_multiplier: float = 1.0
-    delta: float = 1e-5
-    noise_key_file: str | None = None
-    _key: bytes = field(default=b"", init=False, repr=False)
+    delta: float | None = 1e-5
+    target_quantile: float | None = None
+    clip_norm_lr: float = 0.2
+    clipped_count_stddev: float | None = None
 
     def __post_init__(self) -> None:
         """Check the values, and read the key."""
-        if not 0 < self.clip_norm < math.inf:
-            raise ValueError(f"Expected `privacy.clip_norm` to be larger than 0 and finite, but got {self.clip_norm}.")
-        if not 0 <= self.noise_multiplier < math.inf:
-            raise ValueError(
-                f"Expected `privacy.noise_multiplier` to be 0 or larger and finite, but got {self.noise_multiplier}."
-            )
-        check_within("privacy.delta", self.delta, "(0, 1)")
-        if self.noise_key_file is not None:
-            object.__setattr__(self, "_key", _key_in(Path(self.noise_key_file)))
+        super().__post_init__()
+        if self.delta is None:
+            raise ValueError("Expected `privacy.delta` to lie in (0, 1), but got null.")
+        for name, value in (("clip_norm", self.clip_norm), ("clip_norm_lr", self.clip_norm_lr)):
+            if not 0 < value < math.inf:
+                raise ValueError(f"Expected `privacy.{name}` to be larger than 0 and finite, but got {value}.")
+        if self.target_quantile is not None:
+            check_within("privacy.target_quantile", self.target_quantile, "(0, 1)")
+        if (stddev := self.clipped_count_stddev) is not None:
+            if self.target_quantile is None:
+                raise ValueError("Expected `privacy.clipped_count_stddev` with `privacy.target_quantile` only, but it is null.")
+            if not self.noise_multiplier / 2 < stddev < math.inf:
+                raise ValueError(
+                    "Expected `privacy.clipped_count_stddev` to be larger than half of `privacy.noise_multiplier` and finite, "
+                    f"but got {stddev}: or no noise on the sum would be enough."
+                )
 
-    def released(self, updates: Iterable[ClientUpdate], shapes: State, *, expected: int, seed: int, round: int) -> ClientUpdate:
-        """Return the noised mean of a round's updates, as an update of nobody.
+    def noise(self, expected: int) -> tuple[float, float]:
+        r"""Return the noise multiplier of the sum, :math:`z_\Delta`, and the standard deviation of the count, :math:`\sigma_b`.
+
+        Raises:
+            ConfigError: if the count's noise alone would be too little for z.
+        """
+        if self.target_quantile is None or not self.noise_multiplier:
+            return self.noise_multiplier, 0.0
+        stddev = self.clipped_count_stddev if self.clipped_count_stddev is not None else expected * _COUNT_NOISE
+        if not self.noise_multiplier < 2 * stddev:
+            raise ConfigError(
+                f"Expected cohorts of more than {self.noise_multiplier / (2 * _COUNT_NOISE):g} clients, of whose number a "
+                f"twentieth is the noise of `privacy.target_quantile`'s count, but got {expected}: give "
+                "`privacy.clipped_count_stddev` more than half of `privacy.noise_multiplier`, or leave `target_quantile` null."
+            )
+        return (self.noise_multiplier**-2 - (2 * stddev) ** -2) ** -0.5, stddev
+
+    def init(self) -> ServerState:
+        """Return the state before the first round."""
+        return super().init() | ({"clip_norm": float(self.clip_norm)} if self.target_quantile is not None else {})
+
+    def released(
+        self, server: ServerState, updates: Iterable[ClientUpdate], shapes: State, *, expected: int, seed: int, round: int
+    ) -> tuple[ServerState, ClientUpdate]:
+        """Return the next state, and the noised mean of a round's updates, as an update of nobody.
 
         Args:
+            server: the state.
             updates: each is freed once it is added.
             shapes: tensors like those in every update's ``delta``.
             expected: m, how many clients a round takes by plan.
             seed: the run's.
             round: its number.
         """
-        draw = rng.stream(int(self._mixed(f"{seed}"), 16) if self._key else seed, "central-noise", round)
-        std = self.noise_multiplier * self.clip_norm
+        own, clip_norm = self.seed(seed), float(server.get("clip_norm", self.clip_norm))
+        multiplier, count_std = self.noise(expected)
+        draw = rng.stream(own, "central-noise", round)
+        std = multiplier * clip_norm
         total = {
             name: torch.as_tensor(std * draw.standard_normal(tuple(tensor.shape)), dtype=torch.float64)
             for name, tensor in shapes.items()
         }
+        above_half = 0.0  # the sum of b_k - 1/2, which nobody moves by more than 1/2
         for update in updates:
             norm = state.norm(update.delta)
-            factor = 1.0 if norm <= self.clip_norm else self.clip_norm / norm
+            above_half += 0.5 if norm <= clip_norm else -0.5
+            factor = 1.0 if norm <= clip_norm else clip_norm / norm
             for name, tensor in update.delta.items():
                 total[name].add_(tensor, alpha=factor)
         mean = {name: (tensor / expected).to(shapes[name].dtype) for name, tensor in total.items()}
-        return ClientUpdate(-1, mean, {}, 1, 1, 1.0, {})
-
-    def init(self) -> ServerState:
-        """Return by what the key is known again, which tells nothing of the noise; nothing where there is no key."""
-        return {"key": self._mixed("fingerprint")[:16] if self._key else ""}
-
-    def check(self, saved: ServerState) -> None:
-        """Refuse to go on with a run that began with another key.
-
-        Raises:
-            CheckpointError: saying what to do.
-        """
-        if saved != self.init():
-            raise CheckpointError(
-                "Expected the noise key that the run began with, but `privacy.noise_key_file` holds another, or none: give the "
-                "file that it was started with."
-            )
-
-    def _mixed(self, what: str) -> str:
-        """Return what only those can tell who know the key."""
-        return hmac.new(self._key, what.encode(), hashlib.sha256).hexdigest()
-
-
-def _key_in(file: Path) -> bytes:
-    remedy = "make one with `head -c 32 /dev/urandom > FILE`, outside the run folder"
-    try:
-        key = file.read_bytes()
-    except OSError as error:
-        raise ConfigError(
-            f"Expected `privacy.noise_key_file` to be a file that can be read, but got {file} ({error.strerror}): {remedy}."
-        ) from None
-    if len(key) < _SHORTEST_KEY:
-        raise ConfigError(
-            f"Expected at least {_SHORTEST_KEY} bytes in `privacy.noise_key_file`, but {file} has {len(key)}: {remedy}."
-        )
-    return key
+        if self.target_quantile is not None:
+            noise = count_std * float(rng.stream(own, "central-clipped-count", round).standard_normal())
+            unclipped = (above_half + noise) / expected + 0.5
+            server = {**server, "clip_norm": clip_norm * math.exp(-self.clip_norm_lr * (unclipped - self.target_quantile))}
+        return server, ClientUpdate(-1, mean, {}, 1, 1, 1.0, {})

@@ -7,9 +7,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedfacet.privacy.base import Privacy
+from fedfacet.types import ServerState
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class DPSGD(Privacy):
     r"""Every sample's gradient is clipped, their sum is noised, and no sample is sure to be in a batch.
 
@@ -24,30 +25,50 @@ class DPSGD(Privacy):
     It protects every single sample of a client against whoever sees models, those of the client and all that come of them. Two
     data sets are neighbours if one has a sample whose gradient is 0 in the place of the other's (Kairouz et al., 2021,
     arXiv:2103.00039, "zero-out"), so that n is no secret. Sums of training losses, which clients tell the server, are not
-    covered, nor are answers to queries. Batches and noise are functions of the run's seed: whoever knows it can take them off.
+    covered, nor are answers to queries without noise; with ``delta`` a selector that asks for such is refused unless
+    ``cover=updates``.
+
+    Every client has an :math:`(\epsilon, \delta)` of its own, by its steps and by q: ``privacy.csv`` has each client's, the
+    summary their median and maximum, and ``privacy/epsilon`` in ``metrics.csv`` is the largest.
 
     Source: Abadi et al., Deep Learning with Differential Privacy, CCS 2016, arXiv:1607.00133, algorithm 1, whose accountant
     assumes such batches too.
 
-    Attributes:
+    Args:
         noise_multiplier: z, 0 or larger and finite; 0 only clips.
         max_grad_norm: C, larger than 0 and finite, over all trainable parameters together.
+        delta: of epsilon, in (0, 1), well below one part of a client's samples; ``None`` claims no epsilon.
+        accountant: as in ``Privacy``.
+        cover: as in ``Privacy``.
+        noise_key_file: as in ``Privacy``; one that the server cannot read. Noise and batches follow from it.
+        max_epsilon: a client stops taking part before its epsilon would exceed this; ``None`` for no limit.
 
     Raises:
+        ConfigError: if the file cannot be read or is too short.
         ValueError: if a value is out of range.
     """
 
-    noise_multiplier: float = 1.0
+    unit = "sample"
+
     max_grad_norm: float = 1.0
+    max_epsilon: float | None = None
 
     def __post_init__(self) -> None:
-        """Check the values."""
-        if not 0 <= self.noise_multiplier < math.inf:
-            raise ValueError(
-                f"Expected `privacy.noise_multiplier` to be 0 or larger and finite, but got {self.noise_multiplier}."
-            )
+        """Check the values, and read the key."""
+        super().__post_init__()
+        if self.max_epsilon is not None:
+            if not 0 < self.max_epsilon < math.inf:
+                raise ValueError(f"Expected `privacy.max_epsilon` to be larger than 0 and finite, but got {self.max_epsilon}.")
+            if not self.claims:
+                raise ValueError(
+                    "Expected `privacy.delta` and noise for `privacy.max_epsilon`, but there is no epsilon without."
+                )
         if not 0 < self.max_grad_norm < math.inf:
             raise ValueError(f"Expected `privacy.max_grad_norm` to be larger than 0 and finite, but got {self.max_grad_norm}.")
+
+    def init(self) -> ServerState:
+        """Return the state before the first round; nothing without key and epsilon."""
+        return super().init() if self.claims or self.is_secret else {}
 
     def sampling_rate(self, num_samples: int, batch_size: int) -> float:
         """Return q in (0, 1]."""

@@ -79,6 +79,13 @@ class ClientSelector(ABC):
     generator of its own.
     """
 
+    observes_cohorts_alone: ClassVar[bool] = False
+    """Whether ``observe`` looks at nothing but who was asked to train; it is then handed nothing else of the round.
+
+    What depends on that alone tells nothing of anybody's data, and goes with an epsilon. A class must say so itself: what it
+    inherits does not count, since it may have an ``observe`` of its own.
+    """
+
     metrics: ClassVar[Callable[..., Mapping[str, float]] | None] = None
     """``metrics(self, server, result)`` returns what a finished round came to, before anything is learnt from it.
 
@@ -111,7 +118,8 @@ class ClientSelector(ABC):
     sampling_rate: ClassVar[Callable[..., float] | None] = None
     """``sampling_rate(self, cohort_size, num_clients)`` returns with what probability each client takes part by itself.
 
-    ``None`` where it depends on others who takes part, as it does if the size of cohorts is fixed.
+    ``None`` where it depends on others who takes part, as it does if the size of cohorts is fixed. A class must say so itself:
+    an accountant does not believe what it inherits, since it may have a ``select`` of its own.
     """
 
     needs_devices: bool = False

@@ -19,6 +19,8 @@ class RoundRobinSelector(ClientSelector):
 
     taxonomy = Taxonomy("selection fairness", "DSRT", ("θ",), "participation count", "ranking", "fixed rounds")
 
+    observes_cohorts_alone = True
+
     def init(self, facts: Facts) -> ServerState:
         """Return how often each client has been asked: never."""
         return {"counts": torch.zeros(facts.num_clients, dtype=torch.int64)}

@@ -36,6 +36,7 @@ class QueryContext:
         train_until: takes the first steps of that training, as many as it is given or all if there are fewer.
         looked_at: samples that go through the model before the first step, where the objective looks at them (FedPAC's does).
         needs: what a round takes on the client's device; ``None`` without devices.
+        noise_seed: what noise on answers is drawn from; ``None`` for the run's seed.
     """
 
     data: ClientData
@@ -49,6 +50,12 @@ class QueryContext:
     train_until: Callable[[int], HalfTrained] = _cannot_train
     looked_at: int = 0
     needs: RoundNeeds | None = None
+    noise_seed: int | None = None
+
+    def noise(self, purpose: str) -> np.random.Generator:
+        """Return the generator of noise on an answer, which follows from the noise key where there is one."""
+        seed = self.seed if self.noise_seed is None else self.noise_seed
+        return rng.stream(seed, purpose, self.round, self.client_id)
 
     def stream(self, purpose: str, *keys: int) -> np.random.Generator:
         """Return the generator of a named draw of this client in this round."""
@@ -97,6 +104,21 @@ class Query(ABC):
         Raises:
             ConfigError: naming what is missing, and what does without.
         """
+
+    def counted(self, unit: str) -> float | None:
+        """Return the noise multiplier of the answer as a Gaussian mechanism, by which an epsilon can count it.
+
+        That is the standard deviation of its noise over its sensitivity: the most that it differs by, in the l2 norm, between
+        neighbours that differ by one ``unit``, whose data count or count for nothing.
+
+        Args:
+            unit: ``"sample"``, of a client whose number of samples is public; or ``"client"``, where zeros stand in the place
+                of the answer.
+
+        Returns:
+            Infinity where neighbours answer the same; ``None`` without noise, or without a bound on the sensitivity.
+        """
+        return None
 
     @abstractmethod
     def answer(self, context: QueryContext) -> Answer:

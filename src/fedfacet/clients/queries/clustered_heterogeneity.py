@@ -17,6 +17,7 @@ from fedfacet.clients.attribute_clusters import cluster_attributes
 from fedfacet.clients.biased_model import train_biased
 from fedfacet.clients.image_statistics import image_statistics
 from fedfacet.clients.queries.base import Query, QueryContext
+from fedfacet.clients.queries.noise import checked_multiplier, noisy_triplet
 from fedfacet.errors import ConfigError
 from fedfacet.heterogeneity import InteractionMatrix
 from fedfacet.types import Answer
@@ -56,6 +57,7 @@ class ClusteredHeterogeneity(Query):
         max_attributes: the largest number of attribute values looked for, 2 or larger; the attribute imbalance is
             1 - H(A) / log(max_attributes), so it should be the number of values that there are in the federation.
         max_components: principal components of a view, 1 or larger.
+        noise_multiplier: z of Gaussian noise on the triplet, as in ``noisy_triplet``; ``None`` for none.
 
     Note:
         A client that does hold a single attribute value finds none either, and gives the neutral answer too, or nearly: of 40
@@ -76,8 +78,10 @@ class ClusteredHeterogeneity(Query):
     reach: float = 0.5
     max_attributes: int = 2
     max_components: int = 5
+    noise_multiplier: float | None = None
 
     def __post_init__(self) -> None:
+        checked_multiplier(self.noise_multiplier)
         check_whole("bias_steps", self.bias_steps, 0)
         check_whole("depths", self.depths)
         check_whole("max_attributes", self.max_attributes, 2)
@@ -94,10 +98,15 @@ class ClusteredHeterogeneity(Query):
                 "(selector=uniform, say)."
             )
 
+    def counted(self, unit: str) -> float | None:
+        """Return the noise multiplier, for samples as for clients; see ``Query.counted``."""
+        return self.noise_multiplier
+
     def answer(self, context: QueryContext) -> Answer:
         """Return the estimated [class imbalance, attribute imbalance, spurious correlation]."""
         samples = len(context.data) + self.bias_steps * min(context.batch_size, len(context.data))
-        return Answer(value=list(self.estimate(context).triplet), floats_up=3, samples=samples)
+        triplet = noisy_triplet(self.estimate(context).triplet, self.noise_multiplier, context, self.name)
+        return Answer(value=triplet, floats_up=3, samples=samples)
 
     def estimate(self, context: QueryContext) -> InteractionMatrix:
         """Return the estimated interaction matrix, shape (Y, max_attributes); it stays with the client."""

@@ -1,29 +1,51 @@
 """How much data a client has, of which classes, with which attribute values."""
 
+import math
+
 import numpy as np
 
 from fedfacet.clients.queries.base import Query, QueryContext
+from fedfacet.clients.queries.noise import CountNoise
 from fedfacet.heterogeneity import InteractionMatrix
 from fedfacet.types import Answer
 
 
 class NumSamples(Query):
-    """Ask for n_k, the number of a client's samples. One number leaves the client; nothing passes through a model."""
+    """Ask for n_k, the number of a client's samples. One number leaves the client; nothing passes through a model.
+
+    Args:
+        noise_multiplier: as in ``CountNoise``.
+        max_norm: as in ``CountNoise``.
+    """
 
     name = "num_samples"
     kind = "size"
     reads = frozenset[str]()
     needs_model = False
 
+    def __init__(self, *, noise_multiplier: float | None = None, max_norm: float | None = None) -> None:
+        self.noise = CountNoise(noise_multiplier, max_norm)
+
+    def counted(self, unit: str) -> float | None:
+        """Return the noise multiplier; infinity for samples, since neighbours have as many."""
+        return math.inf if unit == "sample" else self.noise.counted(unit)
+
     def answer(self, context: QueryContext) -> Answer:
         """Return n_k."""
-        return Answer(len(context.data), floats_up=1, samples=0)
+        number = len(context.data)
+        if self.noise.noise_multiplier is None:
+            return Answer(number, floats_up=1, samples=0)
+        return Answer(float(self.noise.on(np.array([float(number)]), context, self.name)[0]), floats_up=1, samples=0)
 
 
 class LabelHistogram(Query):
     """Ask for the number of a client's samples of each class; Y numbers leave the client, and nothing passes through a model.
 
     Source: De Cesare et al., Federated Learning Beyond Uniform Participation, section 4.2.
+
+    Args:
+        noise_multiplier: as in ``CountNoise``.
+        max_norm: as in ``CountNoise``.
     """
 
     name = "label_histogram"
@@ -31,10 +53,19 @@ class LabelHistogram(Query):
     reads = frozenset({"y"})
     needs_model = False
 
+    def __init__(self, *, noise_multiplier: float | None = None, max_norm: float | None = None) -> None:
+        self.noise = CountNoise(noise_multiplier, max_norm)
+
+    def counted(self, unit: str) -> float | None:
+        """Return the noise multiplier; see ``Query.counted``."""
+        return self.noise.counted(unit)
+
     def answer(self, context: QueryContext) -> Answer:
         """Return the Y counts."""
         num_classes = context.data.dataset.num_classes
-        return Answer(np.bincount(context.data.y, minlength=num_classes).tolist(), floats_up=num_classes, samples=0)
+        counts = np.bincount(context.data.y, minlength=num_classes)
+        noisy = self.noise.on(counts.astype(np.float64), context, self.name) if self.noise.noise_multiplier else counts
+        return Answer(noisy.tolist(), floats_up=num_classes, samples=0)
 
 
 class DisclosedInteractionMatrix(Query):
@@ -46,7 +77,9 @@ class DisclosedInteractionMatrix(Query):
     suggests noise and gives no rule; this is the Laplace mechanism (Dwork et al., 2006).
 
     Args:
-        epsilon: of the noise, as in ``noisy_matrix``; ``None`` for none.
+        epsilon: of Laplace noise, as in ``noisy_matrix``; ``None`` for none.
+        noise_multiplier: of Gaussian noise, as in ``CountNoise``; an epsilon of the run counts this one.
+        max_norm: as in ``CountNoise``.
     """
 
     name = "interaction_matrix"
@@ -54,17 +87,25 @@ class DisclosedInteractionMatrix(Query):
     reads = frozenset({"y", "a"})
     needs_model = False
 
-    def __init__(self, *, epsilon: float | None = None) -> None:
-        self.epsilon = checked_epsilon(epsilon)
+    def __init__(
+        self, *, epsilon: float | None = None, noise_multiplier: float | None = None, max_norm: float | None = None
+    ) -> None:
+        self.epsilon = checked_epsilon(epsilon, noise_multiplier)
+        self.noise = CountNoise(noise_multiplier, max_norm)
+
+    def counted(self, unit: str) -> float | None:
+        """Return the noise multiplier of the counts; see ``Query.counted``."""
+        return self.noise.counted(unit)
 
     def answer(self, context: QueryContext) -> Answer:
         """Return N^k, row y and column a."""
-        counts_YA = noisy_matrix(context, self.epsilon).counts
-        value = counts_YA.astype(int) if self.epsilon is None else counts_YA
+        counts_YA = noisy_matrix(context, self.epsilon, self.noise, self.name).counts
+        exact = self.epsilon is None and self.noise.noise_multiplier is None
+        value = counts_YA.astype(int) if exact else counts_YA
         return Answer(value.tolist(), floats_up=counts_YA.size, samples=0)
 
 
-def noisy_matrix(context: QueryContext, epsilon: float | None) -> InteractionMatrix:
+def noisy_matrix(context: QueryContext, epsilon: float | None, noise: CountNoise, name: str) -> InteractionMatrix:
     r"""Return a client's interaction matrix, with noise that hides any one of its samples.
 
     Each count becomes :math:`\max(0, N^k_{ya} + \mathrm{Laplace}(1 / \epsilon))`. A sample more or less changes one count by
@@ -73,20 +114,24 @@ def noisy_matrix(context: QueryContext, epsilon: float | None) -> InteractionMat
 
     Args:
         context: of the query.
-        epsilon: larger than 0; ``None`` for no noise.
+        epsilon: larger than 0; ``None`` for no such noise.
+        noise: Gaussian noise; none where there is an epsilon.
+        name: of the query, by which the Gaussian noise is drawn.
 
     Raises:
         DisclosureError: if the client does not know the attributes of its samples.
     """
     matrix = context.data.interaction_matrix
     if epsilon is None:
-        return matrix
-    noise = context.stream("disclosure-noise").laplace(scale=1 / epsilon, size=matrix.counts.shape)
-    return InteractionMatrix(np.maximum(0.0, matrix.counts + noise))
+        return matrix if noise.noise_multiplier is None else InteractionMatrix(noise.on(matrix.counts, context, name))
+    laplace = context.noise("disclosure-noise").laplace(scale=1 / epsilon, size=matrix.counts.shape)
+    return InteractionMatrix(np.maximum(0.0, matrix.counts + laplace))
 
 
-def checked_epsilon(epsilon: float | None) -> float | None:
-    """Return it, or raise ``ValueError`` if it is no positive number."""
+def checked_epsilon(epsilon: float | None, noise_multiplier: float | None = None) -> float | None:
+    """Return it, or raise ``ValueError`` if it is no positive number, or one of two kinds of noise."""
+    if epsilon is not None and noise_multiplier is not None:
+        raise ValueError("Expected `epsilon`, of Laplace noise, or `noise_multiplier`, of Gaussian noise, but got both.")
     if epsilon is not None and not 1e-9 <= epsilon < float("inf"):
         raise ValueError(f"Expected `epsilon` to be larger than 0 and finite, or null for no noise, but got {epsilon}.")
     return epsilon

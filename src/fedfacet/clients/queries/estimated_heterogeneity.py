@@ -13,6 +13,7 @@ from fedfacet import rng
 from fedfacet.arguments import check_choice, check_whole, check_within
 from fedfacet.clients.biased_model import balanced_weights, optimizer_step, train_biased
 from fedfacet.clients.queries.base import Query, QueryContext
+from fedfacet.clients.queries.noise import checked_multiplier, noisy_triplet
 from fedfacet.errors import ConfigError
 from fedfacet.heterogeneity import InteractionMatrix
 from fedfacet.objectives.attribute_head import AttributeHeadObjective
@@ -59,6 +60,7 @@ class EstimatedHeterogeneity(Query):
         min_class_samples: with one against the rest, classes with fewer samples on the client are left out of the search for
             the pivot and get no model of their own; 1 or larger.
         pivot: ``"smallest_difference"`` (paper) or ``"lowest_class"`` (released code).
+        noise_multiplier: z of Gaussian noise on the triplet, as in ``noisy_triplet``; ``None`` for none.
     """
 
     name = "heterogeneity"
@@ -74,8 +76,10 @@ class EstimatedHeterogeneity(Query):
     multiclass: str = "auto"
     min_class_samples: int = 2
     pivot: str = "smallest_difference"
+    noise_multiplier: float | None = None
 
     def __post_init__(self) -> None:
+        checked_multiplier(self.noise_multiplier)
         check_whole("bias_steps", self.bias_steps)
         check_whole("attribute_steps", self.attribute_steps)
         check_whole("min_class_samples", self.min_class_samples)
@@ -87,10 +91,16 @@ class EstimatedHeterogeneity(Query):
         """Refuse a model without ``features(x)`` and a linear ``head``."""
         _num_features(model)
 
+    def counted(self, unit: str) -> float | None:
+        """Return the noise multiplier, for samples as for clients; see ``Query.counted``."""
+        return self.noise_multiplier
+
     def answer(self, context: QueryContext) -> Answer:
         """Return the estimated [class imbalance, attribute imbalance, spurious correlation]."""
         matrix, samples = self.estimate(context)
-        return Answer(value=list(matrix.triplet), floats_up=3, samples=samples)
+        return Answer(
+            value=noisy_triplet(matrix.triplet, self.noise_multiplier, context, self.name), floats_up=3, samples=samples
+        )
 
     def estimate(self, context: QueryContext) -> tuple[InteractionMatrix, int]:
         """Return the estimated interaction matrix, shape (Y, 2), and how many samples went through a model for it.

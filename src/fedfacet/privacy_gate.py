@@ -1,0 +1,142 @@
+"""What a run that claims an epsilon refuses: parts that learn from clients what nobody counts."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from fedfacet.accounting import Accounting, in_words, remedy
+from fedfacet.aggregators.base import Aggregator
+from fedfacet.clients.program import Clients
+from fedfacet.clients.queries.base import Query
+from fedfacet.compatibility import OPTIONAL
+from fedfacet.errors import ConfigError
+from fedfacet.optional import required
+from fedfacet.privacy.base import Privacy
+from fedfacet.privacy.central import CentralDP
+from fedfacet.privacy.dp_sgd import DPSGD
+from fedfacet.schedulers.base import Scheduler
+from fedfacet.selectors.base import ClientSelector
+from fedfacet.types import Broadcast, ClientTask
+
+ALWAYS_OUTSIDE = {
+    "client": "sample counts, training losses and who took part",
+    "sample": "training losses and who took part",
+}
+"""Unit -> what ``metrics.csv`` tells whoever sees it, whatever the parts are."""
+
+
+def account(
+    clients: Clients,
+    central: CentralDP | None,
+    aggregator: Aggregator,
+    selector: ClientSelector,
+    scheduler: Scheduler | None,
+    cohort_size: int,
+    names: Mapping[str, Any],
+) -> Accounting | None:
+    """Hold parts to what an epsilon covers, and return the ledger of what it counts; ``None`` without ``privacy``.
+
+    Raises:
+        ConfigError: naming a part by which clients' data would have an influence that nobody counts.
+    """
+    privacy: Privacy | None = central or clients.privacy
+    if privacy is None:
+        return None
+    if central is not None:
+        _check_sums(clients, central, aggregator, selector, cohort_size, names)
+    questions, outside = {}, [ALWAYS_OUTSIDE[privacy.unit]]
+    for query, of in _asked(selector, aggregator, names):
+        if (multiplier := query.counted(privacy.unit)) is not None:
+            questions[query.name] = multiplier
+            continue
+        # Central noise covers models that nobody else's knowledge has gone into, whether or not it is large enough to prove.
+        if privacy.cover == "all" and (privacy.claims or central is not None):
+            raise _refusal(names, f"{of} asks clients for `{query.name}`, which it does not count: {remedy(query.name)}")
+        outside.append(in_words(query))
+    metric = str(getattr(scheduler, "metric", "val/"))
+    for learns, what, instead in (
+        (
+            selector.observe is not None and not stated(selector, "observes_cohorts_alone"),
+            f"selector={names['selector']} learns from what clients send",
+            "choose poisson, uniform or round_robin",
+        ),
+        (not metric.startswith("val/"), f"the scheduler follows {metric}", "choose a metric of the validation set"),
+    ):
+        if learns and privacy.cover == "all" and (privacy.claims or central is not None):
+            raise _refusal(names, f"{what}: {instead}, or privacy.cover=updates")
+        outside += [f"what is told where {what}"] if learns else []
+    if isinstance(privacy, CentralDP):
+        # What is inherited does not count: its own `select` may draw in another way.
+        sampled = selector.sampling_rate if stated(selector, "sampling_rate") else None
+        rates = [sampled(cohort_size, clients.partition.num_clients) if sampled is not None else 1.0]
+        ledger = Accounting(privacy=privacy, questions=questions, outside=tuple(outside), rates=rates)
+    else:
+        ledger = _of_samples(clients, clients.privacy, questions, tuple(outside))
+    if ledger.claims and any(rate < 1 for rate in ledger.rates):
+        required("opacus", extra="privacy", wanted_by="the epsilon of what is drawn at random, which `privacy` tells")
+    return ledger
+
+
+def stated(part: object, name: str) -> Any:
+    """Return what a part's class says of itself; ``None`` where it only inherits it."""
+    return vars(type(part)).get(name)
+
+
+def _of_samples(
+    clients: Clients, privacy: DPSGD | None, questions: Mapping[str, float], outside: tuple[str, ...]
+) -> Accounting:
+    assert privacy is not None
+    sizes = list(map(len, clients.partition.indices))
+    return Accounting(
+        privacy=privacy,
+        questions=questions,
+        outside=outside,
+        rates=[privacy.sampling_rate(n, clients.local.batch_size) for n in sizes],
+        planned=[clients.num_steps(ClientTask(k, 1, 0, Broadcast({}))) for k in range(len(sizes))],
+        max_epsilon=privacy.max_epsilon,
+    )
+
+
+def _asked(selector: ClientSelector, aggregator: Aggregator, names: Mapping[str, Any]) -> list[tuple[Query, str]]:
+    """Return the questions that parts are known to put, and who puts them."""
+    found = [(query, f"selector={names['selector']}") for query in vars(selector).values() if isinstance(query, Query)]
+    reported = aggregator.report() if aggregator.report is not None else None
+    return found + ([(reported, f"aggregator={names['aggregator']}")] if isinstance(reported, Query) else [])
+
+
+def _check_sums(
+    clients: Clients,
+    privacy: CentralDP,
+    aggregator: Aggregator,
+    selector: ClientSelector,
+    cohort_size: int,
+    names: Mapping[str, Any],
+) -> None:
+    """Refuse what would go past the noised sum of updates, or past the number that it is divided by."""
+    privacy.noise(cohort_size)
+    name, objective = f"selector={names['selector']}", f"objective={names['objective']} or its correction"
+    sends = sorted(getattr(clients.objective, "gives", frozenset()) - OPTIONAL)
+    statistics = [name for program in clients.programs for name in program.buffers if name not in clients.personal]
+    for refused, what in (
+        (
+            not stated(aggregator, "takes_mean"),
+            f"aggregator={names['aggregator']} looks at each: choose fedavg, fedavgm or fedadam",
+        ),
+        (aggregator.weighting != "equal", "`aggregator.weighting` weights them by samples: choose equal"),
+        (statistics, f"clients send running statistics, {statistics[0]!r}: choose a model without" if statistics else ""),
+        (sends, f"{objective} sends {sends[0]!r}: choose another" if sends else ""),
+        (len(clients.programs) > 1, "clients hold parts of the model: choose capacity=whole submodel=whole"),
+        (
+            selector.fedavg_rounds,
+            f"in its first rounds {name} takes everybody, more than what the sum is divided by: choose poisson or uniform, or "
+            "selector.pretraining_rounds=0",
+        ),
+    ):
+        if refused:
+            raise _refusal(names, what)
+
+
+def _refusal(names: Mapping[str, Any], what: str) -> ConfigError:
+    covers = "the noised sum of updates has an influence on for privacy=central, whose epsilon covers that"
+    if names.get("privacy") != "central":
+        covers = "clients' noised steps have an influence on for `privacy`, whose epsilon covers them"
+    return ConfigError(f"Expected models that nothing but {covers} alone, but {what}.")
