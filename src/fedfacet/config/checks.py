@@ -70,8 +70,8 @@ SETTINGS: dict[str, Any] = {
     "round": int | None,
     "clients": list[int] | None,
     "delta": float,
-    "card": _NAME,
-    "roster": _NAME,
+    "card": str,
+    "roster": str,
 }
 """What the settings may be that belong to no class; those of a class are held to its signature."""
 

@@ -220,8 +220,6 @@ class Exchange:
     def _check(self, order: Order, ticket: Ticket, letter: Letter) -> None:
         """Hold an answer to its order, before anything in it is looked at."""
         client, body = self.roster.clients[order.client].name, letter.body
-        if ticket.site != order.site:
-            raise Lost(f"a letter for {client} came from {ticket.site}, and {order.site} holds that client")
         if body.get("client") != order.client:
             raise Lost(f"{ticket.site} answers for client {body.get('client')!r} in the place of {client}")
         if body.get("round") != self.round:
