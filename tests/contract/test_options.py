@@ -113,7 +113,7 @@ def assert_yaml_and_module_share_one_name(file, found):
     siblings = [str(OmegaConf.load(sibling).get("_target_")) for sibling in file.parent.glob("*.yaml")]
     for _, node in found:
         target = node["_target_"]
-        if not target.startswith("fedfacet.") or siblings.count(target) > 1 or option == "default":
+        if not target.startswith("fedfacet.") or siblings.count(target) > 1 or option in ("default", "deployed"):
             continue
         if target.startswith("fedfacet.clients.queries.") and target not in siblings:
             continue

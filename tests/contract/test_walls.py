@@ -120,7 +120,7 @@ NO_READERS = {"dataset", "augmentation", "fingerprint", "federated", "held_out_c
 
 
 def test_a_deployed_server_loads_no_reader_of_samples():
-    """In a fresh interpreter: all that ``serve.py`` runs, but for ``opened``, which trains where the data lie too."""
+    """In a fresh interpreter: all that ``serve.py`` runs in its own process."""
     ours = [
         path.stem for path in (SRC / "fedfacet" / "deploy").glob("*.py") if path.stem not in AT_SITES | {"__init__", "loopback"}
     ]
