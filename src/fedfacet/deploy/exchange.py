@@ -91,7 +91,8 @@ class Exchange:
         sites = dict.fromkeys(member.site for member in self.roster.clients)
         if absent := [site for site in sites if not self.transport.sites().get(site)]:
             raise ConfigError(
-                f"Expected every site of the roster to be connected, but {absent[0]} is not: have it join, or name its client.yaml in `deploy.clients`."
+                f"Expected every site of the roster to be connected, but {absent[0]} is not: have it join, or "
+                "name its client.yaml in `deploy.clients`."
             )
         for site in sites:
             self._greet(site)
