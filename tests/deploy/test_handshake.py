@@ -219,7 +219,6 @@ def test_a_site_refuses_what_it_does_not_know_and_writes_down_what_came(copy, de
 
 
 def test_check_and_verify_and_their_sentences(pilot, copy, capsys, deployed, tmp_path):
-    change(copy / "site_0" / "client.yaml", keep_letters=True)
     federation = deployed("method=scaffold", run_dir=tmp_path, transport=sites_of(copy), folder=copy)
     for _ in range(3):
         federation.run_round()

@@ -51,8 +51,8 @@ def write_pilot(data: FederatedData, name: str, folder: Path, num_sites: int) ->
     _write(folder / "roster.yaml", {"clients": roster})
     for site, clients in sites.items():
         policy = {"queries": sorted(known_queries())}
-        settings = {"site": site, "card": "../card.yaml", "clients": clients, "state": "state", "device": "cpu"}
-        _write(folder / site / "client.yaml", {**settings, "policy": policy})
+        settings = {"site": site, "card": "../card.yaml", "clients": clients, "state": "state"}
+        _write(folder / site / "client.yaml", {**settings, "device": "cpu", "keep_letters": True, "policy": policy})
     return [folder / site / "client.yaml" for site in sites]
 
 
