@@ -116,6 +116,10 @@ def test_another_card_another_version_and_other_yamls(copy, deployed, tmp_path, 
     ("override", "sentence"),
     [
         ("callbacks=default", "Expected callbacks that need no data, but `evaluate` wants `group_weights`"),
+        (
+            "partition.local_holdout=0.2",
+            "Expected settings that do without the clients' data, but got `partition.local_holdout`",
+        ),
         ("devices=uniform", "Expected settings that do without the clients' data, but got `devices`"),
         ("server_data=validation", "Expected settings that do without the clients' data, but got `server_data`"),
         ("engine=workers", "Expected settings that do without the clients' data, but got `engine`"),

@@ -169,22 +169,15 @@ class DeployedEngine(Engine):
         away = []
         for number, outcome in zip(new, found, strict=True):
             client = orders[number].client
-            if isinstance(outcome, Lost):
-                if outcome.code == "policy":
-                    raise EngineError(
-                        f"Expected client {self.roster.clients[client].name} to answer, but {outcome}: choose another method."
-                    )
-                log.warning(
-                    "Round %d: client %d (%s) is away: %s.",
-                    self.record.round,
-                    client,
-                    self.roster.clients[client].name,
-                    outcome,
-                )
-                away.append(client)
-            else:
-                body = outcome[0].body
-                self._answers[keys[number]] = Answer(body["value"], body["floats_up"], body["samples"])
+            answer = outcome if isinstance(outcome, Lost) else _answer_of(outcome[0])
+            if isinstance(answer, Answer):
+                self._answers[keys[number]] = answer
+                continue
+            who = f"client {client} ({self.roster.clients[client].name})"
+            if answer.code == "policy":
+                raise EngineError(f"Expected {who} to answer, but {answer}: choose another method.")
+            log.warning("Round %d: %s is away: %s.", self.record.round, who, answer)
+            away.append(client)
         if away:
             raise ClientsAway(away)
         self.record.answered.setdefault(plain["name"], []).extend(order.client for order in orders)
@@ -252,6 +245,18 @@ def _update_of(letter: Letter) -> ClientUpdate:
         silent=body.get("silent") is True,
         num_lost=body.get("num_lost", 0),
     )
+
+
+def _answer_of(letter: Letter) -> Answer | Lost:
+    """Return the answer of a letter, if it is numbers, and lists of them."""
+
+    def is_plain(value: object) -> bool:
+        return all(map(is_plain, value)) if isinstance(value, list) else value is None or isinstance(value, int | float)
+
+    value, floats_up, samples = (letter.body.get(name) for name in ("value", "floats_up", "samples"))
+    if not is_plain(value) or not all(type(number) is int and number >= 0 for number in (floats_up, samples)):
+        return Lost("its answer is not made of numbers")
+    return Answer(value, floats_up, samples)  # type: ignore[arg-type]
 
 
 def nothing_of(client_id: int) -> ClientUpdate:

@@ -54,6 +54,18 @@ class Lost(FedFacetError):
         self.code = code
 
 
+def _is_hello(body: Mapping[str, Any], clients: Mapping[str, int]) -> bool:
+    """Tell whether a site's hello says what it must."""
+    said, versions, queries = (body.get(name) for name in ("clients", "versions", "queries"))
+    if not (isinstance(said, dict) and said.keys() == clients.keys() and isinstance(queries, list)):
+        return False
+    numbers = (one[0] for one in said.values() if isinstance(one, list) and len(one) == 2 and isinstance(one[1], str))
+    whole = [number for number in numbers if type(number) is int and 0 < number < 2**31]
+    return (
+        len(whole) == len(said) and isinstance(versions, dict) and "torch" in versions and {"threads", "device"} <= body.keys()
+    )
+
+
 class Exchange:
     """Has letters answered.
 
@@ -110,8 +122,12 @@ class Exchange:
             raise ConfigError(f"Expected {ticket.site} to say hello, but {content.sentence}.")
         letter = self._read(ticket.site, content)
         if letter.kind == "refusal":
-            raise ConfigError(f"{ticket.site} refuses the run ({letter.body['code']}): {letter.body['sentence']}.")
+            raise ConfigError(f"{ticket.site} refuses the run ({letter.body.get('code')}): {letter.body.get('sentence')}.")
         if letter.kind == "hello":
+            if not _is_hello(letter.body, self.roster.at(ticket.site)):
+                raise ConfigError(
+                    f"Expected {ticket.site} to say of its clients what it has, but its hello says something else."
+                )
             if letter.body["versions"]["torch"] != torch.__version__:
                 log.warning(
                     "%s has torch %s: its numbers may differ in the last bits.", ticket.site, letter.body["versions"]["torch"]

@@ -160,6 +160,7 @@ def _check_settings(config: Any, settings: Mapping[str, Any]) -> None:
         (choices["server_data"] != "none", "`server_data`, as the server has no samples: choose server_data=none"),
         (settings["federation"]["pooled"], "`setting`, which pools clients' samples: choose setting=federated"),
         (choices["engine"] != "sequential", "`engine`, as the sites run the clients: leave it out"),
+        (bool(partition.get("local_holdout")), "`partition.local_holdout`, as sites hold nothing out: leave it 0"),
         (bool(partition.get("held_out_clients")), "`partition.held_out_clients`: leave them out of the roster"),
     ):
         if refused:
