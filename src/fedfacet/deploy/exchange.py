@@ -145,17 +145,25 @@ class Exchange:
             seconds: how long answers are waited for.
         """
         until = time.monotonic() + seconds
-        for order in orders:
-            self._send(order, models)
         done: dict[Order, tuple[Letter, str] | Lost] = {}
-        for order in orders:
-            while order not in done and time.monotonic() < until:
-                for ticket, content in self._poll(until):
-                    self._take(ticket, content, models, done)
-            if order not in done:
-                done[order] = Lost(f"no answer has come within {seconds:g} seconds")
-                self._forget([ticket for ticket, waiting in self._open.items() if waiting is order])
-            yield done.pop(order)
+        try:
+            for order in orders:
+                self._send(order, models)
+            for order in orders:
+                while order not in done:
+                    came = self._poll(until)  # also after the deadline: what is there was in time
+                    for ticket, content in came:
+                        self._take(ticket, content, models, done)
+                    late = time.monotonic() - until
+                    if late >= 0 and (not came or late > seconds):
+                        break
+                yield done.pop(order, Lost(f"no answer has come within {seconds:g} seconds"))
+        finally:
+            ours = set(orders)
+            tickets = [ticket for ticket, waiting in self._open.items() if waiting in ours]
+            self.transport.cancel(tickets)
+            for ticket in tickets:
+                del self._open[ticket]
 
     def _poll(self, until: float) -> list[tuple[Ticket, bytes | Fault]]:
         self.on_wait()
@@ -243,8 +251,3 @@ class Exchange:
             raise Lost(f"the answer of {client} is of round {body.get('round')!r}")
         if body.get("answers") != order.digest:
             raise Lost(f"the answer of {client} is to another letter than the one that was sent")
-
-    def _forget(self, tickets: Sequence[Ticket]) -> None:
-        self.transport.cancel(tickets)
-        for ticket in tickets:
-            del self._open[ticket]
