@@ -19,7 +19,7 @@ from fedfacet.errors import CheckpointError, ConfigError, first_line
 _LISTS = ("transforms", "callbacks", "logger")
 _NEEDED = ("dataset", "partition", "model", "objective", "loss", "optimizer", "local", "selector", "aggregator", "engine")
 
-_NOT_ALWAYS = ("capacity", "submodel", "privacy", "disclosure", "server_data", "termination", "devices", "attack")
+_NOT_ALWAYS = ("capacity", "submodel", "privacy", "disclosure", "server_data", "termination", "devices", "deploy", "attack")
 """Groups that older runs do not have, or none has."""
 
 MAX_THREADS = 1024
