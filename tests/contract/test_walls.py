@@ -113,8 +113,8 @@ print("fedfacet.federation" in sys.modules)
     assert printed == ["[]", "True"]
 
 
-AT_SITES = {"site", "samples", "settings", "memory", "pilot"}
-"""Modules of ``deploy/`` that run where the data lie; all others are the server's."""
+AT_SITES = {"site", "samples", "settings", "memory", "pilot", "flare_job"}
+"""Modules of ``deploy/`` that run where the data lie, or in FLARE's own processes; all others are the server's."""
 NO_READERS = {"dataset", "augmentation", "fingerprint", "federated", "held_out_clients", "validation_of_server"}
 """Modules of ``data/`` that say what data are and who has which, and open no file."""
 

@@ -11,6 +11,7 @@ from fedfacet.waiting import waiting
 
 USAGE = """usage: {command} check config=FILE
        {command} verify config=FILE journal=FILE round=N client=NAME
+       {command} start config=FILE kit=DIR
        {command} pilot folder=DIR sites=N [GROUP=OPTION] [KEY=VALUE] ...
 
 The data of a site and what leaves it (docs/deployment.md).
@@ -18,6 +19,8 @@ The data of a site and what leaves it (docs/deployment.md).
   check    read the site's data as its client.yaml says, and tell what of them a server could have; talks to nobody
   verify   train a client once more for a round of the journal, and compare the digest of its update with the one that the
            server has written down; for sites with keep_letters: true
+  start    start NVIDIA FLARE's client with the site's startup kit, in the foreground; jobs may have it answer letters as
+           client.yaml says, and nothing else
   pilot    deal the clients of a simulated federation, in the options of train, to N sites on this machine, each a folder with
            a client.yaml and its samples, beside the data card and the roster
 
@@ -34,7 +37,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if not argv or {"-h", "--help"} & set(argv):
         print(USAGE.format(command=called("client")), end="")
         return 0
-    commands = {"check": _check, "verify": _verify, "pilot": _pilot}
+    commands = {"check": _check, "verify": _verify, "start": _start, "pilot": _pilot}
     try:
         if argv[0] not in commands:
             raise ConfigError(f"Expected one of {', '.join(commands)}, but got {argv[0]!r}: see `--help`.")
@@ -101,6 +104,17 @@ def _verify(argv: Sequence[str]) -> int:
         )
     print(f"The update of {given['client']} in round {round} is the one that the server has written down, {said}")
     return 0
+
+
+def _start(argv: Sequence[str]) -> int:
+    """Become FLARE's client."""
+    given = _keys(argv, "config", "kit")
+    from fedfacet.deploy.flare import EXECUTOR, SETTINGS
+    from fedfacet.deploy.kits import start
+    from fedfacet.deploy.settings import SiteSettings
+
+    file = Path(given["config"]).absolute()
+    start(Path(given["kit"]), EXECUTOR, {SETTINGS: str(file)}, site=SiteSettings.read(file).site)
 
 
 def _pilot(argv: Sequence[str]) -> int:

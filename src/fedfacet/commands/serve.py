@@ -23,6 +23,7 @@ USAGE = """usage: {command} card=FILE roster=FILE deploy=loopback 'deploy.client
        {command} check card=FILE roster=FILE ...
        {command} resume=RUN
        {command} replay run=RUN [paths.data_dir=DIR]
+       {command} start kit=DIR
 
 Train a federation whose clients' data lie at sites (docs/deployment.md). The options are those of train, but for the dataset
 and the partition, whose places the data card and the roster take.
@@ -30,10 +31,12 @@ and the partition, whose places the data card and the roster take.
   card=FILE                 what the data of all sites look like
   roster=FILE               the clients, and the site of each
   deploy=loopback           sites are child processes of this one; deploy.clients names the client.yaml of each
+  deploy=flare              sites are behind NVIDIA FLARE; deploy.kit names the kit of somebody who may submit jobs
   sites.deadline_seconds=600, sites.query_deadline_seconds=300, sites.min_arrivals=1, sites.max_letter_mb=4096
   check                     say hello to the sites, tell what they are and what does not fit, and train nothing
   resume=RUN                go on with the run of a folder, after any end that was not its last round
   replay run=RUN            run the rounds of a run folder again where all data lie, by its journal, and compare the models
+  start kit=DIR             start FLARE's server with its startup kit, in the foreground; jobs may name our relay alone
 
 Exit status: 0, 2 for a mistake that is said in one sentence, 75 where too few updates came and a resume may go on later.
 
@@ -53,13 +56,13 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(USAGE.format(command=called("serve")), end="")
         return 0
     word = argv[0] if argv and "=" not in argv[0] else ""
-    commands = {"": _serve, "check": _check, "replay": _replay}
+    commands = {"": _serve, "check": _check, "replay": _replay, "start": _start}
     run_dir: list[Path] = []
     from fedfacet.deploy.engine import Shortfall
 
     try:
         if word not in commands:
-            raise ConfigError(f"Expected check, replay or key=value, but got {word!r}: see `--help`.")
+            raise ConfigError(f"Expected check, replay, start or key=value, but got {word!r}: see `--help`.")
         return commands[word](argv[bool(word) :], run_dir)
     except Shortfall as error:
         print(f"{error}; {_how_to_go_on(run_dir)}", file=sys.stderr)
@@ -147,6 +150,16 @@ def _replay(argv: Sequence[str], run_dir: list[Path]) -> int:
         f"All {rounds} rounds come to the models of the journal; the last has the digest {state.digest(federation.state.model)}"
     )
     return 0
+
+
+def _start(argv: Sequence[str], run_dir: list[Path]) -> int:
+    """Become FLARE's server."""
+    from fedfacet.deploy.flare import RELAY
+    from fedfacet.deploy.kits import start
+
+    if len(argv) != 1 or not argv[0].startswith("kit=") or argv[0] == "kit=":
+        raise ConfigError(f"Expected kit=DIR, but got {' '.join(argv) or 'nothing'}: see `--help`.")
+    start(Path(argv[0].removeprefix("kit=")), RELAY, {})
 
 
 @contextlib.contextmanager

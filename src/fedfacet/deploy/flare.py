@@ -22,6 +22,9 @@ from fedfacet.optional import required
 RELAY, EXECUTOR, TASK = "fedfacet.deploy.flare_job.Relay", "fedfacet.deploy.flare_job.SiteExecutor", "letter"
 """What a job of ours is made of; all of it is installed at the sites, and no other class of ours may be named to them."""
 
+SETTINGS = "FEDFACET_CLIENT"
+"""The variable of a site's environment that names its ``client.yaml``; no job can set it."""
+
 _LOOKS_EVERY = 5.0  # seconds between questions to FLARE who is connected
 
 

@@ -15,12 +15,9 @@ from nvflare.apis.impl.controller import Controller
 from nvflare.apis.shareable import Shareable, make_reply
 from nvflare.apis.signal import Signal
 
-from fedfacet.deploy.flare import TASK
+from fedfacet.deploy.flare import SETTINGS, TASK
 from fedfacet.deploy.loopback import Loopback
 from fedfacet.deploy.transport import Fault
-
-SETTINGS = "FEDFACET_CLIENT"
-"""The variable of a site's environment that names its ``client.yaml``; no job can set it."""
 
 _LETTER, _FAULT = "letter", "fault"
 

@@ -42,15 +42,23 @@ def prepare(kit: Path, allowed: str) -> None:
         shutil.copy(local / "log_config.json.default", local / "log_config.json")
 
 
-def start(kit: Path, environment: Mapping[str, str]) -> NoReturn:
-    """Become the kit's FLARE, in the foreground, with this Python.
+def start(kit: Path, allowed: str, environment: Mapping[str, str], site: str | None = None) -> NoReturn:
+    """Prepare a kit, and become its FLARE, in the foreground, with this Python.
 
     Args:
-        kit: a prepared one.
+        kit: as in ``prepare``.
+        allowed: as in ``prepare``.
         environment: variables to set.
+        site: the name that the kit must be for, if it is a site's.
+
+    Raises:
+        ConfigError: if it is no kit, or another one's, or FLARE is not installed.
     """
     required("nvflare", extra="deploy", wanted_by="a kit of FLARE")
-    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}"
+    prepare(kit, allowed)
+    if site is not None and (name := _read(kit / "startup" / "fed_client.json")["client"].get("fqsn", site)) != site:
+        raise ConfigError(f"Expected the kit of {site}, as `site` in client.yaml says, but {kit} is that of {name}.")
+    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}"  # its script takes the first python3
     script = str(kit.absolute() / "startup" / "sub_start.sh")
     os.execve("/bin/bash", ["bash", script, "--once"], {**os.environ, "PATH": path, **environment})
 
