@@ -35,7 +35,7 @@ def options_page() -> str:
     """
     conf = conf_dir()
     purposes: dict[str, str] = {}
-    for name in ("attack", "train"):  # the order is that of the last
+    for name in ("attack", "serve", "train"):  # the order is that of the last
         own = dict(re.findall(r"^  - (\w+): \S+(?: # (.*))?$", (conf / f"{name}.yaml").read_text(), re.MULTILINE))
         purposes = own | {group: purpose for group, purpose in purposes.items() if group not in own}
     found = sorted(path.name for path in conf.iterdir() if path.is_dir() and any(path.glob("*.yaml")))

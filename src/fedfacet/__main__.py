@@ -1,4 +1,4 @@
-"""The command of an installed package: ``fedfacet train|tune|describe|report|attack ARGS``, or ``python -m fedfacet``."""
+"""The command of an installed package: ``fedfacet COMMAND ARGS``, or ``python -m fedfacet``; see ``USAGE``."""
 
 import importlib
 import sys
@@ -6,13 +6,15 @@ from collections.abc import Sequence
 
 from fedfacet import __version__
 
-USAGE = """usage: fedfacet train|tune|describe|report|attack ARGS
+USAGE = """usage: fedfacet train|tune|describe|report|attack|serve|client ARGS
 
   train      train a federation: fedfacet train experiment=cmnist_gsc selector=uniform
   tune       search for settings: fedfacet tune 'optimizer.lr=tag(log,interval(0.01,0.3))'
   describe   tell how heterogeneous a federation is, without training: fedfacet describe partition=gsc
   report     make a table of run folders: fedfacet report logs/train/runs
   attack     tell what models give away of who trained them: fedfacet attack run=logs/train/runs/<time>
+  serve      train a federation of real sites: fedfacet serve card=card.yaml roster=roster.yaml
+  client     check a site of one, before it serves: fedfacet client check config=client.yaml
 
 Data sets are looked for in data/ (or FEDFACET_DATA) and runs are written to logs/, both in the working folder. Options of your
 own lie in a folder that "hydra.searchpath=[file:///FOLDER]" names, FOLDER/selector/mine.yaml for example.
@@ -42,12 +44,13 @@ def main(argv: Sequence[str] | None = None) -> int:
         sys.argv = [sys.argv[0], *arguments]  # which Hydra reads itself
         run_command(fit)
         return 0
-    if command in ("tune", "describe", "report", "attack"):
+    if command in ("tune", "describe", "report", "attack", "serve", "client"):
         sys.argv[0] = f"fedfacet {command}"  # as which it names itself
         status: int = importlib.import_module(f"fedfacet.commands.{command}").main(arguments)
         return status
     print(
-        f"error: Expected one of the commands train, tune, describe, report and attack, but got {command!r}: see --help.",
+        "error: Expected one of the commands train, tune, describe, report, attack, serve and client, but got "
+        f"{command!r}: see --help.",
         file=sys.stderr,
     )
     return 2

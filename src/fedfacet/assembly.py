@@ -186,6 +186,8 @@ def assemble(
     termination: Termination | None = None,
     cohort_size: int,
     choices: Mapping[str, Any] | None = None,
+    partition_digest: str | None = None,
+    kind: type[Federation] = Federation,
     **settings: Any,
 ) -> Federation:
     """Hold parts to each other and put them together.
@@ -203,6 +205,8 @@ def assemble(
         termination: as in ``Federation``.
         cohort_size: as in ``Federation``.
         choices: group -> the option that was chosen, for messages.
+        partition_digest: as in ``Federation``; by default that of the clients' partition.
+        kind: the class of the federation.
         settings: the other arguments of ``Federation``.
 
     Raises:
@@ -241,9 +245,9 @@ def assemble(
     clock = clock_of(devices, clients, aggregator, cohort_size) if devices is not None else None
     clients.needs[:] = clock.needs() if clock is not None else []  # before the engine sends clients to other processes
     engine.setup(clients)
-    return Federation(
+    return kind(
         facts=clients.facts,
-        partition_digest=clients.partition.digest,
+        partition_digest=clients.partition.digest if partition_digest is None else partition_digest,
         engine=engine,
         selector=selector,
         aggregator=aggregator,

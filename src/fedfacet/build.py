@@ -43,7 +43,16 @@ def build(config: DictConfig, run_dir: Path) -> Federation:
     Raises:
         FedFacetError, ValueError, TypeError: with one sentence, where a part refuses its arguments.
     """
-    data, engine, disclosure, privacy = load_data(config), make(config.engine), _disclosure(config), _privacy(config)
+    return put_together(config, run_dir, load_data(config), make(config.engine))
+
+
+def put_together(config: DictConfig, run_dir: Path, data: FederatedData, engine: Engine, **of_server: Any) -> Federation:
+    """Make the federation of a configuration on data that are loaded; ``of_server`` goes to ``assemble``.
+
+    Raises:
+        FedFacetError, ValueError, TypeError: as in ``build``.
+    """
+    disclosure, privacy = _disclosure(config), _privacy(config)
     clients, parts = _clients(config, data, privacy)
     adapter, frozen = _adapter(config), clients.program.frozen_digest
     facts = {
@@ -57,7 +66,7 @@ def build(config: DictConfig, run_dir: Path) -> Federation:
         "num_attributes": data.dataset.num_attributes,
         "rounds": config.federation.rounds,
         "trains_on": str(clients.device),
-        "facts": _facts(config, data, clients.device, engine),
+        "facts": _facts(config, of_server.get("partition_digest", data.partition.digest), clients.device, engine),
         "model_config": plain(config)["model"] | _model_facts(data) | (_base_facts(config, frozen) if frozen else {}),
         "export": None
         if adapter is None or adapter.export is None
@@ -82,7 +91,15 @@ def build(config: DictConfig, run_dir: Path) -> Federation:
         seed=config.seed,
         on_bad_update=config.federation.on_bad_update,
         choices=config.choices,
+        **of_server,
     )
+
+
+def clients_of_settings(settings: Mapping[str, Any], data: FederatedData) -> Clients:
+    """Make the clients of settled settings that came from elsewhere, for some of the clients' data; it fetches nothing."""
+    config = OmegaConf.create(without_downloads(settings))
+    torch.set_num_threads(config.threads)
+    return _clients(config, data, _privacy(config))[0]
 
 
 def rebuild(settings: Mapping[str, Any], run_dir: Path) -> Federation:
@@ -287,12 +304,12 @@ def _unguarded(factory: Any) -> Any:
     )
 
 
-def _facts(config: DictConfig, data: FederatedData, device: torch.device, engine: Engine) -> dict[str, Any]:
+def _facts(config: DictConfig, partition_digest: str, device: torch.device, engine: Engine) -> dict[str, Any]:
     """Return what a summary should say about where a run's numbers come from."""
     on_gpu = device.type == "cuda"
     return {
         "seed": config.seed,
-        "partition_digest": data.partition.digest,
+        "partition_digest": partition_digest,
         "engine": engine.name,
         "threads": torch.get_num_threads(),
         **{name: config[name] for name in ("memory_format", "precision", "compile")},

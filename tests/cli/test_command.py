@@ -13,10 +13,10 @@ from fedfacet.__main__ import main
 
 def test_it_says_what_it_can_do(capsys):
     assert main([]) == main(["--help"]) == 0
-    assert capsys.readouterr().out.startswith("usage: fedfacet train|tune|describe|report|attack ARGS")
+    assert capsys.readouterr().out.startswith("usage: fedfacet train|tune|describe|report|attack|serve|client ARGS")
     assert main(["trian"]) == 2
     assert capsys.readouterr().err.startswith(
-        "error: Expected one of the commands train, tune, describe, report and attack, but"
+        "error: Expected one of the commands train, tune, describe, report, attack, serve and client, but"
     )
 
 

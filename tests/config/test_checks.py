@@ -166,7 +166,8 @@ def test_every_setting_belongs_to_a_class_or_is_listed():
     of_attack = {key for key in own_settings("attack") if key.partition(".")[0] not in ("members", "shadow")}
     checked_there = {"output", "victim", "moment"}
     chosen = ["logger=wandb", "transforms=clip", "partition=celeba_gsc"]
-    assert own_settings("train", chosen) | of_attack - checked_there == set(checks.SETTINGS)
+    of_server = own_settings("serve", [*chosen, "card=card.yaml", "roster=roster.yaml"])
+    assert own_settings("train", chosen) | of_server | of_attack - checked_there == set(checks.SETTINGS)
 
 
 @pytest.mark.parametrize("key", checks.SETTINGS)

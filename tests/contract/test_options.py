@@ -19,8 +19,8 @@ CONF = Path(__file__).parents[2] / "conf"
 PACKAGE = Path(__file__).parents[2] / "src" / "fedfacet"
 YAMLS = sorted(CONF.glob("*/*.yaml"))
 NO_PARTS = {"hydra", "paths"}
-OF_COMMANDS = {"attack"}
-"""Groups of commands other than ``train``, by the names of these."""
+OF_COMMANDS = {"attack": "attack", "deploy": "serve"}
+"""Groups of commands other than ``train``, and these."""
 
 OF_PARTS = [
     pytest.param(file, id=f"{file.parent.name}={file.stem}")
@@ -49,7 +49,7 @@ def nodes(composed):
 
     def find(file):
         if file.parent.name in OF_COMMANDS:
-            return list(targets(compose_job(file.parent.name, [f"{file.parent.name}={file.stem}"])[0][file.parent.name]))
+            return list(targets(_composed_for(file)[file.parent.name]))
         return list(targets(composed(f"{file.parent.name}={file.stem}")[file.parent.name]))
 
     return find
@@ -58,7 +58,7 @@ def nodes(composed):
 def test_every_group_is_a_default_of_train_yaml():
     defaults = OmegaConf.to_object(OmegaConf.load(CONF / "train.yaml"))["defaults"]
     chosen = {group for default in defaults if isinstance(default, dict) for group in default}
-    assert {file.parent.name for file in YAMLS} - OF_COMMANDS == chosen
+    assert {file.parent.name for file in YAMLS} - set(OF_COMMANDS) == chosen
 
 
 @pytest.mark.parametrize("file", OF_PARTS)
@@ -113,7 +113,7 @@ def assert_yaml_and_module_share_one_name(file, found):
     siblings = [str(OmegaConf.load(sibling).get("_target_")) for sibling in file.parent.glob("*.yaml")]
     for _, node in found:
         target = node["_target_"]
-        if not target.startswith("fedfacet.") or siblings.count(target) > 1 or option == "default":
+        if not target.startswith("fedfacet.") or siblings.count(target) > 1 or option in ("default", "deployed"):
             continue
         if target.startswith("fedfacet.clients.queries.") and target not in siblings:
             continue
@@ -145,6 +145,11 @@ def test_a_module_holds_one_class_of_its_own(room):
 def test_names_are_snake_case():
     names = [file.stem for file in YAMLS]
     assert [name for name in names if not name.replace("_", "a").isalnum() or name != name.lower()] == []
+
+
+def _composed_for(file):
+    needed = ["card=card.yaml", "roster=roster.yaml"] if file.parent.name == "deploy" else []
+    return compose_job(OF_COMMANDS[file.parent.name], [f"{file.parent.name}={file.stem}", *needed])[0]
 
 
 def _targets_in(file):

@@ -39,6 +39,8 @@ FLOORS = [
     "privacy_gate",
     "assembly",
     "build",
+    # A federation whose clients are elsewhere.
+    "deploy",
     # What is done with runs.
     "analysis",
     "runs pages",
@@ -110,6 +112,43 @@ print("fedfacet.federation" in sys.modules)
         check=True,
     ).stdout.splitlines()
     assert printed == ["[]", "True"]
+
+
+AT_SITES = {"site", "samples", "settings", "memory", "pilot", "flare_job"}
+"""Modules of ``deploy/`` that run where the data lie, or in FLARE's own processes; all others are the server's."""
+NO_READERS = {"dataset", "augmentation", "fingerprint", "federated", "held_out_clients", "validation_of_server"}
+"""Modules of ``data/`` that say what data are and who has which, and open no file."""
+
+
+def test_a_deployed_server_loads_no_reader_of_samples():
+    """In a fresh interpreter: all that ``serve.py`` runs in its own process."""
+    ours = [
+        path.stem for path in (SRC / "fedfacet" / "deploy").glob("*.py") if path.stem not in AT_SITES | {"__init__", "loopback"}
+    ]
+    assert {"engine", "exchange", "server", "journal", "card"} <= set(ours)
+    code = f"""
+import importlib, sys
+for name in {[*(f"fedfacet.deploy.{name}" for name in ours), "fedfacet.commands.serve", "fedfacet.runs.opened"]!r}:
+    importlib.import_module(name)
+print(sorted(name.removeprefix("fedfacet.data.") for name in sys.modules if name.startswith("fedfacet.data.")))
+print([name for name in sys.modules if name.startswith("fedfacet.deploy.") and name.split(".")[2] in {AT_SITES!r}])
+"""
+    printed = subprocess.run(
+        [sys.executable, "-c", code],
+        env={"PYTHONPATH": str(SRC), "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        check=True,
+    ).stdout.splitlines()
+    assert set(ast.literal_eval(printed[0])) <= NO_READERS
+    assert printed[1] == "[]"
+    for name in ("engine", "exchange", "journal", "roster", "protocol", "transport", "agreement"):
+        assert not inside(imported(SRC / "fedfacet" / "deploy" / f"{name}.py"), "fedfacet.data"), name
+
+
+def test_nothing_of_ours_that_crosses_is_a_pickle_or_a_socket():
+    for path in (SRC / "fedfacet" / "deploy").glob("*.py"):
+        assert not inside(imported(path), "pickle") + inside(imported(path), "socket"), name_of(path)
 
 
 @pytest.mark.parametrize(

@@ -19,7 +19,9 @@ from fedfacet.errors import CheckpointError, ConfigError, first_line
 _LISTS = ("transforms", "callbacks", "logger")
 _NEEDED = ("dataset", "partition", "model", "objective", "loss", "optimizer", "local", "selector", "aggregator", "engine")
 
-_NOT_ALWAYS = ("adapter", "capacity", "submodel", "privacy", "disclosure", "server_data", "termination", "devices", "attack")
+_NOT_ALWAYS = (
+    *("adapter", "capacity", "submodel", "privacy", "disclosure", "server_data", "termination", "devices", "deploy", "attack"),
+)
 """Groups that older runs do not have, or none has."""
 
 MAX_THREADS = 1024
@@ -70,6 +72,8 @@ SETTINGS: dict[str, Any] = {
     "round": int | None,
     "clients": list[int] | None,
     "delta": float,
+    "card": str,
+    "roster": str,
 }
 """What the settings may be that belong to no class; those of a class are held to its signature."""
 

@@ -36,6 +36,7 @@ KINDS = {
     "transforms.*": "fedfacet.transforms.base.UpdateTransform",
     "callbacks.*": "fedfacet.callbacks.base.Callback",
     "logger.*": "fedfacet.callbacks.base.Callback",
+    "deploy": "fedfacet.deploy.transport.Transport",
     "attack.*": "fedfacet.attacks.base.Attack",
 }
 """Part of the configuration -> the class that its target is derived from."""

@@ -21,7 +21,7 @@ log = logging.getLogger(__name__)
 FREE_ON_RESUME = (
     "resume", "task", "paths", "sweep", "engine", "logger", "wandb", "choices", "federation.rounds", "dataset.root",
     "dataset.download", "trust", "callbacks.save_checkpoint", "callbacks.progress", "callbacks.figures",
-    "callbacks.heterogeneity_error",
+    "callbacks.heterogeneity_error", "deploy", "sites", "card", "roster",
 )  # fmt: skip
 """Keys that may differ when a run is resumed, because no number of the run depends on them."""
 

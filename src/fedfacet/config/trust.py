@@ -141,7 +141,7 @@ def needed_to_resume(overrides: Sequence[str]) -> list[str]:
 
 def _leads_away(key: str, value: Any) -> bool:
     """Tell whether an override leads out of the folders of options, by a path, or to another place, by a package."""
-    if key == "resume" or key.startswith("hydra"):
+    if key in ("resume", "card", "roster") or key.startswith("hydra"):
         return False
     texts = [key] if "." in key and ".." not in key else [key, *_texts_in(value)]  # a setting may be any text
     return "@" in key or any(part in text for text in texts for part in ("/", "\\", ".."))

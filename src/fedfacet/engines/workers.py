@@ -4,16 +4,12 @@ import atexit
 import collections
 import contextlib
 import logging
-import multiprocessing
 import os
 import pickle
-import signal
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from multiprocessing import connection as mp_connection
-from multiprocessing import resource_tracker
-from multiprocessing.context import BaseContext
 from multiprocessing.process import BaseProcess
 from multiprocessing.util import get_temp_dir
 from typing import Any
@@ -31,6 +27,7 @@ from fedfacet.parallel import shared_memory, wire
 from fedfacet.parallel.channel import Channel
 from fedfacet.parallel.cores import crowded, num_cores
 from fedfacet.parallel.packing import without_bundles
+from fedfacet.parallel.processes import process_context, sheltered
 from fedfacet.parallel.schedule import batches, pieces
 from fedfacet.parallel.worker import CommonModel, Order, serve
 from fedfacet.types import Answer, ClientTask, ClientUpdate, Query, State
@@ -179,12 +176,12 @@ class WorkersEngine(Engine):
             "device": str(device),
             "temporary": get_temp_dir(),
         }
-        context = _context()
+        context = process_context()
         ours, theirs = context.Pipe()
         process: BaseProcess = context.Process(  # type: ignore[attr-defined]
             target=serve, args=(theirs, self._clients, settings), daemon=True, name=f"worker-{number}"
         )
-        with _sheltered():
+        with sheltered():
             process.start()
         theirs.close()  # or the pipe would not end with the worker
         return _Worker(number, process, Channel(ours))
@@ -319,41 +316,3 @@ class _Worker:
         self.process.kill()
         self.process.join()
         self.channel.connection.close()
-
-
-@contextlib.contextmanager
-def _sheltered() -> Iterator[None]:
-    """Have processes that are started while entered hear no SIGTERM, and import nothing from the working folder.
-
-    A signal to the process group is this process's to act on. What starts now inherits that it does not hear it. The tracker of
-    multiprocessing starts first, since its start would have the signal heard again. Windows has neither.
-    """
-    before = os.environ.get("PYTHONSAFEPATH")
-    os.environ["PYTHONSAFEPATH"] = "1"
-    try:
-        if not hasattr(signal, "pthread_sigmask"):
-            yield
-            return
-        resource_tracker.ensure_running()
-        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
-        try:
-            yield
-        finally:
-            signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
-    finally:
-        if before is None:
-            del os.environ["PYTHONSAFEPATH"]
-        else:
-            os.environ["PYTHONSAFEPATH"] = before
-
-
-def _context() -> BaseContext:
-    """Return how to start processes: from a server that has imported what is slow to import, where there can be one.
-
-    A fork of this process itself would copy locks that its threads hold at the time.
-    """
-    if "forkserver" not in multiprocessing.get_all_start_methods():
-        return multiprocessing.get_context("spawn")
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["fedfacet.libraries", "lightning"])  # fedfacet cannot be found where it is not installed
-    return context

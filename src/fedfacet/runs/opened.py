@@ -5,7 +5,7 @@ import logging
 import shlex
 import signal
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -29,14 +29,42 @@ from fedfacet.types import FederationState
 log = logging.getLogger("fedfacet.train")
 
 
+def write_partition(run_dir: Path, config: DictConfig, federation: Federation) -> None:
+    """Write who has which sample."""
+    data: FederatedData = load_data(config)
+    facts = {
+        "digest": data.partition.digest,
+        "num_clients": data.partition.num_clients,
+        "class_names": data.dataset.class_names,
+        "attribute_names": data.dataset.attribute_names,
+    }
+    others: dict[str, Any] = {}
+    if any(map(len, data.local_holdout)):
+        others["local_holdout"] = [held_out.tolist() for held_out in data.local_holdout]
+    if (never := data.held_out_clients) is not None:
+        others["held_out_clients"] = {
+            "numbers": never.numbers,
+            "counts": [matrix.counts.astype(int).tolist() for matrix in data.matrices_of(never.partition)],
+            "indices": [client.tolist() for client in never.partition.indices],
+            "local_holdout": [held_out.tolist() for held_out in never.local_holdout],
+        }
+    write_dealt(run_dir, facts, data.partition, data.matrices, data.val, len(data.dataset.test), others)
+
+
 @contextlib.contextmanager
-def opened(job: Job) -> Iterator[Federation]:
+def opened(
+    job: Job,
+    make: Callable[[DictConfig, Path], Federation] = build,
+    write: Callable[[Path, DictConfig, Federation], None] = write_partition,
+) -> Iterator[Federation]:
     """Make the federation of a job, or restore it where the job resumes, and have signals stop it at a safe point.
 
     Torch's threads, the signals and the engine are put back or closed in the end, however it comes.
 
     Args:
         job: one that nobody else works at; its configuration is settled here.
+        make: makes the federation of the settled configuration.
+        write: writes what else is known before the first round; by default, who has which sample.
 
     Raises:
         FedFacetError, ValueError, TypeError: where a part refuses its arguments, or the checkpoint cannot be gone on with.
@@ -56,14 +84,15 @@ def opened(job: Job) -> Iterator[Federation]:
             if "choice" in config.engine:  # of engine=auto
                 config.engine.choice = choice
         settle(config)
-        federation = build(config, job.run_dir)
+        federation = make(config, job.run_dir)
         if saved is not None:
             _check_sums(saved_config["engine"], config.engine)
             federation.restore(saved)
             checkpoint.make_last(saved_at)
         with contextlib.closing(federation.engine):
             federation.engine.share(configuration.plain(config))
-            _write_run_folder(job.run_dir, config, load_data(config), job.overrides)
+            write(job.run_dir, config, federation)
+            _write_run_folder(job.run_dir, config, job.overrides)
             before = signal.signal(signal.SIGINT, signal.default_int_handler)  # what a second Ctrl-C does: callbacks see to it
             try:
                 with Interruption(federation.stop), _doubting(saved, federation):
@@ -105,32 +134,15 @@ def _check_sums(*engines: Mapping[str, Any]) -> None:
         )
 
 
-def _write_run_folder(run_dir: Path, config: DictConfig, data: FederatedData, overrides: Sequence[str]) -> None:
-    """Write what is known before the first round: the resolved configuration, the overrides for a resume, the partition."""
+def _write_run_folder(run_dir: Path, config: DictConfig, overrides: Sequence[str]) -> None:
+    """Write what is known before the first round: the resolved configuration, and the overrides for a resume."""
     settings = configuration.plain(config) | {"resume": None}
     settings["paths"]["output_dir"] = str(run_dir)  # what ${now:...} was, and a job of a sweep lies elsewhere
-    facts = {
-        "digest": data.partition.digest,
-        "num_clients": data.partition.num_clients,
-        "class_names": data.dataset.class_names,
-        "attribute_names": data.dataset.attribute_names,
-    }
-    partition: dict[str, Any] = {}
-    if any(map(len, data.local_holdout)):
-        partition["local_holdout"] = [held_out.tolist() for held_out in data.local_holdout]
-    if (never := data.held_out_clients) is not None:
-        partition["held_out_clients"] = {
-            "numbers": never.numbers,
-            "counts": [matrix.counts.astype(int).tolist() for matrix in data.matrices_of(never.partition)],
-            "indices": [client.tolist() for client in never.partition.indices],
-            "local_holdout": [held_out.tolist() for held_out in never.local_holdout],
-        }
-    write_dealt(run_dir, facts, data.partition, data.matrices, data.val, len(data.dataset.test), partition)
-    for name, content in (
-        (".hydra/overrides.yaml", OmegaConf.to_yaml(list(overrides))),
-        ("config.yaml", OmegaConf.to_yaml(settings)),
-    ):
-        file = run_dir / name
-        file.parent.mkdir(parents=True, exist_ok=True)
-        with written_whole(file) as unfinished:
-            unfinished.write_text(content, encoding="utf-8")
+    _write(run_dir / ".hydra" / "overrides.yaml", OmegaConf.to_yaml(list(overrides)))
+    _write(run_dir / "config.yaml", OmegaConf.to_yaml(settings))
+
+
+def _write(file: Path, content: str) -> None:
+    file.parent.mkdir(parents=True, exist_ok=True)
+    with written_whole(file) as unfinished:
+        unfinished.write_text(content, encoding="utf-8")

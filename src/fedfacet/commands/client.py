@@ -1,0 +1,136 @@
+"""A site of a federation, seen by its operator; see ``USAGE``."""
+
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from fedfacet import __version__
+from fedfacet.commands import called
+from fedfacet.errors import CheckpointError, ConfigError, FedFacetError
+from fedfacet.waiting import waiting
+
+USAGE = """usage: {command} check config=FILE
+       {command} verify config=FILE journal=FILE round=N client=NAME
+       {command} start config=FILE kit=DIR
+       {command} pilot folder=DIR sites=N [GROUP=OPTION] [KEY=VALUE] ...
+
+The data of a site and what leaves it (docs/deployment.md).
+
+  check    read the site's data as its client.yaml says, and tell what of them a server could have; talks to nobody
+  verify   train a client once more for a round of the journal, and compare the digest of its update with the one that the
+           server has written down; for sites with keep_letters: true
+  start    start NVIDIA FLARE's client with the site's startup kit, in the foreground; jobs may have it answer letters as
+           client.yaml says, and nothing else
+  pilot    deal the clients of a simulated federation, in the options of train, to N sites on this machine, each a folder with
+           a client.yaml and its samples, beside the data card and the roster
+
+example: {command} pilot folder=pilot sites=2 experiment=digits_gsc
+"""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one of the commands; return the exit status."""
+    argv = sys.argv[1:] if argv is None else list(argv)
+    if "--version" in argv:
+        print(f"fedfacet {__version__}")
+        return 0
+    if not argv or {"-h", "--help"} & set(argv):
+        print(USAGE.format(command=called("client")), end="")
+        return 0
+    commands = {"check": _check, "verify": _verify, "start": _start, "pilot": _pilot}
+    try:
+        if argv[0] not in commands:
+            raise ConfigError(f"Expected one of {', '.join(commands)}, but got {argv[0]!r}: see `--help`.")
+        return commands[argv[0]](argv[1:])
+    except (FedFacetError, ValueError, TypeError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+
+
+def _keys(argv: Sequence[str], *names: str) -> Mapping[str, str]:
+    """Return the values of a command's keys, each of which it must have."""
+    given = dict(argument.partition("=")[::2] for argument in argv)
+    if set(given) != set(names) or not all(given.values()):
+        wanted = " ".join(f"{name}=..." for name in names)
+        raise ConfigError(f"Expected {wanted}, but got {' '.join(argv) or 'nothing'}: see `--help`.")
+    return given
+
+
+def _check(argv: Sequence[str]) -> int:
+    """Tell what a site has, and what it would tell."""
+    file = Path(_keys(argv, "config")["config"])
+    with waiting("loads libraries and data"):
+        from fedfacet.deploy.questions import known_queries
+        from fedfacet.deploy.settings import SiteSettings
+        from fedfacet.deploy.site import Site
+
+        settings = SiteSettings.read(file)
+        site = Site(settings)
+    print(f"{settings.site}: {len(site.samples)} clients whose data fit the card {site.card.name!r}")
+    for name, (_, y, _) in site.samples.items():
+        counts = ", ".join(f"{(y == label).sum()} {known}" for label, known in enumerate(site.card.class_names))
+        too_few = ", too few for policy.min_samples" if len(y) < settings.policy.min_samples else ""
+        print(f"  {name}: {len(y)} samples ({counts}){too_few}")
+    print("What leaves the site of each client:")
+    print("  at hello: how many samples it has, and a sha256 of them")
+    print("  in a round it trains in: the change of the weights, the number of samples and of steps, and the sum of its losses")
+    for query in settings.policy.queries:
+        kind = known_queries()[query]
+        print(f"  if it is asked {query}: {kind.kind}, computed from {', '.join(sorted(kind.reads)) or 'none'} of its samples")
+    return 0
+
+
+def _verify(argv: Sequence[str]) -> int:
+    """Compute an update again, and compare."""
+    given = _keys(argv, "config", "journal", "round", "client")
+    with waiting("loads libraries and data"):
+        from fedfacet.deploy.journal import read_journal
+        from fedfacet.deploy.settings import SiteSettings
+        from fedfacet.deploy.site import Site, letters_of
+
+        settings = SiteSettings.read(Path(given["config"]))
+        site = Site(settings, remembers=False)
+    lines, round = read_journal(Path(given["journal"])), int(given["round"])
+    if round not in lines:
+        raise CheckpointError(f"Expected round {round} in the journal, but it has {len(lines)} rounds: give one of them.")
+    client_id, letters = letters_of(settings, given["client"], round, lines[round]["run"])
+    digests: list[str] = [site.digest_of_answer(letter) for letter in letters]
+    said = lines[round]["update_digests"].get(str(client_id))
+    if said is None:
+        raise CheckpointError(f"Expected an update of {given['client']} in round {round} of the journal, but it has none.")
+    if digests[-1] != said:
+        raise CheckpointError(
+            f"Expected the update {said} of the journal, but it comes to {digests[-1]} here: one of both is not the round's."
+        )
+    print(f"The update of {given['client']} in round {round} is the one that the server has written down, {said}")
+    return 0
+
+
+def _start(argv: Sequence[str]) -> int:
+    """Become FLARE's client."""
+    given = _keys(argv, "config", "kit")
+    from fedfacet.deploy.flare import EXECUTOR, SETTINGS
+    from fedfacet.deploy.kits import start
+    from fedfacet.deploy.settings import SiteSettings
+
+    file = Path(given["config"]).absolute()
+    start(Path(given["kit"]), EXECUTOR, {SETTINGS: str(file)}, site=SiteSettings.read(file).site)
+
+
+def _pilot(argv: Sequence[str]) -> int:
+    """Write a pilot."""
+    own = {"folder", "sites"}
+    given = dict(argument.partition("=")[::2] for argument in argv if argument.partition("=")[0] in own)
+    if set(given) != own or not given["sites"].isdigit():
+        raise ConfigError("Expected folder=DIR and sites=N, a whole number, besides options of train: see `--help`.")
+    with waiting("loads libraries and data"):
+        from fedfacet.build import load_data
+        from fedfacet.config import compose_job, quoted_options
+        from fedfacet.deploy.pilot import write_pilot
+
+        others = [argument for argument in argv if argument.partition("=")[0] not in own]
+        config, _ = compose_job("train", quoted_options(others))
+        files = write_pilot(load_data(config), config.choices.dataset, Path(given["folder"]), int(given["sites"]))
+    for file in files:
+        print(file)
+    return 0

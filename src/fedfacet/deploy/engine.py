@@ -1,0 +1,264 @@
+"""The engine of real sites: orders and questions go out as letters, and come back in cohort order or not at all."""
+
+import logging
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from fedfacet import state
+from fedfacet.arguments import check_whole
+from fedfacet.deploy.exchange import Exchange, Lost, Order
+from fedfacet.deploy.protocol import Letter, pack
+from fedfacet.deploy.questions import to_plain
+from fedfacet.deploy.roster import Roster
+from fedfacet.deploy.transport import Transport
+from fedfacet.engines.base import Engine
+from fedfacet.errors import ConfigError, EngineError, FedFacetError
+from fedfacet.types import Answer, ClientTask, ClientUpdate, Query, State
+
+log = logging.getLogger(__name__)
+
+KEPT = "site|round"
+"""What the server has in the place of a client's memory: the round after which the client kept what now counts."""
+
+
+class ClientsAway(FedFacetError):
+    """Some clients have not answered a question in time; the round begins anew without them."""
+
+    def __init__(self, client_ids: Iterable[int]) -> None:
+        self.client_ids = frozenset(client_ids)
+        super().__init__(f"clients {sorted(self.client_ids)} did not answer in time")
+
+
+class Shortfall(FedFacetError):
+    """Too few updates came; the run is kept as it was before the round, and may go on later."""
+
+
+@dataclass(slots=True)
+class Record:
+    """What a round over a network was, besides what follows from the state: all that the journal says more than metrics do.
+
+    Attributes:
+        round: its number.
+        available: the clients that could take part.
+        digests: client -> of the update that came in time.
+        silent: the clients that sent nothing on purpose.
+        lost: client -> why its update is left out.
+        answered: query -> the clients that answered it.
+    """
+
+    round: int = 0
+    available: tuple[int, ...] = ()
+    digests: dict[int, str] = field(default_factory=dict)
+    silent: list[int] = field(default_factory=list)
+    lost: dict[int, str] = field(default_factory=dict)
+    answered: dict[str, list[int]] = field(default_factory=dict)
+
+
+class DeployedEngine(Engine):
+    """Run the clients at their sites.
+
+    Args:
+        transport: carries letters.
+        roster: says which site holds which client.
+        run: the run's name, 32 hexadecimal digits.
+        greeting: what a hello says besides who is meant: card, overrides, settings, num_clients, keeps_rounds.
+        deadline_seconds: for training; a client that is later drops out of the round.
+        query_deadline_seconds: for the answer to a question; a client that is later is away in the round.
+        min_arrivals: updates without which a round is not finished, where so many were asked for.
+        max_letter_mb: what a letter may weigh.
+    """
+
+    def __init__(
+        self,
+        transport: Transport,
+        roster: Roster,
+        *,
+        run: str,
+        greeting: Mapping[str, Any],
+        deadline_seconds: float = 600.0,
+        query_deadline_seconds: float = 300.0,
+        min_arrivals: int = 1,
+        max_letter_mb: float = 4096,
+    ) -> None:
+        super().__init__(device="cpu")
+        for name, value in (("deadline_seconds", deadline_seconds), ("query_deadline_seconds", query_deadline_seconds)):
+            if not value > 0:
+                raise ValueError(f"Expected `sites.{name}` to be larger than 0, but got {value}.")
+        check_whole("sites.min_arrivals", min_arrivals, 0)
+        self.exchange = Exchange(transport, roster, run, greeting, int(max_letter_mb * 2**20))
+        self.roster = roster
+        self.deadline_seconds = deadline_seconds
+        self.query_deadline_seconds = query_deadline_seconds
+        self.min_arrivals = min_arrivals
+        self.record = Record()
+        self.away: frozenset[int] = frozenset()
+        self._answers: dict[tuple[Any, ...], Answer] = {}
+        self._digests: dict[int, tuple[State, str]] = {}  # by identity, of models that are held here as long
+
+    def check_queries(self, queries: Iterable[Query], asked_by: str) -> None:
+        """Refuse questions that some site does not answer.
+
+        Raises:
+            ConfigError: naming the first.
+        """
+        for query in queries:
+            name = to_plain(query)["name"]
+            for site, said in self.exchange.present.items():
+                if name not in said["queries"]:
+                    raise ConfigError(
+                        f"Expected sites that answer `{name}`, which {asked_by} asks, but {site} does not: have its operator "
+                        "list it in `policy.queries`, or choose another method."
+                    )
+
+    # Rounds
+
+    def run(self, tasks: Iterable[ClientTask]) -> Iterator[ClientUpdate]:
+        """Yield each task's update; one without tensors, as of a silent client, where none came that counts.
+
+        Raises:
+            Shortfall: if fewer came than ``min_arrivals``.
+        """
+        tasks = list(tasks)
+        self._enter(tasks)
+        record, arrived = self.record, 0
+        record.digests, record.silent, record.lost = {}, [], {}
+        orders = [self._order("train", task, True, {}) for task in tasks]
+        found = self.exchange.answers(orders, self._models, self.deadline_seconds)
+        for task, outcome in zip(tasks, found, strict=True):
+            client = task.client_id
+            update = nothing_of(client)
+            if isinstance(outcome, Lost):
+                record.lost[client] = str(outcome)
+                log.warning(
+                    "Round %d goes on without client %d (%s): %s.",
+                    task.round,
+                    client,
+                    self.roster.clients[client].name,
+                    outcome,
+                )
+            else:
+                letter, digest = outcome
+                arrived, record.digests[client] = arrived + 1, digest
+                update = _update_of(letter)
+                if update.silent is True:
+                    record.silent.append(client)
+            yield update
+        if arrived < min(self.min_arrivals, len(tasks)):
+            raise Shortfall(
+                f"Expected updates of {min(self.min_arrivals, len(tasks))} clients at least in round {tasks[0].round}, but "
+                f"{arrived} came: go on by resume when the sites are back, or lower sites.min_arrivals"
+            )
+
+    def ask(self, query: Query, tasks: Iterable[ClientTask]) -> Iterator[Answer]:
+        """Yield each client's answer, in the order of the tasks.
+
+        Raises:
+            ClientsAway: if some did not answer in time.
+            EngineError: if a site refuses the question.
+        """
+        tasks = list(tasks)
+        self._enter(tasks)
+        plain = to_plain(query)
+        orders = [self._order("query", task, query.needs_model, {"query": plain}) for task in tasks]
+        keys = [(repr(plain), order.client, order.digest) for order in orders]
+        new = [number for number, key in enumerate(keys) if key not in self._answers]
+        found = self.exchange.answers([orders[n] for n in new], self._models, self.query_deadline_seconds)
+        away = []
+        for number, outcome in zip(new, found, strict=True):
+            client = orders[number].client
+            answer = outcome if isinstance(outcome, Lost) else _answer_of(outcome[0])
+            if isinstance(answer, Answer):
+                self._answers[keys[number]] = answer
+                continue
+            who = f"client {client} ({self.roster.clients[client].name})"
+            if answer.code == "policy":
+                raise EngineError(f"Expected {who} to answer, but {answer}: choose another method.")
+            log.warning("Round %d: %s is away: %s.", self.record.round, who, answer)
+            away.append(client)
+        if away:
+            raise ClientsAway(away)
+        self.record.answered.setdefault(plain["name"], []).extend(order.client for order in orders)
+        return (self._answers[key] for key in keys)
+
+    def close(self) -> None:
+        """Let go of the sites."""
+        self.exchange.transport.close()
+
+    # Letters
+
+    def _enter(self, tasks: Sequence[ClientTask]) -> None:
+        """Begin a round, unless it has begun."""
+        if tasks and tasks[0].round != self.record.round:
+            self.begin(tasks[0].round)
+
+    def begin(self, round: int) -> None:
+        """Forget the round before."""
+        if round != self.record.round:
+            self.record, self.away = Record(round), frozenset()
+            self._answers, self._digests = {}, {}
+            self.exchange.begin(round)
+
+    def _order(self, kind: str, task: ClientTask, needs_model: bool, more: Mapping[str, Any]) -> Order:
+        model = self._digest_of(task.broadcast.model) if needs_model else None
+        kept = task.memory.get(KEPT)
+        body = {
+            **more,
+            "client": task.client_id,
+            "round": task.round,
+            "seed": task.seed,
+            "model": model,
+            "memory_round": None if kept is None else int(kept),
+            "step_fraction": task.step_fraction,
+            "lr_factor": task.lr_factor,
+        }
+        content = pack(Letter(kind, self.exchange.run, body, {"extras": task.broadcast.extras}))
+        return Order(task.client_id, self.roster.clients[task.client_id].site, content, model)
+
+    def _digest_of(self, model: State) -> str:
+        """Return a model's digest, which clients of one shape share."""
+        if id(model) not in self._digests:
+            self._digests[id(model)] = model, state.digest(model)
+        return self._digests[id(model)][1]
+
+    @property
+    def _models(self) -> dict[str, State]:
+        return {digest: model for model, digest in self._digests.values()}
+
+
+def _update_of(letter: Letter) -> ClientUpdate:
+    """Return the update of a letter; whether it fits is the federation's to check, as for any update."""
+    body = letter.body
+    memory = {KEPT: torch.tensor(int(body["round"]))} if body.get("keeps") is True else {}
+    return ClientUpdate(
+        client_id=body["client"],
+        delta=letter.bundles.get("delta", {}),
+        buffers=letter.bundles.get("buffers", {}),
+        num_samples=body.get("num_samples"),  # type: ignore[arg-type]
+        num_steps=body.get("num_steps"),  # type: ignore[arg-type]
+        step_weight=body.get("step_weight"),  # type: ignore[arg-type]
+        metrics=body.get("metrics"),  # type: ignore[arg-type]
+        extras=letter.bundles.get("extras", {}),
+        memory=memory,
+        silent=body.get("silent") is True,
+        num_lost=body.get("num_lost", 0),
+    )
+
+
+def _answer_of(letter: Letter) -> Answer | Lost:
+    """Return the answer of a letter, if it is numbers, and lists of them."""
+
+    def is_plain(value: object) -> bool:
+        return all(map(is_plain, value)) if isinstance(value, list) else value is None or isinstance(value, int | float)
+
+    value, floats_up, samples = (letter.body.get(name) for name in ("value", "floats_up", "samples"))
+    if not is_plain(value) or not all(type(number) is int and number >= 0 for number in (floats_up, samples)):
+        return Lost("its answer is not made of numbers")
+    return Answer(value, floats_up, samples)  # type: ignore[arg-type]
+
+
+def nothing_of(client_id: int) -> ClientUpdate:
+    """Return what stands for an update that did not come: it is that of a client that sends nothing."""
+    return ClientUpdate(client_id, {}, {}, 1, 1, 1.0, {"loss_sum": 0.0, "num_seen": 0}, silent=True)

@@ -1,0 +1,253 @@
+"""Letters out and answers in: what is sent again, what is late, and what is no answer at all."""
+
+import logging
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from fedfacet import __version__
+from fedfacet.deploy.protocol import PROTOCOL, Letter, LetterError, digest_of, pack, unpack
+from fedfacet.deploy.roster import Roster
+from fedfacet.deploy.transport import Fault, Ticket, Transport
+from fedfacet.errors import ConfigError, EngineError, FedFacetError
+from fedfacet.types import State
+
+log = logging.getLogger(__name__)
+
+_TRIES = 3  # a letter that has cost a site its life so often, or its memory, is given up
+_SLICE = 0.2  # seconds between looks at whether the user has stopped the run
+_GREETING_SECONDS = 300.0
+
+
+@dataclass(slots=True, eq=False)
+class Order:
+    """A letter that a client's site must answer.
+
+    Attributes:
+        client: the client's number.
+        site: that holds its data.
+        content: the letter.
+        model: the digest of the model that the site must have to answer it; ``None`` for none.
+        tries: how often it was sent.
+    """
+
+    client: int
+    site: str
+    content: bytes
+    model: str | None
+    tries: int = 0
+
+    @property
+    def digest(self) -> str:
+        """By what the letter is known."""
+        return digest_of(self.content)
+
+
+class Lost(FedFacetError):
+    """Why an order has no answer that counts; ``code`` is that of the site's refusal where it refused."""
+
+    def __init__(self, sentence: str, code: str = "") -> None:
+        super().__init__(sentence)
+        self.code = code
+
+
+def _is_hello(body: Mapping[str, Any], clients: Mapping[str, int]) -> bool:
+    """Tell whether a site's hello says what it must."""
+    said, versions, queries = (body.get(name) for name in ("clients", "versions", "queries"))
+    if not (isinstance(said, dict) and said.keys() == clients.keys() and isinstance(queries, list)):
+        return False
+    numbers = (one[0] for one in said.values() if isinstance(one, list) and len(one) == 2 and isinstance(one[1], str))
+    whole = [number for number in numbers if type(number) is int and 0 < number < 2**31]
+    return (
+        len(whole) == len(said) and isinstance(versions, dict) and "torch" in versions and {"threads", "device"} <= body.keys()
+    )
+
+
+class Exchange:
+    """Has letters answered.
+
+    Args:
+        transport: carries letters.
+        roster: says which site holds which client.
+        run: the run's name, 32 hexadecimal digits.
+        greeting: what a hello says besides who is meant: card, overrides, settings, keeps_rounds.
+        most_bytes: what a letter may weigh.
+    """
+
+    def __init__(self, transport: Transport, roster: Roster, run: str, greeting: Mapping[str, Any], most_bytes: int) -> None:
+        self.transport = transport
+        self.roster = roster
+        self.run = run
+        self.greeting = greeting
+        self.on_wait: Callable[[], None] = lambda: None
+        self.present: dict[str, Mapping[str, Any]] = {}
+        self.round = 0
+        self._most_bytes = most_bytes
+        self._open: dict[Ticket, Order | str] = {}
+        self._greeted: set[str] = set()
+        self._told: set[tuple[str, str]] = set()
+
+    def begin(self, round: int) -> None:
+        """Begin a round, whose models the sites do not have yet."""
+        self.round, self._told = round, set()
+
+    def greet(self) -> dict[str, Mapping[str, Any]]:
+        """Say hello to all sites, and return what each says of itself.
+
+        Raises:
+            ConfigError: in one sentence, what of a site does not fit.
+        """
+        sites = dict.fromkeys(member.site for member in self.roster.clients)
+        if absent := [site for site in sites if not self.transport.sites().get(site)]:
+            raise ConfigError(
+                f"Expected every site of the roster to be connected, but {absent[0]} is not: have it join, or "
+                "name its client.yaml in `deploy.clients`."
+            )
+        for site in sites:
+            self._greet(site)
+        until = time.monotonic() + _GREETING_SECONDS
+        while len(self.present) < len(sites) and time.monotonic() < until:
+            for ticket, content in self._poll(until):
+                self._hear_hello(ticket, content)
+        if missing := [site for site in sites if site not in self.present]:
+            raise ConfigError(f"Expected {missing[0]} to say hello within {_GREETING_SECONDS:g} seconds, but it did not.")
+        return self.present
+
+    def _hear_hello(self, ticket: Ticket, content: bytes | Fault) -> None:
+        self._open.pop(ticket, None)
+        if isinstance(content, Fault):
+            raise ConfigError(f"Expected {ticket.site} to say hello, but {content.sentence}.")
+        letter = self._read(ticket.site, content)
+        if letter.kind == "refusal":
+            raise ConfigError(f"{ticket.site} refuses the run ({letter.body.get('code')}): {letter.body.get('sentence')}.")
+        if letter.kind == "hello":
+            if not _is_hello(letter.body, self.roster.at(ticket.site)):
+                raise ConfigError(
+                    f"Expected {ticket.site} to say of its clients what it has, but its hello says something else."
+                )
+            if letter.body["versions"]["torch"] != torch.__version__:
+                log.warning(
+                    "%s has torch %s: its numbers may differ in the last bits.", ticket.site, letter.body["versions"]["torch"]
+                )
+            self.present[ticket.site] = letter.body
+
+    def answers(
+        self, orders: Sequence[Order], models: Mapping[str, State], seconds: float
+    ) -> Iterator[tuple[Letter, str] | Lost]:
+        """Send letters, and yield per letter its answer with the digest of that, or why there is none, in the order given.
+
+        Args:
+            orders: the letters.
+            models: those that the letters name, by digest.
+            seconds: how long answers are waited for.
+        """
+        until = time.monotonic() + seconds
+        done: dict[Order, tuple[Letter, str] | Lost] = {}
+        try:
+            for order in orders:
+                self._send(order, models)
+            for order in orders:
+                while order not in done:
+                    came = self._poll(until)  # also after the deadline: what is there was in time
+                    for ticket, content in came:
+                        self._take(ticket, content, models, done)
+                    late = time.monotonic() - until
+                    if late >= 0 and (not came or late > seconds):
+                        break
+                yield done.pop(order, Lost(f"no answer has come within {seconds:g} seconds"))
+        finally:
+            ours = set(orders)
+            tickets = [ticket for ticket, waiting in self._open.items() if waiting in ours]
+            self.transport.cancel(tickets)
+            for ticket in tickets:
+                del self._open[ticket]
+
+    def _poll(self, until: float) -> list[tuple[Ticket, bytes | Fault]]:
+        self.on_wait()
+        return self.transport.poll(max(0.0, min(_SLICE, until - time.monotonic())))
+
+    def _greet(self, site: str) -> None:
+        body = {
+            **self.greeting,
+            "clients": self.roster.at(site),
+            "num_clients": len(self.roster.clients),
+            "versions": {"fedfacet": __version__, "protocol": PROTOCOL, "torch": torch.__version__},
+        }
+        self._open[self.transport.send(site, pack(Letter("hello", self.run, body)))] = "hello"
+        self._greeted.add(site)
+
+    def _send(self, order: Order, models: Mapping[str, State]) -> None:
+        """Send a letter, and before it what its site must have to answer it."""
+        order.tries += 1
+        if order.site not in self._greeted:
+            self._greet(order.site)
+        if order.model is not None and (order.site, order.model) not in self._told:
+            body = {"round": self.round, "model": order.model}
+            letter = Letter("weights", self.run, body, {"model": models[order.model]})
+            self._open[self.transport.send(order.site, pack(letter))] = "weights"
+            self._told.add((order.site, order.model))
+        self._open[self.transport.send(order.site, order.content)] = order
+
+    def _take(
+        self,
+        ticket: Ticket,
+        content: bytes | Fault,
+        models: Mapping[str, State],
+        done: dict[Order, tuple[Letter, str] | Lost],
+    ) -> None:
+        """Take what came: note it, or send the letter again to a site that has lost its memory."""
+        order, again = self._open.pop(ticket, None), False
+        try:
+            if isinstance(content, Fault):
+                again = True
+                raise Lost(content.sentence)
+            letter = self._read(ticket.site, content)
+            code = str(letter.body.get("code", "")) if letter.kind == "refusal" else ""
+            if code:
+                again = code in ("unknown_run", "unknown_weights")
+                raise Lost(f"{ticket.site} refuses ({code}): {letter.body.get('sentence')}", code)
+            if not isinstance(order, Order):
+                if order is None:
+                    log.warning(
+                        "A letter of %s came that nobody waits for: it was late or sent twice, and is left out.", ticket.site
+                    )
+                elif order == "hello" and letter.body.get("clients") != self.present[ticket.site]["clients"]:
+                    raise EngineError(
+                        f"Expected {ticket.site} to hold the data that it held when the run began, but they differ."
+                    )
+                return
+            self._check(order, ticket, letter)
+            done[order] = letter, digest_of(content)
+        except (LetterError, Lost) as fault:
+            if again:
+                self._greeted.discard(ticket.site)
+                self._told = {(site, model) for site, model in self._told if site != ticket.site}
+            if not isinstance(order, Order):
+                log.warning("%s: %s.", ticket.site, fault)
+            elif again and order.tries < _TRIES:
+                log.warning("%s; the letter for client %d is sent again.", fault, order.client)
+                self._send(order, models)
+            else:
+                done[order] = fault if isinstance(fault, Lost) else Lost(str(fault))
+
+    def _read(self, site: str, content: bytes) -> Letter:
+        try:
+            letter = unpack(content, self._most_bytes)
+        except LetterError as fault:
+            raise LetterError(f"a letter of {site} is not read, as {fault}") from None
+        if letter.run != self.run:
+            raise LetterError(f"a letter of {site} is of another run")
+        return letter
+
+    def _check(self, order: Order, ticket: Ticket, letter: Letter) -> None:
+        """Hold an answer to its order, before anything in it is looked at."""
+        client, body = self.roster.clients[order.client].name, letter.body
+        if body.get("client") != order.client:
+            raise Lost(f"{ticket.site} answers for client {body.get('client')!r} in the place of {client}")
+        if body.get("round") != self.round:
+            raise Lost(f"the answer of {client} is of round {body.get('round')!r}")
+        if body.get("answers") != order.digest:
+            raise Lost(f"the answer of {client} is to another letter than the one that was sent")

@@ -1,0 +1,214 @@
+"""NVIDIA FLARE as the carrier of letters: what opens sockets, proves who is who and encrypts is FLARE's alone.
+
+The server's process talks to a job of FLARE's, the relay, through a pipe in a folder of its own on the same machine. The relay
+hands letters to the sites, and is started anew where it has died or a site has come back, which FLARE lets into new jobs only.
+"""
+
+import contextlib
+import json
+import shutil
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from multiprocessing.connection import Connection, Listener
+from pathlib import Path
+from typing import Any
+
+from fedfacet.deploy.transport import Fault, Ticket
+from fedfacet.errors import ConfigError, EngineError, first_line
+from fedfacet.optional import required
+
+RELAY, EXECUTOR, TASK = "fedfacet.deploy.flare_job.Relay", "fedfacet.deploy.flare_job.SiteExecutor", "letter"
+"""What a job of ours is made of; all of it is installed at the sites, and no other class of ours may be named to them."""
+
+SETTINGS = "FEDFACET_CLIENT"
+"""The variable of a site's environment that names its ``client.yaml``; no job can set it."""
+
+_LOOKS_EVERY = 5.0  # seconds between questions to FLARE who is connected
+
+
+class Flare:
+    """A transport through a running FLARE server, by the kit of somebody who may submit jobs.
+
+    Args:
+        kit: the folder of the startup kit, ``.../lead@pilot.org``.
+        start_seconds: how long FLARE may take to log in, and to start a job.
+
+    Raises:
+        ConfigError: if there is no such kit, or FLARE does not let its holder in.
+    """
+
+    def __init__(self, *, kit: str, start_seconds: float = 120.0) -> None:
+        api = required("nvflare.fuel.flare_api.flare_api", extra="deploy", wanted_by="deploy=flare")
+        place = Path(kit).absolute()
+        try:
+            admin = json.loads((place / "startup" / "fed_admin.json").read_text(encoding="utf-8"))["admin"]
+        except (OSError, ValueError, LookupError):
+            raise ConfigError(
+                f"Expected the startup kit of an admin in {place}, but it has no startup/fed_admin.json: give deploy.kit=DIR, "
+                "a folder that `nvflare provision` has made."
+            ) from None
+        self._start_seconds = start_seconds
+        try:
+            self._session: Any = api.new_secure_session(admin["username"], str(place), timeout=start_seconds)
+        except Exception as error:  # FLARE has a class for each way in which that fails, and no common one
+            raise ConfigError(
+                f"Expected FLARE to let {admin.get('username')} in, but it says `{first_line(error)}`: see that its server "
+                "runs, and that the kit is of the same project."
+            ) from None
+        self._folder = Path(tempfile.mkdtemp(prefix="fedfacet-flare-"))  # for this user alone
+        self._line: Connection | None = None
+        self._job: str | None = None
+        self._number = 0
+        self._open: dict[int, Ticket] = {}
+        self._members: set[str] = set()  # of the job
+        self._lost: set[str] = set()  # those of them that have left a letter without an answer
+        self._said: tuple[float, dict[str, bool]] = (-1e9, {})
+        self._faults: list[tuple[Ticket, bytes | Fault]] = []
+
+    def sites(self) -> Mapping[str, bool]:
+        """Return the sites, and which of them answer FLARE; those that have come back are let in by a new job."""
+        at_work = self._at_work()
+        back = {site for site, works in at_work.items() if not works and (site in self._lost or site not in self._members)}
+        if self._line is not None and not self._open and back:
+            self._end_job()
+        return dict.fromkeys(at_work, True)
+
+    def send(self, site: str, letter: bytes) -> Ticket:
+        """Hand a letter to the relay."""
+        self._number += 1
+        ticket = Ticket(site, self._number)
+        self._open[ticket.number] = ticket
+        if self._line is None:
+            self._start_job()
+        with self._while_it_lives() as line:
+            line.send_bytes(json.dumps({"do": "send", "number": ticket.number, "site": site}).encode())
+            line.send_bytes(letter)
+        return ticket
+
+    def poll(self, seconds: float) -> list[tuple[Ticket, bytes | Fault]]:
+        """Return what the relay has got."""
+        until = time.monotonic() + seconds
+        came, self._faults = self._faults, []
+        while self._line is not None and self._line.poll(0 if came else max(0.0, until - time.monotonic())):
+            with self._while_it_lives() as line:
+                told = json.loads(line.recv_bytes())
+                content: bytes | Fault = line.recv_bytes()
+                if "fault" in told:
+                    content = Fault(told["fault"])
+                if (ticket := self._open.pop(told["number"], None)) is not None:
+                    self._lost |= {ticket.site} if isinstance(content, Fault) else set()
+                    came.append((ticket, content))
+        if not came and self._line is None:
+            time.sleep(max(0.0, min(seconds, until - time.monotonic())))
+        return [*came, *self._taken_faults()]
+
+    def cancel(self, tickets: Iterable[Ticket]) -> None:
+        """Have the relay take letters back; a site that is at work goes on, and its answer is left out."""
+        numbers = [ticket.number for ticket in tickets]
+        for number in numbers:
+            if (ticket := self._open.pop(number, None)) is not None:
+                self._lost.add(ticket.site)
+        if self._line is not None and numbers:
+            with self._while_it_lives() as line:
+                line.send_bytes(json.dumps({"do": "cancel", "numbers": numbers}).encode())
+
+    def close(self) -> None:
+        """End the job and log out."""
+        self._end_job()
+        with contextlib.suppress(Exception):  # whatever FLARE thinks of it, we are leaving
+            self._session.close()
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+    def _at_work(self) -> dict[str, bool]:
+        """Return the sites that answer FLARE, and whether each has a job."""
+        if time.monotonic() - self._said[0] > _LOOKS_EVERY:
+            said = self._asked(lambda: self._session.get_client_job_status()) or ()
+            answers = {of["client_name"]: of["status"] == "started" for of in said if of["status"] != "no_reply"}
+            self._said = time.monotonic(), answers
+        return self._said[1]
+
+    def _asked(self, question: Callable[[], Any]) -> Any:
+        """Return FLARE's answer; an ``EngineError`` says what it has against the question."""
+        try:
+            return question()
+        except Exception as error:  # FLARE has a class for each fault, and no common one
+            raise EngineError(
+                f"Expected FLARE to do what it was asked, but it says `{first_line(error)}`: look at its server's log.txt."
+            ) from None
+
+    def _taken_faults(self) -> list[tuple[Ticket, bytes | Fault]]:
+        faults, self._faults = self._faults, []
+        return faults
+
+    @contextlib.contextmanager
+    def _while_it_lives(self) -> Iterator[Connection]:
+        """Lend the pipe to the relay; where that has died, every letter under way has a fault."""
+        assert self._line is not None
+        try:
+            yield self._line
+        except (EOFError, OSError):
+            self._line.close()
+            self._line, self._job = None, None
+            self._faults += [(ticket, Fault("FLARE's job has ended")) for ticket in self._open.values()]
+            self._open.clear()
+
+    def _start_job(self) -> None:
+        """Submit a job to FLARE, and wait until its relay is there."""
+        number = f"{self._number:012d}"
+        folder, address = self._folder / f"job_{number}", str(self._folder / f"relay_{number}")
+        self._members, self._lost = set(self._at_work()), set()
+        _write_job(folder, address, self._members)
+        heard: list[Connection] = []
+        with Listener(address, family="AF_UNIX") as listener:
+            waiter = threading.Thread(target=_accept, args=(listener, heard), daemon=True)
+            waiter.start()
+            self._job = self._asked(lambda: self._session.submit_job(str(folder)))
+            waiter.join(self._start_seconds)
+        if not heard:
+            raise EngineError(
+                f"Expected FLARE to start a job within {self._start_seconds:g} seconds, but it did not: look at the server's "
+                "log.txt, and that its kit was started by `serve.py start`."
+            )
+        self._line = heard[0]
+
+    def _end_job(self) -> None:
+        line, job = self._line, self._job
+        self._line, self._job = None, None
+        if line is None or job is None:
+            return
+        with contextlib.suppress(OSError):
+            line.send_bytes(json.dumps({"do": "end"}).encode())
+            line.poll(self._start_seconds)  # it closes its end when it is through
+        line.close()
+        with contextlib.suppress(Exception):  # a job that ends in an odd way ends all the same
+            self._session.monitor_job(job, timeout=self._start_seconds, poll_interval=0.5)
+
+
+def _accept(listener: Listener, heard: list[Connection]) -> None:
+    with contextlib.suppress(OSError):  # it was closed, as nobody came in time
+        heard.append(listener.accept())
+
+
+def _write_job(folder: Path, address: str, sites: Iterable[str]) -> None:
+    """Write a job that has settings alone, no code: FLARE refuses others by the kits' authorization."""
+    server = {
+        "format_version": 2,
+        "server": {"task_request_interval": 0.2},
+        "workflows": [{"id": "relay", "path": RELAY, "args": {"address": address}}],
+    }
+    client = {
+        "format_version": 2,
+        "default_task_fetch_interval": 0.05,
+        "executors": [{"tasks": [TASK], "executor": {"path": EXECUTOR, "args": {}}}],
+    }
+    where = {"app_server": ["server"], "app_site": sorted(sites)}
+    meta = {"name": "fedfacet", "resource_spec": {}, "min_clients": 1, "deploy_map": where}
+    for file, content in (
+        (folder / "meta.json", meta),
+        (folder / "app_server" / "config" / "config_fed_server.json", server),
+        (folder / "app_site" / "config" / "config_fed_client.json", client),
+    ):
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(json.dumps(content, indent=2), encoding="utf-8")

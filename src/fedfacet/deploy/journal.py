@@ -1,0 +1,163 @@
+"""The journal: a line for each round of what a network did to it, by which the round can be run again and audited."""
+
+import hashlib
+import json
+import os
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedfacet import state
+from fedfacet.callbacks.base import Callback
+from fedfacet.deploy.engine import DeployedEngine, nothing_of
+from fedfacet.engines.base import Engine
+from fedfacet.errors import CheckpointError
+from fedfacet.federation import Federation
+from fedfacet.participation.base import Participation
+from fedfacet.storage.run_files import content_of
+from fedfacet.storage.synced_file import write_synced
+from fedfacet.types import Answer, ClientTask, ClientUpdate, Query, RoundResult, State
+
+NAME = "journal.jsonl"
+
+
+def read_journal(file: Path) -> dict[int, dict[str, Any]]:
+    """Return the lines of a journal by round.
+
+    Raises:
+        CheckpointError: if it is missing or damaged.
+    """
+    try:
+        lines = [json.loads(line) for line in content_of(file).decode().splitlines()]
+        return {int(line["round"]): line for line in lines}
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise CheckpointError(
+            f"Expected a journal at {file}, but it cannot be read ({type(error).__name__}): bring it back."
+        ) from None
+
+
+class Journal(Callback):
+    """Writes ``journal.jsonl``; a line is on the disk before the round's checkpoint is.
+
+    Args:
+        run_dir: the run folder.
+        engine: of the run.
+    """
+
+    def __init__(self, run_dir: Path, engine: DeployedEngine) -> None:
+        self.file = run_dir / NAME
+        self.engine = engine
+
+    def on_fit_start(self, federation: Federation) -> None:
+        """Cut back what a killed run wrote after its last checkpoint."""
+        before = read_journal(self.file) if self.file.exists() else {}
+        kept = [json.dumps(line) + "\n" for round, line in before.items() if round <= federation.state.round]
+        write_synced(self.file, ["".join(kept).encode()])
+
+    def on_round_end(self, federation: Federation, result: RoundResult) -> None:
+        """Add a line."""
+        record = self.engine.record
+        came = {client: digest for client, digest in record.digests.items() if client in result.arrived}
+        refused = set(record.digests) - set(came) - set(record.silent)
+        lost = {**record.lost, **dict.fromkeys(refused, "the update does not fit the model, or is not finite")}
+        line = {
+            "round": result.round,
+            "run": self.engine.exchange.run,
+            "available": list(record.available),
+            "answered": record.answered,
+            "cohort": list(result.cohort),
+            "arrived": list(result.arrived),
+            "lost": {str(client): why for client, why in sorted(lost.items())},
+            "update_digests": {str(client): digest for client, digest in came.items()},
+            "model_digest": state.digest(federation.state.model),
+        }
+        with open(self.file, "a", encoding="utf-8") as file:
+            file.write(json.dumps(line) + "\n")
+            file.flush()
+            os.fsync(file.fileno())
+
+    def summarize(self, federation: Federation) -> Mapping[str, Any]:
+        """Return what the sites said of themselves, and the journal's digest."""
+        present = self.engine.exchange.present
+        sites = {site: {name: said[name] for name in ("versions", "threads", "device")} for site, said in present.items()}
+        return {"sites": sites, "journal_sha256": hashlib.sha256(self.file.read_bytes()).hexdigest()}
+
+
+def replay(federation: Federation, file: Path) -> None:
+    """Have a federation whose data all lie here go through the rounds of a journal: the same clients are away and late.
+
+    Raises:
+        CheckpointError: if the journal cannot be read, or, while it runs, where a round comes to another model than there.
+    """
+    lines = read_journal(file)
+    federation.engine = _ReplayEngine(federation.engine, lines)
+    federation.participation = _ReplayParticipation(federation, lines, federation.participation)
+    federation.callbacks["replay"] = _Comparison(lines, file)
+
+
+def _line(lines: Mapping[int, dict[str, Any]], round: int) -> dict[str, Any]:
+    if round not in lines:
+        raise CheckpointError(
+            f"Expected a journal of round {round}, but it ends with round {max(lines, default=0)}: lower federation.rounds."
+        )
+    return lines[round]
+
+
+class _ReplayParticipation(Participation):
+    """Who was available is read from the journal; all else is the run's own participation."""
+
+    def __init__(self, federation: Federation, lines: Mapping[int, dict[str, Any]], inner: Participation | None) -> None:
+        self._federation, self._lines, self._inner = federation, lines, inner or Participation()
+        self.gives_weights, self.needs = self._inner.gives_weights, self._inner.needs
+        self.log_weights, self.outcome = self._inner.log_weights, self._inner.outcome  # type: ignore[method-assign]
+
+    def available(self, num_clients: int, rng: np.random.Generator) -> tuple[int, ...]:
+        return tuple(_line(self._lines, self._federation.state.round + 1)["available"])
+
+
+class _ReplayEngine(Engine):
+    """Runs those clients by another engine whose updates came in time; of the others nothing comes."""
+
+    def __init__(self, inner: Engine, lines: Mapping[int, dict[str, Any]]) -> None:
+        super().__init__(device=inner.device)
+        self._inner, self._lines = inner, lines
+        self.clients = inner.clients
+
+    @property
+    def name(self) -> str:
+        return self._inner.name
+
+    def run(self, tasks: Iterable[ClientTask]) -> Iterator[ClientUpdate]:
+        tasks = list(tasks)
+        lost = {int(client) for client in _line(self._lines, tasks[0].round)["lost"]} if tasks else set()
+        updates = self._inner.run([task for task in tasks if task.client_id not in lost])
+        for task in tasks:
+            yield nothing_of(task.client_id) if task.client_id in lost else next(updates)
+
+    def ask(self, query: Query, tasks: Iterable[ClientTask]) -> Iterator[Answer]:
+        return self._inner.ask(query, tasks)
+
+    def predict(self, model: State, splits: Sequence[NDArray[np.int64]], memory: State | None = None) -> Any:
+        return self._inner.predict(model, splits, memory)
+
+    def close(self) -> None:
+        self._inner.close()
+
+
+class _Comparison(Callback):
+    """Holds every round's model to the journal's."""
+
+    def __init__(self, lines: Mapping[int, dict[str, Any]], file: Path) -> None:
+        self._lines, self._file = lines, file
+
+    def on_round_end(self, federation: Federation, result: RoundResult) -> None:
+        line = _line(self._lines, result.round)
+        for name, ours in (("cohort", list(result.cohort)), ("model_digest", state.digest(federation.state.model))):
+            if line[name] != ours:
+                raise CheckpointError(
+                    f"Expected round {result.round} to come to the {name} {line[name]} of {self._file}, but it comes to {ours}:"
+                    " the data, the settings, the code or the journal are others than the run's."
+                )

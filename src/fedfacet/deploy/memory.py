@@ -1,0 +1,66 @@
+"""What a client keeps for itself: on its site's disk, by run and round, and nowhere else."""
+
+import re
+from pathlib import Path
+
+import safetensors.torch
+
+from fedfacet.deploy.protocol import LetterError
+from fedfacet.storage.synced_file import sync, write_synced
+from fedfacet.types import State
+
+_FILE = re.compile(r"round_(\d{9})\.safetensors")
+
+
+class MemoryStore:
+    """The memory of a site's clients after the rounds in which they trained.
+
+    A version is written when a client has trained, whether or not its update arrives; the server says which version counts.
+
+    Args:
+        folder: of all runs, made where it is missing; only its owner reads it.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def get(self, run: str, client_id: int, round: int) -> State:
+        """Return what a client kept after a round.
+
+        Raises:
+            LetterError: if that is not there.
+        """
+        file = self._file(run, client_id, round)
+        try:
+            return safetensors.torch.load(file.read_bytes())
+        except Exception as error:
+            raise LetterError(
+                f"what client {client_id} kept after round {round} cannot be read ({type(error).__name__}): bring {file} back, "
+                "or start a new run"
+            ) from None
+
+    def put(self, run: str, client_id: int, round: int, kept: State, oldest: int | None) -> None:
+        """Keep what a client has after a round; it is on the disk when this returns.
+
+        Args:
+            run: of the server.
+            client_id: in the roster.
+            round: of the training; a round that is done again writes the same.
+            kept: the memory.
+            oldest: the earliest round after which the server may go on again; versions that were replaced before it are
+                removed. ``None`` keeps all.
+        """
+        file = self._file(run, client_id, round)
+        file.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        content = safetensors.torch.save({name: tensor.cpu().contiguous().clone() for name, tensor in kept.items()})
+        write_synced(file, [content])
+        sync(file.parent)
+        if oldest is not None:
+            before = sorted(
+                one.name for one in file.parent.iterdir() if (m := _FILE.fullmatch(one.name)) and int(m[1]) <= oldest
+            )
+            for name in before[:-1]:
+                (file.parent / name).unlink(missing_ok=True)
+
+    def _file(self, run: str, client_id: int, round: int) -> Path:
+        return self.folder / run / str(client_id) / f"round_{round:09d}.safetensors"

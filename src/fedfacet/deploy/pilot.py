@@ -1,0 +1,60 @@
+"""A simulated federation written out as sites on one machine: a pilot to try a deployment on, and what its proof runs on."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import yaml
+
+from fedfacet.data.federated import FederatedData
+from fedfacet.deploy.card import card_of
+from fedfacet.deploy.questions import known_queries
+from fedfacet.errors import ConfigError
+
+
+def write_pilot(data: FederatedData, name: str, folder: Path, num_sites: int) -> Sequence[Path]:
+    """Write ``card.yaml``, ``roster.yaml`` and a folder for each site with its ``client.yaml`` and its clients' samples.
+
+    Clients are dealt to sites in turn, and keep their numbers.
+
+    Args:
+        data: of the federation; what validates, tests or is held out is left out.
+        name: of the data card.
+        folder: that is new.
+        num_sites: 1 or more, at most as many as there are clients.
+
+    Returns:
+        The files ``client.yaml``.
+
+    Raises:
+        ConfigError: if the folder exists, or if there are more sites than clients.
+    """
+    if folder.exists():
+        raise ConfigError(f"Expected a new folder for the pilot, but {folder} is there: remove it, or name another one.")
+    number = data.partition.num_clients
+    if not 1 <= num_sites <= number:
+        raise ConfigError(f"Expected between 1 and {number} sites, as there are {number} clients, but got {num_sites}.")
+    dataset = data.dataset
+    sites: dict[str, dict[str, str]] = {f"site_{position}": {} for position in range(num_sites)}
+    roster = []
+    for client_id, samples in enumerate(data.partition.indices):
+        site, client = f"site_{client_id % num_sites}", f"client_{client_id:0{len(str(number - 1))}d}"
+        file = folder / site / f"{client}.npz"
+        file.parent.mkdir(parents=True, exist_ok=True)
+        x = dataset.inputs.fetch(samples).contiguous(memory_format=torch.contiguous_format).numpy()
+        np.savez(file, x=x, y=dataset.y[samples], a=dataset.a[samples])
+        sites[site][client] = file.name
+        roster.append({"name": client, "site": site})
+    _write(folder / "card.yaml", card_of(dataset, name).plain)
+    _write(folder / "roster.yaml", {"clients": roster})
+    for site, clients in sites.items():
+        policy = {"queries": sorted(known_queries())}
+        settings = {"site": site, "card": "../card.yaml", "clients": clients, "state": "state"}
+        _write(folder / site / "client.yaml", {**settings, "device": "cpu", "keep_letters": True, "policy": policy})
+    return [folder / site / "client.yaml" for site in sites]
+
+
+def _write(file: Path, table: dict[str, Any]) -> None:
+    file.write_text(yaml.safe_dump(table, sort_keys=False, default_flow_style=None, width=120), encoding="utf-8")

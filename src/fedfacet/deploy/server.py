@@ -1,0 +1,173 @@
+"""The server's half of a federation: everything but the data, which stay at the sites."""
+
+import hashlib
+import inspect
+import json
+import uuid
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from fedfacet.build import put_together
+from fedfacet.clients.queries.base import Query
+from fedfacet.config import make, plain, targets
+from fedfacet.config.kinds import find_target
+from fedfacet.data.federated import FederatedData
+from fedfacet.deploy.agreement import overrides_for_sites, settings_digest
+from fedfacet.deploy.card import Card
+from fedfacet.deploy.engine import ClientsAway, DeployedEngine, Shortfall
+from fedfacet.deploy.journal import Journal
+from fedfacet.deploy.roster import Roster
+from fedfacet.deploy.transport import Transport
+from fedfacet.errors import CheckpointError, ConfigError
+from fedfacet.federation import Federation
+from fedfacet.participation.base import Participation
+from fedfacet.storage.run_files import json_of
+from fedfacet.storage.synced_file import write_synced
+from fedfacet.types import Partition, RoundResult
+
+_OF_DATA = {"data", "splits", "local_holdout", "held_out_clients", "group_weights"}
+_SAVED = "deploy.json"
+
+
+class DeployedFederation(Federation):
+    """A federation whose clients may be away when they are asked: the round then begins anew without them."""
+
+    engine: DeployedEngine
+
+    def run_round(self) -> RoundResult:
+        """Run one round; see ``Federation.run_round``."""
+        self.engine.exchange.on_wait = self._check_stop
+        self.engine.begin(self.state.round + 1)
+        while True:
+            try:
+                return super().run_round()
+            except ClientsAway as fault:
+                self.engine.away |= fault.client_ids
+                self.engine.record.answered = {}
+
+
+class LiveParticipation(Participation):
+    """Those take part whose site is connected, of those that another participation has take part.
+
+    Args:
+        engine: knows the sites.
+        inner: draws who else is away; ``None`` for nobody.
+    """
+
+    def __init__(self, engine: DeployedEngine, inner: Participation | None) -> None:
+        self._engine, inner = engine, inner or Participation()
+        self._available = inner.available
+        self.gives_weights, self.needs = inner.gives_weights, inner.needs
+        self.log_weights, self.outcome = inner.log_weights, inner.outcome  # type: ignore[method-assign]
+
+    def available(self, num_clients: int, rng: np.random.Generator) -> tuple[int, ...]:
+        """Return them.
+
+        Raises:
+            Shortfall: if no site is connected.
+        """
+        engine, there = self._engine, self._engine.exchange.transport.sites()
+        members = engine.roster.clients
+        here = {k for k in range(num_clients) if there.get(members[k].site) and k not in engine.away}
+        if not here:
+            raise Shortfall(
+                f"Expected a site that is connected in round {engine.record.round}, but none is: go on by resume when one is"
+            )
+        engine.record.available = tuple(k for k in self._available(num_clients, rng) if k in here)
+        return engine.record.available
+
+
+def build_server(config: Any, run_dir: Path, *, transport: Transport, overrides: Sequence[str]) -> DeployedFederation:
+    """Make the federation of a settled configuration, whose data are at sites.
+
+    Args:
+        config: of ``conf/serve.yaml``.
+        run_dir: the run folder, which need not exist.
+        transport: reaches the sites.
+        overrides: from which the configuration was composed.
+
+    Raises:
+        ConfigError: in one sentence, what does not fit: settings, a site's data, versions or policy.
+        CheckpointError: if the roster is not the one that the run was started with.
+    """
+    settings = plain(config)
+    _check_settings(config, settings)
+    card, roster = Card.read(Path(config.card)), Roster.read(Path(config.roster))
+    saved = _saved(run_dir, roster)
+    every = (settings["callbacks"].get("save_checkpoint") or {}).get("every_n_rounds", 1)
+    keeps_all = (settings["callbacks"].get("save_checkpoint") or {}).get("keep") == "all"
+    settled = [f"{name}={settings[name]}" for name in ("threads", "memory_format", "precision", "compile")]
+    greeting = {
+        "card": card.digest,
+        "overrides": overrides_for_sites([*overrides, *settled]),
+        "settings": settings_digest(settings),
+        "keeps_rounds": None if keeps_all else 3 * every + 1,  # further back than previous.ckpt
+    }
+    engine: DeployedEngine = make(config.sites, transport=transport, roster=roster, run=saved["run"], greeting=greeting)
+    present = {name: said for site in engine.exchange.greet().values() for name, said in site["clients"].items()}
+    # As many samples as each client has, all of them the card's blank one: what counts samples finds the true numbers.
+    partition = Partition(tuple(np.zeros(present[member.name][0], np.int64) for member in roster.clients))
+    known = json.dumps([[member.name, present[member.name][1]] for member in roster.clients])
+    federation = put_together(
+        config,
+        run_dir,
+        FederatedData(card.dataset(), partition, val=np.empty(0, np.int64)),
+        engine,
+        partition_digest=hashlib.sha256(known.encode()).hexdigest(),
+        kind=DeployedFederation,
+    )
+    assert isinstance(federation, DeployedFederation)
+    asked = [query for query in vars(federation.selector).values() if isinstance(query, Query)]
+    engine.check_queries(asked, f"selector={config.choices.selector}")
+    report = federation.aggregator.report() if federation.aggregator.report is not None else None
+    if report is not None:
+        engine.check_queries([report], f"aggregator={config.choices.aggregator}")
+    federation.participation = LiveParticipation(engine, federation.participation)
+    federation.callbacks = {"journal": Journal(run_dir, engine), **federation.callbacks}
+    return federation
+
+
+def save_names(run_dir: Path, federation: DeployedFederation) -> None:
+    """Write what a resume must know besides the configuration: the run's name and the roster."""
+    saved = {"run": federation.engine.exchange.run, "roster": federation.engine.roster.plain}
+    write_synced(run_dir / _SAVED, [json.dumps(saved).encode()])
+
+
+def _saved(run_dir: Path, roster: Roster) -> Mapping[str, Any]:
+    """Return the name of the run of a folder, or a new one."""
+    if not (run_dir / _SAVED).is_file():
+        return {"run": uuid.uuid4().hex}
+    saved: Mapping[str, Any] = json_of(run_dir / _SAVED)
+    if saved["roster"] != roster.plain:
+        changed = next(
+            (f"client {n} was {was}" for n, was in enumerate(saved["roster"]) if roster.plain[n : n + 1] != [was]),
+            "it has more clients",
+        )
+        raise CheckpointError(
+            f"Expected the roster that the run was started with, but {changed}: bring it back, or start a new run."
+        )
+    return saved
+
+
+def _check_settings(config: Any, settings: Mapping[str, Any]) -> None:
+    """Refuse what needs the data, or a clock that is simulated."""
+    choices, partition = settings["choices"], settings["partition"]
+    for refused, what in (
+        (choices["devices"] != "none", "`devices`, whose clocks are simulated: choose devices=none"),
+        (choices["server_data"] != "none", "`server_data`, as the server has no samples: choose server_data=none"),
+        (settings["federation"]["pooled"], "`setting`, which pools clients' samples: choose setting=federated"),
+        (choices["engine"] != "sequential", "`engine`, as the sites run the clients: leave it out"),
+        (bool(partition.get("local_holdout")), "`partition.local_holdout`, as sites hold nothing out: leave it 0"),
+        (bool(partition.get("held_out_clients")), "`partition.held_out_clients`: leave them out of the roster"),
+    ):
+        if refused:
+            raise ConfigError(f"Expected settings that do without the clients' data, but got {what}.")
+    for name, node in targets(config.callbacks):
+        needs = _OF_DATA & set(inspect.signature(find_target(name, node["_target_"])).parameters)
+        if needs:
+            raise ConfigError(
+                f"Expected callbacks that need no data, but `{name}` wants `{min(needs)}`: leave it out (callbacks=deployed)."
+            )

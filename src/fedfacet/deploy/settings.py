@@ -1,0 +1,79 @@
+"""An operator's own settings: which data a site serves, and what it answers. They never leave the site."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from fedfacet.deploy.files import made, table_of
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Policy:
+    """What a site does for a server; all else it refuses.
+
+    Attributes:
+        queries: names of the query classes that its clients answer.
+        options: group -> the options of it that a run may take, ``{objective: [classification]}``; any of other groups.
+        max_steps: local steps of a client in a round.
+        min_samples: that a client must have to take part.
+        max_letter_mb: what a letter may weigh.
+    """
+
+    queries: Sequence[str] = ()
+    options: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    max_steps: int = 2000
+    min_samples: int = 1
+    max_letter_mb: float = 4096
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _File:
+    site: str
+    card: str
+    clients: dict[str, str]
+    state: str
+    device: str = "auto"
+    keep_letters: bool = False
+    policy: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class SiteSettings:
+    """A site as its operator has set it up.
+
+    Attributes:
+        site: its name in the roster.
+        card: the file of the data card that the operator agreed to.
+        clients: name in the roster -> the file of its samples.
+        state: the folder of what clients keep and of ``audit.jsonl``.
+        device: where clients train.
+        keep_letters: whether letters of the server stay on the disk, so that ``client.py verify`` can answer them again.
+        policy: what it answers.
+    """
+
+    site: str
+    card: Path
+    clients: dict[str, Path]
+    state: Path
+    device: str
+    keep_letters: bool
+    policy: Policy
+
+    @classmethod
+    def read(cls, file: Path) -> "SiteSettings":
+        """Return the settings of a ``client.yaml``; its paths are relative to its folder.
+
+        Raises:
+            ConfigError: if a key is missing or not known.
+        """
+        given, folder = made(_File, table_of(file), file), file.absolute().parent
+        return cls(
+            given.site,
+            folder / given.card,
+            {name: folder / path for name, path in given.clients.items()},
+            folder / given.state,
+            given.device,
+            given.keep_letters,
+            made(Policy, given.policy, f"`policy` in {file}"),
+        )

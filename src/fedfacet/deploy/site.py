@@ -1,0 +1,303 @@
+"""A site: it answers letters from its own data. All that a server can have of it is written here."""
+
+import json
+import math
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from fedfacet import __version__
+from fedfacet.build import clients_of_settings
+from fedfacet.clients.program import Clients
+from fedfacet.data.federated import FederatedData
+from fedfacet.deploy.agreement import agreed, check_overrides, settings_digest
+from fedfacet.deploy.card import Card
+from fedfacet.deploy.memory import MemoryStore
+from fedfacet.deploy.protocol import PROTOCOL, Letter, LetterError, digest_of, pack, unpack
+from fedfacet.deploy.questions import from_plain, known_queries
+from fedfacet.deploy.samples import digest_of_samples, read_samples
+from fedfacet.deploy.settings import SiteSettings
+from fedfacet.errors import CheckpointError, ConfigError, FedFacetError, first_line
+from fedfacet.types import Broadcast, ClientTask, Partition, State
+
+
+class Refused(FedFacetError):
+    """What the site does not do; ``code`` says of which kind that is."""
+
+    def __init__(self, code: str, sentence: str) -> None:
+        super().__init__(sentence)
+        self.code = code
+
+
+def refusing(error: FedFacetError) -> Callable[[bytes], bytes]:
+    """Return what answers letters in the place of a site that cannot be opened."""
+
+    def answer(content: bytes) -> bytes:
+        run = unpack(content, len(content)).run
+        told = {"code": "data", "sentence": str(error).rstrip("."), "answers": digest_of(content)}
+        return pack(Letter("refusal", run, told))
+
+    return answer
+
+
+def letters_of(settings: SiteSettings, client: str, round: int, run: str) -> tuple[int, list[bytes]]:
+    """Return a client's number, and the letters that led to its update of a round, which the site has kept.
+
+    Raises:
+        CheckpointError: if it has not.
+    """
+    folder = settings.state / "letters" / str(run)
+    hellos = sorted(folder.glob("*_hello_*"))
+    if not hellos:
+        raise CheckpointError(
+            f"Expected the letters of the run in {folder}, but there are none: give keep_letters: true before a run."
+        )
+    hello = hellos[0].read_bytes()
+    number = unpack(hello, len(hello)).body["clients"].get(client)
+    order = folder / f"{round:09d}_train_{number}"
+    if not order.is_file():
+        raise CheckpointError(
+            f"Expected an order for {client} in round {round}, but the site has had none: give another round."
+        )
+    weights = [file.read_bytes() for file in sorted(folder.glob(f"{round:09d}_weights_*"))]
+    return number, [hello, *weights, order.read_bytes()]
+
+
+@dataclass(slots=True)
+class _Run:
+    """The run that a site serves: who takes part, and the round's models."""
+
+    hello: str
+    answer: Letter
+    run: str
+    clients: Clients
+    names: Mapping[int, str]
+    keeps_rounds: int | None
+    round: int = 0
+    models: dict[str, State] = field(default_factory=dict)
+
+
+class Site:
+    """Answers letters, one after another; it remembers the run and the round's models, and everything else lies on its disk.
+
+    Args:
+        settings: of its operator.
+        remembers: whether what it does is kept on the disk: clients' memory, the audit and letters.
+
+    Raises:
+        FedFacetError: if the card, the policy or a client's samples are not what they must be.
+    """
+
+    def __init__(self, settings: SiteSettings, *, remembers: bool = True) -> None:
+        self.settings = settings
+        self.remembers = remembers
+        self.card = Card.read(settings.card)
+        self.samples = read_samples(settings.clients, self.card)
+        self.memory = MemoryStore(settings.state / "memory")
+        if unknown := sorted(set(settings.policy.queries) - set(known_queries())):
+            raise ConfigError(
+                f"Expected `policy.queries` of known names, but got {unknown[0]!r}: they are {', '.join(known_queries())}."
+            )
+        settings.state.mkdir(parents=True, exist_ok=True, mode=0o700)
+        self._most_bytes = int(settings.policy.max_letter_mb * 2**20)
+        self._run: _Run | None = None
+
+    def answer(self, content: bytes) -> bytes:
+        """Return the answer to a letter; what goes wrong here is one sentence there, never a traceback."""
+        began, digest, letter = time.perf_counter(), digest_of(content), Letter("none", "")
+        try:
+            letter = unpack(content, self._most_bytes)
+            steps: dict[str, Callable[[Letter, str], Letter]] = {
+                "hello": self._hello,
+                "weights": self._weights,
+                "query": self._query,
+                "train": self._train,
+            }
+            if letter.kind not in steps:
+                raise Refused("letter", f"a letter of the kind {letter.kind!r} is not known here")
+            if letter.kind != "hello" and (self._run is None or self._run.run != letter.run):
+                raise Refused("unknown_run", "the run has not said hello since this site has started")
+            reply = steps[letter.kind](letter, digest)
+        except Refused as refusal:
+            reply = Letter("refusal", letter.run, {"code": refusal.code, "sentence": str(refusal)})
+        except LetterError as error:
+            reply = Letter("refusal", letter.run, {"code": "letter", "sentence": f"a letter is not read: {error}"})
+        except Exception as error:
+            sentence = f"{type(error).__name__}: {first_line(error)}"
+            reply = Letter("refusal", letter.run, {"code": "failed", "sentence": sentence})
+        answer = pack(Letter(reply.kind, reply.run, {**reply.body, "answers": digest}, reply.bundles))
+        if self.remembers and self.settings.keep_letters and reply.kind in ("hello", "ok", "update"):
+            self._keep(letter, content)
+        if self.remembers:
+            self._audit(letter, content, reply, answer, time.perf_counter() - began)
+        return answer
+
+    def digest_of_answer(self, content: bytes) -> str:
+        """Return the digest of the answer to a letter.
+
+        Raises:
+            LetterError: if the site refuses it.
+        """
+        answer = self.answer(content)
+        letter = unpack(answer, len(answer))
+        if letter.kind == "refusal":
+            raise LetterError(f"Expected the site to answer its own letters again, but it refuses: {letter.body['sentence']}.")
+        return digest_of(answer)
+
+    def _hello(self, letter: Letter, digest: str) -> Letter:
+        """Make the clients of a run, or refuse it."""
+        body, policy = letter.body, self.settings.policy
+        if self._run is not None and self._run.hello == digest:
+            return self._run.answer
+        if not (len(letter.run) == 32 and set(letter.run) <= set("0123456789abcdef")):
+            raise Refused("letter", "a run has a name of 32 hexadecimal digits")
+        ours, theirs = __version__.rpartition(".")[0], str(body["versions"]["fedfacet"]).rpartition(".")[0]
+        if ours != theirs:
+            raise Refused(
+                "version", f"FedFacet {__version__} is installed here, and the server has {body['versions']['fedfacet']}"
+            )
+        if body["card"] != self.card.digest:
+            raise Refused("card", f"the server's data card is another one than {self.settings.card}")
+        names = {number: name for name, number in body["clients"].items()}
+        if strangers := sorted(set(names.values()) ^ set(self.samples)):
+            raise Refused(
+                "data", f"the roster and client.yaml do not have the same clients here: {strangers[0]} is not in both"
+            )
+        for name, (_, y, _) in self.samples.items():
+            if len(y) < policy.min_samples:
+                raise Refused("too_few_samples", f"{name} has fewer samples than the {policy.min_samples} of its operator")
+        settings = agreed(check_overrides(body["overrides"]))
+        if settings_digest(settings) != body["settings"]:
+            raise Refused("settings", "the run's settings come to others here: the yamls or the versions of FedFacet differ")
+        for group, allowed in policy.options.items():
+            if (chosen := settings["choices"].get(group)) not in allowed:
+                raise Refused("policy", f"{group}={chosen} is not among the operator's `policy.options`")
+        settings["engine"]["device"] = self.settings.device
+        partition = self._partition(names, body["num_clients"])
+        clients = clients_of_settings(settings, self._data(settings, names, partition))
+        answer = Letter(
+            "hello",
+            letter.run,
+            {
+                "clients": {
+                    name: [len(clients.partition.indices[k]), digest_of_samples(self.samples[name])]
+                    for k, name in names.items()
+                },
+                "queries": list(policy.queries),
+                "versions": {"fedfacet": __version__, "protocol": PROTOCOL, "torch": torch.__version__},
+                "threads": torch.get_num_threads(),
+                "device": clients.device.type,
+            },
+        )
+        self._run = _Run(digest, answer, letter.run, clients, names, body["keeps_rounds"])
+        return answer
+
+    def _weights(self, letter: Letter, digest: str) -> Letter:
+        """Take a model of the round; those of other rounds go."""
+        run, body = self._serving, letter.body
+        if run.round != body["round"]:
+            run.round, run.models = int(body["round"]), {}
+        run.models[str(body["model"])] = letter.bundles.get("model", {})
+        return Letter("ok", letter.run)
+
+    def _query(self, letter: Letter, digest: str) -> Letter:
+        """Have a client answer a query that the operator has listed."""
+        name = letter.body["query"]["name"]
+        if name not in self.settings.policy.queries:
+            raise Refused(
+                "policy", f"{self.settings.site} does not answer `{name}`: it is not among the operator's `policy.queries`"
+            )
+        task = self._task(letter)
+        answer = self._serving.clients.answer(from_plain(letter.body["query"]), task)
+        told = {"value": answer.value, "floats_up": answer.floats_up, "samples": answer.samples}
+        return Letter("answer", letter.run, {"client": task.client_id, "round": task.round, **told})
+
+    def _train(self, letter: Letter, digest: str) -> Letter:
+        """Have a client train; what it keeps stays here."""
+        run, task = self._serving, self._task(letter)
+        if (steps := run.clients.num_steps(task)) > (most := self.settings.policy.max_steps):
+            raise Refused(
+                "policy", f"a client would take {steps} steps, more than the {most} of the operator's `policy.max_steps`"
+            )
+        update = run.clients.train(task)
+        if update.memory and self.remembers:
+            oldest = None if run.keeps_rounds is None else task.round - run.keeps_rounds
+            self.memory.put(run.run, task.client_id, task.round, update.memory, oldest)
+        body = {
+            "client": task.client_id,
+            "round": task.round,
+            "num_samples": update.num_samples,
+            "num_steps": update.num_steps,
+            "step_weight": update.step_weight,
+            "metrics": dict(update.metrics),
+            "silent": update.silent,
+            "num_lost": update.num_lost,
+            "keeps": bool(update.memory),
+        }
+        return Letter("update", letter.run, body, {"delta": update.delta, "buffers": update.buffers, "extras": update.extras})
+
+    @property
+    def _serving(self) -> _Run:
+        assert self._run is not None  # `answer` has seen to it
+        return self._run
+
+    def _task(self, letter: Letter) -> ClientTask:
+        """Return the order of a letter, with the round's model and what the client keeps."""
+        run, body = self._serving, letter.body
+        if body["client"] not in run.names:
+            raise Refused("data", f"client {body['client']} is not one of this site")
+        model: State = {}
+        if body["model"] is not None:
+            if run.round != body["round"] or body["model"] not in run.models:
+                raise Refused("unknown_weights", "the model has not come to this site since it has started")
+            model = run.models[body["model"]]
+        kept = body["memory_round"]
+        return ClientTask(
+            client_id=body["client"],
+            round=body["round"],
+            seed=body["seed"],
+            broadcast=Broadcast(model, letter.bundles.get("extras", {})),
+            memory={} if kept is None else self.memory.get(run.run, body["client"], kept),
+            step_fraction=body["step_fraction"],
+            lr_factor=body["lr_factor"],
+        )
+
+    def _partition(self, names: Mapping[int, str], num_clients: int) -> Partition:
+        """Return whose samples are whose: those of this site lie one after another, others have none here."""
+        ends, start = {}, 0
+        for number in sorted(names):
+            ends[number] = start, start + len(self.samples[names[number]][1])
+            start = ends[number][1]
+        return Partition(tuple(torch.arange(*ends.get(number, (0, 0))).numpy() for number in range(num_clients)))
+
+    def _data(self, settings: Mapping[str, Any], names: Mapping[int, str], partition: Partition) -> FederatedData:
+        """Return the site's samples as a data set, a part of each client's held out where the run says so."""
+        dataset = self.card.dataset(*(self.samples[names[number]] for number in sorted(names)))
+        return FederatedData(dataset, partition, val=dataset.test[:0])
+
+    def _keep(self, letter: Letter, content: bytes) -> None:
+        """Keep a letter, for ``client.py verify``."""
+        round, client = letter.body.get("round", 0), letter.body.get("client", letter.body.get("model", ""))
+        file = self.settings.state / "letters" / letter.run / f"{round:09d}_{letter.kind}_{client}"
+        file.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        file.write_bytes(content)
+
+    def _audit(self, letter: Letter, content: bytes, reply: Letter, answer: bytes, seconds: float) -> None:
+        """Write down what came and what left."""
+        told = {
+            "time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+            "run": letter.run,
+            "kind": letter.kind,
+            **{name: letter.body[name] for name in ("round", "client", "query") if name in letter.body},
+            "bytes_in": len(content),
+            "answer": reply.kind,
+            "bytes_out": len(answer),
+            "digest": digest_of(answer),
+            "seconds": round(seconds, 3) if math.isfinite(seconds) else None,
+            **({name: reply.body[name] for name in ("code", "sentence")} if reply.kind == "refusal" else {}),
+        }
+        with open(self.settings.state / "audit.jsonl", "a", encoding="utf-8") as file:
+            file.write(json.dumps(told) + "\n")

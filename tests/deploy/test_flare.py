@@ -1,0 +1,142 @@
+"""Letters through NVIDIA FLARE: kits that let nothing else in, and a run over mutual TLS whose job is killed."""
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+
+import pytest
+
+from fedfacet import state
+from fedfacet.deploy.kits import prepare
+from fedfacet.errors import ConfigError
+from fedfacet.storage.run_files import rows_of
+
+psutil = pytest.importorskip("psutil", reason="Windows needs it: pip install psutil")
+
+
+@pytest.fixture
+def kit(tmp_path):
+    """The files of a kit that `nvflare provision` writes for a site, as far as they matter here."""
+    local = tmp_path / "site_0" / "local"
+    local.mkdir(parents=True)
+    resources = {
+        "class_list_enforcement_mode": "warn", "class_allow_list": ["*"], "allow_log_streaming": True,
+        "components": [{"id": "process_launcher"}, {"id": "site_log_streamer"}],
+    }  # fmt: skip
+    rights = {"project_admin": "any", "lead": {"submit_job": "any", "byoc": "any", "shell_commands": "o:site"}}
+    (local / "resources.json.default").write_text(json.dumps(resources))
+    (local / "authorization.json.default").write_text(json.dumps({"permissions": rights}))
+    (local / "log_config.json.default").write_text("{}")
+    return tmp_path / "site_0"
+
+
+def test_a_prepared_kit_lets_one_class_in_and_nobody_s_code(kit):
+    prepare(kit, "fedfacet.deploy.flare_job.SiteExecutor")
+    resources = json.loads((kit / "local" / "resources.json").read_text())
+    assert resources["class_list_enforcement_mode"] == "enforce"
+    assert resources["class_allow_list"] == ["fedfacet.deploy.flare_job.SiteExecutor"]
+    assert resources["allow_log_streaming"] is False
+    assert resources["components"] == [{"id": "process_launcher"}]
+    permissions = json.loads((kit / "local" / "authorization.json").read_text())["permissions"]
+    assert permissions["lead"]["submit_job"] == "any"
+    assert {permissions[role].get(right, "none") for role in permissions for right in ("byoc", "shell_commands")} == {"none"}
+
+
+def test_what_is_no_kit_is_refused(tmp_path):
+    with pytest.raises(ConfigError, match=r"^Expected the kit of a server or a site, but .* cannot be read: give kit=DIR"):
+        prepare(tmp_path, "x")
+
+
+PROJECT = """
+api_version: 3
+name: pilot
+participants:
+  - {{name: localhost, type: server, org: pilot, fed_learn_port: {port}, admin_port: {port}}}
+  - {{name: site_0, type: client, org: a}}
+  - {{name: site_1, type: client, org: b}}
+  - {{name: lead@pilot.org, type: admin, org: pilot, role: lead}}
+builders:
+  - {{path: nvflare.lighter.impl.workspace.WorkspaceBuilder}}
+  - {{path: nvflare.lighter.impl.static_file.StaticFileBuilder, args: {{config_folder: config, scheme: tcp}}}}
+  - {{path: nvflare.lighter.impl.cert.CertBuilder}}
+  - {{path: nvflare.lighter.impl.signature.SignatureBuilder}}
+"""
+
+
+@pytest.fixture
+def flare(tmp_path, pilot, checkout):
+    """Start FLARE's server and two sites on this machine, and return a function that starts ``serve.py`` through it."""
+    pytest.importorskip("nvflare", reason="the extra `deploy` is not installed")
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    (tmp_path / "project.yml").write_text(PROJECT.format(port=port))
+    provision = "from nvflare.cli import main; main()"
+    subprocess.run(
+        [sys.executable, "-c", provision, "provision", "-p", "project.yml", "-w", "kits"], cwd=tmp_path, check=True, timeout=120
+    )
+    kits = tmp_path / "kits" / "pilot" / "prod_00"
+    environment = {**os.environ, "PYTHONPATH": str(checkout / "src"), "OMP_NUM_THREADS": "1"}
+    running = []
+
+    def start(name, *arguments):
+        with open(tmp_path / f"{len(running)}.log", "wb") as log:
+            command = [sys.executable, str(checkout / "src" / name), *arguments]
+            running.append(
+                subprocess.Popen(command, env=environment, cwd=tmp_path, stdout=log, stderr=log, start_new_session=True)
+            )
+        return running[-1], tmp_path / f"{len(running) - 1}.log"
+
+    start("serve.py", "start", f"kit={kits / 'localhost'}")
+    for site in ("site_0", "site_1"):
+        start("client.py", "start", f"config={pilot / site / 'client.yaml'}", f"kit={kits / site}")
+    yield lambda *overrides: start(
+        "serve.py", f"card={pilot / 'card.yaml'}", f"roster={pilot / 'roster.yaml'}", "deploy=flare",
+        f"deploy.kit={kits / 'lead@pilot.org'}", *overrides,
+    )  # fmt: skip
+    for process in running:
+        for pid in _with_children(process.pid):
+            os.kill(pid, signal.SIGKILL)
+        process.wait()
+
+
+def _with_children(pid):
+    if not psutil.pid_exists(pid):
+        return []
+    process = psutil.Process(pid)
+    return [*(child.pid for child in process.children(recursive=True)), pid]
+
+
+@pytest.mark.slow
+def test_a_run_over_flare_is_the_simulated_one_though_its_job_is_killed(flare, base, simulated, rounds_of, tmp_path):
+    run_dir, longer = tmp_path / "run", "federation.rounds=8"
+    settings = [*(one for one in base if not one.startswith("federation.rounds")), longer]
+    for _ in range(20):  # until all of FLARE is up
+        serve, log = flare(*settings, f"paths.output_dir={run_dir}")
+        if _until(lambda: (run_dir / "metrics.csv").exists(), 240, process=serve):
+            break
+        time.sleep(5)
+    assert _until(lambda: len(rows_of(run_dir / "metrics.csv")) >= 2, 240), log.read_text()
+    for process in psutil.process_iter(["cmdline"]):
+        command = " ".join(process.info["cmdline"] or ())
+        if "server.runner_process" in command and str(tmp_path) in command:
+            process.kill()
+    assert serve.wait(300) == 0, log.read_text()
+    (tmp_path / "here").mkdir()
+    here = simulated(longer, run_dir=tmp_path / "here")
+    rounds_of(here)
+    assert f"model digest {state.digest(here.state.model)}" in log.read_text()
+    assert "the letter for client" in (run_dir / "train.log").read_text(), "the job died while letters were under way"
+
+
+def _until(condition, seconds, process=None):
+    until = time.monotonic() + seconds
+    while time.monotonic() < until and (process is None or process.poll() is None):
+        if condition():
+            return True
+        time.sleep(0.5)
+    return False

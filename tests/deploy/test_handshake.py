@@ -1,0 +1,266 @@
+"""What server and sites must agree on before a round; here sites are objects, behind a transport of ten lines."""
+
+import json
+import shutil
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import yaml
+
+from fedfacet.commands import client, serve
+from fedfacet.deploy import exchange
+from fedfacet.deploy.card import Card
+from fedfacet.deploy.files import table_of
+from fedfacet.deploy.journal import read_journal
+from fedfacet.deploy.loopback import Loopback
+from fedfacet.deploy.protocol import Letter, pack, unpack
+from fedfacet.deploy.server import save_names
+from fedfacet.deploy.settings import SiteSettings
+from fedfacet.deploy.site import Site
+from fedfacet.deploy.transport import Ticket
+from fedfacet.errors import CheckpointError, ConfigError, DatasetCorruptError
+
+
+class Direct:
+    """Sites that answer at once."""
+
+    def __init__(self, *sites):
+        self.by_name, self.came, self.number = {site.settings.site: site for site in sites}, [], 0
+
+    def sites(self):
+        return dict.fromkeys(self.by_name, True)
+
+    def send(self, site, letter):
+        self.number += 1
+        self.came.append((Ticket(site, self.number), self.by_name[site].answer(letter)))
+        return self.came[-1][0]
+
+    def poll(self, seconds):
+        came, self.came = self.came, []
+        return came
+
+    def cancel(self, tickets):
+        pass
+
+    def close(self):
+        pass
+
+
+@pytest.fixture
+def copy(pilot, tmp_path):
+    """The folder of a copy of the pilot, whose files a test may change."""
+    return shutil.copytree(pilot, tmp_path / "pilot", ignore=shutil.ignore_patterns("state"))
+
+
+def change(file, **changed):
+    file.write_text(yaml.safe_dump({**yaml.safe_load(file.read_text()), **changed}))
+
+
+def sites_of(folder):
+    return Direct(*(Site(SiteSettings.read(folder / f"site_{number}" / "client.yaml")) for number in (0, 1)))
+
+
+REFUSALS = {
+    "policy of queries": (
+        "method=pow_d",
+        {"policy": {"queries": ["NumSamples"]}},
+        "Expected sites that answer `LocalLoss`, which selector=pow_d asks, but site_1 does not: have its operator list it in "
+        "`policy.queries`, or choose another method.",
+    ),
+    "policy of options": (
+        "method=fedavg",
+        {"policy": {"options": {"objective": ["fedpac"]}}},
+        "site_1 refuses the run (policy): objective=classification is not among the operator's `policy.options`.",
+    ),
+    "too few samples": (
+        "method=fedavg",
+        {"policy": {"min_samples": 21}},
+        "site_1 refuses the run (too_few_samples): client_01 has fewer samples than the 21 of its operator.",
+    ),
+    "clients": (
+        "method=fedavg",
+        {"clients": {"client_01": "client_01.npz"}},
+        "site_1 refuses the run (data): the roster and client.yaml do not have the same clients here: client_03 is not in "
+        "both.",
+    ),
+}
+
+
+@pytest.mark.parametrize("what", REFUSALS)
+def test_what_an_operator_does_not_allow_is_one_sentence(what, copy, deployed, tmp_path):
+    method, changed, sentence = REFUSALS[what]
+    change(copy / "site_1" / "client.yaml", **changed)
+    with pytest.raises(ConfigError) as refusal:
+        deployed(method, run_dir=tmp_path, transport=sites_of(copy), folder=copy)
+    assert str(refusal.value) == sentence
+
+
+def test_another_card_another_version_and_other_yamls(copy, deployed, tmp_path, monkeypatch):
+    sites = sites_of(copy)
+    change(copy / "card.yaml", name="other digits")
+    with pytest.raises(
+        ConfigError, match=r"site_\d refuses the run \(card\): the server's data card is another one than .*card.yaml"
+    ):
+        deployed("method=fedavg", run_dir=tmp_path, transport=sites, folder=copy)
+    sites = sites_of(copy)
+    monkeypatch.setattr("fedfacet.deploy.server.settings_digest", lambda settings: "0" * 64)
+    with pytest.raises(ConfigError, match=r"site_\d refuses the run \(settings\): the run's settings come to others here"):
+        deployed("method=fedavg", run_dir=tmp_path, transport=sites, folder=copy)
+    monkeypatch.setattr(exchange, "__version__", "7.0.0")
+    with pytest.raises(ConfigError, match=r"site_\d refuses the run \(version\): .* installed here, and the server has 7.0.0"):
+        deployed("method=fedavg", run_dir=tmp_path, transport=sites, folder=copy)
+
+
+@pytest.mark.parametrize(
+    ("override", "sentence"),
+    [
+        ("callbacks=default", "Expected callbacks that need no data, but `evaluate` wants `group_weights`"),
+        (
+            "partition.local_holdout=0.2",
+            "Expected settings that do without the clients' data, but got `partition.local_holdout`",
+        ),
+        ("devices=uniform", "Expected settings that do without the clients' data, but got `devices`"),
+        ("server_data=validation", "Expected settings that do without the clients' data, but got `server_data`"),
+        ("engine=workers", "Expected settings that do without the clients' data, but got `engine`"),
+    ],
+)
+def test_what_needs_the_data_is_refused(override, sentence, deployed, tmp_path):
+    with pytest.raises(ConfigError) as refusal:
+        deployed("method=fedavg", override, run_dir=tmp_path, transport=Direct())
+    assert str(refusal.value).startswith(sentence)
+
+
+def test_data_that_do_not_fit_the_card(copy, deployed, capsys, tmp_path):
+    """An operator is told by ``client.py check``, and the server by the site's process."""
+    file, settings = copy / "site_0" / "client_04.npz", copy / "site_0" / "client.yaml"
+    with np.load(file) as arrays:
+        held = dict(arrays)
+    np.savez(file, **{**held, "y": held["y"] + 1})
+    sentence = "but `y` holds 2, and there are 2 names: mend the file or the card."
+    with pytest.raises(DatasetCorruptError, match=sentence):
+        Site(SiteSettings.read(settings))
+    assert client.main(["check", f"config={settings}"]) == 2
+    assert sentence in capsys.readouterr().err
+    transport = Loopback(clients=[str(copy / f"site_{number}" / "client.yaml") for number in (0, 1)])
+    try:
+        with pytest.raises(
+            ConfigError, match=r"site_0 refuses the run \(data\): Expected .*client_04.npz to fit the data card"
+        ):
+            deployed("method=fedavg", run_dir=tmp_path, transport=transport, folder=copy)
+    finally:
+        transport.close()
+    file.write_bytes(b"no arrays")
+    assert client.main(["check", f"config={settings}"]) == 2
+    assert "to be a client's arrays, but it cannot be read" in capsys.readouterr().err
+
+
+def test_a_roster_that_has_changed_stops_a_resume(copy, deployed, tmp_path):
+    """Its file is read once: while a run goes on, nothing of it is looked at."""
+    federation = deployed("method=fedavg", run_dir=tmp_path, transport=sites_of(copy), folder=copy)
+    save_names(tmp_path, federation)
+    roster = table_of(copy / "roster.yaml")
+    roster["clients"][3]["site"] = "site_0"
+    (copy / "roster.yaml").write_text(yaml.safe_dump(roster))
+    federation.run_round()
+    with pytest.raises(
+        CheckpointError, match=r"Expected the roster that the run was started with, but client 3 was .*client_03"
+    ):
+        deployed("method=fedavg", run_dir=tmp_path, transport=sites_of(copy), folder=copy)
+
+
+@pytest.mark.parametrize(
+    "override",
+    ["optimizer._target_=os.system", "hydra.run.dir=x", "+model.x=1", "optimizer.lr=${oc.env:HOME}", "paths.data_dir=/", "x"],
+)
+def test_a_site_takes_no_code_and_no_paths(override, copy):
+    site = Site(SiteSettings.read(copy / "site_0" / "client.yaml"))
+    body = {
+        "versions": {"fedfacet": "0.1.0"},
+        "card": site.card.digest,
+        "clients": {},
+        "overrides": [override],
+        "num_clients": 24,
+    }
+    body["clients"] = {name: number for number, name in enumerate(site.samples)}
+    answer = site.answer(pack(Letter("hello", "a" * 32, body)))
+    said = unpack(answer, len(answer))
+    assert said.kind == "refusal"
+    assert "Expected settings of clients, GROUP=OPTION and KEY=VALUE, but got" in said.body["sentence"]
+
+
+def test_a_site_refuses_what_it_does_not_know_and_writes_down_what_came(copy, deployed, tmp_path):
+    transport = sites_of(copy)
+    site = transport.by_name["site_0"]
+    site.settings = replace(site.settings, policy=replace(site.settings.policy, queries=["NumSamples"], max_steps=0))
+    federation = deployed("method=fedavg", run_dir=tmp_path, transport=transport, folder=copy)
+    run = federation.engine.exchange.run
+
+    def told(kind, of=run, **body):
+        content = site.answer(pack(Letter(kind, of, body)))
+        return unpack(content, len(content)).body["sentence"]
+
+    order = {"client": 0, "round": 1, "seed": 0, "model": None, "memory_round": None, "step_fraction": 1.0, "lr_factor": 1.0}
+    assert told("train", of="b" * 32, **order) == "the run has not said hello since this site has started"
+    assert told("train", **{**order, "client": 1}) == "client 1 is not one of this site"
+    assert told("train", **{**order, "model": "c" * 64}) == "the model has not come to this site since it has started"
+    assert "more than the 0 of the operator's `policy.max_steps`" in told("train", **order)
+    assert "what client 0 kept after round 7 cannot be read" in told("train", **{**order, "memory_round": 7})
+    asks = {"name": "TrueHeterogeneity", "arguments": {}}
+    assert (
+        told("query", **order, query=asks)
+        == "site_0 does not answer `TrueHeterogeneity`: it is not among the operator's `policy.queries`"
+    )
+    assert told("shutdown") == "a letter of the kind 'shutdown' is not known here"
+    damaged = site.answer(b"damaged")
+    assert (
+        unpack(damaged, len(damaged)).body["sentence"]
+        == "a letter is not read: it is damaged or cut short, as its sha256 shows"
+    )
+    lines = [json.loads(line) for line in (copy / "site_0" / "state" / "audit.jsonl").read_text().splitlines()]
+    assert [line["answer"] for line in lines] == ["hello", *["refusal"] * 8]
+    assert lines[-3]["query"] == asks
+
+
+def test_check_and_verify_and_their_sentences(pilot, copy, capsys, deployed, tmp_path):
+    federation = deployed("method=scaffold", run_dir=tmp_path, transport=sites_of(copy), folder=copy)
+    for _ in range(3):
+        federation.run_round()
+    file = tmp_path / "journal.jsonl"
+    clients = [k for k in federation.state.memory if k % 2 == 0]
+    line = next(line for line in read_journal(file).values() if line["round"] > 1 and set(line["cohort"]) & set(clients))
+    name = f"client_{next(k for k in line['cohort'] if k in clients):02d}"
+    arguments = [f"config={copy / 'site_0' / 'client.yaml'}", f"journal={file}", f"round={line['round']}", f"client={name}"]
+    assert client.main(["verify", *arguments]) == 0
+    assert (
+        f"The update of {name} in round {line['round']} is the one that the server has written down" in capsys.readouterr().out
+    )
+    forged = file.read_text().replace(line["update_digests"][str(int(name[-2:]))], "0" * 64)
+    file.write_text(forged)
+    assert client.main(["verify", *arguments]) == 2
+    assert f"Expected the update {'0' * 64} of the journal, but it comes to" in capsys.readouterr().err
+    assert client.main(["check", f"config={pilot / 'site_0' / 'client.yaml'}"]) == 0
+    assert "client_00: 20 samples (18 digit<5, 2 digit>=5)" in capsys.readouterr().out
+
+
+def test_mistakes_of_the_commands_are_one_sentence(capsys, tmp_path):
+    for command, argv, sentence in (
+        (serve, [], "error: Expected `card` to be a text, but got None"),
+        (serve, ["chek"], "error: Expected check, replay or key=value, but got 'chek'"),
+        (serve, ["card=a", "roster=b"], "error: Expected a yaml file at a, but it cannot be read"),
+        (client, ["chek"], "error: Expected one of check, verify, pilot, but got 'chek'"),
+        (client, ["check"], "error: Expected config=..., but got nothing"),
+        (client, ["check", f"config={tmp_path / 'none.yaml'}"], "error: Expected a yaml file at"),
+    ):
+        assert command.main(argv) == 2
+        assert sentence in capsys.readouterr().err
+
+
+def test_a_card_says_what_is_wrong_with_it(tmp_path):
+    card = {"name": "a", "class_names": ["x"], "input_shape": [1, 2, 2]}
+    (tmp_path / "card.yaml").write_text(yaml.safe_dump(card))
+    with pytest.raises(ConfigError, match=r"images \(uint8\) have a `mean` and a `std`"):
+        Card.read(tmp_path / "card.yaml")
+    (tmp_path / "card.yaml").write_text(yaml.safe_dump({**card, "input_dtype": "float32", "colour": "red"}))
+    with pytest.raises(ConfigError, match="but it has `colour`"):
+        Card.read(tmp_path / "card.yaml")

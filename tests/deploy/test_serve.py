@@ -1,0 +1,53 @@
+"""The command: a server that is killed in the middle of a round goes on as if it had not been, and its journal proves it."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+
+from fedfacet import state
+from fedfacet.commands import serve
+from fedfacet.storage import checkpoint
+
+ROUNDS = 30
+OPTIONS = (
+    "experiment=digits_gsc", "partition.scale=0.1", f"federation.rounds={ROUNDS}", "federation.cohort_size=3", "threads=1",
+    "method=scaffold", "model.width=4", "logger=[]",
+)  # fmt: skip
+
+
+def test_a_killed_server_goes_on_bit_for_bit_and_its_journal_is_replayed(
+    pilot, checkout, simulated, rounds_of, capsys, tmp_path
+):
+    run_dir, here = tmp_path / "run", tmp_path / "here"
+    here.mkdir()
+    clients = ",".join(str(pilot / f"site_{number}" / "client.yaml") for number in (0, 1))
+    command = [
+        *(sys.executable, str(checkout / "src" / "serve.py"), *OPTIONS, f"paths.output_dir={run_dir}"),
+        *(f"card={pilot / 'card.yaml'}", f"roster={pilot / 'roster.yaml'}", f"deploy.clients=[{clients}]"),
+    ]
+    environment = {**os.environ, "PYTHONPATH": str(checkout / "src")}
+    server = subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+    journal = run_dir / "journal.jsonl"
+    while server.poll() is None and not (journal.exists() and len(journal.read_bytes().splitlines()) >= 3):
+        time.sleep(0.005)
+    assert server.poll() is None, server.stderr.read()
+    server.send_signal(signal.SIGKILL)
+    server.communicate()
+    reached = checkpoint.load(run_dir / "checkpoints" / "last.ckpt")[0].round
+    assert 1 <= reached < ROUNDS
+    with open(journal, "a") as file:  # as if it had died between the journal and the checkpoint
+        file.write(json.dumps({"round": reached + 1, "lost": {"0": "given up"}}) + "\n")
+
+    assert serve.main([f"resume={run_dir}"]) == 0
+    whole = simulated("method=scaffold", f"federation.rounds={ROUNDS}", run_dir=here)
+    expected = rounds_of(whole, ROUNDS)
+    assert (run_dir / "metrics.csv").read_bytes() == expected
+    digest = state.digest(whole.state.model)
+    assert json.loads((run_dir / "summary.json").read_text())["model_digest"] == digest
+    assert [json.loads(line)["round"] for line in journal.read_text().splitlines()] == list(range(1, ROUNDS + 1))
+    capsys.readouterr()
+    assert serve.main(["replay", f"run={run_dir}"]) == 0
+    assert f"All {ROUNDS} rounds come to the models of the journal; the last has the digest {digest}" in capsys.readouterr().out
