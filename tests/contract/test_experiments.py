@@ -134,7 +134,7 @@ def test_every_option_multiplies_with_the_main_job(group, smoke, tmp_path):
         halves = ("objective", "correction", "aggregator")  # of a method that has two, both
         other = [half for half in halves if group in halves and half != group and (CONF / half / file.name).exists()]
         first = file.read_text().partition("\n")[0]
-        needed = re.findall(r"(?:objective|aggregator|local)=\w+", first) if "Needs " in first else []
+        needed = re.findall(r"(?:objective|aggregator|local|selector)=\w+", first) if "Needs " in first else []
         method = CONF / "method" / file.name
         judges = group in ("aggregator", "selector") and method.exists() and "server_data" in method.read_text()
         devices = "Needs devices" in file.read_text()
