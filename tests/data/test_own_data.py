@@ -165,7 +165,13 @@ class TestCsv:
     @pytest.mark.parametrize(
         ("change", "settings", "error", "said"),
         [
-            ({"age": "?"}, {"drop": ["id", "income"]}, None, None),
+            ({"job": "7"}, {"drop": ["id", "income"]}, None, None),
+            (
+                {"age": "?"},
+                {"drop": ["id"]},
+                DatasetCorruptError,
+                "number in every line of the column `age` .*23 of 24.*'\\?' in line 5",
+            ),
             ({"age": ""}, {"drop": ["id"]}, DatasetCorruptError, "number in every line of the column `age`.*'' in line 5"),
             ({"sick": ""}, {"drop": ["id"]}, DatasetCorruptError, "value of `sick`, but sample 4 has none"),
             ({}, {"target": "ill"}, ConfigError, "`dataset.target`.*'ill'.*choose one of id, age, income, job, sick, sex"),
