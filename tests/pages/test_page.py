@@ -80,9 +80,16 @@ def make_runs(folder, selectors=("feddiverse", "uniform"), seeds=(0, 1), **chang
             values = [0.5 + 0.1 * seed + 0.05 * round + 0.02 * (selector == "uniform") for round in (1, 2, 3)]
             cohorts = ["0 1", "1 2", "0 1"]
             header = ["round", "cohort", "test/acc", "test/acc_worst_group", "sim/clock", "comm/floats_down", "comm/floats_up"]
+            header.append("test/acc_group/y0_a1")
             with (run / "metrics.csv").open("w", newline="") as file:
                 csv.writer(file).writerows(
-                    [header, *([n, cohorts[n - 1], value, value / 2, 60 * n, 1e6, 5e5] for n, value in enumerate(values, 1))]
+                    [
+                        header,
+                        *(
+                            [n, cohorts[n - 1], value, value / 2, 60 * n, 1e6, 5e5, value / 2]
+                            for n, value in enumerate(values, 1)
+                        ),
+                    ]
                 )
             final = {"round": 3, "test/acc": values[-1], "test/acc_worst_group": values[-1] / 2, "sim/clock": 180.0}
             final |= {"test/acc_group/y0_a0": values[-1], "test/acc_group/y0_a1": values[-1] / 2}
@@ -211,6 +218,23 @@ def test_groups_clients_settings_and_digests(logs):
     assert {"finished", "0" * 64, "1" * 64, "d" * 64, "e" * 64, "python 3.11.7, torch 2.15.0"} <= {
         cell.partition(" at ")[0] for row in every for cell in row
     }
+
+
+def test_a_metric_of_a_group_has_the_groups_name(logs, capsys):
+    metric = "test/acc_group/y0_a1"
+    name = f"{metric} (cat, outdoors)"
+    page = Page(page_of(find_runs([logs]), asked(metric=metric, baseline="uniform")))
+    assert page.table(f"{name} in percent")[0][1] == name
+    assert [data for where, data in page.texts if where[-1:] == ("h3",)].count(name) == 2  # the comparison and the curves
+    assert [svg["aria-label"] for svg in page.all("svg") if svg.get("aria-label", "").startswith(f"{name} (%) over round: ")]
+    for options in ([], ["--curves", "--picture", str(logs / "curves.svg")], ["--compare", "uniform"]):
+        assert main([str(logs), "--metric", metric, *options]) == 0
+        assert f"`{metric}` (cat, outdoors) in percent" in capsys.readouterr().out
+    assert f"{name} (%)" in (logs / "curves.svg").read_text()
+    (logs / "0" / "partition.json").unlink()
+    (logs / "1" / "partition.json").write_text(json.dumps({"class_names": ["dog"], "attribute_names": ["in", "out"]}))
+    assert main([str(logs), "--metric", metric]) == 0
+    assert f"`{metric}` in percent" in capsys.readouterr().out  # runs that call it differently
 
 
 def test_a_comparison_and_another_metric_come_where_they_are_asked_for(logs):

@@ -10,6 +10,7 @@ from markupsafe import Markup, escape
 
 from fedfacet.analysis.comparison import compare_with
 from fedfacet.analysis.curves import AGAINST, Curves, bands_of, curves_of
+from fedfacet.analysis.groups import named
 from fedfacet.analysis.notes import notes_on_unfinished
 from fedfacet.analysis.runs import Run
 from fedfacet.analysis.selection import selection_of
@@ -217,14 +218,14 @@ def _comparison(
             test=asked.test,
             lower_is_better=_lower(metric, asked),
         )
-        yield Part(metric, [compared_grid(found)])
+        yield Part(named(runs, metric), [compared_grid(found)])
 
 
 def _curves(
     runs: Sequence[Run], rows: Sequence[str], columns: Sequence[str], metrics: Sequence[str], asked: Asked
 ) -> Iterator[Part]:
     for metric in metrics:
-        part, drawn = Part(metric), {}
+        part, drawn = Part(named(runs, metric)), {}
         for against in AGAINST:
             if against == "sim/clock" and not any("sim/clock" in run.at("last") for run in runs):
                 continue
@@ -255,9 +256,9 @@ def _pictures(curves: Curves, looks: Mapping[str, Mapping[str, str]]) -> Iterato
     for name, bands in panels.items():
         where = f", {name}" if len(panels) > 1 else ""
         ends = "; ".join(f"{band.name} ends at {band.mean_R[-1]:.4g}" for band in bands)
-        title = f"{curves.metric}{unit} over {across}{where}: {ends}."
-        svg = curves_svg(bands, looks, up=f"{curves.metric}{unit}", across=across, title=title)
-        yield Picture(svg, f"`{curves.metric}`{unit} over {across}{where}")
+        title = f"{curves.named}{unit} over {across}{where}: {ends}."
+        svg = curves_svg(bands, looks, up=f"{curves.named}{unit}", across=across, title=title)
+        yield Picture(svg, f"`{curves.named}`{unit} over {across}{where}")
 
 
 def _groups(
