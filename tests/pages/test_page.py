@@ -1,6 +1,8 @@
 """One page for the browser: what is on it, that nothing in it runs, and that a browser opens it."""
 
+import base64
 import csv
+import io
 import json
 import re
 import shutil
@@ -9,8 +11,10 @@ from html.parser import HTMLParser
 from itertools import pairwise
 from pathlib import Path
 
+import numpy as np
 import pytest
 from omegaconf import OmegaConf
+from PIL import Image
 
 from fedfacet.analysis.runs import find_runs
 from fedfacet.analysis.tables import keys_of, make_table
@@ -331,6 +335,23 @@ def test_all_colours_of_a_curve_follow_the_page(logs):
     themed = [svg for svg in re.findall(r"<svg.*?</svg>", text, re.DOTALL) if 'class="themed"' in svg]
     assert len(themed) == 2 * 3
     assert not [svg for svg in themed if re.search("#[0-9a-f]{6}", re.sub(r'(href|id|clip-path)="[^"]*"', "", svg))]
+
+
+def test_maps_of_who_was_selected_let_the_page_shine_through_and_stand_in_the_order_of_the_tables(tmp_path):
+    logs = make_runs(tmp_path / "logs", selectors=("uniform", "feddiverse", "10", "9"))
+    text = page_of(find_runs([logs]), asked())
+    maps = [svg for svg in re.findall(r"<svg.*?</svg>", text, re.DOTALL) if 'class="themed map"' in svg]
+    rows = [row[0] for row in Page(text).table("Means over seeds")[1:]]
+    assert [re.search("selected by (\\w+)", svg)[1] for svg in maps] == rows == ["9", "10", "feddiverse", "uniform"]
+    for svg in maps:
+        data = base64.b64decode(re.search(r"data:image/png;base64,([^\"]*)", svg)[1])
+        pixels = np.asarray(Image.open(io.BytesIO(data)).convert("RGBA"))
+        assert set(np.unique(pixels[..., 3])) >= {0, 255}
+        assert (pixels[..., :3][pixels[..., 3] > 0] == 0).all()  # black, which a dark page turns to white
+        grounds = re.findall(r"#[0-9a-f]{6}", re.sub(r'(href|id|clip-path)="[^"]*"', "", svg))
+        assert "#ffffff" not in grounds
+        assert re.search(r"<text[^>]*fill: #101010[^>]*>none</text>", svg)  # on a pale strip, also on a dark page
+    assert re.search(r"prefers-color-scheme: dark\) \{[^@]*svg\.map image \{ filter: invert\(1\); \}", CSS)
 
 
 CHROMIUM = next(

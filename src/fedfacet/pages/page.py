@@ -280,7 +280,9 @@ def _selection(
         found = selection_of(runs, rows=rows, columns=columns)
         types = dict(found.types)
         part.grids += selection_grids(found)
-        for (row, column), chosen_RK in list(found.chosen.items())[:_MOST_MAPS]:
+        places = [(row, column) for column in names for row in ordered({row for row, head in found.chosen if head == column})]
+        for row, column in places[:_MOST_MAPS]:
+            chosen_RK = found.chosen[row, column]
             name = f"{row}, {column}" if len(names) > 1 else row
             rounds, number = chosen_RK.shape
             title = (
@@ -289,8 +291,8 @@ def _selection(
             part.pictures.append(Picture(selection_svg(chosen_RK, types[row, column], title), f"`{name}`"))
         if part.pictures:
             part.notes.append(
-                "In the pictures a line is a client, sorted by type, and a column a round; dark is selected. They show the run "
-                "of each setting's lowest seed."
+                "In the pictures a line is a client, sorted by type, and a column a round; filled is selected. They show the "
+                "run of each setting's lowest seed."
             )
         if len(found.chosen) > _MOST_MAPS:
             part.notes.append(f"Only the first {_MOST_MAPS} of {len(found.chosen)} settings are drawn.")
