@@ -260,6 +260,46 @@ def test_a_comparison_and_another_metric_come_where_they_are_asked_for(logs):
     assert "Compared with" not in page_of(runs, asked())
 
 
+@pytest.mark.parametrize(
+    ("selectors", "seeds", "baseline"),
+    [
+        (("active_fl", "pow_d", "uniform"), 5, "uniform"),
+        (("pow_d", "active_fl"), 5, "active_fl"),
+        (("pow_d", "uniform"), 4, None),
+        (("uniform",), 5, None),
+    ],
+)
+def test_settings_are_compared_unasked_where_five_seeds_are_paired(tmp_path, selectors, seeds, baseline):
+    page = Page(page_of(find_runs([make_runs(tmp_path / "logs", selectors, range(seeds))]), asked()))
+    headings = [data for where, data in page.texts if where[-1:] == ("h2",) and "Compared" in data]
+    assert headings == ([f"Compared with {baseline}"] if baseline else [])
+    if baseline:
+        others = [row[0] for row in page.table(f"Differences from {baseline}")[1:]]
+        assert others == sorted({*selectors} - {baseline})
+        assert any("--compare ROW" in data for where, data in page.texts if "li" in where)
+
+
+def test_accuracy_over_clients(logs):
+    assert "Accuracy per client" not in page_of(find_runs([logs]), asked())
+    spreads = {
+        "client_fairness/acc_": {"worst": 0.1, "worst_tenth": 0.2, "mean": 0.5, "best_tenth": 0.8, "best": 0.9},
+        "test/acc_own_": {"min": 0.3, "max": 0.7},
+    }
+    for run in sorted(logs.iterdir())[2:]:  # those of `uniform`
+        summary = json.loads((run / "summary.json").read_text())
+        summary["final"] |= {f"{start}{name}": value for start, of in spreads.items() for name, value in of.items()}
+        summary["final"]["test/acc_own"] = 0.4 + 0.2 * int(run.name == "2")
+        (run / "summary.json").write_text(json.dumps(summary))
+    page = Page(page_of(find_runs([logs]), asked()))
+    held_out = page.table("client_fairness/acc in percent")
+    assert held_out[0] == ["selector", "worst client", "worst 10 %", "mean", "best 10 %", "best client"]
+    assert held_out[1:] == [
+        ["feddiverse", *["missing"] * 5],
+        ["uniform", "10.00 ± 0.00", "20.00 ± 0.00", "50.00 ± 0.00", "80.00 ± 0.00", "90.00 ± 0.00"],
+    ]
+    assert page.table("test/acc_own in percent")[2] == ["uniform", "30.00 ± 0.00", "50.00 ± 10.00", "70.00 ± 0.00"]
+
+
 def test_rows_are_what_runs_differ_in(logs, tmp_path):
     assert keys_of(find_runs([logs]), (), ()) == (["selector"], ["experiment"])
     assert keys_of(find_runs([logs]), ("aggregator",), ("lr",)) == (["aggregator"], ["lr"])

@@ -1,7 +1,7 @@
 """Runs -> the tables of a page."""
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -131,6 +131,46 @@ def groups_grid(groups: Groups, column: str, corner: str, moment: str, std: str)
         "is bold."
     )
     return Grid(caption, [[Head("group"), *(Head(row) for row in members)]], lines)
+
+
+_SPREADS = (
+    (
+        "client_fairness/acc",
+        "The global model on what each client holds out.",
+        {
+            "_worst": "worst client",
+            "_worst_tenth": "worst 10 %",
+            "_mean": "mean",
+            "_best_tenth": "best 10 %",
+            "_best": "best client",
+        },
+    ),
+    (
+        "test/acc_own",
+        "Each client's own model on a test set with the client's own shares of groups.",
+        {"_min": "worst client", "": "mean", "_max": "best client"},
+    ),
+    ("test/acc", "Each client's own model on the whole test set.", {"_min": "worst client", "": "mean", "_max": "best client"}),
+    ("personal_test/acc", "Each client's model after training on.", {"_min": "worst client", "_mean": "mean"}),
+)
+"""Accuracies of each client: what their names begin with, what they are of, and how their names end -> what that is."""
+
+
+def clients_grids(groups: Groups, column: str, corner: str, moment: str, std: str) -> Iterator[Grid]:
+    """Yield how accuracy spreads over clients, a line per setting, wherever runs have measured it."""
+    members = {row: groups[row, column] for row in ordered({row for row, head in groups if head == column})}
+    for start, what, measures in _SPREADS:
+        cells = {
+            row: [cell_over_seeds(of_row, start + end, moment, percent=True, std=std) for end in measures]
+            for row, of_row in members.items()
+        }
+        if not any(of_row[0].seeds for of_row in cells.values()):  # of the worst client
+            continue
+        lines = [
+            [row, *(cell_text(c, percent=True) if c.seeds else "missing" for c in of_row)] for row, of_row in cells.items()
+        ]
+        caption = f"`{start}` in percent over clients, {MOMENTS[moment]}. {what} Mean ± {std} standard deviation over seeds."
+        yield Grid(caption, [[Head(corner), *map(Head, measures.values())]], lines)
 
 
 def participation_grid(groups: Groups, column: str, types: Mapping[tuple[str, str], Sequence[str]]) -> Grid | None:

@@ -8,7 +8,7 @@ from typing import NamedTuple
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup, escape
 
-from fedfacet.analysis.comparison import compare_with
+from fedfacet.analysis.comparison import compare_with, usual_baseline
 from fedfacet.analysis.curves import AGAINST, Curves, bands_of, curves_of
 from fedfacet.analysis.groups import named
 from fedfacet.analysis.notes import notes_on_unfinished
@@ -30,6 +30,7 @@ from fedfacet.errors import FedFacetError
 from fedfacet.pages.grids import (
     Grid,
     accuracies_grid,
+    clients_grids,
     compared_grid,
     curved_grid,
     differences_grid,
@@ -52,8 +53,8 @@ _MOST_MAPS = 60
 class Asked:
     """What is to be shown of the runs; each as in ``make_table`` and ``compare_with``.
 
-    ``rows`` and ``columns`` are empty where they are to be found from what the runs differ in, ``baseline`` where nothing is
-    compared.
+    ``rows`` and ``columns`` are empty where they are to be found from what the runs differ in, ``baseline`` is ``None`` where
+    it is to be the usual one, if there are enough seeds for any.
     """
 
     rows: Sequence[str] = ()
@@ -114,11 +115,13 @@ def page_of(runs: Sequence[Run], asked: Asked) -> str:
     rows, columns = keys_of(runs, asked.rows, asked.columns)
     groups = group_runs(finished, rows, columns)
     metrics = _metrics(finished, asked.metric)
+    baseline = usual_baseline(finished, rows, columns) if asked.baseline is None else asked.baseline
     sections = [
         Section("accuracies", "Accuracies", list(_accuracies(runs, finished, rows, columns, metrics, asked))),
-        Section("comparison", f"Compared with {asked.baseline}", list(_comparison(runs, rows, columns, metrics, asked))),
+        Section("comparison", f"Compared with {baseline}", list(_comparison(runs, rows, columns, metrics, baseline, asked))),
         Section("curves", "Curves", list(_curves(runs, rows, columns, metrics, asked))),
         Section("groups", "Accuracy per group", list(_groups(groups, rows, columns, asked))),
+        Section("clients", "Accuracy per client", list(_clients(groups, rows, columns, asked))),
         Section("selection", "Who was selected", list(_selection(runs, groups, rows, columns))),
         Section("runs", "The runs", list(_runs(runs, [*rows, *columns]))),
     ]
@@ -205,12 +208,17 @@ def _accuracies(
 
 
 def _comparison(
-    runs: Sequence[Run], rows: Sequence[str], columns: Sequence[str], metrics: Sequence[str], asked: Asked
+    runs: Sequence[Run],
+    rows: Sequence[str],
+    columns: Sequence[str],
+    metrics: Sequence[str],
+    baseline: str | None,
+    asked: Asked,
 ) -> Iterator[Part]:
-    for metric in metrics if asked.baseline is not None else ():
+    for metric in metrics if baseline is not None else ():
         found = compare_with(
             runs,
-            str(asked.baseline),
+            str(baseline),
             rows=rows,
             columns=columns,
             metric=metric,
@@ -218,7 +226,10 @@ def _comparison(
             test=asked.test,
             lower_is_better=_lower(metric, asked),
         )
-        yield Part(named(runs, metric), [compared_grid(found)])
+        part = Part(named(runs, metric), [compared_grid(found)])
+        if asked.baseline is None and metric == metrics[0]:
+            part.notes.append("Nobody has named a row to compare with: `--compare ROW` names another one.")
+        yield part
 
 
 def _curves(
@@ -269,6 +280,16 @@ def _groups(
     for name in names:
         if grid := groups_grid(groups, name, " / ".join(rows), str(moment), asked.std):
             yield Part(_heading(columns, name, names), [grid])
+
+
+def _clients(
+    groups: Mapping[tuple[str, str], Sequence[Run]], rows: Sequence[str], columns: Sequence[str], asked: Asked
+) -> Iterator[Part]:
+    moment = asked.at if asked.at in MOMENTS else "last"
+    names = ordered({column for _, column in groups})
+    for name in names:
+        if grids := list(clients_grids(groups, name, " / ".join(rows), str(moment), asked.std)):
+            yield Part(_heading(columns, name, names), grids)
 
 
 def _selection(
