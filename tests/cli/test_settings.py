@@ -2,6 +2,7 @@
 
 import csv
 import json
+import re
 
 import pytest
 from omegaconf import OmegaConf
@@ -13,7 +14,15 @@ from fedfacet.config import override_of
 
 
 def test_three_settings_in_one_sweep_and_one_table(trained, tmp_path, capsys):
-    trained("setting=centralized,local,federated", "federation.rounds=3", "paths.sweep_dir=sweep", "-m")
+    said = trained("setting=centralized,local,federated", "federation.rounds=3", "paths.sweep_dir=sweep", "-m").out
+    begun = re.findall(r"^job (\d) of 3(, about \d+ min left)?: .*\bsetting=(\w+)\b.*$", said, re.MULTILINE)
+    assert [(number, bool(left), setting) for number, left, setting in begun] == [
+        ("1", False, "centralized"),
+        ("2", True, "local"),
+        ("3", True, "federated"),
+    ]
+    assert "HYDRA" not in said
+    assert re.search(r"Job 2 of 3, about .*setting=local", (tmp_path / "sweep" / "1" / "train.log").read_text())
     runs = {OmegaConf.load(folder / "config.yaml").choices.setting: folder for folder in (tmp_path / "sweep").glob("[0-9]")}
     files = {name: {path.relative_to(run).as_posix() for path in run.rglob("*.*")} for name, run in runs.items()}
     kept = {name: {file for file in own if file.startswith("clients/")} for name, own in files.items()}

@@ -70,6 +70,24 @@ class TestImageFolder:
         assert data.test.tolist() == [1, 3]
         assert data.columns["owner"].tolist() == [0, -1, 1, 1], "an empty entry belongs to nobody"
 
+    def test_a_table_without_the_class_leaves_that_to_the_folders(self, tmp_path):
+        write_images(tmp_path / "images", {"cat": 2, "dog": 2})
+        (tmp_path / "said.csv").write_text("file,light\ndog/1.png,night\ncat/0.png,day\ndog/0.png,day\ncat/1.png,day\n")
+        said = {"labels": "said.csv", "attribute": "light", "test_fraction": 0.5}
+        with pytest.raises(DatasetCorruptError, match=r"sample 1 of \S+said\.csv is the only one of 'dog', 'night'"):
+            ImageFolder(root=tmp_path, **said).load()
+        (tmp_path / "said.csv").write_text("file,light\ndog/1.png,day\ncat/0.png,night\ndog/0.png,day\ncat/1.png,night\n")
+        data = ImageFolder(root=tmp_path, **said).load()
+        assert (data.class_names, data.attribute_names) == (("cat", "dog"), ("day", "night"))
+        assert (data.y.tolist(), data.a.tolist()) == ([1, 0, 1, 0], [0, 1, 0, 1])
+        (tmp_path / "images" / "loose.png").write_bytes((tmp_path / "images" / "cat" / "0.png").read_bytes())
+        (tmp_path / "said.csv").write_text("file,light\ndog/1.png,day\nloose.png,day\n")
+        with pytest.raises(DatasetCorruptError, match=r"loose\.png lies in 0"):
+            ImageFolder(root=tmp_path, **said).load()
+        (tmp_path / "said.csv").write_text("file,light\nloose.png,day\n")
+        with pytest.raises(ConfigError, match=r"`dataset\.target` to name a column of \S+said\.csv"):
+            ImageFolder(root=tmp_path, **said).load()
+
     @pytest.mark.parametrize(
         ("layout", "settings", "said"),
         [
@@ -147,7 +165,13 @@ class TestCsv:
     @pytest.mark.parametrize(
         ("change", "settings", "error", "said"),
         [
-            ({"age": "?"}, {"drop": ["id", "income"]}, None, None),
+            ({"job": "7"}, {"drop": ["id", "income"]}, None, None),
+            (
+                {"age": "?"},
+                {"drop": ["id"]},
+                DatasetCorruptError,
+                "number in every line of the column `age` .*23 of 24.*'\\?' in line 5",
+            ),
             ({"age": ""}, {"drop": ["id"]}, DatasetCorruptError, "number in every line of the column `age`.*'' in line 5"),
             ({"sick": ""}, {"drop": ["id"]}, DatasetCorruptError, "value of `sick`, but sample 4 has none"),
             ({}, {"target": "ill"}, ConfigError, "`dataset.target`.*'ill'.*choose one of id, age, income, job, sick, sex"),

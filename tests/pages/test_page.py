@@ -1,6 +1,8 @@
 """One page for the browser: what is on it, that nothing in it runs, and that a browser opens it."""
 
+import base64
 import csv
+import io
 import json
 import re
 import shutil
@@ -9,8 +11,10 @@ from html.parser import HTMLParser
 from itertools import pairwise
 from pathlib import Path
 
+import numpy as np
 import pytest
 from omegaconf import OmegaConf
+from PIL import Image
 
 from fedfacet.analysis.runs import find_runs
 from fedfacet.analysis.tables import keys_of, make_table
@@ -80,9 +84,16 @@ def make_runs(folder, selectors=("feddiverse", "uniform"), seeds=(0, 1), **chang
             values = [0.5 + 0.1 * seed + 0.05 * round + 0.02 * (selector == "uniform") for round in (1, 2, 3)]
             cohorts = ["0 1", "1 2", "0 1"]
             header = ["round", "cohort", "test/acc", "test/acc_worst_group", "sim/clock", "comm/floats_down", "comm/floats_up"]
+            header.append("test/acc_group/y0_a1")
             with (run / "metrics.csv").open("w", newline="") as file:
                 csv.writer(file).writerows(
-                    [header, *([n, cohorts[n - 1], value, value / 2, 60 * n, 1e6, 5e5] for n, value in enumerate(values, 1))]
+                    [
+                        header,
+                        *(
+                            [n, cohorts[n - 1], value, value / 2, 60 * n, 1e6, 5e5, value / 2]
+                            for n, value in enumerate(values, 1)
+                        ),
+                    ]
                 )
             final = {"round": 3, "test/acc": values[-1], "test/acc_worst_group": values[-1] / 2, "sim/clock": 180.0}
             final |= {"test/acc_group/y0_a0": values[-1], "test/acc_group/y0_a1": values[-1] / 2}
@@ -213,6 +224,23 @@ def test_groups_clients_settings_and_digests(logs):
     }
 
 
+def test_a_metric_of_a_group_has_the_groups_name(logs, capsys):
+    metric = "test/acc_group/y0_a1"
+    name = f"{metric} (cat, outdoors)"
+    page = Page(page_of(find_runs([logs]), asked(metric=metric, baseline="uniform")))
+    assert page.table(f"{name} in percent")[0][1] == name
+    assert [data for where, data in page.texts if where[-1:] == ("h3",)].count(name) == 2  # the comparison and the curves
+    assert [svg["aria-label"] for svg in page.all("svg") if svg.get("aria-label", "").startswith(f"{name} (%) over round: ")]
+    for options in ([], ["--curves", "--picture", str(logs / "curves.svg")], ["--compare", "uniform"]):
+        assert main([str(logs), "--metric", metric, *options]) == 0
+        assert f"`{metric}` (cat, outdoors) in percent" in capsys.readouterr().out
+    assert f"{name} (%)" in (logs / "curves.svg").read_text()
+    (logs / "0" / "partition.json").unlink()
+    (logs / "1" / "partition.json").write_text(json.dumps({"class_names": ["dog"], "attribute_names": ["in", "out"]}))
+    assert main([str(logs), "--metric", metric]) == 0
+    assert f"`{metric}` in percent" in capsys.readouterr().out  # runs that call it differently
+
+
 def test_a_comparison_and_another_metric_come_where_they_are_asked_for(logs):
     runs = find_runs([logs])
     for run in runs:
@@ -230,6 +258,46 @@ def test_a_comparison_and_another_metric_come_where_they_are_asked_for(logs):
     with pytest.raises(ConfigError, match="name one of 'feddiverse', 'uniform'"):
         page_of(runs, asked(baseline="unifrom"))
     assert "Compared with" not in page_of(runs, asked())
+
+
+@pytest.mark.parametrize(
+    ("selectors", "seeds", "baseline"),
+    [
+        (("active_fl", "pow_d", "uniform"), 5, "uniform"),
+        (("pow_d", "active_fl"), 5, "active_fl"),
+        (("pow_d", "uniform"), 4, None),
+        (("uniform",), 5, None),
+    ],
+)
+def test_settings_are_compared_unasked_where_five_seeds_are_paired(tmp_path, selectors, seeds, baseline):
+    page = Page(page_of(find_runs([make_runs(tmp_path / "logs", selectors, range(seeds))]), asked()))
+    headings = [data for where, data in page.texts if where[-1:] == ("h2",) and "Compared" in data]
+    assert headings == ([f"Compared with {baseline}"] if baseline else [])
+    if baseline:
+        others = [row[0] for row in page.table(f"Differences from {baseline}")[1:]]
+        assert others == sorted({*selectors} - {baseline})
+        assert any("--compare ROW" in data for where, data in page.texts if "li" in where)
+
+
+def test_accuracy_over_clients(logs):
+    assert "Accuracy per client" not in page_of(find_runs([logs]), asked())
+    spreads = {
+        "client_fairness/acc_": {"worst": 0.1, "worst_tenth": 0.2, "mean": 0.5, "best_tenth": 0.8, "best": 0.9},
+        "test/acc_own_": {"min": 0.3, "max": 0.7},
+    }
+    for run in sorted(logs.iterdir())[2:]:  # those of `uniform`
+        summary = json.loads((run / "summary.json").read_text())
+        summary["final"] |= {f"{start}{name}": value for start, of in spreads.items() for name, value in of.items()}
+        summary["final"]["test/acc_own"] = 0.4 + 0.2 * int(run.name == "2")
+        (run / "summary.json").write_text(json.dumps(summary))
+    page = Page(page_of(find_runs([logs]), asked()))
+    held_out = page.table("client_fairness/acc in percent")
+    assert held_out[0] == ["selector", "worst client", "worst 10 %", "mean", "best 10 %", "best client"]
+    assert held_out[1:] == [
+        ["feddiverse", *["missing"] * 5],
+        ["uniform", "10.00 ± 0.00", "20.00 ± 0.00", "50.00 ± 0.00", "80.00 ± 0.00", "90.00 ± 0.00"],
+    ]
+    assert page.table("test/acc_own in percent")[2] == ["uniform", "30.00 ± 0.00", "50.00 ± 10.00", "70.00 ± 0.00"]
 
 
 def test_rows_are_what_runs_differ_in(logs, tmp_path):
@@ -307,6 +375,23 @@ def test_all_colours_of_a_curve_follow_the_page(logs):
     themed = [svg for svg in re.findall(r"<svg.*?</svg>", text, re.DOTALL) if 'class="themed"' in svg]
     assert len(themed) == 2 * 3
     assert not [svg for svg in themed if re.search("#[0-9a-f]{6}", re.sub(r'(href|id|clip-path)="[^"]*"', "", svg))]
+
+
+def test_maps_of_who_was_selected_let_the_page_shine_through_and_stand_in_the_order_of_the_tables(tmp_path):
+    logs = make_runs(tmp_path / "logs", selectors=("uniform", "feddiverse", "10", "9"))
+    text = page_of(find_runs([logs]), asked())
+    maps = [svg for svg in re.findall(r"<svg.*?</svg>", text, re.DOTALL) if 'class="themed map"' in svg]
+    rows = [row[0] for row in Page(text).table("Means over seeds")[1:]]
+    assert [re.search("selected by (\\w+)", svg)[1] for svg in maps] == rows == ["9", "10", "feddiverse", "uniform"]
+    for svg in maps:
+        data = base64.b64decode(re.search(r"data:image/png;base64,([^\"]*)", svg)[1])
+        pixels = np.asarray(Image.open(io.BytesIO(data)).convert("RGBA"))
+        assert set(np.unique(pixels[..., 3])) >= {0, 255}
+        assert (pixels[..., :3][pixels[..., 3] > 0] == 0).all()  # black, which a dark page turns to white
+        grounds = re.findall(r"#[0-9a-f]{6}", re.sub(r'(href|id|clip-path)="[^"]*"', "", svg))
+        assert "#ffffff" not in grounds
+        assert re.search(r"<text[^>]*fill: #101010[^>]*>none</text>", svg)  # on a pale strip, also on a dark page
+    assert re.search(r"prefers-color-scheme: dark\) \{[^@]*svg\.map image \{ filter: invert\(1\); \}", CSS)
 
 
 CHROMIUM = next(

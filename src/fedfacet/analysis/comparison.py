@@ -24,6 +24,9 @@ from fedfacet.arguments import check_choice
 from fedfacet.errors import ConfigError
 from fedfacet.plots.forest import Difference, plot_forest
 
+FEWEST_PAIRED = 5
+"""Seeds that two settings share where they are compared unasked; fewer say next to nothing."""
+
 
 class Line(NamedTuple):
     """A setting against the baseline, read at one moment.
@@ -126,6 +129,18 @@ def compare_with(
     said = _said_of(test, baseline, lines) + caption_of(finished, [metric], moments, None, None, command)
     corner, names = " / ".join(rows), " / ".join(columns)
     return Comparison(baseline, corner, names, metric, lines, percent, lower_is_better, said, tuple(notes))
+
+
+def usual_baseline(runs: Sequence[Run], rows: Sequence[str], columns: Sequence[str]) -> str | None:
+    """Return the row that others are compared with where nobody names one: of the selector ``uniform``, or else the first.
+
+    ``None`` where no other row shares ``FEWEST_PAIRED`` seeds with it in a column; arguments and errors are ``group_runs``'.
+    """
+    seeds = {place: {run.seed for run in members} for place, members in group_runs(runs, rows, columns).items()}
+    heads = ordered({row for row, _ in seeds})
+    baseline = next((row for row in heads if "uniform" in row.split(" / ")), heads[0])
+    shared = [len(of & seeds.get((baseline, column), set())) for (row, column), of in seeds.items() if row != baseline]
+    return baseline if max(shared, default=0) >= FEWEST_PAIRED else None
 
 
 def _note_on_resolution(lines: Sequence[Line]) -> list[str]:

@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from fedfacet.analysis.groups import named
 from fedfacet.analysis.notes import notes_on, notes_on_unfinished
 from fedfacet.analysis.runs import Run, as_number
 from fedfacet.analysis.tables import caption_of, check_keys, check_metric, finished_of, group_runs, in_percent, ordered
@@ -58,7 +59,10 @@ class Curve:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Curves:
-    """Curves of several settings; ``corner`` and ``heads`` name the keys of rows and columns."""
+    """Curves of several settings.
+
+    ``corner`` and ``heads`` name the keys of rows and columns, ``named`` is the metric with its group's name.
+    """
 
     corner: str
     heads: str
@@ -70,7 +74,8 @@ class Curves:
     std: str
     caption: str
     notes: tuple[str, ...]
-    against: str = "round"
+    against: str
+    named: str
 
 
 def curves_of(
@@ -126,14 +131,15 @@ def curves_of(
     caption = _said_of(metric, threshold, std) + caption_of(finished, [metric], ("last",), None, None, command)
     corner, heads = " / ".join(rows), " / ".join(columns)
     return Curves(
-        corner, heads, metric, tuple(curves), threshold, percent, lower_is_better, std, caption, tuple(notes), against
+        *(corner, heads, metric, tuple(curves), threshold, percent, lower_is_better, std, caption, tuple(notes), against),
+        named(finished, metric),
     )
 
 
 def draw_curves(curves: Curves, path: Path) -> None:
     """Draw mean and standard deviation by round, a panel per column."""
     unit = " (%)" if curves.percent else ""
-    plot_bands(bands_of(curves), f"{curves.metric}{unit}", path, threshold=curves.threshold, across=AGAINST[curves.against])
+    plot_bands(bands_of(curves), f"{curves.named}{unit}", path, threshold=curves.threshold, across=AGAINST[curves.against])
 
 
 def bands_of(curves: Curves) -> dict[str, list[Band]]:

@@ -10,6 +10,7 @@ from itertools import pairwise
 from typing import NamedTuple
 
 from fedfacet.analysis.audits import clash, is_of_attack
+from fedfacet.analysis.groups import named
 from fedfacet.analysis.notes import beside_the_seed, how_to_measure, listed, measured, notes_on, notes_on_unfinished, some
 from fedfacet.analysis.runs import Run, as_number, differing_keys, spelled, telling_keys
 from fedfacet.arguments import check_choice
@@ -323,7 +324,7 @@ def meaning_of(
     last = listed(int(run.at("last")["round"]) for run in runs if "round" in run.at("last"))
     rules = MOMENTS | {"last": f"{MOMENTS['last']} ({last})"}
     rule = "; ".join(f"{moment}: {rules[moment]}" for moment in moments) if len(moments) > 1 else rules[moments[0]]
-    what = " and ".join(f"`{metric}`{' in percent' if in_percent(metric) else ''}" for metric in metrics)
+    what = " and ".join(named(runs, metric, "`") + (" in percent" if in_percent(metric) else "") for metric in metrics)
     best = f"Per column, the best ({'lowest' if lower_is_better else 'highest'}) is bold, the second underlined."
     sentences = [
         f"{what}, {rule}.",

@@ -5,6 +5,7 @@ import statistics
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
+from fedfacet.analysis.groups import named
 from fedfacet.analysis.notes import notes_on_unfinished
 from fedfacet.analysis.runs import Run
 from fedfacet.analysis.tables import check_keys, check_metric, finished_of, group_runs, ordered, origin_of
@@ -85,9 +86,10 @@ def time_to(
         for heads, members in group_runs(clocked, rows, columns).items()
         for target in targets
     }
+    measured = named(finished, metric, "`")
     caption = (
-        f"Simulated minutes to the first measured round in which `{metric}` is at the target or better, mean ± {std} standard "
-        "deviation over seeds where all reach it. "
+        f"Simulated minutes to the first measured round in which {measured} is at the target or better, mean "
+        f"± {std} standard deviation over seeds where all reach it. "
     )
     if metric.startswith(("test/", "personal_test/")):
         caption += "Nobody could have stopped there, because it is found on test data. "

@@ -90,9 +90,10 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
         "--html",
         type=Path,
         metavar="PAGE.html",
-        help="write one page for the browser there instead, which needs no network: accuracies, curves, groups, who was "
-        "selected, in what the runs differ and their digests; with --compare ROW the paired comparison too. Default of --rows "
-        "and --columns: what the runs differ in; of --metric: test/acc and test/acc_worst_group; of --at: all",
+        help="write one page for the browser there instead, which needs no network: accuracies, curves, groups, clients, who "
+        "was selected, in what the runs differ and their digests; the paired comparison with --compare ROW, or, where five "
+        "seeds are paired, with the row of uniform or else the first. Default of --rows and --columns: what runs differ in; "
+        "of --metric: test/acc and test/acc_worst_group; of --at: all",
     )
     parser.add_argument(
         "--curves",

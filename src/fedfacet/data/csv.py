@@ -1,6 +1,7 @@
 """Your own table."""
 
 import re
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,6 +22,12 @@ from fedfacet.errors import ConfigError, DatasetCorruptError, DatasetNotFoundErr
 MOST_CATEGORIES = 100
 """Of a column that is an input: one with more is rather a name, or numbers with a few other entries among them."""
 
+MOSTLY_NUMBERS = 0.9
+"""Share of a column's entries from which on those that are no numbers are slips of the pen."""
+
+FEWEST_NUMBERS = 11
+"""That a column of numbers has; fewer may be codes."""
+
 _NUMBER = re.compile(r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]{1,3})?")
 
 
@@ -29,9 +36,9 @@ class Csv(DatasetSource):
     """The rows of a csv file, whose first line names the columns.
 
     A column of numbers is an input, less its mean over its standard deviation, both of the training rows. A column with other
-    entries is an input for each of its values, 1 where a row has it and else 0; an empty entry is a value, too. The class, the
-    attribute, the split and the ``columns`` are no inputs. Clients may be made of any of these, and of the attribute:
-    ``partition=natural partition.label=hospital``.
+    entries is an input for each of its values, 1 where a row has it and else 0; an empty entry is a value, too. One whose
+    entries are nearly all numbers is refused. The class, the attribute, the split and the ``columns`` are no inputs. Clients
+    may be made of any of these, and of the attribute: ``partition=natural partition.label=hospital``.
 
     Deviation: in a federation the clients would have to agree on mean and standard deviation, and would learn them of each
     other.
@@ -131,11 +138,23 @@ def _features(table: Table, name: str, train: NDArray[np.int64]) -> NDArray[np.f
                 f"{entries[int(np.abs(numbers).argmax())][:40]}: {table.remedy}."
             )
         return standardised(numbers[:, None], train)
-    if len(distinct) > MOST_CATEGORIES or others == [""]:
-        line = table.lines[list(entries).index(others[0])]
+    counts = Counter(entries)
+    num_numbers = len(entries) - sum(counts[entry] for entry in others)
+    slips = num_numbers >= MOSTLY_NUMBERS * len(entries) and len(distinct) - len(others) >= FEWEST_NUMBERS
+    if slips or len(distinct) > MOST_CATEGORIES or others == [""]:
+        line, entry = next(
+            (line, entry) for line, entry in zip(table.lines, entries, strict=True) if not _NUMBER.fullmatch(entry)
+        )
+        expected = f"Expected a number in every line of the column `{name}` of {table.path}"
+        told = f"{entry[:40]!r} in line {line}"
+        remedy = f"correct it, or leave the column out, `dataset.drop=[{name}]`"
+        if slips:
+            raise DatasetCorruptError(
+                f"{expected}, as in {num_numbers:,} of {len(entries):,}, but got {told}: {remedy}; if these are codes of "
+                "categories, put a letter before each."
+            )
         raise DatasetCorruptError(
-            f"Expected a number in every line of the column `{name}` of {table.path}, or at most {MOST_CATEGORIES} different "
-            f"entries, but it has {len(distinct)}, {others[0][:40]!r} in line {line} among them: correct it, or leave the "
-            f"column out, `dataset.drop=[{name}]`."
+            f"{expected}, or at most {MOST_CATEGORIES} different entries, but it has {len(distinct)}, {told} among them: "
+            f"{remedy}."
         )
     return one_hot(np.searchsorted(np.array(distinct), np.array(entries)), len(distinct))

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
+from pathlib import Path, PurePath, PurePosixPath
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,9 +26,9 @@ class ImageFolder(DatasetSource):
     ``folders`` says what the folders' names mean, from the outermost inwards: ``[class]`` is the layout of torchvision's
     ``ImageFolder``, ``[split, class]`` has the folders ``train``, ``test`` and maybe ``val`` above it, and
     ``[hospital, class]`` has a folder for each hospital, of which ``partition=natural partition.label=hospital`` makes clients.
-    With ``labels`` they stand in that csv file instead, whose column ``file`` has paths as seen from the folder. All further
-    levels or columns may name clients. Images become RGB, and their pixels are normalised by ImageNet's statistics. Names that
-    begin with a dot are passed over.
+    With ``labels`` they stand in that csv file instead, whose column ``file`` has paths as seen from the folder; where it has
+    no column of the class, the folders say what it leaves open. All further levels or columns may name clients. Images become
+    RGB, and their pixels are normalised by ImageNet's statistics. Names that begin with a dot are passed over.
 
     Args:
         root: the folder that holds the one called ``folder``.
@@ -124,21 +124,24 @@ class ImageFolder(DatasetSource):
         """Return the images' paths, sorted, and what the folders above each say."""
         found = (path.relative_to(self.path) for path in self.path.rglob("*") if path.suffix.lower() in SUFFIXES)
         paths = sorted(path for path in found if not any(part.startswith(".") for part in path.parts))
+        if not paths:
+            raise DatasetCorruptError(
+                f"Expected images in {self.path}, but there are none that end in {', '.join(sorted(SUFFIXES))}: put them there."
+            )
+        return [path.as_posix() for path in paths], self._levels(paths)
+
+    def _levels(self, paths: Sequence[PurePath]) -> dict[str, list[str]]:
+        """Return what the folders above each image say."""
         if stray := next((path for path in paths if len(path.parts) != 1 + len(self.folders)), None):
             raise DatasetCorruptError(
                 f"Expected every image in {self.path} to lie in {len(self.folders)} folders, whose names say "
                 f"{', '.join(self.folders)} (`dataset.folders`), but {stray} lies in {len(stray.parts) - 1}: move it, or say "
                 "what each level means."
             )
-        if not paths:
-            raise DatasetCorruptError(
-                f"Expected images in {self.path}, but there are none that end in {', '.join(sorted(SUFFIXES))}: put them there."
-            )
-        columns = {level: [path.parts[depth] for path in paths] for depth, level in enumerate(self.folders)}
-        return [path.as_posix() for path in paths], columns
+        return {level: [path.parts[depth] for path in paths] for depth, level in enumerate(self.folders)}
 
     def _in_table(self, path: Path) -> tuple[list[str], dict[str, list[str]]]:
-        """Return the images' paths in the order of the lines, and the other columns."""
+        """Return the images' paths in the order of the lines, and the other columns; folders' too, if these lack the class."""
         remedy = "correct the table"
         table = read_table(path, header_of(path, expected=_TABLE, remedy=remedy), expected=_TABLE, remedy=remedy)
         columns = dict(table.columns)
@@ -154,6 +157,10 @@ class ImageFolder(DatasetSource):
                 f"Expected every image of {path} in {self.path}, but {len(absent)} of {len(names)} are not there, the first "
                 f"in line {absent[0]}: give paths as seen from {self.path}."
             )
+        paths = [PurePosixPath(name) for name in names]
+        in_folders = any(len(path.parts) == 1 + len(self.folders) for path in paths)
+        if in_folders and self.target not in columns and self.target in self.folders:
+            columns = self._levels(paths) | columns
         return names, columns
 
 

@@ -1,7 +1,7 @@
 """Runs -> the tables of a page."""
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -9,6 +9,7 @@ from markupsafe import Markup, escape
 
 from fedfacet.analysis.comparison import Comparison, comparison_grid, num_names
 from fedfacet.analysis.curves import Curves, curves_grid
+from fedfacet.analysis.groups import name_of_group, named
 from fedfacet.analysis.runs import Run, differing_keys, spelled
 from fedfacet.analysis.selection import OVERLAP, Selection, overlap_grids, selection_grid
 from fedfacet.analysis.tables import (
@@ -22,9 +23,6 @@ from fedfacet.analysis.tables import (
     ordered,
 )
 from fedfacet.analysis.writers import cell_text, table_grid
-from fedfacet.errors import FedFacetError
-from fedfacet.plots.figure import group_names
-from fedfacet.storage.run_files import json_of
 
 MOST_CLIENTS = 1000
 """Lines of a table; more clients are not listed."""
@@ -81,7 +79,7 @@ def accuracies_grid(tables: Mapping[str, Table], column: str, runs: Sequence[Run
     top, low = [Head(first.corner, down=2)], []
     for metric, table in tables.items():
         shown = [place for place, one in enumerate(table.columns, start=1) if one.name == column]
-        top.append(Head(metric, across=len(shown)))
+        top.append(Head(named(runs, metric), across=len(shown)))
         low += [Head(table.columns[place - 1].at) for place in shown]
         grid = table_grid(table, _text, bold="<strong>{}</strong>", underline="<u>{}</u>")[1:]
         for line, cells in zip(lines, grid, strict=True):
@@ -120,8 +118,7 @@ def groups_grid(groups: Groups, column: str, corner: str, moment: str, std: str)
     keys = sorted({key for run in runs for key in run.at(moment) if key.startswith("test/acc_group/")}, key=_numbers)
     if not keys:
         return None
-    names = _names_of_groups(runs, keys)
-    lines: list[list[str]] = [[name] for name in names]
+    lines: list[list[str]] = [[name_of_group(runs, key) or key.removeprefix("test/acc_group/")] for key in keys]
     for of_row in members.values():
         cells = [cell_over_seeds(of_row, key, moment, percent=True, std=std) for key in keys]
         means = [f"{cell.mean:.2f}" for cell in cells]
@@ -134,6 +131,46 @@ def groups_grid(groups: Groups, column: str, corner: str, moment: str, std: str)
         "is bold."
     )
     return Grid(caption, [[Head("group"), *(Head(row) for row in members)]], lines)
+
+
+_SPREADS = (
+    (
+        "client_fairness/acc",
+        "The global model on what each client holds out.",
+        {
+            "_worst": "worst client",
+            "_worst_tenth": "worst 10 %",
+            "_mean": "mean",
+            "_best_tenth": "best 10 %",
+            "_best": "best client",
+        },
+    ),
+    (
+        "test/acc_own",
+        "Each client's own model on a test set with the client's own shares of groups.",
+        {"_min": "worst client", "": "mean", "_max": "best client"},
+    ),
+    ("test/acc", "Each client's own model on the whole test set.", {"_min": "worst client", "": "mean", "_max": "best client"}),
+    ("personal_test/acc", "Each client's model after training on.", {"_min": "worst client", "_mean": "mean"}),
+)
+"""Accuracies of each client: what their names begin with, what they are of, and how their names end -> what that is."""
+
+
+def clients_grids(groups: Groups, column: str, corner: str, moment: str, std: str) -> Iterator[Grid]:
+    """Yield how accuracy spreads over clients, a line per setting, wherever runs have measured it."""
+    members = {row: groups[row, column] for row in ordered({row for row, head in groups if head == column})}
+    for start, what, measures in _SPREADS:
+        cells = {
+            row: [cell_over_seeds(of_row, start + end, moment, percent=True, std=std) for end in measures]
+            for row, of_row in members.items()
+        }
+        if not any(of_row[0].seeds for of_row in cells.values()):  # of the worst client
+            continue
+        lines = [
+            [row, *(cell_text(c, percent=True) if c.seeds else "missing" for c in of_row)] for row, of_row in cells.items()
+        ]
+        caption = f"`{start}` in percent over clients, {MOMENTS[moment]}. {what} Mean ± {std} standard deviation over seeds."
+        yield Grid(caption, [[Head(corner), *map(Head, measures.values())]], lines)
 
 
 def participation_grid(groups: Groups, column: str, types: Mapping[tuple[str, str], Sequence[str]]) -> Grid | None:
@@ -241,27 +278,3 @@ def _short(text: str) -> str:
 
 def _numbers(key: str) -> tuple[list[int], str]:
     return [int(number) for number in re.findall(r"\d{1,9}", key)], key
-
-
-def _names_of_groups(runs: Sequence[Run], keys: Sequence[str]) -> list[str]:
-    """Return what the partitions call the groups, or the keys' ends where they have no such names or several."""
-    plain = [key.removeprefix("test/acc_group/") for key in keys]
-    try:
-        told = {json_text for run in runs if (json_text := _told(run)) is not None}
-        (one,) = told
-        names = group_names(*one)
-        return [names[y * len(one[1]) + a] for y, a in (_numbers(key)[0] for key in keys)]
-    except (FedFacetError, ValueError, LookupError):
-        return plain
-
-
-def _told(run: Run) -> tuple[tuple[str, ...], tuple[str, ...]] | None:
-    file = run.path / "partition.json"
-    if not file.is_file():
-        return None
-    try:
-        partition = json_of(file)
-        classes, attributes = (tuple(map(spelled, partition[f"{name}_names"])) for name in ("class", "attribute"))
-    except (OSError, ValueError, LookupError, TypeError):
-        raise FedFacetError(f"Expected {file} to be a run's, but it is not: leave that folder out.") from None
-    return classes, attributes

@@ -8,8 +8,9 @@ from typing import NamedTuple
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup, escape
 
-from fedfacet.analysis.comparison import compare_with
+from fedfacet.analysis.comparison import compare_with, usual_baseline
 from fedfacet.analysis.curves import AGAINST, Curves, bands_of, curves_of
+from fedfacet.analysis.groups import named
 from fedfacet.analysis.notes import notes_on_unfinished
 from fedfacet.analysis.runs import Run
 from fedfacet.analysis.selection import selection_of
@@ -29,6 +30,7 @@ from fedfacet.errors import FedFacetError
 from fedfacet.pages.grids import (
     Grid,
     accuracies_grid,
+    clients_grids,
     compared_grid,
     curved_grid,
     differences_grid,
@@ -51,8 +53,8 @@ _MOST_MAPS = 60
 class Asked:
     """What is to be shown of the runs; each as in ``make_table`` and ``compare_with``.
 
-    ``rows`` and ``columns`` are empty where they are to be found from what the runs differ in, ``baseline`` where nothing is
-    compared.
+    ``rows`` and ``columns`` are empty where they are to be found from what the runs differ in, ``baseline`` is ``None`` where
+    it is to be the usual one, if there are enough seeds for any.
     """
 
     rows: Sequence[str] = ()
@@ -113,11 +115,13 @@ def page_of(runs: Sequence[Run], asked: Asked) -> str:
     rows, columns = keys_of(runs, asked.rows, asked.columns)
     groups = group_runs(finished, rows, columns)
     metrics = _metrics(finished, asked.metric)
+    baseline = usual_baseline(finished, rows, columns) if asked.baseline is None else asked.baseline
     sections = [
         Section("accuracies", "Accuracies", list(_accuracies(runs, finished, rows, columns, metrics, asked))),
-        Section("comparison", f"Compared with {asked.baseline}", list(_comparison(runs, rows, columns, metrics, asked))),
+        Section("comparison", f"Compared with {baseline}", list(_comparison(runs, rows, columns, metrics, baseline, asked))),
         Section("curves", "Curves", list(_curves(runs, rows, columns, metrics, asked))),
         Section("groups", "Accuracy per group", list(_groups(groups, rows, columns, asked))),
+        Section("clients", "Accuracy per client", list(_clients(groups, rows, columns, asked))),
         Section("selection", "Who was selected", list(_selection(runs, groups, rows, columns))),
         Section("runs", "The runs", list(_runs(runs, [*rows, *columns]))),
     ]
@@ -204,12 +208,17 @@ def _accuracies(
 
 
 def _comparison(
-    runs: Sequence[Run], rows: Sequence[str], columns: Sequence[str], metrics: Sequence[str], asked: Asked
+    runs: Sequence[Run],
+    rows: Sequence[str],
+    columns: Sequence[str],
+    metrics: Sequence[str],
+    baseline: str | None,
+    asked: Asked,
 ) -> Iterator[Part]:
-    for metric in metrics if asked.baseline is not None else ():
+    for metric in metrics if baseline is not None else ():
         found = compare_with(
             runs,
-            str(asked.baseline),
+            str(baseline),
             rows=rows,
             columns=columns,
             metric=metric,
@@ -217,14 +226,17 @@ def _comparison(
             test=asked.test,
             lower_is_better=_lower(metric, asked),
         )
-        yield Part(metric, [compared_grid(found)])
+        part = Part(named(runs, metric), [compared_grid(found)])
+        if asked.baseline is None and metric == metrics[0]:
+            part.notes.append("Nobody has named a row to compare with: `--compare ROW` names another one.")
+        yield part
 
 
 def _curves(
     runs: Sequence[Run], rows: Sequence[str], columns: Sequence[str], metrics: Sequence[str], asked: Asked
 ) -> Iterator[Part]:
     for metric in metrics:
-        part, drawn = Part(metric), {}
+        part, drawn = Part(named(runs, metric)), {}
         for against in AGAINST:
             if against == "sim/clock" and not any("sim/clock" in run.at("last") for run in runs):
                 continue
@@ -255,9 +267,9 @@ def _pictures(curves: Curves, looks: Mapping[str, Mapping[str, str]]) -> Iterato
     for name, bands in panels.items():
         where = f", {name}" if len(panels) > 1 else ""
         ends = "; ".join(f"{band.name} ends at {band.mean_R[-1]:.4g}" for band in bands)
-        title = f"{curves.metric}{unit} over {across}{where}: {ends}."
-        svg = curves_svg(bands, looks, up=f"{curves.metric}{unit}", across=across, title=title)
-        yield Picture(svg, f"`{curves.metric}`{unit} over {across}{where}")
+        title = f"{curves.named}{unit} over {across}{where}: {ends}."
+        svg = curves_svg(bands, looks, up=f"{curves.named}{unit}", across=across, title=title)
+        yield Picture(svg, f"`{curves.named}`{unit} over {across}{where}")
 
 
 def _groups(
@@ -270,6 +282,16 @@ def _groups(
             yield Part(_heading(columns, name, names), [grid])
 
 
+def _clients(
+    groups: Mapping[tuple[str, str], Sequence[Run]], rows: Sequence[str], columns: Sequence[str], asked: Asked
+) -> Iterator[Part]:
+    moment = asked.at if asked.at in MOMENTS else "last"
+    names = ordered({column for _, column in groups})
+    for name in names:
+        if grids := list(clients_grids(groups, name, " / ".join(rows), str(moment), asked.std)):
+            yield Part(_heading(columns, name, names), grids)
+
+
 def _selection(
     runs: Sequence[Run], groups: Mapping[tuple[str, str], Sequence[Run]], rows: Sequence[str], columns: Sequence[str]
 ) -> Iterator[Part]:
@@ -279,7 +301,9 @@ def _selection(
         found = selection_of(runs, rows=rows, columns=columns)
         types = dict(found.types)
         part.grids += selection_grids(found)
-        for (row, column), chosen_RK in list(found.chosen.items())[:_MOST_MAPS]:
+        places = [(row, column) for column in names for row in ordered({row for row, head in found.chosen if head == column})]
+        for row, column in places[:_MOST_MAPS]:
+            chosen_RK = found.chosen[row, column]
             name = f"{row}, {column}" if len(names) > 1 else row
             rounds, number = chosen_RK.shape
             title = (
@@ -288,8 +312,8 @@ def _selection(
             part.pictures.append(Picture(selection_svg(chosen_RK, types[row, column], title), f"`{name}`"))
         if part.pictures:
             part.notes.append(
-                "In the pictures a line is a client, sorted by type, and a column a round; dark is selected. They show the run "
-                "of each setting's lowest seed."
+                "In the pictures a line is a client, sorted by type, and a column a round; filled is selected. They show the "
+                "run of each setting's lowest seed."
             )
         if len(found.chosen) > _MOST_MAPS:
             part.notes.append(f"Only the first {_MOST_MAPS} of {len(found.chosen)} settings are drawn.")

@@ -22,6 +22,7 @@ _VARIABLES = {
 """A colour of matplotlib's -> the variable of the page's style sheet that stands for it."""
 
 _THEMED = {"#000000": "--ink"} | {colour.lower(): variable for colour, variable in _VARIABLES.items()}
+_BOUND, _ON_PALE = "#666666", "#101010"  # around the pale strips of types, and their names
 _SWATCHES = {"-": "none", "--": "4 2", ":": "1.2 2", "-.": "6 2 1.2 2"}
 _WIDTH = 3.7  # inches
 _ROUND = "round"  # whose numbers are whole
@@ -55,22 +56,30 @@ def curves_svg(bands: Sequence[Band], looks: Mapping[str, Mapping[str, Any]], *,
             axes.locator_params(axis="x", integer=True)
         for patch in (figure.patch, axes.patch):
             patch.set_visible(False)  # the page shines through
-        return _inline(figure, title, _THEMED)
+        return _inline(figure, title, _THEMED, "themed")
 
 
 def selection_svg(chosen_RK: NDArray[np.bool_], types: Sequence[str], title: str) -> Markup:
-    """Draw who was selected; black on white, whatever the page."""
+    """Draw who was selected: ink on nothing, so that the page shines through; a dark page turns the ink to white."""
+    from matplotlib.colors import LinearSegmentedColormap
+
     with styled_figure(_WIDTH, 2.0) as figure:
         axes = figure.subplots()
         draw_selection(axes, chosen_RK, types)
         axes.set(xlabel=_ROUND)
         axes.locator_params(axis="x", integer=True)
+        for chosen in axes.images:
+            chosen.set_cmap(LinearSegmentedColormap.from_list("ink", [(0, 0, 0, 0), (0, 0, 0, 1)]))
         for strip in axes.patches:
-            strip.set(edgecolor="0.4", linewidth=0.6)  # pale types on white paper would have no bounds
-        return _inline(figure, title, {})
+            strip.set(edgecolor=_BOUND, linewidth=0.6)  # pale types on a pale page would have no bounds
+        for kind in axes.texts:
+            kind.set_color(_ON_PALE)
+        for patch in (figure.patch, axes.patch):
+            patch.set_visible(False)
+        return _inline(figure, title, _THEMED | {_BOUND: "--rule"}, "themed map")
 
 
-def _inline(figure: Any, title: str, themed: Mapping[str, str]) -> Markup:
+def _inline(figure: Any, title: str, themed: Mapping[str, str], name: str) -> Markup:
     """Return a figure as an element of HTML, which scales and has a title."""
     written = io.BytesIO()
     figure.savefig(written, format="svg", metadata={"Date": None, "Creator": None, "Format": None, "Type": None})
@@ -98,7 +107,7 @@ def _inline(figure: Any, title: str, themed: Mapping[str, str]) -> Markup:
         element.attrib.update(attributes)
     size = root.attrib["viewBox"]
     root.attrib.clear()
-    root.attrib.update({"viewBox": size, "role": "img", "aria-label": title, "class": "themed" if themed else "paper"})
+    root.attrib.update({"viewBox": size, "role": "img", "aria-label": title, "class": name})
     told = ElementTree.Element("title")
     told.text = title
     root.insert(0, told)

@@ -132,6 +132,7 @@ def hydra_jobs(
             others_go_on=is_one_of_many and own.launcher._target_.endswith(".BasicLauncher"),
             pace=pace,
             number=first + own.job.num if is_one_of_many else 0,
+            total_is_known=own.sweeper._target_.endswith(".BasicSweeper"),
             is_worker=is_worker,
         )
 

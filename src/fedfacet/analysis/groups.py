@@ -1,0 +1,53 @@
+"""What runs call their groups, whose metrics have numbers in their names."""
+
+import functools
+import re
+from collections.abc import Sequence
+from pathlib import Path
+
+from fedfacet.analysis.runs import Run, spelled
+from fedfacet.errors import FedFacetError
+from fedfacet.plots.figure import group_names
+from fedfacet.storage.run_files import json_of
+
+_GROUP = re.compile(r".*/y(\d{1,9})_a(\d{1,9})")
+
+
+def named(runs: Sequence[Run], metric: str, mark: str = "") -> str:
+    """Return a metric as a reader is to see it: one of a group with the group's name, ``test/acc_group/y0_a1 (cat, night)``.
+
+    Args:
+        runs: that have measured it.
+        metric: as a run's summary names it.
+        mark: around the metric, but not around the name.
+    """
+    name = name_of_group(runs, metric)
+    return f"{mark}{metric}{mark}" + ("" if name is None else f" ({name.replace('`', chr(39))})")
+
+
+def name_of_group(runs: Sequence[Run], metric: str) -> str | None:
+    """Return what the runs call a metric's group; ``None`` where it is none's, or they have no such name, or several."""
+    if not (found := _GROUP.fullmatch(metric)):
+        return None
+    y, a = map(int, found.groups())
+    try:
+        (names,) = {told for run in runs if (told := _told(run.path / "partition.json")) is not None}
+    except (FedFacetError, ValueError):
+        return None
+    classes, attributes = names
+    return group_names(classes, attributes)[y * len(attributes) + a] if y < len(classes) and a < len(attributes) else None
+
+
+def _told(file: Path) -> tuple[tuple[str, ...], tuple[str, ...]] | None:
+    return _names_in(file, file.stat().st_mtime_ns) if file.is_file() else None
+
+
+@functools.lru_cache(maxsize=1024)
+def _names_in(file: Path, written: int) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Return the names of classes and of attribute values; the file also has every sample's place, and is read once."""
+    try:
+        partition = json_of(file)
+        classes, attributes = (tuple(map(spelled, partition[f"{name}_names"])) for name in ("class", "attribute"))
+    except (OSError, ValueError, LookupError, TypeError):
+        raise FedFacetError(f"Expected {file} to be a run's, but it is not: leave that folder out.") from None
+    return classes, attributes
