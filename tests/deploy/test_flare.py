@@ -11,6 +11,7 @@ import time
 import pytest
 
 from fedfacet import state
+from fedfacet.deploy.flare import Flare
 from fedfacet.deploy.kits import prepare
 from fedfacet.errors import ConfigError
 from fedfacet.storage.run_files import rows_of
@@ -49,6 +50,11 @@ def test_a_prepared_kit_lets_one_class_in_and_nobody_s_code(kit):
 def test_what_is_no_kit_is_refused(tmp_path):
     with pytest.raises(ConfigError, match=r"^Expected the kit of a server or a site, but .* cannot be read: give kit=DIR"):
         prepare(tmp_path, "x")
+
+
+def test_a_missing_kit_and_a_missing_package_are_one_sentence(tmp_path):
+    with pytest.raises(ConfigError, match=r"^Expected the (startup kit of an admin in .*deploy\.kit=DIR|package nvflare)"):
+        Flare(kit=str(tmp_path)).sites()
 
 
 PROJECT = """

@@ -246,9 +246,9 @@ def test_check_and_verify_and_their_sentences(pilot, copy, capsys, deployed, tmp
 def test_mistakes_of_the_commands_are_one_sentence(capsys, tmp_path):
     for command, argv, sentence in (
         (serve, [], "error: Expected `card` to be a text, but got None"),
-        (serve, ["chek"], "error: Expected check, replay or key=value, but got 'chek'"),
+        (serve, ["chek"], "error: Expected check, replay, start or key=value, but got 'chek'"),
         (serve, ["card=a", "roster=b"], "error: Expected a yaml file at a, but it cannot be read"),
-        (client, ["chek"], "error: Expected one of check, verify, pilot, but got 'chek'"),
+        (client, ["chek"], "error: Expected one of check, verify, start, pilot, but got 'chek'"),
         (client, ["check"], "error: Expected config=..., but got nothing"),
         (client, ["check", f"config={tmp_path / 'none.yaml'}"], "error: Expected a yaml file at"),
     ):

@@ -5,6 +5,7 @@ hands letters to the sites, and is started anew where it has died or a site has 
 """
 
 import contextlib
+import functools
 import json
 import shutil
 import tempfile
@@ -29,35 +30,17 @@ _LOOKS_EVERY = 5.0  # seconds between questions to FLARE who is connected
 
 
 class Flare:
-    """A transport through a running FLARE server, by the kit of somebody who may submit jobs.
+    """A transport through a running FLARE server, by the kit of somebody who may submit jobs; it logs in when it is needed.
 
     Args:
         kit: the folder of the startup kit, ``.../lead@pilot.org``.
         start_seconds: how long FLARE may take to log in, and to start a job.
-
-    Raises:
-        ConfigError: if there is no such kit, or FLARE does not let its holder in.
     """
 
-    def __init__(self, *, kit: str, start_seconds: float = 120.0) -> None:
-        api = required("nvflare.fuel.flare_api.flare_api", extra="deploy", wanted_by="deploy=flare")
-        place = Path(kit).absolute()
-        try:
-            admin = json.loads((place / "startup" / "fed_admin.json").read_text(encoding="utf-8"))["admin"]
-        except (OSError, ValueError, LookupError):
-            raise ConfigError(
-                f"Expected the startup kit of an admin in {place}, but it has no startup/fed_admin.json: give deploy.kit=DIR, "
-                "a folder that `nvflare provision` has made."
-            ) from None
-        self._start_seconds = start_seconds
-        try:
-            self._session: Any = api.new_secure_session(admin["username"], str(place), timeout=start_seconds)
-        except Exception as error:  # FLARE has a class for each way in which that fails, and no common one
-            raise ConfigError(
-                f"Expected FLARE to let {admin.get('username')} in, but it says `{first_line(error)}`: see that its server "
-                "runs, and that the kit is of the same project."
-            ) from None
-        self._folder = Path(tempfile.mkdtemp(prefix="fedfacet-flare-"))  # for this user alone
+    def __init__(self, *, kit: str | None = None, start_seconds: float = 120.0) -> None:
+        self.kit = kit
+        self.start_seconds = start_seconds
+        self._folder: Path | None = None
         self._line: Connection | None = None
         self._job: str | None = None
         self._number = 0
@@ -66,6 +49,30 @@ class Flare:
         self._lost: set[str] = set()  # those of them that have left a letter without an answer
         self._said: tuple[float, dict[str, bool]] = (-1e9, {})
         self._faults: list[tuple[Ticket, bytes | Fault]] = []
+
+    @functools.cached_property
+    def _session(self) -> Any:
+        """The login.
+
+        Raises:
+            ConfigError: if there is no such kit, or FLARE does not let its holder in.
+        """
+        api = required("nvflare.fuel.flare_api.flare_api", extra="deploy", wanted_by="deploy=flare")
+        place = Path(self.kit or "").absolute()
+        try:
+            admin = json.loads((place / "startup" / "fed_admin.json").read_text(encoding="utf-8"))["admin"]
+        except (OSError, ValueError, LookupError):
+            raise ConfigError(
+                f"Expected the startup kit of an admin in {place}, but it has no startup/fed_admin.json: give deploy.kit=DIR, "
+                "a folder that `nvflare provision` has made."
+            ) from None
+        try:
+            return api.new_secure_session(admin["username"], str(place), timeout=self.start_seconds)
+        except Exception as error:  # FLARE has a class for each way in which that fails, and no common one
+            raise ConfigError(
+                f"Expected FLARE to let {admin.get('username')} in, but it says `{first_line(error)}`: see that its server "
+                "runs, and that the kit is of the same project."
+            ) from None
 
     def sites(self) -> Mapping[str, bool]:
         """Return the sites, and which of them answer FLARE; those that have come back are let in by a new job."""
@@ -117,9 +124,12 @@ class Flare:
     def close(self) -> None:
         """End the job and log out."""
         self._end_job()
-        with contextlib.suppress(Exception):  # whatever FLARE thinks of it, we are leaving
-            self._session.close()
-        shutil.rmtree(self._folder, ignore_errors=True)
+        if "_session" in vars(self):
+            with contextlib.suppress(Exception):  # whatever FLARE thinks of it, we are leaving
+                vars(self).pop("_session").close()
+        if self._folder is not None:
+            shutil.rmtree(self._folder, ignore_errors=True)
+            self._folder = None
 
     def _at_work(self) -> dict[str, bool]:
         """Return the sites that answer FLARE, and whether each has a job."""
@@ -133,6 +143,8 @@ class Flare:
         """Return FLARE's answer; an ``EngineError`` says what it has against the question."""
         try:
             return question()
+        except ConfigError:
+            raise
         except Exception as error:  # FLARE has a class for each fault, and no common one
             raise EngineError(
                 f"Expected FLARE to do what it was asked, but it says `{first_line(error)}`: look at its server's log.txt."
@@ -156,6 +168,8 @@ class Flare:
 
     def _start_job(self) -> None:
         """Submit a job to FLARE, and wait until its relay is there."""
+        if self._folder is None:
+            self._folder = Path(tempfile.mkdtemp(prefix="fedfacet-flare-"))  # for this user alone
         number = f"{self._number:012d}"
         folder, address = self._folder / f"job_{number}", str(self._folder / f"relay_{number}")
         self._members, self._lost = set(self._at_work()), set()
@@ -165,10 +179,10 @@ class Flare:
             waiter = threading.Thread(target=_accept, args=(listener, heard), daemon=True)
             waiter.start()
             self._job = self._asked(lambda: self._session.submit_job(str(folder)))
-            waiter.join(self._start_seconds)
+            waiter.join(self.start_seconds)
         if not heard:
             raise EngineError(
-                f"Expected FLARE to start a job within {self._start_seconds:g} seconds, but it did not: look at the server's "
+                f"Expected FLARE to start a job within {self.start_seconds:g} seconds, but it did not: look at the server's "
                 "log.txt, and that its kit was started by `serve.py start`."
             )
         self._line = heard[0]
@@ -180,10 +194,10 @@ class Flare:
             return
         with contextlib.suppress(OSError):
             line.send_bytes(json.dumps({"do": "end"}).encode())
-            line.poll(self._start_seconds)  # it closes its end when it is through
+            line.poll(self.start_seconds)  # it closes its end when it is through
         line.close()
         with contextlib.suppress(Exception):  # a job that ends in an odd way ends all the same
-            self._session.monitor_job(job, timeout=self._start_seconds, poll_interval=0.5)
+            self._session.monitor_job(job, timeout=self.start_seconds, poll_interval=0.5)
 
 
 def _accept(listener: Listener, heard: list[Connection]) -> None:
