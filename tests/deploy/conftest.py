@@ -59,6 +59,12 @@ def deployed(serve_job):
 
 
 @pytest.fixture(scope="session")
+def base():
+    """The settings of every run here."""
+    return BASE
+
+
+@pytest.fixture(scope="session")
 def simulated(job_of):
     """Return a function: (overrides, run folder) -> the same federation in one process, built but not begun."""
 

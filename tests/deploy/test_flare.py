@@ -134,9 +134,13 @@ def test_a_run_over_flare_is_the_simulated_one_though_its_job_is_killed(flare, b
     assert serve.wait(300) == 0, log.read_text()
     (tmp_path / "here").mkdir()
     here = simulated(longer, run_dir=tmp_path / "here")
-    rounds_of(here)
-    assert f"model digest {state.digest(here.state.model)}" in log.read_text()
+    assert rounds_of(here, 8) == (run_dir / "metrics.csv").read_bytes()
+    assert lines_in(run_dir / "journal.jsonl")[-1]["model_digest"] == state.digest(here.state.model)
     assert "the letter for client" in (run_dir / "train.log").read_text(), "the job died while letters were under way"
+
+
+def lines_in(file):
+    return [json.loads(line) for line in file.read_text().splitlines()]
 
 
 def _until(condition, seconds, process=None):
