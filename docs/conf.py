@@ -34,6 +34,7 @@ templates_path = ["_templates"]
 myst_heading_anchors = 4  # named as on GitHub, for links to sections
 
 autodoc_default_options = {"members": True, "member-order": "bysource", "show-inheritance": True}
+autodoc_mock_imports = ["nvflare"]  # of the extra `deploy`, which building the site does not need
 suppress_warnings = ["ref.python"]  # two `Run`s: of names that only type checkers import, the module is not known here
 napoleon_numpy_docstring = False
 napoleon_use_ivar = True  # or `Attributes:` and the attributes themselves would be two entries of one name
