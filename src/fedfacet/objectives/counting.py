@@ -1,5 +1,6 @@
 """Objectives whose loss depends on how many samples of what a client holds."""
 
+from abc import abstractmethod
 from collections.abc import Iterable, Sequence
 
 import torch
@@ -13,9 +14,9 @@ from fedfacet.types import Batch
 class CountingObjective(ClassificationObjective):
     """Go through a client's samples once before its steps, and count. No model is asked, and nothing is sent."""
 
+    @abstractmethod
     def count(self, batches: Iterable[Batch]) -> None:
         """Take note of what the client holds."""
-        raise NotImplementedError
 
     def before_steps(self, batches: Iterable[Batch], num_steps: int) -> None:
         """Count the client's samples."""
