@@ -42,12 +42,13 @@ def scaled(bundle: State, factor: float) -> State:
     return dict(zip(bundle, torch._foreach_mul(list(bundle.values()), factor), strict=True)) if bundle else {}
 
 
-def weighted_mean(bundles: Iterable[tuple[State, float | State]]) -> State:
+def weighted_mean(bundles: Iterable[tuple[State, float | tuple[float, State]]]) -> State:
     r"""Return :math:`\sum_i w_i b_i / \sum_i w_i`, adding up in the order given, without keeping the bundles.
 
     Args:
-        bundles: pairs of a bundle and its weight; all bundles have the same names; the weights are positive. Or every entry has
-            a weight of its own, 0 or larger, in a bundle with these names; then an entry without any weight is 0.
+        bundles: pairs of a bundle and its weight; all bundles have the same names; the weights are positive. Or the weight comes
+            with a bundle of these names: 1 at entries that have this weight, 0 at entries that have none, and these are 0 in the
+            bundle that is averaged. Then an entry's mean is over those that have it; it is 0 where none has it.
 
     Returns:
         The mean, in the dtype of the first bundle; a single bundle unchanged, without rounding; empty where no bundle came.
@@ -57,7 +58,7 @@ def weighted_mean(bundles: Iterable[tuple[State, float | State]]) -> State:
     total_weight, number = 0.0, 0
     bundles = iter(bundles)
     for bundle, weight in bundles:
-        if isinstance(weight, dict):
+        if isinstance(weight, tuple):
             return _mean_by_entry(itertools.chain([(bundle, weight)], bundles))  # type: ignore[arg-type]
         if number == 0:
             names = list(bundle)
@@ -72,19 +73,18 @@ def weighted_mean(bundles: Iterable[tuple[State, float | State]]) -> State:
     return dict(zip(names, totals, strict=True))
 
 
-def _mean_by_entry(bundles: Iterable[tuple[State, State]]) -> State:
+def _mean_by_entry(bundles: Iterable[tuple[State, tuple[float, State]]]) -> State:
     names: list[str] = []
     totals: list[Tensor] = []
     weights: list[Tensor] = []
-    for bundle, weight in bundles:
+    for bundle, (weight, held) in bundles:
         if not names:
             names = list(bundle)
-            weights = [weight[name].clone() for name in names]
-            totals = [bundle[name] * weight[name] for name in names]
+            totals = [bundle[name] * weight for name in names]
+            weights = [held[name] * weight for name in names]
         else:
-            held = [weight[name] for name in names]
-            torch._foreach_addcmul_(totals, [bundle[name] for name in names], held)
-            torch._foreach_add_(weights, held)
+            torch._foreach_add_(totals, [bundle[name] for name in names], alpha=weight)
+            torch._foreach_add_(weights, [held[name] for name in names], alpha=weight)
     return {name: total / weight.where(weight > 0, 1) for name, total, weight in zip(names, totals, weights, strict=True)}
 
 

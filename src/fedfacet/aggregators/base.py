@@ -135,12 +135,12 @@ class Aggregator(ABC):
         delta = {name[2:]: tensor for name, tensor in mean.items() if name.startswith("d|")}
         return delta, {name[2:]: tensor for name, tensor in mean.items() if name.startswith("b|")}
 
-    def _weights(self, update: ClientUpdate) -> float | State:
-        """Return p_k, or p_k for every entry that the client held and 0 for the others."""
+    def _weights(self, update: ClientUpdate) -> float | tuple[float, State]:
+        """Return p_k, with the entries that it is for unless the client held all."""
         weight, held = self.weight(update), update.held
         if held is None:
             return weight
-        return state.scaled(_apart(*({name: held[name] for name in part} for part in (update.delta, update.buffers))), weight)
+        return weight, _apart(*({name: held[name] for name in part} for part in (update.delta, update.buffers)))
 
 
 def reported_loss(update: ClientUpdate) -> float:

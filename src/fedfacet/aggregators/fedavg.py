@@ -35,5 +35,5 @@ class FedAvg(Aggregator):
             )
             for update in updates
         )
-        moved = state.weighted_mean((sent, w if held is None else state.scaled(held, w)) for sent, held, w in weighed)
+        moved = state.weighted_mean((sent, w if held is None else (w, held)) for sent, held, w in weighed)
         return server, state.add(model, moved)

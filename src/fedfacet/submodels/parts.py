@@ -181,7 +181,7 @@ def _whole(part: Tensor, like: Tensor, entries: tuple[Tensor, ...] | tuple[slice
     if part.dtype != like.dtype:
         part = part.to(like.dtype)
     if entries is None:
-        return part.expand_as(like)
+        return part if part.shape == like.shape else part.expand_as(like)
     whole = torch.zeros_like(like)
     whole[entries] = part
     return whole
