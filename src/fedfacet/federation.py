@@ -21,8 +21,9 @@ from fedfacet.accounting import Accounting, check_room
 from fedfacet.aggregators.base import Aggregator
 from fedfacet.aggregators.fedavg import FedAvg
 from fedfacet.arguments import check_choice, check_whole
+from fedfacet.asking import Asking
 from fedfacet.callbacks.base import Callback, Measurement
-from fedfacet.clock import Asked, Clock, Plan
+from fedfacet.clock import Clock, Plan
 from fedfacet.engines.base import Engine
 from fedfacet.errors import BadUpdateError, Interrupted, SelectionError
 from fedfacet.flights import Flights
@@ -40,11 +41,9 @@ from fedfacet.types import (
     ClientReceipt,
     ClientTask,
     ClientUpdate,
-    Disclosed,
     Facts,
     FederationState,
     Ledger,
-    Query,
     RoundResult,
     SelectionContext,
     ServerData,
@@ -219,7 +218,7 @@ class Federation:
     def run_round(self) -> RoundResult:
         """Run one round, and make it part of the state."""
         before, round, seed = self.state, self.state.round + 1, self.seed
-        notes = _Notes(dict(before.disclosures), time.perf_counter())
+        notes = _Notes(time.perf_counter())
 
         # 1. Who is able to take part?
         available, places, log_weights = self._everybody, self.cohort_size, None
@@ -227,23 +226,36 @@ class Federation:
             available, places, log_weights = self._able(before)
 
         # 2. Who does? What the selector asks of clients on its way is counted and remembered.
+        asking = Asking(
+            round=round,
+            available=available,
+            engine=self.engine,
+            order=lambda client_id: self._task(client_id, before),
+            heard=self._heard,
+            lap=notes.lap,
+            ledger=notes.ledger,
+            disclosures=dict(before.disclosures),
+            asker=type(self.selector).__name__,
+            disclosure=self.disclosure,
+            accounting=self.accounting,
+        )
         context = SelectionContext(
             round=round,
             num_clients=self.num_clients,
             cohort_size=self.cohort_size,
             places=places,
             available=available,
-            disclosed=notes.disclosures,
+            disclosed=asking.disclosures,
             rng=rng.stream(self._selection_seed, "selection", round),
-            ask=partial(self._ask, notes, available),
+            ask=asking.ask,
             log_weights=log_weights,
         )
         cohort = self._checked(self.selector.select(before.selector, context), context) if available else []
-        for client_id in notes.received_model - set(cohort):
+        for client_id in asking.received_model - set(cohort):
             floats = self._num_floats_sent(self.sent(before, client_id), client_id)
             notes.ledger.query_floats_down += floats
-            known = notes.asked[client_id]
-            notes.asked[client_id] = known._replace(floats_down=known.floats_down + floats)
+            known = asking.asked[client_id]
+            asking.asked[client_id] = known._replace(floats_down=known.floats_down + floats)
         notes.lap("select")
 
         # 3. Who will answer, and what does the aggregator want to know of them beforehand?
@@ -253,7 +265,7 @@ class Federation:
         reports: Mapping[int, Any] = {}
         if self._question is not None and round > self._fedavg_rounds:
             trains = [client_id for client_id, part in finished.items() if part > 0]
-            reports = self._report(notes, self._question, available, trains)
+            reports = asking.report(self._question, available if self.aggregator.asks_everybody else trains)
         told = before
         if self.aggregator.prepare is not None and cohort:
             told = replace(before, aggregator=self.aggregator.prepare(before.aggregator, reports))
@@ -267,15 +279,15 @@ class Federation:
                 tasks.append(task)
         flights = before.flights
         if self.flights is not None and plan is not None:
-            flights, tasks, plan = self._turned(self.flights, tasks, plan, notes)
-        silent = notes.begun.keys() - {task.client_id for task in tasks}
-        notes.ledger.query_samples += sum(notes.begun[client_id] for client_id in silent)
+            flights, tasks, plan = self._turned(self.flights, tasks, plan, asking)
+        silent = asking.begun.keys() - {task.client_id for task in tasks}
+        notes.ledger.query_samples += sum(asking.begun[client_id] for client_id in silent)
 
         # 5.-7. They train; their updates cross back one by one, in cohort order, and are folded into the next model.
         watching = [callback for callback in self.callbacks.values() if callback.needs_updates]
         learns = self.selector.needs_updates is not None and self.selector.needs_updates(before.selector)
         notes.keeps_updates = bool(watching) or learns
-        updates = self._received(tasks, notes)
+        updates = self._received(tasks, asking, notes)
         judge = None
         if self.server_data is not None and (self._judges or self._selector_judges):
             judge = Judge(self.engine, self.server_data, before.model)
@@ -314,7 +326,7 @@ class Federation:
             model=model,
             aggregator=server,
             memory={**before.memory, **notes.memory},
-            disclosures=notes.disclosures,
+            disclosures=asking.disclosures,
             flights=flights,
             participation_counts=before.participation_counts.index_add(0, ids, torch.ones_like(ids)),
         )
@@ -326,7 +338,7 @@ class Federation:
         if self.flights is not None:
             metrics["train/staleness"] = sum(round - task.round for task in tasks) / len(tasks) if tasks else float("nan")
         if self.clock is not None and plan is not None:
-            clock, taken = self.clock.advance(before.devices, plan, notes.asked, notes.ledger, seed=seed, round=round)
+            clock, taken = self.clock.advance(before.devices, plan, asking.asked, notes.ledger, seed=seed, round=round)
             self.state, metrics = replace(self.state, devices=clock), metrics | taken
         result = RoundResult(
             round=round,
@@ -336,12 +348,12 @@ class Federation:
             ledger=notes.ledger,
             seconds=notes.seconds,
             num_clients=self.num_clients,
-            disclosed=tuple(notes.disclosed),
+            disclosed=tuple(asking.disclosed),
             durations=plan.durations if plan is not None else {},
-            answers=notes.answers,
+            answers=asking.answers,
         )
         metrics |= self._of_selector(result) if self.selector.metrics is not None else {}
-        metrics |= self._accounted(self.accounting, before, tasks, notes) if self.accounting is not None else {}
+        metrics |= self._accounted(self.accounting, before, tasks, asking, notes) if self.accounting is not None else {}
         metrics |= self._measured(result)
         if self.scheduler is not None:
             metrics["train/lr_factor"] = self.lr_factor(round)
@@ -372,11 +384,11 @@ class Federation:
         return released
 
     def _accounted(
-        self, accounting: Accounting, before: FederationState, tasks: Sequence[ClientTask], notes: "_Notes"
+        self, accounting: Accounting, before: FederationState, tasks: Sequence[ClientTask], asking: Asking, notes: "_Notes"
     ) -> dict[str, float]:
         """Book what a round has spent of privacy, and return what it comes to so far."""
         known = before if self.privacy is None else replace(before, privacy=notes.privacy)
-        self.state = replace(self.state, privacy=accounting.after(known, tasks, notes.disclosed))
+        self.state = replace(self.state, privacy=accounting.after(known, tasks, asking.disclosed))
         for client_id in accounting.stopping(before, self.state):
             log.info("Client %d takes no further part: its epsilon would exceed its limit.", client_id)
         measuring = [part for part in self.callbacks.values() if isinstance(part, Measurement)]
@@ -475,12 +487,12 @@ class Federation:
         return dict(plan.finished), plan
 
     def _turned(
-        self, flights: Flights, tasks: Sequence[ClientTask], plan: Plan, notes: "_Notes"
+        self, flights: Flights, tasks: Sequence[ClientTask], plan: Plan, asking: Asking
     ) -> tuple[dict[str, Any], list[ClientTask], Plan]:
         """Send clients off, and return the orders that are left, those whose updates the round takes, and how it will go."""
         assert self.clock is not None
-        asking = self.clock.asking(notes.asked, seed=self.seed, round=self.state.round + 1)[0]
-        now = self.state.devices["clock"] + asking
+        questions = self.clock.asking(asking.asked, seed=self.seed, round=self.state.round + 1)[0]
+        now = self.state.devices["clock"] + questions
         return flights.turn(self.state.flights, tasks, plan, now=now, seed=self.seed, memory=self.state.memory)
 
     def _num_floats_crossing(self, before: FederationState, client_id: int) -> tuple[int, int]:
@@ -501,71 +513,15 @@ class Federation:
             )
         return [int(client_id) for client_id in cohort]
 
-    def _ask(self, notes: "_Notes", available: Sequence[int], query: Query, client_ids: Sequence[int]) -> Mapping[int, Any]:
-        """Put a query to clients; this is ``SelectionContext.ask``."""
-        notes.lap("select")
-        if self.disclosure is not None:
-            self.disclosure.check(query)
-        if self.accounting is not None:
-            self.accounting.check(query)
-        if strangers := sorted(set(client_ids).difference(available)):
-            raise SelectionError(
-                f"Expected {type(self.selector).__name__} to ask only clients that are available in round "
-                f"{self.state.round + 1}, but {strangers} are not: mend its `select`."
-            )
-        round = self.state.round + 1
-        tasks = (self._task(client_id, self.state) for client_id in client_ids)  # of a million clients none is kept
-        answers = {}
-        for position, (client_id, answer) in enumerate(zip(client_ids, self.engine.ask(query, tasks), strict=True), 1):
-            self._check_stop()
-            answers[client_id] = answer.value
-            begins = getattr(query, "starts_training", False)
-            known = notes.asked.get(client_id, Asked())
-            samples = known.samples + (0 if begins else answer.samples)
-            down, up = known.floats_down + query.floats_down, known.floats_up + answer.floats_up
-            notes.asked[client_id] = Asked(down, up, samples)
-            notes.ledger.query_floats_down += query.floats_down
-            notes.ledger.query_floats_up += answer.floats_up
-            counted = self.accounting.counted(query) if self.accounting is not None else None
-            answered = (client_id, query.name, query.kind, answer.floats_up, query.epsilon, counted)
-            notes.disclosed.append(Disclosed(*answered))
-            if begins:
-                notes.begun[client_id] = max(notes.begun.get(client_id, 0), answer.samples)
-            else:
-                notes.ledger.query_samples += answer.samples
-            for callback in self.callbacks.values():
-                callback.on_client_end(round, position, len(client_ids), f"query {query.name}")
-        if query.needs_model:
-            notes.received_model.update(client_ids)
-        notes.answers[query.name] = notes.answers.get(query.name, {}) | answers
-        notes.disclosures[query.name] = {**notes.disclosures.get(query.name, {}), **answers}
-        notes.lap("ask")
-        return answers
-
-    def _report(self, notes: "_Notes", query: Query, available: Sequence[int], cohort: Sequence[int]) -> Mapping[int, Any]:
-        """Put the aggregator's question to those who have not answered it yet, and return the answers that hold."""
-        asked = available if self.aggregator.asks_everybody else cohort
-        ever = notes.disclosures.get(query.name, {}) if not query.needs_model else {}
-        answered = notes.answers.get(query.name, {})
-        unasked = [k for k in asked if k not in ever and k not in answered]
-        if unasked:
-            self._ask(notes, available, query, unasked)
-        answers = notes.disclosures.get(query.name, {})
-        return {
-            k: answer for k, answer in answers.items() if is_finite_report(answer) and (k in asked or not query.needs_model)
-        }
-
-    def _received(self, tasks: Sequence[ClientTask], notes: "_Notes") -> Iterator[ClientUpdate]:
+    def _received(self, tasks: Sequence[ClientTask], asking: Asking, notes: "_Notes") -> Iterator[ClientUpdate]:
         """Yield the valid updates; note what stays of each when its tensors are freed."""
         seen: dict[str, tuple[torch.Tensor, int]] = {}
         for position, (task, update) in enumerate(zip(tasks, self.engine.run(tasks), strict=True), 1):
-            self._check_stop()
-            for callback in self.callbacks.values():
-                callback.on_client_end(self.state.round + 1, position, len(tasks), "train")
+            self._heard(position, len(tasks), "train")
             fault = misfit(update, task, self.facts, self._extras)
             if fault is None:
                 if self._question is not None:
-                    report = notes.disclosures.get(self._question.name, {}).get(task.client_id)
+                    report = asking.disclosures.get(self._question.name, {}).get(task.client_id)
                     update = replace(update, report=report)
                     if not is_finite_report(report):
                         fault = f"its {self._question.name} is {reprlib.repr(report)}"
@@ -591,12 +547,18 @@ class Federation:
             if update.silent is True:
                 continue
             measured, client_id = update.metrics, task.client_id
-            answers = {query: of[client_id] for query, of in notes.answers.items() if client_id in of}
+            answers = {query: of[client_id] for query, of in asking.answers.items() if client_id in of}
             receipt = (update.num_samples, update.num_steps, float(measured["loss_sum"]), measured["num_seen"], answers)
             notes.receipts.append(ClientReceipt(client_id, *receipt))
             if notes.keeps_updates:
                 notes.updates.append(update)
             yield update
+
+    def _heard(self, position: int, number: int, what: str) -> None:
+        """Tell the callbacks that another client has sent something, unless somebody has asked for an end."""
+        self._check_stop()
+        for callback in self.callbacks.values():
+            callback.on_client_end(self.state.round + 1, position, number, what)
 
     def _check_stop(self) -> None:
         if self._stop_signal is not None:
@@ -621,15 +583,9 @@ class Federation:
 class _Notes:
     """What is noted down while a round is under way."""
 
-    disclosures: dict[str, Mapping[int, Any]]
-    last: float  # the clock at the end of the last lap
-    answers: dict[str, dict[int, Any]] = field(default_factory=dict)
-    received_model: set[int] = field(default_factory=set)
-    asked: dict[int, Asked] = field(default_factory=dict)
-    begun: dict[int, int] = field(default_factory=dict)  # client -> samples of the first steps that it took to answer
+    last: float  # the time at the end of the last lap
     keeps_updates: bool = False
     num_dropped: int = 0
-    disclosed: list[Disclosed] = field(default_factory=list)
     privacy: dict[str, Any] = field(default_factory=dict)  # the state of the server's noise after the round
     updates: list[ClientUpdate] = field(default_factory=list)
     receipts: list[ClientReceipt] = field(default_factory=list)

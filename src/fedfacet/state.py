@@ -46,9 +46,9 @@ def weighted_mean(bundles: Iterable[tuple[State, float | tuple[float, State]]]) 
     r"""Return :math:`\sum_i w_i b_i / \sum_i w_i`, adding up in the order given, without keeping the bundles.
 
     Args:
-        bundles: pairs of a bundle and its weight; all bundles have the same names; the weights are positive. Or the weight comes
-            with a bundle of these names: 1 at entries that have this weight, 0 at entries that have none, and these are 0 in the
-            bundle that is averaged. Then an entry's mean is over those that have it; it is 0 where none has it.
+        bundles: pairs of a bundle and its weight; all bundles have the same names; the weights are positive. Or the weight
+            comes with a bundle of these names: 1 at entries that have this weight, 0 at entries that have none, and these are
+            0 in the bundle that is averaged. Then an entry's mean is over those that have it; it is 0 where none has it.
 
     Returns:
         The mean, in the dtype of the first bundle; a single bundle unchanged, without rounding; empty where no bundle came.

@@ -11,6 +11,7 @@ SRC = Path(__file__).parents[2] / "src"
 FILES = sorted(SRC.rglob("*.py"))
 SERVER = [
     SRC / "fedfacet" / "federation.py",
+    SRC / "fedfacet" / "asking.py",
     SRC / "fedfacet" / "updates.py",
     *(SRC / "fedfacet" / "selectors").glob("*.py"),
     *(SRC / "fedfacet" / "aggregators").glob("*.py"),
@@ -31,7 +32,7 @@ FLOORS = [
     "clients",
     "parallel",
     "engines",
-    "judging",
+    "judging asking",
     # The rounds, and what they are made of.
     "callbacks",
     "federation",

@@ -1,0 +1,114 @@
+"""Questions to clients in a round: checked, put, counted and remembered."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from fedfacet.accounting import Accounting
+from fedfacet.clock import Asked
+from fedfacet.engines.base import Engine
+from fedfacet.errors import SelectionError
+from fedfacet.privacy.disclosure import DisclosurePolicy
+from fedfacet.types import ClientTask, Disclosed, Ledger, Query
+from fedfacet.updates import is_finite_report
+
+
+@dataclass(slots=True, kw_only=True)
+class Asking:
+    """How the selector and the aggregator put questions in one round, and what came of it.
+
+    Attributes:
+        round: its number.
+        available: the clients that may be asked.
+        engine: has the clients answer.
+        order: client -> its order to train in this round, which it answers on.
+        heard: called after each answer with its position, of how many, and to what.
+        lap: books the time since it was called last, to a phase.
+        ledger: of the round; costs are added to it.
+        disclosures: query name -> client -> what the client has answered so far in the run; answers are added.
+        asker: the selector's class, for messages.
+        disclosure: what clients may be asked for; ``None`` for anything.
+        accounting: what noise on answers is counted; ``None`` without any.
+        answers: of this round, query name -> client -> answer.
+        asked: client -> what its answers came to.
+        received_model: the clients that got the model to answer on.
+        begun: client -> samples of the first steps of its training that it took to answer.
+        disclosed: a line for each answer.
+    """
+
+    round: int
+    available: Sequence[int]
+    engine: Engine
+    order: Callable[[int], ClientTask]
+    heard: Callable[[int, int, str], None]
+    lap: Callable[[str], None]
+    ledger: Ledger
+    disclosures: dict[str, Mapping[int, Any]]
+    asker: str
+    disclosure: DisclosurePolicy | None
+    accounting: Accounting | None
+    answers: dict[str, dict[int, Any]] = field(default_factory=dict)
+    asked: dict[int, Asked] = field(default_factory=dict)
+    received_model: set[int] = field(default_factory=set)
+    begun: dict[int, int] = field(default_factory=dict)
+    disclosed: list[Disclosed] = field(default_factory=list)
+
+    def ask(self, query: Query, client_ids: Sequence[int]) -> Mapping[int, Any]:
+        """Put a query to clients, and return their answers; this is ``SelectionContext.ask``.
+
+        Raises:
+            DisclosureError: if the query's answers may not leave a client.
+            SelectionError: if a client is not available.
+        """
+        self.lap("select")
+        if self.disclosure is not None:
+            self.disclosure.check(query)
+        if self.accounting is not None:
+            self.accounting.check(query)
+        if strangers := sorted(set(client_ids).difference(self.available)):
+            raise SelectionError(
+                f"Expected {self.asker} to ask only clients that are available in round {self.round}, but {strangers} are not: "
+                "mend its `select`."
+            )
+        tasks = (self.order(client_id) for client_id in client_ids)  # of a million clients none is kept
+        answers = {}
+        for position, (client_id, answer) in enumerate(zip(client_ids, self.engine.ask(query, tasks), strict=True), 1):
+            self.heard(position, len(client_ids), f"query {query.name}")
+            answers[client_id] = answer.value
+            begins = getattr(query, "starts_training", False)
+            known = self.asked.get(client_id, Asked())
+            samples = known.samples + (0 if begins else answer.samples)
+            down, up = known.floats_down + query.floats_down, known.floats_up + answer.floats_up
+            self.asked[client_id] = Asked(down, up, samples)
+            self.ledger.query_floats_down += query.floats_down
+            self.ledger.query_floats_up += answer.floats_up
+            counted = self.accounting.counted(query) if self.accounting is not None else None
+            answered = (client_id, query.name, query.kind, answer.floats_up, query.epsilon, counted)
+            self.disclosed.append(Disclosed(*answered))
+            if begins:
+                self.begun[client_id] = max(self.begun.get(client_id, 0), answer.samples)
+            else:
+                self.ledger.query_samples += answer.samples
+        if query.needs_model:
+            self.received_model.update(client_ids)
+        self.answers[query.name] = self.answers.get(query.name, {}) | answers
+        self.disclosures[query.name] = {**self.disclosures.get(query.name, {}), **answers}
+        self.lap("ask")
+        return answers
+
+    def report(self, query: Query, client_ids: Sequence[int]) -> Mapping[int, Any]:
+        """Put the aggregator's question to those clients who have not answered it yet, and return the answers that hold.
+
+        An answer that needed a model holds for its round; any other for the run, also those of clients not named here.
+        """
+        ever = self.disclosures.get(query.name, {}) if not query.needs_model else {}
+        answered = self.answers.get(query.name, {})
+        unasked = [k for k in client_ids if k not in ever and k not in answered]
+        if unasked:
+            self.ask(query, unasked)
+        answers = self.disclosures.get(query.name, {})
+        return {
+            k: answer
+            for k, answer in answers.items()
+            if is_finite_report(answer) and (k in client_ids or not query.needs_model)
+        }
