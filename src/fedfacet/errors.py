@@ -30,6 +30,19 @@ class CheckpointError(FedFacetError):
     """A checkpoint is missing, truncated, or belongs to another run."""
 
 
+class RunFinished(CheckpointError):
+    """A run that shall go on has nothing left to do; with ``resume=auto`` that is no mistake.
+
+    Args:
+        sentence: says so to whoever named the run.
+        rounds: how many it has done.
+    """
+
+    def __init__(self, sentence: str, rounds: int) -> None:
+        super().__init__(sentence)
+        self.rounds = rounds
+
+
 class BadUpdateError(FedFacetError):
     """A client's update holds NaN, infinity, or tensors of the wrong names or shapes."""
 

@@ -54,7 +54,7 @@ def test_a_stopped_run_saves_says_how_to_go_on_and_ends_as_if_it_had_not_been(
     assert rounds_in(run / "timing.csv") == rounds_in(run / "metrics.csv")
 
 
-def test_the_same_command_begins_a_run_and_goes_on_with_it_by_itself(start, trained, uninterrupted, tmp_path, results):
+def test_the_same_command_begins_a_run_and_goes_on_with_it_by_itself(start, train, trained, uninterrupted, tmp_path, results):
     run, command = tmp_path / "run", (ROUNDS, EVERY_3, "paths.output_dir=run", "resume=auto")
     first = start(*command)
     first.wait_until(lambda: len(rounds_in(run / "metrics.csv")) >= 7)  # a checkpoint is written beside the next rounds
@@ -67,6 +67,10 @@ def test_the_same_command_begins_a_run_and_goes_on_with_it_by_itself(start, trai
         file.unlink()  # as if it had been killed before its first checkpoint
     shutil.rmtree(run / "model")
     trained(*command)
+    assert results(run) == uninterrupted(ROUNDS)
+    again = train(*command)  # by a supervisor that has not seen the end
+    assert (again.status, again.err) == (0, "")
+    assert again.out == f"Nothing is left to do: {ROUNDS.partition('=')[2]} rounds are done in run.\n"
     assert results(run) == uninterrupted(ROUNDS)
 
 

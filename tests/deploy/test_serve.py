@@ -51,3 +51,5 @@ def test_a_killed_server_goes_on_bit_for_bit_and_its_journal_is_replayed(
     capsys.readouterr()
     assert serve.main(["replay", f"run={run_dir}"]) == 0
     assert f"All {ROUNDS} rounds come to the models of the journal; the last has the digest {digest}" in capsys.readouterr().out
+    assert serve.main([*command[2:], "resume=auto"]) == 0  # a supervisor that has not seen the end
+    assert f"Nothing is left to do: {ROUNDS} rounds are done in {run_dir}." in capsys.readouterr().out

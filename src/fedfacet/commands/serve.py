@@ -71,6 +71,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"Stopped; {_how_to_go_on(run_dir)}", file=sys.stderr)
         return 128 + stop.signal
     except (FedFacetError, ValueError, TypeError) as error:
+        from fedfacet.config import ended_before
+
+        if isinstance(error, CheckpointError) and (told := ended_before(error, ["serve", *argv])):
+            print(told)
+            return 0
         print(f"error: {error}", file=sys.stderr)
         return 2
 

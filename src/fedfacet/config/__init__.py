@@ -10,12 +10,43 @@ from fedfacet.config.compose import compose_job, conf_dir, finalized, make, quot
 from fedfacet.config.folders import check_new
 from fedfacet.config.nodes import plain, targets
 from fedfacet.config.overrides import override_of
-from fedfacet.config.resuming import SETTLED, carried_over, check_resumable, check_resume, differing_key, is_complete
+from fedfacet.config.resuming import (
+    SETTLED,
+    carried_over,
+    check_resumable,
+    check_resume,
+    differing_key,
+    ended_before,
+    is_complete,
+)
 from fedfacet.config.sweeping import check_job
 from fedfacet.config.trust import check_trusted, needed_to_resume, without_downloads
 
 __all__ = [
-    "SETTLED", "carried_over", "cell_digest", "check_arguments", "check_job", "check_new", "check_resumable", "check_resume",
-    "check_saved", "check_trusted", "compose_job", "conf_dir", "differing_key", "finalized", "is_cell", "is_complete", "make",
-    "needed_to_resume", "override_of", "plain", "preflight", "quoted_options", "shown", "targets", "without_downloads",
+    "SETTLED",
+    "carried_over",
+    "cell_digest",
+    "check_arguments",
+    "check_job",
+    "check_new",
+    "check_resumable",
+    "check_resume",
+    "check_saved",
+    "check_trusted",
+    "compose_job",
+    "conf_dir",
+    "differing_key",
+    "ended_before",
+    "finalized",
+    "is_cell",
+    "is_complete",
+    "make",
+    "needed_to_resume",
+    "override_of",
+    "plain",
+    "preflight",
+    "quoted_options",
+    "shown",
+    "targets",
+    "without_downloads",
 ]  # fmt: skip

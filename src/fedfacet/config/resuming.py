@@ -13,7 +13,7 @@ from fedfacet.config.nodes import plain
 from fedfacet.config.overrides import override_of, value_of
 from fedfacet.config.saved_yaml import load_yaml
 from fedfacet.config.trust import check_resumed, check_saved_overrides
-from fedfacet.errors import CheckpointError, ConfigError
+from fedfacet.errors import CheckpointError, ConfigError, RunFinished
 from fedfacet.storage.run_files import json_of
 
 log = logging.getLogger(__name__)
@@ -58,6 +58,7 @@ def check_resumable(
 
     Raises:
         CheckpointError: naming the key that differs, or the rounds that are done.
+        RunFinished: if nothing is left to do.
     """
     if saved["federation"].get("on_bad_update") == "raise":  # no update was dropped so far, or the run would have ended there
         saved = {**saved, "federation": {**saved["federation"], "on_bad_update": given["federation"].get("on_bad_update")}}
@@ -72,16 +73,18 @@ def check_resumable(
             "out, or start a new run."
         )
     if stopped and complete:
-        raise CheckpointError(
+        raise RunFinished(
             f"Expected a run that has not ended, but this one ended after round {finished_rounds} ({stopped}): start a new run "
-            "with another `termination`."
+            "with another `termination`.",
+            finished_rounds,
         )
     rounds = given["federation"]["rounds"]
     if finished_rounds > rounds or (finished_rounds == rounds and complete):
-        raise CheckpointError(
+        told = (
             f"Expected an unfinished run, but all its {finished_rounds} rounds are done: to train longer, pass a larger "
             "federation.rounds along with resume."
         )
+        raise RunFinished(told, finished_rounds) if finished_rounds == rounds else CheckpointError(told)
     if finished_rounds == saved["federation"]["rounds"] < rounds:
         _check_longer(saved, finished_rounds)
 
@@ -127,6 +130,13 @@ def goes_on_by_itself(overrides: Sequence[str]) -> tuple[list[str], bool]:
     if not os.path.isfile(Path(folder) / "checkpoints" / "last.ckpt"):
         return others, True
     return [*others, override_of("resume", folder)], False
+
+
+def ended_before(error: CheckpointError, argv: Sequence[str]) -> str:
+    """Return what to tell a command that a supervisor gives again until it is done; empty where the error is one."""
+    if not isinstance(error, RunFinished) or value_of("resume", argv[1:]) != "auto":
+        return ""
+    return f"Nothing is left to do: {error.rounds} rounds are done in {value_of('paths.output_dir', argv[1:])}."
 
 
 def resumed_overrides(resume: str, overrides: Sequence[str]) -> list[str]:

@@ -23,7 +23,7 @@ from fedfacet import __version__
 from fedfacet import config as configuration
 from fedfacet.broken_pipe import reader_may_leave
 from fedfacet.config.sweeping import Sweep
-from fedfacet.errors import ConfigError, FedFacetError
+from fedfacet.errors import CheckpointError, ConfigError, FedFacetError
 from fedfacet.runs.ending import command_name, leave, refuse
 from fedfacet.runs.job import Job
 from fedfacet.runs.jobs import check, check_data, run_job
@@ -73,6 +73,9 @@ def run_command(train: Callable[[Job], None]) -> None:
                 for config, run_dir in looked_at:
                     check(config, run_dir)
     except (FedFacetError, ValueError, TypeError) as error:
+        if isinstance(error, CheckpointError) and (told := configuration.ended_before(error, sys.argv)):
+            print(told)
+            return
         refuse(error)
     reached: dict[Path, int] = {}
     pace = Pace(len(jobs), workers=workers)
