@@ -295,11 +295,12 @@ class Federation:
             updates = judge.judged(updates)
         if self.privacy is not None:
             updates = iter([self._released(self.privacy, updates, notes)])
-        server, model, first = before.aggregator, before.model, next(updates, None)
+        server, model, first = before.aggregator, before.model, list(itertools.islice(updates, 1))
         aggregator = self._fedavg if round <= self._fedavg_rounds else self.aggregator
-        if first is not None:
+        if first:
             fold = aggregator.aggregate if self.parts is None else partial(self.parts.aggregate, aggregator.aggregate, round)
-            server, model = fold(told.aggregator, model, itertools.chain([first], updates))
+            # Popped, so that nothing here holds the first update while the others come.
+            server, model = fold(told.aggregator, model, itertools.chain((first.pop() for _ in range(1)), updates))
         elif notes.num_dropped > 1 or (notes.num_dropped and not before.participation_counts.any()):
             raise BadUpdateError(
                 f"Expected a valid update in round {round}, but all {notes.num_dropped} were dropped: lower the learning rate, "

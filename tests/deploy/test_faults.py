@@ -89,7 +89,7 @@ def with_body(content, **changed):
 def other_protocol(content):
     letter = unpack(content, len(content))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(protocol, "PROTOCOL", 2)
+        patch.setattr(protocol, "PROTOCOL", 1)
         return pack(letter)
 
 
@@ -98,7 +98,7 @@ TAMPERED = {
     "cut short": (lambda c: c[:-100], "is damaged or cut short, as its sha256 shows"),
     "no letter": (lambda c: b"what is this?", "is damaged or cut short, as its sha256 shows"),
     "too large": (lambda c: c + bytes(2**21), "more than the 2,097,152 of max_letter_mb"),
-    "another protocol": (other_protocol, "it is of protocol 2, and protocol 1 is spoken here"),
+    "another protocol": (other_protocol, "it is of protocol 1, and protocol 2 is spoken here"),
     "another run": (lambda c: repacked(c, run="f" * 32), "is of another run"),
     "another client": (lambda c: with_body(c, client=23), "answers for client 23 in the place of"),
     "another round": (lambda c: with_body(c, round=1), "is of round 1"),

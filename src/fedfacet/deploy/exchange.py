@@ -89,6 +89,7 @@ class Exchange:
         self._open: dict[Ticket, Order | str] = {}
         self._greeted: set[str] = set()
         self._told: set[tuple[str, str]] = set()
+        self._packed: dict[str, bytes] = {}  # models as letters, while they are sent
 
     def begin(self, round: int) -> None:
         """Begin a round, whose models the sites do not have yet."""
@@ -149,6 +150,7 @@ class Exchange:
         try:
             for order in orders:
                 self._send(order, models)
+            self._packed.clear()
             for order in orders:
                 while order not in done:
                     came = self._poll(until)  # also after the deadline: what is there was in time
@@ -185,9 +187,10 @@ class Exchange:
         if order.site not in self._greeted:
             self._greet(order.site)
         if order.model is not None and (order.site, order.model) not in self._told:
-            body = {"round": self.round, "model": order.model}
-            letter = Letter("weights", self.run, body, {"model": models[order.model]})
-            self._open[self.transport.send(order.site, pack(letter))] = "weights"
+            if order.model not in self._packed:  # one for all sites
+                body = {"round": self.round, "model": order.model}
+                self._packed = {order.model: pack(Letter("weights", self.run, body, {"model": models[order.model]}))}
+            self._open[self.transport.send(order.site, self._packed[order.model])] = "weights"
             self._told.add((order.site, order.model))
         self._open[self.transport.send(order.site, order.content)] = order
 
@@ -230,6 +233,7 @@ class Exchange:
             elif again and order.tries < _TRIES:
                 log.warning("%s; the letter for client %d is sent again.", fault, order.client)
                 self._send(order, models)
+                self._packed.clear()
             else:
                 done[order] = fault if isinstance(fault, Lost) else Lost(str(fault))
 

@@ -1,5 +1,6 @@
 """Letters: the only thing that crosses between server and sites. Tensors and JSON, no code and no pickle."""
 
+import contextlib
 import hashlib
 import json
 from collections.abc import Mapping
@@ -12,8 +13,9 @@ from torch import Tensor
 from fedfacet.errors import FedFacetError, first_line
 from fedfacet.types import State
 
-PROTOCOL = 1
-_SEAL = 32  # bytes of a sha256
+PROTOCOL = 2
+_BLANK = "0" * 64
+_SEALED = rb"\"seal\": \"%s"  # as JSON within JSON has it
 
 
 class LetterError(FedFacetError):
@@ -39,14 +41,16 @@ class Letter:
 
 
 def pack(letter: Letter) -> bytes:
-    """Return a letter as bytes: a sha256, and a safetensors file whose metadata hold what is not a tensor.
+    """Return a letter as bytes: a safetensors file whose metadata hold what is not a tensor, and the sha256 of all else.
 
     Equal letters are equal bytes, so that the digest of an update is that of its letter.
     """
-    told = {"protocol": PROTOCOL, "kind": letter.kind, "run": letter.run, "body": dict(letter.body)}
+    told = {"protocol": PROTOCOL, "kind": letter.kind, "run": letter.run, "body": dict(letter.body), "seal": _BLANK}
     tensors = {f"{bundle}|{name}": tensor for bundle, held in letter.bundles.items() for name, tensor in held.items()}
     content = safetensors.torch.save(_apart(tensors), {"fedfacet": json.dumps(told, sort_keys=True)})
-    return hashlib.sha256(content).digest() + content
+    head, rest = _halves(content)
+    seal = hashlib.sha256(content).hexdigest()
+    return b"".join((head.replace(_SEALED % _BLANK.encode(), _SEALED % seal.encode()), rest))
 
 
 def unpack(content: bytes, most_bytes: int) -> Letter:
@@ -57,15 +61,12 @@ def unpack(content: bytes, most_bytes: int) -> Letter:
     """
     if len(content) > most_bytes:
         raise LetterError(f"it has {len(content):,} bytes, more than the {most_bytes:,} of max_letter_mb")
-    if hashlib.sha256(memoryview(content)[_SEAL:]).digest() != content[:_SEAL]:
-        raise LetterError("it is damaged or cut short, as its sha256 shows")
+    told = _opened(content)
     try:
-        size = int.from_bytes(content[_SEAL : _SEAL + 8], "little")
-        told = json.loads(json.loads(content[_SEAL + 8 : _SEAL + 8 + size])["__metadata__"]["fedfacet"])
         if told["protocol"] != PROTOCOL:
             raise LetterError(f"it is of protocol {told['protocol']}, and protocol {PROTOCOL} is spoken here")
         bundles: dict[str, State] = {}
-        for name, tensor in safetensors.torch.load(content[_SEAL:]).items():
+        for name, tensor in safetensors.torch.load(content).items():
             bundle, _, key = name.partition("|")
             bundles.setdefault(bundle, {})[key] = tensor
         kind, run, body = told["kind"], told["run"], told["body"]
@@ -76,6 +77,24 @@ def unpack(content: bytes, most_bytes: int) -> Letter:
     except Exception as error:  # whatever a stranger's bytes make of their readers
         raise LetterError(f"it cannot be read ({type(error).__name__}: {first_line(error)})") from None
     return Letter(kind, run, body, bundles)
+
+
+def _opened(content: bytes) -> dict[str, Any]:
+    """Return what of a letter is not a tensor, if it is as it was sent; the tensors are not copied to be looked at."""
+    with contextlib.suppress(Exception):  # whatever damage makes of a header
+        head, rest = _halves(content)
+        told = json.loads(json.loads(head[8:])["__metadata__"]["fedfacet"])
+        seen = hashlib.sha256(head.replace(_SEALED % told["seal"].encode(), _SEALED % _BLANK.encode()))
+        seen.update(rest)
+        if seen.hexdigest() == told["seal"]:
+            return dict(told)
+    raise LetterError("it is damaged or cut short, as its sha256 shows")
+
+
+def _halves(content: bytes) -> tuple[bytes, memoryview]:
+    """Return a file's header with its length, and the tensors behind it."""
+    size = 8 + int.from_bytes(content[:8], "little")
+    return content[:size], memoryview(content)[size:]
 
 
 def digest_of(content: bytes) -> str:

@@ -120,6 +120,10 @@ def build_server(config: Any, run_dir: Path, *, transport: Transport, overrides:
         kind=DeployedFederation,
     )
     assert isinstance(federation, DeployedFederation)
+    if not federation.facts.frozen_digest:  # the sites train: here a network needs its shapes alone
+        for program in engine.clients.programs:
+            for tensor in (*program.module.parameters(), *program.module.buffers()):
+                tensor.data = tensor.data.new_zeros(()).expand(tensor.shape)
     asked = [query for query in vars(federation.selector).values() if isinstance(query, Query)]
     engine.check_queries(asked, f"selector={config.choices.selector}")
     report = federation.aggregator.report() if federation.aggregator.report is not None else None

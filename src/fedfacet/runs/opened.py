@@ -71,7 +71,8 @@ def opened(
         Interrupted: if a signal has come; the state is saved.
     """
     config, threads = job.config, torch.get_num_threads()
-    keep_freed_memory()
+    if make is build:  # else it trains elsewhere, and large letters come and go here
+        keep_freed_memory()
     try:
         log.info("fedfacet %s: %s", __version__, shlex.join(["python", *sys.argv]))
         saved = None
