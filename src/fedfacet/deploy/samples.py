@@ -2,7 +2,6 @@
 
 import hashlib
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -10,19 +9,20 @@ from numpy.typing import NDArray
 
 from fedfacet.data.reading import reading
 from fedfacet.deploy.card import Card
+from fedfacet.deploy.settings import Holding
 from fedfacet.errors import DatasetCorruptError
 
 Samples = tuple[NDArray[Any], NDArray[Any], NDArray[Any]]
 
 
-def read_samples(files: Mapping[str, Path], card: Card) -> dict[str, Samples]:
+def read_samples(clients: Mapping[str, Holding], card: Card) -> dict[str, Samples]:
     """Read every client's arrays ``x``, ``y`` and ``a``; without attributes ``a`` is left out.
 
     Raises:
         DatasetCorruptError: if a file is missing or cannot be read, or holds other data than the card says.
     """
     found = {}
-    for name, file in files.items():
+    for name, file in ((name, held.file) for name, held in clients.items()):
         remedy = "write it with `numpy.savez(file, x=x, y=y, a=a)`"
         with reading(file, "a client's arrays", remedy), np.load(file, allow_pickle=False) as arrays:
             x, y = arrays["x"], arrays["y"]
