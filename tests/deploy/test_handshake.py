@@ -115,7 +115,8 @@ def test_data_that_do_not_fit_the_card(copy, deployed, capsys, tmp_path):
     transport = Loopback(clients=[str(copy / f"site_{number}" / "client.yaml") for number in (0, 1)])
     try:
         with pytest.raises(
-            ConfigError, match=r"site_0 refuses the run \(data\): Expected .*client_04.npz to fit the data card"
+            ConfigError,
+            match=r"site_0 refuses the run \(data\): its samples cannot be read or do not fit the data card, as `client.py",
         ):
             deployed("method=fedavg", run_dir=tmp_path, transport=transport, folder=copy)
     finally:

@@ -134,7 +134,7 @@ def test_what_is_refused(held_out, sites_of, deployed, simulated, tmp_path):
     with pytest.raises(ConfigError, match=r"client.yaml, client client_03 to hold settings .*`holdout` in \[0, 1\), but got 1"):
         sites_of(folder)
     change(folder, 1, clients={**clients, "client_03": {"file": "client_03.npz", "share": 0.5}})
-    with pytest.raises(ConfigError, match="to have the keys file, holdout, but it has `share`"):
+    with pytest.raises(ConfigError, match="client client_03 to have the keys file, but it has `share`"):
         sites_of(folder)
     for overrides, error, sentence in (
         (("partition.local_holdout=0",), FedFacetError, "but nobody does: set partition.local_holdout=0.2"),

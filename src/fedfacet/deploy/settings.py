@@ -1,12 +1,13 @@
 """An operator's own settings: which data a site serves, and what it answers. They never leave the site."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from fedfacet.arguments import check_within
 from fedfacet.deploy.files import made, table_of
+from fedfacet.errors import ConfigError
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,11 +34,17 @@ class Holding:
     """What a client has.
 
     Attributes:
-        file: of its samples.
+        folder: from which its paths are seen.
+        where: it stands in, for messages.
+        options: of the reader.
+        reader: of its samples, by the name that ``samples.READERS`` has for it.
         holdout: the part of them that it never trains on, in [0, 1).
     """
 
-    file: Path
+    folder: Path
+    where: str
+    options: Mapping[str, Any]
+    reader: str = "npz"
     holdout: float = 0.0
 
     def __post_init__(self) -> None:
@@ -98,6 +105,13 @@ class SiteSettings:
 
 
 def _holding(given: Any, folder: Path, where: str) -> Holding:
-    """Return what a client has; a text is the name of its file."""
-    held = made(Holding, {"file": given} if isinstance(given, str) else given, where)
-    return replace(held, file=folder / held.file)
+    """Return what a client has; a text is the name of a file of arrays.
+
+    Raises:
+        ConfigError: if it is no table, or holds out a part that is none.
+    """
+    if not isinstance(given, str | Mapping):
+        raise ConfigError(f"Expected a file or a table as {where}, but got {given!r}: see docs/deployment.md.")
+    options = {"file": given} if isinstance(given, str) else dict(given)
+    own = {key: options.pop(key) for key in ("reader", "holdout") if key in options}
+    return made(Holding, {**own, "folder": folder, "where": where, "options": options}, where)

@@ -20,7 +20,14 @@ from fedfacet.deploy.protocol import PROTOCOL, Letter, LetterError, digest_of, p
 from fedfacet.deploy.questions import from_plain, known_queries
 from fedfacet.deploy.samples import digest_of_samples, read_samples
 from fedfacet.deploy.settings import SiteSettings
-from fedfacet.errors import CheckpointError, ConfigError, FedFacetError, first_line
+from fedfacet.errors import (
+    CheckpointError,
+    ConfigError,
+    DatasetCorruptError,
+    DatasetNotFoundError,
+    FedFacetError,
+    first_line,
+)
 from fedfacet.types import Broadcast, ClientTask, Partition, State
 
 
@@ -33,11 +40,17 @@ class Refused(FedFacetError):
 
 
 def refusing(error: FedFacetError) -> Callable[[bytes], bytes]:
-    """Return what answers letters in the place of a site that cannot be opened."""
+    """Return what answers letters in the place of a site that cannot be opened.
+
+    What is wrong with a file may have a patient's name in it, or an entry, so that the operator alone is told.
+    """
+    sentence = str(error).rstrip(".")
+    if isinstance(error, DatasetCorruptError | DatasetNotFoundError):
+        sentence = "its samples cannot be read or do not fit the data card, as `client.py check` tells its operator"
 
     def answer(content: bytes) -> bytes:
         run = unpack(content, len(content)).run
-        told = {"code": "data", "sentence": str(error).rstrip("."), "answers": digest_of(content)}
+        told = {"code": "data", "sentence": sentence, "answers": digest_of(content)}
         return pack(Letter("refusal", run, told))
 
     return answer
