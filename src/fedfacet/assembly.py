@@ -19,7 +19,6 @@ from fedfacet.callbacks.evaluate import Evaluate
 from fedfacet.capacities.base import Capacity
 from fedfacet.clients.local_training import LocalTraining
 from fedfacet.clients.program import Clients
-from fedfacet.clients.queries.base import Query
 from fedfacet.clock import Clock
 from fedfacet.compatibility import (
     check_asynchronous,
@@ -32,6 +31,7 @@ from fedfacet.compatibility import (
     check_private,
     check_takes_parts,
     check_transforms,
+    questions,
 )
 from fedfacet.data.federated import FederatedData
 from fedfacet.devices.base import Devices
@@ -142,6 +142,7 @@ def federate(
         dataset=data.dataset,
         partition=data.partition,
         held_out=data.held_out_clients.partition if data.held_out_clients is not None else None,
+        local_holdout=data.holdout_partition,
         local=local if local is not None else LocalTraining(),
         transforms=transforms,
         device=device,
@@ -231,17 +232,20 @@ def assemble(
     check_noised(clients, names)
     if clients.privacy is not None:
         check_private(clients, names)
-    accounting = account(clients, settings.get("privacy"), aggregator, selector, settings.get("scheduler"), cohort_size, names)
-    watching = {f"callbacks.{name}": callback for name, callback in (settings.get("callbacks") or {}).items()}
+    callbacks = settings.get("callbacks") or {}
+    asked = questions(selector, aggregator, callbacks, names)
+    accounting = account(
+        clients, settings.get("privacy"), aggregator, selector, settings.get("scheduler"), cohort_size, names, asked
+    )
+    watching = {f"callbacks.{name}": callback for name, callback in callbacks.items()}
     check_judged(clients, {"aggregator": aggregator, "selector": selector, **watching}, server_data, names)
     check_devices(clients, devices, selector, termination, names)
     if aggregator.at_work is not None:
         check_asynchronous(devices, selector, parts, names)
     if disclosure is not None:
-        check_disclosed(clients, selector, aggregator, disclosure, names)
-    for query in vars(selector).values():
-        if isinstance(query, Query):
-            query.check(clients.program.module)
+        check_disclosed(clients, [query for query, _ in asked], disclosure, names)
+    for query, _ in asked:
+        query.check(clients.program.module)
     clock = clock_of(devices, clients, aggregator, cohort_size) if devices is not None else None
     clients.needs[:] = clock.needs() if clock is not None else []  # before the engine sends clients to other processes
     engine.setup(clients)

@@ -61,8 +61,10 @@ def put_together(config: DictConfig, run_dir: Path, data: FederatedData, engine:
         "data": data,
         "splits": data.splits,
         "local_holdout": data.local_holdout,
+        "num_holding_out": sum(len(held_out) > 0 for held_out in data.local_holdout),
         "held_out_clients": data.held_out_clients,
         "group_weights": data.group_weights,
+        "num_classes": data.dataset.num_classes,
         "num_attributes": data.dataset.num_attributes,
         "rounds": config.federation.rounds,
         "trains_on": str(clients.device),
@@ -181,7 +183,7 @@ def _load_data(parts: str) -> FederatedData:
         partitioner,
         local_holdout=partition.get("local_holdout", 0.0),
         seed=config.dataset.get("seed", 0),
-        holdout_seed=partition.get("seed", 0) if (own := partition.get("holdout_seed")) is None else own,
+        holdout_seed=holdout_seed(partition),
         held_out_clients=partition.get("held_out_clients", 0),
         keep_together=partition.get("keep_together"),
         server=make(config.server_data) if config.server_data is not None else None,  # older runs have no such group
@@ -189,6 +191,12 @@ def _load_data(parts: str) -> FederatedData:
     if not len(data.val):
         log.warning("No samples are left for validation, so there is no best-by-validation round: use fewer training samples.")
     return data
+
+
+def holdout_seed(partition: Any) -> int:
+    """Return the seed by which clients draw what they hold out, of a configuration's partition."""
+    own = partition.get("holdout_seed")
+    return int(partition.get("seed", 0) if own is None else own)
 
 
 def _is_for_samples(root: str | None) -> bool:
@@ -255,6 +263,7 @@ def _clients(config: DictConfig, data: FederatedData, privacy: Privacy | None) -
         dataset=dataset,
         partition=data.partition,
         held_out=data.held_out_clients.partition if data.held_out_clients is not None else None,
+        local_holdout=data.holdout_partition,
         local=make(config.local),
         transforms=[make(node) for node in config.transforms.values()],
         device=device,

@@ -3,7 +3,7 @@
 import itertools
 import logging
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import numpy as np
@@ -11,6 +11,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from fedfacet import rng
 from fedfacet.aggregators.base import Aggregator
+from fedfacet.callbacks.base import Callback
 from fedfacet.clients.head_gradients import network_with_head
 from fedfacet.clients.private_gradients import PrivateGradients
 from fedfacet.clients.program import Clients
@@ -336,19 +337,29 @@ def _try_private(clients: Clients) -> None:
                 ) from None
 
 
-def check_disclosed(
-    clients: Clients, selector: ClientSelector, aggregator: Aggregator, policy: DisclosurePolicy, names: Mapping[str, Any]
-) -> None:
+def questions(
+    selector: ClientSelector, aggregator: Aggregator, callbacks: Mapping[str, Callback], names: Mapping[str, Any]
+) -> list[tuple[Query, str]]:
+    """Return the questions that parts are known to put, and who puts each; ``names`` has the option of each group."""
+    of_callbacks = [(callback.question(), f"callbacks.{name}") for name, callback in callbacks.items()]
+    reported = aggregator.report() if aggregator.report is not None else None
+    put = [
+        *((query, f"selector={_name('selector', selector, names)}") for query in vars(selector).values()),
+        (reported, f"aggregator={_name('aggregator', aggregator, names)}"),
+        *of_callbacks,
+    ]
+    return [(query, who) for query, who in put if isinstance(query, Query)]
+
+
+def check_disclosed(clients: Clients, asked: Iterable[Query], policy: DisclosurePolicy, names: Mapping[str, Any]) -> None:
     """Refuse queries and methods that tell the server more than a policy allows, or read what it hides.
 
     Raises:
         ConfigError: naming the part.
         DisclosureError: naming the query.
     """
-    asked = aggregator.report() if aggregator.report is not None else None
-    for query in (*vars(selector).values(), asked):
-        if isinstance(query, Query):
-            policy.check(query)
+    for query in asked:
+        policy.check(query)
     loss = getattr(clients.objective, "loss", None)
     correction = getattr(clients.objective, "correction", None)
     for group, part in (("objective", clients.objective), ("loss", getattr(loss, "func", loss)), ("correction", correction)):

@@ -9,7 +9,7 @@ import itertools
 import logging
 import reprlib
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from typing import Any
@@ -44,6 +44,7 @@ from fedfacet.types import (
     Facts,
     FederationState,
     Ledger,
+    Query,
     RoundResult,
     SelectionContext,
     ServerData,
@@ -231,7 +232,7 @@ class Federation:
             available=available,
             engine=self.engine,
             order=lambda client_id: self._task(client_id, before),
-            heard=self._heard,
+            heard=partial(self._heard, round),
             lap=notes.lap,
             ledger=notes.ledger,
             disclosures=dict(before.disclosures),
@@ -251,11 +252,7 @@ class Federation:
             log_weights=log_weights,
         )
         cohort = self._checked(self.selector.select(before.selector, context), context) if available else []
-        for client_id in asking.received_model - set(cohort):
-            floats = self._num_floats_sent(self.sent(before, client_id), client_id)
-            notes.ledger.query_floats_down += floats
-            known = asking.asked[client_id]
-            asking.asked[client_id] = known._replace(floats_down=known.floats_down + floats)
+        self._count_models(asking, before, asking.received_model - set(cohort))
         notes.lap("select")
 
         # 3. Who will answer, and what does the aggregator want to know of them beforehand?
@@ -355,7 +352,13 @@ class Federation:
         )
         metrics |= self._of_selector(result) if self.selector.metrics is not None else {}
         metrics |= self._accounted(self.accounting, before, tasks, asking, notes) if self.accounting is not None else {}
-        metrics |= self._measured(result)
+        try:
+            metrics |= self._measured(result, asking)
+        except Interrupted:  # while clients answered
+            self.state = before
+            raise
+        metrics |= _crossed(notes.ledger)  # answers to measurements too
+        result = replace(result, disclosed=tuple(asking.disclosed))
         if self.scheduler is not None:
             metrics["train/lr_factor"] = self.lr_factor(round)
             self.state = replace(self.state, scheduler=self.scheduler.observe(before.scheduler, metrics))
@@ -410,18 +413,47 @@ class Federation:
         draw = rng.stream(self.seed, "selector-learns", result.round)
         return self.selector.observe(before.selector, result, notes.updates, draw, **handed)
 
-    def _measured(self, result: RoundResult) -> dict[str, float]:
+    def _measured(self, result: RoundResult, asking: Asking) -> dict[str, float]:
         """Have callbacks measure a round; those whose turn it is not wait until it is known whether the round is the last."""
         parts, round = self.callbacks, result.round
         due = {name for name, part in parts.items() if not (isinstance(part, Measurement) and not part.is_due(self, round))}
-        measured = {name: part.measure(self, round) for name, part in parts.items() if name in due}
+        measured = {name: self._measure(part, round, asking) for name, part in parts.items() if name in due}
         if self.termination is not None:
             self._end_if_due(self.termination, result, measured)
-        measured |= {name: part.measure(self, round) for name, part in parts.items() if name not in due}
+        measured |= {name: self._measure(part, round, asking) for name, part in parts.items() if name not in due}
         metrics = {metric: value for name in parts for metric, value in measured[name].items()}
         if self.termination is not None:
             self.termination.check({**result.metrics, **metrics})
         return metrics
+
+    def _measure(self, part: Callback, round: int, asked: Asking) -> Mapping[str, float]:
+        """Have a callback measure a round, and before that clients answer its question on the new model."""
+        question, asker = part.question(), type(part).__name__
+
+        def order(client_id: int) -> ClientTask:
+            return replace(self._task(client_id, self.state), round=round)
+
+        if question is not None and isinstance(part, Measurement) and part.is_due(self, round):
+            asked.lap("measure")
+            # With the ledger and the lines of the round's other questions, whose orders were on the model before.
+            fresh: dict[str, Any] = {"disclosures": dict(self.state.disclosures), "asked": {}, "received_model": set()}
+            asking = replace(asked, order=order, asker=asker, **fresh)
+            part.on_answers(self, self._answers(asking, question))
+            self._count_models(asking, self.state, asking.received_model)
+            self.state = replace(self.state, disclosures=asking.disclosures)
+        return part.measure(self, round)
+
+    def _answers(self, asking: Asking, question: Query) -> Mapping[int, Any]:
+        """Return what those who are available answer to a measurement's question."""
+        return asking.ask(question, asking.available)
+
+    def _count_models(self, asking: Asking, state: FederationState, client_ids: Iterable[int]) -> None:
+        """Count the models that clients were sent to answer on alone."""
+        for client_id in client_ids:
+            floats = self._num_floats_sent(self.sent(state, client_id), client_id)
+            asking.ledger.query_floats_down += floats
+            known = asking.asked[client_id]
+            asking.asked[client_id] = known._replace(floats_down=known.floats_down + floats)
 
     def _end_if_due(self, termination: Termination, result: RoundResult, measured: Mapping[str, Mapping[str, float]]) -> None:
         """Let the termination look at a round, and note down why it is the last if it is."""
@@ -518,7 +550,7 @@ class Federation:
         """Yield the valid updates; note what stays of each when its tensors are freed."""
         seen: dict[str, tuple[torch.Tensor, int]] = {}
         for position, (task, update) in enumerate(zip(tasks, self.engine.run(tasks), strict=True), 1):
-            self._heard(position, len(tasks), "train")
+            self._heard(self.state.round + 1, position, len(tasks), "train")
             fault = misfit(update, task, self.facts, self._extras)
             if fault is None:
                 if self._question is not None:
@@ -555,11 +587,11 @@ class Federation:
                 notes.updates.append(update)
             yield update
 
-    def _heard(self, position: int, number: int, what: str) -> None:
+    def _heard(self, round: int, position: int, number: int, what: str) -> None:
         """Tell the callbacks that another client has sent something, unless somebody has asked for an end."""
         self._check_stop()
         for callback in self.callbacks.values():
-            callback.on_client_end(self.state.round + 1, position, number, what)
+            callback.on_client_end(round, position, number, what)
 
     def _check_stop(self) -> None:
         if self._stop_signal is not None:
@@ -608,5 +640,10 @@ def _training_metrics(receipts: Sequence[ClientReceipt], ledger: Ledger) -> dict
     return {
         "train/loss": loss_sum / num_seen if num_seen else float("nan"),
         "train/num_steps": sum(receipt.num_steps for receipt in receipts),
-        **{f"comm/{name}": value for name, value in asdict(ledger).items()},
+        **_crossed(ledger),
     }
+
+
+def _crossed(ledger: Ledger) -> dict[str, float]:
+    """Return what crossed, as metrics."""
+    return {f"comm/{name}": value for name, value in asdict(ledger).items()}

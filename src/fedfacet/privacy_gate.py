@@ -1,6 +1,6 @@
 """What a run that claims an epsilon refuses: parts that learn from clients what nobody counts."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from fedfacet.accounting import Accounting, in_words, remedy
@@ -32,8 +32,11 @@ def account(
     scheduler: Scheduler | None,
     cohort_size: int,
     names: Mapping[str, Any],
+    asked: Iterable[tuple[Query, str]],
 ) -> Accounting | None:
     """Hold parts to what an epsilon covers, and return the ledger of what it counts; ``None`` without ``privacy``.
+
+    ``asked`` has the questions that parts put, and who puts each.
 
     Raises:
         ConfigError: naming a part by which clients' data would have an influence that nobody counts.
@@ -44,7 +47,7 @@ def account(
     if central is not None:
         _check_sums(clients, central, aggregator, selector, cohort_size, names)
     questions, outside = {}, [ALWAYS_OUTSIDE[privacy.unit]]
-    for query, of in _asked(selector, aggregator, names):
+    for query, of in asked:
         if (multiplier := query.counted(privacy.unit)) is not None:
             questions[query.name] = multiplier
             continue
@@ -94,13 +97,6 @@ def _of_samples(
         planned=[clients.num_steps(ClientTask(k, 1, 0, Broadcast({}))) for k in range(len(sizes))],
         max_epsilon=privacy.max_epsilon,
     )
-
-
-def _asked(selector: ClientSelector, aggregator: Aggregator, names: Mapping[str, Any]) -> list[tuple[Query, str]]:
-    """Return the questions that parts are known to put, and who puts them."""
-    found = [(query, f"selector={names['selector']}") for query in vars(selector).values() if isinstance(query, Query)]
-    reported = aggregator.report() if aggregator.report is not None else None
-    return found + ([(reported, f"aggregator={names['aggregator']}")] if isinstance(reported, Query) else [])
 
 
 def _check_sums(

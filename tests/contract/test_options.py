@@ -30,7 +30,7 @@ OF_PARTS = [
 OTHER_INPUTS = ((64,), (80,))
 """The shapes of inputs that a model is tried with which refuses images: feature vectors, rows of characters."""
 
-HELD_OUT = {"client_fairness"}
+HELD_OUT = {"client_fairness", "federated_evaluate"}
 """Callbacks that nobody can have without samples that clients hold out."""
 
 NO_OPTIONS = {"models": {"checks", "pretrained"}, "submodels": {"parts"}, "devices": {"schedule"}}
@@ -100,7 +100,7 @@ def made_for_some_input(node, facts):
 
 def assert_it_can_be_made(file, found, facts):
     if file.stem in HELD_OUT:
-        facts = facts | {"local_holdout": [np.arange(2)]}
+        facts = facts | {"local_holdout": [np.arange(2)], "num_holding_out": 1}
     for _, node in found:
         made = made_for_some_input(node, facts) if file.parent.name == "model" else make(node, **facts)
         target = get_object(node["_target_"])

@@ -135,7 +135,7 @@ def test_no_step_is_taken_on_it(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("value", ["much", "null"])
 def test_a_share_that_is_no_number_costs_one_sentence(value):
-    with pytest.raises(ConfigError, match=r"Expected `partition\.local_holdout` to be a finite number, but got"):
+    with pytest.raises(ConfigError, match=r"Expected `partition\.local_holdout` to be a finite number or a list, .*, but got"):
         job(f"partition.local_holdout={value}")
 
 
@@ -143,3 +143,16 @@ def test_a_share_that_is_no_number_costs_one_sentence(value):
 def test_every_partition_has_it(partition):
     data = load_data(job(f"partition={partition}", "partition.local_holdout=0.5"))
     assert all(map(len, data.local_holdout))
+
+
+def test_clients_may_hold_out_parts_of_their_own():
+    y, partition = np.repeat([0, 1], 30), Partition((np.arange(0, 20), np.arange(20, 40), np.arange(40, 60)))
+    left, held_out = hold_out_locally(y, partition, [0.0, 0.5, 0.2], seed=3)
+    assert list(map(len, held_out)) == [0, 10, 4]
+    for share, client in ((0.5, 1), (0.2, 2)):
+        assert np.array_equal(held_out[client], hold_out_locally(y, partition, share, seed=3)[1][client])
+    assert np.array_equal(left.indices[0], partition.indices[0])
+    with pytest.raises(ValueError, match=r"one number, or one for each of 3 clients, but got 2"):
+        hold_out_locally(y, partition, [0.1, 0.2])
+    with pytest.raises(ValueError, match=r"partition\.local_holdout"):
+        hold_out_locally(y, partition, [0.1, 0.2, 1.0])

@@ -9,6 +9,9 @@ from fedfacet.deploy.loopback import Loopback
 from fedfacet.deploy.pilot import write_pilot
 from fedfacet.deploy.protocol import unpack
 from fedfacet.deploy.server import build_server
+from fedfacet.deploy.settings import SiteSettings
+from fedfacet.deploy.site import Site
+from fedfacet.deploy.transport import Ticket
 
 BASE = (
     "experiment=digits_gsc", "partition.scale=0.1", "federation.rounds=3", "federation.cohort_size=3", "threads=1",
@@ -92,6 +95,37 @@ def rounds_of():
 def lines_of():
     """Return a function: federation -> the lines of its journal."""
     return lambda federation: [json.loads(line) for line in federation.callbacks["journal"].file.read_text().splitlines()]
+
+
+class Direct:
+    """Sites that answer at once."""
+
+    def __init__(self, *sites):
+        self.by_name, self.came, self.number = {site.settings.site: site for site in sites}, [], 0
+
+    def sites(self):
+        return dict.fromkeys(self.by_name, True)
+
+    def send(self, site, letter):
+        self.number += 1
+        self.came.append((Ticket(site, self.number), self.by_name[site].answer(letter)))
+        return self.came[-1][0]
+
+    def poll(self, seconds):
+        came, self.came = self.came, []
+        return came
+
+    def cancel(self, tickets):
+        pass
+
+    def close(self):
+        pass
+
+
+@pytest.fixture(scope="session")
+def sites_of():
+    """Return a function: folder of a pilot -> a transport to its two sites, in this process."""
+    return lambda folder: Direct(*(Site(SiteSettings.read(folder / f"site_{number}" / "client.yaml")) for number in (0, 1)))
 
 
 class Meddler:

@@ -18,33 +18,7 @@ from fedfacet.deploy.protocol import Letter, pack, unpack
 from fedfacet.deploy.server import save_names
 from fedfacet.deploy.settings import SiteSettings
 from fedfacet.deploy.site import Site
-from fedfacet.deploy.transport import Ticket
 from fedfacet.errors import CheckpointError, ConfigError, DatasetCorruptError
-
-
-class Direct:
-    """Sites that answer at once."""
-
-    def __init__(self, *sites):
-        self.by_name, self.came, self.number = {site.settings.site: site for site in sites}, [], 0
-
-    def sites(self):
-        return dict.fromkeys(self.by_name, True)
-
-    def send(self, site, letter):
-        self.number += 1
-        self.came.append((Ticket(site, self.number), self.by_name[site].answer(letter)))
-        return self.came[-1][0]
-
-    def poll(self, seconds):
-        came, self.came = self.came, []
-        return came
-
-    def cancel(self, tickets):
-        pass
-
-    def close(self):
-        pass
 
 
 @pytest.fixture
@@ -55,10 +29,6 @@ def copy(pilot, tmp_path):
 
 def change(file, **changed):
     file.write_text(yaml.safe_dump({**yaml.safe_load(file.read_text()), **changed}))
-
-
-def sites_of(folder):
-    return Direct(*(Site(SiteSettings.read(folder / f"site_{number}" / "client.yaml")) for number in (0, 1)))
 
 
 REFUSALS = {
@@ -88,7 +58,7 @@ REFUSALS = {
 
 
 @pytest.mark.parametrize("what", REFUSALS)
-def test_what_an_operator_does_not_allow_is_one_sentence(what, copy, deployed, tmp_path):
+def test_what_an_operator_does_not_allow_is_one_sentence(what, copy, sites_of, deployed, tmp_path):
     method, changed, sentence = REFUSALS[what]
     change(copy / "site_1" / "client.yaml", **changed)
     with pytest.raises(ConfigError) as refusal:
@@ -96,7 +66,7 @@ def test_what_an_operator_does_not_allow_is_one_sentence(what, copy, deployed, t
     assert str(refusal.value) == sentence
 
 
-def test_another_card_another_version_and_other_yamls(copy, deployed, tmp_path, monkeypatch):
+def test_another_card_another_version_and_other_yamls(copy, sites_of, deployed, tmp_path, monkeypatch):
     sites = sites_of(copy)
     change(copy / "card.yaml", name="other digits")
     with pytest.raises(
@@ -127,7 +97,7 @@ def test_another_card_another_version_and_other_yamls(copy, deployed, tmp_path, 
 )
 def test_what_needs_the_data_is_refused(override, sentence, deployed, tmp_path):
     with pytest.raises(ConfigError) as refusal:
-        deployed("method=fedavg", override, run_dir=tmp_path, transport=Direct())
+        deployed("method=fedavg", override, run_dir=tmp_path, transport=None)
     assert str(refusal.value).startswith(sentence)
 
 
@@ -145,7 +115,8 @@ def test_data_that_do_not_fit_the_card(copy, deployed, capsys, tmp_path):
     transport = Loopback(clients=[str(copy / f"site_{number}" / "client.yaml") for number in (0, 1)])
     try:
         with pytest.raises(
-            ConfigError, match=r"site_0 refuses the run \(data\): Expected .*client_04.npz to fit the data card"
+            ConfigError,
+            match=r"site_0 refuses the run \(data\): its samples cannot be read or do not fit the data card, as `client.py",
         ):
             deployed("method=fedavg", run_dir=tmp_path, transport=transport, folder=copy)
     finally:
@@ -155,7 +126,7 @@ def test_data_that_do_not_fit_the_card(copy, deployed, capsys, tmp_path):
     assert "to be a client's arrays, but it cannot be read" in capsys.readouterr().err
 
 
-def test_a_roster_that_has_changed_stops_a_resume(copy, deployed, tmp_path):
+def test_a_roster_that_has_changed_stops_a_resume(copy, sites_of, deployed, tmp_path):
     """Its file is read once: while a run goes on, nothing of it is looked at."""
     federation = deployed("method=fedavg", run_dir=tmp_path, transport=sites_of(copy), folder=copy)
     save_names(tmp_path, federation)
@@ -189,7 +160,7 @@ def test_a_site_takes_no_code_and_no_paths(override, copy):
     assert "Expected settings of clients, GROUP=OPTION and KEY=VALUE, but got" in said.body["sentence"]
 
 
-def test_a_site_refuses_what_it_does_not_know_and_writes_down_what_came(copy, deployed, tmp_path):
+def test_a_site_refuses_what_it_does_not_know_and_writes_down_what_came(copy, sites_of, deployed, tmp_path):
     transport = sites_of(copy)
     site = transport.by_name["site_0"]
     site.settings = replace(site.settings, policy=replace(site.settings.policy, queries=["NumSamples"], max_steps=0))
@@ -222,7 +193,7 @@ def test_a_site_refuses_what_it_does_not_know_and_writes_down_what_came(copy, de
     assert lines[-3]["query"] == asks
 
 
-def test_check_and_verify_and_their_sentences(pilot, copy, capsys, deployed, tmp_path):
+def test_check_and_verify_and_their_sentences(pilot, copy, sites_of, capsys, deployed, tmp_path):
     federation = deployed("method=scaffold", run_dir=tmp_path, transport=sites_of(copy), folder=copy)
     for _ in range(3):
         federation.run_round()

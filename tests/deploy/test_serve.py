@@ -8,19 +8,24 @@ import sys
 import time
 
 from fedfacet import state
+from fedfacet.build import load_data
 from fedfacet.commands import serve
+from fedfacet.deploy.pilot import write_pilot
 from fedfacet.storage import checkpoint
 
 ROUNDS = 30
+HELD_OUT = "partition.local_holdout=0.25"
 OPTIONS = (
     "experiment=digits_gsc", "partition.scale=0.1", f"federation.rounds={ROUNDS}", "federation.cohort_size=3", "threads=1",
-    "method=scaffold", "model.width=4", "logger=[]",
+    "method=scaffold", "model.width=4", "logger=[]", "callbacks=[deployed,federated_evaluate]",
 )  # fmt: skip
 
 
 def test_a_killed_server_goes_on_bit_for_bit_and_its_journal_is_replayed(
-    pilot, checkout, simulated, rounds_of, capsys, tmp_path
+    job_of, checkout, simulated, rounds_of, capsys, tmp_path
 ):
+    pilot = tmp_path / "pilot"
+    write_pilot(load_data(job_of("experiment=digits_gsc", "partition.scale=0.1", HELD_OUT)), "digits", pilot, 2, 0.25)
     run_dir, here = tmp_path / "run", tmp_path / "here"
     here.mkdir()
     clients = ",".join(str(pilot / f"site_{number}" / "client.yaml") for number in (0, 1))
@@ -42,13 +47,17 @@ def test_a_killed_server_goes_on_bit_for_bit_and_its_journal_is_replayed(
         file.write(json.dumps({"round": reached + 1, "lost": {"0": "given up"}}) + "\n")
 
     assert serve.main([f"resume={run_dir}"]) == 0
-    whole = simulated("method=scaffold", f"federation.rounds={ROUNDS}", run_dir=here)
+    whole = simulated(
+        *("method=scaffold", f"federation.rounds={ROUNDS}", HELD_OUT, "callbacks=[csv_log,federated_evaluate]"), run_dir=here
+    )
     expected = rounds_of(whole, ROUNDS)
     assert (run_dir / "metrics.csv").read_bytes() == expected
     digest = state.digest(whole.state.model)
     assert json.loads((run_dir / "summary.json").read_text())["model_digest"] == digest
     assert [json.loads(line)["round"] for line in journal.read_text().splitlines()] == list(range(1, ROUNDS + 1))
-    capsys.readouterr()
+    assert "held out, average" in capsys.readouterr().out
+    status = json.loads((run_dir / "status.json").read_text())
+    assert (status["round"], set(status["connected"].values())) == (ROUNDS, {True})
     assert serve.main(["replay", f"run={run_dir}"]) == 0
     assert f"All {ROUNDS} rounds come to the models of the journal; the last has the digest {digest}" in capsys.readouterr().out
     assert serve.main([*command[2:], "resume=auto"]) == 0  # a supervisor that has not seen the end

@@ -291,7 +291,7 @@ def test_what_methods_send_along_is_held_to_the_policy_too(digits):
     def check(correction):
         objective = ClassificationObjective(clients.objective.model, correction=correction)
         told = dataclasses.replace(clients, objective=objective)
-        check_disclosed(told, UniformSelector(), FedAvg(), DisclosurePolicy(**UNAWARE), {})
+        check_disclosed(told, [], DisclosurePolicy(**UNAWARE), {})
 
     check(ScaffoldCorrection())
     with pytest.raises(ConfigError, match=r"correction=Tells sends what is of kind undeclared"):

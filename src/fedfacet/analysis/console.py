@@ -20,6 +20,8 @@ MAX_GROUPS = 12  # more than these are not shown one by one
 _PERSONAL = {
     "personal, mean": "personal_test/acc_mean",
     "personal, worst client": "personal_test/acc_min",
+    "held out, average": "holdout/acc",
+    "held out, worst group": "holdout/acc_worst_group",
     "held out, mean": "personal_holdout/acc_mean",
     "held out, worst client": "personal_holdout/acc_min",
     "personal, new clients": "personal_test/held_out_clients/acc_mean",
@@ -63,7 +65,8 @@ def print_results(summary: Mapping[str, Any], data: "FederatedData", run_dir: Pa
     add("adjusted average", None, "test/acc_adjusted")
     add(f"worst {group_word}", None, "test/acc_worst_group", style="bold")
     table.add_section()
-    sizes = {"personal, mean": len(dataset.test), "held out, mean": sum(map(len, data.local_holdout))}
+    held_out = sum(map(len, data.local_holdout))
+    sizes = {"personal, mean": len(dataset.test), "held out, average": held_out, "held out, mean": held_out}
     if data.held_out_clients is not None:
         sizes["held out, new clients"] = sum(map(len, data.held_out_clients.local_holdout))
     for name, key in _PERSONAL.items():
@@ -85,7 +88,10 @@ def results_line(summary: Mapping[str, Any]) -> str:
         'last round (9): average 50.00 %, worst 25.00 %'
     """
     rounds = [("last round", summary["final"])] + ([("best validation", summary["best"])] if summary["best"] else [])
-    accuracies = {"average": "test/acc", "worst": "test/acc_worst_group", "personal, mean": "personal_test/acc_mean"}
+    accuracies = {
+        **{"average": "test/acc", "worst": "test/acc_worst_group", "personal, mean": "personal_test/acc_mean"},
+        **{"held out, average": "holdout/acc", "held out, worst": "holdout/acc_worst_group"},
+    }
     said = []
     for label, measured in rounds:
         numbers = [f"{name} {_percent(measured[key])} %" for name, key in accuracies.items() if measured.get(key) is not None]

@@ -17,6 +17,7 @@ _HOW = {
     "trained_test/": "callbacks=[default,submodel_evaluate]",
     "decomposition/": "callbacks=[default,decomposition]",
     "client_fairness/": "callbacks=[default,client_fairness]` and `partition.local_holdout=0.2",
+    "holdout/": "callbacks=[default,federated_evaluate]` and `partition.local_holdout=0.2",
     "val/auc": "callbacks=[default,auc]",
     "test/auc": "callbacks=[default,auc]",
     "val/ece": "callbacks=[default,calibration]",

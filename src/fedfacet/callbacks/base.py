@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from fedfacet.arguments import check_whole
-from fedfacet.types import ClientUpdate, FederationState, RoundResult
+from fedfacet.types import ClientUpdate, FederationState, Query, RoundResult
 
 if TYPE_CHECKING:
     from fedfacet.federation import Federation
@@ -31,6 +31,13 @@ class Callback:
 
     def on_client_end(self, round: int, position: int, expected: int, phase: str) -> None:
         """Run when one of a phase's ``expected`` clients is done; ``phase`` is ``"train"`` or ``"query ..."``."""
+
+    def question(self) -> Query | None:
+        """Return what it asks all available clients of the new model, in the rounds that a ``Measurement`` measures."""
+        return None
+
+    def on_answers(self, federation: "Federation", answers: Mapping[int, Any]) -> None:
+        """Take the answers to that, of the clients that gave one; ``measure`` comes next."""
 
     def on_updates(self, federation: "Federation", updates: Sequence[ClientUpdate]) -> None:
         """Look at a round's updates; ``federation.state`` is still the state before the round and may be kept."""

@@ -101,11 +101,12 @@ class Progress(Callback):
         self._round_started = now
         # Not the mean: some rounds ask all clients a question, or train all, and most do not. Of two rounds, the short one.
         left = statistics.median_low(self._recent) * (self.rounds - result.round)
-        worst = result.metrics.get("test/acc_worst_group", math.nan)
+        split = "test" if "test/acc_worst_group" in result.metrics else "holdout"
+        average, worst = (result.metrics.get(f"{split}/{name}", math.nan) for name in ("acc", "acc_worst_group"))
         self._worst = self._worst if math.isnan(worst) else worst  # the bar shows the latest that was measured
         line = (
             f"round {result.round}/{self.rounds}  clients {len(result.arrived)}/{len(result.cohort)}"
-            f"{_percent('  average', result.metrics.get('test/acc', math.nan))}{_percent(f'  {self._worst_name}', worst)}"
+            f"{_percent('  average', average)}{_percent(f'  {self._worst_name}', worst)}"
             f"  time left {_duration(left)}"
         )
         log.info(line)

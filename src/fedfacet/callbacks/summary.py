@@ -34,7 +34,7 @@ class Summary(Callback):
     each of them (FedPAC's heads) is in the checkpoint only, and not part of ``model_digest``.
 
     The best round is the one with the highest validation worst-group accuracy, ties by validation average, then the earliest;
-    the test set never chooses.
+    the test set never chooses. Where only clients measure (``federated_evaluate``), what they hold out takes both places.
 
     Args:
         facts: what is known before the first round (seed, partition digest, versions, hardware, ...), JSON-able.
@@ -73,7 +73,7 @@ class Summary(Callback):
         self.totals = {name: self.totals.get(name, 0) + value for name, value in added.items()}
         measured = {name: value for name, value in result.metrics.items() if not name.startswith("comm/")}
         # Where every few rounds are tested, the last one that was; where none is, the last one.
-        if not math.isnan(measured.get("test/acc", 0.0)) or self.final is None:
+        if not math.isnan(measured.get("test/acc", measured.get("holdout/acc", 0.0))) or self.final is None:
             self.final = {"round": result.round, **measured}
         if (rank := _rank(measured)) is not None and (self.best is None or rank > (_rank(self.best) or rank)):
             self.best = {"round": result.round, **measured}
@@ -153,7 +153,8 @@ def _is_number(value: Any) -> bool:
 
 
 def _rank(measured: Mapping[str, float]) -> tuple[float, float] | None:
-    worst, average = measured.get("val/acc_worst_group", math.nan), measured.get("val/acc", math.nan)
+    split = "val" if "val/acc" in measured else "holdout"
+    worst, average = (measured.get(f"{split}/{name}", math.nan) for name in ("acc_worst_group", "acc"))
     return None if math.isnan(worst) or math.isnan(average) else (worst, average)
 
 

@@ -32,6 +32,7 @@ def answer(clients: "Clients", query: Query, task: ClientTask) -> Answer:
         looked_at=len(data) if program.data_hooks is not None else 0,
         needs=clients.needs[task.client_id] if clients.needs else None,
         noise_seed=clients.noise_seed(task.seed),
+        held_out=clients.held_out_by(task.client_id),
     )
     try:
         return query.answer(context)

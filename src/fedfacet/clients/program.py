@@ -303,6 +303,7 @@ class Clients:
         server_privacy: how the server makes models private, whose key the noise on answers has too; ``None`` where it does not.
         hides_attributes: whether clients do not know the attributes of their samples.
         held_out: clients that never take part and only measure, numbered after the others; ``None`` for none.
+        local_holdout: per client what it never trains on; ``None`` for nothing.
         needs: what a round takes on each client's device; empty without devices.
         owned: per client the positions of what it trains on, those of held-out clients last.
         shown: the data set as clients see it, with the labels that they take for true.
@@ -327,6 +328,7 @@ class Clients:
     server_privacy: Privacy | None = None
     hides_attributes: bool = False
     held_out: Partition | None = None
+    local_holdout: Partition | None = None
     needs: list[RoundNeeds] = field(default_factory=list)
     owned: Sequence[NDArray[np.int64]] = field(init=False)
     shown: Dataset = field(init=False)
@@ -384,6 +386,10 @@ class Clients:
     def data(self, client_id: int) -> ClientData:
         """Return one client's samples."""
         return ClientData(self.shown, self.owned[client_id], self.device, self.memory_format)
+
+    def held_out_by(self, client_id: int) -> NDArray[np.int64]:
+        """Return the positions of what a client that takes part never trains on."""
+        return np.empty(0, np.int64) if self.local_holdout is None else self.local_holdout.indices[client_id]
 
     def num_steps(self, task: ClientTask) -> int:
         """Return how many optimizer steps a client takes in a round, 1 at least."""

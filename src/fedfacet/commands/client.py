@@ -70,9 +70,11 @@ def _check(argv: Sequence[str]) -> int:
     for name, (_, y, _) in site.samples.items():
         counts = ", ".join(f"{(y == label).sum()} {known}" for label, known in enumerate(site.card.class_names))
         too_few = ", too few for policy.min_samples" if len(y) < settings.policy.min_samples else ""
-        print(f"  {name}: {len(y)} samples ({counts}){too_few}")
+        share = settings.clients[name].holdout
+        held_out = f", of which the part {share:g} is held out" if share else ""
+        print(f"  {name}: {len(y)} samples ({counts}){held_out}{too_few}")
     print("What leaves the site of each client:")
-    print("  at hello: how many samples it has, and a sha256 of them")
+    print("  at hello: how many samples it trains on, a sha256 of all, and which part is held out")
     print("  in a round it trains in: the change of the weights, the number of samples and of steps, and the sum of its losses")
     for query in settings.policy.queries:
         kind = known_queries()[query]
@@ -130,7 +132,8 @@ def _pilot(argv: Sequence[str]) -> int:
 
         others = [argument for argument in argv if argument.partition("=")[0] not in own]
         config, _ = compose_job("train", quoted_options(others))
-        files = write_pilot(load_data(config), config.choices.dataset, Path(given["folder"]), int(given["sites"]))
+        holdout = config.partition.get("local_holdout", 0.0)
+        files = write_pilot(load_data(config), config.choices.dataset, Path(given["folder"]), int(given["sites"]), holdout)
     for file in files:
         print(file)
     return 0

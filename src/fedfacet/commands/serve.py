@@ -99,6 +99,7 @@ def _check(argv: Sequence[str], run_dir: list[Path]) -> int:
 
 def _serve(argv: Sequence[str], run_dir: list[Path]) -> int:
     """Train, or go on with a run."""
+    from fedfacet.analysis.console import results_line
     from fedfacet.deploy.server import save_names
     from fedfacet.runs.job import Job
     from fedfacet.runs.lock import sole
@@ -116,6 +117,8 @@ def _serve(argv: Sequence[str], run_dir: list[Path]) -> int:
                 opened_federation.fit()
     summary = json_of(folder / "summary.json") if (folder / "summary.json").exists() else {}
     print(f"{federation.state.round} rounds are done; model digest {summary.get('model_digest', 'not written')}")
+    if "holdout/acc" in (summary.get("final") or {}):
+        print(results_line(summary))
     print(f"run folder  {folder}")
     return 0
 
@@ -134,7 +137,9 @@ def _replay(argv: Sequence[str], run_dir: list[Path]) -> int:
     from fedfacet.build import rebuild
     from fedfacet.config import check_trusted
     from fedfacet.deploy.journal import NAME, read_journal, replay
+    from fedfacet.deploy.server import SAVED
     from fedfacet.storage import checkpoint
+    from fedfacet.storage.run_files import json_of
 
     folder = Path(given["run"])
     _, settings = checkpoint.load(folder / "checkpoints" / checkpoint.LAST)
@@ -143,6 +148,7 @@ def _replay(argv: Sequence[str], run_dir: list[Path]) -> int:
         raise CheckpointError(f"Expected a journal of a round at least in {folder}, but it is empty: wait for a round.")
     if "paths.data_dir" in given and "root" in settings["dataset"]:
         settings["dataset"]["root"] = str(Path(given["paths.data_dir"]) / Path(settings["dataset"]["root"]).name)
+    settings["partition"]["local_holdout"] = json_of(folder / SAVED).get("holdout", 0.0)
     settings = {**settings, "callbacks": {}, "logger": {}}
     with waiting("loads libraries and data"):
         federation = rebuild(settings, folder)

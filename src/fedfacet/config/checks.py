@@ -58,7 +58,7 @@ SETTINGS: dict[str, Any] = {
     "partition.held_out_clients": float | int | list[int],
     "partition.holdout_seed": int | None,
     "partition.keep_together": _NAME | None,
-    "partition.local_holdout": float,
+    "partition.local_holdout": float | list[float],
     "paths.data_dir": _NAME,
     "paths.log_dir": _NAME,
     "paths.output_dir": _NAME,

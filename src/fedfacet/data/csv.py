@@ -125,19 +125,34 @@ class Csv(DatasetSource):
         )
 
 
+def numbers_of(table: Table, name: str) -> NDArray[np.float64]:
+    """Return a column of numbers, shape (N,).
+
+    Raises:
+        DatasetCorruptError: if an entry is none, or one that float32 cannot hold.
+    """
+    entries = table.columns[name]
+    if (wrong := next((row for row, entry in enumerate(entries) if not _NUMBER.fullmatch(entry)), None)) is not None:
+        raise DatasetCorruptError(
+            f"Expected a number in every line of the column `{name}` of {table.path}, but got {entries[wrong][:40]!r} in line "
+            f"{table.lines[wrong]}: {table.remedy}."
+        )
+    numbers = np.array([float(entry) for entry in entries])
+    if np.abs(numbers).max() > np.finfo(np.float32).max:
+        raise DatasetCorruptError(
+            f"Expected numbers that float32 can hold in the column `{name}` of {table.path}, but got "
+            f"{entries[int(np.abs(numbers).argmax())][:40]}: {table.remedy}."
+        )
+    return numbers
+
+
 def _features(table: Table, name: str, train: NDArray[np.int64]) -> NDArray[np.float32]:
     """Return what a model is given of a column, shape (N, D)."""
     entries = table.columns[name]
     distinct = sorted(set(entries))
     others = [entry for entry in distinct if not _NUMBER.fullmatch(entry)]
     if not others:
-        numbers = np.array([float(entry) for entry in entries])
-        if np.abs(numbers).max() > np.finfo(np.float32).max:
-            raise DatasetCorruptError(
-                f"Expected numbers that float32 can hold in the column `{name}` of {table.path}, but got "
-                f"{entries[int(np.abs(numbers).argmax())][:40]}: {table.remedy}."
-            )
-        return standardised(numbers[:, None], train)
+        return standardised(numbers_of(table, name)[:, None], train)
     counts = Counter(entries)
     num_numbers = len(entries) - sum(counts[entry] for entry in others)
     slips = num_numbers >= MOSTLY_NUMBERS * len(entries) and len(distinct) - len(others) >= FEWEST_NUMBERS

@@ -45,6 +45,11 @@ class FederatedData:
         return replace(self, partition=self.partition.pooled, local_holdout=holdout)
 
     @property
+    def holdout_partition(self) -> Partition | None:
+        """What each client holds out; ``None`` where nobody holds out anything."""
+        return Partition(self.local_holdout) if any(map(len, self.local_holdout)) else None
+
+    @property
     def matrices(self) -> InteractionMatrices:
         """The clients' true interaction matrices."""
         return self.matrices_of(self.partition)
@@ -71,7 +76,7 @@ def deal(
     dataset: Dataset,
     partitioner: Partitioner,
     *,
-    local_holdout: float = 0.0,
+    local_holdout: float | Sequence[float] = 0.0,
     seed: int = 0,
     holdout_seed: int = 0,
     held_out_clients: float | Sequence[int] = 0,
@@ -80,9 +85,9 @@ def deal(
 ) -> FederatedData:
     """Deal a data set's training samples to clients, as ``partition_and_hold_out`` and ``hold_out_locally`` say.
 
-    The part ``local_holdout`` of every client's samples, in [0, 1), is held out. ``seed`` is of the draw of validation samples,
-    ``holdout_seed`` of what clients hold out. ``keep_together`` names a column: all samples of one value go
-    to one client.
+    The part ``local_holdout`` of every client's samples, in [0, 1), is held out, or a part of its own for each. ``seed`` is of
+    the draw of validation samples, ``holdout_seed`` of what clients hold out. ``keep_together`` names a column: all samples of
+    one value go to one client.
 
     ``held_out_clients`` of the clients, as ``drawn_clients`` says, never take part; ``holdout_seed`` is of that draw too. Who
     owns what, what validates and what a client holds out are the same with and without them.
@@ -165,7 +170,7 @@ def partition_and_hold_out(
 
 
 def hold_out_locally(
-    y: NDArray[np.int64], partition: Partition, share: float, *, seed: int = 0
+    y: NDArray[np.int64], partition: Partition, share: float | Sequence[float], *, seed: int = 0
 ) -> tuple[Partition, tuple[NDArray[np.int64], ...]]:
     """Set a share of every client's samples aside for measuring personal models; nobody trains on it.
 
@@ -173,8 +178,9 @@ def hold_out_locally(
     ``share`` times its samples; the classes with the largest remainders give one more each until there are enough, and a draw
     decides between equal remainders. (scikit-learn's stratified split refuses classes of one sample.)
 
-    ``y`` has the classes, shape (N,), and ``share`` is in [0, 1). The ``seed`` of the draw does not follow the run's seed. The
-    results are the partition of what is left for training, and per client the sorted positions of what is held out.
+    ``y`` has the classes, shape (N,), and ``share`` is in [0, 1), or one for each client. The ``seed`` of the draw does not
+    follow the run's seed. The results are the partition of what is left for training, and per client the sorted positions of
+    what is held out.
 
     Raises:
         ValueError: if ``share`` or ``seed`` is out of range.
@@ -184,12 +190,21 @@ def hold_out_locally(
         >>> np.array([0, 0, 0, 0, 1, 1])[held_out[0]]
         array([0, 0, 1])
     """
-    check_within("partition.local_holdout", share, "[0, 1)")
+    shares = tuple(share) if isinstance(share, Sequence) else (share,) * partition.num_clients
+    if len(shares) != partition.num_clients:
+        raise ValueError(
+            f"Expected `partition.local_holdout` to be one number, or one for each of {partition.num_clients} clients, but got "
+            f"{len(shares)}: give as many."
+        )
+    for one in set(shares):
+        check_within("partition.local_holdout", one, "[0, 1)")
     check_whole("partition.holdout_seed", seed, 0)
-    if not share:
-        return partition, (np.empty(0, np.int64),) * partition.num_clients
+    nothing = np.empty(0, np.int64)
+    if not any(shares):
+        return partition, (nothing,) * partition.num_clients
     held_out = tuple(
-        _held_out(y, client, share, rng.stream(seed, "local_holdout", k)) for k, client in enumerate(partition.indices)
+        _held_out(y, client, part, rng.stream(seed, "local_holdout", k)) if part else nothing
+        for k, (client, part) in enumerate(zip(partition.indices, shares, strict=True))
     )
     left = (np.setdiff1d(client, held, assume_unique=True) for client, held in zip(partition.indices, held_out, strict=True))
     return Partition(tuple(left)), held_out

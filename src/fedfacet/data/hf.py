@@ -88,6 +88,32 @@ class HuggingFace(DatasetSource):
 
     def load(self, demand: NDArray[np.int64] | None = None) -> Dataset:
         """Read the labels, and the inputs where they are no images; see ``DatasetSource.load``."""
+        rows, texts, named = self._rows()
+        labels = read_labels(
+            texts,
+            target=self.target,
+            attribute=self.attribute,
+            split=_SPLIT if _SPLIT in texts else None,
+            test_fraction=self.test_fraction,
+            seed=self.seed,
+            source=self._source,
+            names=named,
+        )
+        inputs, statistics = self._inputs(rows)
+        return Dataset(
+            *(inputs, labels.y, labels.a, labels.train, labels.test, labels.val, labels.class_names, labels.attribute_names),
+            mean=statistics[0],
+            std=statistics[1],
+            columns=labels.columns,
+        )
+
+    def labelled(self) -> tuple[InputStore, dict[str, list[str]]]:
+        """Return the inputs, and what is said of each; raises as ``load``."""
+        rows, texts, _ = self._rows()
+        return self._inputs(rows)[0], texts
+
+    def _rows(self) -> tuple[Any, dict[str, list[str]], dict[str, list[str]]]:
+        """Return all rows, labels as texts with the split that each is of, and all values of those columns that know them."""
         datasets = required("datasets", extra="hf", wanted_by="dataset=hf")
         rows, splits = _joined(datasets, self._read(datasets))
         wanted = [self.target, *([self.attribute] if self.attribute else []), *self.columns]
@@ -98,23 +124,7 @@ class HuggingFace(DatasetSource):
             )
         named = {name: rows.features[name].names for name in wanted if hasattr(rows.features[name], "names")}
         texts = {name: _texts(rows[name], named.get(name)) for name in wanted}
-        labels = read_labels(
-            texts | ({_SPLIT: splits} if splits else {}),
-            target=self.target,
-            attribute=self.attribute,
-            split=_SPLIT if splits else None,
-            test_fraction=self.test_fraction,
-            seed=self.seed,
-            source=self._source,
-            names=named,
-        )
-        inputs, statistics = self._inputs(datasets, rows)
-        return Dataset(
-            *(inputs, labels.y, labels.a, labels.train, labels.test, labels.val, labels.class_names, labels.attribute_names),
-            mean=statistics[0],
-            std=statistics[1],
-            columns=labels.columns,
-        )
+        return rows, texts | ({_SPLIT: splits} if splits else {}), named
 
     @property
     def _source(self) -> str:
@@ -145,7 +155,8 @@ class HuggingFace(DatasetSource):
                 "again."
             ) from None
 
-    def _inputs(self, datasets: Any, rows: Any) -> tuple[InputStore, tuple[Any, ...]]:
+    def _inputs(self, rows: Any) -> tuple[InputStore, tuple[Any, ...]]:
+        datasets = required("datasets", extra="hf", wanted_by="dataset=hf")
         if isinstance(rows.features[self.input], datasets.Image):
             images = _Images(rows.select_columns(self.input), self.input, self.image_size, self.max_memory_gb)
             return images, (IMAGENET_MEAN, IMAGENET_STD)

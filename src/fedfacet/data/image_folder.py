@@ -91,12 +91,7 @@ class ImageFolder(DatasetSource):
 
     def load(self, demand: NDArray[np.int64] | None = None) -> Dataset:
         """Find the images and check them; see ``DatasetSource.load``."""
-        if not self.path.is_dir():
-            raise DatasetNotFoundError(
-                f"Expected a folder of images at {self.path}, but there is none: give `dataset.root=DIR dataset.folder=NAME`, "
-                "or point FEDFACET_DATA at the folder that holds it."
-            )
-        names, columns = self._in_folders() if self.table is None else self._in_table(self.table)
+        images, columns = self.labelled()
         labels = read_labels(
             columns,
             target=self.target,
@@ -106,12 +101,6 @@ class ImageFolder(DatasetSource):
             seed=self.seed,
             source=self.table or self.path,
         )
-        images = ImageFiles(
-            [self.path / name for name in names],
-            self.image_size,
-            remedy="replace or delete the file",
-            max_memory_gb=self.max_memory_gb,
-        )
         images.check()
         return Dataset(
             *(images, labels.y, labels.a, labels.train, labels.test, labels.val, labels.class_names, labels.attribute_names),
@@ -119,6 +108,26 @@ class ImageFolder(DatasetSource):
             std=IMAGENET_STD,
             columns=labels.columns,
         )
+
+    def labelled(self) -> tuple[ImageFiles, dict[str, list[str]]]:
+        """Return the images, none of which is read yet, and what is said of each.
+
+        Raises:
+            DatasetNotFoundError, DatasetCorruptError: as ``load``.
+        """
+        if not self.path.is_dir():
+            raise DatasetNotFoundError(
+                f"Expected a folder of images at {self.path}, but there is none: give `dataset.root=DIR dataset.folder=NAME`, "
+                "or point FEDFACET_DATA at the folder that holds it."
+            )
+        names, columns = self._in_folders() if self.table is None else self._in_table(self.table)
+        images = ImageFiles(
+            [self.path / name for name in names],
+            self.image_size,
+            remedy="replace or delete the file",
+            max_memory_gb=self.max_memory_gb,
+        )
+        return images, columns
 
     def _in_folders(self) -> tuple[list[str], dict[str, list[str]]]:
         """Return the images' paths, sorted, and what the folders above each say."""

@@ -33,6 +33,8 @@ class Card:
         input_dtype: ``uint8`` for images, else ``float32`` or ``int64``.
         mean: of the images' channels, scaled to [0, 1]; the same at all sites.
         std: of the images' channels.
+        columns: of a table's rows, those that are inputs, in their order: ``{age: {mean: 50.0, std: 12.0}, sex: [f, m]}``. A
+            number is scaled by them, and of any other column each value is an input of 0 or 1.
         augmentation: of training images: ``{crop_and_flip: {padding: 4}}`` or another class of ``data/augmentation.py``.
     """
 
@@ -44,6 +46,7 @@ class Card:
     mean: Sequence[float] | None = None
     std: Sequence[float] | None = None
     augmentation: dict[str, dict[str, Any]] | None = None
+    columns: dict[str, Any] | None = None
 
     def __post_init__(self) -> None:
         """Refuse what no data can be."""
@@ -57,6 +60,23 @@ class Card:
             object.__setattr__(self, name, tuple(getattr(self, name)))
         if not (self.class_names and self.attribute_names and self.input_shape and math.prod(self.input_shape) > 0):
             raise ValueError("classes, attributes and an input have a size of 1 at least")
+        for name in ("class_names", "attribute_names"):
+            if len(set(names := getattr(self, name))) < len(names):
+                raise ValueError(f"`{name}` has a name twice")
+        if self.columns is not None:
+            self._check_columns(self.columns)
+
+    def _check_columns(self, columns: Any) -> None:
+        width = 0
+        for name, column in columns.items() if isinstance(columns, dict) else [("columns", None)]:
+            if isinstance(column, dict) and column.keys() == {"mean", "std"} and _is_scale(column):
+                width += 1
+            elif isinstance(column, list) and column and all(isinstance(value, str) for value in column):
+                width += len(set(column)) if len(set(column)) == len(column) else -len(column)
+            else:
+                raise ValueError(f"`columns` has for {name!r} a mean and a std above 0, or a list of texts, not {column!r}")
+        if (self.input_dtype, tuple(self.input_shape)) != ("float32", (width,)):
+            raise ValueError(f"`columns` come to float32 inputs of shape ({width},), each value of a list once")
 
     @classmethod
     def read(cls, file: Path) -> "Card":
@@ -71,7 +91,7 @@ class Card:
     def plain(self) -> dict[str, Any]:
         """Its values, as JSON and yaml know them."""
         table: dict[str, Any] = json.loads(json.dumps(dataclasses.asdict(self)))
-        return table
+        return {name: value for name, value in table.items() if name != "columns" or value is not None}
 
     @property
     def digest(self) -> str:
@@ -82,6 +102,8 @@ class Card:
         """Say what of some samples is not as the card says; ``None`` if all is."""
         if x.shape[1:] != self.input_shape or str(x.dtype) != self.input_dtype:
             return f"inputs are {x.dtype} of shape {x.shape[1:]}, not {self.input_dtype} of {self.input_shape}"
+        if x.dtype.kind == "f" and not np.isfinite(x).all():
+            return "inputs hold NaN or infinity"
         for name, labels, names in (("y", y, self.class_names), ("a", a, self.attribute_names)):
             if labels.shape != x.shape[:1] or labels.dtype.kind not in "iu":
                 return f"`{name}` is {labels.dtype} of shape {labels.shape}, not a whole number for each of {len(x)} samples"
@@ -112,6 +134,11 @@ class Card:
             std=None if self.std is None else tuple(self.std),
             augmentation=augmentation,
         )
+
+
+def _is_scale(column: dict[str, Any]) -> bool:
+    numbers = all(type(value) in (int, float) and math.isfinite(value) for value in column.values())
+    return numbers and column["std"] > 0
 
 
 def card_of(dataset: Dataset, name: str) -> Card:

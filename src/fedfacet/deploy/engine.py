@@ -1,6 +1,7 @@
 """The engine of real sites: orders and questions go out as letters, and come back in cohort order or not at all."""
 
 import logging
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -47,6 +48,7 @@ class Record:
         silent: the clients that sent nothing on purpose.
         lost: client -> why its update is left out.
         answered: query -> the clients that answered it.
+        seconds: site -> until its last update came; no part of the journal.
     """
 
     round: int = 0
@@ -55,6 +57,7 @@ class Record:
     silent: list[int] = field(default_factory=list)
     lost: dict[int, str] = field(default_factory=dict)
     answered: dict[str, list[int]] = field(default_factory=dict)
+    seconds: dict[str, float] = field(default_factory=dict)
 
 
 class DeployedEngine(Engine):
@@ -95,23 +98,24 @@ class DeployedEngine(Engine):
         self.min_arrivals = min_arrivals
         self.record = Record()
         self.away: frozenset[int] = frozenset()
+        self.late: Counter[str] = Counter()
+        self.refused: Counter[tuple[str, str]] = Counter()
         self._answers: dict[tuple[Any, ...], Answer] = {}
         self._digests: dict[int, tuple[State, str]] = {}  # by identity, of models that are held here as long
 
-    def check_queries(self, queries: Iterable[Query], asked_by: str) -> None:
-        """Refuse questions that some site does not answer.
+    def check_query(self, query: Query, asked_by: str) -> None:
+        """Refuse a question that some site does not answer.
 
         Raises:
-            ConfigError: naming the first.
+            ConfigError: naming both.
         """
-        for query in queries:
-            name = to_plain(query)["name"]
-            for site, said in self.exchange.present.items():
-                if name not in said["queries"]:
-                    raise ConfigError(
-                        f"Expected sites that answer `{name}`, which {asked_by} asks, but {site} does not: have its operator "
-                        "list it in `policy.queries`, or choose another method."
-                    )
+        name = to_plain(query)["name"]
+        for site, said in self.exchange.present.items():
+            if name not in said["queries"]:
+                raise ConfigError(
+                    f"Expected sites that answer `{name}`, which {asked_by} asks, but {site} does not: have its operator "
+                    "list it in `policy.queries`, or choose another method."
+                )
 
     # Rounds
 
@@ -124,22 +128,17 @@ class DeployedEngine(Engine):
         tasks = list(tasks)
         self._enter(tasks)
         record, arrived = self.record, 0
-        record.digests, record.silent, record.lost = {}, [], {}
+        record.digests, record.silent, record.lost, record.seconds = {}, [], {}, {}
         orders = [self._order("train", task, True, {}) for task in tasks]
         found = self.exchange.answers(orders, self._models, self.deadline_seconds)
-        for task, outcome in zip(tasks, found, strict=True):
-            client = task.client_id
+        for order, outcome in zip(orders, found, strict=True):
+            client = order.client
             update = nothing_of(client)
             if isinstance(outcome, Lost):
                 record.lost[client] = str(outcome)
-                log.warning(
-                    "Round %d goes on without client %d (%s): %s.",
-                    task.round,
-                    client,
-                    self.roster.clients[client].name,
-                    outcome,
-                )
+                log.warning("Round %d goes on without %s: %s.", record.round, self._missed(order, outcome), outcome)
             else:
+                record.seconds[order.site] = max(order.seconds, record.seconds.get(order.site, 0.0))
                 letter, digest = outcome
                 arrived, record.digests[client] = arrived + 1, digest
                 update = _update_of(letter)
@@ -168,20 +167,27 @@ class DeployedEngine(Engine):
         found = self.exchange.answers([orders[n] for n in new], self._models, self.query_deadline_seconds)
         away = []
         for number, outcome in zip(new, found, strict=True):
-            client = orders[number].client
             answer = outcome if isinstance(outcome, Lost) else _answer_of(outcome[0])
             if isinstance(answer, Answer):
                 self._answers[keys[number]] = answer
                 continue
-            who = f"client {client} ({self.roster.clients[client].name})"
+            who = self._missed(orders[number], answer)
             if answer.code == "policy":
                 raise EngineError(f"Expected {who} to answer, but {answer}: choose another method.")
             log.warning("Round %d: %s is away: %s.", self.record.round, who, answer)
-            away.append(client)
+            away.append(orders[number].client)
         if away:
             raise ClientsAway(away)
         self.record.answered.setdefault(plain["name"], []).extend(order.client for order in orders)
         return (self._answers[key] for key in keys)
+
+    def _missed(self, order: Order, why: Lost) -> str:
+        """Count a letter without an answer that counts, and return whose it was."""
+        if why.code == "late":
+            self.late[order.site] += 1
+        else:
+            self.refused[order.site, why.code] += 1
+        return f"client {order.client} ({self.roster.clients[order.client].name})"
 
     def close(self) -> None:
         """Let go of the sites."""

@@ -2,6 +2,7 @@
 
 import logging
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -32,6 +33,7 @@ class Order:
         content: the letter.
         model: the digest of the model that the site must have to answer it; ``None`` for none.
         tries: how often it was sent.
+        seconds: until its answer came, or the last of its faults.
     """
 
     client: int
@@ -39,6 +41,7 @@ class Order:
     content: bytes
     model: str | None
     tries: int = 0
+    seconds: float = 0.0
 
     @property
     def digest(self) -> str:
@@ -47,9 +50,13 @@ class Order:
 
 
 class Lost(FedFacetError):
-    """Why an order has no answer that counts; ``code`` is that of the site's refusal where it refused."""
+    """Why an order has no answer that counts.
 
-    def __init__(self, sentence: str, code: str = "") -> None:
+    Attributes:
+        code: that of the site's refusal where it refused; ``late`` where nothing came, and ``answer`` where that is at fault.
+    """
+
+    def __init__(self, sentence: str, code: str = "answer") -> None:
         super().__init__(sentence)
         self.code = code
 
@@ -59,8 +66,8 @@ def _is_hello(body: Mapping[str, Any], clients: Mapping[str, int]) -> bool:
     said, versions, queries = (body.get(name) for name in ("clients", "versions", "queries"))
     if not (isinstance(said, dict) and said.keys() == clients.keys() and isinstance(queries, list)):
         return False
-    numbers = (one[0] for one in said.values() if isinstance(one, list) and len(one) == 2 and isinstance(one[1], str))
-    whole = [number for number in numbers if type(number) is int and 0 < number < 2**31]
+    known = [one for one in said.values() if isinstance(one, list) and list(map(type, one)) == [int, str, float]]
+    whole = [number for number, _, share in known if 0 < number < 2**31 and 0 <= share < 1]
     return (
         len(whole) == len(said) and isinstance(versions, dict) and "torch" in versions and {"threads", "device"} <= body.keys()
     )
@@ -85,6 +92,7 @@ class Exchange:
         self.on_wait: Callable[[], None] = lambda: None
         self.present: dict[str, Mapping[str, Any]] = {}
         self.round = 0
+        self.traffic: Counter[tuple[str, str]] = Counter()
         self._most_bytes = most_bytes
         self._open: dict[Ticket, Order | str] = {}
         self._greeted: set[str] = set()
@@ -101,7 +109,7 @@ class Exchange:
         Raises:
             ConfigError: in one sentence, what of a site does not fit.
         """
-        sites = dict.fromkeys(member.site for member in self.roster.clients)
+        sites = self.roster.sites
         if absent := [site for site in sites if not self.transport.sites().get(site)]:
             raise ConfigError(
                 f"Expected every site of the roster to be connected, but {absent[0]} is not: have it join, or "
@@ -145,7 +153,8 @@ class Exchange:
             models: those that the letters name, by digest.
             seconds: how long answers are waited for.
         """
-        until = time.monotonic() + seconds
+        began = time.monotonic()
+        until = began + seconds
         done: dict[Order, tuple[Letter, str] | Lost] = {}
         try:
             for order in orders:
@@ -155,11 +164,13 @@ class Exchange:
                 while order not in done:
                     came = self._poll(until)  # also after the deadline: what is there was in time
                     for ticket, content in came:
+                        if isinstance(of := self._open.get(ticket), Order):
+                            of.seconds = time.monotonic() - began
                         self._take(ticket, content, models, done)
                     late = time.monotonic() - until
                     if late >= 0 and (not came or late > seconds):
                         break
-                yield done.pop(order, Lost(f"no answer has come within {seconds:g} seconds"))
+                yield done.pop(order, Lost(f"no answer has come within {seconds:g} seconds", "late"))
         finally:
             ours = set(orders)
             tickets = [ticket for ticket, waiting in self._open.items() if waiting in ours]
@@ -169,7 +180,14 @@ class Exchange:
 
     def _poll(self, until: float) -> list[tuple[Ticket, bytes | Fault]]:
         self.on_wait()
-        return self.transport.poll(max(0.0, min(_SLICE, until - time.monotonic())))
+        came = self.transport.poll(max(0.0, min(_SLICE, until - time.monotonic())))
+        for ticket, content in came:
+            self.traffic[ticket.site, "up"] += len(content) if isinstance(content, bytes) else 0
+        return came
+
+    def _post(self, site: str, content: bytes, what: Order | str) -> None:
+        self.traffic[site, "down"] += len(content)
+        self._open[self.transport.send(site, content)] = what
 
     def _greet(self, site: str) -> None:
         body = {
@@ -178,7 +196,7 @@ class Exchange:
             "num_clients": len(self.roster.clients),
             "versions": {"fedfacet": __version__, "protocol": PROTOCOL, "torch": torch.__version__},
         }
-        self._open[self.transport.send(site, pack(Letter("hello", self.run, body)))] = "hello"
+        self._post(site, pack(Letter("hello", self.run, body)), "hello")
         self._greeted.add(site)
 
     def _send(self, order: Order, models: Mapping[str, State]) -> None:
@@ -190,9 +208,9 @@ class Exchange:
             if order.model not in self._packed:  # one for all sites
                 body = {"round": self.round, "model": order.model}
                 self._packed = {order.model: pack(Letter("weights", self.run, body, {"model": models[order.model]}))}
-            self._open[self.transport.send(order.site, self._packed[order.model])] = "weights"
+            self._post(order.site, self._packed[order.model], "weights")
             self._told.add((order.site, order.model))
-        self._open[self.transport.send(order.site, order.content)] = order
+        self._post(order.site, order.content, order)
 
     def _take(
         self,
@@ -206,7 +224,7 @@ class Exchange:
         try:
             if isinstance(content, Fault):
                 again = True
-                raise Lost(content.sentence)
+                raise Lost(content.sentence, "died")
             letter = self._read(ticket.site, content)
             code = str(letter.body.get("code", "")) if letter.kind == "refusal" else ""
             if code:

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from fedfacet import state
 from fedfacet.callbacks.base import Callback
 from fedfacet.deploy.engine import DeployedEngine, nothing_of
+from fedfacet.deploy.status import write_status
 from fedfacet.engines.base import Engine
 from fedfacet.errors import CheckpointError
 from fedfacet.federation import Federation
@@ -40,7 +41,7 @@ def read_journal(file: Path) -> dict[int, dict[str, Any]]:
 
 
 class Journal(Callback):
-    """Writes ``journal.jsonl``; a line is on the disk before the round's checkpoint is.
+    """Writes ``journal.jsonl``; a line is on the disk before the round's checkpoint is. Renews the files of ``status``.
 
     Args:
         run_dir: the run folder.
@@ -78,6 +79,9 @@ class Journal(Callback):
             file.write(json.dumps(line) + "\n")
             file.flush()
             os.fsync(file.fileno())
+        for client in refused:
+            self.engine.refused[self.engine.roster.clients[client].site, "update"] += 1
+        write_status(self.file.parent, federation, self.engine, line, result)
 
     def summarize(self, federation: Federation) -> Mapping[str, Any]:
         """Return what the sites said of themselves, and the journal's digest."""

@@ -43,6 +43,11 @@ class Roster:
         """Name and site of every client, as JSON."""
         return [[member.name, member.site] for member in self.clients]
 
+    @property
+    def sites(self) -> tuple[str, ...]:
+        """The sites, in the order of their first clients."""
+        return tuple(dict.fromkeys(member.site for member in self.clients))
+
     def at(self, site: str) -> dict[str, int]:
         """Return the clients of a site by name, with their numbers."""
         return {member.name: number for number, member in enumerate(self.clients) if member.site == site}

@@ -10,8 +10,9 @@ from typing import Any
 
 import numpy as np
 
+from fedfacet.asking import Asking
 from fedfacet.build import put_together
-from fedfacet.clients.queries.base import Query
+from fedfacet.compatibility import questions
 from fedfacet.config import make, plain, targets
 from fedfacet.config.kinds import find_target
 from fedfacet.data.federated import FederatedData
@@ -26,10 +27,10 @@ from fedfacet.federation import Federation
 from fedfacet.participation.base import Participation
 from fedfacet.storage.run_files import json_of
 from fedfacet.storage.synced_file import write_synced
-from fedfacet.types import Partition, RoundResult
+from fedfacet.types import Partition, Query, RoundResult
 
 _OF_DATA = {"data", "splits", "local_holdout", "held_out_clients", "group_weights"}
-_SAVED = "deploy.json"
+SAVED = "deploy.json"
 
 
 class DeployedFederation(Federation):
@@ -47,6 +48,15 @@ class DeployedFederation(Federation):
             except ClientsAway as fault:
                 self.engine.away |= fault.client_ids
                 self.engine.record.answered = {}
+
+    def _answers(self, asking: Asking, question: Query) -> Mapping[int, Any]:
+        """Return the answers to a measurement's question; those who do not answer in time are left out."""
+        clients = asking.available
+        while True:
+            try:
+                return asking.ask(question, clients)
+            except ClientsAway as fault:
+                clients = [client for client in clients if client not in fault.client_ids]
 
 
 class LiveParticipation(Participation):
@@ -110,11 +120,17 @@ def build_server(config: Any, run_dir: Path, *, transport: Transport, overrides:
     present = {name: said for site in engine.exchange.greet().values() for name, said in site["clients"].items()}
     # As many samples as each client has, all of them the card's blank one: what counts samples finds the true numbers.
     partition = Partition(tuple(np.zeros(present[member.name][0], np.int64) for member in roster.clients))
-    known = json.dumps([[member.name, present[member.name][1]] for member in roster.clients])
+    shares = [present[member.name][2] for member in roster.clients]
+    known = json.dumps([[member.name, *present[member.name][1:]] for member in roster.clients])
     federation = put_together(
         config,
         run_dir,
-        FederatedData(card.dataset(), partition, val=np.empty(0, np.int64)),
+        FederatedData(
+            card.dataset(),
+            partition,
+            val=np.empty(0, np.int64),
+            local_holdout=tuple(np.zeros(int(share > 0), np.int64) for share in shares),
+        ),
         engine,
         partition_digest=hashlib.sha256(known.encode()).hexdigest(),
         kind=DeployedFederation,
@@ -124,11 +140,8 @@ def build_server(config: Any, run_dir: Path, *, transport: Transport, overrides:
         for program in engine.clients.programs:
             for tensor in (*program.module.parameters(), *program.module.buffers()):
                 tensor.data = tensor.data.new_zeros(()).expand(tensor.shape)
-    asked = [query for query in vars(federation.selector).values() if isinstance(query, Query)]
-    engine.check_queries(asked, f"selector={config.choices.selector}")
-    report = federation.aggregator.report() if federation.aggregator.report is not None else None
-    if report is not None:
-        engine.check_queries([report], f"aggregator={config.choices.aggregator}")
+    for query, asked_by in questions(federation.selector, federation.aggregator, federation.callbacks, config.choices):
+        engine.check_query(query, asked_by)
     federation.participation = LiveParticipation(engine, federation.participation)
     federation.callbacks = {"journal": Journal(run_dir, engine), **federation.callbacks}
     return federation
@@ -136,15 +149,18 @@ def build_server(config: Any, run_dir: Path, *, transport: Transport, overrides:
 
 def save_names(run_dir: Path, federation: DeployedFederation) -> None:
     """Write what a resume must know besides the configuration: the run's name and the roster."""
-    saved = {"run": federation.engine.exchange.run, "roster": federation.engine.roster.plain}
-    write_synced(run_dir / _SAVED, [json.dumps(saved).encode()])
+    engine = federation.engine
+    said = {name: one for site in engine.exchange.present.values() for name, one in site["clients"].items()}
+    holdout = [said[member.name][2] for member in engine.roster.clients]
+    saved = {"run": engine.exchange.run, "roster": engine.roster.plain, "holdout": holdout}
+    write_synced(run_dir / SAVED, [json.dumps(saved).encode()])
 
 
 def _saved(run_dir: Path, roster: Roster) -> Mapping[str, Any]:
     """Return the name of the run of a folder, or a new one."""
-    if not (run_dir / _SAVED).is_file():
+    if not (run_dir / SAVED).is_file():
         return {"run": uuid.uuid4().hex}
-    saved: Mapping[str, Any] = json_of(run_dir / _SAVED)
+    saved: Mapping[str, Any] = json_of(run_dir / SAVED)
     if saved["roster"] != roster.plain:
         changed = next(
             (f"client {n} was {was}" for n, was in enumerate(saved["roster"]) if roster.plain[n : n + 1] != [was]),
@@ -164,7 +180,7 @@ def _check_settings(config: Any, settings: Mapping[str, Any]) -> None:
         (choices["server_data"] != "none", "`server_data`, as the server has no samples: choose server_data=none"),
         (settings["federation"]["pooled"], "`setting`, which pools clients' samples: choose setting=federated"),
         (choices["engine"] != "sequential", "`engine`, as the sites run the clients: leave it out"),
-        (bool(partition.get("local_holdout")), "`partition.local_holdout`, as sites hold nothing out: leave it 0"),
+        (bool(partition.get("local_holdout")), "`partition.local_holdout`, as operators say it in client.yaml: leave it 0"),
         (bool(partition.get("held_out_clients")), "`partition.held_out_clients`: leave them out of the roster"),
     ):
         if refused:

@@ -5,7 +5,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from fedfacet.arguments import check_within
 from fedfacet.deploy.files import made, table_of
+from fedfacet.errors import ConfigError
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,11 +29,34 @@ class Policy:
     max_letter_mb: float = 4096
 
 
+@dataclass(frozen=True, slots=True)
+class Holding:
+    """What a client has.
+
+    Attributes:
+        folder: from which its paths are seen.
+        where: it stands in, for messages.
+        options: of the reader.
+        reader: of its samples, by the name that ``samples.READERS`` has for it.
+        holdout: the part of them that it never trains on, in [0, 1).
+    """
+
+    folder: Path
+    where: str
+    options: Mapping[str, Any]
+    reader: str = "npz"
+    holdout: float = 0.0
+
+    def __post_init__(self) -> None:
+        """Refuse a part that is none."""
+        check_within("holdout", self.holdout, "[0, 1)")
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _File:
     site: str
     card: str
-    clients: dict[str, str]
+    clients: dict[str, Any]
     state: str
     device: str = "auto"
     keep_letters: bool = False
@@ -45,7 +70,7 @@ class SiteSettings:
     Attributes:
         site: its name in the roster.
         card: the file of the data card that the operator agreed to.
-        clients: name in the roster -> the file of its samples.
+        clients: name in the roster -> its samples.
         state: the folder of what clients keep and of ``audit.jsonl``.
         device: where clients train.
         keep_letters: whether letters of the server stay on the disk, so that ``client.py verify`` can answer them again.
@@ -54,7 +79,7 @@ class SiteSettings:
 
     site: str
     card: Path
-    clients: dict[str, Path]
+    clients: dict[str, Holding]
     state: Path
     device: str
     keep_letters: bool
@@ -71,9 +96,22 @@ class SiteSettings:
         return cls(
             given.site,
             folder / given.card,
-            {name: folder / path for name, path in given.clients.items()},
+            {name: _holding(held, folder, f"{file}, client {name}") for name, held in given.clients.items()},
             folder / given.state,
             given.device,
             given.keep_letters,
             made(Policy, given.policy, f"`policy` in {file}"),
         )
+
+
+def _holding(given: Any, folder: Path, where: str) -> Holding:
+    """Return what a client has; a text is the name of a file of arrays.
+
+    Raises:
+        ConfigError: if it is no table, or holds out a part that is none.
+    """
+    if not isinstance(given, str | Mapping):
+        raise ConfigError(f"Expected a file or a table as {where}, but got {given!r}: see docs/deployment.md.")
+    options = {"file": given} if isinstance(given, str) else dict(given)
+    own = {key: options.pop(key) for key in ("reader", "holdout") if key in options}
+    return made(Holding, {**own, "folder": folder, "where": where, "options": options}, where)

@@ -10,9 +10,9 @@ from typing import Any
 import torch
 
 from fedfacet import __version__
-from fedfacet.build import clients_of_settings
+from fedfacet.build import clients_of_settings, holdout_seed
 from fedfacet.clients.program import Clients
-from fedfacet.data.federated import FederatedData
+from fedfacet.data.federated import FederatedData, hold_out_locally
 from fedfacet.deploy.agreement import agreed, check_overrides, settings_digest
 from fedfacet.deploy.card import Card
 from fedfacet.deploy.memory import MemoryStore
@@ -20,7 +20,14 @@ from fedfacet.deploy.protocol import PROTOCOL, Letter, LetterError, digest_of, p
 from fedfacet.deploy.questions import from_plain, known_queries
 from fedfacet.deploy.samples import digest_of_samples, read_samples
 from fedfacet.deploy.settings import SiteSettings
-from fedfacet.errors import CheckpointError, ConfigError, FedFacetError, first_line
+from fedfacet.errors import (
+    CheckpointError,
+    ConfigError,
+    DatasetCorruptError,
+    DatasetNotFoundError,
+    FedFacetError,
+    first_line,
+)
 from fedfacet.types import Broadcast, ClientTask, Partition, State
 
 
@@ -33,11 +40,17 @@ class Refused(FedFacetError):
 
 
 def refusing(error: FedFacetError) -> Callable[[bytes], bytes]:
-    """Return what answers letters in the place of a site that cannot be opened."""
+    """Return what answers letters in the place of a site that cannot be opened.
+
+    What is wrong with a file may have a patient's name in it, or an entry, so that the operator alone is told.
+    """
+    sentence = str(error).rstrip(".")
+    if isinstance(error, DatasetCorruptError | DatasetNotFoundError):
+        sentence = "its samples cannot be read or do not fit the data card, as `client.py check` tells its operator"
 
     def answer(content: bytes) -> bytes:
         run = unpack(content, len(content)).run
-        told = {"code": "data", "sentence": str(error).rstrip("."), "answers": digest_of(content)}
+        told = {"code": "data", "sentence": sentence, "answers": digest_of(content)}
         return pack(Letter("refusal", run, told))
 
     return answer
@@ -177,13 +190,14 @@ class Site:
                 raise Refused("policy", f"{group}={chosen} is not among the operator's `policy.options`")
         settings["engine"]["device"] = self.settings.device
         partition = self._partition(names, body["num_clients"])
-        clients = clients_of_settings(settings, self._data(settings, names, partition))
+        shares = {name: self.settings.clients[name].holdout for name in names.values()}
+        clients = clients_of_settings(settings, self._data(settings, names, partition, shares))
         answer = Letter(
             "hello",
             letter.run,
             {
                 "clients": {
-                    name: [len(clients.partition.indices[k]), digest_of_samples(self.samples[name])]
+                    name: [len(clients.partition.indices[k]), digest_of_samples(self.samples[name]), shares[name]]
                     for k, name in names.items()
                 },
                 "queries": list(policy.queries),
@@ -273,10 +287,14 @@ class Site:
             start = ends[number][1]
         return Partition(tuple(torch.arange(*ends.get(number, (0, 0))).numpy() for number in range(num_clients)))
 
-    def _data(self, settings: Mapping[str, Any], names: Mapping[int, str], partition: Partition) -> FederatedData:
-        """Return the site's samples as a data set, a part of each client's held out where the run says so."""
+    def _data(
+        self, settings: Mapping[str, Any], names: Mapping[int, str], partition: Partition, shares: Mapping[str, float]
+    ) -> FederatedData:
+        """Return the site's samples as a data set, with what each client holds out as it would in simulation."""
         dataset = self.card.dataset(*(self.samples[names[number]] for number in sorted(names)))
-        return FederatedData(dataset, partition, val=dataset.test[:0])
+        parts = [shares[names[number]] if number in names else 0.0 for number in range(partition.num_clients)]
+        left, held_out = hold_out_locally(dataset.y, partition, parts, seed=holdout_seed(settings["partition"]))
+        return FederatedData(dataset, left, val=dataset.test[:0], local_holdout=held_out)
 
     def _keep(self, letter: Letter, content: bytes) -> None:
         """Keep a letter, for ``client.py verify``."""

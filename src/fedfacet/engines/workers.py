@@ -148,7 +148,7 @@ class WorkersEngine(Engine):
             arguments["needs"] = clients.needs
             # By its name: pickle would have the workers import whatever module comes first that has torch in it.
             arguments["memory_format"] = str(clients.memory_format).removeprefix("torch.")
-            shared = {"dataset": clients.dataset, "partition": clients.partition, "held_out": clients.held_out}
+            shared = {name: getattr(clients, name) for name in ("dataset", "partition", "held_out", "local_holdout")}
             data, self._held = shared_memory.dumps(shared)
             try:
                 self._clients = pickle.dumps((arguments, data))

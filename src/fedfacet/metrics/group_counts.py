@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
 
 NAN = float("nan")
@@ -48,6 +48,21 @@ class GroupCounts:
         cells = (y * num_attributes + a) * num_classes + predicted
         counts = np.bincount(cells, minlength=num_classes * num_attributes * num_classes)
         return cls(counts.reshape(-1, num_classes), loss_sum)
+
+    @classmethod
+    def of_hits(cls, right_YA: ArrayLike, all_YA: ArrayLike) -> "GroupCounts":
+        """Return counts of which it is known who is right, and not for what the others are taken: all for the next class.
+
+        Example:
+            >>> GroupCounts.of_hits([[2, 0], [1, 0]], [[2, 4], [3, 0]]).accuracies
+            (1.0, 0.0, 0.3333333333333333, nan)
+        """
+        right_G, wrong_G = np.ravel(right_YA), np.ravel(np.subtract(all_YA, right_YA))
+        num_classes, num_attributes = np.shape(right_YA)
+        confusion, groups = np.zeros((right_G.size, num_classes), np.int64), np.arange(right_G.size)
+        for shift, counts in enumerate((right_G, wrong_G)):
+            confusion[groups, (groups // num_attributes + shift) % num_classes] += counts
+        return cls(confusion, NAN)
 
     def __add__(self, other: "GroupCounts") -> "GroupCounts":
         return GroupCounts(self.confusion + other.confusion, self.loss_sum + other.loss_sum)

@@ -48,7 +48,7 @@ class Termination(ABC):
 
 def check_validation(metric: str) -> None:
     """Refuse a metric that is none of the validation set, with a ``ValueError``."""
-    if not metric.startswith(("val/", "personal_val/")):
+    if not metric.startswith(("val/", "personal_val/", "holdout/")):
         raise ValueError(
             f"Expected `termination.metric` to be one of the validation set, but got {metric!r}: the test set never chooses, "
             "and training does not say how well new samples are told, so take val/acc or val/acc_worst_group."

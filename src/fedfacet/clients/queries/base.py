@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 from torch import nn
 from torch.optim import Optimizer
 
@@ -37,6 +38,7 @@ class QueryContext:
         looked_at: samples that go through the model before the first step, where the objective looks at them (FedPAC's does).
         needs: what a round takes on the client's device; ``None`` without devices.
         noise_seed: what noise on answers is drawn from; ``None`` for the run's seed.
+        held_out: positions in the data set of what the client never trains on, shape (n,).
     """
 
     data: ClientData
@@ -51,6 +53,7 @@ class QueryContext:
     looked_at: int = 0
     needs: RoundNeeds | None = None
     noise_seed: int | None = None
+    held_out: NDArray[np.int64] = field(default_factory=lambda: np.empty(0, np.int64))
 
     def noise(self, purpose: str) -> np.random.Generator:
         """Return the generator of noise on an answer, which follows from the noise key where there is one."""

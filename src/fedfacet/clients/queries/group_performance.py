@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from fedfacet.clients.client_data import ClientData
 from fedfacet.clients.queries.base import Query, QueryContext
 from fedfacet.errors import ConfigError, DisclosureError
 from fedfacet.types import Answer
@@ -26,7 +27,7 @@ class GroupLosses(Query):
 
     def answer(self, context: QueryContext) -> Answer:
         """Return sums and counts."""
-        return _sums(context, lambda logits, y: functional.cross_entropy(logits, y, reduction="none"))
+        return group_sums(context, context.data, lambda logits, y: functional.cross_entropy(logits, y, reduction="none"))
 
 
 class GroupHits(Query):
@@ -42,7 +43,7 @@ class GroupHits(Query):
 
     def answer(self, context: QueryContext) -> Answer:
         """Return hits and counts."""
-        return _sums(context, lambda logits, y: logits.argmax(dim=1) == y)
+        return group_sums(context, context.data, is_right)
 
 
 class GroupScores(Query):
@@ -75,24 +76,33 @@ class GroupScores(Query):
                 f"Expected `positive_class` to be one of the {number} classes, from 0, but got {self.positive_class}: choose a "
                 "smaller one."
             )
-        return _sums(context, lambda logits, y: logits.softmax(dim=1)[:, self.positive_class])
+        return group_sums(context, context.data, lambda logits, y: logits.softmax(dim=1)[:, self.positive_class])
 
 
-def _sums(context: QueryContext, values: Callable[[Tensor, Tensor], Tensor]) -> Answer:
-    """Return what (logits, classes) -> values of shape (B,) add up to in each group, and how many samples are in it."""
-    dataset = context.data.dataset
+def is_right(logits: Tensor, y: Tensor) -> Tensor:
+    """Tell which samples are classified right, shape (B,)."""
+    return logits.argmax(dim=1) == y
+
+
+def group_sums(context: QueryContext, samples: ClientData, values: Callable[[Tensor, Tensor], Tensor]) -> Answer:
+    """Return what (logits, classes) -> values of shape (B,) add up to in each group, and how many samples are in it.
+
+    Raises:
+        DisclosureError: if the client does not know the attributes of its samples.
+    """
+    dataset = samples.dataset
+    if (dataset.a[context.data.indices] < 0).any():
+        raise DisclosureError(
+            "Expected clients that know the attributes of their samples, but under this `disclosure` nobody does: choose "
+            "another method, or a disclosure whose clients know them."
+        )
     shape = dataset.num_classes, dataset.num_attributes
     totals = np.zeros((2, shape[0] * shape[1]))
     context.model.eval()
     with torch.inference_mode():
-        for batch in context.data.batches():
+        for batch in samples.batches():
             groups = (batch.y * shape[1] + batch.a).cpu().numpy()
-            if (batch.a < 0).any():
-                raise DisclosureError(
-                    "Expected clients that know the attributes of their samples, but under this `disclosure` nobody does: "
-                    "choose another method, or a disclosure whose clients know them."
-                )
             found = values(context.model(batch.x).float(), batch.y).double().cpu().numpy()
             for total, weights in zip(totals, (found, None), strict=True):
                 total += np.bincount(groups, weights, minlength=len(total))
-    return Answer(totals.reshape(2, *shape).tolist(), floats_up=totals.size, samples=len(context.data))
+    return Answer(totals.reshape(2, *shape).tolist(), floats_up=totals.size, samples=len(samples))

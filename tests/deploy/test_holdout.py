@@ -1,0 +1,169 @@
+"""What clients of sites hold out, and what the server learns of it."""
+
+import numpy as np
+import pytest
+import yaml
+
+from fedfacet.build import load_data, rebuild
+from fedfacet.commands import client
+from fedfacet.config import plain
+from fedfacet.deploy.journal import read_journal, replay
+from fedfacet.deploy.pilot import write_pilot
+from fedfacet.errors import ConfigError, FedFacetError
+
+SHARE = "partition.local_holdout=0.25"
+EVALUATE = "callbacks=[csv_log,disclosures,summary,federated_evaluate]"
+
+
+@pytest.fixture
+def held_out(tmp_path, job_of):
+    """Return a function: overrides -> the folder of a new pilot, whose clients hold out a quarter."""
+
+    def make(*overrides):
+        data = load_data(job_of("experiment=digits_gsc", "partition.scale=0.1", SHARE, *overrides))
+        write_pilot(data, "digits", tmp_path / "pilot", 2, 0.25)
+        return tmp_path / "pilot"
+
+    return make
+
+
+def change(folder, site, **changed):
+    file = folder / f"site_{site}" / "client.yaml"
+    table = yaml.safe_load(file.read_text())
+    file.write_text(yaml.safe_dump({**table, **changed}))
+    return table
+
+
+METHODS = {
+    "feddiverse": ("method=feddiverse", "callbacks.federated_evaluate.every_n_rounds=2"),
+    "pow_d": (
+        "method=pow_d",
+        "participation=check_in",
+        "participation.num_clients=12",
+    ),  # asks for another answer on another model in the same round
+    "fedbn": ("method=fedbn", "model=resnet8"),  # whose clients measure with their own layers
+    "heterofl": ("method=fedavg", "submodel=heterofl", "capacity=largest"),
+    "another draw": ("method=fedavg", "partition.seed=5", "partition.holdout_seed=3"),
+}
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_accuracy_of_a_deployed_run_is_that_of_the_simulation(
+    method, held_out, sites_of, simulated, deployed, rounds_of, tmp_path
+):
+    overrides = (*METHODS[method], EVALUATE)
+    folder = held_out(*(one for one in overrides if one.startswith("partition.")))
+    (tmp_path / "here").mkdir()
+    (tmp_path / "there").mkdir()
+    here = simulated(*overrides, SHARE, run_dir=tmp_path / "here")
+    there = deployed(*overrides, run_dir=tmp_path / "there", transport=sites_of(folder), folder=folder)
+    table = rounds_of(there)
+    assert table == rounds_of(here)
+    names, *rows = (line.split(",") for line in table.decode().splitlines())
+    last = dict(zip(names, rows[-1], strict=True))
+    assert 0 < float(last["holdout/acc"]) < 1
+    assert int(last["holdout/num_samples"]) == 5 * int(last["holdout/num_clients"])
+    assert int(last["holdout/num_clients"]) + int(last["holdout/num_away"]) == 24
+    assert (float(last["holdout/num_away"]) > 0) == (method == "pow_d")
+    assert there.state.disclosures == here.state.disclosures
+    lines = [(tmp_path / run / "disclosures.csv").read_bytes() for run in ("here", "there")]
+    assert lines[0] == lines[1]
+    best = there.callbacks["summary"].best
+    assert best is not None
+    assert best["round"] == here.callbacks["summary"].best["round"]
+
+
+def test_a_client_that_does_not_answer_is_left_out_and_counted(held_out, sites_of, deployed, meddler, tmp_path, caplog):
+    lost = []
+
+    def meddle(request, ticket, content):
+        if request.kind == "query" and request.body["client"] in (3, 8):
+            lost.append(request.body["round"])
+            return [(ticket, content[:-1])]
+        return [(ticket, content)]
+
+    folder = held_out()
+    there = deployed("method=fedavg", EVALUATE, run_dir=tmp_path, transport=meddler(sites_of(folder), meddle), folder=folder)
+    measured = there.run_round().metrics
+    assert (measured["holdout/num_clients"], measured["holdout/num_away"]) == (22, 2)
+    assert measured["holdout/num_samples"] == 22 * 5
+    assert lost == [1, 1]
+    assert there.state.round == 1
+    (line,) = read_journal(there.callbacks["journal"].file).values()
+    assert sorted(line["answered"]["HoldoutCounts"]) == sorted(set(range(24)) - {3, 8})
+    assert "Round 1: client 3 (client_03) is away" in caplog.text
+    assert there.run_round().round == 2
+
+
+def test_answers_that_are_no_counts_are_left_out(held_out, sites_of, deployed, tmp_path, caplog):
+    folder = held_out()
+    there = deployed("method=fedavg", EVALUATE, run_dir=tmp_path, transport=sites_of(folder), folder=folder)
+    callback = there.callbacks["federated_evaluate"]
+    honest = [[[1, 0], [2, 0]], [[2, 4], [3, 0]]]
+    forged = [None, 7, [[1]], [[[1.5, 0], [2, 0]], honest[1]], [honest[1], honest[0]], [[[-1, 0], [2, 0]], honest[1]]]
+    forged += [[honest[0], [[2**70, 4], [3, 0]]], [honest[0], [[2**40, 4], [3, 0]]], [[1, 2], [[3]]]]
+    callback.on_answers(there, dict(enumerate([honest, *forged])))
+    measured = callback.measure(there, 1)
+    assert (measured["holdout/acc"], measured["holdout/acc_worst_group"]) == (3 / 9, 0)
+    assert measured["holdout/acc_balanced"] == pytest.approx((1 / 2 + 0 + 2 / 3) / 3)
+    assert np.isnan(measured["holdout/acc_group/y1_a1"])
+    assert (measured["holdout/num_clients"], measured["holdout/num_away"]) == (1, 23)
+    assert caplog.text.count("is left out, as it does not answer with counts") == len(forged)
+
+
+def test_a_class_and_an_attribute_that_nobody_holds(held_out, sites_of, deployed, rounds_of, tmp_path):
+    folder = held_out()
+    card = yaml.safe_load((folder / "card.yaml").read_text())
+    card = {**card, "class_names": [*card["class_names"], "letter"], "attribute_names": [*card["attribute_names"], "blue"]}
+    (folder / "card.yaml").write_text(yaml.safe_dump(card))
+    there = deployed("method=fedavg", EVALUATE, run_dir=tmp_path, transport=sites_of(folder), folder=folder)
+    measured = there.run_round().metrics
+    assert np.isnan([measured[f"holdout/acc_group/{group}"] for group in ("y0_a2", "y1_a2", "y2_a0", "y2_a2")]).all()
+    assert 0 <= measured["holdout/acc"] <= 1
+    assert not np.isnan(measured["holdout/acc_worst_group"])
+
+
+def test_what_is_refused(held_out, sites_of, deployed, simulated, tmp_path):
+    folder = held_out()
+    clients = change(folder, 1, policy={"queries": ["NumSamples"]})["clients"]
+    with pytest.raises(
+        ConfigError, match=r"answer `HoldoutCounts`, which callbacks.federated_evaluate asks, but site_1 does not: have its"
+    ):
+        deployed("method=fedavg", EVALUATE, run_dir=tmp_path, transport=sites_of(folder), folder=folder)
+    change(folder, 1, clients={**clients, "client_03": {"file": "client_03.npz", "holdout": 1.0}})
+    with pytest.raises(ConfigError, match=r"client.yaml, client client_03 to hold settings .*`holdout` in \[0, 1\), but got 1"):
+        sites_of(folder)
+    change(folder, 1, clients={**clients, "client_03": {"file": "client_03.npz", "share": 0.5}})
+    with pytest.raises(ConfigError, match="client client_03 to have the keys file, but it has `share`"):
+        sites_of(folder)
+    for overrides, error, sentence in (
+        (("partition.local_holdout=0",), FedFacetError, "but nobody does: set partition.local_holdout=0.2"),
+        ((SHARE, "disclosure=joint_counts"), FedFacetError, "`holdout_counts` is of kind group_performance"),
+        (
+            (SHARE, "privacy=central", "selector=poisson", "aggregator=fedavg", "aggregator.weighting=equal"),
+            ConfigError,
+            "callbacks.federated_evaluate asks clients for `holdout_counts`, which it does not count",
+        ),
+    ):
+        with pytest.raises(error, match=sentence):
+            simulated("method=fedavg", EVALUATE, *overrides, run_dir=tmp_path)
+
+
+def test_another_holdout_stops_a_resume_and_a_replay_holds_out_what_the_run_did(
+    held_out, sites_of, deployed, serve_job, capsys, tmp_path
+):
+    folder = held_out()
+    clients = change(folder, 1)["clients"]
+    change(folder, 1, clients={**clients, "client_03": "client_03.npz"})  # which holds nothing out
+    there = deployed("method=fedavg", EVALUATE, run_dir=tmp_path, transport=sites_of(folder), folder=folder)
+    assert there.run_round().metrics["holdout/num_clients"] == 23
+    reached = there.state
+    config = serve_job("method=fedavg", "partition.local_holdout=[" + ",".join(["0.25"] * 3 + ["0"] + ["0.25"] * 20) + "]")[0]
+    again = rebuild({**plain(config), "callbacks": {}, "logger": {}}, tmp_path)
+    replay(again, there.callbacks["journal"].file)
+    again.run_round()  # which compares the model with the journal's
+    change(folder, 1, clients=clients)
+    with pytest.raises(FedFacetError, match="partition"):
+        deployed("method=fedavg", EVALUATE, run_dir=tmp_path, transport=sites_of(folder), folder=folder).restore(reached)
+    assert client.main(["check", f"config={folder / 'site_1' / 'client.yaml'}"]) == 0
+    assert "client_03: 20 samples (2 digit<5, 18 digit>=5), of which the part 0.25 is held out" in capsys.readouterr().out
