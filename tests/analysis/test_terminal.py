@@ -30,6 +30,10 @@ def test_a_table_that_does_not_fit_is_told_row_by_row():
     assert " ".join(" ".join(lines).split()).endswith("take --test t, which assumes differences of a normal distribution.")
 
 
+def test_what_a_setting_means_goes_on_further_to_the_right():
+    assert folded("  run=DIR  the folder of a run\n", 24) == "  run=DIR  the folder of\n      a run\n"
+
+
 def test_what_fits_stays_as_it_is():
     assert folded(MARKDOWN, 100) == MARKDOWN
 

@@ -2,6 +2,7 @@
 
 import os
 import re
+import shutil
 import sys
 import textwrap
 from collections.abc import Callable, Iterable, Sequence
@@ -47,7 +48,7 @@ def run_command(tell: Callable[[Sequence[str]], Told], usage: Callable[[], str],
         print(f"fedfacet {__version__}")
         return 0
     if {"-h", "--help"} & set(argv):
-        print(usage(), end="")
+        print(folded(usage(), shutil.get_terminal_size().columns) if sys.stdout.isatty() else usage(), end="")
         return 0
     try:
         told = tell(argv)
@@ -102,7 +103,7 @@ def folded(markdown: str, width: int) -> str:
 
 
 def _filled(line: str, width: int) -> str:
-    indent = "  " if line.startswith("- ") else ""
+    indent = "  " if line.startswith("- ") else " " * (len(line) - len(line.lstrip()) + 4) if line.startswith(" ") else ""
     return textwrap.fill(line, width, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False)
 
 
