@@ -189,7 +189,10 @@ def _load_data(parts: str) -> FederatedData:
         server=make(config.server_data) if config.server_data is not None else None,  # older runs have no such group
     )
     if not len(data.val):
-        log.warning("No samples are left for validation, so there is no best-by-validation round: use fewer training samples.")
+        log.warning(
+            "No samples are left for validation, so there is no best-by-validation round: have each class (of each attribute "
+            "value) keep ten samples or more, give clients fewer of them, or bring a validation set."
+        )
     return data
 
 

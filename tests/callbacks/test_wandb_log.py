@@ -37,6 +37,15 @@ def test_the_mode_is_checked(log):
         log(mode="off")
 
 
+def test_without_a_mode_the_environment_has_it(log, monkeypatch):
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    assert log(mode=None).mode == "offline"
+    monkeypatch.setenv("WANDB_MODE", "dryrun")
+    assert log(mode="disabled").mode == "disabled"
+    with pytest.raises(ValueError, match="'dryrun'"):
+        log(mode=None)
+
+
 def test_a_disabled_run_writes_nothing(log, tiny_federation, tmp_path):
     tiny_federation(callbacks={"wandb": log(mode="disabled")}).fit()
     assert list(tmp_path.iterdir()) == []

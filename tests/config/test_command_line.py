@@ -7,6 +7,7 @@ from omegaconf import OmegaConf
 
 from fedfacet.config import check_resumable, compose_job, differing_key, override_of, preflight, shown
 from fedfacet.errors import CheckpointError, ConfigError
+from fedfacet.runs.stock import name_left
 
 
 @pytest.fixture(autouse=True)
@@ -232,6 +233,17 @@ def test_a_sweeper_that_is_not_installed_is_told_from_a_misspelt_one(tmp_path, m
     monkeypatch.chdir(tmp_path)
     with pytest.raises(ConfigError, match="got `optuna`: run `pip install --no-deps hydra-optuna-sweeper`"):
         preflight("train", ["train.py", "hydra/sweeper=optuna", "optimizer.lr=interval(0.01,0.3)", "-m"])
+
+
+@pytest.mark.parametrize(
+    ("target", "known"), [("hydra._internal.core_plugins.basic_sweeper.BasicSweeper", True), ("a.Drawn", False)]
+)
+def test_only_hydras_own_sweeper_tries_the_jobs_that_the_command_line_has(tmp_path, monkeypatch, capsys, target, known):
+    monkeypatch.chdir(tmp_path)
+    _, jobs = preflight("train", ["train.py", f"hydra.sweeper._target_={target}", "seed=1,2", "-m"])
+    assert jobs[0][0].seed == 1
+    name_left(jobs, 1, tmp_path)
+    assert ("seed=2" in capsys.readouterr().err) is known
 
 
 class TestOwnRecipes:

@@ -231,13 +231,22 @@ class TestNpz:
             ({"x": np.ones((4, 2)), "y": np.array([0, 1, 0, 1.5])}, "whole numbers"),
             ({"x": np.ones((4, 2)), "y": np.arange(4) % 2, "site": np.arange(3)}, r"columns\['site'\]"),
             ({"x": np.array([object()] * 4), "y": np.arange(4) % 2}, "cannot be read"),
-            ({"x": np.ones((4, 2)), "y": np.arange(4) % 2, "x_test": np.ones((2, 2))}, "`test`"),
+            (
+                {"x": np.ones((4, 2)), "y": np.arange(4) % 2, "x_test": np.ones((2, 2))},
+                "x_test and y_test .* but it has x_test",
+            ),
+            ({"x": np.ones((4, 2)), "y": np.arange(4) % 2, "y_test": [0, 1], "a_test": [0, 1]}, "but it has y_test, a_test"),
+            ({"x": np.ones((4, 2)), "y": np.array(["no", "yes"] * 2)}, "`y` .* turn words into numbers"),
         ],
     )
     def test_faults_are_said(self, tmp_path, arrays, said):
         np.savez(tmp_path / "arrays.npz", **arrays)
         with pytest.raises(DatasetCorruptError, match=said):
             Npz(root=tmp_path).load()
+
+    def test_a_column_may_have_words(self, tmp_path):
+        np.savez(tmp_path / "arrays.npz", x=np.ones((4, 2)), y=np.arange(4) // 2, hospital=["north", "east", "north", "west"])
+        assert Npz(root=tmp_path).load().columns["hospital"].tolist() == [1, 0, 1, 2]
 
     def test_a_missing_file_is_said(self, tmp_path):
         with pytest.raises(DatasetNotFoundError, match=r"numpy\.savez"):
@@ -298,6 +307,13 @@ class TestHuggingFace:
         written(tmp_path / "dataset", ({"text": ["one", "two"] * 4, "label": [0, 1] * 4}, None))
         with pytest.raises(ConfigError, match=said):
             HuggingFace(root=tmp_path, **settings).load()
+
+    @pytest.mark.parametrize("setting", [{"target": "image"}, {"attribute": "image"}, {"columns": ["image"]}])
+    def test_images_are_no_labels(self, tmp_path, setting):
+        features = datasets.Features(image=datasets.Image(), label=datasets.Value("int64"))
+        written(tmp_path / "dataset", ({"image": [Image.new("L", (6, 5))] * 4, "label": [0, 1] * 2}, features))
+        with pytest.raises(ConfigError, match=r"'image' .* words or whole numbers, .* choose another column"):
+            HuggingFace(root=tmp_path, **setting).load()
 
     def test_what_is_not_there_is_said(self, tmp_path, monkeypatch):
         with pytest.raises(DatasetNotFoundError, match="save_to_disk"):

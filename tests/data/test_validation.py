@@ -56,6 +56,20 @@ def test_a_cell_with_nothing_left_leaves_no_validation(dataset):
     assert not len(val)
 
 
+@pytest.mark.parametrize(
+    "partitioner", [IIDPartitioner(num_clients=5), InteractionMatrixPartitioner([{"count": 1, "matrix": [[9, 9], [0, 9]]}])]
+)
+def test_a_cell_that_the_data_set_does_not_have_asks_for_nothing(dataset, partitioner):
+    """As where one hospital has never seen a disease."""
+    present = (dataset.y != 1) | (dataset.a != 0)
+    train, test = (positions[present[positions]] for positions in (dataset.train, dataset.test))
+    _, val = partition_and_hold_out(replace(dataset, train=train, test=test), partitioner)
+    left, per_cell = cells(dataset, val)[2], set(np.delete(cells(dataset, val), 2))
+    assert not left
+    assert len(per_cell) == 1
+    assert per_cell.pop() > 0
+
+
 def test_samples_are_dealt_by_the_partitioners_own_column(dataset):
     """Metadata in place of classes: a client per writer, in positions of the data set."""
     writer = np.arange(len(dataset.y)) % 7

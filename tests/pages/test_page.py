@@ -23,6 +23,7 @@ from fedfacet.commands.report import main
 from fedfacet.errors import ConfigError, FedFacetError
 from fedfacet.pages import page as pages
 from fedfacet.pages.page import Asked, coded, page_of
+from fedfacet.pages.pictures import selection_svg
 
 HOSTILE = "<script>alert(1)</script>\"'><img src=x onerror=alert(2)>{{ 7*7 }}&amp;`"
 VOID = {"meta", "link", "br", "img", "hr", "input"}
@@ -35,7 +36,7 @@ class Page(HTMLParser):
     def __init__(self, text):
         super().__init__()
         self.elements, self.open, self.tables, self.texts = [], [], [], []
-        self.feed(text)
+        self.feed(re.sub('<span class="option">(.*?)</span>', r"\1", text))  # so that a sentence is one text
         self.close()
         assert self.open == []  # all that was opened is closed
 
@@ -332,7 +333,7 @@ def test_the_command_writes_it_and_refuses_what_does_not_go_together(logs, tmp_p
     first = target.read_bytes()
     assert main([str(logs), "--html", str(target), "--compare", "uniform"]) == 0
     assert target.read_bytes() == first  # the same runs give the same page
-    assert f"--html {target}" in first.decode()
+    assert f"--html</span> {target}" in first.decode()
     assert main([str(logs), "--html", str(target), "--where", "selector=none"]) == 2
     wrong = "--curves|--layout table1|--selection|--overhead|--clients|--format csv|--output x|--tradeoff|--time-to val/acc=1"
     for options in [*wrong.split("|"), "--compare uniform --forest x.png"]:
@@ -346,6 +347,12 @@ def test_the_command_writes_it_and_refuses_what_does_not_go_together(logs, tmp_p
 def test_backticks_are_code():
     assert str(coded("`a<b` and <c>")) == "<code>a&lt;b</code> and &lt;c&gt;"
     assert str(coded("one ` alone")) == "one ` alone"
+
+
+def test_an_option_is_not_broken_after_its_hyphens():
+    whole = '<span class="option">{}</span>'.format
+    assert str(coded("`a --b`, --c-d x-y")) == f"<code>a {whole('--b')}</code>, {whole('--c-d')} x-y"
+    assert ".option { white-space: nowrap; }" in CSS
 
 
 def luminance(colour):
@@ -375,6 +382,8 @@ def test_all_colours_of_a_curve_follow_the_page(logs):
     themed = [svg for svg in re.findall(r"<svg.*?</svg>", text, re.DOTALL) if 'class="themed"' in svg]
     assert len(themed) == 2 * 3
     assert not [svg for svg in themed if re.search("#[0-9a-f]{6}", re.sub(r'(href|id|clip-path)="[^"]*"', "", svg))]
+    assert any(re.search('style="fill-opacity', svg) for svg in themed), "matplotlib names no black where it fills"
+    assert re.search(r"svg\.themed(, [^{]*)? \{ fill: var\(--ink\); \}", CSS)
 
 
 def test_maps_of_who_was_selected_let_the_page_shine_through_and_stand_in_the_order_of_the_tables(tmp_path):
@@ -392,6 +401,11 @@ def test_maps_of_who_was_selected_let_the_page_shine_through_and_stand_in_the_or
         assert "#ffffff" not in grounds
         assert re.search(r"<text[^>]*fill: #101010[^>]*>none</text>", svg)  # on a pale strip, also on a dark page
     assert re.search(r"prefers-color-scheme: dark\) \{[^@]*svg\.map image \{ filter: invert\(1\); \}", CSS)
+
+
+def test_a_map_has_no_round_0():
+    svg = selection_svg(np.ones((12, 3), dtype=bool), ["CI", "AI", "SC"], "title")
+    assert re.findall("<text[^>]*>([0-9]+)</text>", svg) == ["2", "4", "6", "8", "10", "12"]
 
 
 CHROMIUM = next(

@@ -1,8 +1,12 @@
 """What a command has to say, on a terminal."""
 
 import os
+import re
+import shutil
 import sys
+import textwrap
 from collections.abc import Callable, Iterable, Sequence
+from itertools import groupby
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -11,6 +15,7 @@ from fedfacet.errors import FedFacetError
 from fedfacet.storage.json_text import json_text
 
 _IN_A_FILE = 160  # characters of a line where no terminal says how many fit
+_NARROW = 72  # below which cells stand without space around them
 
 
 class TextTable(NamedTuple):
@@ -43,7 +48,7 @@ def run_command(tell: Callable[[Sequence[str]], Told], usage: Callable[[], str],
         print(f"fedfacet {__version__}")
         return 0
     if {"-h", "--help"} & set(argv):
-        print(usage(), end="")
+        print(folded(usage(), shutil.get_terminal_size().columns) if sys.stdout.isatty() else usage(), end="")
         return 0
     try:
         told = tell(argv)
@@ -74,6 +79,34 @@ def markdown_tables(tables: Iterable[TextTable], remarks: Iterable[str] = ()) ->
     return "\n\n".join([*parts, *remarks]) + "\n"
 
 
+def folded(markdown: str, width: int) -> str:
+    r"""Return Markdown for a terminal of ``width`` characters: no word is broken, and too wide a table is told row by row.
+
+    Example:
+        >>> print(folded("| a | b |\n| - | - |\n| c | d |\n", 8))
+        c
+          b  d
+        <BLANKLINE>
+    """
+    lines: list[str] = []
+    for is_table, block in groupby(markdown.splitlines(), key=lambda line: line.startswith("|")):
+        group = list(block)
+        if is_table and len(group) > 2 and max(map(len, group)) > width:
+            (_, *names), _, *rows = ([cell.strip() for cell in re.split(r"(?<!\\)\|", line)[1:-1]] for line in group)
+            for first, *cells in rows:
+                lines += [first, *(f"  {name:{max(map(len, names))}}  {cell}" for name, cell in zip(names, cells, strict=True))]
+        elif is_table:
+            lines += group
+        else:
+            lines += [_filled(line, width) if len(line) > width else line for line in group]
+    return "\n".join(lines) + "\n"
+
+
+def _filled(line: str, width: int) -> str:
+    indent = "  " if line.startswith("- ") else " " * (len(line) - len(line.lstrip()) + 4) if line.startswith(" ") else ""
+    return textwrap.fill(line, width, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False)
+
+
 def print_tables(tables: Iterable[TextTable], remarks: Iterable[str] = (), figures: Sequence[Path] = ()) -> None:
     """Print tables, remarks on them, and the paths of pictures, folded to the width of the terminal."""
     from rich.console import Console  # late, as everything that --help need not wait for
@@ -83,7 +116,7 @@ def print_tables(tables: Iterable[TextTable], remarks: Iterable[str] = (), figur
     if not console.is_terminal and "COLUMNS" not in os.environ:
         console.width = _IN_A_FILE
     for title, columns, rows, words in tables:
-        table, rows = Table(show_lines=words), list(rows)
+        table, rows = Table(show_lines=words, padding=(0, int(console.width >= _NARROW))), list(rows)
         for position, column in enumerate(columns):
             flush_left = words or position == 0 or column in ("matrix", "type")
             # A name among words is what the user types: it stays whole.

@@ -38,7 +38,8 @@ class WandbLog(Callback):
         facts: what is known of the run before it starts; its partition digest tells partitions apart.
         project: W&B project.
         entity: W&B user or team; ``None`` for the default one.
-        mode: ``"online"``, ``"offline"`` or ``"disabled"``; ``"online"`` raises a ``ConfigError`` where W&B knows no API key.
+        mode: ``"online"``, ``"offline"`` or ``"disabled"``; ``None`` for what WANDB_MODE says, or else ``"online"``. That
+            raises a ``ConfigError`` where W&B knows no API key.
         tags: of the run.
         artifact: whether the final model becomes an artifact of the run, which W&B then uploads.
     """
@@ -48,11 +49,13 @@ class WandbLog(Callback):
     facts: Mapping[str, Any]
     project: str = "fedfacet"
     entity: str | None = None
-    mode: str = "online"
+    mode: str | None = None
     tags: Sequence[str] = ()
     artifact: bool = False
 
     def __post_init__(self) -> None:
+        if self.mode is None:
+            self.mode = os.environ.get("WANDB_MODE") or "online"
         check_choice("wandb.mode", self.mode, ("online", "offline", "disabled"))
         os.environ.setdefault("WANDB_SILENT", "true")  # its messages would tear the progress bar
         if self.mode == "online":

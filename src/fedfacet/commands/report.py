@@ -3,6 +3,7 @@
 import argparse
 import csv
 import shlex
+import shutil
 import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
@@ -78,6 +79,10 @@ def main(argv: Sequence[str] | None = None) -> int:
             file=sys.stderr,
         )
         return 2
+    if sys.stdout.isatty() and options.format in (None, "markdown"):
+        from fedfacet.analysis.terminal import folded
+
+        text = folded(text, shutil.get_terminal_size().columns)
     print(f"wrote {options.output}\n" if options.output else text, end="")
     if picture := options.forest or options.picture:
         print(f"wrote {picture}", file=sys.stderr)

@@ -66,7 +66,7 @@ SETTINGS: dict[str, Any] = {
     "sweep.workers": Literal["auto"] | int,
     "wandb.project": str,
     "wandb.entity": str | None,
-    "wandb.mode": Literal["online", "offline", "disabled"],
+    "wandb.mode": Literal["online", "offline", "disabled"] | None,
     "wandb.tags": list[str],
     "run": _NAME | None,
     "round": int | None,

@@ -37,12 +37,15 @@ class Sweep(Sequence[tuple[DictConfig, Path]]):
     Attributes:
         keys: what ``sweep=`` sweeps over.
         looked_at: the jobs that ``check`` has composed, the first one among them.
+        are_known: whether the sweeper is Hydra's own, which tries all of them, and not one that draws what it tries; known
+            once a job was looked at.
         goes_one_by_one: whether Hydra's own sweeper and launcher run the jobs; known once a job was looked at.
     """
 
     def __init__(self, name: str, overrides: Sequence[str]) -> None:
         own = _of_the_sweep(name, overrides)
         self.keys = {override.partition("=")[0] for override in own}
+        self.are_known = True
         self.goes_one_by_one = False
         self.looked_at: list[tuple[DictConfig, Path]] = []
         self._name = name
@@ -64,9 +67,10 @@ class Sweep(Sequence[tuple[DictConfig, Path]]):
             with open_dict(hydra_node), read_write(hydra_node):
                 hydra_node.job.num = number
             run_dir = Path(hydra_node.sweep.dir) / _folder_of(config, hydra_node)
+        basic = [str(hydra_node[part]._target_).rpartition(".")[2] for part in ("sweeper", "launcher")]
+        self.are_known = basic[0] == "BasicSweeper"
         if is_cell(config):
             check_writable(run_dir)
-            basic = [str(hydra_node[part]._target_).rpartition(".")[2] for part in ("sweeper", "launcher")]
             self.goes_one_by_one = basic == ["BasicSweeper", "BasicLauncher"] and hydra_node.sweeper.max_batch_size is None
         else:
             check_new(run_dir)

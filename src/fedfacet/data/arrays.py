@@ -150,7 +150,10 @@ def _array(name: str, values: Any) -> NDArray[Any]:
     except ValueError:  # numpy's, for rows of different lengths
         array = np.empty(0, dtype=object)
     if array.dtype.kind not in "biuf":
-        raise ValueError(f"Expected `{name}` to hold numbers in rows of one length, but got an array of type {array.dtype}.")
+        raise ValueError(
+            f"Expected `{name}` to hold numbers in rows of one length, but got an array of type {array.dtype}: turn words into "
+            "numbers, as `numpy.unique(words, return_inverse=True)` does."
+        )
     return array
 
 
@@ -177,7 +180,8 @@ def inputs_of(array: NDArray[Any]) -> Tensor:
 def _labels(name: str, values: Any, length: int, least: int | None = None) -> Labels:
     array = _array(name, values)
     if array.shape != (length,):
-        raise ValueError(f"Expected `{name}` to have the shape ({length},), one label a sample, but got {array.shape}.")
+        each = "one label a sample" if least is not None else "one label a sample, the test's after the others"
+        raise ValueError(f"Expected `{name}` to have the shape ({length},), {each}, but got {array.shape}.")
     wrong = array[~np.isfinite(array) | (array % 1 != 0) | (np.abs(array.astype(np.float64)) >= 2**53)]
     if least is not None and not len(wrong):
         wrong = array[array < least]

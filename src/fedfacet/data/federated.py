@@ -137,8 +137,8 @@ def partition_and_hold_out(
     cell, at most 300: from the training samples that the partitioner leaves over, or, where it deals out all samples, a tenth
     of the smallest cell from every cell before the clients get theirs.
 
-    Positions are those of the data set, sorted; there are no validation samples where some cell has nothing left. ``seed`` is
-    of the validation draw, and does not follow the run's seed.
+    Positions are those of the data set, sorted; there are no validation samples where some cell has nothing left, other than
+    one that has no training samples at all. ``seed`` is of the validation draw, and does not follow the run's seed.
 
     With ``keep_together``, a column such as ``identity``, the partitioner deals the column's values: each counts once, in the
     (label, attribute) cell that most of its samples are in, the first of several, and its samples go with it. Validation
@@ -242,11 +242,11 @@ def _labels(dataset: Dataset, name: str, setting: str = "label") -> NDArray[np.i
 
 
 def _balanced_draw(dataset: Dataset, indices: NDArray[np.int64], part: float, seed: int) -> NDArray[np.int64]:
-    """Draw equally many samples of every cell: a part of what the smallest has, at most 300."""
-    cells = dataset.y[indices] * dataset.num_attributes + dataset.a[indices]
-    num_cells = dataset.num_classes * dataset.num_attributes
-    per_cell = min(MAX_PER_CELL, int(part * np.bincount(cells, minlength=num_cells).min()))
-    drawn = [rng.stream(seed, "validation", cell).permutation(indices[cells == cell])[:per_cell] for cell in range(num_cells)]
+    """Draw equally many samples of every cell with training samples: a part of what the smallest has, at most 300."""
+    cells = dataset.y * dataset.num_attributes + dataset.a
+    present, of = np.unique(cells[dataset.train]), cells[indices]
+    per_cell = min(MAX_PER_CELL, int(part * np.bincount(of, minlength=present[-1] + 1)[present].min()))
+    drawn = [rng.stream(seed, "validation", cell).permutation(indices[of == cell])[:per_cell] for cell in present.tolist()]
     return np.sort(np.concatenate(drawn))
 
 

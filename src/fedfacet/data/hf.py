@@ -122,6 +122,12 @@ class HuggingFace(DatasetSource):
                 f"Expected `dataset.input`, `target`, `attribute` and `columns` to name columns of {self._source}, but "
                 f"{unknown[0]!r} is none: choose among {', '.join(rows.column_names)}."
             )
+        kinds = (datasets.Value, datasets.ClassLabel)
+        if unfit := [name for name in wanted if not isinstance(rows.features[name], kinds)]:
+            raise ConfigError(
+                f"Expected the column {unfit[0]!r} of {self._source} to have words or whole numbers, but it has "
+                f"{type(rows.features[unfit[0]]).__name__}: choose another column."
+            )
         named = {name: rows.features[name].names for name in wanted if hasattr(rows.features[name], "names")}
         texts = {name: _texts(rows[name], named.get(name)) for name in wanted}
         return rows, texts | ({_SPLIT: splits} if splits else {}), named

@@ -16,6 +16,7 @@ from fedfacet.data.source import DatasetSource, located_inside
 from fedfacet.errors import DatasetCorruptError, DatasetNotFoundError, first_line
 
 _NAMES = ("class_names", "attribute_names")
+_TEST = ("x_test", "y_test", "a_test")
 
 
 @dataclass(eq=False, kw_only=True)
@@ -24,8 +25,8 @@ class Npz(DatasetSource):
 
     ``x`` of shape (N, ...) has the inputs (uint8 of shape (N, C, H, W) is images), ``y`` the classes from 0, and ``a``, if it
     is there, the attribute. ``x_test``, ``y_test`` and ``a_test`` are the test set; without them ``test_fraction`` of every
-    (class, attribute) group tests. ``class_names`` and ``attribute_names`` are texts. Every other array of whole numbers, one
-    for each sample, the test's after the others, is a column that clients may be made of: ``partition=natural
+    (class, attribute) group tests. ``class_names`` and ``attribute_names`` are texts. Every other array of whole numbers
+    or words, one for each sample, the test's after the others, is a column that clients may be made of: ``partition=natural
     partition.label=hospital``. What inputs may be, ``dataset_from_arrays`` says. Pickled objects are refused.
 
     Args:
@@ -69,12 +70,24 @@ class Npz(DatasetSource):
                 "name them so."
             )
         x, y, a = arrays.pop("x"), arrays.pop("y"), arrays.pop("a", None)
-        held_out = [arrays.pop(f"{name}_test", None) for name in "xya"]
+        wanted = [f"{name}_test" for name in ("xy" if a is None else "xya")]
+        given = [name for name in _TEST if name in arrays]
+        if given not in ([], wanted):
+            raise DatasetCorruptError(
+                f"Expected {' and '.join(wanted)} in {self.path}, or none of them, but it has {', '.join(given)}: a test set "
+                "has what the other samples have."
+            )
+        held_out = tuple(arrays.pop(name) for name in given)
         names = {name: arrays.pop(name).tolist() for name in _NAMES if name in arrays}
-        given = [array for array in held_out if array is not None]
+        columns = {name: _numbered(column) for name, column in arrays.items()}
         try:
             return dataset_from_arrays(
-                *(x, y, a), test=tuple(given) if given else self.test_fraction, columns=arrays, seed=self.seed, **names
+                *(x, y, a), test=held_out or self.test_fraction, columns=columns, seed=self.seed, **names
             )
         except ValueError as error:
             raise DatasetCorruptError(f"In {self.path}: {first_line(error)}") from None
+
+
+def _numbered(column: NDArray[Any]) -> NDArray[Any]:
+    """Return the position of each word among all of them, in alphabetical order; numbers stay what they are."""
+    return np.unique(column, return_inverse=True)[1] if column.dtype.kind == "U" and column.ndim == 1 else column

@@ -1,5 +1,6 @@
 """Runs -> one page that a browser opens, without a network and without scripts."""
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -42,6 +43,8 @@ from fedfacet.pages.grids import (
 )
 from fedfacet.pages.pictures import curves_svg, looks_of, selection_svg, swatches_of
 from fedfacet.storage.whole_file import written_whole
+
+_OPTION = re.compile(r"(?<!\S)--[\w-]+")
 
 METRICS = ("test/acc", "test/acc_worst_group")
 """What a page shows, beside a metric that is asked for."""
@@ -144,16 +147,17 @@ def page_of(runs: Sequence[Run], asked: Asked) -> str:
 
 
 def coded(text: str) -> Markup:
-    """Return a sentence as HTML, what stands in backticks as code.
+    """Return a sentence as HTML, what stands in backticks as code; a line does not break between the hyphens of an option.
 
     Example:
-        >>> print(coded("`a` < b"))
-        <code>a</code> &lt; b
+        >>> print(coded("`a` < --b"))
+        <code>a</code> &lt; <span class="option">--b</span>
     """
     parts = text.split("`")
     if len(parts) % 2 == 0:  # one backtick too many is a backtick
         return escape(text)
-    return Markup("").join(Markup("<code>{}</code>").format(part) if i % 2 else part for i, part in enumerate(parts))
+    whole = [_OPTION.sub(r'<span class="option">\g<0></span>', str(escape(part))) for part in parts]
+    return Markup("".join(f"<code>{part}</code>" if i % 2 else part for i, part in enumerate(whole)))
 
 
 def _metrics(runs: Sequence[Run], asked: str | None) -> list[str]:

@@ -67,7 +67,6 @@ def selection_svg(chosen_RK: NDArray[np.bool_], types: Sequence[str], title: str
         axes = figure.subplots()
         draw_selection(axes, chosen_RK, types)
         axes.set(xlabel=_ROUND)
-        axes.locator_params(axis="x", integer=True)
         for chosen in axes.images:
             chosen.set_cmap(LinearSegmentedColormap.from_list("ink", [(0, 0, 0, 0), (0, 0, 0, 1)]))
         for strip in axes.patches:

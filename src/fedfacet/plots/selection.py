@@ -61,6 +61,8 @@ def plot_selections(
 
 def draw_selection(axes: "Axes", chosen_RK: NDArray[np.bool_], types: Sequence[str]) -> None:
     """Draw one heat map of rounds and clients; of more than ``crowd.MOST_BARS`` some share a line, black the darkest."""
+    from matplotlib.ticker import MaxNLocator
+
     order = in_order(types)
     rounds, number = len(chosen_RK), len(order)
     edges = crowd.neighbours([number]) if number > crowd.MOST_BARS else None  # of one height each, as the picture's dots are
@@ -77,4 +79,6 @@ def draw_selection(axes: "Axes", chosen_RK: NDArray[np.bool_], types: Sequence[s
         axes.barh(start + count / 2, -0.06 * rounds, height=count, left=0.5, **strip)
         axes.text(0.5 - 0.03 * rounds, start + count / 2, kind, ha="center", va="center", fontsize=6)
     axes.set(xlim=(0.5 - 0.06 * rounds, rounds + 0.5), ylim=(number, 0), yticks=[])
+    ticks = MaxNLocator(6, steps=[1, 2, 2.5, 5, 10], integer=True).tick_values(0, rounds)
+    axes.set_xticks([tick for tick in ticks if 1 <= tick <= rounds])
     axes.spines[:].set_visible(False)

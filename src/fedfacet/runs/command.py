@@ -5,11 +5,11 @@ import io
 import itertools
 import logging
 import os
-import re
 import shutil
 import signal
 import sys
 import textwrap
+import warnings
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
@@ -139,6 +139,8 @@ def hydra_jobs(
             is_worker=is_worker,
         )
 
+    for module in ("optuna", r"hydra_plugins\.hydra_optuna_sweeper"):  # whose settings Optuna will not know any more some day
+        warnings.filterwarnings("ignore", category=FutureWarning, module=module)
     start: Callable[[], None] = hydra.main(version_base="1.3", config_path=str(configuration.conf_dir()), config_name="train")(
         task
     )
@@ -155,15 +157,18 @@ def _work(train: Callable[[Job], None], argv: Sequence[str], pace: Pace) -> Outc
 
 
 def _print_wrapped(tell_help: Callable[[], None]) -> None:
-    """Print what Hydra says for --help, with the groups' lists of options folded to the terminal's width."""
+    """Print what Hydra says for --help, folded to the terminal's width; groups' lists of options are as wide as it is."""
     said = io.StringIO()
     with contextlib.redirect_stdout(said), contextlib.suppress(SystemExit):
         tell_help()
-    width = min(max(shutil.get_terminal_size((128, 24)).columns, 80), 128)
+    width = min(max(shutil.get_terminal_size((128, 24)).columns, 40), 128)
     lines = said.getvalue().replace("python src/train.py", command_name()).splitlines()
-    folded = [
-        textwrap.fill(line, width, subsequent_indent="  ", break_on_hyphens=False) if re.match(r"\w+: \w+,", line) else line
-        for line in lines
-    ]
+    folded = [_folded(line, width) if len(line) > width else line for line in lines]
     with reader_may_leave(sys.stdout):
         print(*folded, sep="\n")
+
+
+def _folded(line: str, width: int) -> str:
+    """Fold one line between words; what goes on, but for a sentence, stands further to the right."""
+    indent = "" if line[:1].isupper() else " " * (len(line) - len(line.lstrip()) + 2)
+    return textwrap.fill(line, width, subsequent_indent=indent, break_on_hyphens=False, break_long_words=False)

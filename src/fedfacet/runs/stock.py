@@ -36,13 +36,16 @@ def take_stock(cells: Mapping[Path, int]) -> int:
 
 
 def name_left(jobs: Sweep, begun: int, sweep_dir: Path | None) -> None:
-    """Say which jobs of a sweep that was stopped have not begun, and the commands that run them.
+    """Say which jobs of a sweep that was stopped have not begun, and the commands that run them, unless a sweeper draws them.
 
     Args:
         jobs: of the sweep.
         begun: how many have; they begin in order.
         sweep_dir: in which each job has its run folder; ``None`` where the same command goes on with all of them.
     """
+    if not jobs.are_known:
+        print("The same command goes on where the sweeper stores its study, and begins anew where not.", file=sys.stderr)
+        return
     left = range(begun, len(jobs))
     if not left:
         return
