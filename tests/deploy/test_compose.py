@@ -55,7 +55,8 @@ def test_a_site_finds_its_settings_its_card_and_its_data(service, outside):
     settings = SiteSettings.read(outside(service, asked["config"]))
     assert settings.site == service
     inside = PurePosixPath(asked["config"]).parent
-    for path in (settings.card, settings.state, *settings.clients.values()):
+    held = [held.folder / held.options["file"] for held in settings.clients.values()]
+    for path in (settings.card, settings.state, *held):
         relative = path.relative_to(outside(service, asked["config"]).parent)
         named = PurePosixPath(*_plain((inside / relative).parts))
         assert outside(service, named).resolve() == path.resolve()
