@@ -1,10 +1,14 @@
 """Train a federation: ``python src/train.py [group=option] [key=value] ...``; the README shows how."""
 
-from fedfacet.runs.command import run_command
-from fedfacet.runs.job import Job
+from typing import TYPE_CHECKING
+
+from fedfacet.waiting import waiting
+
+if TYPE_CHECKING:
+    from fedfacet.runs.job import Job
 
 
-def train(job: Job) -> None:
+def train(job: "Job") -> None:
     """Run one job in its run folder, or go on with it."""
     from fedfacet.runs.opened import opened  # torch and lightning load here, so that --help need not wait for them
 
@@ -13,4 +17,6 @@ def train(job: Job) -> None:
 
 
 if __name__ == "__main__":
+    with waiting("fedfacet starts"):  # before Hydra loads
+        from fedfacet.runs.command import run_command
     run_command(train)

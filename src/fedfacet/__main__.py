@@ -5,6 +5,7 @@ import sys
 from collections.abc import Sequence
 
 from fedfacet import __version__
+from fedfacet.waiting import waiting
 
 USAGE = """usage: fedfacet train|tune|describe|report|attack|serve|client ARGS
 
@@ -38,8 +39,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"fedfacet {__version__}")
         return 0
     if command == "train":
-        from fedfacet.runs.command import run_command
-        from fedfacet.runs.run import fit
+        with waiting("fedfacet starts"):  # before Hydra loads
+            from fedfacet.runs.command import run_command
+            from fedfacet.runs.run import fit
 
         sys.argv = [sys.argv[0], *arguments]  # which Hydra reads itself
         run_command(fit)
