@@ -24,11 +24,11 @@ class Asking:
         order: client -> its order to train in this round, which it answers on.
         heard: called after each answer with its position, of how many, and to what.
         lap: books the time since it was called last, to a phase.
-        ledger: of the round; costs are added to it.
         disclosures: query name -> client -> what the client has answered so far in the run; answers are added.
         asker: the selector's class, for messages.
         disclosure: what clients may be asked for; ``None`` for anything.
         accounting: what noise on answers is counted; ``None`` without any.
+        ledger: of the round; what questions cost is added to it, as the rest of the round is.
         answers: of this round, query name -> client -> answer.
         asked: client -> what its answers came to.
         received_model: the clients that got the model to answer on.
@@ -42,11 +42,11 @@ class Asking:
     order: Callable[[int], ClientTask]
     heard: Callable[[int, int, str], None]
     lap: Callable[[str], None]
-    ledger: Ledger
     disclosures: dict[str, Mapping[int, Any]]
     asker: str
     disclosure: DisclosurePolicy | None
     accounting: Accounting | None
+    ledger: Ledger = field(default_factory=Ledger)
     answers: dict[str, dict[int, Any]] = field(default_factory=dict)
     asked: dict[int, Asked] = field(default_factory=dict)
     received_model: set[int] = field(default_factory=set)

@@ -218,7 +218,7 @@ class Federation:
 
     def run_round(self) -> RoundResult:
         """Run one round, and make it part of the state."""
-        before, round, seed = self.state, self.state.round + 1, self.seed
+        before, round = self.state, self.state.round + 1
         notes = _Notes(time.perf_counter())
 
         # 1. Who is able to take part?
@@ -234,7 +234,6 @@ class Federation:
             order=lambda client_id: self._task(client_id, before),
             heard=partial(self._heard, round),
             lap=notes.lap,
-            ledger=notes.ledger,
             disclosures=dict(before.disclosures),
             asker=type(self.selector).__name__,
             disclosure=self.disclosure,
@@ -252,7 +251,8 @@ class Federation:
             log_weights=log_weights,
         )
         cohort = self._checked(self.selector.select(before.selector, context), context) if available else []
-        self._count_models(asking, before, asking.received_model - set(cohort))
+        if alone := asking.received_model - set(cohort):
+            self._count_models(asking, before, alone)
         notes.lap("select")
 
         # 3. Who will answer, and what does the aggregator want to know of them beforehand?
@@ -271,14 +271,14 @@ class Federation:
         tasks = []
         for client_id, part in finished.items():
             task = replace(self._task(client_id, told), step_fraction=part)
-            notes.ledger.floats_down += self._num_floats_sent(task.broadcast, client_id)
+            asking.ledger.floats_down += self._num_floats_sent(task.broadcast, client_id)
             if part > 0:
                 tasks.append(task)
         flights = before.flights
         if self.flights is not None and plan is not None:
             flights, tasks, plan = self._turned(self.flights, tasks, plan, asking)
         silent = asking.begun.keys() - {task.client_id for task in tasks}
-        notes.ledger.query_samples += sum(asking.begun[client_id] for client_id in silent)
+        asking.ledger.query_samples += sum(asking.begun[client_id] for client_id in silent)
 
         # 5.-7. They train; their updates cross back one by one, in cohort order, and are folded into the next model.
         watching = [callback for callback in self.callbacks.values() if callback.needs_updates]
@@ -330,20 +330,17 @@ class Federation:
         )
 
         # 10. Measure the new model, let scheduler and selector learn, tell everybody, and let the state be saved.
-        metrics = _training_metrics(notes.receipts, notes.ledger)
+        metrics = _training_metrics(notes.receipts, asking.ledger)
         if judge is not None:
             metrics["server/samples"] = judge.num_samples
-        if self.flights is not None:
-            metrics["train/staleness"] = sum(round - task.round for task in tasks) / len(tasks) if tasks else float("nan")
-        if self.clock is not None and plan is not None:
-            clock, taken = self.clock.advance(before.devices, plan, asking.asked, notes.ledger, seed=seed, round=round)
-            self.state, metrics = replace(self.state, devices=clock), metrics | taken
+        if plan is not None:
+            metrics |= self._timed(before, plan, tasks, asking)
         result = RoundResult(
             round=round,
             cohort=tuple(cohort),
             receipts=tuple(notes.receipts),
             metrics=metrics,
-            ledger=notes.ledger,
+            ledger=asking.ledger,
             seconds=notes.seconds,
             num_clients=self.num_clients,
             disclosed=tuple(asking.disclosed),
@@ -352,13 +349,9 @@ class Federation:
         )
         metrics |= self._of_selector(result) if self.selector.metrics is not None else {}
         metrics |= self._accounted(self.accounting, before, tasks, asking, notes) if self.accounting is not None else {}
-        try:
-            metrics |= self._measured(result, asking)
-        except Interrupted:  # while clients answered
-            self.state = before
-            raise
-        metrics |= _crossed(notes.ledger)  # answers to measurements too
-        result = replace(result, disclosed=tuple(asking.disclosed))
+        if self.callbacks or self.termination is not None:
+            metrics |= self._measured(result, asking, before)
+            result = replace(result, disclosed=tuple(asking.disclosed))  # to measurements too
         if self.scheduler is not None:
             metrics["train/lr_factor"] = self.lr_factor(round)
             self.state = replace(self.state, scheduler=self.scheduler.observe(before.scheduler, metrics))
@@ -374,6 +367,16 @@ class Federation:
         for callback in self.callbacks.values():
             callback.on_state_complete(self)
         return result
+
+    def _timed(self, before: FederationState, plan: Plan, tasks: Sequence[ClientTask], asking: Asking) -> dict[str, float]:
+        """Let the time of a round pass on the clients' devices, and return how long it was and how late its updates came."""
+        assert self.clock is not None
+        round, late = self.state.round, {}
+        if self.flights is not None:
+            late["train/staleness"] = sum(round - task.round for task in tasks) / len(tasks) if tasks else float("nan")
+        clock, taken = self.clock.advance(before.devices, plan, asking.asked, asking.ledger, seed=self.seed, round=round)
+        self.state = replace(self.state, devices=clock)
+        return late | taken
 
     def _of_selector(self, result: RoundResult) -> dict[str, float]:
         """Return what the round came to by the selector, which has not learnt from it yet."""
@@ -413,8 +416,18 @@ class Federation:
         draw = rng.stream(self.seed, "selector-learns", result.round)
         return self.selector.observe(before.selector, result, notes.updates, draw, **handed)
 
-    def _measured(self, result: RoundResult, asking: Asking) -> dict[str, float]:
-        """Have callbacks measure a round; those whose turn it is not wait until it is known whether the round is the last."""
+    def _measured(self, result: RoundResult, asking: Asking, before: FederationState) -> dict[str, float]:
+        """Have callbacks measure a round; those whose turn it is not wait until it is known whether the round is the last.
+
+        If the user stops the run while clients answer, the state is the one before the round again.
+        """
+        try:
+            return self._measurements(result, asking) | _crossed(result.ledger)  # with what their answers cost
+        except Interrupted:
+            self.state = before
+            raise
+
+    def _measurements(self, result: RoundResult, asking: Asking) -> dict[str, float]:
         parts, round = self.callbacks, result.round
         due = {name for name, part in parts.items() if not (isinstance(part, Measurement) and not part.is_due(self, round))}
         measured = {name: self._measure(part, round, asking) for name, part in parts.items() if name in due}
@@ -559,7 +572,7 @@ class Federation:
                     if not is_finite_report(report):
                         fault = f"its {self._question.name} is {reprlib.repr(report)}"
                 sent = sum(map(state.num_floats, (update.delta, update.buffers, update.extras)))
-                notes.ledger.floats_up += max(sent - update.num_lost, 0)
+                asking.ledger.floats_up += max(sent - update.num_lost, 0)
                 if not is_finite(update, seen):
                     fault = "it holds NaN or infinite numbers"
             if fault is not None:
@@ -623,7 +636,6 @@ class _Notes:
     updates: list[ClientUpdate] = field(default_factory=list)
     receipts: list[ClientReceipt] = field(default_factory=list)
     memory: dict[int, State] = field(default_factory=dict)
-    ledger: Ledger = field(default_factory=Ledger)
     seconds: dict[str, float] = field(default_factory=lambda: dict.fromkeys(("ask", "select", "train", "measure"), 0.0))
 
     def lap(self, phase: str) -> None:
