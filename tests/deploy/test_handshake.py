@@ -116,7 +116,7 @@ def test_data_that_do_not_fit_the_card(copy, deployed, capsys, tmp_path):
     try:
         with pytest.raises(
             ConfigError,
-            match=r"site_0 refuses the run \(data\): its samples cannot be read or do not fit the data card, as `client.py",
+            match=r"site_0 refuses the run \(data\): it cannot be opened, as `client.py check` tells its operator",
         ):
             deployed("method=fedavg", run_dir=tmp_path, transport=transport, folder=copy)
     finally:

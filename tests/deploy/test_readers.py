@@ -1,5 +1,7 @@
 """What sites read their clients' samples from, and what they say of files that are not as the data card has it."""
 
+import json
+
 import numpy as np
 import pytest
 import yaml
@@ -211,12 +213,20 @@ def test_what_does_not_fit_is_one_sentence_to_the_operator(what, site_of, adults
 @pytest.mark.parametrize("damage", [b"", b"\x89PNG\r\n\x1a\n", b"GIF89a" + bytes(99)])
 def test_the_server_is_not_told_the_name_of_a_damaged_file(damage, site_of, adults):
     (adults / "adults" / "film" / "ill" / "Jane Doe.png").write_bytes(damage)
-    with pytest.raises(FedFacetError, match=r"Jane Doe\.png to be an image, but it cannot be read") as fault:
+    with pytest.raises(FedFacetError, match=r"Jane Doe\.png to be an image, but it cannot be read"):
         site_of(IMAGES, **FOLDERS)
-    answer = refusing(fault.value)(pack(Letter("hello", "a" * 32, {})))
+    answer = refusing()(pack(Letter("hello", "a" * 32, {})))
+    assert unpack(answer, len(answer)).body["sentence"] == "it cannot be opened, as `client.py check` tells its operator"
+
+
+def test_of_a_fault_at_work_the_server_is_told_the_kind_and_the_operator_all(site_of, adults, monkeypatch):
+    site = site_of(IMAGES, **FOLDERS)
+    monkeypatch.setattr(site, "_hello", lambda *_: (adults / "Jane Doe.png").read_bytes())
+    answer = site.answer(pack(Letter("hello", "a" * 32, {})))
     said = unpack(answer, len(answer)).body["sentence"]
-    assert "Doe" not in said
-    assert said.startswith("its samples cannot be read")
+    assert said == "FileNotFoundError, of which audit.jsonl tells its operator more"
+    (line,) = (site.settings.state / "audit.jsonl").read_text().splitlines()
+    assert "Jane Doe.png" in json.loads(line)["fault"]
 
 
 @pytest.mark.parametrize(

@@ -98,12 +98,23 @@ def folded(markdown: str, width: int) -> str:
         elif is_table:
             lines += group
         else:
-            lines += [_filled(line, width) if len(line) > width else line for line in group]
+            lines += [filled(line, width) for line in group]
     return "\n".join(lines) + "\n"
 
 
-def _filled(line: str, width: int) -> str:
-    indent = "  " if line.startswith("- ") else " " * (len(line) - len(line.lstrip()) + 4) if line.startswith(" ") else ""
+def filled(line: str, width: int) -> str:
+    """Return a line folded between words; what goes on stands further to the right, but for a sentence.
+
+    Example:
+        >>> print(filled("model: lenet, mlp", 14))
+        model: lenet,
+          mlp
+    """
+    if len(line) <= width:
+        return line
+    indent = "  " if line[:1] == "-" or line[:1].islower() else ""
+    if line[:1] == " ":
+        indent = " " * (len(line) - len(line.lstrip()) + 4)
     return textwrap.fill(line, width, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False)
 
 

@@ -73,7 +73,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except (FedFacetError, ValueError, TypeError) as error:
         from fedfacet.config import ended_before
 
-        if isinstance(error, CheckpointError) and (told := ended_before(error, ["serve", *argv])):
+        if told := ended_before(error, argv):
             print(told)
             return 0
         print(f"error: {error}", file=sys.stderr)

@@ -132,11 +132,11 @@ def goes_on_by_itself(overrides: Sequence[str]) -> tuple[list[str], bool]:
     return [*others, override_of("resume", folder)], False
 
 
-def ended_before(error: CheckpointError, argv: Sequence[str]) -> str:
+def ended_before(error: Exception, overrides: Sequence[str]) -> str:
     """Return what to tell a command that a supervisor gives again until it is done; empty where the error is one."""
-    if not isinstance(error, RunFinished) or value_of("resume", argv[1:]) != "auto":
+    if not isinstance(error, RunFinished) or value_of("resume", overrides) != "auto":
         return ""
-    return f"Nothing is left to do: {error.rounds} rounds are done in {value_of('paths.output_dir', argv[1:])}."
+    return f"Nothing is left to do: {error.rounds} rounds are done in {value_of('paths.output_dir', overrides)}."
 
 
 def resumed_overrides(resume: str, overrides: Sequence[str]) -> list[str]:

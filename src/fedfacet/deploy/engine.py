@@ -74,6 +74,8 @@ class DeployedEngine(Engine):
         max_letter_mb: what a letter may weigh.
     """
 
+    trains_here = False
+
     def __init__(
         self,
         transport: Transport,

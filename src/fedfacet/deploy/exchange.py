@@ -97,7 +97,6 @@ class Exchange:
         self._open: dict[Ticket, Order | str] = {}
         self._greeted: set[str] = set()
         self._told: set[tuple[str, str]] = set()
-        self._packed: dict[str, bytes] = {}  # models as letters, while they are sent
 
     def begin(self, round: int) -> None:
         """Begin a round, whose models the sites do not have yet."""
@@ -157,9 +156,10 @@ class Exchange:
         until = began + seconds
         done: dict[Order, tuple[Letter, str] | Lost] = {}
         try:
+            packed: dict[str, bytes] = {}
             for order in orders:
-                self._send(order, models)
-            self._packed.clear()
+                self._send(order, models, packed)
+            packed.clear()
             for order in orders:
                 while order not in done:
                     came = self._poll(until)  # also after the deadline: what is there was in time
@@ -199,16 +199,17 @@ class Exchange:
         self._post(site, pack(Letter("hello", self.run, body)), "hello")
         self._greeted.add(site)
 
-    def _send(self, order: Order, models: Mapping[str, State]) -> None:
-        """Send a letter, and before it what its site must have to answer it."""
+    def _send(self, order: Order, models: Mapping[str, State], packed: dict[str, bytes]) -> None:
+        """Send a letter, and before it what its site must have to answer it; ``packed`` has the last model as a letter."""
         order.tries += 1
         if order.site not in self._greeted:
             self._greet(order.site)
         if order.model is not None and (order.site, order.model) not in self._told:
-            if order.model not in self._packed:  # one for all sites
+            if order.model not in packed:  # one letter for all sites, and of several models one at a time
+                packed.clear()
                 body = {"round": self.round, "model": order.model}
-                self._packed = {order.model: pack(Letter("weights", self.run, body, {"model": models[order.model]}))}
-            self._post(order.site, self._packed[order.model], "weights")
+                packed[order.model] = pack(Letter("weights", self.run, body, {"model": models[order.model]}))
+            self._post(order.site, packed[order.model], "weights")
             self._told.add((order.site, order.model))
         self._post(order.site, order.content, order)
 
@@ -250,8 +251,7 @@ class Exchange:
                 log.warning("%s: %s.", ticket.site, fault)
             elif again and order.tries < _TRIES:
                 log.warning("%s; the letter for client %d is sent again.", fault, order.client)
-                self._send(order, models)
-                self._packed.clear()
+                self._send(order, models, {})
             else:
                 done[order] = fault if isinstance(fault, Lost) else Lost(str(fault))
 

@@ -27,8 +27,8 @@ def serve(settings: SiteSettings, letters: Connection, answers: Connection) -> N
     answer: Callable[[bytes], bytes]
     try:
         answer = Site(settings).answer
-    except FedFacetError as error:
-        answer = refusing(error)
+    except FedFacetError:
+        answer = refusing()
     with contextlib.suppress(EOFError, OSError):
         while True:
             answers.send_bytes(answer(letters.recv_bytes()))

@@ -39,14 +39,9 @@ class Refused(FedFacetError):
         self.code = code
 
 
-def refusing(error: FedFacetError) -> Callable[[bytes], bytes]:
-    """Return what answers letters in the place of a site that cannot be opened.
-
-    What is wrong with a file may have a patient's name in it, or an entry, so that the operator alone is told.
-    """
-    sentence = str(error).rstrip(".")
-    if isinstance(error, DatasetCorruptError | DatasetNotFoundError):
-        sentence = "its samples cannot be read or do not fit the data card, as `client.py check` tells its operator"
+def refusing() -> Callable[[bytes], bytes]:
+    """Return what answers letters in the place of a site that cannot be opened; its operator alone is told why."""
+    sentence = "it cannot be opened, as `client.py check` tells its operator"
 
     def answer(content: bytes) -> bytes:
         run = unpack(content, len(content)).run
@@ -120,7 +115,7 @@ class Site:
 
     def answer(self, content: bytes) -> bytes:
         """Return the answer to a letter; what goes wrong here is one sentence there, never a traceback."""
-        began, digest, letter = time.perf_counter(), digest_of(content), Letter("none", "")
+        began, digest, letter, more = time.perf_counter(), digest_of(content), Letter("none", ""), ""
         try:
             letter = unpack(content, self._most_bytes)
             steps: dict[str, Callable[[Letter, str], Letter]] = {
@@ -139,13 +134,15 @@ class Site:
         except LetterError as error:
             reply = Letter("refusal", letter.run, {"code": "letter", "sentence": f"a letter is not read: {error}"})
         except Exception as error:
-            sentence = f"{type(error).__name__}: {first_line(error)}"
+            sentence, told = f"{type(error).__name__}: {first_line(error)}", isinstance(error, FedFacetError)
+            if not told or isinstance(error, DatasetCorruptError | DatasetNotFoundError):  # a file may have a patient's name
+                more, sentence = sentence, f"{type(error).__name__}, of which audit.jsonl tells its operator more"
             reply = Letter("refusal", letter.run, {"code": "failed", "sentence": sentence})
         answer = pack(Letter(reply.kind, reply.run, {**reply.body, "answers": digest}, reply.bundles))
         if self.remembers and self.settings.keep_letters and reply.kind in ("hello", "ok", "update"):
             self._keep(letter, content)
         if self.remembers:
-            self._audit(letter, content, reply, answer, time.perf_counter() - began)
+            self._audit(letter, content, reply, answer, time.perf_counter() - began, more)
         return answer
 
     def digest_of_answer(self, content: bytes) -> str:
@@ -303,8 +300,8 @@ class Site:
         file.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         file.write_bytes(content)
 
-    def _audit(self, letter: Letter, content: bytes, reply: Letter, answer: bytes, seconds: float) -> None:
-        """Write down what came and what left."""
+    def _audit(self, letter: Letter, content: bytes, reply: Letter, answer: bytes, seconds: float, more: str) -> None:
+        """Write down what came and what left, and of a fault what did not."""
         told = {
             "time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
             "run": letter.run,
@@ -316,6 +313,7 @@ class Site:
             "digest": digest_of(answer),
             "seconds": round(seconds, 3) if math.isfinite(seconds) else None,
             **({name: reply.body[name] for name in ("code", "sentence")} if reply.kind == "refusal" else {}),
+            **({"fault": more} if more else {}),
         }
         with open(self.settings.state / "audit.jsonl", "a", encoding="utf-8") as file:
             file.write(json.dumps(told) + "\n")

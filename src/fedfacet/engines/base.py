@@ -30,6 +30,9 @@ class Engine:
     spans_processes = False
     """Whether the processes that a launcher started belong to one run."""
 
+    trains_here = True
+    """Whether clients train on this machine."""
+
     def __init__(self, *, device: str = "auto") -> None:
         self.device = device
 

@@ -111,7 +111,7 @@ def selection_grids(found: Selection) -> list[Grid]:
     return grids + [_with_heads(OVERLAP, grid, 1, ()) for grid in overlap_grids(found, _text)]
 
 
-def groups_grid(groups: Groups, column: str, corner: str, moment: str, std: str) -> Grid | None:
+def groups_grid(groups: Groups, column: str, moment: str, std: str) -> Grid | None:
     """Return the accuracy in each group of the test set, a line per group; ``None`` where runs have not measured it."""
     members = {row: groups[row, column] for row in ordered({row for row, head in groups if head == column})}
     runs = [run for of_row in members.values() for run in of_row]

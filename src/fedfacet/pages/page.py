@@ -123,7 +123,7 @@ def page_of(runs: Sequence[Run], asked: Asked) -> str:
         Section("accuracies", "Accuracies", list(_accuracies(runs, finished, rows, columns, metrics, asked))),
         Section("comparison", f"Compared with {baseline}", list(_comparison(runs, rows, columns, metrics, baseline, asked))),
         Section("curves", "Curves", list(_curves(runs, rows, columns, metrics, asked))),
-        Section("groups", "Accuracy per group", list(_groups(groups, rows, columns, asked))),
+        Section("groups", "Accuracy per group", list(_groups(groups, columns, asked))),
         Section("clients", "Accuracy per client", list(_clients(groups, rows, columns, asked))),
         Section("selection", "Who was selected", list(_selection(runs, groups, rows, columns))),
         Section("runs", "The runs", list(_runs(runs, [*rows, *columns]))),
@@ -276,13 +276,11 @@ def _pictures(curves: Curves, looks: Mapping[str, Mapping[str, str]]) -> Iterato
         yield Picture(svg, f"`{curves.named}`{unit} over {across}{where}")
 
 
-def _groups(
-    groups: Mapping[tuple[str, str], Sequence[Run]], rows: Sequence[str], columns: Sequence[str], asked: Asked
-) -> Iterator[Part]:
+def _groups(groups: Mapping[tuple[str, str], Sequence[Run]], columns: Sequence[str], asked: Asked) -> Iterator[Part]:
     moment = asked.at if asked.at in MOMENTS else "last"
     names = ordered({column for _, column in groups})
     for name in names:
-        if grid := groups_grid(groups, name, " / ".join(rows), str(moment), asked.std):
+        if grid := groups_grid(groups, name, str(moment), asked.std):
             yield Part(_heading(columns, name, names), [grid])
 
 

@@ -8,7 +8,6 @@ import os
 import shutil
 import signal
 import sys
-import textwrap
 import warnings
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -23,7 +22,7 @@ from fedfacet import __version__
 from fedfacet import config as configuration
 from fedfacet.broken_pipe import reader_may_leave
 from fedfacet.config.sweeping import Sweep
-from fedfacet.errors import CheckpointError, ConfigError, FedFacetError
+from fedfacet.errors import ConfigError, FedFacetError
 from fedfacet.runs.ending import command_name, leave, refuse
 from fedfacet.runs.job import Job
 from fedfacet.runs.jobs import check, check_data, run_job
@@ -73,7 +72,7 @@ def run_command(train: Callable[[Job], None]) -> None:
                 for config, run_dir in looked_at:
                     check(config, run_dir)
     except (FedFacetError, ValueError, TypeError) as error:
-        if isinstance(error, CheckpointError) and (told := configuration.ended_before(error, sys.argv)):
+        if told := configuration.ended_before(error, sys.argv[1:]):
             print(told)
             return
         refuse(error)
@@ -158,17 +157,13 @@ def _work(train: Callable[[Job], None], argv: Sequence[str], pace: Pace) -> Outc
 
 def _print_wrapped(tell_help: Callable[[], None]) -> None:
     """Print what Hydra says for --help, folded to the terminal's width; groups' lists of options are as wide as it is."""
+    from fedfacet.analysis.terminal import filled
+
     said = io.StringIO()
     with contextlib.redirect_stdout(said), contextlib.suppress(SystemExit):
         tell_help()
     width = min(max(shutil.get_terminal_size((128, 24)).columns, 40), 128)
     lines = said.getvalue().replace("python src/train.py", command_name()).splitlines()
-    folded = [_folded(line, width) if len(line) > width else line for line in lines]
+    folded = [filled(line, width) for line in lines]
     with reader_may_leave(sys.stdout):
         print(*folded, sep="\n")
-
-
-def _folded(line: str, width: int) -> str:
-    """Fold one line between words; what goes on, but for a sentence, stands further to the right."""
-    indent = "" if line[:1].isupper() else " " * (len(line) - len(line.lstrip()) + 2)
-    return textwrap.fill(line, width, subsequent_indent=indent, break_on_hyphens=False, break_long_words=False)

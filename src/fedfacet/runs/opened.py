@@ -71,8 +71,6 @@ def opened(
         Interrupted: if a signal has come; the state is saved.
     """
     config, threads = job.config, torch.get_num_threads()
-    if make is build:  # else it trains elsewhere, and large letters come and go here
-        keep_freed_memory()
     try:
         log.info("fedfacet %s: %s", __version__, shlex.join(["python", *sys.argv]))
         saved = None
@@ -86,6 +84,8 @@ def opened(
                 config.engine.choice = choice
         settle(config)
         federation = make(config, job.run_dir)
+        if federation.engine.trains_here:
+            keep_freed_memory()
         if saved is not None:
             _check_sums(saved_config["engine"], config.engine)
             federation.restore(saved)
