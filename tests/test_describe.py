@@ -77,6 +77,25 @@ def test_a_data_set_is_dealt_for_real(run):
     assert described["global"]["spurious_correlation"] == pytest.approx(0.163, abs=1e-3)
 
 
+def test_a_recipe_says_what_is_dealt(run):
+    asked = (
+        "output=json",
+        "partition.num_clients=5",
+        "simulate.selector=uniform",
+        "simulate.rounds=3",
+        "simulate.cohort_size=2",
+    )
+    _, out, err = run("experiment=digits_gsc", "partition=iid", "model.width=8", *asked)
+    described = json.loads(out)
+    _, out, _ = run("dataset=digits", "partition=iid", *asked)
+    assert described == json.loads(out)
+    assert run("experiment=digits", "output=json")[2].startswith(
+        "error: Expected a known option of `experiment`, but got `digits`"
+    )
+    *_, err = run("experiment=digits_gsc", "partition=iid", "model.with=8")
+    assert err.startswith("error: Expected a known option, but got `model.with`: the nearest are `model.width`.")
+
+
 @pytest.mark.parametrize("partition", ["iid", "dirichlet"])
 def test_partitions_of_labels_need_a_data_set(run, tmp_path, partition):
     status, out, err = run(f"partition={partition}")

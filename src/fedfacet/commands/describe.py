@@ -13,6 +13,7 @@ from fedfacet.waiting import waiting
 GROUPS = ("partition", "dataset", "selector")
 
 USAGE = """usage: {command} partition=NAME [dataset=NAME] [output=text|json] [simulate.selector=NAME] ...
+       {command} experiment=NAME [OPTION OF train] ... [output=text|json] [simulate.selector=NAME] ...
        {command} selectors [FIELD=VALUE] ... [compare=NAME,NAME] [table=thesis] [cost=measured rounds=10]
        {command} submodels [output=text|json]
        {command} estimation run=DIR|[OPTION OF train] ... [output=text|json]
@@ -26,6 +27,7 @@ Tell how heterogeneous a federation is, without training: its measures, every cl
   partition=NAME,NAME,...   the measures of several, side by side
   partition.KEY=VALUE       e.g. partition.scale=0.2 or partition.num_clients=100
   dataset=NAME              deal this data set's samples for real: {datasets}
+  experiment=NAME           what a recipe of train deals, with whatever else train takes
   output=text|json          json prints one document and nothing else
   simulate.selector=NAME    simulate whom it would choose: {selectors}
                             several, as in uniform,feddiverse, are drawn one above the other
@@ -69,7 +71,7 @@ def tell(argv: Sequence[str]) -> Told:
         topic, options = word, argv[1:]
     elif any(argument.startswith("devices=") for argument in argv):
         topic, options = "devices", argv
-    elif any(argument.startswith(("capacity=", "submodel=")) for argument in argv):
+    elif any(argument.startswith(("capacity", "submodel")) for argument in argv):
         topic, options = "parts", argv
     else:
         topic, options = "federations", argv

@@ -20,10 +20,13 @@ from fedfacet.plots.triplets import plot_federations, plot_triplets
 if TYPE_CHECKING:
     from fedfacet.data.federated import FederatedData
 
+_DEALT = ("dataset", "partition", "smoke", "server_data")
+_NOT_DEALT = re.compile(r"[+~]*(output|simulate|selector)\b")
+
 
 def tell(argv: Sequence[str]) -> Told:
     """Describe the federations that the overrides name, and draw them."""
-    configs = [compose_job("describe", overrides)[0] for overrides in one_by_one(selector_overrides(argv))]
+    configs = [composed(overrides) for overrides in one_by_one(selector_overrides(argv))]
     output = configs[0].output
     if output not in ("text", "json"):
         raise ConfigError(f"Expected `output` to be text or json, but got {output!r}: choose one of them.")
@@ -48,6 +51,19 @@ def one_by_one(overrides: Sequence[str]) -> list[list[str]]:
         several = equals and group in ("partition", "selector")
         lists.append([f"{group}={option.strip()}" for option in options.split(",")] if several else [override])
     return [list(chosen) for chosen in product(*lists)]
+
+
+def composed(overrides: Sequence[str]) -> DictConfig:
+    """Return the config that the overrides make; with ``experiment=NAME``, train's recipe says what is dealt and how."""
+    if not any(override.startswith("experiment=") for override in overrides):
+        return compose_job("describe", overrides)[0]
+    own = [override for override in overrides if _NOT_DEALT.match(override)]
+    paths = [override for override in overrides if override.startswith("paths.")]
+    config, _ = compose_job("describe", [*own, *paths])
+    recipe, _ = compose_job("train", ["task=describe", *(override for override in overrides if override not in own)])
+    config.update({key: recipe[key] for key in _DEALT})
+    config.choices.update({group: recipe.choices[group] for group in ("dataset", "partition")})
+    return config
 
 
 def describe(configs: Sequence[DictConfig]) -> tuple[dict[str, Any], list[Path]]:
