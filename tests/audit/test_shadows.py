@@ -9,11 +9,12 @@ from hypothesis import strategies as st
 
 from fedfacet.audit.shadows import Shadows
 from fedfacet.commands.attack import main
+from fedfacet.errors import FedFacetError
 
 OPTIONS = ("attack=lira", "shadow.models=6", "shadow.epochs=2", "members.min_known=10")
 
 
-@given(st.integers(1, 8), st.integers(2, 60), st.integers(0, 3))
+@given(st.integers(1, 8), st.integers(6, 60), st.integers(0, 3))
 def test_each_sample_is_in_exactly_half_of_the_halves(pairs, num_samples, seed):
     halves = Shadows(models=2 * pairs, seed=seed).halves(num_samples)
     assert (halves.sum(axis=0) == pairs).all()
@@ -24,6 +25,14 @@ def test_each_sample_is_in_exactly_half_of_the_halves(pairs, num_samples, seed):
 def test_halves_differ_by_pair_and_by_seed():
     one, other = Shadows(models=4).halves(50), Shadows(models=4, seed=1).halves(50)
     assert len({half.tobytes() for half in (*one, *other)}) == 8
+
+
+@pytest.mark.parametrize(
+    ("num_samples", "said"), [(1, "2 samples or more"), (3, "at most 3, as many as 3 samples have halves")]
+)
+def test_more_models_than_halves_are_refused(num_samples, said):
+    with pytest.raises(FedFacetError, match=said):
+        Shadows(models=4).halves(num_samples)
 
 
 def pool_in(folder):

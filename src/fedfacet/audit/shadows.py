@@ -3,6 +3,7 @@
 import contextlib
 import hashlib
 import json
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -74,10 +75,15 @@ class Shadows:
         Models 2i and 2i + 1 have what the other has not.
 
         Raises:
-            FedFacetError: if there are too few samples.
+            FedFacetError: if there are too few samples for so many models.
         """
         if num_samples < 2:
             raise FedFacetError(f"Expected 2 samples or more to train shadow models on, but got {num_samples}.")
+        if self.models > (most := math.comb(num_samples, num_samples // 2)):
+            raise FedFacetError(
+                f"Expected `shadow.models` to be at most {most}, as many as {num_samples} samples have halves, but got "
+                f"{self.models}: give fewer."
+            )
         chosen = np.zeros((self.models, num_samples), dtype=np.bool_)
         for pair in range(0, self.models, 2):
             order = rng.stream(self.seed, "shadow-halves", pair).permutation(num_samples)
