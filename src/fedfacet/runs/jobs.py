@@ -92,7 +92,6 @@ def run_job(
     others_go_on: bool,
     pace: Pace,
     number: int = 0,
-    total_is_known: bool = True,
     is_worker: bool = False,
 ) -> float | None:
     """Run one job in its run folder; return the validation worst-group accuracy of the last round, for sweepers.
@@ -104,16 +103,15 @@ def run_job(
         others_go_on: whether a job that is refused is only noted, because others of this process come after it.
         pace: of the sweep that it is a cell of.
         number: of the job in its sweep, from 0.
-        total_is_known: whether there are as many jobs as ``pace`` counts, and not as many as a sweeper comes up with.
         is_worker: whether this process is one of ``sweep.workers``, among which it is no news who works at a cell.
     """
     if not configuration.is_cell(job.config):
         try:
             if others_go_on:
-                place = pace.begins(number) if total_is_known else f"{number + 1}"
+                place = pace.begins(number)
                 print(f"job {place}: {job}", flush=True)
                 log.info("Job %s: %s", place, job)
-            validation = _run_alone(job, train, verify, is_one_of_many=pace.total > 1)
+            validation = _run_alone(job, train, verify, is_one_of_many=pace.total != 1)
             pace.ended()
             return validation
         except Refused as refusal:
@@ -174,7 +172,7 @@ def _run_cell(
             if job.config.resume is not None:
                 configuration.check_resume(job.config, job.run_dir)
             check(job.config, job.run_dir)
-        validation = _run(job, train, is_one_of_many=pace.total > 1)
+        validation = _run(job, train, is_one_of_many=pace.total != 1)
         pace.ended()
         return validation
     except Refused as refusal:
