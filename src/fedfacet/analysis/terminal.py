@@ -168,6 +168,11 @@ def _hung(line: str, width: int, deep: int) -> list[str]:
     return textwrap.wrap(line, width, subsequent_indent=" " * deep, break_long_words=False, break_on_hyphens=False)
 
 
+def fitted(line: str) -> str:
+    """Return a line for stdout: on a terminal folded between words, elsewhere as it is."""
+    return filled(line, shutil.get_terminal_size().columns) if sys.stdout.isatty() else line
+
+
 def print_tables(tables: Iterable[TextTable], remarks: Iterable[str] = (), figures: Sequence[Path] = ()) -> None:
     """Print tables, remarks on them, and the paths of pictures, folded to the width of the terminal."""
     from rich.console import Console  # late, as everything that --help need not wait for

@@ -15,6 +15,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from fedfacet import config as configuration
 from fedfacet.analysis.runs import load_run
+from fedfacet.analysis.terminal import fitted
 from fedfacet.broken_pipe import reader_may_leave
 from fedfacet.errors import ConfigError, DatasetCorruptError, DatasetNotFoundError, FedFacetError
 from fedfacet.runs.ending import Refused, ending_in_a_sentence, refuse
@@ -109,7 +110,7 @@ def run_job(
         try:
             if others_go_on:
                 place = pace.begins(number)
-                print(f"job {place}: {job}", flush=True)
+                print(fitted(f"job {place}: {job}"), flush=True)
                 log.info("Job %s: %s", place, job)
             validation = _run_alone(job, train, verify, is_one_of_many=pace.total != 1)
             pace.ended()
@@ -158,12 +159,12 @@ def _run_cell(
         return _validation_of(job.run_dir)
     if holder is not None:
         if not is_worker:
-            print(f"{job.run_dir} is left to {holder}; ten minutes after that is gone, the same command takes it over")
+            print(fitted(f"{job.run_dir} is left to {holder}; ten minutes after that is gone, the same command takes it over"))
         return None
     if job.was_saved:
         job.config.resume = str(job.run_dir)
     how = "goes on" if job.config.resume else "begins"
-    print(f"{job.run_dir} {how}: {job} ({pace.begins(number)})", flush=True)
+    print(fitted(f"{job.run_dir} {how}: {job} ({pace.begins(number)})"), flush=True)
     try:
         with _refusing():
             if verify is not None:
@@ -207,7 +208,7 @@ def _run(job: Job, train: Callable[[Job], None], *, is_one_of_many: bool = False
                 print(f"run folder  {job.run_dir}")
                 return None
             if is_one_of_many:
-                print(f"{job.run_dir} is finished, {results_line(summary)}", flush=True)
+                print(fitted(f"{job.run_dir} is finished, {results_line(summary)}"), flush=True)
             else:
                 print_results(summary, load_data(job.config), job.run_dir)
     return _validation_of(job.run_dir)
