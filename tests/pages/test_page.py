@@ -440,9 +440,8 @@ def test_a_browser_opens_it(tmp_path, width):
 
 @pytest.mark.skipif(CHROMIUM is None, reason="no Chromium: install one and put it on the PATH")
 def test_a_table_that_goes_on_beyond_its_edge_has_a_shadow_there(tmp_path):
-    rows = "".join(
-        f"<div class=scroll style='height:100px;margin:0;width:300px'><p style='width:{w}px'></p></div>" for w in (900, 90)
-    )
+    style = "height: 100px; margin: 0; width: 300px"
+    rows = "".join(f"<div class=scroll style='{style}'><p style='width: {width}px'></p></div>" for width in (900, 90))
     (tmp_path / "tables.html").write_text(f"<style>{CSS} body {{ margin: 0; padding: 0 }}</style>{rows}")
     subprocess.run(
         [CHROMIUM, "--headless", "--no-sandbox", "--disable-gpu", f"--user-data-dir={tmp_path / 'profile'}", "--hide-scrollbars",
