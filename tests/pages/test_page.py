@@ -445,7 +445,8 @@ def test_a_table_that_goes_on_beyond_its_edge_has_a_shadow_there(tmp_path):
     (tmp_path / "tables.html").write_text(f"<style>{CSS} body {{ margin: 0; padding: 0 }}</style>{rows}")
     subprocess.run(
         [CHROMIUM, "--headless", "--no-sandbox", "--disable-gpu", f"--user-data-dir={tmp_path / 'profile'}",
-         "--hide-scrollbars", "--window-size=600,400", f"--screenshot={tmp_path / 'tables.png'}", (tmp_path / "tables.html").as_uri()],
+         "--hide-scrollbars", "--window-size=600,400", f"--screenshot={tmp_path / 'tables.png'}",
+         (tmp_path / "tables.html").as_uri()],
         capture_output=True, timeout=300, check=True,
     )  # fmt: skip
     pixels = np.asarray(Image.open(tmp_path / "tables.png").convert("L")).astype(int)
