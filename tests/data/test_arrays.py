@@ -106,7 +106,7 @@ def test_a_torch_data_set_is_read_once():
         ((X, np.where(Y, np.nan, 0)), {}, "`y` to be whole numbers, 0 or larger, but got nan"),
         ((X, Y - 1), {}, "`y` to be whole numbers, 0 or larger, but got -1"),
         ((X, Y, -A), {}, "`a` to be whole numbers, 0 or larger, but got -1"),
-        ((X, 10**12 * Y), {}, "but only 2 labels have some"),
+        ((X, 10**12 * Y), {}, "but label 1 has none: number the labels from 0 without gaps"),
         ((X, Y), {"class_names": ["one"]}, "`class_names` to have a name for each label from 0 to 1, but got 1"),
         ((X.astype(object), Y), {}, "`x` to hold numbers .* type object"),
         (([[1.0], [1.0, 2.0]], [0, 1]), {}, "`x` to hold numbers in rows of one length"),

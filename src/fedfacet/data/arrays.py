@@ -195,9 +195,10 @@ def _names(setting: str, names: Sequence[str] | None, labels: Labels) -> tuple[s
     """Return the names of the labels; without given names each label must have some samples."""
     largest = int(labels.max())
     if names is None:
-        if (present := len(np.unique(labels))) <= largest:
+        if len(present := np.unique(labels)) <= largest:
+            lacking = int(np.argmax(present != np.arange(len(present))))
             raise ValueError(
-                f"Expected samples of every label from 0 to {largest}, but only {present} labels have some: number the labels "
+                f"Expected samples of every label from 0 to {largest}, but label {lacking} has none: number the labels from 0 "
                 f"without gaps, or give `{setting}`."
             )
         return tuple(map(str, range(largest + 1)))
