@@ -115,7 +115,7 @@ def test_a_torch_data_set_is_read_once():
         ((X[:0], Y[:0]), {}, r"`x` to have the shape \(N, ...\)"),
         ((X[:, 0], Y), {}, r"`x` to have the shape \(N, ...\)"),
         ((X.astype(np.uint8), Y), {}, "uint8 to be images"),
-        ((np.zeros((20, 8, 8, 3), np.uint8), Y), {}, r"images of shape \(N, C, H, W\), but got \(20, 8, 8, 3\)"),
+        ((np.zeros((20, 8, 8, 3), np.uint8), Y), {}, r"images of shape \(N, C, H, W\), but got \(20, 8, 8, 3\).*moveaxis"),
         ((X, np.r_[Y[:19], 2]), {}, "at least two samples of every"),
         *(((X, Y), {"test": test}, r"Expected `test` in \(0, 1\)") for test in (0, 1, -0.1, float("nan"))),
         *(((X, Y), {"test": test}, r"`test` to be a number in \(0, 1\) or arrays \(x, y\)") for test in (None, "x", (X, Y, A))),

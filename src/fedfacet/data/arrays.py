@@ -165,7 +165,7 @@ def inputs_of(array: NDArray[Any]) -> Tensor:
         if array.ndim != 4 or (array.shape[1] > 4 >= array.shape[3]):
             raise ValueError(
                 f"Expected inputs of type uint8 to be images of shape (N, C, H, W), but got {array.shape}: put the channels "
-                "there, or convert vectors to float32 and tokens to int64."
+                "there, as `x[:, None]` or `numpy.moveaxis(x, -1, 1)` does, or convert vectors to float32 and tokens to int64."
             )
         return torch.tensor(array)
     if array.dtype.kind in "iu":
