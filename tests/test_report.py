@@ -63,6 +63,12 @@ def test_the_papers_table_from_run_folders(logs):
     assert "`python src/report.py logs`" in done.stdout
 
 
+def test_data_of_ones_own_do_not_go_by_the_recipe_whose_other_settings_they_have(logs):
+    for file in logs.glob("logs/*/*/config.yaml"):
+        file.write_text(file.read_text().replace("dataset: cmnist", "dataset: npz"))
+    assert report(logs, "logs").stdout.startswith("| selector   |               npz, last |               npz, best |\n")
+
+
 @pytest.mark.parametrize(("std", "ddof"), [("population", 0), ("sample", 1)])
 def test_csv_agrees_with_numpy_and_keeps_the_caption_off_the_table(logs, std, ddof):
     done = report(logs, "logs/*", "--format", "csv", "--at", "last", "--std", std)

@@ -33,7 +33,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     argv = sys.argv[1:] if argv is None else list(argv)
     command, arguments = (argv[0], argv[1:]) if argv else ("--help", [])
     if command in ("-h", "--help"):
-        print(USAGE, end="")
+        from fedfacet.analysis.terminal import print_usage
+
+        print_usage(USAGE)
         return 0
     if command == "--version":
         print(f"fedfacet {__version__}")

@@ -1,5 +1,7 @@
 """What a narrow terminal shows."""
 
+from importlib import import_module
+
 import pytest
 
 from fedfacet.analysis.terminal import TextTable, folded, print_tables
@@ -46,3 +48,22 @@ def test_no_word_of_a_narrow_table_is_broken(monkeypatch, capsys, columns):
     said = capsys.readouterr().out
     assert max(map(len, said.splitlines())) <= columns
     assert [word for word in (*heads, "8-22", "200", "0.53") if word not in said] == []
+
+
+@pytest.mark.parametrize("columns", [50, 64, 80, 100])
+@pytest.mark.parametrize("command", ["attack", "client", "describe", "serve", "tune"])
+def test_help_is_not_ragged(monkeypatch, capsys, command, columns):
+    """No line is too wide, and none that goes on could have stood on the line before it."""
+    monkeypatch.setenv("COLUMNS", str(columns))
+    assert import_module(f"fedfacet.commands.{command}").main(["--help"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert [line for line in lines if len(line) > columns and len(line.split()) > 1] == []
+    indent = [len(line) - len(line.lstrip()) for line in lines]
+    goes_on = [
+        number
+        for number in range(2, len(lines))
+        if indent[number] == indent[number - 1] >= 8
+        or (lines[number - 1][:1].isupper() and lines[number] and not indent[number])
+    ]
+    ragged = [lines[n] for n in goes_on if len(lines[n - 1]) + 1 + len(lines[n].split()[0]) <= columns]
+    assert [line for line in ragged if "python" not in line] == []

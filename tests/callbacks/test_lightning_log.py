@@ -26,6 +26,21 @@ def test_the_numbers_are_the_rounds_own(tiny_federation, tmp_path):
     assert yaml.safe_load((folder / "hparams.yaml").read_text())["seed"] == 3
 
 
+@pytest.mark.parametrize("status", ["finished", "interrupted"])
+def test_the_best_round_is_told_at_the_end(tiny_federation, tmp_path, status):
+    (tmp_path / "summary.json").write_text('{"best": {"round": 2, "val/acc": 0.75, "val/acc_g1": null}}')
+    log = LightningLog(run_dir=tmp_path, run_config={}, arguments={"name": "mine"})
+    federation = tiny_federation(rounds=1, callbacks={"lightning_log": log})
+    log.on_fit_start(federation)
+    federation.run_round()
+    log.on_fit_end(federation, status)
+    with (tmp_path / "mine" / "version_0" / "metrics.csv").open() as file:
+        *_, row = csv.DictReader(file)
+    best = {name: float(value) for name, value in row.items() if name.startswith("best/")}
+    assert best == ({"best/round": 2, "best/val/acc": 0.75} if status == "finished" else {})
+    assert row["step"] == "1"
+
+
 @pytest.mark.parametrize(
     ("settings", "said"),
     [

@@ -299,7 +299,10 @@ class TestHuggingFace:
     @pytest.mark.parametrize(
         ("settings", "said"),
         [
-            ({"input": "text"}, "'text' of .* to have images, or numbers.*turn it into numbers"),
+            (
+                {"input": "text"},
+                "'text' of .* to have images, or numbers.*, but it has a string a sample: turn it into numbers",
+            ),
             ({"input": "y"}, "'y' is none: choose among text, label"),
         ],
     )
@@ -321,7 +324,20 @@ class TestHuggingFace:
         (tmp_path / "dataset").mkdir()
         with pytest.raises(DatasetCorruptError, match="write it again"):
             HuggingFace(root=tmp_path).load()
-        monkeypatch.setenv("HF_HUB_OFFLINE", "1")
-        monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+
+    def test_without_download_a_name_is_read_from_the_cache_and_the_hub_is_not_asked(self, tmp_path, monkeypatch):
+        asked = []
+        monkeypatch.setattr("socket.getaddrinfo", lambda *address, **_: asked.append(address) or [])
+        monkeypatch.setattr("datasets.config.HF_DATASETS_CACHE", tmp_path / "cache")
+        (tmp_path / "nothing").mkdir()
+        lines = "\n".join(f'{{"x": [{n}, 1], "label": "{"ab"[n % 2]}"}}' for n in range(10))
+        (tmp_path / "nothing" / "train.jsonl").write_text(lines)
         with pytest.raises(DatasetNotFoundError, match=r"dataset\.download=true"):
-            HuggingFace(root=tmp_path, name="nobody/nothing").load()
+            HuggingFace(root=tmp_path, name="nobody/nothing", input="x").load()
+        datasets.load_dataset(str(tmp_path / "nothing"), cache_dir=str(tmp_path / "cache"))
+        (cached,) = (tmp_path / "cache").glob("*/default*")
+        (tmp_path / "cache" / "nobody___nothing").mkdir()
+        cached.rename(tmp_path / "cache" / "nobody___nothing" / "default")
+        assert len(HuggingFace(root=tmp_path, name="nobody/nothing", input="x").load().y) == 10
+        assert asked == []
+        assert not datasets.config.HF_HUB_OFFLINE, "the process may ask it again"

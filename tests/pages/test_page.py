@@ -436,3 +436,22 @@ def test_a_browser_opens_it(tmp_path, width):
     assert 'data-over="0"' in done.stdout
     assert 'data-title="Report on 4 runs"' in done.stdout
     assert "CONSOLE" not in done.stderr
+
+
+@pytest.mark.skipif(CHROMIUM is None, reason="no Chromium: install one and put it on the PATH")
+def test_a_table_that_goes_on_beyond_its_edge_has_a_shadow_there(tmp_path):
+    style = "height: 100px; margin: 0; width: 300px"
+    rows = "".join(f"<div class=scroll style='{style}'><p style='width: {width}px'></p></div>" for width in (900, 90))
+    (tmp_path / "tables.html").write_text(f"<style>{CSS} body {{ margin: 0; padding: 0 }}</style>{rows}")
+    subprocess.run(
+        [CHROMIUM, "--headless", "--no-sandbox", "--disable-gpu", f"--user-data-dir={tmp_path / 'profile'}",
+         "--hide-scrollbars", "--window-size=600,400", f"--screenshot={tmp_path / 'tables.png'}",
+         (tmp_path / "tables.html").as_uri()],
+        capture_output=True, timeout=300, check=True,
+    )  # fmt: skip
+    pixels = np.asarray(Image.open(tmp_path / "tables.png").convert("L")).astype(int)
+    page = pixels[300, 500]
+    wide, narrow = pixels[50, :300], pixels[150, :300]
+    assert abs(wide[299] - page) > 50
+    assert abs(wide[0] - page) <= 2  # nothing is hidden on the left
+    assert abs(narrow - page).max() <= 2

@@ -127,6 +127,10 @@ def test_exactly_enough_samples_are_enough(preset):
 
 def test_a_data_set_of_another_shape_is_refused(preset):
     partitioner = preset("gsc")
+    with pytest.raises(
+        InfeasiblePartitionError, match=r"attribute 1, but the data set has none: choose .* partition=dirichlet"
+    ):
+        partitioner.partition(np.arange(6000) % 2, np.zeros(6000, dtype=np.int64))
     with pytest.raises(InfeasiblePartitionError, match=r"2 classes and 2 attribute values.* the data set has 4 and 2"):
         partitioner.partition(*pool(preset("spawrious4").demand))
 

@@ -52,6 +52,14 @@ def test_on_a_terminal_each_process_has_one_line_that_changes(monkeypatch):
     assert "[2] round 2/9" in after.rpartition("[1] a is finished")[2]
 
 
+def test_a_line_that_stays_is_folded_between_words(monkeypatch):
+    with terminal(monkeypatch) as shown, Screen() as screen:
+        screen.say(1, "a/cell/whose/name/does/not/fit/at/all is finished, average 48.09 %, worst 34.93 %")
+        after = shown()
+    for line in ("[1]", "a/cell/whose/name/does/not/fit/at/all", "is finished, average 48.09 %,", "worst 34.93 %"):
+        assert f"{line}\r\n" in after
+
+
 def test_elsewhere_all_lines_are_printed(capsys):
     with Screen() as screen:
         screen.say(2, "round 1/2")

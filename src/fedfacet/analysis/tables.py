@@ -154,15 +154,18 @@ _OWN_DATA = {"csv", "hf", "image_folder", "npz"}
 def keys_of(runs: Sequence[Run], rows: Sequence[str], columns: Sequence[str]) -> tuple[list[str], list[str]]:
     """Return the keys of rows and columns, those that are not given from what the runs differ in.
 
-    Experiments are columns, or data sets where somebody has brought their own. Runs that differ in nothing have their selector
-    as their row.
+    Runs that differ in nothing have their selector as their row.
     """
     found = telling_keys([runs]) or [key for key in beside_the_seed(runs) if key != "partition_digest"][:_MOST_KEYS]
-    heads = ("dataset",) if any(run.setting("dataset") in _OWN_DATA for run in runs) else ("experiment", "dataset")
-    usual = next((key for key in heads if any(run.setting(key) is not None for run in runs)), "seed")
-    columns = columns or [usual]
+    columns = columns or [usual_column(runs)]
     rows = rows or [key for key in found if key not in columns] or [key for key in ("selector",) if key not in columns]
     return list(rows), list(columns)
+
+
+def usual_column(runs: Sequence[Run]) -> str:
+    """Return the key of columns where the user names none: experiments, or data sets where somebody has brought their own."""
+    heads = ("dataset",) if any(run.setting("dataset") in _OWN_DATA for run in runs) else ("experiment", "dataset")
+    return next((key for key in heads if any(run.setting(key) is not None for run in runs)), "seed")
 
 
 def group_runs(runs: Iterable[Run], rows: Sequence[str], columns: Sequence[str]) -> dict[tuple[str, str], list[Run]]:

@@ -16,6 +16,7 @@ from fedfacet.storage.json_text import json_text
 
 _IN_A_FILE = 160  # characters of a line where no terminal says how many fit
 _NARROW = 72  # below which cells stand without space around them
+_OPTION = re.compile(r"(?P<indent> {2,4})(?P<option>\S.*?) {2,}(?P<meaning>\S)")  # in what a command says to --help
 
 
 class TextTable(NamedTuple):
@@ -48,7 +49,7 @@ def run_command(tell: Callable[[Sequence[str]], Told], usage: Callable[[], str],
         print(f"fedfacet {__version__}")
         return 0
     if {"-h", "--help"} & set(argv):
-        print(folded(usage(), shutil.get_terminal_size().columns) if sys.stdout.isatty() else usage(), end="")
+        print_usage(usage())
         return 0
     try:
         told = tell(argv)
@@ -116,6 +117,60 @@ def filled(line: str, width: int) -> str:
     if line[:1] == " ":
         indent = " " * (len(line) - len(line.lstrip()) + 4)
     return textwrap.fill(line, width, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False)
+
+
+def print_usage(usage: str) -> None:
+    """Print what a command says to --help, folded to the width of the terminal, if there is one."""
+    if sys.stdout.isatty() or "COLUMNS" in os.environ:
+        usage = usage_folded(usage, max(shutil.get_terminal_size().columns, 40))
+    print(usage, end="")
+
+
+def usage_folded(usage: str, width: int) -> str:
+    r"""Return what a command says to --help for a terminal of ``width`` characters.
+
+    An option's meaning stands beside it, or below it where the terminal is narrow.
+
+    Example:
+        >>> print(usage_folded("usage: train KEY=VALUE ...\n\n  seed=0    of the draws, and\n            of the weights\n", 24))
+        usage: train KEY=VALUE
+          ...
+        <BLANKLINE>
+          seed=0
+              of the draws, and of
+              the weights
+        <BLANKLINE>
+    """
+    lines = usage.splitlines()
+    if max(map(len, lines)) <= width:
+        return usage
+    told: list[str] = []
+    while lines:
+        line = lines.pop(0)
+        option = _OPTION.match(line)
+        # What goes on: an option's meaning where it began, and sentences at the margin.
+        deep = option.start("meaning") if option else 0
+        while (
+            lines and (option or line[:1].isupper()) and re.match(rf" {{{deep}}}\S", lines[0]) and not _OPTION.match(lines[0])
+        ):
+            line = f"{line} {lines.pop(0).strip()}"
+        if not option:
+            told += filled(line, width).split("\n")
+        elif width >= _NARROW:
+            told += _hung(line, width, deep)
+        else:
+            indent = " " * (option.end("indent") + 4)
+            told += [line[: option.end("option")], *_hung(indent + line[deep:], width, len(indent))]
+    return "\n".join(told) + "\n"
+
+
+def _hung(line: str, width: int, deep: int) -> list[str]:
+    return textwrap.wrap(line, width, subsequent_indent=" " * deep, break_long_words=False, break_on_hyphens=False)
+
+
+def fitted(line: str) -> str:
+    """Return a line for stdout: on a terminal folded between words, elsewhere as it is."""
+    return filled(line, shutil.get_terminal_size().columns) if sys.stdout.isatty() else line
 
 
 def print_tables(tables: Iterable[TextTable], remarks: Iterable[str] = (), figures: Sequence[Path] = ()) -> None:

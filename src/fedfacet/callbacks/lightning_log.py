@@ -1,6 +1,7 @@
 """Any logger of Lightning: MLflow, Comet and others."""
 
 import inspect
+import json
 import math
 from collections.abc import Mapping
 from pathlib import Path
@@ -19,8 +20,9 @@ _STATUS = {"finished": "success", "interrupted": "aborted", "failed": "failed"}
 class LightningLog(Callback):
     """The same numbers as the csv files through a logger of ``lightning.pytorch.loggers``, with the round as the step.
 
-    The run's configuration becomes its hyperparameters. A logger that takes a ``run_id``, as MLflow's does, goes on with its
-    run when the run is resumed; others begin another version. Its package is installed by the user.
+    The run's configuration becomes its hyperparameters, and the best round's numbers are told with the last one's, as
+    ``best/<metric>``. A logger that takes a ``run_id``, as MLflow's does, goes on with its run when the run is resumed; others
+    begin another version. Its package is installed by the user.
 
     Args:
         run_dir: the run folder; the logger's ``save_dir``, if it has one and ``arguments`` give no other.
@@ -48,6 +50,7 @@ class LightningLog(Callback):
         usual = {"save_dir": str(run_dir)} if "save_dir" in self._takes else {}
         self._arguments = {**usual, **(arguments or {})}
         self._run_config = dict(run_config)
+        self._summary = run_dir / "summary.json"
         self._run_id: str | None = None
         try:
             self._logger: loggers.Logger | None = self._make(**self._arguments)  # which writes nothing yet
@@ -82,8 +85,12 @@ class LightningLog(Callback):
         self._logger.log_metrics(numbers, step=result.round)
 
     def on_fit_end(self, federation: Federation, status: str) -> None:
-        """Close the logger."""
+        """Log what the best round's numbers are, and close the logger."""
         if self._logger is not None:
+            if status == "finished" and self._summary.exists():
+                best = json.loads(self._summary.read_text(encoding="utf-8"))["best"] or {}
+                numbers = {f"best/{name}": value for name, value in best.items() if value is not None}
+                self._logger.log_metrics(numbers, step=federation.state.round)
             self._logger.save()
             self._logger.finalize(_STATUS[status])
             self._logger = None

@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from fedfacet import __version__
+from fedfacet.analysis.terminal import print_usage
 from fedfacet.commands import called
 from fedfacet.errors import CheckpointError, ConfigError, FedFacetError
 from fedfacet.waiting import waiting
@@ -35,7 +36,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"fedfacet {__version__}")
         return 0
     if not argv or {"-h", "--help"} & set(argv):
-        print(USAGE.format(command=called("client")), end="")
+        print_usage(USAGE.format(command=called("client")))
         return 0
     commands = {"check": _check, "verify": _verify, "start": _start, "pilot": _pilot}
     try:

@@ -29,7 +29,7 @@ Tell how heterogeneous a federation is, without training: its measures, every cl
   dataset=NAME              deal this data set's samples for real: {datasets}
   experiment=NAME           what a recipe of train deals, with whatever else train takes
   output=text|json          json prints one document and nothing else
-  simulate.selector=NAME    simulate whom it would choose: {selectors}
+  simulate.selector=NAME    simulate whom it would choose: {selectors};
                             several, as in uniform,feddiverse, are drawn one above the other
   simulate.selector.KEY=VALUE, simulate.rounds=2000, simulate.cohort_size=9, simulate.seed=0
   paths.output_dir=DIR      where the pictures go
@@ -37,7 +37,7 @@ Tell how heterogeneous a federation is, without training: its measures, every cl
     FIELD=VALUE             those alone that have it: policy=efficiency without=S,R shares=loss devices=no; a wrong field is
                             answered with all that there are
     compare=oort,fedcs      side by side; table=thesis: the thesis' table 4, and what runs its rows here
-    cost=measured rounds=10 what selecting costs, by the ledger of short runs; output=text|json|markdown
+    cost=measured           what selecting costs, by the ledger of runs of rounds=10; output=text|json|markdown
   submodels                 all ways to choose the parts of smaller models, in the thesis' taxonomy of chapter 4
   estimation                how far the clients' estimates of their heterogeneity are from the truth: in a run, or
                             asked now, before any training, in the federation that these options of train make

@@ -124,9 +124,12 @@ def fitting(options: argparse.Namespace, runs: "Sequence[Run]") -> "list[Run]":
 
 def heads(options: argparse.Namespace, runs: "Sequence[Run]") -> tuple[list[str], list[str]]:
     """Return the keys of rows and columns."""
+    from fedfacet.analysis.tables import usual_column
+
     settings = {run.setting("setting") or "federated" for run in runs}
     rows = options.rows or ("selector" if len(settings) == 1 else "setting,selector")
-    return [key.strip() for key in rows.split(",")], [key.strip() for key in (options.columns or "experiment").split(",")]
+    columns = options.columns or usual_column(runs)
+    return [key.strip() for key in rows.split(",")], [key.strip() for key in columns.split(",")]
 
 
 def lower_is_better(options: argparse.Namespace) -> bool:

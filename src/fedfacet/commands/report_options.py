@@ -31,7 +31,9 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
     parser.add_argument(
         "--rows", metavar="KEYS", help=f"{keys}; default: selector, and before it setting where the runs differ in it"
     )
-    parser.add_argument("--columns", metavar="KEYS", help="the same for columns; default: experiment")
+    parser.add_argument(
+        "--columns", metavar="KEYS", help="the same for columns; default: experiment, or dataset where one is your own"
+    )
     parser.add_argument(
         "--layout",
         choices=[*LAYOUTS, "sensitivity", "submodels_correlations"],

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fedfacet import __version__
+from fedfacet.analysis.terminal import print_usage
 from fedfacet.commands import called
 from fedfacet.errors import CheckpointError, ConfigError, FedFacetError, Interrupted
 from fedfacet.waiting import waiting
@@ -53,7 +54,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"fedfacet {__version__}")
         return 0
     if {"-h", "--help"} & set(argv):
-        print(USAGE.format(command=called("serve")), end="")
+        print_usage(USAGE.format(command=called("serve")))
         return 0
     word = argv[0] if argv and "=" not in argv[0] else ""
     commands = {"": _serve, "check": _check, "replay": _replay, "start": _start}

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fedfacet import __version__
+from fedfacet.analysis.terminal import print_usage
 from fedfacet.commands import called
 from fedfacet.errors import ConfigError, FedFacetError
 from fedfacet.waiting import waiting
@@ -51,7 +52,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 0
     command = called("tune")
     if {"-h", "--help"} & set(argv):
-        print(USAGE.format(command=command), end="")
+        print_usage(USAGE.format(command=command))
         return 0
     from fedfacet.runs.ending import leave, refuse
 

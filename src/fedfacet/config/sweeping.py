@@ -39,6 +39,8 @@ class Sweep(Sequence[tuple[DictConfig, Path]]):
         looked_at: the jobs that ``check`` has composed, the first one among them.
         are_known: whether the sweeper is Hydra's own, which tries all of them, and not one that draws what it tries; known
             once a job was looked at.
+        total: how many jobs there will be; ``None`` where a sweeper draws them and does not say how many. Known once a job was
+            looked at.
         goes_one_by_one: whether Hydra's own sweeper and launcher run the jobs; known once a job was looked at.
     """
 
@@ -50,6 +52,7 @@ class Sweep(Sequence[tuple[DictConfig, Path]]):
         self.looked_at: list[tuple[DictConfig, Path]] = []
         self._name = name
         self._jobs = list(_combinations([*own, *overrides]))
+        self.total: int | None = len(self._jobs)
 
     def __len__(self) -> int:
         return len(self._jobs)
@@ -69,6 +72,7 @@ class Sweep(Sequence[tuple[DictConfig, Path]]):
             run_dir = Path(hydra_node.sweep.dir) / _folder_of(config, hydra_node)
         basic = [str(hydra_node[part]._target_).rpartition(".")[2] for part in ("sweeper", "launcher")]
         self.are_known = basic[0] == "BasicSweeper"
+        self.total = len(self) if self.are_known else hydra_node.sweeper.get("n_trials")
         if is_cell(config):
             check_writable(run_dir)
             self.goes_one_by_one = basic == ["BasicSweeper", "BasicLauncher"] and hydra_node.sweeper.max_batch_size is None

@@ -165,7 +165,7 @@ def inputs_of(array: NDArray[Any]) -> Tensor:
         if array.ndim != 4 or (array.shape[1] > 4 >= array.shape[3]):
             raise ValueError(
                 f"Expected inputs of type uint8 to be images of shape (N, C, H, W), but got {array.shape}: put the channels "
-                "there, or convert vectors to float32 and tokens to int64."
+                "there, as `x[:, None]` or `numpy.moveaxis(x, -1, 1)` does, or convert vectors to float32 and tokens to int64."
             )
         return torch.tensor(array)
     if array.dtype.kind in "iu":
@@ -195,9 +195,10 @@ def _names(setting: str, names: Sequence[str] | None, labels: Labels) -> tuple[s
     """Return the names of the labels; without given names each label must have some samples."""
     largest = int(labels.max())
     if names is None:
-        if (present := len(np.unique(labels))) <= largest:
+        if len(present := np.unique(labels)) <= largest:
+            lacking = int(np.argmax(present != np.arange(len(present))))
             raise ValueError(
-                f"Expected samples of every label from 0 to {largest}, but only {present} labels have some: number the labels "
+                f"Expected samples of every label from 0 to {largest}, but label {lacking} has none: number the labels from 0 "
                 f"without gaps, or give `{setting}`."
             )
         return tuple(map(str, range(largest + 1)))

@@ -1,6 +1,7 @@
 """Data sets in the format of Hugging Face's ``datasets``, from disk or from its cache."""
 
-from collections.abc import Sequence
+import contextlib
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -139,9 +140,8 @@ class HuggingFace(DatasetSource):
     def _read(self, datasets: Any) -> Any:
         if self.name is not None:
             try:
-                return datasets.load_dataset(
-                    self.name, self.subset, download_config=datasets.DownloadConfig(local_files_only=not self.download)
-                )
+                with contextlib.nullcontext() if self.download else _hub_out_of_reach(datasets):
+                    return datasets.load_dataset(self.name, self.subset)
             except Exception as error:  # the library's, the Hub's, and those of every parser
                 raise DatasetNotFoundError(
                     f"Expected the data set {self.name!r} in the cache of `datasets`, but it cannot be read "
@@ -163,7 +163,13 @@ class HuggingFace(DatasetSource):
 
     def _inputs(self, rows: Any) -> tuple[InputStore, tuple[Any, ...]]:
         datasets = required("datasets", extra="hf", wanted_by="dataset=hf")
-        if isinstance(rows.features[self.input], datasets.Image):
+        kind = rows.features[self.input]
+        if isinstance(kind, datasets.Value):
+            raise ConfigError(
+                f"Expected the column {self.input!r} of {self._source} to have images, or numbers in rows of one length, but "
+                f"it has a {kind.dtype} a sample: turn it into numbers first, or choose another `dataset.input`."
+            )
+        if isinstance(kind, datasets.Image):
             images = _Images(rows.select_columns(self.input), self.input, self.image_size, self.max_memory_gb)
             return images, (IMAGENET_MEAN, IMAGENET_STD)
         try:
@@ -171,7 +177,7 @@ class HuggingFace(DatasetSource):
         except (ValueError, TypeError) as error:
             raise ConfigError(
                 f"Expected the column {self.input!r} of {self._source} to have images, or numbers in rows of one length, but "
-                f"it has {rows.features[self.input]} ({first_line(error)}): turn it into numbers first, or choose another "
+                f"it has {kind} ({first_line(error)}): turn it into numbers first, or choose another "
                 "`dataset.input`."
             ) from None
 
@@ -195,6 +201,22 @@ class _Images(LazyImages):
             ) from None
         size = (self.image_size, self.image_size)
         return np.asarray(image if image.size == size else image.resize(size, Image.Resampling.BILINEAR))
+
+
+@contextlib.contextmanager
+def _hub_out_of_reach(datasets: Any) -> Iterator[None]:
+    """Have ``datasets`` read its cache at once; its ``local_files_only`` asks the Hub first, half a minute with no network."""
+    from huggingface_hub import constants
+
+    modules: list[Any] = [datasets.config, constants]
+    kept = [(module, module.HF_HUB_OFFLINE) for module in modules]
+    try:
+        for module, _ in kept:
+            module.HF_HUB_OFFLINE = True
+        yield
+    finally:
+        for module, offline in kept:
+            module.HF_HUB_OFFLINE = offline
 
 
 def _joined(datasets: Any, read: Any) -> tuple[Any, list[str]]:

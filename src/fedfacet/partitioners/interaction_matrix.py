@@ -85,9 +85,11 @@ class InteractionMatrixPartitioner(Partitioner):
         cells = {cell: np.flatnonzero((y == cell[0]) & (a == cell[1])) for cell in np.ndindex(num_classes, num_attributes)}
         for (label, attribute), cell in cells.items():
             if demand[label, attribute] > len(cell):
+                remedy = "lower `partition.scale` or use a larger data set"
                 raise InfeasiblePartitionError(
                     f"Expected at least {demand[label, attribute]} samples in the cell class {label}, attribute {attribute}, "
-                    f"but the data set has {len(cell)}: lower `partition.scale` or use a larger data set."
+                    f"but the data set has {len(cell) or 'none'}: "
+                    f"{remedy if len(cell) else 'choose a partition that needs none there, such as partition=dirichlet'}."
                 )
         matrices = self.matrices  # no more than there are samples, as checked above
         parts: list[list[NDArray[np.int64]]] = [[] for _ in matrices]

@@ -29,6 +29,7 @@ from fedfacet.runs.jobs import check, check_data, run_job
 from fedfacet.runs.pace import Pace
 from fedfacet.runs.processes import check_alone, check_started, serve
 from fedfacet.runs.stock import failures, name_failures, name_left, take_stock, tell_results
+from fedfacet.runs.stopped_trial import failed_if_stopped
 from fedfacet.runs.sweep_workers import Outcome, num_workers, run_workers
 from fedfacet.waiting import waiting
 
@@ -52,13 +53,20 @@ def run_command(train: Callable[[Job], None]) -> None:
         with waiting(f"fedfacet {__version__} checks the settings"):
             sys.argv, jobs = configuration.preflight("train", sys.argv)
             looked_at = jobs.looked_at if isinstance(jobs, Sweep) else jobs
+        are_drawn = isinstance(jobs, Sweep) and not jobs.are_known
         are_cells = any(configuration.is_cell(config) and config.resume is None for config, _ in looked_at)
         if are_cells:
             check_alone(looked_at[0][0])
+            if are_drawn and looked_at[0][0].sweep.workers != 1:
+                raise ConfigError(
+                    "Expected `sweep.workers=1` where the sweeper draws the jobs, because each worker would draw for itself, "
+                    f"but got {looked_at[0][0].sweep.workers}: leave it out, or search with tune.py in several terminals."
+                )
             workers = num_workers(looked_at[0][0].sweep.workers, len(jobs))
             with waiting("looks for the data of all cells"):
                 check_data(looked_at)
-            print(f"{len(jobs)} cells in {looked_at[0][1].parent}.", flush=True)
+            if not are_drawn:
+                print(f"{len(jobs)} cells in {looked_at[0][1].parent}.", flush=True)
         else:
             for config, _ in looked_at:
                 check_started(config)
@@ -77,7 +85,7 @@ def run_command(train: Callable[[Job], None]) -> None:
             return
         refuse(error)
     reached: dict[Path, int] = {}
-    pace = Pace(len(jobs), workers=workers)
+    pace = Pace(jobs.total if isinstance(jobs, Sweep) else len(jobs), workers=workers)
     start = hydra_jobs(train, reached, pace, is_worker=False)
     if {"-h", "--help"} & set(sys.argv):
         _print_wrapped(start)
@@ -93,7 +101,7 @@ def run_command(train: Callable[[Job], None]) -> None:
         reached |= its_reached
         failures.update(its_failures)
     if are_cells:
-        known = len(reached) == len(jobs)  # another launcher's processes have reached others
+        known = are_drawn or len(reached) == len(jobs)  # another launcher's processes have reached others
         planned = reached if known else {Path(os.path.abspath(where)): config.federation.rounds for config, where in jobs}
         status = take_stock(planned)
         tell_results(planned)
@@ -126,17 +134,17 @@ def hydra_jobs(
         )
         reached[job.run_dir] = job.config.federation.rounds
         is_one_of_many = own.mode is RunMode.MULTIRUN
-        return run_job(
-            job,
-            train,
-            verify=partial(configuration.check_job, config, own.runtime.choices, overrides) if is_one_of_many else None,
-            # Another launcher's jobs lie in other processes.
-            others_go_on=is_one_of_many and own.launcher._target_.endswith(".BasicLauncher"),
-            pace=pace,
-            number=first + own.job.num if is_one_of_many else 0,
-            total_is_known=own.sweeper._target_.endswith(".BasicSweeper"),
-            is_worker=is_worker,
-        )
+        with failed_if_stopped(own.sweeper, own.overrides.task):
+            return run_job(
+                job,
+                train,
+                verify=partial(configuration.check_job, config, own.runtime.choices, overrides) if is_one_of_many else None,
+                # Another launcher's jobs lie in other processes.
+                others_go_on=is_one_of_many and own.launcher._target_.endswith(".BasicLauncher"),
+                pace=pace,
+                number=first + own.job.num if is_one_of_many else 0,
+                is_worker=is_worker,
+            )
 
     for module in ("optuna", r"hydra_plugins\.hydra_optuna_sweeper"):  # whose settings Optuna will not know any more some day
         warnings.filterwarnings("ignore", category=FutureWarning, module=module)

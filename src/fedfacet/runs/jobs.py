@@ -15,6 +15,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from fedfacet import config as configuration
 from fedfacet.analysis.runs import load_run
+from fedfacet.analysis.terminal import fitted
 from fedfacet.broken_pipe import reader_may_leave
 from fedfacet.errors import ConfigError, DatasetCorruptError, DatasetNotFoundError, FedFacetError
 from fedfacet.runs.ending import Refused, ending_in_a_sentence, refuse
@@ -92,7 +93,6 @@ def run_job(
     others_go_on: bool,
     pace: Pace,
     number: int = 0,
-    total_is_known: bool = True,
     is_worker: bool = False,
 ) -> float | None:
     """Run one job in its run folder; return the validation worst-group accuracy of the last round, for sweepers.
@@ -104,16 +104,15 @@ def run_job(
         others_go_on: whether a job that is refused is only noted, because others of this process come after it.
         pace: of the sweep that it is a cell of.
         number: of the job in its sweep, from 0.
-        total_is_known: whether there are as many jobs as ``pace`` counts, and not as many as a sweeper comes up with.
         is_worker: whether this process is one of ``sweep.workers``, among which it is no news who works at a cell.
     """
     if not configuration.is_cell(job.config):
         try:
             if others_go_on:
-                place = pace.begins(number) if total_is_known else f"{number + 1}"
-                print(f"job {place}: {job}", flush=True)
+                place = pace.begins(number)
+                print(fitted(f"job {place}: {job}"), flush=True)
                 log.info("Job %s: %s", place, job)
-            validation = _run_alone(job, train, verify, is_one_of_many=pace.total > 1)
+            validation = _run_alone(job, train, verify, is_one_of_many=pace.total != 1)
             pace.ended()
             return validation
         except Refused as refusal:
@@ -160,12 +159,12 @@ def _run_cell(
         return _validation_of(job.run_dir)
     if holder is not None:
         if not is_worker:
-            print(f"{job.run_dir} is left to {holder}; ten minutes after that is gone, the same command takes it over")
+            print(fitted(f"{job.run_dir} is left to {holder}; ten minutes after that is gone, the same command takes it over"))
         return None
     if job.was_saved:
         job.config.resume = str(job.run_dir)
     how = "goes on" if job.config.resume else "begins"
-    print(f"{job.run_dir} {how}: {job} ({pace.begins(number)})", flush=True)
+    print(fitted(f"{job.run_dir} {how}: {job} ({pace.begins(number)})"), flush=True)
     try:
         with _refusing():
             if verify is not None:
@@ -174,7 +173,7 @@ def _run_cell(
             if job.config.resume is not None:
                 configuration.check_resume(job.config, job.run_dir)
             check(job.config, job.run_dir)
-        validation = _run(job, train, is_one_of_many=pace.total > 1)
+        validation = _run(job, train, is_one_of_many=pace.total != 1)
         pace.ended()
         return validation
     except Refused as refusal:
@@ -209,7 +208,7 @@ def _run(job: Job, train: Callable[[Job], None], *, is_one_of_many: bool = False
                 print(f"run folder  {job.run_dir}")
                 return None
             if is_one_of_many:
-                print(f"{job.run_dir} is finished, {results_line(summary)}", flush=True)
+                print(fitted(f"{job.run_dir} is finished, {results_line(summary)}"), flush=True)
             else:
                 print_results(summary, load_data(job.config), job.run_dir)
     return _validation_of(job.run_dir)

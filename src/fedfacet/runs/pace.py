@@ -8,7 +8,7 @@ class Pace:
     """Counts the cells that one process goes through.
 
     Args:
-        total: cells of the sweep.
+        total: cells of the sweep; ``None`` where nobody knows.
         workers: processes that go through all of them, each leaving the others' alone.
         now: tells seconds.
 
@@ -25,7 +25,7 @@ class Pace:
         '3 of 5, about 2 min left'
     """
 
-    def __init__(self, total: int, *, workers: int = 1, now: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, total: int | None, *, workers: int = 1, now: Callable[[], float] = time.monotonic) -> None:
         self.total = total
         self._workers = workers
         self._now = now
@@ -36,6 +36,8 @@ class Pace:
         """Return which cell begins, counted from 1, and how long it and those after it will take, once one was seen."""
         now = self._now()
         self._since = now if self._since is None else self._since
+        if self.total is None:
+            return f"{number + 1}"
         said = f"{number + 1} of {self.total}"
         if not self._done:
             return said

@@ -5,6 +5,7 @@ import sys
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
+from fedfacet.analysis.terminal import fitted
 from fedfacet.broken_pipe import reader_may_leave
 
 if TYPE_CHECKING:
@@ -49,7 +50,7 @@ class Screen:
         else:
             if self._latest.pop(number, None):  # its cell ends
                 self._live.refresh()
-            self._live.console.print(f"[{number}] {line}")
+            self._live.console.print(fitted(f"[{number}] {line}"))
 
     def _lines(self) -> Any:
         from rich.text import Text
