@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
 import torch
 
 from fedfacet import __version__
@@ -28,7 +29,8 @@ from fedfacet.errors import (
     FedFacetError,
     first_line,
 )
-from fedfacet.types import Broadcast, ClientTask, Partition, State
+from fedfacet.storage.synced_file import write_synced
+from fedfacet.types import Broadcast, ClientTask, Partition, Query, State
 
 
 class Refused(FedFacetError):
@@ -86,6 +88,13 @@ class _Run:
     keeps_rounds: int | None
     round: int = 0
     models: dict[str, State] = field(default_factory=dict)
+
+
+def _counts_of(query: Query, value: Any) -> Any:
+    """Return what of an answer are numbers of samples, of classes or of groups."""
+    if query.kind == "group_performance":
+        return value[1]
+    return value if query.kind in ("label_counts", "joint_counts") else []
 
 
 class Site:
@@ -188,6 +197,7 @@ class Site:
         settings["engine"]["device"] = self.settings.device
         partition = self._partition(names, body["num_clients"])
         shares = {name: self.settings.clients[name].holdout for name in names.values()}
+        self._hold_to_draw(holdout_seed(settings["partition"]), {name: k for k, name in names.items() if shares[name]})
         clients = clients_of_settings(settings, self._data(settings, names, partition, shares))
         answer = Letter(
             "hello",
@@ -222,7 +232,14 @@ class Site:
                 "policy", f"{self.settings.site} does not answer `{name}`: it is not among the operator's `policy.queries`"
             )
         task = self._task(letter)
-        answer = self._serving.clients.answer(from_plain(letter.body["query"]), task)
+        query = from_plain(letter.body["query"])
+        answer = self._serving.clients.answer(query, task)
+        counts, least = np.array(_counts_of(query, answer.value)), self.settings.policy.min_counted
+        if ((counts > 0) & (counts < least)).any():  # with noise or without, as the server says how much of it there is
+            raise Refused(
+                "too_few_samples",
+                f"a class or group of the client has fewer samples than the {least} of its operator's `policy.min_counted`",
+            )
         told = {"value": answer.value, "floats_up": answer.floats_up, "samples": answer.samples}
         return Letter("answer", letter.run, {"client": task.client_id, "round": task.round, **told})
 
@@ -292,6 +309,25 @@ class Site:
         parts = [shares[names[number]] if number in names else 0.0 for number in range(partition.num_clients)]
         left, held_out = hold_out_locally(dataset.y, partition, parts, seed=holdout_seed(settings["partition"]))
         return FederatedData(dataset, left, val=dataset.test[:0], local_holdout=held_out)
+
+    def _hold_to_draw(self, seed: int, numbers: Mapping[str, int]) -> None:
+        """Have clients hold out the same samples in all runs: what a server says of the draw counts the first time.
+
+        Otherwise a server would be told of samples that another run of its own has trained on.
+        """
+        file = self.settings.state / "holdout.json"
+        drawn = json.loads(file.read_text(encoding="utf-8")) if file.exists() else {}
+        now = {name: [seed, number] for name, number in numbers.items()}
+        for name in now:
+            if drawn.get(name, now[name]) != now[name]:
+                before, after = (f"partition.holdout_seed={of} and as client {k}" for of, k in (drawn[name], now[name]))
+                raise Refused(
+                    "data",
+                    f"{name} held samples out by {before} in earlier runs, and would now hold out others, by {after}: take the "
+                    "former, or have its operator remove holdout.json, beside audit.jsonl",
+                )
+        if self.remembers and now.keys() - drawn.keys():
+            write_synced(file, [json.dumps({**drawn, **now}, indent=2).encode()])
 
     def _keep(self, letter: Letter, content: bytes) -> None:
         """Keep a letter, for ``client.py verify``."""
