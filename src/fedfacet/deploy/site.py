@@ -32,6 +32,8 @@ from fedfacet.errors import (
 from fedfacet.storage.synced_file import write_synced
 from fedfacet.types import Broadcast, ClientTask, Partition, Query, State
 
+_MOST_CLIENTS = 10**7  # of a federation: a site makes a list of so many
+
 
 class Refused(FedFacetError):
     """What the site does not do; ``code`` says of which kind that is."""
@@ -179,12 +181,18 @@ class Site:
                 "version", f"FedFacet {__version__} is installed here, and the server has {body['versions']['fedfacet']}"
             )
         if body["card"] != self.card.digest:
-            raise Refused("card", f"the server's data card is another one than {self.settings.card}")
+            raise Refused("card", f"the server's data card is another one than {self.settings.card.name} here")
         names = {number: name for name, number in body["clients"].items()}
         if strangers := sorted(set(names.values()) ^ set(self.samples)):
             raise Refused(
                 "data", f"the roster and client.yaml do not have the same clients here: {strangers[0]} is not in both"
             )
+        if not (
+            type(number := body["num_clients"]) is int
+            and 0 < number <= _MOST_CLIENTS
+            and all(type(k) is int and 0 <= k < number for k in names)
+        ):
+            raise Refused("letter", f"clients have numbers below `num_clients`, and that is {_MOST_CLIENTS:,} at most")
         for name, (_, y, _) in self.samples.items():
             if len(y) < policy.min_samples:
                 raise Refused("too_few_samples", f"{name} has fewer samples than the {policy.min_samples} of its operator")
