@@ -161,6 +161,38 @@ def test_a_site_takes_no_code_and_no_paths(override, copy):
 
 
 @pytest.mark.parametrize(
+    ("kind", "named"),
+    [
+        ("weights", {"model": "../../../../evil"}),
+        ("weights", {"model": "/tmp/evil"}),
+        ("weights", {"round": "../../evil"}),
+        ("weights", {"client": "../../../../evil"}),
+        ("hello", {"client": "../../../../evil"}),
+        ("hello", {"model": "../../../../evil"}),
+        ("hello", {"round": "1"}),
+        ("hello", {"round": None}),
+        ("train", {"client": True}),
+        ("train", {"memory_round": 10**12}),
+    ],
+)
+def test_a_server_names_no_files(kind, named, copy, sites_of, deployed, tmp_path):
+    transport = sites_of(copy)
+    run = deployed("method=fedavg", run_dir=tmp_path, transport=transport, folder=copy).engine.exchange
+    versions = {"fedfacet": "0.1.0"}
+    body = {
+        "hello": {**run.greeting, "clients": run.roster.at("site_0"), "num_clients": 24, "versions": versions, "more": 1},
+        "weights": {"round": 1, "model": "c" * 64},
+        "train": {"round": 1, "client": 0},
+    }[kind]
+    before = {file for file in tmp_path.parent.rglob("*") if file.name != "audit.jsonl"}
+    content = transport.by_name["site_0"].answer(pack(Letter(kind, run.run, {**body, **named})))
+    said = unpack(content, len(content)).body
+    ((name, value),) = named.items()
+    assert (said["code"], said["sentence"]) == ("letter", f"its `{name}` is '{value}'")
+    assert {file for file in tmp_path.parent.rglob("*") if file.name != "audit.jsonl"} == before
+
+
+@pytest.mark.parametrize(
     ("number", "numbers"), [(10**12, None), (0, None), ("24", None), (24.0, None), (24, -1), (24, 24), (24, 1.0), (24, "x")]
 )
 def test_numbers_of_clients_that_a_site_would_choke_on(number, numbers, copy, sites_of, deployed, tmp_path):

@@ -2,6 +2,7 @@
 
 import json
 import math
+import re
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -92,6 +93,21 @@ class _Run:
     models: dict[str, State] = field(default_factory=dict)
 
 
+def _check_names(body: Mapping[str, Any]) -> None:
+    """Refuse a letter that calls a round, a client or a model by what may not be a part of a file's name.
+
+    Raises:
+        Refused: naming the first.
+    """
+    for name, value in body.items():
+        if name in ("model", "memory_round") and value is None:
+            continue
+        whole = type(value) is int and 0 <= value < (_MOST_CLIENTS if name == "client" else 10**9)
+        digest = isinstance(value, str) and re.fullmatch(r"[0-9a-f]{64}", value) is not None
+        if (name in ("round", "client", "memory_round") and not whole) or (name == "model" and not digest):
+            raise Refused("letter", f"its `{name}` is {str(value)[:40]!r}")
+
+
 def _counts_of(query: Query, value: Any) -> Any:
     """Return what of an answer are numbers of samples, of classes or of groups."""
     if query.kind == "group_performance":
@@ -135,6 +151,7 @@ class Site:
                 "query": self._query,
                 "train": self._train,
             }
+            _check_names(letter.body)
             if letter.kind not in steps:
                 raise Refused("letter", f"a letter of the kind {letter.kind!r} is not known here")
             if letter.kind != "hello" and (self._run is None or self._run.run != letter.run):
