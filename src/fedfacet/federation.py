@@ -562,7 +562,9 @@ class Federation:
     def _received(self, tasks: Sequence[ClientTask], asking: Asking, notes: "_Notes") -> Iterator[ClientUpdate]:
         """Yield the valid updates; note what stays of each when its tensors are freed."""
         seen: dict[str, tuple[torch.Tensor, int]] = {}
-        for position, (task, update) in enumerate(zip(tasks, self.engine.run(tasks), strict=True), 1):
+        orders = enumerate(tasks, 1)
+        for update in self.engine.run(tasks):
+            position, task = next(orders)
             self._heard(self.state.round + 1, position, len(tasks), "train")
             fault = misfit(update, task, self.facts, self._extras)
             if fault is None:
@@ -599,6 +601,8 @@ class Federation:
             if notes.keeps_updates:
                 notes.updates.append(update)
             yield update
+            del update  # or it would be held while the next is waited for
+        assert next(orders, None) is None, "an engine yields an update for each order"
 
     def _heard(self, round: int, position: int, number: int, what: str) -> None:
         """Tell the callbacks that another client has sent something, unless somebody has asked for an end."""

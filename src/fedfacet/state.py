@@ -68,6 +68,7 @@ def weighted_mean(bundles: Iterable[tuple[State, float | tuple[float, State]]]) 
                 torch._foreach_mul_(totals, total_weight)
             torch._foreach_add_(totals, [bundle[name] for name in names], alpha=weight)
         total_weight, number = total_weight + weight, number + 1
+        del bundle  # or it would be held while the next is waited for
     if totals and number > 1:
         torch._foreach_div_(totals, total_weight)
     return dict(zip(names, totals, strict=True))
@@ -204,5 +205,5 @@ def digest(bundle: State) -> str:
     for name in sorted(bundle):
         tensor = bundle[name].detach().cpu().contiguous()
         sha.update(f"{name}|{tuple(tensor.shape)}|{tensor.dtype}|".encode())
-        sha.update(tensor.view(-1).view(torch.uint8).numpy().tobytes() if tensor.numel() else np.empty(0).tobytes())
+        sha.update(tensor.view(-1).view(torch.uint8).numpy().data)
     return sha.hexdigest()

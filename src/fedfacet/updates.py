@@ -69,7 +69,7 @@ def is_finite(update: ClientUpdate, seen: dict[str, tuple[Tensor, int]]) -> bool
     for bundle in (update.delta, update.buffers, update.extras, update.memory):
         for name, tensor in bundle.items():
             base = tensor._base
-            if base is not None:
+            if base is not None and base.nbytes > tensor.nbytes:
                 known, version = seen.get(name, (None, 0))
                 if known is base and version == base._version:  # nobody has written to it since
                     continue

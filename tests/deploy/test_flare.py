@@ -11,6 +11,7 @@ import time
 import pytest
 
 from fedfacet import state
+from fedfacet.commands import serve
 from fedfacet.deploy.flare import Flare
 from fedfacet.deploy.kits import prepare
 from fedfacet.errors import ConfigError
@@ -45,6 +46,20 @@ def test_a_prepared_kit_lets_one_class_in_and_nobody_s_code(kit):
     permissions = json.loads((kit / "local" / "authorization.json").read_text())["permissions"]
     assert permissions["lead"]["submit_job"] == "any"
     assert {permissions[role].get(right, "none") for role in permissions for right in ("byoc", "shell_commands")} == {"none"}
+
+
+def test_a_server_keeps_its_jobs_in_its_own_kit(kit):
+    """Of two servers on a machine each would take the other's."""
+    file = kit / "local" / "resources.json.default"
+    resources = json.loads(file.read_text())
+    resources["components"].append({"id": "job_manager", "args": {"uri_root": "/tmp/nvflare/jobs", "job_store_id": "x"}})
+    resources["snapshot_persistor"] = {"args": {"storage": {"args": {"root_dir": "/tmp/nvflare/snapshots", "uri_root": "/"}}}}
+    file.write_text(json.dumps(resources))
+    prepare(kit, "fedfacet.deploy.flare_job.Relay")
+    written = (kit / "local" / "resources.json").read_text()
+    assert "/tmp/nvflare" not in written
+    assert json.loads(written)["components"][-1]["args"] == {"uri_root": str(kit / "jobs"), "job_store_id": "x"}
+    assert json.loads(written)["snapshot_persistor"]["args"]["storage"]["args"]["root_dir"] == str(kit / "snapshots")
 
 
 def test_what_is_no_kit_is_refused(tmp_path):
@@ -97,13 +112,17 @@ def flare(tmp_path, pilot, checkout):
             )
         return running[-1], tmp_path / f"{len(running) - 1}.log"
 
+    def start_site(site):
+        return start("client.py", "start", f"config={pilot / site / 'client.yaml'}", f"kit={kits / site}")[0]
+
+    def start_server(*overrides):
+        given = f"card={pilot / 'card.yaml'}", f"roster={pilot / 'roster.yaml'}", f"deploy.kit={kits / 'lead@pilot.org'}"
+        return start("serve.py", *given, "deploy=flare", *overrides)
+
     start("serve.py", "start", f"kit={kits / 'localhost'}")
-    for site in ("site_0", "site_1"):
-        start("client.py", "start", f"config={pilot / site / 'client.yaml'}", f"kit={kits / site}")
-    yield lambda *overrides: start(
-        "serve.py", f"card={pilot / 'card.yaml'}", f"roster={pilot / 'roster.yaml'}", "deploy=flare",
-        f"deploy.kit={kits / 'lead@pilot.org'}", *overrides,
-    )  # fmt: skip
+    start_server.sites = {site: start_site(site) for site in ("site_0", "site_1")}
+    start_server.start_site = start_site
+    yield start_server
     for process in running:
         for pid in _with_children(process.pid):
             os.kill(pid, signal.SIGKILL)
@@ -122,16 +141,16 @@ def test_a_run_over_flare_is_the_simulated_one_though_its_job_is_killed(flare, b
     run_dir, longer = tmp_path / "run", "federation.rounds=8"
     settings = [*(one for one in base if not one.startswith("federation.rounds")), longer]
     for _ in range(20):  # until all of FLARE is up
-        serve, log = flare(*settings, f"paths.output_dir={run_dir}")
-        if _until(lambda: (run_dir / "metrics.csv").exists(), 240, process=serve):
+        process, log = flare(*settings, f"paths.output_dir={run_dir}")
+        if _until(lambda: (run_dir / "metrics.csv").exists(), 240, process=process):
             break
         time.sleep(5)
     assert _until(lambda: len(rows_of(run_dir / "metrics.csv")) >= 2, 240), log.read_text()
-    for process in psutil.process_iter(["cmdline"]):
-        command = " ".join(process.info["cmdline"] or ())
+    for one in psutil.process_iter(["cmdline"]):
+        command = " ".join(one.info["cmdline"] or ())
         if "server.runner_process" in command and str(tmp_path) in command:
-            process.kill()
-    assert serve.wait(300) == 0, log.read_text()
+            one.kill()
+    assert process.wait(300) == 0, log.read_text()
     (tmp_path / "here").mkdir()
     here = simulated(longer, run_dir=tmp_path / "here")
     assert rounds_of(here, 8) == (run_dir / "metrics.csv").read_bytes()
@@ -139,8 +158,27 @@ def test_a_run_over_flare_is_the_simulated_one_though_its_job_is_killed(flare, b
     assert "the letter for client" in (run_dir / "train.log").read_text(), "the job died while letters were under way"
 
 
+@pytest.mark.slow
+def test_a_site_whose_flare_is_started_again_at_once_takes_part_again(flare, base, tmp_path):
+    run_dir, journal = tmp_path / "run", tmp_path / "run" / "journal.jsonl"
+    settings = [*(one for one in base if not one.startswith(("federation.rounds", "callbacks"))), "federation.rounds=2000"]
+    for _ in range(20):  # until all of FLARE is up
+        process, log = flare(*settings, "sites.deadline_seconds=3000", "callbacks=deployed", f"paths.output_dir={run_dir}")
+        if _until(lambda: (run_dir / "metrics.csv").exists(), 240, process=process):
+            break
+        time.sleep(5)
+    assert _until(lambda: len(lines_in(journal)) >= 4, 240), log.read_text()
+    flare.sites["site_0"].kill()  # and nothing of what it has started
+    flare.start_site("site_0")
+    number = len(lines_in(journal)) + 2  # a round may be over already
+    assert _until(lambda: len(lines := lines_in(journal)) > number and len(lines[-1]["available"]) == 24, 400), log.read_text()
+    process.send_signal(signal.SIGINT)
+    assert process.wait(300) == 128 + signal.SIGINT, log.read_text()
+    assert serve.main(["replay", f"run={run_dir}"]) == 0
+
+
 def lines_in(file):
-    return [json.loads(line) for line in file.read_text().splitlines()]
+    return [json.loads(line) for line in file.read_text().splitlines() if line.endswith("}")]
 
 
 def _until(condition, seconds, process=None):

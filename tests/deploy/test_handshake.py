@@ -70,7 +70,7 @@ def test_another_card_another_version_and_other_yamls(copy, sites_of, deployed, 
     sites = sites_of(copy)
     change(copy / "card.yaml", name="other digits")
     with pytest.raises(
-        ConfigError, match=r"site_\d refuses the run \(card\): the server's data card is another one than .*card.yaml"
+        ConfigError, match=r"site_\d refuses the run \(card\): the server's data card is another one than card.yaml here"
     ):
         deployed("method=fedavg", run_dir=tmp_path, transport=sites, folder=copy)
     sites = sites_of(copy)
@@ -160,6 +160,55 @@ def test_a_site_takes_no_code_and_no_paths(override, copy):
     assert "Expected settings of clients, GROUP=OPTION and KEY=VALUE, but got" in said.body["sentence"]
 
 
+@pytest.mark.parametrize(
+    ("kind", "named"),
+    [
+        ("weights", {"model": "../../../../evil"}),
+        ("weights", {"model": "/tmp/evil"}),
+        ("weights", {"round": "../../evil"}),
+        ("weights", {"client": "../../../../evil"}),
+        ("hello", {"client": "../../../../evil"}),
+        ("hello", {"model": "../../../../evil"}),
+        ("hello", {"round": "1"}),
+        ("hello", {"round": None}),
+        ("train", {"client": True}),
+        ("train", {"memory_round": 10**12}),
+    ],
+)
+def test_a_server_names_no_files(kind, named, copy, sites_of, deployed, tmp_path):
+    transport = sites_of(copy)
+    run = deployed("method=fedavg", run_dir=tmp_path, transport=transport, folder=copy).engine.exchange
+    versions = {"fedfacet": "0.1.0"}
+    body = {
+        "hello": {**run.greeting, "clients": run.roster.at("site_0"), "num_clients": 24, "versions": versions, "more": 1},
+        "weights": {"round": 1, "model": "c" * 64},
+        "train": {"round": 1, "client": 0},
+    }[kind]
+    before = {file for file in tmp_path.parent.rglob("*") if file.name != "audit.jsonl"}
+    content = transport.by_name["site_0"].answer(pack(Letter(kind, run.run, {**body, **named})))
+    said = unpack(content, len(content)).body
+    ((name, value),) = named.items()
+    assert (said["code"], said["sentence"]) == ("letter", f"its `{name}` is '{value}'")
+    assert {file for file in tmp_path.parent.rglob("*") if file.name != "audit.jsonl"} == before
+
+
+@pytest.mark.parametrize(
+    ("number", "numbers"), [(10**12, None), (0, None), ("24", None), (24.0, None), (24, -1), (24, 24), (24, 1.0), (24, "x")]
+)
+def test_numbers_of_clients_that_a_site_would_choke_on(number, numbers, copy, sites_of, deployed, tmp_path):
+    transport = sites_of(copy)
+    run = deployed("method=fedavg", run_dir=tmp_path, transport=transport, folder=copy).engine.exchange
+    clients = run.roster.at("site_0")
+    clients |= {} if numbers is None else {"client_00": numbers}
+    versions = {"fedfacet": "0.1.0"}
+    body = {**run.greeting, "clients": clients, "num_clients": number, "versions": versions}
+    content = transport.by_name["site_0"].answer(pack(Letter("hello", "c" * 32, body)))
+    said = unpack(content, len(content)).body
+    assert (said["code"], said["sentence"]) == (
+        "letter", "clients have numbers below `num_clients`, and that is 10,000,000 at most",
+    )  # fmt: skip
+
+
 def test_a_site_refuses_what_it_does_not_know_and_writes_down_what_came(copy, sites_of, deployed, tmp_path):
     transport = sites_of(copy)
     site = transport.by_name["site_0"]
@@ -176,7 +225,9 @@ def test_a_site_refuses_what_it_does_not_know_and_writes_down_what_came(copy, si
     assert told("train", **{**order, "client": 1}) == "client 1 is not one of this site"
     assert told("train", **{**order, "model": "c" * 64}) == "the model has not come to this site since it has started"
     assert "more than the 0 of the operator's `policy.max_steps`" in told("train", **order)
-    assert "what client 0 kept after round 7 cannot be read" in told("train", **{**order, "memory_round": 7})
+    missing = told("train", **{**order, "memory_round": 7})
+    assert "what client 0 kept after round 7 cannot be read" in missing
+    assert str(tmp_path) not in missing, "where a site's files lie is the operator's own"
     asks = {"name": "TrueHeterogeneity", "arguments": {}}
     assert (
         told("query", **order, query=asks)

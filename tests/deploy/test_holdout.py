@@ -9,6 +9,7 @@ from fedfacet.commands import client
 from fedfacet.config import plain
 from fedfacet.deploy.journal import read_journal, replay
 from fedfacet.deploy.pilot import write_pilot
+from fedfacet.deploy.protocol import Letter, pack, unpack
 from fedfacet.errors import ConfigError, FedFacetError
 
 SHARE = "partition.local_holdout=0.25"
@@ -147,6 +148,65 @@ def test_what_is_refused(held_out, sites_of, deployed, simulated, tmp_path):
     ):
         with pytest.raises(error, match=sentence):
             simulated("method=fedavg", EVALUATE, *overrides, run_dir=tmp_path)
+
+
+def test_a_count_of_few_samples_is_not_told(held_out, sites_of, deployed, tmp_path, caplog):
+    folder = held_out()
+    policy = change(folder, 0)["policy"]
+    change(folder, 0, policy={**policy, "min_counted": 2})
+    sites = sites_of(folder)
+    there = deployed("method=fedavg", EVALUATE, run_dir=tmp_path, transport=sites, folder=folder)
+    measured = there.run_round().metrics
+    clients = sites.by_name["site_0"]._run.clients
+    held = [clients.local_holdout.indices[number] for number in range(0, 24, 2)]
+    groups = [np.unique([clients.dataset.y[own], clients.dataset.a[own]], axis=1, return_counts=True)[1] for own in held]
+    silent = sum(1 in sizes for sizes in groups)
+    assert 0 < silent < 12
+    assert measured["holdout/num_away"] == silent
+    assert caplog.text.count("fewer samples than the 2 of its operator's `policy.min_counted`") == silent
+    assert there.run_round().round == 2
+
+
+def test_noise_that_a_server_chooses_hides_no_small_count(held_out, sites_of, deployed, tmp_path):
+    folder = held_out()
+    change(folder, 0, policy={**change(folder, 0)["policy"], "min_counted": 4})
+    sites = sites_of(folder)
+    there = deployed("method=fedavg", run_dir=tmp_path, transport=sites, folder=folder)
+    order = {"client": 0, "round": 1, "seed": 0, "model": None, "memory_round": None, "step_fraction": 1.0, "lr_factor": 1.0}
+
+    def told(name, **arguments):
+        body = {**order, "query": {"name": name, "arguments": arguments}}
+        content = sites.by_name["site_0"].answer(pack(Letter("query", there.engine.exchange.run, body)))
+        return unpack(content, len(content)).body
+
+    assert told("LabelHistogram")["code"] == told("DisclosedInteractionMatrix")["code"] == "too_few_samples"
+    assert told("DisclosedInteractionMatrix", epsilon=1e6)["code"] == "too_few_samples"
+    assert told("NumSamples")["value"] == 15
+
+
+@pytest.mark.parametrize("changed", ["seed", "number"])
+def test_a_server_cannot_have_other_samples_held_out_than_earlier_runs_did(
+    changed, held_out, sites_of, deployed, serve_job, tmp_path
+):
+    folder = held_out()
+    deployed("method=fedavg", EVALUATE, run_dir=tmp_path / "a", transport=sites_of(folder), folder=folder)
+    deployed("method=fedavg", "seed=7", EVALUATE, run_dir=tmp_path / "b", transport=sites_of(folder), folder=folder)
+    if changed == "number":
+        roster = yaml.safe_load((folder / "roster.yaml").read_text())
+        roster["clients"].insert(0, roster["clients"].pop(2))
+        (folder / "roster.yaml").write_text(yaml.safe_dump(roster))
+    overrides = ("partition.holdout_seed=3",) if changed == "seed" else ()
+    now = "partition.holdout_seed=3 and as client 0" if changed == "seed" else "partition.holdout_seed=0 and as client 1"
+    with pytest.raises(ConfigError) as refusal:
+        deployed("method=fedavg", *overrides, run_dir=tmp_path / "c", transport=sites_of(folder), folder=folder)
+    assert str(refusal.value) == (
+        "site_0 refuses the run (data): client_00 held samples out by partition.holdout_seed=0 and as client 0 in earlier "
+        f"runs, and would now hold out others, by {now}: take the former, or have its operator remove holdout.json, beside "
+        "audit.jsonl."
+    )
+    for state in folder.glob("*/state/holdout.json"):
+        state.unlink()
+    deployed("method=fedavg", *overrides, run_dir=tmp_path / "d", transport=sites_of(folder), folder=folder)
 
 
 def test_another_holdout_stops_a_resume_and_a_replay_holds_out_what_the_run_did(

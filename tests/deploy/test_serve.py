@@ -33,6 +33,11 @@ def test_a_killed_server_goes_on_bit_for_bit_and_its_journal_is_replayed(
         *(sys.executable, str(checkout / "src" / "serve.py"), *OPTIONS, f"paths.output_dir={run_dir}"),
         *(f"card={pilot / 'card.yaml'}", f"roster={pilot / 'roster.yaml'}", f"deploy.clients=[{clients}]"),
     ]
+    assert serve.main(["check", *command[2:]]) == 0
+    said = capsys.readouterr().out
+    assert "site_0: 12 clients, 180 samples; fedfacet " in said
+    assert "All fits: " in said
+    assert not run_dir.exists()
     environment = {**os.environ, "PYTHONPATH": str(checkout / "src")}
     server = subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
     journal = run_dir / "journal.jsonl"

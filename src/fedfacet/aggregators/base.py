@@ -127,20 +127,18 @@ class Aggregator(ABC):
 
     def average(self, updates: Iterable[ClientUpdate]) -> tuple[State, State]:
         """Fold the updates into the weighted mean of their deltas and of their buffers, each entry's over its holders."""
-        mean = state.weighted_mean(
-            # One fold for both, so that a stream of updates is read once; the prefixes keep the names apart.
-            (_apart(update.delta, update.buffers if self.buffers == "average" else {}), self._weights(update))
-            for update in updates
-        )
+        mean = state.weighted_mean(map(self._with_weight, updates))
         delta = {name[2:]: tensor for name, tensor in mean.items() if name.startswith("d|")}
         return delta, {name[2:]: tensor for name, tensor in mean.items() if name.startswith("b|")}
 
-    def _weights(self, update: ClientUpdate) -> float | tuple[float, State]:
-        """Return p_k, with the entries that it is for unless the client held all."""
+    def _with_weight(self, update: ClientUpdate) -> tuple[State, float | tuple[float, State]]:
+        """Return what is averaged of an update, and p_k, with the entries that it is for unless the client held all."""
+        # One fold for both, so that a stream of updates is read once; the prefixes keep the names apart.
+        sent = _apart(update.delta, update.buffers if self.buffers == "average" else {})
         weight, held = self.weight(update), update.held
         if held is None:
-            return weight
-        return weight, _apart(*({name: held[name] for name in part} for part in (update.delta, update.buffers)))
+            return sent, weight
+        return sent, (weight, _apart(*({name: held[name] for name in part} for part in (update.delta, update.buffers))))
 
 
 def reported_loss(update: ClientUpdate) -> float:

@@ -26,14 +26,10 @@ class FedAvg(Aggregator):
 
     def aggregate(self, server: ServerState, model: State, updates: Iterable[ClientUpdate]) -> tuple[ServerState, State]:
         """Return the averaged model."""
-        by_samples, averages_buffers = self.weighting == "samples", self.buffers == "average"
-        weighed = (
-            (
-                update.delta | update.buffers if averages_buffers else update.delta,
-                update.held,
-                float(update.num_samples) if by_samples else 1.0,
-            )
-            for update in updates
-        )
-        moved = state.weighted_mean((sent, w if held is None else (w, held)) for sent, held, w in weighed)
-        return server, state.add(model, moved)
+
+        def weighed(update: ClientUpdate) -> tuple[State, float | tuple[float, State]]:
+            sent = update.delta | update.buffers if self.buffers == "average" else update.delta
+            weight = float(update.num_samples) if self.weighting == "samples" else 1.0
+            return sent, weight if update.held is None else (weight, update.held)
+
+        return server, state.add(model, state.weighted_mean(map(weighed, updates)))

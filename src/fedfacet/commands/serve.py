@@ -91,7 +91,7 @@ def _check(argv: Sequence[str], run_dir: list[Path]) -> int:
     """Make the server's half once, and tell of the sites."""
     with _made(argv, run_dir) as (federation, config, _):
         for site, said in federation.engine.exchange.present.items():
-            samples = sum(number for number, _ in said["clients"].values())
+            samples = sum(number for number, *_ in said["clients"].values())
             versions = ", ".join(f"{name} {version}" for name, version in said["versions"].items())
             print(f"{site}: {len(said['clients'])} clients, {samples} samples; {versions}; {said['device']}")
         print(f"All fits: {config.choices.selector} and {config.choices.aggregator}, {federation.num_clients} clients.")

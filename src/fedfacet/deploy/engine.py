@@ -129,29 +129,31 @@ class DeployedEngine(Engine):
         """
         tasks = list(tasks)
         self._enter(tasks)
-        record, arrived = self.record, 0
+        record = self.record
         record.digests, record.silent, record.lost, record.seconds = {}, [], {}, {}
         orders = [self._order("train", task, True, {}) for task in tasks]
-        found = self.exchange.answers(orders, self._models, self.deadline_seconds)
-        for order, outcome in zip(orders, found, strict=True):
-            client = order.client
-            update = nothing_of(client)
-            if isinstance(outcome, Lost):
-                record.lost[client] = str(outcome)
-                log.warning("Round %d goes on without %s: %s.", record.round, self._missed(order, outcome), outcome)
-            else:
-                record.seconds[order.site] = max(order.seconds, record.seconds.get(order.site, 0.0))
-                letter, digest = outcome
-                arrived, record.digests[client] = arrived + 1, digest
-                update = _update_of(letter)
-                if update.silent is True:
-                    record.silent.append(client)
-            yield update
+        # A map holds no update while the next is waited for.
+        yield from map(self._noted, orders, self.exchange.answers(orders, self._models, self.deadline_seconds))
+        arrived = len(record.digests)
         if arrived < min(self.min_arrivals, len(tasks)):
             raise Shortfall(
                 f"Expected updates of {min(self.min_arrivals, len(tasks))} clients at least in round {tasks[0].round}, but "
                 f"{arrived} came: go on by resume when the sites are back, or lower sites.min_arrivals"
             )
+
+    def _noted(self, order: Order, outcome: tuple[Letter, str] | Lost) -> ClientUpdate:
+        """Write down how an order ended, and return its update, or what stands for none."""
+        record, client = self.record, order.client
+        if isinstance(outcome, Lost):
+            record.lost[client] = str(outcome)
+            log.warning("Round %d goes on without %s: %s.", record.round, self._missed(order, outcome), outcome)
+            return nothing_of(client)
+        record.seconds[order.site] = max(order.seconds, record.seconds.get(order.site, 0.0))
+        letter, record.digests[client] = outcome
+        update = _update_of(letter)
+        if update.silent is True:
+            record.silent.append(client)
+        return update
 
     def ask(self, query: Query, tasks: Iterable[ClientTask]) -> Iterator[Answer]:
         """Yield each client's answer, in the order of the tasks.

@@ -162,11 +162,7 @@ class Exchange:
             packed.clear()
             for order in orders:
                 while order not in done:
-                    came = self._poll(until)  # also after the deadline: what is there was in time
-                    for ticket, content in came:
-                        if isinstance(of := self._open.get(ticket), Order):
-                            of.seconds = time.monotonic() - began
-                        self._take(ticket, content, models, done)
+                    came = self._take_all(began, until, models, done)  # also after the deadline: what is there was in time
                     late = time.monotonic() - until
                     if late >= 0 and (not came or late > seconds):
                         break
@@ -177,6 +173,17 @@ class Exchange:
             self.transport.cancel(tickets)
             for ticket in tickets:
                 del self._open[ticket]
+
+    def _take_all(
+        self, began: float, until: float, models: Mapping[str, State], done: dict[Order, tuple[Letter, str] | Lost]
+    ) -> bool:
+        """Take what has come, and tell whether anything has."""
+        came = self._poll(until)
+        for ticket, content in came:
+            if isinstance(of := self._open.get(ticket), Order):
+                of.seconds = time.monotonic() - began
+            self._take(ticket, content, models, done)
+        return bool(came)
 
     def _poll(self, until: float) -> list[tuple[Ticket, bytes | Fault]]:
         self.on_wait()

@@ -47,6 +47,7 @@ class Flare:
         self._open: dict[int, Ticket] = {}
         self._members: set[str] = set()  # of the job
         self._lost: set[str] = set()  # those of them that have left a letter without an answer
+        self._started: set[str] = set()  # those of them that were seen at work in the job
         self._said: tuple[float, dict[str, bool]] = (-1e9, {})
         self._faults: list[tuple[Ticket, bytes | Fault]] = []
 
@@ -97,6 +98,8 @@ class Flare:
     def poll(self, seconds: float) -> list[tuple[Ticket, bytes | Fault]]:
         """Return what the relay has got."""
         until = time.monotonic() + seconds
+        if self._line is not None and self._open:
+            self._look_for_strays()
         came, self._faults = self._faults, []
         while self._line is not None and self._line.poll(0 if came else max(0.0, until - time.monotonic())):
             with self._while_it_lives() as line:
@@ -135,9 +138,28 @@ class Flare:
         """Return the sites that answer FLARE, and whether each has a job."""
         if time.monotonic() - self._said[0] > _LOOKS_EVERY:
             said = self._asked(lambda: self._session.get_client_job_status()) or ()
-            answers = {of["client_name"]: of["status"] == "started" for of in said if of["status"] != "no_reply"}
+            answers: dict[str, bool] = {}
+            for of in said:  # one for each job of a site
+                if of["status"] != "no_reply":
+                    answers[of["client_name"]] = answers.get(of["client_name"], False) or of["status"] == "started"
             self._said = time.monotonic(), answers
         return self._said[1]
+
+    def _look_for_strays(self) -> None:
+        """End the job if a site with a letter is there and no longer in it, as after a quick start of its FLARE.
+
+        FLARE's server takes such a site for the one that it was, and its job would wait for the answer for ever.
+        """
+        with contextlib.suppress(EngineError):  # a server that is gone shows at the pipe
+            at_work = self._at_work()
+            self._started |= {site for site in self._members if at_work.get(site)}
+            if any(at_work.get(ticket.site) is False and ticket.site in self._started for ticket in self._open.values()):
+                self._end_job()
+                self._fault_all()
+
+    def _fault_all(self) -> None:
+        self._faults += [(ticket, Fault("FLARE's job has ended")) for ticket in self._open.values()]
+        self._open.clear()
 
     def _asked(self, question: Callable[[], Any]) -> Any:
         """Return FLARE's answer; an ``EngineError`` says what it has against the question."""
@@ -163,8 +185,7 @@ class Flare:
         except (EOFError, OSError):
             self._line.close()
             self._line, self._job = None, None
-            self._faults += [(ticket, Fault("FLARE's job has ended")) for ticket in self._open.values()]
-            self._open.clear()
+            self._fault_all()
 
     def _start_job(self) -> None:
         """Submit a job to FLARE, and wait until its relay is there."""
@@ -172,7 +193,7 @@ class Flare:
             self._folder = Path(tempfile.mkdtemp(prefix="fedfacet-flare-"))  # for this user alone
         number = f"{self._number:012d}"
         folder, address = self._folder / f"job_{number}", str(self._folder / f"relay_{number}")
-        self._members, self._lost = set(self._at_work()), set()
+        self._members, self._lost, self._started = set(self._at_work()), set(), set()
         _write_job(folder, address, self._members)
         heard: list[Connection] = []
         with Listener(address, family="AF_UNIX") as listener:

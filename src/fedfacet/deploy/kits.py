@@ -18,6 +18,9 @@ _NEVER = ("byoc", "shell_commands", "server-predeployed-flwr")
 def prepare(kit: Path, allowed: str) -> None:
     """Write a kit's ``local/`` so that its FLARE builds one class of ours and runs nobody's code, and its logs stay there.
 
+    A server keeps its jobs in the kit. By default all FLARE servers of a machine keep them in ``/tmp/nvflare``, and take each
+    other's jobs, of which they refuse the signatures.
+
     Args:
         kit: the folder that ``nvflare provision`` has made for a server or a site.
         allowed: the path of the class.
@@ -30,6 +33,11 @@ def prepare(kit: Path, allowed: str) -> None:
     resources["class_list_enforcement_mode"], resources["class_allow_list"] = "enforce", [allowed]
     resources["allow_log_streaming"] = False
     resources["components"] = [part for part in resources["components"] if part["id"] != "site_log_streamer"]
+    for part in resources["components"]:
+        if part["id"] == "job_manager":
+            part["args"]["uri_root"] = str(kit.absolute() / "jobs")
+    if "snapshot_persistor" in resources:
+        resources["snapshot_persistor"]["args"]["storage"]["args"]["root_dir"] = str(kit.absolute() / "snapshots")
     authorization = _read(local / "authorization.json.default")
     for role, rights in authorization["permissions"].items():
         if isinstance(rights, dict):

@@ -35,8 +35,8 @@ class MemoryStore:
             return safetensors.torch.load(file.read_bytes())
         except Exception as error:
             raise LetterError(
-                f"what client {client_id} kept after round {round} cannot be read ({type(error).__name__}): bring {file} back, "
-                "or start a new run"
+                f"what client {client_id} kept after round {round} cannot be read ({type(error).__name__}): bring the site's "
+                f"{file.relative_to(self.folder.parent)} back, or start a new run"
             ) from None
 
     def put(self, run: str, client_id: int, round: int, kept: State, oldest: int | None) -> None:

@@ -3,11 +3,13 @@
 import contextlib
 import hashlib
 import json
-from collections.abc import Mapping
+import math
+import warnings
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-import safetensors.torch
+import torch
 from torch import Tensor
 
 from fedfacet.errors import FedFacetError, first_line
@@ -16,6 +18,11 @@ from fedfacet.types import State
 PROTOCOL = 2
 _BLANK = "0" * 64
 _SEALED = rb"\"seal\": \"%s"  # as JSON within JSON has it
+_CODES = {  # in the order in which safetensors writes them
+    torch.int64: "I64", torch.float64: "F64", torch.float32: "F32", torch.int32: "I32", torch.bfloat16: "BF16",
+    torch.float16: "F16", torch.int16: "I16", torch.int8: "I8", torch.uint8: "U8", torch.bool: "BOOL",
+}  # fmt: skip
+_KINDS = {code: kind for kind, code in _CODES.items()}
 
 
 class LetterError(FedFacetError):
@@ -43,32 +50,48 @@ class Letter:
 def pack(letter: Letter) -> bytes:
     """Return a letter as bytes: a safetensors file whose metadata hold what is not a tensor, and the sha256 of all else.
 
-    Equal letters are equal bytes, so that the digest of an update is that of its letter.
+    Equal letters are equal bytes, so that the digest of an update is that of its letter. The file is written here and not by
+    safetensors, which would make three copies of a model to send one; it is byte for byte what safetensors makes.
     """
     told = {"protocol": PROTOCOL, "kind": letter.kind, "run": letter.run, "body": dict(letter.body), "seal": _BLANK}
     tensors = {f"{bundle}|{name}": tensor for bundle, held in letter.bundles.items() for name, tensor in held.items()}
-    content = safetensors.torch.save(_apart(tensors), {"fedfacet": json.dumps(told, sort_keys=True)})
-    head, rest = _halves(content)
-    seal = hashlib.sha256(content).hexdigest()
-    return b"".join((head.replace(_SEALED % _BLANK.encode(), _SEALED % seal.encode()), rest))
+    places, parts, end = {}, [], 0
+    for dtype, code in _CODES.items():
+        for name, tensor in sorted(tensors.items()):
+            if tensor.dtype == dtype:
+                part = tensor.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().data
+                places[name] = {"dtype": code, "shape": list(tensor.shape), "data_offsets": [end, end + len(part)]}
+                parts.append(part)
+                end += len(part)
+    if lost := sorted(tensors.keys() - places.keys()):
+        raise LetterError(f"{lost[0]} is of {tensors[lost[0]].dtype}, which no letter carries")
+    head = json.dumps(
+        {"__metadata__": {"fedfacet": json.dumps(told, sort_keys=True)}, **places}, ensure_ascii=False, separators=(",", ":")
+    ).encode()
+    head += b" " * (-len(head) % 8)
+    head = len(head).to_bytes(8, "little") + head
+    seen = hashlib.sha256(head)
+    for part in parts:
+        seen.update(part)
+    return b"".join([head.replace(_SEALED % _BLANK.encode(), _SEALED % seen.hexdigest().encode()), *parts])
 
 
 def unpack(content: bytes, most_bytes: int) -> Letter:
-    """Read a letter.
+    """Read a letter, whose tensors lie in its bytes and are not to be written to.
 
     Raises:
         LetterError: if it is too large, damaged, of another protocol, or no letter.
     """
     if len(content) > most_bytes:
         raise LetterError(f"it has {len(content):,} bytes, more than the {most_bytes:,} of max_letter_mb")
-    told = _opened(content)
+    told, places, data = _opened(content)
     try:
         if told["protocol"] != PROTOCOL:
             raise LetterError(f"it is of protocol {told['protocol']}, and protocol {PROTOCOL} is spoken here")
         bundles: dict[str, State] = {}
-        for name, tensor in safetensors.torch.load(content).items():
+        for name, place in places.items():
             bundle, _, key = name.partition("|")
-            bundles.setdefault(bundle, {})[key] = tensor
+            bundles.setdefault(bundle, {})[key] = _tensor(data, **place)
         kind, run, body = told["kind"], told["run"], told["body"]
         if not (isinstance(kind, str) and isinstance(run, str) and isinstance(body, dict)):
             raise ValueError("a field is of another type")
@@ -79,36 +102,38 @@ def unpack(content: bytes, most_bytes: int) -> Letter:
     return Letter(kind, run, body, bundles)
 
 
-def _opened(content: bytes) -> dict[str, Any]:
-    """Return what of a letter is not a tensor, if it is as it was sent; the tensors are not copied to be looked at."""
+def _tensor(data: memoryview, *, dtype: str, shape: Sequence[int], data_offsets: Sequence[int]) -> Tensor:
+    """Return the tensor of a place in a file, without a copy.
+
+    Raises:
+        ValueError: if nothing of that shape is there.
+    """
+    kind, (start, end) = _KINDS[dtype], data_offsets
+    if not all(type(size) is int and 0 <= size < 2**63 for size in (*shape, start, end)):
+        raise ValueError("a size is no whole number")
+    if end > len(data) or end - start != math.prod(shape) * kind.itemsize:
+        raise ValueError("a tensor's place is not of its size")
+    if start == end:
+        return torch.empty(shape, dtype=kind)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "The given buffer is not writable")
+        return torch.frombuffer(data[start:end], dtype=kind).view(shape)
+
+
+def _opened(content: bytes) -> tuple[dict[str, Any], dict[str, Any], memoryview]:
+    """Return what of a letter is not a tensor, if it is as it was sent, where its tensors lie, and in what."""
     with contextlib.suppress(Exception):  # whatever damage makes of a header
-        head, rest = _halves(content)
-        told = json.loads(json.loads(head[8:])["__metadata__"]["fedfacet"])
+        size = 8 + int.from_bytes(content[:8], "little")
+        head, data = content[:size], memoryview(content)[size:]
+        places = json.loads(head[8:])
+        told = json.loads(places.pop("__metadata__")["fedfacet"])
         seen = hashlib.sha256(head.replace(_SEALED % told["seal"].encode(), _SEALED % _BLANK.encode()))
-        seen.update(rest)
+        seen.update(data)
         if seen.hexdigest() == told["seal"]:
-            return dict(told)
+            return dict(told), places, data
     raise LetterError("it is damaged or cut short, as its sha256 shows")
-
-
-def _halves(content: bytes) -> tuple[bytes, memoryview]:
-    """Return a file's header with its length, and the tensors behind it."""
-    size = 8 + int.from_bytes(content[:8], "little")
-    return content[:size], memoryview(content)[size:]
 
 
 def digest_of(content: bytes) -> str:
     """Return by what a letter is known, in answers to it and in the journal."""
     return hashlib.sha256(content).hexdigest()
-
-
-def _apart(tensors: State) -> State:
-    """Return tensors on the CPU, none of which shares memory with another, which safetensors would refuse."""
-    seen: set[int] = set()
-    apart: dict[str, Tensor] = {}
-    for name, tensor in sorted(tensors.items()):
-        own = tensor.detach().cpu().contiguous()
-        shares = own.data_ptr() in seen or own.untyped_storage().nbytes() != own.nbytes
-        apart[name] = own.clone() if shares else own
-        seen.add(own.data_ptr())
-    return apart

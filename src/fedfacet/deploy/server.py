@@ -5,10 +5,12 @@ import inspect
 import json
 import uuid
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from torch import Tensor
 
 from fedfacet.asking import Asking
 from fedfacet.build import put_together
@@ -136,15 +138,22 @@ def build_server(config: Any, run_dir: Path, *, transport: Transport, overrides:
         kind=DeployedFederation,
     )
     assert isinstance(federation, DeployedFederation)
-    if not federation.facts.frozen_digest:  # the sites train: here a network needs its shapes alone
+    # From here on the first model is in the state, and the sites train: elsewhere shapes will do.
+    federation.facts = replace(federation.facts, model={name: _shape_of(one) for name, one in federation.facts.model.items()})
+    if not federation.facts.frozen_digest:
         for program in engine.clients.programs:
             for tensor in (*program.module.parameters(), *program.module.buffers()):
-                tensor.data = tensor.data.new_zeros(()).expand(tensor.shape)
+                tensor.data = _shape_of(tensor.data)
     for query, asked_by in questions(federation.selector, federation.aggregator, federation.callbacks, config.choices):
         engine.check_query(query, asked_by)
     federation.participation = LiveParticipation(engine, federation.participation)
     federation.callbacks = {"journal": Journal(run_dir, engine), **federation.callbacks}
     return federation
+
+
+def _shape_of(tensor: Tensor) -> Tensor:
+    """Return a tensor of zeros like another, in the memory of a single one."""
+    return tensor.new_zeros(()).expand(tensor.shape)
 
 
 def save_names(run_dir: Path, federation: DeployedFederation) -> None:

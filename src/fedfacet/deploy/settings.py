@@ -19,6 +19,7 @@ class Policy:
         options: group -> the options of it that a run may take, ``{objective: [classification]}``; any of other groups.
         max_steps: local steps of a client in a round.
         min_samples: that a client must have to take part.
+        min_counted: that a class or group must have, if it has any, for a client to answer how many it has.
         max_letter_mb: what a letter may weigh.
     """
 
@@ -26,6 +27,7 @@ class Policy:
     options: Mapping[str, Sequence[str]] = field(default_factory=dict)
     max_steps: int = 2000
     min_samples: int = 1
+    min_counted: int = 1
     max_letter_mb: float = 4096
 
 

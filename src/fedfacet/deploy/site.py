@@ -2,11 +2,13 @@
 
 import json
 import math
+import re
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
 import torch
 
 from fedfacet import __version__
@@ -28,7 +30,10 @@ from fedfacet.errors import (
     FedFacetError,
     first_line,
 )
-from fedfacet.types import Broadcast, ClientTask, Partition, State
+from fedfacet.storage.synced_file import write_synced
+from fedfacet.types import Broadcast, ClientTask, Partition, Query, State
+
+_MOST_CLIENTS = 10**7  # of a federation: a site makes a list of so many
 
 
 class Refused(FedFacetError):
@@ -88,6 +93,28 @@ class _Run:
     models: dict[str, State] = field(default_factory=dict)
 
 
+def _check_names(body: Mapping[str, Any]) -> None:
+    """Refuse a letter that calls a round, a client or a model by what may not be a part of a file's name.
+
+    Raises:
+        Refused: naming the first.
+    """
+    for name, value in body.items():
+        if name in ("model", "memory_round") and value is None:
+            continue
+        whole = type(value) is int and 0 <= value < (_MOST_CLIENTS if name == "client" else 10**9)
+        digest = isinstance(value, str) and re.fullmatch(r"[0-9a-f]{64}", value) is not None
+        if (name in ("round", "client", "memory_round") and not whole) or (name == "model" and not digest):
+            raise Refused("letter", f"its `{name}` is {str(value)[:40]!r}")
+
+
+def _counts_of(query: Query, value: Any) -> Any:
+    """Return what of an answer are numbers of samples, of classes or of groups."""
+    if query.kind == "group_performance":
+        return value[1]
+    return value if query.kind in ("label_counts", "joint_counts") else []
+
+
 class Site:
     """Answers letters, one after another; it remembers the run and the round's models, and everything else lies on its disk.
 
@@ -124,6 +151,7 @@ class Site:
                 "query": self._query,
                 "train": self._train,
             }
+            _check_names(letter.body)
             if letter.kind not in steps:
                 raise Refused("letter", f"a letter of the kind {letter.kind!r} is not known here")
             if letter.kind != "hello" and (self._run is None or self._run.run != letter.run):
@@ -170,12 +198,18 @@ class Site:
                 "version", f"FedFacet {__version__} is installed here, and the server has {body['versions']['fedfacet']}"
             )
         if body["card"] != self.card.digest:
-            raise Refused("card", f"the server's data card is another one than {self.settings.card}")
+            raise Refused("card", f"the server's data card is another one than {self.settings.card.name} here")
         names = {number: name for name, number in body["clients"].items()}
         if strangers := sorted(set(names.values()) ^ set(self.samples)):
             raise Refused(
                 "data", f"the roster and client.yaml do not have the same clients here: {strangers[0]} is not in both"
             )
+        if not (
+            type(number := body["num_clients"]) is int
+            and 0 < number <= _MOST_CLIENTS
+            and all(type(k) is int and 0 <= k < number for k in names)
+        ):
+            raise Refused("letter", f"clients have numbers below `num_clients`, and that is {_MOST_CLIENTS:,} at most")
         for name, (_, y, _) in self.samples.items():
             if len(y) < policy.min_samples:
                 raise Refused("too_few_samples", f"{name} has fewer samples than the {policy.min_samples} of its operator")
@@ -188,6 +222,7 @@ class Site:
         settings["engine"]["device"] = self.settings.device
         partition = self._partition(names, body["num_clients"])
         shares = {name: self.settings.clients[name].holdout for name in names.values()}
+        self._hold_to_draw(holdout_seed(settings["partition"]), {name: k for k, name in names.items() if shares[name]})
         clients = clients_of_settings(settings, self._data(settings, names, partition, shares))
         answer = Letter(
             "hello",
@@ -222,7 +257,14 @@ class Site:
                 "policy", f"{self.settings.site} does not answer `{name}`: it is not among the operator's `policy.queries`"
             )
         task = self._task(letter)
-        answer = self._serving.clients.answer(from_plain(letter.body["query"]), task)
+        query = from_plain(letter.body["query"])
+        answer = self._serving.clients.answer(query, task)
+        counts, least = np.array(_counts_of(query, answer.value)), self.settings.policy.min_counted
+        if ((counts > 0) & (counts < least)).any():  # with noise or without, as the server says how much of it there is
+            raise Refused(
+                "too_few_samples",
+                f"a class or group of the client has fewer samples than the {least} of its operator's `policy.min_counted`",
+            )
         told = {"value": answer.value, "floats_up": answer.floats_up, "samples": answer.samples}
         return Letter("answer", letter.run, {"client": task.client_id, "round": task.round, **told})
 
@@ -292,6 +334,25 @@ class Site:
         parts = [shares[names[number]] if number in names else 0.0 for number in range(partition.num_clients)]
         left, held_out = hold_out_locally(dataset.y, partition, parts, seed=holdout_seed(settings["partition"]))
         return FederatedData(dataset, left, val=dataset.test[:0], local_holdout=held_out)
+
+    def _hold_to_draw(self, seed: int, numbers: Mapping[str, int]) -> None:
+        """Have clients hold out the same samples in all runs: what a server says of the draw counts the first time.
+
+        Otherwise a server would be told of samples that another run of its own has trained on.
+        """
+        file = self.settings.state / "holdout.json"
+        drawn = json.loads(file.read_text(encoding="utf-8")) if file.exists() else {}
+        now = {name: [seed, number] for name, number in numbers.items()}
+        for name in now:
+            if drawn.get(name, now[name]) != now[name]:
+                before, after = (f"partition.holdout_seed={of} and as client {k}" for of, k in (drawn[name], now[name]))
+                raise Refused(
+                    "data",
+                    f"{name} held samples out by {before} in earlier runs, and would now hold out others, by {after}: take the "
+                    "former, or have its operator remove holdout.json, beside audit.jsonl",
+                )
+        if self.remembers and now.keys() - drawn.keys():
+            write_synced(file, [json.dumps({**drawn, **now}, indent=2).encode()])
 
     def _keep(self, letter: Letter, content: bytes) -> None:
         """Keep a letter, for ``client.py verify``."""
