@@ -82,7 +82,9 @@ def test_what_is_printed_stands_beside():
 
 def test_parts_are_no_points_of_table_8_and_constants_none_of_any():
     runs = [whole(8, [9000, 3000, 1000], [0.1, 0.2, 0.3], capacity="largest")]
-    with pytest.raises(ConfigError, match="Expected three settings that two attacks were made on"):
+    with pytest.raises(
+        ConfigError, match="Expected three settings that two of loss_threshold, lira and trajectory were made on"
+    ):
         correlations(runs)
     with pytest.raises(ConfigError, match="Expected three settings"):
         correlations([whole(8, [9000, 3000, 1000], [0.1, 0.1, 0.1])])

@@ -70,8 +70,9 @@ def correlations(runs: Sequence[Run]) -> list[Correlation]:
         found += [*_of_attacks(dataset, here), *_of_sizes(dataset, here)]
     if not found:
         raise ConfigError(
-            f"Expected three settings that two attacks were made on, or three clients with {LEAST_SAMPLES} samples whose "
-            f"models were attacked by loss_threshold, but {len(finished)} runs have fewer: attack more with attack.py."
+            "Expected three settings that two of loss_threshold, lira and trajectory were made on, or three clients with "
+            f"{LEAST_SAMPLES} samples that loss_threshold was made on where everybody trains the whole model, but "
+            f"{len(finished)} runs have fewer: attack more with attack.py."
         )
     return found
 
