@@ -91,6 +91,13 @@ def test_updates_are_those_of_the_sequential_engine_in_the_same_order(two_ranks)
     assert two_ranks["nobody"] == 0
 
 
+def test_tiny_clients_travel_by_the_handful_with_the_same_updates(two_ranks):
+    """Of 56, at least eight handfuls a rank."""
+    assert two_ranks["handfuls"]
+    assert max(two_ranks["posted"]) > 1
+    assert two_ranks["failure_in_a_handful"][:2] == ["ValueError", "Expected `seed` to be 0 or larger, but got -1."]
+
+
 def test_what_a_client_keeps_does_not_hold_on_to_its_update(two_ranks):
     assert two_ranks["memory_alone"] == [True] * 7
 

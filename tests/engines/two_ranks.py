@@ -163,6 +163,17 @@ def drive(run):
     found["nobody"] = len(list(engine.run([])))
     found["one"] = facts(engine.run(tasks[:1])) == found["updates"][0][:1]
 
+    # Clients that take next to no time.
+    posted, post = [], engine._ranks.post
+    engine._ranks.post = lambda rank, message: posted.append(len(message.body.parts)) or post(rank, message)
+    engine._paces[""] = 1e-9
+    found["handfuls"] = facts(engine.run(tasks * 8)) == found["updates"][0] * 8
+    found["posted"] = posted
+    engine._paces[""] = 1e-9
+    one_bad = [replace(task, seed=-1 if place == 3 else 0) for place, task in enumerate(tasks * 8)]
+    found["failure_in_a_handful"] = error_of(lambda: list(engine.run(one_bad)))
+    engine._ranks.post = post
+
     # One rank is slow, rank 0 or rank 1.
     found["waited"], found["answers_in_order"] = [], []
     for slow, number in ((0, 13), (1, 12)):

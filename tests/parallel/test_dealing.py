@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedfacet.parallel.dealing import Dealer
+from fedfacet.parallel.dealing import Dealer, handfuls
 
 COSTS = st.lists(st.integers(1, 50), max_size=60)
 PACES = st.lists(st.integers(1, 20), min_size=1, max_size=6)
@@ -101,3 +101,19 @@ def test_no_task_is_dealt_far_ahead_of_a_missing_result():
     assert count == 15
     assert [dealer.used(position) for position in range(8)] == [False] * 7 + [True]
     assert dealer.take(0) == 16
+
+
+@given(COSTS, st.integers(1, 6), st.floats(0, 200))
+def test_handfuls_are_small_and_leave_out_nobody(costs, num_ranks, largest):
+    hands = handfuls(costs, num_ranks, largest)
+    assert [position for hand in hands for position in hand] == list(range(len(costs)))
+    for hand in hands:
+        cost = sum(costs[position] for position in hand)
+        assert hand
+        assert len(hand) == 1 or cost <= min(largest, sum(costs) / (8 * num_ranks))
+
+
+def test_a_handful_takes_in_what_fits():
+    assert handfuls([1] * 200, 2, 1000) == [range(start, min(start + 12, 200)) for start in range(0, 200, 12)]
+    assert handfuls([3] * 200, 2, 6) == [range(start, start + 2) for start in range(0, 200, 2)]
+    assert handfuls([1, 2], 2, 0) == [range(0, 1), range(1, 2)]

@@ -1,9 +1,12 @@
 """The engine of many processes, on one machine or many: rank 0 drives, the others serve. Exact."""
 
 import contextlib
+import itertools
+import math
 import operator
 import os
 import threading
+import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
@@ -20,7 +23,7 @@ from fedfacet.engines.base import Engine
 from fedfacet.errors import ConfigError, EngineError
 from fedfacet.parallel import wire
 from fedfacet.parallel.cores import crowded
-from fedfacet.parallel.dealing import Dealer
+from fedfacet.parallel.dealing import Dealer, handfuls
 from fedfacet.parallel.packing import PackedTask, pack_tasks, unpack_task
 from fedfacet.parallel.ranks import Message, Place, Ranks, find_place, in_background
 from fedfacet.parallel.schedule import batches
@@ -28,14 +31,17 @@ from fedfacet.types import Answer, Broadcast, ClientTask, ClientUpdate, Query, S
 
 T = TypeVar("T")
 
+_HANDFUL_SECONDS = 0.005  # a message, and the threads that see to it, take some tenths of a millisecond
+
 
 class DistributedEngine(Engine):
     """Deal the clients of a round to the processes that torchrun or SLURM started.
 
     Rank 0 has the federation: it selects, aggregates, logs and saves. The others have the clients' data too and do in ``serve``
     what it says. A rank gets two clients, and one more for each result that it sends, so that a slow one gets fewer. Every
-    update travels to rank 0 by itself and is handed on in cohort order, so nothing is added up in another order than by the
-    sequential engine. Where only this one process was started, it works like that engine.
+    update comes to rank 0 as it is and is handed on in cohort order, so nothing is added up in another order than by the
+    sequential engine. Clients that take less than 5 milliseconds are dealt, and their updates sent, by the handful. Where only
+    this one process was started, it works like that engine.
 
     Args:
         device: ``"auto"`` or ``"cuda"`` (the ranks of a machine share out its accelerators), ``"cpu"`` or ``"cuda:N"``.
@@ -63,6 +69,7 @@ class DistributedEngine(Engine):
         self._timeout_seconds = timeout_seconds
         self._ranks: Ranks | None = None
         self._round: _Round | None = None
+        self._paces: dict[str, float] = {}  # seconds that rank 0 last took for a step, of training or of a query
 
     spans_processes = True
 
@@ -131,22 +138,23 @@ class DistributedEngine(Engine):
             EngineError: if rank 0 is gone.
         """
         ranks = self._join()
-        tasks: deque[ClientTask] = deque()
+        dealt: deque[list[ClientTask]] = deque()
         query: Query | None = None
         common: Sequence[State] = ()
         while True:
-            while tasks and not ranks.ready(0):
-                ranks.post(0, self._result(tasks.popleft(), query))
+            while dealt and not ranks.ready(0):
+                ranks.post(0, _joined([self._result(task, query) for task in dealt.popleft()]))
             order, bundles = ranks.receive(0)
             match order:
                 case _Work():
                     query, common = order.query, bundles
-                case _Task():
-                    tasks.append(unpack_task(order.task, order.places, [*common, *bundles]))
+                case _Joined():
+                    parts = _parted(Message(order, bundles))
+                    dealt.append([unpack_task(task, places, [*common, *own]) for (task, places), own in parts])
                 case _Prediction():
                     ranks.post(0, self._prediction(order, *bundles))
                 case _Halt():
-                    tasks.clear()
+                    dealt.clear()
                     with contextlib.suppress(EngineError):  # rank 0 may be gone by now
                         if order.answer:
                             ranks.post(0, Message(_Halted()))
@@ -198,17 +206,27 @@ class DistributedEngine(Engine):
         """Yield the results of all tasks in order: ``own``'s of those that this rank takes, ``received``'s of the others."""
         ranks = self._free_ranks()
         common, packed = pack_tasks(tasks)
-        self._round = now = _Round(ranks, packed, [self.clients.num_steps(task) for task in tasks])
+        kind = "" if query is None else query.name
+        steps = [self.clients.num_steps(task) for task in tasks]
+        hands = handfuls(steps, self._place.num_ranks, _HANDFUL_SECONDS / self._paces.get(kind, math.inf))
+        costs = [sum(steps[position] for position in hand) for hand in hands]
+        self._round = now = _Round(ranks, [[packed[position] for position in hand] for hand in hands], costs)
+        seconds = cost = 0.0
         try:
             ranks.send({rank: Message(_Work(query)) for rank in ranks.others}, common)
             ranks.wait_for(in_background(now.deal), "the other ranks to take a message")
-            for position in range(len(tasks)):
-                # Rank 0 is never idle while it may have a client: it trains ahead until the next result in order is there.
-                while (mine := now.take(position)) is not None:
-                    now.add(0, mine, own(tasks[mine]))
-                result = now.pop(position)
-                yield received(_unless_failed(result)) if isinstance(result, Message) else result
-                del result  # it may be all that holds a model
+            for turn in range(len(hands)):
+                # Rank 0 is never idle while it may have clients: it trains ahead until the next results in order are there.
+                while (mine := now.take(turn)) is not None:
+                    began = time.perf_counter()
+                    now.add(0, mine, [own(tasks[position]) for position in hands[mine]])
+                    seconds, cost = seconds + time.perf_counter() - began, cost + costs[mine]
+                    self._paces[kind] = seconds / cost
+                results = deque(now.pop(turn))
+                while results:
+                    result = results.popleft()
+                    yield received(_unless_failed(result)) if isinstance(result, Message) else result
+                    del result  # it may be all that holds a model
         finally:
             now.stop()
 
@@ -220,23 +238,23 @@ class DistributedEngine(Engine):
 
 
 class _Round:
-    """The tasks of a round in progress: who has which, and the results that wait for their turn.
+    """The handfuls of a round in progress: who has which, and the results that wait for their turn.
 
-    The others' results are taken, and the next tasks dealt, by the threads that hear from them: rank 0's main thread may be at
-    work at a client for long.
+    The others' results are taken, and the next handfuls dealt, by the threads that hear from them: rank 0's main thread may be
+    at work at a client for long.
 
     Args:
         ranks: the connection.
-        tasks: in cohort order, packed.
-        costs: of each task.
+        hands: the tasks in cohort order, packed, by the handful.
+        costs: of each handful.
     """
 
-    def __init__(self, ranks: Ranks, tasks: Sequence[PackedTask], costs: Sequence[float]) -> None:
+    def __init__(self, ranks: Ranks, hands: Sequence[Sequence[PackedTask]], costs: Sequence[float]) -> None:
         self._ranks = ranks
-        self._tasks = tasks
+        self._hands = hands
         self._dealer = Dealer(costs, ranks.place.num_ranks)
         self._dealt: dict[int, deque[int]] = {rank: deque() for rank in ranks.others}
-        self._results: dict[int, Any] = {}
+        self._results: dict[int, Sequence[Any]] = {}
         self._error: Exception | None = None
         self._over = False
         self._changed = threading.Condition()  # whoever has it may touch all this, and send tasks
@@ -245,47 +263,48 @@ class _Round:
     def deal(self) -> None:
         """Send tasks to whoever should have more; not for the main thread, where an interrupt could leave one halfway."""
         with self._changed, self._minded():
-            for in_hand in (0, 1):  # nobody gets a second one before everybody has a first
+            for in_hand in (0, 1):  # nobody gets a second handful before everybody has a first
                 for rank, dealt in self._dealt.items():
-                    if not self._over and len(dealt) == in_hand and (position := self._dealer.take(rank)) is not None:
-                        task = self._tasks[position]
+                    if not self._over and len(dealt) == in_hand and (turn := self._dealer.take(rank)) is not None:
                         self._ranks.owed[rank] += 1
-                        dealt.append(position)
-                        self._ranks.post(rank, Message(_Task(task.task, task.places), task.bundles))
+                        dealt.append(turn)
+                        self._ranks.post(
+                            rank, _joined([Message((one.task, one.places), one.bundles) for one in self._hands[turn]])
+                        )
                         if not in_hand:
                             self._listen(rank)
 
-    def take(self, position: int) -> int | None:
-        """Return a task for rank 0; or ``None``, once the result at a position is there.
+    def take(self, turn: int) -> int | None:
+        """Return a handful for rank 0; or ``None``, once the results of the one whose turn it is are there.
 
         Raises:
             EngineError: if a rank is gone, or silent for too long.
         """
         with self._changed:
             assert not self._over, "one round at a time"
-            while position not in self._results:
+            while turn not in self._results:
                 if self._error is not None:
                     raise self._error
                 if (mine := self._dealer.take(0)) is not None:
                     return mine
                 if not self._changed.wait(self._ranks.timeout_seconds):
-                    owner = next(rank for rank, dealt in self._dealt.items() if position in dealt)
+                    owner = next(rank for rank, dealt in self._dealt.items() if turn in dealt)
                     raise self._ranks.silent(f"rank {owner} to go on")
             return None
 
-    def add(self, rank: int, position: int, result: Any) -> None:
-        """Keep a result until its turn."""
+    def add(self, rank: int, turn: int, results: Sequence[Any]) -> None:
+        """Keep the results of a handful until its turn."""
         with self._changed:
-            self._results[position] = result
-            self._dealer.done(rank, position)
+            self._results[turn] = results
+            self._dealer.done(rank, turn)
             self._changed.notify()
 
-    def pop(self, position: int) -> Any:
-        """Return a result whose turn has come."""
+    def pop(self, turn: int) -> Sequence[Any]:
+        """Return the results whose turn has come."""
         with self._changed:
-            if self._dealer.used(position):
+            if self._dealer.used(turn):
                 in_background(self.deal)
-            return self._results.pop(position)
+            return self._results.pop(turn)
 
     def stop(self) -> None:
         """Deal no more, and leave what is still to come to whoever begins the next round."""
@@ -296,14 +315,14 @@ class _Round:
         self._ranks.expect(rank).add_done_callback(lambda _: self._heard(rank))
 
     def _heard(self, rank: int) -> None:
-        """Take a rank's result, and deal on."""
+        """Take a rank's results, and deal on."""
         with self._changed, self._minded():
             if self._over:
                 return
             message = self._ranks.receive(rank)
             self._ranks.owed[rank] -= 1
             dealt = self._dealt[rank]
-            self.add(rank, dealt.popleft(), message)
+            self.add(rank, dealt.popleft(), _parted(message))
             if dealt:
                 self._listen(rank)
             self.deal()
@@ -339,16 +358,9 @@ def _own_device(name: str, place: Place) -> str:
 
 
 class _Work(NamedTuple):
-    """From rank 0: tasks will come, of training or of a query; beside, the bundles that they have in common."""
+    """From rank 0: handfuls of tasks will come, of training or of a query; beside, the bundles that all have in common."""
 
     query: Query | None
-
-
-class _Task(NamedTuple):
-    """From rank 0: one of them, with its own bundles beside; ``places`` are those of its bundles, the common ones first."""
-
-    task: ClientTask
-    places: tuple[int, int, int]
 
 
 class _Prediction(NamedTuple):
@@ -366,6 +378,22 @@ class _Halt(NamedTuple):
 
 class _Halted(NamedTuple):
     """To rank 0: what comes next belongs to the next order."""
+
+
+class _Joined(NamedTuple):
+    """Several messages in one, a handful of tasks or of their results: each body, and how many of the bundles are its own."""
+
+    parts: Sequence[tuple[Any, int]]
+
+
+def _joined(messages: Sequence[Message]) -> Message:
+    parts = [(message.body, len(message.bundles)) for message in messages]
+    return Message(_Joined(parts), [bundle for message in messages for bundle in message.bundles])
+
+
+def _parted(message: Message) -> list[Message]:
+    bundles = iter(message.bundles)
+    return [Message(body, list(itertools.islice(bundles, number))) for body, number in message.body.parts]
 
 
 class _Failed(NamedTuple):

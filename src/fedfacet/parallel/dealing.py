@@ -1,10 +1,37 @@
 """Which rank runs which task, decided while the round goes on: whoever is done gets the next one."""
 
+import itertools
 from collections import deque
 from collections.abc import Sequence
 
 _IN_HAND = 2  # tasks that a rank may have: one at work, and one that is there when the first is done
 _TOGETHER = 4  # tasks per rank that are dealt in another order than the cohort's
+_HANDFULS = 8  # per rank at least, so that at a round's end nobody waits long for another
+
+
+def handfuls(costs: Sequence[float], num_ranks: int, largest: float) -> list[range]:
+    """Put tasks that follow one another together, as handing one over costs something too.
+
+    Args:
+        costs: of each task, larger than 0, in cohort order.
+        num_ranks: 1 or larger.
+        largest: what a handful of several may cost at most; less where a rank would otherwise get fewer than eight of them.
+
+    Returns:
+        The positions of each handful, in cohort order.
+
+    Example:
+        >>> handfuls([1, 1, 1, 9, 1, 1, 50], 1, 2)
+        [range(0, 2), range(2, 3), range(3, 4), range(4, 6), range(6, 7)]
+    """
+    largest = min(largest, sum(costs) / (_HANDFULS * num_ranks))
+    starts, cost = [0], 0.0
+    for position, one in enumerate(costs):
+        if position > starts[-1] and cost + one > largest:
+            starts.append(position)
+            cost = 0.0
+        cost += one
+    return [range(*ends) for ends in itertools.pairwise([*starts, len(costs)])] if costs else []
 
 
 class Dealer:
