@@ -53,6 +53,8 @@ def plot_bands(
             if threshold is not None:
                 axes.axhline(threshold, color="0.4", linewidth=0.8)
             axes.set(title=panel, xlabel=across)
+            if across == "round":
+                axes.locator_params(axis="x", integer=True)
         for axes in grid[::columns]:
             axes.set_ylabel(label)
         handles = [Line2D([], [], **looks[name]) for name in names]

@@ -27,4 +27,5 @@ def plot_holders(holders: Mapping[str, NDArray[np.float64]], num_clients: int, p
             image = axes.imshow(matrix, cmap="Greys", vmin=0, vmax=num_clients, aspect="auto", interpolation="nearest")
             axes.set_title(name, fontsize=8)
             axes.set(xlabel="input", ylabel="output")
+            axes.locator_params(integer=True)
         figure.colorbar(image, ax=list(grid), label="clients that hold the entry", shrink=0.8)

@@ -57,6 +57,7 @@ def plot_membership(metrics_csv: Path, attacks: Sequence[str], path: Path) -> No
             axes.plot(rounds, auc, color=colour, linewidth=1.2, marker="o" if len(rounds) == 1 else "", label=name)
         axes.axhline(0.5, color="0.4", linestyle=DASHES, linewidth=0.8)
         axes.set(xlabel="round", ylabel="AUC, models after local training")
+        axes.locator_params(axis="x", integer=True)
         axes.legend(loc="upper left")
 
 
