@@ -3,6 +3,7 @@
 import pytest
 
 from fedfacet.callbacks.wandb_log import WandbLog
+from fedfacet.data.own_data import OWN_DATA
 
 CHOICES = {
     "selector": "feddiverse",
@@ -30,6 +31,12 @@ def test_a_group_is_method_experiment_and_partition(log):
     assert log(heterogeneity="true").group == "feddiverse-fedavgm-true_heterogeneity-digits_gsc-01234567"
     assert log(digest="abcdefghij").group == "feddiverse-fedavgm-digits_gsc-abcdefgh"
     assert log(experiment=None).group == "feddiverse-fedavgm-digits-01234567"
+
+
+@pytest.mark.parametrize("dataset", sorted(OWN_DATA))
+def test_own_data_are_not_called_after_the_recipe_whose_settings_they_have(log, dataset, checkout):
+    assert (checkout / "conf" / "dataset" / f"{dataset}.yaml").is_file()
+    assert log(dataset=dataset).group == f"feddiverse-fedavgm-{dataset}-01234567"
 
 
 def test_the_mode_is_checked(log):

@@ -14,6 +14,7 @@ from fedfacet.analysis.groups import named
 from fedfacet.analysis.notes import beside_the_seed, how_to_measure, listed, measured, notes_on, notes_on_unfinished, some
 from fedfacet.analysis.runs import Run, as_number, differing_keys, spelled, telling_keys
 from fedfacet.arguments import check_choice
+from fedfacet.data.own_data import OWN_DATA
 from fedfacet.errors import ConfigError
 
 MOMENTS = {
@@ -147,10 +148,6 @@ def make_table(
     )
 
 
-_OWN_DATA = {"csv", "hf", "image_folder", "npz"}
-"""Data sets of no recipe: the one whose other settings they have says nothing of them."""
-
-
 def keys_of(runs: Sequence[Run], rows: Sequence[str], columns: Sequence[str]) -> tuple[list[str], list[str]]:
     """Return the keys of rows and columns, those that are not given from what the runs differ in.
 
@@ -164,7 +161,7 @@ def keys_of(runs: Sequence[Run], rows: Sequence[str], columns: Sequence[str]) ->
 
 def usual_column(runs: Sequence[Run]) -> str:
     """Return the key of columns where the user names none: experiments, or data sets where somebody has brought their own."""
-    heads = ("dataset",) if any(run.setting("dataset") in _OWN_DATA for run in runs) else ("experiment", "dataset")
+    heads = ("dataset",) if any(run.setting("dataset") in OWN_DATA for run in runs) else ("experiment", "dataset")
     return next((key for key in heads if any(run.setting(key) is not None for run in runs)), "seed")
 
 

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from fedfacet.arguments import check_choice
 from fedfacet.broken_pipe import reader_may_leave
 from fedfacet.callbacks.base import Callback
+from fedfacet.data.own_data import OWN_DATA
 from fedfacet.errors import ConfigError, FedFacetError
 from fedfacet.federation import Federation
 from fedfacet.storage.dealt import MANY
@@ -70,7 +71,8 @@ class WandbLog(Callback):
         unusual = (part for part, usual in _USUAL.items() if choices.get(part, usual) not in (usual, None))
         parts = [str(choices[part]) for part in ("selector", "aggregator", *unusual)]
         method = "-".join("true_heterogeneity" if part == "true" else part for part in parts)
-        return f"{method}-{choices.get('experiment') or choices['dataset']}-{self.facts['partition_digest'][:8]}"
+        experiment = None if choices["dataset"] in OWN_DATA else choices.get("experiment")
+        return f"{method}-{experiment or choices['dataset']}-{self.facts['partition_digest'][:8]}"
 
     def on_fit_start(self, federation: Federation) -> None:
         """Open the run, or the run that a checkpoint knows."""
