@@ -2,7 +2,6 @@
 
 import contextlib
 import itertools
-import math
 import operator
 import os
 import threading
@@ -69,7 +68,7 @@ class DistributedEngine(Engine):
         self._timeout_seconds = timeout_seconds
         self._ranks: Ranks | None = None
         self._round: _Round | None = None
-        self._paces: dict[str, float] = {}  # seconds that rank 0 last took for a step, of training or of a query
+        self._fitting: dict[str, float] = {}  # how many steps, of training or of a query, rank 0 last did in a handful's time
 
     spans_processes = True
 
@@ -208,7 +207,7 @@ class DistributedEngine(Engine):
         common, packed = pack_tasks(tasks)
         kind = "" if query is None else query.name
         steps = [self.clients.num_steps(task) for task in tasks]
-        hands = handfuls(steps, self._place.num_ranks, _HANDFUL_SECONDS / self._paces.get(kind, math.inf))
+        hands = handfuls(steps, self._place.num_ranks, self._fitting.get(kind, 0))
         costs = [sum(steps[position] for position in hand) for hand in hands]
         self._round = now = _Round(ranks, [[packed[position] for position in hand] for hand in hands], costs)
         seconds = cost = 0.0
@@ -221,7 +220,7 @@ class DistributedEngine(Engine):
                     began = time.perf_counter()
                     now.add(0, mine, [own(tasks[position]) for position in hands[mine]])
                     seconds, cost = seconds + time.perf_counter() - began, cost + costs[mine]
-                    self._paces[kind] = seconds / cost
+                    self._fitting[kind] = _HANDFUL_SECONDS * cost / max(seconds, 1e-9)
                 results = deque(now.pop(turn))
                 while results:
                     result = results.popleft()
