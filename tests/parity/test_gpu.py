@@ -1,5 +1,7 @@
 """A GPU gives the CPU's numbers up to rounding, and each engine there the numbers of the others."""
 
+import dataclasses
+
 import pytest
 import torch
 
@@ -16,8 +18,10 @@ JOB = (
 
 @pytest.fixture(autouse=True)
 def put_back():
-    """A job on a GPU has torch take deterministic algorithms."""
+    """A job on a GPU has torch take deterministic algorithms, and settles its threads."""
+    threads = torch.get_num_threads()
     yield
+    torch.set_num_threads(threads)
     torch.use_deterministic_algorithms(False)
 
 
@@ -34,9 +38,24 @@ def one_round(*overrides):
     return metrics, federation.state.model
 
 
-def test_a_batch_on_the_gpu_is_the_batch_on_the_cpu():
+class MadeWhenAskedFor:
+    """Inputs that do not lie in memory, as those of image files do not."""
+
+    def __init__(self, inputs):
+        self.inputs = inputs
+
+    def __len__(self):
+        return len(self.inputs)
+
+    def fetch(self, indices):
+        return self.inputs.fetch(indices)
+
+
+@pytest.mark.parametrize("where", [lambda inputs: inputs, MadeWhenAskedFor])
+def test_a_batch_on_the_gpu_is_the_batch_on_the_cpu(where):
     job, _ = config.compose_job("train", list(JOB))
     dataset = build_module.load_data(job).dataset
+    dataset = dataclasses.replace(dataset, inputs=where(dataset.inputs))
     indices = dataset.train[:5]
     ours, theirs = dataset.batch(indices, "cuda"), dataset.batch(indices, "cpu")
     for name in ("x", "y", "a"):
@@ -68,3 +87,9 @@ def test_what_sums_in_another_order_stays_near(settings, tolerance):
     _, other = one_round(settings, "engine.device=cuda")
     for name, tensor in model.items():
         torch.testing.assert_close(other[name], tensor, rtol=0, atol=tolerance)
+
+
+def test_more_threads_than_one_wait_for_a_gpu_in_vain():
+    job, _ = config.compose_job("train", [*JOB, "engine.device=cuda", "threads=null"])
+    build_module.settle(job)
+    assert job.threads == 1

@@ -102,6 +102,9 @@ class ClientProgram:
         if compile:
             on_gpu = any(parameter.is_cuda for parameter in self.module.parameters())
             self.module.compile(mode="reduce-overhead" if on_gpu else None)
+            if on_gpu:  # the next replay of a CUDA graph overwrites what this one returned, and predictions are kept
+                replay = self.module._compiled_call_impl
+                self.module._compiled_call_impl = lambda *x, **more: replay(*x, **more).clone()  # type: ignore[misc]
 
     @property
     def tensors(self) -> State:

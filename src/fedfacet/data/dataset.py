@@ -13,6 +13,8 @@ from torch import Tensor
 from fedfacet.data.augmentation import Augmentation
 from fedfacet.types import Batch
 
+_RESIDENT_SHARE = 1 / 16  # of a GPU's memory, which workers may share
+
 
 class InputStore(Protocol):
     """Inputs by position, in memory or made when they are asked for."""
@@ -40,7 +42,10 @@ class InMemoryInputs:
 
     def fetch(self, indices: NDArray[np.int64]) -> Tensor:
         """Return copies of the inputs at ``indices``."""
-        positions = torch.from_numpy(indices)
+        return self.at(torch.from_numpy(indices))
+
+    def at(self, positions: Tensor) -> Tensor:
+        """Return copies of the inputs at ``positions``, a tensor on the device of the inputs."""
         if self.tensor.dim() == 4:
             return self.tensor.permute(0, 2, 3, 1).index_select(0, positions).permute(0, 3, 1, 2)
         return self.tensor.index_select(0, positions)
@@ -123,20 +128,36 @@ class Dataset:
 
         Images travel there as uint8 and are normalised there, in ``memory_format``; other inputs stay as they are.
         """
-        x = _sent(self.inputs.fetch(indices), device)
+        x, y, a = self._sent(indices, torch.device(device))
         if self.augmentation is not None and generator is not None:
             x = self.augmentation(x, generator)
         if self.mean is not None and self.std is not None:
             mean, std = _constants(self.mean, self.std, x.shape[1:], x.device, memory_format)
             x = x.to(torch.float32, memory_format=memory_format).sub_(mean).div_(std)
-        return Batch(x, _sent(torch.from_numpy(self.y[indices]), device), _sent(torch.from_numpy(self.a[indices]), device))
+        return Batch(x, y, a)
+
+    def _sent(self, indices: NDArray[np.int64], device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
+        """Return inputs, classes and attribute values on a device.
+
+        To a GPU they go from pinned memory, so that the CPU can prepare the next step meanwhile, and all labels at once: there
+        the number of transfers counts. Inputs that fit stay on it.
+        """
+        if device.type != "cuda":
+            y, a = torch.from_numpy(self.y[indices]), torch.from_numpy(self.a[indices])
+            return self.inputs.fetch(indices).to(device), y.to(device), a.to(device)
+        numbers = torch.from_numpy(np.stack([indices, self.y[indices], self.a[indices]]))
+        rows = numbers.pin_memory().to(device, non_blocking=True)
+        if isinstance(self.inputs, InMemoryInputs) and (resident := _resident(self.inputs, device)) is not None:
+            return resident.at(rows[0]), rows[1], rows[2]
+        return self.inputs.fetch(indices).pin_memory().to(device, non_blocking=True), rows[1], rows[2]
 
 
-def _sent(tensor: Tensor, device: torch.device | str) -> Tensor:
-    """Return a tensor on a device; to a GPU from pinned memory, so that the CPU can prepare the next step meanwhile."""
-    if torch.device(device).type == "cuda":
-        return tensor.pin_memory().to(device, non_blocking=True)
-    return tensor.to(device)
+@functools.lru_cache(maxsize=2)
+def _resident(inputs: InMemoryInputs, device: torch.device) -> InMemoryInputs | None:
+    """Return a copy of all inputs on a GPU, or ``None`` where it would take more than a small part of its memory."""
+    room = _RESIDENT_SHARE * torch.cuda.get_device_properties(device).total_memory
+    with torch.inference_mode(mode=False):  # whoever asks first, it serves training too
+        return InMemoryInputs(inputs.tensor.to(device)) if inputs.tensor.nbytes <= room else None
 
 
 @functools.lru_cache(maxsize=16)

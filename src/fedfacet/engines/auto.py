@@ -82,7 +82,9 @@ class AutoEngine(Engine):
             free: which of ``threads``, ``precision`` and ``compile`` may be chosen too; the others stay what they are.
         """
         trial = _Trial(clients, cohort_size, rounds)
-        threads = sorted({1, num_cores()}) if "threads" in free and clients.device.type == "cpu" else [torch.get_num_threads()]
+        threads = [torch.get_num_threads()]
+        if "threads" in free:
+            threads = sorted({1, num_cores()}) if clients.device.type == "cpu" else [1]
         before = torch.get_num_threads()
         try:
             for number in threads:
