@@ -69,6 +69,17 @@ def test_real_images_are_those_that_torchvision_reads(real, cifar100_root):
 def test_the_split_hangs_on_the_seed_alone(generated):
     splits = [CIFAR100(root=str(generated), seed=seed).load().val.tolist() for seed in (0, 0, 1)]
     assert splits[0] == splits[1] != splits[2]
+    assert CIFAR100(root=str(generated), labels="coarse").load().val.tolist() == splits[0]
+
+
+def test_superclasses_may_be_the_classes(generated):
+    fine, coarse = (CIFAR100(root=str(generated), labels=labels).load() for labels in ("fine", "coarse"))
+    assert (fine.num_classes, coarse.num_classes) == (100, 20)
+    assert (coarse.y == fine.columns["coarse"]).all()
+    assert (coarse.columns["fine"] == fine.y).all()
+    assert coarse.class_names == tuple(f"coarse_{number:02d}" for number in range(20))
+    with pytest.raises(ValueError, match=r"Expected `dataset\.labels` to be 'fine' or 'coarse', but got 'both'"):
+        CIFAR100(root=str(generated), labels="both")
 
 
 def test_only_training_is_augmented(generated):

@@ -7,7 +7,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from fedfacet.arguments import check_within
+from fedfacet.arguments import check_choice, check_within
 from fedfacet.data.augmentation import CropAndFlip
 from fedfacet.data.cifar import BYTES, CifarFiles
 from fedfacet.data.dataset import Dataset, InMemoryInputs
@@ -21,11 +21,11 @@ NUM_CLASSES = 100
 
 @dataclass(eq=False, kw_only=True)
 class CIFAR100(DatasetSource):
-    """CIFAR-100: 50,000 training and 10,000 test images of 3 x 32 x 32 pixels, y = fine class, no attribute.
+    """CIFAR-100: 50,000 training and 10,000 test images of 3 x 32 x 32 pixels, y = fine class or superclass, no attribute.
 
     ``val_fraction`` of every class of the training images validates: 5,000, 50 of every class, which leaves 45,000 for clients.
-    Images are shifted by up to four pixels and mirrored when they are trained on, and only then. The 20 superclasses
-    are the label column ``coarse``.
+    Images are shifted by up to four pixels and mirrored when they are trained on, and only then. The label that is not y is a
+    column: ``coarse`` has the 20 superclasses, ``fine`` the 100 classes.
 
     Source: Krizhevsky, Learning Multiple Layers of Features from Tiny Images, 2009; split, augmentation and the statistics
     below as in De Cesare et al., Federated Learning Beyond Uniform Participation, section 2, and its released code.
@@ -34,6 +34,8 @@ class CIFAR100(DatasetSource):
 
     Args:
         root: folder that holds ``cifar-100-python`` in torchvision's layout.
+        labels: what models are trained on, ``"fine"`` (100 classes) or ``"coarse"`` (20 superclasses of five of these each), on
+            the same split.
         val_fraction: the part of every class that validates, in (0, 1).
         augment: whether training images are shifted and mirrored.
         seed: of the split; it does not follow the run's seed.
@@ -41,12 +43,14 @@ class CIFAR100(DatasetSource):
     """
 
     root: str
+    labels: str = "fine"
     val_fraction: float = 0.1
     augment: bool = True
     seed: int = 0
     download: bool = False
 
     def __post_init__(self) -> None:
+        check_choice("dataset.labels", self.labels, ("fine", "coarse"))
         check_within("dataset.val_fraction", self.val_fraction, "(0, 1)")
         self.folder = located(self.root) / FOLDER
 
@@ -75,19 +79,19 @@ class CIFAR100(DatasetSource):
                 for part, content in zip(("train", "test"), parts, strict=True)
             ]
         )
-        y, coarse = (
-            np.concatenate([np.asarray(part[key], dtype=np.int64) for part in parts])
-            for key in ("fine_labels", "coarse_labels")
-        )
-        nobody = np.zeros_like(y)
-        given, test = np.split(np.arange(len(y)), [len(parts[0]["data"])])
-        train, val = hold_out(y[given], nobody[given], self.val_fraction, self.seed, "cifar100-validation")
+        columns = {
+            kind: np.concatenate([np.asarray(part[f"{kind}_labels"], dtype=np.int64) for part in parts])
+            for kind in ("fine", "coarse")
+        }
+        nobody = np.zeros_like(columns["fine"])
+        given, test = np.split(np.arange(len(nobody)), [len(parts[0]["data"])])
+        train, val = hold_out(columns["fine"][given], nobody[given], self.val_fraction, self.seed, "cifar100-validation")
         return Dataset(
-            *(InMemoryInputs(torch.from_numpy(pixels)), y, nobody, train, test, val),
-            class_names=tuple(map(str, names["fine_label_names"])),
+            *(InMemoryInputs(torch.from_numpy(pixels)), columns.pop(self.labels), nobody, train, test, val),
+            class_names=tuple(map(str, names[f"{self.labels}_label_names"])),
             mean=(0.5071, 0.4867, 0.4408),
             std=(0.2675, 0.2565, 0.2761),
-            columns={"coarse": coarse},
+            columns=columns,
             augmentation=CropAndFlip(padding=4) if self.augment else None,
         )
 
