@@ -91,7 +91,7 @@ def test_fedlds_tables_share_the_runs_that_they_have_in_common():
             ("sweep=fedld_table1",),
             ("sweep=fedld_table2",),
             ("sweep=cells", "callbacks=[default,personal_evaluate,auc]", "callbacks.evaluate.every_n_rounds=5",
-             "callbacks.personal_evaluate.every_n_rounds=5", "callbacks.auc.every_n_rounds=5"),
+             "callbacks.personal_evaluate.every_n_rounds=5", "callbacks.auc.every_n_rounds=5", "partition.seed=1"),
         )
     ]  # fmt: skip
     assert len({run_dir for ((_, run_dir),) in jobs}) == 1
