@@ -1,7 +1,6 @@
 """The engine of many processes, on one machine or many: rank 0 drives, the others serve. Exact."""
 
 import contextlib
-import itertools
 import operator
 import os
 import threading
@@ -24,7 +23,7 @@ from fedfacet.parallel import wire
 from fedfacet.parallel.cores import crowded
 from fedfacet.parallel.dealing import Dealer, handfuls
 from fedfacet.parallel.packing import PackedTask, pack_tasks, unpack_task
-from fedfacet.parallel.ranks import Message, Place, Ranks, find_place, in_background
+from fedfacet.parallel.ranks import Joined, Message, Place, Ranks, find_place, in_background
 from fedfacet.parallel.schedule import batches
 from fedfacet.types import Answer, Broadcast, ClientTask, ClientUpdate, Query, State
 
@@ -142,13 +141,13 @@ class DistributedEngine(Engine):
         common: Sequence[State] = ()
         while True:
             while dealt and not ranks.ready(0):
-                ranks.post(0, _joined([self._result(task, query) for task in dealt.popleft()]))
+                ranks.post(0, Message.joined([self._result(task, query) for task in dealt.popleft()]))
             order, bundles = ranks.receive(0)
             match order:
                 case _Work():
                     query, common = order.query, bundles
-                case _Joined():
-                    parts = _parted(Message(order, bundles))
+                case Joined():
+                    parts = Message(order, bundles).parted()
                     dealt.append([unpack_task(task, places, [*common, *own]) for (task, places), own in parts])
                 case _Prediction():
                     ranks.post(0, self._prediction(order, *bundles))
@@ -268,7 +267,7 @@ class _Round:
                         self._ranks.owed[rank] += 1
                         dealt.append(turn)
                         self._ranks.post(
-                            rank, _joined([Message((one.task, one.places), one.bundles) for one in self._hands[turn]])
+                            rank, Message.joined([Message((one.task, one.places), one.bundles) for one in self._hands[turn]])
                         )
                         if not in_hand:
                             self._listen(rank)
@@ -321,7 +320,7 @@ class _Round:
             message = self._ranks.receive(rank)
             self._ranks.owed[rank] -= 1
             dealt = self._dealt[rank]
-            self.add(rank, dealt.popleft(), _parted(message))
+            self.add(rank, dealt.popleft(), message.parted())
             if dealt:
                 self._listen(rank)
             self.deal()
@@ -377,22 +376,6 @@ class _Halt(NamedTuple):
 
 class _Halted(NamedTuple):
     """To rank 0: what comes next belongs to the next order."""
-
-
-class _Joined(NamedTuple):
-    """Several messages in one, a handful of tasks or of their results: each body, and how many of the bundles are its own."""
-
-    parts: Sequence[tuple[Any, int]]
-
-
-def _joined(messages: Sequence[Message]) -> Message:
-    parts = [(message.body, len(message.bundles)) for message in messages]
-    return Message(_Joined(parts), [bundle for message in messages for bundle in message.bundles])
-
-
-def _parted(message: Message) -> list[Message]:
-    bundles = iter(message.bundles)
-    return [Message(body, list(itertools.islice(bundles, number))) for body, number in message.body.parts]
 
 
 class _Failed(NamedTuple):

@@ -2,6 +2,7 @@
 
 import atexit
 import contextlib
+import itertools
 import logging
 import os
 import pickle
@@ -98,6 +99,23 @@ class Message(NamedTuple):
 
     body: Any
     bundles: Sequence[State] = ()
+
+    @classmethod
+    def joined(cls, messages: Sequence["Message"]) -> "Message":
+        """Return several messages as one, whose body is ``Joined``."""
+        parts = [(message.body, len(message.bundles)) for message in messages]
+        return cls(Joined(parts), [bundle for message in messages for bundle in message.bundles])
+
+    def parted(self) -> list["Message"]:
+        """Return the messages that one was joined of."""
+        bundles = iter(self.bundles)
+        return [Message(body, list(itertools.islice(bundles, number))) for body, number in self.body.parts]
+
+
+class Joined(NamedTuple):
+    """The body of several messages in one: each body, and how many of the bundles are its own."""
+
+    parts: Sequence[tuple[Any, int]]
 
 
 class Ranks:
