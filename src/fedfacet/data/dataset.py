@@ -42,10 +42,7 @@ class InMemoryInputs:
 
     def fetch(self, indices: NDArray[np.int64]) -> Tensor:
         """Return copies of the inputs at ``indices``."""
-        return self.at(torch.from_numpy(indices))
-
-    def at(self, positions: Tensor) -> Tensor:
-        """Return copies of the inputs at ``positions``, a tensor on the device of the inputs."""
+        positions = torch.from_numpy(indices)
         if self.tensor.dim() == 4:
             return self.tensor.permute(0, 2, 3, 1).index_select(0, positions).permute(0, 3, 1, 2)
         return self.tensor.index_select(0, positions)
@@ -128,7 +125,11 @@ class Dataset:
 
         Images travel there as uint8 and are normalised there, in ``memory_format``; other inputs stay as they are.
         """
-        x, y, a = self._sent(indices, torch.device(device))
+        if torch.device(device).type == "cuda":
+            x, y, a = _on_gpu(self, indices, torch.device(device))
+        else:
+            y, a = torch.from_numpy(self.y[indices]).to(device), torch.from_numpy(self.a[indices]).to(device)
+            x = self.inputs.fetch(indices).to(device)
         if self.augmentation is not None and generator is not None:
             x = self.augmentation(x, generator)
         if self.mean is not None and self.std is not None:
@@ -136,28 +137,31 @@ class Dataset:
             x = x.to(torch.float32, memory_format=memory_format).sub_(mean).div_(std)
         return Batch(x, y, a)
 
-    def _sent(self, indices: NDArray[np.int64], device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
-        """Return inputs, classes and attribute values on a device.
 
-        To a GPU they go from pinned memory, so that the CPU can prepare the next step meanwhile, and all labels at once: there
-        the number of transfers counts. Inputs that fit stay on it.
-        """
-        if device.type != "cuda":
-            y, a = torch.from_numpy(self.y[indices]), torch.from_numpy(self.a[indices])
-            return self.inputs.fetch(indices).to(device), y.to(device), a.to(device)
-        numbers = torch.from_numpy(np.stack([indices, self.y[indices], self.a[indices]]))
-        rows = numbers.pin_memory().to(device, non_blocking=True)
-        if isinstance(self.inputs, InMemoryInputs) and (resident := _resident(self.inputs, device)) is not None:
-            return resident.at(rows[0]), rows[1], rows[2]
-        return self.inputs.fetch(indices).pin_memory().to(device, non_blocking=True), rows[1], rows[2]
+def _on_gpu(dataset: Dataset, indices: NDArray[np.int64], device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
+    """Return inputs, classes and attribute values.
+
+    They go from pinned memory, so that the CPU can prepare the next step meanwhile, and all whole numbers at once: what counts
+    is how many transfers there are. Inputs that fit stay there.
+    """
+    numbers = torch.from_numpy(np.stack([indices, dataset.y[indices], dataset.a[indices]]))
+    positions, y, a = numbers.pin_memory().to(device, non_blocking=True)
+    resident = _resident(dataset.inputs, device) if isinstance(dataset.inputs, InMemoryInputs) else None
+    if resident is None:
+        return dataset.inputs.fetch(indices).pin_memory().to(device, non_blocking=True), y, a
+    x = resident.index_select(0, positions)
+    return x.permute(0, 3, 1, 2) if x.dim() == 4 else x, y, a
 
 
 @functools.lru_cache(maxsize=2)
-def _resident(inputs: InMemoryInputs, device: torch.device) -> InMemoryInputs | None:
-    """Return a copy of all inputs on a GPU, or ``None`` where it would take more than a small part of its memory."""
+def _resident(inputs: InMemoryInputs, device: torch.device) -> Tensor | None:
+    """Return all inputs on a GPU, images with their channels last; ``None`` where that takes more than a small part of it."""
     room = _RESIDENT_SHARE * torch.cuda.get_device_properties(device).total_memory
+    if inputs.tensor.nbytes > room:
+        return None
     with torch.inference_mode(mode=False):  # whoever asks first, it serves training too
-        return InMemoryInputs(inputs.tensor.to(device)) if inputs.tensor.nbytes <= room else None
+        tensor = inputs.tensor.permute(0, 2, 3, 1) if inputs.tensor.dim() == 4 else inputs.tensor
+        return tensor.to(device)
 
 
 @functools.lru_cache(maxsize=16)
