@@ -249,9 +249,7 @@ def test_a_table_has_a_cell_for_each_of_its_sweep_and_the_sweep_a_run_for_each_o
 
 def jobs_of(sweep, *overrides):
     """Return the overrides of every job of a sweep with one seed."""
-    params = OmegaConf.to_object(OmegaConf.load(CONF / "sweep" / f"{sweep.partition('=')[2]}.yaml"))["hydra"]["sweeper"][
-        "params"
-    ]
+    params = OmegaConf.to_object(OmegaConf.load(CONF / "sweep" / f"{sweep.partition('=')[2]}.yaml").hydra.sweeper.params)
     values = params | dict(override.split("=", 1) for override in overrides) | {"seed": 0}
     parsed = OverridesParser.create().parse_overrides([f"{key}={value}" for key, value in values.items()])
     ((*jobs,),) = BasicSweeper.split_arguments(parsed, max_batch_size=None)
