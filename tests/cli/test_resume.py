@@ -27,9 +27,14 @@ def saved_round(run):
     return checkpoint.load(run / "checkpoints" / "last.ckpt")[0].round
 
 
+def commands_in(text):
+    """The overrides of every command that a message names, each on a line of its own."""
+    return [shlex.split(command) for command in re.findall(r"\n  \S*python\S* \S*src/train\.py (.+)(?=\n)", text)]
+
+
 def command_in(text):
-    """The overrides of the command that a message ends with."""
-    return shlex.split(re.search(r"\n  \S*python\S* \S*src/train\.py (.+)\n$", text)[1])
+    """Those of the command that it ends with."""
+    return commands_in(text)[-1]
 
 
 @pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
@@ -265,8 +270,10 @@ def test_a_stopped_sweep_begins_no_further_job_and_its_jobs_can_be_resumed(start
     stopped = process.result()
     assert stopped.status == 130
     assert not (sweep / "1").exists()
-    assert command_in(stopped.err) == [f"resume={sweep / '0'}"]
-    trained(*command_in(stopped.err), fast=False)
+    resume, (*_, seed, folder, place) = commands_in(stopped.err)
+    assert resume == [f"resume={sweep / '0'}"]
+    assert (seed, folder, place) == ("seed=1", "paths.sweep_dir=sweep", f"paths.output_dir={sweep / '1'}")
+    trained(*resume, fast=False)
     assert results(sweep / "0") == uninterrupted(ROUNDS)
 
 
