@@ -18,14 +18,16 @@ class Score(Callback):
 
 
 def scalars(folder):
-    accumulator = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
+    accumulator = pytest.importorskip(
+        "tensorboard.backend.event_processing.event_accumulator", reason="tensorboard is not installed"
+    )
     events = accumulator.EventAccumulator(str(folder))
     events.Reload()
     return {tag: [(event.step, event.value) for event in events.Scalars(tag)] for tag in events.Tags()["scalars"]}
 
 
 def test_the_round_is_the_step(tiny_federation, tmp_path):
-    pytest.importorskip("tensorboard")
+    pytest.importorskip("tensorboard", reason="tensorboard is not installed")
     tiny_federation(rounds=3, callbacks={"score": Score(), "tensorboard": TensorBoardLog(run_dir=tmp_path)}).fit()
     logged = scalars(tmp_path / "tensorboard")
     assert [step for step, _ in logged["test/acc"]] == [1, 2, 3]
@@ -35,7 +37,9 @@ def test_the_round_is_the_step(tiny_federation, tmp_path):
 
 
 def test_pictures_of_the_run_folder_are_shown(tiny_federation, tmp_path):
-    accumulator = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
+    accumulator = pytest.importorskip(
+        "tensorboard.backend.event_processing.event_accumulator", reason="tensorboard is not installed"
+    )
     drawn = np.random.default_rng(0).integers(0, 256, (4, 6, 3), dtype=np.uint8)
     Image.fromarray(drawn).save(tmp_path / "curves.png")
     tiny_federation(rounds=2, callbacks={"tensorboard": TensorBoardLog(run_dir=tmp_path)}).fit()
@@ -47,7 +51,7 @@ def test_pictures_of_the_run_folder_are_shown(tiny_federation, tmp_path):
 
 
 def test_a_resumed_run_goes_on_and_replaces_what_was_beyond_the_checkpoint(tiny_federation, tmp_path, stop):
-    pytest.importorskip("tensorboard")
+    pytest.importorskip("tensorboard", reason="tensorboard is not installed")
     first = tiny_federation(rounds=4, callbacks={"score": Score(), "tensorboard": TensorBoardLog(run_dir=tmp_path)})
     stop(first, after=3)
     with pytest.raises(Interrupted):

@@ -265,6 +265,24 @@ def test_check_and_verify_and_their_sentences(pilot, copy, sites_of, capsys, dep
     assert "client_00: 20 samples (18 digit<5, 2 digit>=5)" in capsys.readouterr().out
 
 
+def test_letters_do_not_fill_the_disk(copy, sites_of, capsys, deployed, monkeypatch, tmp_path):
+    disk = shutil.disk_usage(tmp_path)
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: disk._replace(free=2**30))
+    deployed("method=fedavg", run_dir=tmp_path, transport=sites_of(copy), folder=copy).run_round()
+    assert not list((copy / "site_0" / "state").glob("letters/*/*"))
+    assert (copy / "site_0" / "state" / "audit.jsonl").read_text().count('"answer": "ok"') > 0, "all the same it has answered"
+    arguments = [
+        f"config={copy / 'site_0' / 'client.yaml'}",
+        f"journal={tmp_path / 'journal.jsonl'}",
+        "round=1",
+        "client=client_00",
+    ]
+    assert client.main(["verify", *arguments]) == 2
+    assert (
+        "but there are none: give keep_letters: true before a run, and leave 1 GB of the disk free." in capsys.readouterr().err
+    )
+
+
 def test_mistakes_of_the_commands_are_one_sentence(capsys, tmp_path):
     for command, argv, sentence in (
         (serve, [], "error: Expected `card` to be a text, but got None"),

@@ -105,7 +105,7 @@ def test_rows_are_scaled_and_coded_as_the_card_says(site_of, tmp_path):
 
 
 def test_rows_of_hugging_face(site_of, tmp_path, pixels):
-    datasets = pytest.importorskip("datasets")
+    datasets = pytest.importorskip("datasets", reason="the extra `hf` is not installed")
     card = {"name": "n", "class_names": ["no", "yes"], "input_shape": [4], "input_dtype": "float32"}
     labels = datasets.ClassLabel(names=["yes", "no"])  # another order than the card's
     rows = datasets.Dataset.from_dict({"input": np.eye(4).tolist(), "label": [0, 1, 1, 0]}).cast_column("label", labels)

@@ -3,6 +3,7 @@
 import json
 import math
 import re
+import shutil
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -34,6 +35,7 @@ from fedfacet.storage.synced_file import write_synced
 from fedfacet.types import Broadcast, ClientTask, Partition, Query, State
 
 _MOST_CLIENTS = 10**7  # of a federation: a site makes a list of so many
+_LEFT_FREE = 2**30  # bytes of the disk; a server's letters take no more of it
 
 
 class Refused(FedFacetError):
@@ -66,14 +68,16 @@ def letters_of(settings: SiteSettings, client: str, round: int, run: str) -> tup
     hellos = sorted(folder.glob("*_hello_*"))
     if not hellos:
         raise CheckpointError(
-            f"Expected the letters of the run in {folder}, but there are none: give keep_letters: true before a run."
+            f"Expected the letters of the run in {folder}, but there are none: give keep_letters: true before a run, and leave "
+            "1 GB of the disk free."
         )
     hello = hellos[0].read_bytes()
     number = unpack(hello, len(hello)).body["clients"].get(client)
     order = folder / f"{round:09d}_train_{number}"
     if not order.is_file():
         raise CheckpointError(
-            f"Expected an order for {client} in round {round}, but the site has had none: give another round."
+            f"Expected an order for {client} in round {round}, but the site has kept none (it keeps them while "
+            "1 GB of the disk is free): give another round."
         )
     weights = [file.read_bytes() for file in sorted(folder.glob(f"{round:09d}_weights_*"))]
     return number, [hello, *weights, order.read_bytes()]
@@ -355,7 +359,9 @@ class Site:
             write_synced(file, [json.dumps({**drawn, **now}, indent=2).encode()])
 
     def _keep(self, letter: Letter, content: bytes) -> None:
-        """Keep a letter, for ``client.py verify``."""
+        """Keep a letter, for ``client.py verify``, unless the disk is nearly full: a server decides how many there are."""
+        if shutil.disk_usage(self.settings.state).free - len(content) < _LEFT_FREE:
+            return
         round, client = letter.body.get("round", 0), letter.body.get("client", letter.body.get("model", ""))
         file = self.settings.state / "letters" / letter.run / f"{round:09d}_{letter.kind}_{client}"
         file.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
