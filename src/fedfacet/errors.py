@@ -51,6 +51,10 @@ class SelectionError(FedFacetError):
     """A selector broke its contract: wrong number of clients, repeated, or not available."""
 
 
+class AggregationError(FedFacetError):
+    """An aggregator broke its contract: it read updates twice, wrote to what it was given, or returned something else."""
+
+
 class DisclosureError(FedFacetError):
     """A part asks clients for more than the disclosure policy allows, or reads what clients do not know."""
 

@@ -27,6 +27,7 @@ from fedfacet.clock import Clock, Plan
 from fedfacet.engines.base import Engine
 from fedfacet.errors import BadUpdateError, Interrupted, SelectionError
 from fedfacet.flights import Flights
+from fedfacet.folding import fold_of
 from fedfacet.judging import Judge
 from fedfacet.participation.base import Participation
 from fedfacet.privacy.central import CentralDP
@@ -146,7 +147,8 @@ class Federation:
             raise ValueError("Expected `server_data` for an aggregator or a selector that judges models, but got none.")
         more_than_models = bool(self._extras) or aggregator.broadcast is not None
         self._fedavg_rounds = 0 if more_than_models else selector.fedavg_rounds
-        self._fedavg = FedAvg(weighting=aggregator.weighting, buffers=aggregator.buffers)
+        self._fedavg = FedAvg(weighting=aggregator.weighting, buffers=aggregator.buffers).aggregate
+        self._fold = fold_of(aggregator)
         # Whoever knows who was drawn knows more than an epsilon of sampled clients allows for.
         self._selection_seed = privacy.seed(seed) if privacy is not None else seed
         self._stop_signal: int | None = None
@@ -293,9 +295,9 @@ class Federation:
         if self.privacy is not None:
             updates = iter([self._released(self.privacy, updates, notes)])
         server, model, first = before.aggregator, before.model, list(itertools.islice(updates, 1))
-        aggregator = self._fedavg if round <= self._fedavg_rounds else self.aggregator
+        fold = self._fedavg if round <= self._fedavg_rounds else self._fold
         if first:
-            fold = aggregator.aggregate if self.parts is None else partial(self.parts.aggregate, aggregator.aggregate, round)
+            fold = fold if self.parts is None else partial(self.parts.aggregate, fold, round)
             # Popped, so that nothing here holds the first update while the others come.
             server, model = fold(told.aggregator, model, itertools.chain((first.pop() for _ in range(1)), updates))
         elif notes.num_dropped > 1 or (notes.num_dropped and not before.participation_counts.any()):
@@ -303,8 +305,8 @@ class Federation:
                 f"Expected a valid update in round {round}, but all {notes.num_dropped} were dropped: lower the learning rate, "
                 "or see in the log what is wrong with them."
             )
-        elif aggregator.goes_on:  # else no update at all leaves model and aggregator as they were
-            server, model = aggregator.aggregate(told.aggregator, model, ())
+        elif self.aggregator.goes_on and fold is self._fold:  # else no update leaves model and aggregator as they were
+            server, model = fold(told.aggregator, model, ())
         if not state.all_finite(model):
             raise BadUpdateError(
                 f"Expected a finite model after round {round}, but {type(self.aggregator).__name__} made NaN or infinity of "

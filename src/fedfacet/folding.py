@@ -1,0 +1,69 @@
+"""Hands a round's updates to the aggregator, and holds one that is not ours to its contract."""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import partial
+from typing import TypeAlias
+
+from fedfacet.aggregators.base import Aggregator
+from fedfacet.errors import AggregationError
+from fedfacet.types import ClientUpdate, ServerState, State
+
+Fold: TypeAlias = Callable[[ServerState, State, Iterable[ClientUpdate]], tuple[ServerState, State]]
+
+
+def fold_of(aggregator: Aggregator) -> Fold:
+    """Return what makes the next state and model: an aggregator's ``aggregate``, watched where it is of the user's own.
+
+    Ours are not watched: the tests hold them to the contract, and a round is as long as before.
+    """
+    ours = type(aggregator).__module__.startswith("fedfacet.")
+    return aggregator.aggregate if ours else partial(_watched, aggregator)
+
+
+def _watched(
+    aggregator: Aggregator, server: ServerState, model: State, updates: Iterable[ClientUpdate]
+) -> tuple[ServerState, State]:
+    """Aggregate.
+
+    Raises:
+        AggregationError: if the aggregator reads updates twice, writes to the model, or returns anything but a state and a
+            whole model.
+    """
+    name, written = f"{type(aggregator).__name__}.aggregate", {key: tensor._version for key, tensor in model.items()}
+    returned = aggregator.aggregate(server, model, _Once(updates, name))
+    for key, tensor in model.items():
+        if tensor._version != written[key]:
+            raise AggregationError(
+                f"Expected {name} to leave the model as it is, since clients still train on it, but it has written to {key!r}: "
+                "make new tensors, as in `model[name] + mean[name]`."
+            )
+    pair = isinstance(returned, tuple) and len(returned) == 2 and isinstance(returned[1], Mapping)
+    if not pair or returned[1].keys() != model.keys():
+        differ = sorted(returned[1].keys() ^ model.keys()) if pair else ()
+        came = f"a model that differs in {differ[0]!r}" if differ else type(returned).__name__
+        raise AggregationError(
+            f"Expected {name} to return two things, its state and a model of the same {len(model)} tensors, but got {came}: "
+            "mend what it returns."
+        )
+    return returned
+
+
+class _Once(Iterator[ClientUpdate]):
+    """Updates as they arrive. Whoever reads them a second time is told so, and does not find nothing in silence."""
+
+    def __init__(self, updates: Iterable[ClientUpdate], reader: str) -> None:
+        self._updates, self._reader, self._over = iter(updates), reader, False
+
+    def __iter__(self) -> Iterator[ClientUpdate]:
+        if self._over:
+            raise AggregationError(
+                f"Expected {self._reader} to read the updates once, as they arrive, but it reads them again: add up what it "
+                "needs as it goes, or begin with `updates = list(updates)`, which holds all of them at once."
+            )
+        return self
+
+    def __next__(self) -> ClientUpdate:
+        for update in self._updates:
+            return update
+        self._over = True
+        raise StopIteration
