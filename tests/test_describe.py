@@ -96,6 +96,18 @@ def test_a_recipe_says_what_is_dealt(run):
     assert err.startswith("error: Expected a known option, but got `model.with`: the nearest are `model.width`.")
 
 
+def test_a_recipe_goes_with_options_of_ones_own(run, tmp_path):
+    mine = tmp_path / "my_conf" / "selector" / "mine.yaml"
+    mine.parent.mkdir(parents=True)
+    mine.write_text("_target_: fedfacet.selectors.uniform.UniformSelector\n")
+    own = (f"hydra.searchpath=['file://{tmp_path / 'my_conf'}']", "experiment=digits_gsc")
+    simulated = ("simulate.rounds=2", "output=json")
+    status, ours, _ = run(*own, "simulate.selector=mine", *simulated)
+    _, theirs, _ = run("experiment=digits_gsc", "simulate.selector=uniform", *simulated)
+    assert status == 0
+    assert json.loads(ours)["selection"] == json.loads(theirs)["selection"]
+
+
 @pytest.mark.parametrize("partition", ["iid", "dirichlet"])
 def test_partitions_of_labels_need_a_data_set(run, tmp_path, partition):
     status, out, err = run(f"partition={partition}")

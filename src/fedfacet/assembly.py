@@ -17,6 +17,7 @@ from fedfacet.aggregators.fedavg import FedAvg
 from fedfacet.callbacks.base import Callback
 from fedfacet.callbacks.evaluate import Evaluate
 from fedfacet.capacities.base import Capacity
+from fedfacet.clients.hooks import check_objective
 from fedfacet.clients.local_training import LocalTraining
 from fedfacet.clients.program import Clients
 from fedfacet.clock import Clock
@@ -88,7 +89,8 @@ def federate(
         data: who holds what, as ``deal`` returns it.
         model: a module that maps inputs to logits, trained by cross entropy; or a LightningModule that says itself what its
             ``training_step`` and its optimizer are. Its weights are the initial global model.
-        optimizer: makes the optimizer of a plain module, and of queries that train something; SGD with lr 0.01 by default.
+        optimizer: makes the optimizer of a plain module, and of queries that train something; SGD with lr 0.01 by default. A
+            LightningModule has an optimizer of its own.
         local: how much a client trains in a round; an epoch in batches of 28 by default.
         transforms: what happens to an update before it leaves the client.
         privacy: ``DPSGD`` at the clients or ``CentralDP`` at the server; ``None`` for no noise.
@@ -121,6 +123,14 @@ def federate(
         >>> sorted(federation.run_round().arrived)
         [0, 1, 2, 3, 4]
     """
+    for name, part, kind in (
+        ("engine", engine, Engine),
+        ("selector", selector, ClientSelector),
+        ("aggregator", aggregator, Aggregator),
+    ):
+        if part is not None and not isinstance(part, kind):
+            came = f"the class {part.__name__}" if isinstance(part, type) else repr(part)
+            raise TypeError(f"Expected `{name}` to be a {kind.__name__}, but got {came}: give an object of such a class.")
     engine = engine if engine is not None else SequentialEngine()
     optimizer = optimizer if optimizer is not None else partial(torch.optim.SGD, lr=0.01)
     device = device_of(engine.device)
@@ -224,6 +234,7 @@ def assemble(
         "transforms": next((transform for transform in clients.transforms if transform.needs), None),
     }
     names = {group: type(part).__name__ for group, part in chosen.items()} | dict(choices or {})
+    check_objective(clients.objective)
     check_pairs(chosen, names)
     if parts is not None:
         check_takes_parts(clients, aggregator, selector, names)

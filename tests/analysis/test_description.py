@@ -156,6 +156,15 @@ def test_a_selector_that_learns_from_updates_is_refused():
         simulate_selection(Learning(), matrices_of("gsc"), rounds=1, cohort_size=9, seed=0)
 
 
+def test_a_selector_that_learns_from_losses_is_refused():
+    class Greedy(UniformSelector):
+        def observe(self, server, result, updates, rng):
+            return {"loss": [receipt.loss_sum / max(receipt.num_seen, 1) for receipt in result.receipts]}
+
+    with pytest.raises(ConfigError, match="but Greedy learns from the clients' losses: simulate another selector"):
+        simulate_selection(Greedy(), matrices_of("gsc"), rounds=2, cohort_size=9, seed=0)
+
+
 def test_a_question_that_needs_training_is_refused():
     class LocalLoss(Query):
         name = "local_loss"

@@ -9,7 +9,7 @@ import pytest
 
 from fedfacet.analysis.runs import Run
 from fedfacet.analysis.tables import Column, SeedTwiceError, make_table, smaller_is_better
-from fedfacet.analysis.writers import to_csv, to_latex, to_markdown
+from fedfacet.analysis.writers import markdown_of, to_csv, to_latex, to_markdown
 from fedfacet.errors import ConfigError
 
 METRIC = "test/acc_worst_group"
@@ -35,6 +35,12 @@ def cells_of(markdown):
     lines = [line for line in markdown.splitlines() if line.startswith("|")]
     grid = [[text.strip() for text in re.split(r"(?<!\\)\|", line)[1:-1]] for line in lines]
     return {row[0]: row[1:] for row in [grid[0], *grid[2:]]}
+
+
+def test_a_column_of_single_characters_has_a_rule():
+    """`:` alone is none to Markdown, and the whole table would be text."""
+    rule = markdown_of([["s", "p"], ["a", "1"]], "", ()).splitlines()[1]
+    assert rule == "| -- | -: |"
 
 
 @pytest.mark.parametrize(("std", "ddof"), [("population", 0), ("sample", 1)])

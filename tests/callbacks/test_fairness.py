@@ -30,6 +30,16 @@ def of_test(metrics):
     return {name.removeprefix("test/fair/"): value for name, value in metrics.items() if name.startswith("test/fair/")}
 
 
+def test_the_positive_class_has_a_name(measured):
+    callback, federation, _ = measured(positive_class=1)
+    last = callback.data.dataset.class_names[-1]
+    named, *_ = measured(positive_class=last)
+    number, *_ = measured(positive_class=callback.data.dataset.num_classes - 1)
+    assert repr(named.measure(federation, 1)) == repr(number.measure(federation, 1))
+    with pytest.raises(FedFacetError, match=rf"one of the classes .*{last}, or its number, from 0, but got 'granted'"):
+        measured(positive_class="granted")
+
+
 @pytest.mark.parametrize("positive_class", [0, 1, None])
 def test_it_measures_the_global_model(measured, positive_class):
     callback, federation, counts = measured(positive_class=positive_class, every_n_rounds=2)

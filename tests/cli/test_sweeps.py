@@ -289,7 +289,13 @@ def test_missing_data_are_said_before_the_first_cell(start, cells, tmp_path):
 
 
 def test_a_stopped_sweep_names_the_jobs_that_have_not_begun_and_what_runs_them(start, tmp_path):
-    process = start("seed=0,1,2", "selector=uniform", "federation.rounds=500", "paths.sweep_dir=sweep", "-m", "logger=[]")
+    """Where options of the user's own lie is among what a job needs."""
+    mine = tmp_path / "my_conf" / "selector" / "mine.yaml"
+    mine.parent.mkdir(parents=True)
+    mine.write_text("_target_: fedfacet.selectors.uniform.UniformSelector\n")
+    searchpath = f"hydra.searchpath=['file://{tmp_path / 'my_conf'}']"
+    jobs = ("seed=0,1,2", "selector=mine", "federation.rounds=500", "paths.sweep_dir=sweep", "logger=[]")
+    process = start(searchpath, *jobs, "-m")
     process.wait_until(lambda: rounds_in(tmp_path / "sweep" / "0") >= 1)
     process.kill(signal.SIGINT)
     stopped = process.result()
@@ -301,4 +307,4 @@ def test_a_stopped_sweep_names_the_jobs_that_have_not_begun_and_what_runs_them(s
         assert "python" in python
         assert script.endswith("src/train.py")
         (job,) = preflight("train", ["train.py", *overrides])[1]
-        assert (job[0].seed, job[0].federation.rounds) == (number, 500)
+        assert (job[0].seed, job[0].federation.rounds, job[0].choices.selector) == (number, 500, "mine")

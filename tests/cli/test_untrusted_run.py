@@ -185,7 +185,9 @@ def test_folders_of_options_are_asked_for_again(run, train, trained, tmp_path):
 class TestTrust:
     def test_what_the_user_names_is_trusted(self):
         saved = ["selector._target_=joblib.Memory", "seed=1"]
-        with pytest.raises(CheckpointError, match=r"names 'joblib.Memory', .* add trust=joblib\.$"):
+        with pytest.raises(
+            CheckpointError, match=r"names 'joblib.Memory', .* add trust=joblib \(`--trust joblib` to the report\)\.$"
+        ):
             check_saved_overrides(saved, ["resume=x"], "here")
         for given in ("trust=joblib", "trust=[joblib]", "trust=[numpy,joblib]"):
             check_saved_overrides(saved, ["resume=x", given], "here")

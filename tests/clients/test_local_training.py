@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from fedfacet import rng, state
-from fedfacet.clients.hooks import ClientHooks, federated_module
+from fedfacet.clients.hooks import ClientHooks, check_objective, federated_module
 from fedfacet.clients.local_training import LocalTraining
 from fedfacet.clients.optimizers import single_optimizer
 from fedfacet.clients.program import ClientProgram, take_loss
@@ -277,6 +277,49 @@ class Schedules(Foreign):
 def test_schedulers_and_several_optimizers_are_refused():
     with pytest.raises(ValueError, match=r"Expected Schedules.configure_optimizers to return one optimizer, but got tuple"):
         single_optimizer(Schedules())
+
+
+class Manual(Foreign):
+    def __init__(self):
+        super().__init__()
+        self.automatic_optimization = False
+
+
+class OfABatch(Foreign):
+    def training_step(self, batch):
+        return self(batch.x).sum()
+
+
+@pytest.mark.parametrize(
+    ("kind", "message"),
+    [
+        (Manual, "Expected Manual to leave the optimizer's steps"),
+        (OfABatch, "Expected OfABatch.training_step to take a batch and"),
+    ],
+)
+def test_what_a_client_cannot_train_is_refused(kind, message):
+    with pytest.raises(ValueError, match=message):
+        check_objective(kind())
+
+
+class Clipping(Foreign):
+    def configure_gradient_clipping(self, optimizer, gradient_clip_val=None, gradient_clip_algorithm=None):
+        pass
+
+    def validation_step(self, batch, batch_idx):
+        pass
+
+
+def test_hooks_that_no_client_calls_are_named(caplog):
+    check_objective(Clipping())
+    (record,) = caplog.records
+    assert "of Clipping, but not its configure_gradient_clipping: what they do is left out" in record.getMessage()
+
+
+def test_ours_have_none_of_them(caplog, sgd):
+    check_objective(ClassificationObjective(Tied(), optimizer=sgd))
+    check_objective(Foreign())
+    assert not caplog.records
 
 
 @pytest.mark.parametrize("output", [torch.tensor(2.0), {"loss": torch.tensor(2.0)}])

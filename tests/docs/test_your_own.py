@@ -14,7 +14,8 @@ BLOCK = re.compile(r"```(python|yaml|bash|sh)\n(?:# (\S+\.(?:py|yaml))\n)?(.*?)`
 RESULTS = {
     "your_own_data.md": ["dataset: image_folder", "dataset: csv"],
     "your_own_model.md": ["model: torchvision", "model: my_network", "model: my_wrapped"],
-    "your_own_method.md": ["selector: highest_loss", "loss: focal"],
+    "your_own_method.md": ["selector: highest_loss", "loss: focal", "aggregator: trimmed"],
+    "from_python.md": [],
 }
 """What the configurations of the pages' runs say they chose."""
 
@@ -44,9 +45,12 @@ def test_the_page_works(page, tmp_path):
     chosen = [file.read_text() for file in sorted((tmp_path / "logs" / "train" / "runs").glob("*/config.yaml"))]
     for wanted in RESULTS[page]:
         assert any(re.search(rf"^  {wanted}$", settings, re.MULTILINE) for settings in chosen), wanted
-    for folder in (tmp_path / "logs" / "train" / "runs").iterdir():
+    for folder in (tmp_path / "logs" / "train" / "runs").glob("*"):
         assert (folder / "summary.json").exists()
     if page == "your_own_data.md":
         assert "48 train, 12 test" in said
+    if page == "from_python.md":
+        assert re.search(r"^10 \(.*\) 0\.9", said, re.MULTILINE), "ten rounds, and a network that has learnt"
+        assert "difference in true positive rates: 0." in said
     if page == "your_own_method.md":
         assert re.search(r"^\W*highest_loss\W+2\b", said, re.MULTILINE), "a line of the comparison, over two seeds"

@@ -18,7 +18,7 @@ from fedfacet.heterogeneity import InteractionMatrix, class_distances, measure_f
 from fedfacet.plots.figure import group_names
 from fedfacet.plots.run import MEASURES, TYPES
 from fedfacet.selectors.base import ClientSelector
-from fedfacet.types import ClientReceipt, Facts, Ledger, Query, RoundResult, SelectionContext, ServerState
+from fedfacet.types import Facts, Ledger, Query, RoundResult, SelectionContext, ServerState
 
 
 def describe_federation(matrices: Sequence[InteractionMatrix]) -> dict[str, Any]:
@@ -226,10 +226,33 @@ def _choices(
         if round > pretraining_rounds:
             chosen_RK[round - pretraining_rounds - 1, list(cohort)] = True
         if selector.observe is not None:
-            receipts = tuple(ClientReceipt(client_id, 1, 1, 0.0, 0.0) for client_id in cohort)
+            receipts: Any = tuple(_Untrained(client_id, type(selector).__name__) for client_id in cohort)
             result = RoundResult(round, cohort, receipts, {}, Ledger(), seconds={}, num_clients=len(matrices))
             server = selector.observe(server, result, [], rng.stream(seed, "selector-learns", round))
     return chosen_RK
+
+
+class _Untrained:
+    """The receipt of a client that has not trained: it has all of a ``ClientReceipt`` but the loss.
+
+    Raises:
+        ConfigError: where somebody reads that.
+    """
+
+    num_samples = num_steps = 1
+    answers: Mapping[str, Any] = {}
+
+    def __init__(self, client_id: int, reader: str) -> None:
+        self.client_id, self._reader = client_id, reader
+
+    @property
+    def loss_sum(self) -> float:
+        raise ConfigError(
+            f"Expected a selector that chooses without training, but {self._reader} learns from the clients' losses: simulate "
+            "another selector, or train with this one."
+        )
+
+    num_seen = loss_sum
 
 
 def _told_by(matrix: InteractionMatrix) -> dict[str, Any]:

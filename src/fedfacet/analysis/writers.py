@@ -34,7 +34,7 @@ def markdown_of(grid: Sequence[Sequence[str]], caption: str, notes: Sequence[str
     ``grid`` holds lines of cells without bare bars, the heads first. The first ``flush_left`` columns are set flush left; the
     others are numbers, flush right.
     """
-    widths = [max(map(len, column)) for column in zip(*grid, strict=True)]
+    widths = [max(2, *map(len, column)) for column in zip(*grid, strict=True)]  # of one character no rule can be made
     rule = ["-" * width if i < flush_left else "-" * (width - 1) + ":" for i, width in enumerate(widths)]
     sides = [str.ljust] * flush_left + [str.rjust] * (len(widths) - flush_left)
     rows = (map(lambda cell, side, width: side(cell, width), line, sides, widths) for line in (grid[0], rule, *grid[1:]))

@@ -34,7 +34,7 @@ class Fairness(Measurement):
     Args:
         data: the federation's.
         run_dir: where the picture goes.
-        positive_class: as in ``fairness_of``; so are the others.
+        positive_class: as in ``fairness_of``, or the class's name; the others are as in ``fairness_of``.
         method: between_groups | to_reference | to_overall.
         classes: max | mean.
         odds: worst_case | mean.
@@ -49,7 +49,7 @@ class Fairness(Measurement):
 
     data: FederatedData
     run_dir: Path
-    positive_class: int | None = 1
+    positive_class: int | str | None = 1
     method: str = "between_groups"
     classes: str = "max"
     odds: str = "worst_case"
@@ -63,6 +63,7 @@ class Fairness(Measurement):
                 "Expected a data set with two attribute values or more for callbacks.fairness, but this one has one: leave the "
                 "callback out, or choose a data set with a sensitive attribute."
             )
+        self._positive = self._number_of(self.positive_class, dataset.class_names)
         self._fairness(np.zeros((dataset.num_classes, dataset.num_attributes, dataset.num_classes)))  # refuses bad values
 
     def measure(self, federation: Federation, round: int) -> Mapping[str, float]:
@@ -84,10 +85,21 @@ class Fairness(Measurement):
         if status != "failed" and federation.state.round and metrics.exists() and len(self.data.splits.get("test", ())):
             plot_fairness(metrics, "test", GAPS, self.run_dir / "fairness.png")
 
+    @staticmethod
+    def _number_of(positive: int | str | None, names: tuple[str, ...]) -> int | None:
+        if not isinstance(positive, str):
+            return positive
+        if positive not in names:
+            raise FedFacetError(
+                f"Expected `callbacks.fairness.positive_class` to be one of the classes {', '.join(names)}, or its number, "
+                f"from 0, but got {positive!r}: mend the value."
+            )
+        return names.index(positive)
+
     def _fairness(self, counts: NDArray[Any]) -> dict[str, float]:
         return fairness_of(
             counts,
-            positive_class=self.positive_class,
+            positive_class=self._positive,
             method=self.method,
             classes=self.classes,
             odds=self.odds,
@@ -96,11 +108,11 @@ class Fairness(Measurement):
 
     def _metrics(self, counts: NDArray[Any]) -> dict[str, float]:
         sizes = counts.sum(axis=(0, 2))
-        rates = rates_of(counts, self.positive_class or 0, min_count=self.min_count)
-        shown = tuple(rates) if self.positive_class is not None else ("acc",)
+        rates = rates_of(counts, self._positive or 0, min_count=self.min_count)
+        shown = tuple(rates) if self._positive is not None else ("acc",)
         return {
             **self._fairness(counts),
-            **(self._signed(counts, self.positive_class) if len(sizes) == 2 and self.positive_class is not None else {}),
+            **(self._signed(counts, self._positive) if len(sizes) == 2 and self._positive is not None else {}),
             "groups": float((sizes >= self.min_count).sum()),
             **{f"rate/{name}_a{a}": float(rate) for name in shown for a, rate in enumerate(rates[name])},
             **{f"count_a{a}": float(size) for a, size in enumerate(sizes)},

@@ -1,5 +1,7 @@
 """What an objective may offer to a client besides being a LightningModule; one without any of it trains all the same."""
 
+import inspect
+import logging
 from collections.abc import Iterable
 from typing import Protocol, runtime_checkable
 
@@ -7,6 +9,8 @@ import lightning as L
 from torch import nn
 
 from fedfacet.types import Batch, ClientEnd, ClientStart, State
+
+log = logging.getLogger(__name__)
 
 
 @runtime_checkable
@@ -37,6 +41,48 @@ class PredictHooks(Protocol):
 
     def before_predict(self, memory: State) -> None:
         """Have ``forward`` answer as the client would; ``memory`` is empty where the global model itself is measured."""
+
+
+_UNCALLED = (
+    *("setup", "configure_model", "on_fit_start", "on_train_start", "on_train_epoch_start", "on_train_batch_start"),
+    *("on_before_batch_transfer", "transfer_batch_to_device", "on_after_batch_transfer", "on_before_backward", "backward"),
+    *(
+        "on_after_backward",
+        "on_before_zero_grad",
+        "optimizer_zero_grad",
+        "on_before_optimizer_step",
+        "configure_gradient_clipping",
+    ),
+    *("optimizer_step", "lr_scheduler_step", "on_train_batch_end", "on_train_epoch_end", "on_train_end", "on_fit_end"),
+)
+"""What Lightning's trainer calls while it trains, and a client's training does not."""
+
+
+def check_objective(objective: L.LightningModule) -> None:
+    """Refuse an objective that a client cannot train, and warn of hooks that its training does not call.
+
+    Raises:
+        ValueError: if it takes its optimizer's steps itself, or its ``training_step`` does not take a batch and a number.
+    """
+    name = type(objective).__name__
+    if not objective.automatic_optimization:
+        raise ValueError(
+            f"Expected {name} to leave the optimizer's steps to the client, but it has automatic_optimization = False: return "
+            "the loss from `training_step`, and say what clips or repeats steps by `local=`."
+        )
+    try:
+        inspect.signature(objective.training_step).bind(object(), 0)
+    except TypeError:
+        raise ValueError(
+            f"Expected {name}.training_step to take a batch and the number of the step, but it does not: write "
+            "`def training_step(self, batch, batch_idx)`."
+        ) from None
+    if uncalled := [hook for hook in _UNCALLED if getattr(type(objective), hook) is not getattr(L.LightningModule, hook)]:
+        log.warning(
+            "A client's training calls training_step and the optimizer of %s, but not its %s: what they do is left out.",
+            name,
+            ", ".join(uncalled),
+        )
 
 
 def federated_module(objective: L.LightningModule) -> nn.Module:

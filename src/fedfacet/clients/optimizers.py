@@ -24,7 +24,8 @@ def single_optimizer(objective: L.LightningModule) -> Optimizer:
     if not isinstance(optimizer, Optimizer):
         raise ValueError(
             f"Expected {type(objective).__name__}.configure_optimizers to return one optimizer, but got "
-            f"{type(optimizer).__name__}: schedulers and several optimizers have no meaning within a client's round."
+            f"{type(optimizer).__name__}: return the optimizer itself. Schedulers and several optimizers have no meaning "
+            "within a client's round."
         )
     return optimizer
 

@@ -57,9 +57,10 @@ def composed(overrides: Sequence[str]) -> DictConfig:
     """Return the config that the overrides make; with ``experiment=NAME``, train's recipe says what is dealt and how."""
     if not any(override.startswith("experiment=") for override in overrides):
         return compose_job("describe", overrides)[0]
+    searchpath = [override for override in overrides if override.startswith("hydra.searchpath=")]
     own = [override for override in overrides if _NOT_DEALT.match(override)]
     paths = [override for override in overrides if override.startswith("paths.")]
-    config, _ = compose_job("describe", [*own, *paths])
+    config, _ = compose_job("describe", [*searchpath, *own, *paths])
     recipe, _ = compose_job("train", ["task=describe", *(override for override in overrides if override not in own)])
     config.update({key: recipe[key] for key in _DEALT})
     config.choices.update({group: recipe.choices[group] for group in ("dataset", "partition")})

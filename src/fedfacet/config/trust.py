@@ -43,7 +43,8 @@ def check_trusted(settings: Any, trust: Sequence[str], source: object) -> None:
             module = str(name).rpartition(".")[0]
             raise CheckpointError(
                 f"Expected {source} to name parts of {' and '.join(TRUSTED)} only, but it names {name!r}, which may do "
-                f"anything on this machine: if the folder is from somebody you trust, add trust={module or 'MODULE'}."
+                f"anything on this machine: if the folder is from somebody you trust, add trust={module or 'MODULE'} "
+                f"(`--trust {module or 'MODULE'}` to the report)."
             )
 
 

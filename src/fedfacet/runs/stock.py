@@ -56,7 +56,7 @@ def name_left(jobs: Sweep, begun: int, sweep_dir: Path | None) -> None:
             print(f"  {' '.join(overrides)}", file=sys.stderr)
             continue
         where = override_of("paths.output_dir", sweep_dir / jobs[number][1].name)
-        overrides = [*(one for one in overrides if not one.startswith("hydra.")), where]
+        overrides = [*(one for one in overrides if not one.startswith("hydra.") or one.startswith("hydra.searchpath=")), where]
         print(f"  {same_command()} {shlex.join(overrides)}", file=sys.stderr)
     if len(left) > _MOST_NAMED:
         print(f"  and {len(left) - _MOST_NAMED} more.", file=sys.stderr)
