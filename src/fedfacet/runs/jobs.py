@@ -206,6 +206,7 @@ def _run(job: Job, train: Callable[[Job], None], *, is_one_of_many: bool = False
         with reader_may_leave(sys.stdout):
             if summary is None:  # the callback that writes it was left out
                 print(f"run folder  {job.run_dir}")
+                print("It has no summary: `callbacks=NAME` replaces the usual ones, `callbacks=[default,NAME]` adds to them.")
                 return None
             if is_one_of_many:
                 print(fitted(f"{job.run_dir} is finished, {results_line(summary)}"), flush=True)
