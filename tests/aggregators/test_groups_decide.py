@@ -222,15 +222,16 @@ def test_weights_are_as_samples_say_and_never_negative():
 
 
 def test_fairfeds_model_is_the_average_by_these_weights(federation):
-    run = federation(FairFed(group_hits=GroupHits(), beta=0.5), ClassificationObjective, selector=AllSelector(), cohort_size=4)
-    before, updates = run.state, []
-    plain = run.aggregator.aggregate
+    aggregator, updates = FairFed(group_hits=GroupHits(), beta=0.5), []
+    plain = aggregator.aggregate
 
     def watched(server, model, sent):
         updates.extend(sent)
         return plain(server, model, iter(updates))
 
-    run.aggregator.aggregate = watched
+    aggregator.aggregate = watched
+    run = federation(aggregator, ClassificationObjective, selector=AllSelector(), cohort_size=4)
+    before = run.state
     run.run_round()
     weights = run.state.aggregator["weight"]
     assert weights.mean() == pytest.approx(1)

@@ -32,7 +32,7 @@ FLOORS = [
     "clients",
     "parallel",
     "engines",
-    "judging asking",
+    "judging asking folding",
     # The rounds, and what they are made of.
     "callbacks",
     "federation",
