@@ -43,6 +43,14 @@ def one_after_another(server, model, updates):
     return server, mean(model, [first.delta, *(update.delta for update in updates)])
 
 
+def in_the_models_place(server, model, updates):
+    """Names get other tensors as updates arrive, and no tensor is written to."""
+    for update in updates:
+        for name, change in update.delta.items():
+            model[name] = model[name] + change / 3
+    return server, model
+
+
 def counted_first(server, model, updates):
     number = sum(1 for _ in updates)
     total = model
@@ -73,11 +81,13 @@ def federation(aggregator):
     return federate(data, nn.Linear(4, 2), aggregator=aggregator, callbacks={})
 
 
-@pytest.mark.parametrize("step", [one_pass, as_a_list, one_after_another])
+@pytest.mark.parametrize("step", [one_pass, as_a_list, one_after_another, in_the_models_place])
 def test_what_keeps_to_the_contract_is_fedavg(step):
     ours, theirs = federation(FedAvg()), federation(Own(step))
+    before, kept = theirs.state.model, dict(theirs.state.model)
     ours.run_round()
     theirs.run_round()
+    assert all(before[name] is tensor for name, tensor in kept.items()), "the state before the round is as it was"
     for name, tensor in ours.state.model.items():
         torch.testing.assert_close(theirs.state.model[name], tensor)
 

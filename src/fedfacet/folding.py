@@ -30,7 +30,7 @@ def _watched(
             whole model.
     """
     name, written = f"{type(aggregator).__name__}.aggregate", {key: tensor._version for key, tensor in model.items()}
-    returned = aggregator.aggregate(server, model, _Once(updates, name))
+    returned = aggregator.aggregate(server, dict(model), _Once(updates, name))  # a copy: tensors may take others' places there
     for key, tensor in model.items():
         if tensor._version != written[key]:
             raise AggregationError(

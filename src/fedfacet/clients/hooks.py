@@ -43,18 +43,30 @@ class PredictHooks(Protocol):
         """Have ``forward`` answer as the client would; ``memory`` is empty where the global model itself is measured."""
 
 
-_UNCALLED = (
-    *("setup", "configure_model", "on_fit_start", "on_train_start", "on_train_epoch_start", "on_train_batch_start"),
-    *("on_before_batch_transfer", "transfer_batch_to_device", "on_after_batch_transfer", "on_before_backward", "backward"),
-    *(
-        "on_after_backward",
-        "on_before_zero_grad",
-        "optimizer_zero_grad",
-        "on_before_optimizer_step",
-        "configure_gradient_clipping",
-    ),
-    *("optimizer_step", "lr_scheduler_step", "on_train_batch_end", "on_train_epoch_end", "on_train_end", "on_fit_end"),
-)
+_UNCALLED = [
+    "setup",
+    "configure_model",
+    "on_fit_start",
+    "on_train_start",
+    "on_train_epoch_start",
+    "on_train_batch_start",
+    "on_before_batch_transfer",
+    "transfer_batch_to_device",
+    "on_after_batch_transfer",
+    "on_before_backward",
+    "backward",
+    "on_after_backward",
+    "on_before_zero_grad",
+    "optimizer_zero_grad",
+    "on_before_optimizer_step",
+    "configure_gradient_clipping",
+    "optimizer_step",
+    "lr_scheduler_step",
+    "on_train_batch_end",
+    "on_train_epoch_end",
+    "on_train_end",
+    "on_fit_end",
+]
 """What Lightning's trainer calls while it trains, and a client's training does not."""
 
 
