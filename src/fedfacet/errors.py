@@ -52,7 +52,7 @@ class SelectionError(FedFacetError):
 
 
 class AggregationError(FedFacetError):
-    """An aggregator broke its contract: it read updates twice, wrote to what it was given, or returned something else."""
+    """An aggregator broke its contract: it read updates twice, wrote to the model, or returned something else."""
 
 
 class DisclosureError(FedFacetError):
