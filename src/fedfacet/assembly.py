@@ -27,6 +27,7 @@ from fedfacet.compatibility import (
     check_disclosed,
     check_full_batch,
     check_judged,
+    check_network,
     check_noised,
     check_pairs,
     check_private,
@@ -221,8 +222,9 @@ def assemble(
         settings: the other arguments of ``Federation``.
 
     Raises:
-        ConfigError: if a half of a method has no other half, if a query asks for what the model does not have, or if a part
-            cannot do with clients that hold parts of the model, with noise, with devices, or with what the server has.
+        ConfigError: if the network does not return a logit per class, if a half of a method has no other half, if a query asks
+            for what the model does not have, or if a part cannot do with clients that hold parts of the model, with noise, with
+            devices, or with what the server has.
     """
     chosen = {
         "correction": getattr(clients.objective, "correction", None),  # first: its objective gives and needs what it does
@@ -235,6 +237,7 @@ def assemble(
     }
     names = {group: type(part).__name__ for group, part in chosen.items()} | dict(choices or {})
     check_objective(clients.objective)
+    check_network(clients)
     check_pairs(chosen, names)
     if parts is not None:
         check_takes_parts(clients, aggregator, selector, names)

@@ -1,5 +1,6 @@
 """Which parts go together: what a combination lacks, or would do wrong, is one sentence before the first round."""
 
+import contextlib
 import itertools
 import logging
 import math
@@ -7,12 +8,14 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 import numpy as np
+import torch
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from fedfacet import rng
 from fedfacet.aggregators.base import Aggregator
 from fedfacet.callbacks.base import Callback
 from fedfacet.clients.head_gradients import network_with_head
+from fedfacet.clients.prediction import check_logits
 from fedfacet.clients.private_gradients import PrivateGradients
 from fedfacet.clients.program import Clients
 from fedfacet.clients.queries.base import Query
@@ -43,6 +46,27 @@ _REMEDIES = {
     SUMMED_GRADIENTS: "choose optimizer=sgd, without Nesterov's momentum and without dampening, or another method.",
     STORED_GRADIENTS: "choose aggregator=lag (method=lag and method=lag_wk do), or leave this part out.",
 }
+
+
+def check_network(clients: Clients) -> None:
+    """Have two samples pass through the networks, so that one without a logit per class is refused before it trains.
+
+    An objective of somebody else's may have a network that returns something else, as long as nobody measures it.
+
+    Raises:
+        ConfigError: naming what the network returns.
+    """
+    if not isinstance(clients.objective, ClassificationObjective):
+        return
+    batch = clients.dataset.batch(clients.partition.indices[0][[0, -1]], clients.device, clients.memory_format)
+    # Compiling for two samples would be for nothing.
+    as_it_is = torch.compiler.set_stance("force_eager") if clients.compile else contextlib.nullcontext()
+    with rng.forked(0, "network-trial", device=clients.device), as_it_is:
+        for program in clients.programs:
+            with program.looking():
+                if program.predict_hooks is not None:
+                    program.predict_hooks.before_predict({})
+                check_logits(program.forward(batch.x), clients.dataset.num_classes, type(program.module).__name__)
 
 
 def check_pairs(parts: Mapping[str, Any], choices: Mapping[str, Any]) -> None:
