@@ -93,3 +93,32 @@ def test_clients_without_samples_are_counted(dataset):
 
     with pytest.raises(InfeasiblePartitionError, match="but 999 of 1000 would hold none, client 1 the first"):
         partition_and_hold_out(dataset, Greedy())
+
+
+def of(*clients):
+    return Partition(tuple(np.array(client) for client in clients))
+
+
+@pytest.mark.parametrize(
+    ("dealt", "message"),
+    [
+        ([np.arange(3)], "but got list: return `Partition"),
+        (of([0, 1], [2.0, 3.0]), "but got numbers of type float64"),
+        (of([0, 1], [-1, 3]), "but client 1 got -1: leave it out"),
+        (of([0, 1], [2, 10**6]), "but client 1 got 1000000"),
+        (of([0, 1], [5, 4]), "but those of client 1 are not: `np.unique` sorts them"),
+        (of([0, 1], [3, 4], [2, 3]), "of nobody else, but clients 1 and 2 both got 3"),
+        (of([0, 1, 1], [3]), "but those of client 0 are not"),
+    ],
+)
+@pytest.mark.parametrize("keep_together", [None, "writer"])
+def test_a_partitioner_that_breaks_its_contract_is_told(dealt, message, keep_together, dataset):
+    """A position below 0 would count from the end, one with two owners would train twice, and nobody would know."""
+
+    class Own(IIDPartitioner):
+        def partition(self, y, a):
+            return dealt
+
+    dataset = replace(dataset, columns={"writer": np.arange(len(dataset.y)) // 2})
+    with pytest.raises((TypeError, ValueError), match=f"Expected Own.partition to return a Partition .*{message}"):
+        partition_and_hold_out(dataset, Own(), keep_together=keep_together)

@@ -14,7 +14,7 @@ BLOCK = re.compile(r"```(python|yaml|bash|sh)\n(?:# (\S+\.(?:py|yaml))\n)?(.*?)`
 RESULTS = {
     "your_own_data.md": ["dataset: image_folder", "dataset: csv"],
     "your_own_model.md": ["model: torchvision", "model: my_network", "model: my_wrapped"],
-    "your_own_method.md": ["selector: highest_loss", "loss: focal", "aggregator: trimmed"],
+    "your_own_method.md": ["selector: highest_loss", "loss: focal", "aggregator: trimmed", "partition: by_attribute"],
     "from_python.md": [],
 }
 """What the configurations of the pages' runs say they chose."""

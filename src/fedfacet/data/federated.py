@@ -16,7 +16,7 @@ from fedfacet.data.held_out_clients import HeldOutClients, drawn_clients
 from fedfacet.data.validation_of_server import ValidationOfServer
 from fedfacet.errors import InfeasiblePartitionError
 from fedfacet.heterogeneity import InteractionMatrices
-from fedfacet.partitioners.base import Partitioner
+from fedfacet.partitioners.base import Partitioner, check_dealt
 from fedfacet.types import Partition, ServerData, cut_partition
 
 log = logging.getLogger(__name__)
@@ -99,7 +99,8 @@ def deal(
 
     Raises:
         InfeasiblePartitionError: if the data set has too few samples.
-        ValueError: if ``local_holdout`` or ``held_out_clients`` is out of range.
+        TypeError, ValueError: if ``local_holdout`` or ``held_out_clients`` is out of range, or if the partitioner returns
+            something else than each client's own sorted positions.
     """
     deal_samples = partial(partition_and_hold_out, partitioner=partitioner, seed=seed, keep_together=keep_together)
     partition, val = deal_samples(dataset)
@@ -146,6 +147,7 @@ def partition_and_hold_out(
 
     Raises:
         InfeasiblePartitionError: if the partitioner finds too few samples, or leaves a client without any.
+        TypeError, ValueError: if it returns something else than each client's own sorted positions.
     """
     pool = dataset.train
     val = dataset.val
@@ -214,14 +216,15 @@ def _dealt(
     partitioner: Partitioner, labels: NDArray[np.int64], a: NDArray[np.int64], units: NDArray[np.int64] | None
 ) -> Partition:
     """Have a partitioner deal samples, or units of them."""
+    who = type(partitioner).__name__
     if units is None:
-        return partitioner.partition(labels, a)
+        return check_dealt(partitioner.partition(labels, a), len(labels), who)
     cells, of_cell = np.unique(np.stack([labels, a], axis=1), axis=0, return_inverse=True)
     values, of_unit = np.unique(units, return_inverse=True)
     counts = np.zeros((len(values), len(cells)), dtype=np.int64)
     np.add.at(counts, (of_unit, of_cell.ravel()), 1)
     usual = cells[counts.argmax(axis=1)]
-    owned = partitioner.partition(usual[:, 0], usual[:, 1])
+    owned = check_dealt(partitioner.partition(usual[:, 0], usual[:, 1]), len(usual), who)
     return Partition(tuple(np.flatnonzero(np.isin(of_unit, client)) for client in owned.indices))
 
 

@@ -52,6 +52,36 @@ def check_enough(num_samples: int, num_clients: int, each: int, settings: str) -
         )
 
 
+def check_dealt(dealt: object, num_samples: int, who: str) -> Partition:
+    """Return what a partitioner dealt, which keeps to the contract; ``who`` is its name, for the message.
+
+    Raises:
+        TypeError: if it is no ``Partition`` of whole numbers.
+        ValueError: if a position does not exist, is out of order, or has two owners.
+    """
+    wanted = f"Expected {who}.partition to return a Partition of each client's sorted positions, from 0 to {num_samples - 1},"
+    if not isinstance(dealt, Partition):
+        raise TypeError(f"{wanted} but got {type(dealt).__name__}: return `Partition(tuple_of_arrays)`.")
+    holding = [client_id for client_id, client in enumerate(dealt.indices) if len(client)]
+    positions = np.concatenate([np.empty(0, np.int64), *(dealt.indices[client_id] for client_id in holding)])
+    if positions.dtype.kind not in "iu":
+        raise TypeError(f"{wanted} but got numbers of type {positions.dtype}: return whole ones, as dtype=np.int64 makes them.")
+    owners = np.repeat(holding, [len(dealt.indices[client_id]) for client_id in holding])
+    beyond, at = (positions < 0) | (positions >= num_samples), np.flatnonzero
+    if beyond.any():
+        first = at(beyond)[0]
+        raise ValueError(f"{wanted} but client {owners[first]} got {positions[first]}: leave it out.")
+    falls = (np.diff(positions) <= 0) & (np.diff(owners) == 0)
+    if falls.any():
+        raise ValueError(f"{wanted} but those of client {owners[at(falls)[0]]} are not: `np.unique` sorts them, each once.")
+    twice = np.bincount(positions, minlength=num_samples) > 1
+    if twice.any():
+        first = at(twice)[0]
+        one, other = owners[positions == first][:2]
+        raise ValueError(f"{wanted} of nobody else, but clients {one} and {other} both got {first}: choose one of them.")
+    return dealt
+
+
 def topped_up(owned: list[list[int]], min_samples: int) -> Partition:
     """Have clients with fewer than ``min_samples`` receive samples, one at a time, from the client that has most."""
     largest = [(-len(client), number) for number, client in enumerate(owned)]  # the first of those that have most is on top
