@@ -327,9 +327,18 @@ def test_a_loss_comes_alone_or_in_a_mapping(output):
     assert take_loss(output).item() == 2
 
 
-@pytest.mark.parametrize("output", [None, 2.0, {"loss": None}])
-def test_no_loss_is_refused(output):
-    with pytest.raises(ValueError, match="Expected `training_step` to return a loss, but got"):
+@pytest.mark.parametrize(
+    ("output", "came"),
+    [
+        (None, "NoneType"),
+        (2.0, "float"),
+        ({"loss": None}, "NoneType"),
+        ({"train_loss": torch.tensor(2.0)}, "NoneType"),
+        (torch.ones(28), r"a tensor of shape \(28,\): take its mean"),
+    ],
+)
+def test_no_loss_is_refused(output, came):
+    with pytest.raises(ValueError, match=f"Expected `training_step` to return a loss, which is one number, but got {came}"):
         take_loss(output)
 
 

@@ -501,7 +501,8 @@ def step_weight_of(optimizer: Optimizer, objective: L.LightningModule, num_steps
 
 def take_loss(output: object) -> Tensor:
     """Return the loss out of what a ``training_step`` returned: a tensor, or a mapping with the key ``loss``."""
-    loss = output["loss"] if isinstance(output, Mapping) else output
-    if not isinstance(loss, Tensor):
-        raise ValueError(f"Expected `training_step` to return a loss, but got {type(loss).__name__}.")
-    return loss
+    loss = output.get("loss") if isinstance(output, Mapping) else output
+    if isinstance(loss, Tensor) and loss.numel() == 1:
+        return loss
+    came = f"a tensor of shape {tuple(loss.shape)}: take its mean" if isinstance(loss, Tensor) else type(loss).__name__
+    raise ValueError(f"Expected `training_step` to return a loss, which is one number, but got {came}.")
