@@ -35,7 +35,7 @@ UNKNOWN = [
     ("+experiment=digits_gsc", "`experiment=digits_gsc`"),
     ("+selector@other=uniform", "`--cfg job`"),
     ("+foo=3", "`--cfg job`"),
-    ("selector.temperature=3", "`selector.pretraining_rounds`"),  # nothing is spelt like it, so what there is
+    ("selector.heat=3", "`selector.pretraining_rounds`"),  # nothing is spelt like it, so what there is
     ("~selectr", "`selector`"),
     ("~selector", "`selector=feddiverse`"),
     ("partition=[]", "`partition=gsc`"),
@@ -51,6 +51,21 @@ def test_unknown_names_come_with_the_nearest_valid_ones(refused, override, sugge
     assert suggestion in remedy, sentence
     if "the nearest are" in remedy:  # and it is the first of them
         assert remedy.partition("the nearest are ")[2].startswith(suggestion), sentence
+
+
+@pytest.mark.parametrize(
+    ("given", "told"),
+    [
+        (["selector=uniform", "selector.pretraining_rounds=2"], "selector=feddiverse"),
+        (["aggregator=fedavg", "aggregator.server_lr=1"], "aggregator=fedavgm"),
+        (["model=small_cnn", "model.hidden=3"], "model=mlp"),
+    ],
+)
+def test_a_key_of_another_option_comes_with_the_options_that_have_it(refused, given, told):
+    sentence = refused(*given)
+    key = given[-1].partition("=")[0]
+    assert sentence.startswith(f"Expected an option that has `{key}`, but the one that is chosen has not: choose ")
+    assert told in sentence
 
 
 @pytest.mark.parametrize("override", ["partition.clients.0=3", "partition.clients.0=x", "partition.clients=x"])

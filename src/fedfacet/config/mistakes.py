@@ -11,7 +11,7 @@ from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from fedfacet.config.hydra_private import parsed
+from fedfacet.config.hydra_private import keys_of_group, parsed
 from fedfacet.config.nodes import flat_keys, without_hydra
 from fedfacet.errors import ConfigError, first_line
 
@@ -26,6 +26,7 @@ _OTHER_NAMES = {
 """(group, what somebody may call an option) -> what it is called here, or what has it."""
 
 _MANY = 20  # options, behind which nobody would find the hint
+_MOST_HAVING = 6
 
 COMPOSE_ERRORS = (HydraException, OmegaConfBaseException, ValueError, TypeError, RecursionError)
 
@@ -109,6 +110,15 @@ def _explain_override(name: str, override: str, others: Sequence[str], error: Ex
     valid = flat_keys(compose(name, list(others), return_hydra_config=key.startswith("hydra.")))
     if key in valid:
         return f"Expected a value that suits `{key}`, but got `{value}`: {first_line(error)}"
+    group, _, rest = key.partition(".")
+    searchpath = [other for other in others if other.startswith("hydra.searchpath=")]
+    having = (
+        [option for option, keys in keys_of_group(name, group, searchpath).items() if rest in keys] if group in groups else []
+    )
+    if having:
+        told = ", ".join(f"{group}={option}" for option in having[:_MOST_HAVING])
+        more = f" or {len(having) - _MOST_HAVING} others" if len(having) > _MOST_HAVING else ""
+        return f"Expected an option that has `{key}`, but the one that is chosen has not: choose {told}{more}, or leave it out."
     return unknown(key, [*valid, *groups])
 
 
