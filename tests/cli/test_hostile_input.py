@@ -58,7 +58,7 @@ def test_unknown_names_come_with_the_nearest_valid_ones(refused, override, sugge
     [
         (["selector=uniform", "selector.pretraining_rounds=2"], "selector=feddiverse"),
         (["aggregator=fedavg", "aggregator.server_lr=1"], "aggregator=fedavgm"),
-        (["model=small_cnn", "model.hidden=3"], "model=mlp"),
+        (["model=mlp", "model.width=3"], "model=resnet8"),
     ],
 )
 def test_a_key_of_another_option_comes_with_the_options_that_have_it(refused, given, told):
