@@ -1,5 +1,6 @@
 """Parts -> Federation, without Hydra: ``federate`` takes real objects, and ``build.py`` puts what it made together here."""
 
+import copy
 import math
 from collections.abc import Mapping, Sequence, Set
 from dataclasses import replace
@@ -89,7 +90,7 @@ def federate(
     Args:
         data: who holds what, as ``deal`` returns it.
         model: a module that maps inputs to logits, trained by cross entropy; or a LightningModule that says itself what its
-            ``training_step`` and its optimizer are. Its weights are the initial global model.
+            ``training_step`` and its optimizer are. Its weights are the initial global model; it is copied, and stays as it is.
         optimizer: makes the optimizer of a plain module, and of queries that train something; SGD with lr 0.01 by default. A
             LightningModule has an optimizer of its own.
         local: how much a client trains in a round; an epoch in batches of 28 by default.
@@ -132,6 +133,8 @@ def federate(
         if part is not None and not isinstance(part, kind):
             came = f"the class {part.__name__}" if isinstance(part, type) else repr(part)
             raise TypeError(f"Expected `{name}` to be a {kind.__name__}, but got {came}: give an object of such a class.")
+    trainer = getattr(model, "_trainer", None)  # of an earlier life, with all its data
+    model = copy.deepcopy(model, {id(trainer): None} if trainer is not None else None)  # the caller's own stays as it is
     engine = engine if engine is not None else SequentialEngine()
     optimizer = optimizer if optimizer is not None else partial(torch.optim.SGD, lr=0.01)
     device = device_of(engine.device)

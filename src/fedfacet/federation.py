@@ -29,10 +29,10 @@ from fedfacet.errors import BadUpdateError, Interrupted, SelectionError
 from fedfacet.flights import Flights
 from fedfacet.folding import fold_of
 from fedfacet.judging import Judge
-from fedfacet.participation.base import Participation
+from fedfacet.participation.base import Participation, available_of, log_weights_of, outcome_of
 from fedfacet.privacy.central import CentralDP
 from fedfacet.privacy.disclosure import DisclosurePolicy
-from fedfacet.schedulers.base import Scheduler
+from fedfacet.schedulers.base import Scheduler, factor_of
 from fedfacet.selectors.base import ClientSelector
 from fedfacet.storage.fitting import check_fits
 from fedfacet.submodels.parts import Parts
@@ -489,7 +489,7 @@ class Federation:
 
     def lr_factor(self, round: int) -> float:
         """Return by what the clients' learning rate is multiplied in the round to come."""
-        return self.scheduler.factor(self.state.scheduler, round) if self.scheduler is not None else 1.0
+        return factor_of(self.scheduler, self.state.scheduler, round) if self.scheduler is not None else 1.0
 
     def _task(self, client_id: int, state: FederationState) -> ClientTask:
         """Return a client's order to train in the round after a state, as it is if the client finishes."""
@@ -506,10 +506,10 @@ class Federation:
         """Return who is able to take part, how many shall, and what weighs their chances."""
         available, log_weights, round = self._everybody, None, before.round + 1
         if self.participation is not None:
-            available = self.participation.available(self.num_clients, rng.stream(self.seed, "available", round))
+            available = available_of(self.participation, self.num_clients, rng.stream(self.seed, "available", round))
             if self.participation.gives_weights:
                 draw = rng.stream(self.seed, "participation-weights", round)
-                log_weights = self.participation.log_weights(self.num_clients, draw)
+                log_weights = log_weights_of(self.participation, self.num_clients, draw)
         if self.accounting is not None:
             available = self.accounting.admitted(before, available)
         places = min(self.cohort_size, len(available))
@@ -527,7 +527,7 @@ class Federation:
         if self.participation is not None:
             for client_id in cohort:
                 draws = partial(rng.stream, self.seed, "outcome", before.round + 1, client_id)
-                finished[client_id] = self.participation.outcome(client_id, draws)
+                finished[client_id] = outcome_of(self.participation, client_id, draws)
         if self.clock is None:
             return finished, None
         crossing = {client_id: self._num_floats_crossing(before, client_id) for client_id in finished}

@@ -4,8 +4,11 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
 from typing import TypeAlias
 
+from torch import Tensor
+
 from fedfacet.aggregators.base import Aggregator
 from fedfacet.errors import AggregationError
+from fedfacet.ours import is_ours
 from fedfacet.types import ClientUpdate, ServerState, State
 
 Fold: TypeAlias = Callable[[ServerState, State, Iterable[ClientUpdate]], tuple[ServerState, State]]
@@ -16,8 +19,7 @@ def fold_of(aggregator: Aggregator) -> Fold:
 
     Ours are not watched: the tests hold them to the contract, and a round is as long as before.
     """
-    ours = type(aggregator).__module__.startswith("fedfacet.")
-    return aggregator.aggregate if ours else partial(_watched, aggregator)
+    return aggregator.aggregate if is_ours(aggregator) else partial(_watched, aggregator)
 
 
 def _watched(
@@ -27,7 +29,7 @@ def _watched(
 
     Raises:
         AggregationError: if the aggregator reads updates twice, writes to the model, or returns anything but a state and a
-            whole model.
+            whole model of the same tensors.
     """
     name, written = f"{type(aggregator).__name__}.aggregate", {key: tensor._version for key, tensor in model.items()}
     returned = aggregator.aggregate(server, dict(model), _Once(updates, name))  # a copy: tensors may take others' places there
@@ -45,6 +47,14 @@ def _watched(
             f"Expected {name} to return two things, its state and a model of the same {len(model)} tensors, but got {came}: "
             "mend what it returns."
         )
+    for key, tensor in model.items():
+        new = returned[1][key]
+        if not isinstance(new, Tensor) or new.shape != tensor.shape or new.dtype != tensor.dtype:
+            came = f"{new.dtype} of shape {tuple(new.shape)}" if isinstance(new, Tensor) else type(new).__name__
+            raise AggregationError(
+                f"Expected {name} to return {key!r} as the model has it, {tensor.dtype} of shape {tuple(tensor.shape)}, but "
+                f"got {came}: convert it, as in `mean.to(tensor.dtype)`."
+            )
     return returned
 
 

@@ -1,7 +1,9 @@
 """Stateless named random streams: every draw of a run has a name and a key (laws 1 and 2)."""
 
 import hashlib
+import random
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import torch
@@ -57,9 +59,10 @@ def torch_seed(seed: int, purpose: str, *keys: int) -> int:
 
 
 class forked:
-    """Seed torch's global generators inside a ``with`` block and put them back as they were afterwards.
+    """Seed the global generators inside a ``with`` block and put them back as they were afterwards.
 
-    For layers that draw from the global generator (dropout, stochastic depth, weight initialisation).
+    Torch's are for layers (dropout, stochastic depth, weight initialisation). Nothing here draws from numpy's and Python's, but
+    a user's own loss or objective may, as mixup does.
 
     Args:
         seed: as in ``stream``.
@@ -72,10 +75,14 @@ class forked:
         self._number = torch_seed(seed, purpose, *keys)
         self._device = device if device is not None else torch.device("cpu")
         self._before: list[torch.Tensor] = []
+        self._others: tuple[Any, Any] = None, None
 
     def __enter__(self) -> None:
         """Seed."""
         self._before = get_states(self._device)
+        self._others = np.random.get_state(legacy=False), random.getstate()  # noqa: NPY002  # whoever draws from it does so
+        np.random.seed(self._number % 2**32)  # noqa: NPY002
+        random.seed(self._number)
         # Not torch.manual_seed, which seeds the generators of all accelerators, also of those that are not put back.
         torch.default_generator.manual_seed(self._number)
         if self._device.type == "cuda":
@@ -85,6 +92,8 @@ class forked:
     def __exit__(self, *exception: object) -> None:
         """Put back."""
         set_states(self._before, self._device)
+        np.random.set_state(self._others[0])  # noqa: NPY002
+        random.setstate(self._others[1])
 
 
 def get_states(device: torch.device) -> list[torch.Tensor]:

@@ -313,12 +313,6 @@ def test_extras_that_are_the_same_for_all_are_no_hindrance(make_clients):
     check(clients, tasks)
 
 
-def test_an_optimizer_of_other_parameters_is_refused(make_clients):
-    clients = make_clients(optimizer=lambda parameters: SGD([*parameters, nn.Parameter(torch.ones(1))]))
-    with pytest.raises(CannotStackError, match="others besides"):
-        StackedTraining(clients).train_clients(tasks_of(clients))
-
-
 def test_an_optimizer_that_mixes_numbers_is_refused(make_clients):
     class Normalised(torch.optim.SGD):
         pass

@@ -20,7 +20,7 @@ SERVER = [
 ]
 FLOORS = [
     # What everybody may know: values, and help that knows nothing of learning.
-    "errors types rng heterogeneity arguments libraries broken_pipe machine_memory waiting",
+    "errors types rng heterogeneity arguments libraries broken_pipe machine_memory waiting ours",
     "state shapley auction contracts simplex dqn confusion optional",
     "storage updates",
     # Parts that an option chooses. Each knows values, and no other part.

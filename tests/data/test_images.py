@@ -127,6 +127,21 @@ def test_other_modes_become_rgb(tmp_path, mode):
     assert images.fetch(np.array([0])).shape == (1, 3, 8, 8)
 
 
+@pytest.mark.parametrize(
+    ("pixels", "name", "told"),
+    [
+        (np.full((8, 8), 30_000, np.uint16), "x.png", r"has more \(Pillow's mode I"),
+        (np.full((8, 8), 30_000, np.int32), "x.tiff", r"has more \(Pillow's mode I\)"),
+        (np.full((8, 8), 0.5, np.float32), "x.tiff", r"has floats \(Pillow's mode F\)"),
+    ],
+)
+def test_more_than_8_bits_are_refused(pixels, name, told, tmp_path):
+    """An X-ray of 16 bits became all white, floats in [0, 1] all black."""
+    Image.fromarray(pixels).save(tmp_path / name)
+    with pytest.raises(DatasetCorruptError, match=f"Expected images of 8 bits a channel, but .*{name} {told}"):
+        ImageFiles([tmp_path / name], 8, remedy=REMEDY).fetch(np.array([0]))
+
+
 @pytest.mark.parametrize("suffix", ["png", "jpg"])
 def test_truncated_file_is_found_unless_every_pixel_is_there(tmp_path, suffix):
     paths = files(tmp_path, 3, suffix, size=(20, 20))

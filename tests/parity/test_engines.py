@@ -17,6 +17,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from torch.nn.modules.module import register_module_forward_pre_hook
 from omegaconf import OmegaConf
 
 from fedfacet import state
@@ -387,10 +388,12 @@ def one_round(settings):
     def make(case, engine, dtype=torch.float32):
         usual = torch.get_default_dtype()
         torch.set_default_dtype(dtype)  # of the model that is made
+        trial = register_module_forward_pre_hook(lambda _, inputs: (inputs[0].to(dtype), *inputs[1:]))
         try:
             federation = rebuild(settings(case, engine), None)
         finally:
             torch.set_default_dtype(usual)
+            trial.remove()
         federation.engine.clients.objective.model.register_forward_pre_hook(lambda _, inputs: (inputs[0].to(dtype),))
         federation.run_round()
         return federation

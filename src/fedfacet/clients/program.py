@@ -6,6 +6,7 @@ a long one, because whoever follows a gradient step needs them all.
 """
 
 import contextlib
+import difflib
 import functools
 import itertools
 import math
@@ -98,6 +99,9 @@ class ClientProgram:
         self.personal = personal - self.frozen.keys()
         self._training: bool | None = None
         self._optimizer = single_optimizer(objective)
+        self._check_names()
+        # Somebody else's class of optimizer may keep more than its `state`, which is what is reset.
+        self._reusable = type(self._optimizer).__module__.startswith(("torch.optim.", "fedfacet."))
         self._groups = [{k: v for k, v in group.items() if k != "params"} for group in self._optimizer.param_groups]
         if compile:
             on_gpu = any(parameter.is_cuda for parameter in self.module.parameters())
@@ -105,6 +109,25 @@ class ClientProgram:
             if on_gpu:  # the next replay of a CUDA graph overwrites what this one returned, and predictions are kept
                 replay = self.module._compiled_call_impl
                 self.module._compiled_call_impl = lambda *x, **more: replay(*x, **more).clone()  # type: ignore[misc]
+
+    def _check_names(self) -> None:
+        """Refuse what would not be there: parameters that are learnt but not sent, and layers to keep that do not exist.
+
+        Raises:
+            ValueError: naming it.
+        """
+        name, own = type(self.objective).__name__, set(map(id, self.objective.parameters()))
+        for parameter in (parameter for group in self._optimizer.param_groups for parameter in group["params"]):
+            if id(parameter) not in own:
+                raise ValueError(
+                    f"Expected the optimizer of {name} to have the module's own parameters, which are sent and saved, but it "
+                    f"has another one, of shape {tuple(parameter.shape)}: make it an attribute of the module."
+                )
+        known = [*self.tensors, *self.frozen]
+        if unknown := sorted(self.personal - set(known)):
+            alike = [one for one in known if one.startswith(f"{unknown[0]}.")] or difflib.get_close_matches(unknown[0], known)
+            told = ", ".join(map(repr, alike or known[:6]))
+            raise ValueError(f"Expected `personal` to name tensors of the model, but got {unknown[0]!r}: name some of {told}.")
 
     @property
     def tensors(self) -> State:
@@ -147,7 +170,7 @@ class ClientProgram:
 
     def train(self, mode: bool) -> None:
         """Set the objective to training or evaluation; free of charge if it is there already."""
-        if self._training is not mode:
+        if self._training is not mode or self.objective.training is not mode:
             self.objective.train(mode)
             self._training = mode
 
@@ -176,7 +199,7 @@ class ClientProgram:
 
         Where making one anew would make the same again, the last one is reset instead, which takes a third of the time.
         """
-        if not getattr(self.objective, "optimizer_is_fixed", False):
+        if not (self._reusable and getattr(self.objective, "optimizer_is_fixed", False)):
             return single_optimizer(self.objective)
         self._optimizer.state.clear()
         for group, settings in zip(self._optimizer.param_groups, self._groups, strict=True):
@@ -214,7 +237,8 @@ class Training:
         self.batches = clients.batches(task)
         self.private = None if clients.privacy is None else PrivateGradients(program, clients.privacy)
         if program.hooks is not None:
-            start = ClientStart(task.broadcast, task.memory, self.num_steps, self.lr, task.lr_factor)
+            # A dictionary of its own: what it changes there must not be taken for what was there before.
+            start = ClientStart(task.broadcast, dict(task.memory), self.num_steps, self.lr, task.lr_factor)
             program.hooks.on_client_start(start)
         if program.data_hooks is not None:
             with program.looking():

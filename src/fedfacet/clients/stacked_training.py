@@ -246,8 +246,6 @@ class Stack:
         successors = dict(zip(map(id, self.leaves), leaves, strict=True))
         for group in self.optimizer.param_groups:
             predecessors = [parameter for parameter in group["params"] if parameter.requires_grad]
-            if not all(id(parameter) in successors for parameter in predecessors):
-                raise CannotStackError("Expected an optimizer of the model's parameters alone, but it has others besides")
             group["params"] = [successors[id(parameter)] for parameter in predecessors]
             for old, new in zip(predecessors, group["params"], strict=True):
                 # A moment has its parameter's shape. The step count has not; it is that of all rows at work.

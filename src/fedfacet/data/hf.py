@@ -14,7 +14,7 @@ from fedfacet import rng
 from fedfacet.arguments import check_within
 from fedfacet.data.arrays import inputs_of
 from fedfacet.data.dataset import Dataset, InMemoryInputs, InputStore
-from fedfacet.data.images import IMAGENET_MEAN, IMAGENET_STD, LazyImages
+from fedfacet.data.images import IMAGENET_MEAN, IMAGENET_STD, LazyImages, in_rgb
 from fedfacet.data.labels import SPLITS, read_labels
 from fedfacet.data.source import DatasetSource, located_inside
 from fedfacet.errors import ConfigError, DatasetCorruptError, DatasetNotFoundError, first_line
@@ -193,7 +193,9 @@ class _Images(LazyImages):
     def make(self, index: int) -> NDArray[np.uint8]:
         """Decode one image; ``DatasetCorruptError`` if it is none."""
         try:
-            image = self.rows[index][self.column].convert("RGB")
+            image = in_rgb(self.rows[index][self.column], f"row {index} of the column {self.column!r}")
+        except DatasetCorruptError:
+            raise
         except Exception as error:
             raise DatasetCorruptError(
                 f"Expected an image in row {index} of the column {self.column!r}, but it cannot be read ({first_line(error)}): "

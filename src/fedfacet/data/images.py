@@ -14,11 +14,26 @@ from PIL import Image
 from torch import Tensor
 
 from fedfacet.data.reading import reading
+from fedfacet.errors import DatasetCorruptError
 
 CHANNELS = 3
 IMAGENET_MEAN = (0.485, 0.456, 0.406)
 IMAGENET_STD = (0.229, 0.224, 0.225)
 _MAX_THREADS = 8  # more only wait for each other: decoding shares the cores with the training
+
+
+def in_rgb(image: Image.Image, where: str) -> Image.Image:
+    """Return an image in red, green and blue, 8 bits each; ``where`` it was found, for the message.
+
+    Raises:
+        DatasetCorruptError: if it has more bits or floats, of which the conversion would make white or black.
+    """
+    if image.mode.startswith(("I", "F")):
+        raise DatasetCorruptError(
+            f"Expected images of 8 bits a channel, but {where} has {'floats' if image.mode == 'F' else 'more'} (Pillow's mode "
+            f"{image.mode}): scale the pixels to 0 to 255 and save them again, or give numbers by dataset=npz."
+        )
+    return image.convert("RGB")
 
 
 class LazyImages(ABC):
@@ -90,10 +105,10 @@ class ImageFiles(LazyImages):
             raise ValueError(f"Expected `resized` to be {image_size} (`image_size`) or larger, but got {resized}.")
 
     def make(self, index: int) -> NDArray[np.uint8]:
-        """Decode one file; ``DatasetCorruptError`` if it is missing, truncated or no image."""
+        """Decode one file; ``DatasetCorruptError`` if it is missing, truncated, no image, or one of more than 8 bits."""
         size, path = (self.resized, self.resized), self.paths[index]
         with reading(path, "an image", self.remedy), Image.open(path) as file:
-            image = file.convert("RGB")
+            image = in_rgb(file, str(path))
             pixels = np.asarray(image if image.size == size else image.resize(size, Image.Resampling.BILINEAR))
         start = round((self.resized - self.image_size) / 2)  # as torchvision's CenterCrop rounds it
         return pixels[start : start + self.image_size, start : start + self.image_size]

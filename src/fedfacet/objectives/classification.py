@@ -23,7 +23,8 @@ def cross_entropy(logits: Tensor, batch: Batch) -> Tensor:
 def sums_gradients(optimizer: Optimizer) -> bool:
     """Tell whether an optimizer adds up gradients with weights that ``ClientUpdate.step_weight`` knows, as plain SGD does."""
     groups = optimizer.param_groups
-    return isinstance(optimizer, SGD) and not any(group["nesterov"] or group["dampening"] for group in groups)
+    alike = isinstance(optimizer, SGD) and len({(group["lr"], group["momentum"]) for group in groups}) == 1
+    return alike and not any(group["nesterov"] or group["dampening"] for group in groups)
 
 
 class ClassificationObjective(L.LightningModule):

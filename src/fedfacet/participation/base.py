@@ -5,6 +5,8 @@ from collections.abc import Callable, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
+from fedfacet.arguments import check_within
+
 
 class Participation:
     """Which clients are away, drop out, or finish only a part of their work; these are always there and finish.
@@ -39,3 +41,52 @@ class Participation:
             and never answers.
         """
         return 1.0
+
+
+def available_of(participation: Participation, num_clients: int, rng: np.random.Generator) -> Sequence[int]:
+    """Ask who could take part.
+
+    Raises:
+        ValueError: if the answer is not clients' numbers in ascending order, each once.
+    """
+    available = participation.available(num_clients, rng)
+    if isinstance(available, range) and available == range(num_clients):
+        return available
+    numbers = np.asarray(available)
+    if not numbers.size:
+        return ()
+    whole = numbers.ndim == 1 and numbers.dtype.kind in "iu"
+    if not whole or numbers[0] < 0 or numbers[-1] >= num_clients or (np.diff(numbers) <= 0).any():
+        came = f"a mask of {numbers.size}: `np.flatnonzero` makes numbers of it" if numbers.dtype == bool else f"{available}"
+        raise ValueError(
+            f"Expected {type(participation).__name__}.available to return the numbers of clients, from 0 to {num_clients - 1}, "
+            f"in ascending order and each once, but got {came}."
+        )
+    return [int(number) for number in numbers]
+
+
+def log_weights_of(participation: Participation, num_clients: int, rng: np.random.Generator) -> NDArray[np.float64]:
+    """Ask what weighs clients' chances.
+
+    Raises:
+        ValueError: if the answer is not a number for each client.
+    """
+    log_weights = participation.log_weights(num_clients, rng)
+    if np.shape(log_weights) != (num_clients,) or np.isnan(log_weights).any():
+        came = "NaN among them" if np.shape(log_weights) == (num_clients,) else f"the shape {np.shape(log_weights)}"
+        raise ValueError(
+            f"Expected {type(participation).__name__}.log_weights to return a number for each of {num_clients} clients, but "
+            f"got {came}; -inf is for a client that is never drawn."
+        )
+    return log_weights
+
+
+def outcome_of(participation: Participation, client_id: int, draw: Callable[[], np.random.Generator]) -> float:
+    """Ask which part of its steps a client finishes.
+
+    Raises:
+        ValueError: if it is not between 0 and 1.
+    """
+    finished = participation.outcome(client_id, draw)
+    check_within(f"{type(participation).__name__}.outcome", finished, "[0, 1]")
+    return finished

@@ -8,6 +8,7 @@ import torch
 from torch.optim import SGD, Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
+from fedfacet.arguments import check_within
 from fedfacet.types import ServerState
 
 
@@ -31,6 +32,17 @@ class Scheduler(ABC):
     def observe(self, server: ServerState, metrics: Mapping[str, float]) -> ServerState:
         """Return the next state, learnt from what a finished round measured."""
         return server
+
+
+def factor_of(scheduler: Scheduler, server: ServerState, round: int) -> float:
+    """Ask for the factor of a round.
+
+    Raises:
+        ValueError: if it is negative, which would climb up the loss, or not finite.
+    """
+    factor = scheduler.factor(server, round)
+    check_within(f"{type(scheduler).__name__}.factor", factor, "[0, inf)")
+    return factor
 
 
 class TorchScheduler(Scheduler):

@@ -1,0 +1,235 @@
+"""A part of the user's own that makes an ordinary mistake: it is one sentence, or it does not matter."""
+
+import random
+
+import lightning as L
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from fedfacet import IIDPartitioner, dataset_from_arrays, deal, federate, state
+from fedfacet.aggregators.base import Aggregator
+from fedfacet.aggregators.fedavg import FedAvg
+from fedfacet.clients.local_training import LocalTraining
+from fedfacet.errors import AggregationError
+from fedfacet.participation.base import Participation
+from fedfacet.schedulers.base import Scheduler
+from fedfacet.storage.client_memory import ClientMemory
+
+K = 4
+
+
+@pytest.fixture
+def data():
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(80, 4))
+    return deal(dataset_from_arrays(x, (x[:, 0] > 0).astype(int)), IIDPartitioner(num_clients=K))
+
+
+def network():
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(4, 8), nn.Dropout(0.5), nn.Linear(8, 2))
+
+
+class Module(L.LightningModule):
+    """A module with a trainer's habits; ``step`` is what is done to a batch before it trains on it."""
+
+    def __init__(self, step=lambda batch: batch, optimizer=torch.optim.SGD):
+        super().__init__()
+        self.network, self.step, self.kind = network(), step, optimizer
+
+    def forward(self, x):
+        return self.network(x)
+
+    def training_step(self, batch, batch_idx):
+        x, y = self.step((batch.x, batch.y))
+        return nn.functional.cross_entropy(self(x), y)
+
+    def configure_optimizers(self):
+        return self.kind(self.parameters(), lr=0.1)
+
+
+# What a federation is handed stays as it is
+
+
+@pytest.mark.parametrize("make", [network, Module])
+def test_two_federations_of_one_module_begin_alike(make, data):
+    module = make()
+    before = state.digest(module.state_dict())
+    first, second = federate(data, module), federate(data, module, aggregator=FedAvg())
+    for federation in (first, second):
+        federation.run_round()
+    assert state.digest(first.state.model) == state.digest(second.state.model)
+    assert state.digest(module.state_dict()) == before
+
+
+def test_a_module_that_a_trainer_holds_can_be_federated(data):
+    module = Module()
+    module.trainer = L.Trainer(logger=False, enable_checkpointing=False, enable_progress_bar=False, accelerator="cpu")
+    federate(data, module).run_round()
+    assert module._trainer is not None
+
+
+def test_whoever_calls_eval_between_rounds_changes_nothing(data):
+    ours, theirs = (federate(data, network(), callbacks={}) for _ in range(2))
+    for _ in range(2):
+        theirs.engine.clients.objective.eval()
+        ours.run_round()
+        theirs.run_round()
+    assert state.digest(ours.state.model) == state.digest(theirs.state.model)
+
+
+class Counting(Module):
+    """It writes to the memory that it was given, and hands that back."""
+
+    def on_client_start(self, start):
+        self.memory = start.memory
+
+    def on_client_end(self, end):
+        self.memory["rounds"] = self.memory.get("rounds", torch.zeros(1)) + 1
+        return {}, self.memory
+
+
+def test_memory_that_is_written_to_is_saved(data, tmp_path):
+    federation, store = federate(data, Counting(), callbacks={}), ClientMemory(tmp_path)
+    for _ in range(3):
+        before = federation.state.memory
+        federation.run_round()
+        index, files = store.pack(federation.state.memory)
+        store.write(files)
+    assert [kept["rounds"].item() for kept in before.values()] == [2.0] * K
+    assert [kept["rounds"].item() for kept in store.read(index).values()] == [3.0] * K
+
+
+# What a client's training may draw, and what it learns
+
+
+def mixed_up(batch):
+    """Mixup as it is often written, by numpy's and Python's own generators."""
+    x, y = batch
+    share = np.random.beta(0.4, 0.4) * random.random()  # noqa: NPY002
+    return share * x + (1 - share) * x[torch.from_numpy(np.random.permutation(len(x)))], y  # noqa: NPY002
+
+
+def test_numpys_and_pythons_own_generators_are_seeded_too_and_put_back(data):
+    def run():
+        federation = federate(data, Module(mixed_up))
+        federation.run_round()
+        return state.digest(federation.state.model)
+
+    np.random.seed(5)  # noqa: NPY002
+    random.seed(5)
+    first, drawn = run(), (np.random.random(), random.random())  # noqa: NPY002
+    np.random.seed(5)  # noqa: NPY002
+    random.seed(5)
+    assert drawn == (np.random.random(), random.random()), "a round leaves them where they were"  # noqa: NPY002
+    assert run() == first
+
+
+class Lookahead(torch.optim.SGD):
+    """It keeps something beside its ``state``."""
+
+    def __init__(self, parameters, lr):
+        super().__init__(parameters, lr)
+        self.steps = 0
+
+    def step(self, closure=None):
+        self.steps += 1
+        if self.steps % 3 == 0:
+            return None
+        return super().step(closure)
+
+
+def test_every_client_gets_a_fresh_optimizer_of_the_users_own(data):
+    federations = [federate(data, network(), optimizer=lambda p: Lookahead(p, lr=0.1), callbacks={}) for _ in range(2)]
+    one, other = (federation.engine.clients for federation in federations)
+    tasks = [federations[0]._task(client_id, federations[0].state) for client_id in range(2)]
+    alone = one.train(tasks[1])
+    other.train(tasks[0])
+    assert state.digest(other.train(tasks[1]).delta) == state.digest(alone.delta)
+
+
+def test_a_parameter_that_is_not_the_modules_is_refused(data):
+    class Outside(Module):
+        def configure_optimizers(self):
+            self.scale = [nn.Parameter(torch.ones(3))]
+            return torch.optim.SGD([*self.parameters(), *self.scale], lr=0.1)
+
+    with pytest.raises(ValueError, match=r"the optimizer of Outside .* but it has another one, of shape \(3,\)"):
+        federate(data, Outside())
+
+
+@pytest.mark.parametrize(("given", "told"), [("2", "'2.weight', '2.bias'"), ("2.wieght", "'2.weight'"), ("head", "'0.weight'")])
+def test_a_layer_to_keep_that_does_not_exist_is_refused(given, told, data):
+    with pytest.raises(ValueError, match=f"`personal` to name tensors of the model, but got '{given}': name some of {told}"):
+        federate(data, network(), personal={given})
+
+
+# What is asked of it
+
+
+class Present(Participation):
+    def __init__(self, available=range(K), outcome=1.0):
+        self.there, self.ends = available, outcome
+
+    def available(self, num_clients, rng):
+        return self.there
+
+    def outcome(self, client_id, draw):
+        return self.ends
+
+
+@pytest.mark.parametrize(
+    ("there", "came"),
+    [
+        (range(1, K + 1), r"range\(1, 5\)"),
+        ([2, 1], r"\[2, 1\]"),
+        ([1, 1], r"\[1, 1\]"),
+        (np.array([True, False, True, True]), "a mask of 4: `np.flatnonzero` makes numbers of it"),
+        ([0.0, 1.0], r"\[0.0, 1.0\]"),
+    ],
+)
+def test_who_is_there_is_numbers_in_order(there, came, data):
+    with pytest.raises(ValueError, match=f"Present.available to return the numbers of clients, from 0 to 3, .* but got {came}"):
+        federate(data, network(), participation=Present(there)).run_round()
+
+
+def test_who_is_there_may_be_an_array(data):
+    federation = federate(data, network(), participation=Present(np.array([0, 2])), cohort_size=2)
+    assert set(federation.run_round().cohort) == {0, 2}
+
+
+@pytest.mark.parametrize("outcome", [50, -0.2, float("nan")])
+def test_a_part_of_the_steps_is_a_fraction(outcome, data):
+    with pytest.raises(ValueError, match=r"Expected `Present.outcome` in \[0, 1\], but got"):
+        federate(data, network(), participation=Present(outcome=outcome)).run_round()
+
+
+class Factor(Scheduler):
+    def __init__(self, value):
+        self.value = value
+
+    def factor(self, server, round):
+        return self.value
+
+
+@pytest.mark.parametrize("value", [-1.0, float("nan"), float("inf")])
+def test_a_learning_rate_does_not_climb(value, data):
+    with pytest.raises(ValueError, match=r"Expected `Factor.factor` in \[0, inf\), but got"):
+        federate(data, network(), scheduler=Factor(value)).run_round()
+
+
+class Doubling(Aggregator):
+    def aggregate(self, server, model, updates):
+        deltas = [update.delta for update in updates]
+        weights = torch.tensor(np.full(len(deltas), 1 / len(deltas)))  # float64, as numpy makes them
+        return server, {
+            name: tensor + torch.tensordot(weights, torch.stack([delta[name] for delta in deltas]).double(), dims=1)
+            for name, tensor in model.items()
+        }
+
+
+def test_a_model_of_another_type_is_refused(data):
+    with pytest.raises(AggregationError, match=r"'0.weight' as the model has it, torch.float32 .* but got torch.float64"):
+        federate(data, network(), aggregator=Doubling(), local=LocalTraining(batch_size=5)).run_round()
