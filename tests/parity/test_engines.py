@@ -17,8 +17,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from torch.nn.modules.module import register_module_forward_pre_hook
 from omegaconf import OmegaConf
+from torch.nn.modules.module import register_module_forward_pre_hook
 
 from fedfacet import state
 from fedfacet.build import rebuild
