@@ -280,6 +280,7 @@ def test_curves_are_drawn_and_told(logs, capsys, monkeypatch):
     assert told.out.splitlines()[2].split("|")[-2].strip() == "50 (3 of 3)"
     assert "wrote logs/report/curves.png" in told.err
     assert Path("logs/report/curves.png").is_file()
-    for wrong in ("--threshold 90", "--picture x.png", "--curves --at last", "--curves --picture x.jpg"):
+    twice = "--where selector=uniform --where selector=feddiverse"
+    for wrong in ("--threshold 90", "--picture x.png", "--curves --at last", "--curves --picture x.jpg", twice):
         with pytest.raises(SystemExit):
             main(["logs", *wrong.split()])

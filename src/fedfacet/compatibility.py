@@ -51,6 +51,8 @@ _REMEDIES = {
 def check_network(clients: Clients) -> None:
     """Have two samples pass through the networks, so that one without a logit per class is refused before it trains.
 
+    One that ends with a softmax trains, slowly and to worse numbers, and is warned of.
+
     An objective of somebody else's may have a network that returns something else, as long as nobody measures it.
 
     Raises:
@@ -66,7 +68,10 @@ def check_network(clients: Clients) -> None:
             with program.looking():
                 if program.predict_hooks is not None:
                     program.predict_hooks.before_predict({})
-                check_logits(program.forward(batch.x), clients.dataset.num_classes, type(program.module).__name__)
+                z, name = program.forward(batch.x), type(program.module).__name__
+            check_logits(z, clients.dataset.num_classes, name)
+            if (z >= 0).all() and torch.allclose(z.sum(dim=1), z.new_ones(())):
+                log.warning("%s seems to return probabilities, but losses take logits: leave out its softmax.", name)
 
 
 def check_pairs(parts: Mapping[str, Any], choices: Mapping[str, Any]) -> None:

@@ -119,6 +119,34 @@ def test_written_in_every_form(runs, tmp_path):
         assert picture.size[0] > 800
 
 
+def test_a_column_without_the_baseline_is_named(runs):
+    comparison = compare_with([*runs, run("same", 0, 0.5, "gci")], "uniform")
+    assert "`same, gci` is not compared: `uniform` has no finished run there." in comparison.notes
+
+
+@pytest.mark.parametrize(("lower", "told"), [(False, "better: higher"), (True, "better: lower")])
+def test_the_caption_says_what_is_better(runs, lower, told):
+    assert f"{told}. " in compare_with(runs, "uniform", metric="test/loss", lower_is_better=lower).caption
+
+
+def test_a_run_that_diverged_in_the_tail_has_no_tail(tmp_path):
+    rows = [f"{round},{'nan' if round == 20 else 0.5}" for round in range(1, 21)]
+    (tmp_path / "metrics.csv").write_text("\n".join([f"round,{METRIC}", *rows]) + "\n")
+    assert math.isnan(run("uniform", 0, math.nan, path=tmp_path).at("tail")[METRIC])
+
+
+def test_a_tail_of_one_round_is_told(tmp_path):
+    runs = []
+    for selector in ("uniform", "other"):
+        (tmp_path / selector).mkdir()
+        rows = [f"{round},{0.5 if round % 5 == 0 else 'nan'}" for round in range(1, 41)]
+        (tmp_path / selector / "metrics.csv").write_text("\n".join([f"round,{METRIC}", *rows]) + "\n")
+        runs.append(run(selector, 0, 0.5, path=tmp_path / selector))
+    note = f"The tail is one measured round: `{METRIC}` was measured too seldom for a mean."
+    assert note in compare_with(runs, "uniform", at="tail").notes
+    assert note not in compare_with(runs, "uniform", at="last").notes
+
+
 def test_last_best_and_tail_are_lines_of_one_family(tmp_path):
     """The tail is the mean of the last tenth of the rounds that were measured, here of 28 and 30."""
     runs = []

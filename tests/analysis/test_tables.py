@@ -198,6 +198,40 @@ def test_what_is_the_seed_itself_is_no_mixed_setting():
     assert make_table(each, at="last").notes == ()
 
 
+def differing(**settings):
+    """Return the notes on two rows of which the second has other settings."""
+    pairs = [[run("a", seed, path=f"a{seed}"), run("b", seed, path=f"b{seed}", **settings)] for seed in range(2)]
+    return make_table([one for pair in pairs for one in pair], at="last").notes
+
+
+@pytest.mark.parametrize(
+    "settings", [{"partition__alpha": 0.5}, {"local__lr": 0.1}, {"choices.dataset": "cifar10"}, {"federation__rounds": 9}]
+)
+def test_rows_that_differ_in_more_than_they_say_are_noted(settings):
+    key = next(iter(settings)).replace("__", ".").removeprefix("choices.")
+    assert differing(**settings) == (f"Rows of `cmnist_gsc` differ in `{key}` too.",)
+
+
+def test_what_a_method_chooses_or_a_row_tells_is_not_noted():
+    assert differing(aggregator__server_lr=1.0, heterogeneity__q=2, engine__workers=3) == ()
+    told = [run("a", local__lr=lr, path=str(lr)) for lr in (0.1, 0.2)]
+    assert make_table(told, rows=["local.lr"], at="last").notes == ()
+    assert (
+        make_table([run(), run(experiment="other", local__lr=1.0)], rows=["experiment"], columns=["seed"], at="last").notes
+        == ()
+    )
+
+
+@pytest.mark.parametrize("what", ["data", "partition"])
+def test_rows_of_other_data_under_one_seed_are_not_paired(what):
+    runs = [run("a", 3), run("b", 3)]
+    for number, one in enumerate(runs):
+        one.summary[f"{what}_digest"] = str(number)
+    assert make_table(runs, at="last").notes == (
+        f"Rows of `cmnist_gsc` are not paired: with the seeds 3 they differ in their {what}.",
+    )
+
+
 def test_unequal_seeds_are_noted():
     table = make_table([run("a", 0), run("a", 1), run("b", 1), run("c", 0), run("c", 1)], at="last")
     assert table.notes == ("`b, cmnist_gsc` lacks seeds that other cells have: 0.",)
@@ -374,6 +408,8 @@ def test_what_a_run_calls_itself_is_neither_markup_nor_a_formula():
         ("client_fairness/acc_std", True), ("personal_test/acc_std", True),
         ("privacy/epsilon", True), ("test/ece", True), ("val/ece_worst_attribute", True), ("test/ece_attribute/a1", True),
         ("test/acc", False), ("test/fair/demographic_parity_ratio", False), ("test/fair/rate/acc_a0", False),
+        ("attack/loss_threshold/auc", True), ("heterogeneity_error/distance_mean", True), ("sim/clock", True),
+        ("client_fairness/acc/gap", True), ("personal/num_diverged", True), ("selector/spent", True),
         ("test/fair/signed/equal_opportunity", False), ("client_fairness/jain", False), ("auc/test/auc_macro", False),
     ],
 )  # fmt: skip

@@ -70,6 +70,12 @@ def test_that_of_somebody_else_trains_until_it_is_measured(data):
         federate(data, Foreign(network)).run_round()
 
 
+@pytest.mark.parametrize(("shape", "warned"), [(lambda z: z.softmax(dim=1), True), (lambda z: z, False)])
+def test_a_softmax_at_the_end_is_warned_of(shape, warned, data, caplog):
+    federate(data, Answering(shape=shape))
+    assert ("Answering seems to return probabilities" in caplog.text) is warned
+
+
 def test_the_trial_changes_nothing(data):
     """Not the weights, nor what is drawn afterwards."""
     network = nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.Dropout(), nn.Linear(8, CLASSES))

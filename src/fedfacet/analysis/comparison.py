@@ -108,7 +108,10 @@ def compare_with(
     compared: list[tuple[str, str, str, tuple[int, ...], PairedDifference]] = []
     for column in ordered({column for _, column in groups}):
         for row in heads:
-            if row == baseline or (row, column) not in groups or (baseline, column) not in groups:
+            if row == baseline or (row, column) not in groups:
+                continue
+            if (baseline, column) not in groups:
+                notes.append(f"`{row}, {column}` is not compared: `{baseline}` has no finished run there.")
                 continue
             ours, theirs = ({run.seed: run for run in groups[one, column]} for one in (row, baseline))
             seeds = tuple(sorted(ours.keys() & theirs.keys()))
@@ -126,7 +129,7 @@ def compare_with(
     lines = tuple(Line(*one, p, corrected) for one, p, corrected in zip(compared, p_values, holm(p_values), strict=True))
     if test == "permutation":
         notes += _note_on_resolution(lines)
-    said = _said_of(test, baseline, lines) + caption_of(finished, [metric], moments, None, None, command)
+    said = _said_of(test, baseline, lines, lower_is_better) + caption_of(finished, [metric], moments, None, None, command)
     corner, names = " / ".join(rows), " / ".join(columns)
     return Comparison(baseline, corner, names, metric, lines, percent, lower_is_better, said, tuple(notes))
 
@@ -155,13 +158,14 @@ def _note_on_resolution(lines: Sequence[Line]) -> list[str]:
     ]
 
 
-def _said_of(test: str, baseline: str, lines: Sequence[Line]) -> str:
+def _said_of(test: str, baseline: str, lines: Sequence[Line], lower_is_better: bool) -> str:
     tested = "sign-flip permutation test" if test == "permutation" else "paired t test"
     return (
         f"Differences from `{baseline}`, paired by seed. 95 % intervals by Student's t and by the percentile bootstrap. "
         f"Two-sided p-values of the {tested}, with Holm's correction over "
-        f"{_lines(sum(not math.isnan(line.p) for line in lines))}; not separated: a corrected p of {LEVEL} or more. Seeds to "
-        "decide: for a power of 80 % at this mean and spread, uncorrected. "
+        f"{_lines(sum(not math.isnan(line.p) for line in lines))}; not separated: a corrected p of {LEVEL} or more, "
+        f"better: {'lower' if lower_is_better else 'higher'}. Seeds to decide: for a power of 80 % of the t test at this mean "
+        "and spread, uncorrected. "
     )
 
 

@@ -26,6 +26,9 @@ _HOW = {
 """Metrics, by the beginning of their names, that a run measures only with these options of train.py."""
 
 
+_FEDERATION = ("experiment", "setting", "dataset", "partition", "server_data", "model", "local", "optimizer", "federation")
+
+
 def notes_on(
     groups: Mapping[tuple[str, str], Sequence[Run]], metric: str, moments: Sequence[str], keys: Sequence[str] = ()
 ) -> list[str]:
@@ -38,7 +41,6 @@ def notes_on(
             f"`{metric}` was not measured in {len(without)} of {len(everybody)} runs, for example `{without[0].path}`{how}."
         )
     notes += _notes_on_means(everybody, metric, moments) if is_mean(metric) else ()
-    all_seeds = {run.seed for members in groups.values() for run in members}
     for place, members in sorted(groups.items()):
         name = f"`{', '.join(place)}`"
         for moment in moments:
@@ -48,11 +50,50 @@ def notes_on(
         notes += _notes_on_personal(name, members, moments) if metric.startswith("personal") else ()
         if smoke := [run for run in members if run.setting("smoke") == "true"]:
             notes.append(f"{name} has runs of debug=smoke (mostly one round on generated data), for example `{smoke[0].path}`.")
+    if "tail" in moments and (short := [run for run in everybody if len(run.tail_of(metric)) == 1]):
+        others = "" if len(short) == len(everybody) else f" in {len(short)} of {len(everybody)} runs"
+        notes.append(f"The tail is one measured round{others}: `{metric}` was measured too seldom for a mean.")
+    return notes + notes_on_settings(groups, keys)
+
+
+def notes_on_settings(groups: Mapping[tuple[str, str], Sequence[Run]], keys: Sequence[str] = ()) -> list[str]:
+    """Return the warnings about which runs a table puts together; the arguments are those of ``notes_on``."""
+    notes, all_seeds = [], {run.seed for members in groups.values() for run in members}
+    for place, members in sorted(groups.items()):
+        name = f"`{', '.join(place)}`"
         if differing := beside_the_seed(members):
             notes.append(f"{name} averages runs that differ in {some(differing)}, not in the seed alone.")
         if "seed" not in keys and (lacking := all_seeds - {run.seed for run in members}):
             notes.append(f"{name} lacks seeds that other cells have: {listed(lacking)}.")
+    return notes + _notes_on_rows(groups, keys)
+
+
+def _notes_on_rows(groups: Mapping[tuple[str, str], Sequence[Run]], keys: Sequence[str]) -> list[str]:
+    """Say in what federation or training the rows of a column differ, though neither rows nor columns tell it.
+
+    Runs of one seed are held to each other. What belongs to a method (its selector, aggregator, objective, ...) differs by
+    intention.
+    """
+    notes = []
+    for column in sorted({column for _, column in groups}):
+        of_seed: dict[int, list[Run]] = {}
+        for run in (run for (_, one), members in groups.items() if one == column for run in members):
+            of_seed.setdefault(run.seed, []).append(run)
+        differing = list(dict.fromkeys(key for runs in of_seed.values() for key in differing_keys(runs)))
+        if {"experiment", "setting"}.intersection(differing, keys):
+            continue  # a recipe or a setting chooses all of that
+        if told := [key for key in differing if _root(key) in _FEDERATION and key not in keys and _root(key) not in keys]:
+            notes.append(f"Rows of `{column}` differ in {some(told)} too.")
+        known = {_root(key) for key in (*differing, *keys)}
+        for what, parts in (("data", {"dataset"}), ("partition", {"dataset", "partition", "setting", "server_data"})):
+            digests = {seed: {str((run.summary or {}).get(f"{what}_digest")) for run in runs} for seed, runs in of_seed.items()}
+            if not known & parts and (unlike := [seed for seed, found in digests.items() if len(found - {"None"}) > 1]):
+                notes.append(f"Rows of `{column}` are not paired: with the seeds {listed(unlike)} they differ in their {what}.")
     return notes
+
+
+def _root(key: str) -> str:
+    return key.split(".")[0]
 
 
 def notes_on_unfinished(runs: Iterable[Run]) -> list[str]:

@@ -115,11 +115,21 @@ class Run:
 
     def _tail(self) -> dict[str, float]:
         """Return the means of what was measured in the last tenth of the rounds, one at least."""
-        by_round = self._by_round()
-        first = max(by_round) - max(1, math.ceil(len(by_round) / 10)) + 1
+        by_round, first = self._by_round(), self._first_of_tail
         last = [values for number, values in by_round.items() if number >= first]
         measured = {name: [values[name] for values in last if name in values] for name in set().union(*last)}
-        return {name: math.fsum(values) / len(values) for name, values in measured.items()}
+        means = {name: math.fsum(values) / len(values) for name, values in measured.items()}
+        # The table has NaN for what was not measured too, so that the summary tells who has diverged.
+        return means | {name: value for name, value in self.at("last").items() if math.isnan(value)}
+
+    def tail_of(self, metric: str) -> list[int]:
+        """Return the rounds in the last tenth in which a metric was measured."""
+        return [number for number in self.curve(metric) if number >= self._first_of_tail]
+
+    @property
+    def _first_of_tail(self) -> int:
+        by_round = self._by_round()
+        return max(by_round) - max(1, math.ceil(len(by_round) / 10)) + 1
 
     def _by_round(self) -> Mapping[int, Mapping[str, float]]:
         file = self.path / "metrics.csv"

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from fedfacet.analysis.notes import notes_on_unfinished
+from fedfacet.analysis.notes import notes_on_settings, notes_on_unfinished
 from fedfacet.analysis.runs import Run
 from fedfacet.analysis.tables import check_keys, finished_of, group_runs, ordered, origin_of
 from fedfacet.analysis.writers import csv_of, latex_of, latex_text, markdown_of, markdown_text
@@ -83,7 +83,8 @@ def selection_of(
     finished = finished_of(runs)
     found: dict[tuple[str, str], dict[int, Chosen]] = {}
     types: dict[tuple[str, str], Sequence[str]] = {}
-    for (row, column), members in group_runs(finished, rows, columns).items():
+    groups = group_runs(finished, rows, columns)
+    for (row, column), members in groups.items():
         members = sorted(members, key=lambda run: run.seed)
         types[row, column] = _types(members[0])
         found[row, column] = {run.seed: _chosen(run) for run in members}
@@ -108,7 +109,7 @@ def selection_of(
         {key: by_seed[min(by_seed)] for key, by_seed in found.items()},
         types,
         caption,
-        tuple(notes_on_unfinished(runs)),
+        (*notes_on_unfinished(runs), *notes_on_settings(groups, (*rows, *columns))),
     )
 
 

@@ -183,10 +183,11 @@ def in_percent(metric: str) -> bool:
 
 
 def smaller_is_better(metric: str) -> bool:
-    """Tell whether everybody wants little of a metric: a loss, a gap, a calibration error, a spread, an epsilon."""
+    """Tell whether everybody wants little of a metric: a loss, an error, a gap, a spread, an epsilon, what an attack finds."""
     gaps = "equal_opportunity|equalized_odds|predictive_equality|demographic_parity|accuracy_parity|calibration"
-    small = rf"loss|fair/({gaps})|\w*acc_std|ece(_worst_attribute|_attribute/a\d+)?|privacy/epsilon"
-    return re.search(rf"(^|/)({small})$", metric) is not None
+    small = rf"loss|fair/({gaps})|\w*acc_std|ece(_worst_attribute|_attribute/a\d+)?|privacy/epsilon|gap|num_diverged"
+    spent = r"sim/(clock|seconds|joules)|selector/spent|heterogeneity_error/"
+    return is_of_attack(metric) or re.search(rf"(^|/)({small})$|^({spent})", metric) is not None
 
 
 def check_keys(runs: Sequence[Run], keys: Iterable[str]) -> None:

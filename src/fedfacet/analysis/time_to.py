@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from fedfacet.analysis.groups import named
-from fedfacet.analysis.notes import notes_on_unfinished
+from fedfacet.analysis.notes import notes_on, notes_on_unfinished
 from fedfacet.analysis.runs import Run
 from fedfacet.analysis.tables import check_keys, check_metric, finished_of, group_runs, ordered, origin_of
 from fedfacet.analysis.writers import csv_of, latex_of, latex_text, markdown_of, markdown_text
@@ -81,9 +81,11 @@ def time_to(
     notes = notes_on_unfinished(runs)
     if len(clocked) < len(finished):
         notes.append(f"{len(finished) - len(clocked)} of {len(finished)} runs have no simulated clock and are left out.")
+    groups = group_runs(clocked, rows, columns)
+    notes += notes_on(groups, metric, ("last",), (*rows, *columns))
     found = {
         (*heads, target): [_reached(run, metric, target, lower_is_better) for run in members]
-        for heads, members in group_runs(clocked, rows, columns).items()
+        for heads, members in groups.items()
         for target in targets
     }
     measured = named(finished, metric, "`")

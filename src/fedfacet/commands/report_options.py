@@ -214,5 +214,8 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
     for name in ("where", "audit"):
         if wrong := [text for text in getattr(options, name) if "=" not in text]:
             parser.error(f"--{name} takes KEY=VALUE, but got {wrong[0]!r}")
-        setattr(options, name, dict(text.split("=", 1) for text in getattr(options, name)))
+        given = [text.split("=", 1) for text in getattr(options, name)]
+        if twice := [key for key, _ in given if [other for other, _ in given].count(key) > 1]:
+            parser.error(f"--{name} takes each key once, but got {twice[0]!r} twice: a run has one value of it")
+        setattr(options, name, dict(given))
     return options
