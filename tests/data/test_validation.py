@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from fedfacet.data.digits import Digits
-from fedfacet.data.federated import partition_and_hold_out
+from fedfacet.data.federated import deal, partition_and_hold_out
 from fedfacet.errors import InfeasiblePartitionError
 from fedfacet.partitioners.iid import IIDPartitioner
 from fedfacet.partitioners.interaction_matrix import InteractionMatrixPartitioner
@@ -122,3 +122,17 @@ def test_a_partitioner_that_breaks_its_contract_is_told(dealt, message, keep_tog
     dataset = replace(dataset, columns={"writer": np.arange(len(dataset.y)) // 2})
     with pytest.raises((TypeError, ValueError), match=f"Expected Own.partition to return a Partition .*{message}"):
         partition_and_hold_out(dataset, Own(), keep_together=keep_together)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"a": lambda d: d.a + 1}, "Expected `a` from 0 to 1, since there are 2 names, but got 1 to 2"),
+        ({"y": lambda d: d.y - 1}, "Expected `y` from 0 to"),
+        ({"test": lambda d: d.train[:3]}, "Expected every sample in one split, but `test` has some of another one"),
+    ],
+)
+def test_data_that_would_count_wrong_are_not_dealt(changes, message, dataset):
+    changed = replace(dataset, **{name: change(dataset) for name, change in changes.items()})
+    with pytest.raises(ValueError, match=message):
+        deal(changed, IIDPartitioner(num_clients=2))

@@ -100,8 +100,10 @@ def deal(
     Raises:
         InfeasiblePartitionError: if the data set has too few samples.
         TypeError, ValueError: if ``local_holdout`` or ``held_out_clients`` is out of range, or if the partitioner returns
-            something else than each client's own sorted positions.
+            something else than each client's own sorted positions; ValueError too if a label has no name, or a sample is in two
+            splits.
     """
+    _check(dataset)
     deal_samples = partial(partition_and_hold_out, partitioner=partitioner, seed=seed, keep_together=keep_together)
     partition, val = deal_samples(dataset)
     owned = None
@@ -127,6 +129,25 @@ def deal(
         (Partition(tuple(partition.indices[k] for k in some)), tuple(held_out[k] for k in some)) for some in (others, numbers)
     )
     return FederatedData(dataset, taking_part[0], val, taking_part[1], owned, HeldOutClients(numbers, *never))
+
+
+def _check(dataset: Dataset) -> None:
+    """Refuse labels without a name, which would count as those of another group, and samples in two splits."""
+    for name, labels, names in (("y", dataset.y, dataset.class_names), ("a", dataset.a, dataset.attribute_names)):
+        if len(labels) and not 0 <= labels.min() <= labels.max() < len(names):
+            raise ValueError(
+                f"Expected `{name}` from 0 to {len(names) - 1}, since there are {len(names)} names, but got {labels.min()} to "
+                f"{labels.max()}: number the labels anew, or give all of their names."
+            )
+    taken = np.zeros(len(dataset.y), dtype=bool)
+    for split, positions in (("train", dataset.train), ("test", dataset.test), ("val", dataset.val)):
+        if positions is None:
+            continue
+        if taken[positions].any():
+            raise ValueError(
+                f"Expected every sample in one split, but `{split}` has some of another one: leave them out there."
+            )
+        taken[positions] = True
 
 
 def partition_and_hold_out(
