@@ -84,6 +84,7 @@ def test_too_few_seeds_for_the_permutation_test_are_said(runs):
     assert {comparison.verdict(line) for line in comparison.lines} == {"not separated"}
     assert any(
         "no p-value of the permutation test is below 0.12, and the correction is over 3 lines" in note
+        and "Run 7 seeds or more" in note
         for note in comparison.notes
     )
     by_t = compare_with(few, "uniform", test="t")

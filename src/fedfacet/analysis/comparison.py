@@ -151,9 +151,10 @@ def _note_on_resolution(lines: Sequence[Line]) -> list[str]:
     counted, most = sum(not math.isnan(line.p) for line in lines), max(len(line.seeds) for line in lines)
     if not counted or counted * smallest_p(most) < LEVEL:
         return []
+    enough = next((f"{n} seeds or more" for n in range(most, 17) if counted * smallest_p(n) < LEVEL), "more seeds")
     return [
         f"With {most} seeds no p-value of the permutation test is below {smallest_p(most):.2g}, and the correction is over "
-        f"{_lines(counted)}: nothing can be separated here. Run more seeds, choose fewer lines by --where, or take --test t, "
+        f"{_lines(counted)}: nothing can be separated here. Run {enough}, choose fewer lines by --where, or take --test t, "
         "which assumes differences of a normal distribution."
     ]
 
