@@ -106,3 +106,19 @@ def set_states(states: list[torch.Tensor], device: torch.device) -> None:
     torch.set_rng_state(states[0].clone())  # torch reads from the start of the memory that a view lies in
     if device.type == "cuda":
         torch.cuda.set_rng_state(states[1], device)
+
+
+def get_other_states() -> torch.Tensor:
+    """Return the states of numpy's and Python's global generators as numbers, which another process can take up."""
+    numpys, (_, pythons, waiting) = np.random.get_state(legacy=False), random.getstate()  # noqa: NPY002
+    ends = [numpys["state"]["pos"], numpys["has_gauss"], numpys["gauss"], waiting is not None, waiting or 0.0]
+    return torch.from_numpy(np.concatenate([numpys["state"]["key"], pythons, ends]).astype(np.float64))  # 32 bits each fit
+
+
+def set_other_states(states: torch.Tensor) -> None:
+    """Put back what ``get_other_states`` returned; to be used inside ``forked``."""
+    numbers = states.numpy()
+    pos, has_gauss, gauss, waits, waiting = numbers[-5:].tolist()
+    key, pythons = numbers[:-5][:624].astype(np.uint32), numbers[:-5][624:].astype(np.int64).tolist()
+    np.random.set_state(("MT19937", key, int(pos), int(has_gauss), gauss))  # noqa: NPY002
+    random.setstate((3, tuple(pythons), waiting if waits else None))

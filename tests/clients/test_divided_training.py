@@ -1,8 +1,10 @@
 """A client's training that is put down between two steps and taken up elsewhere."""
 
 import itertools
+import random
 from functools import partial
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -38,12 +40,24 @@ class Drawing(nn.Module):
         return self.head(self.dropout(self.norm(self.first(x.flatten(1))))) * (1 + self.seen)
 
 
+class Mixing(nn.Linear):
+    """Draws from numpy's and Python's own generators, both of which keep a normal number for later."""
+
+    def __init__(self):
+        super().__init__(6, 2)
+
+    def forward(self, x):
+        scale = np.random.standard_normal() + random.gauss(0, 1) if self.training else 1.0  # noqa: NPY002
+        return scale * super().forward(x.flatten(1))
+
+
 DIVIDED = {
     "sgd": {"optimizer": partial(torch.optim.SGD, lr=0.1)},
     "sgd with momentum": {"optimizer": partial(torch.optim.SGD, lr=0.1, momentum=0.9, nesterov=True, weight_decay=0.01)},
     "adam": {"optimizer": partial(torch.optim.Adam, lr=0.01, amsgrad=True)},
     "fused adam": {"optimizer": partial(torch.optim.AdamW, lr=0.01, fused=True)},
     "dropout and batch norm": {"model": Drawing},
+    "numpy's and Python's generators": {"model": Mixing},
     "proximal": {"correction": partial(ProximalCorrection, mu=1.0)},
     "clipped": {"local": {"max_grad_norm": 0.05}},
     "straggler": {"step_fraction": 0.6},

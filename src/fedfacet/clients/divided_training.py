@@ -21,7 +21,7 @@ class HalfTrained:
         num_steps: steps taken so far.
         weights: of the federated module.
         optimizer: the optimizer's state per parameter.
-        generators: states of torch's generators, the CPU's first.
+        generators: states of the global generators, torch's first, of these the CPU's, then numpy's and Python's in one.
         loss_sum: over the samples seen so far.
         num_seen: samples seen so far.
     """
@@ -56,9 +56,11 @@ def train_part(
             program.load(half.weights)
             restore_optimizer(training.optimizer, half.optimizer)
             rng.set_states(half.generators, clients.device)
+            rng.set_other_states(half.generators[-1])
         training.take_steps(training.num_steps if stop is None else stop)
         if stop is not None:
-            optimizer, generators = training.optimizer.state_dict()["state"], rng.get_states(clients.device)
+            generators = [*rng.get_states(clients.device), rng.get_other_states()]
+            optimizer = training.optimizer.state_dict()["state"]
             weights = state.clone(program.tensors)
             return HalfTrained(stop, weights, optimizer, generators, training.loss_sum, training.num_seen)
         update = training.finish()
