@@ -12,10 +12,13 @@ from fedfacet import IIDPartitioner, dataset_from_arrays, deal, federate, state
 from fedfacet.aggregators.base import Aggregator
 from fedfacet.aggregators.fedavg import FedAvg
 from fedfacet.clients.local_training import LocalTraining
+from fedfacet.clients.queries.base import Query
 from fedfacet.errors import AggregationError
 from fedfacet.participation.base import Participation
 from fedfacet.schedulers.base import Scheduler
+from fedfacet.selectors.uniform import UniformSelector
 from fedfacet.storage.client_memory import ClientMemory
+from fedfacet.types import Answer
 
 K = 4
 
@@ -100,6 +103,62 @@ def test_memory_that_is_written_to_is_saved(data, tmp_path):
         store.write(files)
     assert [kept["rounds"].item() for kept in before.values()] == [2.0] * K
     assert [kept["rounds"].item() for kept in store.read(index).values()] == [3.0] * K
+
+
+class LinearProbe(Query):
+    """It freezes what it does not train, or puts a layer of its own in the place of another."""
+
+    name, needs_model = "linear_probe", True
+
+    def __init__(self, deed):
+        self.deed = deed
+
+    def answer(self, context):
+        self.deed(context.model)
+        return Answer(0.5, floats_up=1, samples=0)
+
+
+def freeze(model):
+    for parameter in model[0].parameters():
+        parameter.requires_grad_(False)
+
+
+def swap(model):
+    model[2] = nn.Linear(8, 2)
+
+
+class Asking(UniformSelector):
+    def __init__(self, query):
+        super().__init__()
+        self.query = query
+
+    def select(self, server, context):
+        context.ask(self.query, context.available)
+        return super().select(server, context)
+
+
+def test_what_a_query_freezes_is_trained_all_the_same(data):
+    asked, plain = (
+        federate(data, network(), selector=selector, callbacks={})
+        for selector in (Asking(LinearProbe(freeze)), UniformSelector())
+    )
+    asked.run_round()
+    plain.run_round()
+    assert state.digest(asked.state.model) == state.digest(plain.state.model)
+
+
+def test_an_answer_that_is_none_is_told(data):
+    class Bare(LinearProbe):
+        def answer(self, context):
+            return 0.5
+
+    with pytest.raises(ValueError, match=r"the query to return an Answer\(value, floats_up, samples\), but got float"):
+        federate(data, network(), selector=Asking(Bare(freeze)), callbacks={}).run_round()
+
+
+def test_a_layer_that_a_query_swaps_is_told(data):
+    with pytest.raises(ValueError, match=r"the parameters that it was lent with, but '2\.weight' is another"):
+        federate(data, network(), selector=Asking(LinearProbe(swap)), callbacks={}).run_round()
 
 
 # What a client's training may draw, and what it learns

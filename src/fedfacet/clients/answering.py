@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 from fedfacet.clients.divided_training import HalfTrained
 from fedfacet.clients.personal_memory import own_model
 from fedfacet.clients.queries.base import QueryContext
+from fedfacet.ours import is_ours
 from fedfacet.types import Answer, ClientTask, Query
 
 if TYPE_CHECKING:  # it builds on this file
@@ -35,7 +36,13 @@ def answer(clients: "Clients", query: Query, task: ClientTask) -> Answer:
         held_out=clients.held_out_by(task.client_id),
     )
     try:
-        return query.answer(context)
+        answer = query.answer(context)
+        if not is_ours(query):
+            program.take_back()
+            if not isinstance(answer, Answer):
+                came = type(answer).__name__
+                raise ValueError(f"Expected the query to return an Answer(value, floats_up, samples), but got {came}: mend it.")
+        return answer
     except Exception as error:
         error.add_note(f"It happened to client {task.client_id} in round {task.round}, asked by {type(query).__name__}.")
         raise

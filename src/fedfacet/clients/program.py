@@ -211,6 +211,21 @@ class ClientProgram:
         self._training = None
         return self.module
 
+    def take_back(self) -> None:
+        """Train again what is trained, whatever somebody froze; weights and the mode are set anew anyway.
+
+        Raises:
+            ValueError: if the module has other parameters now, which would not be trained.
+        """
+        named: State = dict(self.module.named_parameters(remove_duplicate=False))
+        for name, tensor in (self.parameters | self.frozen).items():
+            if named.get(name) is not tensor:
+                raise ValueError(
+                    f"Expected a model with the parameters that it was lent with, but {name!r} is another one or gone: change "
+                    "`copy.deepcopy(context.model)`."
+                )
+            tensor.requires_grad_(name in self.parameters)
+
 
 class Training:
     """One client's training of one round, from its first step to its update; it lives inside ``rng.forked``.
