@@ -24,7 +24,7 @@ from fedfacet.engines.sequential import SequentialEngine
 from fedfacet.engines.vectorized import VectorizedEngine
 from fedfacet.engines.workers import WorkersEngine
 from fedfacet.objectives.classification import ClassificationObjective
-from fedfacet.types import Broadcast, ClientTask
+from fedfacet.types import Answer, Broadcast, ClientTask
 
 ALL = {"threads", "precision", "compile"}
 CORES = 4
@@ -325,8 +325,8 @@ def test_it_runs_asks_evaluates_and_closes_by_what_it_chose(tiny_clients):
         engine.setup(clients)
     ours, theirs = ([state.digest(update.delta) for update in engine.run(tasks)] for engine in engines)
     assert ours == theirs
-    query = SimpleNamespace(needs_model=True, answer=lambda context: context.client_id)
-    assert list(engines[0].ask(query, tasks)) == [2, 0]
+    query = SimpleNamespace(needs_model=True, answer=lambda context: Answer(context.client_id, 1, 0))
+    assert [answer.value for answer in engines[0].ask(query, tasks)] == [2, 0]
     ours, theirs = (engine.evaluate(start, [clients.dataset.test, clients.dataset.test[:3]]) for engine in engines)
     assert ours == theirs
     closed = []

@@ -18,7 +18,7 @@ from fedfacet.participation.dirichlet import DirichletParticipation
 from fedfacet.selectors.all import AllSelector
 from fedfacet.selectors.probe_fairness import ProbeFairnessSelector
 from fedfacet.selectors.uniform import UniformSelector
-from fedfacet.types import SelectionContext
+from fedfacet.types import Answer, SelectionContext
 
 
 def generator(seed=0):
@@ -123,7 +123,7 @@ def test_candidates_of_probe_fairness_are_drawn_by_weights(tiny_federation):
 
         def answer(self, context):
             heavy.answers.append(context.client_id)
-            return SimpleNamespace(value=1.0, floats_up=1, samples=0)
+            return Answer(1.0, floats_up=1, samples=0)
 
     participation = DirichletParticipation(gamma=1e-3, mode="weights", seed=1)
     federation = tiny_federation(
