@@ -1,7 +1,8 @@
 """Parts -> Federation, without Hydra: ``federate`` takes real objects, and ``build.py`` puts what it made together here."""
 
-import copy
+import logging
 import math
+import weakref
 from collections.abc import Mapping, Sequence, Set
 from dataclasses import replace
 from functools import partial
@@ -60,6 +61,21 @@ from fedfacet.termination.base import Termination
 from fedfacet.transforms.base import UpdateTransform
 from fedfacet.types import ChannelPlan, Partition, ServerData
 
+log = logging.getLogger(__name__)
+
+_FIRST_WEIGHTS: weakref.WeakKeyDictionary[nn.Module, str] = weakref.WeakKeyDictionary()
+
+
+def _tell_of_an_earlier_life(model: nn.Module) -> None:
+    """Warn where a federation begins with what an earlier one has left in the same module."""
+    digest = state.digest(model.state_dict())
+    if _FIRST_WEIGHTS.setdefault(model, digest) != digest:
+        log.warning(
+            "%s has been trained by an earlier federation, and this one begins with the weights that it has now: make a new "
+            "one, or load some into it, if that is not what you want.",
+            type(model).__name__,
+        )
+
 
 def federate(
     data: FederatedData,
@@ -90,7 +106,8 @@ def federate(
     Args:
         data: who holds what, as ``deal`` returns it.
         model: a module that maps inputs to logits, trained by cross entropy; or a LightningModule that says itself what its
-            ``training_step`` and its optimizer are. Its weights are the initial global model; it is copied, and stays as it is.
+            ``training_step`` and its optimizer are. Its weights are the initial global model, and
+            training changes them, so a second federation needs a module of its own.
         optimizer: makes the optimizer of a plain module, and of queries that train something; SGD with lr 0.01 by default. A
             LightningModule has an optimizer of its own.
         local: how much a client trains in a round; an epoch in batches of 28 by default.
@@ -133,8 +150,7 @@ def federate(
         if part is not None and not isinstance(part, kind):
             came = f"the class {part.__name__}" if isinstance(part, type) else repr(part)
             raise TypeError(f"Expected `{name}` to be a {kind.__name__}, but got {came}: give an object of such a class.")
-    trainer = getattr(model, "_trainer", None)  # of an earlier life, with all its data
-    model = copy.deepcopy(model, {id(trainer): None} if trainer is not None else None)  # the caller's own stays as it is
+    _tell_of_an_earlier_life(model)
     engine = engine if engine is not None else SequentialEngine()
     optimizer = optimizer if optimizer is not None else partial(torch.optim.SGD, lr=0.01)
     device = device_of(engine.device)

@@ -143,7 +143,7 @@ def test_a_tail_of_one_round_is_told(tmp_path):
         rows = [f"{round},{0.5 if round % 5 == 0 else 'nan'}" for round in range(1, 41)]
         (tmp_path / selector / "metrics.csv").write_text("\n".join([f"round,{METRIC}", *rows]) + "\n")
         runs.append(run(selector, 0, 0.5, path=tmp_path / selector))
-    note = f"The tail is one measured round: `{METRIC}` was measured too seldom for a mean."
+    note = f"The tail is one measured round: run more rounds, or measure `{METRIC}` more often."
     assert note in compare_with(runs, "uniform", at="tail").notes
     assert note not in compare_with(runs, "uniform", at="last").notes
 

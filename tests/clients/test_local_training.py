@@ -322,8 +322,9 @@ def test_ours_have_none_of_them(caplog, sgd):
     assert not caplog.records
 
 
-@pytest.mark.parametrize("output", [torch.tensor(2.0), {"loss": torch.tensor(2.0)}])
+@pytest.mark.parametrize("output", [torch.tensor(2.0), torch.tensor([2.0]), {"loss": torch.tensor(2.0)}])
 def test_a_loss_comes_alone_or_in_a_mapping(output):
+    assert take_loss(output).shape == ()
     assert take_loss(output).item() == 2
 
 

@@ -76,9 +76,23 @@ def test_a_softmax_at_the_end_is_warned_of(shape, warned, data, caplog):
     assert ("Answering seems to return probabilities" in caplog.text) is warned
 
 
-def test_the_trial_changes_nothing(data):
+class Counting(nn.Linear):
+    """It counts its forward passes."""
+
+    def __init__(self):
+        super().__init__(4, CLASSES)
+        self.register_buffer("passes", torch.zeros(()))
+
+    def forward(self, x):
+        self.passes += 1
+        return super().forward(x)
+
+
+@pytest.mark.parametrize(
+    "network", [nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.Dropout(), nn.Linear(8, CLASSES)), Counting()]
+)
+def test_the_trial_changes_nothing(network, data):
     """Not the weights, nor what is drawn afterwards."""
-    network = nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.Dropout(), nn.Linear(8, CLASSES))
     before, drawn = state.digest(network.state_dict()), torch.get_rng_state()
     federate(data, network)
     assert state.digest(network.state_dict()) == before

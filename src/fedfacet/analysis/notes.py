@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
 from fedfacet.analysis.audits import AVERAGED, KINDS, MEAN, averaged, is_mean, is_of_attack
 from fedfacet.analysis.runs import Run, differing_keys, spelled
@@ -52,7 +53,7 @@ def notes_on(
             notes.append(f"{name} has runs of debug=smoke (mostly one round on generated data), for example `{smoke[0].path}`.")
     if "tail" in moments and (short := [run for run in everybody if len(run.tail_of(metric)) == 1]):
         others = "" if len(short) == len(everybody) else f" in {len(short)} of {len(everybody)} runs"
-        notes.append(f"The tail is one measured round{others}: `{metric}` was measured too seldom for a mean.")
+        notes.append(f"The tail is one measured round{others}: run more rounds, or measure `{metric}` more often.")
     return notes + notes_on_settings(groups, keys)
 
 
@@ -76,18 +77,16 @@ def _notes_on_rows(groups: Mapping[tuple[str, str], Sequence[Run]], keys: Sequen
     """
     notes = []
     for column in sorted({column for _, column in groups}):
-        of_seed: dict[int, list[Run]] = {}
+        of_seed: dict[tuple[Any, ...], list[Run]] = {}  # and of one recipe and setting, which choose much, where rows tell them
         for run in (run for (_, one), members in groups.items() if one == column for run in members):
-            of_seed.setdefault(run.seed, []).append(run)
+            of_seed.setdefault((run.seed, *map(run.setting, {"experiment", "setting"}.intersection(keys))), []).append(run)
         differing = list(dict.fromkeys(key for runs in of_seed.values() for key in differing_keys(runs)))
-        if {"experiment", "setting"}.intersection(differing, keys):
-            continue  # a recipe or a setting chooses all of that
         if told := [key for key in differing if _root(key) in _FEDERATION and key not in keys and _root(key) not in keys]:
             notes.append(f"Rows of `{column}` differ in {some(told)} too.")
         known = {_root(key) for key in (*differing, *keys)}
         for what, parts in (("data", {"dataset"}), ("partition", {"dataset", "partition", "setting", "server_data"})):
             digests = {seed: {str((run.summary or {}).get(f"{what}_digest")) for run in runs} for seed, runs in of_seed.items()}
-            if not known & parts and (unlike := [seed for seed, found in digests.items() if len(found - {"None"}) > 1]):
+            if not known & parts and (unlike := [seed for (seed, *_), found in digests.items() if len(found - {"None"}) > 1]):
                 notes.append(f"Rows of `{column}` are not paired: with the seeds {listed(unlike)} they differ in their {what}.")
     return notes
 

@@ -119,8 +119,9 @@ class Run:
         last = [values for number, values in by_round.items() if number >= first]
         measured = {name: [values[name] for values in last if name in values] for name in set().union(*last)}
         means = {name: math.fsum(values) / len(values) for name, values in measured.items()}
-        # The table has NaN for what was not measured too, so that the summary tells who has diverged.
-        return means | {name: value for name, value in self.at("last").items() if math.isnan(value)}
+        # The table has NaN for what was not measured too, so that the summary tells who has diverged. Nobody may have trained.
+        lost = [name for name, value in self.at("last").items() if math.isnan(value) and not name.startswith("train/")]
+        return means | dict.fromkeys(lost, math.nan)
 
     def tail_of(self, metric: str) -> list[int]:
         """Return the rounds in the last tenth in which a metric was measured."""

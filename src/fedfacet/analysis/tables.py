@@ -187,7 +187,9 @@ def smaller_is_better(metric: str) -> bool:
     gaps = "equal_opportunity|equalized_odds|predictive_equality|demographic_parity|accuracy_parity|calibration"
     small = rf"loss|fair/({gaps})|\w*acc_std|ece(_worst_attribute|_attribute/a\d+)?|privacy/epsilon|gap|num_diverged"
     spent = r"sim/(clock|seconds|joules)|selector/spent|heterogeneity_error/"
-    return is_of_attack(metric) or re.search(rf"(^|/)({small})$|^({spent})", metric) is not None
+    attacked = is_of_attack(metric) and not metric.endswith(("/acc_members", "/acc_others"))
+    found_out = attacked or metric.startswith("membership/auc_")
+    return found_out or re.search(rf"(^|/)({small})$|^({spent})", metric) is not None
 
 
 def check_keys(runs: Sequence[Run], keys: Iterable[str]) -> None:

@@ -21,7 +21,7 @@ class HalfTrained:
         num_steps: steps taken so far.
         weights: of the federated module.
         optimizer: the optimizer's state per parameter.
-        generators: states of the global generators, torch's first, of these the CPU's, then numpy's and Python's in one.
+        generators: states of torch's generators, the CPU's first, and where they matter those of numpy's and Python's in one.
         loss_sum: over the samples seen so far.
         num_seen: samples seen so far.
     """
@@ -56,10 +56,11 @@ def train_part(
             program.load(half.weights)
             restore_optimizer(training.optimizer, half.optimizer)
             rng.set_states(half.generators, clients.device)
-            rng.set_other_states(half.generators[-1])
+            if clients.draws_elsewhere:
+                rng.set_other_states(half.generators[-1])
         training.take_steps(training.num_steps if stop is None else stop)
         if stop is not None:
-            generators = [*rng.get_states(clients.device), rng.get_other_states()]
+            generators = rng.get_states(clients.device) + ([rng.get_other_states()] if clients.draws_elsewhere else [])
             optimizer = training.optimizer.state_dict()["state"]
             weights = state.clone(program.tensors)
             return HalfTrained(stop, weights, optimizer, generators, training.loss_sum, training.num_seen)

@@ -34,6 +34,7 @@ from fedfacet.clients.probed_clients import ProbedClients
 from fedfacet.data.dataset import Dataset
 from fedfacet.data.fingerprint import fingerprint
 from fedfacet.objectives.classification import OptimizerFactory, sums_gradients
+from fedfacet.ours import draws_by_torch
 from fedfacet.privacy.base import Privacy
 from fedfacet.privacy.dp_sgd import DPSGD
 from fedfacet.transforms.base import UpdateTransform
@@ -351,6 +352,7 @@ class Clients:
         shown: the data set as clients see it, with the labels that they take for true.
         programs: one per objective.
         probed: clients of the current round that have taken their first steps to answer a query.
+        draws_elsewhere: whether a part of the user's own may draw from numpy's or Python's global generators.
     """
 
     objective: L.LightningModule
@@ -376,6 +378,7 @@ class Clients:
     shown: Dataset = field(init=False)
     programs: list[ClientProgram] = field(init=False, default_factory=list)
     probed: ProbedClients = field(init=False, default_factory=ProbedClients)
+    draws_elsewhere: bool = field(init=False)
 
     def __post_init__(self) -> None:
         """Look up once what every client's training needs."""
@@ -383,6 +386,8 @@ class Clients:
         object.__setattr__(self, "owned", (*self.partition.indices, *held_out))
         shown = self.dataset.without_attributes if self.hides_attributes else self.dataset
         object.__setattr__(self, "shown", self._relabelled(shown))
+        parts = [getattr(self.objective, "loss", nn.Identity()), *self.objective.modules()]
+        object.__setattr__(self, "draws_elsewhere", not all(map(draws_by_torch, parts)))
         for objective in (self.objective, *self.other_objectives):
             self.programs.append(
                 ClientProgram(objective, precision=self.precision, compile=self.compile, personal=self.personal)
@@ -494,8 +499,9 @@ class Clients:
         return predict(self, model, splits, memory or {})
 
     def forked(self, task: ClientTask) -> rng.forked:
-        """Return the scope of a client's training, in which torch draws the numbers of this client in this round."""
-        return rng.forked(task.seed, "train", task.round, task.client_id, device=self.device)
+        """Return the scope of a client's training, in which generators draw the numbers of this client in this round."""
+        others = self.draws_elsewhere
+        return rng.forked(task.seed, "train", task.round, task.client_id, device=self.device, others=others)
 
     def _relabelled(self, dataset: Dataset) -> Dataset:
         """Return a data set with the labels that clients take for true."""
@@ -542,6 +548,6 @@ def take_loss(output: object) -> Tensor:
     """Return the loss out of what a ``training_step`` returned: a tensor, or a mapping with the key ``loss``."""
     loss = output.get("loss") if isinstance(output, Mapping) else output
     if isinstance(loss, Tensor) and loss.numel() == 1:
-        return loss
+        return loss if loss.ndim == 0 else loss.reshape(())
     came = f"a tensor of shape {tuple(loss.shape)}: take its mean" if isinstance(loss, Tensor) else type(loss).__name__
     raise ValueError(f"Expected `training_step` to return a loss, which is one number, but got {came}.")

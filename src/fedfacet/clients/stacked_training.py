@@ -167,13 +167,13 @@ class StackedTraining(nn.Module):
         program, device = self.clients.program, self.clients.device
         program.load(start.model)
         program.train(True)
-        with rng.forked(task.seed, "train", task.round, task.client_id, device=device):
-            before = rng.get_states(device)
+        with self.clients.forked(task):
+            before = [*rng.get_states(device), rng.get_other_states()]
             if program.hooks is not None:
                 lr = single_optimizer(self.objective).param_groups[0]["lr"] * task.lr_factor
                 program.hooks.on_client_start(_StartOfAll(start, {}, 0, lr, task.lr_factor))
             yield
-            if not all(map(torch.equal, before, rng.get_states(device))):
+            if not all(map(torch.equal, before, [*rng.get_states(device), rng.get_other_states()])):
                 raise CannotStackError("Expected training without chance, but it draws random numbers")
 
     def stack(self, start: Broadcast, rows: int) -> "Stack":

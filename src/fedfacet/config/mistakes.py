@@ -116,8 +116,9 @@ def _explain_override(name: str, override: str, others: Sequence[str], error: Ex
         [option for option, keys in keys_of_group(name, group, searchpath).items() if rest in keys] if group in groups else []
     )
     if having:
-        told = ", ".join(f"{group}={option}" for option in having[:_MOST_HAVING])
-        more = f" or {len(having) - _MOST_HAVING} others" if len(having) > _MOST_HAVING else ""
+        beside = "[default,{}]" if group == "callbacks" else "{}"  # which are several
+        told = ", ".join(f"{group}={beside.format(option)}" for option in having[:_MOST_HAVING])
+        more = f" or others ({len(having)} in all)" if len(having) > _MOST_HAVING else ""
         return f"Expected an option that has `{key}`, but the one that is chosen has not: choose {told}{more}, or leave it out."
     return unknown(key, [*valid, *groups])
 

@@ -133,7 +133,9 @@ def deal(
 
 def _check(dataset: Dataset) -> None:
     """Refuse labels without a name, which would count as those of another group, and samples in two splits."""
-    for name, labels, names in (("y", dataset.y, dataset.class_names), ("a", dataset.a, dataset.attribute_names)):
+    used = np.concatenate([positions for positions in (dataset.train, dataset.test, dataset.val) if positions is not None])
+    for name, of_all, names in (("y", dataset.y, dataset.class_names), ("a", dataset.a, dataset.attribute_names)):
+        labels = of_all[used]
         if len(labels) and not 0 <= labels.min() <= labels.max() < len(names):
             raise ValueError(
                 f"Expected `{name}` from 0 to {len(names) - 1}, since there are {len(names)} names, but got {labels.min()} to "

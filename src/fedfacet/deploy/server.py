@@ -26,7 +26,7 @@ from fedfacet.deploy.roster import Roster
 from fedfacet.deploy.transport import Transport
 from fedfacet.errors import CheckpointError, ConfigError
 from fedfacet.federation import Federation
-from fedfacet.participation.base import Participation
+from fedfacet.participation.base import Participation, available_of
 from fedfacet.storage.run_files import json_of
 from fedfacet.storage.synced_file import write_synced
 from fedfacet.types import Partition, Query, RoundResult
@@ -71,7 +71,7 @@ class LiveParticipation(Participation):
 
     def __init__(self, engine: DeployedEngine, inner: Participation | None) -> None:
         self._engine, inner = engine, inner or Participation()
-        self._available = inner.available
+        self._inner = inner
         self.gives_weights, self.needs = inner.gives_weights, inner.needs
         self.log_weights, self.outcome = inner.log_weights, inner.outcome  # type: ignore[method-assign]
 
@@ -88,7 +88,7 @@ class LiveParticipation(Participation):
             raise Shortfall(
                 f"Expected a site that is connected in round {engine.record.round}, but none is: go on by resume when one is"
             )
-        engine.record.available = tuple(k for k in self._available(num_clients, rng) if k in here)
+        engine.record.available = tuple(k for k in available_of(self._inner, num_clients, rng) if k in here)
         return engine.record.available
 
 

@@ -56,7 +56,7 @@ def available_of(participation: Participation, num_clients: int, rng: np.random.
     if not numbers.size:
         return ()
     whole = numbers.ndim == 1 and numbers.dtype.kind in "iu"
-    if not whole or numbers[0] < 0 or numbers[-1] >= num_clients or (np.diff(numbers) <= 0).any():
+    if not whole or numbers[0] < 0 or numbers[-1] >= num_clients or (numbers[1:] <= numbers[:-1]).any():
         came = f"a mask of {numbers.size}: `np.flatnonzero` makes numbers of it" if numbers.dtype == bool else f"{available}"
         raise ValueError(
             f"Expected {type(participation).__name__}.available to return the numbers of clients, from 0 to {num_clients - 1}, "

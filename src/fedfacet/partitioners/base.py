@@ -63,9 +63,10 @@ def check_dealt(dealt: object, num_samples: int, who: str) -> Partition:
     if not isinstance(dealt, Partition):
         raise TypeError(f"{wanted} but got {type(dealt).__name__}: return `Partition(tuple_of_arrays)`.")
     holding = [client_id for client_id, client in enumerate(dealt.indices) if len(client)]
-    positions = np.concatenate([np.empty(0, np.int64), *(dealt.indices[client_id] for client_id in holding)])
+    positions = np.concatenate([dealt.indices[client_id] for client_id in holding] or [np.empty(0, np.int64)])
     if positions.dtype.kind not in "iu":
         raise TypeError(f"{wanted} but got numbers of type {positions.dtype}: return whole ones, as dtype=np.int64 makes them.")
+    positions = positions.astype(np.int64)
     owners = np.repeat(holding, [len(dealt.indices[client_id]) for client_id in holding])
     beyond, at = (positions < 0) | (positions >= num_samples), np.flatnonzero
     if beyond.any():

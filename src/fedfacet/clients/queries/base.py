@@ -27,7 +27,7 @@ class QueryContext:
 
     Attributes:
         data: its samples.
-        model: the broadcast model, on the client's device; scratch space, whose numbers are free to be changed.
+        model: the broadcast model, on the client's device; scratch space, whose trained weights are free to be changed.
         make_optimizer: the client's usual optimizer for some parameters.
         batch_size: of its local training.
         seed: the run's seed.
