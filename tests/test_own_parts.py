@@ -12,7 +12,9 @@ from fedfacet import IIDPartitioner, dataset_from_arrays, deal, federate, state
 from fedfacet.aggregators.base import Aggregator
 from fedfacet.clients.local_training import LocalTraining
 from fedfacet.clients.queries.base import Query
+from fedfacet.engines.vectorized import VectorizedEngine
 from fedfacet.errors import AggregationError
+from fedfacet.objectives.classification import ClassificationObjective
 from fedfacet.participation.base import Participation
 from fedfacet.schedulers.base import Scheduler
 from fedfacet.selectors.uniform import UniformSelector
@@ -60,9 +62,9 @@ def test_a_module_that_an_earlier_federation_has_trained_is_told(make, data, cap
     module = make()
     federate(data, module)
     federate(data, module).run_round()
-    assert "trained by an earlier federation" not in caplog.text
+    assert "An earlier federation" not in caplog.text
     federate(data, module)
-    assert "has been trained by an earlier federation, and this one begins with the weights that it has now" in caplog.text
+    assert "whose weights have changed since, and the new one begins with them" in caplog.text
 
 
 def test_whoever_calls_eval_between_rounds_changes_nothing(data):
@@ -177,6 +179,19 @@ def test_numpys_and_pythons_own_generators_are_seeded_too_and_put_back(data):
     assert run() == first
 
 
+def drawing_in_vain(logits, batch):
+    np.random.random()  # noqa: NPY002
+    return nn.functional.cross_entropy(logits, batch.y)
+
+
+def test_a_loss_that_draws_is_not_trained_side_by_side(data):
+    """All clients would share the numbers of one of them, though here nobody would notice."""
+    plain = nn.Linear(4, 2)
+    engine = VectorizedEngine()
+    federate(data, ClassificationObjective(plain, loss=drawing_in_vain), engine=engine, callbacks={}).run_round()
+    assert "Expected training without chance" in engine.fallback_reason
+
+
 class Lookahead(torch.optim.SGD):
     """It keeps something beside its ``state``."""
 
@@ -248,6 +263,24 @@ def test_who_is_there_is_numbers_in_order(there, came, data):
 def test_who_is_there_may_be_an_array(data):
     federation = federate(data, network(), participation=Present(np.array([0, 2])), cohort_size=2)
     assert set(federation.run_round().cohort) == {0, 2}
+
+
+class Weighing(Participation):
+    gives_weights = True
+
+    def __init__(self, log_weights):
+        self.weights = log_weights
+
+    def log_weights(self, num_clients, rng):
+        return np.array(self.weights)
+
+
+@pytest.mark.parametrize(
+    ("weights", "came"), [([0.0] * (K - 1), r"the shape \(3,\)"), ([0.0, float("nan"), 0.0, 0.0], "NaN among them")]
+)
+def test_every_client_has_a_weight(weights, came, data):
+    with pytest.raises(ValueError, match=f"Weighing.log_weights to return a number for each of 4 clients, but got {came}"):
+        federate(data, network(), participation=Weighing(weights), cohort_size=2).run_round()
 
 
 @pytest.mark.parametrize("outcome", [50, -0.2, float("nan")])

@@ -1,8 +1,6 @@
 """Parts -> Federation, without Hydra: ``federate`` takes real objects, and ``build.py`` puts what it made together here."""
 
-import logging
 import math
-import weakref
 from collections.abc import Mapping, Sequence, Set
 from dataclasses import replace
 from functools import partial
@@ -19,8 +17,9 @@ from fedfacet.aggregators.fedavg import FedAvg
 from fedfacet.callbacks.base import Callback
 from fedfacet.callbacks.evaluate import Evaluate
 from fedfacet.capacities.base import Capacity
-from fedfacet.clients.hooks import check_objective
+from fedfacet.clients.hooks import check_objective, tell_of_an_earlier_life
 from fedfacet.clients.local_training import LocalTraining
+from fedfacet.clients.network_trial import check_network
 from fedfacet.clients.program import Clients
 from fedfacet.clock import Clock
 from fedfacet.compatibility import (
@@ -29,7 +28,6 @@ from fedfacet.compatibility import (
     check_disclosed,
     check_full_batch,
     check_judged,
-    check_network,
     check_noised,
     check_pairs,
     check_private,
@@ -60,21 +58,6 @@ from fedfacet.submodels.parts import Parts
 from fedfacet.termination.base import Termination
 from fedfacet.transforms.base import UpdateTransform
 from fedfacet.types import ChannelPlan, Partition, ServerData
-
-log = logging.getLogger(__name__)
-
-_FIRST_WEIGHTS: weakref.WeakKeyDictionary[nn.Module, str] = weakref.WeakKeyDictionary()
-
-
-def _tell_of_an_earlier_life(model: nn.Module) -> None:
-    """Warn where a federation begins with what an earlier one has left in the same module."""
-    digest = state.digest(model.state_dict())
-    if _FIRST_WEIGHTS.setdefault(model, digest) != digest:
-        log.warning(
-            "%s has been trained by an earlier federation, and this one begins with the weights that it has now: make a new "
-            "one, or load some into it, if that is not what you want.",
-            type(model).__name__,
-        )
 
 
 def federate(
@@ -150,7 +133,7 @@ def federate(
         if part is not None and not isinstance(part, kind):
             came = f"the class {part.__name__}" if isinstance(part, type) else repr(part)
             raise TypeError(f"Expected `{name}` to be a {kind.__name__}, but got {came}: give an object of such a class.")
-    _tell_of_an_earlier_life(model)
+    tell_of_an_earlier_life(model)
     engine = engine if engine is not None else SequentialEngine()
     optimizer = optimizer if optimizer is not None else partial(torch.optim.SGD, lr=0.01)
     device = device_of(engine.device)

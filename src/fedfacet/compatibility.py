@@ -1,6 +1,5 @@
 """Which parts go together: what a combination lacks, or would do wrong, is one sentence before the first round."""
 
-import contextlib
 import itertools
 import logging
 import math
@@ -8,14 +7,12 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 import numpy as np
-import torch
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from fedfacet import rng, state
+from fedfacet import rng
 from fedfacet.aggregators.base import Aggregator
 from fedfacet.callbacks.base import Callback
 from fedfacet.clients.head_gradients import network_with_head
-from fedfacet.clients.prediction import check_logits
 from fedfacet.clients.private_gradients import PrivateGradients
 from fedfacet.clients.program import Clients
 from fedfacet.clients.queries.base import Query
@@ -39,7 +36,6 @@ log = logging.getLogger(__name__)
 OPTIONAL = frozenset({WEIGHTED_DRAWS, SUMMED_GRADIENTS, PAYMENTS, STORED_GRADIENTS})
 """What a part may give though nobody needs it, since it costs nothing."""
 
-_ENOUGH = 32  # samples, of a batch that may be all that a client has
 _OTHER_HALF = "choose the other half of the method too (`method=` chooses both), or leave this half out."
 _REMEDIES = {
     WEIGHTED_DRAWS: "choose a selector that draws clients by weights, such as uniform, or another participation.",
@@ -47,35 +43,6 @@ _REMEDIES = {
     SUMMED_GRADIENTS: "choose optimizer=sgd, without Nesterov's momentum and without dampening, or another method.",
     STORED_GRADIENTS: "choose aggregator=lag (method=lag and method=lag_wk do), or leave this part out.",
 }
-
-
-def check_network(clients: Clients) -> None:
-    """Have a batch pass through the networks, so that one without a logit per class is refused before it trains.
-
-    One that ends with a softmax trains, slowly and to worse numbers, and is warned of. An objective of somebody else's may have
-    a network that returns something else, as long as nobody measures it.
-
-    Raises:
-        ConfigError: naming what the network returns.
-    """
-    if not isinstance(clients.objective, ClassificationObjective):
-        return
-    own = clients.partition.indices[0]
-    samples = own[: min(clients.local.batch_size, _ENOUGH)] if len(own) > 1 else own[[0, 0]]
-    batch = clients.dataset.batch(samples, clients.device, clients.memory_format)
-    # Compiling for two samples would be for nothing.
-    as_it_is = torch.compiler.set_stance("force_eager") if clients.compile else contextlib.nullcontext()
-    with rng.forked(0, "network-trial", device=clients.device), as_it_is:
-        for program in clients.programs:
-            before = state.clone(program.tensors)
-            with program.looking():
-                if program.predict_hooks is not None:
-                    program.predict_hooks.before_predict({})
-                z, name = program.forward(batch.x), type(program.module).__name__
-            program.load(before)  # a forward pass may count something in its buffers
-            check_logits(z, clients.dataset.num_classes, name)
-            if (z >= 0).all() and torch.allclose(z.sum(dim=1), z.new_ones(())):
-                log.warning("%s seems to return probabilities, but losses take logits: leave out its softmax.", name)
 
 
 def check_pairs(parts: Mapping[str, Any], choices: Mapping[str, Any]) -> None:

@@ -2,12 +2,14 @@
 
 import inspect
 import logging
+import weakref
 from collections.abc import Iterable
 from typing import Protocol, runtime_checkable
 
 import lightning as L
 from torch import nn
 
+from fedfacet import state
 from fedfacet.types import Batch, ClientEnd, ClientStart, State
 
 log = logging.getLogger(__name__)
@@ -94,6 +96,20 @@ def check_objective(objective: L.LightningModule) -> None:
             "A client's training calls training_step and the optimizer of %s, but not its %s: what they do is left out.",
             name,
             ", ".join(uncalled),
+        )
+
+
+_FIRST_WEIGHTS: weakref.WeakKeyDictionary[nn.Module, str] = weakref.WeakKeyDictionary()
+
+
+def tell_of_an_earlier_life(module: nn.Module) -> None:
+    """Warn where a federation begins with what became of a module in an earlier one, whose clients trained in it."""
+    digest = state.digest(module.state_dict())
+    if _FIRST_WEIGHTS.setdefault(module, digest) != digest:
+        log.warning(
+            "An earlier federation has had this %s, whose weights have changed since, and the new one begins with them: make a "
+            "new one to begin anew.",
+            type(module).__name__,
         )
 
 

@@ -11,9 +11,9 @@ from torch.nn import functional
 
 from fedfacet import rng
 from fedfacet.clients.client_data import ClientData
+from fedfacet.clients.network_trial import check_logits
 from fedfacet.clients.personal_memory import own_model
 from fedfacet.data.dataset import Dataset
-from fedfacet.errors import ConfigError
 from fedfacet.metrics.group_counts import GroupCounts
 from fedfacet.types import State
 
@@ -64,28 +64,6 @@ def predict(clients: "Clients", model: State, splits: Iterable[NDArray[np.int64]
             return Predictions(np.empty(0, np.int64), np.empty(0, np.float32), nothing)
         labels, losses, logits = (torch.cat(parts).cpu().numpy() for parts in zip(*said, strict=True))
         return Predictions(labels, losses, logits)
-
-
-def check_logits(z: object, num_classes: int, model: str) -> None:
-    """Refuse what is not a logit per class: a class too many would be counted as a class of the next group.
-
-    Args:
-        z: what the model returned for a batch, shape (B, Y) as it should be.
-        num_classes: Y.
-        model: its name, for the message.
-
-    Raises:
-        ConfigError: naming what came.
-    """
-    if isinstance(z, Tensor) and z.ndim == 2 and z.shape[1] == num_classes:
-        return
-    came = (
-        f"a tensor of shape ({', '.join(['B', *map(str, z.shape[1:])])})" if isinstance(z, Tensor) else f"a {type(z).__name__}"
-    )
-    raise ConfigError(
-        f"Expected {model} to return a logit for each of the {num_classes} classes, a tensor of shape (B, {num_classes}), but "
-        f"it returns {came}: mend its `forward`."
-    )
 
 
 def split_up(predictions: Predictions, splits: Sequence[NDArray[np.int64]]) -> list[Predictions]:
