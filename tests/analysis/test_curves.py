@@ -54,6 +54,12 @@ def test_final_peak_and_rounds_to_a_threshold(runs):
     assert "found on test data" in found.caption
 
 
+def test_a_threshold_that_may_be_a_fraction_is_told(runs):
+    told = "The threshold is 0.6 %, because `test/acc` is in percent here: write 60 for 60 %."
+    assert told in curves_of(runs, metric=METRIC, threshold=0.6).notes
+    assert not any("threshold" in note for note in curves_of(runs, metric=METRIC, threshold=60).notes)
+
+
 def test_seeds_are_averaged_over_the_rounds_that_all_have(runs, tmp_path):
     found = curves_of([*runs, run(tmp_path / "third", "slow", 2, {3: 0.1, 4: 0.2, 6: 0.9})], metric=METRIC)
     assert [list(curve.rounds_R) for curve in found.curves] == [[2, 4, 6], [4, 6]]

@@ -50,13 +50,13 @@ def test_alikeness_is_jaccards(data):
     assert alikeness(other, one) == alikeness(one, other)
 
 
-def run(folder, selector, seed, cohorts):
-    """A run of four clients that chose these."""
+def run(folder, selector, seed, cohorts, clients=4):
+    """A run of some clients that chose these."""
     folder.mkdir()
     rows = [f"{round},{' '.join(map(str, cohort))},0.5" for round, cohort in enumerate(cohorts, 1)]
     (folder / "metrics.csv").write_text("\n".join(["round,cohort,val/acc", *rows]) + "\n")
-    counts = [sum(client in cohort for cohort in cohorts) for client in range(4)]
-    (folder / "partition.json").write_text(json.dumps({"counts": [[[9, 1], [1, 9]], [[9, 9], [1, 1]]] * 2}))
+    counts = [sum(client in cohort for cohort in cohorts) for client in range(clients)]
+    (folder / "partition.json").write_text(json.dumps({"counts": [[[9, 1], [1, 9]], [[9, 9], [1, 1]]] * (clients // 2)}))
     settings = {"seed": seed, "selector": selector, "federation": {"rounds": len(cohorts)}}
     (folder / "config.yaml").write_text(
         json.dumps({**settings, "choices": {"selector": selector, "experiment": "gsc"}, "callbacks": {}})
@@ -91,6 +91,13 @@ def test_a_line_per_setting_and_a_matrix_of_overlaps(runs):
     rows = list(csv.DictReader(io.StringIO(selection_csv(found))))
     told = {(row["row"], row["seed"], row["everybody_by_round"]) for row in rows}
     assert told == {("same", "0", ""), ("turns", "0", "2"), ("turns", "1", "2")}
+
+
+def test_federations_of_other_sizes_have_no_overlap(runs, tmp_path):
+    found = selection_of([*runs, run(tmp_path / "d", "larger", 0, [(0, 5)], clients=6)])
+    assert set(found.overlap) == {("same", "turns", "gsc")}
+    assert found.evenness["larger", "gsc"][0].never == 4
+    assert "`larger` and `same` have 6 and 4 clients on `gsc`: how alike they choose is not shown." in found.notes
 
 
 def test_the_command_prints_draws_and_writes(runs, tmp_path, capsys, monkeypatch):

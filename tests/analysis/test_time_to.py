@@ -50,6 +50,11 @@ def test_means_only_where_all_seeds_are_there(runs):
     ]
 
 
+def test_percent_where_a_fraction_is_meant_is_refused(runs):
+    with pytest.raises(ConfigError, match=r"a fraction between 0 and 1, .* but got 90: write 0\.9"):
+        time_to(runs, metric=METRIC, targets=[0.9, 90])
+
+
 def test_less_may_be_better(runs):
     (found,) = (
         one for key, one in time_to(runs, metric=METRIC, targets=[0.2], lower_is_better=True).found.items() if key[0] == "slow"

@@ -109,6 +109,11 @@ def curves_of(
     check_metric(finished, metric, ("last",))
     groups, percent = group_runs(finished, rows, columns), in_percent(metric)
     notes = [*notes_on_unfinished(runs), *notes_on(groups, metric, ("last",), (*rows, *columns))]
+    if percent and threshold is not None and 0 < threshold < 1:
+        notes.append(
+            f"The threshold is {threshold:g} %, because `{metric}` is in percent here: write {100 * threshold:g} for "
+            f"{100 * threshold:g} %."
+        )
     curves = []
     for column in ordered({column for _, column in groups}):
         for row in ordered({row for row, head in groups if head == column}):

@@ -88,14 +88,20 @@ def selection_of(
         members = sorted(members, key=lambda run: run.seed)
         types[row, column] = _types(members[0])
         found[row, column] = {run.seed: _chosen(run) for run in members}
-    overlap = {
-        (row, other, column): [
-            alikeness(found[row, column][seed], found[other, column][seed])
-            for seed in found[row, column].keys() & found[other, column].keys()
-        ]
-        for column in ordered({column for _, column in found})
-        for row, other in itertools.combinations(ordered({row for row, head in found if head == column}), 2)
-    }
+    notes = [*notes_on_unfinished(runs), *notes_on_settings(groups, (*rows, *columns))]
+    overlap = {}
+    for column in ordered({column for _, column in found}):
+        for row, other in itertools.combinations(ordered({row for row, head in found if head == column}), 2):
+            one, two = found[row, column], found[other, column]
+            both = sorted(one.keys() & two.keys())
+            sizes = next((size for seed in both if len(set(size := (one[seed].shape[1], two[seed].shape[1]))) > 1), None)
+            if sizes is None:
+                overlap[row, other, column] = [alikeness(one[seed], two[seed]) for seed in both]
+            else:
+                notes.append(
+                    f"`{row}` and `{other}` have {sizes[0]} and {sizes[1]} clients on `{column}`: how alike they choose is not "
+                    "shown."
+                )
     caption = (
         "Means over seeds. Clients a round; clients never selected; the first round after which everybody has been selected; "
         "Gini and Jain of the clients' numbers of rounds; the most rounds in a row that somebody was left out. "
@@ -109,7 +115,7 @@ def selection_of(
         {key: by_seed[min(by_seed)] for key, by_seed in found.items()},
         types,
         caption,
-        (*notes_on_unfinished(runs), *notes_on_settings(groups, (*rows, *columns))),
+        tuple(notes),
     )
 
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from fedfacet.analysis.groups import named
 from fedfacet.analysis.notes import notes_on, notes_on_unfinished
 from fedfacet.analysis.runs import Run
-from fedfacet.analysis.tables import check_keys, check_metric, finished_of, group_runs, ordered, origin_of
+from fedfacet.analysis.tables import check_keys, check_metric, finished_of, group_runs, in_percent, ordered, origin_of
 from fedfacet.analysis.writers import csv_of, latex_of, latex_text, markdown_of, markdown_text
 from fedfacet.arguments import check_choice
 from fedfacet.errors import ConfigError
@@ -64,11 +64,16 @@ def time_to(
     the unit of ``metrics.csv``, 0.9 for an accuracy of 90 %.
 
     Raises:
-        ConfigError: as ``make_table``, or if no run has a simulated clock.
+        ConfigError: as ``make_table``, or if no run has a simulated clock, or a target of an accuracy is above 1.
         FedFacetError: if a run's ``metrics.csv`` cannot be read.
         ValueError: if ``std`` is none of ``make_table``'s.
     """
     check_choice("std", std, ("population", "sample"))
+    if in_percent(metric) and (beyond := [target for target in targets if target > 1]):
+        raise ConfigError(
+            f"Expected targets of {metric} as a fraction between 0 and 1, as in metrics.csv, but got {beyond[0]:g}: write "
+            f"{beyond[0] / 100:g} for {beyond[0]:g} %."
+        )
     check_keys(runs, (*rows, *columns))
     finished = finished_of(runs)
     check_metric(finished, metric, ("last",))
