@@ -1,6 +1,7 @@
 """A part of the user's own that makes an ordinary mistake: it is one sentence, or it does not matter."""
 
 import random
+import re
 
 import lightning as L
 import numpy as np
@@ -10,6 +11,7 @@ from torch import nn
 
 from fedfacet import IIDPartitioner, dataset_from_arrays, deal, federate, state
 from fedfacet.aggregators.base import Aggregator
+from fedfacet.callbacks.base import Callback
 from fedfacet.clients.local_training import LocalTraining
 from fedfacet.clients.queries.base import Query
 from fedfacet.engines.vectorized import VectorizedEngine
@@ -316,3 +318,48 @@ class Doubling(Aggregator):
 def test_a_model_of_another_type_is_refused(data):
     with pytest.raises(AggregationError, match=r"'0.weight' as the model has it, torch.float32 .* but got torch.float64"):
         federate(data, network(), aggregator=Doubling(), local=LocalTraining(batch_size=5)).run_round()
+
+
+class Watching(Callback):
+    """Measures what ``measure`` says of the model."""
+
+    def __init__(self, measure):
+        self._of_model = measure
+
+    def measure(self, federation, round):
+        return self._of_model(federation.state.model)
+
+
+def test_a_callback_leaves_the_model_alone(data):
+    watching = Watching(lambda model: {"norm": model["0.weight"].div_(2).norm().item()})
+    with pytest.raises(ValueError, match=r"Watching.measure to leave the model .* written to '0.weight': work on a copy"):
+        federate(data, network(), callbacks={"mine": watching}).run_round()
+
+
+@pytest.mark.parametrize(
+    ("came", "told"),
+    [
+        (None, "a dict of numbers, but got NoneType: return {}"),
+        ({"norm": torch.ones(2)}, "'norm' is Tensor: return one number for each name"),
+        ({"norm": np.ones(2)}, "'norm' is ndarray"),
+        ({"norm": "1.0"}, "'norm' is str"),
+        ({1: 1.0}, "numbers by name, but 1 is float"),
+    ],
+)
+def test_a_callback_returns_numbers(came, told, data):
+    with pytest.raises(ValueError, match=re.escape(told)):
+        federate(data, network(), callbacks={"mine": Watching(lambda _: came)}).run_round()
+
+
+@pytest.mark.parametrize(("metric", "owner"), [("train/loss", "the round itself"), ("norm", "the callback 'other'")])
+def test_a_metric_has_one_owner(metric, owner, data):
+    watching = {name: Watching(lambda _, named=named: {named: 1.0}) for name, named in (("other", "norm"), ("mine", metric))}
+    with pytest.raises(ValueError, match=f"but {owner} and the callback 'mine' both measure '{metric}': give one"):
+        federate(data, network(), callbacks=watching).run_round()
+
+
+def test_numbers_of_numpy_and_torch_are_numbers(data):
+    came = {"norm": np.float32(0.5), "size": np.int64(3), "loss": torch.tensor(0.25)}
+    metrics = federate(data, network(), callbacks={"mine": Watching(lambda _: came)}).run_round().metrics
+    assert {name: metrics[name] for name in came} == {"norm": 0.5, "size": 3.0, "loss": 0.25}
+    assert {type(metrics[name]) for name in came} == {float}

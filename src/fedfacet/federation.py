@@ -23,6 +23,7 @@ from fedfacet.aggregators.fedavg import FedAvg
 from fedfacet.arguments import check_choice, check_whole
 from fedfacet.asking import Asking
 from fedfacet.callbacks.base import Callback, Measurement
+from fedfacet.callbacks.measuring import measured_by, merged
 from fedfacet.clock import Clock, Plan
 from fedfacet.engines.base import Engine
 from fedfacet.errors import BadUpdateError, Interrupted, SelectionError
@@ -436,7 +437,7 @@ class Federation:
         if self.termination is not None:
             self._end_if_due(self.termination, result, measured)
         measured |= {name: self._measure(part, round, asking) for name, part in parts.items() if name not in due}
-        metrics = {metric: value for name in parts for metric, value in measured[name].items()}
+        metrics = merged({name: measured[name] for name in parts}, result.metrics)
         if self.termination is not None:
             self.termination.check({**result.metrics, **metrics})
         return metrics
@@ -456,7 +457,7 @@ class Federation:
             part.on_answers(self, self._answers(asking, question))
             self._count_models(asking, self.state, asking.received_model)
             self.state = replace(self.state, disclosures=asking.disclosures)
-        return part.measure(self, round)
+        return measured_by(part, self, round)
 
     def _answers(self, asking: Asking, question: Query) -> Mapping[int, Any]:
         """Return what those who are available answer to a measurement's question."""
