@@ -316,6 +316,21 @@ def test_hooks_that_no_client_calls_are_named(caplog):
     assert "of Clipping, but not its configure_gradient_clipping: what they do is left out" in record.getMessage()
 
 
+class Logging(Foreign):
+    def training_step(self, batch, batch_idx):
+        loss = super().training_step(batch, batch_idx)["loss"]
+        self.log("train/mine", loss)
+        return loss
+
+
+def test_what_a_step_logs_is_said_to_be_left_out(caplog):
+    check_objective(Logging())
+    (record,) = caplog.records
+    assert "keeps nothing of what Logging.training_step gives to self.log: measure it" in record.getMessage()
+    program = ClientProgram(Logging())
+    program.objective.training_step((torch.zeros(2, 6), torch.tensor([0, 1])), 0)  # without Lightning's own, an error here
+
+
 def test_ours_have_none_of_them(caplog, sgd):
     check_objective(ClassificationObjective(Tied(), optimizer=sgd))
     check_objective(Foreign())

@@ -73,7 +73,7 @@ _UNCALLED = [
 
 
 def check_objective(objective: L.LightningModule) -> None:
-    """Refuse an objective that a client cannot train, and warn of hooks that its training does not call.
+    """Refuse an objective that a client cannot train, and warn of what its training leaves out.
 
     Raises:
         ValueError: if it takes its optimizer's steps itself, or its ``training_step`` does not take a batch and a number.
@@ -97,6 +97,20 @@ def check_objective(objective: L.LightningModule) -> None:
             name,
             ", ".join(uncalled),
         )
+    if _logs(objective):
+        log.warning("A client keeps nothing of what %s.training_step gives to self.log: measure it in a callback.", name)
+
+
+def _logs(objective: L.LightningModule) -> bool:
+    """Tell whether a training step of the user's own is seen to log; ours do so for a trainer alone."""
+    step = type(objective).training_step
+    if step.__module__.startswith("fedfacet."):
+        return False
+    try:
+        source = inspect.getsource(step)
+    except (OSError, TypeError):  # of a class that was written in a shell
+        return False
+    return "self.log(" in source or "self.log_dict(" in source
 
 
 _FIRST_WEIGHTS: weakref.WeakKeyDictionary[nn.Module, str] = weakref.WeakKeyDictionary()

@@ -10,6 +10,7 @@ import difflib
 import functools
 import itertools
 import math
+import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 
@@ -73,6 +74,8 @@ class ClientProgram:
         personal: Set[str] = frozenset(),
     ) -> None:
         objective.trainer = None  # of an earlier life; `self.log` would look for it
+        # Lightning advises to hand the module to a Trainer; `check_objective` says what holds here.
+        warnings.filterwarnings("ignore", r"You are trying to `self\.log\(\)`")
         self.objective = objective
         self.module = federated_module(objective)
         # Tied parameters under all their names, or the names that stay behind would overwrite the others when weights are
