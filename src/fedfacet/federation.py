@@ -22,8 +22,7 @@ from fedfacet.aggregators.base import Aggregator
 from fedfacet.aggregators.fedavg import FedAvg
 from fedfacet.arguments import check_choice, check_whole
 from fedfacet.asking import Asking
-from fedfacet.callbacks.base import Callback, Measurement
-from fedfacet.callbacks.measuring import measured_by, merged
+from fedfacet.callbacks.base import Callback, Measurement, measured_by, merged
 from fedfacet.clock import Clock, Plan
 from fedfacet.engines.base import Engine
 from fedfacet.errors import BadUpdateError, Interrupted, SelectionError

@@ -309,6 +309,15 @@ def test_runs_at_the_papers_settings_come_first_and_others_only_without_them():
     assert table_of(small + usual[:1]).cells["FedDiverse", column].seeds == (0,), "never mixed"
 
 
+def test_settings_that_are_not_the_papers_are_told():
+    shorter = three(federation__rounds=20, optimizer__lr=0.03, local__amount=1)
+    told = [note for note in table_of(shorter).notes if note.startswith("The paper uses")]
+    assert told == [
+        "The paper uses `federation.rounds=200`; some of these runs use 20, for example `run0`.",
+        "The paper uses `optimizer.lr=0.001`; some of these runs use 0.03, for example `run0`.",
+    ]
+
+
 def test_where_chooses_runs_rows_and_columns():
     runs = three() + three("c", dataset="cmnist") + three("x", dataset="cmnist", optimizer__lr=0.03)
     with pytest.raises(ConfigError, match=r"seed 0 twice, in c0 and x0, which differ in `optimizer\.lr`: choose among"):
