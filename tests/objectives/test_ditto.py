@@ -78,7 +78,7 @@ def measures(clients):
     return {
         "clients": EvaluateClients(**shared, data=SimpleNamespace(matrices=matrices, held_out_clients=None)),
         "personal": PersonalEvaluate(splits=splits, local_holdout=()),
-        "global": Evaluate(**shared),
+        "global": Evaluate(**shared | {"splits": {"global": clients.dataset.test}}),
     }
 
 
@@ -156,7 +156,7 @@ def test_what_is_measured_is_the_personal_model(ditto, alone):
     assert measured["test/acc"] == pytest.approx(np.mean(accuracies))
     assert [measured["test/acc_min"], measured["test/acc_max"]] == pytest.approx([min(accuracies), max(accuracies)])
     after = callbacks["global"].measure(federation, 9)
-    assert before["test/loss"] == after["test/loss"] == pytest.approx(loss, rel=1e-5)
+    assert before["global/loss"] == after["global/loss"] == pytest.approx(loss, rel=1e-5)
 
 
 class OnlyTwo(Participation):
