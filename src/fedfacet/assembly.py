@@ -89,8 +89,8 @@ def federate(
     Args:
         data: who holds what, as ``deal`` returns it.
         model: a module that maps inputs to logits, trained by cross entropy; or a LightningModule that says itself what its
-            ``training_step`` and its optimizer are. Its weights are the initial global model, and
-            training changes them, so a second federation needs a module of its own.
+            ``training_step`` and its optimizer are. Its weights are the initial global model, and training
+            changes them, so a second federation needs a module of its own.
         optimizer: makes the optimizer of a plain module, and of queries that train something; SGD with lr 0.01 by default. A
             LightningModule has an optimizer of its own.
         local: how much a client trains in a round; an epoch in batches of 28 by default.

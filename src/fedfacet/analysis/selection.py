@@ -94,14 +94,14 @@ def selection_of(
         for row, other in itertools.combinations(ordered({row for row, head in found if head == column}), 2):
             one, two = found[row, column], found[other, column]
             both = sorted(one.keys() & two.keys())
-            sizes = next((size for seed in both if len(set(size := (one[seed].shape[1], two[seed].shape[1]))) > 1), None)
-            if sizes is None:
-                overlap[row, other, column] = [alikeness(one[seed], two[seed]) for seed in both]
-            else:
+            sizes = [(one[seed].shape[1], two[seed].shape[1]) for seed in both]
+            if unlike := [pair for pair in sizes if pair[0] != pair[1]]:
+                number, others = unlike[0]
                 notes.append(
-                    f"`{row}` and `{other}` have {sizes[0]} and {sizes[1]} clients on `{column}`: how alike they choose is not "
-                    "shown."
+                    f"`{row}` and `{other}` have {number} and {others} clients on `{column}`: how alike they choose is not shown."
                 )
+            else:
+                overlap[row, other, column] = [alikeness(one[seed], two[seed]) for seed in both]
     caption = (
         "Means over seeds. Clients a round; clients never selected; the first round after which everybody has been selected; "
         "Gini and Jain of the clients' numbers of rounds; the most rounds in a row that somebody was left out. "
