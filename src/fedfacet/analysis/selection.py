@@ -98,7 +98,8 @@ def selection_of(
             if unlike := [pair for pair in sizes if pair[0] != pair[1]]:
                 number, others = unlike[0]
                 notes.append(
-                    f"`{row}` and `{other}` have {number} and {others} clients on `{column}`: how alike they choose is not shown."
+                    f"`{row}` and `{other}` have {number} and {others} clients on `{column}`: how alike they choose is not "
+                    "shown."
                 )
             else:
                 overlap[row, other, column] = [alikeness(one[seed], two[seed]) for seed in both]
