@@ -36,6 +36,17 @@ def test_the_permutation_test_against_all_signs(n):
     assert paired_difference(np.arange(1, n + 1), np.zeros(n)).p_permutation == pytest.approx(smallest_p(n)), "one sign only"
 
 
+@settings(max_examples=50, deadline=None)
+@given(st.lists(st.tuples(st.integers(2300, 2600), st.integers(-20, 20)), min_size=2, max_size=8))
+def test_accuracies_whose_sums_tie(images):
+    """Sums of accuracies often tie, since images are counted. A tie that rounding breaks makes a p-value too small."""
+    right_N, more_N = np.array(images).T
+    sums = [abs(np.dot(signs, more_N)) for signs in itertools.product((1, -1), repeat=len(more_N))]
+    expected = np.mean(np.array(sums) >= abs(more_N.sum()))
+    a, b = (right_N + more_N) / 3_120 * 100, right_N / 3_120 * 100
+    assert paired_difference(a, b).p_permutation == pytest.approx(expected)
+
+
 def test_many_pairs_draw_signs():
     a, b = np.random.default_rng(1).normal([[0.2], [0.0]], 1.0, size=(2, 60))
     found = paired_difference(a, b)
