@@ -3,7 +3,6 @@
 import re
 import shlex
 from pathlib import Path
-from typing import Any
 
 import pytest
 from hydra.core.override_parser.overrides_parser import OverridesParser
@@ -67,31 +66,3 @@ def test_train_commands_compose(command: str, tmp_path: Path, monkeypatch: pytes
     _, jobs = config.preflight("train", argv)
     assert len(jobs) == 1
     assert list(tmp_path.iterdir()) == [], "checking a command writes nothing"
-
-
-LINE = re.compile(
-    r"^\| (\w+) +\| +\d+ \| +([-+][\d.]+) \| +(\[[-\d., ]+\]) \| +(\[[-\d., ]+\]) \|.*\| +(?:\*\*)?([a-z ]+?)(?:\*\*)? \|$",
-    re.M,
-)
-"""A method, the seeds, the difference, two intervals, p-values, how many seeds would decide, and the verdict."""
-
-
-def test_the_differences_of_coloured_mnist_come_out_of_its_files_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The page's picture draws from published runs what the page's five tables say, and a reader can draw it again."""
-    page = (ROOT / "results" / "coloured_mnist.md").read_text()
-    (block,) = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
-    (tmp_path / "results").symlink_to(ROOT / "results")
-    monkeypatch.chdir(tmp_path)
-    names: dict[str, Any] = {}
-    exec(block, names)
-    assert Path("coloured_mnist.png").stat().st_size > 10_000
-    assert len(names["panels"]) == 5
-    for federation, lines in names["panels"].items():
-        section = page.partition(f"## The comparison on `{federation}`")[2].partition("\n## ")[0]
-        drawn = [(line.name, f"{line.mean:+.2f}", *map(_interval, line[2:4]), line.verdict) for line in lines]
-        assert LINE.findall(section) == drawn
-        assert len(drawn) == 8
-
-
-def _interval(ends: tuple[float, float]) -> str:
-    return f"[{ends[0]:.2f}, {ends[1]:.2f}]"
