@@ -56,6 +56,9 @@ class TestWherePresent:
         assert (composed.aggregator.weighting, composed.loss.penalty) == ("equal", "softmax_batch")
         assert composed.model.frozen_statistics
         assert composed.loss.margin_weight == 0.03
+        composed, _ = compose_job("train", ["experiment=fedld_pneumonia", "fidelity=fedld_released_code"])
+        assert (composed.aggregator.weighting, composed.loss.penalty) == ("equal", "softmax_batch")
+        assert "frozen_statistics" not in composed.model, "ResNet-8 has none to freeze, as docs/fedld.md says"
 
     def test_the_participation_studys_released_code(self):
         shakespeare = ("experiment=shakespeare", "fidelity=participation_released_code")
@@ -65,6 +68,15 @@ class TestWherePresent:
         composed, _ = compose_job("train", [*shakespeare, "selector=diversity_score", "participation=dirichlet"])
         assert (composed.selector.jensen_shannon, composed.selector.scaled) == ("distance", True)
         assert composed.participation.redrawn
+
+    def test_a_sweeps_learning_rate_is_its_optimizers(self):
+        """SGD's 0.1 is a hundred times what Adam bears; and a quick trial stays one."""
+        schedulers = ("sweep=participation_schedulers", "experiment=shakespeare")
+        composed, _ = compose_job("train", [*schedulers])
+        assert (composed.optimizer._target_, composed.optimizer.lr) == ("torch.optim.Adam", 0.001)
+        assert compose_job("train", ["sweep=participation_schedulers"])[0].optimizer.lr == 0.1
+        composed, _ = compose_job("train", [*schedulers, "debug=smoke"])
+        assert composed.federation.rounds == 1
 
     def test_the_command_line_has_the_last_word(self):
         composed, _ = compose_job("train", ["fidelity=released_code", "selector.orthogonal=absolute"])

@@ -19,26 +19,35 @@ from fedfacet.runs.rerun import DecomposedRound, decompose_round
 TERMS = ("local_loss", "distribution_shift_loss", "aggregation_loss")
 
 
+def train(path, *overrides):
+    """Leave a short run in a folder."""
+    config, _ = compose_job(
+        "train",
+        [
+            *("experiment=digits_gsc", "partition=dirichlet", "partition.num_clients=4", "selector=all", "logger=[]"),
+            *(
+                "model.width=2",
+                "model.hidden=4",
+                "threads=1",
+                "callbacks=save_checkpoint",
+                "callbacks.save_checkpoint.keep=all",
+            ),
+            *("federation.cohort_size=4", "federation.rounds=2", f"paths.output_dir={path}", *overrides),
+        ],
+    )
+    settle(config)
+    path.mkdir()
+    build(config, path).fit()
+    (path / "config.yaml").write_text(OmegaConf.to_yaml(plain(config)))
+
+
 @pytest.fixture(scope="module")
 def study(tmp_path_factory):
     """A folder of four short runs: two alphas, two aggregators."""
     folder = tmp_path_factory.mktemp("study")
     for alpha in (100, 0.1):
         for aggregator in ("fedavg", "fedld"):
-            path = folder / f"{aggregator}_{alpha}"
-            config, _ = compose_job(
-                "train",
-                [
-                    *("experiment=digits_gsc", "partition=dirichlet", "partition.num_clients=4", f"partition.alpha={alpha}"),
-                    *("selector=all", f"aggregator={aggregator}", "model.width=2", "model.hidden=4", "threads=1", "logger=[]"),
-                    *("callbacks=save_checkpoint", "callbacks.save_checkpoint.keep=all", "federation.cohort_size=4"),
-                    *("federation.rounds=2", f"paths.output_dir={path}"),
-                ],
-            )
-            settle(config)
-            path.mkdir()
-            build(config, path).fit()
-            (path / "config.yaml").write_text(OmegaConf.to_yaml(plain(config)))
+            train(folder / f"{aggregator}_{alpha}", f"partition.alpha={alpha}", f"aggregator={aggregator}")
     return folder
 
 
@@ -101,6 +110,13 @@ def test_a_study_is_one_table_by_what_differs(run, study):
     rows = rows_of(out)
     assert len(rows) == 4
     assert {cell[0] for row in rows for cell in row[-4:-1]} <= {"+", "-"}  # signed
+
+
+def test_a_head_that_never_trained_is_told_of(run, tmp_path):
+    train(tmp_path / "personal", "partition.alpha=0.1", "aggregator=fedavg", "personal=head")
+    status, out, err = run("decomposition=personal")
+    assert (status, err) == (0, "")
+    assert "clients keep layers to themselves (personal=head)" in " ".join(out.split())
 
 
 def test_by_default_the_last_round_and_the_picture_beside_the_run(run, study):
