@@ -3,6 +3,7 @@
 import csv
 import re
 from pathlib import Path
+from statistics import fmean, pstdev
 from typing import Any
 
 import pytest
@@ -93,3 +94,52 @@ def test_the_orderings_of_coloured_mnist_come_out_of_its_files_again() -> None:
 
 def _interval(ends: tuple[float, float]) -> str:
     return f"[{ends[0]:.2f}, {ends[1]:.2f}]"
+
+
+FEDLD = {
+    "Personal accuracy": "personal_mean",
+    "The global model after the last round": "global_last",
+    "The global model by validation": "global_best",
+    "AUC of the last global model": "global_auc",
+}
+"""Headings of FedLD's page, and the column of its file that each compares."""
+
+
+def test_the_tables_of_fedld_come_out_of_its_file_again() -> None:
+    """Means over ten seeds, and differences from FedAvg with the same split and seed."""
+    page = (ROOT / "results" / "fedld_pneumonia.md").read_text().partition("\n## One draw")[0]
+    runs: dict[tuple[str, str], list[dict[str, str]]] = {}
+    for run in csv.DictReader((ROOT / "results" / "fedld_pneumonia.csv").read_text().splitlines()):
+        if run["clients"] == "5":
+            runs.setdefault((run["method"], run["split"]), []).append(run)
+    for keys in (("personal_mean", "personal_min"), ("global_last", "global_best", "global_auc")):
+        columns = [(key, split) for key in keys for split in "123"]
+        methods = {method: None for method, split in runs if runs[method, split][0][keys[0]]}
+        expected = {
+            method: [_mean([float(run[key]) for run in runs[method, split]]) for key, split in columns] for method in methods
+        }
+        assert {line[0]: line[1:] for line in _rows(page, len(columns) + 1) if " ± " in line[1]}.items() >= expected.items()
+    for heading, key in FEDLD.items():
+        printed = [row for row in _rows(page.partition(f"### {heading}\n")[2].partition("\n#")[0], 10) if row[0] in "123"]
+        values = {place: [float(run[key]) for run in of] for place, of in runs.items() if of[0][key]}
+        found = [paired_difference(values[method, split], values["fedavg", split]) for split, method, *_ in printed]
+        corrected = holm([difference.p_permutation for difference in found])
+        assert [row[3:6] + row[7:8] for row in printed] == [
+            [f"{d.mean:+.2f}", _interval(d.t_interval), _interval(d.bootstrap_interval), f"{p:.2g}"]
+            for d, p in zip(found, corrected, strict=True)
+        ]
+        assert [row[9] for row in printed] == [
+            "not separated" if p >= LEVEL else "**better**" if d.mean > 0 else "**worse**"
+            for d, p in zip(found, corrected, strict=True)
+        ]
+        assert len(printed) == 3 * (len({method for method, _ in values} - {"local"}) - 1)
+
+
+def _rows(text: str, number: int) -> list[list[str]]:
+    """Return the cells of all lines of a text's tables that have so many."""
+    lines = [line.strip("| ").split(" | ") for line in text.replace("`", "").splitlines() if line.startswith("| ")]
+    return [line for line in lines if len(line) == number]
+
+
+def _mean(values: list[float]) -> str:
+    return f"{fmean(values):.2f} ± {pstdev(values):.2f} ({len(values)})"
