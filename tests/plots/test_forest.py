@@ -31,3 +31,4 @@ def test_a_line_far_longer_than_the_others_leaves_the_frame(mean, told, tmp_path
 def test_lines_of_like_length_stay_inside_and_no_interval_is_no_error(tmp_path):
     words = texts(tmp_path / "inside.svg", [*USUAL, line("more", 4, 4), line("alone", 2.0, math.nan)])
     assert {"8", "more", "alone"} <= words
+    assert "8" in texts(tmp_path / "alone.svg", [*USUAL, line("wide", 0.3, 28), line("alone", 9.0, math.nan)])

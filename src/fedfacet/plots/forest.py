@@ -64,9 +64,11 @@ def _frame(axes: Any, lines: Mapping[int, Difference]) -> None:
     wide = [y for y, length in lengths.items() if length > _WIDE * typical > 0]
     if not wide:
         return
-    ends = [end for y in lengths.keys() - wide for end in (*lines[y].t_interval, *lines[y].bootstrap_interval, 0.0)]
-    room = 0.08 * (max(ends) - min(ends))
-    low, high = min(ends) - room, max(ends) + room
+    usual = [line for y, line in lines.items() if y not in wide]
+    ends = [0.0, *(end for line in usual for end in (line.mean, *line.t_interval, *line.bootstrap_interval))]
+    low, high = (limit(end for end in ends if math.isfinite(end)) for limit in (min, max))
+    room = 0.08 * (high - low)
+    low, high = low - room, high + room
     axes.set_xlim(low, high)
     for y in wide:
         line, colour = lines[y], _VERDICTS[lines[y].verdict]
