@@ -25,14 +25,8 @@ def train(path, *overrides):
         "train",
         [
             *("experiment=digits_gsc", "partition=dirichlet", "partition.num_clients=4", "selector=all", "logger=[]"),
-            *(
-                "model.width=2",
-                "model.hidden=4",
-                "threads=1",
-                "callbacks=save_checkpoint",
-                "callbacks.save_checkpoint.keep=all",
-            ),
-            *("federation.cohort_size=4", "federation.rounds=2", f"paths.output_dir={path}", *overrides),
+            *("model.width=2", "model.hidden=4", "threads=1", "federation.cohort_size=4", "federation.rounds=2"),
+            *("callbacks=save_checkpoint", "callbacks.save_checkpoint.keep=all", f"paths.output_dir={path}", *overrides),
         ],
     )
     settle(config)
