@@ -156,7 +156,7 @@ def test_an_answer_from_another_site_is_left_out(run):
     held = {}
 
     def meddle(request, ticket, content):
-        if request.kind != "train" or request.body["round"] != 2 or len(held) == 2:
+        if request.kind != "train" or request.body["round"] != 2 or ticket.site in held:
             return [(ticket, content)]
         held[ticket.site] = ticket, content
         if len(held) == 1:
