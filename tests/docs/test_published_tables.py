@@ -101,6 +101,28 @@ def test_the_orderings_of_coloured_mnist_come_out_of_its_files_again(block: dict
     assert lines == [" | ".join(row) for row in expected]
 
 
+def test_what_is_left_after_300_rounds_comes_out_of_its_file_again() -> None:
+    """The longer runs, paired by seed, whose tails until round 100 are those that were published before."""
+    page = (ROOT / "results" / "coloured_mnist.md").read_text().partition("## Does the lead")[2].partition("\n## ")[0]
+    runs = list(csv.DictReader((ROOT / "results" / "coloured_mnist_300_rounds.csv").read_text().splitlines()))
+    short = tails("waterbirds_dist", {})
+    assert all(float(run["tail_100"]) == short[run["method"]][run["seed"]] for run in runs)
+    printed = [row for row in _rows(page, 10) if row[0].isdigit()]
+    of = [
+        [[float(run[f"tail_{until}"]) for run in runs if run["method"] == one] for one in ("feddiverse", "uniform")]
+        for until, *_ in printed
+    ]
+    found = [paired_difference(*values) for values in of]
+    corrected = holm([difference.p_permutation for difference in found])
+    for (_, uniform, feddiverse, *line), values, d, p in zip(printed, of, found, corrected, strict=True):
+        assert [f"{mean} (10)" for mean in (feddiverse, uniform)] == [_mean(one) for one in values]
+        assert line[:5] == [
+            f"{d.mean:+.2f}", _interval(d.t_interval), _interval(d.bootstrap_interval), f"{d.p_permutation:.2g}", f"{p:.2g}"
+        ]  # fmt: skip
+        assert line[5:] == [f"{d.seeds_needed:.0f}", "not separated" if p >= LEVEL else "**better**"]
+    assert len(found) == 3
+
+
 def _interval(ends: tuple[float, float]) -> str:
     return f"[{ends[0]:.2f}, {ends[1]:.2f}]"
 
