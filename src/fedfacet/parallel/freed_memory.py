@@ -12,7 +12,7 @@ def keep_freed_memory() -> None:
 
     By itself glibc gives the memory of large activations back to the kernel when they are freed. The next step gets it again,
     page by page: a fifth of the time of a worker that trains HeteroFL's CNN. Small batches gain little. A run's numbers do not
-    depend on it, and its peak memory grows by some 50 MB.
+    depend on it, and its peak memory grew by some 50 MB where it was measured.
     """
     if platform.libc_ver()[0] != "glibc":
         return
