@@ -92,6 +92,22 @@ def test_too_few_seeds_for_the_permutation_test_are_said(runs):
     assert not any("permutation" in note for note in by_t.notes)
 
 
+def test_differences_that_are_all_the_same_are_said_where_the_t_test_takes_them_for_proof(runs):
+    """Accuracies are counts of images, so two seeds may well differ by as many."""
+    alike = [
+        run(selector, seed, 0.9 + 0.01 * seed + by) for selector, by in (("uniform", 0), ("more", 0.001)) for seed in (0, 1)
+    ]
+    by_t = compare_with(alike, "uniform", test="t")
+    assert [(line.p, by_t.verdict(line)) for line in by_t.lines] == [(0, "better")]
+    assert by_t.notes == (
+        "`more, gsc` differs by the same in all 2 seeds, so the t test sees no spread and its p-value is 0: take --test "
+        "permutation, or run more seeds.",
+    )
+    assert not any("no spread" in note for note in compare_with(alike, "uniform").notes)
+    equal = [run(selector, seed, 0.9) for selector in ("uniform", "more") for seed in (0, 1)]
+    assert not any("no spread" in note for note in compare_with(equal, "uniform", test="t").notes)
+
+
 def test_a_run_without_a_value_is_nan_and_not_counted(runs):
     lost = [each for each in runs if (each.setting("selector"), each.seed) != ("better", 3)]
     comparison = compare_with([*lost, run("better", 3, math.nan)], "uniform")

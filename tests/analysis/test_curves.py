@@ -81,7 +81,8 @@ def test_a_seed_that_ends_without_a_value_is_said_and_what_is_infinite_has_no_sp
     found = curves_of(loss, metric=METRIC)
     assert found.curves[0].final_S == [200, 400]
     assert any("shows 2 of its rounds" in note for note in found.notes)
-    assert any("is nan because" in note for note in found.notes)  # its last round has none
+    (lost,) = [note for note in found.notes if "has no value" in note]
+    assert lost == f"`slow, gsc` ends early, because `test/acc` has no value at the last round of `{tmp_path / 'loss1'}`."
 
 
 def test_a_threshold_is_reached_where_it_is_met(runs, tmp_path):

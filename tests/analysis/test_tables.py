@@ -378,6 +378,13 @@ def test_latex_cells():
     assert r"    b & \textbf{50.00 $\pm$ 0.00} (2) \\" in lines
 
 
+@pytest.mark.parametrize("name", ["[1, 2]", "*"])
+def test_a_row_of_latex_begins_with_nothing_that_the_line_break_before_it_would_read(name):
+    """A line break and a rule take a bracket after them for a length, and a line break takes a star."""
+    lines = to_latex(make_table([run("a"), run(name)])).splitlines()
+    assert any(line.startswith(f"    {{}}{name} & ") for line in lines)
+
+
 def test_csv_is_plain_and_unrounded():
     runs = [run("a,b", 0, last=1 / 3, best=0.5), run("a,b", 2, last=2 / 3, best=0.5), run("c", 0, last=0.1, experiment="y")]
     lines = list(csv.DictReader(io.StringIO(to_csv(make_table(runs)))))

@@ -127,8 +127,7 @@ def compare_with(
         raise ConfigError(f"Expected a column that {baseline!r} and another row share, but there is none: choose by --columns.")
     p_values = [difference.p(test) for *_, difference in compared]
     lines = tuple(Line(*one, p, corrected) for one, p, corrected in zip(compared, p_values, holm(p_values), strict=True))
-    if test == "permutation":
-        notes += _note_on_resolution(lines)
+    notes += _note_on_resolution(lines) if test == "permutation" else _notes_on_no_spread(lines)
     said = _said_of(test, baseline, lines, lower_is_better) + caption_of(finished, [metric], moments, None, None, command)
     corner, names = " / ".join(rows), " / ".join(columns)
     return Comparison(baseline, corner, names, metric, lines, percent, lower_is_better, said, tuple(notes))
@@ -156,6 +155,16 @@ def _note_on_resolution(lines: Sequence[Line]) -> list[str]:
         f"With {most} seeds no p-value of the permutation test is below {smallest_p(most):.2g}, and the correction is over "
         f"{_lines(counted)}: nothing can be separated here. Run {enough}, choose fewer lines by --where, or take --test t, "
         "which assumes differences of a normal distribution."
+    ]
+
+
+def _notes_on_no_spread(lines: Sequence[Line]) -> list[str]:
+    """Name the lines whose differences are all the same one, which the t test takes for certain."""
+    return [
+        f"`{line.row}, {line.column}` differs by the same in all {len(line.seeds)} seeds, so the t test sees no spread and its "
+        "p-value is 0: take --test permutation, or run more seeds."
+        for line in lines
+        if line.p == 0
     ]
 
 

@@ -108,7 +108,7 @@ def curves_of(
     finished = finished_of(runs)
     check_metric(finished, metric, ("last",))
     groups, percent = group_runs(finished, rows, columns), in_percent(metric)
-    notes = [*notes_on_unfinished(runs), *notes_on(groups, metric, ("last",), (*rows, *columns))]
+    notes = [*notes_on_unfinished(runs), *notes_on(groups, metric, ("last",), (*rows, *columns), by_round=True)]
     if percent and threshold is not None and 0 < threshold < 1:
         notes.append(
             f"The threshold is {threshold:g} %, because `{metric}` is in percent here: write {100 * threshold:g} for "

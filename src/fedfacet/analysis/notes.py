@@ -31,9 +31,17 @@ _FEDERATION = ("experiment", "setting", "dataset", "partition", "server_data", "
 
 
 def notes_on(
-    groups: Mapping[tuple[str, str], Sequence[Run]], metric: str, moments: Sequence[str], keys: Sequence[str] = ()
+    groups: Mapping[tuple[str, str], Sequence[Run]],
+    metric: str,
+    moments: Sequence[str],
+    keys: Sequence[str] = (),
+    *,
+    by_round: bool = False,
 ) -> list[str]:
-    """Return the warnings about a table's cells, which are given by row and column; ``keys`` are what these tell apart."""
+    """Return the warnings about a table's cells, which are given by row and column; ``keys`` are what these tell apart.
+
+    If ``by_round``, the table is of all rounds that have a value, and does not become nan where the last one has none.
+    """
     notes = []
     everybody = [run for members in groups.values() for run in members]
     if without := [run for run in everybody if not all(measured(run, metric, moment) for moment in moments)]:
@@ -47,7 +55,8 @@ def notes_on(
         for moment in moments:
             lost = [f"`{run.path}`" for run in members if math.isnan(run.at(moment).get(metric, math.nan))]
             if lost and any(measured(run, metric, moment) for run in members):
-                notes.append(f"{name} is nan because `{metric}` has no value {_when(moment)} of {', '.join(lost)}.")
+                what = "ends early," if by_round else "is nan"
+                notes.append(f"{name} {what} because `{metric}` has no value {_when(moment)} of {', '.join(lost)}.")
         notes += _notes_on_personal(name, members, moments) if metric.startswith("personal") else ()
         if smoke := [run for run in members if run.setting("smoke") == "true"]:
             notes.append(f"{name} has runs of debug=smoke (mostly one round on generated data), for example `{smoke[0].path}`.")

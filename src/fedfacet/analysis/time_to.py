@@ -87,7 +87,7 @@ def time_to(
     if len(clocked) < len(finished):
         notes.append(f"{len(finished) - len(clocked)} of {len(finished)} runs have no simulated clock and are left out.")
     groups = group_runs(clocked, rows, columns)
-    notes += notes_on(groups, metric, ("last",), (*rows, *columns))
+    notes += notes_on(groups, metric, ("last",), (*rows, *columns), by_round=True)
     found = {
         (*heads, target): [_reached(run, metric, target, lower_is_better) for run in members]
         for heads, members in groups.items()
