@@ -40,8 +40,8 @@ class FedDiverseSelector(ClientSelector):
             rounds.
         pretraining: ``"fedavg"`` (algorithm 6: FedAvg averages the updates of these rounds in the aggregator's place, but not
             where the aggregator sends or reads more than models, as SCAFFOLD's does) or ``"ordinary"`` (released code: the
-            aggregator does, and clients are asked in round T_0 already, before they train in it, so that T_0 = 1 estimates on the
-            initial model as T_0 = 0 does).
+            aggregator does, and clients are asked in round T_0 already, before they train in it, so that T_0 = 1 estimates on
+            the initial model as T_0 = 0 does).
         orthogonal: ``"absolute"`` or ``"signed"``, the sign of the projection in step 3.
         normalisation: ``"l1"`` (paper) or ``"l1_then_l2"`` (released code: each dimension divided by its sum over the clients,
             then each client's vector by its l2 norm).
