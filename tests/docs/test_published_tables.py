@@ -146,13 +146,19 @@ FEDLD = {
 """Headings of FedLD's page, and the column of its file that each compares."""
 
 
-def test_the_tables_of_fedld_come_out_of_its_file_again() -> None:
-    """Means over ten seeds, and differences from FedAvg with the same split and seed."""
-    page = (ROOT / "results" / "fedld_pneumonia.md").read_text().partition("\n## One draw")[0]
+def fedld_runs(clients: int) -> dict[tuple[str, str], list[dict[str, str]]]:
+    """Return the published runs of FedLD's page by method and split."""
     runs: dict[tuple[str, str], list[dict[str, str]]] = {}
     for run in csv.DictReader((ROOT / "results" / "fedld_pneumonia.csv").read_text().splitlines()):
-        if run["clients"] == "5":
+        if run["clients"] == str(clients):
             runs.setdefault((run["method"], run["split"]), []).append(run)
+    return runs
+
+
+def test_the_tables_of_fedld_come_out_of_its_file_again() -> None:
+    """Means over ten seeds, and differences from FedAvg with the same split and seed."""
+    page = (ROOT / "results" / "fedld_pneumonia.md").read_text().partition("\n## Fifty clients")[0]
+    runs = fedld_runs(clients=5)
     for keys in (("personal_mean", "personal_min"), ("global_last", "global_best", "global_auc")):
         columns = [(key, split) for key in keys for split in "123"]
         methods = {method: None for method, split in runs if runs[method, split][0][keys[0]]}
@@ -166,6 +172,21 @@ def test_the_tables_of_fedld_come_out_of_its_file_again() -> None:
         pairs = [(values[method, split], values["fedavg", split]) for split, method, *_ in printed]
         assert [row[3:] for row in printed] == _differences(pairs)
         assert len(printed) == 3 * (len({method for method, _ in values} - {"local"}) - 1)
+
+
+def test_the_tables_of_fedlds_fifty_clients_come_out_of_its_file_again() -> None:
+    page = (ROOT / "results" / "fedld_pneumonia.md").read_text().partition("\n## Fifty clients")[2].partition("\n## ")[0]
+    runs = {method: of for (method, _), of in fedld_runs(clients=50).items()}
+    assert all([run["seed"] for run in of] == [str(seed) for seed in range(10)] for of in runs.values())
+    keys = ("personal_mean", "personal_min", "global_last", "global_best", "global_auc")
+    values = {(name, key): [float(run[key]) for run in of if run[key]] for name, of in runs.items() for key in keys}
+    means = {name: [_mean(values[name, key]) if values[name, key] else "–" for key in keys] for name in runs}
+    assert {line[0]: line[1:-1] for line in _rows(page, 7) if line[0] in runs} == means
+    for heading, key in FEDLD.items():
+        printed = [row[1:] for row in _rows(page, 10) if row[0] == heading]
+        pairs = [(values[method, key], values["fedavg", key]) for method, *_ in printed]
+        assert [row[2:] for row in printed] == _differences(pairs)
+        assert [row[0] for row in printed] == [name for name in runs if name != "fedavg" and values[name, key]]
 
 
 def _rows(text: str, number: int) -> list[list[str]]:
