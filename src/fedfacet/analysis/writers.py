@@ -57,7 +57,7 @@ def latex_of(grid: Sequence[Sequence[str]], caption: str, notes: Sequence[str], 
     """
     said_first, _, command = caption.partition(f" {MADE_WITH} `")
     made = f"{MADE_WITH} `{command}" if command else ""
-    # Nothing in braces comes first where the line break or rule before it would take the cell for an argument of its own.
+    # Empty braces come first where the line break or rule before the cell would take it for an argument.
     head, *lines = (("    {}" if line[0].startswith(("[", "*")) else "    ") + " & ".join(line) + r" \\" for line in grid)
     said = [rf"  \par\smallskip{{\footnotesize Note: {latex_text(note)}}}" for note in notes]
     sides = "l" * flush_left + "r" * (len(grid[0]) - flush_left)
