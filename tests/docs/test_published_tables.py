@@ -2,7 +2,7 @@
 
 import csv
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from statistics import fmean, pstdev
 from typing import Any
@@ -187,6 +187,44 @@ def test_the_tables_of_fedlds_fifty_clients_come_out_of_its_file_again() -> None
         pairs = [(values[method, key], values["fedavg", key]) for method, *_ in printed]
         assert [row[2:] for row in printed] == _differences(pairs)
         assert [row[0] for row in printed] == [name for name in runs if name != "fedavg" and values[name, key]]
+
+
+def test_the_grid_of_shakespeare_comes_out_of_its_file_again() -> None:
+    """Accuracies and losses of five partitions, and what more steps in fewer rounds change, with the partitions as pairs."""
+    page = (ROOT / "results" / "shakespeare.md").read_text().partition("(figure 8)\n")[2].partition("\n## ")[0]
+    runs = list(csv.DictReader((ROOT / "results" / "shakespeare.csv").read_text().splitlines()))
+    assert all(int(run["steps"]) * int(run["rounds"]) == 2000 for run in runs)
+    roles = list(dict.fromkeys(run["roles"] for run in runs))
+    assert [(run["roles"], run["steps"]) for run in runs] == [(one, steps) for one in roles for steps in ("4", "8", "16")]
+    for one, printed in zip(roles, [row for row in _rows(page, 8) if row[0] in roles], strict=True):
+        of = [run for run in runs if run["roles"] == one]
+        accuracies, losses = ([f"{float(run['last']):.2f}" for run in of], [f"{float(run['loss']):.3f}" for run in of])
+        assert printed == [one, *accuracies, *losses, ", ".join(run["model_digest"] for run in of)]
+    lines, differences = [], []
+    for key, what, digits in (("last", "accuracy", 2), ("loss", "loss", 3)):
+        of_steps = {steps: [float(run[key]) for run in runs if run["steps"] == steps] for steps in ("4", "8", "16")}
+        for more, less in (("8", "4"), ("16", "8"), ("16", "4")):
+            difference = paired_difference(of_steps[more], of_steps[less])
+            low, high = difference.t_interval
+            lines.append([what, f"{more} - {less}", f"{difference.mean:+.{digits}f}", f"[{low:.{digits}f}, {high:.{digits}f}]"])
+            differences.append(difference)
+    corrected = ["< 0.001" if p < 0.001 else f"{p:.3f}" for p in holm([difference.p_t for difference in differences])]
+    assert [row for row in _rows(page, 5) if row[0] in ("accuracy", "loss")] == [
+        [*line, p] for line, p in zip(lines, corrected, strict=True)
+    ]
+
+
+def test_the_tables_of_counts_come_out_again(real_folder: Callable[[str], str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """The page's block of Python counts in the real text what its table says."""
+    monkeypatch.setenv("FEDFACET_DATA", str(Path(real_folder("shakespeare")).parent))
+    page = (ROOT / "results" / "shakespeare.md").read_text()
+    (code,) = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
+    names: dict[str, Any] = {}
+    exec(code, names)
+    printed = [
+        (int(row[0].split()[0]), *row[1:]) for row in _rows(page.partition("## What a table")[2], 3) if row[0][0].isdigit()
+    ]
+    assert printed == names["found"]
 
 
 def _rows(text: str, number: int) -> list[list[str]]:
