@@ -94,11 +94,12 @@ def test_too_few_seeds_for_the_permutation_test_are_said(runs):
 
 def test_differences_that_are_all_the_same_are_said_where_the_t_test_takes_them_for_proof(runs):
     """Accuracies are counts of images, so two seeds may well differ by as many."""
-    alike = [
-        run(selector, seed, 0.9 + 0.01 * seed + by) for selector, by in (("uniform", 0), ("more", 0.001)) for seed in (0, 1)
-    ]
+    values = {(selector, seed): 0.9 + 0.01 * seed + by for selector, by in (("uniform", 0), ("more", 0.001)) for seed in (0, 1)}
+    alike = [run(selector, seed, value) for (selector, seed), value in values.items()]
+    at_best_too = [run(selector, seed, value, best=value) for (selector, seed), value in values.items()]
     by_t = compare_with(alike, "uniform", test="t")
     assert [(line.p, by_t.verdict(line)) for line in by_t.lines] == [(0, "better")]
+    assert compare_with(at_best_too, "uniform", test="t", at="both").notes == by_t.notes  # once, and not per moment
     assert by_t.notes == (
         "`more, gsc` differs by the same in all 2 seeds, so the t test sees no spread and its p-value is 0: take --test "
         "permutation, or run more seeds.",

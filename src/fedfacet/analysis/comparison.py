@@ -159,12 +159,12 @@ def _note_on_resolution(lines: Sequence[Line]) -> list[str]:
 
 
 def _notes_on_no_spread(lines: Sequence[Line]) -> list[str]:
-    """Name the lines whose differences are all the same one, which the t test takes for certain."""
+    """Name once, whatever the moments, each line whose differences are all the same one, which the t test takes for certain."""
+    certain = {(line.row, line.column): len(line.seeds) for line in lines if line.p == 0}
     return [
-        f"`{line.row}, {line.column}` differs by the same in all {len(line.seeds)} seeds, so the t test sees no spread and its "
-        "p-value is 0: take --test permutation, or run more seeds."
-        for line in lines
-        if line.p == 0
+        f"`{row}, {column}` differs by the same in all {num_seeds} seeds, so the t test sees no spread and its p-value is 0: "
+        "take --test permutation, or run more seeds."
+        for (row, column), num_seeds in certain.items()
     ]
 
 
