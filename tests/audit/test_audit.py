@@ -163,6 +163,7 @@ def test_another_round_than_the_last_is_told(run, capsys, tmp_path):
     assert main([f"run={tmp_path / 'run'}", "round=3"]) == 0
 
 
+@pytest.mark.slow
 def test_clients_with_parts_of_the_model(run, attack):
     """A model that normalises by its batch, cut: members and others are mixed in its batches."""
     folder = run(

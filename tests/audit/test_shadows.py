@@ -40,6 +40,7 @@ def pool_in(folder):
     return own
 
 
+@pytest.mark.slow
 def test_a_pool_is_the_same_by_any_engine_and_after_a_kill(run, attack, tmp_path):
     """To the bit; files that are there are not made again."""
     whole = attack(run(), *OPTIONS, f"paths.log_dir={tmp_path}/one")

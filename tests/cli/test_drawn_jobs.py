@@ -67,7 +67,10 @@ def searched(tmp_path):
 
 @pytest.mark.parametrize(
     ("trials", "places"),
-    [("3", [r"1 of 3", r"2 of 3, about \d+ min left", r"3 of 3, about \d+ min left"]), ("null", ["1", "2", "3"])],
+    [
+        ("3", [r"1 of 3", r"2 of 3, about \d+ min left", r"3 of 3, about \d+ min left"]),
+        pytest.param("null", ["1", "2", "3"], marks=pytest.mark.slow),
+    ],
 )
 def test_a_job_says_of_how_many_it_is_where_the_sweeper_says_that(searched, trials, places):
     ended = searched(f"hydra.sweeper.n_trials={trials}")
@@ -84,6 +87,7 @@ def test_the_cells_are_those_that_were_drawn(searched):
     assert "2 cells in" not in ended.stdout
 
 
+@pytest.mark.slow
 def test_several_workers_would_each_draw_for_themselves(searched):
     ended = searched("sweep=cells", "sweep.workers=2")
     assert ended.returncode == 2

@@ -125,7 +125,11 @@ def numbers(run):
 
 
 @pytest.mark.parametrize(
-    "engine", [["engine=sequential"], ["engine=workers", "engine.workers=2"]], ids=["sequential", "workers"]
+    "engine",
+    [
+        pytest.param(["engine=sequential"], id="sequential"),
+        pytest.param(["engine=workers", "engine.workers=2"], id="workers", marks=pytest.mark.slow),
+    ],
 )
 def test_a_run_comes_to_the_same_numbers(elsewhere, trained, tmp_path, engine):
     ended = elsewhere(TRAIN, *SMALL, *engine, "paths.output_dir=there")
@@ -136,6 +140,7 @@ def test_a_run_comes_to_the_same_numbers(elsewhere, trained, tmp_path, engine):
     assert all(float(peak) > 50 for peak in peaks), peaks
 
 
+@pytest.mark.slow
 def test_a_run_is_gone_on_with(elsewhere, trained, tmp_path):
     assert elsewhere(TRAIN, *SMALL, "federation.rounds=1", "paths.output_dir=there").returncode == 0
     ended = elsewhere(TRAIN, "resume=there", "federation.rounds=2")
@@ -144,6 +149,7 @@ def test_a_run_is_gone_on_with(elsewhere, trained, tmp_path):
     assert numbers(tmp_path / "there") == numbers(tmp_path / "here")
 
 
+@pytest.mark.slow
 def test_workers_of_a_sweep_are_spawned(elsewhere, trained, tmp_path):
     sweep = (*SMALL, "sweep=cells", "selector=uniform", "seed=0,1", "-m")
     ended = elsewhere(TRAIN, *sweep, "sweep.workers=2")
@@ -161,6 +167,7 @@ def test_workers_of_a_sweep_are_spawned(elsewhere, trained, tmp_path):
     assert len(there) == 2
 
 
+@pytest.mark.slow
 def test_a_cell_of_a_spawned_worker_that_fails_is_named(elsewhere):
     ended = elsewhere(TRAIN, *SMALL, "sweep=cells", "optimizer.lr=0.01,1e30", "seed=0", "-m", "sweep.workers=2")
     assert ended.returncode == 1

@@ -89,6 +89,7 @@ def test_workers_stop_when_the_command_is_killed(start):
     until(lambda: all(map(is_over, workers)))
 
 
+@pytest.mark.slow
 def test_a_worker_that_is_killed_is_named_and_the_others_go_on(start, trained, cells):
     command = (
         "sweep=cells",

@@ -60,6 +60,7 @@ def test_two_processes_share_a_study_and_run_no_cell_twice(tune, cells, tmp_path
     assert any("6 of 6 trials are finished.\n" in one.out for one in ended)
 
 
+@pytest.mark.slow
 def test_a_killed_study_goes_on_and_ends_as_if_it_had_not_been_killed(tune, start, cells, tmp_path):
     command = (LR, SELECTOR, "tune.n_trials=3", "federation.rounds=6")
 
@@ -127,6 +128,7 @@ def test_a_finished_study_says_what_was_best_and_how_to_report_it(tune, cells, f
     assert [int(number) for number, _, _ in TRIAL.findall(more.out)] == [3]
 
 
+@pytest.mark.slow
 def test_equal_trials_are_one_cell(tune, cells):
     ended = tune(SELECTOR, "tune.n_trials=5").result()
     assert ended.status == 0, ended.err
@@ -134,6 +136,7 @@ def test_equal_trials_are_one_cell(tune, cells):
     assert len(BEGINS.findall(ended.out)) == len(values_of(cells)) <= 2
 
 
+@pytest.mark.slow
 def test_a_trial_that_fails_is_named_and_tried_again_by_the_same_command(tune, cells):
     command = ("federation.cohort_size=choice(3,200)", "selector=uniform", "tune.n_trials=5")
     for _ in range(2):
@@ -155,6 +158,7 @@ def test_a_metric_that_no_run_has_is_refused_with_those_there_are(tune):
     assert "val/accuracy is not: give one of val/acc, " in ended.err.splitlines()[-1]
 
 
+@pytest.mark.slow
 def test_a_study_with_another_space_or_other_settings_is_refused(tune, cells):
     command = (LR, "seed=0,1", "tune.n_trials=1")
     assert tune(*command).result().status == 0

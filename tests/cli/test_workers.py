@@ -67,6 +67,7 @@ def sockets_of(pids):
 
 
 @pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="looks for processes in /proc")
+@pytest.mark.slow
 def test_stopped_killed_and_gone_on_with_by_another_engine_it_ends_as_if_it_had_not_been(start, trained, tmp_path):
     trained(ROUNDS, "paths.output_dir=whole")
     run = tmp_path / "run"

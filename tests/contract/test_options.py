@@ -1,5 +1,6 @@
 """The folder is the catalogue and the signature is the schema (law 7)."""
 
+import functools
 import importlib
 import inspect
 from pathlib import Path
@@ -152,6 +153,7 @@ def _composed_for(file):
     return compose_job(OF_COMMANDS[file.parent.name], [f"{file.parent.name}={file.stem}", *needed])[0]
 
 
+@functools.cache
 def _targets_in(file):
     def walk(node):
         if isinstance(node, dict):
@@ -160,7 +162,7 @@ def _targets_in(file):
             for value in node.values():
                 yield from walk(value)
 
-    yield from walk(OmegaConf.to_container(OmegaConf.load(file)))
+    return list(walk(OmegaConf.to_container(OmegaConf.load(file))))
 
 
 def _defined_here(value, module):

@@ -19,8 +19,11 @@ RESULTS = {
 }
 """What the configurations of the pages' runs say they chose."""
 
+LONG = RESULTS.keys() - {"from_python.md"}
+"""Each command loads torch anew, and some load a network of torchvision."""
 
-@pytest.mark.parametrize("page", RESULTS)
+
+@pytest.mark.parametrize("page", [pytest.param(page, marks=pytest.mark.slow) if page in LONG else page for page in RESULTS])
 def test_the_page_works(page, tmp_path):
     """Commands run in order in an empty folder, which has the scripts only; five rounds are enough for a table."""
     (tmp_path / "src").symlink_to(ROOT / "src")

@@ -173,6 +173,7 @@ def sleep_once(marker):
         time.sleep(600)
 
 
+@pytest.mark.slow
 def test_a_sigterm_to_all_while_workers_start_is_this_process_alone_to_act_on(checkout):
     """The process from which workers are forked must not die of it, and nothing may be left behind."""
     code = """

@@ -40,8 +40,8 @@ def test_it_is_a_notebook_without_outputs(notebook):
             assert len(cell["source"]) <= 25, "thin: logic belongs into the package; a method of one's own is about so long"
 
 
-LONG = {"02_feddiverse", "05_models_and_attacks"}
-"""A minute of training, and seven commands in processes of their own."""
+LONG = {"02_feddiverse", "05_models_and_attacks", "06_fairness", "07_selection"}
+"""Minutes of training, and commands in processes of their own."""
 
 
 SHORTER = {r"federation\.rounds=\d+": "federation.rounds=6"}

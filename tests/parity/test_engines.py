@@ -355,7 +355,8 @@ def test_two_workers_come_to_the_same_bit_for_bit(case, run, reference):
     assert facts(run(case, "workers", workers=2)) == facts(reference(case))
 
 
-@pytest.mark.parametrize("cases", [CASES, pytest.param(TOGETHER, marks=pytest.mark.slow)], ids=["one by one", "together"])
+@pytest.mark.parametrize("cases", [CASES, TOGETHER], ids=["one by one", "together"])
+@pytest.mark.slow
 def test_two_ranks_come_to_the_same_bit_for_bit(cases, on_two_ranks, reference):
     """All cases in one test, since the ranks take seconds to start."""
     histories = on_two_ranks(cases)

@@ -27,7 +27,7 @@ def federation(number):
     return [InteractionMatrix(KINDS[kind]) for kind in kinds], kinds
 
 
-@pytest.mark.parametrize("number", [crowd.MOST_BARS + 1, 25_000])
+@pytest.mark.parametrize("number", [crowd.MOST_BARS + 1, pytest.param(25_000, marks=pytest.mark.slow)])
 def test_no_picture_grows_with_its_clients(tmp_path, number):
     matrices, types = federation(number)
     plots.plot_partition(matrices, tmp_path / "partition.png")
