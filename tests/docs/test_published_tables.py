@@ -1,6 +1,7 @@
 """Tables of results/ come out of the csv files beside them again."""
 
 import csv
+import math
 import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -8,9 +9,12 @@ from statistics import fmean, pstdev
 from typing import Any
 
 import pytest
+import torch
 from omegaconf import OmegaConf
+from torch import nn
 
 from fedfacet.analysis.paired import LEVEL, holm, paired_difference
+from fedfacet.clients.program import Clients
 
 ROOT = Path(__file__).parents[2]
 
@@ -187,6 +191,62 @@ def test_the_tables_of_fedlds_fifty_clients_come_out_of_its_file_again() -> None
         pairs = [(values[method, key], values["fedavg", key]) for method, *_ in printed]
         assert [row[2:] for row in printed] == _differences(pairs)
         assert [row[0] for row in printed] == [name for name in runs if name != "fedavg" and values[name, key]]
+
+
+def test_the_table_of_renewed_statistics_comes_out_of_its_file_again() -> None:
+    """And what the page says of them, and of how long ago a client took part: a slope within a run's measured rounds."""
+    section = (ROOT / "results" / "fedld_pneumonia.md").read_text().partition("\n### Why FedBN")[2].partition("\n## ")[0]
+    clients = list(csv.DictReader((ROOT / "results" / "fedld_pneumonia_renewed.csv").read_text().splitlines()))
+    of_fifty = {method: of for (method, _), of in fedld_runs(clients=50).items()}
+    means, slopes = {}, {}
+    for method in ("fedavg", "fedbn"):
+        runs = [[one for one in clients if (one["method"], one["seed"]) == (method, str(seed))] for seed in range(6)]
+        for key in ("personal", "renewed"):
+            means[method, key] = [fmean(float(one[key]) for one in run if one["round"] == "200") for run in runs]
+        assert means[method, "personal"] == pytest.approx([float(run["personal_mean"]) for run in of_fifty[method][:6]])
+        slopes[method] = [_slope(run) for run in runs]
+    printed = {row[0]: row[1:] for row in _rows(section, 5)}
+    assert [printed[str(seed)] for seed in range(6)] == [[f"{of[seed]:.2f}" for of in means.values()] for seed in range(6)]
+    assert printed["mean"] == [f"{fmean(of):.2f}" for of in means.values()]
+    told = [
+        ("fedbn", "renewed", means["fedbn", "personal"]),
+        ("fedbn", "renewed", means["fedavg", "personal"]),
+        ("fedavg", "renewed", means["fedavg", "personal"]),
+    ]
+    differences = [paired_difference(means[method, key], other) for method, key, other in told]
+    differences += [paired_difference(slopes[method], [0.0] * 6) for method in ("fedbn", "fedavg")]
+    said = " ".join(section.split()).replace(" points [", " [")
+    for difference in differences:
+        assert "{:+.1f} [{:.1f}, {:.1f}]".format(difference.mean, *difference.t_interval) in said
+    assert differences[0].p_permutation == 1 / 32  # 0.031
+
+
+def _slope(clients: list[dict[str, str]]) -> float:
+    """By how much accuracy changes for each doubling of the rounds since a client took part, in percentage points."""
+    pairs = []
+    for round in ("100", "200"):
+        seen = [(math.log2(int(one["rounds_ago"])), float(one["personal"])) for one in clients if one["round"] == round]
+        mean_x, mean_y = (fmean(column) for column in zip(*seen, strict=True))
+        pairs += [(x - mean_x, y - mean_y) for x, y in seen]
+    return sum(x * y for x, y in pairs) / sum(x * x for x, _ in pairs)
+
+
+def test_renewed_statistics_are_those_of_a_clients_images(tiny_clients: Callable[..., Clients]) -> None:
+    """By the page's block of Python no weight changes, and a first layer that normalises has the images' mean and variance."""
+    page = (ROOT / "results" / "fedld_pneumonia.md").read_text()
+    (code,) = re.findall(r"```python\n# renewed.py\n(.*?)```", page, re.DOTALL)
+    block: dict[str, Any] = {}
+    exec(compile(code, "renewed.py", "exec"), block)
+    layers = (nn.BatchNorm2d(1), nn.Flatten(), nn.Linear(16, 2))
+    clients = tiny_clients(model=lambda num_classes, input_shape: nn.Sequential(*layers))
+    (program,) = clients.programs
+    model = {name: tensor.clone() for name, tensor in program.module.state_dict().items()}
+    found = block["renewed"](clients, 2, model)
+    (batch,) = clients.data(2).batches()
+    assert found["0.running_mean"].item() == pytest.approx(batch.x.mean().item(), rel=1e-5)
+    assert found["0.running_var"].item() == pytest.approx(batch.x.var().item(), rel=1e-5)
+    assert all(torch.equal(found[name], model[name]) for name in model if "running_" not in name)
+    assert program.module[0].momentum == 0.1
 
 
 def test_the_grid_of_shakespeare_comes_out_of_its_file_again() -> None:
