@@ -23,13 +23,21 @@ def commands(page: Path) -> list[str]:
     return [line for line in lines if "src/train.py" in line and "resume=" not in line and "--help" not in line]
 
 
+def files(page: Path) -> dict[str, str]:
+    """Return the Python files that a page has its reader write, which commands may name classes of."""
+    return dict(re.findall(r"```python\n# (\w+\.py)\n(.*?)```", page.read_text(), re.DOTALL))
+
+
 MORE = [
-    pytest.param(command, id=f"{sweep.stem}-beside")
+    pytest.param(command, {}, id=f"{sweep.stem}-beside")
     for sweep in sorted((ROOT / "conf" / "sweep").glob("*.yaml"))
     for command in re.findall(r"^#   (python src/train\.py .*)$", sweep.read_text(), re.MULTILINE)
 ]
 """In headers of sweeps, beside their own."""
-COMMANDS = [pytest.param(command, id=f"{page.stem}-{n}") for page in PAGES for n, command in enumerate(commands(page))] + MORE
+COMMANDS = [
+    *(pytest.param(command, files(page), id=f"{page.stem}-{n}") for page in PAGES for n, command in enumerate(commands(page))),
+    *MORE,
+]
 
 
 def first_cell(overrides: list[str]) -> list[str]:
@@ -56,9 +64,19 @@ def test_there_are_commands_to_check() -> None:
     assert any("personal_evaluate.every_n_rounds=5" in command for command in found["results/fedld_pneumonia.md"])
 
 
-@pytest.mark.parametrize("command", COMMANDS)
-def test_train_commands_compose(command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("command", "written"), COMMANDS)
+def test_train_commands_compose(
+    command: str,
+    written: dict[str, str],
+    tmp_path: Path,
+    tmp_path_factory: pytest.TempPathFactory,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """Every option is known and has a possible value; of a grid one cell."""
+    beside = tmp_path_factory.mktemp("beside")
+    for name, content in written.items():
+        (beside / name).write_text(content)
+    monkeypatch.syspath_prepend(str(beside))
     monkeypatch.chdir(tmp_path)
     words = shlex.split(command.partition("src/train.py")[2])
     overrides = [word for word in words if word != "-m" and not word.startswith(PLUGIN)]
