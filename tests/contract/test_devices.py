@@ -2,11 +2,14 @@
 
 import json
 import math
+from pathlib import Path
 
 import numpy as np
 import pytest
 
 from fedfacet import config
+
+CONF = Path(__file__).parents[2] / "conf"
 
 
 @pytest.fixture
@@ -67,7 +70,14 @@ BAD = [
 
 def test_what_is_out_of_range_is_refused(devices_option, composed, made):
     settings = composed(f"devices={devices_option}").devices
-    for key, value in BAD if settings else ():
+    for key, value in BAD:
         if key in settings:
             with pytest.raises(ValueError, match="devices"):
                 assert not made(devices_option, **{key: value}), f"{key}={value} was taken"
+
+
+def test_each_of_them_is_a_setting_of_some_option(composed):
+    """Or a value above would be tried by nobody."""
+    options = (file.stem for file in (CONF / "devices").glob("*.yaml"))
+    settings = [composed(f"devices={option}").devices for option in options]
+    assert [key for key, _ in BAD if not any(key in one for one in settings)] == []

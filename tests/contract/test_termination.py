@@ -1,12 +1,14 @@
 """What every termination keeps to."""
 
 from copy import deepcopy
+from pathlib import Path
 
 import pytest
 
 from fedfacet import config
 from fedfacet.types import ClientReceipt, Ledger, RoundResult
 
+CONF = Path(__file__).parents[2] / "conf"
 ROUNDS = 12
 
 
@@ -70,7 +72,14 @@ BAD = [
 
 def test_what_is_out_of_range_is_refused(termination_option, composed, made):
     settings = composed(f"termination={termination_option}").termination
-    for key, value in BAD if settings else ():
+    for key, value in BAD:
         if key in settings:
             with pytest.raises(ValueError, match="Expected `termination"):
                 assert not made(termination_option, **{key: value}), f"{key}={value} was taken"
+
+
+def test_each_of_them_is_a_setting_of_some_option(composed):
+    """Or a value above would be tried by nobody."""
+    options = (file.stem for file in (CONF / "termination").glob("*.yaml"))
+    settings = [composed(f"termination={option}").termination for option in options]
+    assert [key for key, _ in BAD if not any(key in one for one in settings)] == []

@@ -73,10 +73,11 @@ def test_train_commands_compose(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Every option is known and has a possible value; of a grid one cell."""
-    beside = tmp_path_factory.mktemp("beside")
-    for name, content in written.items():
-        (beside / name).write_text(content)
-    monkeypatch.syspath_prepend(str(beside))
+    if written:
+        beside = tmp_path_factory.mktemp("beside")
+        for name, content in written.items():
+            (beside / name).write_text(content)
+        monkeypatch.syspath_prepend(str(beside))
     monkeypatch.chdir(tmp_path)
     words = shlex.split(command.partition("src/train.py")[2])
     overrides = [word for word in words if word != "-m" and not word.startswith(PLUGIN)]
