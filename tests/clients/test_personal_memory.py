@@ -1,7 +1,6 @@
 """Personal layers over the rounds of a federation: FedBN and its kin."""
 
 import copy
-import logging
 from dataclasses import replace
 
 import pytest
@@ -172,17 +171,17 @@ def test_a_resumed_run_ends_with_the_same_memory(federation, layers, tmp_path):
         assert state.digest(resumed.state.memory[client_id]) == state.digest(memory)
 
 
-def test_side_by_side_they_are_refused_and_come_out_the_same(federation, caplog):
+def test_side_by_side_they_come_out_nearly_the_same(federation):
     plain, side_by_side = federation(cohort_size=3), federation(cohort_size=3, engine=VectorizedEngine(device="cpu"))
-    with caplog.at_level(logging.WARNING):
-        for _ in range(2):
-            plain.run_round()
-            side_by_side.run_round()
-    assert "they keep personal layers" in caplog.text
-    assert state.digest(side_by_side.state.model) == state.digest(plain.state.model)
-    assert {k: state.digest(m) for k, m in side_by_side.state.memory.items()} == {
-        k: state.digest(m) for k, m in plain.state.memory.items()
-    }
+    for _ in range(2):
+        plain.run_round()
+        side_by_side.run_round()
+    assert side_by_side.engine.fallback_reason is None
+    ours, theirs = side_by_side.state, plain.state
+    for one, other in [(ours.model, theirs.model), *((ours.memory[k], memory) for k, memory in theirs.memory.items())]:
+        assert one.keys() == other.keys()
+        for name, tensor in other.items():
+            torch.testing.assert_close(one[name], tensor, rtol=1e-3, atol=1e-5)
 
 
 class Statistics(Query):

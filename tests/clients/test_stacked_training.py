@@ -4,14 +4,20 @@ from dataclasses import replace
 from functools import partial
 
 import pytest
+import timm
 import torch
+import torchvision
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
+from torch.nn import functional
+from torchvision.models.convnext import CNBlockConfig
 
 from fedfacet import rng, state
 from fedfacet.clients.local_training import LocalTraining
-from fedfacet.clients.stacked_training import CannotStackError, StackedTraining
+from fedfacet.clients.stack import CannotStackError
+from fedfacet.clients.stacked_training import StackedTraining
+from fedfacet.corrections.base import Correction
 from fedfacet.corrections.proximal import ProximalCorrection
 from fedfacet.data.augmentation import CropAndFlip
 from fedfacet.data.dataset import InMemoryInputs
@@ -287,23 +293,7 @@ def test_any_small_federation(
     assert_twins(StackedTraining(clients).train_clients(tasks), one_by_one(clients, tasks), tolerance=2e-5)
 
 
-# What is refused
-
-
-@pytest.mark.parametrize(
-    ("change", "complaint"),
-    [
-        (lambda task: {"broadcast": Broadcast(state.clone(task.broadcast.model))}, "one and the same model"),
-        (lambda task: {"broadcast": Broadcast(task.broadcast.model, {"c": torch.ones(2)})}, "sent the same"),
-        (lambda task: {"memory": {"c": torch.ones(2)}}, "memory"),
-    ],
-    ids=["another model", "extras", "memory"],
-)
-def test_clients_that_do_not_start_alike(change, complaint, make_clients):
-    clients = make_clients()
-    first, second, *_ = tasks_of(clients)
-    with pytest.raises(CannotStackError, match=complaint):
-        StackedTraining(clients).train_clients([first, replace(second, **change(second))])
+# What clients have of their own
 
 
 def test_extras_that_are_the_same_for_all_are_no_hindrance(make_clients):
@@ -311,6 +301,85 @@ def test_extras_that_are_the_same_for_all_are_no_hindrance(make_clients):
     extras = {"c": torch.ones(2)}
     tasks = [ClientTask(task.client_id, 1, 1, Broadcast(task.broadcast.model, dict(extras))) for task in tasks_of(clients)]
     check(clients, tasks)
+
+
+class Anchored(Correction):
+    """Looks at all that a client is told, draws, and sends and keeps something."""
+
+    def on_client_start(self, parameters, start):
+        self.pull = {name: start.memory.get(name, torch.zeros_like(p)) + start.num_steps for name, p in parameters.items()}
+        self.luck = torch.rand(())
+        self.lr = start.lr
+
+    def forward(self, parameters):
+        return self.luck * sum((parameters[name] * pull).sum() for name, pull in self.pull.items())
+
+    def on_client_end(self, end):
+        return {"luck": self.luck}, {name: 0.1 * moved * end.lr for name, moved in end.delta.items()}
+
+
+def test_each_client_has_its_own_start_memory_and_learning_rate(make_clients):
+    """Three kinds, so three stacks: those with a memory, those without, and those of another learning rate."""
+    clients = make_clients(correction=Anchored())
+    kinds = []
+    for number, task in enumerate(tasks_of(clients)):
+        memory = {name: (number + 1) * torch.ones_like(p) for name, p in clients.objective.trainable.items()}
+        kept = {} if number < 2 else memory
+        model = task.broadcast.model if number % 2 else state.scaled(task.broadcast.model, 1.0 + number)
+        changed = replace(task, memory=kept, broadcast=Broadcast(model), lr_factor=0.5 if number == 4 else 1.0)
+        kinds.append(changed)
+    ours, theirs = StackedTraining(clients).train_clients(kinds), one_by_one(clients, kinds)
+    for our, their in zip(ours, theirs, strict=True):
+        for name in ("delta", "extras", "memory"):
+            for key, tensor in getattr(their, name).items():
+                torch.testing.assert_close(getattr(our, name)[key], tensor, rtol=1e-12, atol=1e-13)
+
+
+OTHERS = {
+    "torchvision's mobilenet_v3_small": lambda: torchvision.models.mobilenet_v3_small(
+        num_classes=2, norm_layer=partial(nn.GroupNorm, 1)
+    ),
+    "torchvision's convnext": lambda: torchvision.models.ConvNeXt(
+        [CNBlockConfig(8, 16, 1), CNBlockConfig(16, None, 2)], stochastic_depth_prob=0.5, num_classes=2
+    ),
+    "torchvision's vit": lambda: torchvision.models.VisionTransformer(8, 4, 2, 2, 8, 16, dropout=0.3, num_classes=2),
+    "torchvision's swin": lambda: torchvision.models.SwinTransformer(
+        [2, 2], 8, [1, 1], [2, 2], [2, 2], dropout=0.2, attention_dropout=0.2, stochastic_depth_prob=0.5, num_classes=2
+    ),
+    "timm's test_vit": lambda: timm.create_model("test_vit", num_classes=2, img_size=32, drop_rate=0.2, drop_path_rate=0.5),
+    "timm's test_convnext": lambda: timm.create_model("test_convnext", num_classes=2, drop_rate=0.2, drop_path_rate=0.5),
+    "timm's test_efficientnet": lambda: timm.create_model(
+        "test_efficientnet_gn", num_classes=2, drop_rate=0.2, drop_path_rate=0.3
+    ),
+}
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_networks_of_other_libraries(name, tiny_clients):
+    """With dropout, stochastic depth, attention, group and layer normalisation, in double precision."""
+
+    class Larger(nn.Module):
+        def __init__(self, network):
+            super().__init__()
+            self.network = network
+
+        def forward(self, x):
+            size = 8 if "vit's" in name or name.endswith(" vit") else 32
+            return self.network(functional.interpolate(x.double().expand(-1, 3, -1, -1), size=size))
+
+    with rng.forked(0, "weights"):
+        objective = ClassificationObjective(Larger(OTHERS[name]()), optimizer=SGD).double()
+    clients = tiny_clients(matrices=RAGGED[:3], objective=objective, local=LocalTraining(batch_size=4, unit="steps", amount=3))
+    tasks = tasks_of(clients)
+    ours, theirs = StackedTraining(clients).train_clients(tasks), one_by_one(clients, tasks)
+    for our, their in zip(ours, theirs, strict=True):
+        assert our.metrics["loss_sum"] == pytest.approx(their.metrics["loss_sum"], rel=1e-12)
+        scale = max(float(tensor.abs().max()) for tensor in their.delta.values())
+        for key, tensor in their.delta.items():
+            torch.testing.assert_close(our.delta[key], tensor, rtol=0, atol=1e-11 * scale)
+
+
+# What is refused
 
 
 def test_an_optimizer_that_mixes_numbers_is_refused(make_clients):

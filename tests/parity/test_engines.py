@@ -12,7 +12,7 @@ import os
 import subprocess
 import sys
 import tempfile
-from dataclasses import fields
+from dataclasses import fields, replace
 from pathlib import Path
 
 import pytest
@@ -22,6 +22,7 @@ from torch.nn.modules.module import register_module_forward_pre_hook
 
 from fedfacet import state
 from fedfacet.build import rebuild
+from fedfacet.callbacks.base import Callback
 from fedfacet.compatibility import check_pairs
 from fedfacet.config import compose_job, make, plain
 from fedfacet.errors import ConfigError
@@ -194,45 +195,31 @@ CASES = {
 }
 
 FALLS_BACK = {
-    "objective=fedpac aggregator=fedpac": (
-        "Expected clients that send and keep nothing but weights, but those of FedPACObjective may"
-    ),
     "objective=ditto": "Expected an objective that is `divisible`, but DittoObjective does not say that it is",
-    "objective=reweighing": (
-        "Expected an objective that looks at its batches only, but ReweighingObjective looks at all samples besides"
-    ),
-    "objective=fedlc": "Expected an objective that looks at its batches only, but FedLCObjective looks at all samples besides",
-    "objective=fedrs": "Expected an objective that looks at its batches only, but FedRSObjective looks at all samples besides",
-    "objective=moon": "Expected clients that send and keep nothing but weights, but those of MoonObjective may",
-    "correction=feddyn aggregator=feddyn": (
-        "Expected clients that send and keep nothing but weights, but those of FedDynCorrection do"
-    ),
-    "correction=scaffold aggregator=scaffold": (
-        "Expected clients that send and keep nothing but weights, but those of ScaffoldCorrection do"
-    ),
-    **{
-        f"objective=fair_lagrangian aggregator={aggregator}": (
-            "Expected clients that send and keep nothing but weights, but those of FairLagrangianObjective may"
-        )
-        for aggregator in ("fair_lagrangian", "fpfl")
-    },
-    "all at once": "Expected clients that keep nothing, but they keep their optimizers",
-    "personal=head": "Expected clients that keep nothing, but they keep personal layers",
+    "all at once": "Expected clients whose optimizers start anew, but they keep theirs",
+    "dropout": "Expected layers that can be stacked, but LSTM cannot be (Batching rule not implemented for aten::lstm.input)",
     "privacy=dp_sgd": "Expected gradients of batches, but those of privacy=dp_sgd are taken sample by sample",
-    "personal=model": "Expected clients that keep nothing, but they keep personal layers",
-    "personal=norm_layers": "Expected clients that keep nothing, but they keep personal layers",
-    "kept momentum": "Expected clients that keep nothing, but they keep their optimizers",
+    "kept momentum": "Expected clients whose optimizers start anew, but they keep theirs",
     "parts of the model": "Expected clients with models of one shape, but they have several",
     "parts with running statistics": "Expected clients with models of one shape, but they have several",
     "parts that normalise by their batch": "Expected clients with models of one shape, but they have several",
     "private parts of the model": "Expected clients with models of one shape, but they have several",
-    "dropout": "Expected layers that can be stacked, but Dropout draws random numbers",
 }
 """Why the vectorized engine trains the clients of a case one after another; it stacks those of all others."""
 
+TOLERANCES = {torch.float32: 1e-3, torch.float64: 1e-12}
+"""Of an update, relative to its largest number; rounding in single precision grows over the steps of two rounds."""
+
+IN_SINGLE = ("fedpac", "moon", "fair_lagrangian", "fpfl")
+"""Objectives that take features past the hook that makes inputs double, or send single precision."""
+
 STACKED = [case for case in CASES if case not in FALLS_BACK and case != "two threads"]
 IN_BOTH = [
-    (case, dtype) for case in STACKED for dtype in (torch.float64, *[torch.float32] * (case == "plain" or case in BESIDES))
+    (case, dtype)
+    for case in STACKED
+    for dtype in TOLERANCES
+    if (any(name in case for name in IN_SINGLE) or case == "plain" or case in BESIDES) or dtype == torch.float64
+    if dtype == torch.float32 or not any(name in case for name in IN_SINGLE)
 ]
 """In double precision, which shows the least difference; in single precision where layers and data differ."""
 
@@ -383,47 +370,67 @@ def test_another_number_of_threads_comes_to_nearly_the_same(settings):
 
 
 @pytest.fixture(scope="module")
-def one_round(settings):
-    """Return a function: case, engine, dtype -> the federation after one round."""
+def two_rounds(settings):
+    """Return a function: case, engine, dtype -> the federation after two rounds, and all updates."""
 
     def make(case, engine, dtype=torch.float32):
         usual = torch.get_default_dtype()
         torch.set_default_dtype(dtype)  # of the model that is made
-        trial = register_module_forward_pre_hook(lambda _, inputs: (inputs[0].to(dtype), *inputs[1:]))
+        trial = register_module_forward_pre_hook(lambda _, inputs: (in_dtype(inputs[0], dtype), *inputs[1:]))
         try:
             federation = rebuild(settings(case, engine), None)
         finally:
             torch.set_default_dtype(usual)
             trial.remove()
-        federation.engine.clients.objective.model.register_forward_pre_hook(lambda _, inputs: (inputs[0].to(dtype),))
-        federation.run_round()
-        return federation
+        federation.engine.clients.objective.model.register_forward_pre_hook(lambda _, inputs: (in_dtype(inputs[0], dtype),))
+        witness = Witness()
+        federation.callbacks["witness"] = witness
+        federation.state = replace(federation.state, callbacks=federation.state.callbacks | {"witness": {}})
+        for _ in range(2):
+            federation.run_round()
+        return federation, witness.updates
 
     return make
 
 
-def logits(federation):
-    """Return what the global model says of the test data."""
-    clients = federation.engine.clients
-    clients.program.load(federation.state.model)
-    clients.program.train(False)
-    with torch.inference_mode():
-        batch = clients.dataset.batch(clients.dataset.test[:200], clients.device, clients.memory_format)
-        return clients.program.forward(batch.x).clone()
+class Witness(Callback):
+    """Keeps what the clients sent."""
+
+    needs_updates = True
+
+    def __init__(self):
+        self.updates = []
+
+    def on_updates(self, federation, updates):
+        self.updates.extend(updates)
+
+
+def in_dtype(x, dtype):
+    return x.to(dtype) if x.is_floating_point() else x
+
+
+def assert_same_updates(ours, theirs, dtype):
+    """Compare what clients send and keep, each bundle relative to its largest number."""
+    assert [update.client_id for update in ours] == [update.client_id for update in theirs]
+    for our, their in zip(ours, theirs, strict=True):
+        assert (our.num_steps, our.num_samples, our.step_weight) == (their.num_steps, their.num_samples, their.step_weight)
+        assert our.metrics["loss_sum"] == pytest.approx(their.metrics["loss_sum"], rel=TOLERANCES[dtype])
+        for name in ("delta", "buffers", "extras", "memory"):
+            bundle = getattr(their, name)
+            scale = max((float(tensor.abs().max()) for tensor in bundle.values() if tensor.numel()), default=0.0)
+            assert_close(getattr(our, name), bundle, TOLERANCES[dtype] * max(scale, 1e-3))
 
 
 @pytest.mark.parametrize(("case", "dtype"), IN_BOTH)
-def test_clients_side_by_side_come_to_nearly_the_same(case, dtype, one_round):
-    ours, theirs = (one_round(case, engine, dtype) for engine in ("vectorized", "sequential"))
+def test_clients_side_by_side_come_to_nearly_the_same(case, dtype, two_rounds):
+    (ours, our_updates), (theirs, their_updates) = (two_rounds(case, engine, dtype) for engine in ("vectorized", "sequential"))
     if (reason := ours.engine.fallback_reason) is not None and reason.startswith(("Expected clients", "Expected an objective")):
         assert state.digest(ours.state.model) == state.digest(theirs.state.model)
         pytest.skip(f"{reason} (nothing to do for a part of your own; ours are in FALLS_BACK)")
     assert reason is None
-    tolerance = {torch.float32: 1e-5, torch.float64: 1e-10}[dtype]
-    assert_close(ours.state.model, theirs.state.model, tolerance)
-    said, expected = logits(ours), logits(theirs)
-    assert said.dtype == dtype
-    torch.testing.assert_close(said, expected, rtol=0, atol=tolerance)
+    assert_same_updates(our_updates, their_updates, dtype)
+    assert_close(ours.state.model, theirs.state.model, TOLERANCES[dtype])
+    assert {tensor.dtype for tensor in ours.state.model.values() if tensor.is_floating_point()} == {dtype}
 
 
 @pytest.mark.parametrize("case", FALLS_BACK)
@@ -436,8 +443,8 @@ def test_who_cannot_be_side_by_side_is_told_and_comes_to_the_same(case, settings
 
 @pytest.mark.slow
 @pytest.mark.parametrize("case", TOGETHER)
-def test_side_by_side_or_not_it_comes_to_nearly_the_same(case, one_round):
-    ours, theirs = (one_round(case, engine) for engine in ("vectorized", "sequential"))
+def test_side_by_side_or_not_it_comes_to_nearly_the_same(case, two_rounds):
+    (ours, _), (theirs, _) = (two_rounds(case, engine) for engine in ("vectorized", "sequential"))
     stacked = not any(name_of(simplest(group, option)) in FALLS_BACK for group, option in TOGETHER[case].items())
     assert (ours.engine.fallback_reason is None) == stacked
-    assert_close(ours.state.model, theirs.state.model, tolerance=1e-5 if stacked else 0)
+    assert_close(ours.state.model, theirs.state.model, tolerance=1e-4 if stacked else 0)

@@ -32,6 +32,7 @@ from fedfacet.clients.personal_memory import own_model, to_keep
 from fedfacet.clients.prediction import Predictions, predict
 from fedfacet.clients.private_gradients import PrivateGradients
 from fedfacet.clients.probed_clients import ProbedClients
+from fedfacet.clients.resident_model import ResidentModel
 from fedfacet.data.dataset import Dataset
 from fedfacet.data.fingerprint import fingerprint
 from fedfacet.objectives.classification import OptimizerFactory, sums_gradients
@@ -99,6 +100,8 @@ class ClientProgram:
         self.hooks = objective if isinstance(objective, ClientHooks) else None
         self.data_hooks = objective if isinstance(objective, DataHooks) else None
         self.predict_hooks = objective if isinstance(objective, PredictHooks) else None
+        on_cpu = all(tensor.device.type == "cpu" for tensor in self.tensors.values())
+        self.resident = None if on_cpu else ResidentModel(self.tensors)
         self.autocast = precision == "bf16-mixed"
         self.personal = personal - self.frozen.keys()
         self._training: bool | None = None
@@ -160,17 +163,27 @@ class ClientProgram:
             getattr(self.objective, "divisible", False)
         )
 
-    def leaving(self, tensors: State) -> State:
-        """Return what of some tensors leaves the client, on the CPU, in the usual memory order, however weights are kept."""
-        return {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items() if name not in self.personal}
+    def moved_from(self, start: State) -> tuple[State, State]:
+        """Return by how much parameters and buffers that leave the client have moved, on the CPU, in the usual memory order."""
+        leaving = [
+            {name: tensor.detach() for name, tensor in part.items() if name not in self.personal}
+            for part in (self.parameters, self.buffers)
+        ]
+        alike = all(start[name].dtype == tensor.dtype for part in leaving for name, tensor in part.items())
+        if self.resident is None or not alike:
+            delta, buffers = ({name: tensor.cpu().contiguous() for name, tensor in part.items()} for part in leaving)
+            return state.subtract(delta, start), state.subtract(buffers, start)
+        moved = self.resident.download(leaving[0] | leaving[1], start)
+        return {name: moved[name] for name in leaving[0]}, {name: moved[name] for name in leaving[1]}
 
     def load(self, weights: State) -> None:
         """Copy ``weights`` into the module's parameters and buffers, in place; those in no state dict are as at first again."""
         for buffers, key, first in self._hidden:
             buffers[key] = None if first is None else first.clone()
         if tensors := self.tensors:
+            sources = weights if self.resident is None else self.resident.upload(weights)
             with torch.no_grad():
-                torch._foreach_copy_(list(tensors.values()), [weights[name] for name in tensors])
+                torch._foreach_copy_(list(tensors.values()), [sources[name] for name in tensors])
 
     def train(self, mode: bool) -> None:
         """Set the objective to training or evaluation; free of charge if it is there already."""
@@ -300,8 +313,7 @@ class Training:
     def finish(self) -> ClientUpdate:
         """Return what goes back to the server, on the CPU, its tensors contiguous."""
         program, task, local = self.program, self.task, self.clients.local
-        delta = state.subtract(program.leaving(program.parameters), task.broadcast.model)
-        buffers = state.subtract(program.leaving(program.buffers), task.broadcast.model)
+        delta, buffers = program.moved_from(task.broadcast.model)
         if program.data_hooks is not None:
             with program.looking():
                 program.data_hooks.after_steps(self.clients.data(task.client_id).batches())

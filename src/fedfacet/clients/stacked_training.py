@@ -1,59 +1,31 @@
 """Many clients' local training side by side: the twin of ``Clients.train``, equal to it up to rounding.
 
-A stack has one row per client of everything that training changes: parameters, buffers, the optimizer's moments. A step of all
-rows is ``torch.vmap`` over the objective's own ``training_step``, on the batches that ``Clients.train`` takes; the optimizer is
-the objective's own, put on the stacked parameters. What cannot be stacked is refused.
+A stack has one row per client of everything that training changes: parameters, buffers, the optimizer's moments; and of what
+differs between clients: their notes and random draws. A step of all rows is ``torch.vmap`` over the objective's own
+``training_step``, on the batches that ``Clients.train`` takes; the optimizer is the objective's own, put on the stacked
+parameters. What cannot be stacked is refused.
 """
 
 import contextlib
 import operator
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any, NamedTuple
+import warnings
+from collections.abc import Iterable, Iterator, Sequence
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor, nn, optim
+from torch import Tensor, nn
 from torch.func import functional_call
 
 from fedfacet import rng, state
+from fedfacet.clients.notes import Notes, notes_of
 from fedfacet.clients.optimizers import single_optimizer
-from fedfacet.clients.probed_clients import same_tensors
 from fedfacet.clients.program import Clients, step_weight_of
-from fedfacet.objectives.classification import ClassificationObjective
-from fedfacet.types import Batch, Broadcast, ClientStart, ClientTask, ClientUpdate, State
-
-_ELEMENTWISE = (
-    *(optim.SGD, optim.Adam, optim.AdamW, optim.Adagrad, optim.RMSprop),
-    *(optim.Adadelta, optim.Adamax, optim.NAdam, optim.RAdam),
-)
-"""Optimizers that treat every number by itself, so that one on a stack is one per client; a subclass may do otherwise."""
-
-
-class CannotStackError(Exception):
-    """Says "Expected X, but Y", without a full stop; the clients can still be trained one after another."""
-
-
-def complaint(error: Exception) -> str:
-    """Return the first sentence of an error's message."""
-    return str(error).partition("\n")[0].partition(". ")[0].rstrip(". ")
-
-
-class _StartOfAll(ClientStart):
-    """What is the same for all clients; how many steps each will take is not."""
-
-    def __getattribute__(self, name: str) -> Any:
-        """Return what is the same."""
-        if name == "num_steps":
-            raise CannotStackError("Expected a correction that does not ask how many steps a client takes, but it does")
-        return super().__getattribute__(name)
-
-
-class Group(NamedTuple):
-    """The rows of a stack whose next batches have the same size, and these batches, shape (rows, size, ...)."""
-
-    rows: slice | Tensor
-    batch: Batch
+from fedfacet.clients.resident_model import on_cpu
+from fedfacet.clients.stack import CannotStackError, Group, Stack, repeated
+from fedfacet.clients.stacked_draws import Draw, Recording, Replaying
+from fedfacet.clients.stacked_rows import Row, Rows
+from fedfacet.types import Batch, ClientTask, ClientUpdate, State
 
 
 class StackedTraining(nn.Module):
@@ -61,7 +33,10 @@ class StackedTraining(nn.Module):
 
     def __init__(self, clients: Clients) -> None:
         super().__init__()
+        # torch computes an operation without a batching rule row by row, and advises against it.
+        warnings.filterwarnings("ignore", "There is a performance drop because we have not yet implemented the batching rule")
         self.clients = clients
+        self.rows = Rows(clients)
         self.objective = clients.program.objective
         tensors = clients.program.tensors
         distinct = {id(tensor): (name, tensor) for name, tensor in tensors.items()}.values()  # some may be tied
@@ -71,119 +46,216 @@ class StackedTraining(nn.Module):
         self.names = [*trained, *buffers]
         slots = {id(tensors[name]): slot for slot, name in enumerate(self.names)}
         self._slots = {name: slots[id(tensor)] for name, tensor in tensors.items() if id(tensor) in slots}
+        self._slot_of = slots
         prefix = "objective." if clients.program.module is self.objective else "objective.model."
         self._paths = [prefix + name for name in self.names]
-        self._step_of_rows = torch.vmap(self._step_of_row, in_dims=(0, 0, None))
+        self._draws: dict[int, list[Draw]] = {}  # per batch size
+        self._notes: Notes
+        self._differ: list[int] = []  # positions among the notes' slots that have another tensor in each row
+        self._noted: list[Tensor] = []  # these tensors, stacked
+        self._step_of_rows = torch.vmap(self._step_of_row, in_dims=(0, 0, 0, 0, None))
 
     def train_clients(self, tasks: Sequence[ClientTask]) -> list[ClientUpdate]:
         """Return what ``Clients.train`` returns for each of one round's tasks, of which there are 1 or more.
 
         Raises:
-            CannotStackError: if the clients do not start alike, or if a random number is drawn.
+            CannotStackError: if something that a client does cannot be done for many at once.
         """
-        clients, local, start = self.clients, self.clients.local, common_start(tasks)
-        owned = [clients.owned[task.client_id] for task in tasks]
-        num_steps = [clients.num_steps(task) for task in tasks]
-        batches = [clients.batches(task) for task in tasks]
-        order = sorted(range(len(tasks)), key=lambda position: -num_steps[position])  # position in tasks of each row
-        num_seen = [0] * len(tasks)
-        loss_sum = torch.zeros(len(tasks), dtype=torch.float64, device=clients.device)
+        alike: dict[object, list[Row]] = {}
+        for row in self.rows.begin(tasks):
+            alike.setdefault(row.kind, []).append(row)
+        updates = {row.position: update for rows in alike.values() for row, update in self._train(rows)}
+        return [updates[position] for position in range(len(tasks))]
+
+    def _train(self, rows: Sequence[Row]) -> Iterator[tuple[Row, ClientUpdate]]:
+        """Train clients of one kind, and yield their updates."""
+        clients, local, lr_factor = self.clients, self.clients.local, rows[0].task.lr_factor
+        rows = sorted(rows, key=lambda row: -row.num_steps)
+        owned = [clients.owned[row.task.client_id] for row in rows]
+        batches = [clients.batches(row.task) for row in rows]
+        num_seen = [0] * len(rows)
+        loss_sum = torch.zeros(len(rows), dtype=torch.float64, device=clients.device)
         picked: list[NDArray[np.int64]] = []
         augments = clients.dataset.augmentation is not None
-        with self.started(tasks[0], start):
-            stack = self.stack(start, len(tasks))
+        with self.started(rows):
+            start = self.start_of(rows)
+            stack = self.stack(start, len(rows))
             for group in stack.optimizer.param_groups:
-                group["lr"] *= tasks[0].lr_factor
-            for step in range(num_steps[order[0]]):
-                working = [position for position in order if num_steps[position] > step]
+                group["lr"] *= lr_factor
+            for step in range(rows[0].num_steps):
+                working = [position for position, row in enumerate(rows) if row.num_steps > step]
                 stack.narrow(len(working))
                 before, picked = picked, [next(batches[position]) for position in working]
                 if augments or len(before) != len(picked) or not all(map(operator.is_, before, picked)):
                     samples = [owned[position][chosen] for position, chosen in zip(working, picked, strict=True)]
-                    groups = self.groups(samples, [tasks[position] for position in working] if augments else None, step)
-                self.backward(stack, groups, step, loss_sum)
+                    groups = self.groups(samples, [rows[position].task for position in working] if augments else None, step)
+                self.backward(stack, groups, step, loss_sum, rows)
                 if local.max_grad_norm is not None:
-                    _clip_gradients(stack.optimizer, local.max_grad_norm)
+                    stack.clip_gradients(local.max_grad_norm)
                 stack.optimizer.step()
                 for position, chosen in zip(working, picked, strict=True):
                     num_seen[position] += len(chosen)
-        row_of = dict(zip(order, range(len(order)), strict=True))
-        losses = loss_sum.tolist()
-        deltas, buffers = (
-            self._differences(stack, start, own) for own in (clients.program.parameters, clients.program.buffers)
-        )
-        weights = {number: step_weight_of(stack.optimizer, self.objective, number) for number in set(num_steps)}
-        return [
-            ClientUpdate(
-                client_id=task.client_id,
-                delta=deltas[row_of[position]],
-                buffers=buffers[row_of[position]],
-                num_samples=len(owned[position]),
-                num_steps=num_steps[position],
-                step_weight=weights[num_steps[position]],
-                metrics={"loss_sum": losses[row_of[position]], "num_seen": num_seen[position]},
-            )
-            for position, task in enumerate(tasks)
-        ]
+            lr = float(stack.optimizer.param_groups[0]["lr"])
+            weights = {
+                number: step_weight_of(stack.optimizer, self.objective, number) for number in {r.num_steps for r in rows}
+            }
+            losses, program = loss_sum.tolist(), clients.program
+            deltas, buffers = (self._differences(stack, start, own, len(rows)) for own in (program.parameters, program.buffers))
+            for position, row in enumerate(rows):
+                ended = {name: tensor[position] for name, tensor in self.values(stack, program.tensors).items()}
+                with self.noting(row):
+                    extras, memory = self.rows.end(row, ended, deltas[position], lr, weights[row.num_steps])
+                yield (
+                    row,
+                    ClientUpdate(
+                        client_id=row.task.client_id,
+                        delta=deltas[position],
+                        buffers=buffers[position],
+                        num_samples=len(owned[position]),
+                        num_steps=row.num_steps,
+                        step_weight=weights[row.num_steps],
+                        metrics={"loss_sum": losses[position], "num_seen": num_seen[position]},
+                        extras=extras,
+                        memory=memory,
+                    ),
+                )
 
     def forward(self, batch: Batch, step: int) -> Tensor:
         """Return the objective's loss at the tensors that are in its modules now."""
-        program, objective = self.clients.program, self.objective
-        if not isinstance(objective, ClassificationObjective):
-            return program.step(batch, step)
-        # A correction restrains the parameters that the objective has noted: have it note those in their place.
-        noted, current = objective.trainable, dict(objective.model.named_parameters())
-        objective.trainable = {name: current[name] for name in noted}
+        return self.clients.program.step(batch, step)
+
+    @contextlib.contextmanager
+    def started(self, rows: Sequence[Row]) -> Iterator[None]:
+        """Give the objective the notes of some clients of one kind, and leave the global generators as they were."""
+        clients, program, first = self.clients, self.clients.program, rows[0]
+        program.train(True)
+        notes = notes_of(self.objective, program.module)
+        if first.noted and (first.task.lr_factor, notes.shape) != first.kind:  # those of clients of another kind
+            notes = self.rows.begin_one(first)
+        self._notes = notes
+        noted = [*zip(*(row.noted for row in rows), strict=True)] if first.noted else []
+        self._differ = [slot for slot, tensors in enumerate(noted) if any(tensor is not tensors[0] for tensor in tensors)]
+        self._noted = [torch.stack([tensor.detach() for tensor in noted[slot]]) for slot in self._differ]
+        with clients.forked(first.task):
+            others = rng.get_other_states()
+            yield
+            if not torch.equal(others, rng.get_other_states()):
+                raise CannotStackError("Expected draws by torch's generators, but a step draws by numpy's or Python's")
+
+    @contextlib.contextmanager
+    def noting(self, row: Row) -> Iterator[None]:
+        """Have the objective hold one client's notes for a while."""
+        places = [self._notes.slots[number] for number in self._differ]
+        before = [slot.tensor for slot in places]
+        for number, slot in zip(self._differ, places, strict=True):
+            slot.put(row.noted[number])
         try:
-            return program.step(batch, step)
+            yield
         finally:
-            objective.trainable = noted
+            for slot, tensor in zip(places, before, strict=True):
+                slot.put(tensor)
 
-    def _step_of_row(self, tensors: list[Tensor], batch: Batch, step: int) -> tuple[Tensor, list[Tensor]]:
-        by_path = dict(zip(self._paths, tensors, strict=True))
-        loss = functional_call(self, by_path, (batch, step))
-        return loss, [by_path[path] for path in self._paths[len(self.trained) :]]
+    def start_of(self, rows: Sequence[Row]) -> list[Tensor]:
+        """Return what rows start from, one tensor per name: of shape (1, ...) where all start from the same."""
+        program, own = self.clients.program, self.clients.program.tensors
+        if all(row.start is rows[0].start for row in rows):
+            sent = rows[0].start if program.resident is None else program.resident.upload(rows[0].start)
+            return [sent[name].to(own[name])[None] for name in self.names]
+        start = []
+        for name in self.names:
+            tensors = [row.start[name] for row in rows]
+            same = all(tensor is tensors[0] for tensor in tensors)
+            start.append((tensors[0][None] if same else torch.stack(tensors)).to(own[name]))
+        return start
 
-    def backward(self, stack: "Stack", groups: Sequence[Group], step: int, loss_sum: Tensor) -> None:
+    def stack(self, start: Sequence[Tensor], rows: int) -> Stack:
+        """Put copies of what was sent side by side."""
+        return Stack([_spread(tensor, rows) for tensor in start], self.trained, single_optimizer(self.objective))
+
+    def backward(self, stack: Stack, groups: Sequence[Group], step: int, loss_sum: Tensor, rows: Sequence[Row]) -> None:
         """Leave the gradients at the leaves and add the batches' summed losses to ``loss_sum``."""
         stack.optimizer.zero_grad(set_to_none=True)
-        for rows, batch in groups:
-            leaves = [leaf.detach()[rows].requires_grad_() for leaf in stack.leaves]
-            losses, buffers = self._step_of_rows([*leaves, *(buffer[rows] for buffer in stack.buffers)], batch, step)
+        for where, batch in groups:
+            leaves = [leaf.detach()[where].requires_grad_() for leaf in stack.leaves]
+            tensors = [*leaves, *(buffer[where] for buffer in stack.buffers)]
+            noted = [tensor[where] for tensor in self._noted]
+            drawn = self.drawn(rows, Group(where, batch), tensors, noted, step)
+            losses, buffers = self._step_of_rows(tensors, batch, noted, drawn, step)
             losses.sum().backward()  # type: ignore[no-untyped-call]
-            loss_sum[rows] += losses.detach().double() * batch.y.shape[1]
+            loss_sum[where] += losses.detach().double() * batch.y.shape[1]
             for kept, buffer in zip(stack.buffers, buffers, strict=True):
-                kept[rows] = buffer.detach()
+                kept[where] = buffer.detach()
             for whole, part in zip(stack.leaves, leaves, strict=True):
                 if len(groups) == 1:
                     whole.grad = part.grad
                 elif part.grad is not None:
                     whole.grad = torch.zeros_like(whole) if whole.grad is None else whole.grad
-                    whole.grad[rows] = part.grad
+                    whole.grad[where] = part.grad
+
+    def drawn(
+        self, rows: Sequence[Row], group: Group, tensors: Sequence[Tensor], noted: Sequence[Tensor], step: int
+    ) -> list[Tensor]:
+        """Return what the rows of a group draw in a step, each tensor of shape (rows, ...).
+
+        A client's generators are where its last step has left them.
+        """
+        if group.size not in self._draws:
+            first = Batch(*(values[0] for values in group.batch))
+            self._draws[group.size] = self._record([part[0] for part in tensors], [part[0] for part in noted], first, step)
+        draws, device = self._draws[group.size], self.clients.device
+        if not draws:
+            return []
+        numbers = range(len(group.batch.y)) if isinstance(group.rows, slice) else group.rows.tolist()
+        of_rows = []
+        for number in numbers:
+            rng.set_states(self.rows.generators_of(rows[number]), device)
+            of_rows.append([draw() for draw in draws])
+            rows[number].generators = rng.get_states(device)
+        return [torch.stack(parts) for parts in zip(*of_rows, strict=True)]
+
+    def _record(self, tensors: Sequence[Tensor], noted: Sequence[Tensor], batch: Batch, step: int) -> list[Draw]:
+        """Return what a step draws.
+
+        Raises:
+            CannotStackError: if it draws in a way that is not known.
+        """
+        device, recording, tensors = self.clients.device, Recording(), [*tensors]
+        for slot in range(len(self.trained), len(tensors)):
+            tensors[slot] = tensors[slot].detach().clone()  # the step may write to a buffer
+        before = rng.get_states(device)
+        with recording, self._holding(tensors, noted):
+            functional_call(self, dict(zip(self._paths, tensors, strict=True)), (batch, step))
+        after = rng.get_states(device)
+        rng.set_states(before, device)
+        for draw in recording.draws:
+            draw()
+        if not all(map(torch.equal, after, rng.get_states(device))):
+            raise CannotStackError("Expected random draws whose numbers do not depend on the data, but a step has others")
+        return recording.draws
+
+    def _step_of_row(
+        self, tensors: list[Tensor], batch: Batch, noted: list[Tensor], drawn: list[Tensor], step: int
+    ) -> tuple[Tensor, list[Tensor]]:
+        by_path = dict(zip(self._paths, tensors, strict=True))
+        with self._holding(tensors, noted), Replaying(drawn):
+            loss = functional_call(self, by_path, (batch, step))
+        return loss, [by_path[path] for path in self._paths[len(self.trained) :]]
 
     @contextlib.contextmanager
-    def started(self, task: ClientTask, start: Broadcast) -> Iterator[None]:
-        """Start the objective as for one client; draws are refused, since every client has numbers of its own."""
-        program, device = self.clients.program, self.clients.device
-        program.load(start.model)
-        program.train(True)
-        with self.clients.forked(task):
-            before = [*rng.get_states(device), rng.get_other_states()]
-            if program.hooks is not None:
-                lr = single_optimizer(self.objective).param_groups[0]["lr"] * task.lr_factor
-                program.hooks.on_client_start(_StartOfAll(start, {}, 0, lr, task.lr_factor))
+    def _holding(self, tensors: Sequence[Tensor], noted: Sequence[Tensor]) -> Iterator[None]:
+        """Have the objective's notes hold a row's tensors: the model's own, and those that differ between rows."""
+        places = [
+            (slot, tensors[self._slot_of[id(slot.tensor)]]) for slot in self._notes.aliases if id(slot.tensor) in self._slot_of
+        ]
+        places += [(self._notes.slots[number], tensor) for number, tensor in zip(self._differ, noted, strict=True)]
+        before = [slot.tensor for slot, _ in places]
+        try:
+            for slot, tensor in places:
+                slot.put(tensor)
             yield
-            if not all(map(torch.equal, before, [*rng.get_states(device), rng.get_other_states()])):
-                raise CannotStackError("Expected training without chance, but it draws random numbers")
-
-    def stack(self, start: Broadcast, rows: int) -> "Stack":
-        """Put copies of what was sent side by side."""
-        optimizer = single_optimizer(self.objective)
-        if type(optimizer) not in _ELEMENTWISE:
-            name = type(optimizer).__name__
-            raise CannotStackError(f"Expected an optimizer that treats every number by itself, but {name} may not")
-        own = self.clients.program.tensors
-        return Stack([start.model[name].to(own[name]) for name in self.names], rows, self.trained, optimizer)
+        finally:
+            for (slot, _), tensor in zip(places, before, strict=True):
+                slot.put(tensor)
 
     def groups(
         self, samples: Sequence[NDArray[np.int64]], augmented: Sequence[ClientTask] | None = None, step: int = 0
@@ -207,78 +279,19 @@ class StackedTraining(nn.Module):
             groups.append(Group(where, Batch(*(values.view(len(rows), size, *values.shape[1:]) for values in batch))))
         return groups
 
-    def values(self, stack: "Stack", names: Iterable[str]) -> State:
+    def values(self, stack: Stack, names: Iterable[str]) -> State:
         """Return tensors of a stack by name, leaving out those that training does not change."""
         return {name: stack.tensors[self._slots[name]] for name in names if name in self._slots}
 
-    def _differences(self, stack: "Stack", start: Broadcast, names: Iterable[str]) -> list[State]:
-        """Return by how much some tensors have changed, per row."""
-        ended = {name: tensor.cpu() for name, tensor in self.values(stack, names).items()}
-        moved = state.subtract(ended, start.model)
+    def _differences(self, stack: Stack, start: Sequence[Tensor], names: Iterable[str], rows: int) -> list[State]:
+        """Return by how much some tensors that leave the clients have changed, per row, on the CPU."""
+        leaving = [name for name in names if name in self._slots and name not in self.clients.program.personal]
+        ended = self.values(stack, leaving)
+        moved = on_cpu(state.subtract(ended, {name: start[self._slots[name]] for name in leaving}))
         if not moved:
-            return [{} for _ in range(len(stack.tensors[0]))]
+            return [{} for _ in range(rows)]
         return [dict(zip(moved, row, strict=True)) for row in zip(*(tensor.unbind() for tensor in moved.values()), strict=True)]
 
 
-class Stack:
-    """Copies of a model side by side, the rows still at work first, and the optimizer of them all.
-
-    Every row starts from ``start``: the values of ``parameters``, then of buffers. The ``optimizer`` of the single model gets
-    the stacked parameters in place of its own.
-    """
-
-    def __init__(self, start: Sequence[Tensor], rows: int, parameters: Sequence[Tensor], optimizer: optim.Optimizer) -> None:
-        self.tensors = [_repeated(tensor, rows) for tensor in start]
-        self.buffers = self.tensors[len(parameters) :]
-        self.optimizer = optimizer
-        self.leaves = parameters
-        self._replace_leaves(self.tensors[: len(parameters)], lambda moment: _repeated(moment, rows))
-
-    def narrow(self, rows: int) -> None:
-        """Leave all but the first rows as they are from now on."""
-        if rows < len(self.leaves[0]):
-            self._replace_leaves([leaf[:rows] for leaf in self.leaves], lambda moment: moment[:rows])
-            self.buffers = [buffer[:rows] for buffer in self.buffers]
-
-    def _replace_leaves(self, tensors: Sequence[Tensor], convert: Callable[[Tensor], Tensor]) -> None:
-        """Have the optimizer work on other tensors, in whose memory it will write."""
-        leaves = [tensor.detach().requires_grad_() for tensor in tensors]
-        successors = dict(zip(map(id, self.leaves), leaves, strict=True))
-        for group in self.optimizer.param_groups:
-            predecessors = [parameter for parameter in group["params"] if parameter.requires_grad]
-            group["params"] = [successors[id(parameter)] for parameter in predecessors]
-            for old, new in zip(predecessors, group["params"], strict=True):
-                # A moment has its parameter's shape. The step count has not; it is that of all rows at work.
-                for name, value in self.optimizer.state.pop(old, {}).items():
-                    is_moment = name != "step" and isinstance(value, Tensor) and value.shape == old.shape
-                    self.optimizer.state[new][name] = convert(value) if is_moment else value
-        self.leaves = leaves
-
-
-def common_start(tasks: Sequence[ClientTask]) -> Broadcast:
-    """Return what all the clients start from; a ``CannotStackError`` says that it is not the same for all."""
-    start = tasks[0].broadcast
-    for task in tasks:
-        sent = task.broadcast
-        if not same_tensors(sent.model, start.model):
-            raise CannotStackError("Expected clients that start from one and the same model, but they do not")
-        if not same_tensors(sent.extras, start.extras):
-            raise CannotStackError("Expected clients that are sent the same, but what comes with their model differs")
-        if task.lr_factor != tasks[0].lr_factor:
-            raise CannotStackError("Expected clients with one learning rate, but they have several")
-        if task.memory:
-            raise CannotStackError("Expected clients that keep nothing, but they have a memory")
-    return start
-
-
-def _repeated(tensor: Tensor, rows: int) -> Tensor:
-    return tensor.expand(rows, *tensor.shape).clone(memory_format=torch.contiguous_format)
-
-
-def _clip_gradients(optimizer: optim.Optimizer, max_norm: float) -> None:
-    """Do what torch's ``clip_grad_norm_`` does, row by row."""
-    gradients = [leaf.grad for group in optimizer.param_groups for leaf in group["params"] if leaf.grad is not None]
-    norms = torch.stack([torch.linalg.vector_norm(gradient.reshape(len(gradient), -1), dim=1) for gradient in gradients])
-    factors = (max_norm / (torch.linalg.vector_norm(norms, dim=0) + 1e-6)).clamp(max=1)
-    for gradient in gradients:
-        gradient *= factors.view(-1, *[1] * (gradient.dim() - 1))
+def _spread(tensor: Tensor, rows: int) -> Tensor:
+    return repeated(tensor[0], rows) if len(tensor) == 1 else tensor.clone(memory_format=torch.contiguous_format)

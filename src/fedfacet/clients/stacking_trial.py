@@ -2,6 +2,7 @@
 
 import contextlib
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -11,9 +12,10 @@ from torch.nn.modules.module import register_module_forward_hook, register_modul
 
 from fedfacet import rng
 from fedfacet.clients.program import Clients
-from fedfacet.clients.stacked_training import CannotStackError, StackedTraining, common_start, complaint
-from fedfacet.corrections.base import Correction
-from fedfacet.objectives.classification import ClassificationObjective
+from fedfacet.clients.stack import CannotStackError, complaint
+from fedfacet.clients.stacked_draws import Recording
+from fedfacet.clients.stacked_rows import Row
+from fedfacet.clients.stacked_training import StackedTraining
 from fedfacet.types import Batch, ClientTask, State
 
 _TOLERANCE = 1e-2
@@ -34,21 +36,26 @@ def try_out(training: StackedTraining, task: ClientTask) -> float:
     _refuse_the_known(clients)
     indices = clients.owned[task.client_id]
     (group,) = training.groups([indices[:4], indices[-4:]])
-    start, watch = common_start([task]), _Watch(clients.device)
+    rows, watch = training.rows.begin([task, task]), _Watch(clients.device)
+    rows[1].noted = [_moved(tensor) for tensor in rows[0].noted]
+    rows[1].generators = training.rows.generators_of(Row(1, replace(task, round=task.round + 1), {}, 0))
+    generators = [training.rows.generators_of(row) for row in rows]
     losses = torch.zeros(2, dtype=torch.float64, device=clients.device)
-    with training.started(task, start), watch:
+    with training.started(rows), watch:
+        start = training.start_of(rows)
         stack = training.stack(start, 2)
         for leaf in stack.tensors[: len(training.trained)]:
-            leaf[1] = 1.05 * leaf[1] + 0.01  # away from the start, where a correction does not pull yet
+            leaf[1] = _moved(leaf[1])  # away from the start, where a correction does not pull yet
         alone = []
-        for row in range(2):
-            model = {name: tensor[row] for name, tensor in training.values(stack, start.model).items()}
-            batch = Batch(*(values[row] for values in group.batch))
-            alone.append(_step_alone(training, start.model | model, batch, watch))
+        for number, row in enumerate(rows):
+            model = {name: tensor[number] for name, tensor in training.values(stack, program.tensors).items()}
+            batch = Batch(*(values[number] for values in group.batch))
+            rng.set_states(generators[number], clients.device)
+            alone.append(_step_alone(training, row, row.start | model, batch, watch))
         if watch.random is not None:
-            raise CannotStackError(f"Expected layers that can be stacked, but {watch.random} draws random numbers")
+            raise CannotStackError(f"Expected layers whose draws do not depend on the data, but those of {watch.random} may")
         try:
-            training.backward(stack, [group], 0, losses)
+            training.backward(stack, [group], 0, losses, rows)
         except RuntimeError as error:
             fault = f"{watch.innermost} cannot be ({complaint(error)})"
             raise CannotStackError(f"Expected layers that can be stacked, but {fault}") from error
@@ -64,40 +71,33 @@ def try_out(training: StackedTraining, task: ClientTask) -> float:
     return sum(watch.kept.values()) / group.batch.y.shape[1]
 
 
+def _moved(tensor: Tensor) -> Tensor:
+    """Return other values of the same kind."""
+    return 1.05 * tensor.detach() + 0.01 if tensor.is_floating_point() else tensor
+
+
 def _refuse_the_known(clients: Clients) -> None:
-    program, objective = clients.program, clients.objective
-    name, correction = type(objective).__name__, getattr(objective, "correction", None)
-    end_hook = getattr(type(objective), "on_client_end", None)
-    unlike = end_hook is not ClassificationObjective.on_client_end or not isinstance(objective, ClassificationObjective)
-    corrects = not unlike and correction is not None and type(correction).on_client_end is not Correction.on_client_end
-    nothing_else = "Expected clients that send and keep nothing but weights, but those of"
+    program, name = clients.program, type(clients.objective).__name__
     for known, text in (
         (len(clients.programs) > 1, "Expected clients with models of one shape, but they have several"),
         (clients.compile, "Expected a model that torch runs as it is, but it is compiled"),
         (not program.divisible, f"Expected an objective that is `divisible`, but {name} does not say that it is"),
         (clients.privacy is not None, "Expected gradients of batches, but those of privacy=dp_sgd are taken sample by sample"),
-        (program.personal, "Expected clients that keep nothing, but they keep personal layers"),
-        (clients.local.keep_optimizer, "Expected clients that keep nothing, but they keep their optimizers"),
-        (program.hooks is not None and unlike, f"{nothing_else} {name} may"),
-        (program.hooks is not None and corrects, f"{nothing_else} {type(correction).__name__} do"),
-        (
-            program.data_hooks is not None,
-            f"Expected an objective that looks at its batches only, but {name} looks at all samples besides",
-        ),
+        (clients.local.keep_optimizer, "Expected clients whose optimizers start anew, but they keep theirs"),
     ):
         if known:
             raise CannotStackError(text)
 
 
 def _step_alone(
-    training: StackedTraining, model: State, batch: Batch, watch: "_Watch"
+    training: StackedTraining, row: Row, model: State, batch: Batch, watch: "_Watch"
 ) -> tuple[list[Tensor | None], list[Tensor | None], list[Tensor | None]]:
     """Return summed loss, gradients and buffers as ``Clients.train`` would find them."""
     program = training.clients.program
     program.load(model)
     program.objective.zero_grad(set_to_none=True)
     watch.kept.clear()  # what the last step kept is free again
-    with saved_tensors_hooks(watch.keep, lambda tensor: tensor):
+    with training.noting(row), watch.recording, saved_tensors_hooks(watch.keep, lambda tensor: tensor):
         loss: Tensor = training(batch, 0)
     loss.backward()  # type: ignore[no-untyped-call]
     gradients = [parameter.grad for parameter in training.trained]
@@ -108,12 +108,13 @@ def _step_alone(
 
 
 class _Watch:
-    """Notes, while entered, which module is at work, which one draws random numbers, and what is kept for a backward pass."""
+    """Notes, while entered, which module is at work, which one draws in an unknown way, and what a backward pass needs."""
 
     def __init__(self, device: torch.device) -> None:
         self.random: str | None = None
+        self.recording = Recording()
         self._device = device
-        self._inside: list[tuple[str, list[Tensor]]] = []
+        self._inside: list[tuple[str, list[Tensor], int]] = []
         self.kept: dict[int, int] = {}
         self._handles = contextlib.ExitStack()
 
@@ -141,11 +142,12 @@ class _Watch:
     def _enter(self, module: nn.Module, _: Any) -> None:
         no_layer = isinstance(module, StackedTraining)  # but the part of a step around the layers
         name = f"{type(module.objective).__name__}.training_step" if no_layer else type(module).__name__
-        self._inside.append((name, rng.get_states(self._device)))
+        self._inside.append((name, rng.get_states(self._device), len(self.recording.draws)))
 
     def _leave(self, module: nn.Module, *_: Any) -> None:
-        name, before = self._inside.pop()
-        if self.random is None and not all(map(torch.equal, before, rng.get_states(self._device))):
+        name, before, num_draws = self._inside.pop()
+        unknown = len(self.recording.draws) == num_draws
+        if unknown and self.random is None and not all(map(torch.equal, before, rng.get_states(self._device))):
             self.random = name
 
 

@@ -7,7 +7,8 @@ from collections.abc import Iterable, Iterator, Sequence
 import torch
 
 from fedfacet.clients.program import Clients
-from fedfacet.clients.stacked_training import CannotStackError, StackedTraining, complaint
+from fedfacet.clients.stack import CannotStackError, complaint
+from fedfacet.clients.stacked_training import StackedTraining
 from fedfacet.clients.stacking_trial import try_out
 from fedfacet.engines.base import Engine
 from fedfacet.types import ClientTask, ClientUpdate

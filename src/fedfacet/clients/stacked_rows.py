@@ -1,0 +1,184 @@
+"""How clients that are trained side by side begin and end: each with its own notes, layers and random numbers."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fedfacet import rng
+from fedfacet.clients.notes import Notes, notes_of
+from fedfacet.clients.optimizers import single_optimizer
+from fedfacet.clients.personal_memory import own_model, to_keep
+from fedfacet.clients.probed_clients import same_tensors
+from fedfacet.clients.program import Clients
+from fedfacet.clients.stack import CannotStackError
+from fedfacet.corrections.base import Correction
+from fedfacet.objectives.classification import ClassificationObjective
+from fedfacet.types import ClientEnd, ClientStart, ClientTask, State
+
+
+@dataclass(eq=False)
+class Row:
+    """One client among those that are trained side by side.
+
+    Attributes:
+        position: of its task.
+        task: its order.
+        start: what it starts from, its own layers included.
+        num_steps: how many steps it takes.
+        noted: the tensors that the objective has noted of it.
+        kind: what it shares with the clients that it can be stacked with.
+        generators: the states of its random generators.
+    """
+
+    position: int
+    task: ClientTask
+    start: State
+    num_steps: int
+    noted: Sequence[Tensor] = ()
+    kind: tuple[Any, ...] = ()
+    generators: list[Tensor] | None = None
+
+
+class Rows:
+    """Begins and ends clients for a stack.
+
+    Args:
+        clients: whose objective takes note of each.
+    """
+
+    def __init__(self, clients: Clients) -> None:
+        self.clients = clients
+        program, objective = clients.program, clients.objective
+        correction = getattr(objective, "correction", None)
+        ours = isinstance(objective, ClassificationObjective)
+
+        def has_own(hook: str) -> bool:
+            base = getattr(ClassificationObjective, hook) if ours else None
+            own = getattr(type(objective), hook, None) is not base
+            corrects = correction is not None and getattr(type(correction), hook) is not getattr(Correction, hook)
+            return program.data_hooks is not None or (program.hooks is not None and (own or corrects))
+
+        self._takes_notes, self._has_end = has_own("on_client_start"), has_own("on_client_end")
+
+    def begin(self, tasks: Sequence[ClientTask]) -> list[Row]:
+        """Begin clients, and return one row for each task."""
+        clients = self.clients
+        rows = [
+            Row(position, task, own_model(task.broadcast.model, task.memory), clients.num_steps(task), kind=(task.lr_factor,))
+            for position, task in enumerate(tasks)
+        ]
+        if self._takes_notes and not (_begin_alike(tasks) and self._begin_together(rows)):
+            for row in rows:
+                self.begin_one(row)
+        return rows
+
+    def begin_one(self, row: Row) -> Notes:
+        """Have the objective take note of one client."""
+        return self._begin(row, ClientStart)
+
+    def generators_of(self, row: Row) -> list[Tensor]:
+        """Return the states of a client's generators before its first step."""
+        if row.generators is None:
+            with self.clients.forked(row.task):
+                row.generators = rng.get_states(self.clients.device)
+        return row.generators
+
+    def end(self, row: Row, ended: State, delta: State, lr: float, step_weight: float) -> tuple[State, State]:
+        """Return what a client sends beside its update, and what it keeps.
+
+        Args:
+            row: the client, whose notes the objective has.
+            ended: its tensors after its last step, on its device.
+            delta: what it sends of them.
+            lr: its learning rate.
+            step_weight: of its update.
+        """
+        program, extras, memory = self.clients.program, State(), State()
+        if self._has_end:
+            with torch.no_grad():
+                torch._foreach_copy_([program.tensors[name] for name in ended], list(ended.values()))
+            if program.data_hooks is not None:
+                with program.looking():
+                    program.data_hooks.after_steps(self.clients.data(row.task.client_id).batches())
+            if program.hooks is not None:
+                extras, memory = program.hooks.on_client_end(ClientEnd(delta, row.num_steps, lr, step_weight))
+        if program.personal:
+            memory = memory | to_keep(ended, program.personal)
+        return extras, memory
+
+    def _begin_together(self, rows: Sequence[Row]) -> bool:
+        """Have the objective take note of what all clients start from; return whether that is all that it looks at."""
+        first = rows[0]
+        if self.clients.program.data_hooks is not None:
+            return False
+        try:
+            self._begin(first, _StartOfAll)
+        except _LooksAtClientError:
+            return False
+        assert first.generators is not None
+        with self.clients.forked(first.task):
+            drew = not all(map(bool, map(_equal, first.generators, rng.get_states(self.clients.device))))
+        for row in rows:
+            row.noted, row.kind, row.generators = first.noted, first.kind, None
+        return not drew
+
+    def _begin(self, row: Row, start: type[ClientStart]) -> Notes:
+        clients, program, task = self.clients, self.clients.program, row.task
+        program.load(row.start)
+        program.train(True)
+        with clients.forked(task):
+            others = rng.get_other_states()
+            if program.hooks is not None:
+                lr = float(single_optimizer(clients.objective).param_groups[0]["lr"] * task.lr_factor)
+                program.hooks.on_client_start(start(task.broadcast, dict(task.memory), row.num_steps, lr, task.lr_factor))
+            if program.data_hooks is not None:
+                with program.looking():
+                    program.data_hooks.before_steps(clients.data(task.client_id).batches(), row.num_steps)
+            row.generators = rng.get_states(clients.device)
+            if not _equal(others, rng.get_other_states()):
+                raise CannotStackError(
+                    "Expected draws by torch's generators, but a client's start draws by numpy's or Python's"
+                )
+        notes = notes_of(clients.objective, program.module)
+        if notes.unmovable:
+            raise CannotStackError(f"Expected notes of clients that can be replaced, but {notes.unmovable} is in a tuple")
+        row.noted, row.kind = [slot.tensor for slot in notes.slots], (task.lr_factor, notes.shape)
+        return notes
+
+
+class _LooksAtClientError(Exception):
+    """What is noted of one client does not hold for another."""
+
+
+class _StartOfAll(ClientStart):
+    """What is the same for all clients; how many steps each will take is not."""
+
+    def __getattribute__(self, name: str) -> Any:
+        """Return what is the same."""
+        if name == "num_steps":
+            raise _LooksAtClientError
+        return super().__getattribute__(name)
+
+
+def _begin_alike(tasks: Sequence[ClientTask]) -> bool:
+    """Tell whether all clients are sent the same and keep nothing."""
+    first = tasks[0]
+    return all(
+        not task.memory
+        and task.lr_factor == first.lr_factor
+        and (
+            task.broadcast is first.broadcast
+            or (
+                same_tensors(task.broadcast.model, first.broadcast.model)
+                and same_tensors(task.broadcast.extras, first.broadcast.extras)
+            )
+        )
+        for task in tasks
+    )
+
+
+def _equal(left: Tensor, right: Tensor) -> bool:
+    return left.shape == right.shape and bool((left == right).all())
