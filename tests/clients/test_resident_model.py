@@ -71,7 +71,7 @@ def test_clients_train_the_same_with_a_resident_model(personal, tiny_clients):
             program: ClientProgram = clients.program
             program.resident = ResidentModel(program.tensors)
         assert isinstance(clients.objective, ClassificationObjective)
-        model, memories = state.clone(clients.program.tensors), dict.fromkeys(range(3), {})
+        model, memories = state.clone(clients.program.tensors), {client_id: {} for client_id in range(3)}
         for round in (1, 2):
             updates = [clients.train(ClientTask(k, round, 0, Broadcast(model), memories[k])) for k in range(3)]
             memories = {update.client_id: update.memory for update in updates}

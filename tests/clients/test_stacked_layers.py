@@ -1,4 +1,4 @@
-"""Each form of a layer, also those that only an accelerator takes, against torch's own layer row by row, in double precision."""
+"""Each form of a layer, also those that only an accelerator takes, against torch's own row by row, in double precision."""
 
 import pytest
 import torch

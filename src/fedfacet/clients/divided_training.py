@@ -1,5 +1,6 @@
 """A client's training in pieces, which several processes may share: the same update, bit for bit."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -35,7 +36,11 @@ class HalfTrained:
 
 
 def train_part(
-    clients: "Clients", begin: "type[Training]", task: ClientTask, half: HalfTrained | None, stop: int | None
+    clients: "Clients",
+    begin: "Callable[[Clients, ClientTask], Training]",
+    task: ClientTask,
+    half: HalfTrained | None,
+    stop: int | None,
 ) -> ClientUpdate | HalfTrained:
     """Do a part of a client's training, from where it was put down or up to where it shall be.
 

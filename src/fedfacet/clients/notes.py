@@ -66,6 +66,7 @@ def notes_of(objective: nn.Module, model: nn.Module) -> Notes:
         model: the federated module. Its parameters and buffers are not notes, and unless it is the objective itself, neither
             are other attributes of its modules: walking a large network would take longer than a step.
     """
+    device = next((parameter.device for parameter in model.parameters()), None)
     own = {id(tensor) for tensor in [*model.parameters(), *model.buffers()]}
     registered = {id(place) for module in model.modules() for place in (module._parameters, module._buffers)}
     slots: list[Slot] = []
@@ -79,8 +80,8 @@ def notes_of(objective: nn.Module, model: nn.Module) -> Notes:
             if id(container) not in registered:
                 aliases.append(Slot(path, container, key))
         else:
-            # A number on the CPU is read when a step is built, and not by its address.
-            number = value.item() if value.device.type == "cpu" and value.numel() == 1 else None
+            # Beside an accelerator a number on the CPU is read when a step is launched, and not by its address.
+            number = value.item() if value.device != device and value.numel() == 1 else None
             shape.append((path, tuple(value.shape), value.dtype, str(value.device), number))
             slots.append(Slot(path, container, key))
         if isinstance(value, Tensor) and isinstance(container, tuple):

@@ -33,12 +33,16 @@ def single_optimizer(objective: L.LightningModule) -> Optimizer:
 def restore_optimizer(optimizer: Optimizer, saved: Mapping[int, Mapping[str, Any]]) -> None:
     """Give an optimizer copies of what ``state_dict()["state"]`` held, in the memory order of its parameters.
 
-    Fused kernels go through parameters and moments by their place in memory, whatever their strides.
+    What it has already is written over in place, since a recorded step reads it there. Fused kernels go through parameters and
+    moments by their place in memory, whatever their strides.
     """
     parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
     for index, entries in saved.items():
         parameter = parameters[index]
         for name, value in entries.items():
+            if isinstance(there := optimizer.state[parameter].get(name), Tensor):
+                there.copy_(value)
+                continue
             if isinstance(value, Tensor):
                 like = parameter if name != "step" and value.shape == parameter.shape else value
                 value = torch.empty_like(like, dtype=value.dtype, device=like.device).copy_(value)

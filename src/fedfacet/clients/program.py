@@ -11,7 +11,7 @@ import functools
 import itertools
 import math
 import warnings
-from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 
 import lightning as L
@@ -489,14 +489,14 @@ class Clients:
         privacy = self.privacy or self.server_privacy
         return seed if privacy is None else privacy.seed(seed)
 
-    def train(self, task: ClientTask) -> ClientUpdate:
-        """Run a client's local training and its transforms."""
+    def train(self, task: ClientTask, begin: "Callable[[Clients, ClientTask], Training]" = Training) -> ClientUpdate:
+        """Run a client's local training and its transforms; ``begin`` makes the training."""
         if self.probed.kept:  # some have taken their first steps already
-            update = self.train_part(task, None, None)
+            update = train_part(self, begin, task, None, None)
             assert isinstance(update, ClientUpdate)  # nothing stopped it
             return update
         with self.forked(task):
-            training = Training(self, task)
+            training = begin(self, task)
             training.take_steps(training.num_steps)
             update = training.finish()
         return self.transformed(update, task)

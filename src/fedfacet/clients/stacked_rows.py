@@ -61,7 +61,8 @@ class Rows:
             corrects = correction is not None and getattr(type(correction), hook) is not getattr(Correction, hook)
             return program.data_hooks is not None or (program.hooks is not None and (own or corrects))
 
-        self._takes_notes, self._has_end = has_own("on_client_start"), has_own("on_client_end")
+        self._takes_notes, self._ends = has_own("on_client_start"), has_own("on_client_end")
+        self.has_end = self._ends or bool(program.personal)
 
     def begin(self, tasks: Sequence[ClientTask]) -> list[Row]:
         """Begin clients, and return one row for each task."""
@@ -97,7 +98,7 @@ class Rows:
             step_weight: of its update.
         """
         program, extras, memory = self.clients.program, State(), State()
-        if self._has_end:
+        if self._ends:
             with torch.no_grad():
                 torch._foreach_copy_([program.tensors[name] for name in ended], list(ended.values()))
             if program.data_hooks is not None:

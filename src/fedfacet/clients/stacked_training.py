@@ -10,6 +10,7 @@ import contextlib
 import operator
 import warnings
 from collections.abc import Iterable, Iterator, Sequence
+from functools import partial
 
 import numpy as np
 import torch
@@ -21,6 +22,8 @@ from fedfacet import rng, state
 from fedfacet.clients.notes import Notes, notes_of
 from fedfacet.clients.optimizers import single_optimizer
 from fedfacet.clients.program import Clients, step_weight_of
+from fedfacet.clients.recorded_stack import RecordedStacks, can_stand_still
+from fedfacet.clients.recorded_steps import can_record
 from fedfacet.clients.resident_model import on_cpu
 from fedfacet.clients.stack import CannotStackError, Group, Stack, repeated
 from fedfacet.clients.stacked_draws import Draw, Recording, Replaying
@@ -49,6 +52,7 @@ class StackedTraining(nn.Module):
         self._slot_of = slots
         prefix = "objective." if clients.program.module is self.objective else "objective.model."
         self._paths = [prefix + name for name in self.names]
+        self._recorded: RecordedStacks | None = None
         self._draws: dict[int, list[Draw]] = {}  # per batch size
         self._notes: Notes
         self._differ: list[int] = []  # positions among the notes' slots that have another tensor in each row
@@ -69,30 +73,32 @@ class StackedTraining(nn.Module):
 
     def _train(self, rows: Sequence[Row]) -> Iterator[tuple[Row, ClientUpdate]]:
         """Train clients of one kind, and yield their updates."""
-        clients, local, lr_factor = self.clients, self.clients.local, rows[0].task.lr_factor
+        clients, lr_factor = self.clients, rows[0].task.lr_factor
         rows = sorted(rows, key=lambda row: -row.num_steps)
         owned = [clients.owned[row.task.client_id] for row in rows]
         batches = [clients.batches(row.task) for row in rows]
         num_seen = [0] * len(rows)
-        loss_sum = torch.zeros(len(rows), dtype=torch.float64, device=clients.device)
         picked: list[NDArray[np.int64]] = []
         augments = clients.dataset.augmentation is not None
         with self.started(rows):
             start = self.start_of(rows)
-            stack = self.stack(start, len(rows))
-            for group in stack.optimizer.param_groups:
-                group["lr"] *= lr_factor
+            whole, loss_sum = self._begin(start, rows[0], len(rows))
+            stack = whole
             for step in range(rows[0].num_steps):
                 working = [position for position, row in enumerate(rows) if row.num_steps > step]
-                stack.narrow(len(working))
+                if self._recorded is None:
+                    stack.narrow(len(working))
+                else:
+                    stack = self._recorded.of(len(rows), len(working), lr_factor)
                 before, picked = picked, [next(batches[position]) for position in working]
                 if augments or len(before) != len(picked) or not all(map(operator.is_, before, picked)):
                     samples = [owned[position][chosen] for position, chosen in zip(working, picked, strict=True)]
                     groups = self.groups(samples, [rows[position].task for position in working] if augments else None, step)
-                self.backward(stack, groups, step, loss_sum, rows)
-                if local.max_grad_norm is not None:
-                    stack.clip_gradients(local.max_grad_norm)
-                stack.optimizer.step()
+                drawn = [self.drawn(stack, group, rows, step) for group in groups]
+                if self._recorded is None:
+                    self.take_step(stack, groups, drawn, step, loss_sum)
+                else:
+                    self._recorded.play(rows[0].kind, len(rows), stack, groups, drawn, step)
                 for position, chosen in zip(working, picked, strict=True):
                     num_seen[position] += len(chosen)
             lr = float(stack.optimizer.param_groups[0]["lr"])
@@ -100,11 +106,13 @@ class StackedTraining(nn.Module):
                 number: step_weight_of(stack.optimizer, self.objective, number) for number in {r.num_steps for r in rows}
             }
             losses, program = loss_sum.tolist(), clients.program
-            deltas, buffers = (self._differences(stack, start, own, len(rows)) for own in (program.parameters, program.buffers))
+            deltas, buffers = (self._differences(whole, start, own, len(rows)) for own in (program.parameters, program.buffers))
             for position, row in enumerate(rows):
-                ended = {name: tensor[position] for name, tensor in self.values(stack, program.tensors).items()}
-                with self.noting(row):
-                    extras, memory = self.rows.end(row, ended, deltas[position], lr, weights[row.num_steps])
+                extras, memory = State(), State()
+                if self.rows.has_end:
+                    ended = {name: tensor[position] for name, tensor in self.values(whole, program.tensors).items()}
+                    with self.noting(row):
+                        extras, memory = self.rows.end(row, ended, deltas[position], lr, weights[row.num_steps])
                 yield (
                     row,
                     ClientUpdate(
@@ -172,15 +180,39 @@ class StackedTraining(nn.Module):
         """Put copies of what was sent side by side."""
         return Stack([_spread(tensor, rows) for tensor in start], self.trained, single_optimizer(self.objective))
 
-    def backward(self, stack: Stack, groups: Sequence[Group], step: int, loss_sum: Tensor, rows: Sequence[Row]) -> None:
+    def _begin(self, start: Sequence[Tensor], like: Row, rows: int) -> tuple[Stack, Tensor]:
+        """Return a stack of what was sent to so many clients like one, and zeros for their losses."""
+        kind, lr_factor = like.kind, like.task.lr_factor
+        if can_record(self.clients.device) and can_stand_still(single_optimizer(self.objective)):
+            if self._recorded is None:
+                make_optimizer = partial(single_optimizer, self.objective)
+                self._recorded = RecordedStacks(self.trained, make_optimizer, self.clients.device, self.take_step)
+            self._noted = self._recorded.notes_at(kind, self._noted)
+            return self._recorded.begin(start, rows, lr_factor)
+        stack = self.stack(start, rows)
+        for group in stack.optimizer.param_groups:
+            group["lr"] *= lr_factor
+        return stack, torch.zeros(rows, dtype=torch.float64, device=self.clients.device)
+
+    def take_step(
+        self, stack: Stack, groups: Sequence[Group], drawn: Sequence[Sequence[Tensor]], step: int, loss_sum: Tensor
+    ) -> None:
+        """Take a step of all rows at work; ``drawn`` has their draws per group."""
+        self.backward(stack, groups, drawn, step, loss_sum)
+        if self.clients.local.max_grad_norm is not None:
+            stack.clip_gradients(self.clients.local.max_grad_norm)
+        stack.optimizer.step()
+
+    def backward(
+        self, stack: Stack, groups: Sequence[Group], drawn: Sequence[Sequence[Tensor]], step: int, loss_sum: Tensor
+    ) -> None:
         """Leave the gradients at the leaves and add the batches' summed losses to ``loss_sum``."""
         stack.optimizer.zero_grad(set_to_none=True)
-        for where, batch in groups:
+        for (where, batch), draws in zip(groups, drawn, strict=True):
             leaves = [leaf.detach()[where].requires_grad_() for leaf in stack.leaves]
             tensors = [*leaves, *(buffer[where] for buffer in stack.buffers)]
             noted = [tensor[where] for tensor in self._noted]
-            drawn = self.drawn(rows, Group(where, batch), tensors, noted, step)
-            losses, buffers = self._step_of_rows(tensors, batch, noted, drawn, step)
+            losses, buffers = self._step_of_rows(tensors, batch, noted, [*draws], step)
             losses.sum().backward()  # type: ignore[no-untyped-call]
             loss_sum[where] += losses.detach().double() * batch.y.shape[1]
             for kept, buffer in zip(stack.buffers, buffers, strict=True):
@@ -192,16 +224,19 @@ class StackedTraining(nn.Module):
                     whole.grad = torch.zeros_like(whole) if whole.grad is None else whole.grad
                     whole.grad[where] = part.grad
 
-    def drawn(
-        self, rows: Sequence[Row], group: Group, tensors: Sequence[Tensor], noted: Sequence[Tensor], step: int
-    ) -> list[Tensor]:
+    def drawn(self, stack: Stack, group: Group, rows: Sequence[Row], step: int) -> list[Tensor]:
         """Return what the rows of a group draw in a step, each tensor of shape (rows, ...).
 
         A client's generators are where its last step has left them.
         """
         if group.size not in self._draws:
-            first = Batch(*(values[0] for values in group.batch))
-            self._draws[group.size] = self._record([part[0] for part in tensors], [part[0] for part in noted], first, step)
+            first = 0 if isinstance(group.rows, slice) else int(group.rows[0])
+            tensors = [
+                *(leaf.detach()[first].requires_grad_() for leaf in stack.leaves),
+                *(one[first] for one in stack.buffers),
+            ]
+            noted, batch = [tensor[first] for tensor in self._noted], Batch(*(values[0] for values in group.batch))
+            self._draws[group.size] = self._record(tensors, noted, batch, step)
         draws, device = self._draws[group.size], self.clients.device
         if not draws:
             return []

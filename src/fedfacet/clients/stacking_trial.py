@@ -55,7 +55,7 @@ def try_out(training: StackedTraining, task: ClientTask) -> float:
         if watch.random is not None:
             raise CannotStackError(f"Expected layers whose draws do not depend on the data, but those of {watch.random} may")
         try:
-            training.backward(stack, [group], 0, losses, rows)
+            training.backward(stack, [group], [training.drawn(stack, group, rows, 0)], 0, losses)
         except RuntimeError as error:
             fault = f"{watch.innermost} cannot be ({complaint(error)})"
             raise CannotStackError(f"Expected layers that can be stacked, but {fault}") from error

@@ -130,12 +130,35 @@ class Dataset:
         else:
             y, a = torch.from_numpy(self.y[indices]).to(device), torch.from_numpy(self.a[indices]).to(device)
             x = self.inputs.fetch(indices).to(device)
+        return self._normalised(Batch(x, y, a), memory_format, generator)
+
+    def is_resident(self, device: torch.device) -> bool:
+        """Tell whether all inputs stay on a device, so that ``resident_batch`` finds them there."""
+        return isinstance(self.inputs, InMemoryInputs) and _resident(self.inputs, device) is not None
+
+    def resident_batch(self, numbers: Tensor, memory_format: torch.memory_format = torch.contiguous_format) -> Batch:
+        """Return what ``batch`` returns, of inputs that are on the device already.
+
+        Args:
+            numbers: positions, classes and attribute values, int64 of shape (3, B), on the device.
+            memory_format: of images.
+        """
+        assert isinstance(self.inputs, InMemoryInputs)
+        positions, y, a = numbers
+        return self._normalised(Batch(_gathered(self.inputs, positions), y, a), memory_format, None)
+
+    def numbers(self, indices: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Return positions, classes and attribute values of some samples, shape (3, B)."""
+        return np.stack([indices, self.y[indices], self.a[indices]])
+
+    def _normalised(self, batch: Batch, memory_format: torch.memory_format, generator: np.random.Generator | None) -> Batch:
+        x = batch.x
         if self.augmentation is not None and generator is not None:
             x = self.augmentation(x, generator)
         if self.mean is not None and self.std is not None:
             mean, std = _constants(self.mean, self.std, x.shape[1:], x.device, memory_format)
             x = x.to(torch.float32, memory_format=memory_format).sub_(mean).div_(std)
-        return Batch(x, y, a)
+        return Batch(x, batch.y, batch.a)
 
 
 def _on_gpu(dataset: Dataset, indices: NDArray[np.int64], device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
@@ -144,20 +167,25 @@ def _on_gpu(dataset: Dataset, indices: NDArray[np.int64], device: torch.device) 
     They go from pinned memory, so that the CPU can prepare the next step meanwhile, and all whole numbers at once: what counts
     is how many transfers there are. Inputs that fit stay there.
     """
-    numbers = torch.from_numpy(np.stack([indices, dataset.y[indices], dataset.a[indices]]))
-    positions, y, a = numbers.pin_memory().to(device, non_blocking=True)
-    resident = _resident(dataset.inputs, device) if isinstance(dataset.inputs, InMemoryInputs) else None
-    if resident is None:
+    positions, y, a = torch.from_numpy(dataset.numbers(indices)).pin_memory().to(device, non_blocking=True)
+    if not dataset.is_resident(device):
         return dataset.inputs.fetch(indices).pin_memory().to(device, non_blocking=True), y, a
+    assert isinstance(dataset.inputs, InMemoryInputs)
+    return _gathered(dataset.inputs, positions), y, a
+
+
+def _gathered(inputs: InMemoryInputs, positions: Tensor) -> Tensor:
+    resident = _resident(inputs, positions.device)
+    assert resident is not None
     x = resident.index_select(0, positions)
-    return x.permute(0, 3, 1, 2) if x.dim() == 4 else x, y, a
+    return x.permute(0, 3, 1, 2) if x.dim() == 4 else x
 
 
 @functools.lru_cache(maxsize=2)
 def _resident(inputs: InMemoryInputs, device: torch.device) -> Tensor | None:
-    """Return all inputs on a GPU, images with their channels last; ``None`` where that takes more than a small part of it."""
-    room = _RESIDENT_SHARE * torch.cuda.get_device_properties(device).total_memory
-    if inputs.tensor.nbytes > room:
+    """Return all inputs on a device, images with their channels last; ``None`` where they take more than a part of a GPU."""
+    on_gpu = device.type == "cuda"
+    if on_gpu and inputs.tensor.nbytes > _RESIDENT_SHARE * torch.cuda.get_device_properties(device).total_memory:
         return None
     with torch.inference_mode(mode=False):  # whoever asks first, it serves training too
         tensor = inputs.tensor.permute(0, 2, 3, 1) if inputs.tensor.dim() == 4 else inputs.tensor
