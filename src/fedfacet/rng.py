@@ -3,6 +3,7 @@
 import hashlib
 import random
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import torch
@@ -68,21 +69,23 @@ class forked:
         keys: as in ``stream``.
         device: the accelerator whose generator is forked too; ``None`` or a CPU device forks the CPU generator alone.
         others: whether numpy's and Python's global generators are forked too, for a user's own parts, which may draw from them,
-            as mixup often does. That takes a tenth of a millisecond.
+            as mixup often does.
     """
 
     def __init__(self, seed: int, purpose: str, *keys: int, device: torch.device | None = None, others: bool = False) -> None:
         self._number = torch_seed(seed, purpose, *keys)
         self._device = device if device is not None else torch.device("cpu")
         self._before: list[torch.Tensor] = []
-        self._others: torch.Tensor | None = None
+        self._others: tuple[Any, Any] | None = None
         self._forks_others = others
 
     def __enter__(self) -> None:
         """Seed."""
         self._before = get_states(self._device)
         if self._forks_others:
-            self._others = _seed_others(self._number)
+            self._others = np.random.get_state(legacy=False), random.getstate()  # noqa: NPY002
+            np.random.seed(self._number % 2**32)  # noqa: NPY002
+            random.seed(self._number)
         # Not torch.manual_seed, which seeds the generators of all accelerators, also of those that are not put back.
         torch.default_generator.manual_seed(self._number)
         if self._device.type == "cuda":
@@ -93,7 +96,8 @@ class forked:
         """Put back."""
         set_states(self._before, self._device)
         if self._others is not None:
-            set_other_states(self._others)
+            np.random.set_state(self._others[0])  # noqa: NPY002
+            random.setstate(self._others[1])
 
 
 def get_states(device: torch.device) -> list[torch.Tensor]:
@@ -106,14 +110,6 @@ def set_states(states: list[torch.Tensor], device: torch.device) -> None:
     torch.set_rng_state(states[0].clone())  # torch reads from the start of the memory that a view lies in
     if device.type == "cuda":
         torch.cuda.set_rng_state(states[1], device)
-
-
-def _seed_others(number: int) -> torch.Tensor:
-    """Seed numpy's and Python's global generators, and return the states that they had."""
-    before = get_other_states()
-    np.random.seed(number % 2**32)  # noqa: NPY002
-    random.seed(number)
-    return before
 
 
 def get_other_states() -> torch.Tensor:

@@ -97,3 +97,20 @@ def test_a_step_that_looks_at_its_number_is_not_recorded(reads, recorded, tiny_c
         "Expected a `training_step` that does not use its `batch_idx`, but it does: the steps of the stack are taken kernel by "
         "kernel."
     ] * reads
+
+
+def test_what_a_recording_reads_stays_where_it_is(recorded, tiny_clients):
+    """Notes that all rows share, too: a graph holds addresses, and a proximal term's anchor is made anew in each round."""
+    recorded(True)
+    correction = ProximalCorrection(mu=0.5)
+    with rng.forked(0, "weights"):
+        objective = ClassificationObjective(net(), correction=correction)
+    clients = tiny_clients(objective=objective, local=LocalTraining(batch_size=4))
+    training, places = StackedTraining(clients), []
+    for round in range(1, 4):
+        model = state.clone(clients.program.tensors)
+        tasks = [ClientTask(k, round, 3, Broadcast(model)) for k in range(clients.partition.num_clients)]
+        training.train_clients(tasks)
+        places.append([tensor.data_ptr() for tensor in correction._anchor.values()])
+        assert all(torch.equal(correction._anchor[name], model[name]) for name in correction._anchor)
+    assert places[0] == places[1] == places[2]

@@ -52,13 +52,14 @@ def test_a_difference_has_the_bits_of_the_cpu(model):
     assert all(tensor.is_contiguous() for tensor in moved.values())
 
 
-def test_one_transfer_brings_back_what_each_would(model):
-    """The way that a bundle of an accelerator takes, which ``on_cpu`` leaves out for one that is there already."""
-    packed = torch.empty(sum(map(resident_model._room, model.values())), dtype=torch.uint8)
-    views = resident_model._views(model, packed)
-    torch._foreach_copy_(list(views.values()), list(model.values()))
-    assert equal(resident_model._views(model, packed.clone()), model)
-    assert len({tensor.untyped_storage().data_ptr() for tensor in views.values()}) == 1
+def test_tensors_travel_together():
+    """One after another in the same memory, for each dtype."""
+    bundle = {"a": torch.randn(3, 2), "b": torch.arange(3), "c": torch.randn(2, 3, 4, 5).to(memory_format=torch.channels_last)}
+    moved = resident_model._together(bundle, torch.device("cpu"))
+    assert list(moved) == list(bundle)
+    assert equal(moved, bundle)
+    assert all(tensor.is_contiguous() for tensor in moved.values())
+    assert len({tensor.untyped_storage().data_ptr() for tensor in moved.values()}) == 2
 
 
 @pytest.mark.parametrize("personal", [frozenset(), frozenset({"head.weight", "head.bias"})])

@@ -270,10 +270,10 @@ def test_clients_side_by_side_take_what_the_fastest_of_three_rounds_takes(clock,
 
 
 def test_clients_that_cannot_be_stacked_are_not_offered_side_by_side(tiny_clients):
-    def dropout(num_classes, input_shape):
-        return nn.Sequential(nn.Flatten(), nn.Dropout(), nn.Linear(16, num_classes))
+    def drawing(num_classes, input_shape):
+        return nn.Sequential(nn.Flatten(), nn.RReLU(), nn.Linear(16, num_classes))
 
-    for model, offered in ((dropout, 0), (lambda *_: nn.Sequential(nn.Flatten(), nn.Linear(16, 2)), 1)):
+    for model, offered in ((drawing, 0), (lambda *_: nn.Sequential(nn.Flatten(), nn.Linear(16, 2)), 1)):
         trial = auto._Trial(tiny_clients(model=model), 4, 10)
         trial.side_by_side(1)
         assert len(trial.options) == offered

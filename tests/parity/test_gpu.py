@@ -79,6 +79,64 @@ def test_exact_engines_agree_to_the_last_bit(engine):
     assert state.digest(other) == state.digest(model)
 
 
+def rounds(number, *overrides):
+    """Return the digests of the model and of clients' memories after some rounds, and why the engine fell back."""
+    job, _ = config.compose_job("train", [*JOB, "federation.rounds=3", *overrides])
+    build_module.settle(job)
+    federation = build_module.build(job, None)
+    try:
+        for _ in range(number):
+            federation.run_round()
+        reason = getattr(federation.engine, "fallback_reason", None)
+        memories = {client: state.digest(kept) for client, kept in federation.state.memory.items()}
+        return state.digest(federation.state.model), memories, federation.state.model, reason
+    finally:
+        federation.engine.close()
+
+
+METHODS = {
+    "fedavg": (),
+    "fedprox": ("method=fedprox",),
+    "scaffold": ("method=scaffold", "optimizer.momentum=0"),
+    "feddyn": ("method=feddyn",),
+    "moon": ("method=moon",),
+    "dp_fedavg": ("method=dp_fedavg", "selector=poisson"),
+    "momentum, clipped": ("optimizer.momentum=0.9", "local.max_grad_norm=0.5", "scheduler=exponential"),
+    "bfloat16": ("precision=bf16-mixed",),
+    "dropout": ("model=mobilenet_v2_gn",),
+    "running statistics": ("model=resnet8",),
+}
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_recorded_steps_come_to_the_same_bit_for_bit(method):
+    """Everybody takes part, so that in the third round all clients are trained by recorded steps alone."""
+    setting = (*METHODS[method], "engine.device=cuda:0")
+    ours, theirs = (rounds(3, f"engine={engine}", *setting) for engine in ("graphs", "sequential"))
+    assert ours[3] is None
+    assert ours[:2] == theirs[:2]
+
+
+@pytest.mark.parametrize("method", [name for name in METHODS if name not in ("bfloat16", "dp_fedavg")])
+def test_clients_side_by_side_stay_near(method, caplog, monkeypatch):
+    monkeypatch.setattr(torch.backends.cudnn.conv, "fp32_precision", "ieee")
+    setting = (*METHODS[method], "engine.device=cuda:0")
+    ours, theirs = (rounds(2, f"engine={engine}", *setting) for engine in ("vectorized", "sequential"))
+    assert ours[3] is None
+    assert not [record for record in caplog.records if "kernel by kernel" in record.message]
+    for name, tensor in theirs[2].items():
+        torch.testing.assert_close(ours[2][name], tensor, rtol=0, atol=2e-3)
+
+
+@pytest.mark.filterwarnings("ignore:Warning. Profiler clears events")
+def test_a_round_takes_two_transfers_for_each_client():
+    """The model goes to the device once; what is left are batches' numbers, losses and each client's update."""
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
+        rounds(2, "engine=sequential", "engine.device=cuda:0", "callbacks=[]")
+    copies = sum(event.count for event in profile.key_averages() if event.key.startswith("Memcpy DtoH"))
+    assert copies <= 2 * 3 * 2 + 4, "two for each of three clients, in two rounds"
+
+
 @pytest.mark.filterwarnings("ignore:TensorFloat32 tensor cores:UserWarning")  # torch's advice to round more, when it compiles
 @pytest.mark.filterwarnings("ignore:The CUDA Graph is empty:UserWarning")  # torch makes its first one so, and hides the warning
 @pytest.mark.parametrize(

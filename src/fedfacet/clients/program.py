@@ -35,6 +35,7 @@ from fedfacet.clients.probed_clients import ProbedClients
 from fedfacet.clients.resident_model import ResidentModel
 from fedfacet.data.dataset import Dataset
 from fedfacet.data.fingerprint import fingerprint
+from fedfacet.errors import EngineError
 from fedfacet.objectives.classification import OptimizerFactory, sums_gradients
 from fedfacet.ours import draws_by_torch
 from fedfacet.privacy.base import Privacy
@@ -491,14 +492,20 @@ class Clients:
 
     def train(self, task: ClientTask, begin: "Callable[[Clients, ClientTask], Training]" = Training) -> ClientUpdate:
         """Run a client's local training and its transforms; ``begin`` makes the training."""
-        if self.probed.kept:  # some have taken their first steps already
-            update = train_part(self, begin, task, None, None)
-            assert isinstance(update, ClientUpdate)  # nothing stopped it
-            return update
-        with self.forked(task):
-            training = begin(self, task)
-            training.take_steps(training.num_steps)
-            update = training.finish()
+        try:
+            if self.probed.kept:  # some have taken their first steps already
+                update = train_part(self, begin, task, None, None)
+                assert isinstance(update, ClientUpdate)  # nothing stopped it
+                return update
+            with self.forked(task):
+                training = begin(self, task)
+                training.take_steps(training.num_steps)
+                update = training.finish()
+        except torch.OutOfMemoryError:
+            raise EngineError(
+                f"Client {task.client_id} in round {task.round} does not fit into the memory of {self.device}: lower "
+                "`local.batch_size`, or choose a smaller `model`."
+            ) from None
         return self.transformed(update, task)
 
     def train_part(self, task: ClientTask, half: HalfTrained | None, stop: int | None) -> ClientUpdate | HalfTrained:

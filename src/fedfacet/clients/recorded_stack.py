@@ -10,7 +10,6 @@ from torch import Tensor, optim
 
 from fedfacet.clients.recorded_steps import CannotRecordError, RecordedSteps, StepNumber
 from fedfacet.clients.stack import Group, Stack, repeated
-from fedfacet.types import Batch
 
 log = logging.getLogger(__name__)
 
@@ -79,7 +78,7 @@ class RecordedStacks:
         """Take a step of the stack: by its recording, or kernel by kernel where it has none."""
         memory = self._memory[rows]
         settings = [tuple((k, str(v)) for k, v in one.items() if k != "params") for one in stack.optimizer.param_groups]
-        shapes = [(group.size, len(group.batch.y), isinstance(group.rows, slice)) for group in groups]
+        shapes = [(group.size, group.num_rows, isinstance(group.rows, slice)) for group in groups]
         kind = (kind, rows, len(stack.leaves[0]), *settings, *shapes)
         self._seen[kind] += 1
         if self._gave_up or (self._seen[kind] == 1 and kind not in self._steps):
@@ -88,16 +87,17 @@ class RecordedStacks:
         inputs: list[Tensor] = []
         for group, draws in zip(groups, drawn, strict=True):
             where = [] if isinstance(group.rows, slice) else [group.rows]
-            inputs += [*group.batch, *where, *draws]
-        sizes = [(isinstance(group.rows, slice), len(draws)) for group, draws in zip(groups, drawn, strict=True)]
+            inputs += [*group.source, *where, *draws]
+        num_draws = [len(draws) for draws in drawn]
 
         def take(*static: Tensor) -> None:
             left = iter(static)
             ours, theirs = [], []
-            for (is_whole, num_draws), group in zip(sizes, groups, strict=True):
-                batch = Batch(next(left), next(left), next(left))
-                ours.append(Group(group.rows if is_whole else next(left), batch))
-                theirs.append([next(left) for _ in range(num_draws)])
+            for group, number_drawn in zip(groups, num_draws, strict=True):
+                source = tuple(next(left) for _ in group.source)
+                where = group.rows if isinstance(group.rows, slice) else next(left)
+                ours.append(group._replace(source=source, rows=where))
+                theirs.append([next(left) for _ in range(number_drawn)])
             with StepNumber.watched() as number:
                 self._take(stack, ours, theirs, number, memory.loss_sum)
 

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn, optim
 from torch.optim import Optimizer
 
-from fedfacet.clients.notes import notes_of
+from fedfacet.clients.notes import Notes, has_own, notes_of
 from fedfacet.clients.optimizers import kept_optimizer, restore_optimizer, single_optimizer
 from fedfacet.clients.program import Clients, Training
 from fedfacet.clients.recorded_steps import CannotRecordError, RecordedSteps, StepNumber, can_record
@@ -38,6 +38,7 @@ class Recordings:
         self.clients = clients
         self.optimizer = single_optimizer(clients.objective)
         self.steps = RecordedSteps(clients.device)
+        self.takes_notes = has_own(clients.program, "on_client_start")
         self.loss = torch.zeros((), dtype=torch.float64, device=clients.device)
         self.seen: Counter[Any] = Counter()  # clients by the shape of their notes
         self.begun = False  # whether any step has been taken
@@ -129,7 +130,7 @@ class RecordedTraining(Training):
         self.optimizer = recordings.begin(self.optimizer)
         if clients.local.keep_optimizer:
             restore_optimizer(self.optimizer, kept_optimizer(task.memory))
-        self.notes = notes_of(clients.objective, self.program.module)
+        self.notes = notes_of(clients.objective, self.program.module) if recordings.takes_notes else Notes([], [], (), "")
         if self.notes.unmovable:
             raise CannotRecordError(f"Expected notes of clients that can be replaced, but {self.notes.unmovable} is in a tuple")
         self._noted = [slot.tensor for slot in self.notes.slots]

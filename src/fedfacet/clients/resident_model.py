@@ -1,12 +1,10 @@
-"""A model on an accelerator: the round's model goes there once, and each client's update comes back in one transfer."""
+"""A model on an accelerator: the round's model goes there once, and each client's update comes back together."""
 
 import torch
 from torch import Tensor
 
 from fedfacet import state
 from fedfacet.types import State
-
-_ALIGNMENT = 64  # bytes; a view of any dtype must start at a multiple of its size
 
 
 class ResidentModel:
@@ -28,7 +26,8 @@ class ResidentModel:
     def upload(self, weights: State) -> State:
         """Return a model's tensors on the device, for the names of this one.
 
-        A model of which no tensor is there yet is sent in one transfer and kept in place of the last one. Of a model that
+        A model of which no tensor is there yet is sent and kept in place of the last one. A tensor is known again by its
+        identity, so whoever lets another process write to it must pass another object. Of a model that
         shares tensors with the kept one, the others stay where they are.
         """
         if any(name not in weights or (weights[name].shape, weights[name].dtype) != like for name, like in self._like.items()):
@@ -44,46 +43,42 @@ class ResidentModel:
         """Return by how much tensors on the device have moved from ``start``, on the CPU, in the usual memory order."""
         started = self.upload(start)
         moved = state.subtract(ended, {name: started[name].to(self._device) for name in ended})
-        return {name: tensor.contiguous() for name, tensor in on_cpu(moved).items()}
+        return on_cpu({name: tensor.contiguous() for name, tensor in moved.items()})
 
     def _is_there(self, name: str, tensor: Tensor) -> bool:
         sent = self._sent.get(name)
         return sent is not None and sent[0] is tensor and sent[1] == _version(tensor)
 
     def _send(self, weights: State) -> None:
-        own = {name: weights[name].detach() for name in self._like}
-        num_bytes = sum(map(_room, own.values()))
-        staged = torch.empty(num_bytes, dtype=torch.uint8, pin_memory=self._device.type == "cuda")
-        torch._foreach_copy_(list(_views(own, staged).values()), list(own.values()))
-        self._resident = _views(own, staged.to(self._device, non_blocking=True))
+        self._resident = _together({name: weights[name].detach() for name in self._like}, self._device)
         self._sent = {name: (weights[name], _version(weights[name])) for name in self._like}
 
 
 def on_cpu(bundle: State) -> State:
-    """Return tensors on the CPU; those of an accelerator come in one transfer, as views of one run of bytes."""
-    device = next(iter(bundle.values())).device if bundle else torch.device("cpu")
-    if device.type == "cpu":
+    """Return tensors on the CPU; those of an accelerator come in one transfer for each dtype, as views of what comes."""
+    if all(tensor.device.type == "cpu" for tensor in bundle.values()):
         return bundle
-    packed = torch.empty(sum(map(_room, bundle.values())), dtype=torch.uint8, device=device)
-    torch._foreach_copy_(list(_views(bundle, packed).values()), list(bundle.values()))
-    received = torch.empty(len(packed), dtype=torch.uint8, pin_memory=device.type == "cuda")
-    received.copy_(packed, non_blocking=True)
-    if device.type == "cuda":
-        torch.cuda.current_stream(device).synchronize()
-    return _views(bundle, received)
+    received = _together(bundle, torch.device("cpu"))
+    torch.accelerator.synchronize()
+    return received
 
 
-def _views(like: State, memory: Tensor) -> State:
-    """Return contiguous tensors with the names, shapes and dtypes of a bundle that share ``memory``."""
-    views, start = {}, 0
-    for name, tensor in like.items():
-        views[name] = memory[start : start + tensor.nbytes].view(tensor.dtype).view(tensor.shape)
-        start += _room(tensor)
-    return views
-
-
-def _room(tensor: Tensor) -> int:
-    return -(-tensor.nbytes // _ALIGNMENT) * _ALIGNMENT
+def _together(bundle: State, device: torch.device) -> State:
+    """Return contiguous copies on a device, sent in one transfer for each dtype; they are there once the device is done."""
+    moved: State = {}
+    for dtype in {tensor.dtype for tensor in bundle.values()}:
+        names = [name for name, tensor in bundle.items() if tensor.dtype == dtype]
+        sizes, source = [bundle[name].numel() for name in names], bundle[names[0]].device
+        # Memory of the CPU that an accelerator reads or writes is pinned, so that nobody waits for the transfer.
+        on_gpu = "cuda" in (source.type, device.type)
+        flat, there = (
+            torch.empty(sum(sizes), dtype=dtype, device=place, pin_memory=on_gpu and place.type == "cpu")
+            for place in (source, device)
+        )
+        torch.cat([bundle[name].reshape(-1) for name in names], out=flat)
+        there.copy_(flat, non_blocking=True)
+        moved |= {name: part.view(bundle[name].shape) for name, part in zip(names, torch.split(there, sizes), strict=True)}
+    return {name: moved[name] for name in bundle}
 
 
 def _version(tensor: Tensor) -> int:

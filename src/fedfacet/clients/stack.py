@@ -6,8 +6,6 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, optim
 
-from fedfacet.types import Batch
-
 _ELEMENTWISE = (
     *(optim.SGD, optim.Adam, optim.AdamW, optim.Adagrad, optim.RMSprop),
     *(optim.Adadelta, optim.Adamax, optim.NAdam, optim.RAdam),
@@ -25,15 +23,20 @@ def complaint(error: Exception) -> str:
 
 
 class Group(NamedTuple):
-    """The rows of a stack whose next batches have the same size, and these batches, shape (rows, size, ...)."""
+    """The rows of a stack whose next batches have the same size, and these batches.
+
+    Attributes:
+        rows: which they are, all or by number.
+        num_rows: how many.
+        size: of each batch.
+        source: a batch of all rows' samples one after another; or their positions, classes and attribute values, int64 of shape
+            (3, num_rows size), where the inputs are on the device.
+    """
 
     rows: slice | Tensor
-    batch: Batch
-
-    @property
-    def size(self) -> int:
-        """How many samples each batch has."""
-        return self.batch.y.shape[1]
+    num_rows: int
+    size: int
+    source: tuple[Tensor, ...]
 
 
 class Stack:

@@ -5,7 +5,8 @@ both, and every other convolution, are computed row by row: oneDNN's kernels for
 whose weights all rows share takes the rows as one batch, and so does attention.
 """
 
-from collections.abc import Callable
+import contextlib
+from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
 
@@ -112,7 +113,7 @@ class _Convolution(torch.autograd.Function):
             return torch.stack([function(*part, *settings) for part in parts]), 0
         if _is_product(weight, settings):
             columns = x.movedim(2, 1).flatten(2)  # (rows, C, B pixels)
-            products = torch.bmm(weight.flatten(2), columns)
+            products: Tensor = _Product.apply(weight.flatten(2), columns)
             products = products if bias is None else products + bias[:, :, None]
             return products.unflatten(2, (x.shape[1], *x.shape[3:])).movedim(1, 2), 0
         flat = None if bias is None else bias.flatten()
@@ -144,6 +145,32 @@ class _Attention(torch.autograd.Function):
         whole = (_rows_first(part, dim, rows).flatten(0, 1) for part, dim in zip((query, key, value), in_dims, strict=False))
         together = functional.scaled_dot_product_attention(*whole, **settings)
         return together.unflatten(0, (rows, -1)), 0  # type: ignore[no-untyped-call]
+
+
+class _Product(torch.autograd.Function):
+    """A batched matrix product that rounds as the convolutions do which it stands for: on a GPU usually in TF32."""
+
+    @staticmethod
+    def forward(ctx: Any, left: Tensor, right: Tensor) -> Tensor:
+        ctx.save_for_backward(left, right)
+        with _as_convolutions_round():
+            return torch.bmm(left, right)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Any:
+        left, right = ctx.saved_tensors
+        with _as_convolutions_round():
+            return torch.bmm(gradient, right.mT), torch.bmm(left.mT, gradient)
+
+
+@contextlib.contextmanager
+def _as_convolutions_round() -> Iterator[None]:
+    matmul, before = torch.backends.cuda.matmul, torch.backends.cuda.matmul.fp32_precision
+    matmul.fp32_precision = torch.backends.cudnn.conv.fp32_precision  # type: ignore[attr-defined]
+    try:
+        yield
+    finally:
+        matmul.fp32_precision = before
 
 
 def _row_by_row(x: Tensor) -> bool:

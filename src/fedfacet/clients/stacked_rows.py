@@ -8,14 +8,12 @@ import torch
 from torch import Tensor
 
 from fedfacet import rng
-from fedfacet.clients.notes import Notes, notes_of
+from fedfacet.clients.notes import Notes, has_own, notes_of
 from fedfacet.clients.optimizers import single_optimizer
 from fedfacet.clients.personal_memory import own_model, to_keep
 from fedfacet.clients.probed_clients import same_tensors
 from fedfacet.clients.program import Clients
 from fedfacet.clients.stack import CannotStackError
-from fedfacet.corrections.base import Correction
-from fedfacet.objectives.classification import ClassificationObjective
 from fedfacet.types import ClientEnd, ClientStart, ClientTask, State
 
 
@@ -51,17 +49,9 @@ class Rows:
 
     def __init__(self, clients: Clients) -> None:
         self.clients = clients
-        program, objective = clients.program, clients.objective
-        correction = getattr(objective, "correction", None)
-        ours = isinstance(objective, ClassificationObjective)
-
-        def has_own(hook: str) -> bool:
-            base = getattr(ClassificationObjective, hook) if ours else None
-            own = getattr(type(objective), hook, None) is not base
-            corrects = correction is not None and getattr(type(correction), hook) is not getattr(Correction, hook)
-            return program.data_hooks is not None or (program.hooks is not None and (own or corrects))
-
-        self._takes_notes, self._ends = has_own("on_client_start"), has_own("on_client_end")
+        program = clients.program
+        self.takes_notes = has_own(program, "on_client_start")
+        self._ends = has_own(program, "on_client_end")
         self.has_end = self._ends or bool(program.personal)
 
     def begin(self, tasks: Sequence[ClientTask]) -> list[Row]:
@@ -71,7 +61,7 @@ class Rows:
             Row(position, task, own_model(task.broadcast.model, task.memory), clients.num_steps(task), kind=(task.lr_factor,))
             for position, task in enumerate(tasks)
         ]
-        if self._takes_notes and not (_begin_alike(tasks) and self._begin_together(rows)):
+        if self.takes_notes and not (_begin_alike(tasks) and self._begin_together(rows)):
             for row in rows:
                 self.begin_one(row)
         return rows
@@ -131,7 +121,6 @@ class Rows:
         program.load(row.start)
         program.train(True)
         with clients.forked(task):
-            others = rng.get_other_states()
             if program.hooks is not None:
                 lr = float(single_optimizer(clients.objective).param_groups[0]["lr"] * task.lr_factor)
                 program.hooks.on_client_start(start(task.broadcast, dict(task.memory), row.num_steps, lr, task.lr_factor))
@@ -139,10 +128,6 @@ class Rows:
                 with program.looking():
                     program.data_hooks.before_steps(clients.data(task.client_id).batches(), row.num_steps)
             row.generators = rng.get_states(clients.device)
-            if not _equal(others, rng.get_other_states()):
-                raise CannotStackError(
-                    "Expected draws by torch's generators, but a client's start draws by numpy's or Python's"
-                )
         notes = notes_of(clients.objective, program.module)
         if notes.unmovable:
             raise CannotStackError(f"Expected notes of clients that can be replaced, but {notes.unmovable} is in a tuple")

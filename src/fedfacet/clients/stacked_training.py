@@ -54,7 +54,8 @@ class StackedTraining(nn.Module):
         self._paths = [prefix + name for name in self.names]
         self._recorded: RecordedStacks | None = None
         self._draws: dict[int, list[Draw]] = {}  # per batch size
-        self._notes: Notes
+        self._notes = _NOTHING
+        self._aliased = True  # whether notes hold the model's own tensors, which one look tells
         self._differ: list[int] = []  # positions among the notes' slots that have another tensor in each row
         self._noted: list[Tensor] = []  # these tensors, stacked
         self._step_of_rows = torch.vmap(self._step_of_row, in_dims=(0, 0, 0, 0, None))
@@ -137,7 +138,8 @@ class StackedTraining(nn.Module):
         """Give the objective the notes of some clients of one kind, and leave the global generators as they were."""
         clients, program, first = self.clients, self.clients.program, rows[0]
         program.train(True)
-        notes = notes_of(self.objective, program.module)
+        notes = notes_of(self.objective, program.module) if self.rows.takes_notes or self._aliased else _NOTHING
+        self._aliased = bool(notes.aliases)
         if first.noted and (first.task.lr_factor, notes.shape) != first.kind:  # those of clients of another kind
             notes = self.rows.begin_one(first)
         self._notes = notes
@@ -145,10 +147,7 @@ class StackedTraining(nn.Module):
         self._differ = [slot for slot, tensors in enumerate(noted) if any(tensor is not tensors[0] for tensor in tensors)]
         self._noted = [torch.stack([tensor.detach() for tensor in noted[slot]]) for slot in self._differ]
         with clients.forked(first.task):
-            others = rng.get_other_states()
             yield
-            if not torch.equal(others, rng.get_other_states()):
-                raise CannotStackError("Expected draws by torch's generators, but a step draws by numpy's or Python's")
 
     @contextlib.contextmanager
     def noting(self, row: Row) -> Iterator[None]:
@@ -187,7 +186,12 @@ class StackedTraining(nn.Module):
             if self._recorded is None:
                 make_optimizer = partial(single_optimizer, self.objective)
                 self._recorded = RecordedStacks(self.trained, make_optimizer, self.clients.device, self.take_step)
-            self._noted = self._recorded.notes_at(kind, self._noted)
+            shared = [slot for number, slot in enumerate(self._notes.slots) if number not in self._differ]
+            shared = [slot for slot in shared if slot.tensor.device.type == self.clients.device.type]
+            there = self._recorded.notes_at(kind, [*self._noted, *(slot.tensor.detach() for slot in shared)])
+            self._noted = there[: len(self._noted)]
+            for slot, tensor in zip(shared, there[len(self._noted) :], strict=True):
+                slot.put(tensor)
             return self._recorded.begin(start, rows, lr_factor)
         stack = self.stack(start, rows)
         for group in stack.optimizer.param_groups:
@@ -208,7 +212,8 @@ class StackedTraining(nn.Module):
     ) -> None:
         """Leave the gradients at the leaves and add the batches' summed losses to ``loss_sum``."""
         stack.optimizer.zero_grad(set_to_none=True)
-        for (where, batch), draws in zip(groups, drawn, strict=True):
+        for group, draws in zip(groups, drawn, strict=True):
+            where, batch = group.rows, self.batch_of(group)
             leaves = [leaf.detach()[where].requires_grad_() for leaf in stack.leaves]
             tensors = [*leaves, *(buffer[where] for buffer in stack.buffers)]
             noted = [tensor[where] for tensor in self._noted]
@@ -235,12 +240,12 @@ class StackedTraining(nn.Module):
                 *(leaf.detach()[first].requires_grad_() for leaf in stack.leaves),
                 *(one[first] for one in stack.buffers),
             ]
-            noted, batch = [tensor[first] for tensor in self._noted], Batch(*(values[0] for values in group.batch))
+            noted, batch = [tensor[first] for tensor in self._noted], Batch(*(values[0] for values in self.batch_of(group)))
             self._draws[group.size] = self._record(tensors, noted, batch, step)
         draws, device = self._draws[group.size], self.clients.device
         if not draws:
             return []
-        numbers = range(len(group.batch.y)) if isinstance(group.rows, slice) else group.rows.tolist()
+        numbers = range(group.num_rows) if isinstance(group.rows, slice) else group.rows.tolist()
         of_rows = []
         for number in numbers:
             rng.set_states(self.rows.generators_of(rows[number]), device)
@@ -299,20 +304,32 @@ class StackedTraining(nn.Module):
 
         ``augmented`` holds per row the task whose draws of this step augment its images; ``None`` for images as they are.
         """
+        device = self.clients.device
         rows_of: dict[int, list[int]] = {}
         for row, indices in enumerate(samples):
             rows_of.setdefault(len(indices), []).append(row)
         groups = []
         for size, rows in rows_of.items():
             indices = np.concatenate([samples[row] for row in rows])
-            if augmented is None:
-                batch = self.clients.shown.batch(indices, self.clients.device, self.clients.memory_format)
-            else:
+            if augmented is not None:
                 of_rows = [self.clients.batch(samples[row], augmented[row], step) for row in rows]
-                batch = Batch(*map(torch.cat, zip(*of_rows, strict=True)))
-            where = slice(0, len(rows)) if len(rows_of) == 1 else torch.tensor(rows, device=self.clients.device)
-            groups.append(Group(where, Batch(*(values.view(len(rows), size, *values.shape[1:]) for values in batch))))
+                source: tuple[Tensor, ...] = tuple(map(torch.cat, zip(*of_rows, strict=True)))
+            elif self._recorded is not None and self.clients.shown.is_resident(device):
+                numbers = torch.from_numpy(self.clients.shown.numbers(indices))
+                source = ((numbers.pin_memory() if device.type == "cuda" else numbers).to(device, non_blocking=True),)
+            else:
+                source = tuple(self.clients.shown.batch(indices, device, self.clients.memory_format))
+            where = slice(0, len(rows)) if len(rows_of) == 1 else torch.tensor(rows, device=device)
+            groups.append(Group(where, len(rows), size, source))
         return groups
+
+    def batch_of(self, group: Group) -> Batch:
+        """Return a group's batches, shape (rows, size, ...)."""
+        if len(group.source) == 1:
+            batch = self.clients.shown.resident_batch(group.source[0], self.clients.memory_format)
+        else:
+            batch = Batch(*group.source)
+        return Batch(*(values.view(group.num_rows, group.size, *values.shape[1:]) for values in batch))
 
     def values(self, stack: Stack, names: Iterable[str]) -> State:
         """Return tensors of a stack by name, leaving out those that training does not change."""
@@ -326,6 +343,9 @@ class StackedTraining(nn.Module):
         if not moved:
             return [{} for _ in range(rows)]
         return [dict(zip(moved, row, strict=True)) for row in zip(*(tensor.unbind() for tensor in moved.values()), strict=True)]
+
+
+_NOTHING = Notes([], [], (), "")
 
 
 def _spread(tensor: Tensor, rows: int) -> Tensor:

@@ -1,7 +1,7 @@
 """Whether clients can be trained side by side, found out by doing it with two of them."""
 
 import contextlib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -41,7 +41,8 @@ def try_out(training: StackedTraining, task: ClientTask) -> float:
     rows[1].generators = training.rows.generators_of(Row(1, replace(task, round=task.round + 1), {}, 0))
     generators = [training.rows.generators_of(row) for row in rows]
     losses = torch.zeros(2, dtype=torch.float64, device=clients.device)
-    with training.started(rows), watch:
+    with training.started(rows), watch, _rounding_least():
+        drawn = rng.get_other_states()
         start = training.start_of(rows)
         stack = training.stack(start, 2)
         for leaf in stack.tensors[: len(training.trained)]:
@@ -49,7 +50,7 @@ def try_out(training: StackedTraining, task: ClientTask) -> float:
         alone = []
         for number, row in enumerate(rows):
             model = {name: tensor[number] for name, tensor in training.values(stack, program.tensors).items()}
-            batch = Batch(*(values[number] for values in group.batch))
+            batch = Batch(*(values[number] for values in training.batch_of(group)))
             rng.set_states(generators[number], clients.device)
             alone.append(_step_alone(training, row, row.start | model, batch, watch))
         if watch.random is not None:
@@ -59,6 +60,8 @@ def try_out(training: StackedTraining, task: ClientTask) -> float:
         except RuntimeError as error:
             fault = f"{watch.innermost} cannot be ({complaint(error)})"
             raise CannotStackError(f"Expected layers that can be stacked, but {fault}") from error
+        if clients.draws_elsewhere and not torch.equal(drawn, rng.get_other_states()):
+            raise CannotStackError("Expected draws by torch's generators, but a step draws by numpy's or Python's")
     if any(parameter.grad is not None for parameter in training.trained):
         raise CannotStackError("Expected a loss of the parameters in their modules, but it has some from elsewhere")
     for what, ours, theirs in (
@@ -68,7 +71,21 @@ def try_out(training: StackedTraining, task: ClientTask) -> float:
     ):
         if not _agree(ours, theirs, _TOLERANCE_BF16 if program.autocast else _TOLERANCE):
             raise CannotStackError(f"Expected clients that do not feel each other, but side by side their {what} differ")
-    return sum(watch.kept.values()) / group.batch.y.shape[1]
+    return sum(watch.kept.values()) / group.size
+
+
+@contextlib.contextmanager
+def _rounding_least() -> Iterator[None]:
+    """Have a GPU compute in full single precision: TF32 alone can turn gradients of a deep network by a tenth."""
+    settings: tuple[Any, ...] = (torch.backends.cuda.matmul, torch.backends.cudnn.conv)  # type: ignore[attr-defined]
+    before = [setting.fp32_precision for setting in settings]
+    for setting in settings:
+        setting.fp32_precision = "ieee"
+    try:
+        yield
+    finally:
+        for setting, precision in zip(settings, before, strict=True):
+            setting.fp32_precision = precision
 
 
 def _moved(tensor: Tensor) -> Tensor:

@@ -16,6 +16,7 @@ from fedfacet import state
 from fedfacet.clients.prediction import Predictions
 from fedfacet.clients.program import Clients
 from fedfacet.engines.base import Engine
+from fedfacet.engines.graphs import GraphsEngine
 from fedfacet.engines.sequential import SequentialEngine
 from fedfacet.engines.vectorized import VectorizedEngine
 from fedfacet.engines.workers import WorkersEngine
@@ -43,7 +44,7 @@ class AutoEngine(Engine):
 
     Args:
         allow_inexact: also admit what rounds differently: clients trained side by side (``vectorized``), a compiled model, and
-            bfloat16.
+            bfloat16. On a GPU ``graphs`` is tried too, which is exact.
         choice: what an earlier run chose: ``engine`` and its arguments, with the reason under ``why``; ``None`` to try out.
     """
 
@@ -91,6 +92,8 @@ class AutoEngine(Engine):
                 torch.set_num_threads(number)
                 trial.in_this_process(clients, number)
                 trial.with_workers(number)
+                if clients.device.type == "cuda":
+                    trial.recorded(number)
                 if self.allow_inexact:
                     trial.side_by_side(number)
                     if "precision" in free:
@@ -195,13 +198,20 @@ class _Trial:
             threads,
         )
 
+    def recorded(self, threads: int) -> None:
+        """Try steps that are recorded."""
+        self._whole_rounds(GraphsEngine(device=str(self.clients.device)), "graphs", threads)
+
     def side_by_side(self, threads: int) -> None:
         """Try all clients of a round at once."""
-        engine = VectorizedEngine(device=str(self.clients.device))
+        self._whole_rounds(VectorizedEngine(device=str(self.clients.device)), "vectorized", threads)
+
+    def _whole_rounds(self, engine: GraphsEngine | VectorizedEngine, name: str, threads: int) -> None:
+        """Try an engine on all clients of a round, unless it finds out that it has to train them one after another."""
         engine.setup(self.clients)
         seconds = []
-        vectorized_log = logging.getLogger(VectorizedEngine.__module__)
-        vectorized_log.disabled = True  # a trial that fails is no reason to warn
+        own_log = logging.getLogger(type(engine).__module__)
+        own_log.disabled = True  # a trial that fails is no reason to warn
         try:
             for _ in range(3):
                 begin = time.perf_counter()
@@ -212,8 +222,9 @@ class _Trial:
                 if seconds[0] > 3 * BUDGET_SECONDS:
                     break
         finally:
-            vectorized_log.disabled = False
-        self._add(f"vectorized, {_threads(threads)}", min(seconds), 0.0, {"engine": "vectorized"}, threads)
+            own_log.disabled = False
+            engine.close()
+        self._add(f"{name}, {_threads(threads)}", min(seconds), 0.0, {"engine": name}, threads)
 
     def _add(self, label: str, seconds: float, start: float, choice: dict[str, Any], threads: int, *settings: Any) -> None:
         self.options.append(_Option(seconds + start / self.rounds, seconds, start, label, choice, threads, *settings))
@@ -240,6 +251,8 @@ class _Trial:
 def _made(choice: Mapping[str, Any], device: str) -> Engine:
     if choice["engine"] == "workers":
         return WorkersEngine(workers=choice["workers"], device=device)
+    if choice["engine"] == "graphs":
+        return GraphsEngine(device=device)
     return VectorizedEngine(device=device) if choice["engine"] == "vectorized" else SequentialEngine(device=device)
 
 

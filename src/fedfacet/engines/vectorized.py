@@ -23,10 +23,12 @@ _COPIES = 6  # of a client's weights: themselves, their gradient, two moments, t
 class VectorizedEngine(Engine):
     """Train the clients of a round side by side.
 
-    It pays where layers are small: 200 clients with a linear model take a tenth of the time that they take one by one. A trial
-    before the first round finds out what cannot be stacked (layers that draw random numbers, optimizers that mix parameters,
-    corrections with a memory); the clients are then trained one after another, with a warning, and ``fallback_reason`` says
-    why. The tensors of an update are views of its stack's: whoever keeps one keeps them all.
+    It pays where layers are small, and on a GPU, where the steps of a stack are recorded as CUDA graphs. Clients with several
+    learning rates, or with and without a memory, make one stack each. A trial before the first round finds out what cannot be
+    stacked (optimizers that mix parameters or are kept, draws that depend on the data, gradients of single samples); the
+    clients are then trained one after another, with a warning, and ``fallback_reason`` says why. If a stack does not fit into
+    a GPU's memory, fewer clients share one from there on. The tensors of an update are views of its stack's: keeping one keeps
+    them all.
 
     Args:
         clients_at_once: how many clients share a stack, 1 or larger; ``None`` for as many as fit into half a gigabyte, on an
@@ -55,14 +57,31 @@ class VectorizedEngine(Engine):
             self._stacking = StackedTraining(self.clients)
             with self._falling_back():
                 self._size = self.clients_at_once or _fitting(self.clients, try_out(self._stacking, waiting[0]))
-        for first in range(0, len(waiting), self._size):
-            yield from self._train(waiting[first : first + self._size])
+        while waiting:
+            together = waiting[: self._size]
+            updates = self._train(together)
+            if updates is not None:
+                yield from updates
+                waiting = waiting[len(together) :]
 
-    def _train(self, tasks: Sequence[ClientTask]) -> Iterator[ClientUpdate]:
+    def _train(self, tasks: Sequence[ClientTask]) -> Iterator[ClientUpdate] | None:
+        """Return the updates of some clients; ``None`` if so many do not fit into memory."""
         if self._stacking is not None and self.fallback_reason is None:
             with self._falling_back():
-                return map(self.clients.transformed, self._stacking.train_clients(tasks), tasks)
+                try:
+                    return map(self.clients.transformed, self._stacking.train_clients(tasks), tasks)
+                except torch.OutOfMemoryError:
+                    if len(tasks) == 1:
+                        raise
+                self._take_fewer(len(tasks) // 2)
+                return None
         return map(self.clients.train, tasks)
+
+    def _take_fewer(self, clients: int) -> None:
+        """Let fewer clients share a stack, and release the memory of the last one."""
+        log.warning("%d clients at once do not fit into the memory of %s: taking %d.", self._size, self.clients.device, clients)
+        self._size, self._stacking = clients, StackedTraining(self.clients)
+        torch.cuda.empty_cache()
 
     @contextlib.contextmanager
     def _falling_back(self) -> Iterator[None]:

@@ -91,9 +91,10 @@ def serve(connection: Connection, pickled: bytes, settings: dict[str, Any]) -> N
 
 def _carry_out(order: Order, bundles: list[State], model: State, clients: Clients) -> tuple[Any, list[State]]:
     if order.kind == "predict":
-        return clients.predict(model, order.batches, bundles[0]), []
+        return clients.predict({name: tensor.detach() for name, tensor in model.items()}, order.batches, bundles[0]), []
     assert order.task is not None
-    own = bundles[2] if order.own_model else model
+    # New tensors, since the other end writes the next model to the same place, and a device knows a model by its tensors.
+    own = bundles[2] if order.own_model else {name: tensor.detach() for name, tensor in model.items()}
     task = with_bundles(order.task, own, bundles[0], bundles[1])
     if order.kind == "answer":
         assert order.query is not None
