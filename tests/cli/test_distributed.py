@@ -86,6 +86,20 @@ def test_two_ranks_of_torchrun_give_the_numbers_of_one_process(checkout, tmp_pat
     assert (tmp_path / "run" / "train.log").read_text().count("Finished round 3.") == 1
 
 
+def test_a_sweep_runs_all_its_jobs_one_after_another(start_ranks, tmp_path):
+    command = (*DISTRIBUTED, *ESTIMATED, "-m", "selector=uniform,all", "paths.sweep_dir=sweep", "federation.rounds=1")
+    ranks = start_ranks(2, *command)
+    assert [rank.wait() for rank in ranks] == [0, 0], [rank.err.read_text() for rank in ranks]
+    summaries = [json.loads(file.read_text()) for file in sorted((tmp_path / "sweep").glob("*/summary.json"))]
+    assert [summary["status"] for summary in summaries] == ["finished", "finished"]
+
+
+def test_what_is_refused_is_reported_once(start_ranks, tmp_path):
+    ranks = start_ranks(2, *DISTRIBUTED, "federation.round=3")
+    assert [rank.wait() for rank in ranks] == [2, 2]
+    assert [rank.err.read_text().count("error: ") for rank in ranks] == [1, 0]
+
+
 @pytest.mark.slow
 def test_torchrun_starts_a_run_again_that_lost_a_rank(checkout, tmp_path, sequential):
     launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "--max-restarts", "3"]

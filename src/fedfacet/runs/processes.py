@@ -6,7 +6,7 @@ from pathlib import Path
 from omegaconf import DictConfig, OmegaConf
 
 from fedfacet.config import make
-from fedfacet.errors import ConfigError
+from fedfacet.errors import ConfigError, EngineError
 
 
 def serve(config: DictConfig) -> bool:
@@ -55,6 +55,12 @@ def check_alone(config: DictConfig) -> None:
             f"Expected a process per cell of a sweep, but {processes} were started together: give the same command in as many "
             "processes as there is room for, with another engine than distributed."
         )
+
+
+def is_heard(error: Exception) -> bool:
+    """Tell whether this process reports an error: the first rank of a machine reports what all its ranks find."""
+    local_rank = os.environ.get("LOCAL_RANK", "0") if "TORCHELASTIC_RUN_ID" in os.environ else os.environ.get("SLURM_LOCALID", "0")
+    return local_rank == "0" or isinstance(error, EngineError)
 
 
 def _num_started() -> int:
