@@ -54,6 +54,19 @@ def misfit(update: object, task: ClientTask, facts: Facts, extras: Mapping[str, 
     )
 
 
+def checked(
+    update: ClientUpdate, task: ClientTask, facts: Facts, extras: Mapping[str, Tensor], seen: dict[str, tuple[Tensor, int]]
+) -> tuple[str | None, int]:
+    """Say what is wrong with an update, ``None`` for nothing, and count the numbers of it that arrived.
+
+    The arguments are those of ``misfit`` and ``is_finite``.
+    """
+    if (fault := misfit(update, task, facts, extras)) is not None:
+        return fault, 0
+    sent = sum(map(state.num_floats, (update.delta, update.buffers, update.extras)))
+    return None if is_finite(update, seen) else "it holds NaN or infinite numbers", max(sent - update.num_lost, 0)
+
+
 def is_finite_report(report: Any) -> bool:
     """Tell whether an answer, a number or nested lists of them, holds neither NaN nor infinity."""
     return report is None or bool(np.isfinite(np.asarray(report, dtype=np.float64)).all())

@@ -47,7 +47,7 @@ def check_alone(config: DictConfig) -> None:
     """Refuse to have several processes run the cells of a sweep together, which could not agree on what is left to do."""
     processes = _num_started()
     if make(config.engine).spans_processes:
-        from fedfacet.parallel.ranks import find_place
+        from fedfacet.parallel.place import find_place
 
         processes = find_place().num_ranks
     if processes > 1:
@@ -59,8 +59,8 @@ def check_alone(config: DictConfig) -> None:
 
 def is_heard(error: Exception) -> bool:
     """Tell whether this process reports an error: the first rank of a machine reports what all its ranks find."""
-    local_rank = os.environ.get("LOCAL_RANK", "0") if "TORCHELASTIC_RUN_ID" in os.environ else os.environ.get("SLURM_LOCALID", "0")
-    return local_rank == "0" or isinstance(error, EngineError)
+    name = "LOCAL_RANK" if "TORCHELASTIC_RUN_ID" in os.environ else "SLURM_LOCALID"
+    return os.environ.get(name, "0") == "0" or isinstance(error, EngineError)
 
 
 def _num_started() -> int:
