@@ -98,6 +98,11 @@ class DistributedEngine(Engine):
         return self._place.rank
 
     @property
+    def name(self) -> str:
+        """The class, and that sums are along the tree."""
+        return super().name + (", sums=tree" if self.sums == "tree" else "")
+
+    @property
     def default_threads(self) -> int:
         """This rank's part of its machine."""
         return max(1, min(torch.get_num_threads(), (os.cpu_count() or 1) // self._place.num_local_ranks))

@@ -10,10 +10,9 @@ from fedfacet.errors import EngineError
 from fedfacet.parallel.dealing import Dealer
 from fedfacet.parallel.orders import Dealt
 from fedfacet.parallel.packing import PackedTask
-from fedfacet.parallel.ranks import Message, RankLost, Ranks, in_background
+from fedfacet.parallel.ranks import MAX_RANKS_WITH_0, Message, RankLost, Ranks, in_background
 
 MAX_DEATHS = 3  # a handful that so many ranks were lost over is given up, and the run with it
-MAX_RANKS_WITH_0 = 8  # with more, rank 0 has enough to do with what they send
 
 
 class DealtRound:

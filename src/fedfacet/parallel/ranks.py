@@ -34,6 +34,9 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 _EVER = timedelta(days=3650)  # a message may be long in coming; for how long it is waited is decided in `Ranks.receive`
+MAX_RANKS_WITH_0 = 8
+"""With more ranks, rank 0 does not train: it has enough to do with what the others send."""
+
 _RELAYED = 1  # the tag of what all ranks get, by which it is told apart from the messages between two ranks
 
 
@@ -184,7 +187,8 @@ class Ranks:
             for number in (signal.SIGINT, signal.SIGTERM):
                 signal.signal(number, signal.SIG_IGN)
         else:
-            log.info("%d ranks, %s.", place.num_ranks, backend)
+            idle = f", of which rank 0 does not train, since there are more than {MAX_RANKS_WITH_0}"
+            log.info("%d ranks, %s%s.", place.num_ranks, backend, idle if place.num_ranks > MAX_RANKS_WITH_0 else "")
 
     @property
     def others(self) -> list[int]:
