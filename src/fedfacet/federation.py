@@ -86,6 +86,8 @@ class Federation:
         ValueError: if a number is out of range.
     """
 
+    _verified = staticmethod(checked)  # a federation whose updates are checked elsewhere has another
+
     def __init__(
         self,
         *,
@@ -568,13 +570,12 @@ class Federation:
         for update in self.engine.run(tasks):
             position, task = next(orders)
             self._heard(self.state.round + 1, position, len(tasks), "train")
-            fault, num_floats = self._verified(update, task, seen)
+            fault, num_floats = self._verified(update, task, self.facts, self._extras, seen)
             asking.ledger.floats_up += num_floats
             if fault is None and self._question is not None:
                 report = asking.disclosures.get(self._question.name, {}).get(task.client_id)
                 update = replace(update, report=report)
-                if not is_finite_report(report):
-                    fault = f"its {self._question.name} is {reprlib.repr(report)}"
+                fault = None if is_finite_report(report) else f"its {self._question.name} is {reprlib.repr(report)}"
             if fault is not None:
                 sender = f"client {task.client_id} in round {self.state.round + 1}"
                 message = f"Expected a finite update of the model's shapes from {sender}, but {fault}"
@@ -601,10 +602,6 @@ class Federation:
             yield update
             del update  # or it would be held while the next is waited for
         assert next(orders, None) is None, "an engine yields an update for each order"
-
-    def _verified(self, update: ClientUpdate, task: ClientTask, seen: dict[str, Any]) -> tuple[str | None, int]:
-        """Say what is wrong with an update, and count the numbers that arrived."""
-        return checked(update, task, self.facts, self._extras, seen)
 
     def _heard(self, round: int, position: int, number: int, what: str) -> None:
         """Tell the callbacks that another client has sent something, unless somebody has asked for an end."""

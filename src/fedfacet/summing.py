@@ -20,11 +20,19 @@ from fedfacet.types import ClientTask, ClientUpdate, SummedUpdate
 from fedfacet.updates import checked
 
 
+def _verdict(update: ClientUpdate, task: ClientTask, facts: Any, extras: Any, seen: Any) -> tuple[str | None, int]:
+    """Return what is wrong with an update, and how many numbers arrived of it, as was found where it was added to the sum."""
+    assert isinstance(update, SummedUpdate)
+    return update.fault, update.num_floats
+
+
 class SummingFederation(Federation):
     """A federation whose aggregator gets the mean of a round's updates as the only one.
 
     The engine checks each update where it adds it to the sum, and yields it without its tensors.
     """
+
+    _verified = staticmethod(_verdict)
 
     def __init__(self, **settings: Any) -> None:
         super().__init__(**settings)
@@ -44,10 +52,6 @@ class SummingFederation(Federation):
             return summed, None
         buffers = update.buffers if self.aggregator.buffers == "average" else {}
         return summed, Weighed(1.0, [update.delta, buffers]).times(self.aggregator.weight(update))
-
-    def _verified(self, update: ClientUpdate, task: ClientTask, seen: dict[str, Any]) -> tuple[str | None, int]:
-        assert isinstance(update, SummedUpdate)
-        return update.fault, update.num_floats
 
     def _received(self, tasks: Sequence[ClientTask], asking: Asking, notes: Any) -> Iterator[ClientUpdate]:
         """Yield the mean of the valid updates, if there is one, as an update of no client."""
