@@ -198,10 +198,12 @@ def test_ranks_killed_at_random_change_nothing(start_ranks, tmp_path, undisturbe
 
 def test_any_number_of_ranks_adds_up_to_the_same_bits(start, start_ranks, tmp_path, sequential, summed):
     """Along the tree; all that is counted is as in a run that adds up in cohort order."""
-    for number in (2, 3, 8):
+    for number in (2, 3, 8, 9):
         ranks = start_ranks(number, *DISTRIBUTED, *ESTIMATED, "engine.sums=tree", f"paths.output_dir=run-{number}")
         assert [rank.wait() for rank in ranks] == [0] * number, ranks[0].err.read_text()
         assert results(tmp_path / f"run-{number}") == summed
+    told = [(tmp_path / f"run-{number}" / "train.log").read_text() for number in (8, 9)]
+    assert ["rank 0 does not train" in log for log in told] == [False, True]
     refused = start("resume=run-2", "federation.rounds=4", "engine.sums=cohort", fast=False).result()
     assert refused.status == 2
     assert "error: The run was started with engine.sums=tree, and engine.sums=cohort adds up in another order: " in refused.err

@@ -8,9 +8,10 @@ from typing import Any
 
 from fedfacet.errors import EngineError
 from fedfacet.parallel.dealing import Dealer
+from fedfacet.parallel.message import Message
 from fedfacet.parallel.orders import Dealt
 from fedfacet.parallel.packing import PackedTask
-from fedfacet.parallel.ranks import MAX_RANKS_WITH_0, Message, RankLost, Ranks, in_background
+from fedfacet.parallel.ranks import MAX_RANKS_WITH_0, RankLost, Ranks, in_background
 
 MAX_DEATHS = 3  # a handful that so many ranks were lost over is given up, and the run with it
 

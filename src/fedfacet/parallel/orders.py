@@ -7,7 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedfacet.parallel import wire
-from fedfacet.parallel.ranks import Message
+from fedfacet.parallel.message import Message
 from fedfacet.parallel.sums import Step
 from fedfacet.types import ClientTask, Query
 

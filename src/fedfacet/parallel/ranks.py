@@ -2,7 +2,6 @@
 
 import atexit
 import contextlib
-import itertools
 import logging
 import os
 import pickle
@@ -26,6 +25,7 @@ from torch.distributed.rendezvous import rendezvous
 
 from fedfacet.errors import EngineError
 from fedfacet.parallel import wire
+from fedfacet.parallel.message import Message
 from fedfacet.parallel.place import Place
 from fedfacet.types import State
 
@@ -59,30 +59,6 @@ def _stay_on_this_machine() -> None:
     for library in ("GLOO", "NCCL"):
         for name in names:
             os.environ.setdefault(f"{library}_SOCKET_IFNAME", name)
-
-
-class Message(NamedTuple):
-    """What one process sends another: a body that can be pickled, and tensors on the CPU, which travel as one run of bytes."""
-
-    body: Any
-    bundles: Sequence[State] = ()
-
-    @classmethod
-    def joined(cls, messages: Sequence["Message"]) -> "Message":
-        """Return several messages as one, whose body is ``Joined``."""
-        parts = [(message.body, len(message.bundles)) for message in messages]
-        return cls(Joined(parts), [bundle for message in messages for bundle in message.bundles])
-
-    def parted(self) -> list["Message"]:
-        """Return the messages that one was joined of."""
-        bundles = iter(self.bundles)
-        return [Message(body, list(itertools.islice(bundles, number))) for body, number in self.body.parts]
-
-
-class Joined(NamedTuple):
-    """The body of several messages in one: each body, and how many of the bundles are its own."""
-
-    parts: Sequence[tuple[Any, int]]
 
 
 class RankLost(EngineError):
