@@ -55,6 +55,7 @@ from fedfacet.selectors.base import ClientSelector
 from fedfacet.selectors.uniform import UniformSelector
 from fedfacet.submodels.base import Submodel
 from fedfacet.submodels.parts import Parts
+from fedfacet.summing import SummingFederation, check_summed, sums_updates
 from fedfacet.termination.base import Termination
 from fedfacet.transforms.base import UpdateTransform
 from fedfacet.types import ChannelPlan, Partition, ServerData
@@ -262,6 +263,9 @@ def assemble(
         check_disclosed(clients, [query for query, _ in asked], disclosure, names)
     for query, _ in asked:
         query.check(clients.program.module)
+    if sums_updates(engine):
+        check_summed(aggregator, selector, callbacks, parts, settings.get("privacy"), names)
+        kind = SummingFederation
     clock = clock_of(devices, clients, aggregator, cohort_size) if devices is not None else None
     clients.needs[:] = clock.needs() if clock is not None else []  # before the engine sends clients to other processes
     engine.setup(clients)

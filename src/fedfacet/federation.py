@@ -51,7 +51,7 @@ from fedfacet.types import (
     ServerData,
     State,
 )
-from fedfacet.updates import is_finite, is_finite_report, misfit
+from fedfacet.updates import checked, is_finite_report
 
 log = logging.getLogger(__name__)
 
@@ -85,6 +85,8 @@ class Federation:
     Raises:
         ValueError: if a number is out of range.
     """
+
+    _verified = staticmethod(checked)  # a federation whose updates are checked elsewhere has another
 
     def __init__(
         self,
@@ -568,17 +570,12 @@ class Federation:
         for update in self.engine.run(tasks):
             position, task = next(orders)
             self._heard(self.state.round + 1, position, len(tasks), "train")
-            fault = misfit(update, task, self.facts, self._extras)
-            if fault is None:
-                if self._question is not None:
-                    report = asking.disclosures.get(self._question.name, {}).get(task.client_id)
-                    update = replace(update, report=report)
-                    if not is_finite_report(report):
-                        fault = f"its {self._question.name} is {reprlib.repr(report)}"
-                sent = sum(map(state.num_floats, (update.delta, update.buffers, update.extras)))
-                asking.ledger.floats_up += max(sent - update.num_lost, 0)
-                if not is_finite(update, seen):
-                    fault = "it holds NaN or infinite numbers"
+            fault, num_floats = self._verified(update, task, self.facts, self._extras, seen)
+            asking.ledger.floats_up += num_floats
+            if fault is None and self._question is not None:
+                report = asking.disclosures.get(self._question.name, {}).get(task.client_id)
+                update = replace(update, report=report)
+                fault = None if is_finite_report(report) else f"its {self._question.name} is {reprlib.repr(report)}"
             if fault is not None:
                 sender = f"client {task.client_id} in round {self.state.round + 1}"
                 message = f"Expected a finite update of the model's shapes from {sender}, but {fault}"

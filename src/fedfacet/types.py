@@ -265,6 +265,19 @@ class ClientUpdate:
     staleness: int = 0
 
 
+@dataclass(frozen=True, slots=True)
+class SummedUpdate(ClientUpdate):
+    """A client's update that was added to a sum before it reached the server: ``delta`` and ``buffers`` are empty.
+
+    Attributes:
+        fault: what is wrong with the update, which then is not in the sum; ``None`` if nothing is.
+        num_floats: how many numbers the client sent.
+    """
+
+    fault: str | None = None
+    num_floats: int = 0
+
+
 class RoundNeeds(NamedTuple):
     """What a whole round takes on a client's device, without jitter.
 

@@ -4,14 +4,16 @@ import math
 import reprlib
 import sys
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from fedfacet import state
-from fedfacet.types import ClientTask, ClientUpdate, Facts
+from fedfacet.types import ClientTask, ClientUpdate, Facts, State
+
+Seen: TypeAlias = dict[str, tuple[Tensor, int]]
 
 _MOST = 2**53
 """The largest count up to which a float holds every whole number."""
@@ -54,12 +56,20 @@ def misfit(update: object, task: ClientTask, facts: Facts, extras: Mapping[str, 
     )
 
 
+def checked(update: ClientUpdate, task: ClientTask, facts: Facts, extras: State, seen: Seen) -> tuple[str | None, int]:
+    """Say what is wrong with an update, ``None`` for nothing, and count its numbers; see ``misfit`` and ``is_finite``."""
+    if (fault := misfit(update, task, facts, extras)) is not None:
+        return fault, 0
+    sent = sum(map(state.num_floats, (update.delta, update.buffers, update.extras)))
+    return None if is_finite(update, seen) else "it holds NaN or infinite numbers", max(sent - update.num_lost, 0)
+
+
 def is_finite_report(report: Any) -> bool:
     """Tell whether an answer, a number or nested lists of them, holds neither NaN nor infinity."""
     return report is None or bool(np.isfinite(np.asarray(report, dtype=np.float64)).all())
 
 
-def is_finite(update: ClientUpdate, seen: dict[str, tuple[Tensor, int]]) -> bool:
+def is_finite(update: ClientUpdate, seen: Seen) -> bool:
     """Tell whether an update holds neither NaN nor infinity.
 
     Args:

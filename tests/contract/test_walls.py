@@ -38,6 +38,7 @@ FLOORS = [
     "federation",
     "compatibility",
     "privacy_gate",
+    "summing",
     "assembly",
     "build",
     # A federation whose clients are elsewhere.

@@ -32,6 +32,21 @@ def two_ranks(checkout, tmp_path_factory):
     return json.loads(result.stdout)
 
 
+@pytest.fixture(scope="module")
+def lost_ranks(checkout, tmp_path_factory):
+    """What five ranks found, three of which died; see ``lost_ranks.py``."""
+    result = subprocess.run(
+        [sys.executable, str(Path(__file__).with_name("lost_ranks.py"))],
+        cwd=tmp_path_factory.mktemp("lost_ranks"),
+        env={**os.environ, "PYTHONPATH": str(checkout / "src")},
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert result.returncode == 0, result.stderr
+    return json.loads(result.stdout)
+
+
 # One process
 
 
@@ -148,3 +163,15 @@ def test_a_serving_rank_keeps_few_of_the_updates_that_it_sent(two_ranks):
 def test_only_rank_0_can_drive(two_ranks):
     assert two_ranks["rank_1"]["rank"] == 1
     assert two_ranks["rank_1"]["driving"][0] == "RuntimeError"
+
+
+# Five processes, of which three die
+
+
+def test_a_rank_may_die_at_any_moment(lost_ranks):
+    """Before it hands on the model, while sums become one, and while it predicts."""
+    assert lost_ranks["living"][0] == [3, 4]
+    assert lost_ranks["living"][-1] == [4]
+    alone, *others = lost_ranks["sums"]
+    assert others == [alone] * len(others)
+    assert lost_ranks["counts"][0] == lost_ranks["counts"][1]

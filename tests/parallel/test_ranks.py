@@ -3,7 +3,7 @@
 import pytest
 
 from fedfacet.errors import ConfigError
-from fedfacet.parallel.ranks import find_place
+from fedfacet.parallel.place import find_place
 
 TORCHRUN = {"TORCHELASTIC_RUN_ID": "run", "RANK": "5", "WORLD_SIZE": "8", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "4"}
 SRUN = {

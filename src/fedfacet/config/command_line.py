@@ -5,7 +5,7 @@ from pathlib import Path
 
 from omegaconf import DictConfig, OmegaConf
 
-from fedfacet.config.compose import compose_job, quoted_options
+from fedfacet.config.compose import compose_job, drives, quoted_options
 from fedfacet.config.folders import check_new
 from fedfacet.config.hydra_private import options_of
 from fedfacet.config.overrides import value_of
@@ -63,7 +63,7 @@ def preflight(name: str, argv: Sequence[str]) -> tuple[list[str], Sequence[tuple
         check_resume(config, run_dir, given)
     elif (of := config.choices.get("sweep")) is not None:
         raise ConfigError(f"Expected sweep={of} with a run per combination, but got it for a single run: add `-m`.")
-    else:
+    elif drives(config):
         check_new(run_dir, begun=begun)
     return [argv[0], *options, *overrides], [(config, run_dir)]
 

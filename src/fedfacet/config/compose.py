@@ -169,6 +169,11 @@ def make(node: DictConfig, **facts: Any) -> Any:
     return factory(**{name: fact for name, fact in facts.items() if name in accepted})
 
 
+def drives(config: DictConfig) -> bool:
+    """Tell whether this process writes the run's folder: every process does, except the ranks above 0 of a distributed run."""
+    return not {"RANK", "SLURM_PROCID"} & os.environ.keys() or make(config.engine).rank == 0
+
+
 def _keys_set(override: str) -> list[str]:
     """Return the dotted keys that an override gives a value: several where it is a mapping, ``key={a: 1, b: 2}``."""
     key, _, value = override.lstrip("+~").partition("=")

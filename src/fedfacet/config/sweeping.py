@@ -16,7 +16,7 @@ from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf, open_dict, read_write
 
 from fedfacet.config.cells import cell_digest, is_cell
-from fedfacet.config.compose import checked, compose_job, conf_dir, config_groups
+from fedfacet.config.compose import checked, compose_job, conf_dir, config_groups, drives
 from fedfacet.config.folders import check_new, check_writable
 from fedfacet.config.hydra_private import initialized
 from fedfacet.config.nodes import plain
@@ -76,7 +76,7 @@ class Sweep(Sequence[tuple[DictConfig, Path]]):
         if is_cell(config):
             check_writable(run_dir)
             self.goes_one_by_one = basic == ["BasicSweeper", "BasicLauncher"] and hydra_node.sweeper.max_batch_size is None
-        else:
+        elif drives(config):
             check_new(run_dir)
         _check_direction(hydra_node.sweeper)
         return config, run_dir

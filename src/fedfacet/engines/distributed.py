@@ -1,31 +1,37 @@
-"""The engine of many processes, on one machine or many: rank 0 drives, the others serve. Exact."""
+"""The engine of many processes, on one machine or many: rank 0 drives, the others serve. Exact, unless ``sums`` is ``tree``."""
 
 import contextlib
+import itertools
 import operator
 import os
-import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
-from typing import Any, Literal, NamedTuple, TypeVar
+from typing import Any, Literal, TypeVar
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
 from fedfacet import state
+from fedfacet.arguments import check_choice
 from fedfacet.clients.client_data import evaluation_batch_size
 from fedfacet.clients.prediction import Predictions
 from fedfacet.engines.base import Engine
 from fedfacet.errors import ConfigError, EngineError
 from fedfacet.parallel import wire
 from fedfacet.parallel.cores import crowded
-from fedfacet.parallel.dealing import Dealer, handfuls
-from fedfacet.parallel.packing import PackedTask, pack_tasks, unpack_task
-from fedfacet.parallel.ranks import Joined, Message, Place, Ranks, find_place, in_background
+from fedfacet.parallel.dealing import handfuls
+from fedfacet.parallel.dealt_round import DealtRound
+from fedfacet.parallel.message import Joined, Message
+from fedfacet.parallel.orders import Combine, Failed, Halt, Halted, Prediction, Sum, Work, unless_failed
+from fedfacet.parallel.packing import pack_tasks, unpack_task
+from fedfacet.parallel.place import Place, find_place
+from fedfacet.parallel.ranks import RankLost, Ranks, in_background
 from fedfacet.parallel.schedule import batches
-from fedfacet.types import Answer, Broadcast, ClientTask, ClientUpdate, Query, State
+from fedfacet.parallel.sums import Step, TreeSum, Weighed, blocks, node_of, plan
+from fedfacet.types import Answer, Broadcast, ClientTask, ClientUpdate, Query, State, SummedUpdate
 
 T = TypeVar("T")
 
@@ -36,26 +42,40 @@ class DistributedEngine(Engine):
     """Deal the clients of a round to the processes that torchrun or SLURM started.
 
     Rank 0 has the federation: it selects, aggregates, logs and saves. The others have the clients' data too and do in ``serve``
-    what it says. A rank gets two clients, and one more for each result that it sends, so that a slow one gets fewer. Every
-    update comes to rank 0 as it is and is handed on in cohort order, so nothing is added up in another order than by the
-    sequential engine. Clients that take less than 5 milliseconds are dealt, and their updates sent, by the handful. Where only
-    this one process was started, it works like that engine.
+    what it says. A rank gets two clients, and one more for each result that it sends, so that a slow one gets fewer. Clients
+    that take less than 5 milliseconds are dealt, and their updates sent, by the handful. If a rank is lost, its clients are
+    dealt again. Above 8 ranks, rank 0 does not train. Where only this one process was started, it trains all clients.
+
+    With ``sums="cohort"`` every update reaches rank 0 as it is, in cohort order, and nothing is added up in another order than
+    by the sequential engine. With ``sums="tree"`` the ranks add the updates up along a fixed binary tree over the positions of
+    the cohort, and rank 0 receives their sum. The model then has the same bits for any number of ranks, and differs from the
+    sequential engine's in the last bits.
 
     Args:
         device: ``"auto"`` or ``"cuda"`` (the ranks of a machine share out its accelerators), ``"cpu"`` or ``"cuda:N"``.
         backend: ``"gloo"`` or ``"nccl"``, what tensors travel by; ``None`` for nccl where each rank of a machine has an
-            accelerator of its own, else gloo.
+            accelerator of its own, else gloo. With nccl, a lost rank ends the run.
+        sums: ``"cohort"`` or ``"tree"``, the order in which the updates are added up.
         timeout_seconds: how long a silent rank is waited for, larger than 0; a client's local training must take less.
 
     Raises:
         ConfigError: if one does not fit the machine, or what SLURM was asked for does not fit together.
     """
 
+    weigh: Callable[[ClientUpdate, ClientTask], tuple[SummedUpdate, Weighed | None]]
+    """Returns an update without its tensors, and what it adds to the sum along the tree; the federation says how."""
+
     def __init__(
-        self, *, device: str = "auto", backend: Literal["gloo", "nccl"] | None = None, timeout_seconds: float = 3600.0
+        self,
+        *,
+        device: str = "auto",
+        backend: Literal["gloo", "nccl"] | None = None,
+        sums: Literal["cohort", "tree"] = "cohort",
+        timeout_seconds: float = 3600.0,
     ) -> None:
         if backend not in (None, "gloo", "nccl"):
             raise ValueError(f"Expected `engine.backend` to be gloo, nccl or null, but got {backend!r}.")
+        check_choice("engine.sums", sums, ("cohort", "tree"))
         if not timeout_seconds > 0:
             raise ValueError(f"Expected `engine.timeout_seconds` to be larger than 0, but got {timeout_seconds}.")
         self._place = find_place()
@@ -64,9 +84,11 @@ class DistributedEngine(Engine):
             raise ConfigError("Expected `engine.backend` nccl where there are accelerators, but there are none: give gloo.")
         alone_on_it = self.device != device and torch.cuda.device_count() >= self._place.num_local_ranks
         self._backend = backend or ("nccl" if alone_on_it else "gloo")
+        self.sums = sums
         self._timeout_seconds = timeout_seconds
         self._ranks: Ranks | None = None
-        self._round: _Round | None = None
+        self._round: DealtRound | None = None
+        self._tree = TreeSum(0)
         self._fitting: dict[str, float] = {}  # how many steps, of training or of a query, rank 0 last did in a handful's time
 
     spans_processes = True
@@ -75,6 +97,11 @@ class DistributedEngine(Engine):
     def rank(self) -> int:
         """0 for the process that drives; the others serve."""
         return self._place.rank
+
+    @property
+    def name(self) -> str:
+        """The class, and that sums are along the tree."""
+        return super().name + (", sums=tree" if self.sums == "tree" else "")
 
     @property
     def default_threads(self) -> int:
@@ -94,10 +121,17 @@ class DistributedEngine(Engine):
         return self._join().receive(0).body
 
     def run(self, tasks: Iterable[ClientTask]) -> Iterator[ClientUpdate]:
-        """Yield each task's update."""
+        """Yield each task's update; with ``sums="tree"`` without its tensors, whose sum is the ``total`` after the last."""
+        if self.sums == "tree":
+            return self._summed(list(tasks))
         if self._place.num_ranks == 1:
             return super().run(tasks)
-        return self._dealt(list(tasks), None, self.clients.train, _received_update)
+        return self._dealt(list(tasks), None, lambda _, task: self.clients.train(task), _received_update)
+
+    def total(self) -> Weighed | None:
+        """Return the sum of the last ``run``'s updates along the tree; ``None`` if no update was added."""
+        tree, self._tree = self._tree, TreeSum(0)
+        return tree.pop(tree.root)
 
     def ask(self, query: Query, tasks: Iterable[ClientTask]) -> Iterator[Answer]:
         """Yield each client's answer."""
@@ -105,17 +139,22 @@ class DistributedEngine(Engine):
             return super().ask(query, tasks)
         if not query.needs_model:
             tasks = [replace(task, broadcast=Broadcast({})) for task in tasks]
-        return self._dealt(list(tasks), query, lambda task: self.clients.answer(query, task), operator.attrgetter("body"))
+        answer = operator.attrgetter("body")
+        return self._dealt(list(tasks), query, lambda _, task: self.clients.answer(query, task), answer)
 
     def _predictions(self, model: State, splits: Sequence[NDArray[np.int64]], memory: State) -> Predictions:
         batch_size = evaluation_batch_size(self.clients.dataset, self.clients.device)
-        shares = batches(splits, batch_size, self._place.num_ranks)
-        if not any(shares[:-1]):  # a single batch
+        if sum(-(-len(split) // batch_size) for split in splits) < 2 or self._place.num_ranks == 1:
             return self.clients.predict(model, splits, memory)
         ranks = self._free_ranks()
+        members = [0, *ranks.others]
+        shares = dict(zip(members, batches(splits, batch_size, len(members)), strict=True))
         ranks.owed = dict.fromkeys(ranks.others, 1)
-        ranks.send({rank: Message(_Prediction(shares[rank])) for rank in ranks.others}, [model, memory])
-        parts = [self.clients.predict(model, shares[0], memory), *(self._part(ranks, rank) for rank in ranks.others)]
+        ranks.send({rank: Message(Prediction(shares[rank])) for rank in ranks.others}, [model, memory])
+        parts = [self.clients.predict(model, shares[0], memory)]
+        for rank in members[1:]:
+            part = self._part(ranks, rank)
+            parts.append(self.clients.predict(model, shares[rank], memory) if part is None else part)
         return Predictions(*(np.concatenate(values) for values in zip(*parts, strict=True)))
 
     def close(self) -> None:
@@ -123,11 +162,11 @@ class DistributedEngine(Engine):
         ranks, self._ranks = self._ranks, None
         if self._round is not None:
             self._round.stop()
-        if ranks is None or self.rank or ranks.lost:
+        if ranks is None or self.rank or ranks.stuck:
             return
         ranks.halted = {rank for rank, owed in ranks.owed.items() if owed}
         with contextlib.suppress(EngineError):  # of a rank that is gone nobody need take leave
-            ranks.send({rank: Message(_Halt(answer=rank in ranks.halted, leave=True)) for rank in ranks.others})
+            ranks.send({rank: Message(Halt(answer=rank in ranks.halted, leave=True)) for rank in ranks.others})
 
     def serve(self) -> None:
         """Do what rank 0 says until it says that the run is over.
@@ -136,46 +175,50 @@ class DistributedEngine(Engine):
             EngineError: if rank 0 is gone.
         """
         ranks = self._join()
-        dealt: deque[list[ClientTask]] = deque()
-        query: Query | None = None
+        dealt: deque[list[tuple[int, ClientTask]]] = deque()
+        work = Work(None)
         common: Sequence[State] = ()
         while True:
             while dealt and not ranks.ready(0):
-                ranks.post(0, Message.joined([self._result(task, query) for task in dealt.popleft()]))
+                ranks.post(0, Message.joined([self._result(*task, work) for task in dealt.popleft()]))
             order, bundles = ranks.receive(0)
             match order:
-                case _Work():
-                    query, common = order.query, bundles
+                case Work():
+                    work, common = order, bundles
+                    self._tree = TreeSum(order.num_summed or 0)
                 case Joined():
                     parts = Message(order, bundles).parted()
-                    dealt.append([unpack_task(task, places, [*common, *own]) for (task, places), own in parts])
-                case _Prediction():
+                    dealt.append([(one.position, unpack_task(one.task, one.places, [*common, *own])) for one, own in parts])
+                case Combine():
+                    self._combine(self._tree.copy(), order.steps)
+                case Prediction():
                     ranks.post(0, self._prediction(order, *bundles))
-                case _Halt():
+                case Halt():
                     dealt.clear()
                     with contextlib.suppress(EngineError):  # rank 0 may be gone by now
                         if order.answer:
-                            ranks.post(0, Message(_Halted()))
+                            ranks.post(0, Message(Halted()))
                     if order.leave:
                         return
 
-    def _result(self, task: ClientTask, query: Query | None) -> Message:
+    def _result(self, position: int, task: ClientTask, work: Work) -> Message:
         """Return what a serving rank has to say to a task."""
         try:
-            if query is None:
-                return Message(*wire.pack_update(self.clients.train(task)))
-            return Message(self.clients.answer(query, task))
+            if work.query is not None:
+                return Message(self.clients.answer(work.query, task))
+            update = self.clients.train(task) if work.num_summed is None else self._added(position, task)
+            return Message(*wire.pack_update(update))
         except Exception as error:
             return self._failed(error, f"client {task.client_id} in round {task.round}")
 
-    def _prediction(self, order: "_Prediction", model: State, memory: State) -> Message:
+    def _prediction(self, order: Prediction, model: State, memory: State) -> Message:
         try:
             return Message(self.clients.predict(model, order.batches, memory))
         except Exception as error:
             return self._failed(error, "evaluation")
 
     def _failed(self, error: Exception, what: str) -> Message:
-        return Message(_Failed(wire.Failure.of(error), f"It was raised by {what}, on rank {self.rank}"))
+        return Message(Failed(wire.Failure.of(error), f"It was raised by {what}, on rank {self.rank}"))
 
     def _join(self) -> Ranks:
         if self._ranks is None:
@@ -191,155 +234,124 @@ class DistributedEngine(Engine):
             self._round.stop()
         owing = {rank for rank, owed in ranks.owed.items() if owed}
         if untold := owing - ranks.halted:
-            ranks.send({rank: Message(_Halt(answer=True, leave=False)) for rank in untold})
-        for rank in owing:
-            while not isinstance(ranks.receive(rank).body, _Halted):
-                pass
+            ranks.send({rank: Message(Halt(answer=True, leave=False)) for rank in sorted(untold)})
+        for rank in owing & set(ranks.others):
+            try:
+                while not isinstance(ranks.receive(rank).body, Halted):
+                    pass
+            except RankLost as error:
+                ranks.lose(error)
         ranks.owed, ranks.halted = {}, set()
         return ranks
 
+    def _summed(self, tasks: Sequence[ClientTask]) -> Iterator[ClientUpdate]:
+        """Yield updates without their tensors, and add these up."""
+        self._tree = TreeSum(len(tasks))
+        if self._place.num_ranks == 1:
+            yield from itertools.starmap(self._added, enumerate(tasks))
+        else:
+            yield from self._dealt(tasks, None, self._added, _received_summed)
+
+    def _added(self, position: int, task: ClientTask) -> ClientUpdate:
+        """Have a client train, add its update to the sum, and return what is left of it."""
+        update, value = self.weigh(self.clients.train(task), task)
+        self._tree.add((0, position), value)
+        return update
+
     def _dealt(
-        self, tasks: Sequence[ClientTask], query: Query | None, own: Callable[[ClientTask], T], received: Callable[[Message], T]
+        self,
+        tasks: Sequence[ClientTask],
+        query: Query | None,
+        own: Callable[[int, ClientTask], T],
+        received: Callable[[Message], T],
     ) -> Iterator[T]:
         """Yield the results of all tasks in order: ``own``'s of those that this rank takes, ``received``'s of the others."""
         ranks = self._free_ranks()
         common, packed = pack_tasks(tasks)
         kind = "" if query is None else query.name
         steps = [self.clients.num_steps(task) for task in tasks]
-        hands = handfuls(steps, self._place.num_ranks, self._fitting.get(kind, 0))
+        sums, num_ranks = query is None and self.sums == "tree", len(ranks.others) + 1
+        hands = blocks(len(tasks), num_ranks) if sums else handfuls(steps, num_ranks, self._fitting.get(kind, 0))
         costs = [sum(steps[position] for position in hand) for hand in hands]
-        self._round = now = _Round(ranks, [[packed[position] for position in hand] for hand in hands], costs)
+        work = Work(query, len(tasks) if sums else None)
+        ranks.send({rank: Message(work) for rank in ranks.others}, common)
+        self._round = now = DealtRound(ranks, [[packed[position] for position in hand] for hand in hands], costs, stays=sums)
         seconds = cost = 0.0
+
+        def work_until(turn: int) -> None:
+            """Train ahead until the results of a turn are there: rank 0 is never idle while it may have clients."""
+            nonlocal seconds, cost
+            while (mine := now.take(turn)) is not None:
+                began = time.perf_counter()
+                now.add(0, mine, [own(position, tasks[position]) for position in hands[mine]])
+                seconds, cost = seconds + time.perf_counter() - began, cost + costs[mine]
+                self._fitting[kind] = _HANDFUL_SECONDS * cost / max(seconds, 1e-9)
+
         try:
-            ranks.send({rank: Message(_Work(query)) for rank in ranks.others}, common)
-            ranks.wait_for(in_background(now.deal), "the other ranks to take a message")
+            in_background(now.deal).result()
             for turn in range(len(hands)):
-                # Rank 0 is never idle while it may have clients: it trains ahead until the next results in order are there.
-                while (mine := now.take(turn)) is not None:
-                    began = time.perf_counter()
-                    now.add(0, mine, [own(tasks[position]) for position in hands[mine]])
-                    seconds, cost = seconds + time.perf_counter() - began, cost + costs[mine]
-                    self._fitting[kind] = _HANDFUL_SECONDS * cost / max(seconds, 1e-9)
+                work_until(turn)
                 results = deque(now.pop(turn))
                 while results:
                     result = results.popleft()
-                    yield received(_unless_failed(result)) if isinstance(result, Message) else result
+                    yield received(unless_failed(result)) if isinstance(result, Message) else result
                     del result  # it may be all that holds a model
+            while sums and hands:
+                work_until(len(hands))
+                if not (lost := self._combined(ranks, {node_of(hands[turn]): rank for turn, rank in now.holders.items()})):
+                    break
+                now.lose(lost)
         finally:
             now.stop()
 
-    def _part(self, ranks: Ranks, rank: int) -> Predictions:
-        message = ranks.receive(rank)
-        ranks.owed[rank] = 0
-        part: Predictions = _unless_failed(message).body
-        return part
+    def _combined(self, ranks: Ranks, holders: dict[tuple[int, int], int]) -> list[RankLost]:
+        """Make one of the ranks' sums, of which each holds some nodes; or return by what ranks were found to be lost."""
+        steps, lost, tree = plan(holders, self._tree.size), [], self._tree.copy()
+        for rank in steps.keys() - {0}:
+            try:
+                ranks.post(rank, Message(Combine(steps[rank])))
+            except RankLost as error:
+                lost.append(error)
+        lost += self._combine(tree, steps.get(0, ()))
+        if not lost:
+            self._tree = tree
+        return lost
 
+    def _combine(self, tree: TreeSum, steps: Sequence[Step]) -> list[RankLost]:
+        """Give parts of a sum to other ranks, and take others' parts; return by what ranks were found to be lost.
 
-class _Round:
-    """The handfuls of a round in progress: who has which, and the results that wait for their turn.
-
-    The others' results are taken, and the next handfuls dealt, by the threads that hear from them: rank 0's main thread may be
-    at work at a client for long.
-
-    Args:
-        ranks: the connection.
-        hands: the tasks in cohort order, packed, by the handful.
-        costs: of each handful.
-    """
-
-    def __init__(self, ranks: Ranks, hands: Sequence[Sequence[PackedTask]], costs: Sequence[float]) -> None:
-        self._ranks = ranks
-        self._hands = hands
-        self._dealer = Dealer(costs, ranks.place.num_ranks)
-        self._dealt: dict[int, deque[int]] = {rank: deque() for rank in ranks.others}
-        self._results: dict[int, Sequence[Any]] = {}
-        self._error: Exception | None = None
-        self._over = False
-        self._changed = threading.Condition()  # whoever has it may touch all this, and send tasks
-        ranks.owed = dict.fromkeys(ranks.others, 0)
-
-    def deal(self) -> None:
-        """Send tasks to whoever should have more; not for the main thread, where an interrupt could leave one halfway."""
-        with self._changed, self._minded():
-            for in_hand in (0, 1):  # nobody gets a second handful before everybody has a first
-                for rank, dealt in self._dealt.items():
-                    if not self._over and len(dealt) == in_hand and (turn := self._dealer.take(rank)) is not None:
-                        self._ranks.owed[rank] += 1
-                        dealt.append(turn)
-                        self._ranks.post(
-                            rank, Message.joined([Message((one.task, one.places), one.bundles) for one in self._hands[turn]])
-                        )
-                        if not in_hand:
-                            self._listen(rank)
-
-    def take(self, turn: int) -> int | None:
-        """Return a handful for rank 0; or ``None``, once the results of the one whose turn it is are there.
-
-        Raises:
-            EngineError: if a rank is gone, or silent for too long.
+        A rank that lacks a part gives no value in its turn, but says who is lost. So all steps of all ranks come to an end.
         """
-        with self._changed:
-            assert not self._over, "one round at a time"
-            while turn not in self._results:
-                if self._error is not None:
-                    raise self._error
-                if (mine := self._dealer.take(0)) is not None:
-                    return mine
-                if not self._changed.wait(self._ranks.timeout_seconds):
-                    owner = next(rank for rank, dealt in self._dealt.items() if turn in dealt)
-                    raise self._ranks.silent(f"rank {owner} to go on")
+        ranks = self._join()
+        lost: dict[int, RankLost] = {}
+        for step in steps:
+            try:
+                if step.gives:
+                    value = None if lost else tree.pop(step.node)
+                    part = Sum(value.weight if value else None, frozenset(lost))
+                    ranks.post(step.rank, Message(part, value.bundles if value else ()))
+                else:
+                    part, bundles = ranks.receive(step.rank)
+                    lost |= {rank: ranks.gone(rank) for rank in part.lost}
+                    if not lost:
+                        tree.add(step.node, None if part.weight is None else Weighed(part.weight, bundles, is_own=True))
+            except RankLost as error:
+                if not step.gives:  # else it is noticed by the rank that waits for what this one should give
+                    lost[error.rank] = error
+        return list(lost.values())
+
+    def _part(self, ranks: Ranks, rank: int) -> Predictions | None:
+        """Return a rank's share of predictions; ``None`` if the rank is lost."""
+        if rank not in ranks.others:
             return None
-
-    def add(self, rank: int, turn: int, results: Sequence[Any]) -> None:
-        """Keep the results of a handful until its turn."""
-        with self._changed:
-            self._results[turn] = results
-            self._dealer.done(rank, turn)
-            self._changed.notify()
-
-    def pop(self, turn: int) -> Sequence[Any]:
-        """Return the results whose turn has come."""
-        with self._changed:
-            if self._dealer.used(turn):
-                in_background(self.deal)
-            return self._results.pop(turn)
-
-    def stop(self) -> None:
-        """Deal no more, and leave what is still to come to whoever begins the next round."""
-        with self._changed:
-            self._over = True
-
-    def _listen(self, rank: int) -> None:
-        self._ranks.expect(rank).add_done_callback(lambda _: self._heard(rank))
-
-    def _heard(self, rank: int) -> None:
-        """Take a rank's results, and deal on."""
-        with self._changed, self._minded():
-            if self._over:
-                return
-            message = self._ranks.receive(rank)
-            self._ranks.owed[rank] -= 1
-            dealt = self._dealt[rank]
-            self.add(rank, dealt.popleft(), message.parted())
-            if dealt:
-                self._listen(rank)
-            self.deal()
-
-    @contextlib.contextmanager
-    def _minded(self) -> Iterator[None]:
-        """Leave an error for the main thread: nobody else looks at what a thread raises."""
         try:
-            yield
-        except Exception as error:
-            self._error = self._error or error
-            self._changed.notify()
-
-
-def _unless_failed(message: Message) -> Message:
-    """Return a result, or raise the exception that came in its place."""
-    if isinstance(message.body, _Failed):
-        raise message.body.failure.noted(message.body.where)
-    return message
+            message = ranks.receive(rank)
+        except RankLost as error:
+            ranks.lose(error)
+            return None
+        ranks.owed[rank] = 0
+        part: Predictions = unless_failed(message).body
+        return part
 
 
 def _received_update(message: Message) -> ClientUpdate:
@@ -348,38 +360,13 @@ def _received_update(message: Message) -> ClientUpdate:
     return replace(update, extras=state.clone(update.extras), memory=state.clone(update.memory))
 
 
+def _received_summed(message: Message) -> ClientUpdate:
+    update = wire.unpack_update(message.body, message.bundles, SummedUpdate)
+    return replace(update, memory=state.clone(update.memory))
+
+
 def _own_device(name: str, place: Place) -> str:
     """Return the accelerator that is this rank's, where the ranks of a machine share them out."""
     if name not in ("auto", "cuda") or place.num_ranks == 1 or not torch.cuda.is_available():
         return name
     return f"cuda:{place.local_rank % torch.cuda.device_count()}"
-
-
-class _Work(NamedTuple):
-    """From rank 0: handfuls of tasks will come, of training or of a query; beside, the bundles that all have in common."""
-
-    query: Query | None
-
-
-class _Prediction(NamedTuple):
-    """From rank 0: say what a model, the first bundle beside, makes of these samples; the second is a client's memory."""
-
-    batches: Sequence[NDArray[np.int64]]
-
-
-class _Halt(NamedTuple):
-    """From rank 0: put down the tasks that are left; say so if ``answer``, and end ``serve`` if ``leave``."""
-
-    answer: bool
-    leave: bool
-
-
-class _Halted(NamedTuple):
-    """To rank 0: what comes next belongs to the next order."""
-
-
-class _Failed(NamedTuple):
-    """To rank 0: an exception in place of a result."""
-
-    failure: wire.Failure
-    where: str

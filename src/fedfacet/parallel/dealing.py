@@ -2,7 +2,7 @@
 
 import itertools
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 _IN_HAND = 2  # tasks that a rank may have: one at work, and one that is there when the first is done
 _TOGETHER = 4  # tasks per rank that are dealt in another order than the cohort's
@@ -57,14 +57,12 @@ class Dealer:
         together = _TOGETHER * num_ranks if len(costs) > 2 * _TOGETHER * num_ranks else max(1, len(costs))
         self._costs = costs
         self._stretch = [position // together for position in range(len(costs))]
-        self._waiting = deque(
-            sorted(range(len(costs)), key=lambda position: (self._stretch[position], -costs[position], position))
-        )
+        self._waiting = deque(self._in_order(range(len(costs))))
         self._missing = 0
         self._left = sum(costs)
         self._in_hand = [0] * num_ranks
         self._load = [0.0] * num_ranks
-        self._given = [0.0] * num_ranks
+        self._given = dict.fromkeys(range(num_ranks), 0.0)  # of ranks that live
 
     def take(self, rank: int) -> int | None:
         """Return the position of a rank's next task; ``None`` if it should get none now."""
@@ -88,11 +86,21 @@ class Dealer:
         self._load[rank] -= self._costs[position]
         self._left -= self._costs[position]
 
+    def lost(self, rank: int, in_hand: Sequence[int], done: Sequence[int] = ()) -> None:
+        """Give a rank no more, and take back the tasks that it has in hand, and those that it has done in vain."""
+        self._left += sum(self._costs[position] for position in done)
+        self._waiting = deque(self._in_order([*self._waiting, *in_hand, *done]))
+        del self._given[rank]
+
     def used(self, position: int) -> bool:
         """Note that the result of a task is used, as those of all before it are; tell whether more tasks may be dealt now."""
         before, self._missing = self._missing, min(position + 1, len(self._costs) - 1)
         return self._stretch[before] != self._stretch[self._missing]
 
+    def _in_order(self, positions: Iterable[int]) -> list[int]:
+        """Return tasks in the order in which they are dealt."""
+        return sorted(positions, key=lambda position: (self._stretch[position], -self._costs[position], position))
+
     def _part(self, rank: int) -> float:
         """Return a rank's part of what is left: an equal one, or less if it has been given less, as it was slower."""
-        return min(1 / len(self._given), self._given[rank] / sum(self._given))
+        return min(1 / len(self._given), self._given[rank] / sum(self._given.values()))

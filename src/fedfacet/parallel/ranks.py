@@ -2,7 +2,6 @@
 
 import atexit
 import contextlib
-import itertools
 import logging
 import os
 import pickle
@@ -13,21 +12,21 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from datetime import timedelta
+from functools import partial
 from typing import Any, ClassVar, NamedTuple, TypeVar
 
 import torch
 from lightning.fabric import Fabric
-from lightning.fabric.plugins.environments.cluster_environment import ClusterEnvironment
-from lightning.fabric.plugins.environments.slurm import SLURMEnvironment
-from lightning.fabric.plugins.environments.torchelastic import TorchElasticEnvironment
 from lightning.fabric.strategies.ddp import DDPStrategy
 from torch import Tensor
 from torch import distributed as dist
 from torch.distributed.distributed_c10d import PrefixStore
 from torch.distributed.rendezvous import rendezvous
 
-from fedfacet.errors import ConfigError, EngineError
+from fedfacet.errors import EngineError
 from fedfacet.parallel import wire
+from fedfacet.parallel.message import Message
+from fedfacet.parallel.place import Place
 from fedfacet.types import State
 
 log = logging.getLogger(__name__)
@@ -35,42 +34,10 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 _EVER = timedelta(days=3650)  # a message may be long in coming; for how long it is waited is decided in `Ranks.receive`
+MAX_RANKS_WITH_0 = 8
+"""With more ranks, rank 0 does not train: it has enough to do with what the others send."""
 
-
-class Place(NamedTuple):
-    """Which of a run's processes this is: rank 0 drives the run, the others serve.
-
-    ``local_rank`` is among the ``num_local_ranks`` of this machine. ``environment`` is what Lightning knows of whoever started
-    the processes; ``None`` where there is only this one.
-    """
-
-    rank: int = 0
-    num_ranks: int = 1
-    local_rank: int = 0
-    num_local_ranks: int = 1
-    environment: ClusterEnvironment | None = None
-
-
-def find_place() -> Place:
-    """Return this process's place, as torchrun or SLURM's ``srun`` wrote it into the environment.
-
-    Raises:
-        ConfigError: if what SLURM was asked for does not fit together.
-    """
-    try:
-        if TorchElasticEnvironment.detect():
-            environment: ClusterEnvironment = TorchElasticEnvironment()
-            num_local = int(os.environ["LOCAL_WORLD_SIZE"])
-        elif "SLURM_NTASKS" in os.environ and SLURMEnvironment.detect():  # which warns where nobody asked for SLURM
-            environment = SLURMEnvironment()
-            num_local = environment.world_size() // int(os.environ.get("SLURM_NNODES", "1"))
-        else:
-            return Place()
-    except RuntimeError as error:
-        raise ConfigError(f"Expected SLURM settings that start one task per rank, but got this: {error}") from None
-    if environment.world_size() == 1:
-        return Place()
-    return Place(environment.global_rank(), environment.world_size(), environment.local_rank(), num_local, environment)
+_RELAYED = 1  # the tag of what all ranks get, by which it is told apart from the messages between two ranks
 
 
 def _meet_again(place: Place, group: str, timeout: timedelta) -> None:
@@ -94,35 +61,43 @@ def _stay_on_this_machine() -> None:
             os.environ.setdefault(f"{library}_SOCKET_IFNAME", name)
 
 
-class Message(NamedTuple):
-    """What one process sends another: a body that can be pickled, and tensors on the CPU, which travel as one run of bytes."""
+class RankLost(EngineError):
+    """A rank whose connection broke, or that was silent for too long.
 
-    body: Any
-    bundles: Sequence[State] = ()
+    Args:
+        rank: its number.
+        sentence: says so to the user.
+    """
 
-    @classmethod
-    def joined(cls, messages: Sequence["Message"]) -> "Message":
-        """Return several messages as one, whose body is ``Joined``."""
-        parts = [(message.body, len(message.bundles)) for message in messages]
-        return cls(Joined(parts), [bundle for message in messages for bundle in message.bundles])
-
-    def parted(self) -> list["Message"]:
-        """Return the messages that one was joined of."""
-        bundles = iter(self.bundles)
-        return [Message(body, list(itertools.islice(bundles, number))) for body, number in self.body.parts]
+    def __init__(self, rank: int, sentence: str) -> None:
+        super().__init__(sentence)
+        self.rank = rank
 
 
-class Joined(NamedTuple):
-    """The body of several messages in one: each body, and how many of the bundles are its own."""
+class _Common(NamedTuple):
+    """What lies in the bundles that all ranks get with a message, by which ``order`` they hand them on, and their number."""
 
-    parts: Sequence[tuple[Any, int]]
+    manifest: wire.Manifest
+    order: Sequence[int] = ()
+    number: int = 0
+
+
+class _Missed(NamedTuple):
+    """To rank 0: the rank that should have handed on the common bundles is lost, so send them yourself."""
+
+    number: int
+    num_bytes: int
+
+
+_NOTHING = _Common(wire.manifest_of([]))
 
 
 class Ranks:
     """The connection between a run's processes.
 
     A thread waits for what may take long, so that the main thread hears signals meanwhile. Plain objects travel through gloo,
-    tensors through the chosen backend, those of single tasks apart.
+    tensors through the chosen backend, those of single tasks apart. Rank 0 keeps count of the ranks that live: a rank that is
+    lost stays lost. With nccl the first loss ends the run.
 
     Args:
         place: of this process, among several.
@@ -146,9 +121,12 @@ class Ranks:
     def __init__(self, place: Place, backend: str, device: str, timeout_seconds: float) -> None:
         self.place = place
         self.timeout_seconds = timeout_seconds
-        self.lost = False  # whether a message may have got stuck halfway, so that nothing more can be said
+        self.stuck = False  # whether a message may have got stuck halfway, so that nothing more can be said
         self.owed: dict[int, int] = {}  # how many results each rank has still to send
         self.halted: set[int] = set()  # those ranks that were told to send no more
+        self._living = set(range(1, place.num_ranks))
+        self._sent: Sequence[State] = ()  # what rank 0 last sent to all, and how often it did
+        self._number = 0
         self._route = torch.device(device if backend == "nccl" else "cpu")
         self._expected: dict[int, Future[Message]] = {}
         assert place.environment is not None, "one process has nobody to talk to"
@@ -185,40 +163,82 @@ class Ranks:
             for number in (signal.SIGINT, signal.SIGTERM):
                 signal.signal(number, signal.SIG_IGN)
         else:
-            log.info("%d ranks, %s.", place.num_ranks, backend)
+            idle = f", of which rank 0 does not train, since there are more than {MAX_RANKS_WITH_0}"
+            log.info("%d ranks, %s%s.", place.num_ranks, backend, idle if place.num_ranks > MAX_RANKS_WITH_0 else "")
 
     @property
-    def others(self) -> range:
-        """All ranks but 0."""
-        return range(1, self.place.num_ranks)
+    def others(self) -> list[int]:
+        """The ranks that live, without rank 0."""
+        return sorted(self._living)
+
+    def lose(self, error: RankLost, num_clients: int = 0) -> None:
+        """Talk no more to a rank.
+
+        Args:
+            error: by which it was found to be lost.
+            num_clients: how many clients are dealt again.
+
+        Raises:
+            RankLost: the error, with nccl, which works only while all ranks do.
+        """
+        if self._route.type == "cuda":
+            raise error
+        if error.rank not in self._living:
+            return
+        self._living.discard(error.rank)
+        self.owed.pop(error.rank, None)
+        self.halted.discard(error.rank)
+        self._expected.pop(error.rank, None)
+        left = f"{len(self._living) + 1} of {self.place.num_ranks} ranks"
+        log.warning("Rank %d is lost: %d of its clients are dealt again, and %s go on.", error.rank, num_clients, left)
 
     def send(self, messages: Mapping[int, Message], common: Sequence[State] = ()) -> None:
-        """Send messages to some ranks, and wait until they have them.
+        """Send messages to ranks that live, and wait until they have them; a rank that does not take its message is lost.
 
-        The ``common`` bundles go to all other ranks (``messages`` has one for each), in front of their own.
+        The ``common`` bundles go to all other ranks (``messages`` has one for each), in front of their own. Rank 0 sends them
+        to two ranks, each of these to two more, and so on.
         """
+        self._sent, self._number = common, self._number + 1
+        order, number = [0, *messages] if common else [], self._number
+        pending = set(messages)
 
         def deliver() -> None:
-            manifest = wire.manifest_of(common)
-            parts = [part for rank, message in messages.items() for part in self._start(rank, message, manifest)]
-            if manifest.num_bytes:
-                dist.broadcast(self._flat(common, manifest, self._route), src=0)
-            for work, _ in parts:
-                work.wait()
+            manifest, parts = wire.manifest_of(common), {}
+            for rank, message in messages.items():
+                with contextlib.suppress(RuntimeError):  # then the rank is pending for ever
+                    parts[rank] = self._start(rank, message, _Common(manifest, order, number))
+            flat = self._flat(common, manifest, self._route) if manifest.num_bytes else None
+            if flat is not None and self._route.type == "cuda":
+                dist.broadcast(flat, src=0)
+            elif flat is not None:
+                for child in parts.keys() & set(order[1:3]):
+                    with contextlib.suppress(RuntimeError):  # its wait below fails too
+                        parts[child].append((dist.isend(flat, child, tag=_RELAYED), flat))
+            for rank, sent in parts.items():
+                with contextlib.suppress(RuntimeError):
+                    for work, _ in sent:
+                        work.wait(_EVER)
+                    pending.discard(rank)
 
-        self.lost = True  # unless all of it gets through
-        self.wait_for(in_background(deliver), "the other ranks to take a message")
-        self.lost = False
+        self.stuck = True  # unless all of it gets through
+        future = in_background(deliver)
+        for rank in order[3:]:  # what they receive comes through another rank, which may be lost
+            self.expect(rank)
+        with contextlib.suppress(TimeoutError, RuntimeError):
+            future.result(self.timeout_seconds)
+        self.stuck = bool(pending) and self._route.type == "cuda"
+        for rank in sorted(pending):
+            self.lose(self.gone(rank, "to take a message"))
 
     def post(self, rank: int, message: Message) -> None:
         """Send a message without waiting until the other takes it.
 
-        That the other is gone is said by an ``EngineError`` here, or where the next message of it is waited for.
+        That the other is gone is said by a ``RankLost`` here, or where the next message of it is waited for.
         """
         try:
-            parts = self._start(rank, message, wire.manifest_of([]))
+            parts = self._start(rank, message)
         except RuntimeError as error:
-            raise self._gone(f"rank {rank} to take a message") from error
+            raise self.gone(rank, "to take a message") from error
         in_background(lambda: _finish(parts))  # which is all that holds the parts: they are freed once the other has them
 
     def expect(self, rank: int) -> "Future[Message]":
@@ -232,42 +252,39 @@ class Ranks:
         return self.expect(rank).done()
 
     def receive(self, rank: int) -> Message:
-        """Return a rank's next message; an ``EngineError`` says that the rank is gone, or silent for too long."""
-        message = self.wait_for(self.expect(rank), f"rank {rank} to go on")
+        """Return a rank's next message; a ``RankLost`` says that the rank is gone, or silent for too long."""
+        try:
+            message = self.expect(rank).result(self.timeout_seconds)
+        except TimeoutError:
+            raise self.silent(rank) from None
+        except RuntimeError as error:
+            raise self.gone(rank) from error
         del self._expected[rank]
         return message
 
-    def wait_for(self, future: "Future[T]", what: str) -> T:
-        """Return what comes of something begun; an ``EngineError`` says that a rank is gone, or silent for too long."""
-        try:
-            return future.result(self.timeout_seconds)
-        except TimeoutError:
-            raise self.silent(what) from None
-        except RuntimeError as error:
-            raise self._gone(what) from error
-
-    def silent(self, what: str) -> EngineError:
-        """Return the error to be raised where nothing came in time."""
-        self.lost = True
-        return EngineError(
-            f"Expected {what} within {self.timeout_seconds:g} seconds, but nothing came: look at its machine, or raise "
-            "`engine.timeout_seconds` if a client may take that long."
+    def silent(self, rank: int) -> RankLost:
+        """Return the error that says that nothing came in time."""
+        return RankLost(
+            rank,
+            f"Expected rank {rank} to go on within {self.timeout_seconds:g} seconds, but nothing came: look at its machine, or "
+            "raise `engine.timeout_seconds` if a client may take that long.",
         )
 
-    def _gone(self, what: str) -> EngineError:
-        self.lost = True
-        return EngineError(
-            f"Expected {what}, but the connection is lost: see what the other ranks said, then go on with the run by "
-            "`resume=RUN_FOLDER`, with any number of ranks."
+    def gone(self, rank: int, doing: str = "to go on") -> RankLost:
+        """Return the error that says that a rank's connection broke."""
+        return RankLost(
+            rank,
+            f"Expected rank {rank} {doing}, but the connection is lost: see what the other ranks said, then resume the run by "
+            "`resume=RUN_FOLDER`, with any number of ranks.",
         )
 
-    def _start(self, rank: int, message: Message, common: wire.Manifest) -> list[tuple[Any, Tensor]]:
+    def _start(self, rank: int, message: Message, common: _Common = _NOTHING) -> list[tuple[Any, Tensor]]:
         """Begin to send a message; return its parts, which have to be kept until each one's work is done."""
         manifest = wire.manifest_of(message.bundles)
         pickled = torch.frombuffer(bytearray(pickle.dumps((message.body, manifest, common))), dtype=torch.uint8)
         parts = [torch.tensor([len(pickled)]), pickled]
         if manifest.num_bytes:
-            parts.append(self._flat(message.bundles, manifest, self._route_from(self.place.rank)))
+            parts.append(self._flat(message.bundles, manifest, self._route_between(self.place.rank, rank)))
         return [(dist.isend(part, rank), part) for part in parts]
 
     def _take(self, rank: int) -> Message:
@@ -278,21 +295,48 @@ class Ranks:
         pickled = torch.empty(int(size), dtype=torch.uint8)
         dist.recv(pickled, rank)
         body, manifest, common = pickle.loads(pickled.numpy().tobytes())
-        own = torch.empty(manifest.num_bytes, dtype=torch.uint8, device=self._route_from(rank))
-        shared = torch.empty(common.num_bytes, dtype=torch.uint8, device=self._route)
+        if isinstance(body, _Missed):
+            flat = torch.empty(body.num_bytes, dtype=torch.uint8)
+            if body.number == self._number:  # else nobody waits for what the rank makes of them any more
+                wire.write(self._sent, wire.manifest_of(self._sent), flat)
+            in_background(partial(_finish, [(dist.isend(flat, rank, tag=_RELAYED), flat)]))
+            return self._take(rank)
+        own = torch.empty(manifest.num_bytes, dtype=torch.uint8, device=self._route_between(rank, self.place.rank))
         if manifest.num_bytes:
             dist.recv(own, rank)
-        if common.num_bytes:
-            dist.broadcast(shared, src=0)
-        return Message(body, [*wire.read(common, shared.cpu()), *wire.read(manifest, own.cpu())])
+        shared = self._relayed(common)
+        return Message(body, [*wire.read(common.manifest, shared.cpu()), *wire.read(manifest, own.cpu())])
 
-    def _route_from(self, rank: int) -> torch.device:
-        """Return by what device a rank's own bundles travel.
+    def _relayed(self, common: _Common) -> Tensor:
+        """Receive what rank 0 sends to all, and hand it on: a rank at place i of the order to those at 2 i + 1 and 2 i + 2."""
+        order, num_bytes = common.order, common.manifest.num_bytes
+        flat = torch.empty(num_bytes, dtype=torch.uint8, device=self._route)
+        if not num_bytes:
+            return flat
+        if self._route.type == "cuda":
+            dist.broadcast(flat, src=0)
+            return flat
+        here = order.index(self.place.rank)
+        source = order[(here - 1) // 2]
+        try:
+            dist.recv(flat, source, tag=_RELAYED)
+        except RuntimeError:
+            if source == 0:
+                raise
+            self.post(0, Message(_Missed(common.number, num_bytes)))
+            dist.recv(flat, 0, tag=_RELAYED)
+        for child in order[2 * here + 1 : 2 * here + 3]:
+            with contextlib.suppress(RuntimeError):  # what a lost rank misses nobody needs
+                parts = [(dist.isend(flat, child, tag=_RELAYED), flat)]
+                in_background(partial(_finish, parts))
+        return flat
 
-        Those of rank 0, the tasks', go through gloo: with nccl a task and a result on their ways between the same two ranks
-        would wait for each other.
+    def _route_between(self, sender: int, receiver: int) -> torch.device:
+        """Return by what device bundles of a message travel: with nccl, only those to rank 0 by the accelerator.
+
+        The tasks from rank 0 go through gloo, or a task and a result on their ways between two ranks would wait for each other.
         """
-        return self._route if rank else torch.device("cpu")
+        return self._route if sender and not receiver else torch.device("cpu")
 
     def _flat(self, bundles: Sequence[State], manifest: wire.Manifest, route: torch.device) -> Tensor:
         flat = torch.empty(manifest.num_bytes, dtype=torch.uint8)

@@ -70,9 +70,11 @@ def pack_update(update: ClientUpdate) -> tuple[dict[str, Any], list[State]]:
     return values, bundles
 
 
-def unpack_update(numbers: Mapping[str, Any], bundles: Sequence[State]) -> ClientUpdate:
-    """Put an update together again."""
-    return ClientUpdate(**{**numbers, **dict(zip(_UPDATE_BUNDLES, bundles, strict=True))})
+def unpack_update(
+    numbers: Mapping[str, Any], bundles: Sequence[State], kind: type[ClientUpdate] = ClientUpdate
+) -> ClientUpdate:
+    """Return the update of which ``pack_update`` made numbers and bundles; ``kind`` is its class."""
+    return kind(**{**numbers, **dict(zip(_UPDATE_BUNDLES, bundles, strict=True))})
 
 
 def pack_half(half: HalfTrained) -> tuple[dict[str, Any], list[State]]:

@@ -2,7 +2,6 @@
 
 import contextlib
 import io
-import itertools
 import logging
 import os
 import shutil
@@ -27,7 +26,7 @@ from fedfacet.runs.ending import command_name, leave, refuse
 from fedfacet.runs.job import Job
 from fedfacet.runs.jobs import check, check_data, run_job
 from fedfacet.runs.pace import Pace
-from fedfacet.runs.processes import check_alone, check_started, serve
+from fedfacet.runs.processes import check_alone, check_started, is_heard, serve
 from fedfacet.runs.stock import failures, name_failures, name_left, take_stock, tell_results
 from fedfacet.runs.stopped_trial import failed_if_stopped
 from fedfacet.runs.sweep_workers import Outcome, num_workers, run_workers
@@ -73,8 +72,8 @@ def run_command(train: Callable[[Job], None]) -> None:
                 if config.sweep.workers != 1:
                     raise ConfigError("Expected `sweep.workers` with a sweep, but got it without: add sweep=cells and -m.")
             if any(serve(config) for config, _ in looked_at[:1]):
-                for config, _ in itertools.islice(jobs, 1, None):
-                    serve(config)
+                for number in range(1, len(jobs)):
+                    serve(jobs[number][0])
                 return
             with waiting("loads libraries and data"):
                 for config, run_dir in looked_at:
@@ -83,7 +82,7 @@ def run_command(train: Callable[[Job], None]) -> None:
         if told := configuration.ended_before(error, sys.argv[1:]):
             print(told)
             return
-        refuse(error)
+        refuse(error, aloud=is_heard(error))
     reached: dict[Path, int] = {}
     pace = Pace(jobs.total if isinstance(jobs, Sweep) else len(jobs), workers=workers)
     start = hydra_jobs(train, reached, pace, is_worker=False)

@@ -32,13 +32,14 @@ class Refused(SystemExit):
         return self.sentence
 
 
-def refuse(error: Exception) -> NoReturn:
-    """Say what is wrong in one sentence and exit with status 2."""
+def refuse(error: Exception, *, aloud: bool = True) -> NoReturn:
+    """Exit with status 2, and print what is wrong in one sentence if ``aloud``."""
     sentence = str(error)
     if not isinstance(error, FedFacetError) and not sentence.startswith("Expected"):  # Python's or a library's own words
         fault = f"{type(error).__name__} ({first_line(error)})"
         sentence = f"Expected settings that their parts take, but got {fault}: mend the overrides."
-    print(f"error: {sentence}", file=sys.stderr)
+    if aloud:
+        print(f"error: {sentence}", file=sys.stderr)
     raise Refused(sentence)
 
 

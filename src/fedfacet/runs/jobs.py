@@ -136,9 +136,10 @@ def _run_alone(
     with _refusing():
         if verify is not None:
             verify()
-            configuration.check_new(job.run_dir)
         if serve(job.config):  # where Hydra's launcher started several processes
             return None
+        if verify is not None:
+            configuration.check_new(job.run_dir)
     with sole(job.run_dir / "train.log") as alone:
         if not alone:
             refuse(ConfigError(f"Expected a run that nobody works at, but another process is at {job.run_dir}: wait for it."))

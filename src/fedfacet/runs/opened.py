@@ -127,6 +127,12 @@ def _doubting(saved: FederationState | None, federation: Federation) -> Iterator
 
 def _check_sums(*engines: Mapping[str, Any]) -> None:
     """Refuse to go on with a run by an engine that sums in another order than the one that it was started with."""
+    trees = [engine.get("sums", "cohort") for engine in engines]
+    if "tree" in trees and trees[0] != trees[1]:
+        raise ConfigError(
+            f"The run was started with engine.sums={trees[0]}, and engine.sums={trees[1]} adds up in another order: give "
+            f"engine=distributed engine.sums={trees[0]}."
+        )
     was, now = ("vectorized" in f"{engine['_target_']} {(engine.get('choice') or {}).get('engine')}" for engine in engines)
     if was != now:
         raise ConfigError(

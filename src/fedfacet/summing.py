@@ -1,0 +1,103 @@
+"""Updates that are added up along a tree, by whichever process trains: ``engine=distributed engine.sums=tree``."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import fields, replace
+from typing import Any
+
+from fedfacet.aggregators.base import Aggregator
+from fedfacet.asking import Asking
+from fedfacet.callbacks.base import Callback
+from fedfacet.engines.base import Engine
+from fedfacet.engines.distributed import DistributedEngine
+from fedfacet.errors import ConfigError
+from fedfacet.federation import Federation
+from fedfacet.parallel.sums import Weighed
+from fedfacet.privacy.central import CentralDP
+from fedfacet.privacy_gate import stated
+from fedfacet.selectors.base import ClientSelector
+from fedfacet.submodels.parts import Parts
+from fedfacet.types import ClientTask, ClientUpdate, SummedUpdate
+from fedfacet.updates import checked
+
+
+def _verdict(update: ClientUpdate, task: ClientTask, facts: Any, extras: Any, seen: Any) -> tuple[str | None, int]:
+    """Return what is wrong with an update, and how many numbers arrived of it, as was found where it was added to the sum."""
+    assert isinstance(update, SummedUpdate)
+    return update.fault, update.num_floats
+
+
+class SummingFederation(Federation):
+    """A federation whose aggregator gets the mean of a round's updates as the only one.
+
+    The engine checks each update where it adds it to the sum, and yields it without its tensors.
+    """
+
+    _verified = staticmethod(_verdict)
+
+    def __init__(self, **settings: Any) -> None:
+        super().__init__(**settings)
+        assert isinstance(self.engine, DistributedEngine)
+        self.engine.weigh = self._weighed
+
+    def _weighed(self, update: ClientUpdate, task: ClientTask) -> tuple[SummedUpdate, Weighed | None]:
+        """Return an update without its tensors, and what it adds to the sum; ``None`` where it is silent or not valid."""
+        fault, num_floats = checked(update, task, self.facts, {}, {})
+        if fault is not None and not isinstance(update, ClientUpdate):
+            return SummedUpdate(task.client_id, {}, {}, 1, 1, 1.0, {}, fault=fault), None
+        values = {field.name: getattr(update, field.name) for field in fields(ClientUpdate)} | {"delta": {}, "buffers": {}}
+        summed = SummedUpdate(**values, fault=fault, num_floats=num_floats)
+        if fault is not None:
+            return replace(summed, extras={}, memory={}), None
+        if update.silent is True:
+            return summed, None
+        buffers = update.buffers if self.aggregator.buffers == "average" else {}
+        return summed, Weighed(1.0, [update.delta, buffers]).times(self.aggregator.weight(update))
+
+    def _received(self, tasks: Sequence[ClientTask], asking: Asking, notes: Any) -> Iterator[ClientUpdate]:
+        """Yield the mean of the valid updates, if there is one, as an update of no client."""
+        for _ in super()._received(tasks, asking, notes):
+            pass
+        assert isinstance(self.engine, DistributedEngine)
+        if (total := self.engine.total()) is not None:
+            delta, buffers = total.mean()
+            yield ClientUpdate(-1, delta, buffers, 1, 1, 1.0, {})
+
+
+def sums_updates(engine: Engine) -> bool:
+    """Tell whether an engine adds updates up itself."""
+    return isinstance(engine, DistributedEngine) and engine.sums == "tree"
+
+
+def check_summed(
+    aggregator: Aggregator,
+    selector: ClientSelector,
+    callbacks: Mapping[str, Callback],
+    parts: Parts | None,
+    privacy: CentralDP | None,
+    names: Mapping[str, Any],
+) -> None:
+    """Reject parts that look at single updates, where only their mean reaches the server.
+
+    Raises:
+        ConfigError: naming the part.
+    """
+    watching = next((f"callbacks.{name}" for name, callback in callbacks.items() if callback.needs_updates), None)
+    asks = aggregator.report is not None or aggregator.judges is not None or aggregator.at_work is not None
+    for rejected, what in (
+        (
+            not stated(aggregator, "takes_mean") or asks,
+            f"aggregator={names['aggregator']} looks at each update: choose fedavg, fedavgm or fedadam",
+        ),
+        (
+            selector.needs_updates is not None,
+            f"selector={names['selector']} looks at each update: choose another selector, such as uniform",
+        ),
+        (watching is not None, f"{watching} looks at each update: leave it out"),
+        (parts is not None, "clients hold parts of the model: choose capacity=whole submodel=whole"),
+        (privacy is not None, "privacy=central clips each update at the server: choose another privacy"),
+    ):
+        if rejected:
+            raise ConfigError(
+                f"With engine.sums=tree only the mean of the updates reaches the server, but {what}, or give "
+                "engine.sums=cohort."
+            )
