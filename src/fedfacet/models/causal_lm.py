@@ -53,7 +53,8 @@ class CausalLM(Network):
         num_heads: of attention, 1 or larger; ``None`` for 4, or the folder's.
         tie_embeddings: whether the head of the language model is its embedding; ``None`` for false, or what the folder says.
         vocabulary: how many tokens there are, where classes are not tokens; 1 or larger. A folder may have more.
-        attention: how ``transformers`` computes attention: ``"sdpa"``, or ``"eager"`` for architectures without it.
+        attention: how ``transformers`` computes attention: ``"sdpa"``, or ``"eager"`` for architectures without it and for
+            ``engine=vectorized``, which cannot stack the other.
         checkpoint_activations: whether the activations of a block are computed again in the backward pass instead of kept, with
             the same dropout. A step then takes about a third longer.
         arguments: further settings of the architecture, for example ``+model.arguments.attention_dropout=0.1``.
@@ -126,6 +127,7 @@ class CausalLM(Network):
             )
         if checkpoint_activations:
             whole.activation_checkpointing_enable(activation_checkpointing_kwargs={"use_reentrant": False})
+        self.predicts_tokens = vocabulary is None
         self.backbone = whole.base_model
         self.head = head if vocabulary is None else nn.Linear(head.in_features, num_classes)
 
