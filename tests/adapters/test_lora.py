@@ -247,6 +247,7 @@ def test_layers_of_every_kind_compute_in_bfloat16():
     assert {tensor.dtype for part in norms for tensor in part.state_dict().values()} == {torch.float32, torch.int64}
     functional.cross_entropy(model.train()(torch.randn(4, 3, 32, 32)), torch.tensor([0, 1, 2, 0])).backward()
     assert model.head.weight.grad.dtype == torch.float32
+    assert model.features(torch.randn(2, 3, 32, 32)).dtype == torch.float32, "for whoever puts a head of another kind on them"
 
 
 @pytest.mark.parametrize(("key", "value"), [("r", 0), ("alpha", 0.0), ("dropout", 1.0), ("base_dtype", "int8")])

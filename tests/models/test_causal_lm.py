@@ -1,6 +1,7 @@
 """A causal language model against transformers itself, from random weights and from a folder."""
 
 import json
+import pickle
 
 import pytest
 import torch
@@ -96,6 +97,12 @@ def test_checkpointed_activations_give_the_same_gradients_with_dropout_and_twice
         again = made(architecture=architecture, arguments=dropout).double()
         functional.cross_entropy(again(batch.x), batch.y).backward()
     assert not torch.allclose(again.head.weight.grad, gradients[0]["head.weight"]), "dropout is on"
+
+
+@pytest.mark.parametrize("settings", [{}, {"checkpoint_activations": True}])
+def test_it_can_be_sent_to_other_processes(settings):
+    model = pickle.loads(pickle.dumps(made(**settings)))
+    model(rows()).sum().backward()
 
 
 def test_what_does_not_fit_is_said(folder, tmp_path):

@@ -165,7 +165,8 @@ def _store_frozen(model: nn.Module, dtype: torch.dtype) -> None:
                 parameter.data = parameter.data.to(dtype)
         if own:
             module.register_forward_pre_hook(_as_own_weights)
-    model.register_forward_hook(_as_float32)
+    for module in (model, *model.children()):  # what a backbone says are features, which others than the head may read
+        module.register_forward_hook(_as_float32)
 
 
 def _as_own_weights(module: nn.Module, inputs: tuple[Any, ...]) -> tuple[Any, ...]:

@@ -127,6 +127,7 @@ class CausalLM(Network):
             )
         if checkpoint_activations:
             whole.activation_checkpointing_enable(activation_checkpointing_kwargs={"use_reentrant": False})
+            whole.disable_input_require_grads()  # a hook for the reentrant kind, which cannot be sent to other processes
         self.predicts_tokens = vocabulary is None
         self.backbone = whole.base_model
         self.head = head if vocabulary is None else nn.Linear(head.in_features, num_classes)
