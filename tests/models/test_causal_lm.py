@@ -2,6 +2,7 @@
 
 import json
 import pickle
+import sys
 
 import pytest
 import torch
@@ -125,6 +126,12 @@ def test_what_does_not_fit_is_said(folder, tmp_path):
         made(architecture="cohere", arguments={"logit_scale": 0.5})
     with pytest.raises(ValueError, match=r"reads rows of tokens, but inputs have the shape \(3, 8, 8\)"):
         CausalLM(2, (3, 8, 8))
+
+
+def test_without_transformers_the_extra_is_named(monkeypatch):
+    monkeypatch.setitem(sys.modules, "transformers", None)
+    with pytest.raises(ConfigError, match=r"transformers for model=causal_lm.*fedfacet\[text\]"):
+        made()
 
 
 def test_a_folder_of_pickles_or_with_code_of_its_own_is_refused(folder, tmp_path):
