@@ -13,6 +13,7 @@ import fedfacet
 from fedfacet.adapters.lora import LoRA
 from fedfacet.clients.local_training import LocalTraining
 from fedfacet.errors import ConfigError
+from fedfacet.models.causal_lm import CausalLM
 from fedfacet.models.checks import check_trained
 from fedfacet.models.mlp import MLP
 from fedfacet.models.small_cnn import SmallCNN
@@ -195,7 +196,61 @@ def test_a_network_of_the_catalogue_keeps_its_head_trained():
     assert model.head.weight.grad is not None
 
 
-@pytest.mark.parametrize(("key", "value"), [("r", 0), ("alpha", 0.0), ("dropout", 1.0)])
+def language_model(**settings):
+    pytest.importorskip("transformers", reason="transformers, of the extra `text`, is not installed")
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        return CausalLM(11, (9,), hidden_size=16, num_heads=2, **settings)
+
+
+def federation_of_tokens(model):
+    draw = np.random.default_rng(3)
+    dataset = fedfacet.dataset_from_arrays(draw.integers(11, size=(66, 9)), np.arange(66) % 11)
+    data = fedfacet.deal(dataset, fedfacet.IIDPartitioner(num_clients=3))
+    local = LocalTraining(unit="steps", amount=2, batch_size=6)
+    return fedfacet.federate(data, model, local=local, optimizer=partial(torch.optim.SGD, lr=0.5))
+
+
+@pytest.mark.parametrize("head", [["head"], []])
+@pytest.mark.parametrize("settings", [{}, {"architecture": "gpt2", "tie_embeddings": True}])
+def test_a_base_in_bfloat16_takes_half_the_bytes_and_what_is_trained_stays_in_float32(settings, head):
+    """A tied head that is trained keeps the embedding in float32: it is the same tensor."""
+    models, runs = [], []
+    x = torch.randint(11, (5, 9), generator=torch.Generator().manual_seed(1))
+    for dtype in ("float32", "bfloat16"):
+        models.append(adapted(language_model(**settings), modules_to_save=head, base_dtype=dtype))
+        runs.append(federation_of_tokens(models[-1]))
+    with torch.no_grad():
+        exact, rounded = (model.eval()(x) for model in models)
+    assert rounded.dtype == torch.float32
+    torch.testing.assert_close(rounded, exact, rtol=0.05, atol=0.02)  # bfloat16 has 8 bits
+    for run in runs:
+        result = run.run_round()
+        assert {tensor.dtype for tensor in run.state.model.values()} == {torch.float32}
+        assert result.ledger.floats_up == 3 * sum(tensor.numel() for tensor in run.state.model.values())
+    frozen = [sum(p.nbytes for p in model.parameters() if not p.requires_grad) for model in models]
+    assert frozen[1] * 2 == frozen[0] > 0
+    assert all(p.dtype == torch.float32 for p in models[1].parameters() if p.requires_grad)
+    update = runs[1].engine.clients.train(runs[1]._task(0, runs[1].state))
+    assert {tensor.dtype for tensor in update.delta.values()} == {torch.float32}
+    moved = [torch.cat([tensor.flatten() for tensor in run.state.model.values()]) for run in runs]
+    assert functional.cosine_similarity(*moved, dim=0) > 0.99
+
+
+def test_layers_of_every_kind_compute_in_bfloat16():
+    """Conv1D is changed by default; batch normalisation, whose statistics travel, stays in float32."""
+    changed = {name for name in adapted(language_model(architecture="gpt2")).state_dict() if "lora_A" in name}
+    assert len(changed) == 2 * 4
+    model = adapted(Torchvision(3, (3, 32, 32), name="mobilenet_v3_small"), base_dtype="bfloat16")
+    check_trained(model, torch.zeros(1, 3, 32, 32), "adapter=lora")
+    norms = [part for part in model.modules() if isinstance(part, nn.BatchNorm2d)]
+    assert {tensor.dtype for part in norms for tensor in part.state_dict().values()} == {torch.float32, torch.int64}
+    functional.cross_entropy(model.train()(torch.randn(4, 3, 32, 32)), torch.tensor([0, 1, 2, 0])).backward()
+    assert model.head.weight.grad.dtype == torch.float32
+    assert model.features(torch.randn(2, 3, 32, 32)).dtype == torch.float32, "for whoever puts a head of another kind on them"
+
+
+@pytest.mark.parametrize(("key", "value"), [("r", 0), ("alpha", 0.0), ("dropout", 1.0), ("base_dtype", "int8")])
 def test_what_is_out_of_range_is_refused(key, value):
     with pytest.raises(ValueError, match=f"Expected `adapter.{key}`"):
         LoRA(**{key: value})

@@ -20,7 +20,7 @@ from fedfacet.errors import ConfigError, InfeasiblePartitionError
 CONF = Path(__file__).parents[2] / "conf"
 FIRST_LINES = ("# Source: ", "# Expected: ", "# Command: python src/train.py")
 
-OURS = {"char_lstm", "lenet", "mlp", "mobilenet_v2_gn", "resnet50", "resnet50_gn", "resnet8", "small_cnn"}
+OURS = {"causal_lm", "char_lstm", "lenet", "mlp", "mobilenet_v2_gn", "resnet50", "resnet50_gn", "resnet8", "small_cnn"}
 """Models that must take the data that they are tried on."""
 
 
@@ -187,7 +187,7 @@ def test_feddiverse_runs_on_a_hundred_classes_without_an_attribute(heterogeneity
 
 
 def test_models_fit_other_data(model_option, smoke):
-    other = "shakespeare" if model_option == "char_lstm" else "cmnist_gsc"
+    other = "shakespeare" if model_option in ("causal_lm", "char_lstm") else "cmnist_gsc"
     try:
         federation, _ = smoke(f"model={model_option}", f"experiment={other}", "callbacks=evaluate")
     except (ConfigError, ValueError) as refusal:

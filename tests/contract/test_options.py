@@ -15,6 +15,7 @@ from fedfacet.config import compose_job, make, plain, targets
 from fedfacet.config.nodes import BESIDE_ARGUMENTS
 from fedfacet.config.trust import check_trusted
 from fedfacet.errors import ConfigError
+from fedfacet.models.causal_lm import CausalLM
 
 CONF = Path(__file__).parents[2] / "conf"
 PACKAGE = Path(__file__).parents[2] / "src" / "fedfacet"
@@ -30,6 +31,9 @@ OF_PARTS = [
 ]
 OTHER_INPUTS = ((64,), (80,))
 """The shapes of inputs that a model is tried with which refuses images: feature vectors, rows of characters."""
+
+FOR_LANGUAGE_MODELS = {"next_token"}
+"""Objectives that refuse other models."""
 
 HELD_OUT = {"client_fairness", "federated_evaluate"}
 """Callbacks that nobody can have without samples that clients hold out."""
@@ -102,6 +106,10 @@ def made_for_some_input(node, facts):
 def assert_it_can_be_made(file, found, facts):
     if file.stem in HELD_OUT:
         facts = facts | {"local_holdout": [np.arange(2)], "num_holding_out": 1}
+    if file.stem in FOR_LANGUAGE_MODELS:
+        pytest.importorskip("transformers", reason="transformers, of the extra `text`, is not installed")
+        with rng.forked(0, "weights"):
+            facts = facts | {"model": CausalLM(2, (8,))}
     for _, node in found:
         made = made_for_some_input(node, facts) if file.parent.name == "model" else make(node, **facts)
         target = get_object(node["_target_"])

@@ -301,7 +301,7 @@ class TestHuggingFace:
         [
             (
                 {"input": "text"},
-                "'text' of .* to have images, or numbers.*, but it has a string a sample: turn it into numbers",
+                r"'text' of .* has a string a sample, not images or numbers in rows.*: give `dataset\.tokenizer`",
             ),
             ({"input": "y"}, "'y' is none: choose among text, label"),
         ],

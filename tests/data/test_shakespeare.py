@@ -102,6 +102,14 @@ def test_no_window_reaches_into_another_role(generated):
     assert len(set(texts.values())) == 6
 
 
+def test_generated_roles_have_windows_to_validate_and_test_where_each_is_cut_at_one_place(tmp_path):
+    source = Shakespeare(root=str(tmp_path), num_roles=6, split="contiguous")
+    source.generate(None)
+    dataset = source.load()
+    for split in (dataset.train, dataset.val, dataset.test):
+        assert len(np.unique(dataset.columns["role"][split])) == 6
+
+
 def test_columns_name_role_character_and_play(generated):
     dataset = Shakespeare(root=str(generated)).load()
     assert list(dataset.columns) == ["role", "character", "play"]

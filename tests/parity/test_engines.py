@@ -76,6 +76,20 @@ NEEDS = {
 
 OTHER_IMAGES = {"partition": "iid", "partition.alpha": None, "local.unit": "steps", "local.amount": 4, "local.batch_size": 8}
 
+LANGUAGE_MODEL = {
+    **OTHER_IMAGES,
+    **{"dataset": "shakespeare", "smoke": True, "model": "causal_lm", "model.width": None, "model.hidden": None},
+    **{
+        "model.hidden_size": 8,
+        "model.num_heads": 2,
+        "model.architecture": "gpt2",
+        "objective": "next_token",
+        "optimizer.lr": 0.5,
+    },
+    "model.attention": "eager",  # torch cannot stack the other
+    **{f"+model.arguments.{name}_pdrop": 0.0 for name in ("attn", "embd", "resid")},
+}
+
 BESIDES = {
     "batch normalisation": {"model": "resnet8", "model.hidden": None, "aggregator": "fedavgm"},
     "kept momentum": {"local.keep_optimizer": True, "local.sampling": "with_replacement"},
@@ -108,10 +122,14 @@ BESIDES = {
     },
     "a frozen base": {"adapter": "frozen"},
     **({"low-rank changes": {"adapter": "lora", "adapter.r": 2}} if importlib.util.find_spec("peft") else {}),
+    **({"a language model": LANGUAGE_MODEL} if importlib.util.find_spec("transformers") else {}),
     "two threads": {"threads": 2, "model.width": 16, "model.hidden": 64, "local.unit": "steps", "local.amount": 2},
 }
 
-OPTIONS = {group: sorted(file.stem for file in (CONF / group).glob("*.yaml")) for group in PLAIN}
+FOR_LANGUAGE_MODELS = {"next_token"}
+"""Objectives that refuse the plain network; a case of ``BESIDES`` has one that they take."""
+
+OPTIONS = {group: sorted({file.stem for file in (CONF / group).glob("*.yaml")} - FOR_LANGUAGE_MODELS) for group in PLAIN}
 
 MULTIPLIED = ("objective", "correction", "aggregator")
 
@@ -369,6 +387,11 @@ def test_another_number_of_threads_comes_to_nearly_the_same(settings):
 # The inexact engine
 
 
+def in_precision(dtype, module, inputs):
+    """Return a layer's inputs in some precision; tokens stay whole numbers."""
+    return tuple(x.to(dtype) if isinstance(x, torch.Tensor) and x.is_floating_point() else x for x in inputs)
+
+
 @pytest.fixture(scope="module")
 def two_rounds(settings):
     """Return a function: case, engine, dtype -> the federation after two rounds, and all updates."""
@@ -376,13 +399,13 @@ def two_rounds(settings):
     def make(case, engine, dtype=torch.float32):
         usual = torch.get_default_dtype()
         torch.set_default_dtype(dtype)  # of the model that is made
-        trial = register_module_forward_pre_hook(lambda _, inputs: (in_dtype(inputs[0], dtype), *inputs[1:]))
+        trial = register_module_forward_pre_hook(functools.partial(in_precision, dtype))
         try:
             federation = rebuild(settings(case, engine), None)
         finally:
             torch.set_default_dtype(usual)
             trial.remove()
-        federation.engine.clients.objective.model.register_forward_pre_hook(lambda _, inputs: (in_dtype(inputs[0], dtype),))
+        federation.engine.clients.objective.model.register_forward_pre_hook(functools.partial(in_precision, dtype))
         witness = Witness()
         federation.callbacks["witness"] = witness
         federation.state = replace(federation.state, callbacks=federation.state.callbacks | {"witness": {}})
@@ -403,10 +426,6 @@ class Witness(Callback):
 
     def on_updates(self, federation, updates):
         self.updates.extend(updates)
-
-
-def in_dtype(x, dtype):
-    return x.to(dtype) if x.is_floating_point() else x
 
 
 def assert_same_updates(ours, theirs, dtype):

@@ -2,15 +2,17 @@
 
 import json
 import re
+import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from torch import nn
+import torch
+from torch import Tensor, nn
 
 from fedfacet.adapters.base import Adapter, train_only
-from fedfacet.arguments import check_whole, check_within
+from fedfacet.arguments import check_choice, check_whole, check_within
 from fedfacet.errors import ConfigError, first_line
 from fedfacet.optional import required
 from fedfacet.types import State
@@ -38,18 +40,27 @@ class LoRA(Adapter):
     ``adapter_config.json`` into ``model/adapter/``, which ``peft.PeftModel.from_pretrained`` takes together with the base. That
     format has no buffers: running statistics of batch normalisation are in ``model.safetensors`` only.
 
+    With ``base_dtype="bfloat16"`` the frozen weights take half the memory. A, B and what is trained whole stay in float32, and
+    so do updates, their averages and digests. A layer computes in the type of its own weights; the model returns float32.
+
+    Note: PEFT makes A and B in the type of the layer that they change, and only its ``get_peft_model`` brings them back to
+    float32 (``autocast_adapter_dtype``). That wraps the model, so ``inject_adapter_in_model`` is used here, and the base is
+    converted after it. Layers with buffers in floating point, such as batch normalisation, stay in float32.
+
     Args:
         target_modules: names of the layers that are changed, whole or their ends, as in PEFT; or a regular expression of whole
-            names. ``None`` takes every linear and convolutional layer but those of ``modules_to_save``, grouped convolutions,
-            and what lies in ``nn.MultiheadAttention``, which PEFT takes as one layer by its own name.
+            names. ``None`` takes every linear and convolutional layer, ``Conv1D`` of transformers among them, but those of
+            ``modules_to_save``, grouped convolutions, and what lies in ``nn.MultiheadAttention``, which PEFT takes as one layer
+            by its own name.
         r: rank, 1 or larger.
         alpha: larger than 0.
         dropout: of the inputs of A while training, in [0, 1).
         modules_to_save: names of modules that are trained whole.
         freeze_a: whether A is frozen too.
+        base_dtype: of the frozen weights, ``"float32"`` (as the model has them) or ``"bfloat16"``.
 
     Raises:
-        ValueError: if a number is out of range.
+        ValueError: if a number is out of range, or if ``base_dtype`` is none of its choices.
     """
 
     target_modules: Sequence[str] | str | None = None
@@ -58,11 +69,13 @@ class LoRA(Adapter):
     dropout: float = 0.0
     modules_to_save: Sequence[str] = ("head",)
     freeze_a: bool = False
+    base_dtype: str = "float32"
 
     def __post_init__(self) -> None:
         check_whole("adapter.r", self.r)
         check_within("adapter.alpha", self.alpha, "(0, 1e9]")
         check_within("adapter.dropout", self.dropout, "[0, 1)")
+        check_choice("adapter.base_dtype", self.base_dtype, ("float32", "bfloat16"))
 
     def fit(self, model: nn.Module) -> None:
         """Add A and B, and freeze the rest; see ``Adapter.fit``."""
@@ -71,7 +84,9 @@ class LoRA(Adapter):
         names = self._targets(model)
         try:
             config = self._config(peft, "|".join(map(re.escape, names)))
-            peft.inject_adapter_in_model(config, model)
+            with warnings.catch_warnings():
+                warnings.filterwarnings("ignore", "fan_in_fan_out is set to")  # by PEFT, as each layer needs it
+                peft.inject_adapter_in_model(config, model)
         except (ValueError, TypeError, NotImplementedError) as error:
             raise ConfigError(
                 f"Expected layers that PEFT can adapt for `adapter.target_modules`, but it says: {first_line(error)}"
@@ -81,6 +96,8 @@ class LoRA(Adapter):
         if self.freeze_a:
             for name, parameter in model.named_parameters():
                 parameter.requires_grad_(parameter.requires_grad and not _is_a(name))
+        if self.base_dtype == "bfloat16":
+            _store_frozen(model, torch.bfloat16)
 
     def export(self, model: nn.Module, weights: State, folder: Path) -> None:
         """Write PEFT's two files; see ``Adapter.export``."""
@@ -117,14 +134,14 @@ class LoRA(Adapter):
         layers = {name: part for name, part in model.named_modules() if name and not f"{name}.".startswith(saved)}
         if wanted is None:
             attention = tuple(f"{name}." for name, part in layers.items() if isinstance(part, nn.MultiheadAttention))
-            usual = {name: part for name, part in layers.items() if isinstance(part, _LAYERS)}
+            usual = {name: part for name, part in layers.items() if _is_usual(part)}
             found = [name for name, part in usual.items() if getattr(part, "groups", 1) == 1 and not name.startswith(attention)]
         elif isinstance(wanted, str):
             found = [name for name in layers if re.fullmatch(wanted, name)]
         else:
             found = [name for name in layers if any(f".{name}".endswith(f".{one}") for one in wanted)]
         if not found:
-            could = [name for name, part in layers.items() if isinstance(part, _LAYERS)]
+            could = [name for name, part in layers.items() if _is_usual(part)]
             told = ", ".join(could[:5]) + (f" and {len(could) - 5} more" if len(could) > 5 else "")
             remedy = f"name some of {told}" if could else "choose adapter=frozen, or another model"
             raise ConfigError(
@@ -132,6 +149,33 @@ class LoRA(Adapter):
                 f"{'it has none' if wanted is None else f'none matches {wanted!r}'}: {remedy}."
             )
         return found
+
+
+def _is_usual(layer: nn.Module) -> bool:
+    return isinstance(layer, _LAYERS) or type(layer).__name__ == "Conv1D"  # of transformers, which may not be installed
+
+
+def _store_frozen(model: nn.Module, dtype: torch.dtype) -> None:
+    """Convert a model's frozen weights, in place, and have each layer compute in the type of its own weights."""
+    for name, module in model.named_modules():
+        own = [parameter for parameter in module.parameters(recurse=False) if parameter.is_floating_point()]
+        counts = any(buffer.is_floating_point() for buffer in module.buffers(recurse=False))
+        for parameter in own:
+            if not (parameter.requires_grad or counts or ".lora_" in f"{name}."):
+                parameter.data = parameter.data.to(dtype)
+        if own:
+            module.register_forward_pre_hook(_as_own_weights)
+    for module in (model, *model.children()):  # what a backbone says are features, which others than the head may read
+        module.register_forward_hook(_as_float32)
+
+
+def _as_own_weights(module: nn.Module, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
+    dtype = next(parameter.dtype for parameter in module.parameters(recurse=False) if parameter.is_floating_point())
+    return tuple(x.to(dtype) if isinstance(x, Tensor) and x.is_floating_point() else x for x in inputs)
+
+
+def _as_float32(module: nn.Module, inputs: tuple[Any, ...], output: Any) -> Any:
+    return output.float() if isinstance(output, Tensor) and output.is_floating_point() else output
 
 
 def _is_a(name: str) -> bool:

@@ -11,12 +11,13 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from fedfacet import rng
-from fedfacet.arguments import check_within
+from fedfacet.arguments import check_whole, check_within
 from fedfacet.data.arrays import inputs_of
 from fedfacet.data.dataset import Dataset, InMemoryInputs, InputStore
 from fedfacet.data.images import IMAGENET_MEAN, IMAGENET_STD, LazyImages, in_rgb
 from fedfacet.data.labels import SPLITS, read_labels
 from fedfacet.data.source import DatasetSource, located_inside
+from fedfacet.data.texts import tokens_of, write_texts
 from fedfacet.errors import ConfigError, DatasetCorruptError, DatasetNotFoundError, first_line
 from fedfacet.optional import required
 
@@ -25,12 +26,13 @@ _SPLIT = "split"
 
 @dataclass(eq=False, kw_only=True)
 class HuggingFace(DatasetSource):
-    """Images, or rows of numbers, that ``datasets.save_to_disk`` wrote, or that ``datasets.load_dataset`` knows.
+    """Images, texts or rows of numbers that ``datasets.save_to_disk`` wrote, or that ``datasets.load_dataset`` knows.
 
     The splits called ``train``, ``validation`` and ``test`` are what their names say; without a ``test`` all samples of these
     splits are put together, and ``test_fraction`` of every (class, attribute) group tests. Images become RGB, are resized and
-    normalised by ImageNet's statistics; other inputs go into a model as they are. Text is refused: turn it into numbers first.
-    Needs the package ``datasets`` (``pip install fedfacet[hf]``), which runs no code of a data set.
+    normalised by ImageNet's statistics; rows of numbers go into a model as they are. Texts become rows of tokens, padded by -1
+    at their end; ``model=causal_lm`` reads those. Needs the package ``datasets`` (``pip install fedfacet[hf]``), which runs no
+    code of a data set, and for texts ``tokenizers`` (``pip install fedfacet[text]``).
 
     Args:
         root: the folder that holds the one called ``folder``.
@@ -41,6 +43,10 @@ class HuggingFace(DatasetSource):
         target: the column that is the class: class labels, whole numbers or words.
         attribute: the one that is the attribute; ``None`` for none.
         columns: further ones, of which clients may be made: ``partition=natural partition.label=speaker``.
+        tokenizer: of a column of texts: a ``tokenizer.json`` inside ``root``, or a folder with one; ``None`` where there are no
+            texts.
+        vocabulary: how many tokens a model is made for, which ``model.vocabulary`` follows; those of the tokenizer or more.
+        max_length: how many tokens of a text are kept, from its beginning; 1 or larger.
         image_size: height and width in pixels, 1 or larger.
         test_fraction: in (0, 1).
         seed: of the draw of the test set; it does not follow the run's seed.
@@ -56,6 +62,9 @@ class HuggingFace(DatasetSource):
     target: str = "label"
     attribute: str | None = None
     columns: Sequence[str] = ()
+    tokenizer: str | None = None
+    vocabulary: int | None = None
+    max_length: int = 128
     image_size: int = 64
     test_fraction: float = 0.2
     seed: int = 0
@@ -66,10 +75,14 @@ class HuggingFace(DatasetSource):
         if self.image_size < 1:
             raise ValueError(f"Expected `image_size` to be 1 or larger, but got {self.image_size}.")
         check_within("dataset.test_fraction", self.test_fraction, "(0, 1)")
+        check_whole("dataset.max_length", self.max_length)
+        if self.vocabulary is not None:
+            check_whole("dataset.vocabulary", self.vocabulary)
         self.path = located_inside(self.root, self.folder, "folder")
+        self.tokenizer_path = None if self.tokenizer is None else located_inside(self.root, self.tokenizer, "tokenizer")
 
     def generate(self, demand: NDArray[np.int64] | None) -> None:
-        """Write two splits of vectors; see ``DatasetSource.generate``."""
+        """Write two splits of vectors, or of texts where there is a tokenizer; see ``DatasetSource.generate``."""
         if self.name is not None:
             return
         datasets = required("datasets", extra="hf", wanted_by="dataset=hf")
@@ -78,8 +91,12 @@ class HuggingFace(DatasetSource):
         groups = np.repeat(np.arange(classes * values), per_group)
         y, a = np.divmod(groups, values)
         draw = rng.stream(0, "generated-hf")
+        if self.tokenizer_path is None:
+            inputs = (draw.normal(size=(len(groups), 8)) + groups[:, None]).tolist()
+        else:
+            inputs = write_texts(self.tokenizer_path, groups, draw)
         rows = {
-            self.input: (draw.normal(size=(len(groups), 8)) + groups[:, None]).tolist(),
+            self.input: inputs,
             self.target: [f"class {label}" for label in y],
             **({self.attribute: [f"value {value}" for value in a]} if self.attribute else {}),
             **{column: (np.arange(len(groups)) % 2).tolist() for column in self.columns},
@@ -164,10 +181,26 @@ class HuggingFace(DatasetSource):
     def _inputs(self, rows: Any) -> tuple[InputStore, tuple[Any, ...]]:
         datasets = required("datasets", extra="hf", wanted_by="dataset=hf")
         kind = rows.features[self.input]
+        text = isinstance(kind, datasets.Value) and kind.dtype in ("string", "large_string")
+        if self.tokenizer_path is not None:
+            if not text:
+                raise ConfigError(
+                    f"The column {self.input!r} of {self._source} has {kind}, not texts: choose another `dataset.input`, or "
+                    "leave `dataset.tokenizer` out."
+                )
+            tokens = tokens_of(
+                [said or "" for said in rows[self.input]],
+                self.tokenizer_path,
+                max_length=self.max_length,
+                vocabulary=self.vocabulary,
+                source=self._source,
+            )
+            return InMemoryInputs(tokens), (None, None)
         if isinstance(kind, datasets.Value):
+            remedy = "give `dataset.tokenizer`" if text else "choose another `dataset.input`"
             raise ConfigError(
-                f"Expected the column {self.input!r} of {self._source} to have images, or numbers in rows of one length, but "
-                f"it has a {kind.dtype} a sample: turn it into numbers first, or choose another `dataset.input`."
+                f"The column {self.input!r} of {self._source} has a {kind.dtype} a sample, not images or numbers in rows of "
+                f"one length: {remedy}."
             )
         if isinstance(kind, datasets.Image):
             images = _Images(rows.select_columns(self.input), self.input, self.image_size, self.max_memory_gb)

@@ -87,7 +87,10 @@ class Shakespeare(DatasetSource):
         for play in ("FIRST", "SECOND"):
             lines += [f"THE {play} TRAGEDY", "", "by William Shakespeare", ""]
             names = [words(1).capitalize() for _ in range(max(2, -(-(self.num_roles or 8) // 2)))]
-            for name in names * (8 + self.min_samples // WINDOW):
+            speeches = 8 + self.min_samples // WINDOW  # of some 90 characters each
+            if self.split == "contiguous":  # by which the tested end of a role has more than one window
+                speeches = max(speeches, int(2 / min(self.val_fraction, self.test_fraction)))
+            for name in names * speeches:
                 lines += [f"  {name}. {words(8)},", f"    {words(8)}."]
         write_lines(self.folder / FILES[1], lines)
 
