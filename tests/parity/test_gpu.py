@@ -125,16 +125,19 @@ def test_clients_side_by_side_stay_near(method, caplog, monkeypatch):
     assert ours[3] is None
     assert not [record for record in caplog.records if "kernel by kernel" in record.message]
     for name, tensor in theirs[2].items():
-        torch.testing.assert_close(ours[2][name], tensor, rtol=0, atol=2e-3)
+        torch.testing.assert_close(ours[2][name], tensor, rtol=0, atol=1e-2)
 
 
 @pytest.mark.filterwarnings("ignore:Warning. Profiler clears events")
-def test_a_round_takes_two_transfers_for_each_client():
-    """The model goes to the device once; what is left are batches' numbers, losses and each client's update."""
+def test_a_round_brings_back_two_transfers_for_each_client():
+    """Its losses and its update; with the model sent tensor by tensor there were as many as it has tensors."""
+    job, _ = config.compose_job("train", [*JOB, "engine.device=cuda:0", "callbacks=[]"])
+    build_module.settle(job)
+    federation = build_module.build(job, None)
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
-        rounds(2, "engine=sequential", "engine.device=cuda:0", "callbacks=[]")
+        federation.run_round()
     copies = sum(event.count for event in profile.key_averages() if event.key.startswith("Memcpy DtoH"))
-    assert copies <= 2 * 3 * 2 + 4, "two for each of three clients, in two rounds"
+    assert copies == 2 * 3
 
 
 @pytest.mark.filterwarnings("ignore:TensorFloat32 tensor cores:UserWarning")  # torch's advice to round more, when it compiles

@@ -6,6 +6,8 @@ from torch import Tensor
 from fedfacet import state
 from fedfacet.types import State
 
+_ALIGNMENT = 16  # numbers; kernels read whole cache lines where a tensor starts at one
+
 
 class ResidentModel:
     """Keeps the last model that clients started from on their device.
@@ -67,18 +69,25 @@ def _together(bundle: State, device: torch.device) -> State:
     """Return contiguous copies on a device, sent in one transfer for each dtype; they are there once the device is done."""
     moved: State = {}
     for dtype in {tensor.dtype for tensor in bundle.values()}:
-        names = [name for name, tensor in bundle.items() if tensor.dtype == dtype]
-        sizes, source = [bundle[name].numel() for name in names], bundle[names[0]].device
-        # Memory of the CPU that an accelerator reads or writes is pinned, so that nobody waits for the transfer.
+        part = {name: tensor for name, tensor in bundle.items() if tensor.dtype == dtype}
+        room = [-(-tensor.numel() // _ALIGNMENT) * _ALIGNMENT for tensor in part.values()]
+        source = next(iter(part.values())).device
         on_gpu = "cuda" in (source.type, device.type)
-        flat, there = (
-            torch.empty(sum(sizes), dtype=dtype, device=place, pin_memory=on_gpu and place.type == "cpu")
+        # Memory of the CPU that an accelerator reads or writes is pinned, so that nobody waits for the transfer.
+        here, there = (
+            torch.empty(sum(room), dtype=dtype, device=place, pin_memory=on_gpu and place.type == "cpu")
             for place in (source, device)
         )
-        torch.cat([bundle[name].reshape(-1) for name in names], out=flat)
-        there.copy_(flat, non_blocking=True)
-        moved |= {name: part.view(bundle[name].shape) for name, part in zip(names, torch.split(there, sizes), strict=True)}
+        torch._foreach_copy_(_views(part, here, room), list(part.values()))
+        there.copy_(here, non_blocking=True)
+        moved |= dict(zip(part, _views(part, there, room), strict=True))
     return {name: moved[name] for name in bundle}
+
+
+def _views(bundle: State, memory: Tensor, room: list[int]) -> list[Tensor]:
+    """Return tensors of a bundle's shapes that lie one after another in ``memory``."""
+    places = zip(bundle.values(), torch.split(memory, room), strict=True)
+    return [place[: tensor.numel()].view(tensor.shape) for tensor, place in places]
 
 
 def _version(tensor: Tensor) -> int:
