@@ -13,11 +13,12 @@ from fedfacet.build import build
 from fedfacet.callbacks.base import Callback
 from fedfacet.clients.local_training import LocalTraining
 from fedfacet.clients.queries.true_heterogeneity import TrueHeterogeneity
+from fedfacet.clients.stacked_training import StackedTraining
 from fedfacet.config import compose_job
 from fedfacet.corrections.proximal import ProximalCorrection
 from fedfacet.engines.sequential import SequentialEngine
 from fedfacet.engines.vectorized import VectorizedEngine
-from fedfacet.errors import BadUpdateError
+from fedfacet.errors import BadUpdateError, EngineError
 from fedfacet.models.small_cnn import SmallCNN
 from fedfacet.participation.stragglers import Stragglers
 from fedfacet.selectors.all import AllSelector
@@ -239,3 +240,43 @@ def test_the_option_is_the_engine(tmp_path):
     federation.fit()
     assert isinstance(federation.engine, VectorizedEngine)
     assert federation.engine.fallback_reason is None
+
+
+# Memory
+
+
+def test_a_stack_that_does_not_fit_takes_fewer_clients_and_says_so_once_for_each_size(tiny_clients, tasks, monkeypatch, caplog):
+    """The card is played: a stack of more than one row runs out of memory."""
+    train, sizes = StackedTraining.train_clients, []
+
+    def on_a_small_card(self, orders):
+        sizes.append(len(orders))
+        if len(orders) > 1:
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")
+        return train(self, orders)
+
+    monkeypatch.setattr(StackedTraining, "train_clients", on_a_small_card)
+    clients = tiny_clients(matrices=RAGGED, model=linear)
+    engine, reference = VectorizedEngine(device="cpu", clients_at_once=5), SequentialEngine(device="cpu")
+    engine.setup(clients)
+    reference.setup(clients)
+    ours, theirs = list(engine.run(tasks(clients))), list(reference.run(tasks(clients)))
+    assert [update.client_id for update in ours] == [update.client_id for update in theirs] == list(range(5))
+    assert sizes == [5, 2, 1, 1, 1, 1, 1]
+    assert engine.fallback_reason is None
+    assert [record.message for record in caplog.records] == [
+        "5 clients at once do not fit into the memory of cpu: taking 2.",
+        "2 clients at once do not fit into the memory of cpu: taking 1.",
+    ]
+
+
+def test_a_client_that_does_not_fit_by_itself_is_named(tiny_clients, tasks):
+    def large(logits, batch):
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")
+
+    clients = tiny_clients(model=linear)
+    clients.objective.loss = large
+    for engine in (SequentialEngine(device="cpu"), VectorizedEngine(device="cpu")):
+        engine.setup(clients)
+        with pytest.raises(EngineError, match=r"^Client 0 in round 1 does not fit into the memory of cpu: lower"):
+            list(engine.run(tasks(clients)))
