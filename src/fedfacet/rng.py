@@ -75,7 +75,6 @@ class forked:
     def __init__(self, seed: int, purpose: str, *keys: int, device: torch.device | None = None, others: bool = False) -> None:
         self._number = torch_seed(seed, purpose, *keys)
         self._device = device if device is not None else torch.device("cpu")
-        self._before: list[torch.Tensor] = []
         self._others: tuple[Any, Any] | None = None
         self._forks_others = others
 
@@ -83,9 +82,7 @@ class forked:
         """Seed."""
         self._before = get_states(self._device)
         if self._forks_others:
-            self._others = np.random.get_state(legacy=False), random.getstate()  # noqa: NPY002
-            np.random.seed(self._number % 2**32)  # noqa: NPY002
-            random.seed(self._number)
+            self._others = _seed_others(self._number)
         # Not torch.manual_seed, which seeds the generators of all accelerators, also of those that are not put back.
         torch.default_generator.manual_seed(self._number)
         if self._device.type == "cuda":
@@ -96,8 +93,7 @@ class forked:
         """Put back."""
         set_states(self._before, self._device)
         if self._others is not None:
-            np.random.set_state(self._others[0])  # noqa: NPY002
-            random.setstate(self._others[1])
+            _put_back_others(*self._others)
 
 
 def get_states(device: torch.device) -> list[torch.Tensor]:
@@ -110,6 +106,19 @@ def set_states(states: list[torch.Tensor], device: torch.device) -> None:
     torch.set_rng_state(states[0].clone())  # torch reads from the start of the memory that a view lies in
     if device.type == "cuda":
         torch.cuda.set_rng_state(states[1], device)
+
+
+def _seed_others(number: int) -> tuple[Any, Any]:
+    """Seed numpy's and Python's global generators, and return the states that they had."""
+    before = np.random.get_state(legacy=False), random.getstate()  # noqa: NPY002
+    np.random.seed(number % 2**32)  # noqa: NPY002
+    random.seed(number)
+    return before
+
+
+def _put_back_others(numpys: Any, pythons: Any) -> None:
+    np.random.set_state(numpys)  # noqa: NPY002
+    random.setstate(pythons)
 
 
 def get_other_states() -> torch.Tensor:

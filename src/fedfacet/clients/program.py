@@ -13,6 +13,7 @@ import math
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
+from typing import cast
 
 import lightning as L
 import numpy as np
@@ -164,18 +165,10 @@ class ClientProgram:
             getattr(self.objective, "divisible", False)
         )
 
-    def moved_from(self, start: State) -> tuple[State, State]:
-        """Return by how much parameters and buffers that leave the client have moved, on the CPU, in the usual memory order."""
-        leaving = [
-            {name: tensor.detach() for name, tensor in part.items() if name not in self.personal}
-            for part in (self.parameters, self.buffers)
-        ]
-        alike = all(start[name].dtype == tensor.dtype for part in leaving for name, tensor in part.items())
-        if self.resident is None or not alike:
-            delta, buffers = ({name: tensor.cpu().contiguous() for name, tensor in part.items()} for part in leaving)
-            return state.subtract(delta, start), state.subtract(buffers, start)
-        moved = self.resident.download(leaving[0] | leaving[1], start)
-        return {name: moved[name] for name in leaving[0]}, {name: moved[name] for name in leaving[1]}
+    def moved_from(self, start: State, tensors: State) -> State:
+        """Return by how much those of some tensors that leave the client have moved, on the CPU, in the usual memory order."""
+        leaving = {name: tensor.detach().contiguous() for name, tensor in tensors.items() if name not in self.personal}
+        return state.subtract(leaving, start) if self.resident is None else self.resident.download(leaving, start)
 
     def load(self, weights: State) -> None:
         """Copy ``weights`` into the module's parameters and buffers, in place; those in no state dict are as at first again."""
@@ -294,6 +287,8 @@ class Training:
                 if clients.local.max_grad_norm is not None:
                     nn.utils.clip_grad_norm_(self.parameters, clients.local.max_grad_norm)
                 self.optimizer.step()
+            except torch.OutOfMemoryError:
+                raise _too_large(task, clients.device) from None
             except Exception as error:
                 where = f"client {task.client_id} in round {task.round}, step {step + 1} of {self.num_steps}"
                 error.add_note(f"It happened to {where}.")
@@ -314,13 +309,12 @@ class Training:
     def finish(self) -> ClientUpdate:
         """Return what goes back to the server, on the CPU, its tensors contiguous."""
         program, task, local = self.program, self.task, self.clients.local
-        delta, buffers = program.moved_from(task.broadcast.model)
+        delta, buffers = (program.moved_from(task.broadcast.model, part) for part in (program.parameters, program.buffers))
         if program.data_hooks is not None:
             with program.looking():
                 program.data_hooks.after_steps(self.clients.data(task.client_id).batches())
         weight = step_weight_of(self.optimizer, program.objective, self.num_steps)
-        extras: State = {}
-        memory: State = {}
+        extras, memory = State(), State()
         if program.hooks is not None:
             extras, memory = program.hooks.on_client_end(ClientEnd(delta, self.num_steps, self.lr, weight))
         if program.personal:
@@ -492,20 +486,12 @@ class Clients:
 
     def train(self, task: ClientTask, begin: "Callable[[Clients, ClientTask], Training]" = Training) -> ClientUpdate:
         """Run a client's local training and its transforms; ``begin`` makes the training."""
-        try:
-            if self.probed.kept:  # some have taken their first steps already
-                update = train_part(self, begin, task, None, None)
-                assert isinstance(update, ClientUpdate)  # nothing stopped it
-                return update
-            with self.forked(task):
-                training = begin(self, task)
-                training.take_steps(training.num_steps)
-                update = training.finish()
-        except torch.OutOfMemoryError:
-            raise EngineError(
-                f"Client {task.client_id} in round {task.round} does not fit into the memory of {self.device}: lower "
-                "`local.batch_size`, or choose a smaller `model`."
-            ) from None
+        if self.probed.kept:  # some have taken their first steps already
+            return cast(ClientUpdate, train_part(self, begin, task, None, None))  # nothing stops it
+        with self.forked(task):
+            training = begin(self, task)
+            training.take_steps(training.num_steps)
+            update = training.finish()
         return self.transformed(update, task)
 
     def train_part(self, task: ClientTask, half: HalfTrained | None, stop: int | None) -> ClientUpdate | HalfTrained:
@@ -522,8 +508,7 @@ class Clients:
 
     def forked(self, task: ClientTask) -> rng.forked:
         """Return the scope of a client's training, in which generators draw the numbers of this client in this round."""
-        others = self.draws_elsewhere
-        return rng.forked(task.seed, "train", task.round, task.client_id, device=self.device, others=others)
+        return rng.forked(task.seed, "train", task.round, task.client_id, device=self.device, others=self.draws_elsewhere)
 
     def _relabelled(self, dataset: Dataset) -> Dataset:
         """Return a data set with the labels that clients take for true."""
@@ -540,6 +525,13 @@ class Clients:
             generator = rng.stream(task.seed, "transform", task.round, task.client_id, position)
             update = transform.consider(transform.apply(update, generator), task)
         return update
+
+
+def _too_large(task: ClientTask, device: torch.device) -> EngineError:
+    return EngineError(
+        f"Client {task.client_id} in round {task.round} does not fit into the memory of {device}: lower `local.batch_size`, or "
+        "choose a smaller `model`."
+    )
 
 
 def step_weight_of(optimizer: Optimizer, objective: L.LightningModule, num_steps: int) -> float:

@@ -43,8 +43,10 @@ class ResidentModel:
 
     def download(self, ended: State, start: State) -> State:
         """Return by how much tensors on the device have moved from ``start``, on the CPU, in the usual memory order."""
+        if not ended:
+            return {}
         started = self.upload(start)
-        moved = state.subtract(ended, {name: started[name].to(self._device) for name in ended})
+        moved = state.subtract(ended, {name: started[name].to(tensor) for name, tensor in ended.items()})
         return on_cpu({name: tensor.contiguous() for name, tensor in moved.items()})
 
     def _is_there(self, name: str, tensor: Tensor) -> bool:

@@ -130,7 +130,7 @@ class Dataset:
         else:
             y, a = torch.from_numpy(self.y[indices]).to(device), torch.from_numpy(self.a[indices]).to(device)
             x = self.inputs.fetch(indices).to(device)
-        return self._normalised(Batch(x, y, a), memory_format, generator)
+        return Batch(self._normalised(x, memory_format, generator), y, a)
 
     def is_resident(self, device: torch.device) -> bool:
         """Tell whether all inputs stay on a device, so that ``resident_batch`` finds them there."""
@@ -145,20 +145,19 @@ class Dataset:
         """
         assert isinstance(self.inputs, InMemoryInputs)
         positions, y, a = numbers
-        return self._normalised(Batch(_gathered(self.inputs, positions), y, a), memory_format, None)
+        return Batch(self._normalised(_gathered(self.inputs, positions), memory_format, None), y, a)
 
     def numbers(self, indices: NDArray[np.int64]) -> NDArray[np.int64]:
         """Return positions, classes and attribute values of some samples, shape (3, B)."""
         return np.stack([indices, self.y[indices], self.a[indices]])
 
-    def _normalised(self, batch: Batch, memory_format: torch.memory_format, generator: np.random.Generator | None) -> Batch:
-        x = batch.x
+    def _normalised(self, x: Tensor, memory_format: torch.memory_format, generator: np.random.Generator | None) -> Tensor:
         if self.augmentation is not None and generator is not None:
             x = self.augmentation(x, generator)
         if self.mean is not None and self.std is not None:
             mean, std = _constants(self.mean, self.std, x.shape[1:], x.device, memory_format)
             x = x.to(torch.float32, memory_format=memory_format).sub_(mean).div_(std)
-        return Batch(x, batch.y, batch.a)
+        return x
 
 
 def _on_gpu(dataset: Dataset, indices: NDArray[np.int64], device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
