@@ -51,12 +51,19 @@ class Notes(NamedTuple):
         aliases: places that hold a tensor of the federated model itself.
         shape: what clients with the same kind of notes share: paths, shapes, dtypes, devices, and all plain values.
         unmovable: the path of a tensor that cannot be replaced, as it is in a tuple; empty without one.
+        attributes: of each module that has some, by name.
     """
 
     slots: list[Slot]
     aliases: list[Slot]
     shape: tuple[Any, ...]
     unmovable: str
+    attributes: list[tuple[nn.Module, dict[str, Any]]]
+
+    def attach(self) -> None:
+        """Give modules their attributes again, where a client's end has replaced them."""
+        for module, attributes in self.attributes:
+            vars(module).update(attributes)
 
     def put(self, tensors: Sequence[Tensor]) -> None:
         """Note other tensors, one for each slot."""
@@ -103,7 +110,15 @@ def notes_of(objective: nn.Module, model: nn.Module) -> Notes:
             slots.append(Slot(path, container, key))
         if isinstance(value, Tensor) and isinstance(container, tuple):
             unmovable = unmovable or path
-    return Notes(slots, aliases, tuple(shape), unmovable)
+    elsewhere = [module for module in objective.modules() if model is objective or module not in set(model.modules())]
+    attributes = [
+        (module, {key: value for key, value in vars(module).items() if key not in _OF_MODULES}) for module in elsewhere
+    ]
+    return Notes(slots, aliases, tuple(shape), unmovable, attributes)
+
+
+NOTHING = Notes([], [], (), "", [])
+"""The notes of an objective that takes none."""
 
 
 def _walk(root: nn.Module, model: nn.Module) -> Iterator[tuple[str, Any, Any, Any]]:

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn, optim
 from torch.optim import Optimizer
 
-from fedfacet.clients.notes import Notes, has_own, notes_of
+from fedfacet.clients.notes import NOTHING, has_own, notes_of
 from fedfacet.clients.optimizers import kept_optimizer, restore_optimizer, single_optimizer
 from fedfacet.clients.program import Clients, Training
 from fedfacet.clients.recorded_steps import CannotRecordError, RecordedSteps, StepNumber, can_record
@@ -130,7 +130,7 @@ class RecordedTraining(Training):
         self.optimizer = recordings.begin(self.optimizer)
         if clients.local.keep_optimizer:
             restore_optimizer(self.optimizer, kept_optimizer(task.memory))
-        self.notes = notes_of(clients.objective, self.program.module) if recordings.takes_notes else Notes([], [], (), "")
+        self.notes = notes_of(clients.objective, self.program.module) if recordings.takes_notes else NOTHING
         if self.notes.unmovable:
             raise CannotRecordError(f"Expected notes of clients that can be replaced, but {self.notes.unmovable} is in a tuple")
         self._noted = [slot.tensor for slot in self.notes.slots]

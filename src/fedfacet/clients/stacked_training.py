@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from fedfacet import rng, state
-from fedfacet.clients.notes import Notes, notes_of
+from fedfacet.clients.notes import NOTHING, notes_of
 from fedfacet.clients.optimizers import single_optimizer
 from fedfacet.clients.program import Clients, step_weight_of
 from fedfacet.clients.recorded_stack import RecordedStacks, can_stand_still
@@ -54,7 +54,7 @@ class StackedTraining(nn.Module):
         self._paths = [prefix + name for name in self.names]
         self._recorded: RecordedStacks | None = None
         self._draws: dict[int, list[Draw]] = {}  # per batch size
-        self._notes = _NOTHING
+        self._notes = NOTHING
         self._aliased = True  # whether notes hold the model's own tensors, which one look tells
         self._differ: list[int] = []  # positions among the notes' slots that have another tensor in each row
         self._noted: list[Tensor] = []  # these tensors, stacked
@@ -138,7 +138,7 @@ class StackedTraining(nn.Module):
         """Give the objective the notes of some clients of one kind, and leave the global generators as they were."""
         clients, program, first = self.clients, self.clients.program, rows[0]
         program.train(True)
-        notes = notes_of(self.objective, program.module) if self.rows.takes_notes or self._aliased else _NOTHING
+        notes = notes_of(self.objective, program.module) if self.rows.takes_notes or self._aliased else NOTHING
         self._aliased = bool(notes.aliases)
         if first.noted and (first.task.lr_factor, notes.shape) != first.kind:  # those of clients of another kind
             notes = self.rows.begin_one(first)
@@ -152,6 +152,7 @@ class StackedTraining(nn.Module):
     @contextlib.contextmanager
     def noting(self, row: Row) -> Iterator[None]:
         """Have the objective hold one client's notes for a while."""
+        self._notes.attach()
         places = [self._notes.slots[number] for number in self._differ]
         before = [slot.tensor for slot in places]
         for number, slot in zip(self._differ, places, strict=True):
@@ -343,9 +344,6 @@ class StackedTraining(nn.Module):
         if not moved:
             return [{} for _ in range(rows)]
         return [dict(zip(moved, row, strict=True)) for row in zip(*(tensor.unbind() for tensor in moved.values()), strict=True)]
-
-
-_NOTHING = Notes([], [], (), "")
 
 
 def _spread(tensor: Tensor, rows: int) -> Tensor:
