@@ -201,6 +201,19 @@ def test_objectives_of_another_kind(divisible, attempt):
             attempt(Foreign())
 
 
+def test_buffers_that_are_in_no_state_dict(attempt):
+    class Rotary(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.register_buffer("angles", torch.ones(8), persistent=False)
+
+        def forward(self, x):
+            return x * self.angles
+
+    with pytest.raises(CannotStackError, match="but some are `persistent=False`"):
+        attempt(ClassificationObjective(network(Rotary())))
+
+
 def test_compiled_models(attempt):
     with pytest.raises(CannotStackError, match="compiled"):
         attempt(ClassificationObjective(network()), compile=True)

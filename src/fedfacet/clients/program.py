@@ -158,6 +158,11 @@ class ClientProgram:
         return {name: tensor for name, of_module, key in self._places if (tensor := of_module[key]) is not None}
 
     @property
+    def hides_buffers(self) -> bool:
+        """Whether some buffers are in no state dict, so that they cannot be carried elsewhere."""
+        return bool(self._hidden)
+
+    @property
     def divisible(self) -> bool:
         """Whether a client's training may be put down between two steps and taken up elsewhere."""
         persistent = {name for name, _, _ in self._places}

@@ -98,6 +98,7 @@ def _refuse_the_known(clients: Clients) -> None:
     for known, text in (
         (len(clients.programs) > 1, "Expected clients with models of one shape, but they have several"),
         (clients.compile, "Expected a model that torch runs as it is, but it is compiled"),
+        (program.hides_buffers, "Expected a model whose buffers are all in its state dict, but some are `persistent=False`"),
         (not program.divisible, f"Expected an objective that is `divisible`, but {name} does not say that it is"),
         (clients.privacy is not None, "Expected gradients of batches, but those of privacy=dp_sgd are taken sample by sample"),
         (clients.local.keep_optimizer, "Expected clients whose optimizers start anew, but they keep theirs"),
