@@ -114,3 +114,18 @@ def test_what_a_recording_reads_stays_where_it_is(recorded, tiny_clients):
         places.append([tensor.data_ptr() for tensor in correction._anchor.values()])
         assert all(torch.equal(correction._anchor[name], model[name]) for name in correction._anchor)
     assert places[0] == places[1] == places[2]
+
+
+def test_notes_that_all_share_and_notes_of_each_are_recorded_apart(recorded, tiny_clients):
+    """SCAFFOLD's clients begin alike; from the second round on each has a control variate of its own, at another place."""
+    steps = recorded(True)
+    with rng.forked(0, "weights"):
+        objective = ClassificationObjective(net(), correction=ScaffoldCorrection())
+    clients = tiny_clients(objective=objective, local=LocalTraining(batch_size=8))
+    training, memories, counts = StackedTraining(clients), {}, []
+    for round in range(1, 4):
+        start = Broadcast(state.clone(clients.program.tensors))
+        tasks = [ClientTask(k, round, 3, start, memories.get(k, {})) for k in range(clients.partition.num_clients)]
+        memories = {update.client_id: update.memory for update in training.train_clients(tasks)}
+        counts.append(len(steps))
+    assert counts == [1, 2, 2]

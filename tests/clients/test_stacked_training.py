@@ -22,7 +22,9 @@ from fedfacet.corrections.proximal import ProximalCorrection
 from fedfacet.data.augmentation import CropAndFlip
 from fedfacet.data.dataset import InMemoryInputs
 from fedfacet.losses.generalized_cross_entropy import generalized_cross_entropy
+from fedfacet.models.small_cnn import SmallCNN
 from fedfacet.objectives.classification import ClassificationObjective, cross_entropy
+from fedfacet.objectives.moon import MoonObjective
 from fedfacet.types import Broadcast, ClientTask
 
 RAGGED = ([[6, 2], [2, 6]], [[1, 2], [2, 0]], [[7, 7], [1, 1]], [[3, 4], [4, 0]], [[2, 1], [1, 1]])
@@ -333,6 +335,20 @@ def test_each_client_has_its_own_start_memory_and_learning_rate(make_clients):
         for name in ("delta", "extras", "memory"):
             for key, tensor in getattr(their, name).items():
                 torch.testing.assert_close(getattr(our, name)[key], tensor, rtol=1e-12, atol=1e-13)
+
+
+def test_clients_with_and_without_a_last_model_of_moon(tiny_clients):
+    """Two kinds, of which one has noted no tensor: it must not train beside the other's last model."""
+    with rng.forked(0, "weights"):
+        model = SmallCNN(2, (1, 4, 4), width=2, hidden=4)
+    clients = tiny_clients(matrices=RAGGED[:4], objective=MoonObjective(model, mu=5.0), local=LocalTraining(batch_size=4))
+    plain = tasks_of(clients)
+    kept = {f"moon/{name}": 2 * tensor for name, tensor in plain[0].broadcast.model.items()}
+    tasks = [replace(task, memory=kept if task.client_id >= 2 else {}) for task in plain]
+    ours, theirs = StackedTraining(clients).train_clients(tasks), one_by_one(clients, tasks)
+    for our, their in zip(ours, theirs, strict=True):
+        for key, tensor in their.delta.items():
+            torch.testing.assert_close(our.delta[key], tensor, rtol=1e-3, atol=1e-6)
 
 
 OTHERS = {

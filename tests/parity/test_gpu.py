@@ -110,7 +110,7 @@ METHODS = {
 
 @pytest.mark.parametrize("method", METHODS)
 def test_recorded_steps_come_to_the_same_bit_for_bit(method):
-    """Everybody takes part, so that in the third round all clients are trained by recorded steps alone."""
+    """After the first two clients of a kind, all are trained by recorded steps alone."""
     setting = (*METHODS[method], "engine.device=cuda:0")
     ours, theirs = (rounds(3, f"engine={engine}", *setting) for engine in ("graphs", "sequential"))
     assert ours[3] is None
@@ -125,7 +125,7 @@ def test_clients_side_by_side_stay_near(method, caplog, monkeypatch):
     assert ours[3] is None
     assert not [record for record in caplog.records if "kernel by kernel" in record.message]
     for name, tensor in theirs[2].items():
-        torch.testing.assert_close(ours[2][name], tensor, rtol=0, atol=1e-2)
+        torch.testing.assert_close(ours[2][name], tensor, rtol=0, atol=2e-3)
 
 
 @pytest.mark.filterwarnings("ignore:Warning. Profiler clears events")

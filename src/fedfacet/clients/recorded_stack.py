@@ -81,7 +81,7 @@ class RecordedStacks:
         shapes = [(group.size, group.num_rows, isinstance(group.rows, slice)) for group in groups]
         kind = (kind, rows, len(stack.leaves[0]), *settings, *shapes)
         self._seen[kind] += 1
-        if self._gave_up or (self._seen[kind] == 1 and kind not in self._steps):
+        if self._gave_up or self._seen[kind] == 1:
             self._take(stack, groups, drawn, step, memory.loss_sum)
             return
         inputs: list[Tensor] = []

@@ -23,7 +23,7 @@ class CannotRecordError(Exception):
 
 
 class StepNumber(int):
-    """The number of a step that is being recorded, which a replay would not change: nobody may look at it."""
+    """The number of a step that is being recorded, which a replay would not change: a step must not look at it."""
 
     _looked = False
 
@@ -73,10 +73,6 @@ class RecordedSteps:
         self._device = device
         self._recorded: dict[Hashable, _Recorded] = {}
         self._pool: Any = None
-
-    def __contains__(self, kind: Hashable) -> bool:
-        """Tell whether a step of this kind is recorded."""
-        return kind in self._recorded
 
     def play(self, kind: Hashable, inputs: Sequence[Tensor], step: Step, written: Callable[[], Sequence[Tensor]]) -> None:
         """Take a step; the first of its kind is recorded before.

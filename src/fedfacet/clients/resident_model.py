@@ -29,7 +29,7 @@ class ResidentModel:
         """Return a model's tensors on the device, for the names of this one.
 
         A model of which no tensor is there yet is sent and kept in place of the last one. A tensor is known again by its
-        identity, so whoever lets another process write to it must pass another object. Of a model that
+        identity, so pass another object if another process writes to it. Of a model that
         shares tensors with the kept one, the others stay where they are.
         """
         if any(name not in weights or (weights[name].shape, weights[name].dtype) != like for name, like in self._like.items()):
@@ -75,7 +75,7 @@ def _together(bundle: State, device: torch.device) -> State:
         room = [-(-tensor.numel() // _ALIGNMENT) * _ALIGNMENT for tensor in part.values()]
         source = next(iter(part.values())).device
         on_gpu = "cuda" in (source.type, device.type)
-        # Memory of the CPU that an accelerator reads or writes is pinned, so that nobody waits for the transfer.
+        # Memory of the CPU that an accelerator reads or writes is pinned, so that the transfer runs in the background.
         here, there = (
             torch.empty(sum(room), dtype=dtype, device=place, pin_memory=on_gpu and place.type == "cpu")
             for place in (source, device)

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from fedfacet import rng
-from fedfacet.clients.notes import Notes, has_own, notes_of
+from fedfacet.clients.notes import NOTHING, Notes, has_own, notes_of
 from fedfacet.clients.optimizers import single_optimizer
 from fedfacet.clients.personal_memory import own_model, to_keep
 from fedfacet.clients.probed_clients import same_tensors
@@ -26,7 +26,8 @@ class Row:
         task: its order.
         start: what it starts from, its own layers included.
         num_steps: how many steps it takes.
-        noted: the tensors that the objective has noted of it.
+        notes: what the objective has noted of it.
+        noted: the tensors of these notes.
         kind: what it shares with the clients that it can be stacked with.
         generators: the states of its random generators.
     """
@@ -35,6 +36,7 @@ class Row:
     task: ClientTask
     start: State
     num_steps: int
+    notes: Notes = NOTHING
     noted: Sequence[Tensor] = ()
     kind: tuple[Any, ...] = ()
     generators: list[Tensor] | None = None
@@ -63,12 +65,8 @@ class Rows:
         ]
         if self.takes_notes and not (_begin_alike(tasks) and self._begin_together(rows)):
             for row in rows:
-                self.begin_one(row)
+                self._begin(row, ClientStart)
         return rows
-
-    def begin_one(self, row: Row) -> Notes:
-        """Have the objective take note of one client."""
-        return self._begin(row, ClientStart)
 
     def generators_of(self, row: Row) -> list[Tensor]:
         """Return the states of a client's generators before its first step."""
@@ -113,10 +111,11 @@ class Rows:
         with self.clients.forked(first.task):
             drew = not all(map(bool, map(_equal, first.generators, rng.get_states(self.clients.device))))
         for row in rows:
-            row.noted, row.kind, row.generators = first.noted, first.kind, None
+            row.notes, row.noted, row.kind, row.generators = first.notes, first.noted, first.kind, None
         return not drew
 
-    def _begin(self, row: Row, start: type[ClientStart]) -> Notes:
+    def _begin(self, row: Row, start: type[ClientStart]) -> None:
+        """Have the objective take note of one client."""
         clients, program, task = self.clients, self.clients.program, row.task
         program.load(row.start)
         program.train(True)
@@ -131,8 +130,7 @@ class Rows:
         notes = notes_of(clients.objective, program.module)
         if notes.unmovable:
             raise CannotStackError(f"Expected notes of clients that can be replaced, but {notes.unmovable} is in a tuple")
-        row.noted, row.kind = [slot.tensor for slot in notes.slots], (task.lr_factor, notes.shape)
-        return notes
+        row.notes, row.noted, row.kind = notes, [slot.tensor for slot in notes.slots], (task.lr_factor, notes.shape)
 
 
 class _LooksAtClientError(Exception):

@@ -99,7 +99,7 @@ class StackedTraining(nn.Module):
                 if self._recorded is None:
                     self.take_step(stack, groups, drawn, step, loss_sum)
                 else:
-                    self._recorded.play(rows[0].kind, len(rows), stack, groups, drawn, step)
+                    self._recorded.play(self._kind_of(rows[0]), len(rows), stack, groups, drawn, step)
                 for position, chosen in zip(working, picked, strict=True):
                     num_seen[position] += len(chosen)
             lr = float(stack.optimizer.param_groups[0]["lr"])
@@ -138,11 +138,13 @@ class StackedTraining(nn.Module):
         """Give the objective the notes of some clients of one kind, and leave the global generators as they were."""
         clients, program, first = self.clients, self.clients.program, rows[0]
         program.train(True)
-        notes = notes_of(self.objective, program.module) if self.rows.takes_notes or self._aliased else NOTHING
-        self._aliased = bool(notes.aliases)
-        if first.noted and (first.task.lr_factor, notes.shape) != first.kind:  # those of clients of another kind
-            notes = self.rows.begin_one(first)
-        self._notes = notes
+        if self.rows.takes_notes:
+            self._notes = first.notes
+            self._notes.attach()  # those of another kind of clients may stand there
+            self._notes.put(first.noted)
+        elif self._aliased:
+            self._notes = notes_of(self.objective, program.module)
+            self._aliased = bool(self._notes.aliases)
         noted = [*zip(*(row.noted for row in rows), strict=True)] if first.noted else []
         self._differ = [slot for slot, tensors in enumerate(noted) if any(tensor is not tensors[0] for tensor in tensors)]
         self._noted = [torch.stack([tensor.detach() for tensor in noted[slot]]) for slot in self._differ]
@@ -182,14 +184,14 @@ class StackedTraining(nn.Module):
 
     def _begin(self, start: Sequence[Tensor], like: Row, rows: int) -> tuple[Stack, Tensor]:
         """Return a stack of what was sent to so many clients like one, and zeros for their losses."""
-        kind, lr_factor = like.kind, like.task.lr_factor
+        lr_factor = like.task.lr_factor
         if can_record(self.clients.device) and can_stand_still(single_optimizer(self.objective)):
             if self._recorded is None:
                 make_optimizer = partial(single_optimizer, self.objective)
                 self._recorded = RecordedStacks(self.trained, make_optimizer, self.clients.device, self.take_step)
             shared = [slot for number, slot in enumerate(self._notes.slots) if number not in self._differ]
             shared = [slot for slot in shared if slot.tensor.device.type == self.clients.device.type]
-            there = self._recorded.notes_at(kind, [*self._noted, *(slot.tensor.detach() for slot in shared)])
+            there = self._recorded.notes_at(self._kind_of(like), [*self._noted, *(slot.tensor.detach() for slot in shared)])
             self._noted = there[: len(self._noted)]
             for slot, tensor in zip(shared, there[len(self._noted) :], strict=True):
                 slot.put(tensor)
@@ -198,6 +200,10 @@ class StackedTraining(nn.Module):
         for group in stack.optimizer.param_groups:
             group["lr"] *= lr_factor
         return stack, torch.zeros(rows, dtype=torch.float64, device=self.clients.device)
+
+    def _kind_of(self, row: Row) -> tuple[object, ...]:
+        """Return what recorded steps have in common: also which notes each row has of its own, and which all share."""
+        return (row.kind, *self._differ)
 
     def take_step(
         self, stack: Stack, groups: Sequence[Group], drawn: Sequence[Sequence[Tensor]], step: int, loss_sum: Tensor

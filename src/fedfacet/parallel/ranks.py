@@ -297,7 +297,7 @@ class Ranks:
         body, manifest, common = pickle.loads(pickled.numpy().tobytes())
         if isinstance(body, _Missed):
             flat = torch.empty(body.num_bytes, dtype=torch.uint8)
-            if body.number == self._number:  # else nobody waits for what the rank makes of them any more
+            if body.number == self._number:  # else the orders are of a round that is over
                 wire.write(self._sent, wire.manifest_of(self._sent), flat)
             in_background(partial(_finish, [(dist.isend(flat, rank, tag=_RELAYED), flat)]))
             return self._take(rank)
@@ -326,7 +326,7 @@ class Ranks:
             self.post(0, Message(_Missed(common.number, num_bytes)))
             dist.recv(flat, 0, tag=_RELAYED)
         for child in order[2 * here + 1 : 2 * here + 3]:
-            with contextlib.suppress(RuntimeError):  # what a lost rank misses nobody needs
+            with contextlib.suppress(RuntimeError):  # no rank needs what a lost one misses
                 parts = [(dist.isend(flat, child, tag=_RELAYED), flat)]
                 in_background(partial(_finish, parts))
         return flat
