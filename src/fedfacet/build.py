@@ -227,13 +227,16 @@ def _clients(config: DictConfig, data: FederatedData, privacy: Privacy | None) -
         # Or every new tensor costs a kernel more; nothing here reads what nobody wrote.
         torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
     optimizer = make(config.optimizer)
-    make_model = functools.partial(make, config.model, **_model_facts(data))
+    adapter, settings = _adapter(config), config.model
+    if config.get("resume") is not None and adapter is None:  # the checkpoint has all weights
+        settings = OmegaConf.create(without_downloads(plain(config)["model"]))
+    make_model = functools.partial(make, settings, **_model_facts(data))
     name = f"model={config.choices.get('model', 'model')}"
     check_size(make_model, name)
     with rng.forked(config.seed, "weights"):
         model = make_model()
     check_inputs(model, dataset.batch(dataset.test[:1]).x, name)
-    if (adapter := _adapter(config)) is not None:
+    if adapter is not None:
         with rng.forked(config.seed, "adapter"):
             adapter.fit(model)
         check_trained(model, dataset.batch(dataset.test[:1]).x, f"adapter={config.choices.adapter}")

@@ -97,7 +97,7 @@ class WandbLog(Callback):
             reason = str(error).splitlines()[0].rstrip(".")
             raise FedFacetError(
                 f"Expected W&B to open a run, but it says `{reason}`: go on without it by `python src/train.py "
-                f"resume={self.run_dir} wandb.mode=offline`."
+                f"resume={self.run_dir} logger=wandb wandb.mode=offline`."
             ) from None
         self._run.define_metric("round")
         self._run.define_metric("*", step_metric="round")

@@ -12,7 +12,7 @@ from fedfacet.config.checks import MAX_THREADS, check_settings
 from fedfacet.config.nodes import plain
 from fedfacet.config.overrides import override_of, value_of
 from fedfacet.config.saved_yaml import load_yaml
-from fedfacet.config.trust import check_resumed, check_saved_overrides
+from fedfacet.config.trust import check_saved_overrides
 from fedfacet.errors import CheckpointError, ConfigError, RunFinished
 from fedfacet.storage.run_files import json_of
 
@@ -139,8 +139,13 @@ def ended_before(error: Exception, overrides: Sequence[str]) -> str:
     return f"Nothing is left to do: {error.rounds} rounds are done in {value_of('paths.output_dir', overrides)}."
 
 
-def resumed_overrides(resume: str, overrides: Sequence[str]) -> list[str]:
-    """Return the overrides a run was started with, then those given now, with the run's own folder as the output folder."""
+def resumed_overrides(resume: str, overrides: Sequence[str]) -> tuple[list[str], list[str]]:
+    """Return the overrides of a resumed run.
+
+    Returns:
+        Those that the run was started with, then those given now, with the run's own folder as the output folder; and the
+        first of these alone.
+    """
     run_dir = named = Path(resume)
     if run_dir.suffix == ".ckpt" and os.path.isfile(run_dir):
         folder = run_dir.parent.parent if run_dir.parent != Path() else Path("..")
@@ -166,6 +171,7 @@ def resumed_overrides(resume: str, overrides: Sequence[str]) -> list[str]:
     not_again = (*ours, "dataset.download=")  # what is missing is fetched only if it is asked for now
     # Another engine does not have the settings of the one before.
     replaced = ("engine=", "engine.") if any(override.startswith("engine=") for override in overrides) else ()
+    replaced += tuple(f"{one.partition('=')[0]}=" for one in overrides if one.startswith("+"))
     before = [override for override in _overrides_in(saved) if not override.startswith(replaced)]
     check_saved_overrides(before, overrides, saved)
     # Hydra's are among those given now.
@@ -177,7 +183,7 @@ def resumed_overrides(resume: str, overrides: Sequence[str]) -> list[str]:
     kept = [override for number, override in enumerate(given) if number not in again and not override.startswith(ours)]
     # Hydra would overwrite .hydra/ there and then; the script replaces what must change in it, each file at one blow.
     own = [override_of("resume", named), override_of("paths.output_dir", run_dir), "hydra.output_subdir=null"]
-    return [*kept, *own]
+    return [*kept, *own], before
 
 
 _PLANNED = ("federation.rounds", "federation.cohort_size", "federation.on_bad_update")
@@ -246,10 +252,8 @@ def _overrides_in(file: Path) -> list[str]:
     raise CheckpointError(f"Expected {file} to be a list of overrides, but got {fault}: bring it back, or start a new run.")
 
 
-def check_resume(config: DictConfig, run_dir: Path, overrides: Sequence[str] | None = None) -> None:
+def check_resume(config: DictConfig, run_dir: Path) -> None:
     """Refuse to go on with the run of a folder under another configuration, or if it is finished.
-
-    ``overrides`` are those of the command line, where ``config`` comes of the folder's too.
 
     Raises:
         CheckpointError: as ``check_resumable``, or if the folder has no checkpoint that can be read.
@@ -257,8 +261,6 @@ def check_resume(config: DictConfig, run_dir: Path, overrides: Sequence[str] | N
     from fedfacet.storage import checkpoint  # imports torch, which --help should not wait for
 
     given = plain(config)
-    if overrides is not None:
-        check_resumed(given, overrides, run_dir / ".hydra" / "overrides.yaml")
     path = checkpoint.asked_for(run_dir, config.resume)
     state, saved = checkpoint.load(path)
     settled, _ = carried_over(saved, path)
