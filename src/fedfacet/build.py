@@ -28,6 +28,7 @@ from fedfacet.engines.base import Engine
 from fedfacet.errors import ConfigError
 from fedfacet.federation import Federation
 from fedfacet.models.checks import check_inputs, check_size, check_trained
+from fedfacet.parallel.cores import num_cores
 from fedfacet.privacy.base import Privacy
 from fedfacet.privacy.central import CentralDP
 from fedfacet.privacy.disclosure import DisclosurePolicy
@@ -43,7 +44,8 @@ def build(config: DictConfig, run_dir: Path) -> Federation:
     Raises:
         FedFacetError, ValueError, TypeError: with one sentence, where a part refuses its arguments.
     """
-    return put_together(config, run_dir, load_data(config), make(config.engine))
+    engine = make(config.engine, cohort_size=1 if config.federation.pooled else config.federation.cohort_size)
+    return put_together(config, run_dir, load_data(config), engine)
 
 
 def put_together(config: DictConfig, run_dir: Path, data: FederatedData, engine: Engine, **of_server: Any) -> Federation:
@@ -136,6 +138,8 @@ def _saved(settings: Mapping[str, Any]) -> DictConfig:
     carried_over(settings, Path("the checkpoint"))
     check_saved(settings, "the checkpoint")
     config: DictConfig = OmegaConf.create(without_downloads(settings, but_files=bool(settings.get("adapter"))))
+    if isinstance(workers := config.engine.get("workers"), int):  # of another machine
+        config.engine.workers = min(workers, num_cores())
     return config
 
 

@@ -17,7 +17,7 @@ from omegaconf import OmegaConf
 import describe
 import report
 from fedfacet import load_run
-from fedfacet.build import build, reload_data, settle
+from fedfacet.build import build, rebuild, reload_data, settle
 from fedfacet.config import compose_job, plain
 from fedfacet.config.trust import (
     check_saved_overrides,
@@ -27,6 +27,7 @@ from fedfacet.config.trust import (
     without_downloads,
 )
 from fedfacet.errors import CheckpointError, FedFacetError
+from fedfacet.parallel.cores import num_cores
 from fedfacet.storage import checkpoint
 from fedfacet.storage.client_memory import ClientMemory
 
@@ -426,16 +427,14 @@ def test_its_model_is_a_network(run, target):
         _ = load_run(run).model
 
 
-LOGS = "fedfacet.callbacks.lightning_log.LightningLog"
-
-
 @pytest.mark.parametrize(
     "hostile",
     [
         ["logger=lightning", "logger.lightning_log.logger=WandbLogger",
          "+logger.lightning_log.arguments.settings.base_url='http://127.0.0.1:18999'"],
         ["logger=lightning", "++logger.lightning_log.arguments={save_dir: ../outside}"],
-        [f"++callbacks.x={{_target_: {LOGS}, logger: MLFlowLogger, arguments: {{tracking_uri: 'sqlite:///outside/x.db'}}}}"],
+        ["logger=lightning", "logger.lightning_log.logger=MLFlowLogger",
+         "++logger.lightning_log.arguments.tracking_uri='sqlite:///outside/x.db'"],
         ["logger=wandb"],
     ],
 )  # fmt: skip
@@ -474,3 +473,10 @@ def test_a_resume_fetches_no_weights_since_the_checkpoint_has_them(tmp_path, mon
     settle(config)
     assert build(config, tmp_path / "run").state.round == 0
     assert [path.name for path in tmp_path.iterdir()] == ["payload"]
+
+
+def test_its_number_of_workers_is_held_to_the_cores(run, monkeypatch):
+    """Where a checkpoint is read: a resume asks for more again."""
+    _, settings = checkpoint.load(run / "checkpoints" / "last.ckpt")
+    engine = {"_target_": "fedfacet.engines.workers.WorkersEngine", "workers": 100_000}
+    assert rebuild({**settings, "engine": engine, "callbacks": {}, "logger": {}}, run).engine.workers == num_cores()

@@ -8,12 +8,13 @@ from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
-from fedfacet.config.checks import MAX_THREADS, check_settings
+from fedfacet.config.checks import check_settings
 from fedfacet.config.nodes import plain
 from fedfacet.config.overrides import override_of, value_of
 from fedfacet.config.saved_yaml import load_yaml
 from fedfacet.config.trust import check_saved_overrides
 from fedfacet.errors import CheckpointError, ConfigError, RunFinished
+from fedfacet.parallel.cores import MAX_THREADS
 from fedfacet.storage.run_files import json_of
 
 log = logging.getLogger(__name__)
