@@ -14,6 +14,7 @@ import pytest
 import torch
 from omegaconf import OmegaConf
 
+import attack
 import describe
 import report
 from fedfacet import load_run
@@ -478,5 +479,15 @@ def test_a_resume_fetches_no_weights_since_the_checkpoint_has_them(tmp_path, mon
 def test_its_number_of_workers_is_held_to_the_cores(run, monkeypatch):
     """Where a checkpoint is read: a resume asks for more again."""
     _, settings = checkpoint.load(run / "checkpoints" / "last.ckpt")
-    engine = {"_target_": "fedfacet.engines.workers.WorkersEngine", "workers": 100_000}
+    engine = {"_target_": "fedfacet.engines.workers.WorkersEngine", "workers": 100_000, "device": "cpu"}
     assert rebuild({**settings, "engine": engine, "callbacks": {}, "logger": {}}, run).engine.workers == num_cores()
+
+
+@pytest.mark.parametrize("place", ["attacks", "tensorboard/events", "lightning_logs/version_0/metrics.csv"])
+def test_no_link_leads_out_however_deep(refused, run, tmp_path, place):
+    (tmp_path / "outside").mkdir()
+    (run / place).parent.mkdir(parents=True, exist_ok=True)
+    (run / place).symlink_to(tmp_path / "outside")
+    assert "of files and folders of its own" in refused("resume=run", "federation.rounds=5")
+    assert attack.main(["run=run"]) == 2
+    assert not list((tmp_path / "outside").iterdir())

@@ -167,7 +167,7 @@ def resumed_overrides(resume: str, overrides: Sequence[str]) -> tuple[list[str],
         raise CheckpointError(
             f"Expected `resume` to name a run folder, but {run_dir} is none: give the folder that holds config.yaml."
         )
-    _check_links(run_dir)
+    check_links(run_dir)
     ours = ("resume=", "paths.output_dir=", "trust=")
     not_again = (*ours, "dataset.download=")  # what is missing is fetched only if it is asked for now
     # Another engine does not have the settings of the one before.
@@ -222,23 +222,32 @@ def _is_choice(choice: Any) -> bool:
     )
 
 
-def _check_links(run_dir: Path) -> None:
-    """Refuse links in a run folder, which a run would write to or clear up, and pipes, which it would wait for."""
-    for folder in ("", ".hydra", "checkpoints", "clients", "clients/memory", "model"):
-        inside = run_dir / folder
-        for entry in inside.iterdir() if inside.is_dir() else ():  # a link to a folder is met before what lies in it
+def check_links(run_dir: Path) -> None:
+    """Refuse links in a run folder, which a run would write to or clear up, and pipes, which it would wait for.
+
+    W&B's own folder has links of W&B.
+
+    Raises:
+        CheckpointError: naming the first.
+    """
+    for folder, folders, files in os.walk(run_dir):
+        for entry in (Path(folder, name) for name in (*folders, *files)):
+            if entry == run_dir / "wandb" and not entry.is_symlink():
+                continue
             grows = entry.suffix in (".csv", ".log")
             if entry.is_symlink():
                 what = f"leads to {os.readlink(entry)}"
             elif not (entry.is_file() or entry.is_dir()):
                 what = "is neither"
-            elif grows and entry.stat().st_nlink > 1:
+            elif grows and entry.stat().st_nlink > 1 and not entry.is_dir():
                 what = "lies at another path too, where it would grow as well"
             else:
                 continue
             raise CheckpointError(
                 f"Expected a run folder of files and folders of its own, but {entry} {what}: put a copy there."
             )
+        if Path(folder) == run_dir:
+            folders[:] = [name for name in folders if name != "wandb"]
 
 
 def _overrides_in(file: Path) -> list[str]:
