@@ -491,3 +491,10 @@ def test_no_link_leads_out_however_deep(refused, run, tmp_path, place):
     assert "of files and folders of its own" in refused("resume=run", "federation.rounds=5")
     assert attack.main(["run=run"]) == 2
     assert not list((tmp_path / "outside").iterdir())
+
+
+@pytest.mark.parametrize("place", ["wandb", ".wandb"])
+def test_it_has_no_settings_of_wandb(refused, run, place):
+    (run / place).mkdir(exist_ok=True)
+    (run / place / "settings").write_text("[default]\nbase_url = http://127.0.0.1:18999\n")
+    assert "without settings of W&B" in refused("resume=run", "federation.rounds=5")

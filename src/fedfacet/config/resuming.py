@@ -225,11 +225,16 @@ def _is_choice(choice: Any) -> bool:
 def check_links(run_dir: Path) -> None:
     """Refuse links in a run folder, which a run would write to or clear up, and pipes, which it would wait for.
 
-    W&B's own folder has links of W&B.
+    W&B's own folder has links of W&B. What it reads there as its settings may name a host.
 
     Raises:
         CheckpointError: naming the first.
     """
+    for settings in (run_dir / "wandb" / "settings", run_dir / ".wandb" / "settings"):
+        if os.path.lexists(settings):
+            raise CheckpointError(
+                f"Expected a run folder without settings of W&B, but there is {settings}, which may name a host: remove it."
+            )
     for folder, folders, files in os.walk(run_dir):
         for entry in (Path(folder, name) for name in (*folders, *files)):
             if entry == run_dir / "wandb" and not entry.is_symlink():
