@@ -102,7 +102,12 @@ def checked(name: str, own: DictConfig, choices: Mapping[str, Any], overrides: S
     check_where_present(name, base, own, overrides)
     if strangers := [key for key in map(str, own) if key not in base and key not in choices]:
         raise ConfigError(unknown(strangers[0], flat_keys(base)))
-    config = finalized(own, overrides, choices)
+    try:
+        config = finalized(own, overrides, choices)
+    except OmegaConfBaseException as error:
+        raise ConfigError(
+            f"Expected values under `where_present` of their settings' kinds, but got: {str(error).splitlines()[0]}: mend them."
+        ) from None
     try:
         check_parts(base, config, default_options)
         check_recipe(base, config)

@@ -171,7 +171,7 @@ def resumed_overrides(resume: str, overrides: Sequence[str]) -> tuple[list[str],
     ours = ("resume=", "paths.output_dir=", "trust=")
     not_again = (*ours, "dataset.download=")  # what is missing is fetched only if it is asked for now
     # Another engine does not have the settings of the one before.
-    replaced = ("engine=", "engine.") if any(override.startswith("engine=") for override in overrides) else ()
+    replaced: tuple[str, ...] = ("engine=", "engine.") if any(override.startswith("engine=") for override in overrides) else ()
     replaced += tuple(f"{one.partition('=')[0]}=" for one in overrides if one.startswith("+"))
     before = [override for override in _overrides_in(saved) if not override.startswith(replaced)]
     check_saved_overrides(before, overrides, saved)
