@@ -228,9 +228,9 @@ def _scaled(table: Table, name: str, train: NDArray[np.int64]) -> NDArray[np.flo
     if not numbers.all():
         rare = int(np.argmax(numbers == (numbers.mean() < 1 / 2)))
         raise DatasetCorruptError(
-            f"Expected numbers or words in the column {name!r} of {table.path}, but {numbers.sum():,} of {len(entries):,} entries "
-            f"are numbers, and line {table.lines[rare]} has {shown(entries[rare])}: correct it; `dataset.words=[{name}]` takes "
-            f"all of it as words, and {_drop(name)} leaves the column out."
+            f"Expected numbers or words in the column {name!r} of {table.path}, but {numbers.sum():,} of {len(entries):,} are "
+            f"numbers, and line {table.lines[rare]} has {shown(entries[rare])}: correct it; `dataset.words=[{name}]` takes all "
+            f"of it as words, and {_drop(name)} leaves the column out."
         )
     scaled = standardised(numbers_of(table, name)[:, None], train)
     if not np.isfinite(scaled).all():

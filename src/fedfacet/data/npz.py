@@ -94,13 +94,12 @@ class Npz(DatasetSource):
 
 
 def _texts(name: str, array: NDArray[Any], path: Path) -> list[str]:
-    if array.ndim != 1 or array.dtype.kind != "U":
+    if array.ndim != 1 or array.dtype.kind not in "Uiu":
         raise DatasetCorruptError(
             f"Expected the array {name} of {path} to have texts in one row, but got {array.dtype} of {array.shape}: write "
             "these."
         )
-    texts: list[str] = array.tolist()
-    return texts
+    return list(map(str, array.tolist()))
 
 
 def _numbered(name: str, column: NDArray[Any], path: Path) -> NDArray[Any]:

@@ -32,11 +32,6 @@ def reading(path: Path, expected: str, remedy: str) -> Iterator[None]:
         yield
     except DatasetCorruptError:
         raise
-    except UnicodeDecodeError as error:
-        other = "UTF-16" if error.object[:2] in (b"\xff\xfe", b"\xfe\xff") else "another encoding"
-        raise DatasetCorruptError(
-            f"Expected {visible(str(path))} to be {expected} in UTF-8, but it is in {other}: save it as UTF-8, or {remedy}."
-        ) from error
     except Exception as error:  # each parser has errors of its own, and some have many: pickle's, Pillow's, a MemoryError
         raise DatasetCorruptError(
             f"Expected {visible(str(path))} to be {expected}, but it cannot be read ({type(error).__name__}: "

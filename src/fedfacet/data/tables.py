@@ -3,14 +3,15 @@
 import csv
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 import numpy as np
 from numpy.typing import NDArray
 
-from fedfacet.data.entries import holds_controls, trimmed
+from fedfacet.data.entries import holds_controls, trimmed, visible
 from fedfacet.data.reading import reading
 from fedfacet.errors import DatasetCorruptError
 
@@ -130,7 +131,7 @@ def read_table(
     lines: list[int] = []
     columns: dict[str, list[str]] = {name: [] for name in wanted}
     same: dict[str, str] = {}
-    with reading(path, expected, remedy), path.open(newline="", encoding="utf-8-sig") as file:
+    with _opened(path, expected, remedy) as file:
         rows = csv.reader(file, skipinitialspace=True, strict=True, delimiter=separator)
         header = [trimmed(name) for name in next(rows, [])] if names is None else names
         if lacking := [name for name in wanted if name not in header]:
@@ -155,6 +156,19 @@ def read_table(
     return Table(path, remedy, lines, columns, private)
 
 
+@contextmanager
+def _opened(path: Path, expected: str, remedy: str) -> Iterator[TextIO]:
+    """Open a file of text; a file in another encoding than UTF-8 is refused when it is read."""
+    with reading(path, expected, remedy), path.open(newline="", encoding="utf-8-sig") as file:
+        try:
+            yield file
+        except UnicodeDecodeError as error:
+            other = "UTF-16" if error.object[:2] in (b"\xff\xfe", b"\xfe\xff") else "another encoding"
+            raise DatasetCorruptError(
+                f"Expected {visible(str(path))} to be {expected} in UTF-8, but it is in {other}: save it as UTF-8, or {remedy}."
+            ) from error
+
+
 def _read(rows: Iterable[list[str]], path: Path, lines: Sequence[int], remedy: str) -> Iterator[list[str]]:
     """Yield rows; where one cannot be read, say after which line it begins: a quote may be open to the end of the file."""
     try:
@@ -173,7 +187,7 @@ def header_of(path: Path, *, expected: str, remedy: str, separator: str = ",") -
         DatasetCorruptError: if the file is unreadable, if its first line has another separator, or if a name is empty, stands
             there twice or holds control characters.
     """
-    with reading(path, expected, remedy), path.open(newline="", encoding="utf-8-sig") as file:
+    with _opened(path, expected, remedy) as file:
         line = file.readline()
         file.seek(0)
         names = [trimmed(name) for name in next(csv.reader(file, skipinitialspace=True, strict=True, delimiter=separator), [])]
@@ -215,8 +229,8 @@ def standardised(values: NDArray[np.number[Any]], train: NDArray[np.int64]) -> N
                [ 1.,  0.],
                [ 7.,  0.]], dtype=float32)
     """
-    known = values[train]
-    smallest, largest = known.min(axis=0).astype(np.float64), known.max(axis=0).astype(np.float64)
+    known = values[train].astype(np.float64)
+    smallest, largest = known.min(axis=0), known.max(axis=0)
     rounding = np.finfo(np.float32).eps * np.maximum(np.abs(smallest), np.abs(largest))
     deviations = known.std(axis=0)
     constant = (largest - smallest <= rounding) | (deviations == 0)  # squares of the smallest numbers are 0
