@@ -15,7 +15,7 @@ from fedfacet import rng
 from fedfacet.arguments import check_whole, check_within
 from fedfacet.data.arrays import inputs_of
 from fedfacet.data.dataset import Dataset, InMemoryInputs, InputStore
-from fedfacet.data.entries import shown
+from fedfacet.data.entries import check_visible, shown, visible
 from fedfacet.data.images import IMAGENET_MEAN, IMAGENET_STD, LazyImages, in_rgb
 from fedfacet.data.labels import SPLITS, read_labels
 from fedfacet.data.source import DatasetSource, located_inside
@@ -143,7 +143,7 @@ class HuggingFace(DatasetSource):
         if unknown := [name for name in (self.input, *wanted) if name not in rows.column_names]:
             raise ConfigError(
                 f"Expected `dataset.input`, `target`, `attribute` and `columns` to name columns of {self._source}, but "
-                f"{unknown[0]!r} is none: choose among {', '.join(rows.column_names)}."
+                f"{unknown[0]!r} is none: choose among {', '.join(map(visible, rows.column_names))}."
             )
         if splits and _SPLIT in wanted:
             raise ConfigError(
@@ -157,6 +157,8 @@ class HuggingFace(DatasetSource):
                 f"{type(rows.features[unfit[0]]).__name__}: choose another column."
             )
         named = {name: rows.features[name].names for name in wanted if hasattr(rows.features[name], "names")}
+        for name, declared in named.items():
+            check_visible(name, dict.fromkeys(declared, 0), lambda _: f"the list of its names in {self._source}")
         texts = {name: _texts(rows[name], named.get(name)) for name in wanted}
         return rows, texts | ({_SPLIT: splits} if splits else {}), named
 

@@ -164,7 +164,7 @@ class ImageFolder(DatasetSource):
         )
         return [path.as_posix() for path in paths], levels, lambda row: repr(str(self.path / paths[row]))
 
-    def _files(self) -> tuple[list[PurePath], list[PurePath]]:
+    def _files(self) -> tuple[list[Path], list[Path]]:
         """Return the paths of images, and all others, sorted; no names that begin with a dot."""
         found = sorted(path.relative_to(self.path) for path in self.path.rglob("*"))
         seen = [path for path in found if not any(part.startswith(".") for part in path.parts)]

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from fedfacet.arguments import check_within
 from fedfacet.data.arrays import dataset_from_arrays
 from fedfacet.data.dataset import Dataset
-from fedfacet.data.entries import shown
+from fedfacet.data.entries import shown, visible
 from fedfacet.data.generated import enough, noise
 from fedfacet.data.labels import owners_of
 from fedfacet.data.reading import reading
@@ -71,7 +71,8 @@ class Npz(DatasetSource):
                 raise ValueError(f"{shown(other[0])} is no array")
         if lacking := [name for name in ("x", "y") if name not in arrays]:
             raise DatasetCorruptError(
-                f"Expected the arrays x and y in {self.path}, but {lacking[0]} is not among {', '.join(arrays) or 'none'}: "
+                f"Expected the arrays x and y in {self.path}, but {lacking[0]} is not among "
+                f"{', '.join(map(visible, arrays)) or 'none'}: "
                 "name them so."
             )
         x, y, a = arrays.pop("x"), arrays.pop("y"), arrays.pop("a", None)
@@ -83,7 +84,7 @@ class Npz(DatasetSource):
                 "has what the other samples have."
             )
         held_out = tuple(arrays.pop(name) for name in given)
-        names = {name: _texts(name, arrays.pop(name), self.path) for name in _NAMES if name in arrays}
+        names: dict[str, Any] = {name: _texts(name, arrays.pop(name), self.path) for name in _NAMES if name in arrays}
         columns = {name: _numbered(name, column, self.path) for name, column in arrays.items()}
         try:
             return dataset_from_arrays(
