@@ -195,6 +195,7 @@ def test_classes_that_nobody_trains_on_are_named(tmp_path, where, caplog):
     rows[30][2], rows[30][5] = "unheard", where
     write(tmp_path / "table.csv", rows)
     assert "'unheard'" in said_of(Csv(root=tmp_path, columns=["site"]))
+    assert "'class' has numbers and words, '0' and 'unheard' among them" in caplog.text
     rows[30][2], rows[30][3], rows[31][1] = "1", "x", "green"
     write(tmp_path / "table.csv", rows)
     assert load(tmp_path).attribute_names == ("f", "m", "x")

@@ -149,13 +149,14 @@ def holds_controls(text: str) -> bool:
     return _HIDDEN.search(text) is not None
 
 
-def visible(text: str) -> str:
-    """Return a text as it is, or in quotes and escaped where it holds control characters.
+def visible(named: object) -> str:
+    """Return a name or a path as it is, or in quotes and escaped where it holds control characters.
 
     Example:
         >>> visible("a.png"), len(visible(chr(7)))
         ('a.png', 6)
     """
+    text = str(named)
     return repr(text) if holds_controls(text) else text
 
 

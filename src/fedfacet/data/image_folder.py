@@ -176,7 +176,7 @@ class ImageFolder(DatasetSource):
         if stray := next((path for path in paths if len(path.parts) != 1 + len(self.folders)), None):
             raise DatasetCorruptError(
                 f"Expected every image in {self.path} to lie in {len(self.folders)} folders, whose names say "
-                f"{', '.join(self.folders)} (`dataset.folders`), but {visible(str(stray))} lies in {len(stray.parts) - 1}: "
+                f"{', '.join(self.folders)} (`dataset.folders`), but {visible(stray)} lies in {len(stray.parts) - 1}: "
                 "move it, or say what each level means."
             )
         return {level: [path.parts[depth] for path in paths] for depth, level in enumerate(self.folders)}
@@ -209,7 +209,7 @@ class ImageFolder(DatasetSource):
 
 def _warn(what: str, paths: Sequence[object], source: Path) -> None:
     if paths:
-        log.warning("In %s, %d %s, the first of them %s.", visible(str(source)), len(paths), what, repr(str(paths[0])))
+        log.warning("In %s, %d %s, the first of them %s.", visible(source), len(paths), what, repr(str(paths[0])))
 
 
 _TABLE = "a table of labels"

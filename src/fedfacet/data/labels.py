@@ -17,6 +17,7 @@ from fedfacet.data.entries import (
     check_visible,
     first_rows,
     is_missing,
+    is_number,
     listed,
     ordered,
     shown,
@@ -210,6 +211,8 @@ def _coded(
     check_entries(name, rows, where, _REMEDY)
     check_spellings(name, rows, where)
     values = ordered(rows)
+    if is_number(values[0]) and not is_number(values[-1]):
+        log.warning("The column %s has numbers and words, %s and %s among them.", *map(shown, (name, values[0], values[-1])))
     if too_many(values, len(texts)):
         raise DatasetCorruptError(
             f"Expected {name!r} to have a few values that many samples share, but it has {len(values)} in {len(texts)} "

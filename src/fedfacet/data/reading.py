@@ -34,7 +34,7 @@ def reading(path: Path, expected: str, remedy: str) -> Iterator[None]:
         raise
     except Exception as error:  # each parser has errors of its own, and some have many: pickle's, Pillow's, a MemoryError
         raise DatasetCorruptError(
-            f"Expected {visible(str(path))} to be {expected}, but it cannot be read ({type(error).__name__}: "
+            f"Expected {visible(path)} to be {expected}, but it cannot be read ({type(error).__name__}: "
             f"{visible(first_line(error))}): {remedy}."
         ) from error
 

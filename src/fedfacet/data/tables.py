@@ -165,7 +165,7 @@ def _opened(path: Path, expected: str, remedy: str) -> Iterator[TextIO]:
         except UnicodeDecodeError as error:
             other = "UTF-16" if error.object[:2] in (b"\xff\xfe", b"\xfe\xff") else "another encoding"
             raise DatasetCorruptError(
-                f"Expected {visible(str(path))} to be {expected} in UTF-8, but it is in {other}: save it as UTF-8, or {remedy}."
+                f"Expected {visible(path)} to be {expected} in UTF-8, but it is in {other}: save it as UTF-8, or {remedy}."
             ) from error
 
 
