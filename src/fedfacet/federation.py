@@ -142,13 +142,13 @@ class Federation:
         self.clock = clock
         self.termination = termination
         self.flights = flights
-        self._extras = aggregator.extras(facts)
+        self.extras = aggregator.extras(facts)
         self._question = aggregator.report() if aggregator.report is not None else None
         self._judges = aggregator.judges is not None and aggregator.judges() is not None
         self._selector_judges = selector.judges() if selector.judges is not None else None
         if (self._judges or self._selector_judges) and server_data is None:
             raise ValueError("Expected `server_data` for an aggregator or a selector that judges models, but got none.")
-        more_than_models = bool(self._extras) or aggregator.broadcast is not None
+        more_than_models = bool(self.extras) or aggregator.broadcast is not None
         self._fedavg_rounds = 0 if more_than_models else selector.fedavg_rounds
         self._fedavg = FedAvg(weighting=aggregator.weighting, buffers=aggregator.buffers).aggregate
         self._fold = fold_of(aggregator)
@@ -549,7 +549,7 @@ class Federation:
         """Count what a client is sent in the round after a state, and what it sends back."""
         broadcast = self.sent(before, client_id)
         update = {name: broadcast.model[name] for name in (*self.facts.parameters, *self.facts.buffers)}
-        return self._num_floats_sent(broadcast, client_id), state.num_floats(update) + state.num_floats(self._extras)
+        return self._num_floats_sent(broadcast, client_id), state.num_floats(update) + state.num_floats(self.extras)
 
     def _checked(self, cohort: Sequence[int], context: SelectionContext) -> list[int]:
         """Hold a selector to its contract: as many distinct available clients as there are places, or all available."""
@@ -570,7 +570,7 @@ class Federation:
         for update in self.engine.run(tasks):
             position, task = next(orders)
             self._heard(self.state.round + 1, position, len(tasks), "train")
-            fault, num_floats = self._verified(update, task, self.facts, self._extras, seen)
+            fault, num_floats = self._verified(update, task, self.facts, self.extras, seen)
             asking.ledger.floats_up += num_floats
             if fault is None and self._question is not None:
                 report = asking.disclosures.get(self._question.name, {}).get(task.client_id)
