@@ -1,5 +1,7 @@
 """Data of one's own, written in every way that people and programs write it: read right, or refused with place and entry."""
 
+import re
+
 import numpy as np
 import pytest
 import torch
@@ -297,15 +299,14 @@ class TestFolders:
         (tmp_path / "images" / "c" / "cat").mkdir(parents=True)
         (tmp_path / "images" / "a" / "cat" / "x.heic").touch()
         ImageFolder(root=tmp_path, folders=["hospital", "class"], image_size=4).load()
-        assert "2 folders have no images, the first of them 'c'" in caplog.text
-        assert "1 files do not count" in caplog.text
-        assert "'a/cat/x.heic'" in caplog.text
+        assert re.search(r"folders without images in \S+: 2, the first of them 'c'", caplog.text)
+        assert re.search(r"files that do not count.* 1, the first of them 'a/cat/x.heic'", caplog.text)
         (tmp_path / "said.csv").write_text(
             "file,class\n" + "".join(f"a/{p}/{n}.png,{p}\n" for p in ("cat", "dog") for n in (0, 1, 1))
         )
         ImageFolder(root=tmp_path, labels="said.csv", image_size=4).load()
-        assert "4 images do not count, since no line names them, the first of them 'b/cat/0.png'" in caplog.text
-        assert "2 images count as often as lines name them" in caplog.text
+        assert re.search(r"no line of \S+ names them in \S+ 4, the first of them 'b/cat/0.png'", caplog.text)
+        assert re.search(r"images that several lines name.* 2, the first", caplog.text)
 
     @pytest.mark.parametrize("word", ["NA", "none", "N.A.", "?"])
     def test_a_word_for_missing_is_no_folder(self, tmp_path, word):

@@ -1,7 +1,7 @@
 """Your own table."""
 
 import logging
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -200,9 +200,9 @@ def _features(table: Table, name: str, train: NDArray[np.int64], *, words: bool)
     entries = table.columns[name]
     rows = first_rows(entries)
     check_entries(name, rows, table.place, f"leave out such rows, `dataset.missing=drop`, or the column, {_drop(name)}")
+    if not words and any(map(is_number, rows)):
+        return _scaled(table, name, rows, train)
     distinct = sorted(rows)
-    if not words and any(map(is_number, distinct)):
-        return _scaled(table, name, train)
     check_spellings(name, rows, table.place)
     if not words and (odd := next((entry for entry in rows if resembles_number(entry)), None)) is not None:
         raise DatasetCorruptError(
@@ -222,10 +222,11 @@ def _features(table: Table, name: str, train: NDArray[np.int64], *, words: bool)
     return one_hot(codes, len(distinct))
 
 
-def _scaled(table: Table, name: str, train: NDArray[np.int64]) -> NDArray[np.float32]:
+def _scaled(table: Table, name: str, rows: Mapping[str, int], train: NDArray[np.int64]) -> NDArray[np.float32]:
+    """Return numbers, standardised, shape (N, 1)."""
     entries = table.columns[name]
-    numbers = np.fromiter(map(is_number, entries), dtype=bool, count=len(entries))
-    if not numbers.all():
+    if not all(map(is_number, rows)):
+        numbers = np.array([is_number(entry) for entry in entries])
         rare = int(np.argmax(numbers == (numbers.mean() < 1 / 2)))
         raise DatasetCorruptError(
             f"Expected numbers or words in the column {name!r} of {table.path}, but {numbers.sum():,} of {len(entries):,} are "

@@ -28,7 +28,7 @@ _FEW, _MOST_NAMED = 10, 9
 
 def trimmed(entry: str) -> str:
     """Return an entry without the blanks around it, those that nobody sees among them."""
-    return entry.strip().strip("\ufeff\u200b").strip()
+    return entry.strip() if entry.isascii() else entry.strip().strip("\ufeff\u200b").strip()
 
 
 def is_missing(entry: str) -> bool:
@@ -38,6 +38,8 @@ def is_missing(entry: str) -> bool:
         >>> [is_missing(entry) for entry in (" ", "NaN", "n/a", "-", "?", "0", "no")]
         [True, True, True, True, True, False, False]
     """
+    if is_number(entry):
+        return False
     text = spelling(entry)
     return _MARKS.fullmatch(text) is not None or text.strip("<>()[]{}") in _MISSING
 

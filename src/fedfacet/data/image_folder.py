@@ -156,12 +156,9 @@ class ImageFolder(DatasetSource):
                 f"Expected images in every folder of {self.path} that names a class, but {str(lost)!r} has none: put some "
                 "there (links to folders are not followed), or delete it."
             )
-        _warn("folders have no images", empty, self.path)
-        _warn(
-            f"files do not count, since they do not end in {', '.join(sorted(SUFFIXES))}",
-            [path for path in others if not (self.path / path).is_dir()],
-            self.path,
-        )
+        files = [path for path in others if not (self.path / path).is_dir()]
+        _warn("folders without images", empty, self.path)
+        _warn(f"files that do not count, since they end in none of {', '.join(sorted(SUFFIXES))}", files, self.path)
         return [path.as_posix() for path in paths], levels, lambda row: repr(str(self.path / paths[row]))
 
     def _files(self) -> tuple[list[Path], list[Path]]:
@@ -198,8 +195,16 @@ class ImageFolder(DatasetSource):
                 f"Expected every image of {path} in {self.path}, but {len(absent)} of {len(names)} are not there, the first "
                 f"in line {absent[0]}: give paths as seen from {self.path}."
             )
-        _warn("images do not count, since no line names them", sorted({*map(str, self._files()[0])} - {*names}), self.path)
-        _warn("images count as often as lines name them", [name for name, times in Counter(names).items() if times > 1], path)
+        _warn(
+            f"images that do not count, since no line of {visible(path)} names them",
+            sorted({*map(str, self._files()[0])} - {*names}),
+            self.path,
+        )
+        _warn(
+            "images that several lines name, and that count as often",
+            [name for name, times in Counter(names).items() if times > 1],
+            path,
+        )
         paths = [PurePosixPath(name) for name in names]
         in_folders = any(len(path.parts) == 1 + len(self.folders) for path in paths)
         if in_folders and self.target not in columns and self.target in self.folders:
@@ -209,7 +214,7 @@ class ImageFolder(DatasetSource):
 
 def _warn(what: str, paths: Sequence[object], source: Path) -> None:
     if paths:
-        log.warning("In %s, %d %s, the first of them %s.", visible(source), len(paths), what, repr(str(paths[0])))
+        log.warning("There are %s in %s: %d, the first of them %r.", what, visible(source), len(paths), str(paths[0]))
 
 
 _TABLE = "a table of labels"
