@@ -179,6 +179,18 @@ def test_numbers_in_other_notations_are_never_words_or_other_numbers(tmp_path, s
         assert load(tmp_path, words=["size"]).inputs.fetch(np.arange(1)).shape[1] == 2 + 40 - share + 1
 
 
+def test_codes_that_begin_with_a_zero_are_named(tmp_path, caplog):
+    write(tmp_path / "table.csv", [[f"{n % 9}", *row[1:]] for n, row in enumerate(rows_of())])
+    load(tmp_path)
+    assert caplog.text == ""
+    write(tmp_path / "table.csv", [[f"{n % 9:05d}", *row[1:]] for n, row in enumerate(rows_of())])
+    load(tmp_path)
+    assert "column 'size' is read as numbers, '00000' among them; dataset.words=[size] takes words" in caplog.text
+    caplog.clear()
+    assert load(tmp_path, words=["size"]).inputs.fetch(np.arange(1)).shape == (1, 11)
+    assert caplog.text == ""
+
+
 @pytest.mark.parametrize(("column", "first", "second"), [(1, "red", "Red"), (1, "red", "red."), (3, "f", "F"), (2, "1", "01")])
 def test_two_spellings_of_one_value_are_named(tmp_path, column, first, second):
     rows = rows_of()

@@ -233,6 +233,10 @@ def _scaled(table: Table, name: str, rows: Mapping[str, int], train: NDArray[np.
             f"numbers, and line {table.lines[rare]} has {shown(entries[rare])}: correct it; `dataset.words=[{name}]` takes all "
             f"of it as words, and {_drop(name)} leaves the column out."
         )
+    if (code := next((entry for entry in rows if entry[0] == "0" and entry[1:2].isdigit()), None)) is not None:
+        log.warning(
+            "The column %s is read as numbers, %s among them; dataset.words=[%s] takes words.", *map(shown, (name, code)), name
+        )
     scaled = standardised(numbers_of(table, name)[:, None], train)
     if not np.isfinite(scaled).all():
         row = int(np.argmin(np.isfinite(scaled[:, 0])))
