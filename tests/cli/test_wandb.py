@@ -3,6 +3,7 @@
 import csv
 import json
 import re
+import shlex
 import signal
 
 import pytest
@@ -118,7 +119,11 @@ def test_a_stopped_run_is_finished_as_such_and_gone_on_with(start, trained, home
     [before] = stored_in(run)
     assert before.exit_code == 1
     assert before.summary["status"] == "interrupted"
-    trained("resume=run", fast=False, env=home)
+    alone = start("resume=run", fast=False, env=home).result()
+    assert alone.status == 2
+    assert "it sets `logger` to wandb: give `logger` again on the command line" in alone.err
+    [remedy] = re.findall(r"to go on:\n  \S*python\S* \S*src/train\.py (.*)\n$", process.err.read_text())
+    trained(*shlex.split(remedy), fast=False, env=home)
     stored = stored_in(run)
     assert len(stored) == 2
     after = next(one for one in stored if one.exit_code == 0)

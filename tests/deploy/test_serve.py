@@ -51,7 +51,9 @@ def test_a_killed_server_goes_on_bit_for_bit_and_its_journal_is_replayed(
     with open(journal, "a") as file:  # as if it had died between the journal and the checkpoint
         file.write(json.dumps({"round": reached + 1, "lost": {"0": "given up"}}) + "\n")
 
-    assert serve.main([f"resume={run_dir}"]) == 0
+    assert serve.main([f"resume={run_dir}"]) == 2
+    assert "give `deploy.clients` again on the command line" in capsys.readouterr().err
+    assert serve.main([f"resume={run_dir}", command[-1]]) == 0
     whole = simulated(
         *("method=scaffold", f"federation.rounds={ROUNDS}", HELD_OUT, "callbacks=[csv_log,federated_evaluate]"), run_dir=here
     )
