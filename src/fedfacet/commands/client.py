@@ -75,7 +75,7 @@ def _check(argv: Sequence[str]) -> int:
         held_out = f", of which the part {share:g} is held out" if share else ""
         print(f"  {name}: {len(y)} samples ({counts}){held_out}{too_few}")
     print("What leaves the site of each client:")
-    print("  at hello: how many samples it trains on, a sha256 of all, and which part is held out")
+    print("  at hello: how many samples it trains on, a digest of all by a key that stays here, and which part is held out")
     print("  in a round it trains in: the change of the weights, the number of samples and of steps, and the sum of its losses")
     for query in settings.policy.queries:
         kind = known_queries()[query]
