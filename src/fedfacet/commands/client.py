@@ -88,8 +88,9 @@ def _verify(argv: Sequence[str]) -> int:
     given = _keys(argv, "config", "journal", "round", "client")
     with waiting("loads libraries and data"):
         from fedfacet.deploy.journal import read_journal
+        from fedfacet.deploy.memory import letters_of
         from fedfacet.deploy.settings import SiteSettings
-        from fedfacet.deploy.site import Site, letters_of
+        from fedfacet.deploy.site import Site
 
         settings = SiteSettings.read(Path(given["config"]))
         site = Site(settings, remembers=False)

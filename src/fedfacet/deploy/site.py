@@ -26,7 +26,6 @@ from fedfacet.deploy.questions import from_plain, known_queries
 from fedfacet.deploy.samples import digest_of_samples, read_samples, site_key
 from fedfacet.deploy.settings import SiteSettings
 from fedfacet.errors import (
-    CheckpointError,
     ConfigError,
     DatasetCorruptError,
     DatasetNotFoundError,
@@ -62,31 +61,6 @@ def refusing() -> Callable[[bytes], bytes]:
         return pack(Letter("refusal", run, told))
 
     return answer
-
-
-def letters_of(settings: SiteSettings, client: str, round: int, run: str) -> tuple[int, list[bytes]]:
-    """Return a client's number, and the letters that led to its update of a round, which the site has kept.
-
-    Raises:
-        CheckpointError: if it has not.
-    """
-    folder = settings.state / "letters" / str(run)
-    hellos = sorted(folder.glob("*_hello_*"))
-    if not hellos:
-        raise CheckpointError(
-            f"Expected the letters of the run in {folder}, but there are none: give keep_letters: true before a run, and leave "
-            "1 GB of the disk free."
-        )
-    hello = hellos[0].read_bytes()
-    number = unpack(hello, len(hello)).body["clients"].get(client)
-    order = folder / f"{round:09d}_train_{number}"
-    if not order.is_file():
-        raise CheckpointError(
-            f"Expected an order for {client} in round {round}, but the site has kept none (it keeps them while "
-            "1 GB of the disk is free): give another round."
-        )
-    weights = [file.read_bytes() for file in sorted(folder.glob(f"{round:09d}_weights_*"))]
-    return number, [hello, *weights, order.read_bytes()]
 
 
 @dataclass(slots=True)
