@@ -11,6 +11,7 @@ from fedfacet import state
 from fedfacet.build import load_data
 from fedfacet.commands import serve
 from fedfacet.deploy.pilot import write_pilot
+from fedfacet.deploy.questions import known_queries
 from fedfacet.storage import checkpoint
 
 ROUNDS = 30
@@ -25,7 +26,8 @@ def test_a_killed_server_goes_on_bit_for_bit_and_its_journal_is_replayed(
     job_of, checkout, simulated, rounds_of, capsys, tmp_path
 ):
     pilot = tmp_path / "pilot"
-    write_pilot(load_data(job_of("experiment=digits_gsc", "partition.scale=0.1", HELD_OUT)), "digits", pilot, 2, 0.25)
+    data = load_data(job_of("experiment=digits_gsc", "partition.scale=0.1", HELD_OUT))
+    write_pilot(data, "digits", pilot, 2, 0.25, sorted(known_queries()))
     run_dir, here = tmp_path / "run", tmp_path / "here"
     here.mkdir()
     clients = ",".join(str(pilot / f"site_{number}" / "client.yaml") for number in (0, 1))

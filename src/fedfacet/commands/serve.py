@@ -39,7 +39,8 @@ and the partition, whose places the data card and the roster take.
   replay run=RUN            run the rounds of a run folder again where all data lie, by its journal, and compare the models
   start kit=DIR             start FLARE's server with its startup kit, in the foreground; jobs may name our relay alone
 
-Exit status: 0, 2 for a mistake that is said in one sentence, 75 where too few updates came and a resume may go on later.
+Exit status: 0, 2 for a mistake that is said in one sentence, 75 where too few updates came or FLARE did not answer, and a
+resume may go on later.
 
 example: {command} check card=pilot/card.yaml roster=pilot/roster.yaml 'deploy.clients=[pilot/site_0/client.yaml]' method=fedavg
 """
