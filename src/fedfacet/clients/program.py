@@ -428,7 +428,7 @@ class Clients:
         data_digest = fingerprint(self.dataset, whole=self.whole_fingerprint)
         parts = (self.objective, getattr(self.objective, "correction", None))
         kinds = {name: kind for part in parts for name, kind in kinds_sent(part, getattr(part, "gives", ())).items()}
-        told = (data_digest, self.dataset.num_attributes, program.frozen_digest, kinds)
+        told = (data_digest, self.dataset.num_attributes, program.frozen_digest, kinds, self.dataset.num_classes)
         return Facts(self.partition.num_clients, model, sent[0], sent[1], personal, *told)
 
     def program_of(self, model: State) -> ClientProgram:
