@@ -21,7 +21,7 @@ from fedfacet.selectors.base import ClientSelector
 from fedfacet.selectors.pow_d import PowDSelector
 from fedfacet.types import Answer
 
-NONSENSE = (None, "high", "1.5", True, {"loss": 1.0}, [1.0], [[1.0], [2.0, 3.0]], -1.0, 10**400, 1e300, object())
+NONSENSE = (None, "high", "1.5", True, {"loss": 1.0}, [1.0], [[1.0], [2.0, 3.0]], -1.0, 10**400, 1e300, object)
 
 
 class Told(LocalLoss):
