@@ -36,6 +36,7 @@ from fedfacet.compatibility import (
     questions,
 )
 from fedfacet.data.federated import FederatedData
+from fedfacet.derived import other_names
 from fedfacet.devices.base import Devices
 from fedfacet.devices.schedule import Work
 from fedfacet.engines.base import Engine
@@ -308,7 +309,7 @@ def clock_of(devices: Devices, clients: Clients, aggregator: Aggregator, cohort_
             Work(n, local.batch_size, local.amount if local.unit == "steps" else local.amount * math.ceil(n / local.batch_size))
             for n in map(len, clients.partition.indices)
         ],
-        floats_down=state.num_floats(facts.model),
+        floats_down=state.num_floats({name: facts.model[name] for name in facts.model.keys() - other_names(facts.derived)}),
         floats_up=state.num_floats(sent) + extras,
         cohort_size=cohort_size,
         profiles=profiles,

@@ -6,11 +6,14 @@ They stand in one file, though it is a long one, so that whoever writes a part f
 import hashlib
 from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
+
+if TYPE_CHECKING:  # it builds on this file
+    from fedfacet.derived import Derived
 
 State = dict[str, Tensor]
 """A named bundle of tensors: a model's weights, an update, a client's memory."""
@@ -135,6 +138,7 @@ class Facts:
         data_digest: by which the clients' data are known again when a run goes on.
         num_attributes: how many values the attribute of samples may have.
         frozen_digest: of the parameters that nobody trains and that do not travel; empty without any.
+        derived: what of the model follows from its other tensors.
     """
 
     num_clients: int
@@ -145,6 +149,7 @@ class Facts:
     data_digest: str = ""
     num_attributes: int = 2
     frozen_digest: str = ""
+    derived: "tuple[Derived, ...]" = ()
 
 
 @dataclass(frozen=True, slots=True)
