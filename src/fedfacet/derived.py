@@ -100,7 +100,7 @@ def derived_of(module: nn.Module) -> tuple[Derived, ...]:
             source = first.setdefault(place, prefix + key)
             if source != prefix + key:
                 found.append(Tie(prefix + key, source))
-    tied = {one.name for one in found}
+    tied = other_names(found)
     vectors = [one for one in _singular(module) if one.left not in tied]
     return (*vectors, *found)  # ties last, of vectors too
 
