@@ -65,8 +65,8 @@ def check_weights(module: nn.Module) -> None:
     known = {key for key, _ in module.named_parameters(remove_duplicate=False)}
     if odd := sorted(key for key, value in saved.items() if not isinstance(value, Tensor)) or sorted(known - saved.keys()):
         raise ConfigError(
-            f"Expected a `state_dict` of {name} with its parameters, its buffers and nothing else, but {odd[0]!r} is missing or "
-            "no tensor: leave `state_dict` as torch has it, and keep extra state in buffers."
+            f"Expected a `state_dict` of {name} with its parameters, its buffers and nothing else, but {odd[0]!r} is missing "
+            "or no tensor: leave `state_dict` as torch has it, and keep extra state in buffers."
         )
 
 
@@ -104,6 +104,7 @@ def check_network(clients: "Clients", buffers: str) -> None:
     Raises:
         ConfigError: naming what the network returns, or keeps, or where it fails.
     """
+    trial = _Trial(clients)
     classifies = isinstance(clients.objective, ClassificationObjective)
     own = clients.partition.indices[0]
     samples = own[: min(clients.local.batch_size, _ENOUGH)] if len(own) > 1 else own[[0, 0]]
@@ -116,7 +117,7 @@ def check_network(clients: "Clients", buffers: str) -> None:
                 log.warning("%s seems to return probabilities, but losses take logits: leave out its softmax.", name)
     hooked = clients.program.hooks is not None or clients.program.data_hooks is not None
     if clients.privacy is None and (classifies or not hooked):
-        _Trial(clients, batch if classifies else None).take(buffers)
+        trial.take(buffers, batch if classifies else None)
 
 
 @contextlib.contextmanager
@@ -166,54 +167,62 @@ def smallest_batch(clients: "Clients") -> tuple[int, int]:
 class _Trial:
     """A training step on the smallest batch that any client has, or two of them where a network may remember the first."""
 
-    def __init__(self, clients: "Clients", batch: Batch | None) -> None:
-        self.clients, self.program, self.seen = clients, clients.program, batch
+    def __init__(self, clients: "Clients") -> None:
+        self.clients, self.program = clients, clients.program
         self.name = type(self.program.module).__name__
         self.client_id, self.size = smallest_batch(clients)
         self.kept = PlainAttributes(self.program.module)
+        self.before = self.kept.now()
 
-    def take(self, buffers: str) -> None:
+    def take(self, buffers: str, seen: Batch | None) -> None:
         """Take the steps.
+
+        Args:
+            buffers: as in ``check_network``.
+            seen: what the network predicts before and after; ``None`` for nothing.
 
         Raises:
             ConfigError: naming what is wrong.
         """
-        program = self.program
-        before, first = self.kept.now(), dict(program.buffers)
-        first = state.clone(first)
-        said = self._said()
-        with _unchanged(self.clients, program):
-            loss = self._step(self.clients.owned[self.client_id][: min(self.size, _ENOUGH)])
-            ended = state.clone(program.buffers)
+        samples, last = self.clients.owned[self.client_id], self.clients.partition.indices[-1]
+        number = min(self.size, _ENOUGH)
+        first, said = state.clone(self.program.buffers), self._said(seen)
+        loss, ended = self._stepped(samples[:number])
         if buffers == "average":
             self._check_buffers(first, ended)
         if not self.kept.are_seen:
             return
         once = self.kept.now()
-        with _unchanged(self.clients, program):
-            again = self._step(self.clients.owned[self.client_id][: min(self.size, _ENOUGH)])
-        twice, said_again = self.kept.now(), self._said()
-        changed = [name for name in once if name not in before or not same(before[name], once[name])]
+        if len(last) >= number:  # or the same batch twice may hide what is remembered of it
+            self._stepped(last[-number:])
+        again, _ = self._stepped(samples[:number])
+        twice, said_again = self.kept.now(), self._said(seen)
         found = accumulated(once, twice)
         rounding = 0.0 if self.clients.device.type == "cpu" else 1e-3
         if found is None and not all(
             torch.allclose(one, other, rounding, rounding, equal_nan=True) for one, other in ((loss, again), (said, said_again))
         ):
-            found = next(iter(changed), "")
-        self.kept.restore(before)
+            changed = (name for name in once if name not in self.before or not same(self.before[name], once[name]))
+            found = next(changed, "")
+        self.kept.restore(self.before)
         if found is not None:
             raise ConfigError(
                 f"Expected a network whose state is in its parameters and buffers, but {self.name} keeps "
-                f"{repr(found) if found else 'something'} elsewhere from batch to batch, so that it would pass from one client to the next: make it a buffer by "
-                "`register_buffer`, or leave it out."
+                f"{repr(found) if found else 'something'} elsewhere from batch to batch, so that it would pass from one client "
+                "to the next: make it a buffer by `register_buffer`, or leave it out."
             )
 
-    def _said(self) -> Tensor:
+    def _said(self, seen: Batch | None) -> Tensor:
         """Return what the network says of some samples in eval mode."""
-        if self.seen is None or not self.kept.are_seen:
+        if seen is None or not self.kept.are_seen:
             return torch.zeros(())
         with _unchanged(self.clients, self.program):
-            return _predicted(self.program, self.seen)
+            return _predicted(self.program, seen)
+
+    def _stepped(self, samples: NDArray[np.int64]) -> tuple[Tensor, State]:
+        """Return a step's loss, and the buffers after it."""
+        with _unchanged(self.clients, self.program):
+            return self._step(samples), state.clone(self.program.buffers)
 
     def _step(self, samples: NDArray[np.int64]) -> Tensor:
         try:
