@@ -21,7 +21,7 @@ from fedfacet.corrections.base import Correction
 from fedfacet.devices.base import Devices
 from fedfacet.errors import ConfigError
 from fedfacet.objectives.classification import ClassificationObjective
-from fedfacet.privacy.disclosure import UNDECLARED, DisclosurePolicy
+from fedfacet.privacy.disclosure import UPDATE, DisclosurePolicy, kinds_sent
 from fedfacet.schedulers.base import Scheduler
 from fedfacet.selectors.base import ClientSelector
 from fedfacet.termination.base import Termination
@@ -371,8 +371,7 @@ def check_disclosed(clients: Clients, asked: Iterable[Query], policy: Disclosure
     of_correction: frozenset[str] = getattr(correction, "gives", frozenset()) - OPTIONAL
     of_objective: frozenset[str] = getattr(clients.objective, "gives", frozenset()) - OPTIONAL - of_correction
     for group, part, sent in (("correction", correction, of_correction), ("objective", clients.objective, of_objective)):
-        told = frozenset(getattr(part, "discloses", {UNDECLARED})) if sent else frozenset()
-        if beyond := sorted(told - set(policy.allows)):
+        if beyond := sorted(set(kinds_sent(part, sent).values()) - {*policy.allows, UPDATE}):
             raise ConfigError(
                 f"Expected clients that send along no more than `disclosure` allows ({', '.join(policy.allows) or 'nothing'}), "
                 f"but {group}={_name(group, part, names)} sends what is of kind {beyond[0]}: choose another one, or another "

@@ -5,6 +5,7 @@ it comes from ``rng.stream(seed, purpose, round, ...)``, and everything that cro
 Rounds are counted from 1. The file is a long one, so that a round and the state that it changes are read in one go.
 """
 
+import contextlib
 import itertools
 import logging
 import reprlib
@@ -142,14 +143,14 @@ class Federation:
         self.clock = clock
         self.termination = termination
         self.flights = flights
-        self._extras = aggregator.extras(facts)
+        self.extras = aggregator.extras(facts)
         self._other_names = other_names(facts.derived)
         self._question = aggregator.report() if aggregator.report is not None else None
         self._judges = aggregator.judges is not None and aggregator.judges() is not None
         self._selector_judges = selector.judges() if selector.judges is not None else None
         if (self._judges or self._selector_judges) and server_data is None:
             raise ValueError("Expected `server_data` for an aggregator or a selector that judges models, but got none.")
-        more_than_models = bool(self._extras) or aggregator.broadcast is not None
+        more_than_models = bool(self.extras) or aggregator.broadcast is not None
         self._fedavg_rounds = 0 if more_than_models else selector.fedavg_rounds
         self._fedavg = FedAvg(weighting=aggregator.weighting, buffers=aggregator.buffers).aggregate
         self._fold = fold_of(aggregator)
@@ -223,157 +224,157 @@ class Federation:
         return self.state
 
     def run_round(self) -> RoundResult:
-        """Run one round, and make it part of the state."""
-        before, round = self.state, self.state.round + 1
-        notes = _Notes(time.perf_counter())
+        """Run one round, and make it part of the state: all of it, or nothing if anything in it fails."""
+        before, round, notes = self.state, self.state.round + 1, _Notes(time.perf_counter())
+        with contextlib.ExitStack() as failing:
+            failing.callback(self._take_back, before)
+            # 1. Who is able to take part?
+            available, places, log_weights = self._everybody, self.cohort_size, None
+            if self.participation is not None or self.clock is not None or self.accounting is not None:
+                available, places, log_weights = self._able(before)
 
-        # 1. Who is able to take part?
-        available, places, log_weights = self._everybody, self.cohort_size, None
-        if self.participation is not None or self.clock is not None or self.accounting is not None:
-            available, places, log_weights = self._able(before)
-
-        # 2. Who does? What the selector asks of clients on its way is counted and remembered.
-        asking = Asking(
-            round=round,
-            available=available,
-            engine=self.engine,
-            order=lambda client_id: self._task(client_id, before),
-            heard=partial(self._heard, round),
-            lap=notes.lap,
-            disclosures=dict(before.disclosures),
-            asker=type(self.selector).__name__,
-            disclosure=self.disclosure,
-            accounting=self.accounting,
-        )
-        context = SelectionContext(
-            round=round,
-            num_clients=self.num_clients,
-            cohort_size=self.cohort_size,
-            places=places,
-            available=available,
-            disclosed=asking.disclosures,
-            rng=rng.stream(self._selection_seed, "selection", round),
-            ask=asking.ask,
-            log_weights=log_weights,
-        )
-        cohort = self._checked(self.selector.select(before.selector, context), context) if available else []
-        if alone := asking.received_model - set(cohort):
-            self._count_models(asking, before, alone)
-        notes.lap("select")
-
-        # 3. Who will answer, and what does the aggregator want to know of them beforehand?
-        finished, plan = dict.fromkeys(cohort, 1.0), None
-        if self.participation is not None or self.clock is not None:
-            finished, plan = self._outcomes(before, cohort)
-        reports: Mapping[int, Any] = {}
-        if self._question is not None and round > self._fedavg_rounds:
-            trains = [client_id for client_id, part in finished.items() if part > 0]
-            reports = asking.report(self._question, available if self.aggregator.asks_everybody else trains)
-        told = before
-        if self.aggregator.prepare is not None and cohort:
-            told = replace(before, aggregator=self.aggregator.prepare(before.aggregator, reports))
-
-        # 4. Each is sent the model with an order of its own; those who will not answer get no order.
-        tasks = []
-        for client_id, part in finished.items():
-            task = replace(self._task(client_id, told), step_fraction=part)
-            asking.ledger.floats_down += self._num_floats_sent(task.broadcast, client_id)
-            if part > 0:
-                tasks.append(task)
-        flights = before.flights
-        if self.flights is not None and plan is not None:
-            flights, tasks, plan = self._turned(self.flights, tasks, plan, asking)
-        silent = asking.begun.keys() - {task.client_id for task in tasks}
-        asking.ledger.query_samples += sum(asking.begun[client_id] for client_id in silent)
-
-        # 5.-7. They train; their updates cross back one by one, in cohort order, and are folded into the next model.
-        watching = [callback for callback in self.callbacks.values() if callback.needs_updates]
-        learns = self.selector.needs_updates is not None and self.selector.needs_updates(before.selector)
-        notes.keeps_updates = bool(watching) or learns
-        updates = self._received(tasks, asking, notes)
-        judge = None
-        if self.server_data is not None and (self._judges or self._selector_judges):
-            judge = Judge(self.engine, self.server_data, before.model)
-        if judge is not None and self._judges and round > self._fedavg_rounds:
-            updates = judge.judged(updates)
-        if self.privacy is not None:
-            updates = iter([self._released(self.privacy, updates, notes)])
-        server, model, first = before.aggregator, before.model, list(itertools.islice(updates, 1))
-        fold = self._fedavg if round <= self._fedavg_rounds else self._fold
-        if first:
-            fold = fold if self.parts is None else partial(self.parts.aggregate, fold, round)
-            # Popped, so that nothing here holds the first update while the others come.
-            server, model = fold(told.aggregator, model, itertools.chain((first.pop() for _ in range(1)), updates))
-        elif notes.num_dropped > 1 or (notes.num_dropped and not before.participation_counts.any()):
-            raise BadUpdateError(
-                f"Expected a valid update in round {round}, but all {notes.num_dropped} were dropped: lower the learning rate, "
-                "or see in the log what is wrong with them."
+            # 2. Who does? What the selector asks of clients on its way is counted and remembered.
+            asking = Asking(
+                round=round,
+                available=available,
+                engine=self.engine,
+                order=lambda client_id: self._task(client_id, before),
+                heard=partial(self._heard, round),
+                lap=notes.lap,
+                disclosures=dict(before.disclosures),
+                asker=type(self.selector).__name__,
+                disclosure=self.disclosure,
+                accounting=self.accounting,
             )
-        elif self.aggregator.goes_on and fold is self._fold:  # else no update leaves model and aggregator as they were
-            server, model = fold(told.aggregator, model, ())
-        if not state.all_finite(model):
-            raise BadUpdateError(
-                f"Expected a finite model after round {round}, but {type(self.aggregator).__name__} made NaN or infinity of "
-                "finite updates: lower the learning rate, of the clients or of the aggregator."
+            context = SelectionContext(
+                round=round,
+                num_clients=self.num_clients,
+                cohort_size=self.cohort_size,
+                places=places,
+                available=available,
+                disclosed=asking.disclosures,
+                rng=rng.stream(self._selection_seed, "selection", round),
+                ask=asking.ask,
+                log_weights=log_weights,
             )
-        model = derive(model, self.facts.derived) if self.facts.derived else model
-        notes.lap("train")
+            cohort = self._checked(self.selector.select(before.selector, context), context) if available else []
+            if alone := asking.received_model - set(cohort):
+                self._count_models(asking, before, alone)
+            notes.lap("select")
 
-        # 8. Those who asked for the updates see them, before they are freed.
-        for callback in watching:
-            callback.on_updates(self, notes.updates)
+            # 3. Who will answer, and what does the aggregator want to know of them beforehand?
+            finished, plan = dict.fromkeys(cohort, 1.0), None
+            if self.participation is not None or self.clock is not None:
+                finished, plan = self._outcomes(before, cohort)
+            reports: Mapping[int, Any] = {}
+            if self._question is not None and round > self._fedavg_rounds:
+                trains = [client_id for client_id, part in finished.items() if part > 0]
+                reports = asking.report(self._question, available if self.aggregator.asks_everybody else trains)
+            told = before
+            if self.aggregator.prepare is not None and cohort:
+                told = replace(before, aggregator=self.aggregator.prepare(before.aggregator, reports))
 
-        # 9. The round becomes part of the state.
-        ids = torch.tensor([receipt.client_id for receipt in notes.receipts], dtype=torch.int64)
-        self.state = replace(
-            before,
-            round=round,
-            model=model,
-            aggregator=server,
-            memory={**before.memory, **notes.memory},
-            disclosures=asking.disclosures,
-            flights=flights,
-            participation_counts=before.participation_counts.index_add(0, ids, torch.ones_like(ids)),
-        )
+            # 4. Each is sent the model with an order of its own; those who will not answer get no order.
+            tasks = []
+            for client_id, part in finished.items():
+                task = replace(self._task(client_id, told), step_fraction=part)
+                asking.ledger.floats_down += self._num_floats_sent(task.broadcast, client_id)
+                if part > 0:
+                    tasks.append(task)
+            flights = before.flights
+            if self.flights is not None and plan is not None:
+                flights, tasks, plan = self._turned(self.flights, tasks, plan, asking)
+            train = {task.client_id for task in tasks}
+            asking.ledger.query_samples += sum(samples for client_id, samples in asking.begun.items() if client_id not in train)
 
-        # 10. Measure the new model, let scheduler and selector learn, tell everybody, and let the state be saved.
-        metrics = _training_metrics(notes.receipts, asking.ledger)
-        if judge is not None:
-            metrics["server/samples"] = judge.num_samples
-        if plan is not None:
-            metrics |= self._timed(before, plan, tasks, asking)
-        result = RoundResult(
-            round=round,
-            cohort=tuple(cohort),
-            receipts=tuple(notes.receipts),
-            metrics=metrics,
-            ledger=asking.ledger,
-            seconds=notes.seconds,
-            num_clients=self.num_clients,
-            disclosed=tuple(asking.disclosed),
-            durations=plan.durations if plan is not None else {},
-            answers=asking.answers,
-        )
-        metrics |= self._of_selector(result) if self.selector.metrics is not None else {}
-        metrics |= self._accounted(self.accounting, before, tasks, asking, notes) if self.accounting is not None else {}
-        if self.callbacks or self.termination is not None:
-            metrics |= self._measured(result, asking, before)
-            result = replace(result, disclosed=tuple(asking.disclosed))  # to measurements too
-        if self.scheduler is not None:
-            metrics["train/lr_factor"] = self.lr_factor(round)
-            self.state = replace(self.state, scheduler=self.scheduler.observe(before.scheduler, metrics))
-        notes.lap("measure")
-        if self.selector.observe is not None:
-            self.state = replace(self.state, selector=self._learnt(before, result, notes, judge))
-            if judge is not None:  # it may have passed samples since the round was measured
+            # 5.-7. They train; their updates cross back one by one, in cohort order, and are folded into the next model.
+            watching = [callback for callback in self.callbacks.values() if callback.needs_updates]
+            learns = self.selector.needs_updates
+            notes.keeps_updates = bool(watching) or (learns is not None and learns(before.selector))
+            updates = self._received(tasks, asking, notes)
+            judge = None
+            if self.server_data is not None and (self._judges or self._selector_judges):
+                judge = Judge(self.engine, self.server_data, before.model)
+            if judge is not None and self._judges and round > self._fedavg_rounds:
+                updates = judge.judged(updates)
+            if self.privacy is not None:
+                updates = iter([self._released(self.privacy, updates, notes)])
+            server, model, first = before.aggregator, before.model, list(itertools.islice(updates, 1))
+            fold = self._fedavg if round <= self._fedavg_rounds else self._fold
+            if first:
+                fold = fold if self.parts is None else partial(self.parts.aggregate, fold, round)
+                # Popped, so that nothing here holds the first update while the others come.
+                server, model = fold(told.aggregator, model, itertools.chain((first.pop() for _ in range(1)), updates))
+            elif notes.num_dropped > 1 or (notes.num_dropped and not before.participation_counts.any()):
+                raise BadUpdateError(
+                    f"Expected a valid update in round {round}, but all {notes.num_dropped} were dropped: lower the learning "
+                    "rate, or see in the log what is wrong with them."
+                )
+            elif self.aggregator.goes_on and fold is self._fold:  # else no update leaves model and aggregator as they were
+                server, model = fold(told.aggregator, model, ())
+            if not state.all_finite(model):
+                raise BadUpdateError(
+                    f"Expected a finite model after round {round}, but {type(self.aggregator).__name__} made NaN or infinity "
+                    "of finite updates: lower the learning rate, of the clients or of the aggregator."
+                )
+            model = derive(model, self.facts.derived) if self.facts.derived else model
+            notes.lap("train")
+
+            # 8. Those who asked for the updates see them, before they are freed.
+            for callback in watching:
+                callback.on_updates(self, notes.updates)
+
+            # 9. The round becomes part of the state.
+            ids = torch.tensor([receipt.client_id for receipt in notes.receipts], dtype=torch.int64)
+            self.state = replace(
+                before,
+                round=round,
+                model=model,
+                aggregator=server,
+                memory={**before.memory, **notes.memory},
+                disclosures=asking.disclosures,
+                flights=flights,
+                participation_counts=before.participation_counts.index_add(0, ids, torch.ones_like(ids)),
+            )
+
+            # 10. Measure the new model, let scheduler and selector learn, tell everybody, and let the state be saved.
+            metrics = _training_metrics(notes.receipts, asking.ledger)
+            if judge is not None:
                 metrics["server/samples"] = judge.num_samples
-        notes.lap("select")
-        for callback in self.callbacks.values():
-            callback.on_round_end(self, result)
-        self.state = replace(self.state, callbacks={name: part.state_dict() for name, part in self.callbacks.items()})
-        for callback in self.callbacks.values():
-            callback.on_state_complete(self)
-        return result
+            metrics |= self._timed(before, plan, tasks, asking) if plan is not None else {}
+            result = RoundResult(
+                round=round,
+                cohort=tuple(cohort),
+                receipts=tuple(notes.receipts),
+                metrics=metrics,
+                ledger=asking.ledger,
+                seconds=notes.seconds,
+                num_clients=self.num_clients,
+                disclosed=tuple(asking.disclosed),
+                durations=plan.durations if plan is not None else {},
+                answers=asking.answers,
+            )
+            metrics |= self._of_selector(result) if self.selector.metrics is not None else {}
+            metrics |= self._accounted(self.accounting, before, tasks, asking, notes) if self.accounting is not None else {}
+            if self.callbacks or self.termination is not None:
+                metrics |= self._measurements(result, asking) | _crossed(result.ledger)  # with what their answers cost
+                result = replace(result, disclosed=tuple(asking.disclosed))  # to measurements too
+            if self.scheduler is not None:
+                metrics["train/lr_factor"] = self.lr_factor(round)
+                self.state = replace(self.state, scheduler=self.scheduler.observe(before.scheduler, metrics))
+            notes.lap("measure")
+            if self.selector.observe is not None:
+                self.state = replace(self.state, selector=self._learnt(before, result, notes, judge))
+                if judge is not None:  # it may have passed samples since the round was measured
+                    metrics["server/samples"] = judge.num_samples
+            notes.lap("select")
+            for callback in self.callbacks.values():
+                callback.on_round_end(self, result)
+            self.state = replace(self.state, callbacks={name: part.state_dict() for name, part in self.callbacks.items()})
+            for callback in self.callbacks.values():
+                callback.on_state_complete(self)
+            failing.pop_all()
+            return result
 
     def _timed(self, before: FederationState, plan: Plan, tasks: Sequence[ClientTask], asking: Asking) -> dict[str, float]:
         """Let the time of a round pass on the clients' devices, and return how long it was and how late its updates came."""
@@ -423,18 +424,17 @@ class Federation:
         draw = rng.stream(self.seed, "selector-learns", result.round)
         return self.selector.observe(before.selector, result, notes.updates, draw, **handed)
 
-    def _measured(self, result: RoundResult, asking: Asking, before: FederationState) -> dict[str, float]:
-        """Have callbacks measure a round; those whose turn it is not wait until it is known whether the round is the last.
-
-        If the user stops the run while clients answer, the state is the one before the round again.
-        """
-        try:
-            return self._measurements(result, asking) | _crossed(result.ledger)  # with what their answers cost
-        except Interrupted:
-            self.state = before
-            raise
+    def _take_back(self, before: FederationState) -> None:
+        """Return to a state, with what the callbacks kept then: the round after it has failed."""
+        self.state = before
+        for name, callback in self.callbacks.items():
+            try:
+                callback.load_state_dict(before.callbacks[name])
+            except Exception:  # the round's own error tells more
+                log.exception("The callback %s cannot return to the state before the round.", name)
 
     def _measurements(self, result: RoundResult, asking: Asking) -> dict[str, float]:
+        """Have callbacks measure a round; those whose turn it is not wait until it is known whether the round is the last."""
         parts, round = self.callbacks, result.round
         due = {name for name, part in parts.items() if not (isinstance(part, Measurement) and not part.is_due(self, round))}
         measured = {name: self._measure(part, round, asking) for name, part in parts.items() if name in due}
@@ -552,7 +552,7 @@ class Federation:
         """Count what a client is sent in the round after a state, and what it sends back."""
         broadcast = self.sent(before, client_id)
         update = {name: broadcast.model[name] for name in (*self.facts.parameters, *self.facts.buffers)}
-        return self._num_floats_sent(broadcast, client_id), state.num_floats(update) + state.num_floats(self._extras)
+        return self._num_floats_sent(broadcast, client_id), state.num_floats(update) + state.num_floats(self.extras)
 
     def _checked(self, cohort: Sequence[int], context: SelectionContext) -> list[int]:
         """Hold a selector to its contract: as many distinct available clients as there are places, or all available."""
@@ -573,7 +573,7 @@ class Federation:
         for update in self.engine.run(tasks):
             position, task = next(orders)
             self._heard(self.state.round + 1, position, len(tasks), "train")
-            fault, num_floats = self._verified(update, task, self.facts, self._extras, seen)
+            fault, num_floats = self._verified(update, task, self.facts, self.extras, seen)
             asking.ledger.floats_up += num_floats
             if fault is None and self._question is not None:
                 report = asking.disclosures.get(self._question.name, {}).get(task.client_id)

@@ -23,3 +23,28 @@ def nearest_of_simplex(point: Tensor) -> Tensor:
     ranks = torch.arange(1, len(point) + 1, dtype=point.dtype)
     number = int((descending * ranks > excess).sum())
     return (point - excess[number - 1] / number).clamp(min=0)
+
+
+def ascended(weights: Tensor, step: float, losses: Tensor, answered: Tensor) -> Tensor:
+    r"""Return weights after a step towards the large losses, of which some are not known.
+
+    .. math:: \Pi(\lambda + \gamma g), \quad g_k = \ell_k - \bar \ell \text{ if k has answered, else 0}
+
+    with :math:`\bar \ell` the mean loss of those that have answered. The projection does not see a constant that all have in
+    common, so with all losses known these are the weights of :math:`\Pi(\lambda + \gamma \ell)`, and that is computed. A loss
+    that is not known neither raises nor lowers a weight before the projection; a single known loss moves nothing.
+
+    Args:
+        weights: shape (K,), not negative, adding up to 1.
+        step: gamma.
+        losses: shape (K,), finite where ``answered``.
+        answered: bool, shape (K,).
+
+    Example:
+        >>> half = torch.tensor([0.5, 0.5])
+        >>> ascended(half, 0.1, torch.tensor([2.0, 0.0]), torch.tensor([True, False]))
+        tensor([0.5000, 0.5000])
+    """
+    if not answered.all():
+        losses = torch.where(answered, losses - losses[answered].mean(), 0.0)
+    return nearest_of_simplex(weights + step * losses)

@@ -138,6 +138,7 @@ class Facts:
         data_digest: by which the clients' data are known again when a run goes on.
         num_attributes: how many values the attribute of samples may have.
         frozen_digest: of the parameters that nobody trains and that do not travel; empty without any.
+        kinds_sent: name of what clients send along with updates -> what kind it is; see ``privacy.disclosure.KINDS``.
         derived: what of the model follows from its other tensors.
     """
 
@@ -149,6 +150,7 @@ class Facts:
     data_digest: str = ""
     num_attributes: int = 2
     frozen_digest: str = ""
+    kinds_sent: Mapping[str, str] = field(default_factory=dict)
     derived: "tuple[Derived, ...]" = ()
 
 

@@ -56,6 +56,32 @@ def test_fedminmax_ends_where_both_groups_lose_alike_wherever_their_samples_are(
     assert server["counts"].sum() == 10_000 * 80
 
 
+@pytest.mark.parametrize("groups", ["a", "ya"])
+@pytest.mark.parametrize(
+    ("make", "weights"), [(partial(FedMinMax, step=0.05), "mixture"), (partial(BoundedGroupLoss, step=0.05), "theta")]
+)
+def test_a_group_of_which_nobody_has_samples_is_neither_served_nor_neglected(make, weights, groups, caplog):
+    """The minority is away in three rounds; its weight stays, and so does that of a majority that is alone."""
+
+    def round_of(server, *clients):
+        updates = [ClientUpdate(k, {"w": torch.zeros(1)}, {}, 10, 1, 1.0, {}, report=[[s], [c]]) for k, s, c in clients]
+        return aggregator.aggregate(server, model, iter(updates))[0]
+
+    aggregator, model = make(group_losses=GroupLosses(), groups=groups), {"w": torch.zeros(1)}
+    majority, minority = (0, [10.0, 0.0], [10, 0]), (1, [0.0, 15.0], [0, 10])
+    first = round_of(aggregator.init(Facts(2, model, ("w",))), majority, minority)
+    server = first
+    with caplog.at_level("INFO"):
+        for _ in range(3):
+            server = round_of(server, majority)
+    if weights == "mixture":
+        assert first["mixture"].tolist() == pytest.approx([0.4875, 0.5125])
+        assert server["mixture"].tolist() == pytest.approx(first["mixture"].tolist(), rel=1e-12)
+    else:
+        assert server["theta"][1] == first["theta"][1]
+    assert caplog.text.count("No client of the round has samples of the groups [1]") == 3
+
+
 def test_a_bound_on_the_loss_of_groups_is_kept_and_costs_no_more_than_it_must():
     """The first group may lose 25, which it does at sqrt(50); there its multiplier is 2 (10 - w) / w - 1/2."""
     aggregator = BoundedGroupLoss(group_losses=GroupLosses(), zeta=25.0, step=1e-3)

@@ -20,7 +20,7 @@ from fedfacet.aggregators.fedavg import FedAvg
 from fedfacet.aggregators.q_fedavg import QFedAvg
 from fedfacet.clients.queries.local_loss import LocalLoss
 from fedfacet.errors import BadUpdateError
-from fedfacet.simplex import nearest_of_simplex
+from fedfacet.simplex import ascended, nearest_of_simplex
 from fedfacet.types import ClientUpdate, Facts
 
 H, C, ETA = (1.0, 4.0), (0.0, 10.0), 0.01
@@ -95,6 +95,37 @@ def test_clients_of_weight_zero_leave_the_model_as_it_is():
     server, after = aggregator.aggregate({"mixture": torch.tensor([0.0, 1.0], dtype=torch.float64)}, model, iter([first]))
     assert torch.equal(after["w"], model["w"])
     assert server["mixture"].sum() == pytest.approx(1)
+
+
+def test_afl_leaves_those_who_are_away_where_they_are():
+    """Two of three are there and lose alike, so nothing moves; a loss above theirs raises a weight at the other's cost."""
+    aggregator = AgnosticFL(local_loss=LocalLoss(), step=0.1)
+    server = aggregator.init(Facts(3, {"w": torch.zeros(1)}, ("w",)))
+
+    def after(server, **losses):
+        updates = [
+            ClientUpdate(int(name[1]), {"w": torch.zeros(1)}, {}, 10, 1, 1.0, {}, report=loss) for name, loss in losses.items()
+        ]
+        return aggregator.aggregate(server, {"w": torch.zeros(1)}, iter(updates))[0]
+
+    for _ in range(3):
+        server = after(server, _0=1.0, _1=1.0)
+    assert server["mixture"].tolist() == pytest.approx([1 / 3] * 3, rel=1e-12)
+    assert after(server, _0=3.0, _1=1.0)["mixture"].tolist() == pytest.approx([1 / 3 + 0.1, 1 / 3 - 0.1, 1 / 3])
+
+
+@given(st.lists(st.tuples(st.floats(0, 10), st.booleans(), st.floats(0.01, 1)), min_size=1, max_size=6), st.floats(0, 2))
+def test_the_ascent_is_that_of_those_who_answered(clients, step):
+    losses, answered, weights = (torch.tensor(column) for column in zip(*clients, strict=True))
+    losses, weights = losses.double(), weights.double() / weights.double().sum()
+    moved = ascended(weights, step, losses, answered)
+    assert float(moved.sum()) == pytest.approx(1)
+    shifted = ascended(weights, step, losses + 5, answered)
+    assert moved.tolist() == pytest.approx(shifted.tolist(), abs=1e-9), "what all who answered have in common does not count"
+    if answered.sum() < 2:
+        assert moved.tolist() == pytest.approx(weights.tolist(), abs=1e-9), "a lone loss moves nothing"
+    worst = int(torch.where(answered, losses, -1).argmax())
+    assert not answered.any() or moved[worst] >= weights[worst] - 1e-9, "the largest loss never costs weight"
 
 
 @given(st.lists(st.floats(-5, 5), min_size=1, max_size=6))

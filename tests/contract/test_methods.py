@@ -1,10 +1,14 @@
 """Every bundle of conf/method is the row of a table that it names, with every recipe."""
 
+import csv
 import re
 from pathlib import Path
 
 import pytest
 from omegaconf import OmegaConf
+
+from fedfacet import state
+from fedfacet.privacy.disclosure import KINDS, UPDATE
 
 CONF = Path(__file__).parents[2] / "conf"
 PARTS = ("selector", "aggregator", "correction")
@@ -138,8 +142,9 @@ def test_without_one_the_recipe_stays(chosen):
 
 def test_it_runs(method_option, smoke):
     network = ["model=resnet8"] if method_option == "fedbn" else []  # which has what FedBN keeps
-    federation, _ = smoke(f"method={method_option}", "callbacks=[]", *network)
+    federation, run_dir = smoke(f"method={method_option}", "callbacks=[disclosures,csv_log]", *network)
     assert federation.state.round == 1
+    assert_all_that_left_is_written_down(federation, run_dir)
     if method_option not in ROWS:  # somebody's own
         return
     names = [type(part).__name__.lower() for part in (federation.selector, federation.aggregator)]
@@ -150,3 +155,18 @@ def test_it_runs(method_option, smoke):
     assert (federation.engine.clients.objective.correction is None) == (ROWS[method_option][2] == "none")
     everybody = ROWS[method_option][0] in ("all", "hcsfed")
     assert federation.state.participation_counts.sum() == (federation.num_clients if everybody else 3)
+
+
+def assert_all_that_left_is_written_down(federation, run_dir):
+    """What crossed upwards is answers, updates, and what came along with these, which ``disclosures.csv`` has."""
+    (row,) = rows_of(run_dir / "metrics.csv")
+    facts = federation.facts
+    update = state.num_floats({name: facts.model[name] for name in (*facts.parameters, *facts.buffers)})
+    written = rows_of(run_dir / "disclosures.csv")
+    told = int(float(row["comm/query_floats_up"])) + int(float(row["comm/floats_up"])) - int(row["num_arrived"]) * update
+    assert sum(int(one["floats"]) for one in written) == told
+    assert {one["kind"] for one in written} <= {*KINDS, UPDATE}
+
+
+def rows_of(file):
+    return list(csv.DictReader(file.read_text().splitlines())) if file.exists() else []

@@ -1,8 +1,8 @@
-"""The data folder's lossless contact sheets of CIFAR-100, or of a part of CIFAR-10, written as torchvision's pickles.
+"""The data folder's lossless contact sheets of CIFAR-100, or of a part of CIFAR-10, written in the binary version's layout.
 
     python tests/data/cifar_sheets.py SHEETS ROOT
 
-writes ``ROOT/cifar-100-python/`` (about 180 MB), for ``dataset=cifar100 dataset.root=ROOT``, or ``ROOT/cifar-10-batches-py/``,
+writes ``ROOT/cifar-100-binary/`` (about 180 MB), for ``dataset=cifar100 dataset.root=ROOT``, or ``ROOT/cifar-10-batches-bin/``,
 for ``dataset=cifar10 dataset.root=ROOT``. Each class of each split is one sheet of 32 x 32 images, 20 in a row; ``classes.csv``
 has the official label numbers and names.
 """
@@ -10,7 +10,6 @@ has the official label numbers and names.
 import contextlib
 import csv
 import os
-import pickle
 import sys
 import tempfile
 from pathlib import Path
@@ -36,8 +35,8 @@ def classes(sheets):
         return list(csv.DictReader(file))
 
 
-def to_torchvision(sheets, root):
-    """Write ``<root>/cifar-100-python`` or ``<root>/cifar-10-batches-py``, whole or not at all."""
+def to_binary(sheets, root):
+    """Write ``<root>/cifar-100-binary`` or ``<root>/cifar-10-batches-bin``, whole or not at all."""
     rows = classes(sheets)
     folder, contents = cifar100(sheets, rows) if "fine_label" in rows[0] else cifar10(sheets, rows)
     root = Path(root)
@@ -46,47 +45,44 @@ def to_torchvision(sheets, root):
         draft = Path(drafts) / folder
         draft.mkdir()
         for name, content in contents.items():
-            (draft / name).write_bytes(pickle.dumps(content))
+            (draft / name).write_bytes(content)
         with contextlib.suppress(OSError):  # another process was faster
             os.rename(draft, root / folder)
 
 
 def cifar100(sheets, rows):
-    """Return torchvision's folder, and what its files hold."""
-    coarse_of = [int(row["coarse_label"]) for row in rows]
+    """Return the folder's name, and what its files hold."""
+    coarse_of = np.array([int(row["coarse_label"]) for row in rows])
     contents = {}
     for split in ("train", "test"):
         images, labels = load(sheets, split)
-        contents[split] = {
-            "data": flat(images),
-            "fine_labels": labels.tolist(),
-            "coarse_labels": [coarse_of[label] for label in labels],
-            "filenames": files_of(sheets, split),
-        }
+        contents[f"{split}.bin"] = records(images, coarse_of[labels], labels)
     coarse = sorted({(int(row["coarse_label"]), row["coarse_name"]) for row in rows})
-    names = {"fine_label_names": [row["fine_name"] for row in rows], "coarse_label_names": [name for _, name in coarse]}
-    return "cifar-100-python", contents | {"meta": names}
+    contents["fine_label_names.txt"] = lines(row["fine_name"] for row in rows)
+    contents["coarse_label_names.txt"] = lines(name for _, name in coarse)
+    return "cifar-100-binary", contents
 
 
 def cifar10(sheets, rows):
-    """Return torchvision's folder, and what its files hold: each batch every fifth image, so that it has every class."""
-    contents = {"batches.meta": {"label_names": [row["name"] for row in rows]}}
+    """Return the folder's name, and what its files hold: each batch every fifth image, so that it has every class."""
+    contents = {"batches.meta.txt": lines(row["name"] for row in rows)}
     for split, parts in (("train", [f"data_batch_{number}" for number in range(1, 6)]), ("test", ["test_batch"])):
         images, labels = load(sheets, split)
-        files = files_of(sheets, split)
         for first, part in enumerate(parts):
             own = slice(first, None, len(parts))
-            contents[part] = {"data": flat(images[own]), "labels": labels[own].tolist(), "filenames": files[own]}
-    return "cifar-10-batches-py", contents
+            contents[f"{part}.bin"] = records(images[own], labels[own])
+    return "cifar-10-batches-bin", contents
 
 
-def flat(images):
-    return images.transpose(0, 3, 1, 2).reshape(len(images), -1)
+def records(images, *columns):
+    """Each image's labels, then its red, green and blue values."""
+    flat = images.transpose(0, 3, 1, 2).reshape(len(images), -1)
+    return np.concatenate([np.stack(columns, axis=1).astype(np.uint8), flat], axis=1).tobytes()
 
 
-def files_of(sheets, split):
-    return [file.split("/")[1] for file in (Path(sheets) / f"{split}_filenames.txt").read_text().split()]
+def lines(names):
+    return "".join(f"{name}\n" for name in [*names, ""]).encode("ascii")
 
 
 if __name__ == "__main__":
-    to_torchvision(sys.argv[1], sys.argv[2])
+    to_binary(sys.argv[1], sys.argv[2])

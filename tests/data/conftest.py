@@ -1,4 +1,4 @@
-"""Real CIFAR images in torchvision's layout, made once of the data folder's contact sheets; and a server of files."""
+"""Real CIFAR images in the binary version's layout, made once of the data folder's contact sheets; and a server of files."""
 
 import functools
 import runpy
@@ -11,14 +11,14 @@ import pytest
 
 @pytest.fixture(scope="session")
 def cifar100_root(data_dir, pytestconfig, tmp_path_factory):
-    """The folder that holds cifar-100-python: as it is in the data folder, or converted into pytest's cache, which is kept."""
-    return _root(data_dir / "cifar100", "cifar-100-python", pytestconfig, tmp_path_factory)
+    """The folder that holds cifar-100-binary: as it is in the data folder, or converted into pytest's cache, which is kept."""
+    return _root(data_dir / "cifar100", "cifar-100-binary", pytestconfig, tmp_path_factory)
 
 
 @pytest.fixture(scope="session")
 def cifar10_root(data_dir, pytestconfig, tmp_path_factory):
-    """The folder that holds cifar-10-batches-py, of 10,000 training and 5,000 test images, made as ``cifar100_root``."""
-    return _root(data_dir / "cifar10_subset", "cifar-10-batches-py", pytestconfig, tmp_path_factory)
+    """The folder that holds cifar-10-batches-bin, of 10,000 training and 5,000 test images, made as ``cifar100_root``."""
+    return _root(data_dir / "cifar10_subset", "cifar-10-batches-bin", pytestconfig, tmp_path_factory)
 
 
 def _root(sheets, folder, pytestconfig, tmp_path_factory):
@@ -29,7 +29,7 @@ def _root(sheets, folder, pytestconfig, tmp_path_factory):
     cache = getattr(pytestconfig, "cache", None)  # not there with `-p no:cacheprovider`
     root = Path(cache.mkdir(sheets.name)) if cache is not None else tmp_path_factory.mktemp(sheets.name)
     if not (root / folder).is_dir():
-        runpy.run_path(str(Path(__file__).with_name("cifar_sheets.py")))["to_torchvision"](sheets, root)
+        runpy.run_path(str(Path(__file__).with_name("cifar_sheets.py")))["to_binary"](sheets, root)
     return root
 
 

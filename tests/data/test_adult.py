@@ -138,7 +138,7 @@ def test_other_counts_are_refused(generated):
         (ROW.replace("Bachelors", "?"), r"`education` to be one of .* or another of 16 .* but got '\?' in line 2"),
         (ROW + ".", r"`income` to be one of '<=50K', '>50K' in every line of \S+ but got '<=50K\.' in line 2"),
         (ROW[:40], "15 entries in every line .* but got 6 in line 2"),
-        (ROW.replace("Male", '"Male'), r"a file of Adult, but it cannot be read \(Error: unexpected end of data\)"),
+        (ROW.replace("Male", '"Male'), r"what follows line 1 cannot be read \(unexpected end of data\)"),
     ],
 )  # fmt: skip
 def test_a_wrong_row_is_named(generated, tmp_path, row, sentence):

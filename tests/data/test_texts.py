@@ -58,11 +58,14 @@ def test_faults_are_said(words, changed, said):
 
 
 def test_a_text_without_tokens_is_said(words, tmp_path):
-    datasets.Dataset.from_dict(LABELLED | {"text": ["a", None] * 8}).save_to_disk(str(tmp_path / "empty"))
+    datasets.Dataset.from_dict(LABELLED | {"text": ["a", ""] * 8}).save_to_disk(str(tmp_path / "empty"))
+    datasets.Dataset.from_dict(LABELLED | {"text": ["a", None] * 8}).save_to_disk(str(tmp_path / "none"))
     file = tmp_path / "tokenizer.json"
     file.write_text(json.dumps(json.loads(file.read_text()) | {"post_processor": None}))
     with pytest.raises(DatasetCorruptError, match=r"Sample 1 of .* has no tokens"):
         words(folder="empty").load()
+    with pytest.raises(DatasetCorruptError, match=r"input in every row of the column 'text' .* row 2 has none"):
+        words(folder="none").load()
 
 
 def test_without_tokenizers_the_extra_is_named(words, monkeypatch):

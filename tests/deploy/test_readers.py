@@ -154,7 +154,7 @@ HOSTILE = {
     "no attribute": (CSV, ROWS, "age,colour,class\n1,red,no\n", "`attribute` to name a column of"),
     "a line too long": (CSV, ROWS, HEAD + "1,red,no,f,Ann\n", "Expected 4 entries in every line of .*, but got 5 in line 2"),
     "no rows": (CSV, ROWS, HEAD, "but it has no rows"),
-    "no table": (CSV, ROWS, b"\xff\xfe\x00", "to be a csv file, but it cannot be read"),
+    "no table": (CSV, ROWS, b"\xff\xfe\x00", "to be a csv file in UTF-8, but it is in UTF-16"),
     "a split": (
         CSV,
         ROWS,

@@ -7,7 +7,7 @@ import torch
 
 from fedfacet import state
 from fedfacet.aggregators.base import Aggregator, reported_loss
-from fedfacet.simplex import nearest_of_simplex
+from fedfacet.simplex import ascended
 from fedfacet.types import ClientUpdate, Facts, Query, ServerState, State
 
 
@@ -23,8 +23,8 @@ class AgnosticFL(Aggregator):
         w \leftarrow w + \frac{\sum_k \lambda_k \Delta_k}{\sum_k \lambda_k}, \quad
         \lambda \leftarrow \Pi_\Lambda(\lambda + \gamma F(w)), \quad \lambda_k = 1 / K \text{ at first}
 
-    with sums over the clients whose update arrived and :math:`F_k = 0` for all others. A round whose clients all have weight 0
-    leaves the model as it is.
+    with sums over the clients whose update arrived. For all others the ascent is 0, and for these it is :math:`F_k` less the
+    mean of theirs (``simplex.ascended``). A round whose clients all have weight 0 leaves the model as it is.
 
     Source: Mohri et al., Agnostic Federated Learning, ICML 2019, arXiv:1902.00146, section 4.3, algorithm 1; as AFL in the
     thesis, table 20 (good-intent fairness).
@@ -56,13 +56,13 @@ class AgnosticFL(Aggregator):
     def aggregate(self, server: ServerState, model: State, updates: Iterable[ClientUpdate]) -> tuple[ServerState, State]:
         """Return the next weights and the next model."""
         mixture = server["mixture"]
-        losses = torch.zeros_like(mixture)
+        losses, answered = torch.zeros_like(mixture), torch.zeros(len(mixture), dtype=torch.bool)
         total_weight = total_share = 0.0
 
         def weighed() -> Iterator[ClientUpdate]:
             nonlocal total_weight, total_share
             for update in updates:
-                losses[update.client_id] = reported_loss(update)
+                losses[update.client_id], answered[update.client_id] = reported_loss(update), True
                 share, weight = float(mixture[update.client_id]), self.weight(update)
                 total_weight += weight
                 total_share += weight * share
@@ -70,4 +70,4 @@ class AgnosticFL(Aggregator):
 
         mean, buffers = self.average(weighed())  # of lambda Delta, by p
         mean = state.scaled(mean, total_weight / total_share) if total_share else {}
-        return {"mixture": nearest_of_simplex(mixture + self.step * losses)}, state.add(model, {**mean, **buffers})
+        return {"mixture": ascended(mixture, self.step, losses, answered)}, state.add(model, {**mean, **buffers})

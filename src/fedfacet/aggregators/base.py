@@ -1,5 +1,6 @@
 """The contract of an aggregator."""
 
+import logging
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
@@ -14,6 +15,8 @@ from fedfacet import state
 from fedfacet.arguments import check_choice
 from fedfacet.errors import BadUpdateError
 from fedfacet.types import Broadcast, ClientUpdate, Facts, Query, ServerState, State
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(eq=False, kw_only=True)
@@ -168,6 +171,13 @@ class GroupReports:
             self.sums_YA = sums + self.sums_YA if self.sums_YA.numel() else sums
             self.counts_YA = counts + self.counts_YA if self.counts_YA.numel() else counts
             yield update
+
+    def present(self, groups: str) -> Tensor:
+        """Return which groups have samples among those counted, bool of shape (A,) or (Y A,); the log names the others."""
+        present = of_groups(self.counts_YA, groups) > 0
+        if absent := (~present).nonzero().flatten().tolist():
+            log.info("No client of the round has samples of the groups %s by %s: their weights do not ascend.", absent, groups)
+        return present
 
 
 GROUPINGS = ("a", "ya")

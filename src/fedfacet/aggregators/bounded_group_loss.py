@@ -28,7 +28,8 @@ class BoundedGroupLoss(Aggregator):
 
     Deviations: a round is a client's whole local training; :math:`r_g` is over the clients whose update arrived, and
     :math:`\rho_g` over all that arrived so far; clients weight their samples from the second round on, when the server knows
-    :math:`\rho`; the result is the last model, not the average of all.
+    :math:`\rho`; the result is the last model, not the average of all. A group without
+    samples in a round keeps its :math:`\theta_g`, and the log names it.
 
     Args:
         group_losses: what clients are asked for.
@@ -80,8 +81,7 @@ class BoundedGroupLoss(Aggregator):
         if not self.bound:
             return server, model
         sums, counts = (of_groups(table, self.groups) for table in (reports.sums_YA, reports.counts_YA))
-        # A group that nobody of the cohort has says nothing about its loss.
-        ascent = torch.where(counts > 0, self.step * (sums / counts.clamp(min=1) - self.zeta), 0.0)
+        ascent = torch.where(reports.present(self.groups), self.step * (sums / counts.clamp(min=1) - self.zeta), 0.0)
         first = not server["counts"].numel()
         known = reports.counts_YA if first else server["counts"] + reports.counts_YA
         return {"theta": ascent if first else server["theta"] + ascent, "counts": known}, model

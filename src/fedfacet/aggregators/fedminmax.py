@@ -8,7 +8,7 @@ import torch
 from fedfacet import state
 from fedfacet.aggregators.base import GROUPINGS, Aggregator, GroupReports, of_cells, of_groups
 from fedfacet.arguments import check_choice
-from fedfacet.simplex import nearest_of_simplex
+from fedfacet.simplex import ascended
 from fedfacet.types import GROUP_WEIGHTS, Broadcast, ClientUpdate, Facts, Query, ServerState, State
 
 
@@ -26,7 +26,8 @@ class FedMinMax(Aggregator):
     algorithm 1; the default of ``step`` was not checked against the paper.
 
     Deviations: a round is a client's whole local training; :math:`r_g` is over the clients whose update arrived, and
-    :math:`\rho_g` over all that arrived so far.
+    :math:`\rho_g` over all that arrived so far. A group without samples in a round has no :math:`r_g`: its ascent is 0, that of
+    the others is their loss less the mean of theirs (``simplex.ascended``), and the log names it.
 
     Args:
         group_losses: what clients are asked for.
@@ -74,4 +75,4 @@ class FedMinMax(Aggregator):
         counts = reports.counts_YA if first else server["counts"] + reports.counts_YA
         mixture = of_groups(counts, self.groups) / counts.sum() if first else server["mixture"]
         risks = of_groups(reports.sums_YA, self.groups) / of_groups(reports.counts_YA, self.groups).clamp(min=1)
-        return {"mixture": nearest_of_simplex(mixture + self.step * risks), "counts": counts}, model
+        return {"mixture": ascended(mixture, self.step, risks, reports.present(self.groups)), "counts": counts}, model

@@ -1,4 +1,4 @@
-"""Who told the server what, as a file."""
+"""What clients told the server, as a file."""
 
 from collections import Counter, defaultdict
 from collections.abc import Mapping
@@ -7,18 +7,22 @@ from typing import Any
 
 from fedfacet.callbacks.base import Callback
 from fedfacet.federation import Federation
+from fedfacet.privacy.disclosure import UNDECLARED
 from fedfacet.storage.run_files import each_row_of
 from fedfacet.storage.table import Table
-from fedfacet.types import RoundResult
+from fedfacet.types import Disclosed, RoundResult
 
 
 class Disclosures(Callback):
-    """A row per answered query in ``disclosures.csv``: round, client, query, kind, floats and epsilon of the noise on them.
+    """A row for all that leaves a client beside its update: round, client, query, kind, floats, epsilon of the noise on them.
+
+    Rows are the answers to queries, and what a method sends along with updates: its ``query`` is then the name of what is sent.
+    So a round's floats here are ``comm/query_floats_up``, and ``comm/floats_up`` less the updates themselves. What every update
+    has (numbers of samples and steps, the training loss) has no row.
 
     A run that claims an epsilon by ``privacy`` adds the noise multiplier by which that counts the answer; infinity is of what
-    tells nothing. A run whose clients are asked nothing has no such file.
-    ``summary.json`` says under ``disclosure`` which policy held, what
-    kinds of answers the server has of how many clients, and the most floats that any client gave.
+    tells nothing. A run whose clients send nothing but updates has no such file. ``summary.json`` says under ``disclosure``
+    which policy held, what kinds the server has of how many clients, and the most floats that any client gave.
     """
 
     def __init__(self, *, run_dir: Path) -> None:
@@ -29,9 +33,14 @@ class Disclosures(Callback):
         self.table.cut_back(federation.state.round)
 
     def on_round_end(self, federation: Federation, result: RoundResult) -> None:
-        """Append a row per answer."""
+        """Append a row per answer, and per thing that came along with an update."""
         accounting = federation.accounting
         counts = accounting is not None and accounting.claims
+        sent = [
+            Disclosed(receipt.client_id, name, federation.facts.kinds_sent.get(name, UNDECLARED), floats, None)
+            for receipt in result.receipts
+            for name, floats in _sent_along(federation).items()
+        ]
         self.table.append(
             *(
                 {
@@ -43,7 +52,7 @@ class Disclosures(Callback):
                     "epsilon": "" if answer.epsilon is None else answer.epsilon,
                     **({"noise_multiplier": "" if answer.counted is None else answer.counted} if counts else {}),
                 }
-                for answer in result.disclosed
+                for answer in (*result.disclosed, *sent)
             )
         )
 
@@ -70,3 +79,12 @@ class Disclosures(Callback):
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Refuse a file that is not the run's; see ``Table.take_up``."""
         self.table.take_up(state_dict)
+
+
+def _sent_along(federation: Federation) -> dict[str, int]:
+    """Return how many numbers come along with each update, by name; several tensors may go by one name and a slash."""
+    floats: Counter[str] = Counter()
+    for name, tensor in federation.extras.items():
+        known = (known for known in federation.facts.kinds_sent if name.startswith(f"{known}/"))
+        floats[next(known, name)] += tensor.numel()
+    return dict(floats)

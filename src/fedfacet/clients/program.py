@@ -41,6 +41,7 @@ from fedfacet.errors import EngineError
 from fedfacet.objectives.classification import OptimizerFactory, sums_gradients
 from fedfacet.ours import draws_by_torch
 from fedfacet.privacy.base import Privacy
+from fedfacet.privacy.disclosure import kinds_sent
 from fedfacet.privacy.dp_sgd import DPSGD
 from fedfacet.transforms.base import UpdateTransform
 from fedfacet.types import (
@@ -440,7 +441,9 @@ class Clients:
         sent = [tuple(name for name in part if name not in personal) for part in (program.parameters, program.buffers)]
         model = state.clone(state.travelling(program.module))
         data_digest = fingerprint(self.dataset, whole=self.whole_fingerprint)
-        told = (data_digest, self.dataset.num_attributes, program.frozen_digest, program.derived)
+        parts = (self.objective, getattr(self.objective, "correction", None))
+        kinds = {name: kind for part in parts for name, kind in kinds_sent(part, getattr(part, "gives", ())).items()}
+        told = (data_digest, self.dataset.num_attributes, program.frozen_digest, kinds, program.derived)
         return Facts(self.partition.num_clients, model, sent[0], sent[1], personal, *told)
 
     def program_of(self, model: State) -> ClientProgram:

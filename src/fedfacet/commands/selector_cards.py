@@ -70,7 +70,7 @@ NEEDS = ("devices", "server data", "updates", "attributes")
 def all_cards() -> dict[str, Card]:
     """Return a card for every option of ``conf/selector``, and for the others that are rows of table 4.
 
-    Their names are those of options; of others than selectors with the group before them, as in ``aggregator=ddaba``.
+    Their names are those of options; of others than selectors with the group before them, as in ``aggregator=rank_trimmed``.
     """
     cards = {file.stem: _card("selector", file.stem) for file in sorted((conf_dir() / "selector").glob("*.yaml"))}
     for row in load_table4():

@@ -1,6 +1,7 @@
 """The contract of a drift correction."""
 
 from collections.abc import Mapping
+from typing import ClassVar
 
 from torch import Tensor, nn
 
@@ -17,8 +18,11 @@ class Correction(nn.Module):
     gives: frozenset[str] = frozenset()
     """Names of what clients send along with their updates for it; some other part must need each of them.
 
-    What sends anything says in ``discloses`` of what kinds that is, or no disclosure policy allows it.
+    ``discloses`` says of what kind each is, or no disclosure policy allows it.
     """
+
+    discloses: ClassVar[Mapping[str, str]] = {}
+    """Name -> kind, of ``privacy.disclosure.KINDS``; ``UPDATE`` for what tells no more than the update does."""
 
     needs: frozenset[str] = frozenset()
     """Names of what the server must send along with the model; some other part must give each of them."""

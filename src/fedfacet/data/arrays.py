@@ -9,9 +9,12 @@ from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
 
 from fedfacet.data.dataset import Dataset, InMemoryInputs
-from fedfacet.data.labels import split_groups
+from fedfacet.data.entries import holds_controls, too_many
+from fedfacet.data.labels import fault_of_classes, split_groups, warn_of_attributes
 
 Labels = NDArray[np.int64]
+
+_LEAST_STD = 1e-6
 
 
 def dataset_from_arrays(
@@ -65,14 +68,23 @@ def dataset_from_arrays(
         train, tested = split_groups(labels * len(values) + attributes, test, seed)
     else:
         train, tested = np.split(np.arange(len(labels)), [len(parts[0][1])])
+        if (fault := fault_of_classes(labels[train], labels[tested], classes)) is not None:
+            raise ValueError(fault)
+        warn_of_attributes(attributes[train], attributes[tested], values)
+    if too_many(np.unique(labels).astype(str).tolist(), len(labels)):
+        raise ValueError(
+            f"Expected `y` to have a few classes that many samples share, but it has {len(np.unique(labels))} in {len(labels)} "
+            "samples: give classes, or put ranges in place of numbers."
+        )
     if inputs.dtype == torch.uint8 and mean is None and std is None:
         mean, std = _moments(inputs, train)
     for name, given in (("mean", mean), ("std", std)):
         wanted = inputs.shape[1] if inputs.dtype == torch.uint8 else 0
-        if len(given or ()) != wanted or (name == "std" and wanted and min(given or ()) <= 0):
+        numbers = np.asarray(() if given is None else given, dtype=np.float32)
+        if numbers.shape != (wanted,) or not np.isfinite(numbers).all() or (name == "std" and (numbers <= _LEAST_STD).any()):
             raise ValueError(
                 f"Expected `mean` and `std` of images alone, a number for each channel (here {wanted}) and a `std` larger than "
-                f"0, but got {name} = {given}: leave out both."
+                f"0 ({_LEAST_STD}), but got {name} = {given}: leave out both."
             )
     if shadowed := {"y", "a"} & set(columns or ()):
         raise ValueError(f"Expected `columns` of other names than y and a, but got {shadowed.pop()!r}: choose another name.")
@@ -169,11 +181,16 @@ def inputs_of(array: NDArray[Any]) -> Tensor:
             )
         return torch.tensor(array)
     if array.dtype.kind in "iu":
+        if array.max() > np.iinfo(np.int64).max:
+            raise ValueError(f"Expected whole numbers that int64 can hold, but `x` has {array.max()}: convert it to float32.")
         return torch.tensor(array.astype(np.int64))
     with np.errstate(over="ignore"):
         vectors = torch.tensor(array.astype(np.float32))
     if not vectors.isfinite().all():
-        raise ValueError("Expected `x` to be finite in float32, but it holds NaN or infinity: fill or drop those samples.")
+        row = int(vectors.isfinite().flatten(1).all(dim=1).int().argmin())
+        raise ValueError(
+            f"Expected `x` to be finite in float32, but x[{row}] holds NaN or infinity: fill or drop such samples."
+        )
     return vectors
 
 
@@ -202,9 +219,13 @@ def _names(setting: str, names: Sequence[str] | None, labels: Labels) -> tuple[s
                 f"without gaps, or give `{setting}`."
             )
         return tuple(map(str, range(largest + 1)))
-    if len(names) <= largest:
-        raise ValueError(f"Expected `{setting}` to have a name for each label from 0 to {largest}, but got {len(names)}.")
-    return tuple(map(str, names))
+    if isinstance(names, str) or len(names) <= largest:
+        told = repr(names) if isinstance(names, str) else len(names)
+        raise ValueError(f"Expected `{setting}` to have a name for each label from 0 to {largest}, but got {told}.")
+    texts = tuple(map(str, names))
+    if len(set(texts)) < len(texts) or any(map(holds_controls, texts)):
+        raise ValueError(f"Expected `{setting}` to be different names without control characters, but got {texts!r:.200}.")
+    return texts
 
 
 def _moments(pixels: Tensor, train: Labels) -> tuple[list[float], list[float]]:

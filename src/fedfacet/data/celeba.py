@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedfacet.data.dataset import Dataset
+from fedfacet.data.entries import visible
 from fedfacet.data.generated import noise, write_image, write_lines
 from fedfacet.data.images import IMAGENET_MEAN, IMAGENET_STD, ImageFiles
 from fedfacet.data.reading import reading
@@ -95,7 +96,7 @@ class CelebA(DatasetSource):
         if missing := [name for name in names if name not in present]:
             raise DatasetNotFoundError(
                 f"Expected CelebA's {len(names)} images in {folder / IMAGES}, but {len(missing)} are missing, the first of "
-                f"them {missing[0]}: unpack {IMAGES}.zip, linked on {PAGE}, in {folder}."
+                f"them {visible(missing[0])}: unpack {IMAGES}.zip, linked on {PAGE}, in {folder}."
             )
         images = ImageFiles(
             [folder / IMAGES / name for name in names],

@@ -1,93 +1,133 @@
-"""What CIFAR-10 and CIFAR-100 share: images of 3 x 32 x 32 bytes in pickled mappings, torchvision's layout."""
+"""What CIFAR-10 and CIFAR-100 share: the files of their binary version, in which each image follows its labels.
 
-import contextlib
-import pickle
-from collections.abc import Callable, Mapping
+A record is one byte per label column and 3,072 bytes of image: 32 x 32 red values, then green, then blue. The authors also
+publish a Python version, which is pickled and therefore not read: a pickle can make a program do anything.
+"""
+
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from fedfacet.data.archives import obtain
+from fedfacet.data.generated import write_lines, write_whole
 from fedfacet.data.reading import reading
-from fedfacet.errors import DatasetCorruptError, DatasetNotFoundError
+from fedfacet.errors import DatasetNotFoundError
 
 BYTES = 3 * 32 * 32
+_MOST_RECORDS = 200_000
+_MOST_NAME_BYTES = 100_000
 
 
 @dataclass(frozen=True, slots=True)
 class CifarFiles:
-    """The files of CIFAR-10 or CIFAR-100; ``name`` says which, and ``how_to_get`` how to get them."""
+    """The files of CIFAR-10 or CIFAR-100.
+
+    Args:
+        name: of the data set, for messages.
+        folder: that holds the files.
+        pickled: the name of the folder of the Python version.
+        megabytes: the size of the archive.
+        digest: of the archive, as its authors publish it.
+    """
 
     name: str
     folder: Path
-    how_to_get: Callable[[], str]
+    pickled: str
+    megabytes: int
+    digest: str
 
-    def read(self, part: str, keys: Mapping[str, int | None]) -> dict[str, Any]:
-        """Return a pickled mapping that has ``keys``, each of the given length where one is given.
+    def obtain(self, url: str, official: str, *, download: bool) -> None:
+        """Fetch and unpack the archive if the folder is missing and ``download`` is set.
+
+        Raises:
+            DatasetNotFoundError: if the folder is missing and stays so.
+        """
+        obtain(
+            self.folder,
+            url=url,
+            archive=self.folder.parent / official.rpartition("/")[2],
+            allowed=download,
+            missing=f"Expected {self.name} in {self.folder}, but it is not there: {self._how_to_get()}.",
+            published=self.digest if url == official else None,
+        )
+
+    def names(self, part: str, number: int) -> tuple[str, ...]:
+        """Return the names of classes, one a line.
 
         Raises:
             DatasetNotFoundError: if there is no such file.
-            DatasetCorruptError: if it is not such a mapping.
+            DatasetCorruptError: if it holds another number of names.
         """
-        file = self.folder / part
-        if not file.is_file():
-            raise DatasetNotFoundError(
-                f"Expected {self.name}'s file {part!r} in {self.folder}, but it is not there: {self.how_to_get()}."
-            )
-        with self._reading(file), file.open("rb") as opened:
-            content = dict(_NumpyUnpickler(opened, encoding="latin1").load())
-            lengths = {key: len(content[key]) for key in keys}
-        if wrong := [key for key, length in keys.items() if length is not None and lengths[key] != length]:
-            raise DatasetCorruptError(
-                f"Expected {keys[wrong[0]]} entries under {wrong[0]!r} of {file}, but got {lengths[wrong[0]]}: delete the "
-                "folder and fetch it again."
-            )
-        return content
+        content = self._bytes(part, _MOST_NAME_BYTES)
+        with reading(self.folder / part, f"a list of {number} names", self._remedy):
+            names = tuple(content.decode("ascii").split())
+            if len(set(names)) != number:
+                raise ValueError(f"it holds {len(set(names))} different names")
+        return names
 
-    def images(self, part: str, content: Mapping[str, Any], labels: Mapping[str, int]) -> NDArray[np.uint8]:
-        """Return the images of a file, shape (N, 3, 32, 32), whose label columns are held to their numbers of classes.
+    def records(self, part: str, numbers: Sequence[int]) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
+        """Return the images of a file, shape (N, 3, 32, 32), and their labels, shape (N, columns).
+
+        Args:
+            part: the file's name.
+            numbers: of classes, one for each column of labels.
 
         Raises:
-            DatasetCorruptError: if there are other images, or other labels: the first column has every class.
+            DatasetNotFoundError: if there is no such file.
+            DatasetCorruptError: if it ends within a record, or a label is unknown, or a class has no image.
         """
-        with self._reading(self.folder / part):
-            data = content["data"]
-            shape = getattr(data, "shape", None)
-            columns = [np.asarray(content[key]) for key in labels]
-            whole = isinstance(data, np.ndarray) and data.dtype == np.uint8 and shape == (len(columns[0]), BYTES)
-            known = all(
-                column.shape == (len(columns[0]),) and set(column.tolist()) <= set(range(number))
-                for column, number in zip(columns, labels.values(), strict=True)
+        size = len(numbers) + BYTES
+        content = self._bytes(part, _MOST_RECORDS * size)
+        with reading(self.folder / part, f"a whole file of {self.name} in its binary version", self._remedy):
+            if not content or len(content) % size:
+                raise ValueError(f"its {len(content)} bytes are no whole number of records of {size} bytes")
+            rows = np.frombuffer(content, dtype=np.uint8).reshape(-1, size)
+            for column, number in enumerate(numbers):
+                found = np.unique(rows[:, column])
+                if found.tolist() != list(range(number)):
+                    raise ValueError(f"its labels are of {len(found)} classes up to {found.max()}, and not of {number}")
+        return rows[:, len(numbers) :].reshape(-1, 3, 32, 32), rows[:, : len(numbers)].astype(np.int64)
+
+    def _bytes(self, part: str, most: int) -> bytes:
+        file = self.folder / part
+        if not file.exists():
+            raise DatasetNotFoundError(
+                f"Expected {self.name}'s file {part!r} in {self.folder}, but it is not there: {self._remedy}."
             )
-            most = next(iter(labels.values()))
-            if not whole or not known or len(set(columns[0].tolist())) != most:
-                raise DatasetCorruptError(
-                    f"Expected {self.folder / part} to hold images of {BYTES} bytes and as many labels of {most} classes, but "
-                    f"got images of shape {shape} and {len(columns[0])} labels: delete the folder and fetch it again."
-                )
-            images: NDArray[np.uint8] = data.reshape(-1, 3, 32, 32)
-            return images
+        with reading(file, f"a file of {self.name} in its binary version", self._remedy):
+            if (size := file.stat().st_size) > most:
+                raise ValueError(f"it has {size:,} bytes, which is more than {most:,}")
+            return file.read_bytes()
 
-    def _reading(self, file: Path) -> contextlib.AbstractContextManager[None]:
-        return reading(file, f"a whole file of {self.name} in its Python version", "delete the folder and fetch it again")
+    @property
+    def _remedy(self) -> str:
+        return "delete the folder and fetch it again with dataset.download=true"
 
-
-class _NumpyUnpickler(pickle.Unpickler):
-    """Reads arrays and plain data, and runs nothing else that a file may ask for."""
-
-    def find_class(self, module: str, name: str) -> Any:
-        if (module, name) == ("_codecs", "encode"):
-            return super().find_class(module, name)
-        if module in ("numpy", "numpy.core.multiarray", "numpy._core.multiarray", "numpy._core.numeric"):
-            if name == "dtype":
-                return _dtype
-            if name in ("ndarray", "_reconstruct", "_frombuffer"):
-                return super().find_class(module.replace("numpy.core", "numpy._core"), name)
-        raise pickle.UnpicklingError(f"it asks for {module}.{name}")
+    def _how_to_get(self) -> str:
+        root = self.folder.parent
+        if (root / "classes.csv").is_file():
+            return (
+                f"{root} has contact sheets, so write the binary version into a folder DIR with `python tests/data/"
+                f"cifar_sheets.py {root} DIR` (see docs/participation.md), and give dataset.root=DIR"
+            )
+        pickles = f"{self.pickled} is there, but it is pickled, and a pickle may run code, so it is not read; "
+        return (
+            f"{pickles if (root / self.pickled).is_dir() else ''}fetch the binary version ({self.megabytes} MB) with "
+            f"dataset.download=true, name the folder that holds {self.folder.name} with dataset.root=DIR, point FEDFACET_DATA "
+            f"at a folder that holds {root.name}/{self.folder.name}, or use `experiment=digits_gsc` instead, which needs no "
+            "download"
+        )
 
 
-def _dtype(code: str, align: Any = False, copy: Any = False) -> np.dtype[Any]:
-    """Return a dtype; the official files say 0 and 1 where numpy now wants False and True."""
-    return np.dtype(code, bool(align), bool(copy))
+def write_records(file: Path, pixels: NDArray[np.uint8], *columns: NDArray[np.int64]) -> None:
+    """Write images of ``BYTES`` bytes each behind their labels, as ``write_whole`` does."""
+    labels = np.stack(columns, axis=1).astype(np.uint8)
+    write_whole(file, np.concatenate([labels, pixels.reshape(-1, BYTES)], axis=1).tobytes())
+
+
+def write_names(file: Path, names: Iterable[str]) -> None:
+    """Write names of classes and the empty line that the official files end with."""
+    write_lines(file, [*names, ""])

@@ -1,6 +1,5 @@
 """CIFAR-100."""
 
-import pickle
 from dataclasses import dataclass
 
 import numpy as np
@@ -9,14 +8,15 @@ from numpy.typing import NDArray
 
 from fedfacet.arguments import check_choice, check_within
 from fedfacet.data.augmentation import CropAndFlip
-from fedfacet.data.cifar import BYTES, CifarFiles
+from fedfacet.data.cifar import BYTES, CifarFiles, write_names, write_records
 from fedfacet.data.dataset import Dataset, InMemoryInputs
-from fedfacet.data.generated import noise, write_whole
+from fedfacet.data.generated import noise
 from fedfacet.data.source import DatasetSource, located
 from fedfacet.data.spawrious import hold_out
 
-FOLDER = "cifar-100-python"
-NUM_CLASSES = 100
+FOLDER = "cifar-100-binary"
+URL = "https://www.cs.toronto.edu/~kriz/cifar-100-binary.tar.gz"
+NUM_COARSE, NUM_CLASSES = 20, 100
 
 
 @dataclass(eq=False, kw_only=True)
@@ -33,13 +33,14 @@ class CIFAR100(DatasetSource):
     Deviation: the split is stratified, and validation is not augmented; the released code draws it at random and augments it.
 
     Args:
-        root: folder that holds ``cifar-100-python`` in torchvision's layout.
+        root: folder that holds ``cifar-100-binary``, the binary version; the Python version is pickled and not read.
         labels: what models are trained on, ``"fine"`` (100 classes) or ``"coarse"`` (20 superclasses of five of these each), on
             the same split.
         val_fraction: the part of every class that validates, in (0, 1).
         augment: whether training images are shifted and mirrored.
         seed: of the split; it does not follow the run's seed.
-        download: fetch the archive (169 MB) into ``root`` with torchvision where the folder is missing.
+        download: fetch the archive (169 MB) and unpack it in ``root`` if the folder is missing.
+        url: of the archive.
     """
 
     root: str
@@ -48,6 +49,7 @@ class CIFAR100(DatasetSource):
     augment: bool = True
     seed: int = 0
     download: bool = False
+    url: str = URL
 
     def __post_init__(self) -> None:
         check_choice("dataset.labels", self.labels, ("fine", "coarse"))
@@ -59,50 +61,29 @@ class CIFAR100(DatasetSource):
         for part, per_class in (("train", max(10, round(2 / self.val_fraction))), ("test", 2)):
             labels = np.arange(NUM_CLASSES * per_class) % NUM_CLASSES
             pixels = noise(f"cifar100-{part}", labels, (BYTES,))
-            content = {"data": pixels, "fine_labels": labels.tolist(), "coarse_labels": (labels // 5).tolist()}
-            write_whole(self.folder / part, pickle.dumps(content))
-        fine, coarse = ([f"{kind}_{number:02d}" for number in range(count)] for kind, count in (("fine", 100), ("coarse", 20)))
-        write_whole(self.folder / "meta", pickle.dumps({"fine_label_names": fine, "coarse_label_names": coarse}))
+            write_records(self.folder / f"{part}.bin", pixels, labels // 5, labels)
+        for kind, count in (("fine", NUM_CLASSES), ("coarse", NUM_COARSE)):
+            write_names(self.folder / f"{kind}_label_names.txt", [f"{kind}_{number:02d}" for number in range(count)])
 
     def load(self, demand: NDArray[np.int64] | None = None) -> Dataset:
         """Read and split the images; see ``DatasetSource.load``."""
-        if self.download and not self.folder.is_dir():
-            from torchvision.datasets import CIFAR100 as Official
-
-            Official(str(self.folder.parent), download=True)
-        files = CifarFiles("CIFAR-100", self.folder, self._how_to_get)
-        names = files.read("meta", {"fine_label_names": NUM_CLASSES, "coarse_label_names": 20})
-        parts = [files.read(part, {"data": None, "fine_labels": None, "coarse_labels": None}) for part in ("train", "test")]
-        pixels = np.concatenate(
-            [
-                files.images(part, content, {"fine_labels": NUM_CLASSES, "coarse_labels": 20})
-                for part, content in zip(("train", "test"), parts, strict=True)
-            ]
-        )
-        columns = {
-            kind: np.concatenate([np.asarray(part[f"{kind}_labels"], dtype=np.int64) for part in parts])
-            for kind in ("fine", "coarse")
+        files = CifarFiles("CIFAR-100", self.folder, "cifar-100-python", 169, "md5:03b5dce01913d631647c71ecec9e9cb8")
+        files.obtain(self.url, URL, download=self.download)
+        names = {
+            kind: files.names(f"{kind}_label_names.txt", count)
+            for kind, count in (("coarse", NUM_COARSE), ("fine", NUM_CLASSES))
         }
-        nobody = np.zeros_like(columns["fine"])
-        given, test = np.split(np.arange(len(nobody)), [len(parts[0]["data"])])
+        parts = [files.records(part, [NUM_COARSE, NUM_CLASSES]) for part in ("train.bin", "test.bin")]
+        pixels, labels = (np.concatenate(arrays) for arrays in zip(*parts, strict=True))
+        columns = {kind: labels[:, position].copy() for position, kind in enumerate(names)}
+        nobody = np.zeros(len(labels), dtype=np.int64)
+        given, test = np.split(np.arange(len(nobody)), [len(parts[0][1])])
         train, val = hold_out(columns["fine"][given], nobody[given], self.val_fraction, self.seed, "cifar100-validation")
         return Dataset(
             *(InMemoryInputs(torch.from_numpy(pixels)), columns.pop(self.labels), nobody, train, test, val),
-            class_names=tuple(map(str, names[f"{self.labels}_label_names"])),
+            class_names=names[self.labels],
             mean=(0.5071, 0.4867, 0.4408),
             std=(0.2675, 0.2565, 0.2761),
             columns=columns,
             augmentation=CropAndFlip(padding=4) if self.augment else None,
-        )
-
-    def _how_to_get(self) -> str:
-        if (self.folder.parent / "classes.csv").is_file():
-            return (
-                f"{self.folder.parent} has contact sheets, so write torchvision's layout into a folder DIR with `python tests/"
-                f"data/cifar_sheets.py {self.folder.parent} DIR` (see docs/participation.md), and give dataset.root=DIR"
-            )
-        return (
-            "fetch it (169 MB) with dataset.download=true, name the folder that holds cifar-100-python with dataset.root=DIR, "
-            "point FEDFACET_DATA at a folder that holds cifar100/cifar-100-python, or use `experiment=digits_gsc` instead, "
-            "which needs no download"
         )

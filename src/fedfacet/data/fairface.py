@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 
 from fedfacet import rng
 from fedfacet.data.dataset import Dataset
+from fedfacet.data.entries import visible
 from fedfacet.data.generated import noise, write_image, write_lines
 from fedfacet.data.images import IMAGENET_MEAN, IMAGENET_STD, ImageFiles
 from fedfacet.data.source import DatasetSource, located
@@ -73,7 +74,7 @@ class FairFace(DatasetSource):
         if missing := [path for path in paths if not path.is_file()]:
             raise DatasetNotFoundError(
                 f"Expected FairFace's {len(paths)} images beside the tables in {folder}, but {len(missing)} are missing, the "
-                f"first of them {missing[0]}: unpack the images with a padding of 0.25, linked on {PAGE}, in {folder}."
+                f"first of them {visible(missing[0])}: unpack the images with a padding of 0.25, linked on {PAGE}, in {folder}."
             )
         images.check()
         train, test = np.split(np.arange(len(paths)), [len(parts[0][0])])

@@ -1,6 +1,7 @@
 """Data sets in the format of Hugging Face's ``datasets``, from disk or from its cache."""
 
 import contextlib
+import logging
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,12 +15,15 @@ from fedfacet import rng
 from fedfacet.arguments import check_whole, check_within
 from fedfacet.data.arrays import inputs_of
 from fedfacet.data.dataset import Dataset, InMemoryInputs, InputStore
+from fedfacet.data.entries import check_visible, shown, visible
 from fedfacet.data.images import IMAGENET_MEAN, IMAGENET_STD, LazyImages, in_rgb
 from fedfacet.data.labels import SPLITS, read_labels
 from fedfacet.data.source import DatasetSource, located_inside
 from fedfacet.data.texts import tokens_of, write_texts
 from fedfacet.errors import ConfigError, DatasetCorruptError, DatasetNotFoundError, first_line
 from fedfacet.optional import required
+
+log = logging.getLogger(__name__)
 
 _SPLIT = "split"
 
@@ -115,6 +119,7 @@ class HuggingFace(DatasetSource):
             test_fraction=self.test_fraction,
             seed=self.seed,
             source=self._source,
+            where=lambda row: f"row {row + 1} of {self._source}",
             names=named,
         )
         inputs, statistics = self._inputs(rows)
@@ -133,12 +138,17 @@ class HuggingFace(DatasetSource):
     def _rows(self) -> tuple[Any, dict[str, list[str]], dict[str, list[str]]]:
         """Return all rows, labels as texts with the split that each is of, and all values of those columns that know them."""
         datasets = required("datasets", extra="hf", wanted_by="dataset=hf")
-        rows, splits = _joined(datasets, self._read(datasets))
+        rows, splits = self._joined(datasets, self._read(datasets))
         wanted = [self.target, *([self.attribute] if self.attribute else []), *self.columns]
         if unknown := [name for name in (self.input, *wanted) if name not in rows.column_names]:
             raise ConfigError(
                 f"Expected `dataset.input`, `target`, `attribute` and `columns` to name columns of {self._source}, but "
-                f"{unknown[0]!r} is none: choose among {', '.join(rows.column_names)}."
+                f"{unknown[0]!r} is none: choose among {', '.join(map(visible, rows.column_names))}."
+            )
+        if splits and _SPLIT in wanted:
+            raise ConfigError(
+                f"Expected {self._source} to say once who tests, but it has splits and `dataset` names a column {_SPLIT!r}: "
+                "rename the column."
             )
         kinds = (datasets.Value, datasets.ClassLabel)
         if unfit := [name for name in wanted if not isinstance(rows.features[name], kinds)]:
@@ -147,6 +157,8 @@ class HuggingFace(DatasetSource):
                 f"{type(rows.features[unfit[0]]).__name__}: choose another column."
             )
         named = {name: rows.features[name].names for name in wanted if hasattr(rows.features[name], "names")}
+        for name, declared in named.items():
+            check_visible(name, dict.fromkeys(declared, 0), lambda _: f"the list of its names in {self._source}")
         texts = {name: _texts(rows[name], named.get(name)) for name in wanted}
         return rows, texts | ({_SPLIT: splits} if splits else {}), named
 
@@ -178,9 +190,26 @@ class HuggingFace(DatasetSource):
                 "again."
             ) from None
 
+    def _joined(self, datasets: Any, read: Any) -> tuple[Any, list[str]]:
+        """Return all rows, and the split of each; no splits where nobody knows who tests."""
+        if not isinstance(read, datasets.DatasetDict):
+            return read, []
+        parts = {name: part for name, part in read.items() if name.lower() in SPLITS} or dict(read)
+        if others := ", ".join(shown(name) for name in read if name not in parts):
+            log.warning("These splits of %s are neither train, validation nor test and do not count: %s.", self._source, others)
+        rows = datasets.concatenate_datasets(list(parts.values()))
+        tested = any(SPLITS.get(name.lower()) == 2 for name in parts)
+        return rows, [name for name, part in parts.items() for _ in range(len(part))] if tested else []
+
     def _inputs(self, rows: Any) -> tuple[InputStore, tuple[Any, ...]]:
         datasets = required("datasets", extra="hf", wanted_by="dataset=hf")
         kind = rows.features[self.input]
+        if rows.data.column(self.input).null_count and None in (values := rows.with_format("arrow")[self.input][:].to_pylist()):
+            raise DatasetCorruptError(
+                f"Expected an input in every row of the column {self.input!r} of {self._source}, but row "
+                f"{values.index(None) + 1} has none: "
+                "fill it in, or leave the row out."
+            )
         text = isinstance(kind, datasets.Value) and kind.dtype in ("string", "large_string")
         if self.tokenizer_path is not None:
             if not text:
@@ -189,7 +218,7 @@ class HuggingFace(DatasetSource):
                     "leave `dataset.tokenizer` out."
                 )
             tokens = tokens_of(
-                [said or "" for said in rows[self.input]],
+                rows[self.input],
                 self.tokenizer_path,
                 max_length=self.max_length,
                 vocabulary=self.vocabulary,
@@ -252,16 +281,6 @@ def _hub_out_of_reach(datasets: Any) -> Iterator[None]:
     finally:
         for module, offline in kept:
             module.HF_HUB_OFFLINE = offline
-
-
-def _joined(datasets: Any, read: Any) -> tuple[Any, list[str]]:
-    """Return all rows, and the split of each; no splits where nobody knows who tests."""
-    if not isinstance(read, datasets.DatasetDict):
-        return read, []
-    parts = {name: part for name, part in read.items() if name.lower() in SPLITS} or dict(read)
-    rows = datasets.concatenate_datasets(list(parts.values()))
-    tested = any(SPLITS.get(name.lower()) == 2 for name in parts)
-    return rows, [name for name, part in parts.items() for _ in range(len(part))] if tested else []
 
 
 def _texts(values: Sequence[Any], names: Sequence[str] | None) -> list[str]:

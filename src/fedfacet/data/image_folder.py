@@ -1,5 +1,7 @@
 """Your own images, in folders."""
 
+import logging
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePath, PurePosixPath
@@ -9,12 +11,15 @@ from numpy.typing import NDArray
 
 from fedfacet.arguments import check_within
 from fedfacet.data.dataset import Dataset
+from fedfacet.data.entries import Place, trimmed, visible
 from fedfacet.data.generated import enough, noise, write_image, write_lines
 from fedfacet.data.images import IMAGENET_MEAN, IMAGENET_STD, ImageFiles
 from fedfacet.data.labels import read_labels
 from fedfacet.data.source import DatasetSource, located_inside
 from fedfacet.data.tables import header_of, read_table
 from fedfacet.errors import ConfigError, DatasetCorruptError, DatasetNotFoundError
+
+log = logging.getLogger(__name__)
 
 SUFFIXES = frozenset({".jpg", ".jpeg", ".png", ".bmp", ".gif", ".ppm", ".tif", ".tiff", ".webp"})
 
@@ -91,7 +96,7 @@ class ImageFolder(DatasetSource):
 
     def load(self, demand: NDArray[np.int64] | None = None) -> Dataset:
         """Find the images and check them; see ``DatasetSource.load``."""
-        images, columns = self.labelled()
+        images, columns, where = self._found()
         labels = read_labels(
             columns,
             target=self.target,
@@ -100,6 +105,7 @@ class ImageFolder(DatasetSource):
             test_fraction=self.test_fraction,
             seed=self.seed,
             source=self.table or self.path,
+            where=where,
         )
         images.check()
         return Dataset(
@@ -115,42 +121,65 @@ class ImageFolder(DatasetSource):
         Raises:
             DatasetNotFoundError, DatasetCorruptError: as ``load``.
         """
+        return self._found()[:2]
+
+    def _found(self) -> tuple[ImageFiles, dict[str, list[str]], Place]:
+        """Return the images, what is said of each, and where that is said."""
         if not self.path.is_dir():
             raise DatasetNotFoundError(
                 f"Expected a folder of images at {self.path}, but there is none: give `dataset.root=DIR dataset.folder=NAME`, "
                 "or point FEDFACET_DATA at the folder that holds it."
             )
-        names, columns = self._in_folders() if self.table is None else self._in_table(self.table)
+        names, columns, where = self._in_folders() if self.table is None else self._in_table(self.table)
         images = ImageFiles(
             [self.path / name for name in names],
             self.image_size,
             remedy="replace or delete the file",
             max_memory_gb=self.max_memory_gb,
         )
-        return images, columns
+        return images, columns, where
 
-    def _in_folders(self) -> tuple[list[str], dict[str, list[str]]]:
-        """Return the images' paths, sorted, and what the folders above each say."""
-        found = (path.relative_to(self.path) for path in self.path.rglob("*") if path.suffix.lower() in SUFFIXES)
-        paths = sorted(path for path in found if not any(part.startswith(".") for part in path.parts))
+    def _in_folders(self) -> tuple[list[str], dict[str, list[str]], Place]:
+        """Return the images' paths, sorted, what the folders above each say, and where that is."""
+        paths, others = self._files()
         if not paths:
             raise DatasetCorruptError(
                 f"Expected images in {self.path}, but there are none that end in {', '.join(sorted(SUFFIXES))}: put them there."
             )
-        return [path.as_posix() for path in paths], self._levels(paths)
+        levels = self._levels(paths)
+        full = {folder for path in paths for folder in path.parents}
+        empty = [path for path in others if path not in full and (self.path / path).is_dir()]
+        depth = self.folders.index(self.target)
+        values = {trimmed(name) for name in levels[self.target]}
+        if lost := next((path for path in empty if len(path.parts) == depth + 1 and trimmed(path.name) not in values), None):
+            raise DatasetCorruptError(
+                f"Expected images in every folder of {self.path} that names a class, but {str(lost)!r} has none: put some "
+                "there (links to folders are not followed), or delete it."
+            )
+        files = [path for path in others if not (self.path / path).is_dir()]
+        _warn("folders without images", empty, self.path)
+        _warn(f"files that do not count, since they end in none of {', '.join(sorted(SUFFIXES))}", files, self.path)
+        return [path.as_posix() for path in paths], levels, lambda row: repr(str(self.path / paths[row]))
+
+    def _files(self) -> tuple[list[Path], list[Path]]:
+        """Return the paths of images, and all others, sorted; no names that begin with a dot."""
+        found = sorted(path.relative_to(self.path) for path in self.path.rglob("*"))
+        seen = [path for path in found if not any(part.startswith(".") for part in path.parts)]
+        images = [path for path in seen if path.suffix.lower() in SUFFIXES]
+        return images, [path for path in seen if path.suffix.lower() not in SUFFIXES]
 
     def _levels(self, paths: Sequence[PurePath]) -> dict[str, list[str]]:
         """Return what the folders above each image say."""
         if stray := next((path for path in paths if len(path.parts) != 1 + len(self.folders)), None):
             raise DatasetCorruptError(
                 f"Expected every image in {self.path} to lie in {len(self.folders)} folders, whose names say "
-                f"{', '.join(self.folders)} (`dataset.folders`), but {stray} lies in {len(stray.parts) - 1}: move it, or say "
-                "what each level means."
+                f"{', '.join(self.folders)} (`dataset.folders`), but {visible(stray)} lies in {len(stray.parts) - 1}: "
+                "move it, or say what each level means."
             )
         return {level: [path.parts[depth] for path in paths] for depth, level in enumerate(self.folders)}
 
-    def _in_table(self, path: Path) -> tuple[list[str], dict[str, list[str]]]:
-        """Return the images' paths in the order of the lines, and the other columns; folders' too, if these lack the class."""
+    def _in_table(self, path: Path) -> tuple[list[str], dict[str, list[str]], Place]:
+        """Return the images' paths in the order of the lines, the other columns, and folders' if these lack the class."""
         remedy = "correct the table"
         table = read_table(path, header_of(path, expected=_TABLE, remedy=remedy), expected=_TABLE, remedy=remedy)
         columns = dict(table.columns)
@@ -166,11 +195,26 @@ class ImageFolder(DatasetSource):
                 f"Expected every image of {path} in {self.path}, but {len(absent)} of {len(names)} are not there, the first "
                 f"in line {absent[0]}: give paths as seen from {self.path}."
             )
+        _warn(
+            f"images that do not count, since no line of {visible(path)} names them",
+            sorted({*map(str, self._files()[0])} - {*names}),
+            self.path,
+        )
+        _warn(
+            "images that several lines name, and that count as often",
+            [name for name, times in Counter(names).items() if times > 1],
+            path,
+        )
         paths = [PurePosixPath(name) for name in names]
         in_folders = any(len(path.parts) == 1 + len(self.folders) for path in paths)
         if in_folders and self.target not in columns and self.target in self.folders:
             columns = self._levels(paths) | columns
-        return names, columns
+        return names, columns, table.place
+
+
+def _warn(what: str, paths: Sequence[object], source: Path) -> None:
+    if paths:
+        log.warning("There are %s in %s: %d, the first of them %r.", what, visible(source), len(paths), str(paths[0]))
 
 
 _TABLE = "a table of labels"

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from PIL import Image
 from torch import Tensor
 
+from fedfacet.data.entries import visible
 from fedfacet.data.reading import reading
 from fedfacet.errors import DatasetCorruptError
 
@@ -108,7 +109,7 @@ class ImageFiles(LazyImages):
         """Decode one file; ``DatasetCorruptError`` if it is missing, truncated, no image, or one of more than 8 bits."""
         size, path = (self.resized, self.resized), self.paths[index]
         with reading(path, "an image", self.remedy), Image.open(path) as file:
-            image = in_rgb(file, str(path))
+            image = in_rgb(file, visible(path))
             pixels = np.asarray(image if image.size == size else image.resize(size, Image.Resampling.BILINEAR))
         start = round((self.resized - self.image_size) / 2)  # as torchvision's CenterCrop rounds it
         return pixels[start : start + self.image_size, start : start + self.image_size]

@@ -10,7 +10,9 @@ from numpy.typing import NDArray
 from fedfacet.arguments import check_within
 from fedfacet.data.arrays import dataset_from_arrays
 from fedfacet.data.dataset import Dataset
+from fedfacet.data.entries import shown, visible
 from fedfacet.data.generated import enough, noise
+from fedfacet.data.labels import owners_of
 from fedfacet.data.reading import reading
 from fedfacet.data.source import DatasetSource, located_inside
 from fedfacet.errors import DatasetCorruptError, DatasetNotFoundError, first_line
@@ -27,7 +29,8 @@ class Npz(DatasetSource):
     is there, the attribute. ``x_test``, ``y_test`` and ``a_test`` are the test set; without them ``test_fraction`` of every
     (class, attribute) group tests. ``class_names`` and ``attribute_names`` are texts. Every other array of whole numbers
     or words, one for each sample, the test's after the others, is a column that clients may be made of: ``partition=natural
-    partition.label=hospital``. What inputs may be, ``dataset_from_arrays`` says. Pickled objects are refused.
+    partition.label=hospital``. A word for a missing value, as in ``dataset=csv``, means that a sample belongs to nobody. What
+    inputs may be, ``dataset_from_arrays`` says. Pickled objects are refused.
 
     Args:
         root: the folder that holds the file.
@@ -64,9 +67,12 @@ class Npz(DatasetSource):
         remedy = "write it with `numpy.savez`, arrays of numbers and texts only"
         with reading(self.path, "arrays", remedy), np.load(self.path, allow_pickle=False) as file:
             arrays: dict[str, NDArray[Any]] = dict(file)
+            if other := [name for name, array in arrays.items() if not isinstance(array, np.ndarray)]:
+                raise ValueError(f"{shown(other[0])} is no array")
         if lacking := [name for name in ("x", "y") if name not in arrays]:
             raise DatasetCorruptError(
-                f"Expected the arrays x and y in {self.path}, but {lacking[0]} is not among {', '.join(arrays) or 'none'}: "
+                f"Expected the arrays x and y in {self.path}, but {lacking[0]} is not among "
+                f"{', '.join(map(visible, arrays)) or 'none'}: "
                 "name them so."
             )
         x, y, a = arrays.pop("x"), arrays.pop("y"), arrays.pop("a", None)
@@ -78,8 +84,8 @@ class Npz(DatasetSource):
                 "has what the other samples have."
             )
         held_out = tuple(arrays.pop(name) for name in given)
-        names = {name: arrays.pop(name).tolist() for name in _NAMES if name in arrays}
-        columns = {name: _numbered(column) for name, column in arrays.items()}
+        names: dict[str, Any] = {name: _texts(name, arrays.pop(name), self.path) for name in _NAMES if name in arrays}
+        columns = {name: _numbered(name, column, self.path) for name, column in arrays.items()}
         try:
             return dataset_from_arrays(
                 *(x, y, a), test=held_out or self.test_fraction, columns=columns, seed=self.seed, **names
@@ -88,6 +94,17 @@ class Npz(DatasetSource):
             raise DatasetCorruptError(f"In {self.path}: {first_line(error)}") from None
 
 
-def _numbered(column: NDArray[Any]) -> NDArray[Any]:
-    """Return the position of each word among all of them, in alphabetical order; numbers stay what they are."""
-    return np.unique(column, return_inverse=True)[1] if column.dtype.kind == "U" and column.ndim == 1 else column
+def _texts(name: str, array: NDArray[Any], path: Path) -> list[str]:
+    if array.ndim != 1 or array.dtype.kind not in "Uiu":
+        raise DatasetCorruptError(
+            f"Expected the array {name} of {path} to have texts in one row, but got {array.dtype} of {array.shape}: write "
+            "these."
+        )
+    return list(map(str, array.tolist()))
+
+
+def _numbered(name: str, column: NDArray[Any], path: Path) -> NDArray[Any]:
+    """Return the number of each word, as ``owners_of`` numbers them; numbers stay what they are."""
+    if column.dtype.kind != "U" or column.ndim != 1:
+        return column
+    return owners_of(name, column.tolist(), lambda row: f"sample {row + 1} of {path}")

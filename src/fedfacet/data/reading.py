@@ -7,6 +7,7 @@ import zipfile
 from collections.abc import Iterator
 from pathlib import Path
 
+from fedfacet.data.entries import visible
 from fedfacet.errors import DatasetCorruptError, first_line
 
 MOST_BYTES = 1 << 30
@@ -33,7 +34,8 @@ def reading(path: Path, expected: str, remedy: str) -> Iterator[None]:
         raise
     except Exception as error:  # each parser has errors of its own, and some have many: pickle's, Pillow's, a MemoryError
         raise DatasetCorruptError(
-            f"Expected {path} to be {expected}, but it cannot be read ({type(error).__name__}: {first_line(error)}): {remedy}."
+            f"Expected {visible(path)} to be {expected}, but it cannot be read ({type(error).__name__}: "
+            f"{visible(first_line(error))}): {remedy}."
         ) from error
 
 

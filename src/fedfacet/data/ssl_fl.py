@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from fedfacet import rng
 from fedfacet.data.dataset import Dataset, InputStore
+from fedfacet.data.entries import visible
 from fedfacet.data.generated import noise, write_image, write_lines
 from fedfacet.data.reading import reading
 from fedfacet.data.source import DatasetSource, located
@@ -107,7 +108,7 @@ def read_tables(root: Path, split: str, class_names: Sequence[str], remedy: str)
     if missing := [path for path in paths if not path.is_file()]:
         raise DatasetNotFoundError(
             f"Expected the {len(paths)} images that the tables of {root} name, but {len(missing)} are missing, the first of "
-            f"them {missing[0]}: {remedy}."
+            f"them {visible(missing[0])}: {remedy}."
         )
     y = np.array([label_of[name] for name in names], dtype=np.int64)
     client = np.array([owner_of.get(name, -1) for name in names], dtype=np.int64)

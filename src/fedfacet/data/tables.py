@@ -2,16 +2,21 @@
 
 import csv
 import re
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 import numpy as np
 from numpy.typing import NDArray
 
+from fedfacet.data.entries import holds_controls, trimmed, visible
 from fedfacet.data.reading import reading
 from fedfacet.errors import DatasetCorruptError
+
+SEPARATORS = {"comma": ",", "semicolon": ";", "tab": "\t", "bar": "|"}
+"""What may lie between the entries of a line, by name."""
 
 _WHOLE = re.compile(r"-?[0-9]{1,9}")
 _MOST_NAMED = 9
@@ -38,6 +43,20 @@ class Table:
 
     def __len__(self) -> int:
         return len(self.lines)
+
+    @property
+    def trimmed(self) -> "Table":
+        """The same without blanks around entries."""
+        return replace(self, columns={name: [trimmed(entry) for entry in column] for name, column in self.columns.items()})
+
+    def place(self, row: int) -> str:
+        """Say where a row is."""
+        return f"line {self.lines[row]} of {self.path}"
+
+    def rows(self, positions: NDArray[np.int64]) -> "Table":
+        """Return some rows, in the order of their positions."""
+        columns = {name: [entries[row] for row in positions] for name, entries in self.columns.items()}
+        return replace(self, lines=[self.lines[row] for row in positions], columns=columns)
 
     def codes(self, name: str, categories: Sequence[str]) -> NDArray[np.int64]:
         """Return the positions of a column's entries among the ``categories``, shape (N,).
@@ -87,11 +106,12 @@ def read_table(
     names: Sequence[str] | None = None,
     comment: str | None = None,
     private: bool = False,
+    separator: str = ",",
 ) -> Table:
     """Read the ``wanted`` columns of a csv file; all others are dropped line by line.
 
-    Lines may end in any way, a byte order mark and empty lines are passed over, and so are blanks after a comma. Of two
-    columns of one name the first counts.
+    Lines may end in any way, a byte order mark and empty lines are passed over, and so are blanks after a separator and around
+    the columns' names. Of two columns of one name the first counts.
 
     Args:
         path: of the file.
@@ -102,6 +122,7 @@ def read_table(
         comment: what lines begin with that are none of the table's.
         private: whether errors, from here on, say where an entry is wrong without saying what it is. A line with a comma too
             many shifts every entry, a name among them, into the next column.
+        separator: of entries.
 
     Raises:
         DatasetCorruptError: naming the file, and the line where it is one line's fault, if the file is unreadable, has no rows,
@@ -110,15 +131,15 @@ def read_table(
     lines: list[int] = []
     columns: dict[str, list[str]] = {name: [] for name in wanted}
     same: dict[str, str] = {}
-    with reading(path, expected, remedy), path.open(newline="", encoding="utf-8-sig") as file:
-        rows = csv.reader(file, skipinitialspace=True, strict=True)
-        header = next(rows, []) if names is None else names
+    with _opened(path, expected, remedy) as file:
+        rows = csv.reader(file, skipinitialspace=True, strict=True, delimiter=separator)
+        header = [trimmed(name) for name in next(rows, [])] if names is None else names
         if lacking := [name for name in wanted if name not in header]:
             raise DatasetCorruptError(
                 f"Expected a column `{lacking[0]}` in line 1 of {path}, which names the columns, but there is none: {remedy}."
             )
         places = [(columns[name], header.index(name)) for name in wanted]
-        for row in rows:
+        for row in _read(rows, path, lines, remedy):
             if not row or (comment is not None and row[0].startswith(comment)):
                 continue
             if len(row) != len(header):
@@ -135,18 +156,51 @@ def read_table(
     return Table(path, remedy, lines, columns, private)
 
 
-def header_of(path: Path, *, expected: str, remedy: str) -> list[str]:
-    """Return the names of a csv file's columns, which its first line has.
+@contextmanager
+def _opened(path: Path, expected: str, remedy: str) -> Iterator[TextIO]:
+    """Open a file of text; a file in another encoding than UTF-8 is refused when it is read."""
+    with reading(path, expected, remedy), path.open(newline="", encoding="utf-8-sig") as file:
+        try:
+            yield file
+        except UnicodeDecodeError as error:
+            other = "UTF-16" if error.object[:2] in (b"\xff\xfe", b"\xfe\xff") else "another encoding"
+            raise DatasetCorruptError(
+                f"Expected {visible(path)} to be {expected} in UTF-8, but it is in {other}: save it as UTF-8, or {remedy}."
+            ) from error
+
+
+def _read(rows: Iterable[list[str]], path: Path, lines: Sequence[int], remedy: str) -> Iterator[list[str]]:
+    """Yield rows; where one cannot be read, say after which line it begins: a quote may be open to the end of the file."""
+    try:
+        yield from rows
+    except csv.Error as error:
+        after = lines[-1] if lines else 1
+        raise DatasetCorruptError(
+            f"Expected rows in {path}, but what follows line {after} cannot be read ({error}): {remedy}."
+        ) from error
+
+
+def header_of(path: Path, *, expected: str, remedy: str, separator: str = ",") -> list[str]:
+    """Return the names of a csv file's columns, which its first line has, without blanks around them.
 
     Raises:
-        DatasetCorruptError: if the file is unreadable, or a name is empty or stands there twice.
+        DatasetCorruptError: if the file is unreadable, if its first line has another separator, or if a name is empty, stands
+            there twice or holds control characters.
     """
-    with reading(path, expected, remedy), path.open(newline="", encoding="utf-8-sig") as file:
-        names = next(csv.reader(file, skipinitialspace=True, strict=True), [])
-    if not names or len(set(names)) < len(names) or "" in names:
+    with _opened(path, expected, remedy) as file:
+        line = file.readline()
+        file.seek(0)
+        names = [trimmed(name) for name in next(csv.reader(file, skipinitialspace=True, strict=True, delimiter=separator), [])]
+        others = {len(next(csv.reader([line], delimiter=other), [])): other for other in SEPARATORS.values()}
+    if (most := max(others)) > len(names):
+        name = next(name for name, other in SEPARATORS.items() if other == others[most])
         raise DatasetCorruptError(
-            f"Expected line 1 of {path} to name every column, each once, but got {', '.join(names)[:200]!r}: {remedy}."
+            f"Expected line 1 of {path} to name columns apart by {separator!r}, but it has {most} by {others[most]!r} and "
+            f"{len(names)} by {separator!r}: write {separator!r}, or give `dataset.separator={name}` to dataset=csv."
         )
+    if not names or len(set(names)) < len(names) or "" in names or any(map(holds_controls, names)):
+        told = "\\x00, as a file in UTF-16 has" if "\0" in line else repr(", ".join(names)[:200])
+        raise DatasetCorruptError(f"Expected line 1 of {path} to name every column, each once, but got {told}: {remedy}.")
     return names
 
 
@@ -166,7 +220,8 @@ def one_hot(codes: NDArray[np.int64], count: int) -> NDArray[np.float32]:
 def standardised(values: NDArray[np.number[Any]], train: NDArray[np.int64]) -> NDArray[np.float32]:
     """Return columns less their mean, over their standard deviation, both of the rows ``train``; shape (N, D).
 
-    The deviation is that of the population, and 1 for a constant column.
+    The deviation is that of the population. A column whose values differ by no more than float32 rounds is constant: what is
+    returned of it is the difference from its smallest value.
 
     Example:
         >>> standardised(np.array([[1, 7], [3, 7], [9, 7]]), np.array([0, 1]))
@@ -174,6 +229,12 @@ def standardised(values: NDArray[np.number[Any]], train: NDArray[np.int64]) -> N
                [ 1.,  0.],
                [ 7.,  0.]], dtype=float32)
     """
-    deviations = values[train].std(axis=0)
-    scaled: NDArray[np.float64] = (values - values[train].mean(axis=0)) / np.where(deviations > 0, deviations, 1)
-    return scaled.astype(np.float32)
+    known = values[train].astype(np.float64)
+    smallest, largest = known.min(axis=0), known.max(axis=0)
+    rounding = np.finfo(np.float32).eps * np.maximum(np.abs(smallest), np.abs(largest))
+    deviations = known.std(axis=0)
+    constant = (largest - smallest <= rounding) | (deviations == 0)  # squares of the smallest numbers are 0
+    means = np.where(constant, smallest, known.mean(axis=0))
+    with np.errstate(over="ignore"):
+        scaled: NDArray[np.float32] = ((values - means) / np.where(constant, 1, deviations)).astype(np.float32)
+    return scaled

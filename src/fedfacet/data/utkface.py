@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from fedfacet import rng
 from fedfacet.arguments import check_within
 from fedfacet.data.dataset import Dataset
+from fedfacet.data.entries import visible
 from fedfacet.data.generated import noise, write_image
 from fedfacet.data.images import IMAGENET_MEAN, IMAGENET_STD, ImageFiles
 from fedfacet.data.source import DatasetSource, located
@@ -87,7 +88,7 @@ class UTKFace(DatasetSource):
         if skipped := [name for name in names if name not in parsed]:
             log.warning(
                 "%d of %d images in %s are skipped, whose names do not say age, gender and race, %s the first of them.",
-                *(len(skipped), len(names), folder, skipped[0]),
+                *(len(skipped), len(names), folder, visible(skipped[0])),
             )
         age, gender, race = (np.array([int(match[part]) for match in parsed.values()], dtype=np.int64) for part in (1, 2, 3))
         a = (race > 0).astype(np.int64)

@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from fedfacet import rng
 from fedfacet.data.archives import obtain
 from fedfacet.data.dataset import Dataset
+from fedfacet.data.entries import visible
 from fedfacet.data.generated import noise, write_image, write_lines
 from fedfacet.data.images import IMAGENET_MEAN, IMAGENET_STD, ImageFiles
 from fedfacet.data.reading import reading
@@ -107,8 +108,8 @@ class WaterBirds(DatasetSource):
         if missing := [path for path in paths if not path.is_file()]:
             raise DatasetNotFoundError(
                 f"Expected WaterBirds' {len(paths)} images beside {folder / TABLE}, but {len(missing)} are missing, the first "
-                f"of them {missing[0]}: unpack {self.url} in {folder.parent}, or have it fetched into a new folder with "
-                "dataset.root=DIR dataset.download=true."
+                f"of them {visible(missing[0])}: unpack {self.url} in {folder.parent}, or have it fetched into a new folder "
+                "with dataset.root=DIR dataset.download=true."
             )
         images = ImageFiles(
             paths,

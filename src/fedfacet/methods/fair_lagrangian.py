@@ -6,7 +6,8 @@ Rodríguez-Gálvez et al., Enforcing Fairness in Private Federated Learning via 
 papers.
 """
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -53,7 +54,7 @@ class FairLagrangianObjective(ClassificationObjective):
     reads_attributes = True
     """Whether clients must know the attributes of their samples."""
 
-    discloses = frozenset({"group_performance"})
+    discloses: ClassVar[Mapping[str, str]] = {GAPS: "group_performance"}
 
     def __init__(
         self,

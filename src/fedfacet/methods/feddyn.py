@@ -4,6 +4,7 @@ Source: Acar et al., Federated Learning Based on Dynamic Regularization, ICLR 20
 """
 
 from collections.abc import Iterable, Iterator, Mapping
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -11,6 +12,7 @@ from torch import Tensor
 from fedfacet import state
 from fedfacet.aggregators.base import Aggregator
 from fedfacet.corrections.base import Correction
+from fedfacet.privacy.disclosure import UPDATE
 from fedfacet.types import ClientEnd, ClientStart, ClientUpdate, Facts, ServerState, State
 
 REGULARISED, SHIFTED = "feddyn/regularised_update", "feddyn/shifted_model"
@@ -32,7 +34,7 @@ class FedDynCorrection(Correction):
     """
 
     gives = frozenset({REGULARISED})
-    discloses = frozenset[str]()  # the update, scaled
+    discloses: ClassVar[Mapping[str, str]] = {REGULARISED: UPDATE}
     needs = frozenset({SHIFTED})
 
     def __init__(self, *, alpha: float = 0.01) -> None:

@@ -1,8 +1,8 @@
 """FedPAC: features of all clients are aligned, and every client gets the combination of heads that suits it best."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -96,7 +96,12 @@ class FedPACObjective(ClassificationObjective):
         self._targets: Tensor | None = None
         self._sent: State = {}
 
-    discloses = frozenset({"label_counts", "class_means"})
+    discloses: ClassVar[Mapping[str, str]] = {
+        MEANS: "class_means",
+        VARIANCE: "class_means",
+        COUNTS: "label_counts",
+        CENTROIDS: "class_means",
+    }
 
     @property
     def gives(self) -> frozenset[str]:

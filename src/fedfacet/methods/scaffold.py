@@ -5,6 +5,7 @@ algorithm 1.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -12,6 +13,7 @@ from torch import Tensor
 from fedfacet import state
 from fedfacet.aggregators.base import Aggregator
 from fedfacet.corrections.base import Correction
+from fedfacet.privacy.disclosure import UPDATE
 from fedfacet.types import SUMMED_GRADIENTS, Broadcast, ClientEnd, ClientStart, ClientUpdate, Facts, ServerState, State
 
 CONTROL, CHANGE = "scaffold/control", "scaffold/control_change"
@@ -32,7 +34,7 @@ class ScaffoldCorrection(Correction):
     """
 
     gives = frozenset({CHANGE})
-    discloses = frozenset[str]()  # the update in another scale
+    discloses: ClassVar[Mapping[str, str]] = {CHANGE: UPDATE}
     needs = frozenset({CONTROL, SUMMED_GRADIENTS})
 
     def __init__(self) -> None:

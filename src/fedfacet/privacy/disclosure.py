@@ -1,6 +1,6 @@
 """What clients may be asked for, and whether they know the sensitive attribute of their samples."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from fedfacet.arguments import check_choice
@@ -23,6 +23,15 @@ KINDS = {
 
 UNDECLARED = "undeclared"
 """The kind of a query that does not say what its answers tell; no policy lists it."""
+
+UPDATE = "update"
+"""The kind of what tells no more than the update that it comes with; every policy allows it."""
+
+
+def kinds_sent(part: Any, names: Iterable[str]) -> dict[str, str]:
+    """Return of what kind each thing is that an objective or a correction sends along with updates, by its ``discloses``."""
+    declared = getattr(part, "discloses", {})
+    return {name: declared.get(name, UNDECLARED) for name in names}
 
 
 class DisclosurePolicy:

@@ -65,6 +65,7 @@ class Table:
         """Drop what lies beyond the rows taken up; a table that a run without a record finds later than round 0 stays."""
         if self.file.exists() and (self._taken_up or self._bytes or not round):
             os.truncate(self.file, self._bytes)
+        self._taken_up = False
 
     def append(self, *rows: Mapping[str, Any]) -> None:
         """Add rows, all of them or none; without any nothing is written.
@@ -86,6 +87,9 @@ class Table:
         added = text.getvalue().encode()
         try:
             with open(self.file, "ab") as target:
+                if self._taken_up and target.tell() > self._bytes:  # rows of a round that failed
+                    target.truncate(self._bytes)
+                    target.seek(self._bytes)
                 if target.tell() != self._bytes:
                     raise FedFacetError(
                         f"Expected {self.file} to hold the {self._bytes} bytes that the run wrote, but it holds "
@@ -94,7 +98,7 @@ class Table:
                 target.write(added)
         except FileNotFoundError:
             raise folder_gone(self.file.parent) from None
-        self._columns = columns
+        self._columns, self._taken_up = columns, False
         self._rows += len(rows)
         self._bytes += len(added)
         self._sha256.update(added)

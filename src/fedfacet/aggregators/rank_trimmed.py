@@ -14,7 +14,7 @@ from fedfacet.types import ClientUpdate, ServerState, State
 
 
 @dataclass(eq=False, kw_only=True)
-class DDaBA(Aggregator):
+class RankTrimmed(Aggregator):
     r"""Weigh clients by the rank of their model's accuracy on samples of the server's, and leave outliers out.
 
     With the m accuracies sorted downwards, :math:`acc_1 \ge \ldots \ge acc_m`, client i is an outlier if
@@ -31,9 +31,10 @@ class DDaBA(Aggregator):
     So the most accurate part :math:`\rho` of those who count have the part :math:`y_b` of the weight, and an outlier has none.
     The least accurate client is an outlier, unless all are alike.
 
-    Source: Rodríguez-Barroso et al., Dynamic Federated Learning Model for Identifying Adversarial Clients, arXiv:2007.15030,
-    as the thesis' table 4 (DDaBA) and the authors' code have it; the induced ordered weighted averaging is Yager's. Neither the
-    rule nor the defaults were checked against the paper.
+    Source: an aggregation operator of the Sherpa.ai framework, by the authors of DDaBA (Rodríguez-Barroso et al., Dynamic
+    Federated Learning Model for Identifying Adversarial Clients, arXiv:2007.15030); the induced ordered weighted averaging is
+    Yager's. It is not DDaBA: the class of that name in the same framework takes the gaps :math:`acc_1 - acc_i` as exponential,
+    with the mean gap as scale, both for outliers and for :math:`b`. DDaBA is not built.
 
     Deviations: the released code never finds an outlier, as it selects from a list by ``is True``, and hands the weights of
     ranks to clients in the order that these came in. Clients of equal accuracy share the weight of their ranks here, so that
@@ -82,9 +83,9 @@ def rank_weights(
 
     Args:
         accuracies: m of them, 1 or more.
-        outlier_share: as for ``DDaBA``.
-        best_share: as for ``DDaBA``.
-        best_weight: as for ``DDaBA``.
+        outlier_share: as for ``RankTrimmed``.
+        best_share: as for ``RankTrimmed``.
+        best_weight: as for ``RankTrimmed``.
 
     Example:
         >>> rank_weights([0.5, 0.9, 0.1, 0.8]).round(3).tolist()

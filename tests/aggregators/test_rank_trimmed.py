@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fedfacet import state
-from fedfacet.aggregators.ddaba import DDaBA, rank_weights
 from fedfacet.aggregators.fedavg import FedAvg
+from fedfacet.aggregators.rank_trimmed import RankTrimmed, rank_weights
 from fedfacet.build import build
 from fedfacet.errors import ConfigError
 from fedfacet.selectors.all import AllSelector
@@ -76,26 +76,27 @@ def test_properties(hits, shuffle, data):
 
 def test_a_round_by_hand():
     updates = [update(0, [1.0, 0.0], 25), update(1, [0.0, 4.0], 45), update(2, [9.0, 9.0], 5), update(3, [2.0, 2.0], 40)]
-    _, model = DDaBA().aggregate({}, MODEL, iter(updates))
+    _, model = RankTrimmed().aggregate({}, MODEL, iter(updates))
     weights = rank_weights([0.75, 0.95, 0.55, 0.90])
     assert weights == pytest.approx([0.25, 0.5, 0, 0.25])
     np.testing.assert_allclose(model["w"] - MODEL["w"], [0.25 * 1 + 0.25 * 2, 0.5 * 4 + 0.25 * 2])
     np.testing.assert_allclose(model["running"], 4 + 0.5 * 1 + 0.25 * 3)
-    _, kept = DDaBA(buffers="keep").aggregate({}, MODEL, iter(updates))
+    _, kept = RankTrimmed(buffers="keep").aggregate({}, MODEL, iter(updates))
     assert kept["running"] == MODEL["running"]
     assert torch.equal(kept["w"], model["w"])
 
 
 def test_the_order_of_updates_does_not_matter():
     updates = [update(k, [float(k), 1.0 - k], 10 + 3 * (k % 4)) for k in range(7)]
-    models = [DDaBA().aggregate({}, MODEL, iter(order))[1] for order in (updates, updates[::-1], updates[3:] + updates[:3])]
+    orders = (updates, updates[::-1], updates[3:] + updates[:3])
+    models = [RankTrimmed().aggregate({}, MODEL, iter(order))[1] for order in orders]
     for model in models[1:]:
         assert all(torch.allclose(model[name], models[0][name]) for name in MODEL)
 
 
 def test_samples_may_weigh_too():
     updates = [update(0, [1.0, 0.0], 25, num_samples=30), update(1, [0.0, 1.0], 25), update(2, [5.0, 5.0], 0)]
-    _, model = DDaBA(weighting="samples").aggregate({}, MODEL, iter(updates))
+    _, model = RankTrimmed(weighting="samples").aggregate({}, MODEL, iter(updates))
     np.testing.assert_allclose(model["w"] - MODEL["w"], [0.75, 0.25])
 
 
@@ -114,18 +115,20 @@ def test_clients_with_wrong_labels_are_left_out(tiny_clients, tiny_federation):
         federation.fit()
         return federation.engine.evaluate(federation.state.model, [federation.server_data.samples])[0].average_accuracy
 
-    accuracies = run(DDaBA(outlier_share=0.5)), run(FedAvg())
+    accuracies = run(RankTrimmed(outlier_share=0.5)), run(FedAvg())
     assert accuracies[0] > 0.85 > 0.75 > accuracies[1], accuracies
 
 
 def test_it_needs_samples_of_the_servers(job_of, tmp_path):
-    job = job_of("experiment=digits_gsc", "selector=uniform", "aggregator=ddaba", "callbacks=[]", "logger=[]")
-    with pytest.raises(ConfigError, match="for aggregator=ddaba, but the server has no samples: choose server_data=validation"):
+    job = job_of("experiment=digits_gsc", "selector=uniform", "aggregator=rank_trimmed", "callbacks=[]", "logger=[]")
+    with pytest.raises(
+        ConfigError, match="aggregator=rank_trimmed, but the server has no samples: choose server_data=validation"
+    ):
         build(job, tmp_path)
 
 
 def test_it_goes_on_bit_for_bit(tiny_federation):
-    whole, first, second = (tiny_federation(aggregator=DDaBA(), rounds=5, cohort_size=3) for _ in range(3))
+    whole, first, second = (tiny_federation(aggregator=RankTrimmed(), rounds=5, cohort_size=3) for _ in range(3))
     whole.fit()
     for _ in range(2):
         first.run_round()
@@ -140,4 +143,4 @@ def test_it_goes_on_bit_for_bit(tiny_federation):
 )
 def test_impossible_arguments_are_refused(option, value):
     with pytest.raises(ValueError, match=f"Expected `{option}` in .*, but got {value}"):
-        DDaBA(**{option: value})
+        RankTrimmed(**{option: value})

@@ -1,0 +1,82 @@
+"""A round is all or nothing: whatever fails in it, wherever, the run continues as if nothing had happened."""
+
+import inspect
+import sys
+
+import numpy as np
+import pytest
+
+from fedfacet import state
+from fedfacet.build import build
+
+RUNS = {
+    "pow-d, measured by clients": ("method=pow_d", "callbacks=[default,federated_evaluate]", "partition.local_holdout=0.2"),
+    "favor, which learns": ("method=favor",),
+    "scaffold on devices": ("method=scaffold", "devices=tiers"),
+    "asynchronous": ("method=fedbuff", "devices=tiers"),
+    "central privacy": ("method=dp_fedavg", "callbacks=[default,disclosures]"),
+    "fairfed, which reports": ("method=fairfed", "scheduler=cosine"),
+}
+
+
+class Fault(Exception):
+    """Nothing that any part knows how to handle."""
+
+
+class Saboteur:
+    """Raise in the call with a number, of all those of the package's functions within a block; count them without one."""
+
+    def __init__(self, number=None):
+        self.number, self.calls, self.where = number, 0, None
+
+    def __enter__(self):
+        sys.setprofile(self._look)
+        return self
+
+    def __exit__(self, *error):
+        sys.setprofile(None)
+
+    def _look(self, frame, event, argument):
+        code = frame.f_code
+        resumed = code.co_flags & inspect.CO_GENERATOR and frame.f_lasti > 0  # or closed, where an error is not heard
+        if event == "call" and "fedfacet" in code.co_filename and code.co_name != "_take_back" and not resumed:
+            self.calls += 1
+            if self.calls == self.number:
+                self.where = f"{code.co_filename.rpartition('fedfacet/')[2]}:{code.co_qualname}"
+                raise Fault(self.where)
+
+
+def federation_of(job_of, overrides, run_dir):
+    job = job_of("experiment=digits_gsc", "model.width=2", "federation.rounds=3", "federation.cohort_size=3", *overrides)
+    run_dir.mkdir()
+    federation = build(job, run_dir)
+    for callback in federation.callbacks.values():
+        callback.on_fit_start(federation)
+    return federation
+
+
+def written(run_dir):
+    return {file.name: file.read_bytes() for file in sorted(run_dir.glob("*.csv")) if file.name != "timing.csv"}
+
+
+@pytest.mark.parametrize("overrides", RUNS.values(), ids=RUNS)
+def test_a_run_continues_as_if_a_round_had_not_failed(overrides, job_of, tmp_path):
+    whole = federation_of(job_of, overrides, tmp_path / "whole")
+    whole.run_round()
+    with Saboteur() as counted:
+        whole.run_round()
+    whole.run_round()
+    digest, tables = state.digest(whole.state.model), written(tmp_path / "whole")
+    early = np.random.default_rng(0).integers(2, counted.calls // 2, size=4).tolist()
+    late = [counted.calls - 2**power for power in range(1, 13) if 2**power < counted.calls // 2]
+    again = federation_of(job_of, overrides, tmp_path / "again")
+    again.run_round()
+    before = again.state
+    for number in early + late:
+        with pytest.raises(Fault), Saboteur(number):
+            again.run_round()
+        assert again.state is before, number
+    again.run_round()
+    again.run_round()
+    assert state.digest(again.state.model) == digest
+    assert written(tmp_path / "again") == tables
