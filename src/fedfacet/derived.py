@@ -94,7 +94,8 @@ def derived_of(module: nn.Module) -> tuple[Derived, ...]:
     first: dict[tuple[int, str], str] = {}
     for prefix, part in module.named_modules(remove_duplicate=False):
         prefix = f"{prefix}." if prefix else ""
-        of_part = [((id(tensor), ""), key) for key, tensor in part._parameters.items() if tensor is not None]
+        trained = [(key, one) for key, one in part._parameters.items() if one is not None and one.requires_grad]
+        of_part = [((id(tensor), ""), key) for key, tensor in trained]  # what is frozen does not travel
         of_part += [((id(part._buffers), key), key) for key in part._buffers if key not in part._non_persistent_buffers_set]
         for place, key in of_part:
             source = first.setdefault(place, prefix + key)
