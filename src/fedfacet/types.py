@@ -6,14 +6,11 @@ They stand in one file, though it is a long one, so that whoever writes a part f
 import hashlib
 from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
-
-if TYPE_CHECKING:  # it builds on this file
-    from fedfacet.derived import Derived
 
 State = dict[str, Tensor]
 """A named bundle of tensors: a model's weights, an update, a client's memory."""
@@ -139,7 +136,7 @@ class Facts:
         num_attributes: how many values the attribute of samples may have.
         frozen_digest: of the parameters that nobody trains and that do not travel; empty without any.
         kinds_sent: name of what clients send along with updates -> what kind it is; see ``privacy.disclosure.KINDS``.
-        derived: what of the model follows from its other tensors.
+        derived: what of the model follows from its other tensors; see ``fedfacet.derived``.
     """
 
     num_clients: int
@@ -151,7 +148,7 @@ class Facts:
     num_attributes: int = 2
     frozen_digest: str = ""
     kinds_sent: Mapping[str, str] = field(default_factory=dict)
-    derived: "tuple[Derived, ...]" = ()
+    derived: tuple[Any, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

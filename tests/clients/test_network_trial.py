@@ -1,6 +1,7 @@
 """What is found before round 1, by one step on the smallest batch that any client has."""
 
 import logging
+import random
 from collections import deque
 from functools import partial
 
@@ -94,7 +95,8 @@ def remembers(net, x):
 
 
 def draws(net, x):
-    return net.layer(x + float(net.generator.normal()) * net.training)
+    draw = net.generator.gauss if isinstance(net.generator, random.Random) else net.generator.normal
+    return net.layer(x + float(draw(0.0, 1.0)) * net.training)
 
 
 NUMBER = {"of module": 0}
@@ -120,6 +122,7 @@ def rarely_counts(net, x):
         (Net(remembers, last=deque(maxlen=5)), "'last'"),
         (Net(remembers, last=[]), "'last'"),
         (Net(draws, generator=np.random.default_rng(0)), "'generator'"),
+        (Net(draws, generator=random.Random(0), scale=0.1), "'generator'"),
         (Net(counts_elsewhere), "something"),
         (nn.Sequential(Net(counts, step=0)), "'0.step'"),
     ],

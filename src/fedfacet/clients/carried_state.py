@@ -2,9 +2,8 @@
 
 import copy
 import inspect
-import random
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import lightning as L
@@ -71,12 +70,12 @@ def accumulated(once: Mapping[str, Any], twice: Mapping[str, Any]) -> str | None
     return None
 
 
-_STATES: Mapping[type, Callable[[Any], Any]] = {
-    np.random.Generator: lambda one: one.bit_generator.state,
-    np.random.RandomState: lambda one: one.get_state(legacy=False),
-    torch.Generator: lambda one: one.get_state(),
-    random.Random: lambda one: one.getstate(),
-}
+def _generator_state(value: Any) -> Any:
+    """Return the state of a random generator, of numpy, torch or Python; ``None`` for anything else."""
+    if hasattr(value, "bit_generator"):
+        return value.bit_generator.state
+    state = getattr(value, "get_state", None) or getattr(value, "getstate", None)
+    return state() if callable(state) else None
 
 
 def same(left: Any, right: Any, depth: int = _DEPTH) -> bool:
@@ -89,8 +88,8 @@ def same(left: Any, right: Any, depth: int = _DEPTH) -> bool:
         return left.shape == right.shape and left.dtype == right.dtype and torch.allclose(left, right, 0, 0, equal_nan=True)
     if isinstance(left, np.ndarray):
         return bool(left.shape == right.shape and left.tobytes() == right.tobytes())
-    if (state := _STATES.get(type(left))) is not None:
-        return same(state(left), state(right), depth - 1)
+    if (state := _generator_state(left)) is not None:
+        return same(state, _generator_state(right), depth - 1)
     if isinstance(left, Mapping):
         return left.keys() == right.keys() and all(same(left[key], right[key], depth - 1) for key in left)
     if isinstance(left, list | tuple | deque):
