@@ -443,8 +443,8 @@ class Clients:
         data_digest = fingerprint(self.dataset, whole=self.whole_fingerprint)
         parts = (self.objective, getattr(self.objective, "correction", None))
         kinds = {name: kind for part in parts for name, kind in kinds_sent(part, getattr(part, "gives", ())).items()}
-        told = (data_digest, self.dataset.num_attributes, program.frozen_digest, kinds, program.derived)
-        return Facts(self.partition.num_clients, model, sent[0], sent[1], personal, *told)
+        told = (data_digest, self.dataset.num_attributes, program.frozen_digest, kinds, self.dataset.num_classes)
+        return Facts(self.partition.num_clients, model, sent[0], sent[1], personal, *told, derived=program.derived)
 
     def program_of(self, model: State) -> ClientProgram:
         """Return the program for models of some shape.
