@@ -24,6 +24,7 @@ from fedfacet.arguments import check_choice, check_whole
 from fedfacet.asking import Asking, ClientsAway
 from fedfacet.callbacks.base import Callback, Measurement, measured_by, merged
 from fedfacet.clock import Clock, Plan
+from fedfacet.derived import derive, other_names
 from fedfacet.engines.base import Engine
 from fedfacet.errors import BadUpdateError, Interrupted, SelectionError
 from fedfacet.flights import Flights
@@ -142,6 +143,7 @@ class Federation:
         self.termination = termination
         self.flights = flights
         self.extras = aggregator.extras(facts)
+        self._other_names = other_names(facts.derived)
         self._question = aggregator.report() if aggregator.report is not None else None
         self._judges = aggregator.judges is not None and aggregator.judges() is not None
         self._selector_judges = selector.judges() if selector.judges is not None else None
@@ -272,6 +274,7 @@ class Federation:
                     f"Expected a finite model after round {round}, but {type(self.aggregator).__name__} made NaN or infinity "
                     "of finite updates: lower the learning rate, of the clients or of the aggregator."
                 )
+            model = derive(model, self.facts.derived) if self.facts.derived else model
             notes.lap("train")
 
             # 8. Those who asked for the updates see them, before they are freed.
@@ -538,9 +541,9 @@ class Federation:
         return ClientTask(client_id, round, self.seed, self.sent(state, client_id), memory, 1.0, self.lr_factor(round))
 
     def _num_floats_sent(self, broadcast: Broadcast, client_id: int) -> int:
-        """Count a broadcast; personal tensors cross once, before a client has any of its own."""
-        known = self.facts.personal if self.state.participation_counts[client_id] else ()
-        own = {name: broadcast.model[name] for name in known}
+        """Count a broadcast; tied tensors cross once, and personal ones before a client has any of its own."""
+        known = self.facts.personal if self.state.participation_counts[client_id] else frozenset()
+        own = {name: broadcast.model[name] for name in known | self._other_names}
         return state.num_floats(broadcast.model) + state.num_floats(broadcast.extras) - state.num_floats(own)
 
     def _able(self, before: FederationState) -> tuple[Sequence[int], int, Any]:

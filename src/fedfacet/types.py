@@ -139,6 +139,7 @@ class Facts:
         frozen_digest: of the parameters that nobody trains and that do not travel; empty without any.
         kinds_sent: name of what clients send along with updates -> what kind it is; see ``privacy.disclosure.KINDS``.
         num_classes: of the samples; 0 where that is not known.
+        derived: what of the model follows from its other tensors; see ``fedfacet.derived``.
     """
 
     num_clients: int
@@ -151,6 +152,7 @@ class Facts:
     frozen_digest: str = ""
     kinds_sent: Mapping[str, str] = field(default_factory=dict)
     num_classes: int = 0
+    derived: tuple[Any, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

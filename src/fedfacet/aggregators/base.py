@@ -26,7 +26,7 @@ class Aggregator(ABC):
     state goes in and comes out, so that a round may be run twice without a thought.
 
     Args:
-        weighting: ``"equal"`` gives every client weight 1, ``"samples"`` its number of samples n_k.
+        weighting: ``"equal"`` gives every client weight 1, ``"samples"`` its number of samples n_k, as FedAvg's paper does.
         buffers: ``"average"`` moves floating-point buffers (running statistics) to the clients' weighted average, ``"keep"``
             leaves the server's untouched. Integer buffers always keep the server's value.
     """
