@@ -23,13 +23,13 @@ from fedfacet.clients.hooks import federated_module
 from fedfacet.clients.network_trial import check_weights
 from fedfacet.clients.program import Clients
 from fedfacet.config import SETTLED, carried_over, check_saved, make, plain, without_downloads
+from fedfacet.cores import num_cores
 from fedfacet.data.federated import FederatedData, deal
 from fedfacet.engines.auto import AutoEngine
 from fedfacet.engines.base import Engine
 from fedfacet.errors import ConfigError
 from fedfacet.federation import Federation
 from fedfacet.models.checks import check_inputs, check_size, check_trained
-from fedfacet.parallel.cores import num_cores
 from fedfacet.privacy.base import Privacy
 from fedfacet.privacy.central import CentralDP
 from fedfacet.privacy.disclosure import DisclosurePolicy

@@ -17,10 +17,10 @@ from fedfacet.build import build
 from fedfacet.callbacks.base import Callback
 from fedfacet.clients.queries.base import Query
 from fedfacet.config import compose_job
+from fedfacet.cores import num_cores
 from fedfacet.deploy.loopback import Loopback
 from fedfacet.engines.workers import WorkersEngine
 from fedfacet.errors import ConfigError, EngineError
-from fedfacet.parallel.cores import num_cores
 from fedfacet.runs.sweep_workers import num_workers
 from fedfacet.types import Answer, Broadcast, ClientTask
 

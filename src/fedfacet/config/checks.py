@@ -14,8 +14,8 @@ from omegaconf.errors import OmegaConfBaseException
 from fedfacet.config.kinds import KINDS, find_target
 from fedfacet.config.mistakes import SPECIAL_KEYS, unknown
 from fedfacet.config.nodes import plain, targets
+from fedfacet.cores import MAX_THREADS
 from fedfacet.errors import CheckpointError, ConfigError, first_line
-from fedfacet.parallel.cores import MAX_THREADS
 
 _LISTS = ("transforms", "callbacks", "logger")
 _NEEDED = ("dataset", "partition", "model", "objective", "loss", "optimizer", "local", "selector", "aggregator", "engine")

@@ -12,10 +12,10 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
+from fedfacet.cores import check_processes
 from fedfacet.deploy.settings import SiteSettings
 from fedfacet.deploy.transport import Fault, Ticket
 from fedfacet.errors import ConfigError, FedFacetError
-from fedfacet.parallel.cores import check_processes
 from fedfacet.parallel.processes import process_context, sheltered
 
 

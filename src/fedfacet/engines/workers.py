@@ -21,11 +21,11 @@ from numpy.typing import NDArray
 from fedfacet import state
 from fedfacet.clients.client_data import evaluation_batch_size
 from fedfacet.clients.prediction import Predictions
+from fedfacet.cores import MAX_THREADS, check_processes, crowded, num_cores
 from fedfacet.engines.base import Engine
 from fedfacet.errors import EngineError
 from fedfacet.parallel import shared_memory, wire
 from fedfacet.parallel.channel import Channel
-from fedfacet.parallel.cores import MAX_THREADS, check_processes, crowded, num_cores
 from fedfacet.parallel.packing import without_bundles
 from fedfacet.parallel.processes import process_context, sheltered
 from fedfacet.parallel.schedule import batches, pieces
