@@ -2,6 +2,7 @@
 
 from typing import TYPE_CHECKING
 
+from fedfacet.entry import enter
 from fedfacet.waiting import waiting
 
 if TYPE_CHECKING:
@@ -16,7 +17,12 @@ def train(job: "Job") -> None:
         federation.fit()
 
 
-if __name__ == "__main__":
+def main() -> None:
+    """Run all jobs of the command line."""
     with waiting("fedfacet starts"):  # before Hydra loads
         from fedfacet.runs.command import run_command
     run_command(train)
+
+
+if __name__ == "__main__":
+    enter(main, tells=False)

@@ -3,8 +3,10 @@
 import importlib
 import sys
 from collections.abc import Sequence
+from functools import partial
 
 from fedfacet import __version__
+from fedfacet.entry import enter, tell_error
 from fedfacet.waiting import waiting
 
 USAGE = """usage: fedfacet train|tune|describe|report|attack|serve|client ARGS
@@ -25,12 +27,14 @@ own lie in a folder that "hydra.searchpath=[file:///FOLDER]" names, FOLDER/selec
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one of the commands; return the exit status.
+    """Run one of the commands; return the exit status, with which the process exits if its own arguments are run.
 
     Args:
         argv: the command and its arguments; those of the process by default.
     """
-    argv = sys.argv[1:] if argv is None else list(argv)
+    if argv is None:
+        argv = sys.argv[1:]
+        enter(partial(main, argv), tells=argv[:1] not in (["train"], ["tune"], ["serve"], ["client"]))
     command, arguments = (argv[0], argv[1:]) if argv else ("--help", [])
     if command in ("-h", "--help"):
         from fedfacet.analysis.terminal import print_usage
@@ -52,10 +56,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         sys.argv[0] = f"fedfacet {command}"  # as which it names itself
         status: int = importlib.import_module(f"fedfacet.commands.{command}").main(arguments)
         return status
-    print(
-        "error: Expected one of the commands train, tune, describe, report, attack, serve and client, but got "
-        f"{command!r}: see --help.",
-        file=sys.stderr,
+    tell_error(
+        "Expected one of the commands train, tune, describe, report, attack, serve and client, but got "
+        f"{command!r}: see --help."
     )
     return 2
 

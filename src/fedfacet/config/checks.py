@@ -107,6 +107,17 @@ def check_arguments(path: str, node: DictConfig) -> None:
             raise _misfit(f"{path}.{key}", hints[str(key)], value)
 
 
+def check_left_out(config: DictConfig, key: str) -> None:
+    """Refuse ``~part.key`` where the part cannot be made without it."""
+    path, _, leaf = key.rpartition(".")
+    node = OmegaConf.select(config, path) if path else None
+    if not isinstance(node, DictConfig) or "_target_" not in node or leaf in node:
+        return
+    parameter = inspect.signature(find_target(path, node["_target_"])).parameters.get(leaf)
+    if leaf in SPECIAL_KEYS or (parameter is not None and parameter.default is parameter.empty):
+        raise ConfigError(f"Expected `{key}` to be given, but it was left out: leave `~{key}` out, or choose another `{path}`.")
+
+
 def check_parts(base: DictConfig, config: DictConfig, usual: Mapping[str, Any], path: str = "") -> None:
     """Refuse a part that is missing, and a plain value in place of a part's settings; ``usual`` has the groups' defaults."""
     for key in map(str, base):
