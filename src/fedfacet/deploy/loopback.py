@@ -136,7 +136,7 @@ def _start(child: _Child) -> None:
 
 
 def _end(child: _Child) -> None:
-    if child.process is not None:
+    if child.process is not None and child.process.pid is not None:  # it may not have been started yet
         child.process.kill()
         child.process.join()
     for end in (child.letters, child.answers):
