@@ -35,7 +35,7 @@ _WORDS = {
     "Too many open files": _FILES,
     "No usable temporary directory": ("a folder for temporary files", "set TMPDIR to one that can be written to"),
     **dict.fromkeys(("llocate memory", "not enough memory", "out of memory", "Out of memory", "MemoryError"), _MEMORY),
-    **dict.fromkeys(("bad_alloc", "failed to map", "returned NULL without"), _MEMORY),
+    **dict.fromkeys(("bad_alloc", "failed to map", "returned NULL without", "error return without"), _MEMORY),
 }
 """What libraries say in words of their own -> what ran short, and the remedy."""
 

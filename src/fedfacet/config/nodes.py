@@ -24,6 +24,7 @@ def targets(config: Any, path: str = "") -> Iterator[tuple[str, DictConfig]]:
     if isinstance(config, DictConfig):
         if "_target_" in config:
             yield path, config
+        key: Any  # a text, unless somebody has written the file
         for key in config:
             if not OmegaConf.is_interpolation(config, key) and config[key] is not None:
                 yield from targets(config[key], f"{path}.{key}" if path else key)
@@ -34,6 +35,7 @@ def flat_keys(node: Any, path: str = "") -> list[str]:
     if not isinstance(node, DictConfig):
         return [path]
     flat = [path] if path else []
+    key: Any
     for key in node:
         inner = f"{path}.{key}" if path else str(key)
         leaf = OmegaConf.is_interpolation(node, key) or OmegaConf.is_missing(node, key)
