@@ -1,9 +1,10 @@
 """Train a federation: ``python src/train.py [group=option] [key=value] ...``; the README shows how."""
 
+from functools import partial
 from typing import TYPE_CHECKING
 
+from fedfacet.__main__ import run_jobs
 from fedfacet.entry import enter
-from fedfacet.waiting import waiting
 
 if TYPE_CHECKING:
     from fedfacet.runs.job import Job
@@ -17,12 +18,5 @@ def train(job: "Job") -> None:
         federation.fit()
 
 
-def main() -> None:
-    """Run all jobs of the command line."""
-    with waiting("fedfacet starts"):  # before Hydra loads
-        from fedfacet.runs.command import run_command
-    run_command(train)
-
-
 if __name__ == "__main__":
-    enter(main, tells=False)
+    enter(partial(run_jobs, train), tells=False)

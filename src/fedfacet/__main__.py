@@ -2,12 +2,16 @@
 
 import importlib
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
+from typing import TYPE_CHECKING
 
 from fedfacet import __version__
 from fedfacet.entry import enter, tell_error
 from fedfacet.waiting import waiting
+
+if TYPE_CHECKING:
+    from fedfacet.runs.job import Job
 
 USAGE = """usage: fedfacet train|tune|describe|report|attack|serve|client ARGS
 
@@ -45,12 +49,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"fedfacet {__version__}")
         return 0
     if command == "train":
-        with waiting("fedfacet starts"):  # before Hydra loads
-            from fedfacet.runs.command import run_command
-            from fedfacet.runs.run import fit
-
         sys.argv = [sys.argv[0], *arguments]  # which Hydra reads itself
-        run_command(fit)
+        run_jobs()
         return 0
     if command in ("tune", "describe", "report", "attack", "serve", "client"):
         sys.argv[0] = f"fedfacet {command}"  # as which it names itself
@@ -61,6 +61,18 @@ def main(argv: Sequence[str] | None = None) -> int:
         f"{command!r}: see --help."
     )
     return 2
+
+
+def run_jobs(train: "Callable[[Job], None] | None" = None) -> None:
+    """Have ``train``, or ``fedfacet.train``'s own way, run all jobs of the process's command line."""
+    with waiting("fedfacet starts"):  # before Hydra loads
+        from fedfacet.runs.command import run_command
+
+        if train is None:
+            from fedfacet.runs.run import fit
+
+            train = fit
+    run_command(train)
 
 
 if __name__ == "__main__":

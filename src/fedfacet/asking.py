@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from fedfacet.accounting import Accounting
-from fedfacet.answer_form import is_count, is_finite, plain, shown
+from fedfacet.answer_form import ANYTHING, is_count, is_finite, plain, shown
 from fedfacet.clock import Asked
 from fedfacet.engines.base import Engine
 from fedfacet.errors import FedFacetError, SelectionError
@@ -118,7 +118,7 @@ class Asking:
 
     def _misfit(self, query: Query, client_id: int, answer: Answer) -> str | None:
         """Say what of an answer is not as the query declares it; ``None`` for nothing."""
-        fault = query.form.misfit(answer.value, self.sizes, self.engine.most_samples(client_id))
+        fault = getattr(query, "form", ANYTHING).misfit(answer.value, self.sizes, self.engine.most_samples(client_id))
         if fault is not None:
             return f"its {query.name} is {fault}"
         if not (is_count(answer.floats_up) and is_count(answer.samples)):

@@ -5,7 +5,7 @@ import math
 
 import pytest
 import yaml
-from lightning.pytorch.utilities.rank_zero import rank_zero_only
+from lightning_utilities.core.rank_zero import rank_zero_only
 
 from fedfacet.callbacks.lightning_log import LightningLog, checked_id
 from fedfacet.errors import CheckpointError, ConfigError

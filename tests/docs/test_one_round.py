@@ -89,10 +89,11 @@ def traced(tmp_path_factory: pytest.TempPathFactory) -> Traced:
     finished = subprocess.run([*command, *options], capture_output=True, text=True, cwd=folder, env=environment, timeout=300)
     assert finished.returncode == 0, finished.stderr
     found = json.loads((folder / "found.json").read_text())
-    outside = ("src/fedfacet/runs/", "src/fedfacet/entry.py")  # what calls `train` is the command line's affair
+    # What calls `train` is the command line's affair.
+    outside = ("src/fedfacet/runs/", "src/fedfacet/entry.py", "src/fedfacet/__main__.py")
     files, down = ([file for file in found[part] if not file.startswith(outside)] for part in ("files", "down"))
     frames = found["frames"][-1 - found["frames"][::-1].index("train") :]
-    lines = {file: lines_of(ROOT / file, [name for name in found["files"][file] if name != "main"]) for file in files}
+    lines = {file: lines_of(ROOT / file, found["files"][file]) for file in files}
     listed = "\n".join(f"{lines[file]:5} {file}: {', '.join(found['files'][file])}" for file in sorted(files))
     told = (
         f"{len(down)} files and {sum(map(lines.__getitem__, down))} lines to the first step, {len(files)} and "

@@ -223,9 +223,11 @@ except fedfacet.FedFacetError as error:
 
 
 @pytest.mark.slow
-def test_a_script_without_a_main_guard_is_told_so_at_once(tmp_path):
+def test_a_script_without_a_main_guard_is_told_so_at_once(checkout, tmp_path):
     (tmp_path / "script.py").write_text(UNGUARDED)
-    ended = subprocess.run([sys.executable, "script.py"], cwd=tmp_path, capture_output=True, text=True, timeout=300)
+    environment = {**os.environ, "PYTHONPATH": str(checkout / "src")}
+    command = [sys.executable, "script.py"]
+    ended = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=300)
     assert ended.returncode == 0, ended.stderr
     assert re.fullmatch(r"Expected the script to train under `if __name__ == \"__main__\":`.*\n", ended.stdout)
     assert "Traceback" not in ended.stderr
