@@ -1,5 +1,6 @@
 """How every command begins and ends: with streams that can be written to, and with a sentence where something runs short."""
 
+import contextlib
 import errno
 import io
 import os
@@ -11,7 +12,7 @@ from collections.abc import Callable, Iterator
 from types import FrameType, TracebackType
 from typing import Any, NoReturn, TextIO
 
-from fedfacet.errors import FedFacetError, first_line
+from fedfacet.errors import EngineError, FedFacetError, first_line
 
 _DISK = "free disk space", "free some, or choose another place"
 _MEMORY = "enough memory", "close what else uses it, take fewer workers, smaller batches or a smaller model"
@@ -33,10 +34,8 @@ _WORDS = {
     "Resource temporarily unavailable": _PROCESSES,
     "Too many open files": _FILES,
     "No usable temporary directory": ("a folder for temporary files", "set TMPDIR to one that can be written to"),
-    **dict.fromkeys(
-        ("llocate memory", "not enough memory", "out of memory", "Out of memory", "MemoryError", "bad_alloc", "failed to map"),
-        _MEMORY,
-    ),
+    **dict.fromkeys(("llocate memory", "not enough memory", "out of memory", "Out of memory", "MemoryError"), _MEMORY),
+    **dict.fromkeys(("bad_alloc", "failed to map", "returned NULL without", "error return without"), _MEMORY),
 }
 """What libraries say in words of their own -> what ran short, and the remedy."""
 
@@ -98,9 +97,10 @@ def enter(command: Callable[[], int | None], *, tells: bool = True) -> NoReturn:
     except KeyboardInterrupt:
         status = 128 + signal.SIGINT
     except Exception as error:
-        if (sentence := shortage(error)) is None and (sentence := at_import(error)) is None:
+        of_a_file = isinstance(error, OSError) and error.filename is not None
+        if not of_a_file and shortage(error) is None and at_import(error) is None:
             raise
-        tell_error(sentence)
+        tell_error(sentence_of(error))
         status = 2
     sys.stdout.flush()
     if out.fault not in (None, errno.EPIPE, errno.EBADF, errno.EIO):
@@ -109,6 +109,32 @@ def enter(command: Callable[[], int | None], *, tells: bool = True) -> NoReturn:
         )
         status = status or 2 * tells
     sys.exit(status)
+
+
+@contextlib.contextmanager
+def reader_may_leave(stream: TextIO | None) -> Iterator[None]:
+    """Print within this block, in a script of a user's, too; what a stream does not take goes nowhere."""
+    try:
+        yield
+        if stream is not None:
+            stream.flush()
+    except (OSError, SystemExit):  # the latter is how rich ends a program whose reader has left
+        if stream is None:
+            raise
+        _lead_nowhere(stream.fileno())
+
+
+def is_heard(error: Exception) -> bool:
+    """Tell whether this process reports an error: the first rank of a machine reports what all its ranks find.
+
+    Tasks of SLURM are ranks of one run with ``engine=distributed`` only; else each has a command of its own.
+    """
+    rank = "0"
+    if "TORCHELASTIC_RUN_ID" in os.environ:
+        rank = os.environ.get("LOCAL_RANK", "0")
+    elif "engine=distributed" in sys.argv:
+        rank = os.environ.get("SLURM_LOCALID", "0")
+    return rank == "0" or isinstance(error, EngineError)
 
 
 def leave(*_: object) -> None:

@@ -15,7 +15,7 @@ def waiting(what: str) -> Iterator[None]:
     Args:
         what: goes on meanwhile.
     """
-    if not sys.stderr.isatty():
+    if sys.stderr is None or not sys.stderr.isatty():
         yield
         return
     line = f"{what} ..."[: max(0, shutil.get_terminal_size().columns - 1)]  # a line that wraps cannot be taken back

@@ -77,6 +77,13 @@ def test_only_keys_that_are_spelt_alike_are_near(refused):
     assert refused("federation.round=5").endswith("the nearest are `federation.rounds`.")
 
 
+_NO_TEXTS = [
+    *(("seed", value) for value in ("{0: 1}", "{true: 1}", "{1.5: a}", "[{a: {0: 1}}]", "{a: {b: {-1: c}}}")),
+    *((option, "{0: 1}") for option in ("+selector.items", "partition.seed", "+optimizer.foo", "aggregator.weighting")),
+    *((option, "{0: 1}") for option in ("hydra.sweeper.params", "hydra.job.env_set", "where_present", "wandb.tags", "model")),
+]
+"""Options, and mappings for them with keys that are no texts."""
+
 IMPOSSIBLE = [
     # what is given, what must be named
     ("seed=-1", "seed"),
@@ -131,6 +138,7 @@ IMPOSSIBLE = [
     ("local=[[1]]", "`local`"),
     ("callbacks.csv_log=???", "callbacks.csv_log"),
     ("loss._partial_=false", "cross_entropy() missing 2"),
+    *((f"{option}={value}", option.lstrip("+~")) for option, value in _NO_TEXTS),
     pytest.param(f"task={'[' * 2000}1{']' * 2000}", "key=value", id="nested"),
 ]
 

@@ -21,7 +21,7 @@ SERVER = [
 FLOORS = [
     # What everybody may know: values, and help that knows nothing of learning.
     "answer_form",
-    "errors types rng heterogeneity arguments libraries broken_pipe machine_memory waiting ours",
+    "errors types rng heterogeneity arguments libraries machine_memory waiting ours",
     "entry state shapley auction contracts simplex dqn confusion optional derived cores",
     "storage updates",
     # Parts that an option chooses. Each knows values, and no other part.

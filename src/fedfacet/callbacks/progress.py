@@ -11,8 +11,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from fedfacet.broken_pipe import reader_may_leave
 from fedfacet.callbacks.base import Callback
+from fedfacet.entry import reader_may_leave
 from fedfacet.federation import Federation
 from fedfacet.types import RoundResult
 
@@ -67,12 +67,12 @@ class Progress(Callback):
             line = _what_is_trained(federation, self._choices, self.trains_on)
             log.info(line)
             # A terminal would break it within words.
-            width = shutil.get_terminal_size().columns if sys.stderr.isatty() else len(line)
+            width = shutil.get_terminal_size().columns if _on_a_terminal() else len(line)
             with reader_may_leave(sys.stderr):
                 print(textwrap.fill(line, width, break_on_hyphens=False), file=sys.stderr)
         self._round_started = time.monotonic()
         self._first_round = federation.state.round
-        if not sys.stderr.isatty():
+        if not _on_a_terminal():
             return
         from rich.console import Console
         from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
@@ -124,6 +124,10 @@ class Progress(Callback):
         """Close the bar."""
         if self._bar is not None:
             self._bar.stop()
+
+
+def _on_a_terminal() -> bool:
+    return sys.stderr is not None and sys.stderr.isatty()  # a daemon may have none
 
 
 def _what_is_trained(federation: Federation, choices: Mapping[str, Any], trains_on: str) -> str:

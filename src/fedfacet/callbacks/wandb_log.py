@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fedfacet.arguments import check_choice
-from fedfacet.broken_pipe import reader_may_leave
 from fedfacet.callbacks.base import Callback
 from fedfacet.callbacks.lightning_log import checked_id
 from fedfacet.data.own_data import OWN_DATA
+from fedfacet.entry import reader_may_leave
 from fedfacet.errors import ConfigError, FedFacetError
 from fedfacet.federation import Federation
 from fedfacet.storage.dealt import MANY

@@ -52,6 +52,7 @@ def compose_job(name: str, overrides: Sequence[str]) -> tuple[DictConfig, DictCo
             whole = compose(name, list(overrides), return_hydra_config=True)
         except COMPOSE_ERRORS as error:
             raise ConfigError(explain(name, overrides, error)) from None
+        _check_keys(OmegaConf.to_container(whole.hydra, resolve=False), "hydra")
         return checked(name, without_hydra(whole), whole.hydra.runtime.choices, overrides), whole.hydra
 
 

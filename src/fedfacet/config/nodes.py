@@ -24,7 +24,8 @@ def targets(config: Any, path: str = "") -> Iterator[tuple[str, DictConfig]]:
     if isinstance(config, DictConfig):
         if "_target_" in config:
             yield path, config
-        for key in map(str, config):
+        key: Any  # a text, unless somebody has written the file
+        for key in config:
             if not OmegaConf.is_interpolation(config, key) and config[key] is not None:
                 yield from targets(config[key], f"{path}.{key}" if path else key)
 
@@ -34,8 +35,9 @@ def flat_keys(node: Any, path: str = "") -> list[str]:
     if not isinstance(node, DictConfig):
         return [path]
     flat = [path] if path else []
-    for key in map(str, node):
-        inner = f"{path}.{key}" if path else key
+    key: Any
+    for key in node:
+        inner = f"{path}.{key}" if path else str(key)
         leaf = OmegaConf.is_interpolation(node, key) or OmegaConf.is_missing(node, key)
         flat += [inner] if leaf else flat_keys(node[key], inner)
     return flat

@@ -19,14 +19,14 @@ from omegaconf import DictConfig
 
 from fedfacet import __version__
 from fedfacet import config as configuration
-from fedfacet.broken_pipe import reader_may_leave
 from fedfacet.config.sweeping import Sweep
+from fedfacet.entry import is_heard
 from fedfacet.errors import ConfigError, FedFacetError
-from fedfacet.runs.ending import command_name, refuse
+from fedfacet.runs.ending import command_name, refuse, short_in_a_sentence
 from fedfacet.runs.job import Job
 from fedfacet.runs.jobs import check, check_data, run_job
 from fedfacet.runs.pace import Pace
-from fedfacet.runs.processes import check_alone, check_started, is_heard, serve
+from fedfacet.runs.processes import check_alone, check_started, serve
 from fedfacet.runs.stock import failures, name_failures, name_left, take_stock, tell_results
 from fedfacet.runs.stopped_trial import failed_if_stopped
 from fedfacet.runs.sweep_workers import Outcome, num_workers, run_workers
@@ -132,7 +132,7 @@ def hydra_jobs(
         )
         reached[job.run_dir] = job.config.federation.rounds
         is_one_of_many = own.mode is RunMode.MULTIRUN
-        with failed_if_stopped(own.sweeper, own.overrides.task):
+        with short_in_a_sentence(), failed_if_stopped(own.sweeper, own.overrides.task):
             return run_job(
                 job,
                 train,
@@ -171,5 +171,4 @@ def _print_wrapped(tell_help: Callable[[], None]) -> None:
     width = min(max(shutil.get_terminal_size((128, 24)).columns, 40), 128)
     lines = said.getvalue().replace("python src/train.py", command_name()).splitlines()
     folded = [filled(line, width) for line in lines]
-    with reader_may_leave(sys.stdout):
-        print(*folded, sep="\n")
+    print(*folded, sep="\n")

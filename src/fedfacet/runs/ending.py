@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from fedfacet.config import is_cell, needed_to_resume, override_of
-from fedfacet.entry import leave, sentence_of, short_of, tell_error
+from fedfacet.entry import leave, sentence_of, short_of, shortage, tell_error
 from fedfacet.errors import FedFacetError, Interrupted
 from fedfacet.runs.job import Job
 from fedfacet.storage.synced_file import folder_gone
@@ -38,6 +38,17 @@ def refuse(error: Exception, *, aloud: bool = True) -> NoReturn:
     if aloud:
         tell_error(sentence)
     raise Refused(sentence)
+
+
+@contextlib.contextmanager
+def short_in_a_sentence() -> Iterator[None]:
+    """Refuse what runs short before a run begins, and while it ends."""
+    try:
+        yield
+    except Exception as error:
+        if shortage(error) is None:
+            raise
+        refuse(error)
 
 
 @contextlib.contextmanager

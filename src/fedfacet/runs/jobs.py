@@ -4,7 +4,6 @@ import contextlib
 import json
 import logging
 import multiprocessing
-import sys
 import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from multiprocessing.connection import Connection
@@ -16,7 +15,6 @@ from omegaconf import DictConfig, OmegaConf
 from fedfacet import config as configuration
 from fedfacet.analysis.runs import load_run
 from fedfacet.analysis.terminal import fitted
-from fedfacet.broken_pipe import reader_may_leave
 from fedfacet.errors import ConfigError, DatasetCorruptError, DatasetNotFoundError, FedFacetError
 from fedfacet.runs.ending import Refused, ending_in_a_sentence, refuse
 from fedfacet.runs.job import Job
@@ -205,15 +203,14 @@ def _run(job: Job, train: Callable[[Job], None], *, is_one_of_many: bool = False
     with ending_in_a_sentence(job):
         train(job)
         summary = load_run(job.run_dir).summary
-        with reader_may_leave(sys.stdout):
-            if summary is None:  # the callback that writes it was left out
-                print(f"run folder  {job.run_dir}")
-                print("It has no summary: `callbacks=NAME` replaces the usual ones, `callbacks=[default,NAME]` adds to them.")
-                return None
-            if is_one_of_many:
-                print(fitted(f"{job.run_dir} is finished, {results_line(summary)}"), flush=True)
-            else:
-                print_results(summary, load_data(job.config), job.run_dir)
+        if summary is None:  # the callback that writes it was left out
+            print(f"run folder  {job.run_dir}")
+            print("It has no summary: `callbacks=NAME` replaces the usual ones, `callbacks=[default,NAME]` adds to them.")
+            return None
+        if is_one_of_many:
+            print(fitted(f"{job.run_dir} is finished, {results_line(summary)}"), flush=True)
+        else:
+            print_results(summary, load_data(job.config), job.run_dir)
     return _validation_of(job.run_dir)
 
 

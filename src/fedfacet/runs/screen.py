@@ -6,7 +6,6 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from fedfacet.analysis.terminal import fitted
-from fedfacet.broken_pipe import reader_may_leave
 
 if TYPE_CHECKING:
     from rich.live import Live
@@ -43,8 +42,7 @@ class Screen:
     def say(self, number: int, line: str) -> None:
         """Print what process ``number`` says."""
         if self._live is None:
-            with reader_may_leave(sys.stdout):
-                print(f"[{number}] {line}", flush=True)
+            print(f"[{number}] {line}", flush=True)
         elif _PASSING.match(line):
             self._latest[number] = line
         else:

@@ -7,7 +7,6 @@ import sys
 from collections.abc import Collection, Mapping
 from pathlib import Path
 
-from fedfacet.broken_pipe import reader_may_leave
 from fedfacet.config import is_complete, override_of
 from fedfacet.config.sweeping import Sweep
 from fedfacet.errors import FedFacetError
@@ -77,11 +76,10 @@ def tell_results(run_dirs: Collection[Path]) -> None:
     folder = os.path.commonpath(done)
     report = re.sub(r"train(\.py)?$", r"report\1", command_name())
     shown = shlex.quote(os.path.relpath(folder) if Path(folder).is_relative_to(Path.cwd()) else folder)
-    with reader_may_leave(sys.stdout):
-        if len(done) <= _MOST_IN_A_TABLE:
-            _print_table(done)
-        print(f"a table:                 {report} {shown}")
-        print(f"a page for the browser:  {report} {shown} --html report.html")
+    if len(done) <= _MOST_IN_A_TABLE:
+        _print_table(done)
+    print(f"a table:                 {report} {shown}")
+    print(f"a page for the browser:  {report} {shown} --html report.html")
 
 
 def _print_table(run_dirs: Collection[Path]) -> None:

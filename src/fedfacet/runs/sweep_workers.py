@@ -15,7 +15,6 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any, Literal
 
-from fedfacet.broken_pipe import reader_may_leave
 from fedfacet.cores import check_processes, num_cores
 from fedfacet.entry import leave
 from fedfacet.errors import ConfigError
@@ -99,8 +98,7 @@ def run_workers(work: Callable[[], Outcome], number: int) -> Outcome:
             worker.process.join()
     for worker in workers:
         if (status := worker.process.exitcode or 0) < 0 and not received:
-            with reader_may_leave(sys.stderr):
-                print(f"worker {worker.number} was killed by {signal.Signals(-status).name}", file=sys.stderr, flush=True)
+            print(f"worker {worker.number} was killed by {signal.Signals(-status).name}", file=sys.stderr, flush=True)
     if received:
         sys.exit(128 + received[0])
     return reached, failed
