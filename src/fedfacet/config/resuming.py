@@ -8,12 +8,13 @@ from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
-from fedfacet.config.checks import MAX_THREADS, check_settings
+from fedfacet.config.checks import check_settings
 from fedfacet.config.nodes import plain
 from fedfacet.config.overrides import override_of, value_of
 from fedfacet.config.saved_yaml import load_yaml
-from fedfacet.config.trust import check_resumed, check_saved_overrides
+from fedfacet.config.trust import check_saved_overrides
 from fedfacet.errors import CheckpointError, ConfigError, RunFinished
+from fedfacet.parallel.cores import MAX_THREADS
 from fedfacet.storage.run_files import json_of
 
 log = logging.getLogger(__name__)
@@ -139,8 +140,13 @@ def ended_before(error: Exception, overrides: Sequence[str]) -> str:
     return f"Nothing is left to do: {error.rounds} rounds are done in {value_of('paths.output_dir', overrides)}."
 
 
-def resumed_overrides(resume: str, overrides: Sequence[str]) -> list[str]:
-    """Return the overrides a run was started with, then those given now, with the run's own folder as the output folder."""
+def resumed_overrides(resume: str, overrides: Sequence[str]) -> tuple[list[str], list[str]]:
+    """Return the overrides of a resumed run.
+
+    Returns:
+        Those that the run was started with, then those given now, with the run's own folder as the output folder; and the
+        first of these alone.
+    """
     run_dir = named = Path(resume)
     if run_dir.suffix == ".ckpt" and os.path.isfile(run_dir):
         folder = run_dir.parent.parent if run_dir.parent != Path() else Path("..")
@@ -161,11 +167,12 @@ def resumed_overrides(resume: str, overrides: Sequence[str]) -> list[str]:
         raise CheckpointError(
             f"Expected `resume` to name a run folder, but {run_dir} is none: give the folder that holds config.yaml."
         )
-    _check_links(run_dir)
+    check_links(run_dir)
     ours = ("resume=", "paths.output_dir=", "trust=")
     not_again = (*ours, "dataset.download=")  # what is missing is fetched only if it is asked for now
     # Another engine does not have the settings of the one before.
-    replaced = ("engine=", "engine.") if any(override.startswith("engine=") for override in overrides) else ()
+    replaced: tuple[str, ...] = ("engine=", "engine.") if any(override.startswith("engine=") for override in overrides) else ()
+    replaced += tuple(f"{one.partition('=')[0]}=" for one in overrides if one.startswith("+"))
     before = [override for override in _overrides_in(saved) if not override.startswith(replaced)]
     check_saved_overrides(before, overrides, saved)
     # Hydra's are among those given now.
@@ -177,7 +184,7 @@ def resumed_overrides(resume: str, overrides: Sequence[str]) -> list[str]:
     kept = [override for number, override in enumerate(given) if number not in again and not override.startswith(ours)]
     # Hydra would overwrite .hydra/ there and then; the script replaces what must change in it, each file at one blow.
     own = [override_of("resume", named), override_of("paths.output_dir", run_dir), "hydra.output_subdir=null"]
-    return [*kept, *own]
+    return [*kept, *own], before
 
 
 _PLANNED = ("federation.rounds", "federation.cohort_size", "federation.on_bad_update")
@@ -215,23 +222,37 @@ def _is_choice(choice: Any) -> bool:
     )
 
 
-def _check_links(run_dir: Path) -> None:
-    """Refuse links in a run folder, which a run would write to or clear up, and pipes, which it would wait for."""
-    for folder in ("", ".hydra", "checkpoints", "clients", "clients/memory", "model"):
-        inside = run_dir / folder
-        for entry in inside.iterdir() if inside.is_dir() else ():  # a link to a folder is met before what lies in it
+def check_links(run_dir: Path) -> None:
+    """Refuse links in a run folder, which a run would write to or clear up, and pipes, which it would wait for.
+
+    W&B's own folder has links of W&B. What it reads there as its settings may name a host.
+
+    Raises:
+        CheckpointError: naming the first.
+    """
+    for settings in (run_dir / "wandb" / "settings", run_dir / ".wandb" / "settings"):
+        if os.path.lexists(settings):
+            raise CheckpointError(
+                f"Expected a run folder without settings of W&B, but there is {settings}, which may name a host: remove it."
+            )
+    for folder, folders, files in os.walk(run_dir):
+        for entry in (Path(folder, name) for name in (*folders, *files)):
+            if entry == run_dir / "wandb" and not entry.is_symlink():
+                continue
             grows = entry.suffix in (".csv", ".log")
             if entry.is_symlink():
                 what = f"leads to {os.readlink(entry)}"
             elif not (entry.is_file() or entry.is_dir()):
                 what = "is neither"
-            elif grows and entry.stat().st_nlink > 1:
+            elif grows and entry.stat().st_nlink > 1 and not entry.is_dir():
                 what = "lies at another path too, where it would grow as well"
             else:
                 continue
             raise CheckpointError(
                 f"Expected a run folder of files and folders of its own, but {entry} {what}: put a copy there."
             )
+        if Path(folder) == run_dir:
+            folders[:] = [name for name in folders if name != "wandb"]
 
 
 def _overrides_in(file: Path) -> list[str]:
@@ -246,10 +267,8 @@ def _overrides_in(file: Path) -> list[str]:
     raise CheckpointError(f"Expected {file} to be a list of overrides, but got {fault}: bring it back, or start a new run.")
 
 
-def check_resume(config: DictConfig, run_dir: Path, overrides: Sequence[str] | None = None) -> None:
+def check_resume(config: DictConfig, run_dir: Path) -> None:
     """Refuse to go on with the run of a folder under another configuration, or if it is finished.
-
-    ``overrides`` are those of the command line, where ``config`` comes of the folder's too.
 
     Raises:
         CheckpointError: as ``check_resumable``, or if the folder has no checkpoint that can be read.
@@ -257,8 +276,6 @@ def check_resume(config: DictConfig, run_dir: Path, overrides: Sequence[str] | N
     from fedfacet.storage import checkpoint  # imports torch, which --help should not wait for
 
     given = plain(config)
-    if overrides is not None:
-        check_resumed(given, overrides, run_dir / ".hydra" / "overrides.yaml")
     path = checkpoint.asked_for(run_dir, config.resume)
     state, saved = checkpoint.load(path)
     settled, _ = carried_over(saved, path)
