@@ -16,19 +16,24 @@ FROM ${BASE} AS system
 RUN apt-get update && apt-get install -y --no-install-recommends git make && rm -rf /var/lib/apt/lists/*
 # The folder first, then the user: what a run writes belongs to who runs it, whose number --user may change.
 RUN useradd --create-home --uid 1000 fedfacet && install -d -o fedfacet -g fedfacet /fedfacet /fedfacet/logs /fedfacet/data
-# Where PyTorch is taken from, besides the usual index, whose build has CUDA and 6 GB. PyTorch's installation page names an index
-# of builds for the CPU alone, which are half a GB: --build-arg TORCH_INDEX=INDEX.
-ARG TORCH_INDEX=
-ENV PIP_EXTRA_INDEX_URL=${TORCH_INDEX} PIP_NO_CACHE_DIR=1 PIP_DISABLE_PIP_VERSION_CHECK=1
+ENV PIP_NO_CACHE_DIR=1 PIP_DISABLE_PIP_VERSION_CHECK=1
 USER 1000
 WORKDIR /fedfacet
 
 FROM system
 # What is installed depends on these alone, so that a change of the code installs nothing anew.
-COPY --chown=fedfacet pyproject.toml constraints.txt Makefile README.md LICENSE ./
+COPY --chown=fedfacet pyproject.toml requirements.lock Makefile README.md LICENSE ./
 COPY --chown=fedfacet src/fedfacet/__init__.py src/fedfacet/
-RUN make .venv/.installed-test
+# The usual build of PyTorch has CUDA and 6 GB. PyTorch's installation page names an index of builds for the CPU alone, which are
+# half a GB: --build-arg TORCH_INDEX=INDEX. That index then gives PyTorch and nothing else, and all else comes by its sha256.
+ARG TORCH_INDEX=
+RUN if [ -n "${TORCH_INDEX}" ]; then \
+      python -m venv .venv \
+      && .venv/bin/python -m pip install --index-url "${TORCH_INDEX}" --no-deps $(grep -oE '^torch(vision)?==[^ ]+' requirements.lock) \
+      && awk '/^[a-z]/ {cuda = /^(cuda-|nvidia-|triton)/} !cuda' requirements.lock > .venv/lock \
+      && make .venv/.installed LOCK=.venv/lock; \
+    else make .venv/.installed; fi
 COPY --chown=fedfacet . .
 # Files of a context may be newer than those of a layer that was kept, and make would install again.
-RUN touch .venv/.installed .venv/.installed-test
+RUN touch .venv/.installed
 CMD ["make", "train"]

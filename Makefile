@@ -4,12 +4,12 @@
 #   make test ARGS="tests/selectors -x"               pytest arguments
 #   make train PYTHON=/path/to/python3.12             the interpreter that .venv is made from, read only when it is made
 
-CONSTRAINTS ?= constraints.txt
+# What is installed: the lock, by the sha256 of every file; or the extra `test` under other constraints, CONSTRAINTS=lowest.txt.
+LOCK ?= requirements.lock
 SEED ?= 0
 PYTHONS := $(if $(PYTHON),"$(PYTHON)",python3.13 python3.12 python3.11 python3)
 USABLE := import sys, ensurepip; sys.exit(not (3, 11) <= sys.version_info[:2] < (3, 14))
-INSTALL := .venv/bin/python -m pip install -c $(CONSTRAINTS) -e
-DIST_TOOLS := build==1.6.1 twine==7.0.0
+PIP := .venv/bin/python -m pip install
 
 .DEFAULT_GOAL := help
 .PHONY: help train test attack lint docs dist clean
@@ -31,49 +31,48 @@ train: .venv/.installed
 	exec .venv/bin/python src/train.py $(ARGS)
 
 # At most 8 workers: each one imports torch.
-test: .venv/.installed-test
+test: .venv/.installed
 	exec .venv/bin/python -m pytest -n auto --maxprocesses=8 --dist=worksteal $(ARGS)
 
-attack: .venv/.installed-test
+attack: .venv/.installed
 	ATTACK_SEED=$(SEED) .venv/bin/python -m pytest -n auto --maxprocesses=8 --dist=worksteal -m slow tests/cli/attack $(ARGS)
 
-lint: .venv/.installed-dev
+lint: .venv/.installed
 	.venv/bin/python -m ruff check .
 	.venv/bin/python -m ruff format --check .
 	.venv/bin/python -m mypy
 
 # -W: a dead link, a page without a place in the menu and a formula that cannot be drawn are errors. -E: docstrings are read anew.
-docs: .venv/.installed-docs
+docs: .venv/.installed
 	.venv/bin/python -m sphinx -q -E -W --keep-going -c docs -b html -d build/doctrees . build/docs $(ARGS)
 
-# In an environment of its own: what builds the package is no part of it, and need not agree with its requirements.
-dist: .venv/bin/python .venv/bin/pip
-	.venv/bin/python -m venv --clear build/tools
-	build/tools/bin/python -m pip install --quiet $(DIST_TOOLS)
+# Tools have an environment of their own: what builds the package is no part of it, and need not agree with its requirements.
+dist: build/tools/.installed
 	rm -rf dist
-	build/tools/bin/python -m build
+	build/tools/bin/python -m build --no-isolation
 	build/tools/bin/python -m twine check --strict dist/*
+
+build/tools/.installed: tools.lock | .venv/bin/python .venv/bin/pip
+	.venv/bin/python -m venv --clear build/tools
+	build/tools/bin/python -m pip install --quiet --no-deps --require-hashes -r tools.lock
+	@touch $@
 
 clean:
 	rm -rf .venv .pytest_cache .mypy_cache .ruff_cache .hypothesis build dist docs/api
 	find src tests conf -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # A stamp is written only once pip has succeeded: a second call installs nothing, a failed install is tried again.
-.venv/.installed: pyproject.toml $(CONSTRAINTS) | .venv/bin/python .venv/bin/pip
-	$(INSTALL) .
+.venv/.installed: pyproject.toml $(or $(CONSTRAINTS),$(LOCK)) | .venv/bin/python .venv/bin/pip
+ifdef CONSTRAINTS
+	$(PIP) -c $(CONSTRAINTS) -e '.[test]'
+else
+	$(PIP) --no-deps --require-hashes -r $(LOCK)
+	$(PIP) --no-deps --no-build-isolation -e .
+endif
 	@touch $@
 
-.venv/.installed-test: pyproject.toml $(CONSTRAINTS) | .venv/bin/python .venv/bin/pip
-	$(INSTALL) '.[test]'
-	@touch .venv/.installed $@
-
-.venv/.installed-dev: pyproject.toml $(CONSTRAINTS) | .venv/bin/python .venv/bin/pip
-	$(INSTALL) '.[dev]'
-	@touch .venv/.installed .venv/.installed-test $@
-
-.venv/.installed-docs: pyproject.toml $(CONSTRAINTS) | .venv/bin/python .venv/bin/pip
-	$(INSTALL) '.[docs]'
-	@touch .venv/.installed $@
+.venv/.installed-%: .venv/.installed
+	@touch $@
 
 # The first interpreter that runs, not the first that exists: a shim of pyenv may point at a version that is not installed.
 # A .venv that works is kept as it is; if it was made without pip, or only half made, it is given what it lacks.

@@ -1,9 +1,13 @@
 """What is handed out: the sdist has all that the tests need, and nothing that was downloaded or that a run wrote."""
 
+import re
 import shutil
 import subprocess
 import sys
 import tarfile
+from pathlib import PurePosixPath
+
+import pytest
 
 from fedfacet import build
 
@@ -39,3 +43,43 @@ def test_an_installed_package_has_no_commit(checkout, tmp_path):
     theirs = tmp_path / "src" / "fedfacet" / "build.py"
     theirs.parent.mkdir(parents=True)
     assert build._git_commit(theirs), "a checkout's own commit is told"
+
+
+@pytest.fixture
+def left_out(checkout):
+    """Return a function: a path -> whether Docker leaves it out of the image, by its rules: the last pattern decides."""
+    rules = []
+    for line in (checkout / ".dockerignore").read_text().splitlines():
+        if line and not line.startswith("#"):
+            parts = re.split(r"(\*\*/|\*)", line.removeprefix("!"))
+            pattern = "".join({"**/": "(?:.*/)?", "*": "[^/]*"}.get(part, re.escape(part)) for part in parts)
+            rules.append((re.compile(pattern), not line.startswith("!")))
+
+    def of(path):
+        steps = [str(step) for step in (PurePosixPath(path), *PurePosixPath(path).parents)]
+        return next((out for rule, out in reversed(rules) if any(map(rule.fullmatch, steps))), False)
+
+    return of
+
+
+def test_the_image_has_every_file_of_the_checkout(checkout, left_out):
+    """Tests read pages, settings and the files of deploy/, and run in the image too."""
+    listed = subprocess.run(["git", "ls-files"], cwd=checkout, capture_output=True, text=True)
+    if listed.returncode or not listed.stdout:
+        pytest.skip("no git repository")
+    assert [file for file in listed.stdout.splitlines() if left_out(file)] == []
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "kits/pilot/prod_00/server/startup/server.key", "deploy/kits/pilot/prod_00/site_0/startup/client.key",
+        "pilot/site_0/client_00.npz", "deploy/pilot/site_0/client.yaml", "deploy/runs/pilot/metrics.csv", "deploy/pipe/relay",
+        "data/mnist/MNIST/raw/labels", "logs/train/runs/now/metrics.csv", ".venv/bin/python", ".git/config",
+        "src/fedfacet/deploy/__pycache__/site.pyc",
+    ],
+)  # fmt: skip
+def test_neither_image_nor_commit_has_keys_data_or_runs(path, checkout, left_out):
+    assert left_out(path)
+    ignored = subprocess.run(["git", "check-ignore", "--quiet", "--no-index", path], cwd=checkout, stderr=subprocess.DEVNULL)
+    assert ignored.returncode in (0, 128) or path.startswith(".git/"), "git has to ignore it too"

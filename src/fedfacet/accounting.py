@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from fedfacet.errors import ConfigError, DisclosureError
-from fedfacet.metrics.proven_epsilon import Mechanism, composed_epsilon
+from fedfacet.metrics.proven_epsilon import Mechanism, bound, composed_epsilon
 from fedfacet.privacy.base import Privacy
 from fedfacet.privacy.disclosure import KINDS
 from fedfacet.types import ClientTask, Disclosed, FederationState, Query, ServerState
@@ -118,7 +118,21 @@ class Accounting:
         if not self.claims:
             return clipped
         takes_long = self.by_client or (self.privacy.accountant == "prv" and self.rates[0] < 1)
-        return {"privacy/epsilon": math.nan if takes_long and not due else max(self.epsilons(state)), **clipped}
+        return {"privacy/epsilon": math.nan if takes_long and not due else self._largest(state)[0], **clipped}
+
+    def _largest(self, state: FederationState) -> tuple[float, str]:
+        """Return the largest epsilon after a round, and which accountant gave it.
+
+        Those of Rényi divergences, which are quick to find and no smaller, come first: most clients need no other.
+        """
+        assert self.privacy.delta is not None
+        spent, delta, accountant = self._spent(state), self.privacy.delta, self.privacy.accountant
+        largest = 0.0, "exact"
+        for at_most, one in sorted(((composed_epsilon(one, delta, "rdp"), one) for one in spent), reverse=True):
+            if at_most < largest[0]:
+                break
+            largest = max(largest, bound(one, delta, accountant))
+        return largest
 
     def admitted(self, state: FederationState, client_ids: Sequence[int]) -> tuple[int, ...]:
         """Return who may take part in the round after a state and stay below the limit."""
@@ -164,8 +178,8 @@ class Accounting:
         """Return what a run's summary says of privacy, a sentence for a paper among it."""
         if not self.claims:
             return {"epsilon": None, "says": "Nothing is proven: there is no noise, or no delta."}
-        epsilons = self.epsilons(state)
-        largest, unit, delta = max(epsilons), self.privacy.unit, self.privacy.delta
+        epsilons, unit, delta = self.epsilons(state), self.privacy.unit, self.privacy.delta
+        largest, accountant = max(epsilons), self._accountant(state)
         outside = [*self.outside, *self._unforeseen(state)]
         many = {"epsilon_median": statistics.median(epsilons)} if self.by_client else {}
         return {
@@ -176,7 +190,7 @@ class Accounting:
             "adjacency": ADJACENCY[unit],
             "covers": ["models", *(f"answers to `{name}`" for name in self.questions if name in state.disclosures)],
             "outside": outside,
-            "accountant": self._accountant(),
+            "accountant": accountant,
             "noise_key": "secret" if self.privacy.is_secret else "simulation",
             "says": self._sentence(largest, many.get("epsilon_median"), state, outside),
         }
@@ -192,15 +206,18 @@ class Accounting:
         return (
             f"({largest:.4g}, {self.privacy.delta:g})-differential privacy{over} after {state.round} rounds: "
             f"{ADJACENCY[self.privacy.unit]}; covered are {covered}; outside are {', '.join(outside)}; accountant: "
-            f"{self._accountant()}; {key}."
+            f"{self._accountant(state)}; {key}."
         )
 
-    def _accountant(self) -> str:
+    def _accountant(self, state: FederationState) -> str:
+        """Return who has found the largest epsilon."""
         if all(rate == 1 for rate in self.rates):
             return "exact (Balle and Wang, 2018)"
-        return {"rdp": "Rényi divergences (Opacus)", "prv": "privacy loss random variables, PRV (Opacus)"}[
-            self.privacy.accountant
-        ]
+        if self.privacy.accountant == "rdp":
+            return "Rényi divergences (Opacus)"
+        if self._largest(state)[1] == "rdp":
+            return "Rényi divergences (Opacus), as PRV has no finite bound here"
+        return "privacy loss random variables, PRV (Opacus)"
 
     def _unforeseen(self, state: FederationState) -> list[str]:
         """Return in words which questions were put that epsilon does not count and nobody foresaw."""

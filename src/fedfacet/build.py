@@ -28,6 +28,7 @@ from fedfacet.engines.base import Engine
 from fedfacet.errors import ConfigError
 from fedfacet.federation import Federation
 from fedfacet.models.checks import check_inputs, check_size, check_trained
+from fedfacet.parallel.cores import num_cores
 from fedfacet.privacy.base import Privacy
 from fedfacet.privacy.central import CentralDP
 from fedfacet.privacy.disclosure import DisclosurePolicy
@@ -43,7 +44,8 @@ def build(config: DictConfig, run_dir: Path) -> Federation:
     Raises:
         FedFacetError, ValueError, TypeError: with one sentence, where a part refuses its arguments.
     """
-    return put_together(config, run_dir, load_data(config), make(config.engine))
+    engine = make(config.engine, cohort_size=1 if config.federation.pooled else config.federation.cohort_size)
+    return put_together(config, run_dir, load_data(config), engine)
 
 
 def put_together(config: DictConfig, run_dir: Path, data: FederatedData, engine: Engine, **of_server: Any) -> Federation:
@@ -136,6 +138,8 @@ def _saved(settings: Mapping[str, Any]) -> DictConfig:
     carried_over(settings, Path("the checkpoint"))
     check_saved(settings, "the checkpoint")
     config: DictConfig = OmegaConf.create(without_downloads(settings, but_files=bool(settings.get("adapter"))))
+    if isinstance(workers := config.engine.get("workers"), int):  # of another machine
+        config.engine.workers = min(workers, num_cores())
     return config
 
 
@@ -227,13 +231,16 @@ def _clients(config: DictConfig, data: FederatedData, privacy: Privacy | None) -
         # Or every new tensor costs a kernel more; nothing here reads what nobody wrote.
         torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
     optimizer = make(config.optimizer)
-    make_model = functools.partial(make, config.model, **_model_facts(data))
+    adapter, settings = _adapter(config), config.model
+    if config.get("resume") is not None and adapter is None:  # the checkpoint has all weights
+        settings = OmegaConf.create(without_downloads(plain(config)["model"]))
+    make_model = functools.partial(make, settings, **_model_facts(data))
     name = f"model={config.choices.get('model', 'model')}"
     check_size(make_model, name)
     with rng.forked(config.seed, "weights"):
         model = make_model()
     check_inputs(model, dataset.batch(dataset.test[:1]).x, name)
-    if (adapter := _adapter(config)) is not None:
+    if adapter is not None:
         with rng.forked(config.seed, "adapter"):
             adapter.fit(model)
         check_trained(model, dataset.batch(dataset.test[:1]).x, f"adapter={config.choices.adapter}")

@@ -6,8 +6,8 @@ import math
 import pytest
 import yaml
 
-from fedfacet.callbacks.lightning_log import LightningLog
-from fedfacet.errors import ConfigError
+from fedfacet.callbacks.lightning_log import LightningLog, checked_id
+from fedfacet.errors import CheckpointError, ConfigError
 
 
 def test_the_numbers_are_the_rounds_own(tiny_federation, tmp_path):
@@ -52,3 +52,11 @@ def test_the_best_round_is_told_at_the_end(tiny_federation, tmp_path, status):
 def test_what_does_not_fit_is_said(tmp_path, settings, said):
     with pytest.raises(ConfigError, match=said):
         LightningLog(run_dir=tmp_path, run_config={}, **settings)
+
+
+@pytest.mark.parametrize("saved", ["../../mine", "a/b", "", "x" * 129, 3, ["x"], "a?b", "a\n"])
+def test_an_id_of_a_checkpoint_is_a_word(saved):
+    with pytest.raises(CheckpointError, match="to name a logged run by a word"):
+        checked_id(saved)
+    assert checked_id("b3f-2_A") == "b3f-2_A"
+    assert checked_id(None) is None

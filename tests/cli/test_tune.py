@@ -11,6 +11,9 @@ import pytest
 from fedfacet.analysis.runs import load_run
 from fedfacet.commands.tune import main
 from fedfacet.config import preflight
+from fedfacet.config.search_space import Dimension
+from fedfacet.errors import ConfigError
+from fedfacet.runs.study import Study
 
 optuna = pytest.importorskip("optuna", reason="the extra `tune` is not installed")
 
@@ -228,3 +231,21 @@ def test_without_optuna_it_says_what_to_install(tmp_path, monkeypatch, capfd):
     with pytest.raises(SystemExit):
         main([LR])
     assert '`pip install "fedfacet[tune]"`' in capfd.readouterr().err
+
+
+def test_what_a_journal_says_that_nobody_draws_becomes_no_override(tmp_path):
+    """It may be somebody else's; a text could make parts of texts."""
+    space = {"selector": Dimension(("uniform", "pow_d"), None)}
+    made = {"direction": "maximize", "seed": 0}
+    with Study(tmp_path, "default", space, {}, **made).next(5, ()) as (number, drawn):
+        assert (number, set(drawn)) == (0, {"selector"})
+    journal = tmp_path / "tune.journal"
+    journal.write_text(journal.read_text().replace("uniform", "${x}").replace("pow_d", "${y}"))
+    with pytest.raises(ConfigError, match="there are other values of selector"):
+        Study(tmp_path, "default", space, {}, **made)
+    lines = journal.read_text().splitlines(keepends=True)
+    lines = [line.replace("${x}", "uniform").replace("${y}", "pow_d") if "facts" in line else line for line in lines]
+    journal.write_text("".join(lines))
+    forged = Study(tmp_path, "default", space, {}, **made)
+    with pytest.raises(ConfigError, match="Expected trials of this study's values"), forged.next(5, ()):
+        pytest.fail("a forged trial is handed out")

@@ -4,6 +4,7 @@ import io
 import json
 import os
 import re
+import socket
 import zipfile
 from dataclasses import replace
 from pathlib import Path
@@ -13,13 +14,13 @@ import pytest
 import torch
 from omegaconf import OmegaConf
 
+import attack
 import describe
 import report
 from fedfacet import load_run
-from fedfacet.build import reload_data
+from fedfacet.build import build, rebuild, reload_data, settle
 from fedfacet.config import compose_job, plain
 from fedfacet.config.trust import (
-    check_resumed,
     check_saved_overrides,
     check_trusted,
     needed_to_resume,
@@ -27,6 +28,7 @@ from fedfacet.config.trust import (
     without_downloads,
 )
 from fedfacet.errors import CheckpointError, FedFacetError
+from fedfacet.parallel.cores import num_cores
 from fedfacet.storage import checkpoint
 from fedfacet.storage.client_memory import ClientMemory
 
@@ -262,22 +264,6 @@ def test_only_its_own_files_are_cleared_away(tmp_path):
     assert sorted(path.name for path in folder.iterdir()) == ["notes.txt", "weights.pt"]
 
 
-def test_it_fetches_nothing_that_was_not_asked_for_now():
-    """However it says so: ``++dataset={download: true}`` and ``where_present`` come to the same."""
-    with pytest.raises(CheckpointError, match=r"to fetch nothing, but it sets `dataset\.download`"):
-        check_resumed({"dataset": {"download": True}}, ["resume=run"], "run/.hydra/overrides.yaml")
-    check_resumed({"dataset": {"download": True}}, ["resume=run", "dataset.download=true"], "run/.hydra/overrides.yaml")
-    check_resumed({"dataset": {"download": False}, "model": {}}, ["resume=run"], "run/.hydra/overrides.yaml")
-
-
-def test_what_the_parts_come_to_is_held_to_what_is_trusted():
-    settings = {"selector": {"_target_": "his.own.Selector"}}
-    with pytest.raises(CheckpointError, match=r"names 'his\.own\.Selector'"):
-        check_resumed(settings, ["resume=run"], "here")
-    with pytest.raises(CheckpointError, match=r"names 'his\.own\.Selector'"):
-        check_resumed(settings, ["resume=run", "trust=[hers]"], "here")
-
-
 @pytest.mark.parametrize("name", ["config.yaml.part", "train.log", "checkpoints/last.ckpt.part", "model/config.json.part"])
 def test_links_that_lead_nowhere_yet_are_refused_too(refused, run, tmp_path, name):
     (run / name).unlink(missing_ok=True)
@@ -440,3 +426,75 @@ def test_its_model_is_a_network(run, target):
     file.write_text(json.dumps({**json.loads(file.read_text()), "_target_": target}))
     with pytest.raises(FedFacetError, match="Expected"):
         _ = load_run(run).model
+
+
+@pytest.mark.parametrize(
+    "hostile",
+    [
+        ["logger=lightning", "logger.lightning_log.logger=WandbLogger",
+         "+logger.lightning_log.arguments.settings.base_url='http://127.0.0.1:18999'"],
+        ["logger=lightning", "++logger.lightning_log.arguments={save_dir: ../outside}"],
+        ["logger=lightning", "logger.lightning_log.logger=MLFlowLogger",
+         "++logger.lightning_log.arguments.tracking_uri='sqlite:///outside/x.db'"],
+        ["logger=wandb"],
+    ],
+)  # fmt: skip
+def test_it_connects_to_nobody_and_writes_nowhere_else(run, tmp_path, monkeypatch, hostile):
+    monkeypatch.setenv("WANDB_API_KEY", "0123456789abcdef" * 2 + "01234567")
+    connected = []
+
+    def refused(self, address):
+        connected.append(address)
+        raise ConnectionRefusedError
+
+    monkeypatch.setattr(socket.socket, "connect", refused)
+    saved = run / ".hydra" / "overrides.yaml"
+    saved.write_text(OmegaConf.to_yaml([*OmegaConf.to_object(OmegaConf.load(saved)), *hostile]))
+    before = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")}
+    with pytest.raises(CheckpointError, match="again on the command line"):
+        load_run(run).resume("federation.rounds=5")
+    assert not connected
+    assert {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")} == before
+
+
+def test_a_logger_without_arguments_or_with_those_that_are_given_again_goes_on(run, train, tmp_path):
+    saved = run / ".hydra" / "overrides.yaml"
+    mine = "+logger.lightning_log.arguments.name=mine"
+    saved.write_text(OmegaConf.to_yaml([*OmegaConf.to_object(OmegaConf.load(saved)), "logger=[tensorboard,lightning]", mine]))
+    assert "give `logger.lightning_log.arguments.name` again" in train("resume=run", "federation.rounds=5").err
+    assert train("resume=run", "federation.rounds=5", mine).status == 0
+    assert list(run.glob("mine/version_0/metrics.csv"))
+    assert list(run.glob("tensorboard/events*"))
+
+
+def test_a_resume_fetches_no_weights_since_the_checkpoint_has_them(tmp_path, monkeypatch):
+    monkeypatch.setenv("TORCH_HOME", str(tmp_path))
+    monkeypatch.setattr(socket.socket, "connect", lambda self, address: pytest.fail(f"it connects to {address}"))
+    config, _ = compose_job("train", ["model=mobilenet_v2_gn", "model.weights=imagenet", "heterogeneity=true", "resume=x"])
+    settle(config)
+    assert build(config, tmp_path / "run").state.round == 0
+    assert [path.name for path in tmp_path.iterdir()] == ["payload"]
+
+
+def test_its_number_of_workers_is_held_to_the_cores(run, monkeypatch):
+    """Where a checkpoint is read: a resume asks for more again."""
+    _, settings = checkpoint.load(run / "checkpoints" / "last.ckpt")
+    engine = {"_target_": "fedfacet.engines.workers.WorkersEngine", "workers": 100_000, "device": "cpu"}
+    assert rebuild({**settings, "engine": engine, "callbacks": {}, "logger": {}}, run).engine.workers == num_cores()
+
+
+@pytest.mark.parametrize("place", ["attacks", "tensorboard/events", "lightning_logs/version_0/metrics.csv"])
+def test_no_link_leads_out_however_deep(refused, run, tmp_path, place):
+    (tmp_path / "outside").mkdir()
+    (run / place).parent.mkdir(parents=True, exist_ok=True)
+    (run / place).symlink_to(tmp_path / "outside")
+    assert "of files and folders of its own" in refused("resume=run", "federation.rounds=5")
+    assert attack.main(["run=run"]) == 2
+    assert not list((tmp_path / "outside").iterdir())
+
+
+@pytest.mark.parametrize("place", ["wandb", ".wandb"])
+def test_it_has_no_settings_of_wandb(refused, run, place):
+    (run / place).mkdir(exist_ok=True)
+    (run / place / "settings").write_text("[default]\nbase_url = http://127.0.0.1:18999\n")
+    assert "without settings of W&B" in refused("resume=run", "federation.rounds=5")

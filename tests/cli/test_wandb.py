@@ -2,8 +2,12 @@
 
 import csv
 import json
+import os
 import re
+import shlex
 import signal
+import subprocess
+import sys
 
 import pytest
 from wandb.proto.wandb_internal_pb2 import Record
@@ -118,7 +122,11 @@ def test_a_stopped_run_is_finished_as_such_and_gone_on_with(start, trained, home
     [before] = stored_in(run)
     assert before.exit_code == 1
     assert before.summary["status"] == "interrupted"
-    trained("resume=run", fast=False, env=home)
+    alone = start("resume=run", fast=False, env=home).result()
+    assert alone.status == 2
+    assert "it sets `logger` to wandb: give `logger` again on the command line" in alone.err
+    [remedy] = re.findall(r"to go on:\n  \S*python\S* \S*src/train\.py (.*)\n$", process.err.read_text())
+    trained(*shlex.split(remedy), fast=False, env=home)
     stored = stored_in(run)
     assert len(stored) == 2
     after = next(one for one in stored if one.exit_code == 0)
@@ -145,3 +153,13 @@ def test_online_needs_an_api_key(train, home, files_of, tmp_path):
     assert "wandb.mode=offline" in result.err
     assert "Traceback" not in result.err
     assert {path for path in files_of(tmp_path).keys() - before.keys() if not path.startswith("home/")} == set()
+
+
+def test_a_plain_run_does_not_import_wandb(checkout, tmp_path):
+    """It brings a dozen packages with it."""
+    code = "import runpy, sys; sys.argv.pop(0); runpy.run_path(sys.argv[0], run_name='__main__'); print('wandb' in sys.modules)"
+    command = [sys.executable, "-c", code, str(checkout / "src" / "train.py"), "federation.rounds=1", "threads=1"]
+    environment = {**os.environ, "PYTHONPATH": str(checkout / "src")}
+    done = subprocess.run([*command, "paths.output_dir=run"], capture_output=True, text=True, cwd=tmp_path, env=environment)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines()[-1] == "False"

@@ -155,3 +155,8 @@ class TestStepBudget:
 
     def test_without_a_budget_rounds_are_rounds(self):
         assert compose_job("train", ["local.amount=50"])[0].federation.rounds == 100
+
+
+def test_a_value_of_another_kind_under_where_present_is_a_sentence():
+    with pytest.raises(ConfigError, match=r"^Expected values under `where_present` of their settings' kinds, but got: [^\n]+$"):
+        compose_job("train", ["+where_present={local: [x]}"])

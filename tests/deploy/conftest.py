@@ -8,6 +8,7 @@ from fedfacet.build import build, load_data, settle
 from fedfacet.deploy.loopback import Loopback
 from fedfacet.deploy.pilot import write_pilot
 from fedfacet.deploy.protocol import unpack
+from fedfacet.deploy.questions import known_queries
 from fedfacet.deploy.server import build_server
 from fedfacet.deploy.settings import SiteSettings
 from fedfacet.deploy.site import Site
@@ -24,7 +25,8 @@ ROUNDS = 3
 def pilot(tmp_path_factory, job_of):
     """The folder of a pilot of two sites, with twelve clients of twenty images each."""
     folder = tmp_path_factory.mktemp("deploy") / "pilot"
-    write_pilot(load_data(job_of("experiment=digits_gsc", "partition.scale=0.1")), "digits", folder, 2)
+    data = load_data(job_of("experiment=digits_gsc", "partition.scale=0.1"))
+    write_pilot(data, "digits", folder, 2, queries=sorted(known_queries()))
     return folder
 
 

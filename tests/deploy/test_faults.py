@@ -3,6 +3,7 @@
 import os
 import signal
 import time
+import uuid
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -36,7 +37,9 @@ def undisturbed(simulated, rounds_of, tmp_path_factory):
 @pytest.fixture
 def run(federation, sites, meddler, simulated, tmp_path, caplog):
     """Return a function: how a transport meddles -> what has come of three rounds, whose replay has come to the same model."""
-    first = federation.state
+    first, exchange = federation.state, federation.engine.exchange
+    exchange.run = uuid.uuid4().hex  # or clients would train twice in the rounds of one run
+    exchange._greeted.clear()
 
     def with_meddling(meddle=None, *, rounds=3, **how):
         federation.engine.exchange.transport = meddler(sites, meddle, **how)

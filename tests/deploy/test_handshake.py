@@ -9,7 +9,7 @@ import pytest
 import yaml
 
 from fedfacet.commands import client, serve
-from fedfacet.deploy import exchange
+from fedfacet.deploy import agreement
 from fedfacet.deploy.card import Card
 from fedfacet.deploy.files import table_of
 from fedfacet.deploy.journal import read_journal
@@ -77,9 +77,10 @@ def test_another_card_another_version_and_other_yamls(copy, sites_of, deployed, 
     monkeypatch.setattr("fedfacet.deploy.server.settings_digest", lambda settings: "0" * 64)
     with pytest.raises(ConfigError, match=r"site_\d refuses the run \(settings\): the run's settings come to others here"):
         deployed("method=fedavg", run_dir=tmp_path, transport=sites, folder=copy)
-    monkeypatch.setattr(exchange, "__version__", "7.0.0")
-    with pytest.raises(ConfigError, match=r"site_\d refuses the run \(version\): .* installed here, and the server has 7.0.0"):
-        deployed("method=fedavg", run_dir=tmp_path, transport=sites, folder=copy)
+    for other in ("7.0.0", "0.1.99"):
+        monkeypatch.setattr(agreement, "__version__", other)
+        with pytest.raises(ConfigError, match=rf"site_\d refuses the run \(version\): .* here, and the server has {other}"):
+            deployed("method=fedavg", run_dir=tmp_path, transport=sites, folder=copy)
 
 
 @pytest.mark.parametrize(

@@ -10,6 +10,7 @@ from fedfacet.config import plain
 from fedfacet.deploy.journal import read_journal, replay
 from fedfacet.deploy.pilot import write_pilot
 from fedfacet.deploy.protocol import Letter, pack, unpack
+from fedfacet.deploy.questions import known_queries
 from fedfacet.errors import ConfigError, FedFacetError
 
 SHARE = "partition.local_holdout=0.25"
@@ -22,7 +23,7 @@ def held_out(tmp_path, job_of):
 
     def make(*overrides):
         data = load_data(job_of("experiment=digits_gsc", "partition.scale=0.1", SHARE, *overrides))
-        write_pilot(data, "digits", tmp_path / "pilot", 2, 0.25)
+        write_pilot(data, "digits", tmp_path / "pilot", 2, 0.25, sorted(known_queries()))
         return tmp_path / "pilot"
 
     return make

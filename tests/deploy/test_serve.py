@@ -11,6 +11,7 @@ from fedfacet import state
 from fedfacet.build import load_data
 from fedfacet.commands import serve
 from fedfacet.deploy.pilot import write_pilot
+from fedfacet.deploy.questions import known_queries
 from fedfacet.storage import checkpoint
 
 ROUNDS = 30
@@ -25,7 +26,8 @@ def test_a_killed_server_goes_on_bit_for_bit_and_its_journal_is_replayed(
     job_of, checkout, simulated, rounds_of, capsys, tmp_path
 ):
     pilot = tmp_path / "pilot"
-    write_pilot(load_data(job_of("experiment=digits_gsc", "partition.scale=0.1", HELD_OUT)), "digits", pilot, 2, 0.25)
+    data = load_data(job_of("experiment=digits_gsc", "partition.scale=0.1", HELD_OUT))
+    write_pilot(data, "digits", pilot, 2, 0.25, sorted(known_queries()))
     run_dir, here = tmp_path / "run", tmp_path / "here"
     here.mkdir()
     clients = ",".join(str(pilot / f"site_{number}" / "client.yaml") for number in (0, 1))
@@ -51,7 +53,9 @@ def test_a_killed_server_goes_on_bit_for_bit_and_its_journal_is_replayed(
     with open(journal, "a") as file:  # as if it had died between the journal and the checkpoint
         file.write(json.dumps({"round": reached + 1, "lost": {"0": "given up"}}) + "\n")
 
-    assert serve.main([f"resume={run_dir}"]) == 0
+    assert serve.main([f"resume={run_dir}"]) == 2
+    assert "give `deploy.clients` again on the command line" in capsys.readouterr().err
+    assert serve.main([f"resume={run_dir}", command[-1]]) == 0
     whole = simulated(
         *("method=scaffold", f"federation.rounds={ROUNDS}", HELD_OUT, "callbacks=[csv_log,federated_evaluate]"), run_dir=here
     )

@@ -1,6 +1,7 @@
 """Worker processes: the same numbers, whatever happens to them."""
 
 import math
+import multiprocessing
 import os
 import signal
 import subprocess
@@ -16,8 +17,11 @@ from fedfacet.build import build
 from fedfacet.callbacks.base import Callback
 from fedfacet.clients.queries.base import Query
 from fedfacet.config import compose_job
+from fedfacet.deploy.loopback import Loopback
 from fedfacet.engines.workers import WorkersEngine
-from fedfacet.errors import EngineError
+from fedfacet.errors import ConfigError, EngineError
+from fedfacet.parallel.cores import num_cores
+from fedfacet.runs.sweep_workers import num_workers
 from fedfacet.types import Answer, Broadcast, ClientTask
 
 
@@ -336,3 +340,22 @@ def test_what_cannot_be_sent_is_refused_in_a_sentence(persistent):
 def test_a_number_of_workers_that_is_none_is_refused(workers):
     with pytest.raises(ValueError, match=r"Expected `engine\.workers` to be a whole number, 1 or larger, or auto, but got"):
         WorkersEngine(workers=workers)
+
+
+@pytest.mark.parametrize("far", [17, 100_000])
+def test_far_more_processes_than_cores_are_refused_before_one_starts(far):
+    for setting, ask in (
+        ("engine.workers", lambda number: WorkersEngine(workers=number)),
+        ("sweep.workers", lambda number: num_workers(number, 2)),
+        ("deploy.clients", lambda number: Loopback(clients=["nowhere/client.yaml"] * number)),
+    ):
+        with pytest.raises(ConfigError, match=rf"Expected `{setting}` to ask for {16 * num_cores()} processes at most, 16 for"):
+            ask(far * num_cores())
+
+
+def test_no_more_processes_start_than_clients_of_a_round(job):
+    before = set(multiprocessing.active_children())
+    federation = job("engine=workers", "engine.workers=5", "federation.cohort_size=2")
+    for clients, started in (([0], 1), ([0, 1, 2], 2)):
+        list(federation.engine.run(tasks_for(federation, clients)))
+        assert len(set(multiprocessing.active_children()) - before) == started

@@ -96,3 +96,20 @@ def test_a_nested_layer_is_taken_out_by_its_name():
     layer, place = without_head(network, "mine")
     assert (layer.out_features, place) == (2, "1.1")
     assert network(torch.zeros(1, 3)).shape == (1, 4)
+
+
+@pytest.mark.parametrize(
+    ("network", "arguments"),
+    [
+        (Torchvision, {"arguments": {"weights": "DEFAULT"}}),
+        (Torchvision, {"arguments": {"pretrained": True}}),
+        (Timm, {"name": "hf-hub:theirs/model"}),
+        (Timm, {"name": "local-dir:theirs"}),
+        (Timm, {"arguments": {"checkpoint_path": "theirs.pth"}}),
+    ],
+)
+def test_a_network_without_weights_fetches_and_reads_none(network, arguments):
+    if network is Timm:
+        pytest.importorskip("timm")
+    with pytest.raises(ConfigError, match=r"`model\.(name|arguments)"):
+        network(2, (3, 32, 32), weights="none", **arguments)

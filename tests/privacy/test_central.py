@@ -11,7 +11,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from opacus.accountants import RDPAccountant
+from opacus.accountants import PRVAccountant
 from scipy.stats import norm
 
 from fedfacet import rng, state
@@ -207,7 +207,7 @@ def test_epsilon_is_that_of_another_accountant(private, selector, rate):
     assert found == sorted(found)
     assert 0 < found[0] < found[-1]
     if rate < 1:
-        accountant = RDPAccountant()
+        accountant = PRVAccountant()
         accountant.history = [(1.5, rate, 4)]
         assert found[-1] == pytest.approx(accountant.get_epsilon(delta=1e-5), rel=0.01)
     else:  # one Gaussian mechanism, whose delta is known (Balle and Wang, theorem 8)

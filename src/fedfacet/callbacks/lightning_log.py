@@ -2,6 +2,7 @@
 
 import inspect
 import math
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -9,12 +10,27 @@ from typing import Any
 from lightning.pytorch import loggers
 
 from fedfacet.callbacks.base import Callback
-from fedfacet.errors import ConfigError, FedFacetError, first_line
+from fedfacet.errors import CheckpointError, ConfigError, FedFacetError, first_line
 from fedfacet.federation import Federation
 from fedfacet.storage.run_files import json_of
 from fedfacet.types import RoundResult
 
 _STATUS = {"finished": "success", "interrupted": "aborted", "failed": "failed"}
+
+
+def checked_id(saved: object) -> str | None:
+    """Return what a checkpoint says is the id of a service's run; it becomes a part of addresses and of places on the disk.
+
+    Raises:
+        CheckpointError: if it is no word.
+    """
+    if saved is None:
+        return None
+    if not isinstance(saved, str) or not re.fullmatch(r"[A-Za-z0-9_-]{1,128}", saved):
+        raise CheckpointError(
+            f"Expected the checkpoint to name a logged run by a word, but got {ascii(saved)[:100]}: leave the logger out."
+        )
+    return saved
 
 
 class LightningLog(Callback):
@@ -101,4 +117,4 @@ class LightningLog(Callback):
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Take up the run's id."""
-        self._run_id = state_dict.get("run_id")
+        self._run_id = checked_id(state_dict.get("run_id"))

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from fedfacet.arguments import check_choice
 from fedfacet.broken_pipe import reader_may_leave
 from fedfacet.callbacks.base import Callback
+from fedfacet.callbacks.lightning_log import checked_id
 from fedfacet.data.own_data import OWN_DATA
 from fedfacet.errors import ConfigError, FedFacetError
 from fedfacet.federation import Federation
@@ -97,7 +98,7 @@ class WandbLog(Callback):
             reason = str(error).splitlines()[0].rstrip(".")
             raise FedFacetError(
                 f"Expected W&B to open a run, but it says `{reason}`: go on without it by `python src/train.py "
-                f"resume={self.run_dir} wandb.mode=offline`."
+                f"resume={self.run_dir} logger=wandb wandb.mode=offline`."
             ) from None
         self._run.define_metric("round")
         self._run.define_metric("*", step_metric="round")
@@ -141,7 +142,7 @@ class WandbLog(Callback):
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Take up the run's id."""
-        self._id = state_dict.get("id") or self._id
+        self._id = checked_id(state_dict.get("id")) or self._id
 
 
 def _of_the_end(summary: Mapping[str, Any]) -> dict[str, Any]:

@@ -134,7 +134,9 @@ def attack_run(
     from fedfacet.audit.defence import proof_of
     from fedfacet.audit.federations import with_enough
     from fedfacet.audit.victims import client_victims, round_to_attack, server_victims, without_pairs
+    from fedfacet.config import check_links
 
+    check_links(run.path)
     with round_to_attack(run.path, config.round, trust=trust) as again:
         if config.round is None and again.round > again.num_rounds:
             raise CheckpointError(

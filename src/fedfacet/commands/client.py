@@ -23,9 +23,9 @@ The data of a site and what leaves it (docs/deployment.md).
   start    start NVIDIA FLARE's client with the site's startup kit, in the foreground; jobs may have it answer letters as
            client.yaml says, and nothing else
   pilot    deal the clients of a simulated federation, in the options of train, to N sites on this machine, each a folder with
-           a client.yaml and its samples, beside the data card and the roster
+           a client.yaml and its samples, beside the data card and the roster; clients answer what these options ask, no more
 
-example: {command} pilot folder=pilot sites=2 experiment=digits_gsc
+example: {command} pilot folder=pilot sites=2 experiment=digits_gsc method=feddiverse
 """
 
 
@@ -75,7 +75,7 @@ def _check(argv: Sequence[str]) -> int:
         held_out = f", of which the part {share:g} is held out" if share else ""
         print(f"  {name}: {len(y)} samples ({counts}){held_out}{too_few}")
     print("What leaves the site of each client:")
-    print("  at hello: how many samples it trains on, a sha256 of all, and which part is held out")
+    print("  at hello: how many samples it trains on, a digest of all by a key that stays here, and which part is held out")
     print("  in a round it trains in: the change of the weights, the number of samples and of steps, and the sum of its losses")
     for query in settings.policy.queries:
         kind = known_queries()[query]
@@ -88,8 +88,9 @@ def _verify(argv: Sequence[str]) -> int:
     given = _keys(argv, "config", "journal", "round", "client")
     with waiting("loads libraries and data"):
         from fedfacet.deploy.journal import read_journal
+        from fedfacet.deploy.memory import letters_of
         from fedfacet.deploy.settings import SiteSettings
-        from fedfacet.deploy.site import Site, letters_of
+        from fedfacet.deploy.site import Site
 
         settings = SiteSettings.read(Path(given["config"]))
         site = Site(settings, remembers=False)
@@ -127,14 +128,30 @@ def _pilot(argv: Sequence[str]) -> int:
     if set(given) != own or not given["sites"].isdigit():
         raise ConfigError("Expected folder=DIR and sites=N, a whole number, besides options of train: see `--help`.")
     with waiting("loads libraries and data"):
-        from fedfacet.build import load_data
-        from fedfacet.config import compose_job, quoted_options
+        from fedfacet.build import load_data, put_together, settle
+        from fedfacet.compatibility import questions
+        from fedfacet.config import compose_job, make, quoted_options
         from fedfacet.deploy.pilot import write_pilot
+        from fedfacet.deploy.questions import known_queries
+        from fedfacet.privacy.disclosure import KINDS
 
         others = [argument for argument in argv if argument.partition("=")[0] not in own]
         config, _ = compose_job("train", quoted_options(others))
+        config.logger = {}
+        settle(config)
+        data, folder = load_data(config), Path(given["folder"])
+        federation = put_together(config, folder, data, make(config.engine))
+        asked = questions(federation.selector, federation.aggregator, federation.callbacks, config.choices)
+        known = known_queries()
+        by = {
+            "NumSamples": "every method",
+            **{type(query).__name__: who for query, who in asked if type(query).__name__ in known},
+        }
         holdout = config.partition.get("local_holdout", 0.0)
-        files = write_pilot(load_data(config), config.choices.dataset, Path(given["folder"]), int(given["sites"]), holdout)
+        files = write_pilot(data, config.choices.dataset, folder, int(given["sites"]), holdout, tuple(by))
     for file in files:
         print(file)
+    print("What clients answer, by `policy.queries`; list others there before you choose another method:")
+    for query, who in by.items():
+        print(f"  {query}, for {who}: {KINDS.get(known[query].kind, 'undeclared')}")
     return 0

@@ -39,7 +39,8 @@ and the partition, whose places the data card and the roster take.
   replay run=RUN            run the rounds of a run folder again where all data lie, by its journal, and compare the models
   start kit=DIR             start FLARE's server with its startup kit, in the foreground; jobs may name our relay alone
 
-Exit status: 0, 2 for a mistake that is said in one sentence, 75 where too few updates came and a resume may go on later.
+Exit status: 0, 2 for a mistake that is said in one sentence, 75 where too few updates came or FLARE did not answer, and a
+resume may go on later.
 
 example: {command} check card=pilot/card.yaml roster=pilot/roster.yaml 'deploy.clients=[pilot/site_0/client.yaml]' method=fedavg
 """
@@ -66,10 +67,10 @@ def main(argv: Sequence[str] | None = None) -> int:
             raise ConfigError(f"Expected check, replay, start or key=value, but got {word!r}: see `--help`.")
         return commands[word](argv[bool(word) :], run_dir)
     except Shortfall as error:
-        print(f"{error}; {_how_to_go_on(run_dir)}", file=sys.stderr)
+        print(f"{error}; {_how_to_go_on(run_dir, argv)}", file=sys.stderr)
         return _TEMPORARY_FAILURE
     except Interrupted as stop:
-        print(f"Stopped; {_how_to_go_on(run_dir)}", file=sys.stderr)
+        print(f"Stopped; {_how_to_go_on(run_dir, argv)}", file=sys.stderr)
         return 128 + stop.signal
     except (FedFacetError, ValueError, TypeError) as error:
         from fedfacet.config import ended_before
@@ -81,10 +82,13 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 2
 
 
-def _how_to_go_on(run_dir: Sequence[Path]) -> str:
+def _how_to_go_on(run_dir: Sequence[Path], given: Sequence[str]) -> str:
+    from fedfacet.config import needed_to_resume, override_of
+
     if not run_dir or not any((run_dir[0] / "checkpoints").glob("*.ckpt")):
         return "nothing was saved, so start again."
-    return f"to go on:\n  {called('serve')} resume={shlex.quote(str(run_dir[0]))}"
+    overrides = [override_of("resume", run_dir[0]), *needed_to_resume(given)]
+    return f"to go on:\n  {called('serve')} {shlex.join(overrides)}"
 
 
 def _check(argv: Sequence[str], run_dir: list[Path]) -> int:

@@ -13,6 +13,7 @@ from fedfacet.config.overrides import override_of
 from fedfacet.config.resuming import (
     SETTLED,
     carried_over,
+    check_links,
     check_resumable,
     check_resume,
     differing_key,
@@ -28,6 +29,7 @@ __all__ = [
     "cell_digest",
     "check_arguments",
     "check_job",
+    "check_links",
     "check_new",
     "check_resumable",
     "check_resume",

@@ -15,6 +15,7 @@ from fedfacet.config.kinds import KINDS, find_target
 from fedfacet.config.mistakes import SPECIAL_KEYS, unknown
 from fedfacet.config.nodes import plain, targets
 from fedfacet.errors import CheckpointError, ConfigError, first_line
+from fedfacet.parallel.cores import MAX_THREADS
 
 _LISTS = ("transforms", "callbacks", "logger")
 _NEEDED = ("dataset", "partition", "model", "objective", "loss", "optimizer", "local", "selector", "aggregator", "engine")
@@ -23,9 +24,6 @@ _NOT_ALWAYS = (
     *("adapter", "capacity", "submodel", "privacy", "disclosure", "server_data", "termination", "devices", "deploy", "attack"),
 )
 """Groups that older runs do not have, or none has."""
-
-MAX_THREADS = 1024
-"""More torch threads than this are a slip of the keyboard."""
 
 MAX_WHOLE = 2**63 - 1
 """Larger whole numbers do not fit into the 64 bits that torch and numpy have for them."""

@@ -5,12 +5,14 @@ from pathlib import Path
 
 from omegaconf import DictConfig, OmegaConf
 
-from fedfacet.config.compose import compose_job, drives, quoted_options
+from fedfacet.config.compose import compose_job, composed_without, drives, quoted_options
 from fedfacet.config.folders import check_new
 from fedfacet.config.hydra_private import options_of
+from fedfacet.config.nodes import plain
 from fedfacet.config.overrides import value_of
 from fedfacet.config.resuming import check_resume, goes_on_by_itself, resumed_overrides
 from fedfacet.config.sweeping import sweep
+from fedfacet.config.trust import check_resumed
 from fedfacet.config.unused import check_used
 from fedfacet.errors import ConfigError
 
@@ -55,12 +57,14 @@ def preflight(name: str, argv: Sequence[str]) -> tuple[list[str], Sequence[tuple
     overrides, begun = goes_on_by_itself(overrides)
     given = overrides
     if (resume := value_of("resume", overrides)) is not None:
-        overrides = resumed_overrides(resume, overrides)
+        overrides, saved = resumed_overrides(resume, overrides)
     config, hydra_node = compose_job(name, overrides)
     check_used(name, config, overrides)
     run_dir = Path(hydra_node.run.dir)
     if resume is not None:
-        check_resume(config, run_dir, given)
+        usual = composed_without(name, saved, [*given, *overrides[-3:]])
+        check_resumed(plain(config), usual, given, run_dir / ".hydra" / "overrides.yaml")
+        check_resume(config, run_dir)
     elif (of := config.choices.get("sweep")) is not None:
         raise ConfigError(f"Expected sweep={of} with a run per combination, but got it for a single run: add `-m`.")
     elif drives(config):

@@ -17,6 +17,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from fedfacet.config.checks import check_arguments, check_parts, check_recipe, check_settings
 from fedfacet.config.hydra_private import initialized, parsed
+from fedfacet.config.listed import may_choose
 from fedfacet.config.mistakes import COMPOSE_ERRORS, check_added, explain, unknown, usual
 from fedfacet.config.nodes import BESIDE_ARGUMENTS, flat_keys, plain, targets, without_hydra
 from fedfacet.config.overrides import value_of
@@ -54,6 +55,31 @@ def compose_job(name: str, overrides: Sequence[str]) -> tuple[DictConfig, DictCo
         return checked(name, without_hydra(whole), whole.hydra.runtime.choices, overrides), whole.hydra
 
 
+def composed_without(name: str, saved: Sequence[str], given: Sequence[str]) -> dict[str, Any]:
+    """Return what a command line comes to without the settings of a run folder: only the options that it may choose are kept.
+
+    Args:
+        name: of the primary config.
+        saved: the folder's overrides.
+        given: those of the command line, which may change a setting that only the folder adds.
+
+    Raises:
+        ConfigError: if Hydra cannot compose them.
+    """
+    overrides = [one for one in quoted_options(saved) if (choice := choice_of(one)) is not None and may_choose(*choice)]
+    for one in quoted_options(given):
+        if choice_of(one) is not None or one.startswith("hydra"):
+            overrides.append(one)
+        elif not one.startswith("~"):
+            overrides.append(f"++{one.lstrip('+')}")
+    with initialized(str(conf_dir())):
+        try:
+            whole = compose(name, overrides, return_hydra_config=True)
+        except COMPOSE_ERRORS as error:
+            raise ConfigError(explain(name, overrides, error)) from None
+        return plain(finalized(without_hydra(whole), overrides, whole.hydra.runtime.choices))
+
+
 def checked(name: str, own: DictConfig, choices: Mapping[str, Any], overrides: Sequence[str]) -> DictConfig:
     """Check every key and every plain value of a composed configuration, and finalise it; to be called while Hydra composes.
 
@@ -76,7 +102,12 @@ def checked(name: str, own: DictConfig, choices: Mapping[str, Any], overrides: S
     check_where_present(name, base, own, overrides)
     if strangers := [key for key in map(str, own) if key not in base and key not in choices]:
         raise ConfigError(unknown(strangers[0], flat_keys(base)))
-    config = finalized(own, overrides, choices)
+    try:
+        config = finalized(own, overrides, choices)
+    except OmegaConfBaseException as error:
+        raise ConfigError(
+            f"Expected values under `where_present` of their settings' kinds, but got: {str(error).splitlines()[0]}: mend them."
+        ) from None
     try:
         check_parts(base, config, default_options)
         check_recipe(base, config)
@@ -103,6 +134,12 @@ def _check_searchpath(overrides: Sequence[str]) -> None:
             raise ConfigError(
                 f"Expected a list of folders, \"hydra.searchpath=['file:///FOLDER']\", but got hydra.searchpath={folders}."
             )
+
+
+def choice_of(override: str) -> tuple[str, Any] | None:
+    """Return the group and the options that an override chooses or takes away; ``None`` where it sets something."""
+    key, value = override.lstrip("+~").partition("=")[0], parsed(override).value()
+    return None if key not in config_groups() or isinstance(value, Mapping) else (key, value)
 
 
 def quoted_options(arguments: Sequence[str]) -> list[str]:

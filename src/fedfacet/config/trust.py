@@ -8,8 +8,10 @@ from typing import Any
 from hydra.errors import HydraException
 from hydra.utils import get_object
 
+from fedfacet.config.compose import choice_of
 from fedfacet.config.hydra_private import parsed
 from fedfacet.config.kinds import KINDS
+from fedfacet.config.listed import differences, may_choose, may_set
 from fedfacet.errors import CheckpointError
 
 TRUSTED = ("fedfacet", "torch.optim")
@@ -90,27 +92,53 @@ def check_saved_overrides(saved: Sequence[str], given: Sequence[str], source: ob
         check_trusted({"_target_" if "_target_" in key else key: value, "": override}, trusted_by(given), source)
 
 
-def check_resumed(settings: Mapping[str, Any], given: Sequence[str], source: object) -> None:
-    """Hold what a run folder's overrides and those of the command line come to, by whatever way, to what is trusted.
+def check_resumed(settings: Mapping[str, Any], usual: Mapping[str, Any], given: Sequence[str], source: object) -> None:
+    """Hold what a run folder's overrides change, by whatever way, to what a folder may set.
 
     Args:
         settings: the resolved configuration of the resumed run.
-        given: the overrides of this command line.
-        source: the file with the others, for the message.
+        usual: that of the command line without the settings of the folder.
+        given: the overrides of the command line.
+        source: the file with the folder's overrides, for the message.
 
     Raises:
-        CheckpointError: with the first name that is not trusted, or if a data set is to be fetched that the command line does
-            not ask for.
+        CheckpointError: with the first setting that must be given on the command line, or that names what is not trusted.
     """
-    if not any(override.startswith("hydra.searchpath=") for override in given):  # whose options may name their own parts
-        named = [str(name).rpartition(".")[0] for override in given if "_target_" in override for name in _names_of(override)]
-        check_trusted(settings, [*trusted_by(given), *named], source)
-    asked = any(override.lstrip("+").startswith("dataset.download=") for override in given)
-    if not asked and (settings.get("dataset") or {}).get("download"):
+    for path, value in differences(settings, {"choices": {}, **usual}):  # which say more than the settings of an option
+        check_trusted({path[-1]: value}, trusted_by(given), source)
+        if not may_set(path, value):
+            key = _shown(".".join(path[1:] if path[0] == "choices" else path))
+            raise CheckpointError(
+                f"Expected {source} to set nothing that may reach a network, a place outside the run folder or many processes, "
+                f"but it sets `{key}` to {_shown(value)}: give `{key}` again on the command line if you want that."
+            )
+    fetches = _fetched(settings)
+    for key in fetches:
+        if not any(one.lstrip("+").startswith(f"{key}=") for one in given):
+            raise CheckpointError(
+                f"Expected {source} to fetch nothing, but `{key}` does: give `{key}` again on the command line, or start a new "
+                "run."
+            )
+    root, own = ((config.get("dataset") or {}).get("root") for config in (settings, usual))
+    if "dataset.download" in fetches and root != own:
         raise CheckpointError(
-            f"Expected {source} to fetch nothing, but it sets `dataset.download`: give dataset.download=true again if the data "
-            "is missing, or start a new run."
+            f"Expected to fetch data to a folder of this command line, but {source} sets `dataset.root` to {_shown(root)}: "
+            "give `dataset.root` again on the command line."
         )
+
+
+def _fetched(settings: Mapping[str, Any]) -> list[str]:
+    """Return the settings by which a resumed run fetches something: without an adapter weights come from the checkpoint."""
+    dataset, model, adapter = (settings.get(part) or {} for part in ("dataset", "model", "adapter"))
+    weights = str(model.get("weights") or "none")
+    fetched = "_target_" in adapter and weights != "none" and not os.path.isfile(weights)
+    return [*(["dataset.download"] if dataset.get("download") else []), *(["model.weights"] if fetched else [])]
+
+
+def _shown(value: Any) -> str:
+    """Return what a folder says as it may be printed."""
+    text = value if isinstance(value, str) and value.isprintable() else ascii(value)
+    return text if len(text) <= 200 else f"{text[:200]}..."
 
 
 def without_downloads(settings: Any, *, but_files: bool = False) -> Any:
@@ -133,11 +161,19 @@ def without_downloads(settings: Any, *, but_files: bool = False) -> Any:
 
 
 def needed_to_resume(overrides: Sequence[str]) -> list[str]:
-    """Return what must stand beside ``resume=``: folders of options, interpolations, and ``trust=`` for others' code."""
-    folders = [one for one in overrides if one.startswith("hydra.searchpath=") or "${" in one or _leads_away(*_read(one))]
+    """Return what must stand beside ``resume=``: whatever a folder may not say itself, and ``trust=`` for others' code."""
+    again = [one for one in overrides if one.startswith("hydra.searchpath=") or "${" in one or _must_be_given(one)]
     named = [name for override in overrides if "_target_" in override for name in _names_of(override)]
     modules = sorted({name.partition(".")[0] for name in map(str, named) if not _is_trusted(name, TRUSTED)})
-    return [*folders, *([f"trust=[{','.join(modules)}]"] if modules else [])]
+    return [*again, *([f"trust=[{','.join(modules)}]"] if modules else [])]
+
+
+def _must_be_given(override: str) -> bool:
+    key, value = _read(override)
+    if key in ("resume", "trust", "paths.output_dir") or key.startswith("hydra"):
+        return False
+    choice = choice_of(override)
+    return _leads_away(key, value) or not (may_set(key.split("."), value) if choice is None else may_choose(*choice))
 
 
 def _leads_away(key: str, value: Any) -> bool:

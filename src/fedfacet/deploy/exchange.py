@@ -7,9 +7,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import torch
-
-from fedfacet import __version__
+from fedfacet.deploy.agreement import differences, versions
 from fedfacet.deploy.protocol import PROTOCOL, Letter, LetterError, digest_of, pack, unpack
 from fedfacet.deploy.roster import Roster
 from fedfacet.deploy.transport import Fault, Ticket, Transport
@@ -136,10 +134,8 @@ class Exchange:
                 raise ConfigError(
                     f"Expected {ticket.site} to say of its clients what it has, but its hello says something else."
                 )
-            if letter.body["versions"]["torch"] != torch.__version__:
-                log.warning(
-                    "%s has torch %s: its numbers may differ in the last bits.", ticket.site, letter.body["versions"]["torch"]
-                )
+            if other := differences(letter.body["versions"]):
+                log.warning("%s has %s: its numbers may differ.", ticket.site, other)
             self.present[ticket.site] = letter.body
 
     def answers(
@@ -201,7 +197,7 @@ class Exchange:
             **self.greeting,
             "clients": self.roster.at(site),
             "num_clients": len(self.roster.clients),
-            "versions": {"fedfacet": __version__, "protocol": PROTOCOL, "torch": torch.__version__},
+            "versions": {**versions(), "protocol": PROTOCOL},
         }
         self._post(site, pack(Letter("hello", self.run, body)), "hello")
         self._greeted.add(site)

@@ -5,20 +5,24 @@ hands letters to the sites, and is started anew where it has died or a site has 
 """
 
 import contextlib
-import functools
 import json
+import logging
 import shutil
 import tempfile
 import threading
 import time
+import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from multiprocessing.connection import Connection, Listener
 from pathlib import Path
 from typing import Any
 
+from fedfacet.deploy.kits import certificate_fault
 from fedfacet.deploy.transport import Fault, Ticket
-from fedfacet.errors import ConfigError, EngineError, first_line
+from fedfacet.errors import ConfigError, EngineError, FedFacetError, first_line
 from fedfacet.optional import required
+
+log = logging.getLogger(__name__)
 
 RELAY, EXECUTOR, TASK = "fedfacet.deploy.flare_job.Relay", "fedfacet.deploy.flare_job.SiteExecutor", "letter"
 """What a job of ours is made of; all of it is installed at the sites, and no other class of ours may be named to them."""
@@ -27,6 +31,28 @@ SETTINGS = "FEDFACET_CLIENT"
 """The variable of a site's environment that names its ``client.yaml``; no job can set it."""
 
 _LOOKS_EVERY = 5.0  # seconds between questions to FLARE who is connected
+_WRONG = ("InvalidArgumentError", "InvalidJobDefinition", "AuthorizationError")  # answers of FLARE that stay the same
+
+
+class _Heard(logging.Handler):
+    """What is logged while it is entered, FLARE's reasons among it."""
+
+    def __init__(self) -> None:
+        super().__init__(logging.WARNING)
+        self.said = ""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Keep a line."""
+        self.said += f"{record.getMessage()}\n"
+
+    def __enter__(self) -> "_Heard":
+        """Begin to listen."""
+        logging.getLogger().addHandler(self)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """End it."""
+        logging.getLogger().removeHandler(self)
 
 
 class Flare:
@@ -34,12 +60,14 @@ class Flare:
 
     Args:
         kit: the folder of the startup kit, ``.../lead@pilot.org``.
-        start_seconds: how long FLARE may take to log in, and to start a job.
+        start_seconds: how long FLARE may take to log in, to do what it is asked, and to start a job.
     """
 
     def __init__(self, *, kit: str | None = None, start_seconds: float = 120.0) -> None:
         self.kit = kit
         self.start_seconds = start_seconds
+        self._session: Any = None
+        self._logged_in = False
         self._folder: Path | None = None
         self._line: Connection | None = None
         self._job: str | None = None
@@ -51,29 +79,34 @@ class Flare:
         self._said: tuple[float, dict[str, bool]] = (-1e9, {})
         self._faults: list[tuple[Ticket, bytes | Fault]] = []
 
-    @functools.cached_property
-    def _session(self) -> Any:
-        """The login.
+    def _log_in(self, seconds: float) -> Any:
+        """Return a session.
 
         Raises:
             ConfigError: if there is no such kit, or FLARE does not let its holder in.
+            Shortfall: if FLARE is not there.
         """
+        from fedfacet.deploy.engine import Shortfall  # late: FLARE's own processes need none of it
+
         api = required("nvflare.fuel.flare_api.flare_api", extra="deploy", wanted_by="deploy=flare")
         place = Path(self.kit or "").absolute()
         try:
             admin = json.loads((place / "startup" / "fed_admin.json").read_text(encoding="utf-8"))["admin"]
-        except (OSError, ValueError, LookupError):
+        except (OSError, ValueError, LookupError, TypeError):
             raise ConfigError(
                 f"Expected the startup kit of an admin in {place}, but it has no startup/fed_admin.json: give deploy.kit=DIR, "
                 "a folder that `nvflare provision` has made."
             ) from None
-        try:
-            return api.new_secure_session(admin["username"], str(place), timeout=self.start_seconds)
-        except Exception as error:  # FLARE has a class for each way in which that fails, and no common one
-            raise ConfigError(
-                f"Expected FLARE to let {admin.get('username')} in, but it says `{first_line(error)}`: see that its server "
-                "runs, and that the kit is of the same project."
-            ) from None
+        with _Heard() as heard:
+            try:
+                return api.new_secure_session(admin["username"], str(place), timeout=seconds)
+            except Exception as error:  # FLARE has a class for each way in which that fails, and no common one
+                if (fault := certificate_fault(heard.said, place)) is not None:
+                    raise ConfigError(fault) from None
+                sentence = f"Expected FLARE to let {admin.get('username')} in, but it says `{first_line(error)}`"
+                if isinstance(error, ConnectionError):
+                    raise Shortfall(f"{sentence}: see that its server runs") from None
+                raise ConfigError(f"{sentence}: see that the kit is of the server's project.") from None
 
     def sites(self) -> Mapping[str, bool]:
         """Return the sites, and which of them answer FLARE; those that have come back are let in by a new job."""
@@ -127,17 +160,15 @@ class Flare:
     def close(self) -> None:
         """End the job and log out."""
         self._end_job()
-        if "_session" in vars(self):
-            with contextlib.suppress(Exception):  # whatever FLARE thinks of it, we are leaving
-                vars(self).pop("_session").close()
+        self._log_out()
         if self._folder is not None:
             shutil.rmtree(self._folder, ignore_errors=True)
             self._folder = None
 
-    def _at_work(self) -> dict[str, bool]:
+    def _at_work(self, patient: bool = True) -> dict[str, bool]:
         """Return the sites that answer FLARE, and whether each has a job."""
         if time.monotonic() - self._said[0] > _LOOKS_EVERY:
-            said = self._asked(lambda: self._session.get_client_job_status()) or ()
+            said = self._asked(_job_status, patient)
             answers: dict[str, bool] = {}
             for of in said:  # one for each job of a site
                 if of["status"] != "no_reply":
@@ -150,8 +181,8 @@ class Flare:
 
         FLARE's server takes such a site for the one that it was, and its job would wait for the answer for ever.
         """
-        with contextlib.suppress(EngineError):  # a server that is gone shows at the pipe
-            at_work = self._at_work()
+        with contextlib.suppress(FedFacetError):  # a server that is gone shows at the pipe
+            at_work = self._at_work(patient=False)
             self._started |= {site for site in self._members if at_work.get(site)}
             if any(at_work.get(ticket.site) is False and ticket.site in self._started for ticket in self._open.values()):
                 self._end_job()
@@ -161,16 +192,41 @@ class Flare:
         self._faults += [(ticket, Fault("FLARE's job has ended")) for ticket in self._open.values()]
         self._open.clear()
 
-    def _asked(self, question: Callable[[], Any]) -> Any:
-        """Return FLARE's answer; an ``EngineError`` says what it has against the question."""
-        try:
-            return question()
-        except ConfigError:
-            raise
-        except Exception as error:  # FLARE has a class for each fault, and no common one
-            raise EngineError(
-                f"Expected FLARE to do what it was asked, but it says `{first_line(error)}`: look at its server's log.txt."
-            ) from None
+    def _asked(self, question: Callable[[Any], Any], patient: bool = True) -> Any:
+        """Return FLARE's answer to a question to its session; what fails is asked again for a while, as FLARE may be busy.
+
+        Raises:
+            ConfigError: if FLARE has never let us in.
+            EngineError: if FLARE has something against the question.
+            Shortfall: if it has not answered within ``start_seconds``, or at once where nobody is patient.
+        """
+        from fedfacet.deploy.engine import Shortfall
+
+        until, pause = time.monotonic() + (self.start_seconds if patient else 0.0), 0.5
+        while True:
+            try:
+                if self._session is None:
+                    self._session = self._log_in(max(1.0, until - time.monotonic()))
+                    self._logged_in = True
+                return question(self._session)
+            except Exception as error:  # FLARE has a class for each fault, and no common one
+                if isinstance(error, FedFacetError) and not self._logged_in:
+                    raise
+                said = f"Expected FLARE to do what it was asked, but it says `{first_line(error)}`"
+                if type(error).__name__ in _WRONG:
+                    raise EngineError(f"{said}: look at its server's log.txt.") from None
+            if time.monotonic() + pause > until:
+                raise Shortfall(f"{said}, for {self.start_seconds if patient else 0:g} seconds: look at its server's log.txt")
+            log.info("%s; it is asked again in %g seconds.", said, pause)
+            self._log_out()
+            time.sleep(pause)
+            pause = min(2 * pause, 10.0)
+
+    def _log_out(self) -> None:
+        session, self._session = self._session, None
+        if session is not None:
+            with contextlib.suppress(Exception):  # whatever FLARE thinks of it, we are leaving
+                session.close()
 
     def _taken_faults(self) -> list[tuple[Ticket, bytes | Fault]]:
         faults, self._faults = self._faults, []
@@ -199,12 +255,15 @@ class Flare:
         with Listener(address, family="AF_UNIX") as listener:
             waiter = threading.Thread(target=_accept, args=(listener, heard), daemon=True)
             waiter.start()
-            self._job = self._asked(lambda: self._session.submit_job(str(folder)))
+            token = uuid.uuid4().hex  # by which FLARE knows a job that it has taken, though its answer was lost
+            self._job = self._asked(lambda session: session.submit_job(str(folder), submit_token=token))
             waiter.join(self.start_seconds)
         if not heard:
-            raise EngineError(
+            from fedfacet.deploy.engine import Shortfall
+
+            raise Shortfall(
                 f"Expected FLARE to start a job within {self.start_seconds:g} seconds, but it did not: look at the server's "
-                "log.txt, and that its kit was started by `serve.py start`."
+                "log.txt, and that its kit was started by `serve.py start`"
             )
         self._line = heard[0]
 
@@ -219,6 +278,16 @@ class Flare:
         line.close()
         with contextlib.suppress(Exception):  # a job that ends in an odd way ends all the same
             self._session.monitor_job(job, timeout=self.start_seconds, poll_interval=0.5)
+
+
+def _job_status(session: Any) -> Any:
+    """Return the jobs of all sites that are connected."""
+    try:
+        return session.get_client_job_status() or ()
+    except Exception as error:
+        if type(error).__name__ == "NoClientsAvailable":
+            return ()
+        raise
 
 
 def _accept(listener: Listener, heard: list[Connection]) -> None:

@@ -4,6 +4,7 @@ import json
 import os
 import threading
 from multiprocessing.connection import Client, Connection
+from pathlib import Path
 from typing import Any
 
 from nvflare.apis.controller_spec import ClientTask, Task, TaskCompletionStatus
@@ -16,8 +17,10 @@ from nvflare.apis.shareable import Shareable, make_reply
 from nvflare.apis.signal import Signal
 
 from fedfacet.deploy.flare import SETTINGS, TASK
+from fedfacet.deploy.kits import check_filters
 from fedfacet.deploy.loopback import Loopback
 from fedfacet.deploy.transport import Fault
+from fedfacet.errors import ConfigError
 
 _LETTER, _FAULT = "letter", "fault"
 
@@ -117,6 +120,10 @@ class SiteExecutor(Executor):  # type: ignore[misc]
     def execute(self, task_name: str, shareable: Shareable, fl_ctx: FLContext, abort_signal: Signal) -> Shareable:
         """Return the answer to a letter, or why there is none."""
         if self._site is None:
+            try:
+                check_filters(Path(fl_ctx.get_workspace().get_site_config_dir()))
+            except ConfigError:
+                return _faulty("its FLARE has filters that would not act, as `client.py start` tells its operator")
             self._site = Loopback(clients=[os.environ[SETTINGS]])
         (name,) = self._site.sites()
         ticket = self._site.send(name, shareable[_LETTER])
@@ -124,8 +131,16 @@ class SiteExecutor(Executor):  # type: ignore[misc]
             for came, content in self._site.poll(0.1):
                 if came != ticket:
                     continue
-                reply = make_reply(ReturnCode.EXECUTION_EXCEPTION if isinstance(content, Fault) else ReturnCode.OK)
-                reply[_FAULT if isinstance(content, Fault) else _LETTER] = getattr(content, "sentence", content)
+                if isinstance(content, Fault):
+                    return _faulty(content.sentence)
+                reply = make_reply(ReturnCode.OK)
+                reply[_LETTER] = content
                 return reply
         self._site.close()
         return make_reply(ReturnCode.TASK_ABORTED)
+
+
+def _faulty(sentence: str) -> Shareable:
+    reply = make_reply(ReturnCode.EXECUTION_EXCEPTION)
+    reply[_FAULT] = sentence
+    return reply

@@ -15,6 +15,7 @@ from typing import Any
 from fedfacet.deploy.settings import SiteSettings
 from fedfacet.deploy.transport import Fault, Ticket
 from fedfacet.errors import ConfigError, FedFacetError
+from fedfacet.parallel.cores import check_processes
 from fedfacet.parallel.processes import process_context, sheltered
 
 
@@ -56,6 +57,7 @@ class Loopback:
     """
 
     def __init__(self, *, clients: Sequence[str]) -> None:
+        check_processes("deploy.clients", len(clients))
         found = [SiteSettings.read(Path(file)) for file in clients]
         self._children = {settings.site: _Child(settings) for settings in found}
         if len(self._children) < len(found):

@@ -1,11 +1,13 @@
-"""What a client keeps for itself: on its site's disk, by run and round, and nowhere else."""
+"""What a site keeps on its disk, by run and round: its clients' memory, which is nowhere else, and a server's letters."""
 
 import re
 from pathlib import Path
 
 import safetensors.torch
 
-from fedfacet.deploy.protocol import LetterError
+from fedfacet.deploy.protocol import LetterError, unpack
+from fedfacet.deploy.settings import SiteSettings
+from fedfacet.errors import CheckpointError
 from fedfacet.storage.synced_file import sync, write_synced
 from fedfacet.types import State
 
@@ -64,3 +66,28 @@ class MemoryStore:
 
     def _file(self, run: str, client_id: int, round: int) -> Path:
         return self.folder / run / str(client_id) / f"round_{round:09d}.safetensors"
+
+
+def letters_of(settings: SiteSettings, client: str, round: int, run: str) -> tuple[int, list[bytes]]:
+    """Return a client's number, and the letters that led to its update of a round, which the site has kept.
+
+    Raises:
+        CheckpointError: if it has not.
+    """
+    folder = settings.state / "letters" / str(run)
+    hellos = sorted(folder.glob("*_hello_*"))
+    if not hellos:
+        raise CheckpointError(
+            f"Expected the letters of the run in {folder}, but there are none: give keep_letters: true before a run, and leave "
+            "1 GB of the disk free."
+        )
+    hello = hellos[0].read_bytes()
+    number = unpack(hello, len(hello)).body["clients"].get(client)
+    order = folder / f"{round:09d}_train_{number}"
+    if not order.is_file():
+        raise CheckpointError(
+            f"Expected an order for {client} in round {round}, but the site has kept none (it keeps them while "
+            "1 GB of the disk is free): give another round."
+        )
+    weights = [file.read_bytes() for file in sorted(folder.glob(f"{round:09d}_weights_*"))]
+    return number, [hello, *weights, order.read_bytes()]

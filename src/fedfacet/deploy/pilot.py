@@ -10,12 +10,18 @@ import yaml
 
 from fedfacet.data.federated import FederatedData
 from fedfacet.deploy.card import card_of
-from fedfacet.deploy.questions import known_queries
 from fedfacet.errors import ConfigError
 from fedfacet.types import Partition
 
 
-def write_pilot(data: FederatedData, name: str, folder: Path, num_sites: int, holdout: float = 0.0) -> Sequence[Path]:
+def write_pilot(
+    data: FederatedData,
+    name: str,
+    folder: Path,
+    num_sites: int,
+    holdout: float = 0.0,
+    queries: Sequence[str] = ("NumSamples",),
+) -> Sequence[Path]:
     """Write ``card.yaml``, ``roster.yaml`` and a folder for each site with its ``client.yaml`` and its clients' samples.
 
     Clients are dealt to sites in turn, and keep their numbers.
@@ -26,6 +32,7 @@ def write_pilot(data: FederatedData, name: str, folder: Path, num_sites: int, ho
         name: of the data card.
         folder: that is new.
         num_sites: 1 or more, at most as many as there are clients.
+        queries: names of those that clients answer.
 
     Returns:
         The files ``client.yaml``.
@@ -54,7 +61,7 @@ def write_pilot(data: FederatedData, name: str, folder: Path, num_sites: int, ho
     _write(folder / "card.yaml", card_of(dataset, name).plain)
     _write(folder / "roster.yaml", {"clients": roster})
     for site, clients in sites.items():
-        policy = {"queries": sorted(known_queries())}
+        policy = {"queries": list(queries)}
         settings = {"site": site, "card": "../card.yaml", "clients": clients, "state": "state"}
         _write(folder / site / "client.yaml", {**settings, "device": "cpu", "keep_letters": True, "policy": policy})
     return [folder / site / "client.yaml" for site in sites]

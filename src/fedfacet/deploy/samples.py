@@ -1,6 +1,10 @@
 """The samples of a site's clients, read from the site's own files by readers that an operator names."""
 
 import hashlib
+import hmac
+import json
+import re
+import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,7 +22,8 @@ from fedfacet.data.tables import header_of, one_hot, read_table
 from fedfacet.deploy.card import Card
 from fedfacet.deploy.files import made
 from fedfacet.deploy.settings import Holding
-from fedfacet.errors import ConfigError, DatasetCorruptError
+from fedfacet.errors import CheckpointError, ConfigError, DatasetCorruptError
+from fedfacet.storage.synced_file import write_synced
 
 Samples = tuple[NDArray[Any], NDArray[Any], NDArray[Any]]
 
@@ -196,10 +201,43 @@ def _labels(
     return coded[0], coded[1]
 
 
-def digest_of_samples(samples: Samples) -> str:
-    """Return by what a client's samples are known again when a run goes on."""
-    sha = hashlib.sha256()
+def digest_of_samples(samples: Samples, key: bytes = b"") -> str:
+    """Return by what a client's samples are known again when a run goes on, and to nobody who has not the site's key.
+
+    Without a key it is the sha256 that sites told before they had one, by which whoever guesses the samples knows them.
+    """
+    sha = hmac.new(key, digestmod=hashlib.sha256) if key else hashlib.sha256()
     for array in samples:
         sha.update(f"{array.dtype}{array.shape}".encode())
         sha.update(np.ascontiguousarray(array).tobytes())
     return sha.hexdigest()
+
+
+def site_key(state: Path, *, keep: bool) -> tuple[bytes, Sequence[str]]:
+    """Return the key of a site, made when it is first wanted, and the runs that began before there was one.
+
+    Args:
+        state: the site's folder, in which the key stays.
+        keep: whether a new key is written.
+
+    Raises:
+        CheckpointError: if the file of the key is damaged.
+    """
+    file = state / "key.json"
+    if file.is_file():
+        try:
+            held = json.loads(file.read_text(encoding="utf-8"))
+            key, before = bytes.fromhex(held["key"]), [str(run) for run in held["before"]]
+        except (ValueError, LookupError, TypeError):
+            key, before = b"", []
+        if len(key) != 32:
+            raise CheckpointError(f"Expected the key of the site in {file}, but it is damaged: bring it back.")
+        return key, before
+    folders = (state / "letters", state / "memory")
+    key, before = secrets.token_bytes(32), sorted({run.name for one in folders if one.is_dir() for run in one.iterdir()})
+    if (state / "audit.jsonl").is_file():
+        before = sorted({*before, *re.findall(r'"run": "([0-9a-f]{32})"', (state / "audit.jsonl").read_text(encoding="utf-8"))})
+    if keep:
+        write_synced(file, [json.dumps({"key": key.hex(), "before": before}).encode()])
+        file.chmod(0o600)
+    return key, before

@@ -1,7 +1,7 @@
 """An operator's own settings: which data a site serves, and what it answers. They never leave the site."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,8 @@ class Policy:
         queries: names of the query classes that its clients answer.
         options: group -> the options of it that a run may take, ``{objective: [classification]}``; any of other groups.
         max_steps: local steps of a client in a round.
+        max_step_fraction: the part of its planned steps that a client takes at most.
+        max_lr_factor: by what a server may multiply the learning rate of the run's settings.
         min_samples: that a client must have to take part.
         min_counted: that a class or group must have, if it has any, for a client to answer how many it has.
         max_letter_mb: what a letter may weigh.
@@ -26,9 +28,18 @@ class Policy:
     queries: Sequence[str] = ()
     options: Mapping[str, Sequence[str]] = field(default_factory=dict)
     max_steps: int = 2000
+    max_step_fraction: float = 1.0
+    max_lr_factor: float = 10.0
     min_samples: int = 1
     min_counted: int = 1
     max_letter_mb: float = 4096
+
+    def __post_init__(self) -> None:
+        """Refuse a limit that is none."""
+        for limit in fields(self):
+            value = getattr(self, limit.name)
+            if limit.type in (int, float) and not (type(value) in (int, float) and value >= 0):
+                raise ValueError(f"Expected `policy.{limit.name}` to be a number of 0 or more, but got {value!r}")
 
 
 @dataclass(frozen=True, slots=True)

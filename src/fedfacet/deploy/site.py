@@ -1,10 +1,12 @@
 """A site: it answers letters from its own data. All that a server can have of it is written here."""
 
 import json
+import logging
 import math
 import re
 import shutil
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -16,15 +18,14 @@ from fedfacet import __version__
 from fedfacet.build import clients_of_settings, holdout_seed
 from fedfacet.clients.program import Clients
 from fedfacet.data.federated import FederatedData, hold_out_locally
-from fedfacet.deploy.agreement import agreed, check_overrides, settings_digest
+from fedfacet.deploy.agreement import agreed, check_overrides, differences, settings_digest, versions
 from fedfacet.deploy.card import Card
 from fedfacet.deploy.memory import MemoryStore
 from fedfacet.deploy.protocol import PROTOCOL, Letter, LetterError, digest_of, pack, unpack
 from fedfacet.deploy.questions import from_plain, known_queries
-from fedfacet.deploy.samples import digest_of_samples, read_samples
+from fedfacet.deploy.samples import digest_of_samples, read_samples, site_key
 from fedfacet.deploy.settings import SiteSettings
 from fedfacet.errors import (
-    CheckpointError,
     ConfigError,
     DatasetCorruptError,
     DatasetNotFoundError,
@@ -34,6 +35,10 @@ from fedfacet.errors import (
 from fedfacet.storage.synced_file import write_synced
 from fedfacet.types import Broadcast, ClientTask, Partition, Query, State
 
+log = logging.getLogger(__name__)
+
+_MOST_ORDERS = 3  # for a client and a round, of a server that goes on from a checkpoint after as many hellos
+_MOST_REMEMBERED = 10**6  # rounds of clients whose orders are known again
 _MOST_CLIENTS = 10**7  # of a federation: a site makes a list of so many
 _LEFT_FREE = 2**30  # bytes of the disk; a server's letters take no more of it
 
@@ -56,31 +61,6 @@ def refusing() -> Callable[[bytes], bytes]:
         return pack(Letter("refusal", run, told))
 
     return answer
-
-
-def letters_of(settings: SiteSettings, client: str, round: int, run: str) -> tuple[int, list[bytes]]:
-    """Return a client's number, and the letters that led to its update of a round, which the site has kept.
-
-    Raises:
-        CheckpointError: if it has not.
-    """
-    folder = settings.state / "letters" / str(run)
-    hellos = sorted(folder.glob("*_hello_*"))
-    if not hellos:
-        raise CheckpointError(
-            f"Expected the letters of the run in {folder}, but there are none: give keep_letters: true before a run, and leave "
-            "1 GB of the disk free."
-        )
-    hello = hellos[0].read_bytes()
-    number = unpack(hello, len(hello)).body["clients"].get(client)
-    order = folder / f"{round:09d}_train_{number}"
-    if not order.is_file():
-        raise CheckpointError(
-            f"Expected an order for {client} in round {round}, but the site has kept none (it keeps them while "
-            "1 GB of the disk is free): give another round."
-        )
-    weights = [file.read_bytes() for file in sorted(folder.glob(f"{round:09d}_weights_*"))]
-    return number, [hello, *weights, order.read_bytes()]
 
 
 @dataclass(slots=True)
@@ -141,12 +121,17 @@ class Site:
                 f"Expected `policy.queries` of known names, but got {unknown[0]!r}: they are {', '.join(known_queries())}."
             )
         settings.state.mkdir(parents=True, exist_ok=True, mode=0o700)
+        site_key(settings.state, keep=False)  # refuses one that is damaged
         self._most_bytes = int(settings.policy.max_letter_mb * 2**20)
         self._run: _Run | None = None
+        self._hellos: Counter[str] = Counter()
+        self._orders: dict[tuple[str, int, int], list[str]] = {}
+        self._note = ""  # on the hello that is answered, for the operator
 
     def answer(self, content: bytes) -> bytes:
         """Return the answer to a letter; what goes wrong here is one sentence there, never a traceback."""
         began, digest, letter, more = time.perf_counter(), digest_of(content), Letter("none", ""), ""
+        self._note = ""
         try:
             letter = unpack(content, self._most_bytes)
             steps: dict[str, Callable[[Letter, str], Letter]] = {
@@ -193,14 +178,15 @@ class Site:
         """Make the clients of a run, or refuse it."""
         body, policy = letter.body, self.settings.policy
         if self._run is not None and self._run.hello == digest:
+            self._hellos[letter.run] += 1
             return self._run.answer
         if not (len(letter.run) == 32 and set(letter.run) <= set("0123456789abcdef")):
             raise Refused("letter", "a run has a name of 32 hexadecimal digits")
-        ours, theirs = __version__.rpartition(".")[0], str(body["versions"]["fedfacet"]).rpartition(".")[0]
-        if ours != theirs:
-            raise Refused(
-                "version", f"FedFacet {__version__} is installed here, and the server has {body['versions']['fedfacet']}"
-            )
+        if (theirs := str(body["versions"]["fedfacet"])[:40]) != __version__:
+            raise Refused("version", f"FedFacet {__version__} is installed here, and the server has {theirs}")
+        if other := differences(body["versions"]):
+            self._note = f"the server has {other}: updates may not be those of a simulation"
+            log.warning("%s: %s.", self.settings.site, self._note)
         if body["card"] != self.card.digest:
             raise Refused("card", f"the server's data card is another one than {self.settings.card.name} here")
         names = {number: name for name, number in body["clients"].items()}
@@ -228,20 +214,23 @@ class Site:
         shares = {name: self.settings.clients[name].holdout for name in names.values()}
         self._hold_to_draw(holdout_seed(settings["partition"]), {name: k for k, name in names.items() if shares[name]})
         clients = clients_of_settings(settings, self._data(settings, names, partition, shares))
+        key, before = site_key(self.settings.state, keep=self.remembers)
+        key = b"" if letter.run in before else key
         answer = Letter(
             "hello",
             letter.run,
             {
                 "clients": {
-                    name: [len(clients.partition.indices[k]), digest_of_samples(self.samples[name]), shares[name]]
+                    name: [len(clients.partition.indices[k]), digest_of_samples(self.samples[name], key), shares[name]]
                     for k, name in names.items()
                 },
                 "queries": list(policy.queries),
-                "versions": {"fedfacet": __version__, "protocol": PROTOCOL, "torch": torch.__version__},
+                "versions": {**versions(), "protocol": PROTOCOL},
                 "threads": torch.get_num_threads(),
                 "device": clients.device.type,
             },
         )
+        self._hellos[letter.run] += 1
         self._run = _Run(digest, answer, letter.run, clients, names, body["keeps_rounds"])
         return answer
 
@@ -279,6 +268,7 @@ class Site:
             raise Refused(
                 "policy", f"a client would take {steps} steps, more than the {most} of the operator's `policy.max_steps`"
             )
+        self._admit(task, digest)
         update = run.clients.train(task)
         if update.memory and self.remembers:
             oldest = None if run.keeps_rounds is None else task.round - run.keeps_rounds
@@ -296,6 +286,21 @@ class Site:
         }
         return Letter("update", letter.run, body, {"delta": update.delta, "buffers": update.buffers, "extras": update.extras})
 
+    def _admit(self, task: ClientTask, digest: str) -> None:
+        """Refuse a second order for a client's round; the same order gives the same update, as where that was lost on its way.
+
+        A server that goes on from a checkpoint does rounds again, and may do them in another way.
+        """
+        run = self._serving.run
+        known = self._orders.setdefault((run, task.client_id, task.round), [])
+        if digest in known:
+            return
+        if len(known) >= min(self._hellos[run], _MOST_ORDERS):
+            raise Refused("policy", f"client {task.client_id} has had another order in round {task.round}, and trains once")
+        known.append(digest)
+        if len(self._orders) > _MOST_REMEMBERED:
+            del self._orders[next(iter(self._orders))]
+
     @property
     def _serving(self) -> _Run:
         assert self._run is not None  # `answer` has seen to it
@@ -311,7 +316,15 @@ class Site:
             if run.round != body["round"] or body["model"] not in run.models:
                 raise Refused("unknown_weights", "the model has not come to this site since it has started")
             model = run.models[body["model"]]
-        kept = body["memory_round"]
+        policy, kept = self.settings.policy, body["memory_round"]
+        for name, most in (("step_fraction", policy.max_step_fraction), ("lr_factor", policy.max_lr_factor)):
+            factor = body[name]
+            if type(factor) not in (int, float) or not factor >= 0:
+                raise Refused("letter", f"its `{name}` is {str(factor)[:40]!r}")
+            if factor > most:
+                raise Refused(
+                    "policy", f"its `{name}` is {factor:g}, more than the {most:g} of the operator's `policy.max_{name}`"
+                )
         return ClientTask(
             client_id=body["client"],
             round=body["round"],
@@ -381,6 +394,7 @@ class Site:
             "seconds": round(seconds, 3) if math.isfinite(seconds) else None,
             **({name: reply.body[name] for name in ("code", "sentence")} if reply.kind == "refusal" else {}),
             **({"fault": more} if more else {}),
+            **({"note": self._note} if self._note else {}),
         }
         with open(self.settings.state / "audit.jsonl", "a", encoding="utf-8") as file:
             file.write(json.dumps(told) + "\n")

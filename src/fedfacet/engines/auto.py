@@ -250,7 +250,7 @@ class _Trial:
 
 def _made(choice: Mapping[str, Any], device: str) -> Engine:
     if choice["engine"] == "workers":
-        return WorkersEngine(workers=choice["workers"], device=device)
+        return WorkersEngine(workers=min(choice["workers"], num_cores()), device=device)
     if choice["engine"] == "graphs":
         return GraphsEngine(device=device)
     return VectorizedEngine(device=device) if choice["engine"] == "vectorized" else SequentialEngine(device=device)

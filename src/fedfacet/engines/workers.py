@@ -25,7 +25,7 @@ from fedfacet.engines.base import Engine
 from fedfacet.errors import EngineError
 from fedfacet.parallel import shared_memory, wire
 from fedfacet.parallel.channel import Channel
-from fedfacet.parallel.cores import crowded, num_cores
+from fedfacet.parallel.cores import MAX_THREADS, check_processes, crowded, num_cores
 from fedfacet.parallel.packing import without_bundles
 from fedfacet.parallel.processes import process_context, sheltered
 from fedfacet.parallel.schedule import batches, pieces
@@ -48,19 +48,31 @@ class WorkersEngine(Engine):
     On a machine with several accelerators and ``device=cuda`` the workers take turns with them.
 
     Args:
-        workers: how many processes, 1 or larger; ``"auto"`` for as many as the machine has cores for ``threads`` each.
+        workers: how many processes at most, 1 or larger, up to 16 for each core; ``"auto"`` for as many as the machine has
+            cores for ``threads`` each.
         timeout_seconds: how long a silent worker is waited for before another takes its place, larger than 0; a client's local
             training must take less.
+        cohort_size: clients of a round; more processes than that are not started. ``None`` where it is not known.
     """
 
-    def __init__(self, *, workers: int | str = "auto", device: str = "auto", timeout_seconds: float = 3600.0) -> None:
+    def __init__(
+        self,
+        *,
+        workers: int | str = "auto",
+        device: str = "auto",
+        timeout_seconds: float = 3600.0,
+        cohort_size: int | None = None,
+    ) -> None:
         if workers != "auto" and (not isinstance(workers, int) or workers < 1):
             raise ValueError(f"Expected `engine.workers` to be a whole number, 1 or larger, or auto, but got {workers!r}.")
+        if isinstance(workers, int):
+            check_processes("engine.workers", workers)
         if not timeout_seconds > 0:
             raise ValueError(f"Expected `engine.timeout_seconds` to be larger than 0, but got {timeout_seconds}.")
         super().__init__(device=device)
         self.workers = workers
         self.timeout_seconds = timeout_seconds
+        self.cohort_size = cohort_size
         self._clients = b""
         self._held: list[shared_memory.SharedBytes] = []
         self._workers: list[_Worker] = []
@@ -75,9 +87,9 @@ class WorkersEngine(Engine):
     @property
     def num_workers(self) -> int:
         """How many processes there are to be."""
-        if isinstance(self.workers, int):
-            return self.workers
-        return max(1, num_cores() // torch.get_num_threads())
+        threads = torch.get_num_threads()
+        wanted = self.workers if isinstance(self.workers, int) else num_cores() // threads
+        return max(1, min(wanted, self.cohort_size or wanted, MAX_THREADS // threads))
 
     def run(self, tasks: Iterable[ClientTask]) -> Iterator[ClientUpdate]:
         """Yield each task's update."""
@@ -119,7 +131,7 @@ class WorkersEngine(Engine):
         """Have jobs done in the order given by whoever is idle; yield message and bundles of positions 0 .. count - 1."""
         if not jobs:
             return
-        self._start()
+        self._start(count)
         self._share(jobs[0].model_to_use)
         waiting = collections.deque(jobs)
         finished: dict[int, tuple[Any, list[State]]] = {}
@@ -137,8 +149,8 @@ class WorkersEngine(Engine):
                 worker.kill()
                 self._workers.remove(worker)
 
-    def _start(self) -> None:
-        """Have as many workers as there are to be."""
+    def _start(self, count: int) -> None:
+        """Have as many workers as there are to be, and no more than pieces of work."""
         if not self._clients:
             clients = self.clients
             names = ("objective", "optimizer", "local", "transforms", "precision", "compile", "personal", "other_objectives")
@@ -162,7 +174,7 @@ class WorkersEngine(Engine):
             if clients.device.type == "cpu" and crowded(self.num_workers, num_cores(), remedy):
                 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # read when the server of the workers loads torch
         numbers = {worker.number for worker in self._workers}
-        for number in range(self.num_workers):
+        for number in range(min(self.num_workers, count)):
             if number not in numbers:
                 self._workers.append(self._spawn(number))
 

@@ -87,6 +87,11 @@ def composed_epsilon(mechanisms: Iterable[Mechanism], delta: float, accountant: 
         >>> composed_epsilon([answer, rounds], 1e-5) == proven_epsilon(2.0, 1.0, 4, 1e-5)
         True
     """
+    return bound(mechanisms, delta, accountant)[0]
+
+
+def bound(mechanisms: Iterable[Mechanism], delta: float, accountant: str) -> tuple[float, str]:
+    """Return what ``composed_epsilon`` does, and which accountant gave it: ``"exact"``, ``"rdp"`` or ``"prv"``."""
     check_within("delta", delta, "(0, 1)")
     check_choice("accountant", accountant, ("rdp", "prv"))
     taken = Counter[tuple[float, float]]()
@@ -98,11 +103,11 @@ def composed_epsilon(mechanisms: Iterable[Mechanism], delta: float, accountant: 
         if steps and not math.isinf(noise_multiplier):
             taken[noise_multiplier, rate] += steps
     if any(noise_multiplier == 0 for noise_multiplier, _ in taken):
-        return math.inf
+        return math.inf, "exact"
     mu = math.hypot(*(math.sqrt(steps) / z for (z, rate), steps in sorted(taken.items()) if rate == 1))
     history = [Mechanism(z, rate, steps) for (z, rate), steps in sorted(taken.items()) if rate < 1]
     if not history:
-        return _exact(mu, delta) if mu else 0.0
+        return (_exact(mu, delta) if mu else 0.0), "exact"
     required("opacus", extra="privacy", wanted_by="the epsilon of what is drawn at random")
     return _composed((*history, *([Mechanism(1 / mu, 1.0, 1)] if mu else [])), delta, accountant)
 
@@ -114,11 +119,11 @@ def by_renyi(noise_multiplier: float, sampling_rate: float, steps: int, delta: f
         ConfigError: if the package is not installed.
     """
     required("opacus", extra="privacy", wanted_by="the epsilon of what is drawn at random")
-    return _composed((Mechanism(noise_multiplier, sampling_rate, steps),), delta, "rdp")
+    return _composed((Mechanism(noise_multiplier, sampling_rate, steps),), delta, "rdp")[0]
 
 
 @functools.cache  # clients of one size that trained as often have one epsilon
-def _composed(mechanisms: tuple[Mechanism, ...], delta: float, accountant: str) -> float:
+def _composed(mechanisms: tuple[Mechanism, ...], delta: float, accountant: str) -> tuple[float, str]:
     from opacus.accountants import PRVAccountant
     from opacus.accountants.analysis import rdp
 
@@ -130,8 +135,9 @@ def _composed(mechanisms: tuple[Mechanism, ...], delta: float, accountant: str) 
             composed = PRVAccountant()
             composed.history = [tuple(mechanism) for mechanism in mechanisms]
             with contextlib.suppress(RuntimeError, ValueError):  # where its grid is too coarse, which it checks itself
-                epsilon = min(epsilon, max(0.0, float(composed.get_epsilon(delta))))
-    return epsilon
+                if math.isfinite(tighter := float(composed.get_epsilon(delta))):
+                    return min(epsilon, max(0.0, tighter)), "prv"
+    return epsilon, "rdp"
 
 
 @functools.cache  # a tenth of a second, and the same in every round

@@ -51,6 +51,12 @@ class Timm(Network):
                 "the path."
             )
         fetched = weights == "pretrained"
+        if not fetched and (":" in name or "/" in name):  # of a hub, which would be asked
+            raise ConfigError(
+                f"Expected `model.name` to be a network of timm's own, but got {name!r}: `timm.list_models()` names them."
+            )
+        if "checkpoint_path" in (arguments or {}):
+            raise ConfigError("Expected weights by `model.weights`, but got `model.arguments.checkpoint_path`: leave it out.")
         settings = {"in_chans": input_shape[0], **(arguments or {}), "num_classes": 0}
         try:
             network = timm.create_model(name, pretrained=fetched, **settings)

@@ -59,6 +59,8 @@ class Torchvision(Network):
             )
         if len(input_shape) != 3 or input_shape[0] != 3:
             raise ValueError(f"Expected images of shape (3, H, W) for a network of torchvision, but got {tuple(input_shape)}.")
+        if loading := [key for key in arguments or {} if key.startswith(("weights", "pretrained"))]:
+            raise ConfigError(f"Expected weights by `model.weights`, but got `model.arguments.{loading[0]}`: leave it out.")
         further = _WITHOUT_FURTHER_HEADS if name in ("googlenet", "inception_v3") else {}
         try:
             network = torchvision.models.get_model(name, num_classes=num_classes, **{**further, **(arguments or {})})

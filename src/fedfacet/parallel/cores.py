@@ -3,12 +3,37 @@
 import logging
 import os
 
+from fedfacet.errors import ConfigError
+
 log = logging.getLogger(__name__)
+
+MAX_THREADS = 1024
+"""More torch threads than this are a slip of the keyboard."""
+
+_MOST_PER_CORE = 16
+"""More processes than this for each core are one too, and may leave a machine without memory."""
 
 
 def num_cores() -> int:
     """Return how many cores this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def check_processes(setting: str, number: int) -> None:
+    """Refuse to start far more processes than there are cores.
+
+    Args:
+        setting: that asks for them, for the message.
+        number: of processes.
+
+    Raises:
+        ConfigError: if there are more than 16 for each core.
+    """
+    if number > (most := _MOST_PER_CORE * num_cores()):
+        raise ConfigError(
+            f"Expected `{setting}` to ask for {most} processes at most, {_MOST_PER_CORE} for each core, but got {number}: give "
+            "fewer."
+        )
 
 
 def crowded(processes: int, cores: int, remedy: str) -> bool:

@@ -12,7 +12,7 @@ from fedfacet.types import ServerState
 
 _SHORTEST_KEY = 16
 
-ACCOUNTANTS = ("rdp", "prv")
+ACCOUNTANTS = ("prv", "rdp")
 COVERS = ("all", "updates")
 
 
@@ -23,7 +23,8 @@ class Privacy:
     Args:
         noise_multiplier: z, by which noise is larger than what a neighbour changes; 0 proves nothing.
         delta: of epsilon; ``None`` where no epsilon is claimed.
-        accountant: ``"rdp"`` or ``"prv"``, of Opacus, for what is sampled; what is not is exact.
+        accountant: ``"prv"`` or ``"rdp"``, of Opacus, for what is sampled; what is not is exact. The first is tighter, and
+            leaves it to the second where it has no finite bound.
         cover: ``"all"`` refuses parts that learn from clients what epsilon does not count; ``"updates"`` takes them, and the
             summary says what they are.
         noise_key_file: a file of 16 bytes or more, from which noise and sampling follow together with the seed. Without one,
@@ -39,7 +40,7 @@ class Privacy:
 
     noise_multiplier: float = 1.0
     delta: float | None = None
-    accountant: str = "rdp"
+    accountant: str = "prv"
     cover: str = "all"
     noise_key_file: str | None = None
     _key: bytes = field(default=b"", init=False, repr=False)

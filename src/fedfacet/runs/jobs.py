@@ -171,6 +171,7 @@ def _run_cell(
             if verify is not None:
                 verify()
             check_alone(job.config)
+            configuration.check_links(job.run_dir)
             if job.config.resume is not None:
                 configuration.check_resume(job.config, job.run_dir)
             check(job.config, job.run_dir)

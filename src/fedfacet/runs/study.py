@@ -9,7 +9,7 @@ from typing import Any
 
 from fedfacet import rng
 from fedfacet.config.search_space import Dimension
-from fedfacet.errors import ConfigError
+from fedfacet.errors import ConfigError, first_line
 from fedfacet.optional import required
 from fedfacet.runs.lock import lock
 
@@ -87,7 +87,13 @@ class Study:
                     number = len(self._study.get_trials(deepcopy=False))
                     seed = int(rng.stream(self._seed, "tune", number).integers(2**32))
                     self._study.sampler = self._optuna.samplers.TPESampler(seed=seed)
-                    trial = self._study.ask(self._distributions)
+                    try:
+                        trial = self._study.ask(self._distributions)
+                    except ValueError as error:
+                        raise ConfigError(
+                            f"Expected trials of this study's values in {self.file}, but it has others ({first_line(error)}): "
+                            "begin another study, tune.study=NAME."
+                        ) from None
                     self._hold(trial.number, holding)
                     taken = trial.number, trial.params
             yield taken
@@ -100,7 +106,7 @@ class Study:
     def counts(self) -> tuple[int, int, int]:
         """Return how many trials there are, how many of them have a value, and how many ended without."""
         # One whose process was killed while it drew is none.
-        whole = [one for one in self._study.get_trials(deepcopy=False) if one.params.keys() == self._distributions.keys()]
+        whole = [one for one in self._study.get_trials(deepcopy=False) if self._is_drawn(one)]
         states = [one.state.name for one in whole]
         return len(whole), states.count("COMPLETE"), states.count("FAIL")
 
@@ -109,6 +115,8 @@ class Study:
         if not self.counts()[1]:
             return None
         trial = self._study.best_trial
+        if not self._is_drawn(trial):
+            raise ConfigError(f"Expected trials of this study's values in {self.file}, but trial {trial.number} has others.")
         return trial.number, trial.value, trial.params
 
     def _left_behind(self, passed_over: Collection[int], holding: contextlib.ExitStack) -> tuple[int, dict[str, Any]] | None:
@@ -117,13 +125,26 @@ class Study:
                 continue
             if trial.number not in [one.number for one in self._running()]:  # it was told meanwhile
                 continue
-            if trial.params.keys() == self._distributions.keys():
+            if self._is_drawn(trial):
                 return trial.number, dict(trial.params)
             self.tell(trial.number, None)
         return None
 
     def _running(self) -> list[Any]:
         return list(self._study.get_trials(deepcopy=False, states=(self._optuna.trial.TrialState.RUNNING,)))
+
+    def _is_drawn(self, trial: Any) -> bool:
+        """Tell whether a trial has a value of every dimension: they become overrides, and a journal may be somebody else's."""
+        if trial.params.keys() != self._distributions.keys():
+            return False
+        for key, of in self._distributions.items():
+            value = trial.params[key]
+            if hasattr(of, "choices"):
+                if value not in of.choices:
+                    return False
+            elif not (type(value) in (int, float) and of.low <= value <= of.high):
+                return False
+        return True
 
     def _hold(self, number: int, holding: contextlib.ExitStack) -> bool:
         """Hold a trial as long as the stack is open; return whether nobody else does."""

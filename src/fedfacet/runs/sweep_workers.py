@@ -17,7 +17,7 @@ from typing import Any, Literal
 
 from fedfacet.broken_pipe import reader_may_leave
 from fedfacet.errors import ConfigError
-from fedfacet.parallel.cores import num_cores
+from fedfacet.parallel.cores import check_processes, num_cores
 from fedfacet.runs.ending import leave
 from fedfacet.runs.screen import Screen
 
@@ -32,10 +32,12 @@ def num_workers(asked: Any, num_cells: int) -> int:
     """Return how many workers ``sweep.workers`` asks for; ``auto`` is one per core.
 
     Raises:
-        ConfigError: if it is smaller than 1.
+        ConfigError: if it is smaller than 1, or far larger than the number of cores.
     """
     if asked != "auto" and asked < 1:
         raise ConfigError(f"Expected `sweep.workers` to be auto, 1 or larger, but got {asked}: mend the value.")
+    if asked != "auto":
+        check_processes("sweep.workers", asked)
     return min(num_cores() if asked == "auto" else asked, num_cells)
 
 
