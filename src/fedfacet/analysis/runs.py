@@ -27,7 +27,7 @@ _ERROR = "heterogeneity_error"
 _WRITTEN: Keys = {
     **{key: lambda value: isinstance(value, str) for key in ("status", "partition_digest", "git_commit", "stopped")},
     **{key: lambda value: isinstance(value, dict) for key in ("final", "best", _ERROR)},
-    **{key: is_whole for key in ("rounds", "num_clients")},
+    **dict.fromkeys(("rounds", "num_clients"), is_whole),
     "participation_counts": lambda value: isinstance(value, list) and all(map(is_whole, value)),
     "hardware": lambda value: isinstance(value, dict | str),
 }

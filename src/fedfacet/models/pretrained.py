@@ -8,7 +8,6 @@ import torch
 from torch import Tensor, nn
 
 from fedfacet.errors import FedFacetError
-from fedfacet.storage.run_files import check, listed
 
 
 def load_weights(model: nn.Module, weights: str, *, imagenet: Any, renamed: Mapping[str, str], network: str) -> None:
@@ -78,8 +77,6 @@ def _from_file(path: Path) -> object:
         raise FedFacetError(
             f"Expected `model.weights` to be 'none', 'imagenet' or a file, but {str(path)!r} is none of them: check the path."
         )
-    if listed(path):  # a run has written it
-        check(path)
     try:
         if path.suffix == ".safetensors":
             from safetensors.torch import load_file

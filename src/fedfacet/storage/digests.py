@@ -46,8 +46,8 @@ def listed(file: Path) -> str | None:
         return None
     except (OSError, ValueError) as error:
         raise CheckpointError(
-            f"Expected {folder / LIST} to list the sha256 of the run's files, but it cannot be read ({error}): bring it back, or "
-            "remove it, and the files are read unverified."
+            f"Expected {folder / LIST} to list the sha256 of the run's files, but it cannot be read ({error}): bring it back, "
+            "or remove it, and the files are read unverified."
         ) from None
 
 

@@ -36,4 +36,4 @@ def bytes_of(file: Path, most: int) -> bytes:
     with opened_regular(file) as source:
         if os.fstat(source.fileno()).st_size > most:
             raise ValueError(f"it is larger than {most:,} bytes")
-        return source.read(most + 1)
+        return source.read()

@@ -1,6 +1,8 @@
 """What a run or a site has written read back: held to its digest and to its form, or refused in a sentence that names it."""
 
 import csv
+import functools
+import hashlib
 import io
 import json
 import logging
@@ -10,7 +12,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from fedfacet.errors import CheckpointError, FedFacetError, first_line
-from fedfacet.storage.digests import EMPTY, INSIDE, LIST, digest_of, digest_of_bytes, listed, without_list
+from fedfacet.storage.digests import LIST, listed
 from fedfacet.storage.regular_file import bytes_of
 
 log = logging.getLogger(__name__)
@@ -22,17 +24,12 @@ Keys = Mapping[str, Callable[[Any], bool]]
 MOST_BYTES = 1 << 28
 """The table of 100,000 rounds has some 200 MB."""
 
-_TRIES = 20
-_DAMAGED = f"it does not hold what was written, as its sha256 in {LIST} shows"
-
 
 def read(file: Path, parse: Callable[[bytes], Value], most: int = MOST_BYTES) -> Value:
     """Return what a file holds.
 
-    A run may write to it meanwhile. A row that a killed run has not written to its end is left out.
-
     Args:
-        file: of a run folder, of an audit's or of a site's.
+        file: of a run folder, of an audit's or of a site's; a run may write to it meanwhile.
         parse: makes the value of the content. It runs before the digest counts, since a ValueError of its own says more.
         most: how many bytes the file may have.
 
@@ -49,35 +46,26 @@ def read(file: Path, parse: Callable[[bytes], Value], most: int = MOST_BYTES) ->
     else:
         if fault is None:
             return value
-    raise _refused(file, fault) from None
-
-
-def check(file: Path) -> None:
-    """Refuse a file that is not as it was written, and that is too large to be read twice.
-
-    Raises:
-        CheckpointError: as ``read``.
-    """
-    try:
-        _check_folder(file)
-        there, may_hold = digest_of(file), listed(file)
-    except OSError as error:
-        raise _refused(file, _told(error)) from None
-    if may_hold and there not in may_hold:
-        raise _refused(file, _DAMAGED)
+    raise CheckpointError(
+        f"Expected {file} to be as it was written, but {fault}: bring it back, or leave that folder out."
+    ) from None
 
 
 def is_there(file: Path) -> bool:
-    """Tell whether there is something to read, or ought to be: what a list has and nobody finds is for ``read`` to refuse."""
-    return os.path.lexists(file) or not (EMPTY in (may_hold := listed(file)) or not may_hold)
+    """Tell whether there is something to read, or ought to be: ``read`` refuses what a list has and nobody finds."""
+    return os.path.lexists(file) or listed(file) is not None
 
 
 def say_unverified(folders: Iterable[Path]) -> None:
-    """Log a line where some folders have no list of digests, as older versions wrote none."""
+    """Log a line where folders have no list of digests."""
     folders = list(folders)
-    if without := without_list(folders):
-        named = str(without[0]) if len(folders) == 1 else f"{len(without)} of {len(folders)} folders, {without[0]} for example,"
-        log.warning("No %s in %s: an older version wrote it, and damage to its files need not show.", LIST, named)
+    if without := [folder for folder in folders if not os.path.lexists(folder / LIST)]:
+        which = str(without[0]) if len(folders) == 1 else f"{len(without)} of {len(folders)} runs, {without[0]} for example,"
+        log.warning(
+            "No %s in %s: the run still works or was killed, or an older version wrote it. Damage to its files need not show.",
+            LIST,
+            which,
+        )
 
 
 def json_of(file: Path, keys: Keys | None = None, most: int = MOST_BYTES) -> Any:
@@ -96,9 +84,22 @@ def json_of(file: Path, keys: Keys | None = None, most: int = MOST_BYTES) -> Any
         value = json.loads(content.decode())
         if keys is not None:
             check_keys(value, keys)
+        if isinstance(value, dict) and isinstance(sha256 := value.get("sha256"), str):
+            del value["sha256"]
+            if _sha256(value) != sha256:
+                raise ValueError("it is damaged, as its sha256 shows")
         return value
 
     return read(file, parse, most)
+
+
+def sealed_json(table: Mapping[str, Any]) -> str:
+    """Return a table as JSON with its sha256, to which ``json_of`` holds it."""
+    return json.dumps({**table, "sha256": _sha256(table)}, indent=2) + "\n"
+
+
+def _sha256(table: Mapping[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(table, sort_keys=True).encode()).hexdigest()
 
 
 def json_lines_of(file: Path, keys: Keys) -> list[dict[str, Any]]:
@@ -193,11 +194,15 @@ def measured(column: str, text: str) -> Any:
 
 
 def each_row_of(file: Path) -> Iterator[dict[str, str]]:
-    """Yield the rows of a csv file one by one, of which there may be millions; see ``rows_of``."""
+    """Yield the rows of a csv file one by one, of which there may be millions, unlike ``rows_of``.
+
+    Raises:
+        CheckpointError: as ``read``.
+    """
     try:
         yield from _rows(read(file, bytes))
     except (ValueError, csv.Error) as error:
-        raise _refused(file, _told(error)) from None
+        raise CheckpointError(f"Expected {file} to be a table of the run, but {_told(error)}: bring it back.") from None
 
 
 def _rows(content: bytes) -> Iterator[dict[str, str]]:
@@ -213,30 +218,42 @@ def _held(file: Path, most: int) -> tuple[bytes, str | None]:
     Raises:
         OSError, ValueError: if it cannot be read.
     """
-    _check_folder(file)
-    may_hold = listed(file)
-    for _ in range(_TRIES):
-        content = bytes_of(file, max([most, *(one.size for one in may_hold)]))
-        now = listed(file)
-        if not now or digest_of_bytes(content) in (*may_hold, *now):
+    while True:
+        sha256 = listed(file)
+        content = bytes_of(file, most)
+        if sha256 is None:
+            return _of_a_run_under_way(file, content)
+        if hashlib.sha256(content).hexdigest() == sha256:
             return content, None
-        # A process that is killed leaves half a row, and one that goes on has added some since the list was read.
-        for one in sorted({*may_hold, *now}, reverse=True):
-            if one.size < len(content) < max(now).size and digest_of_bytes(content[: one.size]) == one:
-                return content[: one.size], None
-        if now == may_hold:
-            return content, _DAMAGED
-        may_hold = now
-    return content, "it changes all the time"
+        if listed(file) == sha256:  # or a run has gone on meanwhile
+            return content, f"it is damaged, as its sha256 in {LIST} shows"
 
 
-def _check_folder(file: Path) -> None:
-    if file.parent.name == INSIDE and file.parent.is_symlink():
-        raise OSError("its folder is a link")
+def _of_a_run_under_way(file: Path, content: bytes) -> tuple[bytes, str | None]:
+    """Hold a table to the rows that the last checkpoint knows; a row that has no end is left out."""
+    last = file.parent / "checkpoints" / "last.ckpt"
+    if file.suffix != ".csv" or not last.is_file():
+        return content, None
+    told = last.stat()
+    if not (record := _records(last, (told.st_mtime_ns, told.st_size, told.st_ino)).get(file.name)):
+        return content, None
+    if hashlib.sha256(content[: record["bytes"]]).hexdigest() != record["sha256"]:
+        return content, f"it does not begin with the {record['rows']} rows that {last} tells of"
+    return content[: content.rfind(b"\n") + 1], None
 
 
-def _refused(file: Path, fault: str) -> CheckpointError:
-    return CheckpointError(f"Expected {file} to be as it was written, but {fault}: bring it back, or leave its folder out.")
+@functools.lru_cache(maxsize=64)
+def _records(last: Path, written: tuple[int, int, int]) -> Mapping[str, Any]:
+    """Return file -> the record of a table that a checkpoint keeps; nothing of one that cannot be read."""
+    from fedfacet.storage import checkpoint  # torch loads here
+
+    try:
+        callbacks = checkpoint.verified(last)[0]["callbacks"]
+    except CheckpointError as error:
+        log.warning("%s; the tables beside it are read unverified.", error)
+        return {}
+    kept = [one for held in callbacks.values() for one in held.items()]
+    return {name: one for name, one in kept if isinstance(one, dict) and one.keys() == {"rows", "bytes", "sha256"}}
 
 
 def _told(error: Exception) -> str:

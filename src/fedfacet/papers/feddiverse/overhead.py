@@ -178,7 +178,9 @@ def _rounds_of(run: Run) -> list[dict[str, float]]:
             "selected": float(len(row["cohort"])),
             "arrived": row["num_arrived"],
             # Without a column for the wait for answers, the selector's own time is not known.
-            "milliseconds": 1000 * timing["seconds/select"] if not math.isnan(timing.get("seconds/ask", math.nan)) else math.nan,
+            "milliseconds": 1000 * timing["seconds/select"]
+            if not math.isnan(timing.get("seconds/ask", math.nan))
+            else math.nan,
             **{name: row[f"comm/{name}"] for name in _LEDGER},
         }
         for row in _table(run.path / "metrics.csv", "round", "cohort", "num_arrived", *(f"comm/{name}" for name in _LEDGER))
