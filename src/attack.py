@@ -1,8 +1,7 @@
 """Attack finished runs: ``python src/attack.py run=DIR [attack=[NAME,...]] [key=value] ...``; see ``--help``."""
 
-import sys
-
 from fedfacet.commands.attack import main
+from fedfacet.entry import enter
 
 if __name__ == "__main__":
-    sys.exit(main())
+    enter(main)

@@ -1,8 +1,7 @@
 """A site of a federation: ``python src/client.py check|verify|pilot KEY=VALUE ...``; see ``--help``."""
 
-import sys
-
 from fedfacet.commands.client import main
+from fedfacet.entry import enter
 
 if __name__ == "__main__":
-    sys.exit(main())
+    enter(main, tells=False)

@@ -1,8 +1,7 @@
 """Run folders in, a table out: ``python src/report.py RUNS... --rows selector --columns experiment``, or a paper's layout."""
 
-import sys
-
 from fedfacet.commands.report import main
+from fedfacet.entry import enter
 
 if __name__ == "__main__":
-    sys.exit(main())
+    enter(main)

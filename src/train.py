@@ -1,8 +1,10 @@
 """Train a federation: ``python src/train.py [group=option] [key=value] ...``; the README shows how."""
 
+from functools import partial
 from typing import TYPE_CHECKING
 
-from fedfacet.waiting import waiting
+from fedfacet.__main__ import run_jobs
+from fedfacet.entry import enter
 
 if TYPE_CHECKING:
     from fedfacet.runs.job import Job
@@ -17,6 +19,4 @@ def train(job: "Job") -> None:
 
 
 if __name__ == "__main__":
-    with waiting("fedfacet starts"):  # before Hydra loads
-        from fedfacet.runs.command import run_command
-    run_command(train)
+    enter(partial(run_jobs, train), tells=False)

@@ -1,8 +1,7 @@
 """Search for settings: ``python src/tune.py KEY=interval(A,B) GROUP=choice(A,B) [key=value] ...``; see ``--help``."""
 
-import sys
-
 from fedfacet.commands.tune import main
+from fedfacet.entry import enter
 
 if __name__ == "__main__":
-    sys.exit(main())
+    enter(main, tells=False)

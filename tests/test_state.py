@@ -231,3 +231,37 @@ def test_digest_tells_zero_from_minus_zero():
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.int64, torch.uint8, torch.bool])
 def test_digest_of_every_dtype(dtype):
     assert state.digest({"w": torch.tensor([1, 0]).to(dtype)}) != state.digest({"w": torch.tensor([0, 1]).to(dtype)})
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.int64, torch.bool])
+@pytest.mark.parametrize("weight", [1e-300, 0.1, 1.0, 3000.0, 2.0**53])
+@pytest.mark.parametrize("number", [2, 3, 7, 100])
+def test_the_mean_of_equal_bundles_is_that_bundle(dtype, weight, number):
+    bundle = {"w": torch.tensor([30.0, -0.1, 60000.0, 0.0]).to(dtype), "scalar": torch.tensor(1 / 3).to(dtype)}
+    assert state.digest(state.weighted_mean([(bundle, weight)] * number)) == state.digest(bundle)
+    assert state.digest(state.weighted_mean((bundle, weight * one) for one in range(1, number))) == state.digest(bundle)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_means_of_short_floats_neither_overflow_nor_lose_digits(dtype):
+    draw = torch.Generator().manual_seed(0)
+    bundles = [({"w": (300 * torch.rand(50, generator=draw)).to(dtype)}, 7000.0 + one) for one in range(40)]
+    total = sum(weight for _, weight in bundles)
+    exact = sum(bundle["w"].double() * weight for bundle, weight in bundles) / total
+    whole = {"w": torch.ones(50)}
+    by_entry = state.weighted_mean((bundle, (weight, whole)) for bundle, weight in bundles)
+    combined = state.combination([bundle for bundle, _ in bundles], [weight / total for _, weight in bundles])
+    for mean in (state.weighted_mean(bundles), by_entry, combined):
+        assert torch.equal(mean["w"], exact.to(dtype))
+
+
+@pytest.mark.parametrize("equal", [1, 2, 3])
+def test_means_of_single_precision_are_added_up_in_the_order_given(equal):
+    """Bundles that are all the same at first are added up as any others once one differs."""
+    draw = torch.Generator().manual_seed(0)
+    first, other = ({"w": torch.randn(50, generator=draw)} for _ in range(2))
+    bundles = [(bundle, 3.7 * (1 + position)) for position, bundle in enumerate([first] * equal + [other, first])]
+    total = bundles[0][0]["w"] * bundles[0][1]
+    for bundle, weight in bundles[1:]:
+        total = total.add(bundle["w"], alpha=weight)
+    assert torch.equal(state.weighted_mean(bundles)["w"], total / sum(weight for _, weight in bundles))

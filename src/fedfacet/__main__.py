@@ -2,10 +2,16 @@
 
 import importlib
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import TYPE_CHECKING
 
 from fedfacet import __version__
+from fedfacet.entry import enter, tell_error
 from fedfacet.waiting import waiting
+
+if TYPE_CHECKING:
+    from fedfacet.runs.job import Job
 
 USAGE = """usage: fedfacet train|tune|describe|report|attack|serve|client ARGS
 
@@ -25,12 +31,14 @@ own lie in a folder that "hydra.searchpath=[file:///FOLDER]" names, FOLDER/selec
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one of the commands; return the exit status.
+    """Run one of the commands; return the exit status, with which the process exits if its own arguments are run.
 
     Args:
         argv: the command and its arguments; those of the process by default.
     """
-    argv = sys.argv[1:] if argv is None else list(argv)
+    if argv is None:
+        argv = sys.argv[1:]
+        enter(partial(main, argv), tells=argv[:1] not in (["train"], ["tune"], ["serve"], ["client"]))
     command, arguments = (argv[0], argv[1:]) if argv else ("--help", [])
     if command in ("-h", "--help"):
         from fedfacet.analysis.terminal import print_usage
@@ -41,23 +49,30 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"fedfacet {__version__}")
         return 0
     if command == "train":
-        with waiting("fedfacet starts"):  # before Hydra loads
-            from fedfacet.runs.command import run_command
-            from fedfacet.runs.run import fit
-
         sys.argv = [sys.argv[0], *arguments]  # which Hydra reads itself
-        run_command(fit)
+        run_jobs()
         return 0
     if command in ("tune", "describe", "report", "attack", "serve", "client"):
         sys.argv[0] = f"fedfacet {command}"  # as which it names itself
         status: int = importlib.import_module(f"fedfacet.commands.{command}").main(arguments)
         return status
-    print(
-        "error: Expected one of the commands train, tune, describe, report, attack, serve and client, but got "
-        f"{command!r}: see --help.",
-        file=sys.stderr,
+    tell_error(
+        "Expected one of the commands train, tune, describe, report, attack, serve and client, but got "
+        f"{command!r}: see --help."
     )
     return 2
+
+
+def run_jobs(train: "Callable[[Job], None] | None" = None) -> None:
+    """Have ``train``, or ``fedfacet.train``'s own way, run all jobs of the process's command line."""
+    with waiting("fedfacet starts"):  # before Hydra loads
+        from fedfacet.runs.command import run_command
+
+        if train is None:
+            from fedfacet.runs.run import fit
+
+            train = fit
+    run_command(train)
 
 
 if __name__ == "__main__":

@@ -1,16 +1,24 @@
 """Questions to clients in a round: checked, put, counted and remembered."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from fedfacet.accounting import Accounting
+from fedfacet.answer_form import ANYTHING, is_count, is_finite, plain, shown
 from fedfacet.clock import Asked
 from fedfacet.engines.base import Engine
-from fedfacet.errors import SelectionError
+from fedfacet.errors import FedFacetError, SelectionError
 from fedfacet.privacy.disclosure import DisclosurePolicy
-from fedfacet.types import ClientTask, Disclosed, Ledger, Query
-from fedfacet.updates import is_finite_report
+from fedfacet.types import Answer, ClientTask, Disclosed, Ledger, Query
+
+
+class ClientsAway(FedFacetError):
+    """Some clients have not answered a question, or not as they must; the round begins anew without them."""
+
+    def __init__(self, client_ids: Iterable[int]) -> None:
+        self.client_ids = frozenset(client_ids)
+        super().__init__(f"clients {sorted(self.client_ids)} gave no answer that counts")
 
 
 @dataclass(slots=True, kw_only=True)
@@ -21,6 +29,8 @@ class Asking:
         round: its number.
         available: the clients that may be asked.
         engine: has the clients answer.
+        sizes: of the data set, by the letters that forms of answers have.
+        refuse: called with a query and what is wrong with clients' answers to it; raises ``ClientsAway``, or another error.
         order: client -> its order to train in this round, which it answers on.
         heard: called after each answer with its position, of how many, and to what.
         lap: books the time since it was called last, to a phase.
@@ -39,6 +49,8 @@ class Asking:
     round: int
     available: Sequence[int]
     engine: Engine
+    sizes: Mapping[str, int]
+    refuse: Callable[[int, Query, Mapping[int, str]], None]
     order: Callable[[int], ClientTask]
     heard: Callable[[int, int, str], None]
     lap: Callable[[str], None]
@@ -57,6 +69,8 @@ class Asking:
         """Put a query to clients, and return their answers; this is ``SelectionContext.ask``.
 
         Raises:
+            BadUpdateError: if an answer does not count, and ``federation.on_bad_update`` is ``raise``.
+            ClientsAway: if an answer does not count, or did not come.
             DisclosureError: if the query's answers may not leave a client.
             SelectionError: if a client is not available.
         """
@@ -71,10 +85,16 @@ class Asking:
                 "mend its `select`."
             )
         tasks = (self.order(client_id) for client_id in client_ids)  # of a million clients none is kept
-        answers = {}
+        came, faults = {}, {}
         for position, (client_id, answer) in enumerate(zip(client_ids, self.engine.ask(query, tasks), strict=True), 1):
             self.heard(position, len(client_ids), f"query {query.name}")
-            answers[client_id] = answer.value
+            came[client_id] = answer = answer._replace(value=plain(answer.value))
+            if (fault := self._misfit(query, client_id, answer)) is not None:
+                faults[client_id] = fault
+        if faults:
+            self.refuse(self.round, query, faults)
+        answers = {client_id: answer.value for client_id, answer in came.items()}
+        for client_id, answer in came.items():
             begins = getattr(query, "starts_training", False)
             known = self.asked.get(client_id, Asked())
             samples = known.samples + (0 if begins else answer.samples)
@@ -96,10 +116,20 @@ class Asking:
         self.lap("ask")
         return answers
 
+    def _misfit(self, query: Query, client_id: int, answer: Answer) -> str | None:
+        """Say what of an answer is not as the query declares it; ``None`` for nothing."""
+        fault = getattr(query, "form", ANYTHING).misfit(answer.value, self.sizes, self.engine.most_samples(client_id))
+        if fault is not None:
+            return f"its {query.name} is {fault}"
+        if not (is_count(answer.floats_up) and is_count(answer.samples)):
+            return f"its {query.name} cost {shown(answer[1:])}, which are no whole numbers, 0 or larger"
+        return None
+
     def report(self, query: Query, client_ids: Sequence[int]) -> Mapping[int, Any]:
         """Put the aggregator's question to those clients who have not answered it yet, and return the answers that hold.
 
-        An answer that needed a model holds for its round; any other for the run, also those of clients not named here.
+        An answer that needed a model holds for its round; any other for the run, also those of clients not named here. One that
+        is not finite does not count, whatever the query allows; ``ask`` tells what follows.
         """
         ever = self.disclosures.get(query.name, {}) if not query.needs_model else {}
         answered = self.answers.get(query.name, {})
@@ -107,8 +137,6 @@ class Asking:
         if unasked:
             self.ask(query, unasked)
         answers = self.disclosures.get(query.name, {})
-        return {
-            k: answer
-            for k, answer in answers.items()
-            if is_finite_report(answer) and (k in client_ids or not query.needs_model)
-        }
+        if faults := {k: f"its {query.name} is {shown(answers[k])}" for k in client_ids if not is_finite(answers[k])}:
+            self.refuse(self.round, query, faults)
+        return {k: answer for k, answer in answers.items() if k in client_ids or (not query.needs_model and is_finite(answer))}

@@ -19,7 +19,7 @@ from fedfacet.callbacks.evaluate import Evaluate
 from fedfacet.capacities.base import Capacity
 from fedfacet.clients.hooks import check_objective, tell_of_an_earlier_life
 from fedfacet.clients.local_training import LocalTraining
-from fedfacet.clients.network_trial import check_network
+from fedfacet.clients.network_trial import check_network, check_weights
 from fedfacet.clients.program import Clients
 from fedfacet.clock import Clock
 from fedfacet.compatibility import (
@@ -36,6 +36,7 @@ from fedfacet.compatibility import (
     questions,
 )
 from fedfacet.data.federated import FederatedData
+from fedfacet.derived import other_names
 from fedfacet.devices.base import Devices
 from fedfacet.devices.schedule import Work
 from fedfacet.engines.base import Engine
@@ -134,6 +135,7 @@ def federate(
         if part is not None and not isinstance(part, kind):
             came = f"the class {part.__name__}" if isinstance(part, type) else repr(part)
             raise TypeError(f"Expected `{name}` to be a {kind.__name__}, but got {came}: give an object of such a class.")
+    check_weights(model)
     tell_of_an_earlier_life(model)
     engine = engine if engine is not None else SequentialEngine()
     optimizer = optimizer if optimizer is not None else partial(torch.optim.SGD, lr=0.01)
@@ -240,7 +242,7 @@ def assemble(
     }
     names = {group: type(part).__name__ for group, part in chosen.items()} | dict(choices or {})
     check_objective(clients.objective)
-    check_network(clients)
+    check_network(clients, aggregator.buffers)
     check_pairs(chosen, names)
     if parts is not None:
         check_takes_parts(clients, aggregator, selector, names)
@@ -308,7 +310,7 @@ def clock_of(devices: Devices, clients: Clients, aggregator: Aggregator, cohort_
             Work(n, local.batch_size, local.amount if local.unit == "steps" else local.amount * math.ceil(n / local.batch_size))
             for n in map(len, clients.partition.indices)
         ],
-        floats_down=state.num_floats(facts.model),
+        floats_down=state.num_floats({name: facts.model[name] for name in facts.model.keys() - other_names(facts.derived)}),
         floats_up=state.num_floats(sent) + extras,
         cohort_size=cohort_size,
         profiles=profiles,

@@ -20,15 +20,16 @@ from fedfacet import __version__, rng, state
 from fedfacet.adapters.base import Adapter
 from fedfacet.assembly import assemble, check_optimizer, device_of, parts_of, smaller_models, usual_memory_format
 from fedfacet.clients.hooks import federated_module
+from fedfacet.clients.network_trial import check_weights
 from fedfacet.clients.program import Clients
 from fedfacet.config import SETTLED, carried_over, check_saved, make, plain, without_downloads
+from fedfacet.cores import num_cores
 from fedfacet.data.federated import FederatedData, deal
 from fedfacet.engines.auto import AutoEngine
 from fedfacet.engines.base import Engine
 from fedfacet.errors import ConfigError
 from fedfacet.federation import Federation
 from fedfacet.models.checks import check_inputs, check_size, check_trained
-from fedfacet.parallel.cores import num_cores
 from fedfacet.privacy.base import Privacy
 from fedfacet.privacy.central import CentralDP
 from fedfacet.privacy.disclosure import DisclosurePolicy
@@ -239,6 +240,7 @@ def _clients(config: DictConfig, data: FederatedData, privacy: Privacy | None) -
     check_size(make_model, name)
     with rng.forked(config.seed, "weights"):
         model = make_model()
+    check_weights(model)
     check_inputs(model, dataset.batch(dataset.test[:1]).x, name)
     if adapter is not None:
         with rng.forked(config.seed, "adapter"):

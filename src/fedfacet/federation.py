@@ -8,7 +8,6 @@ Rounds are counted from 1. The file is a long one, so that a round and the state
 import contextlib
 import itertools
 import logging
-import reprlib
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
@@ -22,9 +21,10 @@ from fedfacet.accounting import Accounting, check_room
 from fedfacet.aggregators.base import Aggregator
 from fedfacet.aggregators.fedavg import FedAvg
 from fedfacet.arguments import check_choice, check_whole
-from fedfacet.asking import Asking
+from fedfacet.asking import Asking, ClientsAway
 from fedfacet.callbacks.base import Callback, Measurement, measured_by, merged
 from fedfacet.clock import Clock, Plan
+from fedfacet.derived import derive, other_names
 from fedfacet.engines.base import Engine
 from fedfacet.errors import BadUpdateError, Interrupted, SelectionError
 from fedfacet.flights import Flights
@@ -52,7 +52,7 @@ from fedfacet.types import (
     ServerData,
     State,
 )
-from fedfacet.updates import checked, is_finite_report
+from fedfacet.updates import checked
 
 log = logging.getLogger(__name__)
 
@@ -143,6 +143,7 @@ class Federation:
         self.termination = termination
         self.flights = flights
         self.extras = aggregator.extras(facts)
+        self._other_names = other_names(facts.derived)
         self._question = aggregator.report() if aggregator.report is not None else None
         self._judges = aggregator.judges is not None and aggregator.judges() is not None
         self._selector_judges = selector.judges() if selector.judges is not None else None
@@ -155,6 +156,7 @@ class Federation:
         # Whoever knows who was drawn knows more than an epsilon of sampled clients allows for.
         self._selection_seed = privacy.seed(seed) if privacy is not None else seed
         self._stop_signal: int | None = None
+        self.away: frozenset[int] = frozenset()  # in this round, as their answers do not count
         self._partition_digest = partition_digest
         self.state = self._first_state()
         if accounting is not None:
@@ -226,48 +228,8 @@ class Federation:
         before, round, notes = self.state, self.state.round + 1, _Notes(time.perf_counter())
         with contextlib.ExitStack() as failing:
             failing.callback(self._take_back, before)
-            # 1. Who is able to take part?
-            available, places, log_weights = self._everybody, self.cohort_size, None
-            if self.participation is not None or self.clock is not None or self.accounting is not None:
-                available, places, log_weights = self._able(before)
-
-            # 2. Who does? What the selector asks of clients on its way is counted and remembered.
-            asking = Asking(
-                round=round,
-                available=available,
-                engine=self.engine,
-                order=lambda client_id: self._task(client_id, before),
-                heard=partial(self._heard, round),
-                lap=notes.lap,
-                disclosures=dict(before.disclosures),
-                asker=type(self.selector).__name__,
-                disclosure=self.disclosure,
-                accounting=self.accounting,
-            )
-            context = SelectionContext(
-                round=round,
-                num_clients=self.num_clients,
-                cohort_size=self.cohort_size,
-                places=places,
-                available=available,
-                disclosed=asking.disclosures,
-                rng=rng.stream(self._selection_seed, "selection", round),
-                ask=asking.ask,
-                log_weights=log_weights,
-            )
-            cohort = self._checked(self.selector.select(before.selector, context), context) if available else []
-            if alone := asking.received_model - set(cohort):
-                self._count_models(asking, before, alone)
-            notes.lap("select")
-
-            # 3. Who will answer, and what does the aggregator want to know of them beforehand?
-            finished, plan = dict.fromkeys(cohort, 1.0), None
-            if self.participation is not None or self.clock is not None:
-                finished, plan = self._outcomes(before, cohort)
-            reports: Mapping[int, Any] = {}
-            if self._question is not None and round > self._fedavg_rounds:
-                trains = [client_id for client_id, part in finished.items() if part > 0]
-                reports = asking.report(self._question, available if self.aggregator.asks_everybody else trains)
+            # 1.-3. Who takes part, and what do they answer? All of it anew without those whose answers do not count.
+            asking, cohort, finished, plan, reports = self._drawn(before, round, notes)
             told = before
             if self.aggregator.prepare is not None and cohort:
                 told = replace(before, aggregator=self.aggregator.prepare(before.aggregator, reports))
@@ -304,10 +266,7 @@ class Federation:
                 # Popped, so that nothing here holds the first update while the others come.
                 server, model = fold(told.aggregator, model, itertools.chain((first.pop() for _ in range(1)), updates))
             elif notes.num_dropped > 1 or (notes.num_dropped and not before.participation_counts.any()):
-                raise BadUpdateError(
-                    f"Expected a valid update in round {round}, but all {notes.num_dropped} were dropped: lower the learning "
-                    "rate, or see in the log what is wrong with them."
-                )
+                self._nothing_left(f"a valid update in round {round}, but all {notes.num_dropped} were dropped")
             elif self.aggregator.goes_on and fold is self._fold:  # else no update leaves model and aggregator as they were
                 server, model = fold(told.aggregator, model, ())
             if not state.all_finite(model):
@@ -315,6 +274,7 @@ class Federation:
                     f"Expected a finite model after round {round}, but {type(self.aggregator).__name__} made NaN or infinity "
                     "of finite updates: lower the learning rate, of the clients or of the aggregator."
                 )
+            model = derive(model, self.facts.derived) if self.facts.derived else model
             notes.lap("train")
 
             # 8. Those who asked for the updates see them, before they are freed.
@@ -372,6 +332,59 @@ class Federation:
                 callback.on_state_complete(self)
             failing.pop_all()
             return result
+
+    def _drawn(self, before: FederationState, round: int, notes: "_Notes") -> Any:
+        """Return what was asked, the cohort, how the round will end for each of it, and what it reports."""
+        self.away = frozenset()
+        while True:
+            try:
+                # 1. Who is able to take part?
+                available, places, log_weights = self._everybody, self.cohort_size, None
+                if self.participation is not None or self.clock is not None or self.accounting is not None or self.away:
+                    available, places, log_weights = self._able(before)
+
+                # 2. Who does? What the selector asks of clients on its way is counted and remembered.
+                asking = Asking(
+                    round=round,
+                    available=available,
+                    engine=self.engine,
+                    sizes={"Y": self.facts.num_classes, "A": self.facts.num_attributes},
+                    refuse=self._refuse_answers,
+                    order=lambda client_id: self._task(client_id, before),
+                    heard=partial(self._heard, round),
+                    lap=notes.lap,
+                    disclosures=dict(before.disclosures),
+                    asker=type(self.selector).__name__,
+                    disclosure=self.disclosure,
+                    accounting=self.accounting,
+                )
+                context = SelectionContext(
+                    round=round,
+                    num_clients=self.num_clients,
+                    cohort_size=self.cohort_size,
+                    places=places,
+                    available=available,
+                    disclosed=asking.disclosures,
+                    rng=rng.stream(self._selection_seed, "selection", round),
+                    ask=asking.ask,
+                    log_weights=log_weights,
+                )
+                cohort = self._checked(self.selector.select(before.selector, context), context) if available else []
+                if alone := asking.received_model - set(cohort):
+                    self._count_models(asking, before, alone)
+                notes.lap("select")
+
+                # 3. Who will answer, and what does the aggregator want to know of them beforehand?
+                finished, plan = dict.fromkeys(cohort, 1.0), None
+                if self.participation is not None or self.clock is not None:
+                    finished, plan = self._outcomes(before, cohort)
+                reports: Mapping[int, Any] = {}
+                if self._question is not None and round > self._fedavg_rounds:
+                    trains = [client_id for client_id, part in finished.items() if part > 0]
+                    reports = asking.report(self._question, available if self.aggregator.asks_everybody else trains)
+                return asking, cohort, finished, plan, reports
+            except ClientsAway as fault:
+                self.away |= fault.client_ids
 
     def _timed(self, before: FederationState, plan: Plan, tasks: Sequence[ClientTask], asking: Asking) -> dict[str, float]:
         """Let the time of a round pass on the clients' devices, and return how long it was and how late its updates came."""
@@ -461,8 +474,37 @@ class Federation:
         return measured_by(part, self, round)
 
     def _answers(self, asking: Asking, question: Query) -> Mapping[int, Any]:
-        """Return what those who are available answer to a measurement's question."""
-        return asking.ask(question, asking.available)
+        """Return what those who are available answer to a measurement's question; answers that do not count are left out."""
+        clients = asking.available
+        while True:
+            try:
+                return asking.ask(question, clients)
+            except ClientsAway as fault:
+                clients = [client for client in clients if client not in fault.client_ids]
+
+    def _refuse_answers(self, round: int, query: Query, faults: Mapping[int, str]) -> None:
+        """Have the clients away in the round whose answers do not count, or end the run, as ``on_bad_update`` says.
+
+        Raises:
+            BadUpdateError: naming the first client.
+            ClientsAway: with all of them.
+        """
+        for client_id, fault in faults.items():
+            self._refuse(f"an answer to the query {query.name} that counts", client_id, round, fault, "the client is away")
+        raise ClientsAway(faults)
+
+    def _refuse(self, what: str, client_id: int, round: int, fault: str, follows: str = "the update is dropped") -> None:
+        """Raise for what a client has sent, or log what follows, as ``on_bad_update`` says."""
+        message = f"Expected {what} from client {client_id} in round {round}, but {fault}"
+        if self.on_bad_update == "raise":
+            raise BadUpdateError(
+                f"{message}: lower the learning rate, or leave such clients out by federation.on_bad_update=drop, which a "
+                "resume takes too."
+            )
+        log.warning("%s; %s.", message, follows)
+
+    def _nothing_left(self, expected: str) -> None:
+        raise BadUpdateError(f"Expected {expected}: lower the learning rate, or see in the log what is wrong with them.")
 
     def _count_models(self, asking: Asking, state: FederationState, client_ids: Iterable[int]) -> None:
         """Count the models that clients were sent to answer on alone."""
@@ -499,9 +541,9 @@ class Federation:
         return ClientTask(client_id, round, self.seed, self.sent(state, client_id), memory, 1.0, self.lr_factor(round))
 
     def _num_floats_sent(self, broadcast: Broadcast, client_id: int) -> int:
-        """Count a broadcast; personal tensors cross once, before a client has any of its own."""
-        known = self.facts.personal if self.state.participation_counts[client_id] else ()
-        own = {name: broadcast.model[name] for name in known}
+        """Count a broadcast; tied tensors cross once, and personal ones before a client has any of its own."""
+        known = self.facts.personal if self.state.participation_counts[client_id] else frozenset()
+        own = {name: broadcast.model[name] for name in known | self._other_names}
         return state.num_floats(broadcast.model) + state.num_floats(broadcast.extras) - state.num_floats(own)
 
     def _able(self, before: FederationState) -> tuple[Sequence[int], int, Any]:
@@ -514,6 +556,9 @@ class Federation:
                 log_weights = log_weights_of(self.participation, self.num_clients, draw)
         if self.accounting is not None:
             available = self.accounting.admitted(before, available)
+        available = [client_id for client_id in available if client_id not in self.away] if self.away else available
+        if self.away and not available:
+            self._nothing_left(f"an answer that counts in round {round}, but {len(self.away)} clients are away without one")
         places = min(self.cohort_size, len(available))
         if self.clock is not None:
             available = self.clock.available(before.devices, available)
@@ -573,18 +618,9 @@ class Federation:
             fault, num_floats = self._verified(update, task, self.facts, self.extras, seen)
             asking.ledger.floats_up += num_floats
             if fault is None and self._question is not None:
-                report = asking.disclosures.get(self._question.name, {}).get(task.client_id)
-                update = replace(update, report=report)
-                fault = None if is_finite_report(report) else f"its {self._question.name} is {reprlib.repr(report)}"
+                update = replace(update, report=asking.disclosures.get(self._question.name, {}).get(task.client_id))
             if fault is not None:
-                sender = f"client {task.client_id} in round {self.state.round + 1}"
-                message = f"Expected a finite update of the model's shapes from {sender}, but {fault}"
-                if self.on_bad_update == "raise":
-                    raise BadUpdateError(
-                        f"{message}: lower the learning rate, or leave such updates out by federation.on_bad_update=drop, "
-                        "which a resume takes too."
-                    )
-                log.warning("%s; the update is dropped.", message)
+                self._refuse("a finite update of the model's shapes", task.client_id, self.state.round + 1, fault)
                 notes.num_dropped += 1
                 continue
             if self.flights is not None:

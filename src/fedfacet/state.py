@@ -16,15 +16,16 @@ from fedfacet.types import State
 _BLOCK = 1 << 16
 """Entries of a tensor that are multiplied at a time."""
 
+_SHORT = {torch.float16, torch.bfloat16}
+"""In which sums overflow, or lose digits that a mean would have."""
+
 _LARGEST_PRODUCT = 1e150
 """Far beyond what float32 entries come to, and small enough to be squared."""
 
 
 def subtract(left: State, right: State) -> State:
     """Return ``left - right`` for the names of ``left``."""
-    if not left:
-        return {}
-    return dict(zip(left, torch._foreach_sub(list(left.values()), [right[name] for name in left]), strict=True))
+    return dict(zip(left, torch._foreach_sub([*left.values()], [right[name] for name in left]), strict=True)) if left else {}
 
 
 def add(left: State, right: State, *, scale: float = 1.0) -> State:
@@ -32,8 +33,7 @@ def add(left: State, right: State, *, scale: float = 1.0) -> State:
     names = [name for name in left if name in right]
     if not names:  # the foreach kernels refuse empty lists
         return dict(left)
-    scale = _scale(scale, left[names[0]])
-    sums = torch._foreach_add([left[name] for name in names], [right[name] for name in names], alpha=scale)
+    sums = torch._foreach_add([left[n] for n in names], [right[n] for n in names], alpha=_scale(scale, left[names[0]]))
     return {**left, **dict(zip(names, sums, strict=True))}
 
 
@@ -45,33 +45,54 @@ def scaled(bundle: State, factor: float) -> State:
 def weighted_mean(bundles: Iterable[tuple[State, float | tuple[float, State]]]) -> State:
     r"""Return :math:`\sum_i w_i b_i / \sum_i w_i`, adding up in the order given, without keeping the bundles.
 
+    The mean has the dtypes of the first bundle. The mean of equal bundles is that bundle, without rounding.
+
     Args:
         bundles: pairs of a bundle and its weight; all bundles have the same names; the weights are positive. Or the weight
             comes with a bundle of these names: 1 at entries that have this weight, 0 at entries that have none, and these are
             0 in the bundle that is averaged. Then an entry's mean is over those that have it; it is 0 where none has it.
-
-    Returns:
-        The mean, in the dtype of the first bundle; a single bundle unchanged, without rounding; empty where no bundle came.
     """
-    names: list[str] = []
-    totals: list[Tensor] = []
-    total_weight, number = 0.0, 0
-    bundles = iter(bundles)
+    names, totals = list[str](), list[Tensor]()
+    equal = list[float]()  # the weights of bundles that are all the same so far, not added up yet
+    total_weight, bundles = 0.0, iter(bundles)
     for bundle, weight in bundles:
-        if isinstance(weight, tuple):
-            return _mean_by_entry(itertools.chain([(bundle, weight)], bundles))  # type: ignore[arg-type]
-        if number == 0:
-            names = list(bundle)
-            totals = [tensor.clone() for tensor in bundle.values()]
-        elif names:
-            if number == 1:
-                torch._foreach_mul_(totals, total_weight)
+        if isinstance(weight, tuple) or (not names and any(tensor.dtype in _SHORT for tensor in bundle.values())):
+            return _mean_otherwise(itertools.chain([(bundle, weight)], bundles))
+        if not (names or equal):
+            names, totals, equal = list(bundle), [tensor.clone() for tensor in bundle.values()], [weight]
+        elif equal and all(map(torch.equal, totals, (bundle[name] for name in names))):
+            equal.append(weight)
+        else:
+            first = [total.clone() for total in totals] if len(equal) > 1 else []
+            for number, repeated in enumerate(equal):
+                torch._foreach_add_(totals, first, alpha=repeated) if number else torch._foreach_mul_(totals, repeated)
             torch._foreach_add_(totals, [bundle[name] for name in names], alpha=weight)
-        total_weight, number = total_weight + weight, number + 1
+            equal = []
+        total_weight += weight
         del bundle  # or it would be held while the next is waited for
-    if totals and number > 1:
+    if not equal and totals:
         torch._foreach_div_(totals, total_weight)
     return dict(zip(names, totals, strict=True))
+
+
+def wide(bundle: State) -> State:
+    """Return a bundle whose sums neither overflow nor lose digits: float32 in the place of shorter floats, else itself."""
+    return {name: tensor.float() if tensor.dtype in _SHORT else tensor for name, tensor in bundle.items()}
+
+
+def like(bundle: State, model: State) -> State:
+    """Return a bundle in the dtypes of another that has its names."""
+    return {name: tensor.to(model[name].dtype) for name, tensor in bundle.items()}
+
+
+def _mean_otherwise(bundles: Iterable[tuple[State, float | tuple[float, State]]]) -> State:
+    """Return the mean of bundles with short floats, which are added up as longer ones, or with weights by entry."""
+    first, weight = next(bundles := iter(bundles))
+    pairs = itertools.chain([(first, weight)], bundles)
+    if not any(tensor.dtype in _SHORT for tensor in first.values()):
+        return _mean_by_entry(pairs)  # type: ignore[arg-type]
+    longer = ((wide(bundle), (w[0], wide(w[1])) if isinstance(w, tuple) else w) for bundle, w in pairs)
+    return like(weighted_mean(longer), first)
 
 
 def _mean_by_entry(bundles: Iterable[tuple[State, tuple[float, State]]]) -> State:
@@ -120,14 +141,16 @@ def combination(bundles: Sequence[State], coefficients: Iterable[float]) -> Stat
         bundles: one or more of the same names and shapes.
         coefficients: one per bundle, of any sign.
     """
-    names = list(bundles[0])
+    names, coefficients = list(bundles[0]), [float(one) for one in coefficients]
     if not names:  # the foreach kernels refuse empty lists
         return {}
-    first, *others = zip(bundles, map(float, coefficients), strict=True)
-    totals = torch._foreach_mul([first[0][name] for name in names], first[1])
-    for bundle, coefficient in others:
+    if all(torch.equal(bundle[name], bundles[0][name]) for bundle in bundles[1:] for name in names):
+        # Coefficients of a mean add up to 1 but for rounding, and the mean of equal bundles is that bundle.
+        return scaled(bundles[0], round(math.fsum(coefficients), 12))
+    totals = torch._foreach_mul(list(wide(bundles[0]).values()), coefficients[0])
+    for bundle, coefficient in zip(bundles[1:], coefficients[1:], strict=True):
         torch._foreach_add_(totals, [bundle[name] for name in names], alpha=_scale(coefficient, totals[0]))
-    return dict(zip(names, totals, strict=True))
+    return like(dict(zip(names, totals, strict=True)), bundles[0])
 
 
 def by_entry(bundles: Sequence[State], combine: Callable[[Tensor], Tensor]) -> State:

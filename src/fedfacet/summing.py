@@ -4,6 +4,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import fields, replace
 from typing import Any
 
+from fedfacet import state
 from fedfacet.aggregators.base import Aggregator
 from fedfacet.asking import Asking
 from fedfacet.callbacks.base import Callback
@@ -50,8 +51,8 @@ class SummingFederation(Federation):
             return replace(summed, extras={}, memory={}), None
         if update.silent is True:
             return summed, None
-        buffers = update.buffers if self.aggregator.buffers == "average" else {}
-        return summed, Weighed(1.0, [update.delta, buffers]).times(self.aggregator.weight(update))
+        sent = update.delta, update.buffers if self.aggregator.buffers == "average" else {}
+        return summed, Weighed(1.0, [*map(state.wide, sent)]).times(self.aggregator.weight(update))
 
     def _received(self, tasks: Sequence[ClientTask], asking: Asking, notes: Any) -> Iterator[ClientUpdate]:
         """Yield the mean of the valid updates, if there is one, as an update of no client."""
@@ -59,7 +60,7 @@ class SummingFederation(Federation):
             pass
         assert isinstance(self.engine, DistributedEngine)
         if (total := self.engine.total()) is not None:
-            delta, buffers = total.mean()
+            delta, buffers = (state.like(mean, self.state.model) for mean in total.mean())
             yield ClientUpdate(-1, delta, buffers, 1, 1, 1.0, {})
 
 

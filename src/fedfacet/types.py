@@ -12,6 +12,8 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
+from fedfacet.answer_form import AnswerForm
+
 State = dict[str, Tensor]
 """A named bundle of tensors: a model's weights, an update, a client's memory."""
 
@@ -136,6 +138,8 @@ class Facts:
         num_attributes: how many values the attribute of samples may have.
         frozen_digest: of the parameters that nobody trains and that do not travel; empty without any.
         kinds_sent: name of what clients send along with updates -> what kind it is; see ``privacy.disclosure.KINDS``.
+        num_classes: of the samples; 0 where that is not known.
+        derived: what of the model follows from its other tensors; see ``fedfacet.derived``.
     """
 
     num_clients: int
@@ -147,6 +151,8 @@ class Facts:
     num_attributes: int = 2
     frozen_digest: str = ""
     kinds_sent: Mapping[str, str] = field(default_factory=dict)
+    num_classes: int = 0
+    derived: tuple[Any, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -335,6 +341,7 @@ class Query(Protocol):
 
     name: str
     kind: str
+    form: AnswerForm
     reads: frozenset[str]
     epsilon: float | None
     needs_model: bool

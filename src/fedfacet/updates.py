@@ -4,9 +4,8 @@ import math
 import reprlib
 import sys
 from collections.abc import Mapping
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -62,11 +61,6 @@ def checked(update: ClientUpdate, task: ClientTask, facts: Facts, extras: State,
         return fault, 0
     sent = sum(map(state.num_floats, (update.delta, update.buffers, update.extras)))
     return None if is_finite(update, seen) else "it holds NaN or infinite numbers", max(sent - update.num_lost, 0)
-
-
-def is_finite_report(report: Any) -> bool:
-    """Tell whether an answer, a number or nested lists of them, holds neither NaN nor infinity."""
-    return report is None or bool(np.isfinite(np.asarray(report, dtype=np.float64)).all())
 
 
 def is_finite(update: ClientUpdate, seen: Seen) -> bool:

@@ -5,6 +5,7 @@ import math
 
 import pytest
 import yaml
+from lightning_utilities.core.rank_zero import rank_zero_only
 
 from fedfacet.callbacks.lightning_log import LightningLog, checked_id
 from fedfacet.errors import CheckpointError, ConfigError
@@ -24,6 +25,15 @@ def test_the_numbers_are_the_rounds_own(tiny_federation, tmp_path):
         known = {name: value for name, value in result.metrics.items() if not math.isnan(value)}
         assert {name: float(row[name]) for name in known} == pytest.approx(known)
     assert yaml.safe_load((folder / "hparams.yaml").read_text())["seed"] == 3
+
+
+def test_a_launchers_rank_does_not_silence_it(tiny_federation, tmp_path, monkeypatch):
+    """As the second job of an array has it: Lightning reads SLURM_PROCID and the like when it is imported."""
+    monkeypatch.setattr(rank_zero_only, "rank", 1)
+    log = LightningLog(run_dir=tmp_path, run_config={"seed": 3}, arguments={"name": "mine"})
+    federation = tiny_federation(rounds=1, callbacks={"lightning_log": log})
+    federation.fit()
+    assert sorted(file.name for file in (tmp_path / "mine" / "version_0").iterdir()) == ["hparams.yaml", "metrics.csv"]
 
 
 @pytest.mark.parametrize("status", ["finished", "interrupted"])

@@ -27,8 +27,8 @@ from fedfacet.config.trust import (
     trusted_by,
     without_downloads,
 )
+from fedfacet.cores import num_cores
 from fedfacet.errors import CheckpointError, FedFacetError
-from fedfacet.parallel.cores import num_cores
 from fedfacet.storage import checkpoint
 from fedfacet.storage.client_memory import ClientMemory
 

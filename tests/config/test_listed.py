@@ -17,8 +17,8 @@ from fedfacet.config.compose import composed_without
 from fedfacet.config.listed import may_choose, may_set
 from fedfacet.config.nodes import BESIDE_ARGUMENTS
 from fedfacet.config.trust import check_resumed, check_saved_overrides
+from fedfacet.cores import num_cores
 from fedfacet.errors import CheckpointError, FedFacetError
-from fedfacet.parallel.cores import num_cores
 
 GIVEN_AGAIN = {
     "dataset.url", "dataset.name", "dataset.subset", "dataset.download", "model.path", "model.arguments", "devices.capacity",

@@ -302,3 +302,29 @@ def test_what_it_reads_of_extras_is_among_what_it_needs(aggregator, facts_of_mod
 def test_unknown_policies_are_refused(aggregator_option, make_part, option):
     with pytest.raises(ValueError, match=f"Expected `{option}` to be '.*' or '.*', but got 'typo'"):
         make_part("aggregator", aggregator_option, **{option: "typo"})
+
+
+NO_MEAN_OF_EQUALS = {
+    "agnostic": "it averages what is scaled by a client's share of the mixture",
+    "feddyn": "it adds up how far all clients have moved, so that more of them count for more",
+    "q_fedavg": "an update weighs what its client's loss says",
+}
+"""Aggregators for which equal updates need not come to that update bit for bit, and why."""
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
+@pytest.mark.parametrize("sizes", [(1, 1, 1), (7000, 3, 901, 50, 12345, 7, 1), (10**9,) * 9])
+def test_equal_updates_come_to_that_update_bit_for_bit(aggregator_option, make_part, facts_of_model, updates, dtype, sizes):
+    def of_dtype(bundle):
+        return {name: tensor.to(dtype) if tensor.is_floating_point() else tensor for name, tensor in bundle.items()}
+
+    aggregator = make_part("aggregator", aggregator_option)
+    facts = replace(facts_of_model, model=of_dtype(facts_of_model.model))
+    (one,) = updates(cohort=(1,))
+    one = replace(one, delta=of_dtype(one.delta), buffers=of_dtype(one.buffers), extras=of_dtype(one.extras))
+    alone, together = (
+        Run(aggregator, facts).aggregate([replace(one, client_id=k, num_samples=n) for k, n in enumerate(numbers, 1)])
+        for numbers in (sizes[:1], sizes)
+    )
+    assert state.all_finite(together)
+    assert aggregator_option in NO_MEAN_OF_EQUALS or state.digest(together) == state.digest(alone)

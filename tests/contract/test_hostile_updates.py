@@ -110,7 +110,7 @@ def test_a_valid_update_makes_a_finite_model_or_one_sentence(
                     *(f"Expected a finite model after round {round}, but ", "Expected updates with inner products"),
                     # On a model that a round of such updates has made.
                     *(
-                        f"Expected a finite update of the model's shapes from client 0 in round 2, but its {question} is "
+                        f"Expected an answer to the query {question} that counts from client 0 in round 2, but its {question} "
                         for question in ("local_loss", "group_losses", "group_scores")
                     ),
                 )

@@ -246,7 +246,11 @@ def test_too_few_updates_leave_the_state_as_it_was_and_the_round_may_be_run_agai
 
 
 @pytest.mark.parametrize(
-    ("value", "sentence"), [(None, "no answer has come within 300 seconds"), ("many", "its answer is not made of numbers")]
+    ("value", "sentence"),
+    [
+        (None, "is away, asked for local_loss: no answer has come within 300 seconds."),
+        ("many", "is away: its local_loss is 'many', which is not made of numbers."),
+    ],
 )
 def test_a_client_that_does_not_answer_a_question_is_away_in_the_round(
     value, sentence, deployed, simulated, sites, meddler, clock, lines_of, tmp_path, caplog
@@ -266,7 +270,7 @@ def test_a_client_that_does_not_answer_a_question_is_away_in_the_round(
     missing = [sorted(set(range(24)) - set(line["available"])) for line in lines]
     assert missing[0] == missing[2] == []
     assert meddle.seen[1] in missing[1]
-    assert f"Round 2: client {meddle.seen[1]} (client_{meddle.seen[1]:02d}) is away: {sentence}." in caplog.text
+    assert f"Round 2: client {meddle.seen[1]} (client_{meddle.seen[1]:02d}) {sentence}" in caplog.text
     again = simulated("method=pow_d", run_dir=tmp_path / "again")
     replay(again, there.callbacks["journal"].file)
     for _ in range(3):

@@ -97,20 +97,36 @@ def test_a_client_that_does_not_answer_is_left_out_and_counted(held_out, sites_o
     assert there.run_round().round == 2
 
 
-def test_answers_that_are_no_counts_are_left_out(held_out, sites_of, deployed, tmp_path, caplog):
+def test_answers_that_are_no_counts_are_left_out(held_out, sites_of, deployed, meddler, tmp_path, caplog):
+    """Each of nine clients forges its own; the metrics are those of the other fifteen."""
+    forged = [
+        lambda right, known: None,
+        lambda right, known: 7,
+        lambda right, known: [[1]],
+        lambda right, known: [[[0.5, *right[0][1:]], *right[1:]], known],
+        lambda right, known: [[[one + 1 for one in row] for row in known], known],
+        lambda right, known: [[[-1, *right[0][1:]], *right[1:]], known],
+        lambda right, known: [right, [[2**70, *known[0][1:]], *known[1:]]],
+        lambda right, known: [right, [[2**20, *known[0][1:]], *known[1:]]],
+        lambda right, known: [[1, 2], [[3]]],
+    ]
+
+    def meddle(request, ticket, content):
+        letter = unpack(content, len(content))
+        if letter.kind != "answer" or letter.body["client"] >= len(forged):
+            return [(ticket, content)]
+        body = {**letter.body, "value": forged[letter.body["client"]](*letter.body["value"])}
+        return [(ticket, pack(Letter("answer", letter.run, body)))]
+
     folder = held_out()
-    there = deployed("method=fedavg", EVALUATE, run_dir=tmp_path, transport=sites_of(folder), folder=folder)
-    callback = there.callbacks["federated_evaluate"]
-    honest = [[[1, 0], [2, 0]], [[2, 4], [3, 0]]]
-    forged = [None, 7, [[1]], [[[1.5, 0], [2, 0]], honest[1]], [honest[1], honest[0]], [[[-1, 0], [2, 0]], honest[1]]]
-    forged += [[honest[0], [[2**70, 4], [3, 0]]], [honest[0], [[2**40, 4], [3, 0]]], [[1, 2], [[3]]]]
-    callback.on_answers(there, dict(enumerate([honest, *forged])))
-    measured = callback.measure(there, 1)
-    assert (measured["holdout/acc"], measured["holdout/acc_worst_group"]) == (3 / 9, 0)
-    assert measured["holdout/acc_balanced"] == pytest.approx((1 / 2 + 0 + 2 / 3) / 3)
-    assert np.isnan(measured["holdout/acc_group/y1_a1"])
-    assert (measured["holdout/num_clients"], measured["holdout/num_away"]) == (1, 23)
-    assert caplog.text.count("is left out, as it does not answer with counts") == len(forged)
+    there = deployed("method=fedavg", EVALUATE, run_dir=tmp_path, transport=meddler(sites_of(folder), meddle), folder=folder)
+    result = there.run_round()
+    assert (result.metrics["holdout/num_away"], result.metrics["holdout/num_clients"]) == (9, 15)
+    assert 0 <= result.metrics["holdout/acc"] <= 1
+    assert sorted(one.client_id for one in result.disclosed) == list(range(9, 24))
+    assert read_journal(tmp_path / "journal.jsonl")[1]["answered"] == {"HoldoutCounts": list(range(9, 24))}
+    for client_id in range(9):
+        assert caplog.text.count(f"Round 1: client {client_id} (client_{client_id:02d}) is away: its holdout_counts is ") == 1
 
 
 def test_a_class_and_an_attribute_that_nobody_holds(held_out, sites_of, deployed, rounds_of, tmp_path):

@@ -89,9 +89,9 @@ def traced(tmp_path_factory: pytest.TempPathFactory) -> Traced:
     finished = subprocess.run([*command, *options], capture_output=True, text=True, cwd=folder, env=environment, timeout=300)
     assert finished.returncode == 0, finished.stderr
     found = json.loads((folder / "found.json").read_text())
-    files, down = (  # what calls `train` is the command line's affair
-        [file for file in found[part] if not file.startswith("src/fedfacet/runs/")] for part in ("files", "down")
-    )
+    # What calls `train` is the command line's affair.
+    outside = ("src/fedfacet/runs/", "src/fedfacet/entry.py", "src/fedfacet/__main__.py")
+    files, down = ([file for file in found[part] if not file.startswith(outside)] for part in ("files", "down"))
     frames = found["frames"][-1 - found["frames"][::-1].index("train") :]
     lines = {file: lines_of(ROOT / file, found["files"][file]) for file in files}
     listed = "\n".join(f"{lines[file]:5} {file}: {', '.join(found['files'][file])}" for file in sorted(files))

@@ -6,7 +6,6 @@ What a CUDA graph adds is tested where there is a GPU, in tests/parity/test_gpu.
 import logging
 import re
 from dataclasses import replace
-from functools import partial
 
 import pytest
 import torch
@@ -59,12 +58,11 @@ OPTIMIZERS = {
 class Net(nn.Module):
     """With dropout, running statistics, a tied weight and a parameter that is no part of the loss."""
 
-    def __init__(self, *, tied=True):
+    def __init__(self):
         super().__init__()
         self.body = nn.Sequential(nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Flatten(), nn.Dropout(0.3))
         self.hidden, self.tied = nn.Linear(16, 16), nn.Linear(16, 16)
-        if tied:
-            self.tied.weight = self.hidden.weight
+        self.tied.weight = self.hidden.weight
         self.unused = nn.Parameter(torch.ones(2))
         self.head = nn.Linear(16, 2)
 
@@ -128,10 +126,9 @@ def rounds(engine, clients, lr_factors=(1.0, 1.0, 0.5)):
 @pytest.mark.parametrize("objective", OBJECTIVES)
 def test_recorded_steps_come_to_the_same_bit_for_bit(objective, optimizer, make, captured):
     engine = GraphsEngine(device="cpu")
-    net = partial(Net, tied=objective != "scaffold")  # whose control variates have one name for a tied weight
-    ours = rounds(engine, make(objective, optimizer, net))
+    ours = rounds(engine, make(objective, optimizer, Net))
     assert engine.fallback_reason is None
-    assert ours == rounds(SequentialEngine(device="cpu"), make(objective, optimizer, net))
+    assert ours == rounds(SequentialEngine(device="cpu"), make(objective, optimizer, Net))
     # Batches of 4, 3 and 1 samples, at two learning rates; MOON's first round has no last model to compare with.
     assert len(captured) == {"moon": 9}.get(objective, 6)
 

@@ -3,6 +3,7 @@
 import math
 import multiprocessing
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -17,10 +18,10 @@ from fedfacet.build import build
 from fedfacet.callbacks.base import Callback
 from fedfacet.clients.queries.base import Query
 from fedfacet.config import compose_job
+from fedfacet.cores import num_cores
 from fedfacet.deploy.loopback import Loopback
 from fedfacet.engines.workers import WorkersEngine
 from fedfacet.errors import ConfigError, EngineError
-from fedfacet.parallel.cores import num_cores
 from fedfacet.runs.sweep_workers import num_workers
 from fedfacet.types import Answer, Broadcast, ClientTask
 
@@ -204,6 +205,32 @@ print(len(heard) > 0)
     environment = {**os.environ, "PYTHONPATH": str(checkout / "src")}
     done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, timeout=300)
     assert done.stdout == "True\n", done.stderr
+
+
+UNGUARDED = """
+import numpy as np, torch, fedfacet
+from functools import partial
+from fedfacet.partitioners.iid import IIDPartitioner
+x = np.random.default_rng(0).normal(size=(60, 4)).astype("float32")
+data = fedfacet.deal(fedfacet.dataset_from_arrays(x, (x[:, 0] > 0).astype(int)), IIDPartitioner(num_clients=2))
+engine = fedfacet.WorkersEngine(workers=2)
+federation = fedfacet.federate(data, torch.nn.Linear(4, 2), optimizer=partial(torch.optim.SGD, lr=1.0), engine=engine, rounds=1)
+try:
+    federation.fit()
+except fedfacet.FedFacetError as error:
+    print(error)
+"""
+
+
+@pytest.mark.slow
+def test_a_script_without_a_main_guard_is_told_so_at_once(checkout, tmp_path):
+    (tmp_path / "script.py").write_text(UNGUARDED)
+    environment = {**os.environ, "PYTHONPATH": str(checkout / "src")}
+    command = [sys.executable, "script.py"]
+    ended = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=300)
+    assert ended.returncode == 0, ended.stderr
+    assert re.fullmatch(r"Expected the script to train under `if __name__ == \"__main__\":`.*\n", ended.stdout)
+    assert "Traceback" not in ended.stderr
 
 
 def test_the_server_of_the_workers_imports_nothing_from_the_working_folder(checkout, tmp_path):

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 import torch
 
 from fedfacet import state
-from fedfacet.aggregators.base import Aggregator, reported_loss
+from fedfacet.aggregators.base import Aggregator
 from fedfacet.simplex import ascended
 from fedfacet.types import ClientUpdate, Facts, Query, ServerState, State
 
@@ -62,7 +62,7 @@ class AgnosticFL(Aggregator):
         def weighed() -> Iterator[ClientUpdate]:
             nonlocal total_weight, total_share
             for update in updates:
-                losses[update.client_id], answered[update.client_id] = reported_loss(update), True
+                losses[update.client_id], answered[update.client_id] = float(update.report), True
                 share, weight = float(mixture[update.client_id]), self.weight(update)
                 total_weight += weight
                 total_share += weight * share

@@ -13,7 +13,6 @@ from torch import Tensor
 
 from fedfacet import state
 from fedfacet.arguments import check_choice
-from fedfacet.errors import BadUpdateError
 from fedfacet.types import Broadcast, ClientUpdate, Facts, Query, ServerState, State
 
 log = logging.getLogger(__name__)
@@ -27,7 +26,7 @@ class Aggregator(ABC):
     state goes in and comes out, so that a round may be run twice without a thought.
 
     Args:
-        weighting: ``"equal"`` gives every client weight 1, ``"samples"`` its number of samples n_k.
+        weighting: ``"equal"`` gives every client weight 1, ``"samples"`` its number of samples n_k, as FedAvg's paper does.
         buffers: ``"average"`` moves floating-point buffers (running statistics) to the clients' weighted average, ``"keep"``
             leaves the server's untouched. Integer buffers always keep the server's value.
     """
@@ -142,20 +141,6 @@ class Aggregator(ABC):
         if held is None:
             return sent, weight
         return sent, (weight, _apart(*({name: held[name] for name in part} for part in (update.delta, update.buffers))))
-
-
-def reported_loss(update: ClientUpdate) -> float:
-    """Return the loss that a client has reported, or raise ``BadUpdateError`` if it is no number, 0 or larger.
-
-    Those that are not finite do not come here: the update is refused before.
-    """
-    loss = update.report
-    if not isinstance(loss, float) or not loss >= 0:
-        raise BadUpdateError(
-            f"Expected client {update.client_id} to report a loss of 0 or larger, but got {loss}: choose another `loss`, or "
-            "aggregator=fedavg."
-        )
-    return loss
 
 
 class GroupReports:

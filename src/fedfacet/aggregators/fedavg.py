@@ -15,6 +15,9 @@ class FedAvg(Aggregator):
     Source: McMahan et al., Communication-Efficient Learning of Deep Networks from Decentralized Data, AISTATS 2017,
     arXiv:1602.05629, algorithm 1. The sum runs over the clients whose update arrived; FedDiverse's equation 1 prints n_k / n
     with a sum loss, which would weight by n_k twice.
+
+    Deviation: every client counts the same by default, :math:`p_k = 1`, on which published digests rest. Algorithm 1 has
+    :math:`p_k = n_k`: give ``weighting="samples"`` for it.
     """
 
     takes_mean = True

@@ -6,11 +6,14 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from fedfacet import state
-from fedfacet.aggregators.base import Aggregator, reported_loss
+from fedfacet.aggregators.base import Aggregator
 from fedfacet.types import ClientUpdate, Query, ServerState, State
 
 _SMALLEST_LOSS = 1e-10
 """Added to every loss, as in the authors' code, so that a loss of 0 has powers."""
+
+_LARGEST_POWER = 1e30
+"""Of a loss; a larger one counts as this, since an update in float32 that it multiplies must stay finite."""
 
 
 @dataclass(eq=False, kw_only=True)
@@ -57,7 +60,7 @@ class QFedAvg(Aggregator):
 
     def aggregate(self, server: ServerState, model: State, updates: Iterable[ClientUpdate]) -> tuple[ServerState, State]:
         """Return the state and the model after one step."""
-        lipschitz = 1 / self.lr
+        lipschitz, most = 1 / self.lr, _LARGEST_POWER ** (1 / max(self.q, 1.0))
         total_weight = total_h = 0.0
 
         def weighed() -> Iterator[ClientUpdate]:
@@ -65,7 +68,7 @@ class QFedAvg(Aggregator):
             for update in updates:
                 weight = self.weight(update)
                 if self.q:
-                    loss = np.float64(reported_loss(update)) + _SMALLEST_LOSS
+                    loss = np.float64(min(float(update.report), most)) + _SMALLEST_LOSS
                     with np.errstate(over="ignore"):
                         power = float(loss**self.q)
                         slope = float(self.q * loss ** (self.q - 1))

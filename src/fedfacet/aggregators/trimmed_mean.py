@@ -62,6 +62,7 @@ class TrimmedMean(Aggregator):
             kept = torch.minimum(ends, high) - torch.maximum(ends - ordered, low)
             # 0.29 of 100 clients is a hair less than 29 in floating point, and a hair of a bad client may be anything.
             kept = kept.where(kept > _ROUNDING * (high - low), 0)
-            return (ascending.double() * (kept / kept.sum(dim=1, keepdim=True))).sum(dim=1)
+            means = (ascending.double() * (kept / kept.sum(dim=1, keepdim=True))).sum(dim=1)
+            return means.where(ascending[:, 0] < ascending[:, -1], ascending[:, 0])  # the mean of equal values, unrounded
 
         return server, state.add(model, state.by_entry([self.sent(update) for update in updates], mean))

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from fedfacet import __version__
+from fedfacet.entry import sentence_of, tell_error
 from fedfacet.errors import FedFacetError
 from fedfacet.storage.json_text import json_text
 
@@ -54,7 +55,7 @@ def run_command(tell: Callable[[Sequence[str]], Told], usage: Callable[[], str],
     try:
         told = tell(argv)
     except (FedFacetError, ValueError, TypeError, OSError) as error:
-        print(f"error: {error}", file=sys.stderr)
+        tell_error(sentence_of(error))
         return 2
     if told.output == "json":
         print(json_text(told.data))
@@ -65,7 +66,7 @@ def run_command(tell: Callable[[Sequence[str]], Told], usage: Callable[[], str],
     else:
         print_tables(told.tables, told.remarks, told.figures)
     for sentence in told.errors:
-        print(f"error: {sentence}", file=sys.stderr)
+        tell_error(sentence)
     return 2 if told.errors else 0
 
 

@@ -20,11 +20,11 @@ from fedfacet import rng, state
 from fedfacet.arguments import check_whole
 from fedfacet.clients.local_training import LocalTraining
 from fedfacet.clients.program import Clients
+from fedfacet.cores import num_cores
 from fedfacet.data.federated import FederatedData
 from fedfacet.engines.base import Engine
 from fedfacet.errors import CheckpointError, FedFacetError
 from fedfacet.objectives.classification import ClassificationObjective, cross_entropy
-from fedfacet.parallel.cores import num_cores
 from fedfacet.runs.lock import lock
 from fedfacet.storage.json_text import json_text
 from fedfacet.storage.run_files import json_of

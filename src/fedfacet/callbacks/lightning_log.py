@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from lightning.pytorch import loggers
+from lightning_utilities.core.rank_zero import rank_zero_only
 
 from fedfacet.callbacks.base import Callback
 from fedfacet.errors import CheckpointError, ConfigError, FedFacetError, first_line
@@ -68,6 +69,9 @@ class LightningLog(Callback):
         self._run_config = dict(run_config)
         self._summary = run_dir / "summary.json"
         self._run_id: str | None = None
+        # Variables of a launcher, such as SLURM_PROCID of an array of jobs, make loggers silent in all processes but its first;
+        # of a federation only the first process makes one.
+        rank_zero_only.rank = 0  # type: ignore[attr-defined]
         try:
             self._logger: loggers.Logger | None = self._make(**self._arguments)  # which writes nothing yet
         except ImportError as error:

@@ -14,6 +14,7 @@ from fedfacet.clients.client_data import ClientData
 from fedfacet.clients.network_trial import check_logits
 from fedfacet.clients.personal_memory import own_model
 from fedfacet.data.dataset import Dataset
+from fedfacet.derived import derive
 from fedfacet.metrics.group_counts import GroupCounts
 from fedfacet.types import State
 
@@ -48,7 +49,8 @@ def predict(clients: "Clients", model: State, splits: Iterable[NDArray[np.int64]
         ConfigError: if the model does not return a logit per class.
     """
     program = clients.program_of(model)
-    program.load(own_model(model, memory))
+    weights = own_model(model, memory)
+    program.load(derive(weights, program.derived) if program.derived else weights)  # a client's own lacks what follows
     program.train(False)
     if program.predict_hooks is not None:
         program.predict_hooks.before_predict(memory)

@@ -36,6 +36,7 @@ from fedfacet.clients.probed_clients import ProbedClients
 from fedfacet.clients.resident_model import ResidentModel
 from fedfacet.data.dataset import Dataset
 from fedfacet.data.fingerprint import fingerprint
+from fedfacet.derived import derived_of, other_names
 from fedfacet.errors import EngineError
 from fedfacet.objectives.classification import OptimizerFactory, sums_gradients
 from fedfacet.ours import draws_by_torch
@@ -56,6 +57,9 @@ from fedfacet.types import (
     RoundNeeds,
     State,
 )
+
+_AVERAGED = {torch.float16, torch.bfloat16, torch.float32, torch.float64}
+"""What means are taken of; shorter floats hold what is quantised."""
 
 
 class ClientProgram:
@@ -82,15 +86,16 @@ class ClientProgram:
         warnings.filterwarnings("ignore", r"You are trying to `self\.log\(\)`")
         self.objective = objective
         self.module = federated_module(objective)
-        # Tied parameters under all their names, or the names that stay behind would overwrite the others when weights are
-        # loaded.
+        self.derived = derived_of(self.module)
+        self._followers = {name for one in self.derived for name in one.names}
+        aliases = other_names(self.derived)
         named: State = dict(self.module.named_parameters(remove_duplicate=False))
-        self.parameters: State = {name: tensor for name, tensor in named.items() if tensor.requires_grad}
-        self.frozen: State = {name: tensor for name, tensor in named.items() if name not in self.parameters}
+        self.frozen: State = {name: tensor for name, tensor in named.items() if not tensor.requires_grad}
+        self.parameters: State = {name: named[name] for name in named if name not in self.frozen.keys() | aliases}
         # Where buffers are, not what: a forward pass may put a new tensor in the place of an old one.
         self._places = [
             (f"{prefix}.{key}" if prefix else key, module._buffers, key)
-            for prefix, module in self.module.named_modules(remove_duplicate=False)
+            for prefix, module in self.module.named_modules()
             for key, buffer in module._buffers.items()
             if buffer is not None and key not in module._non_persistent_buffers_set
         ]
@@ -133,11 +138,20 @@ class ClientProgram:
                     f"Expected the optimizer of {name} to have the module's own parameters, which are sent and saved, but it "
                     f"has another one, of shape {tuple(parameter.shape)}: make it an attribute of the module."
                 )
-        known = [*self.tensors, *self.frozen]
+        known = [*self.tensors, *self.frozen, *self._followers]
         if unknown := sorted(self.personal - set(known)):
             alike = [one for one in known if one.startswith(f"{unknown[0]}.")] or difflib.get_close_matches(unknown[0], known)
             told = ", ".join(map(repr, alike or known[:6]))
             raise ValueError(f"Expected `personal` to name tensors of the model, but got {unknown[0]!r}: name some of {told}.")
+        for one in self.derived:
+            together = [one.source, *one.names]
+            stays = [name for name in together if name in self.personal]
+            if one.source not in self.frozen and 0 < len(stays) < len(together):
+                sent = next(name for name in together if name not in self.personal)
+                raise ValueError(
+                    f"Expected `personal` to name both or neither of {stays[0]!r} and {sent!r}, which are one tensor or follow "
+                    "from each other, but only the first stays with the client: name both, or untie them."
+                )
 
     @property
     def tensors(self) -> State:
@@ -146,8 +160,9 @@ class ClientProgram:
 
     @property
     def buffers(self) -> State:
-        """The floating-point ones among the buffers."""
-        return {name: tensor for name, tensor in self._persistent_buffers.items() if tensor.is_floating_point()}
+        """The floating-point ones among the buffers, unless they follow from weights."""
+        named = self._persistent_buffers.items()
+        return {name: buffer for name, buffer in named if buffer.dtype in _AVERAGED and name not in self._followers}
 
     @functools.cached_property
     def frozen_digest(self) -> str:
@@ -428,8 +443,8 @@ class Clients:
         data_digest = fingerprint(self.dataset, whole=self.whole_fingerprint)
         parts = (self.objective, getattr(self.objective, "correction", None))
         kinds = {name: kind for part in parts for name, kind in kinds_sent(part, getattr(part, "gives", ())).items()}
-        told = (data_digest, self.dataset.num_attributes, program.frozen_digest, kinds)
-        return Facts(self.partition.num_clients, model, sent[0], sent[1], personal, *told)
+        told = (data_digest, self.dataset.num_attributes, program.frozen_digest, kinds, self.dataset.num_classes)
+        return Facts(self.partition.num_clients, model, sent[0], sent[1], personal, *told, derived=program.derived)
 
     def program_of(self, model: State) -> ClientProgram:
         """Return the program for models of some shape.
@@ -441,7 +456,7 @@ class Clients:
             return self.programs[0]
         for program in self.programs:
             tensors = program.tensors
-            if tensors.keys() == model.keys() and all(tensors[name].shape == model[name].shape for name in model):
+            if tensors.keys() <= model.keys() and all(tensors[name].shape == model[name].shape for name in tensors):
                 return program
         raise ValueError(
             f"Expected a model of one of the {len(self.programs)} shapes that clients have a program for, but got another: "

@@ -7,6 +7,7 @@ from pathlib import Path
 from fedfacet import __version__
 from fedfacet.analysis.terminal import print_usage
 from fedfacet.commands import called
+from fedfacet.entry import tell_error
 from fedfacet.errors import CheckpointError, ConfigError, FedFacetError
 from fedfacet.waiting import waiting
 
@@ -44,7 +45,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             raise ConfigError(f"Expected one of {', '.join(commands)}, but got {argv[0]!r}: see `--help`.")
         return commands[argv[0]](argv[1:])
     except (FedFacetError, ValueError, TypeError) as error:
-        print(f"error: {error}", file=sys.stderr)
+        tell_error(error)
         return 2
 
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from fedfacet.commands import called
 from fedfacet.commands.report_options import PICTURES, parse
+from fedfacet.entry import shown
 from fedfacet.errors import ConfigError, FedFacetError, first_line
 from fedfacet.waiting import waiting
 
@@ -70,7 +71,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except (FedFacetError, OSError) as error:
         rows = error.rows if isinstance(error, SeedTwiceError) else ()
         ready = f" Ready to run: {shlex.join(with_rows(argv, rows))}" if rows else ""
-        print(f"{error}{ready}", file=sys.stderr)
+        print(f"{shown(str(error))}{ready}", file=sys.stderr)
         return 2
     except (ValueError, TypeError, LookupError, ArithmeticError, MemoryError, csv.Error) as error:
         print(

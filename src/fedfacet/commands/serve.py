@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from fedfacet import __version__
 from fedfacet.analysis.terminal import print_usage
 from fedfacet.commands import called
+from fedfacet.entry import tell_error
 from fedfacet.errors import CheckpointError, ConfigError, FedFacetError, Interrupted
 from fedfacet.waiting import waiting
 
@@ -78,7 +79,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         if told := ended_before(error, argv):
             print(told)
             return 0
-        print(f"error: {error}", file=sys.stderr)
+        tell_error(error)
         return 2
 
 

@@ -2,7 +2,6 @@
 
 import re
 import shlex
-import signal
 import sys
 import time
 from collections.abc import Mapping, Sequence
@@ -54,9 +53,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     if {"-h", "--help"} & set(argv):
         print_usage(USAGE.format(command=command))
         return 0
-    from fedfacet.runs.ending import leave, refuse
+    from fedfacet.runs.ending import refuse
 
-    signal.signal(signal.SIGINT, leave)
     # Trials are jobs of `train`: that is what their logs and the commands that go on with them name.
     sys.argv[0] = "fedfacet" if command.startswith("fedfacet") else str(Path(sys.argv[0]).with_name("train.py"))
     try:

@@ -14,8 +14,8 @@ from omegaconf.errors import OmegaConfBaseException
 from fedfacet.config.kinds import KINDS, find_target
 from fedfacet.config.mistakes import SPECIAL_KEYS, unknown
 from fedfacet.config.nodes import plain, targets
+from fedfacet.cores import MAX_THREADS
 from fedfacet.errors import CheckpointError, ConfigError, first_line
-from fedfacet.parallel.cores import MAX_THREADS
 
 _LISTS = ("transforms", "callbacks", "logger")
 _NEEDED = ("dataset", "partition", "model", "objective", "loss", "optimizer", "local", "selector", "aggregator", "engine")
@@ -105,6 +105,17 @@ def check_arguments(path: str, node: DictConfig) -> None:
             raise ConfigError(unknown(f"{path}.{key}", [f"{path}.{name}" for name in parameters]))
         if not _fits(value, hints.get(str(key))):
             raise _misfit(f"{path}.{key}", hints[str(key)], value)
+
+
+def check_left_out(config: DictConfig, key: str) -> None:
+    """Refuse ``~part.key`` where the part cannot be made without it."""
+    path, _, leaf = key.rpartition(".")
+    node = OmegaConf.select(config, path) if path else None
+    if not isinstance(node, DictConfig) or "_target_" not in node or leaf in node:
+        return
+    parameter = inspect.signature(find_target(path, node["_target_"])).parameters.get(leaf)
+    if leaf in SPECIAL_KEYS or (parameter is not None and parameter.default is parameter.empty):
+        raise ConfigError(f"Expected `{key}` to be given, but it was left out: leave `~{key}` out, or choose another `{path}`.")
 
 
 def check_parts(base: DictConfig, config: DictConfig, usual: Mapping[str, Any], path: str = "") -> None:

@@ -15,14 +15,14 @@ from hydra.utils import get_object, instantiate
 from omegaconf import DictConfig, ListConfig, OmegaConf, open_dict
 from omegaconf.errors import OmegaConfBaseException
 
-from fedfacet.config.checks import check_arguments, check_parts, check_recipe, check_settings
+from fedfacet.config.checks import check_arguments, check_left_out, check_parts, check_recipe, check_settings
 from fedfacet.config.hydra_private import initialized, parsed
 from fedfacet.config.listed import may_choose
 from fedfacet.config.mistakes import COMPOSE_ERRORS, check_added, explain, unknown, usual
 from fedfacet.config.nodes import BESIDE_ARGUMENTS, flat_keys, plain, targets, without_hydra
 from fedfacet.config.overrides import value_of
 from fedfacet.config.where_present import check_where_present
-from fedfacet.errors import ConfigError, FedFacetError
+from fedfacet.errors import ConfigError, FedFacetError, first_line
 
 
 def conf_dir() -> Path:
@@ -92,6 +92,7 @@ def checked(name: str, own: DictConfig, choices: Mapping[str, Any], overrides: S
     Raises:
         ConfigError: as ``compose_job``.
     """
+    _check_keys(OmegaConf.to_container(own, resolve=False))
     base, default_options = usual(name)
     for group in set(default_options) - set(choices) - {"transforms", "callbacks", "logger"}:
         if (given := value_of(group, overrides)) is not None:
@@ -113,7 +114,8 @@ def checked(name: str, own: DictConfig, choices: Mapping[str, Any], overrides: S
         check_recipe(base, config)
         settings = plain(config)
     except OmegaConfBaseException as error:
-        raise ConfigError(f"Expected every value to be given, but got: {str(error).splitlines()[0]}.") from None
+        key = f"`{error.full_key}` to have a value" if getattr(error, "full_key", None) else "every value to be given"
+        raise ConfigError(f"Expected {key}, but got: {first_line(error)}: give the value itself.") from None
     check_settings(set(flat_keys(base)), settings)
     if (budget := OmegaConf.select(config, "federation.step_budget")) is not None and config.federation.rounds < 1:
         raise ConfigError(
@@ -124,7 +126,20 @@ def checked(name: str, own: DictConfig, choices: Mapping[str, Any], overrides: S
 
     for path, node in targets(config):
         check_arguments(path, node)
+    for override in overrides:
+        if override.startswith("~"):
+            check_left_out(config, override.lstrip("~").partition("=")[0])
     return config
+
+
+def _check_keys(node: Any, path: str = "") -> None:
+    """Refuse mappings whose keys are no texts, which no setting is addressed by."""
+    for key, value in node.items() if isinstance(node, Mapping) else enumerate(node) if isinstance(node, list) else ():
+        if isinstance(node, Mapping) and not isinstance(key, str):
+            raise ConfigError(
+                f"Expected names as keys under `{path}`, but got {key!r}: give a name, such as `{{name: value}}`."
+            )
+        _check_keys(value, f"{path}.{key}" if path else str(key))
 
 
 def _check_searchpath(overrides: Sequence[str]) -> None:

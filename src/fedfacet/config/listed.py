@@ -11,7 +11,7 @@ from typing import Any
 
 from hydra.utils import get_object
 
-from fedfacet.parallel.cores import num_cores
+from fedfacet.cores import num_cores
 
 _WORDS = {
     "task": "task",

@@ -13,8 +13,8 @@ from fedfacet.config.nodes import plain
 from fedfacet.config.overrides import override_of, value_of
 from fedfacet.config.saved_yaml import load_yaml
 from fedfacet.config.trust import check_saved_overrides
+from fedfacet.cores import MAX_THREADS
 from fedfacet.errors import CheckpointError, ConfigError, RunFinished
-from fedfacet.parallel.cores import MAX_THREADS
 from fedfacet.storage.run_files import json_of
 
 log = logging.getLogger(__name__)

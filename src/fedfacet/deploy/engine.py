@@ -10,6 +10,7 @@ import torch
 
 from fedfacet import state
 from fedfacet.arguments import check_whole
+from fedfacet.asking import ClientsAway
 from fedfacet.deploy.exchange import Exchange, Lost, Order
 from fedfacet.deploy.protocol import Letter, pack
 from fedfacet.deploy.questions import to_plain
@@ -23,14 +24,6 @@ log = logging.getLogger(__name__)
 
 KEPT = "site|round"
 """What the server has in the place of a client's memory: the round after which the client kept what now counts."""
-
-
-class ClientsAway(FedFacetError):
-    """Some clients have not answered a question in time; the round begins anew without them."""
-
-    def __init__(self, client_ids: Iterable[int]) -> None:
-        self.client_ids = frozenset(client_ids)
-        super().__init__(f"clients {sorted(self.client_ids)} did not answer in time")
 
 
 class Shortfall(FedFacetError):
@@ -159,8 +152,8 @@ class DeployedEngine(Engine):
         """Yield each client's answer, in the order of the tasks.
 
         Raises:
-            ClientsAway: if some did not answer in time.
-            EngineError: if a site refuses the question.
+            ClientsAway: if some did not answer in time, or a site refuses the question.
+            EngineError: if a site's policy refuses it in the first round.
         """
         tasks = list(tasks)
         self._enter(tasks)
@@ -171,14 +164,13 @@ class DeployedEngine(Engine):
         found = self.exchange.answers([orders[n] for n in new], self._models, self.query_deadline_seconds)
         away = []
         for number, outcome in zip(new, found, strict=True):
-            answer = outcome if isinstance(outcome, Lost) else _answer_of(outcome[0])
-            if isinstance(answer, Answer):
-                self._answers[keys[number]] = answer
+            if not isinstance(outcome, Lost):  # what the answer is like is the federation's to check, as for any engine
+                self._answers[keys[number]] = Answer(*map(outcome[0].body.get, Answer._fields))  # type: ignore[arg-type]
                 continue
-            who = self._missed(orders[number], answer)
-            if answer.code == "policy":
-                raise EngineError(f"Expected {who} to answer, but {answer}: choose another method.")
-            log.warning("Round %d: %s is away: %s.", self.record.round, who, answer)
+            who = self._missed(orders[number], outcome)
+            if outcome.code == "policy" and self.record.round == 1:
+                raise EngineError(f"Expected {who} to answer, but {outcome}: choose another method.")
+            log.warning("Round %d: %s is away, asked for %s: %s.", self.record.round, who, query.name, outcome)
             away.append(orders[number].client)
         if away:
             raise ClientsAway(away)
@@ -192,6 +184,19 @@ class DeployedEngine(Engine):
         else:
             self.refused[order.site, why.code] += 1
         return f"client {order.client} ({self.roster.clients[order.client].name})"
+
+    def refuse(self, query: Query, client_id: int, fault: str) -> None:
+        """Count an answer that came and does not count."""
+        order = Order(client_id, self.roster.clients[client_id].site, b"", None)
+        who = self._missed(order, Lost(fault))
+        log.warning("Round %d: %s is away: %s.", self.record.round, who, fault)
+        self.record.answered.pop(to_plain(query)["name"], None)
+
+    def most_samples(self, client_id: int) -> int:
+        """Return how many samples a client has, with those that it holds out, by what its site has said of itself."""
+        member = self.roster.clients[client_id]
+        number, _, share = self.exchange.present[member.site]["clients"][member.name]
+        return int(number / (1 - share)) + 1
 
     def close(self) -> None:
         """Let go of the sites."""
@@ -255,18 +260,6 @@ def _update_of(letter: Letter) -> ClientUpdate:
         silent=body.get("silent") is True,
         num_lost=body.get("num_lost", 0),
     )
-
-
-def _answer_of(letter: Letter) -> Answer | Lost:
-    """Return the answer of a letter, if it is numbers, and lists of them."""
-
-    def is_plain(value: object) -> bool:
-        return all(map(is_plain, value)) if isinstance(value, list) else value is None or isinstance(value, int | float)
-
-    value, floats_up, samples = (letter.body.get(name) for name in ("value", "floats_up", "samples"))
-    if not is_plain(value) or not all(type(number) is int and number >= 0 for number in (floats_up, samples)):
-        return Lost("its answer is not made of numbers")
-    return Answer(value, floats_up, samples)  # type: ignore[arg-type]
 
 
 def nothing_of(client_id: int) -> ClientUpdate:

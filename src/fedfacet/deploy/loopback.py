@@ -12,10 +12,10 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
+from fedfacet.cores import check_processes
 from fedfacet.deploy.settings import SiteSettings
 from fedfacet.deploy.transport import Fault, Ticket
 from fedfacet.errors import ConfigError, FedFacetError
-from fedfacet.parallel.cores import check_processes
 from fedfacet.parallel.processes import process_context, sheltered
 
 
@@ -136,7 +136,7 @@ def _start(child: _Child) -> None:
 
 
 def _end(child: _Child) -> None:
-    if child.process is not None:
+    if child.process is not None and child.process.pid is not None:  # it may not have been started yet
         child.process.kill()
         child.process.join()
     for end in (child.letters, child.answers):

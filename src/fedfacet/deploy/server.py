@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
-from fedfacet.asking import Asking
+from fedfacet.asking import ClientsAway
 from fedfacet.build import put_together
 from fedfacet.compatibility import questions
 from fedfacet.config import make, plain, targets
@@ -20,7 +20,7 @@ from fedfacet.config.kinds import find_target
 from fedfacet.data.federated import FederatedData
 from fedfacet.deploy.agreement import overrides_for_sites, settings_digest
 from fedfacet.deploy.card import Card
-from fedfacet.deploy.engine import ClientsAway, DeployedEngine, Shortfall
+from fedfacet.deploy.engine import DeployedEngine, Shortfall
 from fedfacet.deploy.journal import Journal
 from fedfacet.deploy.roster import Roster
 from fedfacet.deploy.transport import Transport
@@ -29,7 +29,7 @@ from fedfacet.federation import Federation
 from fedfacet.participation.base import Participation, available_of
 from fedfacet.storage.run_files import Keys, is_there, json_of, sealed_json
 from fedfacet.storage.synced_file import write_synced
-from fedfacet.types import Partition, Query, RoundResult
+from fedfacet.types import FederationState, Partition, Query, RoundResult
 
 _OF_DATA = {"data", "splits", "local_holdout", "held_out_clients", "group_weights"}
 SAVED = "deploy.json"
@@ -44,21 +44,17 @@ class DeployedFederation(Federation):
         """Run one round; see ``Federation.run_round``."""
         self.engine.exchange.on_wait = self._check_stop
         self.engine.begin(self.state.round + 1)
-        while True:
-            try:
-                return super().run_round()
-            except ClientsAway as fault:
-                self.engine.away |= fault.client_ids
-                self.engine.record.answered = {}
+        return super().run_round()
 
-    def _answers(self, asking: Asking, question: Query) -> Mapping[int, Any]:
-        """Return the answers to a measurement's question; those who do not answer in time are left out."""
-        clients = asking.available
-        while True:
-            try:
-                return asking.ask(question, clients)
-            except ClientsAway as fault:
-                clients = [client for client in clients if client not in fault.client_ids]
+    def _able(self, before: FederationState) -> tuple[Sequence[int], int, Any]:
+        self.engine.away, self.engine.record.answered = self.away, {}
+        return super()._able(before)
+
+    def _refuse_answers(self, round: int, query: Query, faults: Mapping[int, str]) -> None:
+        """Have clients away whose answers do not count: what one site says never ends a run, whatever ``on_bad_update`` is."""
+        for client_id, fault in faults.items():
+            self.engine.refuse(query, client_id, fault)
+        raise ClientsAway(faults)
 
 
 class LiveParticipation(Participation):
@@ -79,11 +75,17 @@ class LiveParticipation(Participation):
         """Return them.
 
         Raises:
-            Shortfall: if no site is connected.
+            Shortfall: if no site is connected, or nobody is left who answers.
         """
         engine, there = self._engine, self._engine.exchange.transport.sites()
         members = engine.roster.clients
-        here = {k for k in range(num_clients) if there.get(members[k].site) and k not in engine.away}
+        connected = {k for k in range(num_clients) if there.get(members[k].site)}
+        here = connected - engine.away
+        if connected and not here:
+            raise Shortfall(
+                f"Expected an answer that counts in round {engine.record.round}, but {len(engine.away)} clients are away "
+                "without one: see in the log why, and go on by resume"
+            )
         if not here:
             raise Shortfall(
                 f"Expected a site that is connected in round {engine.record.round}, but none is: go on by resume when one is"

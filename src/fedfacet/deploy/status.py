@@ -43,6 +43,8 @@ def write_status(
         **{name: line[name] for name in ("cohort", "arrived", "lost")},
         "seconds": {site: round(seconds, 3) for site, seconds in record.seconds.items()},
         "bytes": traffic,
+        "late": {site: engine.late[site] for site in sites},
+        "refused": {site: {code: n for (of, code), n in sorted(engine.refused.items()) if of == site} for site in sites},
         "metrics": of.metrics,
     }
     series: list[tuple[str, str, str, Iterable[Sample]]] = [

@@ -15,13 +15,13 @@ from numpy.typing import NDArray
 from fedfacet import state
 from fedfacet.clients.prediction import Predictions
 from fedfacet.clients.program import Clients
+from fedfacet.cores import num_cores
 from fedfacet.engines.base import Engine
 from fedfacet.engines.graphs import GraphsEngine
 from fedfacet.engines.sequential import SequentialEngine
 from fedfacet.engines.vectorized import VectorizedEngine
 from fedfacet.engines.workers import WorkersEngine
 from fedfacet.machine_memory import peak_memory, told_available
-from fedfacet.parallel.cores import num_cores
 from fedfacet.parallel.schedule import makespan, pieces
 from fedfacet.types import Answer, Broadcast, ClientTask, ClientUpdate, Query, State
 

@@ -7,6 +7,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from fedfacet.answer_form import MOST_SAMPLES
 from fedfacet.metrics.group_counts import GroupCounts
 from fedfacet.types import Answer, ClientTask, ClientUpdate, Query, State
 
@@ -57,6 +58,10 @@ class Engine:
     def default_threads(self) -> int:
         """Torch threads per client where nobody says how many; sums over threads are part of the numbers of a run."""
         return torch.get_num_threads()
+
+    def most_samples(self, client_id: int) -> int:
+        """Return how many samples a client has at most, as far as the server knows."""
+        return MOST_SAMPLES
 
     def setup(self, clients: "Clients") -> None:
         """Take the clients; called once, before anything else, and starts nothing."""

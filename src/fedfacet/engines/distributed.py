@@ -18,10 +18,10 @@ from fedfacet import state
 from fedfacet.arguments import check_choice
 from fedfacet.clients.client_data import evaluation_batch_size
 from fedfacet.clients.prediction import Predictions
+from fedfacet.cores import crowded
 from fedfacet.engines.base import Engine
 from fedfacet.errors import ConfigError, EngineError
 from fedfacet.parallel import wire
-from fedfacet.parallel.cores import crowded
 from fedfacet.parallel.dealing import handfuls
 from fedfacet.parallel.dealt_round import DealtRound
 from fedfacet.parallel.message import Joined, Message

@@ -10,7 +10,7 @@ import time
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from multiprocessing import connection as mp_connection
-from multiprocessing.process import BaseProcess
+from multiprocessing.process import BaseProcess, current_process
 from multiprocessing.util import get_temp_dir
 from typing import Any
 
@@ -21,11 +21,11 @@ from numpy.typing import NDArray
 from fedfacet import state
 from fedfacet.clients.client_data import evaluation_batch_size
 from fedfacet.clients.prediction import Predictions
+from fedfacet.cores import MAX_THREADS, check_processes, crowded, num_cores
 from fedfacet.engines.base import Engine
 from fedfacet.errors import EngineError
 from fedfacet.parallel import shared_memory, wire
 from fedfacet.parallel.channel import Channel
-from fedfacet.parallel.cores import MAX_THREADS, check_processes, crowded, num_cores
 from fedfacet.parallel.packing import without_bundles
 from fedfacet.parallel.processes import process_context, sheltered
 from fedfacet.parallel.schedule import batches, pieces
@@ -33,6 +33,9 @@ from fedfacet.parallel.worker import CommonModel, Order, serve
 from fedfacet.types import Answer, ClientTask, ClientUpdate, Query, State
 
 log = logging.getLogger(__name__)
+
+UNGUARDED = 96
+"""The exit code of a worker in which the user's script starts workers too, because it runs once more there."""
 
 MAX_DEATHS = 3  # a piece of work that has killed so many workers is given up, and the run with it
 
@@ -131,6 +134,8 @@ class WorkersEngine(Engine):
         """Have jobs done in the order given by whoever is idle; yield message and bundles of positions 0 .. count - 1."""
         if not jobs:
             return
+        if getattr(current_process(), "_inheriting", False):  # multiprocessing imports the user's script in a worker
+            os._exit(UNGUARDED)
         self._start(count)
         self._share(jobs[0].model_to_use)
         waiting = collections.deque(jobs)
@@ -278,6 +283,11 @@ class WorkersEngine(Engine):
         code = worker.process.exitcode
         worker.kill()
         self._workers.remove(worker)
+        if code == UNGUARDED:
+            raise EngineError(
+                'Expected the script to train under `if __name__ == "__main__":`, because every worker process runs the rest '
+                "of it again, but it trains without: put that line before what trains, or take SequentialEngine."
+            )
         job.deaths += 1
         if job.deaths == MAX_DEATHS:
             raise EngineError(

@@ -8,12 +8,15 @@ from collections.abc import Iterator
 from multiprocessing import resource_tracker
 from multiprocessing.context import BaseContext
 
+_SIGNALS = {signal.SIGTERM, signal.SIGINT}
+
 
 @contextlib.contextmanager
 def sheltered() -> Iterator[None]:
-    """Have processes that are started while entered hear no SIGTERM, and import nothing from the working folder.
+    """Have processes that are started while entered hear no SIGTERM and no Ctrl-C, and import nothing from the working folder.
 
-    A signal to the process group is this process's to act on. What starts now inherits that it does not hear it. The tracker of
+    A signal to the process group is this process's to act on. What starts now inherits that it does not hear it, and this
+    process acts on it when the others have started: half a start would leave errors of multiprocessing's. The tracker of
     multiprocessing starts first, since its start would have the signal heard again. Windows has neither.
     """
     before = os.environ.get("PYTHONSAFEPATH")
@@ -23,11 +26,11 @@ def sheltered() -> Iterator[None]:
             yield
             return
         resource_tracker.ensure_running()
-        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
+        signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
         try:
             yield
         finally:
-            signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, _SIGNALS)
     finally:
         if before is None:
             del os.environ["PYTHONSAFEPATH"]

@@ -24,7 +24,7 @@ class PersonalNormLayers(PersonalLayers):
 
     def names(self, model: nn.Module) -> frozenset[str]:
         """Return the names of the normalisation layers' tensors."""
-        layers = [prefix for prefix, module in model.named_modules() if isinstance(module, NORM_LAYERS)]
+        layers = [prefix for prefix, module in model.named_modules(remove_duplicate=False) if isinstance(module, NORM_LAYERS)]
         owned = {prefix: model.get_submodule(prefix).state_dict() for prefix in layers}
         names = frozenset(f"{prefix}.{name}" if prefix else name for prefix, tensors in owned.items() for name in tensors)
         if not names:

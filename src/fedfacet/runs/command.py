@@ -22,7 +22,7 @@ from fedfacet import config as configuration
 from fedfacet.broken_pipe import reader_may_leave
 from fedfacet.config.sweeping import Sweep
 from fedfacet.errors import ConfigError, FedFacetError
-from fedfacet.runs.ending import command_name, leave, refuse
+from fedfacet.runs.ending import command_name, refuse
 from fedfacet.runs.job import Job
 from fedfacet.runs.jobs import check, check_data, run_job
 from fedfacet.runs.pace import Pace
@@ -39,7 +39,6 @@ def run_command(train: Callable[[Job], None]) -> None:
     Args:
         train: runs one job in its folder.
     """
-    signal.signal(signal.SIGINT, leave)
     logging.raiseExceptions = False  # of a full disk the run's tables tell in a sentence, the log file in tracebacks
     workers = 1
     if "--version" in sys.argv[1:]:

@@ -1,19 +1,19 @@
 """How a run that does not end well ends: in one sentence, with a status, and with the command that goes on."""
 
 import contextlib
-import errno
 import logging
 import os
 import shlex
 import shutil
 import signal
 import sys
-from collections.abc import Iterator, Set
+from collections.abc import Iterator
 from pathlib import Path
 from typing import NoReturn
 
 from fedfacet.config import is_cell, needed_to_resume, override_of
-from fedfacet.errors import FedFacetError, Interrupted, first_line
+from fedfacet.entry import leave, sentence_of, short_of, tell_error
+from fedfacet.errors import FedFacetError, Interrupted
 from fedfacet.runs.job import Job
 from fedfacet.storage.synced_file import folder_gone
 
@@ -34,21 +34,10 @@ class Refused(SystemExit):
 
 def refuse(error: Exception, *, aloud: bool = True) -> NoReturn:
     """Exit with status 2, and print what is wrong in one sentence if ``aloud``."""
-    sentence = str(error)
-    if not isinstance(error, FedFacetError) and not sentence.startswith("Expected"):  # Python's or a library's own words
-        fault = f"{type(error).__name__} ({first_line(error)})"
-        sentence = f"Expected settings that their parts take, but got {fault}: mend the overrides."
+    sentence = sentence_of(error)
     if aloud:
-        print(f"error: {sentence}", file=sys.stderr)
+        tell_error(sentence)
     raise Refused(sentence)
-
-
-def leave(*_: object) -> None:
-    """End the process at once, as Ctrl-C asks while there is nothing to save: before the first round and after the last.
-
-    Not by KeyboardInterrupt: raised in the midst of OmegaConf it comes out as another error.
-    """
-    os._exit(130)
 
 
 @contextlib.contextmanager
@@ -70,12 +59,9 @@ def ending_in_a_sentence(job: Job) -> Iterator[None]:
         log.info("Failed.", exc_info=True)
         if isinstance(error, OSError) and not job.run_dir.is_dir():
             refuse(folder_gone(job.run_dir))
-        if _told(error, {errno.ENOSPC, errno.EDQUOT}, "No space left on device"):
-            lacking, remedy = "free disk space", "free some"
-        elif _told(error, {errno.ENOMEM}, "can't allocate memory", "not enough memory", "out of memory", "MemoryError"):
-            lacking, remedy = "enough memory", "close what else uses it, take fewer workers, smaller batches or a smaller model"
-        else:
+        if (found := short_of(error)) is None:
             raise
+        lacking, remedy = found
         refuse(FedFacetError(f"Expected {lacking} for {job.run_dir}, but there is none left: {remedy}; {how_to_go_on(job)}"))
     finally:
         signal.signal(signal.SIGINT, leave)
@@ -115,13 +101,3 @@ def _is_usual(interpreter: Path) -> bool:
     """Tell whether ``python`` starts this interpreter, as in an active virtual environment."""
     found = shutil.which("python")
     return found is not None and Path(found).parent == interpreter.parent
-
-
-def _told(error: BaseException | None, numbers: Set[int], *words: str) -> bool:
-    """Tell whether an error comes of one of the system's errors; torch, safetensors and workers have their own words for it."""
-    while error is not None:
-        text = f"{type(error).__name__}: {error}"
-        if getattr(error, "errno", None) in numbers or any(word in text for word in words):
-            return True
-        error = error.__cause__ or error.__context__
-    return False

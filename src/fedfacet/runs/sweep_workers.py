@@ -16,9 +16,9 @@ from pathlib import Path
 from typing import Any, Literal
 
 from fedfacet.broken_pipe import reader_may_leave
+from fedfacet.cores import check_processes, num_cores
+from fedfacet.entry import leave
 from fedfacet.errors import ConfigError
-from fedfacet.parallel.cores import check_processes, num_cores
-from fedfacet.runs.ending import leave
 from fedfacet.runs.screen import Screen
 
 Outcome = tuple[dict[Path, int], dict[Path, str]]

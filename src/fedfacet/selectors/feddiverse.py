@@ -1,14 +1,12 @@
 """FedDiverse: a cohort whose clients differ in kind."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from fedfacet.arguments import check_choice, check_whole
-from fedfacet.errors import SelectionError
 from fedfacet.selectors.base import ClientSelector, Taxonomy
 from fedfacet.types import Query, SelectionContext, ServerState
 
@@ -83,17 +81,13 @@ class FedDiverseSelector(ClientSelector):
         check_choice("rotation", self.rotation, ("triple", "round", "random"))
 
     def select(self, server: ServerState, context: SelectionContext) -> list[int]:
-        """Return the cohort of this round: all available clients while pre-training.
-
-        Raises:
-            SelectionError: if a client discloses anything but three finite numbers, 0 or larger.
-        """
+        """Return the cohort of this round: all available clients while pre-training."""
         if context.round <= self.fedavg_rounds or context.round < self.pretraining_rounds:
             return list(context.available)
         triplets = context.ask_once(self.heterogeneity, context.available)
-        triplets_KD = _checked(triplets)
         if context.round <= self.pretraining_rounds:
             return list(context.available)
+        triplets_KD = np.array(list(triplets.values()), dtype=np.float64)
         if self.rotation == "random":
             # The columns themselves, as in the released code: an odd permutation also turns the cross product's sign.
             triplets_KD = triplets_KD[:, context.rng.permutation(3)]
@@ -107,29 +101,6 @@ class FedDiverseSelector(ClientSelector):
             yield DIMENSIONS[turn % 3]
             if self.rotation != "round":
                 turn += 1
-
-
-def _checked(triplets: Mapping[int, Any]) -> NDArray[np.float64]:
-    """Return the triplets, shape (K, 3), or name the first client that disclosed something else."""
-    try:
-        triplets_KD = np.array(list(triplets.values()), dtype=np.float64)
-    except (TypeError, ValueError):
-        triplets_KD = np.empty(0)
-    if triplets_KD.shape == (len(triplets), 3) and (np.isfinite(triplets_KD) & (triplets_KD >= 0)).all():
-        return triplets_KD
-    client_id, triplet = next((k, triplet) for k, triplet in triplets.items() if not _is_triplet(triplet))
-    raise SelectionError(
-        "Expected a heterogeneity triplet of three finite numbers, 0 or larger, but client "
-        f"{client_id} disclosed {triplet}: mend the query."
-    )
-
-
-def _is_triplet(answer: Any) -> bool:
-    try:
-        triplet = np.asarray(answer, dtype=np.float64)
-    except (TypeError, ValueError):
-        return False
-    return triplet.shape == (3,) and bool((np.isfinite(triplet) & (triplet >= 0)).all())
 
 
 def diverse_order(

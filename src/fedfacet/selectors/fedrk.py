@@ -1,16 +1,10 @@
 """FedRK: clients drawn so that the samples they bring are balanced over classes and attributes."""
 
-from collections.abc import Mapping
-from contextlib import suppress
-from typing import Any
-
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from scipy.optimize import minimize
 
 from fedfacet.arguments import check_choice, check_whole, check_within
-from fedfacet.errors import SelectionError
-from fedfacet.heterogeneity import InteractionMatrix
 from fedfacet.selectors.base import ClientSelector, Taxonomy
 from fedfacet.types import Query, SelectionContext, ServerState
 
@@ -64,17 +58,13 @@ class FedRKSelector(ClientSelector):
         self.fedavg_rounds = pretraining_rounds if pretraining == "fedavg" else 0
 
     def select(self, server: ServerState, context: SelectionContext) -> list[int]:
-        """Return a cohort drawn by the balancing weights; all available clients while pre-training.
-
-        Raises:
-            SelectionError: if a client's matrix holds anything but counts, or has another shape than the others'.
-        """
+        """Return a cohort drawn by the balancing weights; all available clients while pre-training."""
         if context.round <= self.fedavg_rounds or context.round < self.pretraining_rounds:
             return list(context.available)
         matrices = context.ask_once(self.interaction_matrix, context.available)
         if context.round <= self.pretraining_rounds:
             return list(context.available)
-        weights_K = balancing_weights(_counts(matrices), self.floor)
+        weights_K = balancing_weights(list(matrices.values()), self.floor)
         return [int(k) for k in context.rng.choice(context.available, size=context.places, replace=False, p=weights_K)]
 
 
@@ -126,19 +116,3 @@ def balancing_weights(matrices_KYA: ArrayLike, floor: float) -> NDArray[np.float
     u_K = np.maximum(columns_KH @ found.x, 0.0)
     weights_K: NDArray[np.float64] = floor / len(u_K) + (1 - floor) * u_K / u_K.sum()
     return weights_K
-
-
-def _counts(matrices: Mapping[int, Any]) -> NDArray[np.float64]:
-    """Return the disclosed matrices as one array, or name the first client whose matrix is none."""
-    with suppress(ValueError, TypeError):
-        counts_KYA = np.array(list(matrices.values()), dtype=np.float64)
-        if counts_KYA.ndim == 3:
-            InteractionMatrix(counts_KYA.reshape(len(matrices), -1))
-            return counts_KYA
-    shapes = set()
-    for client_id, matrix in matrices.items():
-        try:
-            shapes.add(InteractionMatrix(matrix).counts.shape)
-        except ValueError as error:
-            raise SelectionError(f"Client {client_id} disclosed no matrix of counts. {error}") from None
-    raise SelectionError(f"Expected interaction matrices of one shape, but clients disclosed {sorted(shapes)}: mend the query.")

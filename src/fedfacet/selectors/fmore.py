@@ -1,6 +1,5 @@
 """FMore: an auction in which clients sell their samples, speed and bandwidth."""
 
-import logging
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Protocol
@@ -9,11 +8,8 @@ import numpy as np
 
 from fedfacet.arguments import check_choice, check_within
 from fedfacet.auction import SCORINGS, Auction, score
-from fedfacet.selectors.base import ClientSelector, Taxonomy, named
+from fedfacet.selectors.base import ClientSelector, Taxonomy
 from fedfacet.types import PAYMENTS, Query, RoundResult, SelectionContext, ServerState
-
-log = logging.getLogger(__name__)
-
 
 _ROUNDING = 1e-9
 """Of a score: where all who bid win, and the dearest type is just worth its cost, prices are the scores but for rounding."""
@@ -49,8 +45,7 @@ class FMoreSelector(ClientSelector):
     arXiv:2002.09699. Neither the formulas nor the defaults were checked against the paper; the thesis has psi of 0.8.
 
     Deviations: a client reckons as if the others had its own capacities, and psi were 1. What it offers does not change its
-    training: who offers a part of its samples still trains on all. Ties are broken by the round's draw. A bid that is not
-    finite, a negative price and a quality outside [0, 1] do not win, and the log names who sent them.
+    training: who offers a part of its samples still trains on all. Ties are broken by the round's draw.
 
     A round costs O(K log K), and each client's own bid. Clients disclose their number of samples and the seconds of their
     device once, and four numbers in every round.
@@ -111,11 +106,8 @@ class FMoreSelector(ClientSelector):
         bids = context.ask(self.bid.announced(auction), context.available)
         bids_K4 = np.array([bids[k] for k in context.available], dtype=np.float64)
         qualities_K3, prices_K = bids_K4[:, :3], bids_K4[:, 3]
-        usable_K = ((qualities_K3 >= 0) & (qualities_K3 <= 1)).all(axis=1) & np.isfinite(prices_K) & (prices_K >= 0)
-        _warn(context, usable_K)
-        with np.errstate(invalid="ignore"):
-            scores_K = score(self.scoring, self.weights, np.where(usable_K[:, None], qualities_K3, 0.0))
-            gains_K = np.where(usable_K & (scores_K > 0), scores_K - prices_K, -np.inf)
+        scores_K = score(self.scoring, self.weights, qualities_K3)
+        gains_K = np.where(scores_K > 0, scores_K - prices_K, -np.inf)
         worth_K = gains_K >= -_ROUNDING * scores_K
         passed_K = context.rng.random(len(gains_K)) >= self.acceptance
         order = np.lexsort((context.rng.random(len(gains_K)), -gains_K, passed_K))
@@ -134,12 +126,3 @@ def _rate(amount: float, seconds: float) -> float:
 def _largest(values: Iterable[float]) -> float:
     """Return the largest finite one above 0; 1 where there is none."""
     return max((value for value in values if 0 < value < math.inf), default=1.0)
-
-
-def _warn(context: SelectionContext, usable_K: np.ndarray) -> None:
-    unusable = np.asarray(context.available)[~usable_K].tolist()
-    if unusable:
-        log.warning(
-            "Round %d: the bids of %d of %d clients are none and do not win: clients %s.",
-            *(context.round, len(unusable), len(usable_K), named(unusable)),
-        )

@@ -2,8 +2,8 @@
 
 import logging
 import warnings
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections import Counter
+from collections.abc import Mapping
 
 import numpy as np
 from numpy.typing import NDArray
@@ -73,22 +73,27 @@ class KFedSelector(ClientSelector):
         """Return one client of every cluster after another.
 
         Raises:
-            SelectionError: if clients' centres are of different lengths, or ``num_clusters`` are more than there are centres.
+            SelectionError: if ``num_clusters`` are more than there can be centres.
         """
         known = set(context.disclosed.get(self.centroids.name, {}))
         context.ask_once(self.centroids, context.available)
         # Of all who ever answered, so that clusters do not depend on who is away today.
-        centres = {k: _centres(answer) for k, answer in sorted(context.disclosed[self.centroids.name].items())}
-        if unusable := [k for k in context.available if k not in known and not np.isfinite(centres[k]).all()]:
-            log.warning(
-                "Round %d: the centres of %d of %d clients are no finite vectors, and they come last: clients %s.",
-                *(context.round, len(unusable), len(context.available), named(unusable)),
-            )
-        centres = {k: centres_RD for k, centres_RD in centres.items() if np.isfinite(centres_RD).all()}
-        if self.num_clusters is not None and self.num_clusters > (number := sum(map(len, centres.values()))):
+        told = sorted(context.disclosed[self.centroids.name].items())
+        centres = {k: np.array(answer, dtype=np.float64).reshape(len(answer), -1) for k, answer in told if len(answer)}
+        widths = Counter(centres_RD.shape[1] for centres_RD in centres.values()).most_common(1)
+        if unusable := [k for k in centres if centres[k].shape[1] != widths[0][0]]:
+            if new := [k for k in unusable if k not in known]:
+                log.warning(
+                    "Round %d: the centres of %d of %d clients have another length than most, and they come last: clients %s.",
+                    *(context.round, len(new), len(context.available), named(new)),
+                )
+            centres = {k: centres_RD for k, centres_RD in centres.items() if k not in unusable}
+        # As many as if everybody had found as many as somebody has: nobody ends a run by having few.
+        number = len(context.available) * max(map(len, centres.values()), default=0)
+        if self.num_clusters is not None and self.num_clusters > number:
             raise SelectionError(
-                f"Expected selector.num_clusters={self.num_clusters} to be at most the {number} centres that clients have: "
-                "lower it, or have clients find more."
+                f"Expected selector.num_clusters={self.num_clusters} to be at most the {number} centres that clients have at "
+                "most: lower it, or have clients find more."
             )
         clusters = _main_clusters(centres, self.num_clusters or context.cohort_size)
         clusters_K = np.array([clusters.get(k, -1) for k in context.available])
@@ -145,23 +150,9 @@ def clusters_of_centres(centres_MD: Floats, number: int) -> NDArray[np.int64]:
 
 
 def _main_clusters(centres: Mapping[int, Floats], number: int) -> dict[int, int]:
-    """Return the main cluster of every client that has centres."""
-    having = {k: centres_RD for k, centres_RD in centres.items() if len(centres_RD)}
-    if not having:
+    """Return the main cluster of every client, all of which have centres of one length."""
+    if not centres:
         return {}
-    if len(widths := {centres_RD.shape[1] for centres_RD in having.values()}) > 1:
-        raise SelectionError(f"Expected centres of one length, but clients disclosed {sorted(widths)}: mend the query.")
-    labels = clusters_of_centres(np.concatenate(list(having.values())), number)
-    firsts = np.cumsum([0, *(len(centres_RD) for centres_RD in having.values())])[:-1]
-    return {k: int(labels[first]) for k, first in zip(having, firsts, strict=True)}
-
-
-def _centres(answer: Sequence[Any]) -> Floats:
-    """Return a client's centres, shape (R, D); NaN of shape (1, 1) where they are no vectors of one length."""
-    if not len(answer):
-        return np.empty((0, 0))
-    try:
-        centres_RD = np.asarray(answer, dtype=np.float64)
-    except (TypeError, ValueError):
-        return np.full((1, 1), np.nan)
-    return centres_RD if centres_RD.ndim == 2 else np.full((1, 1), np.nan)
+    labels = clusters_of_centres(np.concatenate(list(centres.values())), number)
+    firsts = np.cumsum([0, *(len(centres_RD) for centres_RD in centres.values())])[:-1]
+    return {k: int(labels[first]) for k, first in zip(centres, firsts, strict=True)}

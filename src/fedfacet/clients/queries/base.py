@@ -11,6 +11,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from fedfacet import rng
+from fedfacet.answer_form import ANYTHING, AnswerForm
 from fedfacet.clients.client_data import ClientData
 from fedfacet.clients.divided_training import HalfTrained
 from fedfacet.privacy.disclosure import UNDECLARED
@@ -77,6 +78,9 @@ class Query(ABC):
 
     kind: str = UNDECLARED
     """What the answer tells, of ``KINDS`` in ``fedfacet.privacy.disclosure``; no policy allows an undeclared one."""
+
+    form: AnswerForm = ANYTHING
+    """What its answer must be like; a client whose answer is not is away in the round."""
 
     reads: frozenset[str] = frozenset({"x", "y", "a"})
     """What of the client's samples it looks at: inputs, classes, attribute values."""

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from copy import copy
 
 from fedfacet import rng
+from fedfacet.answer_form import AnswerForm
 from fedfacet.auction import Auction, price
 from fedfacet.clients.queries.base import Query, QueryContext
 from fedfacet.clients.queries.resources import needs_of
@@ -34,6 +35,7 @@ class Bid(Query):
 
     name = "bid"
     kind = "bid"
+    form = AnswerForm(shape=(4,), low=0, high=(1, 1, 1, 1e300))
     reads = frozenset[str]()
     needs_model = False
     auction: Auction | None = None

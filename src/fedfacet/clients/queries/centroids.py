@@ -12,6 +12,7 @@ from sklearn.utils.extmath import randomized_svd
 from threadpoolctl import threadpool_limits
 from torch import nn
 
+from fedfacet.answer_form import AnswerForm
 from fedfacet.arguments import check_choice, check_whole
 from fedfacet.clients.queries.base import Query, QueryContext
 from fedfacet.errors import ConfigError
@@ -56,6 +57,7 @@ class Centroids(Query):
         self.local_clusters = local_clusters
         self.space = space
         self.needs_model = space == "features"
+        self.form = AnswerForm(shape=(range(local_clusters + 1), range(1, 2**31)))
 
     def check(self, model: nn.Module) -> None:
         """Refuse a model without ``features(x)``, where they are asked for."""

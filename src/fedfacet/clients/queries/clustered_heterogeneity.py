@@ -17,7 +17,7 @@ from fedfacet.clients.attribute_clusters import cluster_attributes
 from fedfacet.clients.biased_model import train_biased
 from fedfacet.clients.image_statistics import image_statistics
 from fedfacet.clients.queries.base import Query, QueryContext
-from fedfacet.clients.queries.noise import checked_multiplier, noisy_triplet
+from fedfacet.clients.queries.noise import TRIPLET, checked_multiplier, noisy_triplet
 from fedfacet.errors import ConfigError
 from fedfacet.heterogeneity import InteractionMatrix
 from fedfacet.types import Answer
@@ -68,6 +68,7 @@ class ClusteredHeterogeneity(Query):
 
     name = "heterogeneity"
     kind = "triplet"
+    form = TRIPLET
     reads = frozenset({"x", "y"})
     needs_model = True
 

@@ -3,6 +3,7 @@
 from copy import copy
 
 from fedfacet import rng
+from fedfacet.answer_form import AnswerForm
 from fedfacet.clients.queries.base import Query, QueryContext
 from fedfacet.clients.queries.resources import needs_of
 from fedfacet.contracts import Menu
@@ -23,6 +24,7 @@ class Contract(Query):
 
     name = "contract"
     kind = "bid"
+    form = AnswerForm(low=0, high=1e300)
     reads = frozenset[str]()
     needs_model = False
     menu: Menu | None = None

@@ -25,6 +25,7 @@ class NumSamples(Query):
 
     def __init__(self, *, noise_multiplier: float | None = None, max_norm: float | None = None) -> None:
         self.noise = CountNoise(noise_multiplier, max_norm)
+        self.form = self.noise.form(())
 
     def counted(self, unit: str) -> float | None:
         """Return the noise multiplier; infinity for samples, since neighbours have as many."""
@@ -55,6 +56,7 @@ class LabelHistogram(Query):
 
     def __init__(self, *, noise_multiplier: float | None = None, max_norm: float | None = None) -> None:
         self.noise = CountNoise(noise_multiplier, max_norm)
+        self.form = self.noise.form(("Y",))
 
     def counted(self, unit: str) -> float | None:
         """Return the noise multiplier; see ``Query.counted``."""
@@ -92,6 +94,7 @@ class DisclosedInteractionMatrix(Query):
     ) -> None:
         self.epsilon = checked_epsilon(epsilon, noise_multiplier)
         self.noise = CountNoise(noise_multiplier, max_norm)
+        self.form = (CountNoise(1.0) if epsilon else self.noise).form(("Y", "A"))
 
     def counted(self, unit: str) -> float | None:
         """Return the noise multiplier of the counts; see ``Query.counted``."""

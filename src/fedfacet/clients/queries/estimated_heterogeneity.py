@@ -13,7 +13,7 @@ from fedfacet import rng
 from fedfacet.arguments import check_choice, check_whole, check_within
 from fedfacet.clients.biased_model import balanced_weights, optimizer_step, train_biased
 from fedfacet.clients.queries.base import Query, QueryContext
-from fedfacet.clients.queries.noise import checked_multiplier, noisy_triplet
+from fedfacet.clients.queries.noise import TRIPLET, checked_multiplier, noisy_triplet
 from fedfacet.errors import ConfigError
 from fedfacet.heterogeneity import InteractionMatrix
 from fedfacet.objectives.attribute_head import AttributeHeadObjective
@@ -65,6 +65,7 @@ class EstimatedHeterogeneity(Query):
 
     name = "heterogeneity"
     kind = "triplet"
+    form = TRIPLET
     reads = frozenset({"x", "y"})
     needs_model = True
 

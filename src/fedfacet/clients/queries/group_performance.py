@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from fedfacet.answer_form import AnswerForm
 from fedfacet.clients.client_data import ClientData
 from fedfacet.clients.queries.base import Query, QueryContext
 from fedfacet.errors import ConfigError, DisclosureError
@@ -22,6 +23,7 @@ class GroupLosses(Query):
 
     name = "group_losses"
     kind = "group_performance"
+    form = AnswerForm(shape=(2, "Y", "A"), low=0, finite=False, counts=1, least=1)
     reads = frozenset({"x", "y", "a"})
     needs_model = True
 
@@ -38,6 +40,7 @@ class GroupHits(Query):
 
     name = "group_hits"
     kind = "group_performance"
+    form = AnswerForm(shape=(2, "Y", "A"), low=0, counts=1, least=1, parts=True)
     reads = frozenset({"x", "y", "a"})
     needs_model = True
 
@@ -57,6 +60,7 @@ class GroupScores(Query):
 
     name = "group_scores"
     kind = "group_performance"
+    form = AnswerForm(shape=(2, "Y", "A"), low=0, finite=False, counts=1, least=1, parts=True)
     reads = frozenset({"x", "y", "a"})
     needs_model = True
 

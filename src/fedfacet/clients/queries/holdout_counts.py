@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import numpy as np
 
+from fedfacet.answer_form import AnswerForm
 from fedfacet.clients.queries.base import Query, QueryContext
 from fedfacet.clients.queries.group_performance import group_sums, is_right
 from fedfacet.types import Answer
@@ -18,6 +19,7 @@ class HoldoutCounts(Query):
 
     name = "holdout_counts"
     kind = "group_performance"
+    form = AnswerForm(shape=(2, "Y", "A"), low=0, counts=..., parts=True)
     reads = frozenset({"x", "y", "a"})
     needs_model = True
 

@@ -5,6 +5,7 @@ import math
 import torch
 from torch.nn import functional
 
+from fedfacet.answer_form import AnswerForm
 from fedfacet.clients.queries.base import Query, QueryContext
 from fedfacet.types import Answer
 
@@ -26,6 +27,7 @@ class LocalLoss(Query):
 
     name = "local_loss"
     kind = "loss"
+    form = AnswerForm(low=0, finite=False)
     reads = frozenset({"x", "y"})
     needs_model = True
 

@@ -3,6 +3,7 @@
 import torch
 from torch.nn import functional
 
+from fedfacet.answer_form import AnswerForm
 from fedfacet.clients.queries.base import Query, QueryContext
 from fedfacet.types import Answer
 
@@ -26,6 +27,7 @@ class LossMoments(Query):
 
     name = "loss_moments"
     kind = "loss"
+    form = AnswerForm(shape=(3,), low=0, high=1e100, finite=False, counts=0)
     reads = frozenset({"x", "y"})
     needs_model = True
 

@@ -6,8 +6,10 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from fedfacet.answer_form import AnswerForm
 from fedfacet.clients.queries.base import QueryContext
 
+TRIPLET = AnswerForm(shape=(3,), low=0, high=1 + 1e-9)
 TRIPLET_REACH = math.sqrt(3)
 """How far two triplets are apart at most, in the l2 norm: each of three measures lies in [0, 1]."""
 
@@ -54,6 +56,10 @@ class CountNoise:
         std = self.noise_multiplier * (1.0 if self.max_norm is None else self.max_norm)
         noisy: NDArray[np.float64] = self.scaled(counts) + std * context.noise(f"answer-{name}").standard_normal(counts.shape)
         return np.maximum(0.0, noisy)
+
+    def form(self, shape: tuple[str, ...]) -> AnswerForm:
+        """Return what a table of counts must be like, with the noise or without."""
+        return AnswerForm(shape=shape, low=0, high=2.0**53, counts=... if self.noise_multiplier is None else None)
 
     def counted(self, unit: str) -> float | None:
         """Return the noise multiplier; see ``Query.counted``."""

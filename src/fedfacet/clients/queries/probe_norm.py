@@ -1,6 +1,7 @@
 """How far the first steps of its training would take a client."""
 
 from fedfacet import state
+from fedfacet.answer_form import AnswerForm
 from fedfacet.arguments import check_whole
 from fedfacet.clients.queries.base import Query, QueryContext
 from fedfacet.types import Answer
@@ -27,6 +28,7 @@ class ProbeNorm(Query):
 
     name = "probe_norm"
     kind = "norm"
+    form = AnswerForm(low=0, high=1e100, finite=False)
     reads = frozenset({"x", "y"})
     needs_model = True
     starts_training = True

@@ -2,6 +2,7 @@
 
 import math
 
+from fedfacet.answer_form import AnswerForm
 from fedfacet.clients.queries.base import Query, QueryContext
 from fedfacet.errors import ConfigError
 from fedfacet.types import Answer, RoundNeeds
@@ -26,6 +27,7 @@ class Resources(Query):
 
     name = "resources"
     kind = "resources"
+    form = AnswerForm(shape=(3,), low=0, high=1e300, finite=False)
     reads = frozenset[str]()
     needs_model = False
 
@@ -55,6 +57,7 @@ class UploadSeconds(Query):
 
     name = "upload_seconds"
     kind = "resources"
+    form = AnswerForm(low=0, high=1e300, finite=False)
     reads = frozenset[str]()
     needs_model = False
 
@@ -79,6 +82,7 @@ class RoundJoules(Query):
 
     name = "round_joules"
     kind = "resources"
+    form = AnswerForm(low=0, high=1e300, finite=False)
     reads = frozenset[str]()
     needs_model = False
 

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from fedfacet.answer_form import AnswerForm
 from fedfacet.arguments import check_whole
 from fedfacet.clients.queries.base import Query, QueryContext
 from fedfacet.errors import ConfigError
@@ -39,6 +40,7 @@ class Smoothness(Query):
 
     name = "smoothness"
     kind = "norm"
+    form = AnswerForm(low=0, high=1e100, finite=False)
     reads = frozenset({"x", "y"})
     needs_model = True
 

@@ -2,7 +2,7 @@
 
 from fedfacet.clients.queries.base import Query, QueryContext
 from fedfacet.clients.queries.counts import checked_epsilon, noisy_matrix
-from fedfacet.clients.queries.noise import CountNoise
+from fedfacet.clients.queries.noise import TRIPLET, CountNoise
 from fedfacet.types import Answer
 
 
@@ -19,6 +19,7 @@ class TrueHeterogeneity(Query):
 
     name = "heterogeneity"
     kind = "triplet"
+    form = TRIPLET
     reads = frozenset({"y", "a"})
     needs_model = False
 

@@ -5,7 +5,7 @@ import logging
 import pytest
 import torch
 
-from fedfacet.parallel.cores import crowded
+from fedfacet.cores import crowded
 
 
 @pytest.fixture
