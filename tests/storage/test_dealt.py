@@ -5,6 +5,7 @@ import json
 import numpy as np
 import pytest
 
+from fedfacet.errors import CheckpointError
 from fedfacet.heterogeneity import InteractionMatrices
 from fedfacet.storage import dealt
 from fedfacet.types import Partition

@@ -34,7 +34,9 @@ def _is_text(value: Any) -> bool:
 
 
 def _is_by_client(value: Any) -> bool:
-    return isinstance(value, dict) and all(key.isascii() and key.isdigit() for key in value) and all(map(_is_text, value.values()))
+    return (
+        isinstance(value, dict) and all(key.isascii() and key.isdigit() for key in value) and all(map(_is_text, value.values()))
+    )
 
 
 _KEYS: Keys = {
@@ -73,7 +75,8 @@ class Journal(Callback):
 
     def on_fit_start(self, federation: Federation) -> None:
         """Cut back what a killed run wrote after its last checkpoint."""
-        before = read_journal(self.file) if self.file.exists() else {}
+        lines = json_lines_of(self.file, {"round": is_whole}) if self.file.exists() else []
+        before = {line["round"]: line for line in lines}
         kept = [json.dumps(line) + "\n" for round, line in before.items() if round <= federation.state.round]
         write_synced(self.file, ["".join(kept).encode()])
 

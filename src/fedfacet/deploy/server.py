@@ -179,7 +179,9 @@ def read_saved(run_dir: Path) -> Mapping[str, Any]:
 
 _KEYS: Keys = {
     "run": lambda value: isinstance(value, str),
-    "roster": lambda value: isinstance(value, list) and all(isinstance(one, list) and list(map(type, one)) == [str, str] for one in value),
+    "roster": lambda value: (
+        isinstance(value, list) and all(isinstance(one, list) and list(map(type, one)) == [str, str] for one in value)
+    ),
     "holdout": lambda value: isinstance(value, list) and all(type(share) in (int, float) and 0 <= share < 1 for share in value),
 }
 
