@@ -160,3 +160,20 @@ class TestStepBudget:
 def test_a_value_of_another_kind_under_where_present_is_a_sentence():
     with pytest.raises(ConfigError, match=r"^Expected values under `where_present` of their settings' kinds, but got: [^\n]+$"):
         compose_job("train", ["+where_present={local: [x]}"])
+
+
+@pytest.mark.parametrize(
+    ("override", "said"),
+    [
+        ("seed={0: 1}", r"names as keys under `seed`, but got 0"),
+        ("+selector.items={a: {true: 1}}", r"names as keys under `selector\.items\.a`, but got True"),
+        ("partition.seed=${hydra:runtime.cwd}", r"`partition\.seed` to have a value"),
+        ("~optimizer._partial_", r"`optimizer\._partial_` to be given, but it was left out"),
+        ("~partition.clients", r"`partition\.clients` to be given, but it was left out"),
+        ("~engine.device", r"`engine\.device` to be given, but it was left out"),
+        ("~threads", r"`threads` to be given, but it was left out"),
+    ],
+)
+def test_an_override_that_leaves_no_usable_value_is_named(override, said):
+    with pytest.raises(ConfigError, match=said):
+        compose_job("train", ["experiment=digits_gsc", override])

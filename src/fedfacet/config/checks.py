@@ -13,7 +13,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from fedfacet.config.kinds import KINDS, find_target
 from fedfacet.config.mistakes import SPECIAL_KEYS, unknown
-from fedfacet.config.nodes import plain, targets
+from fedfacet.config.nodes import BESIDE_ARGUMENTS, plain, targets
 from fedfacet.cores import MAX_THREADS
 from fedfacet.errors import CheckpointError, ConfigError, first_line
 
@@ -76,6 +76,9 @@ SETTINGS: dict[str, Any] = {
 """What the settings may be that belong to no class; those of a class are held to its signature."""
 
 
+_OPTIONAL = {f"partition.{name}" for name in BESIDE_ARGUMENTS}
+
+
 def check_arguments(path: str, node: DictConfig) -> None:
     """Hold a node's keys to the signature of its target, and its plain values to the annotations.
 
@@ -108,7 +111,9 @@ def check_arguments(path: str, node: DictConfig) -> None:
 
 
 def check_left_out(config: DictConfig, key: str) -> None:
-    """Refuse ``~part.key`` where the part cannot be made without it."""
+    """Refuse ``~key`` of a setting that is read as it is, and ``~part.key`` where the part cannot be made without it."""
+    if key in SETTINGS.keys() - _OPTIONAL | {"engine.device"}:
+        raise ConfigError(f"Expected `{key}` to be given, but it was left out: leave `~{key}` out.")
     path, _, leaf = key.rpartition(".")
     node = OmegaConf.select(config, path) if path else None
     if not isinstance(node, DictConfig) or "_target_" not in node or leaf in node:
