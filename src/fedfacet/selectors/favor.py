@@ -347,8 +347,8 @@ def _agent_of(folder: str, blank: ServerState) -> ServerState:
         )
     try:
         learnt = checkpoint.verified(path)[0]["selector"]
-    except CheckpointError as fault:
-        raise ConfigError(f"{fault}: give another run for `selector.agent`.") from None
+    except CheckpointError as error:
+        raise ConfigError(f"{error}: give another run for `selector.agent`.") from None
     fault = None
     if not isinstance(learnt, dict) or learnt.keys() != blank.keys():
         fault = "is of another selector"
