@@ -145,7 +145,7 @@ def test_a_damaged_audit_costs_one_sentence(tmp_path, content):
     folder = tmp_path / "attacks" / "one"
     folder.mkdir(parents=True)
     (folder / "audit.json").write_text(content)
-    with pytest.raises(FedFacetError, match=r"^Expected .*audit.json to be an audit as attack.py writes it"):
+    with pytest.raises(FedFacetError, match=r"^Expected .*audit.json to be as it was written, but "):
         load_audits(tmp_path)
 
 

@@ -182,7 +182,7 @@ def test_last_best_and_tail_are_lines_of_one_family(tmp_path):
     assert runs[2].at("tail")[METRIC] == pytest.approx((0.28 + 0.1 + 0.3) / 2)
     (tmp_path / "uniform0" / "metrics.csv").write_text("round\nx\n")
     damaged = run("uniform", 0, 0.1, path=tmp_path / "uniform0" / ".." / "uniform0")
-    with pytest.raises(FedFacetError, match="a run's table of its rounds"):
+    with pytest.raises(FedFacetError, match="line 2: `round` is 'x'"):
         damaged.at("tail")
 
 

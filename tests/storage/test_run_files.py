@@ -5,37 +5,40 @@ import os
 import pytest
 
 from fedfacet.errors import CheckpointError
-from fedfacet.storage.run_files import MOST_BYTES, content_of, json_of, rows_of
+from fedfacet.storage.run_files import MOST_BYTES, json_of, rows_of
 from fedfacet.storage.table import Table
 
 
-def test_pipes_and_folders_are_not_waited_for(tmp_path):
+def test_pipes_folders_and_links_are_not_waited_for(tmp_path):
     os.mkfifo(tmp_path / "pipe")
-    for path in (tmp_path / "pipe", tmp_path, tmp_path / "absent"):
-        for read in (content_of, json_of, rows_of):
-            with pytest.raises(OSError, match=r"no file|Is a directory|No such file"):
+    (tmp_path / "file").write_text("{}")
+    (tmp_path / "link").symlink_to(tmp_path / "file")
+    for path in (tmp_path / "pipe", tmp_path, tmp_path / "absent", tmp_path / "link"):
+        for read in (json_of, rows_of):
+            with pytest.raises(CheckpointError, match=r"no file|Is a directory|no such file|is a link") as caught:
                 read(path)
+            assert str(path) in str(caught.value)
 
 
 def test_files_larger_than_a_memory_are_not_read(tmp_path):
     with open(tmp_path / "sparse", "wb") as file:
         file.truncate(5 << 30)
-    for read in (content_of, json_of, rows_of):
-        with pytest.raises(ValueError, match=f"larger than {MOST_BYTES:,} bytes"):
+    for read in (json_of, rows_of):
+        with pytest.raises(CheckpointError, match=f"larger than {MOST_BYTES:,} bytes"):
             read(tmp_path / "sparse")
 
 
 @pytest.mark.parametrize("content", ["[" * 10**6, "{", '"\xff"'])
-def test_damaged_json_is_a_value_error(tmp_path, content):
+def test_damaged_json_is_refused(tmp_path, content):
     (tmp_path / "file").write_bytes(content.encode("latin-1"))
-    with pytest.raises(ValueError, match=r"deep|Expecting|codec"):
+    with pytest.raises(CheckpointError, match=r"recursion|Expecting|codec"):
         json_of(tmp_path / "file")
 
 
 @pytest.mark.parametrize("content", ["a,b\n1\n", "a,b\n1,2,3\n", f"a\n{'1' * 200_000}\n"])
-def test_damaged_tables_are_value_errors(tmp_path, content):
+def test_damaged_tables_are_refused(tmp_path, content):
     (tmp_path / "file").write_text(content)
-    with pytest.raises(ValueError, match=r"more or fewer values|field larger"):
+    with pytest.raises(CheckpointError, match=r"more or fewer values|field larger"):
         rows_of(tmp_path / "file")
 
 

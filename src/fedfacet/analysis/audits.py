@@ -1,5 +1,6 @@
 """What attacks on a run have found, read back as metrics of the run: ``attack/lira/auc``."""
 
+import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -7,8 +8,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from fedfacet.errors import FedFacetError
-from fedfacet.storage.run_files import json_of
+from fedfacet.storage.run_files import read
 
 POOLED, MEAN = "pooled", "mean"
 """What stands in the column of clients for a number over all victims."""
@@ -134,21 +134,21 @@ def _is_nan(value: float | None) -> bool:
 
 
 def _load(file: Path) -> ReadAudit:
-    try:
-        content = json_of(file)
-        threat_model, rows = content["threat_model"], content["attacks"]
-        prefix = KINDS[threat_model["victim"]]
-        by_attack: dict[str, dict[str, Mapping[str, Any]]] = {}
-        for row in rows:
-            by_attack.setdefault(str(row["attack"]), {})[str(row["client"])] = row
-        metrics: dict[str, float] = {}
-        for attack, of in by_attack.items():
-            mean = of.get(MEAN) or next(iter(of.values()))
-            metrics |= {f"{prefix}/{attack}/{column}": _number(mean[column]) for column in TOLD if column in mean}
-            metrics[f"{prefix}/{attack}/auc_{POOLED}"] = _number(of.get(POOLED, mean)["auc"])
-        return ReadAudit(file.parent, _flat(threat_model), rows, metrics)
-    except (OSError, ValueError, LookupError, TypeError, AttributeError, OverflowError) as error:
-        raise FedFacetError(f"Expected {file} to be an audit as attack.py writes it, but it is not: remove it.") from error
+    return read(file, lambda content: _audit_of(json.loads(content), file.parent))
+
+
+def _audit_of(content: Any, folder: Path) -> ReadAudit:
+    threat_model, rows = content["threat_model"], content["attacks"]
+    prefix = KINDS[threat_model["victim"]]
+    by_attack: dict[str, dict[str, Mapping[str, Any]]] = {}
+    for row in rows:
+        by_attack.setdefault(str(row["attack"]), {})[str(row["client"])] = row
+    metrics: dict[str, float] = {}
+    for attack, of in by_attack.items():
+        mean = of.get(MEAN) or next(iter(of.values()))
+        metrics |= {f"{prefix}/{attack}/{column}": _number(mean[column]) for column in TOLD if column in mean}
+        metrics[f"{prefix}/{attack}/auc_{POOLED}"] = _number(of.get(POOLED, mean)["auc"])
+    return ReadAudit(folder, _flat(threat_model), rows, metrics)
 
 
 def _number(value: Any) -> float:

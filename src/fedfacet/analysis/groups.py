@@ -1,14 +1,14 @@
 """What runs call their groups, whose metrics have numbers in their names."""
 
 import functools
+import os
 import re
 from collections.abc import Sequence
 from pathlib import Path
 
 from fedfacet.analysis.runs import Run, spelled
-from fedfacet.errors import FedFacetError
 from fedfacet.plots.figure import group_names
-from fedfacet.storage.run_files import json_of
+from fedfacet.storage.run_files import is_there, json_of
 
 _GROUP = re.compile(r".*/y(\d{1,9})_a(\d{1,9})")
 
@@ -30,24 +30,23 @@ def name_of_group(runs: Sequence[Run], metric: str) -> str | None:
     if not (found := _GROUP.fullmatch(metric)):
         return None
     y, a = map(int, found.groups())
-    try:
-        (names,) = {told for run in runs if (told := _told(run.path / "partition.json")) is not None}
-    except (FedFacetError, ValueError):
+    told = {names for run in runs if (names := _told(run.path / "partition.json")) is not None}
+    if len(told) != 1:
         return None
-    classes, attributes = names
+    classes, attributes = told.pop()
     return group_names(classes, attributes)[y * len(attributes) + a] if y < len(classes) and a < len(attributes) else None
 
 
 def _told(file: Path) -> tuple[tuple[str, ...], tuple[str, ...]] | None:
-    return _names_in(file, file.stat().st_mtime_ns) if file.is_file() else None
+    return _names_in(file, os.lstat(file).st_mtime_ns if os.path.lexists(file) else 0) if is_there(file) else None
 
 
 @functools.lru_cache(maxsize=1024)
 def _names_in(file: Path, written: int) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """Return the names of classes and of attribute values; the file also has every sample's place, and is read once."""
-    try:
-        partition = json_of(file)
-        classes, attributes = (tuple(map(spelled, partition[f"{name}_names"])) for name in ("class", "attribute"))
-    except (OSError, ValueError, LookupError, TypeError):
-        raise FedFacetError(f"Expected {file} to be a run's, but it is not: leave that folder out.") from None
-    return classes, attributes
+    partition = json_of(file, {"class_names": _is_names, "attribute_names": _is_names})
+    return tuple(map(spelled, partition["class_names"])), tuple(map(spelled, partition["attribute_names"]))
+
+
+def _is_names(value: object) -> bool:
+    return isinstance(value, list) and all(isinstance(name, str) for name in value)

@@ -2,7 +2,7 @@
 
 import functools
 import glob
-import itertools
+import json
 import math
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -15,7 +15,7 @@ from omegaconf import OmegaConf
 from fedfacet.analysis.audits import ReadAudit, load_audits, metrics_of
 from fedfacet.config.saved_yaml import load_yaml
 from fedfacet.errors import ConfigError, FedFacetError
-from fedfacet.storage.run_files import json_of, rows_of
+from fedfacet.storage.run_files import Keys, check_keys, is_there, is_whole, measured, read, rows_of, say_unverified
 
 CONFIG_FILE = "config.yaml"  # what makes a folder a run folder
 
@@ -24,10 +24,13 @@ _BESIDE_THE_METHOD = {"seed", "paths", "resume", "engine", "logger", "wandb", "h
 
 _ERROR = "heterogeneity_error"
 
-_WRITTEN = {
-    "status": str, "rounds": int, "final": dict, "best": dict, _ERROR: dict, "participation_counts": list,
-    "num_clients": int, "hardware": dict | str, "partition_digest": str, "git_commit": str, "stopped": str,
-}  # fmt: skip
+_WRITTEN: Keys = {
+    **{key: lambda value: isinstance(value, str) for key in ("status", "partition_digest", "git_commit", "stopped")},
+    **{key: lambda value: isinstance(value, dict) for key in ("final", "best", _ERROR)},
+    **dict.fromkeys(("rounds", "num_clients"), is_whole),
+    "participation_counts": lambda value: isinstance(value, list) and all(map(is_whole, value)),
+    "hardware": lambda value: isinstance(value, dict | str),
+}
 """What of a summary is read, where it is there."""
 
 
@@ -101,17 +104,8 @@ class Run:
         Raises:
             FedFacetError: if ``metrics.csv`` cannot be read.
         """
-        file = self.path / "metrics.csv"
-        try:
-            rows = sorted(rows_of(file), key=lambda row: int(row["round"]))
-            cohorts = [tuple(map(int, row["cohort"].split())) for row in rows]
-            if not cohorts or min(itertools.chain.from_iterable(cohorts), default=0) < 0:
-                raise ValueError("it has no rounds, or clients below 0")
-        except (OSError, ValueError, LookupError, AttributeError) as error:
-            raise FedFacetError(
-                f"Expected {file} to be a run's table of its rounds, but it is not: leave that folder out."
-            ) from error
-        return cohorts
+        rows = rows_of(self.path / "metrics.csv", ("round", "cohort"), measured, least=1)
+        return [row["cohort"] for row in sorted(rows, key=lambda row: int(row["round"]))]
 
     def _tail(self) -> dict[str, float]:
         """Return the means of what was measured in the last tenth of the rounds, one at least."""
@@ -134,7 +128,7 @@ class Run:
 
     def _by_round(self) -> Mapping[int, Mapping[str, float]]:
         file = self.path / "metrics.csv"
-        written = file.stat() if file.is_file() else None
+        written = os.lstat(file) if os.path.lexists(file) else None
         return _by_round(file, written and (written.st_mtime_ns, written.st_size))
 
     def setting(self, key: str) -> str | None:
@@ -215,6 +209,7 @@ def find_runs(paths: Iterable[str | Path]) -> list[Run]:
             folders.setdefault(folder.resolve(), folder)
     if not folders:
         raise ConfigError("Expected at least one run folder, but got none: name folders that train.py wrote.")
+    say_unverified(folders.values())
     return [load_run(folder) for folder in folders.values()]
 
 
@@ -225,11 +220,7 @@ def load_run(folder: Path) -> Run:
         FedFacetError: if either file, or what attacks have left, cannot be read or is not what is written there.
     """
     file = folder / CONFIG_FILE
-    try:
-        config = OmegaConf.to_container(load_yaml(file), resolve=False)
-    except Exception as error:
-        # A damaged file makes the reader beneath OmegaConf raise errors of several libraries.
-        raise FedFacetError(f"Expected {file} to be readable yaml, but it is not: leave that folder out.") from error
+    config = OmegaConf.to_container(load_yaml(file), resolve=False)
     if not isinstance(config, dict) or type(config.get("seed")) is not int or not isinstance(config.get("choices"), dict):
         raise FedFacetError(
             f"Expected {file} to be the resolved config of a run, with `seed` and `choices`, but it has no such values: name "
@@ -317,35 +308,22 @@ def _flat(config: Mapping[Any, Any], prefix: str = "") -> dict[str, Any]:
 
 
 def _summary(file: Path) -> dict[str, Any] | None:
-    if not file.is_file():
-        return None
-    try:
-        summary = json_of(file)
-    except (OSError, ValueError) as error:
-        raise FedFacetError(f"Expected {file} to be readable JSON, but it is not: leave that folder out.") from error
-    given = summary if isinstance(summary, dict) else {"": summary}
-    others = [key for key, kind in _WRITTEN.items() if given.get(key) is not None and not isinstance(given[key], kind)]
-    if others or given is not summary or not all(map(_is_whole, summary.get("participation_counts") or ())):
-        name = (others or ["participation_counts"])[0]
-        raise FedFacetError(f"Expected {file} to hold `{name}` as a run writes it, but it does not: leave that folder out.")
+    return read(file, _parsed_summary) if is_there(file) else None
+
+
+def _parsed_summary(content: bytes) -> dict[str, Any]:
+    summary: dict[str, Any] = json.loads(content)
+    check_keys(summary, _WRITTEN, needed=False)
     return summary
 
 
 @functools.lru_cache(maxsize=1024)
 def _by_round(file: Path, written: tuple[int, int] | None) -> dict[int, dict[str, float]]:
     """Return a run's table: round -> what was measured in it. A run that goes on writes its table anew."""
-    try:
-        if not (rows := rows_of(file)):
-            raise ValueError("it has no rounds")
-        numbers = [
-            {name: float(text) for name, text in row.items() if text and name not in ("round", "cohort")} for row in rows
-        ]
-        by_round = {int(row["round"]): values for row, values in zip(rows, numbers, strict=True)}
-    except (OSError, ValueError, LookupError, AttributeError) as error:
-        raise FedFacetError(
-            f"Expected {file} to be a run's table of its rounds, but it is not: leave that folder out."
-        ) from error
-    return {number: {n: v for n, v in values.items() if not math.isnan(v)} for number, values in by_round.items()}
+    return {
+        row["round"]: {name: cell for name, cell in row.items() if isinstance(cell, float) and not math.isnan(cell)}
+        for row in rows_of(file, ("round",), measured, least=1)
+    }
 
 
 def _is_whole(value: Any) -> bool:

@@ -86,7 +86,7 @@ def selection_of(
     groups = group_runs(finished, rows, columns)
     for (row, column), members in groups.items():
         members = sorted(members, key=lambda run: run.seed)
-        types[row, column] = _types(members[0])
+        types[row, column] = read_types(members[0].path)
         found[row, column] = {run.seed: _chosen(run) for run in members}
     notes = [*notes_on_unfinished(runs), *notes_on_settings(groups, (*rows, *columns))]
     overlap = {}
@@ -211,14 +211,6 @@ def _chosen(run: Run) -> Chosen:
     for round, cohort in enumerate(cohorts):
         chosen_RK[round, list(cohort)] = True
     return chosen_RK
-
-
-def _types(run: Run) -> Sequence[str]:
-    file = run.path / "partition.json"
-    try:
-        return read_types(run.path)
-    except (OSError, ValueError, LookupError, TypeError):
-        raise FedFacetError(f"Expected {file} to be a run's, but it is not: leave that folder out.") from None
 
 
 def _longest_gap(chosen_RK: Chosen) -> int:

@@ -1,7 +1,6 @@
 """Any logger of Lightning: MLflow, Comet and others."""
 
 import inspect
-import json
 import math
 import re
 from collections.abc import Mapping
@@ -14,6 +13,7 @@ from lightning_utilities.core.rank_zero import rank_zero_only
 from fedfacet.callbacks.base import Callback
 from fedfacet.errors import CheckpointError, ConfigError, FedFacetError, first_line
 from fedfacet.federation import Federation
+from fedfacet.storage.run_files import json_of
 from fedfacet.types import RoundResult
 
 _STATUS = {"finished": "success", "interrupted": "aborted", "failed": "failed"}
@@ -108,7 +108,7 @@ class LightningLog(Callback):
         """Log what the best round's numbers are, and close the logger."""
         if self._logger is not None:
             if status == "finished" and self._summary.exists():
-                best = json.loads(self._summary.read_text(encoding="utf-8"))["best"] or {}
+                best = json_of(self._summary)["best"] or {}
                 numbers = {f"best/{name}": value for name, value in best.items() if value is not None}
                 self._logger.log_metrics(numbers, step=federation.state.round)
             self._logger.save()

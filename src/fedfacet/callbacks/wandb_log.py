@@ -1,6 +1,5 @@
 """Weights & Biases."""
 
-import json
 import os
 import secrets
 import sys
@@ -17,6 +16,7 @@ from fedfacet.entry import reader_may_leave
 from fedfacet.errors import ConfigError, FedFacetError
 from fedfacet.federation import Federation
 from fedfacet.storage.dealt import MANY
+from fedfacet.storage.run_files import json_of
 from fedfacet.types import RoundResult
 
 if TYPE_CHECKING:
@@ -125,7 +125,7 @@ class WandbLog(Callback):
             counts = enumerate(federation.state.participation_counts.tolist())
             self._run.summary["clients"] = wandb.Table(["client", "rounds"], [list(row) for row in counts])
         if (file := self.run_dir / "summary.json").exists() and status != "failed":
-            self._run.summary.update(_of_the_end(json.loads(file.read_text(encoding="utf-8"))))
+            self._run.summary.update(_of_the_end(json_of(file)))
         if self.artifact and (model := self.run_dir / "model").is_dir():
             kept = wandb.Artifact(f"model-{self._id}", type="model")
             kept.add_dir(str(model))

@@ -143,9 +143,8 @@ def _replay(argv: Sequence[str], run_dir: list[Path]) -> int:
     from fedfacet.build import rebuild
     from fedfacet.config import check_trusted
     from fedfacet.deploy.journal import NAME, read_journal, replay
-    from fedfacet.deploy.server import SAVED
+    from fedfacet.deploy.server import read_saved
     from fedfacet.storage import checkpoint
-    from fedfacet.storage.run_files import json_of
 
     folder = Path(given["run"])
     _, settings = checkpoint.load(folder / "checkpoints" / checkpoint.LAST)
@@ -154,7 +153,7 @@ def _replay(argv: Sequence[str], run_dir: list[Path]) -> int:
         raise CheckpointError(f"Expected a journal of a round at least in {folder}, but it is empty: wait for a round.")
     if "paths.data_dir" in given and "root" in settings["dataset"]:
         settings["dataset"]["root"] = str(Path(given["paths.data_dir"]) / Path(settings["dataset"]["root"]).name)
-    settings["partition"]["local_holdout"] = json_of(folder / SAVED).get("holdout", 0.0)
+    settings["partition"]["local_holdout"] = read_saved(folder)["holdout"]
     settings = {**settings, "callbacks": {}, "logger": {}}
     with waiting("loads libraries and data"):
         federation = rebuild(settings, folder)

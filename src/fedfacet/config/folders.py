@@ -6,6 +6,7 @@ from pathlib import Path
 
 from fedfacet.config.overrides import override_of
 from fedfacet.errors import ConfigError
+from fedfacet.storage.digests import LIST
 
 MIN_FREE_BYTES = 64 << 20
 """Below this much free disk no run is started."""
@@ -15,7 +16,7 @@ LEFT_BEHIND = frozenset({".hydra", "train.log", "describe.log"})
 """What Hydra makes in a folder before a run begins."""
 
 
-BEFORE_THE_FIRST_CHECKPOINT = LEFT_BEHIND | {"config.yaml", "partition.json", "partition.npz", "checkpoints"}
+BEFORE_THE_FIRST_CHECKPOINT = LEFT_BEHIND | {"config.yaml", "partition.json", "partition.npz", "checkpoints", LIST}
 """What lies in the folder of a run that was killed as it began."""
 
 

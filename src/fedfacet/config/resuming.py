@@ -258,8 +258,8 @@ def check_links(run_dir: Path) -> None:
 def _overrides_in(file: Path) -> list[str]:
     try:
         saved = OmegaConf.to_container(load_yaml(file), resolve=False)
-    except Exception as error:  # whatever a yaml of somebody else's makes of its readers
-        fault = type(error).__name__
+    except CheckpointError:
+        fault = "something else"
     else:
         if isinstance(saved, list) and all(isinstance(override, str) for override in saved):
             return [str(override) for override in saved]
@@ -299,7 +299,7 @@ def is_complete(run_dir: Path, finished_rounds: int) -> bool:
     """
     try:
         summary = json_of(run_dir / "summary.json")
-    except (OSError, ValueError):
+    except CheckpointError:
         return False
     told = summary if isinstance(summary, dict) else {}
     reached, stopped = told.get("rounds"), bool(told.get("stopped"))

@@ -5,21 +5,27 @@ from pathlib import Path
 import yaml
 from omegaconf import DictConfig, ListConfig, OmegaConf
 
-from fedfacet.storage.run_files import content_of
+from fedfacet.storage.run_files import read
 
-_MOST_BYTES, _DEEPEST = 1 << 18, 50
+MOST_BYTES_OF_YAML, _DEEPEST = 1 << 18, 50
 """A run's own files have some ten thousand bytes, and are nested five deep."""
 
 
 def load_yaml(file: Path) -> DictConfig | ListConfig:
     """Return what a yaml file holds that OmegaConf has written.
 
+    An entry that stands for another one (``*name``) is refused. OmegaConf writes none, and ten lines of them can unpack to more
+    than a memory holds.
+
     Raises:
-        ValueError: if an entry stands for another one (``*name``), which OmegaConf does not write, and ten lines of which can
-            unpack to more than a memory holds; or if it is too large or too deep to be read in a moment.
-        Exception: of several libraries, if the file is no yaml.
+        CheckpointError: if the file is damaged, no yaml, or too large or too deep to be read in a moment.
     """
-    text, depth = content_of(file, _MOST_BYTES).decode(), 0
+    return read(file, parsed_yaml, MOST_BYTES_OF_YAML)
+
+
+def parsed_yaml(content: bytes) -> DictConfig | ListConfig:
+    """Return what such a file holds; see ``load_yaml``."""
+    text, depth = content.decode(), 0
     for event in yaml.parse(text, Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader)):
         if isinstance(event, yaml.AliasEvent):
             raise ValueError("an entry stands for another one")

@@ -18,26 +18,47 @@ from fedfacet.engines.base import Engine
 from fedfacet.errors import CheckpointError
 from fedfacet.federation import Federation
 from fedfacet.participation.base import Participation
-from fedfacet.storage.run_files import content_of
+from fedfacet.storage.run_files import Keys, is_whole, json_lines_of
 from fedfacet.storage.synced_file import write_synced
 from fedfacet.types import Answer, ClientTask, ClientUpdate, Query, RoundResult, State
 
 NAME = "journal.jsonl"
 
 
+def _are_clients(value: Any) -> bool:
+    return isinstance(value, list) and all(map(is_whole, value)) and len(set(value)) == len(value)
+
+
+def _is_text(value: Any) -> bool:
+    return isinstance(value, str)
+
+
+def _is_by_client(value: Any) -> bool:
+    return (
+        isinstance(value, dict) and all(key.isascii() and key.isdigit() for key in value) and all(map(_is_text, value.values()))
+    )
+
+
+_KEYS: Keys = {
+    "round": is_whole,
+    "run": _is_text,
+    "available": _are_clients,
+    "cohort": _are_clients,
+    "arrived": _are_clients,
+    "lost": _is_by_client,
+    "update_digests": _is_by_client,
+    "model_digest": _is_text,
+}
+"""What every line holds."""
+
+
 def read_journal(file: Path) -> dict[int, dict[str, Any]]:
     """Return the lines of a journal by round.
 
     Raises:
-        CheckpointError: if it is missing or damaged.
+        CheckpointError: if it is missing or damaged, with the line and the key.
     """
-    try:
-        lines = [json.loads(line) for line in content_of(file).decode().splitlines()]
-        return {int(line["round"]): line for line in lines}
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise CheckpointError(
-            f"Expected a journal at {file}, but it cannot be read ({type(error).__name__}): bring it back."
-        ) from None
+    return {line["round"]: line for line in json_lines_of(file, _KEYS)}
 
 
 class Journal(Callback):
@@ -54,7 +75,8 @@ class Journal(Callback):
 
     def on_fit_start(self, federation: Federation) -> None:
         """Cut back what a killed run wrote after its last checkpoint."""
-        before = read_journal(self.file) if self.file.exists() else {}
+        lines = json_lines_of(self.file, {"round": is_whole}) if self.file.exists() else []
+        before = {line["round"]: line for line in lines}
         kept = [json.dumps(line) + "\n" for round, line in before.items() if round <= federation.state.round]
         write_synced(self.file, ["".join(kept).encode()])
 

@@ -1,16 +1,20 @@
 """What a site keeps on its disk, by run and round: its clients' memory, which is nowhere else, and a server's letters."""
 
+import json
 import re
 from pathlib import Path
 
 import safetensors.torch
 
+from fedfacet import state
 from fedfacet.deploy.protocol import LetterError, unpack
 from fedfacet.deploy.settings import SiteSettings
 from fedfacet.errors import CheckpointError
+from fedfacet.storage.regular_file import bytes_of
 from fedfacet.storage.synced_file import sync, write_synced
 from fedfacet.types import State
 
+_MOST_BYTES = 1 << 36
 _FILE = re.compile(r"round_(\d{9})\.safetensors")
 
 
@@ -34,7 +38,12 @@ class MemoryStore:
         """
         file = self._file(run, client_id, round)
         try:
-            return safetensors.torch.load(file.read_bytes())
+            content = bytes_of(file, _MOST_BYTES)
+            kept = safetensors.torch.load(content)
+            head = json.loads(content[8 : 8 + int.from_bytes(content[:8], "little")])
+            if (head.get("__metadata__") or {}).get("digest", digest := state.digest(kept)) != digest:
+                raise ValueError("it is damaged, as its digest shows")
+            return kept
         except Exception as error:
             raise LetterError(
                 f"what client {client_id} kept after round {round} cannot be read ({type(error).__name__}): bring the site's "
@@ -54,7 +63,8 @@ class MemoryStore:
         """
         file = self._file(run, client_id, round)
         file.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-        content = safetensors.torch.save({name: tensor.cpu().contiguous().clone() for name, tensor in kept.items()})
+        tensors = {name: tensor.cpu().contiguous().clone() for name, tensor in kept.items()}
+        content = safetensors.torch.save(tensors, {"digest": state.digest(tensors)})
         write_synced(file, [content])
         sync(file.parent)
         if oldest is not None:
@@ -81,7 +91,7 @@ def letters_of(settings: SiteSettings, client: str, round: int, run: str) -> tup
             f"Expected the letters of the run in {folder}, but there are none: give keep_letters: true before a run, and leave "
             "1 GB of the disk free."
         )
-    hello = hellos[0].read_bytes()
+    hello = bytes_of(hellos[0], _MOST_BYTES)
     number = unpack(hello, len(hello)).body["clients"].get(client)
     order = folder / f"{round:09d}_train_{number}"
     if not order.is_file():
@@ -89,5 +99,5 @@ def letters_of(settings: SiteSettings, client: str, round: int, run: str) -> tup
             f"Expected an order for {client} in round {round}, but the site has kept none (it keeps them while "
             "1 GB of the disk is free): give another round."
         )
-    weights = [file.read_bytes() for file in sorted(folder.glob(f"{round:09d}_weights_*"))]
-    return number, [hello, *weights, order.read_bytes()]
+    weights = [bytes_of(file, _MOST_BYTES) for file in sorted(folder.glob(f"{round:09d}_weights_*"))]
+    return number, [hello, *weights, bytes_of(order, _MOST_BYTES)]

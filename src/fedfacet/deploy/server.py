@@ -27,7 +27,7 @@ from fedfacet.deploy.transport import Transport
 from fedfacet.errors import CheckpointError, ConfigError
 from fedfacet.federation import Federation
 from fedfacet.participation.base import Participation, available_of
-from fedfacet.storage.run_files import json_of
+from fedfacet.storage.run_files import Keys, is_there, json_of, sealed_json
 from fedfacet.storage.synced_file import write_synced
 from fedfacet.types import FederationState, Partition, Query, RoundResult
 
@@ -164,14 +164,33 @@ def save_names(run_dir: Path, federation: DeployedFederation) -> None:
     said = {name: one for site in engine.exchange.present.values() for name, one in site["clients"].items()}
     holdout = [said[member.name][2] for member in engine.roster.clients]
     saved = {"run": engine.exchange.run, "roster": engine.roster.plain, "holdout": holdout}
-    write_synced(run_dir / SAVED, [json.dumps(saved).encode()])
+    write_synced(run_dir / SAVED, [sealed_json(saved).encode()])
+
+
+def read_saved(run_dir: Path) -> Mapping[str, Any]:
+    """Return what ``save_names`` has written.
+
+    Raises:
+        CheckpointError: if it is missing, damaged or of another form.
+    """
+    saved: Mapping[str, Any] = json_of(run_dir / SAVED, _KEYS)
+    return saved
+
+
+_KEYS: Keys = {
+    "run": lambda value: isinstance(value, str),
+    "roster": lambda value: (
+        isinstance(value, list) and all(isinstance(one, list) and list(map(type, one)) == [str, str] for one in value)
+    ),
+    "holdout": lambda value: isinstance(value, list) and all(type(share) in (int, float) and 0 <= share < 1 for share in value),
+}
 
 
 def _saved(run_dir: Path, roster: Roster) -> Mapping[str, Any]:
     """Return the name of the run of a folder, or a new one."""
-    if not (run_dir / SAVED).is_file():
+    if not is_there(run_dir / SAVED):
         return {"run": uuid.uuid4().hex}
-    saved: Mapping[str, Any] = json_of(run_dir / SAVED)
+    saved = read_saved(run_dir)
     if saved["roster"] != roster.plain:
         changed = next(
             (f"client {n} was {was}" for n, was in enumerate(saved["roster"]) if roster.plain[n : n + 1] != [was]),

@@ -9,6 +9,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -26,12 +27,14 @@ from fedfacet.deploy.questions import from_plain, known_queries
 from fedfacet.deploy.samples import digest_of_samples, read_samples, site_key
 from fedfacet.deploy.settings import SiteSettings
 from fedfacet.errors import (
+    CheckpointError,
     ConfigError,
     DatasetCorruptError,
     DatasetNotFoundError,
     FedFacetError,
     first_line,
 )
+from fedfacet.storage.run_files import is_there, json_of, sealed_json
 from fedfacet.storage.synced_file import write_synced
 from fedfacet.types import Broadcast, ClientTask, Partition, Query, State
 
@@ -358,7 +361,7 @@ class Site:
         Otherwise a server would be told of samples that another run of its own has trained on.
         """
         file = self.settings.state / "holdout.json"
-        drawn = json.loads(file.read_text(encoding="utf-8")) if file.exists() else {}
+        drawn = self._drawn(file)
         now = {name: [seed, number] for name, number in numbers.items()}
         for name in now:
             if drawn.get(name, now[name]) != now[name]:
@@ -369,7 +372,21 @@ class Site:
                     "former, or have its operator remove holdout.json, beside audit.jsonl",
                 )
         if self.remembers and now.keys() - drawn.keys():
-            write_synced(file, [json.dumps({**drawn, **now}, indent=2).encode()])
+            write_synced(file, [sealed_json({**drawn, **now}).encode()])
+
+    def _drawn(self, file: Path) -> dict[str, Any]:
+        """Return by what clients have held samples out before."""
+        try:
+            drawn: dict[str, Any] = json_of(file, {}) if is_there(file) else {}
+            if all(isinstance(one, list) and list(map(type, one)) == [int, int] for one in drawn.values()):
+                return drawn
+        except CheckpointError:
+            pass
+        raise Refused(
+            "data",
+            "holdout.json, beside audit.jsonl, is damaged: have its operator bring it back, or remove it and lose what earlier "
+            "runs have held out",
+        )
 
     def _keep(self, letter: Letter, content: bytes) -> None:
         """Keep a letter, for ``client.py verify``, unless the disk is nearly full: a server decides how many there are."""

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from fedfacet.errors import FedFacetError
 from fedfacet.heterogeneity import HeterogeneityTriplet
-from fedfacet.storage.run_files import rows_of
+from fedfacet.storage.run_files import is_there, rows_of
 from fedfacet.storage.whole_file import written_whole
 
 MEASURES = HeterogeneityTriplet._fields
@@ -86,17 +86,11 @@ def read_triplets(run_dir: Path) -> Triplets:
         FedFacetError: if there is no such file, or it is not what was written.
     """
     file = run_dir / FILE
-    if not file.is_file():
+    if not is_there(file):
         raise FedFacetError(
             f"Expected {file}, but there is none: name the folder of a run whose clients disclosed their heterogeneity, as "
             "with selector=feddiverse."
         )
-    try:
-        rows = rows_of(file)
-        numbers = np.array([[float(row[column]) for column in _COLUMNS[1:-1]] for row in rows]).reshape(-1, len(MEASURES), 2)
-        clients = tuple(int(row["client"]) for row in rows)
-    except (OSError, LookupError, ValueError) as error:
-        raise FedFacetError(f"Expected {file} to be what a run writes, but it is not: leave that folder out.") from error
-    if not clients:
-        raise FedFacetError(f"Expected {file} to hold at least one client, but it holds none: name another run.")
-    return Triplets(clients, numbers[:, :, 0], numbers[:, :, 1])
+    rows = rows_of(file, _COLUMNS, lambda column, text: int(text) if column == "client" else float(text), least=1)
+    numbers = np.array([[row[column] for column in _COLUMNS[1:-1]] for row in rows]).reshape(-1, len(MEASURES), 2)
+    return Triplets(tuple(row["client"] for row in rows), numbers[:, :, 0], numbers[:, :, 1])

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple, NoReturn
 
-from fedfacet.storage.run_files import json_of
+from fedfacet.storage.regular_file import bytes_of
 
 try:
     import fcntl
@@ -225,13 +225,13 @@ def _read(file: Path) -> Process | None:
     try:
         if file.is_symlink():
             return nobody
-        holder = Process(**json_of(file, _MOST_BYTES))
+        holder = Process(**json.loads(bytes_of(file, _MOST_BYTES)))
         kinds = (str, str, int, str | None)
         if all(isinstance(*pair) for pair in zip(holder, kinds, strict=True)) and str(holder).isprintable():
             return holder
     except FileNotFoundError:
         return None
-    except (OSError, ValueError, TypeError):
+    except (OSError, ValueError, TypeError, RecursionError):
         pass
     return UNKNOWN
 

@@ -23,6 +23,7 @@ from fedfacet.runs.interruption import Interruption
 from fedfacet.runs.job import Job
 from fedfacet.storage import checkpoint
 from fedfacet.storage.dealt import write_dealt
+from fedfacet.storage.digests import LIST, write_list
 from fedfacet.storage.whole_file import written_whole
 from fedfacet.types import FederationState
 
@@ -92,6 +93,7 @@ def opened(
             checkpoint.make_last(saved_at)
         with contextlib.closing(federation.engine):
             federation.engine.share(configuration.plain(config))
+            (job.run_dir / LIST).unlink(missing_ok=True)  # nothing may be written while it is there
             write(job.run_dir, config, federation)
             _write_run_folder(job.run_dir, config, job.overrides)
             before = signal.signal(signal.SIGINT, signal.default_int_handler)  # what a second Ctrl-C does: callbacks see to it
@@ -100,6 +102,8 @@ def opened(
                     yield federation
             finally:
                 signal.signal(signal.SIGINT, before)
+                with contextlib.suppress(OSError):  # of a full disk; without the list the files are read unverified
+                    write_list(job.run_dir)
         log.info("Finished round %d.", federation.state.round)
     except Interrupted as stop:
         log.info("Stopped by %s after round %d.", signal.Signals(stop.signal).name, federation.state.round)

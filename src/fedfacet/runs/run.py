@@ -1,7 +1,6 @@
 """A run as an object, for Python: ``fedfacet.train("selector=uniform")`` and ``fedfacet.load_run(folder)``."""
 
-import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -9,15 +8,17 @@ from typing import TYPE_CHECKING, Any
 from omegaconf import DictConfig, OmegaConf
 
 from fedfacet import config as configuration
-from fedfacet.config.saved_yaml import load_yaml
+from fedfacet.config.saved_yaml import MOST_BYTES_OF_YAML, parsed_yaml
 from fedfacet.errors import CheckpointError, ConfigError, FedFacetError, first_line
 from fedfacet.runs.job import Job
 from fedfacet.runs.jobs import check
 from fedfacet.runs.lock import sole
-from fedfacet.storage.run_files import json_of, rows_of
+from fedfacet.storage.run_files import is_there, json_of, measured, read, rows_of, say_unverified
 
 if TYPE_CHECKING:
     from torch import nn
+
+_MOST_BYTES = 1 << 36
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,29 +36,19 @@ class Run:
     @property
     def config(self) -> DictConfig:
         """The resolved configuration."""
-        with _reading(self.folder / "config.yaml") as file:
-            config = load_yaml(file)
-            if not isinstance(config, DictConfig) or not config:
-                raise ValueError("it holds something else")
-            if "${" in file.read_text(encoding="utf-8"):  # such a value may be one of the environment
-                raise ValueError("a value is made of others when it is read")
-        return config
+        return read(self.folder / "config.yaml", _config_of, MOST_BYTES_OF_YAML)
 
     @property
     def metrics(self) -> list[dict[str, Any]]:
         """The rows of ``metrics.csv``, one a round; ``cohort`` is a tuple of clients, what was not measured is ``None``."""
-        if not (self.folder / "metrics.csv").is_file():
-            return []
-        with _reading(self.folder / "metrics.csv") as file:
-            return [{name: _value(name, text) for name, text in row.items()} for row in rows_of(file)]
+        file = self.folder / "metrics.csv"
+        return rows_of(file, ("round", "cohort"), _value) if is_there(file) else []
 
     @property
     def summary(self) -> dict[str, Any]:
         """What ``summary.json`` holds; empty where the run has not ended."""
-        if not (self.folder / "summary.json").is_file():
-            return {}
-        with _reading(self.folder / "summary.json") as file:
-            return dict(json_of(file))
+        file = self.folder / "summary.json"
+        return dict(json_of(file, {})) if is_there(file) else {}
 
     @property
     def model(self) -> "nn.Module":
@@ -67,15 +58,41 @@ class Run:
             CheckpointError: if the run has not ended, a file is damaged, or names code that is not trusted, or if its weights
                 are not of one network, as with clients' own layers, or if a frozen base would have to be fetched.
         """
-        from safetensors.torch import load_file
+        from safetensors.torch import load  # torch loads here
 
-        from fedfacet import rng, state  # torch loads here
+        from fedfacet import state
 
         folder = self.folder / "model"
-        if not (folder / "model.safetensors").exists():
+        if not is_there(folder / "model.safetensors"):
             raise CheckpointError(f"Expected a run that has ended, but {folder} has no model: go on with it by resume().")
-        with _reading(folder / "config.json") as file:
-            settings = json_of(file)
+        model, base = self._network(folder / "config.json")
+        frozen = {name: tensor for name, tensor in model.state_dict().items() if name not in state.travelling(model)}
+        if base and state.digest(frozen) != base["digest"]:
+            raise CheckpointError(
+                f"Expected the frozen weights that the run was trained on, but making the model of {folder / 'config.json'} "
+                "gives others, since nothing is fetched: make it yourself, and load model.safetensors into it."
+            )
+        weights = read(folder / "model.safetensors", load, _MOST_BYTES)
+        if self.summary.get("model_digest", state.digest(weights)) != state.digest(weights):
+            raise CheckpointError(
+                f"Expected {folder / 'model.safetensors'} to hold the model that summary.json tells of, but it holds another: "
+                "bring the file back, or go on by resume() where the run has gone on since and was stopped."
+            )
+        try:
+            model.load_state_dict({**(frozen if base else {}), **weights})
+        except (RuntimeError, AttributeError, TypeError):
+            raise CheckpointError(
+                f"Expected the weights of one {type(model).__name__}, but {folder} holds others, as where clients keep layers "
+                "to themselves: read model.safetensors itself."
+            ) from None
+        return model
+
+    def _network(self, file: Path) -> tuple["nn.Module", Mapping[str, Any]]:
+        """Return the network that ``model/config.json`` describes, and what it says of a frozen base."""
+        from fedfacet import rng
+
+        settings = json_of(file, {})
+        try:
             configuration.check_trusted(settings, self.trust, file)
             base = settings.pop("frozen_base", {})
             settings = configuration.without_downloads(settings, but_files=bool(base))  # what was trained comes next
@@ -88,22 +105,14 @@ class Run:
                 configuration.check_arguments("adapter", OmegaConf.create(base["adapter"]))
                 with rng.forked(base["seed"], "adapter"):
                     configuration.make(OmegaConf.create(base["adapter"])).fit(model)
-        frozen = {name: tensor for name, tensor in model.state_dict().items() if name not in state.travelling(model)}
-        if base and state.digest(frozen) != base["digest"]:
+        except FedFacetError:
+            raise
+        except Exception as error:  # somebody else's settings
             raise CheckpointError(
-                f"Expected the frozen weights that the run was trained on, but making the model of {file} gives others, since "
-                "nothing is fetched: make it yourself, and load model.safetensors into it."
-            )
-        with _reading(folder / "model.safetensors") as file:
-            weights = load_file(file)
-        try:
-            model.load_state_dict({**(frozen if base else {}), **weights})
-        except (RuntimeError, AttributeError, TypeError):
-            raise CheckpointError(
-                f"Expected the weights of one {type(model).__name__}, but {folder} holds others, as where clients keep layers "
-                "to themselves: read model.safetensors itself."
-            ) from None
-        return model
+                f"Expected {file} to describe a network, but it cannot be made ({type(error).__name__}: {first_line(error)}): "
+                "bring the file back, or run again."
+            ) from error
+        return model, base
 
     def resume(self, *overrides: str) -> "Run":
         """Go on with the run, for example for more rounds, ``federation.rounds=200``.
@@ -161,6 +170,7 @@ def load_run(folder: str | Path, *, trust: Sequence[str] = ()) -> Run:
     """
     if not (Path(folder) / "config.yaml").is_file():
         raise ConfigError(f"Expected a run folder, but {folder} is none: give the folder that holds config.yaml.")
+    say_unverified([Path(folder)])
     return Run(Path(folder), tuple(trust))
 
 
@@ -172,25 +182,18 @@ def fit(job: Job) -> None:
         federation.fit()
 
 
-@contextlib.contextmanager
-def _reading(file: Path) -> Iterator[Path]:
-    """Lend a file of a run folder, and say in one sentence that it is damaged, whatever its reader runs into."""
-    try:
-        if not file.is_file():
-            raise OSError("it is no file")
-        yield file
-    except FedFacetError:
-        raise
-    except Exception as error:
-        raise CheckpointError(
-            f"Expected {file} to be as the run wrote it, but it cannot be read ({type(error).__name__}: "
-            f"{first_line(error)}): bring the file back, or run again."
-        ) from error
+def _config_of(content: bytes) -> DictConfig:
+    config = parsed_yaml(content)
+    if not isinstance(config, DictConfig) or not config:
+        raise ValueError("it holds something else")
+    if b"${" in content:  # such a value may be one of the environment
+        raise ValueError("a value is made of others when it is read")
+    return config
 
 
 def _value(name: str, text: str) -> Any:
     if name == "cohort":
-        return tuple(map(int, text.split()))
+        return measured(name, text)
     try:
         return int(text)
     except ValueError:

@@ -15,8 +15,9 @@ from torch import Tensor
 from fedfacet import dqn, state
 from fedfacet.arguments import check_whole, check_within
 from fedfacet.confusion import accuracy_of
-from fedfacet.errors import ConfigError
+from fedfacet.errors import CheckpointError, ConfigError
 from fedfacet.selectors.base import ClientSelector, Taxonomy, named, numbers
+from fedfacet.storage import checkpoint
 from fedfacet.types import ClientUpdate, Facts, RoundResult, SelectionContext, ServerState, State
 
 log = logging.getLogger(__name__)
@@ -345,12 +346,9 @@ def _agent_of(folder: str, blank: ServerState) -> ServerState:
             "or bring it back."
         )
     try:
-        learnt = torch.load(path, map_location="cpu", weights_only=True)["state"]["selector"]
-    except Exception as error:  # whatever a damaged file makes of its reader
-        raise ConfigError(
-            f"Expected `selector.agent` to have a whole checkpoint, but {path} cannot be read ({type(error).__name__}): give "
-            "another run."
-        ) from None
+        learnt = checkpoint.verified(path)[0]["selector"]
+    except CheckpointError as error:
+        raise ConfigError(f"{error}: give another run for `selector.agent`.") from None
     fault = None
     if not isinstance(learnt, dict) or learnt.keys() != blank.keys():
         fault = "is of another selector"

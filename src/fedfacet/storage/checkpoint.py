@@ -25,6 +25,7 @@ from fedfacet.errors import CheckpointError
 from fedfacet.storage import columns
 from fedfacet.storage.client_memory import ClientMemory
 from fedfacet.storage.fitting import is_whole
+from fedfacet.storage.regular_file import bytes_of
 from fedfacet.storage.synced_file import write_synced
 from fedfacet.types import FederationState
 
@@ -37,6 +38,7 @@ _SEAL_SIZE = len(_SEAL.format(_FORMAT, 64 * "0"))
 _ADDED = frozenset({"termination", "stopped", "devices", "privacy", "flights", "frozen_digest"})
 """Parts of a state that older checkpoints do not have; they are as a run begins."""
 
+_MOST_BYTES = 1 << 40
 _MOST_ROUNDS = 10**9
 _MOST_ENTRIES = 10**8
 _DEEPEST = 50
@@ -113,7 +115,7 @@ def load(path: Path) -> tuple[FederationState, dict[str, Any]]:
         CheckpointError: if a file is missing, damaged or of another format; where the checkpoint before is whole, it is named.
     """
     try:
-        saved, config = _verified(path)
+        saved, config = verified(path)
         memory = ClientMemory(path.absolute().parents[1]).read(saved["memory"])
         if strangers := [client_id for client_id in memory if client_id >= len(saved["participation_counts"])]:
             raise CheckpointError(f"Expected {path} to know client {strangers[0]}, whose memory it has, but it does not")
@@ -125,7 +127,7 @@ def load(path: Path) -> tuple[FederationState, dict[str, Any]]:
 def memory_of(path: Path) -> str:
     """Return the index of the clients' memory that a checkpoint refers to; empty where it refers to none or is damaged."""
     with suppress(CheckpointError):
-        return str(_verified(path)[0]["memory"])
+        return str(verified(path)[0]["memory"])
     return ""
 
 
@@ -137,7 +139,7 @@ def asked_for(run_dir: Path, resume: str) -> Path:
 def make_last(path: Path) -> None:
     """Have a run go on from a checkpoint of its folder, also when it is resumed again; later ones are given up."""
     if path.name != LAST:
-        write_synced(path.with_name(LAST), [path.read_bytes()])
+        write_synced(path.with_name(LAST), [bytes_of(path, _MOST_BYTES)])
 
 
 def _way_on(path: Path) -> str:
@@ -151,16 +153,14 @@ def _way_on(path: Path) -> str:
     return "check `resume`, bring the file back, or start a new run"
 
 
-def _verified(path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
+def verified(path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
     """Return the state, with an index in place of the clients' memory, and the configuration.
 
     Raises:
         CheckpointError: without a remedy.
     """
-    if not path.is_file():
-        raise CheckpointError(f"Expected a checkpoint at {path}, but there is none")
     try:
-        content = path.read_bytes()
+        content = bytes_of(path, _MOST_BYTES)
         _check_seal(content)
         _check_archive(content)
         saved = torch.load(io.BytesIO(content), map_location="cpu", weights_only=True)
@@ -172,6 +172,8 @@ def _verified(path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
         _unpack(saved["state"])
         _check_state(saved["state"])
         _check_config(config)
+    except FileNotFoundError:
+        raise CheckpointError(f"Expected a checkpoint at {path}, but there is none") from None
     except ValueError as error:
         fault = str(error)
     except Exception as error:

@@ -13,7 +13,7 @@ import torch
 from fedfacet import state
 from fedfacet.errors import CheckpointError, first_line
 from fedfacet.storage.fitting import is_whole
-from fedfacet.storage.run_files import content_of
+from fedfacet.storage.regular_file import bytes_of
 from fedfacet.storage.synced_file import sync, write_synced
 from fedfacet.types import State
 
@@ -76,8 +76,10 @@ class ClientMemory:
 
         def write_one(name: str) -> None:
             file, content = self.folder / name, files[name]
-            if not file.is_file() or file.read_bytes() != content:  # a resumed run packs all that it has read
-                write_synced(file, [content])
+            with suppress(OSError, ValueError):
+                if bytes_of(file, _MOST_BYTES) == content:  # a resumed run packs all that it has read
+                    return
+            write_synced(file, [content])
 
         # Side by side: a disk that is waited for by several has them wait once. The index names the others, and comes last.
         *clients, index = files
@@ -130,7 +132,7 @@ def _sha256(content: bytes | memoryview) -> str:
 def _verified(file: Path, sha256: str) -> bytes:
     """Return the content of a file of the store."""
     try:
-        content = content_of(file, _MOST_BYTES)
+        content = bytes_of(file, _MOST_BYTES)
     except FileNotFoundError:
         raise CheckpointError(f"Expected {file}, which holds clients' memory, but there is no such file") from None
     except (OSError, ValueError) as error:

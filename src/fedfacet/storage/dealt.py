@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedfacet.heterogeneity import InteractionMatrices, InteractionMatrix
-from fedfacet.storage.run_files import MOST_BYTES, content_of, json_of
+from fedfacet.storage.run_files import MOST_BYTES, read
 from fedfacet.storage.whole_file import written_whole
 from fedfacet.types import Partition
 
@@ -65,12 +65,19 @@ def read_types(run_dir: Path) -> list[str]:
     """Return the type of each client of a run.
 
     Raises:
-        OSError, ValueError, LookupError, TypeError: if the files are not what a run writes.
+        CheckpointError: if the files are not what a run writes.
     """
-    told = json_of(run_dir / JSON)
-    if "arrays" not in told:
-        return [InteractionMatrix(counts).type for counts in told["counts"]]
-    with np.load(io.BytesIO(content_of(run_dir / ARRAYS, 4 * MOST_BYTES)), allow_pickle=False) as arrays:
+    types = read(run_dir / JSON, _types_in)
+    return read(run_dir / ARRAYS, _types_of_arrays, 4 * MOST_BYTES) if types is None else types
+
+
+def _types_in(content: bytes) -> list[str] | None:
+    told = json.loads(content)
+    return None if "arrays" in told else [InteractionMatrix(counts).type for counts in told["counts"]]
+
+
+def _types_of_arrays(content: bytes) -> list[str]:
+    with np.load(io.BytesIO(content), allow_pickle=False) as arrays:
         counts = arrays["counts"]
     if counts.ndim != 3 or counts.dtype.kind not in "ui" or not counts.size:
         raise ValueError("its counts are none")

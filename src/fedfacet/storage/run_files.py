@@ -1,69 +1,265 @@
-"""The files of a run folder read: somebody else may have put a pipe there, a device, or what no memory holds."""
+"""What a run or a site has written read back: held to its digest and to its form, or refused in a sentence that names it."""
 
 import csv
+import functools
+import hashlib
 import io
 import json
+import logging
 import os
-import stat
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
+
+from fedfacet.errors import CheckpointError, FedFacetError, first_line
+from fedfacet.storage.digests import LIST, listed
+from fedfacet.storage.regular_file import bytes_of
+
+log = logging.getLogger(__name__)
+
+Value = TypeVar("Value")
+Keys = Mapping[str, Callable[[Any], bool]]
+"""Key -> whether a value is of its kind."""
 
 MOST_BYTES = 1 << 28
 """The table of 100,000 rounds has some 200 MB."""
 
-_NO_WAITING = getattr(os, "O_NONBLOCK", 0)  # Windows has no pipes among its files
 
-
-def content_of(file: Path, most: int = MOST_BYTES) -> bytes:
+def read(file: Path, parse: Callable[[bytes], Value], most: int = MOST_BYTES) -> Value:
     """Return what a file holds.
 
     Args:
-        file: of a run folder.
+        file: of a run folder, of an audit's or of a site's; a run may write to it meanwhile.
+        parse: makes the value of the content. It runs before the digest counts, since a ValueError of its own says more.
+        most: how many bytes the file may have.
+
+    Raises:
+        CheckpointError: naming the file, if it is missing, a link, a folder or a pipe, too large, damaged or of another form.
+    """
+    try:
+        content, fault = _held(file, most)
+        value = parse(content)
+    except FedFacetError:
+        raise
+    except Exception as error:  # whatever damage makes of the readers of several libraries
+        fault = _told(error)
+    else:
+        if fault is None:
+            return value
+    raise CheckpointError(
+        f"Expected {file} to be as it was written, but {fault}: bring it back, or leave that folder out."
+    ) from None
+
+
+def is_there(file: Path) -> bool:
+    """Tell whether there is something to read, or ought to be: ``read`` refuses what a list has and nobody finds."""
+    return os.path.lexists(file) or listed(file) is not None
+
+
+def say_unverified(folders: Iterable[Path]) -> None:
+    """Log a line where folders have no list of digests."""
+    folders = list(folders)
+    if without := [folder for folder in folders if not os.path.lexists(folder / LIST)]:
+        which = str(without[0]) if len(folders) == 1 else f"{len(without)} of {len(folders)} runs, {without[0]} for example,"
+        log.warning(
+            "No %s in %s: the run still works or was killed, or an older version wrote it. Damage to its files need not show.",
+            LIST,
+            which,
+        )
+
+
+def json_of(file: Path, keys: Keys | None = None, most: int = MOST_BYTES) -> Any:
+    """Return what a JSON file holds.
+
+    Args:
+        file: see ``read``.
+        keys: that a table must have; without them any content will do.
         most: how many bytes it may have.
 
     Raises:
-        OSError: if it cannot be read, or is a folder or a pipe, which nobody waits for.
-        ValueError: if it is larger.
+        CheckpointError: as ``read``.
     """
-    with open(file, "rb", opener=lambda path, flags: os.open(path, flags | _NO_WAITING)) as source:
-        told = os.fstat(source.fileno())
-        if not stat.S_ISREG(told.st_mode):
-            raise OSError(f"{file} is no file")
-        if told.st_size > most:
-            raise ValueError(f"it is larger than {most:,} bytes")
-        return source.read()
+
+    def parse(content: bytes) -> Any:
+        value = json.loads(content.decode())
+        if keys is not None:
+            check_keys(value, keys)
+        if isinstance(value, dict) and isinstance(sha256 := value.get("sha256"), str):
+            del value["sha256"]
+            if _sha256(value) != sha256:
+                raise ValueError("it is damaged, as its sha256 shows")
+        return value
+
+    return read(file, parse, most)
 
 
-def json_of(file: Path, most: int = MOST_BYTES) -> Any:
-    """Return what a JSON file holds.
+def sealed_json(table: Mapping[str, Any]) -> str:
+    """Return a table as JSON with its sha256, to which ``json_of`` holds it."""
+    return json.dumps({**table, "sha256": _sha256(table)}, indent=2) + "\n"
+
+
+def _sha256(table: Mapping[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(table, sort_keys=True).encode()).hexdigest()
+
+
+def json_lines_of(file: Path, keys: Keys) -> list[dict[str, Any]]:
+    """Return the tables of a file that has one a line.
 
     Raises:
-        OSError: as ``content_of``.
-        ValueError: if it is larger, or no JSON.
+        CheckpointError: as ``read``, with the line and the key.
     """
-    try:
-        return json.loads(content_of(file, most).decode())
-    except RecursionError:
-        raise ValueError("it is nested too deep") from None
+
+    def parse(content: bytes) -> list[dict[str, Any]]:
+        tables = []
+        for number, line in enumerate(content.decode().splitlines(), 1):
+            try:
+                tables.append(json.loads(line))
+                check_keys(tables[-1], keys)
+            except ValueError as error:
+                raise ValueError(f"line {number}: {error}") from None
+        return tables
+
+    return read(file, parse)
 
 
-def rows_of(file: Path) -> list[dict[str, str]]:
+def check_keys(value: Any, keys: Keys, *, needed: bool = True) -> None:
+    """Hold a table to its keys.
+
+    Args:
+        value: of a file.
+        keys: see ``Keys``.
+        needed: whether all must be there; otherwise ``null`` stands for one that is not.
+
+    Raises:
+        ValueError: naming the first key that lacks or whose value is of another kind.
+    """
+    if not isinstance(value, dict):
+        raise ValueError("it holds no table")
+    for key, fits in keys.items():
+        if needed and key not in value:
+            raise ValueError(f"`{key}` is missing")
+        if not (fits(value.get(key)) or (not needed and value.get(key) is None)):
+            raise ValueError(f"`{key}` is {repr(value[key])[:60]}, which no run writes")
+
+
+def is_whole(value: Any, below: int = 2**63) -> bool:
+    """Tell whether a value is a whole number, 0 or larger."""
+    return type(value) is int and 0 <= value < below
+
+
+def rows_of(
+    file: Path, needed: Sequence[str] = (), cell: Callable[[str, str], Any] | None = None, *, least: int = 0
+) -> list[dict[str, Any]]:
     """Return the rows of a csv file, each with a value in every column.
 
+    Args:
+        file: see ``read``.
+        needed: columns that it must have.
+        cell: makes a value of a column and a text; without it all stay text.
+        least: how many rows it must have.
+
     Raises:
-        OSError: as ``content_of``.
-        ValueError: if it is larger, or no table.
+        CheckpointError: as ``read``, with the line and the column.
     """
-    return list(each_row_of(file))
+
+    def parse(content: bytes) -> list[dict[str, Any]]:
+        rows: list[dict[str, Any]] = list(_rows(content))
+        if len(rows) < least:
+            raise ValueError(f"it has {len(rows) or 'no'} rows")
+        if lacking := [column for column in needed if rows and column not in rows[0]]:
+            raise ValueError(f"it has no column `{lacking[0]}`")
+        for number, row in enumerate(rows, 2) if cell else ():
+            for column, text in row.items():
+                try:
+                    row[column] = cell(column, text)
+                except ValueError:
+                    raise ValueError(f"line {number}: `{column}` is {text[:60]!r}, which no run writes") from None
+        return rows
+
+    return read(file, parse)
+
+
+def measured(column: str, text: str) -> Any:
+    """Return a value of ``metrics.csv``: the round's number, the cohort's clients, or what was measured, NaN where nothing was.
+
+    Raises:
+        ValueError: if the text is none.
+    """
+    if column == "cohort":
+        clients = tuple(map(int, text.split()))
+        if min(clients, default=0) < 0:
+            raise ValueError(text)
+        return clients
+    return int(text) if column == "round" else float(text or "nan")
 
 
 def each_row_of(file: Path) -> Iterator[dict[str, str]]:
-    """Yield the rows of a csv file one by one; see ``rows_of``."""
+    """Yield the rows of a csv file one by one, of which there may be millions, unlike ``rows_of``.
+
+    Raises:
+        CheckpointError: as ``read``.
+    """
     try:
-        for row in csv.DictReader(io.StringIO(content_of(file).decode(), newline="")):
-            if None in row or None in row.values():
-                raise ValueError("a row has more or fewer values than there are columns")
-            yield row
-    except csv.Error as error:
-        raise ValueError(str(error)) from None
+        yield from _rows(read(file, bytes))
+    except (ValueError, csv.Error) as error:
+        raise CheckpointError(f"Expected {file} to be a table of the run, but {_told(error)}: bring it back.") from None
+
+
+def _rows(content: bytes) -> Iterator[dict[str, str]]:
+    for row in csv.DictReader(io.StringIO(content.decode(), newline="")):
+        if None in row or None in row.values():
+            raise ValueError("a row has more or fewer values than there are columns")
+        yield row
+
+
+def _held(file: Path, most: int) -> tuple[bytes, str | None]:
+    """Return what a file holds, and what its digest has against it.
+
+    Raises:
+        OSError, ValueError: if it cannot be read.
+    """
+    while True:
+        sha256 = listed(file)
+        content = bytes_of(file, most)
+        if sha256 is None:
+            return _of_a_run_under_way(file, content)
+        if hashlib.sha256(content).hexdigest() == sha256:
+            return content, None
+        if listed(file) == sha256:  # or a run has gone on meanwhile
+            return content, f"it is damaged, as its sha256 in {LIST} shows"
+
+
+def _of_a_run_under_way(file: Path, content: bytes) -> tuple[bytes, str | None]:
+    """Hold a table to the rows that the last checkpoint knows; a row that has no end is left out."""
+    last = file.parent / "checkpoints" / "last.ckpt"
+    if file.suffix != ".csv" or not last.is_file():
+        return content, None
+    told = last.stat()
+    if not (record := _records(last, (told.st_mtime_ns, told.st_size, told.st_ino)).get(file.name)):
+        return content, None
+    if hashlib.sha256(content[: record["bytes"]]).hexdigest() != record["sha256"]:
+        return content, f"it does not begin with the {record['rows']} rows that {last} tells of"
+    return content[: content.rfind(b"\n") + 1], None
+
+
+@functools.lru_cache(maxsize=64)
+def _records(last: Path, written: tuple[int, int, int]) -> Mapping[str, Any]:
+    """Return file -> the record of a table that a checkpoint keeps; nothing of one that cannot be read."""
+    from fedfacet.storage import checkpoint  # torch loads here
+
+    try:
+        callbacks = checkpoint.verified(last)[0]["callbacks"]
+    except CheckpointError as error:
+        log.warning("%s; the tables beside it are read unverified.", error)
+        return {}
+    kept = [one for held in callbacks.values() for one in held.items()]
+    return {name: one for name, one in kept if isinstance(one, dict) and one.keys() == {"rows", "bytes", "sha256"}}
+
+
+def _told(error: Exception) -> str:
+    """Return what is wrong with a file, without commands to a terminal."""
+    if isinstance(error, FileNotFoundError):
+        return "there is no such file"
+    text = (isinstance(error, OSError) and error.strerror) or first_line(error)
+    text = "".join(character if character.isprintable() else "?" for character in text)
+    return text if isinstance(error, OSError | ValueError) else f"it cannot be read ({type(error).__name__}: {text})"

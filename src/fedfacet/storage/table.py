@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from fedfacet.errors import CheckpointError, FedFacetError, first_line
-from fedfacet.storage.run_files import MOST_BYTES, content_of
+from fedfacet.storage.regular_file import bytes_of
+from fedfacet.storage.run_files import MOST_BYTES
 from fedfacet.storage.synced_file import folder_gone
 
 
@@ -44,7 +45,7 @@ class Table:
                 f"Expected a checkpoint that tells how long {self.file} was, but it does not: start a new run."
             )
         try:
-            content = content_of(self.file, max(MOST_BYTES, 2 * size)) if size else b""
+            content = bytes_of(self.file, max(MOST_BYTES, 2 * size)) if size else b""
             there = content.count(b"\n") - 1
             fault = f"it has only {max(there, 0)} of them" if there < rows else "they have been changed"
             content = content[:size]

@@ -10,8 +10,7 @@ from typing import Any, NamedTuple
 from fedfacet.analysis.notes import beside_the_seed, some
 from fedfacet.analysis.runs import Run, differing_keys
 from fedfacet.analysis.writers import csv_of, markdown_of
-from fedfacet.errors import FedFacetError
-from fedfacet.storage.run_files import rows_of
+from fedfacet.storage.run_files import is_there, measured, rows_of
 
 COMPRESSION = 1e-5  # the paper's r, the part of an update's numbers that is left after HCSFed's compression
 _SERIES = ("answers_up", "questions_down", "samples", "more_clients", "more_up", "more_down")
@@ -172,30 +171,27 @@ def _labels(runs: Sequence[Run]) -> list[str]:
 
 def _rounds_of(run: Run) -> list[dict[str, float]]:
     """Return what a run's ledger and clock say of each round in which a client was selected."""
-    file = run.path / "metrics.csv"
-    clock = {row["round"]: row for row in _table(run.path / "timing.csv")}
-    rows = []
-    try:
-        for row in _table(file):
-            timing = clock.get(row["round"], {})
+    clock = {row["round"]: row for row in _table(run.path / "timing.csv", "round")}
+    rows = [
+        {
+            "round": float(row["round"]),
+            "selected": float(len(row["cohort"])),
+            "arrived": row["num_arrived"],
             # Without a column for the wait for answers, the selector's own time is not known.
-            known = timing.get("seconds/ask") not in (None, "")
-            rows.append(
-                {
-                    "round": float(row["round"]),
-                    "selected": float(len(row["cohort"].split())),
-                    "arrived": float(row["num_arrived"]),
-                    "milliseconds": 1000 * float(timing["seconds/select"]) if known else math.nan,
-                    **{name: float(row[f"comm/{name}"]) for name in _LEDGER},
-                }
-            )
-    except (KeyError, ValueError) as error:
-        raise FedFacetError(f"Expected {file} to be what a run writes, but got {error!r}: leave that folder out.") from None
+            "milliseconds": 1000 * timing["seconds/select"]
+            if not math.isnan(timing.get("seconds/ask", math.nan))
+            else math.nan,
+            **{name: row[f"comm/{name}"] for name in _LEDGER},
+        }
+        for row in _table(run.path / "metrics.csv", "round", "cohort", "num_arrived", *(f"comm/{name}" for name in _LEDGER))
+        for timing in [clock.get(row["round"], {})]
+    ]
     return [row for row in rows if row["selected"]]
 
 
-def _table(file: Path) -> list[dict[str, str]]:
-    return rows_of(file) if file.is_file() else []
+def _table(file: Path, *needed: str) -> list[dict[str, Any]]:
+    cell = lambda column, text: text if column == "engine" else measured(column, text)  # noqa: E731
+    return rows_of(file, needed, cell) if is_there(file) else []
 
 
 def _overhead(key: tuple[str, int, int, int], members: Sequence[tuple[Run, list[dict[str, float]]]]) -> Overhead:

@@ -14,10 +14,8 @@ from fedfacet.analysis.notes import notes_on_unfinished
 from fedfacet.analysis.runs import Run
 from fedfacet.analysis.tables import check_keys, finished_of, group_runs, ordered
 from fedfacet.analysis.writers import csv_of, markdown_of
-from fedfacet.errors import FedFacetError
 from fedfacet.plots.figure import BLUE, DASHES, VERMILION, saved_figure
 from fedfacet.runs.rerun import measure_own_samples
-from fedfacet.storage.run_files import rows_of
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -130,13 +128,7 @@ def clients_markdown(clients: Clients, runs: Sequence[Run], command: str) -> str
 
 
 def _measured(run: Run, trust: Sequence[str]) -> ClientsOfRun:
-    file = run.path / "metrics.csv"
-    try:
-        cohorts = [[int(client) for client in row["cohort"].split()] for row in rows_of(file)]
-    except (OSError, KeyError, ValueError) as error:
-        raise FedFacetError(
-            f"Expected {file} to have a readable column `cohort`, but got {type(error).__name__}: leave that folder out."
-        ) from error
+    cohorts = run.cohorts()
     counts, held_out = measure_own_samples(run.path, trust=trust)
     selected = Counter(client for cohort in cohorts for client in cohort)
     return ClientsOfRun(
