@@ -23,7 +23,7 @@ from fedfacet.storage import checkpoint
 FILES = {
     ".hydra/config.yaml", ".hydra/hydra.yaml", ".hydra/overrides.yaml", "config.yaml", "metrics.csv", "timing.csv",
     "summary.json", "partition.json", "partition.png", "curves.png", "selection.png", "checkpoints/last.ckpt",
-    "checkpoints/previous.ckpt", "model/model.safetensors", "model/config.json", "train.log", "heterogeneity.csv",
+    "checkpoints/previous.ckpt", "model/model.safetensors", "model/config.json", "train.log", "SHA256SUMS", "heterogeneity.csv",
     "disclosures.csv",
 }  # fmt: skip
 
@@ -89,6 +89,7 @@ def test_into_a_pipe_it_prints_plain_lines_and_the_table(finished):
     assert {name for name in FILES if not name.startswith(".hydra")} - {
         "model/config.json",
         "checkpoints/previous.ckpt",
+        "SHA256SUMS",
     } <= printed
 
 
@@ -245,7 +246,7 @@ def test_without_a_folder_given_it_makes_one_by_task_and_time_and_without_callba
     assert re.fullmatch(r"\d{4}-\d\d-\d\d_\d\d-\d\d-\d\d-\d{6}", run.name)
     assert result.out.startswith(f"run folder  {run}\nIt has no summary: `callbacks=NAME` replaces the usual ones, ")
     assert OmegaConf.load(run / "config.yaml").paths.output_dir == str(run)
-    assert {path.name for path in run.iterdir()} == {".hydra", "config.yaml", "partition.json", "train.log"}
+    assert {path.name for path in run.iterdir()} == {".hydra", "config.yaml", "partition.json", "train.log", "SHA256SUMS"}
 
 
 @pytest.mark.parametrize(("columns", "width"), [(30, 40), (50, 50), (100, 100), (400, 128)])

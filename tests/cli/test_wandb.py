@@ -157,7 +157,14 @@ def test_online_needs_an_api_key(train, home, files_of, tmp_path):
 
 def test_a_plain_run_does_not_import_wandb(checkout, tmp_path):
     """It brings a dozen packages with it."""
-    code = "import runpy, sys; sys.argv.pop(0); runpy.run_path(sys.argv[0], run_name='__main__'); print('wandb' in sys.modules)"
+    code = """
+import runpy, sys
+sys.argv.pop(0)
+try:
+    runpy.run_path(sys.argv[0], run_name="__main__")
+finally:
+    print("wandb" in sys.modules)
+"""
     command = [sys.executable, "-c", code, str(checkout / "src" / "train.py"), "federation.rounds=1", "threads=1"]
     environment = {**os.environ, "PYTHONPATH": str(checkout / "src")}
     done = subprocess.run([*command, "paths.output_dir=run"], capture_output=True, text=True, cwd=tmp_path, env=environment)

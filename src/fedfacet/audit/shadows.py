@@ -236,10 +236,11 @@ def _check_key(file: Path, key: Mapping[str, Any]) -> None:
             unfinished.write_text(json_text(key))
         return
     try:
-        if not isinstance(known := json_of(file), dict):
-            raise ValueError("it does not")
-    except (OSError, ValueError) as error:
-        raise CheckpointError(f"Expected {file} to tell what the pool depends on, but {error}: remove its folder.") from None
+        known = json_of(file, {})
+    except CheckpointError:
+        raise CheckpointError(
+            f"Expected {file} to tell what the pool depends on, but it does not: remove its folder."
+        ) from None
     if differing := sorted(name for name in {*known, *key} if known.get(name) != key.get(name)):
         raise CheckpointError(f"Expected {file} to be of this pool, but its {differing[0]} differs: remove its folder.")
 

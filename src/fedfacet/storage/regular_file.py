@@ -4,14 +4,14 @@ import os
 import stat
 from collections.abc import Iterator
 from contextlib import contextmanager
+from io import BufferedReader
 from pathlib import Path
-from typing import BinaryIO
 
 _FLAGS = getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_NOFOLLOW", 0)  # Windows has neither pipes nor such links
 
 
 @contextmanager
-def opened_regular(file: Path) -> Iterator[BinaryIO]:
+def opened_regular(file: Path) -> Iterator[BufferedReader]:
     """Lend a file for reading.
 
     Raises:

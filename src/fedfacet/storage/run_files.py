@@ -168,7 +168,9 @@ def rows_of(
             raise ValueError(f"it has {len(rows) or 'no'} rows")
         if lacking := [column for column in needed if rows and column not in rows[0]]:
             raise ValueError(f"it has no column `{lacking[0]}`")
-        for number, row in enumerate(rows, 2) if cell else ():
+        if cell is None:
+            return rows
+        for number, row in enumerate(rows, 2):
             for column, text in row.items():
                 try:
                     row[column] = cell(column, text)
