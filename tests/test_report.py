@@ -17,7 +17,11 @@ ACCURACY = {"feddiverse": [0.91, 0.94, 0.93], "uniform": [0.88, 0.86, 0.9]}
 
 
 def report(folder, *arguments):
-    return subprocess.run([sys.executable, str(SCRIPT), *arguments], cwd=folder, capture_output=True, text=True, check=False)
+    """Run the report; the line is dropped that says that these runs, which no run wrote, have no list of digests."""
+    done = subprocess.run([sys.executable, str(SCRIPT), *arguments], cwd=folder, capture_output=True, text=True, check=False)
+    first, _, rest = done.stderr.partition("\n")
+    done.stderr = rest if first.startswith("No SHA256SUMS in ") else done.stderr
+    return done
 
 
 @pytest.fixture
@@ -261,7 +265,7 @@ def test_overheads_stand_beside_table_2(ledgers):
         (("--rows", "selector"), "--overhead has a table of its own"),
         (("--format", "latex"), "--overhead has a table of its own"),
         (("--where", "selector=fedpns"), "selector is feddiverse or uniform"),
-        ((), "to be what a run writes"),
+        ((), "to be as it was written"),
     ],
 )
 def test_overheads_cannot_be_had_of_everything(logs, more, part):

@@ -318,7 +318,7 @@ def test_what_cannot_be_read_is_said_and_the_rest_is_shown(logs):
     (logs / "1" / "summary.json").unlink()
     page = Page(page_of(find_runs([logs]), asked()))
     notes = [data for where, data in page.texts if "li" in where]
-    assert any("to be a run's, but it is not" in note for note in notes)
+    assert any("partition.json to be as it was written, but" in note for note in notes)
     assert any("no summary.json yet" in data for _, data in page.texts)
     assert [row[0] for row in page.table("test/acc_group")[1:]] == ["y0_a0", "y0_a1"]
     assert page.table("In how many rounds")[0] == ["client", "feddiverse", "uniform"]

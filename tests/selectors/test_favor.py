@@ -267,7 +267,7 @@ def test_agents_that_will_not_do_are_refused_in_one_sentence(episode, tmp_path, 
         ("0", {}, {"hidden": 8}, "has other settings of `components`, `hidden` or `capacity`"),
         ("0", {}, {"components": 3}, "has other settings"),
         ("uniform", {}, {}, "is of another selector"),
-        ("torn", {}, {}, "cannot be read"),
+        ("torn", {}, {}, "truncated or not a checkpoint"),
         ("nobody", {}, {}, "but there is no .*last.ckpt: give another"),
     ):
         with pytest.raises(ConfigError, match=f"Expected `selector.agent` .*{said}") as info:

@@ -1,5 +1,6 @@
 """Runs -> the tables of a page."""
 
+import contextlib
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -23,6 +24,7 @@ from fedfacet.analysis.tables import (
     ordered,
 )
 from fedfacet.analysis.writers import cell_text, table_grid
+from fedfacet.errors import CheckpointError
 
 MOST_CLIENTS = 1000
 """Lines of a table; more clients are not listed."""
@@ -111,6 +113,14 @@ def selection_grids(found: Selection) -> list[Grid]:
     return grids + [_with_heads(OVERLAP, grid, 1, ()) for grid in overlap_grids(found, _text)]
 
 
+def _shown_group(runs: list[Run], key: str) -> str:
+    """Return a group's name, or its numbers where no name can be read, of which the page's notes tell."""
+    with contextlib.suppress(CheckpointError):
+        if (name := name_of_group(runs, key)) is not None:
+            return name
+    return key.removeprefix("test/acc_group/")
+
+
 def groups_grid(groups: Groups, column: str, moment: str, std: str) -> Grid | None:
     """Return the accuracy in each group of the test set, a line per group; ``None`` where runs have not measured it."""
     members = {row: groups[row, column] for row in ordered({row for row, head in groups if head == column})}
@@ -118,7 +128,7 @@ def groups_grid(groups: Groups, column: str, moment: str, std: str) -> Grid | No
     keys = sorted({key for run in runs for key in run.at(moment) if key.startswith("test/acc_group/")}, key=_numbers)
     if not keys:
         return None
-    lines: list[list[str]] = [[name_of_group(runs, key) or key.removeprefix("test/acc_group/")] for key in keys]
+    lines: list[list[str]] = [[_shown_group(runs, key)] for key in keys]
     for of_row in members.values():
         cells = [cell_over_seeds(of_row, key, moment, percent=True, std=std) for key in keys]
         means = [f"{cell.mean:.2f}" for cell in cells]

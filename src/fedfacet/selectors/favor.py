@@ -348,7 +348,7 @@ def _agent_of(folder: str, blank: ServerState) -> ServerState:
     try:
         learnt = checkpoint.verified(path)[0]["selector"]
     except CheckpointError as error:
-        raise ConfigError(f"{error}: give another run for `selector.agent`.") from None
+        raise ConfigError(f"Expected `selector.agent` to have a whole checkpoint ({error}): give another run.") from None
     fault = None
     if not isinstance(learnt, dict) or learnt.keys() != blank.keys():
         fault = "is of another selector"

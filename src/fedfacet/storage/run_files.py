@@ -60,7 +60,7 @@ def say_unverified(folders: Iterable[Path]) -> None:
     """Log a line where folders have no list of digests."""
     folders = list(folders)
     if without := [folder for folder in folders if not os.path.lexists(folder / LIST)]:
-        which = str(without[0]) if len(folders) == 1 else f"{len(without)} of {len(folders)} runs, {without[0]} for example,"
+        which = str(without[0]) if len(folders) == 1 else f"{len(without)} of {len(folders)} runs, such as {without[0]}"
         log.warning(
             "No %s in %s: the run still works or was killed, or an older version wrote it. Damage to its files need not show.",
             LIST,

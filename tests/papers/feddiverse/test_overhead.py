@@ -259,5 +259,5 @@ def test_runs_that_differ_beyond_the_seed_are_noted(run_folder):
 def test_a_damaged_table_is_refused_by_name(run_folder):
     folder = run_folder("a", [PLAIN])
     (folder / "metrics.csv").write_text("round,cohort,num_arrived\n1,0 1,many\n")
-    with pytest.raises(FedFacetError, match=r"metrics\.csv to be what a run writes"):
+    with pytest.raises(FedFacetError, match=r"metrics\.csv to be as it was written"):
         measure(folder)

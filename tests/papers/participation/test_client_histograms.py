@@ -124,7 +124,7 @@ def test_any_clients_can_be_drawn(runs, tmp_path, monkeypatch):
 def test_what_cannot_be_measured_is_said(logs, tmp_path, capsys):
     (run,) = find_runs([train(tmp_path / "run")])
     (run.path / "metrics.csv").write_text("round,test/acc\n1,0.5\n")
-    with pytest.raises(FedFacetError, match="a readable column `cohort`"):
+    with pytest.raises(FedFacetError, match="it has no column `cohort`"):
         measure_clients([run], rows=["selector"], columns=["partition"])
     with pytest.raises(ConfigError, match="'selektor' is none"):
         measure_clients([run], rows=["selektor"], columns=["partition"])
