@@ -8,6 +8,7 @@ import pytest
 
 from fedfacet import state
 from fedfacet.build import build
+from fedfacet.callbacks.base import Callback
 
 RUNS = {
     "pow-d, measured by clients": ("method=pow_d", "callbacks=[default,federated_evaluate]", "partition.local_holdout=0.2"),
@@ -82,3 +83,20 @@ def test_a_run_continues_as_if_a_round_had_not_failed(overrides, job_of, tmp_pat
     again.run_round()
     assert state.digest(again.state.model) == digest
     assert written(tmp_path / "again") == tables
+
+
+def test_a_logger_that_came_since_has_nothing_to_return_to(tiny_federation, caplog):
+    """As in a resume with another logger whose first round is stopped."""
+
+    class Came(Callback):
+        def on_round_end(self, federation, result):
+            raise Fault
+
+    federation = tiny_federation(rounds=2)
+    federation.run_round()
+    resumed = tiny_federation(rounds=2, callbacks={"came": Came()})
+    resumed.restore(federation.state)
+    with pytest.raises(Fault):
+        resumed.run_round()
+    assert resumed.state is federation.state
+    assert "cannot return" not in caplog.text

@@ -41,7 +41,7 @@ _WORDS = {
 
 
 class Stream(io.RawIOBase):
-    """The bytes of a standard stream. What nobody takes goes nowhere, and ``fault`` says why."""
+    """The bytes of a standard stream. What cannot be written goes nowhere, and ``fault`` says why."""
 
     def __init__(self, number: int) -> None:
         self._number = number

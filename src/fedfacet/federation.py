@@ -12,7 +12,7 @@ import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 
@@ -26,7 +26,7 @@ from fedfacet.callbacks.base import Callback, Measurement, measured_by, merged
 from fedfacet.clock import Clock, Plan
 from fedfacet.derived import derive, other_names
 from fedfacet.engines.base import Engine
-from fedfacet.errors import BadUpdateError, Interrupted, SelectionError
+from fedfacet.errors import BadUpdateError, Interrupted, SelectionError, first_line
 from fedfacet.flights import Flights
 from fedfacet.folding import fold_of
 from fedfacet.judging import Judge
@@ -55,6 +55,9 @@ from fedfacet.types import (
 from fedfacet.updates import checked
 
 log = logging.getLogger(__name__)
+
+_Drawn: TypeAlias = tuple[Asking, list[int], dict[int, float], Plan | None, Mapping[int, Any]]
+"""What was asked, the cohort, which part of its steps each client finishes, how the round will go, and what clients report."""
 
 
 class Federation:
@@ -333,7 +336,7 @@ class Federation:
             failing.pop_all()
             return result
 
-    def _drawn(self, before: FederationState, round: int, notes: "_Notes") -> Any:
+    def _drawn(self, before: FederationState, round: int, notes: "_Notes") -> _Drawn:
         """Return what was asked, the cohort, how the round will end for each of it, and what it reports."""
         self.away = frozenset()
         while True:
@@ -437,11 +440,11 @@ class Federation:
     def _take_back(self, before: FederationState) -> None:
         """Return to a state, with what the callbacks kept then: the round after it has failed."""
         self.state = before
-        for name, callback in self.callbacks.items():
+        for name in self.callbacks.keys() & before.callbacks.keys():  # a logger may have come since
             try:
-                callback.load_state_dict(before.callbacks[name])
-            except Exception:  # the round's own error tells more
-                log.exception("The callback %s cannot return to the state before the round.", name)
+                self.callbacks[name].load_state_dict(before.callbacks[name])
+            except Exception as error:  # the round's own error tells more
+                log.warning("The callback %s cannot return to the state before the round: %s", name, first_line(error))
 
     def _measurements(self, result: RoundResult, asking: Asking) -> dict[str, float]:
         """Have callbacks measure a round; those whose turn it is not wait until it is known whether the round is the last."""

@@ -1,5 +1,6 @@
 """What a run that claims an epsilon refuses: parts that learn from clients what nobody counts."""
 
+import math
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -67,6 +68,8 @@ def account(
         if learns and privacy.cover == "all" and (privacy.claims or central is not None):
             raise _refusal(names, f"{what}: {instead}, or privacy.cover=updates")
         outside += [f"what is told where {what}"] if learns else []
+    if any(map(math.isfinite, questions.values())):  # the clients that are asked next may be others
+        outside.append("answers given before a round began anew without a client")
     if isinstance(privacy, CentralDP):
         # What is inherited does not count: its own `select` may draw in another way.
         sampled = selector.sampling_rate if stated(selector, "sampling_rate") else None

@@ -273,7 +273,7 @@ def test_words_of_arrays_follow_the_same_rule(tmp_path, caplog):
     site = np.array(["10", "9", " 9", "n/a", "None", "10"])
     np.savez(tmp_path / "arrays.npz", x=np.ones((6, 2)), y=np.arange(6) % 2, site=site, class_names=["no", "yes"])
     assert Npz(root=tmp_path).load().columns["site"].tolist() == [1, 0, 0, -1, -1, 1]
-    assert "2 samples belong to nobody by the column 'site', the first in sample 4" in caplog.text
+    assert "2 samples belong to no client by the column 'site', the first in sample 4" in caplog.text
 
 
 def test_arrays_of_classes_that_nobody_trains_on_are_refused():

@@ -36,10 +36,11 @@ class Disclosures(Callback):
         """Append a row per answer, and per thing that came along with an update."""
         accounting = federation.accounting
         counts = accounting is not None and accounting.claims
+        kinds, along = federation.facts.kinds_sent, _sent_along(federation)
         sent = [
-            Disclosed(receipt.client_id, name, federation.facts.kinds_sent.get(name, UNDECLARED), floats, None)
+            Disclosed(receipt.client_id, name, kinds.get(name, UNDECLARED), floats, None)
             for receipt in result.receipts
-            for name, floats in _sent_along(federation).items()
+            for name, floats in along.items()
         ]
         self.table.append(
             *(

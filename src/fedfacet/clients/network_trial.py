@@ -28,7 +28,7 @@ _TRAINED = {torch.float16, torch.bfloat16, torch.float32, torch.float64}
 
 
 def check_weights(module: nn.Module) -> None:
-    """Refuse a network that cannot be federated, by its tensors alone.
+    """Refuse a network that cannot be federated, by looking only at its tensors.
 
     Raises:
         ConfigError: naming the tensor.
@@ -95,7 +95,7 @@ def check_network(clients: "Clients", buffers: str) -> None:
     """Have a batch pass through the networks, and take a step, so that what cannot train is refused before it does.
 
     A network that ends with a softmax trains, slowly and to worse numbers, and is warned of. An objective of somebody else's
-    may have a network that returns something else, as long as nobody measures it.
+    may have a network that returns something else, as long as no callback measures it.
 
     Args:
         clients: whose networks are tried; no draw and no weight of theirs changes.

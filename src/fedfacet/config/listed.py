@@ -59,7 +59,7 @@ _WORDS = {
 """Group or setting -> the arguments in it that may be texts."""
 
 _LOGGERS = {"csv", "tensorboard", "lightning"}
-"""Those that write to the run folder alone, if nothing else is set."""
+"""Those that write only to the run folder, if nothing else is set."""
 
 _REACH_OUT = ("fedfacet.callbacks.wandb_log", "fedfacet.deploy.")
 """Modules of ours whose classes talk to others, or start what does, by themselves."""

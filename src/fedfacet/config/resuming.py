@@ -144,8 +144,8 @@ def resumed_overrides(resume: str, overrides: Sequence[str]) -> tuple[list[str],
     """Return the overrides of a resumed run.
 
     Returns:
-        Those that the run was started with, then those given now, with the run's own folder as the output folder; and the
-        first of these alone.
+        Those that the run was started with, then those given now, with the run's own folder as the output folder; and
+        only the first of these.
     """
     run_dir = named = Path(resume)
     if run_dir.suffix == ".ckpt" and os.path.isfile(run_dir):

@@ -27,7 +27,7 @@ _FEW, _MOST_NAMED = 10, 9
 
 
 def trimmed(entry: str) -> str:
-    """Return an entry without the blanks around it, those that nobody sees among them."""
+    """Return an entry without the blanks around it, invisible ones among them."""
     return entry.strip() if entry.isascii() else entry.strip().strip("\ufeff\u200b").strip()
 
 
@@ -126,7 +126,7 @@ def first_rows(entries: Sequence[str]) -> Mapping[str, int]:
 
 
 def check_entries(name: str, rows: Mapping[str, int], where: Place, remedy: str) -> None:
-    """Refuse entries of a column that are missing, or that hold what nobody sees.
+    """Refuse entries of a column that are missing, or that hold invisible characters.
 
     Args:
         name: of the column.

@@ -191,7 +191,7 @@ class HuggingFace(DatasetSource):
             ) from None
 
     def _joined(self, datasets: Any, read: Any) -> tuple[Any, list[str]]:
-        """Return all rows, and the split of each; no splits where nobody knows who tests."""
+        """Return all rows, and the split of each; no splits if the data set does not say which rows test."""
         if not isinstance(read, datasets.DatasetDict):
             return read, []
         parts = {name: part for name, part in read.items() if name.lower() in SPLITS} or dict(read)

@@ -63,8 +63,8 @@ def read_labels(
     """Code columns of text, and find out who trains and who tests.
 
     A column's values are numbered by size where they are numbers, and words after these in alphabetical order. Blanks around
-    them do not count. What is missing in a column that is neither class, attribute nor split becomes -1: the sample belongs to
-    nobody, and the log says so.
+    them do not count. What is missing in a column that is neither class, attribute nor split becomes -1: the sample belongs
+    to no client, and the log says so.
 
     Args:
         columns: entries by name, each column of N.
@@ -82,7 +82,7 @@ def read_labels(
     Raises:
         ConfigError: if a setting names a column that is not there.
         DatasetCorruptError: if a class, an attribute or a split is missing, unknown or has two spellings, if there are too many
-            of them, if nobody trains on a class, or if a group is too small to split.
+            of them, if no sample trains on a class, or if a group is too small to split.
 
     Example:
         >>> rows = {"pet": ["dog", "cat", "dog", "cat"], "split": ["train", "train", "test", "test"]}
@@ -136,7 +136,7 @@ def fault_of_classes(train: NDArray[np.int64], measured: NDArray[np.int64], name
 
 
 def warn_of_attributes(train: NDArray[np.int64], measured: NDArray[np.int64], names: Sequence[str]) -> None:
-    """Say in the log which attribute values nobody trains on: how a model does on an unseen group may be the question."""
+    """Say in the log which attribute values no sample trains on: how a model does on an unseen group may be the question."""
     if len(unseen := np.setdiff1d(measured, train)):
         log.warning("No sample trains on these attribute values of the test or validation set: %s.", listed(unseen, names))
 
@@ -160,9 +160,9 @@ def owners_of(name: str, entries: Sequence[str], where: Place, names: Sequence[s
             log.warning("The column %s has %s and %s, which count as two: %s, %s.", *told)
         values = ordered(values)
     codes = _positions(texts, values)
-    if len(nobody := np.flatnonzero(codes < 0)):
-        told = where(int(nobody[0])), shown(texts[nobody[0]])
-        log.warning("%d samples belong to nobody by the column %s, the first in %s: %s.", len(nobody), shown(name), *told)
+    if len(lacking := np.flatnonzero(codes < 0)):
+        told = where(int(lacking[0])), shown(texts[lacking[0]])
+        log.warning("%d samples belong to no client by the column %s, the first in %s: %s.", len(lacking), shown(name), *told)
     return codes
 
 

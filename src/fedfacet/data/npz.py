@@ -29,8 +29,8 @@ class Npz(DatasetSource):
     is there, the attribute. ``x_test``, ``y_test`` and ``a_test`` are the test set; without them ``test_fraction`` of every
     (class, attribute) group tests. ``class_names`` and ``attribute_names`` are texts. Every other array of whole numbers
     or words, one for each sample, the test's after the others, is a column that clients may be made of: ``partition=natural
-    partition.label=hospital``. A word for a missing value, as in ``dataset=csv``, means that a sample belongs to nobody. What
-    inputs may be, ``dataset_from_arrays`` says. Pickled objects are refused.
+    partition.label=hospital``. A word for a missing value, as in ``dataset=csv``, means that a sample belongs to no client.
+    What inputs may be, ``dataset_from_arrays`` says. Pickled objects are refused.
 
     Args:
         root: the folder that holds the file.

@@ -198,7 +198,7 @@ class Flare:
         Raises:
             ConfigError: if FLARE has never let us in.
             EngineError: if FLARE has something against the question.
-            Shortfall: if it has not answered within ``start_seconds``, or at once where nobody is patient.
+            Shortfall: if it has not answered within ``start_seconds``, or at once if not ``patient``.
         """
         from fedfacet.deploy.engine import Shortfall
 

@@ -29,7 +29,7 @@ _WATCHES = 120.0  # seconds after its start in which a site's FLARE is watched
 
 
 def prepare(kit: Path, allowed: str) -> None:
-    """Tighten a kit's ``local/``: its FLARE builds one class of ours and runs nobody's code, and its logs stay there.
+    """Tighten a kit's ``local/``: its FLARE builds one class of ours and runs no other code, and its logs stay there.
 
     What its operator has set there stays, unless it allows more. A server keeps its jobs in the kit. By default all FLARE
     servers of a machine keep them in ``/tmp/nvflare``, and take each other's jobs, of which they refuse the signatures.
@@ -114,7 +114,7 @@ def _within(ours: Path, named: str) -> str:
 
 
 def _tighten_rights(own: Any, default: Any, kit: Path, allowed: str) -> Any:
-    """Return a kit's ``authorization.json``, by which nobody brings code or runs commands."""
+    """Return a kit's ``authorization.json``, by which no user brings code or runs commands."""
     for role, rights in own["permissions"].items():
         if not isinstance(rights, dict):
             rights = {"*": rights}
@@ -162,13 +162,13 @@ def certificate_fault(said: str, kit: Path) -> str | None:
 
 
 def _watch(kit: Path) -> None:
-    """Have a process tell of a certificate that is not accepted: FLARE says so in its log alone, and tries again for ever."""
+    """Have a process tell of a certificate that is not accepted: FLARE says so only in its log, and tries again for ever."""
     flare, log = os.getpid(), kit / "error_log.txt"
     before = log.stat().st_size if log.exists() else 0
     if (child := os.fork()) != 0:
         os.waitpid(child, 0)
         return
-    if os.fork() == 0:  # a child of nobody, so that FLARE need not wait for it
+    if os.fork() == 0:  # its parent ends at once, so that FLARE need not wait for it
         signal.signal(signal.SIGINT, signal.SIG_DFL)
         until, told = time.monotonic() + _WATCHES, None
         while told is None and time.monotonic() < until and _lives(flare):

@@ -202,7 +202,7 @@ def _labels(
 
 
 def digest_of_samples(samples: Samples, key: bytes = b"") -> str:
-    """Return by what a client's samples are known again when a run goes on, and to nobody who has not the site's key.
+    """Return by what a client's samples are known again when a run goes on, and only by a site that has the key.
 
     Without a key it is the sha256 that sites told before they had one, by which whoever guesses the samples knows them.
     """

@@ -75,7 +75,7 @@ class LiveParticipation(Participation):
         """Return them.
 
         Raises:
-            Shortfall: if no site is connected, or nobody is left who answers.
+            Shortfall: if no site is connected, or no client is left that answers.
         """
         engine, there = self._engine, self._engine.exchange.transport.sites()
         members = engine.roster.clients

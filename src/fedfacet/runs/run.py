@@ -73,7 +73,7 @@ class Run:
                 "gives others, since nothing is fetched: make it yourself, and load model.safetensors into it."
             )
         weights = read(folder / "model.safetensors", load, _MOST_BYTES)
-        if self.summary.get("model_digest", state.digest(weights)) != state.digest(weights):
+        if self.summary.get("model_digest", digest := state.digest(weights)) != digest:
             raise CheckpointError(
                 f"Expected {folder / 'model.safetensors'} to hold the model that summary.json tells of, but it holds another: "
                 "bring the file back, or go on by resume() where the run has gone on since and was stopped."

@@ -88,7 +88,7 @@ class KFedSelector(ClientSelector):
                     *(context.round, len(new), len(context.available), named(new)),
                 )
             centres = {k: centres_RD for k, centres_RD in centres.items() if k not in unusable}
-        # As many as if everybody had found as many as somebody has: nobody ends a run by having few.
+        # As many as if all clients had found as many as the one with most: no client ends a run by having few.
         number = len(context.available) * max(map(len, centres.values()), default=0)
         if self.num_clusters is not None and self.num_clusters > number:
             raise SelectionError(

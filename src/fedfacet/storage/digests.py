@@ -1,4 +1,4 @@
-"""The sha256 of what a run has written, in a list that its folder holds while nobody writes there.
+"""The sha256 of what a run has written, in a list that its folder holds while no run writes there.
 
 ``SHA256SUMS`` has a line for each file, as ``sha256sum`` writes it. A run removes the list before it writes anything, and
 writes it when all else is written. So a process may be killed at any moment: then there is no list.

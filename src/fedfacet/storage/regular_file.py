@@ -16,7 +16,7 @@ def opened_regular(file: Path) -> Iterator[BufferedReader]:
 
     Raises:
         FileNotFoundError: if nothing is there.
-        OSError: if it cannot be read, or is a link, a folder or a pipe, which nobody waits for.
+        OSError: if it cannot be read, or is a link, a folder or a pipe, which is not waited for.
     """
     if file.is_symlink():
         raise OSError("it is a link")

@@ -52,7 +52,7 @@ def read(file: Path, parse: Callable[[bytes], Value], most: int = MOST_BYTES) ->
 
 
 def is_there(file: Path) -> bool:
-    """Tell whether there is something to read, or ought to be: ``read`` refuses what a list has and nobody finds."""
+    """Tell whether there is something to read, or ought to be: ``read`` refuses what a list has and the folder lacks."""
     return os.path.lexists(file) or listed(file) is not None
 
 
