@@ -46,5 +46,13 @@ def process_context() -> BaseContext:
     if "forkserver" not in multiprocessing.get_all_start_methods():
         return multiprocessing.get_context("spawn")
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["fedfacet.libraries", "lightning"])  # fedfacet cannot be found where it is not installed
+    context.set_forkserver_preload(["fedfacet.parallel.start", "lightning"])  # ours is not found where it is not installed
     return context
+
+
+def is_orphan() -> bool:
+    """Tell whether the process that started this one is gone. What it held may be gone a moment earlier than itself."""
+    if (parent := multiprocessing.parent_process()) is None:
+        return False
+    parent.join(timeout=1.0)
+    return not parent.is_alive()

@@ -1,6 +1,5 @@
 """A worker process: it takes orders through a channel until the other end is gone."""
 
-import multiprocessing
 import pickle
 import shutil
 import signal
@@ -18,6 +17,7 @@ from fedfacet.parallel import wire
 from fedfacet.parallel.channel import Channel
 from fedfacet.parallel.freed_memory import keep_freed_memory
 from fedfacet.parallel.packing import with_bundles
+from fedfacet.parallel.processes import is_orphan
 from fedfacet.parallel.shared_memory import SharedBytes
 from fedfacet.types import ClientTask, Query, State
 
@@ -63,15 +63,10 @@ def serve(connection: Connection, pickled: bytes, settings: dict[str, Any]) -> N
     keep_freed_memory()
     torch.set_num_threads(settings["threads"])
     torch.use_deterministic_algorithms(settings["deterministic"])
-    arguments, data = pickle.loads(pickled)
-    device = torch.device(settings["device"])
-    arguments["memory_format"] = getattr(torch, arguments["memory_format"])
-    for objective in (arguments["objective"], *arguments["other_objectives"]):
-        objective.to(device=device, memory_format=arguments["memory_format"])
-    clients = Clients(**arguments, **pickle.loads(data), device=device)
-    channel = Channel(connection)
-    model: State = {}
+    channel, model = Channel(connection), State()
+    clients: Clients | None = None
     try:
+        clients = _unpacked(pickled, torch.device(settings["device"]))
         while True:
             order, bundles = channel.receive()
             if torch.get_num_threads() != settings["threads"]:  # a module that was imported since, a query's say, has set it
@@ -84,9 +79,18 @@ def serve(connection: Connection, pickled: bytes, settings: dict[str, Any]) -> N
                 message, outgoing = wire.Failure.of(error), []
             channel.send(message, outgoing)
     except (EOFError, OSError):
-        parent = multiprocessing.parent_process()
-        if parent is not None and not parent.is_alive():  # it was killed, and cannot tidy up itself
+        if is_orphan():  # who gives the orders was killed, and cannot tidy up itself
             shutil.rmtree(settings["temporary"], ignore_errors=True)
+        elif clients is None:
+            raise
+
+
+def _unpacked(pickled: bytes, device: torch.device) -> Clients:
+    arguments, data = pickle.loads(pickled)
+    arguments["memory_format"] = getattr(torch, arguments["memory_format"])
+    for objective in (arguments["objective"], *arguments["other_objectives"]):
+        objective.to(device=device, memory_format=arguments["memory_format"])
+    return Clients(**arguments, **pickle.loads(data), device=device)
 
 
 def _carry_out(order: Order, bundles: list[State], model: State, clients: Clients) -> tuple[Any, list[State]]:

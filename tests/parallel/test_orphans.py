@@ -1,0 +1,56 @@
+"""A worker whose run is killed while it starts says nothing; any other fault of its start is told."""
+
+import multiprocessing
+import os
+import pickle
+import signal
+import sys
+
+import numpy as np
+import pytest
+from torch import nn
+
+from fedfacet.parallel import shared_memory, start, worker
+
+pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="the run that is killed is a fork of this process")
+
+
+@pytest.mark.parametrize("is_killed", [True, False])
+def test_a_worker_whose_data_are_gone(tmp_path, is_killed):
+    said, context = tmp_path / "said.txt", multiprocessing.get_context("fork")
+    over, is_over = os.pipe()
+    run = os.fork()
+    if run == 0:
+        os.close(over)
+        killed, lives_on = context.Pipe(duplex=False)
+        data, held = shared_memory.dumps({"dataset": np.zeros(1 << 16)})
+        arguments = {"memory_format": "contiguous_format", "objective": nn.Identity(), "other_objectives": ()}
+
+        def work():
+            sys.stderr = said.open("w", encoding="utf-8")
+            lives_on.close()
+            killed.poll(60)  # until the run is killed, or its memory is gone
+            connection, _ = context.Pipe()
+            settings = {"threads": 1, "deterministic": False, "device": "cpu", "temporary": str(tmp_path / "none")}
+            worker.serve(connection, pickle.dumps((arguments, data)), settings)
+
+        process = context.Process(target=work)
+        process.start()
+        if is_killed:
+            os.kill(os.getpid(), signal.SIGKILL)
+        del held
+        lives_on.send("gone")
+        process.join()
+        os._exit(0)
+    os.close(is_over)
+    os.read(over, 1)  # until the worker has ended too
+    os.waitpid(run, 0)
+    assert ("its process is gone" in said.read_text(), "Traceback" in said.read_text()) == (not is_killed, not is_killed)
+
+
+@pytest.mark.parametrize(
+    ("error", "is_said"), [(EOFError(), False), (pickle.UnpicklingError("truncated"), False), (ValueError("x"), True)]
+)
+def test_a_start_that_is_cut_short_is_not_told(capsys, error, is_said):
+    start.say_unless_orphaned(type(error), error, None)
+    assert bool(capsys.readouterr().err) is is_said
