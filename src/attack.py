@@ -1,7 +1,6 @@
 """Attack finished runs: ``python src/attack.py run=DIR [attack=[NAME,...]] [key=value] ...``; see ``--help``."""
 
-from fedfacet.commands.attack import main
 from fedfacet.entry import enter
 
 if __name__ == "__main__":
-    enter(main)
+    enter("attack")

@@ -1,7 +1,6 @@
 """Train a federation of real sites: ``python src/serve.py card=FILE roster=FILE [key=value] ...``; see ``--help``."""
 
-from fedfacet.commands.serve import main
 from fedfacet.entry import enter
 
 if __name__ == "__main__":
-    enter(main, tells=False)
+    enter("serve", tells=False)

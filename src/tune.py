@@ -1,7 +1,6 @@
 """Search for settings: ``python src/tune.py KEY=interval(A,B) GROUP=choice(A,B) [key=value] ...``; see ``--help``."""
 
-from fedfacet.commands.tune import main
 from fedfacet.entry import enter
 
 if __name__ == "__main__":
-    enter(main, tells=False)
+    enter("tune", tells=False)

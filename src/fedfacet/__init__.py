@@ -5,10 +5,8 @@
 Importing the package costs nothing that is not used. ``fedfacet.federation`` is the file to read first.
 """
 
-import ast
 import functools
 import importlib
-from pathlib import Path
 from typing import Any
 
 __version__ = "0.1.0"
@@ -29,6 +27,9 @@ def __dir__() -> list[str]:
 @functools.cache
 def _listed() -> dict[str, str]:
     """Return public name -> module, read from the stub that type checkers read too."""
+    import ast  # late: what is slow to import must not come before a command has its signals
+    from pathlib import Path
+
     stub = ast.parse(Path(__file__).with_suffix(".pyi").read_text(encoding="utf-8"))
     imports = [node for node in stub.body if isinstance(node, ast.ImportFrom)]
     return {alias.name: str(node.module) for node in imports for alias in node.names}

@@ -2,6 +2,7 @@
 
 import contextlib
 import errno
+import importlib
 import io
 import os
 import select
@@ -10,7 +11,7 @@ import sys
 import unicodedata
 from collections.abc import Callable, Iterator
 from types import FrameType, TracebackType
-from typing import Any, NoReturn, TextIO
+from typing import Any, NoReturn, TextIO, cast
 
 from fedfacet.errors import EngineError, FedFacetError, first_line
 
@@ -75,7 +76,7 @@ class Stream(io.RawIOBase):
                 _lead_nowhere(self._number)
 
 
-def enter(command: Callable[[], int | None], *, tells: bool = True) -> NoReturn:
+def enter(command: Callable[[], int | None] | str, *, tells: bool = True) -> NoReturn:
     """Run a command, and exit with its status.
 
     The standard streams may be closed, full, or left by who read them: the command runs on. A message of the system that
@@ -83,14 +84,16 @@ def enter(command: Callable[[], int | None], *, tells: bool = True) -> NoReturn:
     command has another idea. Pictures are drawn without a screen, whatever ``MPLBACKEND`` says.
 
     Args:
-        command: returns an exit status; ``None`` is 0.
+        command: returns an exit status; ``None`` is 0. A name is that of a module of ``fedfacet.commands``, imported here.
         tells: whether what it prints is what it is for; then a stream that is full makes the status 2.
     """
+    signal.signal(signal.SIGINT, leave)
     out, err = (Stream(number) for number in (1, 2))
     sys.stdout, sys.stderr = _text(out, sys.stdout, buffered=True), _text(err, sys.stderr, buffered=False)
     os.environ["MPLBACKEND"] = "agg"
-    signal.signal(signal.SIGINT, leave)
     try:
+        if isinstance(command, str):
+            command = cast("Callable[[], int]", importlib.import_module(f"fedfacet.commands.{command}").main)
         status = command() or 0
     except SystemExit as stop:
         status = stop.code if isinstance(stop.code, int) else int(stop.code is not None)
