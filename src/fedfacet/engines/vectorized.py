@@ -75,7 +75,7 @@ class VectorizedEngine(Engine):
                         raise
                 self._take_fewer(len(tasks) // 2)
                 return None
-        return map(self.clients.train, tasks)
+        return self.clients.train_each(tasks)
 
     def _take_fewer(self, clients: int) -> None:
         """Let fewer clients share a stack, and release the memory of the last one."""
