@@ -30,6 +30,7 @@ from fedfacet.errors import BadUpdateError, Interrupted, SelectionError, first_l
 from fedfacet.flights import Flights
 from fedfacet.folding import fold_of
 from fedfacet.judging import Judge
+from fedfacet.ours import is_ours
 from fedfacet.participation.base import Participation, available_of, log_weights_of, outcome_of
 from fedfacet.privacy.central import CentralDP
 from fedfacet.privacy.disclosure import DisclosurePolicy
@@ -156,6 +157,8 @@ class Federation:
         self._fedavg_rounds = 0 if more_than_models else selector.fedavg_rounds
         self._fedavg = FedAvg(weighting=aggregator.weighting, buffers=aggregator.buffers).aggregate
         self._fold = fold_of(aggregator)
+        draw = getattr(getattr(engine, "clients", None), "draws_elsewhere", False)
+        self._apart = rng.others_apart if draw and not all(map(is_ours, (aggregator, *self.callbacks.values()))) else iter
         # Whoever knows who was drawn knows more than an epsilon of sampled clients allows for.
         self._selection_seed = privacy.seed(seed) if privacy is not None else seed
         self._stop_signal: int | None = None
@@ -617,7 +620,7 @@ class Federation:
         """Yield the valid updates; note what stays of each when its tensors are freed."""
         seen: dict[str, tuple[torch.Tensor, int]] = {}
         orders = enumerate(tasks, 1)
-        for update in self.engine.run(tasks):
+        for update in self._apart(self.engine.run(tasks)):
             position, task = next(orders)
             self._heard(self.state.round + 1, position, len(tasks), "train")
             fault, num_floats = self._verified(update, task, self.facts, self.extras, seen)

@@ -3,12 +3,14 @@
 import contextlib
 import hashlib
 import random
-from collections.abc import Iterator, Sequence
-from typing import Any
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
+
+Update = TypeVar("Update")
 
 _CPU = torch.device("cpu")
 
@@ -110,18 +112,30 @@ def set_states(states: list[torch.Tensor], device: torch.device) -> None:
 
 
 @contextlib.contextmanager
-def others_kept(seeded: bool = True) -> Iterator[None]:
-    """Put numpy's and Python's global generators back as they were, after a block in which they are ``seeded``.
+def others_kept() -> Iterator[None]:
+    """Put numpy's and Python's global generators back as they were, after a block.
 
     Copying their states takes as long as half of a small client's training, so the block is a round's, not a client's.
     """
-    before: Any = (np.random.get_state(legacy=False), random.getstate()) if seeded else None  # noqa: NPY002
+    numpys, pythons = np.random.get_state(legacy=False), random.getstate()  # noqa: NPY002
     try:
         yield
     finally:
-        if seeded:
-            np.random.set_state(before[0])  # noqa: NPY002
-            random.setstate(before[1])
+        np.random.set_state(numpys)  # noqa: NPY002
+        random.setstate(pythons)
+
+
+def others_apart(updates: Iterable[Update]) -> Iterator[Update]:
+    """Yield updates; whoever takes them draws from numpy's and Python's generators as if no client had trained in between."""
+    waiting = iter(updates)
+    while True:
+        with others_kept():
+            try:
+                update = next(waiting)
+            except StopIteration:
+                return
+        yield update
+        del update  # or it would be held while the next is waited for
 
 
 def get_other_states() -> torch.Tensor:

@@ -3,7 +3,7 @@
 import math
 import reprlib
 import sys
-from collections.abc import Mapping, Set
+from collections.abc import Iterable, Mapping
 from typing import TypeAlias
 
 import torch
@@ -17,7 +17,16 @@ Seen: TypeAlias = dict[str, tuple[Tensor, int]]
 _MOST = 2**53
 """The largest count up to which a float holds every whole number."""
 
-_LEAST, _LARGEST = math.ulp(0.0), sys.float_info.max
+_REAL = (int, float)
+_NUMBERS = (
+    ("num_samples", int, 1, _MOST),
+    ("num_steps", int, 1, _MOST),
+    ("num_lost", int, 0, _MOST),
+    ("step_weight", _REAL, math.ulp(0.0), sys.float_info.max),
+    ("loss_sum", _REAL, -sys.float_info.max, sys.float_info.max),
+    ("num_seen", _REAL, 0, _MOST),
+)
+"""Name, type, least and largest value of what an update says in numbers."""
 
 
 def misfit(update: object, task: ClientTask, facts: Facts, extras: Mapping[str, Tensor]) -> str | None:
@@ -34,14 +43,8 @@ def misfit(update: object, task: ClientTask, facts: Facts, extras: Mapping[str, 
     if type(update.client_id) is not int or update.client_id != task.client_id:
         return f"it names client {reprlib.repr(update.client_id)} as its sender"
     metrics = update.metrics if isinstance(update.metrics, (dict, Mapping)) else {}
-    for name, value, kind, least, most in (
-        ("num_samples", update.num_samples, int, 1, _MOST),
-        ("num_steps", update.num_steps, int, 1, _MOST),
-        ("num_lost", update.num_lost, int, 0, _MOST),
-        ("step_weight", update.step_weight, (int, float), _LEAST, _LARGEST),
-        ("loss_sum", metrics.get("loss_sum"), (int, float), -_LARGEST, _LARGEST),
-        ("num_seen", metrics.get("num_seen"), (int, float), 0, _MOST),
-    ):
+    counts, measured = (update.num_samples, update.num_steps, update.num_lost), (metrics.get("loss_sum"), metrics.get("num_seen"))
+    for value, (name, kind, least, most) in zip((*counts, update.step_weight, *measured), _NUMBERS, strict=True):
         if type(value) is bool or not isinstance(value, kind) or not least <= value <= most:
             return f"its {name} is {reprlib.repr(value)}"
     if metrics["num_seen"] < 1 and (metrics["num_seen"], metrics["loss_sum"]) != (0, 0):  # whose batches were empty says 0 of 0
@@ -55,10 +58,10 @@ def misfit(update: object, task: ClientTask, facts: Facts, extras: Mapping[str, 
         ("extras", update.extras, extras, extras, sends),
         ("memory", update.memory, (), {}, True),
     ):
-        if type(bundle) is dict and not bundle and not (names and sends):
-            continue
-        if (fault := _misfit(what, bundle, set(names) if sends else set(), like, others=others)) is not None:
-            return fault
+        if type(bundle) is not dict or bundle or (names and sends):  # which most are not: few clients send or keep more
+            fault = _misfit(what, bundle, names if sends else (), like, others=others)
+            if fault is not None:
+                return fault
     return None
 
 
@@ -92,7 +95,7 @@ def is_finite(update: ClientUpdate, seen: Seen) -> bool:
     return True
 
 
-def _misfit(what: str, bundle: object, names: Set[str], like: Mapping[str, Tensor], *, others: bool) -> str | None:
+def _misfit(what: str, bundle: object, names: Iterable[str], like: Mapping[str, Tensor], *, others: bool) -> str | None:
     """Say how a bundle that came from elsewhere differs from the names, shapes and dtypes of another; ``None`` if it does not.
 
     Args:
@@ -104,6 +107,7 @@ def _misfit(what: str, bundle: object, names: Set[str], like: Mapping[str, Tenso
     """
     if not isinstance(bundle, (dict, Mapping)) or set(map(type, bundle)) - {str}:
         return f"its {what} is {type(bundle).__name__} instead of tensors by name"
+    names = set(names)
     if lacking := names - bundle.keys():
         return f"its {what} lacks {min(lacking)!r}"
     for name, tensor in bundle.items():

@@ -36,8 +36,8 @@ def single_optimizer(objective: L.LightningModule) -> Optimizer:
 def step_of(optimizer: Optimizer) -> Callable[[], object]:
     """Return what takes an optimizer's step.
 
-    torch wraps its own in a call that serves hooks and the profiler, which takes as long as a small model's step. It is left out
-    where there are no hooks.
+    torch wraps its own in a call that serves hooks and the profiler, which takes as long as a small model's step. It is left
+    out where there are no hooks.
     """
     wrapped = getattr(type(optimizer).step, "__wrapped__", None)
     names = ("_optimizer_step_pre_hooks", "_optimizer_step_post_hooks")

@@ -117,13 +117,14 @@ class ClientProgram:
         self.autocast = precision == "bf16-mixed"
         self.personal = personal - self.frozen.keys()
         self._training: bool | None = None
-        self._optimizer = single_optimizer(objective)
+        self.optimizer = single_optimizer(objective)
         self._check_names()
         # Somebody else's class of optimizer may keep more than its `state`, which is what is reset.
-        self._reusable = type(self._optimizer).__module__.startswith(("torch.optim.", "fedfacet.")) and getattr(
+        self._reusable = type(self.optimizer).__module__.startswith(("torch.optim.", "fedfacet.")) and getattr(
             objective, "optimizer_is_fixed", False
         )
-        self._groups = [{k: v for k, v in group.items() if k != "params"} for group in self._optimizer.param_groups]
+        self.take_step = step_of(self.optimizer)
+        self._groups = [{k: v for k, v in group.items() if k != "params"} for group in self.optimizer.param_groups]
         if compile:
             on_gpu = any(parameter.is_cuda for parameter in self.module.parameters())
             self.module.compile(mode="reduce-overhead" if on_gpu else None)
@@ -138,7 +139,7 @@ class ClientProgram:
             ValueError: naming it.
         """
         name, own = type(self.objective).__name__, set(map(id, self.objective.parameters()))
-        for parameter in (parameter for group in self._optimizer.param_groups for parameter in group["params"]):
+        for parameter in (parameter for group in self.optimizer.param_groups for parameter in group["params"]):
             if id(parameter) not in own:
                 raise ValueError(
                     f"Expected the optimizer of {name} to have the module's own parameters, which are sent and saved, but it "
@@ -245,10 +246,10 @@ class ClientProgram:
         """
         if not self._reusable:
             return single_optimizer(self.objective)
-        self._optimizer.state.clear()
-        for group, settings in zip(self._optimizer.param_groups, self._groups, strict=True):
+        self.optimizer.state.clear()
+        for group, settings in zip(self.optimizer.param_groups, self._groups, strict=True):
             group.update(settings)
-        return self._optimizer
+        return self.optimizer
 
     def lend(self) -> nn.Module:
         """Return the module to somebody who may do with it what they like."""
@@ -307,7 +308,7 @@ class Training:
     def take_steps(self, stop: int) -> None:
         """Take the steps up to number ``stop``, counted from the client's first."""
         clients, task, program = self.clients, self.task, self.program
-        take_step = step_of(self.optimizer)
+        take_step = program.take_step if self.optimizer is program.optimizer else self.optimizer.step
         losses: list[Tensor] = []  # read at the end: on an accelerator each look at a number waits for all that is under way
         sizes: list[int] = []
         for step, positions in zip(range(self.step, stop), self.batches, strict=False):
@@ -350,7 +351,8 @@ class Training:
             with program.looking():
                 program.data_hooks.after_steps(self.clients.data(task.client_id).batches())
         weight = step_weight_of(self.optimizer, program.objective, self.num_steps)
-        extras, memory = State(), State()
+        extras: State = {}
+        memory: State = {}
         if self.hooks is not None:
             extras, memory = self.hooks.on_client_end(ClientEnd(delta, self.num_steps, self.lr, weight))
         if program.personal:
@@ -531,7 +533,7 @@ class Clients:
         self, tasks: Iterable[ClientTask], begin: "Callable[[Clients, ClientTask], Training]" = Training
     ) -> Iterator[ClientUpdate]:
         """Yield what ``train`` returns for each task; until the last, numpy's and Python's generators are the clients'."""
-        with rng.others_kept(self.draws_elsewhere):
+        with rng.others_kept() if self.draws_elsewhere else contextlib.nullcontext():
             for task in tasks:
                 yield self._trained(task, begin)
 
@@ -559,7 +561,7 @@ class Clients:
     @contextlib.contextmanager
     def forked(self, task: ClientTask) -> Iterator[None]:
         """Have generators draw the numbers of a client in a round, as it trains, and put them back afterwards."""
-        with rng.others_kept(self.draws_elsewhere), self._seeded(task):
+        with rng.others_kept() if self.draws_elsewhere else contextlib.nullcontext(), self._seeded(task):
             yield
 
     def _seeded(self, task: ClientTask) -> rng.forked:
