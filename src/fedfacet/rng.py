@@ -4,7 +4,7 @@ import contextlib
 import hashlib
 import random
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import numpy as np
 import torch

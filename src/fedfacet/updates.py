@@ -4,7 +4,7 @@ import math
 import reprlib
 import sys
 from collections.abc import Iterable, Mapping
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
@@ -43,8 +43,9 @@ def misfit(update: object, task: ClientTask, facts: Facts, extras: Mapping[str, 
     if type(update.client_id) is not int or update.client_id != task.client_id:
         return f"it names client {reprlib.repr(update.client_id)} as its sender"
     metrics = update.metrics if isinstance(update.metrics, (dict, Mapping)) else {}
-    counts, measured = (update.num_samples, update.num_steps, update.num_lost), (metrics.get("loss_sum"), metrics.get("num_seen"))
-    for value, (name, kind, least, most) in zip((*counts, update.step_weight, *measured), _NUMBERS, strict=True):
+    measured = metrics.get("loss_sum"), metrics.get("num_seen")
+    values: Any = (update.num_samples, update.num_steps, update.num_lost, update.step_weight, *measured)
+    for value, (name, kind, least, most) in zip(values, _NUMBERS, strict=True):
         if type(value) is bool or not isinstance(value, kind) or not least <= value <= most:
             return f"its {name} is {reprlib.repr(value)}"
     if metrics["num_seen"] < 1 and (metrics["num_seen"], metrics["loss_sum"]) != (0, 0):  # whose batches were empty says 0 of 0
@@ -58,7 +59,7 @@ def misfit(update: object, task: ClientTask, facts: Facts, extras: Mapping[str, 
         ("extras", update.extras, extras, extras, sends),
         ("memory", update.memory, (), {}, True),
     ):
-        if type(bundle) is not dict or bundle or (names and sends):  # which most are not: few clients send or keep more
+        if type(bundle) is not dict or bundle or (names and sends):  # few clients send or keep more than a delta
             fault = _misfit(what, bundle, names if sends else (), like, others=others)
             if fault is not None:
                 return fault
