@@ -18,7 +18,7 @@ _MOST = 2**53
 """The largest count up to which a float holds every whole number."""
 
 _REAL = (int, float)
-_NUMBERS = (
+_NUMBERS: tuple[tuple[str, Any, float, float], ...] = (
     ("num_samples", int, 1, _MOST),
     ("num_steps", int, 1, _MOST),
     ("num_lost", int, 0, _MOST),
