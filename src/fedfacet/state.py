@@ -186,7 +186,7 @@ def is_finite(tensor: Tensor) -> bool:
     # A sum of squares costs one pass without a temporary tensor; it is finite only if every entry is, and where it is not,
     # large entries may be the reason.
     if tensor.dtype in (torch.float32, torch.float64):
-        flat = tensor.reshape(-1)
+        flat = tensor if tensor.ndim == 1 else tensor.reshape(-1)
         if math.isfinite(torch.dot(flat, flat).item()):
             return True
     return not tensor.is_floating_point() or bool(tensor.isfinite().all())

@@ -106,10 +106,10 @@ def _misfit(what: str, bundle: object, names: Iterable[str], like: Mapping[str, 
         like: what these must be like.
         others: whether it may hold tensors of other names besides.
     """
-    if not isinstance(bundle, (dict, Mapping)) or set(map(type, bundle)) - {str}:
+    if not isinstance(bundle, (dict, Mapping)) or not set(map(type, bundle)) <= {str}:
         return f"its {what} is {type(bundle).__name__} instead of tensors by name"
     names = set(names)
-    if lacking := names - bundle.keys():
+    if lacking := names.difference(bundle):
         return f"its {what} lacks {min(lacking)!r}"
     for name, tensor in bundle.items():
         if not _is_plain(tensor):

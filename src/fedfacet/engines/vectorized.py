@@ -69,7 +69,8 @@ class VectorizedEngine(Engine):
         if self._stacking is not None and self.fallback_reason is None:
             with self._falling_back():
                 try:
-                    return map(self.clients.transformed, self._stacking.train_clients(tasks), tasks)
+                    updates = self._stacking.train_clients(tasks)
+                    return map(self.clients.transformed, updates, tasks) if self.clients.transforms else iter(updates)
                 except torch.OutOfMemoryError:
                     if len(tasks) == 1:
                         raise
