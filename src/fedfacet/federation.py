@@ -557,9 +557,8 @@ class Federation:
 
     def _num_floats_sent(self, broadcast: Broadcast, client_id: int) -> int:
         """Count a broadcast; tied tensors cross once, and personal ones before a client has any of its own."""
-        model, own = broadcast.model, self._other_names
-        if self.facts.personal and self.state.participation_counts[client_id]:
-            own = own | self.facts.personal
+        has_own = self.facts.personal and self.state.participation_counts[client_id]
+        model, own = broadcast.model, self._other_names | self.facts.personal if has_own else self._other_names
         sent = state.num_floats({name: model[name] for name in model if name not in own} if own else model)
         return sent + state.num_floats(broadcast.extras) if broadcast.extras else sent
 
