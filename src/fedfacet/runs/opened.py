@@ -15,6 +15,7 @@ from omegaconf import DictConfig, OmegaConf
 from fedfacet import __version__
 from fedfacet import config as configuration
 from fedfacet.build import build, load_data, settle
+from fedfacet.config.saved_yaml import sealed_list
 from fedfacet.data.federated import FederatedData
 from fedfacet.errors import CheckpointError, ConfigError, FedFacetError, Interrupted, first_line
 from fedfacet.federation import Federation
@@ -149,7 +150,7 @@ def _write_run_folder(run_dir: Path, config: DictConfig, overrides: Sequence[str
     """Write what is known before the first round: the resolved configuration, and the overrides for a resume."""
     settings = configuration.plain(config) | {"resume": None}
     settings["paths"]["output_dir"] = str(run_dir)  # what ${now:...} was, and a job of a sweep lies elsewhere
-    _write(run_dir / ".hydra" / "overrides.yaml", OmegaConf.to_yaml(list(overrides)))
+    _write(run_dir / ".hydra" / "overrides.yaml", sealed_list(overrides))
     _write(run_dir / "config.yaml", OmegaConf.to_yaml(settings))
 
 
