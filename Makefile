@@ -32,7 +32,7 @@ train: .venv/.installed
 
 # At most 8 workers: each one imports torch.
 test: .venv/.installed
-	exec .venv/bin/python -m pytest -n auto --maxprocesses=8 --dist=worksteal $(ARGS)
+	exec .venv/bin/python -m pytest -n auto --maxprocesses=8 --dist=worksteal --cpu-record=build/cpu.csv $(ARGS)
 
 attack: .venv/.installed
 	ATTACK_SEED=$(SEED) .venv/bin/python -m pytest -n auto --maxprocesses=8 --dist=worksteal -m slow tests/cli/attack $(ARGS)

@@ -2,7 +2,6 @@
 
 import contextlib
 import logging
-import shlex
 import signal
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -22,6 +21,7 @@ from fedfacet.federation import Federation
 from fedfacet.parallel.freed_memory import keep_freed_memory
 from fedfacet.runs.interruption import Interruption
 from fedfacet.runs.job import Job
+from fedfacet.shell_words import typed
 from fedfacet.storage import checkpoint
 from fedfacet.storage.dealt import write_dealt
 from fedfacet.storage.digests import LIST, write_list
@@ -74,7 +74,7 @@ def opened(
     """
     config, threads = job.config, torch.get_num_threads()
     try:
-        log.info("fedfacet %s: %s", __version__, shlex.join(["python", *sys.argv]))
+        log.info("fedfacet %s: %s", __version__, typed(["python", *sys.argv]))
         saved = None
         if config.resume is not None:
             saved_at = checkpoint.asked_for(job.run_dir, config.resume)
