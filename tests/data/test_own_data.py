@@ -267,6 +267,9 @@ def written(folder, rows, **splits):
     )
 
 
+POSTSCRIPT = b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 8 8\nshowpage\n"
+
+
 class TestHuggingFace:
     def test_images_splits_and_class_labels(self, tmp_path):
         features = datasets.Features(
