@@ -164,3 +164,26 @@ def test_a_sites_policy_ends_no_run_that_has_begun(round, server, lines_of, tmp_
     assert f"Round 2: client {refused[0]} (client_{refused[0]:02d}) is away, asked for local_loss: site_" in caplog.text
     site = federation.engine.roster.clients[refused[0]].site
     assert json.loads((tmp_path / "status.json").read_text())["refused"][site] == {"policy": 1}
+
+
+@pytest.mark.parametrize(
+    "words", ["\x1b[31mred", "\u202eback", "two\nlines", "\ud800", "x" * 5000, ["no", {"a": 1}]], ids=lambda _: ""
+)
+def test_a_refusals_words_are_shown_escaped_and_shortened(words, server, tmp_path, caplog):
+    refused = []
+
+    def meddle(request, ticket, content):
+        if request.kind != "train" or refused not in ([], [request.body["client"]]):
+            return [(ticket, content)]
+        refused[:] = [request.body["client"]]
+        answers = unpack(content, len(content)).body["answers"]
+        return [(ticket, pack(Letter("refusal", request.run, {"code": words, "sentence": words, "answers": answers})))]
+
+    federation = server("method=fedavg", meddle)
+    federation.run_round()
+    assert federation.state.round == 1
+    assert list(federation.engine.record.lost) == refused
+    assert json.loads((tmp_path / "status.json").read_text())["lost"]
+    said = [record.getMessage() for record in caplog.records if "refuses" in record.getMessage()]
+    assert said
+    assert all(one.isprintable() and len(one) < 2000 for one in said)

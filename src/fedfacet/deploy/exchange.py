@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from fedfacet.data.entries import visible
 from fedfacet.deploy.agreement import differences, versions
 from fedfacet.deploy.protocol import PROTOCOL, Letter, LetterError, digest_of, pack, unpack
 from fedfacet.deploy.roster import Roster
@@ -19,6 +20,7 @@ log = logging.getLogger(__name__)
 _TRIES = 3  # a letter that has cost a site its life so often, or its memory, is given up
 _SLICE = 0.2  # seconds between looks at whether the user has stopped the run
 _GREETING_SECONDS = 300.0
+_MOST_WORDS = 500  # characters of a site's that are shown
 
 
 @dataclass(slots=True, eq=False)
@@ -57,6 +59,11 @@ class Lost(FedFacetError):
     def __init__(self, sentence: str, code: str = "answer") -> None:
         super().__init__(sentence)
         self.code = code
+
+
+def _words(refusal: Letter) -> tuple[str, str]:
+    """Return a refusal's code and sentence, which a site may have made of anything, as a log and a terminal take them."""
+    return tuple(visible(str(refusal.body.get(part))[:_MOST_WORDS]) for part in ("code", "sentence"))  # type: ignore[return-value]
 
 
 def _is_hello(body: Mapping[str, Any], clients: Mapping[str, int]) -> bool:
@@ -128,7 +135,8 @@ class Exchange:
             raise ConfigError(f"Expected {ticket.site} to say hello, but {content.sentence}.")
         letter = self._read(ticket.site, content)
         if letter.kind == "refusal":
-            raise ConfigError(f"{ticket.site} refuses the run ({letter.body.get('code')}): {letter.body.get('sentence')}.")
+            code, sentence = _words(letter)
+            raise ConfigError(f"{ticket.site} refuses the run ({code}): {sentence}.")
         if letter.kind == "hello":
             if not _is_hello(letter.body, self.roster.at(ticket.site)):
                 raise ConfigError(
@@ -230,10 +238,10 @@ class Exchange:
                 again = True
                 raise Lost(content.sentence, "died")
             letter = self._read(ticket.site, content)
-            code = str(letter.body.get("code", "")) if letter.kind == "refusal" else ""
-            if code:
+            if letter.kind == "refusal":
+                code, sentence = _words(letter)
                 again = code in ("unknown_run", "unknown_weights")
-                raise Lost(f"{ticket.site} refuses ({code}): {letter.body.get('sentence')}", code)
+                raise Lost(f"{ticket.site} refuses ({code}): {sentence}", code)
             if not isinstance(order, Order):
                 if order is None:
                     log.warning(
