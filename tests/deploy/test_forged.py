@@ -12,7 +12,7 @@ from fedfacet import state
 from fedfacet.deploy.engine import Shortfall
 from fedfacet.deploy.journal import replay
 from fedfacet.deploy.protocol import Letter, pack, unpack
-from fedfacet.errors import EngineError
+from fedfacet.errors import ConfigError, EngineError
 
 ASKING = (
     "method=pow_d", "selector=size_weighted", "selector=diversity_score aggregator=fedavg", "selector=active_fl",
@@ -187,3 +187,17 @@ def test_a_refusals_words_are_shown_escaped_and_shortened(words, server, tmp_pat
     said = [record.getMessage() for record in caplog.records if "refuses" in record.getMessage()]
     assert said
     assert all(one.isprintable() and len(one) < 2000 for one in said)
+
+
+@pytest.mark.parametrize("words", ["\x1b[31mred", "\u202eback", "two\nlines", "x" * 5000])
+@pytest.mark.parametrize("where", ["torch", "device"])
+def test_a_hello_whose_words_a_terminal_would_obey_is_none(words, where, server):
+    def meddle(request, ticket, content):
+        letter = unpack(content, len(content))
+        if letter.kind != "hello":
+            return [(ticket, content)]
+        told = {"device": words} if where == "device" else {"versions": {**letter.body["versions"], where: words}}
+        return [(ticket, pack(Letter("hello", letter.run, {**letter.body, **told})))]
+
+    with pytest.raises(ConfigError, match="its hello says something else"):
+        server("method=fedavg", meddle).run_round()

@@ -73,9 +73,12 @@ def _is_hello(body: Mapping[str, Any], clients: Mapping[str, int]) -> bool:
         return False
     known = [one for one in said.values() if isinstance(one, list) and list(map(type, one)) == [int, str, float]]
     whole = [number for number, _, share in known if 0 < number < 2**31 and 0 <= share < 1]
-    return (
-        len(whole) == len(said) and isinstance(versions, dict) and "torch" in versions and {"threads", "device"} <= body.keys()
-    )
+    if len(whole) != len(said) or not (
+        isinstance(versions, dict) and "torch" in versions and {"threads", "device"} <= body.keys()
+    ):
+        return False
+    shown = (str(word) for word in (*versions, *versions.values(), body["device"], body["threads"]))
+    return all(word.isprintable() and len(word) <= _MOST_WORDS for word in shown)
 
 
 class Exchange:
