@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from fedfacet.data.entries import visible
 from fedfacet.deploy.agreement import differences, versions
 from fedfacet.deploy.protocol import PROTOCOL, Letter, LetterError, digest_of, pack, unpack
 from fedfacet.deploy.roster import Roster
@@ -63,7 +62,8 @@ class Lost(FedFacetError):
 
 def _words(refusal: Letter) -> tuple[str, str]:
     """Return a refusal's code and sentence, which a site may have made of anything, as a log and a terminal take them."""
-    return tuple(visible(str(refusal.body.get(part))[:_MOST_WORDS]) for part in ("code", "sentence"))  # type: ignore[return-value]
+    code, sentence = (str(refusal.body.get(part))[:_MOST_WORDS] for part in ("code", "sentence"))
+    return code if code.isprintable() else repr(code), sentence if sentence.isprintable() else repr(sentence)
 
 
 def _is_hello(body: Mapping[str, Any], clients: Mapping[str, int]) -> bool:
