@@ -17,8 +17,8 @@ from omegaconf import DictConfig, OmegaConf, open_dict, read_write
 
 from fedfacet.config.cells import cell_digest, is_cell
 from fedfacet.config.compose import checked, compose_job, conf_dir, config_groups, drives
+from fedfacet.config.composition import initialized
 from fedfacet.config.folders import check_new, check_writable
-from fedfacet.config.hydra_private import initialized
 from fedfacet.config.nodes import plain
 from fedfacet.config.unused import check_used
 from fedfacet.errors import ConfigError
@@ -140,7 +140,7 @@ def check_job(config: DictConfig, choices: Mapping[str, Any], overrides: Sequenc
         ConfigError: as they do.
     """
     with initialized(str(conf_dir())):
-        check_used("train", checked("train", config, choices, overrides), overrides)
+        check_used("train", checked("train", config.copy(), choices, overrides), overrides)
 
 
 def _check_direction(sweeper: DictConfig) -> None:
