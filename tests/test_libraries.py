@@ -44,7 +44,8 @@ from torchmetrics import *
 print(sorted(torchmetrics.__all__), sorted(vars(torchmetrics)), Accuracy is torchmetrics.classification.Accuracy)
 for part in ("text", "image", "audio", "functional", "utilities.imports"):
     module = __import__(f"torchmetrics.{part}", fromlist=["__all__"])
-    print(part, sorted(getattr(module, "__all__", ())), {k: bool(v) for k, v in vars(module).items() if k.endswith("_AVAILABLE")})
+    found = {name: bool(value) for name, value in vars(module).items() if name.endswith("_AVAILABLE")}
+    print(part, sorted(getattr(module, "__all__", ())), found)
 """
 
 

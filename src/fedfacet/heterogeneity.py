@@ -288,7 +288,7 @@ def class_distances(matrices: Sequence[InteractionMatrix]) -> dict[str, float]:
 
 
 def _jensen_shannon(p_KY: NDArray[np.float64], q_KY: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Return each row's distance in bits, as ``scipy.spatial.distance.jensenshannon`` does, which a tenth of a second imports."""
+    """Return each row's distance in bits, as ``scipy.spatial.distance.jensenshannon`` does, whose import takes its time."""
     p_KY, q_KY = p_KY / p_KY.sum(axis=1, keepdims=True), q_KY / q_KY.sum(axis=1, keepdims=True)
     middle_KY = (p_KY + q_KY) / 2.0
     divergence_K = rel_entr(p_KY, middle_KY).sum(axis=1) + rel_entr(q_KY, middle_KY).sum(axis=1)

@@ -30,8 +30,8 @@ class _Deferred(ModuleType):
         with _alone:
             if type(self) is _Deferred:
                 self.__class__ = ModuleType  # type: ignore[assignment]
-                assert self.__spec__ is not None and self.__spec__.loader is not None
-                self.__spec__.loader.exec_module(self)
+                spec: Any = self.__spec__
+                spec.loader.exec_module(self)
         return getattr(self, name)
 
 

@@ -6,7 +6,6 @@ from fedfacet.callbacks.base import Callback
 from fedfacet.data.federated import FederatedData
 from fedfacet.federation import Federation
 from fedfacet.plots.run import plot_curves, plot_partition, plot_selection, types_of
-from fedfacet.types import RoundResult
 
 
 class Figures(Callback):
@@ -24,8 +23,8 @@ class Figures(Callback):
         self.data = data
         self._names = {"class_names": data.dataset.class_names, "attribute_names": data.dataset.attribute_names}
 
-    def on_round_end(self, federation: Federation, result: RoundResult) -> None:
-        """Draw the partition, once; not before the first round, which would wait for it."""
+    def on_state_complete(self, federation: Federation) -> None:
+        """Draw the partition, once; not before the first round is saved, which would wait for it."""
         self._draw_partition()
 
     def _draw_partition(self) -> None:

@@ -12,6 +12,7 @@ from typing import Any, Literal
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
+from fedfacet.arguments import check_whole, check_within
 from fedfacet.config.kinds import KINDS, find_target
 from fedfacet.config.mistakes import SPECIAL_KEYS, unknown
 from fedfacet.config.nodes import BESIDE_ARGUMENTS, plain, targets
@@ -196,6 +197,27 @@ def check_settings(expected: set[str], settings: Mapping[str, Any]) -> None:
         raise ConfigError(f"Expected `threads` between 1 and {MAX_THREADS}, or null, but got {threads}: mend the value.")
     if str((settings.get("engine") or {}).get("device")).startswith("meta"):
         raise ConfigError("Expected `engine.device` to name a device that computes, but got 'meta': give auto, cpu or cuda.")
+
+
+def check_ranges(settings: Mapping[str, Any]) -> None:
+    """Hold numbers of ``train.yaml``'s own to their ranges, in the words of the parts that they go to, before these load."""
+    seed, shares = settings["seed"], settings["partition"].get("local_holdout", 0.0)
+    held_out = settings["partition"].get("held_out_clients", 0)
+    if seed < 0:
+        raise ConfigError(f"Expected `seed` to be 0 or larger, but got {seed}.")
+    try:
+        check_whole("federation.rounds", settings["federation"]["rounds"])
+        for share in [] if isinstance(shares, list) else [shares]:  # of a list the length comes first, which nobody knows here
+            check_within("partition.local_holdout", share, "[0, 1)")
+        for number in held_out if isinstance(held_out, list) else [held_out]:
+            if isinstance(number, int):
+                check_whole("partition.held_out_clients", number, 0)
+            else:
+                check_within("partition.held_out_clients", number, "[0, 1)")
+        if (holdout_seed := settings["partition"].get("holdout_seed")) is not None:
+            check_whole("partition.holdout_seed", holdout_seed, 0)
+    except ValueError as error:
+        raise ConfigError(str(error)) from None
 
 
 def check_saved(settings: Mapping[str, Any], file: object) -> None:

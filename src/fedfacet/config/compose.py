@@ -14,7 +14,14 @@ from hydra.utils import get_object, instantiate
 from omegaconf import DictConfig, ListConfig, OmegaConf, open_dict
 from omegaconf.errors import OmegaConfBaseException
 
-from fedfacet.config.checks import check_arguments, check_left_out, check_parts, check_recipe, check_settings
+from fedfacet.config.checks import (
+    check_arguments,
+    check_left_out,
+    check_parts,
+    check_ranges,
+    check_recipe,
+    check_settings,
+)
 from fedfacet.config.composition import composed, initialized
 from fedfacet.config.listed import may_choose
 from fedfacet.config.mistakes import COMPOSE_ERRORS, check_added, explain, unknown, usual, usual_keys
@@ -124,6 +131,8 @@ def checked(name: str, own: DictConfig, choices: Mapping[str, Any], overrides: S
             f"Expected `federation.step_budget` to suffice for one round of `local.amount` = {own.local.amount}, but got "
             f"{budget}: raise it, or give `federation.rounds`."
         )
+    if "federation" in settings:  # of a run
+        check_ranges(settings)
     import fedfacet.libraries  # noqa: F401  # late, so that what was refused so far is refused at once
 
     for path, node in parts_within(spelt, settings):
