@@ -125,8 +125,7 @@ class TestPreflight:
         given = ("sweep=participation_cifar100", "selector=probe_fairness", "partition=iid", "seed=1")
         settings = ("selector.max_gap=null", "optimizer.lr=2.0")
         argv, jobs = preflight("train", ["train.py", "-m", *given, "dataset.root=a b", *settings])
-        one_by_one = "hydra.sweeper.max_batch_size=1"
-        assert argv == ["train.py", "-m", *given, "++dataset.root=a b", *settings, one_by_one]
+        assert argv == ["train.py", "-m", *given, "++dataset.root=a b", *settings]
         [(job, _)] = jobs
         assert (job.dataset.root, job.selector.max_gap) == ("a b", None)
 

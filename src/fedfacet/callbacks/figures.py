@@ -1,11 +1,20 @@
 """The run in pictures."""
 
+import hashlib
 from pathlib import Path
+from typing import Any
+
+import numpy as np
 
 from fedfacet.callbacks.base import Callback
 from fedfacet.data.federated import FederatedData
 from fedfacet.federation import Federation
 from fedfacet.plots.run import plot_curves, plot_partition, plot_selection, types_of
+from fedfacet.storage.whole_file import written_whole
+
+
+_last: dict[str, Any] = {}
+"""What the partition was that this process has drawn last, and the picture: the cells of a sweep share it."""
 
 
 class Figures(Callback):
@@ -28,8 +37,17 @@ class Figures(Callback):
         self._draw_partition()
 
     def _draw_partition(self) -> None:
-        if not (path := self.run_dir / "partition.png").exists():
-            plot_partition(self.data.matrices, path, **self._names)
+        if (path := self.run_dir / "partition.png").exists():
+            return
+        matrices = self.data.matrices
+        counts = hashlib.sha256(np.ascontiguousarray(matrices.counts_KYA)).digest()
+        shown = (counts, matrices.counts_KYA.shape, *map(tuple, self._names.values()))
+        if _last.get("shown") == shown:
+            with written_whole(path) as unfinished:
+                unfinished.write_bytes(_last["picture"])
+        else:
+            plot_partition(matrices, path, **self._names)
+            _last.update(shown=shown, picture=path.read_bytes())
 
     def on_fit_end(self, federation: Federation, status: str) -> None:
         """Draw how training went, and who took part."""

@@ -29,6 +29,7 @@ from fedfacet.runs.pace import Pace
 from fedfacet.runs.processes import check_alone, check_started, serve
 from fedfacet.runs.stock import failures, name_failures, name_left, take_stock, tell_results
 from fedfacet.runs.stopped_trial import failed_if_stopped
+from fedfacet.runs.sweep_cells import run_cells
 from fedfacet.runs.sweep_workers import Outcome, num_workers, run_workers
 from fedfacet.waiting import waiting
 
@@ -84,7 +85,7 @@ def run_command(train: Callable[[Job], None]) -> None:
         refuse(error, aloud=is_heard(error))
     reached: dict[Path, int] = {}
     pace = Pace(jobs.total if isinstance(jobs, Sweep) else len(jobs), workers=workers)
-    start = hydra_jobs(train, reached, pace, is_worker=False)
+    start = all_jobs(train, reached, pace, jobs, is_worker=False)
     if {"-h", "--help"} & set(sys.argv):
         _print_wrapped(start)
     elif workers == 1:
@@ -95,13 +96,13 @@ def run_command(train: Callable[[Job], None]) -> None:
                 name_left(jobs, len(reached), None if are_cells else next(iter(reached)).parent)
             raise
     else:
-        its_reached, its_failures = run_workers(partial(_work, train, sys.argv, pace), workers)
+        its_reached, its_failures = run_workers(partial(_work, train, sys.argv, pace, jobs), workers)
         reached |= its_reached
         failures.update(its_failures)
     if are_cells:
-        known = are_drawn or len(reached) == len(jobs)  # another launcher's processes have reached others
+        known = are_drawn or len(reached | failures) >= len(jobs)  # another launcher's processes have reached others
         planned = reached if known else {Path(os.path.abspath(where)): config.federation.rounds for config, where in jobs}
-        status = take_stock(planned)
+        status = take_stock(planned) | name_failures({job: fault for job, fault in failures.items() if job not in planned})
         tell_results(planned)
         sys.exit(status)
     tell_results(reached)
@@ -109,15 +110,22 @@ def run_command(train: Callable[[Job], None]) -> None:
         sys.exit(name_failures(failures))
 
 
-def hydra_jobs(
-    train: Callable[[Job], None], reached: dict[Path, int], pace: Pace, *, is_worker: bool, first: int = 0
+def all_jobs(
+    train: Callable[[Job], None],
+    reached: dict[Path, int],
+    pace: Pace,
+    jobs: Sequence[tuple[DictConfig, Path]],
+    *,
+    is_worker: bool,
+    first: int = 0,
 ) -> Callable[[], None]:
-    """Return what has Hydra run the jobs of the command line.
+    """Return what runs the jobs of the command line: Hydra, unless they are cells that go one by one.
 
     Args:
         train: runs one job in its folder.
         reached: in which the rounds of each are noted.
         pace: of all jobs.
+        jobs: of the command line, as ``preflight`` returns them.
         is_worker: as for ``run_job``.
         first: the number of the first job among those that ``pace`` counts.
     """
@@ -144,6 +152,8 @@ def hydra_jobs(
                 is_worker=is_worker,
             )
 
+    if isinstance(jobs, Sweep) and jobs.goes_one_by_one:
+        return partial(run_cells, jobs, task)
     for module in ("optuna", r"hydra_plugins\.hydra_optuna_sweeper"):  # whose settings Optuna will not know any more some day
         warnings.filterwarnings("ignore", category=FutureWarning, module=module)
     start: Callable[[], None] = hydra.main(version_base="1.3", config_path=str(configuration.conf_dir()), config_name="train")(
@@ -152,12 +162,14 @@ def hydra_jobs(
     return start
 
 
-def _work(train: Callable[[Job], None], argv: Sequence[str], pace: Pace) -> Outcome:
+def _work(
+    train: Callable[[Job], None], argv: Sequence[str], pace: Pace, jobs: Sequence[tuple[DictConfig, Path]]
+) -> Outcome:
     """Run the jobs of a checked command line in one of the processes of ``sweep.workers``."""
     logging.raiseExceptions = False
     sys.argv = list(argv)
     reached: dict[Path, int] = {}
-    hydra_jobs(train, reached, pace, is_worker=True)()
+    all_jobs(train, reached, pace, jobs, is_worker=True)()
     return reached, failures
 
 
