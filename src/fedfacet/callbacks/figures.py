@@ -12,7 +12,6 @@ from fedfacet.federation import Federation
 from fedfacet.plots.run import plot_curves, plot_partition, plot_selection, types_of
 from fedfacet.storage.whole_file import written_whole
 
-
 _last: dict[str, Any] = {}
 """What the partition was that this process has drawn last, and the picture: the cells of a sweep share it."""
 

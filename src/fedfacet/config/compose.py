@@ -22,10 +22,10 @@ from fedfacet.config.checks import (
     check_recipe,
     check_settings,
 )
-from fedfacet.config.composition import composed, initialized
+from fedfacet.config.composition import BASE, composed, initialized
 from fedfacet.config.listed import may_choose
 from fedfacet.config.mistakes import COMPOSE_ERRORS, check_added, explain, unknown, usual, usual_keys
-from fedfacet.config.nodes import BESIDE_ARGUMENTS, parts_within, plain, without_hydra
+from fedfacet.config.nodes import BESIDE_ARGUMENTS, parts_within, plain, targets, without_hydra
 from fedfacet.config.overrides import parsed, value_of
 from fedfacet.config.where_present import check_where_present
 from fedfacet.errors import ConfigError, FedFacetError, first_line
@@ -219,15 +219,11 @@ def make(node: DictConfig, **facts: Any) -> Any:
     """Instantiate a node with those of the facts that its target's signature asks for; without a target it is ``None``."""
     if "_target_" not in node:  # an option that does nothing: `correction=none`, `participation=always`
         return None
-    if beside := BESIDE_ARGUMENTS & set(map(str, node)):
-        node = node.copy()
-        with open_dict(node):
-            for key in beside:
-                del node[key]
+    settings = {key: value for key, value in plain(node).items() if key not in BESIDE_ARGUMENTS}
     accepted = inspect.signature(get_object(node["_target_"])).parameters
     # As a partial first, so that Hydra does not look into the facts (some hold configs) nor rewrite what a constructor says.
     try:
-        factory = instantiate(node, _convert_="all", _partial_=True)
+        factory = instantiate(settings, _convert_="all", _partial_=True, **_allowed(node))
     except InstantiationException as error:  # of a part within the part, which may have refused its arguments
         if isinstance(error.__cause__, ValueError | TypeError | FedFacetError):
             raise error.__cause__ from None
@@ -235,6 +231,11 @@ def make(node: DictConfig, **facts: Any) -> Any:
     if node.get("_partial_", False):
         return factory
     return factory(**{name: fact for name, fact in facts.items() if name in accepted})
+
+
+def _allowed(node: DictConfig) -> dict[str, Any]:
+    """Return what has Hydra call what a node names: since Hydra 1.4 it wants to be told; ``find_target`` has looked at it."""
+    return {} if BASE else {"_execution_whitelist_": [named["_target_"] for _, named in targets(node)]}
 
 
 def drives(config: DictConfig) -> bool:

@@ -12,6 +12,7 @@ import pickle
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
+import hydra
 from hydra import compose, initialize_config_dir
 from hydra.core.config_loader import ConfigLoader
 from hydra.core.default_element import ResultDefault
@@ -23,6 +24,9 @@ from omegaconf import DictConfig, OmegaConf, open_dict
 
 from fedfacet.config.nodes import flat_keys
 from fedfacet.config.overrides import parsed
+
+BASE: dict[str, Any] = {"version_base": "1.3"} if hydra.__version__.startswith("1.3.") else {}
+"""Hydra 1.3 asks which version's ways it should have; later ones have their own."""
 
 _MOST_KEPT = 256
 
@@ -46,7 +50,7 @@ def initialized(folder: str) -> Iterator[None]:
     if GlobalHydra.instance().is_initialized() and folder == _folder(_loader()):
         yield
         return
-    with initialize_config_dir(folder, version_base="1.3"):
+    with initialize_config_dir(folder, **BASE):
         for source in _loader().get_sources():
             _read_once(type(source))
         yield

@@ -19,6 +19,7 @@ from omegaconf import DictConfig
 
 from fedfacet import __version__
 from fedfacet import config as configuration
+from fedfacet.config.composition import BASE
 from fedfacet.config.sweeping import Sweep
 from fedfacet.entry import is_heard
 from fedfacet.errors import ConfigError, FedFacetError
@@ -156,15 +157,12 @@ def all_jobs(
         return partial(run_cells, jobs, task)
     for module in ("optuna", r"hydra_plugins\.hydra_optuna_sweeper"):  # whose settings Optuna will not know any more some day
         warnings.filterwarnings("ignore", category=FutureWarning, module=module)
-    start: Callable[[], None] = hydra.main(version_base="1.3", config_path=str(configuration.conf_dir()), config_name="train")(
-        task
-    )
+    main = hydra.main(config_path=str(configuration.conf_dir()), config_name="train", **BASE)
+    start: Callable[[], None] = main(task)
     return start
 
 
-def _work(
-    train: Callable[[Job], None], argv: Sequence[str], pace: Pace, jobs: Sequence[tuple[DictConfig, Path]]
-) -> Outcome:
+def _work(train: Callable[[Job], None], argv: Sequence[str], pace: Pace, jobs: Sequence[tuple[DictConfig, Path]]) -> Outcome:
     """Run the jobs of a checked command line in one of the processes of ``sweep.workers``."""
     logging.raiseExceptions = False
     sys.argv = list(argv)

@@ -1,4 +1,4 @@
-"""The cells of a sweep one after the other, as Hydra's own sweeper and launcher run them, which compose each cell twice anew."""
+"""The cells of a sweep one after the other, as Hydra's own sweeper and launcher run them, which compose each twice anew."""
 
 from collections.abc import Callable
 from pathlib import Path
