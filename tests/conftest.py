@@ -9,6 +9,7 @@ import fedfacet.libraries  # noqa: F401, I001  # before anything else that loads
 
 import functools
 import gc
+import importlib.util
 from collections.abc import Mapping
 from dataclasses import fields, is_dataclass
 from functools import partial
@@ -44,6 +45,20 @@ TOY_MATRICES = ([[6, 2], [2, 6]], [[2, 6], [6, 2]], [[7, 7], [1, 1]], [[7, 1], [
 """Four clients of 16 samples: two spurious ones that disagree, one of one class, one of one attribute."""
 
 TOY_MODEL = partial(SmallCNN, width=2, hidden=4)
+
+
+def pytest_addoption(parser):
+    """Have ``--cpu-record=FILE`` record what each test costs; see ``cpu_record.py``."""
+    parser.addoption("--cpu-record", type=Path, help="write the CPU seconds of each test to a csv file")
+
+
+def pytest_configure(config):
+    """Load the plugin, which is a file beside this one and of no package."""
+    if config.getoption("cpu_record"):
+        spec = importlib.util.spec_from_file_location("cpu_record", Path(__file__).with_name("cpu_record.py"))
+        plugin = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(plugin)
+        config.pluginmanager.register(plugin.CpuRecord(config))
 
 
 @pytest.hookimpl(wrapper=True)

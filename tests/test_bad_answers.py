@@ -67,7 +67,8 @@ def test_one_clients_nonsense_has_it_away_in_every_round(tiny_federation, value,
     federation = tiny_federation(selector=pow_d({1: value}), rounds=3, on_bad_update="drop")
     for round in (1, 2, 3):
         result = federation.run_round()
-        assert {one.client_id for one in result.disclosed} == {0, 2, 3}
+        assert sorted(one.client_id for one in result.disclosed if one.query == "local_loss") == [0, 1, 2, 3]
+        assert result.ledger.query_floats_up == sum(one.floats_up for one in result.disclosed)
         assert 1 not in result.cohort
         assert caplog.text.count(f"from client 1 in round {round}, but its local_loss is ") == 1
     assert "an answer to the query local_loss that counts from client 1" in caplog.text
@@ -155,7 +156,7 @@ def test_a_measurement_leaves_bad_answers_out(tiny_federation, caplog):
     federation = tiny_federation(callbacks={"counts": Counts()}, on_bad_update="drop")
     result = federation.run_round()
     assert result.metrics["counts/seen"] == 2
-    assert result.ledger.query_floats_up == 2
+    assert result.ledger.query_floats_up == 4
     assert caplog.text.count("; the client is away.") == 2
     assert caplog.records[0].levelno == logging.WARNING
 
@@ -193,3 +194,34 @@ def test_three_rounds_run_whatever_one_client_answers(options, job_of, tmp_path)
         for _ in range(3):
             federation.run_round()
         assert state.all_finite(federation.state.model), leaf
+
+
+class Draws(ClientSelector):
+    """Asks other clients each time: when the round begins anew, the first two are not asked again."""
+
+    sampling_rate = None
+
+    def __init__(self, query, count):
+        self.query, self.count, self.times = query, count, 0
+
+    def select(self, server, context):
+        self.times += 1
+        asked = context.available[:3] if self.times == 1 else context.available[-1:]
+        context.ask(self.count, asked)
+        context.ask(self.query, asked)
+        return context.available[: context.places]
+
+
+def test_what_came_before_a_round_began_anew_is_booked_once_and_remembered(tiny_federation):
+    selector = Draws(Told({1: None}), NumSamples())
+    federation = tiny_federation(selector=selector, on_bad_update="drop")
+    result = federation.run_round()
+    lines = sorted((one.query, one.client_id) for one in result.disclosed)
+    assert selector.times == 2
+    assert lines == [(query, client_id) for query in ("local_loss", "num_samples") for client_id in range(4)]
+    assert result.ledger.query_floats_up == sum(one.floats_up for one in result.disclosed) == 8
+    assert set(federation.state.disclosures["num_samples"]) == {0, 1, 2, 3}
+    assert set(federation.state.disclosures["local_loss"]) == {0, 2, 3}
+    taken = set(result.cohort)
+    model = state.num_floats(federation.state.model)
+    assert result.ledger.query_floats_down == model * len({0, 1, 2, 3} - taken)

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-import describe
+from fedfacet.commands import describe
 
 CONF = Path(__file__).parents[1] / "conf"
 FEDERATIONS = ("gsc", "gci", "gai", "waterbirds_dist", "spawrious4", "gci_100")
@@ -51,8 +51,8 @@ def test_text_holds_measures_clients_and_shares(run):
     assert "logs/describe/runs/" in out.replace("\n", "")
 
 
-def test_json_is_one_document_and_nothing_else(tmp_path):
-    script = Path(describe.__file__)
+def test_json_is_one_document_and_nothing_else(tmp_path, checkout):
+    script = checkout / "src" / "describe.py"
     arguments = ["partition=gci", "output=json", "simulate.selector=feddiverse", "simulate.rounds=20"]
     done = subprocess.run([sys.executable, script, *arguments], cwd=tmp_path, capture_output=True, text=True, check=False)
     assert done.returncode == 0
@@ -212,10 +212,10 @@ def test_a_run_folder_is_left_alone(run, tmp_path):
     assert files(tmp_path) == ["config.yaml"]
 
 
-def test_help_imports_nothing_heavy_and_names_the_options(tmp_path):
-    run = f"runpy.run_path({describe.__file__!r}, run_name='__main__')"
+def test_help_imports_nothing_heavy_and_names_the_options(tmp_path, checkout):
+    run = f"runpy.run_path({str(checkout / 'src' / 'describe.py')!r}, run_name='__main__')"
     code = f"import runpy, sys\ntry: {run}\nfinally: print(*sys.modules, file=sys.stderr)"
-    command, env = [sys.executable, "-c", code, "--help"], {"PYTHONPATH": str(Path(describe.__file__).parent)}
+    command, env = [sys.executable, "-c", code, "--help"], {"PYTHONPATH": str(checkout / "src")}
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False, env=env)
     assert done.returncode == 0
     assert not {"torch", "numpy", "hydra", "omegaconf", "rich"} & set(done.stderr.split())

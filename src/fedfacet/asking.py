@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Any
 
 from fedfacet.accounting import Accounting
@@ -14,10 +15,15 @@ from fedfacet.types import Answer, ClientTask, Disclosed, Ledger, Query
 
 
 class ClientsAway(FedFacetError):
-    """Some clients have not answered a question, or not as they must; the round begins anew without them."""
+    """Some clients have not answered a question, or not as they must; the round begins anew without them.
 
-    def __init__(self, client_ids: Iterable[int]) -> None:
-        self.client_ids = frozenset(client_ids)
+    Args:
+        client_ids: they.
+        answers: client -> answer to the same question that has come from another and was not handed over before.
+    """
+
+    def __init__(self, client_ids: Iterable[int], answers: Mapping[int, Answer] = MappingProxyType({})) -> None:
+        self.client_ids, self.answers = frozenset(client_ids), answers
         super().__init__(f"clients {sorted(self.client_ids)} gave no answer that counts")
 
 
@@ -35,7 +41,7 @@ class Asking:
         heard: called after each answer with its position, of how many, and to what.
         lap: books the time since it was called last, to a phase.
         disclosures: query name -> client -> what the client has answered so far in the run; answers are added.
-        asker: the selector's class, for messages.
+        came: every answer of the round with its question and client, also from before it began anew; answers are added.
         disclosure: what clients may be asked for; ``None`` for anything.
         accounting: what noise on answers is counted; ``None`` without any.
         ledger: of the round; what questions cost is added to it, as the rest of the round is.
@@ -55,7 +61,7 @@ class Asking:
     heard: Callable[[int, int, str], None]
     lap: Callable[[str], None]
     disclosures: dict[str, Mapping[int, Any]]
-    asker: str
+    came: list[tuple[Query, int, Answer]]
     disclosure: DisclosurePolicy | None
     accounting: Accounting | None
     ledger: Ledger = field(default_factory=Ledger)
@@ -81,40 +87,69 @@ class Asking:
             self.accounting.check(query)
         if strangers := sorted(set(client_ids).difference(self.available)):
             raise SelectionError(
-                f"Expected {self.asker} to ask only clients that are available in round {self.round}, but {strangers} are not: "
+                f"Expected the selector to ask only clients that are available in round {self.round}, but {strangers} are not: "
                 "mend its `select`."
             )
         tasks = (self.order(client_id) for client_id in client_ids)  # of a million clients none is kept
         came, faults = {}, {}
-        for position, (client_id, answer) in enumerate(zip(client_ids, self.engine.ask(query, tasks), strict=True), 1):
-            self.heard(position, len(client_ids), f"query {query.name}")
-            came[client_id] = answer = answer._replace(value=plain(answer.value))
-            if (fault := self._misfit(query, client_id, answer)) is not None:
-                faults[client_id] = fault
+        try:
+            for position, (client_id, answer) in enumerate(zip(client_ids, self.engine.ask(query, tasks), strict=True), 1):
+                self.heard(position, len(client_ids), f"query {query.name}")
+                came[client_id] = answer = answer._replace(value=plain(answer.value))
+                if (fault := self._misfit(query, client_id, answer)) is not None:
+                    faults[client_id] = fault
+        except ClientsAway as away:
+            came |= {client_id: answer._replace(value=plain(answer.value)) for client_id, answer in away.answers.items()}
+            raise
+        finally:
+            self.came += [(query, client_id, answer) for client_id, answer in came.items()]
         if faults:
             self.refuse(self.round, query, faults)
         answers = {client_id: answer.value for client_id, answer in came.items()}
         for client_id, answer in came.items():
-            begins = getattr(query, "starts_training", False)
-            known = self.asked.get(client_id, Asked())
-            samples = known.samples + (0 if begins else answer.samples)
-            down, up = known.floats_down + query.floats_down, known.floats_up + answer.floats_up
-            self.asked[client_id] = Asked(down, up, samples)
-            self.ledger.query_floats_down += query.floats_down
-            self.ledger.query_floats_up += answer.floats_up
-            counted = self.accounting.counted(query) if self.accounting is not None else None
-            answered = (client_id, query.name, query.kind, answer.floats_up, query.epsilon, counted)
-            self.disclosed.append(Disclosed(*answered))
-            if begins:
-                self.begun[client_id] = max(self.begun.get(client_id, 0), answer.samples)
-            else:
-                self.ledger.query_samples += answer.samples
+            self._book(query, client_id, answer)
         if query.needs_model:
             self.received_model.update(client_ids)
         self.answers[query.name] = self.answers.get(query.name, {}) | answers
         self.disclosures[query.name] = {**self.disclosures.get(query.name, {}), **answers}
         self.lap("ask")
         return answers
+
+    def _book(self, query: Query, client_id: int, answer: Answer) -> None:
+        """Count what an answer cost, and write it down."""
+        begins = getattr(query, "starts_training", False)
+        known = self.asked.get(client_id, Asked())
+        samples = known.samples + (0 if begins else answer.samples)
+        down, up = known.floats_down + query.floats_down, known.floats_up + answer.floats_up
+        self.asked[client_id] = Asked(down, up, samples)
+        self.ledger.query_floats_down += query.floats_down
+        self.ledger.query_floats_up += answer.floats_up
+        counted = self.accounting.counted(query) if self.accounting is not None else None
+        answered = (client_id, query.name, query.kind, answer.floats_up, query.epsilon, counted)
+        self.disclosed.append(Disclosed(*answered))
+        if begins:
+            self.begun[client_id] = max(self.begun.get(client_id, 0), answer.samples)
+        else:
+            self.ledger.query_samples += answer.samples
+
+    def settled(self) -> set[int]:
+        """Book what came before the round began anew and did not come again, and return the clients that got the model.
+
+        An answer that counts is remembered for the rounds to come; of one that does not, only its line is written.
+        """
+        booked = {(line.query, line.client_id) for line in self.disclosed}
+        for query, client_id, answer in self.came:
+            if (query.name, client_id) in booked:
+                continue
+            booked.add((query.name, client_id))
+            if query.needs_model:
+                self.received_model.add(client_id)
+            if self._misfit(query, client_id, answer) is None:
+                self.disclosures[query.name] = {client_id: answer.value, **self.disclosures.get(query.name, {})}
+            else:
+                answer = Answer(None, *(number if is_count(number) else 0 for number in answer[1:]))
+            self._book(query, client_id, answer)
+        return self.received_model
 
     def _misfit(self, query: Query, client_id: int, answer: Answer) -> str | None:
         """Say what of an answer is not as the query declares it; ``None`` for nothing."""

@@ -39,6 +39,7 @@ from fedfacet.storage.fitting import check_fits
 from fedfacet.submodels.parts import Parts
 from fedfacet.termination.base import Termination
 from fedfacet.types import (
+    Answer,
     Broadcast,
     ClientReceipt,
     ClientTask,
@@ -357,7 +358,7 @@ class Federation:
                     heard=partial(self._heard, round),
                     lap=notes.lap,
                     disclosures=dict(before.disclosures),
-                    asker=type(self.selector).__name__,
+                    came=notes.came,
                     disclosure=self.disclosure,
                     accounting=self.accounting,
                 )
@@ -373,8 +374,6 @@ class Federation:
                     log_weights=log_weights,
                 )
                 cohort = self._checked(self.selector.select(before.selector, context), context) if available else []
-                if alone := asking.received_model - set(cohort):
-                    self._count_models(asking, before, alone)
                 notes.lap("select")
 
                 # 3. Who will answer, and what does the aggregator want to know of them beforehand?
@@ -385,6 +384,8 @@ class Federation:
                 if self._question is not None and round > self._fedavg_rounds:
                     trains = [client_id for client_id, part in finished.items() if part > 0]
                     reports = asking.report(self._question, available if self.aggregator.asks_everybody else trains)
+                if notes.came and (alone := asking.settled() - set(cohort)):
+                    self._count_models(asking, before, alone)
                 return asking, cohort, finished, plan, reports
             except ClientsAway as fault:
                 self.away |= fault.client_ids
@@ -461,7 +462,7 @@ class Federation:
 
     def _measure(self, part: Callback, round: int, asked: Asking) -> Mapping[str, float]:
         """Have a callback measure a round, and before that clients answer its question on the new model."""
-        question, asker = part.question(), type(part).__name__
+        question = part.question()
 
         def order(client_id: int) -> ClientTask:
             return replace(self._task(client_id, self.state), round=round)
@@ -469,8 +470,13 @@ class Federation:
         if question is not None and isinstance(part, Measurement) and part.is_due(self, round):
             asked.lap("measure")
             # With the ledger and the lines of the round's other questions, whose orders were on the model before.
-            fresh: dict[str, Any] = {"disclosures": dict(self.state.disclosures), "asked": {}, "received_model": set()}
-            asking = replace(asked, order=order, asker=asker, **fresh)
+            fresh: dict[str, Any] = {
+                "disclosures": dict(self.state.disclosures),
+                "asked": {},
+                "received_model": set(),
+                "came": [],
+            }
+            asking = replace(asked, order=order, **fresh)
             part.on_answers(self, self._answers(asking, question))
             self._count_models(asking, self.state, asking.received_model)
             self.state = replace(self.state, disclosures=asking.disclosures)
@@ -481,9 +487,12 @@ class Federation:
         clients = asking.available
         while True:
             try:
-                return asking.ask(question, clients)
+                answers = asking.ask(question, clients)
             except ClientsAway as fault:
                 clients = [client for client in clients if client not in fault.client_ids]
+            else:
+                asking.settled()
+                return answers
 
     def _refuse_answers(self, round: int, query: Query, faults: Mapping[int, str]) -> None:
         """Have the clients away in the round whose answers do not count, or end the run, as ``on_bad_update`` says.
@@ -678,6 +687,7 @@ class _Notes:
     updates: list[ClientUpdate] = field(default_factory=list)
     receipts: list[ClientReceipt] = field(default_factory=list)
     memory: dict[int, State] = field(default_factory=dict)
+    came: list[tuple[Query, int, Answer]] = field(default_factory=list)  # to questions, also before the round began anew
     seconds: dict[str, float] = field(default_factory=lambda: dict.fromkeys(("ask", "select", "train", "measure"), 0.0))
 
     def lap(self, phase: str) -> None:

@@ -68,8 +68,8 @@ def account(
         if learns and privacy.cover == "all" and (privacy.claims or central is not None):
             raise _refusal(names, f"{what}: {instead}, or privacy.cover=updates")
         outside += [f"what is told where {what}"] if learns else []
-    if any(map(math.isfinite, questions.values())):  # the clients that are asked next may be others
-        outside.append("answers given before a round began anew without a client")
+    if privacy.unit == "sample" and any(map(math.isfinite, questions.values())):  # the client may not have noised them either
+        outside.append("answers that did not count")
     if isinstance(privacy, CentralDP):
         # What is inherited does not count: its own `select` may draw in another way.
         sampled = selector.sampling_rate if stated(selector, "sampling_rate") else None

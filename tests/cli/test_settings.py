@@ -8,8 +8,8 @@ import pytest
 from omegaconf import OmegaConf
 from safetensors.torch import load_file
 
-import report
 from fedfacet import state
+from fedfacet.commands import report
 from fedfacet.config import override_of
 
 

@@ -14,11 +14,9 @@ import pytest
 import torch
 from omegaconf import OmegaConf
 
-import attack
-import describe
-import report
 from fedfacet import load_run
 from fedfacet.build import build, rebuild, reload_data, settle
+from fedfacet.commands import attack, describe, report
 from fedfacet.config import compose_job, plain
 from fedfacet.config.trust import (
     check_saved_overrides,
@@ -101,7 +99,7 @@ def test_its_overrides_name_settings_only(refused, run, override):
 )
 def test_its_overrides_are_a_list(refused, run, content):
     (run / ".hydra" / "overrides.yaml").write_text(content)
-    assert "to be a list of overrides" in refused("resume=run", "federation.rounds=5")
+    assert "Expected run/.hydra/overrides.yaml to be as it was written, but " in refused("resume=run", "federation.rounds=5")
 
 
 @pytest.mark.parametrize("where", ["engine", "callbacks.x", "dataset", "objective.x"])
@@ -142,7 +140,7 @@ def test_what_a_resume_takes_from_its_checkpoint_is_held_to_what_a_run_writes(ru
             "choice": value
         }
         file = run / ".hydra" / "overrides.yaml"
-        file.write_text(file.read_text() + "- engine=auto\n")
+        file.write_text(OmegaConf.to_yaml([*OmegaConf.load(file), "engine=auto"]))
     else:
         config[where] = value
     checkpoint.save(run / "checkpoints" / "last.ckpt", saved, config)

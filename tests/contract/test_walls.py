@@ -22,7 +22,7 @@ FLOORS = [
     # What everybody may know: values, and help that knows nothing of learning.
     "answer_form",
     "errors types rng heterogeneity arguments libraries machine_memory waiting ours",
-    "entry state shapley auction contracts simplex dqn confusion optional derived cores",
+    "entry shell_words state shapley auction contracts simplex dqn confusion optional derived cores",
     "storage updates",
     # Parts that an option chooses. Each knows values, and no other part.
     "metrics partitioners models losses corrections personal transforms participation schedulers selectors aggregators "

@@ -1,5 +1,6 @@
 """What goes wrong on the way and at a site: each has its sentence, and a model that a replay of the journal comes to again."""
 
+import csv
 import os
 import signal
 import time
@@ -275,8 +276,13 @@ def test_a_client_that_does_not_answer_a_question_is_away_in_the_round(
     replay(again, there.callbacks["journal"].file)
     for _ in range(3):
         again.run_round()
-    files = [one.callbacks["csv_log"].metrics.file.read_bytes() for one in (there, again)]
-    assert files[0] == files[1]
+    files = [one.callbacks["csv_log"].metrics.file for one in (there, again)]
+    rows = [list(csv.DictReader(file.read_text().splitlines())) for file in files]
+    came, asked = ([int(row.pop("comm/query_floats_up")) for row in half] for half in rows)
+    assert [a - b for a, b in zip(came, asked, strict=True)] == [0, 0 if value is None else 1, 0]  # a bad answer has come too
+    for half in rows[0] + rows[1]:
+        half.pop("comm/query_floats_down"), half.pop("comm/query_samples")
+    assert rows[0] == rows[1]
 
 
 def test_a_replay_on_other_data_is_refused(deployed, simulated, sites, tmp_path):

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-import describe
 from fedfacet import config
+from fedfacet.commands import describe
 from fedfacet.commands.describe_federations import one_by_one, selector_overrides
 
 ROOT = Path(__file__).parents[2]

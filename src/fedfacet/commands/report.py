@@ -2,7 +2,6 @@
 
 import argparse
 import csv
-import shlex
 import shutil
 import sys
 from collections.abc import Sequence
@@ -12,6 +11,7 @@ from fedfacet.commands import called
 from fedfacet.commands.report_options import PICTURES, parse
 from fedfacet.entry import sentence_of, shown
 from fedfacet.errors import ConfigError, FedFacetError, first_line
+from fedfacet.shell_words import typed
 from fedfacet.waiting import waiting
 
 if TYPE_CHECKING:
@@ -33,7 +33,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         from fedfacet.analysis.runs import find_runs
         from fedfacet.analysis.tables import SeedTwiceError
 
-    command = shlex.join([*called("report").split(), *argv])
+    command = typed([*called("report").split(), *argv])
     said: Table | Comparison | Curves | Tradeoff | TimeTo | Selection | None = None
     try:
         with waiting("reads the runs"):
@@ -70,7 +70,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             options.output.write_text(text, encoding="utf-8")
     except (FedFacetError, OSError) as error:
         rows = error.rows if isinstance(error, SeedTwiceError) else ()
-        ready = f" Ready to run: {shlex.join(with_rows(argv, rows))}" if rows else ""
+        ready = f" Ready to run: {typed(with_rows(argv, rows))}" if rows else ""
         print(f"{shown(sentence_of(error))}{ready}", file=sys.stderr)
         return 2
     except (ValueError, TypeError, LookupError, ArithmeticError, MemoryError, csv.Error) as error:

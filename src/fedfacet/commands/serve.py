@@ -2,7 +2,6 @@
 
 import contextlib
 import logging
-import shlex
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
@@ -14,6 +13,7 @@ from fedfacet.analysis.terminal import print_usage
 from fedfacet.commands import called
 from fedfacet.entry import sentence_of, tell_error
 from fedfacet.errors import CheckpointError, ConfigError, FedFacetError, Interrupted
+from fedfacet.shell_words import typed
 from fedfacet.waiting import waiting
 
 if TYPE_CHECKING:  # --help need not wait for what these load
@@ -89,7 +89,7 @@ def _how_to_go_on(run_dir: Sequence[Path], given: Sequence[str]) -> str:
     if not run_dir or not any((run_dir[0] / "checkpoints").glob("*.ckpt")):
         return "nothing was saved, so start again."
     overrides = [override_of("resume", run_dir[0]), *needed_to_resume(given)]
-    return f"to go on:\n  {called('serve')} {shlex.join(overrides)}"
+    return f"to go on:\n  {called('serve')} {typed(overrides)}"
 
 
 def _check(argv: Sequence[str], run_dir: list[Path]) -> int:

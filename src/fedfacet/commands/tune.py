@@ -1,7 +1,6 @@
 """A search for settings, trial by trial; see ``USAGE``."""
 
 import re
-import shlex
 import sys
 import time
 from collections.abc import Mapping, Sequence
@@ -12,6 +11,7 @@ from fedfacet import __version__
 from fedfacet.analysis.terminal import print_usage
 from fedfacet.commands import called
 from fedfacet.errors import ConfigError, FedFacetError
+from fedfacet.shell_words import typed
 from fedfacet.waiting import waiting
 
 if TYPE_CHECKING:  # --help need not wait for what these load
@@ -218,4 +218,4 @@ def _tell_best(number: int, told: str, fixed: Sequence[str], values: Sequence[st
     others = ",".join(map(str, range(unseen, unseen + max(3, len(seeds)))))
     print(f"the best one is trial {number + 1}, {told}: {' '.join(values)}")
     print("to be reported, with seeds that the search has not seen:")
-    print(f"  {same_command()} sweep=cells {shlex.join([*fixed, *values, f'seed={others}'])} -m")
+    print(f"  {same_command()} sweep=cells {typed([*fixed, *values, f'seed={others}'])} -m")

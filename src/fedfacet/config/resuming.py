@@ -6,12 +6,12 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig
 
 from fedfacet.config.checks import check_settings
 from fedfacet.config.nodes import plain
 from fedfacet.config.overrides import override_of, value_of
-from fedfacet.config.saved_yaml import load_yaml
+from fedfacet.config.saved_yaml import load_sealed_list
 from fedfacet.config.trust import check_saved_overrides
 from fedfacet.cores import MAX_THREADS
 from fedfacet.errors import CheckpointError, ConfigError, RunFinished
@@ -173,7 +173,7 @@ def resumed_overrides(resume: str, overrides: Sequence[str]) -> tuple[list[str],
     # Another engine does not have the settings of the one before.
     replaced: tuple[str, ...] = ("engine=", "engine.") if any(override.startswith("engine=") for override in overrides) else ()
     replaced += tuple(f"{one.partition('=')[0]}=" for one in overrides if one.startswith("+"))
-    before = [override for override in _overrides_in(saved) if not override.startswith(replaced)]
+    before = [override for override in load_sealed_list(saved) if not override.startswith(replaced)]
     check_saved_overrides(before, overrides, saved)
     # Hydra's are among those given now.
     before = [one for one in before if not one.startswith("hydra.") and not one.lstrip("+~").startswith(not_again)]
@@ -253,18 +253,6 @@ def check_links(run_dir: Path) -> None:
             )
         if Path(folder) == run_dir:
             folders[:] = [name for name in folders if name != "wandb"]
-
-
-def _overrides_in(file: Path) -> list[str]:
-    try:
-        saved = OmegaConf.to_container(load_yaml(file), resolve=False)
-    except CheckpointError:
-        fault = "something else"
-    else:
-        if isinstance(saved, list) and all(isinstance(override, str) for override in saved):
-            return [str(override) for override in saved]
-        fault = f"{type(saved).__name__} of other things"
-    raise CheckpointError(f"Expected {file} to be a list of overrides, but got {fault}: bring it back, or start a new run.")
 
 
 def check_resume(config: DictConfig, run_dir: Path) -> None:

@@ -1,5 +1,7 @@
 """The yaml files of a run folder, which may come from somebody else."""
 
+import hashlib
+from collections.abc import Sequence
 from pathlib import Path
 
 import yaml
@@ -33,3 +35,32 @@ def parsed_yaml(content: bytes) -> DictConfig | ListConfig:
         if depth > _DEEPEST:
             raise ValueError(f"it is nested {depth} deep")
     return OmegaConf.create(text)
+
+
+def sealed_list(overrides: Sequence[str]) -> str:
+    """Return a list as yaml with its sha256 in a comment before it, to which ``load_sealed_list`` holds it."""
+    text = OmegaConf.to_yaml(list(overrides))
+    return f"{_seal(text.encode()).decode()}\n{text}"
+
+
+def load_sealed_list(file: Path) -> list[str]:
+    """Return the list of a yaml file; older runs have written it without a seal.
+
+    Raises:
+        CheckpointError: if the file is damaged, or holds something else.
+    """
+
+    def parse(content: bytes) -> list[str]:
+        first, _, rest = content.partition(b"\n")
+        if first.startswith(b"#") and first != _seal(rest):
+            raise ValueError("it is damaged, as the sha256 in its first line shows")
+        saved = OmegaConf.to_container(parsed_yaml(content), resolve=False)
+        if not (isinstance(saved, list) and all(isinstance(one, str) for one in saved)):
+            raise ValueError("it holds no list of overrides")
+        return [str(one) for one in saved]
+
+    return read(file, parse, MOST_BYTES_OF_YAML)
+
+
+def _seal(content: bytes) -> bytes:
+    return b"# sha256 " + hashlib.sha256(content).hexdigest().encode()

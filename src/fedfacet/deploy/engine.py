@@ -173,7 +173,8 @@ class DeployedEngine(Engine):
             log.warning("Round %d: %s is away, asked for %s: %s.", self.record.round, who, query.name, outcome)
             away.append(orders[number].client)
         if away:
-            raise ClientsAway(away)
+            kept = {task.client_id: self._answers[key] for task, key in zip(tasks, keys, strict=True) if key in self._answers}
+            raise ClientsAway(away, kept)
         self.record.answered.setdefault(plain["name"], []).extend(order.client for order in orders)
         return (self._answers[key] for key in keys)
 

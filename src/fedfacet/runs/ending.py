@@ -3,7 +3,6 @@
 import contextlib
 import logging
 import os
-import shlex
 import shutil
 import signal
 import sys
@@ -15,6 +14,7 @@ from fedfacet.config import is_cell, needed_to_resume, override_of
 from fedfacet.entry import leave, sentence_of, short_of, shortage, tell_error
 from fedfacet.errors import FedFacetError, Interrupted
 from fedfacet.runs.job import Job
+from fedfacet.shell_words import typed
 from fedfacet.storage.synced_file import folder_gone
 
 log = logging.getLogger("fedfacet.train")
@@ -85,7 +85,7 @@ def how_to_go_on(job: Job) -> str:
     if not job.was_saved:
         return f"nothing was saved, so remove {job.run_dir} and start again."
     overrides = [override_of("resume", job.run_dir), *needed_to_resume(job.overrides)]
-    return f"to go on:\n  {same_command()} {shlex.join(overrides)}"
+    return f"to go on:\n  {same_command()} {typed(overrides)}"
 
 
 def command_name() -> str:

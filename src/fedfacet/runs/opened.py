@@ -2,7 +2,6 @@
 
 import contextlib
 import logging
-import shlex
 import signal
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -15,12 +14,14 @@ from omegaconf import DictConfig, OmegaConf
 from fedfacet import __version__
 from fedfacet import config as configuration
 from fedfacet.build import build, load_data, settle
+from fedfacet.config.saved_yaml import sealed_list
 from fedfacet.data.federated import FederatedData
 from fedfacet.errors import CheckpointError, ConfigError, FedFacetError, Interrupted, first_line
 from fedfacet.federation import Federation
 from fedfacet.parallel.freed_memory import keep_freed_memory
 from fedfacet.runs.interruption import Interruption
 from fedfacet.runs.job import Job
+from fedfacet.shell_words import typed
 from fedfacet.storage import checkpoint
 from fedfacet.storage.dealt import write_dealt
 from fedfacet.storage.digests import LIST, write_list
@@ -73,7 +74,7 @@ def opened(
     """
     config, threads = job.config, torch.get_num_threads()
     try:
-        log.info("fedfacet %s: %s", __version__, shlex.join(["python", *sys.argv]))
+        log.info("fedfacet %s: %s", __version__, typed(["python", *sys.argv]))
         saved = None
         if config.resume is not None:
             saved_at = checkpoint.asked_for(job.run_dir, config.resume)
@@ -149,7 +150,7 @@ def _write_run_folder(run_dir: Path, config: DictConfig, overrides: Sequence[str
     """Write what is known before the first round: the resolved configuration, and the overrides for a resume."""
     settings = configuration.plain(config) | {"resume": None}
     settings["paths"]["output_dir"] = str(run_dir)  # what ${now:...} was, and a job of a sweep lies elsewhere
-    _write(run_dir / ".hydra" / "overrides.yaml", OmegaConf.to_yaml(list(overrides)))
+    _write(run_dir / ".hydra" / "overrides.yaml", sealed_list(overrides))
     _write(run_dir / "config.yaml", OmegaConf.to_yaml(settings))
 
 

@@ -2,7 +2,6 @@
 
 import os
 import re
-import shlex
 import sys
 from collections.abc import Collection, Mapping
 from pathlib import Path
@@ -12,6 +11,7 @@ from fedfacet.config.sweeping import Sweep
 from fedfacet.errors import FedFacetError
 from fedfacet.runs.ending import command_name, same_command
 from fedfacet.runs.lock import holder_of
+from fedfacet.shell_words import typed
 
 _MOST_NAMED = 20
 _MOST_IN_A_TABLE = 100  # runs; reading one takes 30 ms, also where a finished sweep is started again
@@ -56,7 +56,7 @@ def name_left(jobs: Sweep, begun: int, sweep_dir: Path | None) -> None:
             continue
         where = override_of("paths.output_dir", sweep_dir / jobs[number][1].name)
         overrides = [*(one for one in overrides if not one.startswith("hydra.") or one.startswith("hydra.searchpath=")), where]
-        print(f"  {same_command()} {shlex.join(overrides)}", file=sys.stderr)
+        print(f"  {same_command()} {typed(overrides)}", file=sys.stderr)
     if len(left) > _MOST_NAMED:
         print(f"  and {len(left) - _MOST_NAMED} more.", file=sys.stderr)
 
@@ -75,7 +75,7 @@ def tell_results(run_dirs: Collection[Path]) -> None:
         return
     folder = os.path.commonpath(done)
     report = re.sub(r"train(\.py)?$", r"report\1", command_name())
-    shown = shlex.quote(os.path.relpath(folder) if Path(folder).is_relative_to(Path.cwd()) else folder)
+    shown = typed([os.path.relpath(folder) if Path(folder).is_relative_to(Path.cwd()) else folder])
     if len(done) <= _MOST_IN_A_TABLE:
         _print_table(done)
     print(f"a table:                 {report} {shown}")

@@ -8,9 +8,9 @@ import pytest
 from omegaconf import OmegaConf
 from PIL import Image
 
-import describe
 from fedfacet.analysis.runs import Run, find_runs
 from fedfacet.build import build, settle
+from fedfacet.commands import describe
 from fedfacet.config import compose_job, plain
 from fedfacet.metrics.loss_decomposition import LossDecomposition
 from fedfacet.papers.fedld.decomposition import describe_decompositions, plot_decompositions, remarks_on, tables_of

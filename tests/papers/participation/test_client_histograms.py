@@ -10,9 +10,9 @@ import torch
 from matplotlib.image import imread
 from omegaconf import OmegaConf
 
-import report
 from fedfacet.analysis.runs import find_runs
 from fedfacet.build import build, load_data, settle
+from fedfacet.commands import report
 from fedfacet.config import compose_job, plain
 from fedfacet.errors import ConfigError, FedFacetError
 from fedfacet.models.resnet8 import ResNet8
