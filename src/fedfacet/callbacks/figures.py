@@ -4,8 +4,6 @@ import hashlib
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from fedfacet.callbacks.base import Callback
 from fedfacet.data.federated import FederatedData
 from fedfacet.federation import Federation
@@ -39,7 +37,7 @@ class Figures(Callback):
         if (path := self.run_dir / "partition.png").exists():
             return
         matrices = self.data.matrices
-        counts = hashlib.sha256(np.ascontiguousarray(matrices.counts_KYA)).digest()
+        counts = hashlib.sha256(matrices.counts_KYA.tobytes()).digest()
         shown = (counts, matrices.counts_KYA.shape, *map(tuple, self._names.values()))
         if _last.get("shown") == shown:
             with written_whole(path) as unfinished:

@@ -19,6 +19,7 @@ from omegaconf import DictConfig
 
 from fedfacet import __version__
 from fedfacet import config as configuration
+from fedfacet.config.command_line import options_of
 from fedfacet.config.composition import BASE
 from fedfacet.config.sweeping import Sweep
 from fedfacet.entry import is_heard
@@ -26,11 +27,11 @@ from fedfacet.errors import ConfigError, FedFacetError
 from fedfacet.runs.ending import command_name, refuse, short_in_a_sentence
 from fedfacet.runs.job import Job
 from fedfacet.runs.jobs import check, check_data, run_job
+from fedfacet.runs.launch import run_cells, run_single
 from fedfacet.runs.pace import Pace
 from fedfacet.runs.processes import check_alone, check_started, serve
 from fedfacet.runs.stock import failures, name_failures, name_left, take_stock, tell_results
 from fedfacet.runs.stopped_trial import failed_if_stopped
-from fedfacet.runs.sweep_cells import run_cells
 from fedfacet.runs.sweep_workers import Outcome, num_workers, run_workers
 from fedfacet.waiting import waiting
 
@@ -120,7 +121,7 @@ def all_jobs(
     is_worker: bool,
     first: int = 0,
 ) -> Callable[[], None]:
-    """Return what runs the jobs of the command line: Hydra, unless they are cells that go one by one.
+    """Return what runs the jobs of the command line: Hydra, unless it is one, or they are cells that go one by one.
 
     Args:
         train: runs one job in its folder.
@@ -159,6 +160,8 @@ def all_jobs(
         warnings.filterwarnings("ignore", category=FutureWarning, module=module)
     main = hydra.main(config_path=str(configuration.conf_dir()), config_name="train", **BASE)
     start: Callable[[], None] = main(task)
+    if jobs and not isinstance(jobs, Sweep):
+        return partial(run_single, options_of(sys.argv[1:])[0].overrides, task, start)
     return start
 
 

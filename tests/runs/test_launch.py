@@ -6,8 +6,8 @@ from hydra.types import RunMode
 
 from fedfacet.config import composition, conf_dir, preflight
 from fedfacet.config.sweeping import Sweep
+from fedfacet.runs.launch import run_cells, run_single
 from fedfacet.runs.stock import failures
-from fedfacet.runs.sweep_cells import run_cells
 
 
 @pytest.fixture(autouse=True)
@@ -18,6 +18,8 @@ def _as_it_was(monkeypatch, tmp_path):
     yield
     failures.clear()
     failures.update(before)
+    for handler in set(root.handlers) - set(handlers):
+        handler.close()
     root.handlers, root.level = handlers, level
 
 
@@ -67,3 +69,29 @@ def test_who_brings_callbacks_of_hydras_has_hydra_run_the_cells():
     assert not cells_of("seed=0,1", "+hydra.callbacks.mine._target_=hydra.experimental.callback.Callback").goes_one_by_one
     with composition.initialized(str(conf_dir())):
         assert not Sweep("train", ["seed=0,1"]).goes_one_by_one
+
+
+def test_a_single_job_is_hydras(tmp_path):
+    seen = []
+
+    def task(config):
+        own = HydraConfig.get()
+        logging.getLogger("here").info("alone")
+        seen.append((config.seed, own.mode, own.runtime.output_dir, list(own.overrides.task), "hydra" in config))
+
+    run_single(["seed=3", "paths.output_dir=run"], task, otherwise=pytest.fail)
+    assert seen == [(3, RunMode.RUN, str(tmp_path / "run"), ["seed=3", "paths.output_dir=run"], False)]
+    assert "alone" in (tmp_path / "run" / "train.log").read_text()
+    assert {file.name for file in (tmp_path / "run" / ".hydra").iterdir()} == {"config.yaml", "hydra.yaml", "overrides.yaml"}
+
+
+def test_what_a_single_job_raises_comes_out():
+    with pytest.raises(ZeroDivisionError):
+        run_single(["paths.output_dir=run"], lambda config: 1 / 0, otherwise=pytest.fail)
+
+
+def test_who_brings_callbacks_of_hydras_has_hydra_run_a_single_job():
+    handed_over = []
+    mine = "+hydra.callbacks.mine._target_=hydra.experimental.callback.Callback"
+    run_single([mine], pytest.fail, otherwise=lambda: handed_over.append(1))
+    assert handed_over
