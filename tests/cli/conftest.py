@@ -22,7 +22,7 @@ from fedfacet.runs.command import run_command
 
 SERVER = """
 import atexit, gc, json, os, runpy, sys, traceback
-import fedfacet.analysis.console, fedfacet.build, fedfacet.callbacks.evaluate, fedfacet.data.digits, hydra, sklearn.datasets
+import fedfacet.analysis.console, fedfacet.build, fedfacet.callbacks.evaluate, fedfacet.data.digits, hydra
 import fedfacet.objectives.classification, fedfacet.runs.opened, rich.console, rich.table
 
 fedfacet.config.compose_job("train", [])  # reads the yamls, which is half of what composing takes
