@@ -91,9 +91,12 @@ def test_where_present_yields_to_the_command_line():
 
 
 def recipes():
-    """Yield every recipe; those that change some numbers of another one's, on the same data, are slow."""
+    """Yield every recipe; those that train the network of another one, on the same data, are slow."""
+    met = {()}
     for file in sorted((CONF / "experiment").glob("*.yaml")):
-        yield pytest.param(file.stem, marks=() if "override /dataset:" in file.read_text() else pytest.mark.slow)
+        trained = tuple(re.findall(r"override /(?:dataset|model): \w+", file.read_text()))
+        yield pytest.param(file.stem, marks=pytest.mark.slow if trained in met else ())
+        met.add(trained)
 
 
 DRAWN = {"cifar100_participation", "digits_gsc", "shakespeare"}
@@ -175,12 +178,19 @@ def test_feddiverse_runs_on_a_hundred_classes_without_an_attribute(heterogeneity
         assert all(0 <= measure <= 1 for measures in triplets.values() for measure in measures)
 
 
-def test_models_fit_other_data(model_option, smoke):
-    other = "shakespeare" if model_option in ("causal_lm", "char_lstm") else "cmnist_gsc"
+def models():
+    """Yield every model; those of 23 million weights are slow: tests/contract/test_models.py trains them too."""
+    for file in sorted((CONF / "model").glob("*.yaml")):
+        yield pytest.param(file.stem, marks=pytest.mark.slow if file.stem in ("resnet50", "resnet50_gn") else ())
+
+
+@pytest.mark.parametrize("model", list(models()))
+def test_models_fit_other_data(model, smoke):
+    other = "shakespeare" if model in ("causal_lm", "char_lstm") else "cmnist_gsc"
     try:
-        federation, _ = smoke(f"model={model_option}", f"experiment={other}", "callbacks=evaluate")
+        federation, _ = smoke(f"model={model}", f"experiment={other}", "callbacks=evaluate")
     except (ConfigError, ValueError) as refusal:
-        if model_option in OURS:
+        if model in OURS:
             raise
         pytest.skip(f"somebody's own, for other data: {refusal}")
     assert state.all_finite(federation.state.model)
