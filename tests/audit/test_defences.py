@@ -111,7 +111,8 @@ def test_what_is_proven_of_sampled_batches(run, attack):
 
 def test_without_opacus_the_attack_goes_on_and_says_what_to_install(run, capsys, monkeypatch):
     monkeypatch.setitem(sys.modules, "opacus", None)
-    folder = run("privacy=dp_sgd", "privacy.delta=null", "local.batch_size=20", "local.amount=1")  # with a delta the run itself needs it
+    # With a delta the run itself needs it.
+    folder = run("privacy=dp_sgd", "privacy.delta=null", "local.batch_size=20", "local.amount=1")
     assert main([f"run={folder}", "attack=gap"]) == 0
     assert "epsilon_proven is empty: Expected the package opacus" in " ".join(capsys.readouterr().out.split())
 

@@ -21,9 +21,12 @@ import pytest
 from fedfacet.runs.command import run_command
 
 SERVER = """
-import atexit, gc, json, os, runpy, sys, traceback
+import atexit, contextlib, gc, json, os, runpy, sys, traceback
 import fedfacet.analysis.console, fedfacet.build, fedfacet.callbacks.evaluate, fedfacet.data.digits, hydra, sklearn.datasets
-import fedfacet.objectives.classification, fedfacet.runs.opened, rich.console, rich.table
+import fedfacet.objectives.classification, fedfacet.runs.command, fedfacet.runs.opened, rich._emoji_codes, rich.table
+import fedfacet.clients.queries.true_heterogeneity, hydra._internal.logging_config, torch.utils.serialization
+with contextlib.suppress(ImportError):
+    import optuna.samplers, optuna.storages.journal
 
 fedfacet.config.compose_job("train", [])  # reads the yamls, which is half of what composing takes
 gc.freeze()  # what is imported stays: without this every collection and every exit in a fork goes through all of it
@@ -61,7 +64,7 @@ os._exit(0)
 """
 
 FAST = (
-    "threads=1", "model.width=2", "model.hidden=4", "heterogeneity=true", "~callbacks.figures", "federation.rounds=4",
+    "threads=1", "model.width=2", "model.hidden=4", "heterogeneity=true", "~callbacks.figures", "federation.rounds=2",
 )  # fmt: skip
 """A run of about a second."""
 
