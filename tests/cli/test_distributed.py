@@ -22,7 +22,7 @@ ESTIMATED = (
 )  # fmt: skip
 """A short run in whose first round every client estimates how heterogeneous it is."""
 
-MANY, ENDLESS = "federation.rounds=25", "federation.rounds=1000000"
+MANY, ENDLESS = "federation.rounds=12", "federation.rounds=1000000"
 
 
 def results(run):

@@ -143,7 +143,7 @@ def test_two_processes_share_the_cells(start, cells, tmp_path):
 def test_a_cell_that_another_process_works_at_is_left_to_it(start, train, cells):
     endless = ("sweep=cells", "local.amount=1000000", "seed=0", "-m")
     process = start(*endless)
-    process.wait_until(lambda: any(cells.glob("*/config.yaml")))
+    process.wait_until(lambda: any(cells.glob("*/checkpoints/last.ckpt")))
     process.kill(signal.SIGSTOP)
     other = train(*endless)
     assert other.status == 0

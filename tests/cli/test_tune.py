@@ -97,6 +97,7 @@ def test_a_finished_study_says_what_was_best_and_how_to_report_it(tune, cells, f
         "tune.at=best",
         "federation.rounds=2",
         "local.amount=8",
+        "partition.scale=0.2",
         "selector=uniform",
         "model.width=4",
         "model.hidden=16",

@@ -104,10 +104,14 @@ def test_rounds_run_whatever_one_client_answers(options, names, rounds, server):
         assert asked, name
 
 
-@pytest.mark.parametrize("bad", ["raise", "drop"])
 @pytest.mark.parametrize(
-    ("options", "value"),
-    [("method=pow_d", [[[1]]]), ("method=feddiverse", [0.0, 1.0]), ("method=agnostic", None), ("method=fairfed", -1)],
+    ("options", "value", "bad"),
+    [
+        ("method=pow_d", [[[1]]], "raise"),
+        ("method=feddiverse", [0.0, 1.0], "drop"),
+        ("method=agnostic", None, "raise"),
+        ("method=fairfed", -1, "drop"),
+    ],
 )
 def test_the_client_is_away_named_and_counted(options, value, bad, server, lines_of, caplog, tmp_path, simulated):
     meddle, asked = forging(lambda _: value)
