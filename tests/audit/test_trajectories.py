@@ -66,7 +66,7 @@ def test_engines_come_to_the_same_and_shadow_models_are_trained_once(run, tmp_pa
     for file in (tmp_path / "one" / "attack" / "trajectories").iterdir():
         file.write_bytes(file.read_bytes()[:-8])
     assert main([f"run={run()}", f"paths.log_dir={tmp_path / 'one'}", *small]) == 2
-    assert re.search("Expected .*safetensors to hold losses, but it cannot be read", capsys.readouterr().err)
+    assert re.search("Expected .*safetensors to be as it was written, but it cannot be read", capsys.readouterr().err)
 
 
 def test_a_target_that_is_the_shadow_model_has_its_trajectories(run, tmp_path):

@@ -190,6 +190,13 @@ class TestPreflight:
         with pytest.raises(ConfigError, match="new or an empty output folder"):
             preflight("train", ["train.py", "paths.output_dir=/"])
 
+    def test_a_folder_that_a_run_left_as_it_began_is_refused_with_the_way_to_begin_again(self, tmp_path):
+        (tmp_path / "killed").mkdir()
+        (tmp_path / "killed" / "partition.json").touch()
+        with pytest.raises(ConfigError, match=r"holds 'partition\.json': .* or add resume=auto"):
+            preflight("train", ["train.py", "paths.output_dir=killed"])
+        preflight("train", ["train.py", "paths.output_dir=killed", "resume=auto"])
+
     def test_a_folder_in_a_run_is_refused(self, tmp_path):
         (tmp_path / "run" / "checkpoints").mkdir(parents=True)
         for name in ("config.yaml", "partition.json"):

@@ -12,7 +12,7 @@ from fedfacet import state
 from fedfacet.deploy.engine import Shortfall
 from fedfacet.deploy.journal import replay
 from fedfacet.deploy.protocol import Letter, pack, unpack
-from fedfacet.errors import EngineError
+from fedfacet.errors import ConfigError, EngineError
 
 ASKING = (
     "method=pow_d", "selector=size_weighted", "selector=diversity_score aggregator=fedavg", "selector=active_fl",
@@ -183,3 +183,40 @@ def test_a_sites_policy_ends_no_run_that_has_begun(round, server, lines_of, tmp_
     assert f"Round 2: client {refused[0]} (client_{refused[0]:02d}) is away, asked for local_loss: site_" in caplog.text
     site = federation.engine.roster.clients[refused[0]].site
     assert json.loads((tmp_path / "status.json").read_text())["refused"][site] == {"policy": 1}
+
+
+@pytest.mark.parametrize(
+    "words", ["\x1b[31mred", "\u202eback", "two\nlines", "\ud800", "x" * 5000, ["no", {"a": 1}]], ids=lambda _: ""
+)
+def test_a_refusals_words_are_shown_escaped_and_shortened(words, server, tmp_path, caplog):
+    refused = []
+
+    def meddle(request, ticket, content):
+        if request.kind != "train" or refused not in ([], [request.body["client"]]):
+            return [(ticket, content)]
+        refused[:] = [request.body["client"]]
+        answers = unpack(content, len(content)).body["answers"]
+        return [(ticket, pack(Letter("refusal", request.run, {"code": words, "sentence": words, "answers": answers})))]
+
+    federation = server("method=fedavg", meddle)
+    federation.run_round()
+    assert federation.state.round == 1
+    assert list(federation.engine.record.lost) == refused
+    assert json.loads((tmp_path / "status.json").read_text())["lost"]
+    said = [record.getMessage() for record in caplog.records if "refuses" in record.getMessage()]
+    assert said
+    assert all(one.isprintable() and len(one) < 2000 for one in said)
+
+
+@pytest.mark.parametrize("words", ["\x1b[31mred", "\u202eback", "two\nlines", "x" * 5000])
+@pytest.mark.parametrize("where", ["torch", "device"])
+def test_a_hello_whose_words_a_terminal_would_obey_is_none(words, where, server):
+    def meddle(request, ticket, content):
+        letter = unpack(content, len(content))
+        if letter.kind != "hello":
+            return [(ticket, content)]
+        told = {"device": words} if where == "device" else {"versions": {**letter.body["versions"], where: words}}
+        return [(ticket, pack(Letter("hello", letter.run, {**letter.body, **told})))]
+
+    with pytest.raises(ConfigError, match="its hello says something else"):
+        server("method=fedavg", meddle).run_round()
