@@ -56,7 +56,7 @@ def test_numbers_are_those_of_the_scores_that_are_written(run, attack):
         assert row_of(told, name, "mean")["auc"] == pytest.approx(mean)
 
 
-def test_what_is_written_is_what_is_printed_and_comes_out_again(run, attack):
+def test_what_is_written_is_what_is_printed_and_comes_out_again(run, attack, pictures):
     folder = run()
     first = attack(folder, ALL, *SHADOWS)
     own = next((folder / "attacks").glob("*/audit.json")).parent

@@ -1,7 +1,6 @@
 """Every query declares what its answer must be like; what differs from that is told, whatever it is."""
 
 import math
-import random
 
 import numpy as np
 import pytest
@@ -37,9 +36,8 @@ def test_every_query_declares_its_answer(form):
     assert form.shape is not None
 
 
-@pytest.mark.parametrize("seed", range(5))
-def test_what_is_no_answer_of_that_form_is_told(form, seed):
-    draw, shape = random.Random(seed), shape_of(form)
+def test_what_is_no_answer_of_that_form_is_told(form):
+    shape = shape_of(form)
     deep = [1.0]
     for _ in range(5000):
         deep = [deep]
@@ -49,12 +47,13 @@ def test_what_is_no_answer_of_that_form_is_told(form, seed):
     if form.low == 0:
         bad += [filled(shape, -1.0), filled(shape, -1)]
     if shape:
-        bad += [1.0, filled((shape[0] + 7, *shape[1:]), 1.0), [*filled(shape, 1.0)[:-1], draw.choice([None, "x", [[]], {}])]]
+        bad += [1.0, filled((shape[0] + 7, *shape[1:]), 1.0)]
+        bad += [[*filled(shape, 1.0)[:-1], last] for last in (None, "x", [[]], {})]
     if form.finite:
         bad += [filled(shape, math.nan), filled(shape, math.inf)]
     if form.counts is not None:
         bad += [filled(shape, value) for value in (0.5, 2**31, 2**53, 3e38)]
-    for value in draw.sample(bad, len(bad)):
+    for value in bad:
         fault = form.misfit(value, SIZES)
         assert isinstance(fault, str), value
         assert len(fault) < 400

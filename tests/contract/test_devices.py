@@ -13,13 +13,13 @@ CONF = Path(__file__).parents[2] / "conf"
 
 
 @pytest.fixture
-def made(composed, tmp_path):
+def made(node_of, tmp_path):
     """Return a function: option, other values of its keys -> the devices; no devices are none at all."""
     file = tmp_path / "trace.json"
     file.write_text(json.dumps([{"computation": 5 * (k + 1), "communication": 900 + k} for k in range(4)]))
 
     def make(option, **changed):
-        node = composed(f"devices={option}").devices
+        node = node_of("devices", option)
         if "_target_" not in node or changed.keys() - node.keys():
             pytest.skip("it has no such setting")
         node.update({"capacity": str(file)} if "capacity" in node else {})
@@ -68,16 +68,16 @@ BAD = [
 ]  # fmt: skip
 
 
-def test_what_is_out_of_range_is_refused(devices_option, composed, made):
-    settings = composed(f"devices={devices_option}").devices
+def test_what_is_out_of_range_is_refused(devices_option, node_of, made):
+    settings = node_of("devices", devices_option)
     for key, value in BAD:
         if key in settings:
             with pytest.raises(ValueError, match="devices"):
                 assert not made(devices_option, **{key: value}), f"{key}={value} was taken"
 
 
-def test_each_of_them_is_a_setting_of_some_option(composed):
+def test_each_of_them_is_a_setting_of_some_option(node_of):
     """Or a value above would be tried by nobody."""
     options = (file.stem for file in (CONF / "devices").glob("*.yaml"))
-    settings = [composed(f"devices={option}").devices for option in options]
+    settings = [node_of("devices", option) for option in options]
     assert [key for key, _ in BAD if not any(key in one for one in settings)] == []

@@ -49,9 +49,9 @@ def test_the_command_in_the_header_is_valid(experiment_option, tmp_path, monkeyp
     assert list(tmp_path.iterdir()) == [], "checking a command writes nothing"
 
 
-def test_it_composes_in_full(experiment_option):
+def test_it_composes_in_full(experiment_option, job_of):
     """Every key known, every interpolation resolved, nothing missing: ``compose_job`` refuses anything else."""
-    job, _ = config.compose_job("train", [f"experiment={experiment_option}"])
+    job = job_of(f"experiment={experiment_option}")
     settings = config.plain(job)
     assert settings["federation"]["rounds"] >= 40, "a whole run"
     assert settings["smoke"] is False
@@ -91,9 +91,12 @@ def test_where_present_yields_to_the_command_line():
 
 
 def recipes():
-    """Yield every recipe; those that change some numbers of another one's, on the same data, are slow."""
+    """Yield every recipe; those that train the network of another one, on the same data, are slow."""
+    met = {()}
     for file in sorted((CONF / "experiment").glob("*.yaml")):
-        yield pytest.param(file.stem, marks=() if "override /dataset:" in file.read_text() else pytest.mark.slow)
+        trained = tuple(re.findall(r"override /(?:dataset|model): \w+", file.read_text()))
+        yield pytest.param(file.stem, marks=pytest.mark.slow if trained in met else ())
+        met.add(trained)
 
 
 DRAWN = {"cifar100_participation", "digits_gsc", "shakespeare"}
@@ -121,29 +124,18 @@ def test_it_runs_one_small_round(recipe, smoke):
     assert (run_dir / "curves.png").exists() == (recipe in DRAWN)
 
 
-@pytest.mark.parametrize(
-    "group",
-    [
-        *("selector", "aggregator", "correction", "participation", "transforms"),
-        *("heterogeneity", "loss", "local", "engine", "scheduler"),
-    ],
-)
-def test_every_option_multiplies_with_the_main_job(group, smoke, tmp_path):
-    """Law 5. Each option alone in place of the main job's."""
+@pytest.mark.parametrize("group", ["transforms", "heterogeneity", "local", "engine", "scheduler"])
+def test_every_option_multiplies_with_the_main_job(group, smoke):
+    """Law 5. Each option alone in place of the main job's.
+
+    Selectors, aggregators and models of participation run with it in tests/parity/test_resume.py, and what clients minimise in
+    tests/parity/test_engines.py.
+    """
     for file in sorted((CONF / group).glob("*.yaml")):
-        halves = ("objective", "correction", "aggregator")  # of a method that has two, both
-        other = [half for half in halves if group in halves and half != group and (CONF / half / file.name).exists()]
         first = file.read_text().partition("\n")[0]
-        needed = re.findall(r"(?:objective|aggregator|local|selector)=\w+", first) if "Needs " in first else []
-        method = CONF / "method" / file.name
-        judges = group in ("aggregator", "selector") and method.exists() and "server_data" in method.read_text()
-        devices = "Needs devices" in file.read_text()
-        more = [
-            *(part for part in needed if part.partition("=")[0] not in other),
-            *(["server_data=validation"] if judges else []),
-            *(["devices=lognormal"] if devices else []),
-        ]
-        federation, _ = smoke(*(f"{one}={file.stem}" for one in (group, *other)), *more, "callbacks=evaluate")
+        needed = re.findall(r"(?:aggregator|local)=\w+", first) if "Needs " in first else []
+        devices = ["devices=lognormal"] if "Needs devices" in first else []
+        federation, _ = smoke(f"{group}={file.stem}", *needed, *devices, "callbacks=evaluate")
         assert federation.state.round == 1
         assert state.all_finite(federation.state.model), f"{group}={file.stem}"
 
@@ -186,12 +178,19 @@ def test_feddiverse_runs_on_a_hundred_classes_without_an_attribute(heterogeneity
         assert all(0 <= measure <= 1 for measures in triplets.values() for measure in measures)
 
 
-def test_models_fit_other_data(model_option, smoke):
-    other = "shakespeare" if model_option in ("causal_lm", "char_lstm") else "cmnist_gsc"
+def models():
+    """Yield every model; those of 23 million weights are slow: tests/contract/test_models.py trains them too."""
+    for file in sorted((CONF / "model").glob("*.yaml")):
+        yield pytest.param(file.stem, marks=pytest.mark.slow if file.stem in ("resnet50", "resnet50_gn") else ())
+
+
+@pytest.mark.parametrize("model", list(models()))
+def test_models_fit_other_data(model, smoke):
+    other = "shakespeare" if model in ("causal_lm", "char_lstm") else "cmnist_gsc"
     try:
-        federation, _ = smoke(f"model={model_option}", f"experiment={other}", "callbacks=evaluate")
+        federation, _ = smoke(f"model={model}", f"experiment={other}", "callbacks=evaluate")
     except (ConfigError, ValueError) as refusal:
-        if model_option in OURS:
+        if model in OURS:
             raise
         pytest.skip(f"somebody's own, for other data: {refusal}")
     assert state.all_finite(federation.state.model)

@@ -11,7 +11,7 @@ from fedfacet import build as build_module
 from fedfacet import config, state
 
 CONF = Path(__file__).parents[2] / "conf"
-ROUNDS = 4
+ROUNDS = 3
 
 
 def needed(selector):

@@ -97,19 +97,19 @@ def test_it_names_every_part_and_sets_nothing_else(method_option):
     assert parts_of(method_option).keys() >= {*PARTS, "objective", "loss"}
 
 
-def test_it_does_what_it_names(method_option, chosen):
-    job, parts = chosen(f"method={method_option}"), parts_of(method_option)
-    assert job.choices.method == method_option
-    assert {group: job.choices[group] for group in parts} == parts
+def recipes():
+    """Yield every recipe; those that change some numbers of another one's, on the same data, are slow."""
+    for file in sorted((CONF / "experiment").glob("*.yaml")):
+        yield pytest.param(file.stem, marks=() if "override /dataset:" in file.read_text() else pytest.mark.slow)
 
 
-@pytest.mark.parametrize("method", ["fedpac"])
-def test_every_recipe_takes_it(method, experiment_option, chosen):
+@pytest.mark.parametrize("recipe", list(recipes()))
+def test_every_recipe_takes_fedpac(recipe, chosen):
     """After the recipe, which keeps all the rest."""
-    alone = chosen(f"experiment={experiment_option}")
-    job = chosen(f"experiment={experiment_option}", f"method={method}")
-    assert_is(job, method)
-    for group in set(alone.choices) - {*PARTS, *clients_of(method), "method"}:
+    alone = chosen(f"experiment={recipe}")
+    job = chosen(f"experiment={recipe}", "method=fedpac")
+    assert_is(job, "fedpac")
+    for group in set(alone.choices) - {*PARTS, *clients_of("fedpac"), "method"}:
         assert job.choices[group] == alone.choices[group], group
     for key in ("federation", "local", "optimizer", "dataset", "partition", "model"):
         assert job[key] == alone[key], key
@@ -140,9 +140,12 @@ def test_without_one_the_recipe_stays(chosen):
     assert job.choices.selector == "feddiverse"
 
 
-def test_it_runs(method_option, smoke):
+def test_it_has_what_it_names_and_runs(method_option, smoke):
     network = ["model=resnet8"] if method_option == "fedbn" else []  # which has what FedBN keeps
     federation, run_dir = smoke(f"method={method_option}", "callbacks=[disclosures,csv_log]", *network)
+    parts = parts_of(method_option)
+    assert smoke.job.choices.method == method_option
+    assert {group: smoke.job.choices[group] for group in parts} == parts
     assert federation.state.round == 1
     assert_all_that_left_is_written_down(federation, run_dir)
     if method_option not in ROWS:  # somebody's own

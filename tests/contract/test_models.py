@@ -28,12 +28,12 @@ KINDS = {
 
 
 @pytest.fixture
-def make_model(model_option, composed):
+def make_model(model_option, node_of):
     """Return a function: number of classes, inputs that it is for -> model."""
 
     def make(num_classes, x):
         with rng.forked(0, "weights"):
-            return config.make(composed(f"model={model_option}").model, num_classes=num_classes, input_shape=x.shape[1:])
+            return config.make(node_of("model", model_option), num_classes=num_classes, input_shape=x.shape[1:])
 
     return make
 

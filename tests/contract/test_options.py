@@ -49,13 +49,13 @@ ROOMS_OF_OPTIONS = [
 
 
 @pytest.fixture
-def nodes(composed):
+def nodes(node_of):
     """Return a function: yaml -> its nodes that name a class or a function."""
 
     def find(file):
         if file.parent.name in OF_COMMANDS:
             return list(targets(_composed_for(file)[file.parent.name]))
-        return list(targets(composed(f"{file.parent.name}={file.stem}")[file.parent.name]))
+        return list(targets(node_of(file.parent.name, file.stem)))
 
     return find
 
@@ -64,6 +64,15 @@ def test_every_group_is_a_default_of_train_yaml():
     defaults = OmegaConf.to_object(OmegaConf.load(CONF / "train.yaml"))["defaults"]
     chosen = {group for default in defaults if isinstance(default, dict) for group in default}
     assert {file.parent.name for file in YAMLS} - set(OF_COMMANDS) == chosen
+
+
+@pytest.mark.slow
+def test_an_option_alone_is_what_it_is_among_others(composed, node_of):
+    """Or what is held to the rules would not be what a run gets."""
+    for file in (parameter.values[0] for parameter in OF_PARTS):
+        group = file.parent.name
+        if group not in OF_COMMANDS:
+            assert plain(composed(f"{group}={file.stem}")[group]) == plain(node_of(group, file.stem)), file
 
 
 @pytest.mark.parametrize("file", OF_PARTS)

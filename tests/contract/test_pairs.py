@@ -27,7 +27,7 @@ PAIRS = list(itertools.product(*map(sorted, OPTIONS)))
 
 
 @pytest.fixture(scope="module")
-def parts_of(composed, make_part):
+def parts_of(node_of, make_part):
     """Return a function: three options, other values of the correction's keys -> objective and aggregator."""
 
     def make(objective, correction, aggregator, **changed):
@@ -38,7 +38,7 @@ def parts_of(composed, make_part):
         }
         with rng.forked(0, "weights"):
             model = SmallCNN(2, (1, 4, 4), width=2, hidden=4)
-        made = config.make(composed(f"objective={objective}").objective, model=model, **handed)
+        made = config.make(node_of("objective", objective), model=model, **handed)
         return {"objective": made, "aggregator": make_part("aggregator", aggregator)}
 
     return make

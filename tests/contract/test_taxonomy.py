@@ -1,5 +1,6 @@
 """A selector's card says what its ledger says, and the page of the taxonomy is current."""
 
+import functools
 import importlib.util
 from pathlib import Path
 
@@ -11,6 +12,7 @@ from fedfacet.papers.selection.table4 import load_table4
 
 ROOT = Path(__file__).parents[2]
 CARDS = all_cards()
+measured = functools.cache(functools.partial(measure, rounds=2))
 KINDS = {
     "loss": {"loss"},
     "|D|": {"size", "label_counts", "joint_counts"},
@@ -37,7 +39,7 @@ TERMINATIONS = {"-", "fixed rounds", "accuracy reached", "limited energy", "limi
 
 @pytest.mark.parametrize("name", [name for name, card in CARDS.items() if card.group == "selector"])
 def test_a_card_says_what_the_ledger_says(name):
-    card, cost = CARDS[name], measure(name, 3)
+    card, cost = CARDS[name], measured(name)
     asked = set(cost.disclosed)
     assert asked <= set(card.discloses), "it asks for what its yaml does not name"
     for word in card.taxonomy.shared_information:
@@ -56,12 +58,12 @@ def test_a_card_says_what_the_ledger_says(name):
 
 def test_costs_of_closed_form():
     """Equal work whatever the draw: nobody asked, everybody asked once, and what LAG's server keeps of every client."""
-    uniform, everybody, lag = measure("uniform", 2), measure("all", 2), measure("lag", 2)
+    uniform, everybody, lag = map(measured, ("uniform", "all", "lag"))
     assert (uniform.floats_up, uniform.floats_down, uniform.disclosed) == (0, 0, {})
     assert (uniform.state_bytes, uniform.aggregator_bytes, uniform.answer_bytes) == (0, 0, 0)
     assert (everybody.clients, everybody.samples_asked) == (12, 0)
     assert lag.aggregator_bytes >= 12 * MODEL_FLOATS * 4, "a gradient of each"
-    sizes = measure("size_weighted", 2)
+    sizes = measured("size_weighted")
     assert (sizes.disclosed, sizes.answer_bytes) == ({"size": 12 / 2}, 12 * 8)
 
 

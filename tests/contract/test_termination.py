@@ -33,11 +33,11 @@ LIVELY = [
 
 
 @pytest.fixture
-def made(composed):
+def made(node_of):
     """Return a function: option, other values of its keys -> the termination, made as a run does, without facts."""
 
     def make(option, **changed):
-        node = composed(f"termination={option}").termination
+        node = node_of("termination", option)
         if "_target_" not in node or changed.keys() - node.keys():
             pytest.skip("it has no such setting")
         node.update(changed)
@@ -70,16 +70,16 @@ BAD = [
 ]
 
 
-def test_what_is_out_of_range_is_refused(termination_option, composed, made):
-    settings = composed(f"termination={termination_option}").termination
+def test_what_is_out_of_range_is_refused(termination_option, node_of, made):
+    settings = node_of("termination", termination_option)
     for key, value in BAD:
         if key in settings:
             with pytest.raises(ValueError, match="Expected `termination"):
                 assert not made(termination_option, **{key: value}), f"{key}={value} was taken"
 
 
-def test_each_of_them_is_a_setting_of_some_option(composed):
+def test_each_of_them_is_a_setting_of_some_option(node_of):
     """Or a value above would be tried by nobody."""
     options = (file.stem for file in (CONF / "termination").glob("*.yaml"))
-    settings = [composed(f"termination={option}").termination for option in options]
+    settings = [node_of("termination", option) for option in options]
     assert [key for key, _ in BAD if not any(key in one for one in settings)] == []

@@ -9,8 +9,8 @@ from fedfacet import config, state
 
 
 @pytest.fixture
-def transforms(transforms_option, composed):
-    return [config.make(node) for node in composed(f"transforms={transforms_option}").transforms.values()]
+def transforms(transforms_option, node_of):
+    return [config.make(node) for node in node_of("transforms", transforms_option).values()]
 
 
 def test_an_update_stays_an_update(transforms, make_update):

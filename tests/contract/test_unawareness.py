@@ -30,12 +30,12 @@ def ends(monkeypatch):
     """Return a function: overrides -> how the run ends with attributes as they are, and in another order."""
 
     def run(*overrides):
-        job, _ = config.compose_job("train", [*overrides, "debug=smoke", "federation.rounds=3", "callbacks=[]", "logger=[]"])
+        job, _ = config.compose_job("train", [*overrides, "debug=smoke", "federation.rounds=2", "callbacks=[]", "logger=[]"])
         found = []
         for changed in (lambda data: data, permuted):
             monkeypatch.setattr(build_module, "load_data", lambda job, changed=changed: changed(load_data(job)))
             federation = build_module.build(job.copy(), None)
-            cohorts = [federation.run_round().cohort for _ in range(3)]
+            cohorts = [federation.run_round().cohort for _ in range(2)]
             found.append((state.digest(federation.state.model), cohorts, federation.state.disclosures))
         return found
 

@@ -1,6 +1,7 @@
 """What the rooms of the house may know of one another, read from their imports."""
 
 import ast
+import functools
 import subprocess
 import sys
 from pathlib import Path
@@ -72,6 +73,7 @@ def name_of(path):
     return path.relative_to(SRC).as_posix()
 
 
+@functools.cache
 def imported(path):
     """Return every module that a file imports, also inside functions and for type checkers only."""
     modules = set()
@@ -90,31 +92,11 @@ def inside(modules, room):
 # The wall between the server and where the data lives
 
 
-@pytest.mark.parametrize("path", SERVER, ids=name_of)
-def test_server_rooms_do_not_import_data(path):
-    modules = set(imported(path))
-    assert not inside(modules, "fedfacet.data")
-    assert not inside(modules, "fedfacet.clients")
-
-
-def test_server_rooms_do_not_load_data_through_others():
-    """In a fresh interpreter, all of them together."""
-    modules = [".".join(path.relative_to(SRC).with_suffix("").parts) for path in SERVER if path.stem != "__init__"]
-    code = f"""
-import importlib, sys
-for name in {modules!r}:
-    importlib.import_module(name)
-print([name for name in sys.modules if name.startswith(("fedfacet.data", "fedfacet.clients"))])
-print("fedfacet.federation" in sys.modules)
-"""
-    printed = subprocess.run(
-        [sys.executable, "-c", code],
-        env={"PYTHONPATH": str(SRC), "OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-        check=True,
-    ).stdout.splitlines()
-    assert printed == ["[]", "True"]
+def test_server_rooms_do_not_import_data():
+    faults = {
+        name_of(path): inside(imported(path), "fedfacet.data") + inside(imported(path), "fedfacet.clients") for path in SERVER
+    }
+    assert not {name: modules for name, modules in faults.items() if modules}
 
 
 AT_SITES = {"site", "samples", "settings", "memory", "pilot", "flare_job"}
@@ -123,15 +105,20 @@ NO_READERS = {"dataset", "augmentation", "fingerprint", "federated", "held_out_c
 """Modules of ``data/`` that say what data are and who has which, and open no file."""
 
 
-def test_a_deployed_server_loads_no_reader_of_samples():
-    """In a fresh interpreter: all that ``serve.py`` runs in its own process."""
-    ours = [
+def test_servers_do_not_load_data_through_others():
+    """In a fresh interpreter: first the server's rooms, which load none, then what ``serve.py`` runs in its own process."""
+    rooms = [".".join(path.relative_to(SRC).with_suffix("").parts) for path in SERVER if path.stem != "__init__"]
+    deployed = [
         path.stem for path in (SRC / "fedfacet" / "deploy").glob("*.py") if path.stem not in AT_SITES | {"__init__", "loopback"}
     ]
-    assert {"engine", "exchange", "server", "journal", "card"} <= set(ours)
+    assert {"engine", "exchange", "server", "journal", "card"} <= set(deployed)
     code = f"""
 import importlib, sys
-for name in {[*(f"fedfacet.deploy.{name}" for name in ours), "fedfacet.commands.serve", "fedfacet.runs.opened"]!r}:
+for name in {rooms!r}:
+    importlib.import_module(name)
+print([name for name in sys.modules if name.startswith(("fedfacet.data", "fedfacet.clients"))])
+print("fedfacet.federation" in sys.modules)
+for name in {[*(f"fedfacet.deploy.{name}" for name in deployed), "fedfacet.commands.serve", "fedfacet.runs.opened"]!r}:
     importlib.import_module(name)
 print(sorted(name.removeprefix("fedfacet.data.") for name in sys.modules if name.startswith("fedfacet.data.")))
 print([name for name in sys.modules if name.startswith("fedfacet.deploy.") and name.split(".")[2] in {AT_SITES!r}])
@@ -143,8 +130,9 @@ print([name for name in sys.modules if name.startswith("fedfacet.deploy.") and n
         text=True,
         check=True,
     ).stdout.splitlines()
-    assert set(ast.literal_eval(printed[0])) <= NO_READERS
-    assert printed[1] == "[]"
+    assert printed[:2] == ["[]", "True"]
+    assert set(ast.literal_eval(printed[2])) <= NO_READERS
+    assert printed[3] == "[]"
     for name in ("engine", "exchange", "journal", "roster", "protocol", "transport", "agreement"):
         assert not inside(imported(SRC / "fedfacet" / "deploy" / f"{name}.py"), "fedfacet.data"), name
 

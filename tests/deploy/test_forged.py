@@ -70,29 +70,48 @@ def server(deployed, sites_of, pilot, meddler, tmp_path):
     return lambda options, meddle=None: deployed(*options.split(), run_dir=tmp_path, transport=meddler(sites_of(pilot), meddle))
 
 
-@pytest.mark.parametrize("options", ASKING)
-def test_three_rounds_run_whatever_one_client_answers(options, server, request):
-    """Each method meets a part of the changes, another one each; ``on_bad_update`` makes no difference."""
+def drawn(options):
+    """Nine changes, others for another method."""
+    return random.Random(options).sample(sorted(CHANGES), 9)
+
+
+SHARE = {options: sorted(CHANGES)[number :: len(ASKING)] for number, options in enumerate(ASKING)}
+"""Each method's part of all changes."""
+
+
+@pytest.mark.parametrize(
+    ("options", "names", "rounds"),
+    [
+        *((options, ["only None", *share], 2) for options, share in SHARE.items()),
+        *(pytest.param(options, drawn(options), 3, marks=pytest.mark.slow) for options in ASKING),
+    ],
+)
+def test_rounds_run_whatever_one_client_answers(options, names, rounds, server):
+    """Each change meets a method and each method a few changes; ``on_bad_update`` makes no difference."""
     draw, federation = random.Random(options), server(options)
     first, exchange = federation.state, federation.engine.exchange
     transport = exchange.transport
-    for name in ["only None", *draw.sample(sorted(CHANGES), 9)]:
+    for name in names:
         transport.meddle, asked = forging(lambda value, change=CHANGES[name]: change(value, draw))
         federation.on_bad_update = draw.choice(("raise", "drop"))
         federation.restore(first)
         federation.engine.begin(0)
         exchange.run = uuid.uuid4().hex  # or clients would train twice in the rounds of one run
         exchange._greeted.clear()
-        for _ in range(3):
+        for _ in range(rounds):
             federation.run_round()
         assert state.all_finite(federation.state.model), name
         assert asked, name
 
 
-@pytest.mark.parametrize("bad", ["raise", "drop"])
 @pytest.mark.parametrize(
-    ("options", "value"),
-    [("method=pow_d", [[[1]]]), ("method=feddiverse", [0.0, 1.0]), ("method=agnostic", None), ("method=fairfed", -1)],
+    ("options", "value", "bad"),
+    [
+        ("method=pow_d", [[[1]]], "raise"),
+        ("method=feddiverse", [0.0, 1.0], "drop"),
+        ("method=agnostic", None, "raise"),
+        ("method=fairfed", -1, "drop"),
+    ],
 )
 def test_the_client_is_away_named_and_counted(options, value, bad, server, lines_of, caplog, tmp_path, simulated):
     meddle, asked = forging(lambda _: value)

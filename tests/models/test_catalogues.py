@@ -19,8 +19,11 @@ SIDES = {
 }  # fmt: skip
 """One of each of torchvision's families, and the side of its images."""
 
+LARGE = ("vgg11", "vit_b_16")
+"""Those of 86 and 129 million weights."""
 
-@pytest.mark.parametrize("name", SIDES)
+
+@pytest.mark.parametrize("name", [pytest.param(name, marks=[pytest.mark.slow] if name in LARGE else []) for name in SIDES])
 @pytest.mark.filterwarnings("ignore:The default weight initialization of GoogleNet")
 def test_a_network_of_torchvision_computes_what_it_did(name, tmp_path):
     x = torch.randn(2, 3, SIDES[name], SIDES[name], generator=torch.Generator().manual_seed(0))
@@ -32,6 +35,21 @@ def test_a_network_of_torchvision_computes_what_it_did(name, tmp_path):
     with torch.no_grad():
         assert torch.equal(ours(x), theirs(x))
         assert torch.equal(ours.head(ours.features(x)), theirs(x))
+
+
+@pytest.mark.parametrize("name", LARGE)
+def test_a_large_network_of_torchvision_has_its_layers_and_a_head(name):
+    """Shapes alone, on the device that holds no numbers."""
+    with torch.device("meta"):
+        ours, theirs = (
+            Torchvision(3, (3, SIDES[name], SIDES[name]), name=name),
+            torchvision.models.get_model(name, num_classes=3),
+        )
+        x = torch.empty(2, 3, SIDES[name], SIDES[name])
+    assert ours.head(ours.features(x)).shape == ours(x).shape == (2, 3)
+    shapes = [tensor.shape for tensor in theirs.state_dict().values()]
+    assert sorted(tensor.shape for tensor in ours.state_dict().values()) == sorted(shapes)
+    assert ours.head.weight.shape == shapes[-2]
 
 
 @pytest.mark.parametrize("name", ["resnet10t", "test_vit", "mobilenetv3_small_050", "test_convnext"])

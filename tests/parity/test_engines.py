@@ -231,13 +231,51 @@ TOLERANCES = {torch.float32: 1e-3, torch.float64: 1e-12}
 IN_SINGLE = ("fedpac", "moon", "fair_lagrangian", "fpfl")
 """Objectives that take features past the hook that makes inputs double, or send single precision."""
 
+SINGLE_TOO = ("plain", "batch normalisation", "zoomed and turned")
+"""What is compared in both precisions where it costs seconds; other layers and data are in the slow tests."""
+
+
+def seen_by_engines(case):
+    """Return what of a case engines see: all that clients have, and how the server's half uses them, whatever it computes."""
+    chosen = PLAIN | CASES[case]
+    made = aggregator_of(chosen.pop("aggregator"))
+    uses = [getattr(made, name) is not None for name in ("broadcast", "report", "prepare", "judges", "at_work")]
+    uses += [made.takes_mean, made.goes_on, made.entrywise, bool(made.gives), bool(made.needs)]
+    chosen = {key: value for key, value in chosen.items() if not key.startswith(("aggregator.", "server_data"))}
+    return repr(sorted(chosen.items(), key=str)), tuple(uses)
+
+
+def first_of_each_kind():
+    """Return the first case of all that differ in the server's arithmetic alone."""
+    kinds = {}
+    for case in CASES:
+        kinds.setdefault(seen_by_engines(case), case)
+    return set(kinds.values())
+
+
+OF_A_KIND = first_of_each_kind()
+CROSS_ALIKE = {"loss": "loss=group_penalty", "transforms": "transforms=clip_and_noise"}
+"""Groups of functions that a client calls in its own process, and the option that stands for the others there."""
+
+ON_WORKERS = {
+    case
+    for case in OF_A_KIND - {"zoomed and turned", "parts with running statistics", "parts that normalise by their batch"}
+    if CROSS_ALIKE.get(case.partition("=")[0], case) == case
+}
+"""Cases of their own kind to two processes; the others are slow. Augmentations and parts of the model have one here."""
+
+
+def slow_unless(usual, *values):
+    return pytest.param(*values, marks=[] if usual else [pytest.mark.slow])
+
+
 STACKED = [case for case in CASES if case not in FALLS_BACK and case != "two threads"]
 IN_BOTH = [
-    (case, dtype)
+    slow_unless(case in OF_A_KIND and (dtype == torch.float64 or needs_single or case in SINGLE_TOO), case, dtype)
     for case in STACKED
+    for needs_single in [any(name in case for name in IN_SINGLE)]
     for dtype in TOLERANCES
-    if (any(name in case for name in IN_SINGLE) or case == "plain" or case in BESIDES) or dtype == torch.float64
-    if dtype == torch.float32 or not any(name in case for name in IN_SINGLE)
+    if (dtype == torch.float32) == needs_single or (not needs_single and (case == "plain" or case in BESIDES))
 ]
 """In double precision, which shows the least difference; in single precision where layers and data differ."""
 
@@ -263,11 +301,18 @@ def settings(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def run(settings):
+def starts():
+    """The model that each case's runs have begun with."""
+    return {}
+
+
+@pytest.fixture(scope="module")
+def run(settings, starts):
     """Return a function: case, an engine's settings -> the results of its two rounds, and the state that it ends in."""
 
     def make(case, engine, **arguments):
         federation = rebuild(settings(case, engine, **arguments), None)
+        starts[case] = state.clone(federation.state.model)
         try:
             return [federation.run_round() for _ in range(2)], federation.state
         finally:
@@ -330,10 +375,10 @@ def assert_close(ours, theirs, tolerance):
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_it_is_a_run_in_which_something_happens(case, reference, settings):
+def test_it_is_a_run_in_which_something_happens(case, reference, starts):
     """Or engines that do nothing would agree too."""
     results, saved = reference(case)
-    start = rebuild(settings(case, "sequential"), None).state.model
+    start = starts[case]
     steps = [result.metrics["train/num_steps"] for result in results]
     buffer = 2 if case == "aggregator=fedbuff" else 5
     assert [len(set(result.arrived)) for result in results] == [buffer] * 2
@@ -354,7 +399,9 @@ def test_the_cases_differ(reference):
 # Exact engines
 
 
-@pytest.mark.parametrize("case", [*CASES, *(pytest.param(case, marks=pytest.mark.slow) for case in TOGETHER)])
+@pytest.mark.parametrize(
+    "case", [*(slow_unless(case in ON_WORKERS, case) for case in CASES), *(slow_unless(False, case) for case in TOGETHER)]
+)
 def test_two_workers_come_to_the_same_bit_for_bit(case, run, reference):
     """Of five clients some are divided between the two, where what they train can be."""
     assert facts(run(case, "workers", workers=2)) == facts(reference(case))

@@ -265,13 +265,13 @@ def test_answers_are_matched_to_clients_whatever_their_order(server):
     assert firsts == {8}, "in every third round spurious correlation leads, which only client 8 has"
 
 
-@pytest.mark.parametrize("cohort_size", range(1, 10))
 @pytest.mark.parametrize("rotation", ["triple", "round", "random"])
-def test_every_cohort_size(server, cohort_size, rotation):
-    run = server(feddiverse(rotation=rotation), 9, cohort_size, triplets=PURE)
-    for round in range(1, 6):
-        cohort = run.round(round)
-        assert len(set(cohort)) == len(cohort) == cohort_size
+def test_every_cohort_size(server, rotation):
+    for cohort_size in range(1, 10):
+        run = server(feddiverse(rotation=rotation), 9, cohort_size, triplets=PURE)
+        for round in range(1, 6):
+            cohort = run.round(round)
+            assert len(set(cohort)) == len(cohort) == cohort_size
 
 
 def test_the_seed_decides(server):
