@@ -77,7 +77,7 @@ def main():
     os.environ["RANK"] = os.environ["LOCAL_RANK"] = str(rank)
     run = federation()
     if rank == 0:
-        print(json.dumps(drive(run, tasks, expected)))
+        Path("found.json").write_text(json.dumps(drive(run, tasks, expected)))
         return
     if rank == 1:
         Ranks._relayed = lambda self, common: die() if common.manifest.num_bytes else torch.empty(0, dtype=torch.uint8)

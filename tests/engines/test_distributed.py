@@ -1,8 +1,7 @@
 """The distributed engine by itself; ``tests/cli/test_distributed.py`` starts whole runs."""
 
 import json
-import os
-import subprocess
+import runpy
 import sys
 from pathlib import Path
 
@@ -12,39 +11,36 @@ import torch
 from fedfacet import state
 from fedfacet.engines.distributed import DistributedEngine
 from fedfacet.engines.sequential import SequentialEngine
+from fedfacet.parallel.processes import process_context
 from fedfacet.types import Broadcast, ClientTask
 
 TORCHRUN = {"TORCHELASTIC_RUN_ID": "run", "RANK": "5", "WORLD_SIZE": "8", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "4"}
 
 
+def found_by(script, folder):
+    """Run a script beside this one in a process that the server of workers' processes starts; return what it has found."""
+    script = Path(__file__).with_name(script)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        patch.syspath_prepend(script.parent)
+        patch.setattr(sys, "argv", [str(script)])
+        process = process_context().Process(target=runpy.run_path, args=(str(script),), kwargs={"run_name": "__main__"})
+        process.start()
+    process.join(300)
+    assert process.exitcode == 0
+    return json.loads((folder / "found.json").read_text())
+
+
 @pytest.fixture(scope="module")
-def two_ranks(checkout, tmp_path_factory):
+def two_ranks(tmp_path_factory):
     """What two ranks found; see ``two_ranks.py``."""
-    result = subprocess.run(
-        [sys.executable, str(Path(__file__).with_name("two_ranks.py"))],
-        cwd=tmp_path_factory.mktemp("two_ranks"),
-        env={**os.environ, "PYTHONPATH": str(checkout / "src")},
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
-    assert result.returncode == 0, result.stderr
-    return json.loads(result.stdout)
+    return found_by("two_ranks.py", tmp_path_factory.mktemp("two_ranks"))
 
 
 @pytest.fixture(scope="module")
-def lost_ranks(checkout, tmp_path_factory):
+def lost_ranks(tmp_path_factory):
     """What five ranks found, three of which died; see ``lost_ranks.py``."""
-    result = subprocess.run(
-        [sys.executable, str(Path(__file__).with_name("lost_ranks.py"))],
-        cwd=tmp_path_factory.mktemp("lost_ranks"),
-        env={**os.environ, "PYTHONPATH": str(checkout / "src")},
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
-    assert result.returncode == 0, result.stderr
-    return json.loads(result.stdout)
+    return found_by("lost_ranks.py", tmp_path_factory.mktemp("lost_ranks"))
 
 
 # One process

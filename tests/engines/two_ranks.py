@@ -1,4 +1,4 @@
-"""Two ranks of a run: ``test_distributed.py`` starts this script and holds what it prints to what it should be.
+"""Two ranks of a run: ``test_distributed.py`` starts this script and holds what it writes to what it should be.
 
 Given a file with the settings of several runs, the ranks do two rounds of each, one run after another, and write what they come
 to beside it; ``tests/parity/test_engines.py`` compares it.
@@ -292,7 +292,7 @@ def main():
     if file is not None:
         torch.save(found, file.with_suffix(".pt"))
         sys.exit(status)
-    print(json.dumps(found | {"rank_1": served, "status": status}))
+    Path("found.json").write_text(json.dumps(found | {"rank_1": served, "status": status}))
 
 
 if __name__ == "__main__":
