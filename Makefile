@@ -12,7 +12,7 @@ USABLE := import sys, ensurepip; sys.exit(not (3, 11) <= sys.version_info[:2] < 
 PIP := .venv/bin/python -m pip install
 
 .DEFAULT_GOAL := help
-.PHONY: help train test attack lint docs dist clean
+.PHONY: help train test test-slow attack lint docs dist clean
 .NOTPARALLEL:
 # Or each of the hundreds of processes that tests start would compile the package anew.
 unexport PYTHONDONTWRITEBYTECODE
@@ -20,6 +20,7 @@ unexport PYTHONDONTWRITEBYTECODE
 help:
 	@echo 'make train   set up .venv, then python src/train.py (ARGS="experiment=cmnist_gsc seed=1" for overrides)'
 	@echo 'make test    set up .venv, then the tests (ARGS="tests/selectors -x" for arguments of pytest)'
+	@echo 'make test-slow   set up .venv, then the tests that take minutes each'
 	@echo 'make attack  set up .venv, then attacks drawn by SEED=0: kills, bit flips, forgeries, corrupt data (a quarter of an hour)'
 	@echo 'make lint    set up .venv, then ruff and mypy'
 	@echo 'make docs    set up .venv, then the documentation site: build/docs/index.html'
@@ -33,6 +34,9 @@ train: .venv/.installed
 # At most 8 workers: each one imports torch.
 test: .venv/.installed
 	exec .venv/bin/python -m pytest -n auto --maxprocesses=8 --dist=worksteal --cpu-record=build/cpu.csv $(ARGS)
+
+test-slow: .venv/.installed
+	exec .venv/bin/python -m pytest -n auto --maxprocesses=8 --dist=worksteal -m slow $(ARGS)
 
 attack: .venv/.installed
 	ATTACK_SEED=$(SEED) .venv/bin/python -m pytest -n auto --maxprocesses=8 --dist=worksteal -m slow tests/cli/attack $(ARGS)

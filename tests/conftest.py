@@ -10,8 +10,13 @@ import fedfacet.libraries  # noqa: F401, I001  # before anything else that loads
 import functools
 import gc
 import importlib.util
+import json
+import signal
+import subprocess
+import sys
+import time
 from collections.abc import Mapping
-from dataclasses import fields, is_dataclass
+from dataclasses import dataclass, fields, is_dataclass
 from functools import partial
 from pathlib import Path
 
@@ -45,6 +50,120 @@ TOY_MATRICES = ([[6, 2], [2, 6]], [[2, 6], [6, 2]], [[7, 7], [1, 1]], [[7, 1], [
 """Four clients of 16 samples: two spurious ones that disagree, one of one class, one of one attribute."""
 
 TOY_MODEL = partial(SmallCNN, width=2, hidden=4)
+
+SERVER = """
+import atexit, contextlib, gc, json, os, runpy, sys, traceback
+import fedfacet.analysis.console, fedfacet.build, fedfacet.callbacks.evaluate, fedfacet.data.digits, hydra
+import fedfacet.objectives.classification, fedfacet.runs.command, fedfacet.runs.opened, rich._emoji_codes, rich.table
+import fedfacet.clients.queries.true_heterogeneity, hydra._internal.logging_config, torch.utils.serialization
+with contextlib.suppress(ImportError):
+    import optuna.samplers, optuna.storages.journal
+
+fedfacet.config.compose_job("train", [])  # reads the yamls, which is half of what composing takes
+gc.freeze()  # what is imported stays: without this every collection and every exit in a fork goes through all of it
+for line in sys.stdin:
+    request = json.loads(line)
+    if "poll" in request:
+        pid, status = os.waitpid(request["poll"], os.WNOHANG)
+        print(json.dumps(os.waitstatus_to_exitcode(status) if pid else None), flush=True)
+        continue
+    if pid := os.fork():
+        print(pid, flush=True)
+        continue
+    for number, (file, mode) in enumerate([(os.devnull, "r"), (request["out"], "w"), (request["err"], "w")]):
+        with open(file, mode) as opened:
+            os.dup2(opened.fileno(), number)
+    os.chdir(request["cwd"])
+    for name, value in request["env"].items():
+        os.environ.pop(name, None)
+        if value is not None:
+            os.environ[name] = value
+    sys.argv = request["argv"]
+    status = 0
+    try:
+        runpy.run_path(sys.argv[0], run_name="__main__")
+    except SystemExit as stop:
+        status = stop.code or 0
+    except BaseException:
+        traceback.print_exc()
+        status = 1
+    atexit._run_exitfuncs()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(status)
+os._exit(0)
+"""
+
+PATIENCE = 300
+"""Seconds until a process counts as stuck; on a machine with other work a run of one second takes a minute."""
+
+
+@dataclass(frozen=True)
+class Result:
+    """What a process said, and how it ended."""
+
+    status: int
+    out: str
+    err: str
+
+
+class Server:
+    """Starts scripts by forking a process that has imported what they need."""
+
+    def __init__(self, src):
+        self.process = subprocess.Popen(
+            [sys.executable, "-c", SERVER],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            env={**os.environ, "PYTHONPATH": str(src)},
+        )
+
+    def ask(self, **request):
+        print(json.dumps(request), file=self.process.stdin, flush=True)
+        return json.loads(self.process.stdout.readline())
+
+    def close(self):
+        self.process.communicate(timeout=PATIENCE)
+
+
+class Started:
+    """A process under way."""
+
+    def __init__(self, server, pid, out, err):
+        self.server, self.pid, self.out, self.err = server, pid, out, err
+        self.status = None
+
+    def poll(self):
+        if self.status is None:
+            self.status = self.server.ask(poll=self.pid)
+        return self.status
+
+    def kill(self, number):
+        """Send a signal, unless the process is over."""
+        if self.poll() is None:
+            os.kill(self.pid, number)
+
+    def wait(self, seconds=PATIENCE):
+        deadline = time.monotonic() + seconds
+        while self.poll() is None:
+            if time.monotonic() > deadline:
+                self.kill(signal.SIGKILL)
+                raise TimeoutError(f"still running after {seconds} s; it said {self.err.read_text()!r}")
+            time.sleep(0.01)
+        return self.status
+
+    def result(self, seconds=PATIENCE):
+        """Wait and return all that is left."""
+        return Result(self.wait(seconds), self.out.read_text(), self.err.read_text())
+
+    def wait_until(self, condition, seconds=PATIENCE):
+        """Return as soon as the condition holds."""
+        deadline = time.monotonic() + seconds
+        while not condition():
+            assert self.poll() is None, f"over with {self.status} too early: {self.err.read_text()}"
+            assert time.monotonic() < deadline, self.err.read_text()
+            time.sleep(0.002)
 
 
 def pytest_addoption(parser):
@@ -95,6 +214,26 @@ def job_of():
 def checkout():
     """The folder that holds src/, conf/ and tests/."""
     return Path(__file__).parents[1]
+
+
+@pytest.fixture(scope="session")
+def start_script(checkout):
+    """Return a function that starts a script of ``src/``, or one with a path, in a folder.
+
+    Importing torch and lightning takes seconds, so a server imports them once and forks. What runs in the fork is the script,
+    with a command line, a working folder, signals and an exit status of its own.
+    """
+    server = Server(checkout / "src")
+
+    def start_script(folder, script, *arguments, out=None, err=None, env=None):
+        number = len(list(folder.glob(".*.err")))
+        out, err = (Path(given or folder / f".{number}.{name}") for name, given in (("out", out), ("err", err)))
+        argv = [str(checkout / "src" / script), *map(str, arguments)]
+        pid = server.ask(argv=argv, cwd=str(folder), out=str(out), err=str(err), env=env or {})
+        return Started(server, pid, out, err)
+
+    yield start_script
+    server.close()
 
 
 @pytest.fixture(scope="session")

@@ -51,12 +51,11 @@ def test_text_holds_measures_clients_and_shares(run):
     assert "logs/describe/runs/" in out.replace("\n", "")
 
 
-def test_json_is_one_document_and_nothing_else(tmp_path, checkout):
-    script = checkout / "src" / "describe.py"
+def test_json_is_one_document_and_nothing_else(tmp_path, start_script):
     arguments = ["partition=gci", "output=json", "simulate.selector=feddiverse", "simulate.rounds=20"]
-    done = subprocess.run([sys.executable, script, *arguments], cwd=tmp_path, capture_output=True, text=True, check=False)
-    assert done.returncode == 0
-    described = json.loads(done.stdout)
+    done = start_script(tmp_path, "describe.py", *arguments).result()
+    assert done.status == 0
+    described = json.loads(done.out)
     assert list(described) == ["num_clients", "global", "client_mean", "class_distances", "clients", "selection"]
     assert described["num_clients"] == len(described["clients"]) == len(described["selection"]["per_client"]) == 24
     measures = ["class_imbalance", "attribute_imbalance", "spurious_correlation"]
@@ -64,7 +63,7 @@ def test_json_is_one_document_and_nothing_else(tmp_path, checkout):
     assert list(described["clients"][0]) == ["id", "counts", *measures, "type"]
     assert list(described["selection"]) == ["share", "rounds_with_every_client_of_type", "per_client"]
     assert described["selection"]["share"] == pytest.approx({"CI": 1 / 3, "AI": 1 / 3, "SC": 1 / 3})
-    assert [line.split("/")[-1] for line in done.stderr.splitlines()] == ["partition.png", "triplets.png", "selection.png"]
+    assert [line.split("/")[-1] for line in done.err.splitlines()] == ["partition.png", "triplets.png", "selection.png"]
 
 
 def test_a_data_set_is_dealt_for_real(run):

@@ -2,11 +2,14 @@
 
 import errno
 import os
+import re
 import signal
 import sys
+from functools import partial
 
 import pytest
 
+from fedfacet.__main__ import USAGE, main
 from fedfacet.callbacks.progress import Progress
 from fedfacet.commands import describe, report
 from fedfacet.entry import at_import, enter, is_heard, reader_may_leave, sentence_of, short_of, shown
@@ -152,6 +155,35 @@ def test_what_all_ranks_find_is_said_once(monkeypatch, variables, engine, heard)
     monkeypatch.setattr(sys, "argv", ["train.py", f"engine={engine}"])
     assert is_heard(ConfigError("x")) is heard
     assert is_heard(EngineError("x"))
+
+
+TORCHRUN = {"TORCHELASTIC_RUN_ID": "a", "WORLD_SIZE": "2"}
+
+
+@pytest.mark.parametrize("name", sorted(set(re.findall(r"^  (\w+)  ", USAGE, re.MULTILINE)) - {"train"}))
+@pytest.mark.parametrize(
+    ("variables", "argument", "status", "said"),
+    [
+        (TORCHRUN | {"LOCAL_RANK": "0"}, "seed=0", 2, "error: Expected one process for `{}`, but 2 were started together"),
+        (TORCHRUN | {"LOCAL_RANK": "1"}, "seed=0", 2, ""),
+        ({"SLURM_NTASKS": "2", "SLURM_LOCALID": "1"}, "engine=distributed", 2, ""),
+        ({"SLURM_NTASKS": "2", "SLURM_LOCALID": "1"}, "seed=0", 0, "usage: "),  # a task of its own
+        (TORCHRUN | {"WORLD_SIZE": "1", "LOCAL_RANK": "0"}, "seed=0", 0, "usage: "),
+    ],
+)
+def test_a_command_that_knows_no_ranks_runs_in_one_process(file, monkeypatch, name, variables, argument, status, said):
+    for variable in ("SLURM_NTASKS", "SLURM_LOCALID", "TORCHELASTIC_RUN_ID", "LOCAL_RANK", "WORLD_SIZE"):
+        monkeypatch.delenv(variable, raising=False)
+    for variable, value in variables.items():
+        monkeypatch.setenv(variable, value)
+    monkeypatch.setattr(sys, "argv", ["x.py", argument, "--help"])
+    number, told = file
+    for command in (name, partial(main, [name, argument, "--help"])):
+        os.ftruncate(number, os.lseek(number, 0, os.SEEK_SET))
+        assert ended(command, number, number) == status
+        assert told().startswith(said.format(name))
+        assert told().count("error") == said.count("error")
+        assert bool(told()) == bool(said)
 
 
 @pytest.mark.parametrize("stream", [lambda: None, lambda: open(left(), "w"), lambda: open(full(), "w")])  # noqa: SIM115

@@ -24,3 +24,44 @@ def test_what_they_leave_is_exempt_the_collector_is_as_it_was_and_searches_what_
     command = [sys.executable, "-c", PROGRAM.format(before=before)]
     said = subprocess.run(command, cwd=checkout / "src", capture_output=True, text=True, check=True)
     assert said.stdout.split() == [str(before == "enable"), "True", "True", "None"]
+
+
+DRAWN = """
+import {first}, sys, torch
+print(sorted({{"matplotlib", "transformers", "torchvision", "scipy.signal", "sklearn"}} & set(sys.modules)))
+import lightning, torchmetrics
+metrics = [lightning.pytorch.core.module.Metric, torchmetrics.Metric]
+mean = torchmetrics.MeanMetric()
+mean.update(1.0)
+from torchmetrics.classification import BinaryROC
+curve = BinaryROC()
+curve.update(torch.tensor([0.2, 0.8]), torch.tensor([0, 1]))
+print(*(type(part).__name__ for metric in (mean, curve) for part in metric.plot()))
+print([issubclass(BinaryROC, metric) and isinstance(mean, metric) for metric in metrics])
+"""
+OFFERED = """
+from torchmetrics import *
+print(sorted(torchmetrics.__all__), sorted(vars(torchmetrics)), Accuracy is torchmetrics.classification.Accuracy)
+for part in ("text", "image", "audio", "functional", "utilities.imports"):
+    module = __import__(f"torchmetrics.{part}", fromlist=["__all__"])
+    found = {name: bool(value) for name, value in vars(module).items() if name.endswith("_AVAILABLE")}
+    print(part, sorted(getattr(module, "__all__", ())), found)
+"""
+
+
+def said(program, checkout):
+    command = [sys.executable, "-c", program]
+    return subprocess.run(command, cwd=checkout / "src", capture_output=True, text=True, check=True).stdout.splitlines()
+
+
+def test_torchmetrics_loads_what_it_is_asked_for(checkout):
+    assert said(DRAWN.format(first="fedfacet.libraries"), checkout) == [
+        "[]", "Figure Axes Figure Axes", "[True, True]",
+    ]  # fmt: skip
+
+
+@pytest.mark.slow
+def test_torchmetrics_offers_what_it_offers_without_us(checkout):
+    """Which packages it finds, and which metrics it has for that."""
+    ours, usual = (said(DRAWN.format(first=first) + OFFERED, checkout) for first in ("fedfacet.libraries", "lightning"))
+    assert ours[1:] == usual[1:]

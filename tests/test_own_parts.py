@@ -11,6 +11,7 @@ from torch import nn
 
 from fedfacet import IIDPartitioner, dataset_from_arrays, deal, federate, state
 from fedfacet.aggregators.base import Aggregator
+from fedfacet.aggregators.fedavg import FedAvg
 from fedfacet.callbacks.base import Callback
 from fedfacet.clients.local_training import LocalTraining
 from fedfacet.clients.queries.base import Query
@@ -166,19 +167,73 @@ def mixed_up(batch):
     return share * x + (1 - share) * x[torch.from_numpy(np.random.permutation(len(x)))], y  # noqa: NPY002
 
 
+def drawn(number):
+    return [(np.random.normal(), random.random()) for _ in range(number)]  # noqa: NPY002
+
+
+def reseed():
+    np.random.seed(5)  # noqa: NPY002
+    random.seed(5)
+
+
 def test_numpys_and_pythons_own_generators_are_seeded_too_and_put_back(data):
     def run():
         federation = federate(data, Module(mixed_up))
         federation.run_round()
         return state.digest(federation.state.model)
 
-    np.random.seed(5)  # noqa: NPY002
-    random.seed(5)
-    first, drawn = run(), (np.random.random(), random.random())  # noqa: NPY002
-    np.random.seed(5)  # noqa: NPY002
-    random.seed(5)
-    assert drawn == (np.random.random(), random.random()), "a round leaves them where they were"  # noqa: NPY002
+    reseed()
+    first, after = run(), drawn(2)
+    reseed()
+    assert after == drawn(2), "a round leaves them where they were"
     assert run() == first
+
+
+class Drawing(FedAvg):
+    """An aggregator that draws by numpy's and Python's generators, between updates and after the last."""
+
+    def aggregate(self, server, model, updates):
+        self.drawn = []
+
+        def noted():
+            for update in updates:
+                self.drawn += drawn(1)
+                yield update
+
+        aggregated = super().aggregate(server, model, noted())
+        self.drawn += drawn(1)
+        return aggregated
+
+
+class Failing(FedAvg):
+    """It takes an update and fails, as one of ours does that is interrupted."""
+
+    __module__ = FedAvg.__module__
+
+    def aggregate(self, server, model, updates):
+        next(iter(updates))
+        raise KeyboardInterrupt
+
+
+def test_an_aggregator_does_not_draw_from_the_clients_generators(data):
+    """Or what it draws would hang on the engine, and be known to clients."""
+    aggregator = Drawing()
+    federation = federate(data, Module(mixed_up), aggregator=aggregator)
+    reseed()
+    expected = drawn(K + 2)
+    reseed()
+    federation.run_round()
+    assert [*aggregator.drawn, *drawn(1)] == expected
+
+
+def test_generators_are_put_back_after_a_round_that_fails_halfway(data):
+    federation = federate(data, Module(mixed_up), aggregator=Failing())
+    reseed()
+    expected = drawn(1)
+    reseed()
+    with pytest.raises(KeyboardInterrupt) as failed:
+        federation.run_round()
+    assert drawn(1) == expected, f"though frames of {failed} still wait for the next update"
 
 
 def drawing_in_vain(logits, batch):

@@ -1,13 +1,12 @@
 """The command of an installed package: ``fedfacet COMMAND ARGS``, or ``python -m fedfacet``; see ``USAGE``."""
 
-import importlib
 import sys
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING
 
 from fedfacet import __version__
-from fedfacet.entry import enter, tell_error
+from fedfacet.entry import enter, main_of, tell_error
 from fedfacet.waiting import waiting
 
 if TYPE_CHECKING:
@@ -54,8 +53,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 0
     if command in ("tune", "describe", "report", "attack", "serve", "client"):
         sys.argv[0] = f"fedfacet {command}"  # as which it names itself
-        status: int = importlib.import_module(f"fedfacet.commands.{command}").main(arguments)
-        return status
+        return main_of(command)(arguments)
     tell_error(
         "Expected one of the commands train, tune, describe, report, attack, serve and client, but got "
         f"{command!r}: see --help."

@@ -58,9 +58,10 @@ def put_together(config: DictConfig, run_dir: Path, data: FederatedData, engine:
     disclosure, privacy = _disclosure(config), _privacy(config)
     clients, parts = _clients(config, data, privacy)
     adapter, frozen = _adapter(config), clients.program.frozen_digest
+    settings = plain(config)
     facts = {
         "run_dir": run_dir,
-        "run_config": plain(config),
+        "run_config": settings,
         "data": data,
         "splits": data.splits,
         "local_holdout": data.local_holdout,
@@ -72,7 +73,7 @@ def put_together(config: DictConfig, run_dir: Path, data: FederatedData, engine:
         "rounds": config.federation.rounds,
         "trains_on": str(clients.device),
         "facts": _facts(config, of_server.get("partition_digest", data.partition.digest), clients.device, engine),
-        "model_config": plain(config)["model"] | _model_facts(data) | (_base_facts(config, frozen) if frozen else {}),
+        "model_config": settings["model"] | _model_facts(data) | (_base_facts(config, frozen) if frozen else {}),
         "export": None
         if adapter is None or adapter.export is None
         else functools.partial(adapter.export, getattr(clients.objective, "model", clients.objective)),

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 from types import FrameType, TracebackType
 from typing import Any, NoReturn, TextIO, cast
 
-from fedfacet.errors import EngineError, FedFacetError, first_line
+from fedfacet.errors import ConfigError, EngineError, FedFacetError, first_line
 
 _DISK = "free disk space", "free some, or choose another place"
 _MEMORY = "enough memory", "close what else uses it, take fewer workers, smaller batches or a smaller model"
@@ -84,7 +84,7 @@ def enter(command: Callable[[], int | None] | str, *, tells: bool = True) -> NoR
     command has another idea. Pictures are drawn without a screen, whatever ``MPLBACKEND`` says.
 
     Args:
-        command: returns an exit status; ``None`` is 0. A name is that of a module of ``fedfacet.commands``, imported here.
+        command: returns an exit status; ``None`` is 0. A name is one that ``main_of`` takes.
         tells: whether what it prints is what it is for; then a stream that is full makes the status 2.
     """
     signal.signal(signal.SIGINT, leave)
@@ -92,9 +92,7 @@ def enter(command: Callable[[], int | None] | str, *, tells: bool = True) -> NoR
     sys.stdout, sys.stderr = _text(out, sys.stdout, buffered=True), _text(err, sys.stderr, buffered=False)
     os.environ["MPLBACKEND"] = "agg"
     try:
-        if isinstance(command, str):
-            command = cast("Callable[[], int]", importlib.import_module(f"fedfacet.commands.{command}").main)
-        status = command() or 0
+        status = (main_of(command) if isinstance(command, str) else command)() or 0
     except SystemExit as stop:
         status = stop.code if isinstance(stop.code, int) else int(stop.code is not None)
     except KeyboardInterrupt:
@@ -114,6 +112,19 @@ def enter(command: Callable[[], int | None] | str, *, tells: bool = True) -> NoR
     sys.exit(status)
 
 
+def main_of(command: str) -> Callable[..., int]:
+    """Return the ``main`` of a module of ``fedfacet.commands``. None knows ranks: a process that is one of several exits."""
+    if (started := num_started()) > 1:
+        refusal = ConfigError(
+            f"Expected one process for `{command}`, but {started} were started together: start it by itself, without torchrun "
+            "and without engine=distributed."
+        )
+        if is_heard(refusal):
+            tell_error(refusal)
+        sys.exit(2)
+    return cast("Callable[..., int]", importlib.import_module(f"fedfacet.commands.{command}").main)
+
+
 @contextlib.contextmanager
 def reader_may_leave(stream: TextIO | None) -> Iterator[None]:
     """Print within this block, in a script of a user's, too; what a stream does not take goes nowhere."""
@@ -128,16 +139,13 @@ def reader_may_leave(stream: TextIO | None) -> Iterator[None]:
 
 
 def is_heard(error: Exception) -> bool:
-    """Tell whether this process reports an error: the first rank of a machine reports what all its ranks find.
+    """Tell whether this process reports an error: the first rank of a machine reports what all its ranks find."""
+    return _of_launcher("LOCAL_RANK", "SLURM_LOCALID", "0") == "0" or isinstance(error, EngineError)
 
-    Tasks of SLURM are ranks of one run with ``engine=distributed`` only; else each has a command of its own.
-    """
-    rank = "0"
-    if "TORCHELASTIC_RUN_ID" in os.environ:
-        rank = os.environ.get("LOCAL_RANK", "0")
-    elif "engine=distributed" in sys.argv:
-        rank = os.environ.get("SLURM_LOCALID", "0")
-    return rank == "0" or isinstance(error, EngineError)
+
+def num_started() -> int:
+    """Return how many processes were started together, as ranks of one run."""
+    return int(_of_launcher("WORLD_SIZE", "SLURM_NTASKS", "1"))
 
 
 def leave(*_: object) -> None:
@@ -228,6 +236,16 @@ def _text(raw: Stream, usual: TextIO | None, *, buffered: bool) -> io.TextIOWrap
     encoding = getattr(usual, "encoding", None) or "utf-8"
     by_line = raw.isatty() or not buffered
     return io.TextIOWrapper(io.BufferedWriter(raw), encoding, "backslashreplace", None, by_line, not buffered)
+
+
+def _of_launcher(torchrun: str, slurm: str, alone: str) -> str:
+    """Return a variable of the launcher that started this process.
+
+    Tasks of SLURM are ranks of one run with ``engine=distributed`` only; else each has a command of its own.
+    """
+    if "TORCHELASTIC_RUN_ID" in os.environ:
+        return os.environ.get(torchrun, alone)
+    return os.environ.get(slurm, alone) if "engine=distributed" in sys.argv else alone
 
 
 def _lead_nowhere(number: int) -> None:

@@ -5,11 +5,11 @@ it comes from ``rng.stream(seed, purpose, round, ...)``, and everything that cro
 Rounds are counted from 1. The file is a long one, so that a round and the state that it changes are read in one go.
 """
 
-import contextlib
 import itertools
 import logging
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, closing
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from typing import Any, TypeAlias
@@ -30,6 +30,7 @@ from fedfacet.errors import BadUpdateError, Interrupted, SelectionError, first_l
 from fedfacet.flights import Flights
 from fedfacet.folding import fold_of
 from fedfacet.judging import Judge
+from fedfacet.ours import is_ours
 from fedfacet.participation.base import Participation, available_of, log_weights_of, outcome_of
 from fedfacet.privacy.central import CentralDP
 from fedfacet.privacy.disclosure import DisclosurePolicy
@@ -157,6 +158,8 @@ class Federation:
         self._fedavg_rounds = 0 if more_than_models else selector.fedavg_rounds
         self._fedavg = FedAvg(weighting=aggregator.weighting, buffers=aggregator.buffers).aggregate
         self._fold = fold_of(aggregator)
+        draw = getattr(getattr(engine, "clients", None), "draws_elsewhere", False)
+        self._apart = rng.others_apart if draw and not all(map(is_ours, (aggregator, *self.callbacks.values()))) else iter
         # Whoever knows who was drawn knows more than an epsilon of sampled clients allows for.
         self._selection_seed = privacy.seed(seed) if privacy is not None else seed
         self._stop_signal: int | None = None
@@ -230,7 +233,7 @@ class Federation:
     def run_round(self) -> RoundResult:
         """Run one round, and make it part of the state: all of it, or nothing if anything in it fails."""
         before, round, notes = self.state, self.state.round + 1, _Notes(time.perf_counter())
-        with contextlib.ExitStack() as failing:
+        with ExitStack() as failing:
             failing.callback(self._take_back, before)
             # 1.-3. Who takes part, and what do they answer? All of it anew without those whose answers do not count.
             asking, cohort, finished, plan, reports = self._drawn(before, round, notes)
@@ -241,7 +244,7 @@ class Federation:
             # 4. Each is sent the model with an order of its own; those who will not answer get no order.
             tasks = []
             for client_id, part in finished.items():
-                task = replace(self._task(client_id, told), step_fraction=part)
+                task = self._task(client_id, told, part)
                 asking.ledger.floats_down += self._num_floats_sent(task.broadcast, client_id)
                 if part > 0:
                     tasks.append(task)
@@ -255,7 +258,7 @@ class Federation:
             watching = [callback for callback in self.callbacks.values() if callback.needs_updates]
             learns = self.selector.needs_updates
             notes.keeps_updates = bool(watching) or (learns is not None and learns(before.selector))
-            updates = self._received(tasks, asking, notes)
+            updates: Iterator[ClientUpdate] = failing.enter_context(closing(self._received(tasks, asking, notes)))
             judge = None
             if self.server_data is not None and (self._judges or self._selector_judges):
                 judge = Judge(self.engine, self.server_data, before.model)
@@ -547,16 +550,17 @@ class Federation:
         """Return by what the clients' learning rate is multiplied in the round to come."""
         return factor_of(self.scheduler, self.state.scheduler, round) if self.scheduler is not None else 1.0
 
-    def _task(self, client_id: int, state: FederationState) -> ClientTask:
+    def _task(self, client_id: int, state: FederationState, step_fraction: float = 1.0) -> ClientTask:
         """Return a client's order to train in the round after a state, as it is if the client finishes."""
-        round, memory = state.round + 1, state.memory.get(client_id, {})
-        return ClientTask(client_id, round, self.seed, self.sent(state, client_id), memory, 1.0, self.lr_factor(round))
+        round, sent, memory = state.round + 1, self.sent(state, client_id), state.memory.get(client_id, {})
+        return ClientTask(client_id, round, self.seed, sent, memory, step_fraction, self.lr_factor(round))
 
     def _num_floats_sent(self, broadcast: Broadcast, client_id: int) -> int:
         """Count a broadcast; tied tensors cross once, and personal ones before a client has any of its own."""
-        known = self.facts.personal if self.state.participation_counts[client_id] else frozenset()
-        own = {name: broadcast.model[name] for name in known | self._other_names}
-        return state.num_floats(broadcast.model) + state.num_floats(broadcast.extras) - state.num_floats(own)
+        has_own = self.facts.personal and self.state.participation_counts[client_id]
+        model, own = broadcast.model, self._other_names | self.facts.personal if has_own else self._other_names
+        sent = state.num_floats({name: model[name] for name in model if name not in own} if own else model)
+        return sent + state.num_floats(broadcast.extras) if broadcast.extras else sent
 
     def _able(self, before: FederationState) -> tuple[Sequence[int], int, Any]:
         """Return who is able to take part, how many shall, and what weighs their chances."""
@@ -620,11 +624,11 @@ class Federation:
             )
         return [int(client_id) for client_id in cohort]
 
-    def _received(self, tasks: Sequence[ClientTask], asking: Asking, notes: "_Notes") -> Iterator[ClientUpdate]:
+    def _received(self, tasks: Sequence[ClientTask], asking: Asking, notes: "_Notes") -> Generator[ClientUpdate, None, None]:
         """Yield the valid updates; note what stays of each when its tensors are freed."""
         seen: dict[str, tuple[torch.Tensor, int]] = {}
         orders = enumerate(tasks, 1)
-        for update in self.engine.run(tasks):
+        for update in self._apart(self.engine.run(tasks)):
             position, task = next(orders)
             self._heard(self.state.round + 1, position, len(tasks), "train")
             fault, num_floats = self._verified(update, task, self.facts, self.extras, seen)
@@ -699,11 +703,11 @@ class _Notes:
 
 def _training_metrics(receipts: Sequence[ClientReceipt], ledger: Ledger) -> dict[str, float]:
     """Add up what the clients measured; sums are divided only here (law 8)."""
-    num_seen = sum(receipt.num_seen for receipt in receipts)
-    loss_sum = sum(receipt.loss_sum for receipt in receipts)
+    num_seen = sum([receipt.num_seen for receipt in receipts])
+    loss_sum = sum([receipt.loss_sum for receipt in receipts])
     return {
         "train/loss": loss_sum / num_seen if num_seen else float("nan"),
-        "train/num_steps": sum(receipt.num_steps for receipt in receipts),
+        "train/num_steps": sum([receipt.num_steps for receipt in receipts]),
         **_crossed(ledger),
     }
 

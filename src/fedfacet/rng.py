@@ -1,20 +1,25 @@
 """Stateless named random streams: every draw of a run has a name and a key (laws 1 and 2)."""
 
+import contextlib
 import hashlib
 import random
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Iterable, Iterator, Sequence
+from typing import TypeVar
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
+
+Update = TypeVar("Update")
+
+_CPU = torch.device("cpu")
 
 
 def _entropy(seed: int, purpose: str, keys: tuple[int, ...]) -> bytes:
     if seed < 0:
         raise ValueError(f"Expected `seed` to be 0 or larger, but got {seed}.")
     # A digest of the whole key, because numpy's SeedSequence([1, 2]) and SeedSequence([1, 2, 0]) are the same stream.
-    return hashlib.sha256(repr((int(seed), purpose, tuple(int(key) for key in keys))).encode()).digest()
+    return hashlib.sha256(repr((int(seed), purpose, tuple(map(int, keys)))).encode()).digest()
 
 
 def stream(seed: int, purpose: str, *keys: int) -> np.random.Generator:
@@ -68,21 +73,21 @@ class forked:
         purpose: as in ``stream``.
         keys: as in ``stream``.
         device: the accelerator whose generator is forked too; ``None`` or a CPU device forks the CPU generator alone.
-        others: whether numpy's and Python's global generators are forked too, for a user's own parts, which may draw from them,
-            as mixup often does.
+        others: whether numpy's and Python's global generators are seeded too, for a user's own parts, which may draw from
+            them, as mixup often does. Put the block inside ``others_kept``, which puts them back.
     """
 
     def __init__(self, seed: int, purpose: str, *keys: int, device: torch.device | None = None, others: bool = False) -> None:
         self._number = torch_seed(seed, purpose, *keys)
-        self._device = device if device is not None else torch.device("cpu")
-        self._others: tuple[Any, Any] | None = None
-        self._forks_others = others
+        self._device = device if device is not None else _CPU
+        self._others = others
 
     def __enter__(self) -> None:
         """Seed."""
         self._before = get_states(self._device)
-        if self._forks_others:
-            self._others = _seed_others(self._number)
+        if self._others:
+            np.random.seed(self._number % 2**32)  # noqa: NPY002
+            random.seed(self._number)
         # Not torch.manual_seed, which seeds the generators of all accelerators, also of those that are not put back.
         torch.default_generator.manual_seed(self._number)
         if self._device.type == "cuda":
@@ -92,33 +97,45 @@ class forked:
     def __exit__(self, *exception: object) -> None:
         """Put back."""
         set_states(self._before, self._device)
-        if self._others is not None:
-            _put_back_others(*self._others)
 
 
 def get_states(device: torch.device) -> list[torch.Tensor]:
     """Return the states of torch's global generators, the CPU's and the accelerator's that ``device`` names."""
-    return [torch.get_rng_state(), *([torch.cuda.get_rng_state(device)] if device.type == "cuda" else [])]
+    return [torch.default_generator.get_state(), *([torch.cuda.get_rng_state(device)] if device.type == "cuda" else [])]
 
 
 def set_states(states: list[torch.Tensor], device: torch.device) -> None:
     """Put back what ``get_states`` returned; to be used inside ``forked``."""
-    torch.set_rng_state(states[0].clone())  # torch reads from the start of the memory that a view lies in
+    torch.default_generator.set_state(states[0].clone())  # torch reads from the start of the memory that a view lies in
     if device.type == "cuda":
         torch.cuda.set_rng_state(states[1], device)
 
 
-def _seed_others(number: int) -> tuple[Any, Any]:
-    """Seed numpy's and Python's global generators, and return the states that they had."""
-    before = np.random.get_state(legacy=False), random.getstate()  # noqa: NPY002
-    np.random.seed(number % 2**32)  # noqa: NPY002
-    random.seed(number)
-    return before
+@contextlib.contextmanager
+def others_kept() -> Iterator[None]:
+    """Put numpy's and Python's global generators back as they were, after a block.
+
+    Copying their states takes as long as half of a small client's training, so the block is a round's, not a client's.
+    """
+    numpys, pythons = np.random.get_state(legacy=False), random.getstate()  # noqa: NPY002
+    try:
+        yield
+    finally:
+        np.random.set_state(numpys)  # noqa: NPY002
+        random.setstate(pythons)
 
 
-def _put_back_others(numpys: Any, pythons: Any) -> None:
-    np.random.set_state(numpys)  # noqa: NPY002
-    random.setstate(pythons)
+def others_apart(updates: Iterable[Update]) -> Iterator[Update]:
+    """Yield updates; whoever takes them draws from numpy's and Python's generators as if no client had trained in between."""
+    waiting = iter(updates)
+    while True:
+        with others_kept():
+            try:
+                update = next(waiting)
+            except StopIteration:
+                return
+        yield update
+        del update  # or it would be held while the next is waited for
 
 
 def get_other_states() -> torch.Tensor:

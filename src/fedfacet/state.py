@@ -173,21 +173,23 @@ def by_entry(bundles: Sequence[State], combine: Callable[[Tensor], Tensor]) -> S
 
 def num_floats(bundle: State) -> int:
     """Return how many floating-point numbers a bundle holds."""
-    return sum(tensor.numel() for tensor in bundle.values() if tensor.is_floating_point())
+    return sum([tensor.numel() for tensor in bundle.values() if tensor.dtype.is_floating_point])
 
 
 def all_finite(bundle: State) -> bool:
     """Tell whether no entry is NaN or infinite."""
-    for tensor in bundle.values():
-        # A sum of squares costs one pass without a temporary tensor; it is finite only if every entry is, and where it is not,
-        # large entries may be the reason.
-        if tensor.dtype in (torch.float32, torch.float64):
-            flat = tensor.reshape(-1)
-            if math.isfinite(torch.dot(flat, flat).item()):
-                continue
-        if tensor.is_floating_point() and not tensor.isfinite().all():
-            return False
-    return True
+    return all(map(is_finite, bundle.values()))
+
+
+def is_finite(tensor: Tensor) -> bool:
+    """Tell whether no entry is NaN or infinite."""
+    # A sum of squares costs one pass without a temporary tensor; it is finite only if every entry is, and where it is not,
+    # large entries may be the reason.
+    if tensor.dtype in (torch.float32, torch.float64):
+        flat = tensor if tensor.ndim == 1 else tensor.reshape(-1)
+        if math.isfinite(torch.dot(flat, flat).item()):
+            return True
+    return not tensor.is_floating_point() or bool(tensor.isfinite().all())
 
 
 def _scale(factor: float, like: Tensor) -> float:

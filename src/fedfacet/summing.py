@@ -1,6 +1,6 @@
 """Updates that are added up along a tree, by whichever process trains: ``engine=distributed engine.sums=tree``."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from dataclasses import fields, replace
 from typing import Any
 
@@ -54,7 +54,7 @@ class SummingFederation(Federation):
         sent = update.delta, update.buffers if self.aggregator.buffers == "average" else {}
         return summed, Weighed(1.0, [*map(state.wide, sent)]).times(self.aggregator.weight(update))
 
-    def _received(self, tasks: Sequence[ClientTask], asking: Asking, notes: Any) -> Iterator[ClientUpdate]:
+    def _received(self, tasks: Sequence[ClientTask], asking: Asking, notes: Any) -> Generator[ClientUpdate, None, None]:
         """Yield the mean of the valid updates, if there is one, as an update of no client."""
         for _ in super()._received(tasks, asking, notes):
             pass

@@ -462,7 +462,7 @@ class RoundResult:
     @property
     def arrived(self) -> tuple[int, ...]:
         """The clients whose update entered the new model, in cohort order."""
-        return tuple(receipt.client_id for receipt in self.receipts)
+        return tuple([receipt.client_id for receipt in self.receipts])
 
 
 @dataclass(frozen=True, slots=True)

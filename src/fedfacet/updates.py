@@ -3,8 +3,8 @@
 import math
 import reprlib
 import sys
-from collections.abc import Mapping
-from typing import TypeAlias
+from collections.abc import Iterable, Mapping
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
@@ -16,6 +16,17 @@ Seen: TypeAlias = dict[str, tuple[Tensor, int]]
 
 _MOST = 2**53
 """The largest count up to which a float holds every whole number."""
+
+_REAL = (int, float)
+_NUMBERS: tuple[tuple[str, Any, float, float], ...] = (
+    ("num_samples", int, 1, _MOST),
+    ("num_steps", int, 1, _MOST),
+    ("num_lost", int, 0, _MOST),
+    ("step_weight", _REAL, math.ulp(0.0), sys.float_info.max),
+    ("loss_sum", _REAL, -sys.float_info.max, sys.float_info.max),
+    ("num_seen", _REAL, 0, _MOST),
+)
+"""Name, type, least and largest value of what an update says in numbers."""
 
 
 def misfit(update: object, task: ClientTask, facts: Facts, extras: Mapping[str, Tensor]) -> str | None:
@@ -31,35 +42,35 @@ def misfit(update: object, task: ClientTask, facts: Facts, extras: Mapping[str, 
         return f"it is {type(update).__name__} instead of an update"
     if type(update.client_id) is not int or update.client_id != task.client_id:
         return f"it names client {reprlib.repr(update.client_id)} as its sender"
-    metrics = update.metrics if isinstance(update.metrics, Mapping) else {}
-    for name, value, kind, least, most in (
-        ("num_samples", update.num_samples, int, 1, _MOST),
-        ("num_steps", update.num_steps, int, 1, _MOST),
-        ("num_lost", update.num_lost, int, 0, _MOST),
-        ("step_weight", update.step_weight, int | float, math.ulp(0.0), sys.float_info.max),
-        ("loss_sum", metrics.get("loss_sum"), int | float, -sys.float_info.max, sys.float_info.max),
-        ("num_seen", metrics.get("num_seen"), int | float, 0, _MOST),
-    ):
-        if isinstance(value, bool) or not isinstance(value, kind) or not least <= value <= most:
+    metrics = update.metrics if isinstance(update.metrics, (dict, Mapping)) else {}
+    measured = metrics.get("loss_sum"), metrics.get("num_seen")
+    values: Any = (update.num_samples, update.num_steps, update.num_lost, update.step_weight, *measured)
+    for value, (name, kind, least, most) in zip(values, _NUMBERS, strict=True):
+        if type(value) is bool or not isinstance(value, kind) or not least <= value <= most:
             return f"its {name} is {reprlib.repr(value)}"
     if metrics["num_seen"] < 1 and (metrics["num_seen"], metrics["loss_sum"]) != (0, 0):  # whose batches were empty says 0 of 0
         return f"its num_seen is {reprlib.repr(metrics['num_seen'])}"
     if update.held is not None:
         return "it says what the client held, which the server writes"
     model, sends = task.broadcast.model, update.silent is not True
-    return (
-        _misfit("delta", update.delta, {name: model[name] for name in facts.parameters if sends})
-        or _misfit("buffers", update.buffers, {name: model[name] for name in facts.buffers if sends})
-        or _misfit("extras", update.extras, extras if sends else {}, others=sends)
-        or _misfit("memory", update.memory, {}, others=True)
-    )
+    for what, bundle, names, like, others in (
+        ("delta", update.delta, facts.parameters, model, False),
+        ("buffers", update.buffers, facts.buffers, model, False),
+        ("extras", update.extras, extras, extras, sends),
+        ("memory", update.memory, (), {}, True),
+    ):
+        if type(bundle) is not dict or bundle or (names and sends):  # few clients send or keep more than a delta
+            fault = _misfit(what, bundle, names if sends else (), like, others=others)
+            if fault is not None:
+                return fault
+    return None
 
 
 def checked(update: ClientUpdate, task: ClientTask, facts: Facts, extras: State, seen: Seen) -> tuple[str | None, int]:
     """Say what is wrong with an update, ``None`` for nothing, and count its numbers; see ``misfit`` and ``is_finite``."""
     if (fault := misfit(update, task, facts, extras)) is not None:
         return fault, 0
-    sent = sum(map(state.num_floats, (update.delta, update.buffers, update.extras)))
+    sent = sum([state.num_floats(bundle) for bundle in (update.delta, update.buffers, update.extras) if bundle])
     return None if is_finite(update, seen) else "it holds NaN or infinite numbers", max(sent - update.num_lost, 0)
 
 
@@ -71,42 +82,44 @@ def is_finite(update: ClientUpdate, seen: Seen) -> bool:
         seen: remembers during a round the finite tensors of which many updates' tensors are views.
     """
     for bundle in (update.delta, update.buffers, update.extras, update.memory):
-        for name, tensor in bundle.items():
+        for name, tensor in bundle.items() if bundle else ():
             base = tensor._base
             if base is not None and base.nbytes > tensor.nbytes:
                 known, version = seen.get(name, (None, 0))
                 if known is base and version == base._version:  # nobody has written to it since
                     continue
-                if state.all_finite({name: base}):
+                if state.is_finite(base):
                     seen[name] = base, base._version
                     continue
-            if not state.all_finite({name: tensor}):
+            if not state.is_finite(tensor):
                 return False
     return True
 
 
-def _misfit(what: str, bundle: object, expected: Mapping[str, Tensor], *, others: bool = False) -> str | None:
+def _misfit(what: str, bundle: object, names: Iterable[str], like: Mapping[str, Tensor], *, others: bool) -> str | None:
     """Say how a bundle that came from elsewhere differs from the names, shapes and dtypes of another; ``None`` if it does not.
 
     Args:
         what: the bundle's name, for the answer.
         bundle: what came; only a mapping of names to dense tensors can pass.
-        expected: what its tensors must be like.
+        names: of the tensors that it must hold.
+        like: what these must be like.
         others: whether it may hold tensors of other names besides.
     """
-    if not isinstance(bundle, Mapping) or not all(isinstance(name, str) for name in bundle):
+    if not isinstance(bundle, (dict, Mapping)) or not set(map(type, bundle)) <= {str}:
         return f"its {what} is {type(bundle).__name__} instead of tensors by name"
-    if lacking := expected.keys() - bundle.keys():
+    names = set(names)
+    if lacking := names.difference(bundle):
         return f"its {what} lacks {min(lacking)!r}"
     for name, tensor in bundle.items():
         if not _is_plain(tensor):
             return f"{name!r} in its {what} is no dense tensor of real numbers, detached and with memory of its own"
-        if name in expected:
-            like = expected[name]
-            if tensor.shape != like.shape:
-                return f"{name!r} in its {what} has shape {tuple(tensor.shape)} instead of {tuple(like.shape)}"
-            if tensor.dtype != like.dtype or tensor.device != like.device:
-                return f"{name!r} in its {what} is {tensor.dtype} on {tensor.device} instead of {like.dtype} on {like.device}"
+        if name in names:
+            known = like[name]
+            if tensor.shape != known.shape:
+                return f"{name!r} in its {what} has shape {tuple(tensor.shape)} instead of {tuple(known.shape)}"
+            if tensor.dtype != known.dtype or tensor.device != known.device:
+                return f"{name!r} in its {what} is {tensor.dtype} on {tensor.device} instead of {known.dtype} on {known.device}"
         elif not others:
             return f"its {what} holds {name!r}, which it must not"
     return None

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from omegaconf import OmegaConf
 
+from fedfacet.audit import audit
 from fedfacet.build import build, settle
 from fedfacet.commands.attack import main
 from fedfacet.config import compose_job, plain
@@ -54,6 +55,19 @@ def run(noise, tmp_path_factory):
 def logs(tmp_path_factory):
     """Where shadow models are kept, for all tests."""
     return tmp_path_factory.mktemp("logs")
+
+
+@pytest.fixture
+def pictures():
+    """Have the attacks of a test draw what they draw."""
+
+
+@pytest.fixture(autouse=True)
+def undrawn(request, monkeypatch):
+    """Leave out the two pictures of every attack, half of what it costs, where a test does not ask for ``pictures``."""
+    if "pictures" not in request.fixturenames:
+        for name in ("plot_roc", "plot_exposure"):
+            monkeypatch.setattr(audit, name, lambda *_: None)
 
 
 @pytest.fixture

@@ -8,7 +8,10 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
+from fedfacet.audit.defence import proof_of
+from fedfacet.audit.victims import client_victims, round_to_attack
 from fedfacet.commands.attack import main
+from fedfacet.data.audit_set import Members
 from fedfacet.metrics.audited_epsilon import audited_epsilon, audited_of
 from fedfacet.metrics.proven_epsilon import proven_epsilon
 
@@ -65,14 +68,20 @@ def test_what_is_proven_counts_rounds_steps_and_the_moment(run, attack):
     updates = run(*multiplier(ON_UPDATES, 4), "callbacks.save_checkpoint.keep=all")
     steps = run(*multiplier(IN_STEPS, 4), "callbacks.save_checkpoint.keep=all")
     for folder, per_round, noise in ((updates, 1, 2.0), (steps, 8, 4.0)):
-        for options, rounds in ((("round=2",), 2), (("round=1",), 1), (("round=2", "moment=received"), 1)):
-            told = attack(folder, ATTACK, *options, "delta=1e-4")
-            expected = proven_epsilon(noise, 1.0, rounds * per_round, 1e-4)
-            for client in (0, 1, 2, "pooled"):
-                assert row_of(told, "gap", client)["epsilon_proven"] == pytest.approx(expected)
-        told = attack(folder, ATTACK, "round=1", "moment=received")
-        assert row_of(told, "gap")["epsilon_proven"] == 0  # the initial model knows nobody
-        assert row_of(told, "loss_threshold")["epsilon_audited"] == 0
+        for round in (1, 2):
+            with round_to_attack(folder, round) as again:
+                for received in (False, True):
+                    victims = client_victims(again, Members(), "received" if received else "after_training")
+                    found = proof_of(again, victims, 1e-4, received=received).epsilons
+                    expected = proven_epsilon(noise, 1.0, (round - received) * per_round, 1e-4)
+                    assert found == (pytest.approx(expected),) * 3
+        told = attack(folder, ATTACK, "round=2", "moment=received", "delta=1e-4")
+        expected = proven_epsilon(noise, 1.0, per_round, 1e-4)
+        for client in (0, 1, 2, "pooled"):
+            assert row_of(told, "gap", client)["epsilon_proven"] == pytest.approx(expected)
+    told = attack(steps, ATTACK, "round=1", "moment=received")
+    assert row_of(told, "gap")["epsilon_proven"] == 0  # the initial model knows nobody
+    assert row_of(told, "loss_threshold")["epsilon_audited"] == 0
     both = attack(run(*multiplier(ON_UPDATES, 4), *multiplier(IN_STEPS, 4)), ATTACK)
     assert row_of(both, "gap")["epsilon_proven"] == pytest.approx(proven_epsilon(2.0, 1.0, 2, 1e-5))
 
@@ -92,17 +101,18 @@ def test_a_kept_optimizer_is_no_layer(run, attack):
 
 
 def test_what_is_proven_of_sampled_batches(run, attack):
-    told = attack(run("privacy=dp_sgd", "local.batch_size=20"), ATTACK)
+    told = attack(run("privacy=dp_sgd", "local.batch_size=20", "local.amount=2"), ATTACK)
     for client in range(3):
         n = row_of(told, "gap", client)["num_samples"]
-        expected = proven_epsilon(1.0, 20 / n, 2 * 8 * math.ceil(n / 20), 1e-5)
+        expected = proven_epsilon(1.0, 20 / n, 2 * 2 * math.ceil(n / 20), 1e-5)
         row = row_of(told, "loss_threshold", client)
         assert row["epsilon_audited"] <= row["epsilon_proven"] == pytest.approx(expected)
 
 
 def test_without_opacus_the_attack_goes_on_and_says_what_to_install(run, capsys, monkeypatch):
     monkeypatch.setitem(sys.modules, "opacus", None)
-    folder = run("privacy=dp_sgd", "privacy.delta=null", "local.batch_size=20")  # with a delta the run itself needs it
+    # With a delta the run itself needs it.
+    folder = run("privacy=dp_sgd", "privacy.delta=null", "local.batch_size=20", "local.amount=1")
     assert main([f"run={folder}", "attack=gap"]) == 0
     assert "epsilon_proven is empty: Expected the package opacus" in " ".join(capsys.readouterr().out.split())
 

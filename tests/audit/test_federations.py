@@ -11,7 +11,7 @@ from fedfacet.commands.attack import main
 from fedfacet.data.audit_set import AuditSet, Members
 from fedfacet.errors import FedFacetError
 
-HALVES = ("partition.local_holdout=0.5", "federation.rounds=3", "local.amount=8")
+HALVES = ("partition.local_holdout=0.5", "federation.rounds=2", "local.amount=10")
 
 
 @pytest.fixture(scope="module")

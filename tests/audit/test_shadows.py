@@ -105,3 +105,10 @@ def test_weights_are_drawn_anew_for_each_model_and_know_their_half(run, attack, 
 def test_numbers_out_of_range_are_refused(key):
     with pytest.raises(ValueError, match=f"shadow.{key}"):
         Shadows(**{key: -1})
+
+
+def test_a_shadow_model_that_diverges_is_not_kept(run, tmp_path, capsys):
+    folder = run("optimizer=sgd", "optimizer.lr=1e6", "local.unit=steps", "local.amount=1", "federation.rounds=1")
+    assert main([f"run={folder}", *OPTIONS, f"paths.log_dir={tmp_path}"]) == 2
+    assert "Expected finite logits of shadow model 0, but it diverges" in capsys.readouterr().err
+    assert not list(pool_in(tmp_path).glob("shadow_*"))

@@ -1,9 +1,13 @@
+from dataclasses import replace
+
 import pytest
 
 from fedfacet.build import build, load_data
+from fedfacet.callbacks import figures
 from fedfacet.callbacks.figures import Figures
 from fedfacet.config import compose_job
 from fedfacet.errors import Interrupted
+from fedfacet.plots.run import plot_partition
 
 PICTURES = {"partition.png", "curves.png", "selection.png"}
 SMALL = ("selector=uniform", "federation.cohort_size=2", "local.unit=steps", "local.amount=1", "federation.rounds=2")
@@ -59,3 +63,20 @@ def test_without_metrics_there_are_no_curves(federation, tmp_path):
     del federation.callbacks["csv_log"]
     federation.fit()
     assert pictures(tmp_path) == PICTURES - {"curves.png"}
+
+
+def test_runs_on_the_same_partition_share_its_picture(tmp_path, monkeypatch):
+    """The same bytes, drawn once; another partition, or other names of it, has its own."""
+    drawn = []
+    monkeypatch.setattr(figures, "_last", {})
+    monkeypatch.setattr(figures, "plot_partition", lambda *given, **named: drawn.append(1) or plot_partition(*given, **named))
+    data, pictures = load_data(compose_job("train", list(SMALL))[0]), []
+    other = replace(data, partition=replace(data.partition, indices=data.partition.indices[::-1]))
+    renamed = replace(data, dataset=replace(data.dataset, class_names=("small", "large")))
+    for number, one in enumerate([data, replace(data), other, renamed, data]):
+        (folder := tmp_path / str(number)).mkdir()
+        figures.Figures(run_dir=folder, data=one).on_state_complete(None)
+        pictures.append((folder / "partition.png").read_bytes())
+    assert len(drawn) == 4
+    assert pictures[0] == pictures[1] == pictures[4]
+    assert len(set(pictures)) == 3

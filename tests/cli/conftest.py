@@ -1,18 +1,10 @@
-"""Run the real scripts, each in a process of its own.
-
-Importing torch and lightning takes seconds, so a server imports them once and forks. What runs in the fork is the script,
-with a command line, a working folder, signals and an exit status of its own; a few tests start it without that help.
-"""
+"""Run the real scripts, each in a process of its own; a few tests start it without the help of a process that forks it."""
 
 import json
-import os
 import re
 import shutil
 import signal
-import subprocess
 import sys
-import time
-from dataclasses import dataclass
 from pathlib import Path
 
 import hydra
@@ -20,138 +12,20 @@ import pytest
 
 from fedfacet.runs.command import run_command
 
-SERVER = """
-import atexit, gc, json, os, runpy, sys, traceback
-import fedfacet.analysis.console, fedfacet.build, fedfacet.callbacks.evaluate, fedfacet.data.digits, hydra, sklearn.datasets
-import fedfacet.objectives.classification, fedfacet.runs.opened, rich.console, rich.table
-
-fedfacet.config.compose_job("train", [])  # reads the yamls, which is half of what composing takes
-gc.freeze()  # what is imported stays: without this every collection and every exit in a fork goes through all of it
-for line in sys.stdin:
-    request = json.loads(line)
-    if "poll" in request:
-        pid, status = os.waitpid(request["poll"], os.WNOHANG)
-        print(json.dumps(os.waitstatus_to_exitcode(status) if pid else None), flush=True)
-        continue
-    if pid := os.fork():
-        print(pid, flush=True)
-        continue
-    for number, (file, mode) in enumerate([(os.devnull, "r"), (request["out"], "w"), (request["err"], "w")]):
-        with open(file, mode) as opened:
-            os.dup2(opened.fileno(), number)
-    os.chdir(request["cwd"])
-    for name, value in request["env"].items():
-        os.environ.pop(name, None)
-        if value is not None:
-            os.environ[name] = value
-    sys.argv = request["argv"]
-    status = 0
-    try:
-        runpy.run_path(sys.argv[0], run_name="__main__")
-    except SystemExit as stop:
-        status = stop.code or 0
-    except BaseException:
-        traceback.print_exc()
-        status = 1
-    atexit._run_exitfuncs()
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(status)
-os._exit(0)
-"""
-
 FAST = (
-    "threads=1", "model.width=2", "model.hidden=4", "heterogeneity=true", "~callbacks.figures", "federation.rounds=4",
+    "threads=1", "model.width=2", "model.hidden=4", "heterogeneity=true", "~callbacks.figures", "federation.rounds=2",
 )  # fmt: skip
 """A run of about a second."""
 
 
-PATIENCE = 300
-"""Seconds until a process counts as stuck; on a machine with other work a run of one second takes a minute."""
-
-
-@dataclass(frozen=True)
-class Result:
-    """What a process said, and how it ended."""
-
-    status: int
-    out: str
-    err: str
-
-
-class Server:
-    """Starts scripts by forking a process that has imported what they need."""
-
-    def __init__(self, src):
-        self.process = subprocess.Popen(
-            [sys.executable, "-c", SERVER],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-            env={**os.environ, "PYTHONPATH": str(src)},
-        )
-
-    def ask(self, **request):
-        print(json.dumps(request), file=self.process.stdin, flush=True)
-        return json.loads(self.process.stdout.readline())
-
-    def close(self):
-        self.process.communicate(timeout=PATIENCE)
-
-
-class Started:
-    """A process under way."""
-
-    def __init__(self, server, pid, out, err):
-        self.server, self.pid, self.out, self.err = server, pid, out, err
-        self.status = None
-
-    def poll(self):
-        if self.status is None:
-            self.status = self.server.ask(poll=self.pid)
-        return self.status
-
-    def kill(self, number):
-        """Send a signal, unless the process is over."""
-        if self.poll() is None:
-            os.kill(self.pid, number)
-
-    def wait(self, seconds=PATIENCE):
-        deadline = time.monotonic() + seconds
-        while self.poll() is None:
-            if time.monotonic() > deadline:
-                self.kill(signal.SIGKILL)
-                raise TimeoutError(f"still running after {seconds} s; it said {self.err.read_text()!r}")
-            time.sleep(0.01)
-        return self.status
-
-    def result(self, seconds=PATIENCE):
-        """Wait and return all that is left."""
-        return Result(self.wait(seconds), self.out.read_text(), self.err.read_text())
-
-    def wait_until(self, condition, seconds=PATIENCE):
-        """Return as soon as the condition holds."""
-        deadline = time.monotonic() + seconds
-        while not condition():
-            assert self.poll() is None, f"over with {self.status} too early: {self.err.read_text()}"
-            assert time.monotonic() < deadline, self.err.read_text()
-            time.sleep(0.002)
-
-
 @pytest.fixture(scope="session")
-def start_in(checkout):
-    """Return a function that starts ``src/train.py``, or another script there, in a folder."""
-    server = Server(checkout / "src")
+def start_in(start_script):
+    """Return a function that starts ``src/train.py``, or another script, in a folder."""
 
-    def start_in(folder, *arguments, script="train.py", fast=True, out=None, err=None, env=None):
-        number = len(list(folder.glob(".*.err")))
-        out, err = (Path(given or folder / f".{number}.{name}") for name, given in (("out", out), ("err", err)))
-        argv = [str(checkout / "src" / script), *(FAST if fast else ()), *map(str, arguments)]
-        pid = server.ask(argv=argv, cwd=str(folder), out=str(out), err=str(err), env=env or {})
-        return Started(server, pid, out, err)
+    def start_in(folder, *arguments, script="train.py", fast=True, **how):
+        return start_script(folder, script, *(FAST if fast else ()), *arguments, **how)
 
-    yield start_in
-    server.close()
+    return start_in
 
 
 @pytest.fixture(scope="session")

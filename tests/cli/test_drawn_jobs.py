@@ -1,14 +1,8 @@
 """A sweeper other than Hydra's own, which draws what it tries: how many jobs there are is not what the command line has."""
 
-import os
 import re
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
-
-TRAIN = Path(__file__).parents[2] / "src" / "train.py"
 
 PLUGIN = '''
 from dataclasses import dataclass
@@ -47,20 +41,28 @@ ConfigStore.instance().store(group="hydra/sweeper", name="drawn", node=Settings)
 '''
 
 
+SCRIPT = """
+import runpy, sys
+
+sys.path.insert(0, {plugins!r})
+import hydra_plugins.drawn
+from hydra.core.plugins import Plugins
+
+Plugins.instance().register(hydra_plugins.drawn.Drawn)  # the process that forks this one has looked for plugins before
+sys.argv[0] = {train!r}
+runpy.run_path(sys.argv[0], run_name="__main__")
+"""
+
+
 @pytest.fixture
-def searched(tmp_path):
+def searched(train, checkout, tmp_path):
     def search(*overrides):
         (tmp_path / "plugins" / "hydra_plugins").mkdir(parents=True, exist_ok=True)
         (tmp_path / "plugins" / "hydra_plugins" / "drawn.py").write_text(PLUGIN)
-        path = os.pathsep.join([str(tmp_path / "plugins"), str(TRAIN.parent)])
+        script = tmp_path / "script.py"
+        script.write_text(SCRIPT.format(plugins=str(tmp_path / "plugins"), train=str(checkout / "src" / "train.py")))
         given = ("debug=smoke", "hydra/sweeper=drawn", "optimizer.lr=interval(0.01,0.3)", "~callbacks.figures", *overrides)
-        return subprocess.run(
-            [sys.executable, str(TRAIN), *given, "-m"],
-            cwd=tmp_path,
-            env={**os.environ, "PYTHONPATH": path},
-            capture_output=True,
-            text=True,
-        )
+        return train(*given, "-m", script=script, fast=False)
 
     return search
 
@@ -74,21 +76,21 @@ def searched(tmp_path):
 )
 def test_a_job_says_of_how_many_it_is_where_the_sweeper_says_that(searched, trials, places):
     ended = searched(f"hydra.sweeper.n_trials={trials}")
-    assert ended.returncode == 0, ended.stderr
-    for said, place in zip(re.findall(r"^job (.+): ", ended.stdout, re.MULTILINE), places, strict=True):
+    assert ended.status == 0, ended.err
+    for said, place in zip(re.findall(r"^job (.+): ", ended.out, re.MULTILINE), places, strict=True):
         assert re.fullmatch(place, said)
 
 
 def test_the_cells_are_those_that_were_drawn(searched):
     ended = searched("sweep=cells")
-    assert ended.returncode == 0, ended.stderr
-    assert re.findall(r"\((\d of \d)", ended.stdout) == ["1 of 3", "2 of 3", "3 of 3"]
-    assert "3 of 3 cells are finished.\n" in ended.stdout
-    assert "2 cells in" not in ended.stdout
+    assert ended.status == 0, ended.err
+    assert re.findall(r"\((\d of \d)", ended.out) == ["1 of 3", "2 of 3", "3 of 3"]
+    assert "3 of 3 cells are finished.\n" in ended.out
+    assert "2 cells in" not in ended.out
 
 
 @pytest.mark.slow
 def test_several_workers_would_each_draw_for_themselves(searched):
     ended = searched("sweep=cells", "sweep.workers=2")
-    assert ended.returncode == 2
-    assert "Expected `sweep.workers=1`" in ended.stderr
+    assert ended.status == 2
+    assert "Expected `sweep.workers=1`" in ended.err

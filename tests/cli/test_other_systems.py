@@ -124,12 +124,9 @@ def numbers(run):
     return summary["model_digest"], summary["final"], (run / "metrics.csv").read_bytes()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
-    "engine",
-    [
-        pytest.param(["engine=sequential"], id="sequential"),
-        pytest.param(["engine=workers", "engine.workers=2"], id="workers", marks=pytest.mark.slow),
-    ],
+    "engine", [["engine=sequential"], ["engine=workers", "engine.workers=2"]], ids=["sequential", "workers"]
 )
 def test_a_run_comes_to_the_same_numbers(elsewhere, trained, tmp_path, engine):
     ended = elsewhere(TRAIN, *SMALL, *engine, "paths.output_dir=there")

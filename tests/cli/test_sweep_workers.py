@@ -61,12 +61,12 @@ def test_workers_share_the_cells_and_change_no_number(trained, cells, tmp_path):
     assert "Test accuracy of the worst group in percent" in after
     assert "is left to" not in result.out
     cells.rename(tmp_path / "before")
-    trained(*COMMAND)
-    assert numbers(cells) == numbers(tmp_path / "before")
-    assert len(numbers(cells)) == 4
+    trained("sweep=cells", "selector=all", "seed=1", "-m")
+    assert numbers(cells).items() <= numbers(tmp_path / "before").items()
+    assert (len(numbers(cells)), len(numbers(tmp_path / "before"))) == (1, 4)
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.slow)])
 def test_a_signal_stops_all_workers(start, cells, number):
     process = start(*LONG)
     process.wait_until(lambda: both_train(process))

@@ -2,12 +2,9 @@
 
 import csv
 import json
-import os
 import re
 import shlex
 import signal
-import subprocess
-import sys
 
 import pytest
 from wandb.proto.wandb_internal_pb2 import Record
@@ -155,18 +152,14 @@ def test_online_needs_an_api_key(train, home, files_of, tmp_path):
     assert {path for path in files_of(tmp_path).keys() - before.keys() if not path.startswith("home/")} == set()
 
 
-def test_a_plain_run_does_not_import_wandb(checkout, tmp_path):
-    """It brings a dozen packages with it."""
-    code = """
+def test_a_plain_run_does_not_import_wandb(trained, checkout, tmp_path):
+    """It brings a dozen packages with it; nor has the process that forks this one."""
+    script = tmp_path / "script.py"
+    script.write_text(f"""
 import runpy, sys
-sys.argv.pop(0)
 try:
-    runpy.run_path(sys.argv[0], run_name="__main__")
+    runpy.run_path({str(checkout / "src" / "train.py")!r}, run_name="__main__")
 finally:
     print("wandb" in sys.modules)
-"""
-    command = [sys.executable, "-c", code, str(checkout / "src" / "train.py"), "federation.rounds=1", "threads=1"]
-    environment = {**os.environ, "PYTHONPATH": str(checkout / "src")}
-    done = subprocess.run([*command, "paths.output_dir=run"], capture_output=True, text=True, cwd=tmp_path, env=environment)
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.splitlines()[-1] == "False"
+""")
+    assert trained("paths.output_dir=run", script=script).out.splitlines()[-1] == "False"

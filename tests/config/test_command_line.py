@@ -125,14 +125,13 @@ class TestPreflight:
         given = ("sweep=participation_cifar100", "selector=probe_fairness", "partition=iid", "seed=1")
         settings = ("selector.max_gap=null", "optimizer.lr=2.0")
         argv, jobs = preflight("train", ["train.py", "-m", *given, "dataset.root=a b", *settings])
-        one_by_one = "hydra.sweeper.max_batch_size=1"
-        assert argv == ["train.py", "-m", *given, "++dataset.root=a b", *settings, one_by_one]
+        assert argv == ["train.py", "-m", *given, "++dataset.root=a b", *settings]
         [(job, _)] = jobs
         assert (job.dataset.root, job.selector.max_gap) == ("a b", None)
 
     def test_a_value_for_what_a_sweep_sweeps_over_takes_the_place_of_its_values(self):
         argv, jobs = preflight("train", ["train.py", "-m", "sweep=participation_classes", "partition.classes_per_client=5"])
-        assert argv[-2] == "partition.classes_per_client=choice(5)", "by another name both would be swept over"
+        assert argv[-1] == "partition.classes_per_client=choice(5)", "by another name both would be swept over"
         assert {job.partition.classes_per_client for job, _ in jobs} == {5}
 
     @pytest.mark.parametrize(
@@ -189,6 +188,13 @@ class TestPreflight:
             preflight("train", ["train.py", "paths.output_dir=kept"])
         with pytest.raises(ConfigError, match="new or an empty output folder"):
             preflight("train", ["train.py", "paths.output_dir=/"])
+
+    def test_a_folder_that_a_run_left_as_it_began_is_refused_with_the_way_to_begin_again(self, tmp_path):
+        (tmp_path / "killed").mkdir()
+        (tmp_path / "killed" / "partition.json").touch()
+        with pytest.raises(ConfigError, match=r"holds 'partition\.json': .* or add resume=auto"):
+            preflight("train", ["train.py", "paths.output_dir=killed"])
+        preflight("train", ["train.py", "paths.output_dir=killed", "resume=auto"])
 
     def test_a_folder_in_a_run_is_refused(self, tmp_path):
         (tmp_path / "run" / "checkpoints").mkdir(parents=True)
@@ -284,7 +290,8 @@ class TestOwnRecipes:
 
     def test_a_default_may_refer_to_a_choice(self, own_options):
         own_options("experiment/mine", defaults=["for_${method}", "_self_"])
-        own_options("experiment/experiment/for_fedavg", federation={"rounds": 7})
+        for group in ("experiment", "experiment/experiment"):  # where Hydra 1.4 looks for it, and 1.3
+            own_options(f"{group}/for_fedavg", federation={"rounds": 7})
         job, _ = compose_job("train", [own_options.searchpath, "experiment=mine", "method=fedavg"])
         assert job.federation.rounds == 7
 

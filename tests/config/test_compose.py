@@ -1,10 +1,13 @@
 import os
 
 import pytest
-from hydra import compose, initialize_config_dir
+from hydra import compose
+from hydra.core.global_hydra import GlobalHydra
+from hydra.errors import HydraException
 from omegaconf import OmegaConf
 
-from fedfacet.config import compose_job, conf_dir, hydra_private, make, quoted_options
+from fedfacet.config import compose_job, composition, conf_dir, make, quoted_options
+from fedfacet.config.sweeping import Sweep
 from fedfacet.errors import ConfigError
 
 
@@ -30,15 +33,81 @@ def test_the_last_of_two_options_counts():
     assert (composed.choices.selector, composed.seed) == ("uniform", 4)
 
 
-def test_yamls_that_are_read_once_compose_to_what_hydra_composes():
-    """Also the second time, whatever was merged into them the first time."""
-    given = ["experiment=cmnist_gsc_mobilenet", "method=fednova", "sweep=table1", "hydra.verbose=true", "optimizer.lr=3"]
-    with initialize_config_dir(str(conf_dir()), version_base="1.3"):
-        expected = compose("train", given, return_hydra_config=True)
-    with hydra_private.initialized(str(conf_dir())):
+def contents(config):
+    """As they are spelt, in their order, in which callbacks are called."""
+    spelt = OmegaConf.to_container(config, resolve=False)
+    return list(spelt["callbacks"]), spelt, OmegaConf.is_struct(config), OmegaConf.is_readonly(config.hydra)
+
+
+def sweeps():
+    return sorted(file.stem for file in (conf_dir() / "sweep").glob("*.yaml"))
+
+
+@pytest.fixture(scope="module")
+def initialized():
+    with composition.initialized(str(conf_dir())):
+        yield
+
+
+@pytest.mark.usefixtures("initialized")
+class TestComposed:
+    @pytest.mark.parametrize("sweep", sweeps())
+    def test_a_cell_is_what_hydra_composes(self, sweep):
+        """The first cell, the last, and two that differ from their neighbours in options and in values."""
+        cells = Sweep("train", [f"sweep={sweep}"])
+        for number in {0, len(cells) // 3, len(cells) // 2, len(cells) - 1}:
+            given = cells.overrides_of(number)
+            expected = compose("train", given, return_hydra_config=True)
+            assert contents(composition.composed("train", given)) == contents(expected)
+
+    @pytest.mark.parametrize(
+        "given",
+        [
+            ["experiment=cmnist_gsc_mobilenet", "method=fednova", "hydra.verbose=true", "optimizer.lr=3"],
+            ["selector=all", "selector=uniform", "seed=3", "seed=4", "+selector.k=1", "++loss.x={a: 1}"],
+            ["callbacks=[default,client_fairness]", "logger=[]", "optimizer={lr: 0.5}", "~callbacks.progress", "~model"],
+            ["hydra/launcher=basic", "hydra.sweep.subdir=${hydra.job.override_dirname}", "wandb.tags=[a,b]"],
+        ],
+    )
+    def test_a_job_is_what_hydra_composes_each_time(self, given):
+        expected = contents(compose("train", given, return_hydra_config=True))
         for _ in range(2):
-            ours = compose("train", given, return_hydra_config=True)
-            assert OmegaConf.to_container(ours, resolve=False) == OmegaConf.to_container(expected, resolve=False)
+            ours = composition.composed("train", given)
+            assert contents(ours) == expected
+            ours.federation.rounds = 12345  # nobody else sees it
+
+    @pytest.mark.parametrize("given", ["optimizer.lrr=1", "+optimizer.lr=1", "selector=nothing", "seed=1,2", "~nothing"])
+    def test_hydra_refuses_what_it_refuses(self, given):
+        with pytest.raises(HydraException) as ours:
+            composition.composed("train", [given])
+        with pytest.raises(HydraException) as its:
+            compose("train", [given], return_hydra_config=True)
+        assert str(ours.value) == str(its.value)
+
+    def test_only_new_options_are_merged(self, monkeypatch):
+        """Of 24 cells with four combinations of options, Hydra composes none, and its list of yamls is made four times."""
+        cells = Sweep("train", ["experiment=digits_gsc,cmnist_gsc", "selector=uniform,all", "seed=range(6)", "sweep=cells"])
+        composition.composed("train", ["sweep=cells"])
+        loader = type(GlobalHydra.instance().config_loader())
+        made, whole = [], []
+        usual = loader.compute_defaults_list
+        monkeypatch.setattr(loader, "compute_defaults_list", lambda *given: made.append(given) or usual(*given))
+        monkeypatch.setattr(composition, "compose", lambda *given, **_: whole.append(given))
+        for number in range(len(cells)):
+            composition.composed("train", cells.overrides_of(number))
+        assert (len(made), len(whole)) == (4, 0)
+
+    def test_a_yaml_that_is_changed_is_read_again(self, tmp_path):
+        (tmp_path / "kind").mkdir()
+        (tmp_path / "main.yaml").write_text("defaults: [kind: one, _self_]\n")
+        for text in ("a: 1", "a: 22", "defaults: [two]"):
+            (tmp_path / "kind" / "one.yaml").write_text(f"{text}\n")
+            (tmp_path / "kind" / "two.yaml").write_text("b: 3\n")
+            GlobalHydra.instance().clear()
+            with composition.initialized(str(tmp_path)):
+                found = [composition.composed("main", []).kind for _ in range(2)]
+                assert found == [compose("main").kind] * 2
+        assert found[0] == {"b": 3}
 
 
 class TestWherePresent:

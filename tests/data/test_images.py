@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 import torch
-from PIL import Image
+from PIL import EpsImagePlugin, Image
 from torchvision.transforms import CenterCrop
 
 from fedfacet.data.images import ImageFiles, LazyImages
@@ -201,3 +201,14 @@ def test_files_with_bytes_behind_their_end_are_not_refused(tmp_path):
 def test_other_formats_are_decoded_to_be_checked(tmp_path):
     picture().save(tmp_path / "x.bmp")
     ImageFiles([tmp_path / "x.bmp"], 8, remedy=REMEDY).check()
+
+
+def test_no_image_starts_another_program(tmp_path, monkeypatch):
+    (tmp_path / "gs").write_text(f"#!/bin/sh\ntouch {tmp_path}/ran\n")
+    (tmp_path / "gs").chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
+    monkeypatch.setattr(EpsImagePlugin, "gs_binary", None)
+    (tmp_path / "x.png").write_bytes(b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 8 8\nshowpage\n")
+    with pytest.raises(DatasetCorruptError, match=r"x\.png"):
+        ImageFiles([tmp_path / "x.png"], 8, remedy=REMEDY).check()
+    assert not (tmp_path / "ran").exists()

@@ -1,11 +1,12 @@
 """Data of one's own: folders of images, tables, arrays, Hugging Face's format; held against torchvision and scikit-learn."""
 
 import csv
+import json
 
 import numpy as np
 import pytest
 import torch
-from PIL import Image
+from PIL import EpsImagePlugin, ExifTags, Image
 from sklearn.preprocessing import OneHotEncoder, StandardScaler
 from torchvision.datasets import ImageFolder as TorchvisionFolder
 
@@ -266,6 +267,9 @@ def written(folder, rows, **splits):
     )
 
 
+POSTSCRIPT = b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 8 8\nshowpage\n"
+
+
 class TestHuggingFace:
     def test_images_splits_and_class_labels(self, tmp_path):
         features = datasets.Features(
@@ -279,6 +283,39 @@ class TestHuggingFace:
         assert [len(part) for part in (data.train, data.val, data.test)] == [8, 4, 6]
         assert data.inputs.fetch(np.array([3, 9]))[:, :, 0, 0].tolist() == [[3, 3, 3], [1, 1, 1]]
         assert data.columns["who"][:4].tolist() == [0, -1, 1, 0]
+
+    def test_an_image_is_turned_as_its_camera_was(self, tmp_path):
+        exif = Image.Exif()
+        exif[ExifTags.Base.Orientation] = 3  # upside down
+        picture = Image.new("RGB", (4, 4))
+        picture.paste((240, 240, 240), (0, 0, 4, 2))
+        picture.save(tmp_path / "x.png", exif=exif)
+        features = datasets.Features(image=datasets.Image(), label=datasets.Value("string"))
+        rows = {"image": [str(tmp_path / "x.png")] * 8, "label": ["a", "b"] * 4}
+        written(tmp_path / "dataset", (rows, features))
+        data = HuggingFace(root=tmp_path, image_size=4).load()
+        assert data.inputs.fetch(np.array([0]))[0, 0, :, 0].tolist() == [0, 0, 240, 240]
+
+    @pytest.mark.parametrize(
+        "held",
+        [{"path": "http://localhost:9/x.png"}, {"bytes": b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 8 8\nshowpage\n"}],
+    )
+    def test_a_row_reaches_no_host_and_starts_no_program(self, tmp_path, monkeypatch, held):
+        left = []
+        for way in ("socket.getaddrinfo", "subprocess.Popen"):
+            monkeypatch.setattr(way, lambda *told, **_: left.append(told) or pytest.fail(f"{told}"))
+        monkeypatch.setattr(EpsImagePlugin, "gs_binary", "gs")
+        rows = {"image": [{"bytes": None, "path": None} | held] * 8, "label": ["a", "b"] * 4}
+        image = {name: datasets.Value(kind) for name, kind in (("bytes", "binary"), ("path", "string"))}
+        written(tmp_path / "dataset", (rows, datasets.Features(image=image, label=datasets.Value("string"))))
+        told = tmp_path / "dataset" / "dataset_info.json"  # as somebody forges it: `datasets` would fetch the image to write it
+        info = json.loads(told.read_text())
+        info["features"]["image"] = {"_type": "Image"}
+        told.write_text(json.dumps(info))
+        data = HuggingFace(root=tmp_path, image_size=4).load()
+        with pytest.raises(DatasetCorruptError, match="Expected an image in row 0 of the column 'image'"):
+            data.inputs.fetch(np.array([0]))
+        assert not left
 
     def test_numbers_without_a_test(self, tmp_path):
         x = np.random.default_rng(0).normal(size=(20, 3)).astype(np.float32)

@@ -12,7 +12,7 @@ from fedfacet import state
 from fedfacet.deploy.engine import Shortfall
 from fedfacet.deploy.journal import replay
 from fedfacet.deploy.protocol import Letter, pack, unpack
-from fedfacet.errors import EngineError
+from fedfacet.errors import ConfigError, EngineError
 
 ASKING = (
     "method=pow_d", "selector=size_weighted", "selector=diversity_score aggregator=fedavg", "selector=active_fl",
@@ -70,29 +70,48 @@ def server(deployed, sites_of, pilot, meddler, tmp_path):
     return lambda options, meddle=None: deployed(*options.split(), run_dir=tmp_path, transport=meddler(sites_of(pilot), meddle))
 
 
-@pytest.mark.parametrize("options", ASKING)
-def test_three_rounds_run_whatever_one_client_answers(options, server, request):
-    """Each method meets a part of the changes, another one each; ``on_bad_update`` makes no difference."""
+def drawn(options):
+    """Nine changes, others for another method."""
+    return random.Random(options).sample(sorted(CHANGES), 9)
+
+
+SHARE = {options: sorted(CHANGES)[number :: len(ASKING)] for number, options in enumerate(ASKING)}
+"""Each method's part of all changes."""
+
+
+@pytest.mark.parametrize(
+    ("options", "names", "rounds"),
+    [
+        *((options, ["only None", *share], 2) for options, share in SHARE.items()),
+        *(pytest.param(options, drawn(options), 3, marks=pytest.mark.slow) for options in ASKING),
+    ],
+)
+def test_rounds_run_whatever_one_client_answers(options, names, rounds, server):
+    """Each change meets a method and each method a few changes; ``on_bad_update`` makes no difference."""
     draw, federation = random.Random(options), server(options)
     first, exchange = federation.state, federation.engine.exchange
     transport = exchange.transport
-    for name in ["only None", *draw.sample(sorted(CHANGES), 9)]:
+    for name in names:
         transport.meddle, asked = forging(lambda value, change=CHANGES[name]: change(value, draw))
         federation.on_bad_update = draw.choice(("raise", "drop"))
         federation.restore(first)
         federation.engine.begin(0)
         exchange.run = uuid.uuid4().hex  # or clients would train twice in the rounds of one run
         exchange._greeted.clear()
-        for _ in range(3):
+        for _ in range(rounds):
             federation.run_round()
         assert state.all_finite(federation.state.model), name
         assert asked, name
 
 
-@pytest.mark.parametrize("bad", ["raise", "drop"])
 @pytest.mark.parametrize(
-    ("options", "value"),
-    [("method=pow_d", [[[1]]]), ("method=feddiverse", [0.0, 1.0]), ("method=agnostic", None), ("method=fairfed", -1)],
+    ("options", "value", "bad"),
+    [
+        ("method=pow_d", [[[1]]], "raise"),
+        ("method=feddiverse", [0.0, 1.0], "drop"),
+        ("method=agnostic", None, "raise"),
+        ("method=fairfed", -1, "drop"),
+    ],
 )
 def test_the_client_is_away_named_and_counted(options, value, bad, server, lines_of, caplog, tmp_path, simulated):
     meddle, asked = forging(lambda _: value)
@@ -164,3 +183,40 @@ def test_a_sites_policy_ends_no_run_that_has_begun(round, server, lines_of, tmp_
     assert f"Round 2: client {refused[0]} (client_{refused[0]:02d}) is away, asked for local_loss: site_" in caplog.text
     site = federation.engine.roster.clients[refused[0]].site
     assert json.loads((tmp_path / "status.json").read_text())["refused"][site] == {"policy": 1}
+
+
+@pytest.mark.parametrize(
+    "words", ["\x1b[31mred", "\u202eback", "two\nlines", "\ud800", "x" * 5000, ["no", {"a": 1}]], ids=lambda _: ""
+)
+def test_a_refusals_words_are_shown_escaped_and_shortened(words, server, tmp_path, caplog):
+    refused = []
+
+    def meddle(request, ticket, content):
+        if request.kind != "train" or refused not in ([], [request.body["client"]]):
+            return [(ticket, content)]
+        refused[:] = [request.body["client"]]
+        answers = unpack(content, len(content)).body["answers"]
+        return [(ticket, pack(Letter("refusal", request.run, {"code": words, "sentence": words, "answers": answers})))]
+
+    federation = server("method=fedavg", meddle)
+    federation.run_round()
+    assert federation.state.round == 1
+    assert list(federation.engine.record.lost) == refused
+    assert json.loads((tmp_path / "status.json").read_text())["lost"]
+    said = [record.getMessage() for record in caplog.records if "refuses" in record.getMessage()]
+    assert said
+    assert all(one.isprintable() and len(one) < 2000 for one in said)
+
+
+@pytest.mark.parametrize("words", ["\x1b[31mred", "\u202eback", "two\nlines", "x" * 5000])
+@pytest.mark.parametrize("where", ["torch", "device"])
+def test_a_hello_whose_words_a_terminal_would_obey_is_none(words, where, server):
+    def meddle(request, ticket, content):
+        letter = unpack(content, len(content))
+        if letter.kind != "hello":
+            return [(ticket, content)]
+        told = {"device": words} if where == "device" else {"versions": {**letter.body["versions"], where: words}}
+        return [(ticket, pack(Letter("hello", letter.run, {**letter.body, **told})))]
+
+    with pytest.raises(ConfigError, match="its hello says something else"):
+        server("method=fedavg", meddle).run_round()

@@ -161,53 +161,53 @@ def test_a_site_takes_no_code_and_no_paths(override, copy):
     assert "Expected settings of clients, GROUP=OPTION and KEY=VALUE, but got" in said.body["sentence"]
 
 
-@pytest.mark.parametrize(
-    ("kind", "named"),
-    [
-        ("weights", {"model": "../../../../evil"}),
-        ("weights", {"model": "/tmp/evil"}),
-        ("weights", {"round": "../../evil"}),
-        ("weights", {"client": "../../../../evil"}),
-        ("hello", {"client": "../../../../evil"}),
-        ("hello", {"model": "../../../../evil"}),
-        ("hello", {"round": "1"}),
-        ("hello", {"round": None}),
-        ("train", {"client": True}),
-        ("train", {"memory_round": 10**12}),
-    ],
+NAMED = (
+    ("weights", {"model": "../../../../evil"}),
+    ("weights", {"model": "/tmp/evil"}),
+    ("weights", {"round": "../../evil"}),
+    ("weights", {"client": "../../../../evil"}),
+    ("hello", {"client": "../../../../evil"}),
+    ("hello", {"model": "../../../../evil"}),
+    ("hello", {"round": "1"}),
+    ("hello", {"round": None}),
+    ("train", {"client": True}),
+    ("train", {"memory_round": 10**12}),
 )
-def test_a_server_names_no_files(kind, named, copy, sites_of, deployed, tmp_path):
+
+
+def test_a_server_names_no_files(copy, sites_of, deployed, tmp_path):
     transport = sites_of(copy)
     run = deployed("method=fedavg", run_dir=tmp_path, transport=transport, folder=copy).engine.exchange
     versions = {"fedfacet": "0.1.0"}
-    body = {
+    bodies = {
         "hello": {**run.greeting, "clients": run.roster.at("site_0"), "num_clients": 24, "versions": versions, "more": 1},
         "weights": {"round": 1, "model": "c" * 64},
         "train": {"round": 1, "client": 0},
-    }[kind]
+    }
     before = {file for file in tmp_path.parent.rglob("*") if file.name != "audit.jsonl"}
-    content = transport.by_name["site_0"].answer(pack(Letter(kind, run.run, {**body, **named})))
-    said = unpack(content, len(content)).body
-    ((name, value),) = named.items()
-    assert (said["code"], said["sentence"]) == ("letter", f"its `{name}` is '{value}'")
-    assert {file for file in tmp_path.parent.rglob("*") if file.name != "audit.jsonl"} == before
+    for kind, named in NAMED:
+        content = transport.by_name["site_0"].answer(pack(Letter(kind, run.run, {**bodies[kind], **named})))
+        said = unpack(content, len(content)).body
+        ((name, value),) = named.items()
+        assert (said["code"], said["sentence"]) == ("letter", f"its `{name}` is '{value}'")
+        assert {file for file in tmp_path.parent.rglob("*") if file.name != "audit.jsonl"} == before
 
 
-@pytest.mark.parametrize(
-    ("number", "numbers"), [(10**12, None), (0, None), ("24", None), (24.0, None), (24, -1), (24, 24), (24, 1.0), (24, "x")]
-)
-def test_numbers_of_clients_that_a_site_would_choke_on(number, numbers, copy, sites_of, deployed, tmp_path):
+def test_numbers_of_clients_that_a_site_would_choke_on(copy, sites_of, deployed, tmp_path):
     transport = sites_of(copy)
     run = deployed("method=fedavg", run_dir=tmp_path, transport=transport, folder=copy).engine.exchange
-    clients = run.roster.at("site_0")
-    clients |= {} if numbers is None else {"client_00": numbers}
+    own = run.roster.at("site_0")
     versions = {"fedfacet": "0.1.0"}
-    body = {**run.greeting, "clients": clients, "num_clients": number, "versions": versions}
-    content = transport.by_name["site_0"].answer(pack(Letter("hello", "c" * 32, body)))
-    said = unpack(content, len(content)).body
-    assert (said["code"], said["sentence"]) == (
-        "letter", "clients have numbers below `num_clients`, and that is 10,000,000 at most",
-    )  # fmt: skip
+    kept = own["client_00"]
+    for number, numbers in (
+        (10**12, kept), (0, kept), ("24", kept), (24.0, kept), (24, -1), (24, 24), (24, 1.0), (24, "x"),
+    ):  # fmt: skip
+        body = {**run.greeting, "clients": own | {"client_00": numbers}, "num_clients": number, "versions": versions}
+        content = transport.by_name["site_0"].answer(pack(Letter("hello", "c" * 32, body)))
+        said = unpack(content, len(content)).body
+        assert (said["code"], said["sentence"]) == (
+            "letter", "clients have numbers below `num_clients`, and that is 10,000,000 at most",
+        )  # fmt: skip
 
 
 def test_a_site_refuses_what_it_does_not_know_and_writes_down_what_came(copy, sites_of, deployed, tmp_path):

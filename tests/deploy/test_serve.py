@@ -1,9 +1,7 @@
 """The command: a server that is killed in the middle of a round goes on as if it had not been, and its journal proves it."""
 
 import json
-import os
-import signal
-import subprocess
+import runpy
 import sys
 import time
 
@@ -12,9 +10,10 @@ from fedfacet.build import load_data
 from fedfacet.commands import serve
 from fedfacet.deploy.pilot import write_pilot
 from fedfacet.deploy.questions import known_queries
+from fedfacet.parallel.processes import process_context
 from fedfacet.storage import checkpoint
 
-ROUNDS = 30
+ROUNDS = 12
 HELD_OUT = "partition.local_holdout=0.25"
 OPTIONS = (
     "experiment=digits_gsc", "partition.scale=0.1", f"federation.rounds={ROUNDS}", "federation.cohort_size=3", "threads=1",
@@ -23,7 +22,7 @@ OPTIONS = (
 
 
 def test_a_killed_server_goes_on_bit_for_bit_and_its_journal_is_replayed(
-    job_of, checkout, simulated, rounds_of, capsys, tmp_path
+    job_of, checkout, simulated, rounds_of, capsys, monkeypatch, tmp_path
 ):
     pilot = tmp_path / "pilot"
     data = load_data(job_of("experiment=digits_gsc", "partition.scale=0.1", HELD_OUT))
@@ -32,22 +31,23 @@ def test_a_killed_server_goes_on_bit_for_bit_and_its_journal_is_replayed(
     here.mkdir()
     clients = ",".join(str(pilot / f"site_{number}" / "client.yaml") for number in (0, 1))
     command = [
-        *(sys.executable, str(checkout / "src" / "serve.py"), *OPTIONS, f"paths.output_dir={run_dir}"),
+        *(str(checkout / "src" / "serve.py"), *OPTIONS, f"paths.output_dir={run_dir}"),
         *(f"card={pilot / 'card.yaml'}", f"roster={pilot / 'roster.yaml'}", f"deploy.clients=[{clients}]"),
     ]
-    assert serve.main(["check", *command[2:]]) == 0
+    assert serve.main(["check", *command[1:]]) == 0
     said = capsys.readouterr().out
     assert "site_0: 12 clients, 180 samples; fedfacet " in said
     assert "All fits: " in said
     assert not run_dir.exists()
-    environment = {**os.environ, "PYTHONPATH": str(checkout / "src")}
-    server = subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+    monkeypatch.setattr(sys, "argv", command)
+    server = process_context().Process(target=runpy.run_path, args=command[:1], kwargs={"run_name": "__main__"})
+    server.start()
     journal = run_dir / "journal.jsonl"
-    while server.poll() is None and not (journal.exists() and len(journal.read_bytes().splitlines()) >= 3):
+    while server.is_alive() and not (journal.exists() and len(journal.read_bytes().splitlines()) >= 3):
         time.sleep(0.005)
-    assert server.poll() is None, server.stderr.read()
-    server.send_signal(signal.SIGKILL)
-    server.communicate()
+    assert server.exitcode is None
+    server.kill()
+    server.join()
     reached = checkpoint.load(run_dir / "checkpoints" / "last.ckpt")[0].round
     assert 1 <= reached < ROUNDS
     with open(journal, "a") as file:  # as if it had died between the journal and the checkpoint
@@ -69,5 +69,5 @@ def test_a_killed_server_goes_on_bit_for_bit_and_its_journal_is_replayed(
     assert (status["round"], set(status["connected"].values())) == (ROUNDS, {True})
     assert serve.main(["replay", f"run={run_dir}"]) == 0
     assert f"All {ROUNDS} rounds come to the models of the journal; the last has the digest {digest}" in capsys.readouterr().out
-    assert serve.main([*command[2:], "resume=auto"]) == 0  # a supervisor that has not seen the end
+    assert serve.main([*command[1:], "resume=auto"]) == 0  # a supervisor that has not seen the end
     assert f"Nothing is left to do: {ROUNDS} rounds are done in {run_dir}." in capsys.readouterr().out

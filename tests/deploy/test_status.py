@@ -3,9 +3,12 @@
 import json
 import math
 import re
+import time
+from types import SimpleNamespace
 
 import pytest
 
+from fedfacet.deploy import exchange
 from fedfacet.deploy.status import prometheus_text
 
 NAME, LABEL = r"[a-zA-Z_:][a-zA-Z0-9_:]*", r'[a-zA-Z_][a-zA-Z0-9_]*="(?:[^"\\\n]|\\["\\n])*"'
@@ -55,8 +58,18 @@ def meddle():
     return change
 
 
-def test_a_round_is_told_in_both_files(sites_of, pilot, deployed, meddler, meddle, tmp_path):
+def test_a_round_is_told_in_both_files(sites_of, pilot, deployed, meddler, meddle, monkeypatch, tmp_path):
     transport = meddler(sites_of(pilot), meddle)
+    waited, poll = [], transport.poll
+
+    def poll_and_wait(seconds):
+        """Have a second pass where nothing has come."""
+        came = poll(seconds)
+        waited.extend([] if came else [1])
+        return came
+
+    transport.poll = poll_and_wait
+    monkeypatch.setattr(exchange, "time", SimpleNamespace(monotonic=lambda: time.monotonic() + len(waited)))
     run = deployed("selector=all", "aggregator=fedavg", "sites.deadline_seconds=20", run_dir=tmp_path, transport=transport)
     for round in (1, 2):
         result = run.run_round()

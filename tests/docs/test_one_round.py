@@ -2,12 +2,10 @@
 
 import ast
 import json
-import os
 import re
-import subprocess
-import sys
+from collections.abc import Callable
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import pytest
 
@@ -54,7 +52,6 @@ def watch(frame, event, argument):
 
 
 sys.argv = sys.argv[1:]
-sys.path[0] = str(src)
 sys.setprofile(watch)
 try:
     runpy.run_path(sys.argv[0], run_name="__main__")
@@ -79,15 +76,15 @@ class Traced(NamedTuple):
 
 
 @pytest.fixture(scope="module")
-def traced(tmp_path_factory: pytest.TempPathFactory) -> Traced:
-    """Run one round and write down where it went."""
+def traced(tmp_path_factory: pytest.TempPathFactory, start_script: Callable[..., Any]) -> Traced:
+    """Run one round, in a process that has run none, and write down where it went."""
     folder = tmp_path_factory.mktemp("round")
     options = ["selector=uniform", "aggregator=fedavg", "federation.rounds=1", "callbacks=[]", "logger=[]"]
     options += ["engine=sequential", "heterogeneity='true'", "threads=1", f"paths.output_dir={folder / 'run'}"]
-    command = [sys.executable, "-c", TRACE, str(ROOT / "src"), str(folder / "found.json"), str(ROOT / "src" / "train.py")]
-    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
-    finished = subprocess.run([*command, *options], capture_output=True, text=True, cwd=folder, env=environment, timeout=300)
-    assert finished.returncode == 0, finished.stderr
+    (folder / "trace.py").write_text(TRACE)
+    arguments = [str(ROOT / "src"), str(folder / "found.json"), str(ROOT / "src" / "train.py"), *options]
+    finished = start_script(folder, folder / "trace.py", *arguments).result()
+    assert finished.status == 0, finished.err
     found = json.loads((folder / "found.json").read_text())
     # What calls `train` is the command line's affair.
     outside = ("src/fedfacet/runs/", "src/fedfacet/entry.py", "src/fedfacet/__main__.py")

@@ -3,6 +3,7 @@
 import re
 import shlex
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hydra.core.override_parser.overrides_parser import OverridesParser
@@ -28,16 +29,37 @@ def files(page: Path) -> dict[str, str]:
     return dict(re.findall(r"```python\n# (\w+\.py)\n(.*?)```", page.read_text(), re.DOTALL))
 
 
+def parts(command: str) -> set[str]:
+    """Return what a command names: the options it chooses, and the keys whose values it sets."""
+    groups = {folder.name for folder in (ROOT / "conf").iterdir() if folder.is_dir()}
+    words = shlex.split(command.partition("src/train.py")[2])
+    return {word if word.partition("=")[0] in groups else word.partition("=")[0] for word in words}
+
+
 MORE = [
     pytest.param(command, {}, id=f"{sweep.stem}-beside")
     for sweep in sorted((ROOT / "conf" / "sweep").glob("*.yaml"))
     for command in re.findall(r"^#   (python src/train\.py .*)$", sweep.read_text(), re.MULTILINE)
 ]
 """In headers of sweeps, beside their own."""
-COMMANDS = [
+ALL = [
     *(pytest.param(command, files(page), id=f"{page.stem}-{n}") for page in PAGES for n, command in enumerate(commands(page))),
     *MORE,
 ]
+
+
+def with_marks() -> list[Any]:
+    """Return all commands; those whose every part is in longer ones too, two thirds as many as the others, are slow."""
+    seen, marked = set(), {}
+    for number, given in sorted(enumerate(ALL), key=lambda one: (-len(parts(one[1].values[0])), one[0])):
+        own = parts(given.values[0])
+        marks = [] if own - seen else [pytest.mark.slow]
+        marked[number] = pytest.param(*given.values, id=given.id, marks=marks)
+        seen |= own
+    return [marked[number] for number in range(len(ALL))]
+
+
+COMMANDS = with_marks()
 
 
 def first_cell(overrides: list[str]) -> list[str]:

@@ -24,7 +24,7 @@ LONG = RESULTS.keys() - {"from_python.md"}
 
 
 @pytest.mark.parametrize("page", [pytest.param(page, marks=pytest.mark.slow) if page in LONG else page for page in RESULTS])
-def test_the_page_works(page, tmp_path):
+def test_the_page_works(page, tmp_path, start_script):
     """Commands run in order in an empty folder, which has the scripts only; five rounds are enough for a table."""
     (tmp_path / "src").symlink_to(ROOT / "src")
     environment = {
@@ -39,6 +39,11 @@ def test_the_page_works(page, tmp_path):
             file = tmp_path / name
             file.parent.mkdir(parents=True, exist_ok=True)
             file.write_text(content)
+            continue
+        if script := re.fullmatch(r"python (\w+\.py)", content.strip()):
+            ended = start_script(tmp_path, tmp_path / script[1]).result()
+            assert ended.status == 0, ended.out + ended.err
+            said += ended.out
             continue
         finished = subprocess.run(
             ["bash", "-e", "-c", content], cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=300

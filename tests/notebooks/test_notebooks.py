@@ -1,10 +1,7 @@
 """Every notebook runs from top to bottom, and none is committed with what a machine put into it."""
 
 import json
-import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -51,21 +48,17 @@ SHORTER = {r"federation\.rounds=\d+": "federation.rounds=6"}
 @pytest.mark.parametrize(
     "notebook", [pytest.param(file, marks=[pytest.mark.slow] if file.stem in LONG else []) for file in NOTEBOOKS], ids=NAMES
 )
-def test_it_runs(notebook, tmp_path):
-    """For few rounds, in a fresh interpreter, from the notebook's folder as Jupyter does; the cells are plain Python."""
+def test_it_runs(notebook, tmp_path, start_script):
+    """For few rounds, in a process of its own, from the notebook's folder as Jupyter does; the cells are plain Python."""
     cells = [cell for cell in json.loads(notebook.read_text())["cells"] if cell["cell_type"] == "code"]
     code = "\n\n".join("".join(cell["source"]) for cell in cells)
     for longer, short in SHORTER.items():
         code = re.sub(longer, short, code)
-    environment = os.environ | {"TMPDIR": str(tmp_path), "PYTHONPATH": str(FOLDER.parent / "src")}
-    environment.pop("FEDFACET_DATA", None)  # without a download means without data too
-    done = subprocess.run(
-        [sys.executable, "-W", "error::DeprecationWarning:__main__", "-c", code],
-        cwd=FOLDER,
-        env=environment,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
+    strict = 'import warnings; warnings.filterwarnings("error", category=DeprecationWarning, module="__main__")'
+    (tmp_path / "cells.py").write_text(f"{strict}\nimport tempfile; tempfile.tempdir = None\n\n{code}")
+    # Without a download means without data too.
+    environment = {"TMPDIR": str(tmp_path), "FEDFACET_DATA": None}
+    said = {"out": tmp_path / "out", "err": tmp_path / "err"}
+    done = start_script(FOLDER, tmp_path / "cells.py", env=environment, **said).result()
+    assert done.status == 0, done.err
     assert {path.parent for path in tmp_path.rglob("*.png")}, "it draws, and leaves nothing elsewhere"

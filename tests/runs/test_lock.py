@@ -142,6 +142,7 @@ cell = pathlib.Path(sys.argv[1])
 HOLD = "with locks.lock(cell) as holder: print(holder, flush=True); sys.stdin.readline()"
 
 TAKE_OVER = """
+locks.TOUCH_SECONDS = 3600.0  # it would see, before it has let go, that the lock is the dead machine's, and give up
 print("ready", flush=True)
 sys.stdin.readline()
 entered = 0

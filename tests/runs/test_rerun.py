@@ -17,7 +17,7 @@ from fedfacet.storage import checkpoint
 
 RUN = (
     "experiment=digits_gsc", "selector=uniform", "federation.rounds=3", "federation.cohort_size=4", "logger=[]",
-    "callbacks=[csv_log,save_checkpoint,decomposition]", "model=resnet8", "model.width=2", "threads=1",
+    "callbacks=[csv_log,save_checkpoint,decomposition]", "model.width=2", "threads=1",
 )  # fmt: skip
 
 
@@ -49,7 +49,7 @@ KEEP = "callbacks.save_checkpoint.keep=all"
         (),
         ("aggregator=fedld", "loss=margin"),
         ("aggregator=fedpac", "objective=fedpac"),
-        ("personal=norm_layers", "aggregator=fedgh", "selector=feddiverse", "heterogeneity=true"),
+        ("model=resnet8", "personal=norm_layers", "aggregator=fedgh", "selector=feddiverse", "heterogeneity=true"),
         ("participation=dropouts", "participation.dropout_probability=0.5", "correction=proximal"),
     ],
     ids=["fedavgm", "fedld", "fedpac", "fedbn", "dropouts"],

@@ -20,10 +20,9 @@ def elsewhere(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
 
 
-def test_a_run_by_python_is_the_run_by_the_command(checkout):
+def test_a_run_by_python_is_the_run_by_the_command(start_script, tmp_path):
     run = fedfacet.train(*FAST, "selector=uniform", "paths.output_dir=ours")
-    command = [sys.executable, str(checkout / "src" / "train.py"), *FAST, "selector=uniform", "paths.output_dir=theirs"]
-    subprocess.run(command, check=True, capture_output=True, timeout=300)
+    assert start_script(tmp_path, "train.py", *FAST, "selector=uniform", "paths.output_dir=theirs").wait() == 0
     other = fedfacet.load_run("theirs")
     assert run.summary["model_digest"] == other.summary["model_digest"]
     assert run.metrics == other.metrics

@@ -19,6 +19,9 @@ KINDS = {"clients": "attack", "server": "attack_server"}
 AVERAGED = ("loss_threshold", "lira", "trajectory")
 """Attacks that ``attack/mean/...`` is a mean over, as in the thesis; the gap is a baseline."""
 
+ATTACK_AGAIN = "remove it and attack again"
+"""What the user can do about a file of an attack that is damaged."""
+
 TOLD = (
     *("auc", "null_auc", "advantage", "advantage_best", "tpr_at_0.001", "tpr_at_0.01", "tpr_at_0.1"),
     *("acc_members", "acc_others"),
@@ -134,7 +137,7 @@ def _is_nan(value: float | None) -> bool:
 
 
 def _load(file: Path) -> ReadAudit:
-    return read(file, lambda content: _audit_of(json.loads(content), file.parent))
+    return read(file, lambda content: _audit_of(json.loads(content), file.parent), remedy=ATTACK_AGAIN)
 
 
 def _audit_of(content: Any, folder: Path) -> ReadAudit:

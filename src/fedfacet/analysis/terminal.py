@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from fedfacet import __version__
-from fedfacet.entry import is_heard, sentence_of, tell_error
+from fedfacet.entry import sentence_of, tell_error
 from fedfacet.errors import FedFacetError
 from fedfacet.storage.json_text import json_text
 
@@ -55,8 +55,7 @@ def run_command(tell: Callable[[Sequence[str]], Told], usage: Callable[[], str],
     try:
         told = tell(argv)
     except (FedFacetError, ValueError, TypeError, OSError) as error:
-        if is_heard(error):
-            tell_error(sentence_of(error))
+        tell_error(sentence_of(error))
         return 2
     if told.output == "json":
         print(json_text(told.data))

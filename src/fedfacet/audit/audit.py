@@ -24,6 +24,7 @@ from fedfacet.metrics.group_counts import NAN
 from fedfacet.plots.figure import group_names
 from fedfacet.plots.roc import plot_exposure, plot_roc
 from fedfacet.runs.rerun import RoundAgain
+from fedfacet.storage.digests import LIST, write_list
 from fedfacet.storage.json_text import json_text
 from fedfacet.storage.whole_file import written_whole
 
@@ -115,13 +116,14 @@ def signals_of(
 def write_audit(audit: Audit, folder: Path) -> Path:
     """Write an audit into a folder of its own below ``folder``, named by its threat model and its attacks; return that.
 
-    ``attacks.csv``, ``slices.csv``, ``exposed.csv``, ``scores.npz``, ``roc.png`` and ``exposure.png``; ``audit.json`` comes
-    last, so that a folder that has it is whole.
+    ``attacks.csv``, ``slices.csv``, ``exposed.csv``, ``scores.npz``, ``roc.png`` and ``exposure.png``. ``audit.json`` comes
+    after them, so that a folder that has it is whole, and the list of digests last.
     """
     digest = hashlib.sha256(json.dumps(audit.threat_model, sort_keys=True).encode()).hexdigest()[:12]
     own = folder / digest
     own.mkdir(parents=True, exist_ok=True)
-    (own / "audit.json").unlink(missing_ok=True)
+    for name in ("audit.json", LIST):
+        (own / name).unlink(missing_ok=True)
     tables = {"attacks.csv": audit.rows, "slices.csv": audit.slices, "exposed.csv": audit.exposed}
     for name, rows in tables.items():
         with written_whole(own / name) as unfinished:
@@ -137,6 +139,7 @@ def write_audit(audit: Audit, folder: Path) -> Path:
     )
     with written_whole(own / "audit.json") as unfinished:
         unfinished.write_text(json_text({"threat_model": audit.threat_model, "attacks": audit.rows}) + "\n")
+    write_list(own)
     return own
 
 

@@ -12,11 +12,10 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from safetensors import SafetensorError
-from safetensors.numpy import load_file, save_file
 from torch import nn
 
 from fedfacet import rng, state
+from fedfacet.analysis.audits import ATTACK_AGAIN
 from fedfacet.arguments import check_whole
 from fedfacet.clients.local_training import LocalTraining
 from fedfacet.clients.program import Clients
@@ -27,11 +26,13 @@ from fedfacet.errors import CheckpointError, FedFacetError
 from fedfacet.objectives.classification import ClassificationObjective, cross_entropy
 from fedfacet.runs.lock import lock
 from fedfacet.storage.json_text import json_text
-from fedfacet.storage.run_files import json_of
+from fedfacet.storage.run_files import read
+from fedfacet.storage.sealed_tensors import sealed, unsealed
 from fedfacet.storage.whole_file import written_whole
 from fedfacet.types import Broadcast, ClientTask, Partition
 
 _KEY_FILE = "pool.json"
+_MOST_BYTES = 1 << 36
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -185,7 +186,7 @@ def train_pool(
                 for start in range(0, len(missing), size):
                     _train(missing[start : start + size], shadows.seed, fresh_model, samples, engine, own)
                     told(shadows.models - len(missing) + min(start + size, len(missing)), shadows.models)
-    logits = np.stack([_logits(_file(own, number), len(samples)) for number in range(shadows.models)])
+    logits = np.stack([kept(_file(own, number), "logits", len(samples)) for number in range(shadows.models)])
     return Pool(samples, halves, logits)
 
 
@@ -218,8 +219,12 @@ def _train(
     for update in list(engine.run(tasks)):
         model = state.add(sent[update.client_id], update.delta | update.buffers)
         (said,) = engine.predict(model, [samples])
-        with written_whole(_file(folder, update.client_id)) as unfinished:
-            save_file({"logits": np.ascontiguousarray(said.logits)}, unfinished)
+        if not np.isfinite(said.logits).all():
+            raise FedFacetError(
+                f"Expected finite logits of shadow model {update.client_id}, but it diverges: change shadow.epochs or "
+                "shadow.batch_size."
+            )
+        keep(_file(folder, update.client_id), "logits", said.logits)
 
 
 def classifier_of(clients: Clients, model: nn.Module) -> ClassificationObjective:
@@ -235,12 +240,7 @@ def _check_key(file: Path, key: Mapping[str, Any]) -> None:
         with written_whole(file) as unfinished:
             unfinished.write_text(json_text(key))
         return
-    try:
-        known = json_of(file, {})
-    except CheckpointError:
-        raise CheckpointError(
-            f"Expected {file} to tell what the pool depends on, but it does not: remove its folder."
-        ) from None
+    known = read(file, lambda content: dict(json.loads(content)), remedy=ATTACK_AGAIN)
     if differing := sorted(name for name in {*known, *key} if known.get(name) != key.get(name)):
         raise CheckpointError(f"Expected {file} to be of this pool, but its {differing[0]} differs: remove its folder.")
 
@@ -249,14 +249,23 @@ def _file(folder: Path, number: int) -> Path:
     return folder / f"shadow_{number:04d}.safetensors"
 
 
-def _logits(file: Path, num_samples: int) -> NDArray[np.float32]:
-    try:
-        logits: NDArray[np.float32] = load_file(file)["logits"]
-    except (OSError, KeyError, SafetensorError) as error:
-        raise CheckpointError(f"Expected {file} to hold logits, but it cannot be read ({error}): remove it.") from None
-    if logits.ndim != 2 or len(logits) != num_samples or not np.isfinite(logits).all():
-        raise CheckpointError(
-            f"Expected {file} to hold finite logits of {num_samples} samples, but it does not: remove it, or train shadow "
-            "models that do not diverge."
-        )
-    return logits
+def keep(file: Path, name: str, array: NDArray[Any]) -> None:
+    """Write what a model of the attacker's says, for later attacks."""
+    with written_whole(file) as unfinished:
+        unfinished.write_bytes(sealed({name: torch.tensor(array)}))
+
+
+def kept(file: Path, name: str, num_samples: int, num_columns: int | None = None) -> NDArray[Any]:
+    """Return what ``keep`` wrote, of so many samples.
+
+    Raises:
+        CheckpointError: as ``read``.
+    """
+
+    def parse(content: bytes) -> NDArray[Any]:
+        array: NDArray[Any] = unsealed(content)[name].numpy()
+        if array.shape != (num_samples, num_columns or array.shape[-1]) or not np.isfinite(array).all():
+            raise ValueError(f"it does not hold finite {name} of {num_samples} samples")
+        return array
+
+    return read(file, parse, _MOST_BYTES, ATTACK_AGAIN)

@@ -12,22 +12,19 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from safetensors import SafetensorError
-from safetensors.numpy import load_file, save_file
 from torch import nn
 
 from fedfacet import rng, state
 from fedfacet.attacks.base import Scores, Trajectories, losses_of
 from fedfacet.attacks.trajectory import Trajectory
-from fedfacet.audit.shadows import Shadows, classifier_of, key_of
+from fedfacet.audit.shadows import Shadows, classifier_of, keep, kept, key_of
 from fedfacet.audit.victims import KeepUpdates, Victim
 from fedfacet.clients.local_training import LocalTraining
 from fedfacet.clients.program import Clients
 from fedfacet.engines.base import Engine
-from fedfacet.errors import CheckpointError, FedFacetError
+from fedfacet.errors import FedFacetError
 from fedfacet.objectives.distillation import SAMPLES, TEACHER, DistillationObjective
 from fedfacet.runs.rerun import RoundAgain
-from fedfacet.storage.whole_file import written_whole
 from fedfacet.types import Broadcast, ClientTask, Partition, State
 
 LEAST = 40
@@ -129,8 +126,7 @@ def record(
                 own[client_id], teachers[client_id] = said.logits, taught.logits
         for client_id, losses in students.losses(teachers, judged, own, whose="shadow models'").items():
             files[client_id].parent.mkdir(parents=True, exist_ok=True)
-            with written_whole(files[client_id]) as unfinished:
-                save_file({"losses": losses}, unfinished)
+            keep(files[client_id], "losses", losses)
     own, teachers, judged = {}, {}, {}
     for client_id, victim in zip(ids, victims, strict=True):
         judged[client_id] = victim.audit_set.samples
@@ -141,7 +137,7 @@ def record(
     return [
         Trajectories(
             target=targets[client_id],
-            shadow=_kept(files[client_id], len(splits[client_id].judged), attack.distill_epochs),
+            shadow=kept(files[client_id], "losses", len(splits[client_id].judged), attack.distill_epochs + 1),
             shadow_members=np.arange(len(splits[client_id].judged)) < len(splits[client_id].members),
         )
         for client_id in ids
@@ -291,15 +287,3 @@ def _name_of(attack: Trajectory, shadows: Shadows, clients: Clients, split: Spli
         "distill": [attack.distill_epochs, attack.distill_lr, attack.seed],
     }
     return hashlib.sha256(json.dumps(key, sort_keys=True).encode()).hexdigest()[:16] + ".safetensors"
-
-
-def _kept(file: Path, num_samples: int, num_epochs: int) -> Scores:
-    try:
-        losses: Scores = load_file(file)["losses"]
-    except (OSError, KeyError, SafetensorError) as error:
-        raise CheckpointError(f"Expected {file} to hold losses, but it cannot be read ({error}): remove it.") from None
-    if losses.shape != (num_samples, num_epochs + 1) or not np.isfinite(losses).all():
-        raise CheckpointError(
-            f"Expected {file} to hold {num_epochs + 1} finite losses of {num_samples} samples, but it does not: remove it."
-        )
-    return losses

@@ -1,12 +1,17 @@
 """The run in pictures."""
 
+import hashlib
 from pathlib import Path
+from typing import Any
 
 from fedfacet.callbacks.base import Callback
 from fedfacet.data.federated import FederatedData
 from fedfacet.federation import Federation
 from fedfacet.plots.run import plot_curves, plot_partition, plot_selection, types_of
-from fedfacet.types import RoundResult
+from fedfacet.storage.whole_file import written_whole
+
+_last: dict[str, Any] = {}
+"""What the partition was that this process has drawn last, and the picture: the cells of a sweep share it."""
 
 
 class Figures(Callback):
@@ -24,13 +29,22 @@ class Figures(Callback):
         self.data = data
         self._names = {"class_names": data.dataset.class_names, "attribute_names": data.dataset.attribute_names}
 
-    def on_round_end(self, federation: Federation, result: RoundResult) -> None:
-        """Draw the partition, once; not before the first round, which would wait for it."""
+    def on_state_complete(self, federation: Federation) -> None:
+        """Draw the partition, once; not before the first round is saved, which would wait for it."""
         self._draw_partition()
 
     def _draw_partition(self) -> None:
-        if not (path := self.run_dir / "partition.png").exists():
-            plot_partition(self.data.matrices, path, **self._names)
+        if (path := self.run_dir / "partition.png").exists():
+            return
+        matrices = self.data.matrices
+        counts = hashlib.sha256(matrices.counts_KYA.tobytes()).digest()
+        shown = (counts, matrices.counts_KYA.shape, *map(tuple, self._names.values()))
+        if _last.get("shown") == shown:
+            with written_whole(path) as unfinished:
+                unfinished.write_bytes(_last["picture"])
+        else:
+            plot_partition(matrices, path, **self._names)
+            _last.update(shown=shown, picture=path.read_bytes())
 
     def on_fit_end(self, federation: Federation, status: str) -> None:
         """Draw how training went, and who took part."""

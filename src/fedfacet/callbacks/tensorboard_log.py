@@ -49,7 +49,7 @@ class TensorBoardLog(Callback):
         from PIL import Image
 
         for path in sorted(self.run_dir.glob("*.png")):
-            with Image.open(path) as picture:
+            with Image.open(path, formats=("PNG",)) as picture:
                 pixels = np.asarray(picture.convert("RGB"))
             self._writer.add_image(path.stem, pixels, federation.state.round, dataformats="HWC")
         self._writer.close()

@@ -1,17 +1,20 @@
 """An objective's optimizer, as a client's round needs it."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 import lightning as L
 import torch
 from torch import Tensor
 from torch.optim import Optimizer
+from torch.optim import optimizer as torch_optimizer
 
 from fedfacet import state
 from fedfacet.types import State
 
 _PREFIX = "optimizer|"
+_EVERYBODYS = ("_global_optimizer_pre_hooks", "_global_optimizer_post_hooks")
 
 
 def single_optimizer(objective: L.LightningModule) -> Optimizer:
@@ -28,6 +31,19 @@ def single_optimizer(objective: L.LightningModule) -> Optimizer:
             "within a client's round."
         )
     return optimizer
+
+
+def step_of(optimizer: Optimizer) -> Callable[[], object]:
+    """Return what takes an optimizer's step.
+
+    torch wraps its own in a call that serves hooks and the profiler, which takes as long as a small model's step. It is left
+    out where there are no hooks.
+    """
+    wrapped = getattr(type(optimizer).step, "__wrapped__", None)
+    names = ("_optimizer_step_pre_hooks", "_optimizer_step_post_hooks")
+    hooks = [getattr(optimizer, name, True) for name in names] + [getattr(torch_optimizer, name, True) for name in _EVERYBODYS]
+    own = "step" in vars(optimizer) or not type(optimizer).__module__.startswith("torch.optim.")
+    return optimizer.step if own or wrapped is None or any(hooks) else partial(wrapped, optimizer)
 
 
 def restore_optimizer(optimizer: Optimizer, saved: Mapping[int, Mapping[str, Any]]) -> None:

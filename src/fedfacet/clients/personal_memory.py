@@ -10,7 +10,7 @@ _PREFIX = "personal|"
 
 def own_model(model: State, memory: State) -> State:
     """Return a model with a client's own layers, as its memory has them, in their places."""
-    own = _recalled(memory)
+    own = _recalled(memory) if memory else {}
     return model | own if own else model
 
 

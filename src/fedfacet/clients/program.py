@@ -28,7 +28,7 @@ from fedfacet.clients.client_data import ClientData
 from fedfacet.clients.divided_training import HalfTrained, train_part
 from fedfacet.clients.hooks import ClientHooks, DataHooks, PredictHooks, federated_module
 from fedfacet.clients.local_training import LocalTraining
-from fedfacet.clients.optimizers import kept_optimizer, optimizer_to_keep, restore_optimizer, single_optimizer
+from fedfacet.clients.optimizers import kept_optimizer, optimizer_to_keep, restore_optimizer, single_optimizer, step_of
 from fedfacet.clients.personal_memory import own_model, to_keep
 from fedfacet.clients.prediction import Predictions, predict
 from fedfacet.clients.private_gradients import PrivateGradients
@@ -38,7 +38,7 @@ from fedfacet.data.dataset import Dataset
 from fedfacet.data.fingerprint import fingerprint
 from fedfacet.derived import derived_of, other_names
 from fedfacet.errors import EngineError
-from fedfacet.objectives.classification import OptimizerFactory, sums_gradients
+from fedfacet.objectives.classification import ClassificationObjective, OptimizerFactory, sums_gradients
 from fedfacet.ours import draws_by_torch
 from fedfacet.privacy.base import Privacy
 from fedfacet.privacy.disclosure import kinds_sent
@@ -105,7 +105,11 @@ class ClientProgram:
             for key, buffer in module._buffers.items()
             if key in module._non_persistent_buffers_set
         ]
-        self.hooks = objective if isinstance(objective, ClientHooks) else None
+        self._hooks = objective if isinstance(objective, ClientHooks) else None
+        self._hooks_are_plain = all(
+            getattr(type(objective), hook, None) is getattr(ClassificationObjective, hook)
+            for hook in ("on_client_start", "on_client_end")
+        )
         self.data_hooks = objective if isinstance(objective, DataHooks) else None
         self.predict_hooks = objective if isinstance(objective, PredictHooks) else None
         on_cpu = all(tensor.device.type == "cpu" for tensor in self.tensors.values())
@@ -113,11 +117,14 @@ class ClientProgram:
         self.autocast = precision == "bf16-mixed"
         self.personal = personal - self.frozen.keys()
         self._training: bool | None = None
-        self._optimizer = single_optimizer(objective)
+        self.optimizer = single_optimizer(objective)
         self._check_names()
         # Somebody else's class of optimizer may keep more than its `state`, which is what is reset.
-        self._reusable = type(self._optimizer).__module__.startswith(("torch.optim.", "fedfacet."))
-        self._groups = [{k: v for k, v in group.items() if k != "params"} for group in self._optimizer.param_groups]
+        self._reusable = type(self.optimizer).__module__.startswith(("torch.optim.", "fedfacet.")) and getattr(
+            objective, "optimizer_is_fixed", False
+        )
+        self.take_step = step_of(self.optimizer)
+        self._groups = [{k: v for k, v in group.items() if k != "params"} for group in self.optimizer.param_groups]
         if compile:
             on_gpu = any(parameter.is_cuda for parameter in self.module.parameters())
             self.module.compile(mode="reduce-overhead" if on_gpu else None)
@@ -132,7 +139,7 @@ class ClientProgram:
             ValueError: naming it.
         """
         name, own = type(self.objective).__name__, set(map(id, self.objective.parameters()))
-        for parameter in (parameter for group in self._optimizer.param_groups for parameter in group["params"]):
+        for parameter in (parameter for group in self.optimizer.param_groups for parameter in group["params"]):
             if id(parameter) not in own:
                 raise ValueError(
                     f"Expected the optimizer of {name} to have the module's own parameters, which are sent and saved, but it "
@@ -161,8 +168,13 @@ class ClientProgram:
     @property
     def buffers(self) -> State:
         """The floating-point ones among the buffers, unless they follow from weights."""
-        named = self._persistent_buffers.items()
+        named = self._persistent_buffers.items() if self._places else ()
         return {name: buffer for name, buffer in named if buffer.dtype in _AVERAGED and name not in self._followers}
+
+    @property
+    def hooks(self) -> ClientHooks | None:
+        """The objective, if it has hooks that do anything; without a correction those of a classifier do not."""
+        return None if self._hooks_are_plain and self.objective.correction is None else self._hooks
 
     @functools.cached_property
     def frozen_digest(self) -> str:
@@ -189,6 +201,8 @@ class ClientProgram:
     def moved_from(self, start: State, tensors: State) -> State:
         """Return by how much those of some tensors that leave the client have moved, on the CPU, in the usual memory order."""
         leaving = {name: tensor.detach().contiguous() for name, tensor in tensors.items() if name not in self.personal}
+        if not leaving:
+            return {}
         return state.subtract(leaving, start) if self.resident is None else self.resident.download(leaving, start)
 
     def load(self, weights: State) -> None:
@@ -197,8 +211,7 @@ class ClientProgram:
             buffers[key] = None if first is None else first.clone()
         if tensors := self.tensors:
             sources = weights if self.resident is None else self.resident.upload(weights)
-            with torch.no_grad():
-                torch._foreach_copy_(list(tensors.values()), [sources[name] for name in tensors])
+            torch._foreach_copy_([tensor.detach() for tensor in tensors.values()], [sources[name] for name in tensors])
 
     def train(self, mode: bool) -> None:
         """Set the objective to training or evaluation; free of charge if it is there already."""
@@ -231,12 +244,12 @@ class ClientProgram:
 
         Where making one anew would make the same again, the last one is reset instead, which takes a third of the time.
         """
-        if not (self._reusable and getattr(self.objective, "optimizer_is_fixed", False)):
+        if not self._reusable:
             return single_optimizer(self.objective)
-        self._optimizer.state.clear()
-        for group, settings in zip(self._optimizer.param_groups, self._groups, strict=True):
+        self.optimizer.state.clear()
+        for group, settings in zip(self.optimizer.param_groups, self._groups, strict=True):
             group.update(settings)
-        return self._optimizer
+        return self.optimizer
 
     def lend(self) -> nn.Module:
         """Return the module to somebody who may do with it what they like."""
@@ -283,10 +296,11 @@ class Training:
         self.parameters = [parameter for group in self.optimizer.param_groups for parameter in group["params"]]
         self.batches = clients.batches(task)
         self.private = None if clients.privacy is None else PrivateGradients(program, clients.privacy)
-        if program.hooks is not None:
+        self.hooks = program.hooks
+        if self.hooks is not None:
             # A dictionary of its own: what it changes there must not be taken for what was there before.
             start = ClientStart(task.broadcast, dict(task.memory), self.num_steps, self.lr, task.lr_factor)
-            program.hooks.on_client_start(start)
+            self.hooks.on_client_start(start)
         if program.data_hooks is not None:
             with program.looking():
                 program.data_hooks.before_steps(clients.data(task.client_id).batches(), self.num_steps)
@@ -294,6 +308,7 @@ class Training:
     def take_steps(self, stop: int) -> None:
         """Take the steps up to number ``stop``, counted from the client's first."""
         clients, task, program = self.clients, self.task, self.program
+        take_step = program.take_step if self.optimizer is program.optimizer else self.optimizer.step
         losses: list[Tensor] = []  # read at the end: on an accelerator each look at a number waits for all that is under way
         sizes: list[int] = []
         for step, positions in zip(range(self.step, stop), self.batches, strict=False):
@@ -307,7 +322,7 @@ class Training:
                     loss = self._private_backward(self.private, positions, step)
                 if clients.local.max_grad_norm is not None:
                     nn.utils.clip_grad_norm_(self.parameters, clients.local.max_grad_norm)
-                self.optimizer.step()
+                take_step()
             except torch.OutOfMemoryError:
                 raise _too_large(task, clients.device) from None
             except Exception as error:
@@ -330,14 +345,16 @@ class Training:
     def finish(self) -> ClientUpdate:
         """Return what goes back to the server, on the CPU, its tensors contiguous."""
         program, task, local = self.program, self.task, self.clients.local
-        delta, buffers = (program.moved_from(task.broadcast.model, part) for part in (program.parameters, program.buffers))
+        delta = program.moved_from(task.broadcast.model, program.parameters)
+        buffers = program.moved_from(task.broadcast.model, program.buffers)
         if program.data_hooks is not None:
             with program.looking():
                 program.data_hooks.after_steps(self.clients.data(task.client_id).batches())
         weight = step_weight_of(self.optimizer, program.objective, self.num_steps)
-        extras, memory = State(), State()
-        if program.hooks is not None:
-            extras, memory = program.hooks.on_client_end(ClientEnd(delta, self.num_steps, self.lr, weight))
+        extras: State = {}
+        memory: State = {}
+        if self.hooks is not None:
+            extras, memory = self.hooks.on_client_end(ClientEnd(delta, self.num_steps, self.lr, weight))
         if program.personal:
             memory = memory | to_keep(program.tensors, program.personal)
         if local.keep_optimizer:
@@ -474,7 +491,7 @@ class Clients:
     def num_steps(self, task: ClientTask) -> int:
         """Return how many optimizer steps a client takes in a round, 1 at least."""
         local, num_samples = self.local, len(self.owned[task.client_id])
-        planned = local.amount if local.unit == "steps" else local.amount * math.ceil(num_samples / local.batch_size)
+        planned = local.amount if local.unit == "steps" else local.amount * -(-num_samples // local.batch_size)
         return max(1, math.ceil(task.step_fraction * planned))
 
     def batches(self, task: ClientTask) -> Iterator[NDArray[np.int64]]:
@@ -509,13 +526,25 @@ class Clients:
 
     def train(self, task: ClientTask, begin: "Callable[[Clients, ClientTask], Training]" = Training) -> ClientUpdate:
         """Run a client's local training and its transforms; ``begin`` makes the training."""
+        [update] = self.train_each([task], begin)
+        return update
+
+    def train_each(
+        self, tasks: Iterable[ClientTask], begin: "Callable[[Clients, ClientTask], Training]" = Training
+    ) -> Iterator[ClientUpdate]:
+        """Yield what ``train`` returns for each task; until the last, numpy's and Python's generators are the clients'."""
+        with rng.others_kept() if self.draws_elsewhere else contextlib.nullcontext():
+            for task in tasks:
+                yield self._trained(task, begin)
+
+    def _trained(self, task: ClientTask, begin: "Callable[[Clients, ClientTask], Training]") -> ClientUpdate:
         if self.probed.kept:  # some have taken their first steps already
             return cast(ClientUpdate, train_part(self, begin, task, None, None))  # nothing stops it
-        with self.forked(task):
+        with self._seeded(task):
             training = begin(self, task)
             training.take_steps(training.num_steps)
             update = training.finish()
-        return self.transformed(update, task)
+        return self.transformed(update, task) if self.transforms else update
 
     def train_part(self, task: ClientTask, half: HalfTrained | None, stop: int | None) -> ClientUpdate | HalfTrained:
         """Do a part of what ``train`` does: from where it was put down, or up to step number ``stop``."""
@@ -529,8 +558,13 @@ class Clients:
         """Return what a model says of some samples of the data set; with a memory, what the client who keeps it would say."""
         return predict(self, model, splits, memory or {})
 
-    def forked(self, task: ClientTask) -> rng.forked:
-        """Return the scope of a client's training, in which generators draw the numbers of this client in this round."""
+    @contextlib.contextmanager
+    def forked(self, task: ClientTask) -> Iterator[None]:
+        """Have generators draw the numbers of a client in a round, as it trains, and put them back afterwards."""
+        with rng.others_kept() if self.draws_elsewhere else contextlib.nullcontext(), self._seeded(task):
+            yield
+
+    def _seeded(self, task: ClientTask) -> rng.forked:
         return rng.forked(task.seed, "train", task.round, task.client_id, device=self.device, others=self.draws_elsewhere)
 
     def _relabelled(self, dataset: Dataset) -> Dataset:
@@ -583,7 +617,7 @@ def step_weight_of(optimizer: Optimizer, objective: L.LightningModule, num_steps
 
 def take_loss(output: object) -> Tensor:
     """Return the loss out of what a ``training_step`` returned: a tensor, or a mapping with the key ``loss``."""
-    loss = output.get("loss") if isinstance(output, Mapping) else output
+    loss = output.get("loss") if not isinstance(output, Tensor) and isinstance(output, Mapping) else output
     if isinstance(loss, Tensor) and loss.numel() == 1:
         return loss if loss.ndim == 0 else loss.reshape(())
     came = f"a tensor of shape {tuple(loss.shape)}: take its mean" if isinstance(loss, Tensor) else type(loss).__name__

@@ -166,17 +166,17 @@ def _jobs_of(overrides: Sequence[str], seeds: Sequence[str]) -> "tuple[list[str]
 def _run(number: int, overrides: Sequence[str], seeds: Sequence[str], pace: "Pace") -> list[Path] | None:
     """Run the cells of a trial; return their run folders, or ``None`` where one failed, which is noted."""
     from fedfacet.config import is_complete
-    from fedfacet.runs.command import hydra_jobs
+    from fedfacet.runs.command import all_jobs
     from fedfacet.runs.lock import holder_of
     from fedfacet.runs.run import fit
     from fedfacet.runs.stock import failures
 
     command = sys.argv
     try:
-        sys.argv, _ = _jobs_of(overrides, seeds)
+        sys.argv, jobs = _jobs_of(overrides, seeds)
         while True:
             reached: dict[Path, int] = {}
-            hydra_jobs(fit, reached, pace, is_worker=True, first=number * len(seeds))()
+            all_jobs(fit, reached, pace, jobs, is_worker=True, first=number * len(seeds))()
             left = {run_dir for run_dir, rounds in reached.items() if not is_complete(run_dir, rounds)}
             if not left:
                 return list(reached)

@@ -5,6 +5,7 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
+import omegaconf
 from omegaconf import DictConfig, OmegaConf
 
 from fedfacet.config.compose import finalized
@@ -64,4 +65,6 @@ def _digest_of_root(*, _root_: DictConfig) -> str:
     return cell_digest(plain(finalized(without_hydra(_root_), own.overrides.task, own.runtime.choices)))
 
 
-OmegaConf.register_new_resolver("cell_digest", _digest_of_root, replace=True)
+# OmegaConf 2.3 has another function of the later name.
+_register = getattr(OmegaConf, "register_new_resolver" if omegaconf.__version__.startswith("2.3.") else "register_resolver")
+_register("cell_digest", _digest_of_root, replace=True)

@@ -1,5 +1,6 @@
 """Holding a composed configuration to the signatures of what it names, and its settings to what they may be."""
 
+import functools
 import inspect
 import itertools
 import math
@@ -11,6 +12,7 @@ from typing import Any, Literal
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
+from fedfacet.arguments import check_whole, check_within
 from fedfacet.config.kinds import KINDS, find_target
 from fedfacet.config.mistakes import SPECIAL_KEYS, unknown
 from fedfacet.config.nodes import BESIDE_ARGUMENTS, plain, targets
@@ -79,15 +81,19 @@ SETTINGS: dict[str, Any] = {
 _OPTIONAL = {f"partition.{name}" for name in BESIDE_ARGUMENTS}
 
 
-def check_arguments(path: str, node: DictConfig) -> None:
+def check_arguments(path: str, node: Mapping[str, Any]) -> None:
     """Hold a node's keys to the signature of its target, and its plain values to the annotations.
+
+    Args:
+        path: of the node.
+        node: resolved, if it is plain data.
 
     Raises:
         ConfigError: naming the key, what it may be, and the nearest valid names.
     """
     target = find_target(path, node["_target_"])
     try:
-        parameters = inspect.signature(target).parameters
+        parameters = _signature(target).parameters
     except (TypeError, ValueError):  # of C
         raise ConfigError(
             f"Expected `{path}._target_` to name a class or function whose arguments can be read, but got {node['_target_']}: "
@@ -95,7 +101,7 @@ def check_arguments(path: str, node: DictConfig) -> None:
         ) from None
     takes_anything = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values())
     hints = {name: parameter.annotation for name, parameter in parameters.items()}
-    for key, value in plain(node).items():
+    for key, value in (plain(node) if isinstance(node, DictConfig) else node).items():
         if f"{path}.{key}" in SETTINGS:
             continue
         if key in SPECIAL_KEYS:
@@ -108,6 +114,9 @@ def check_arguments(path: str, node: DictConfig) -> None:
             raise ConfigError(unknown(f"{path}.{key}", [f"{path}.{name}" for name in parameters]))
         if not _fits(value, hints.get(str(key))):
             raise _misfit(f"{path}.{key}", hints[str(key)], value)
+
+
+_signature = functools.lru_cache(maxsize=1024)(inspect.signature)
 
 
 def check_left_out(config: DictConfig, key: str) -> None:
@@ -123,33 +132,45 @@ def check_left_out(config: DictConfig, key: str) -> None:
         raise ConfigError(f"Expected `{key}` to be given, but it was left out: leave `~{key}` out, or choose another `{path}`.")
 
 
-def check_parts(base: DictConfig, config: DictConfig, usual: Mapping[str, Any], path: str = "") -> None:
-    """Refuse a part that is missing, and a plain value in place of a part's settings; ``usual`` has the groups' defaults."""
-    for key in map(str, base):
-        if OmegaConf.is_interpolation(base, key) or not isinstance(base[key], DictConfig):
+def check_parts(
+    base: Mapping[str, Any], config: DictConfig, spelt: Mapping[str, Any], usual: Mapping[str, Any], path: str = ""
+) -> None:
+    """Refuse a part that is missing, and a plain value in place of a part's settings.
+
+    Args:
+        base: the configuration as it is spelt without overrides, or a part of it.
+        config: the whole of one job's.
+        spelt: the same, or that part of it, as plain data that is not resolved.
+        usual: the groups' defaults.
+        path: of the part.
+    """
+    for key, known in base.items():
+        if not isinstance(known, dict):
             continue
         full = f"{path}.{key}" if path else key
-        if key not in config and path:
+        if key not in spelt and path:
             continue  # `~callbacks.progress`
-        given = config.get(key, DictConfig({}))
-        if not isinstance(given, DictConfig):
+        given = spelt.get(key, {})
+        if isinstance(given, str) and "${" in given and isinstance(found := OmegaConf.select(config, full), DictConfig):
+            given = OmegaConf.to_container(found, resolve=False)
+        if not isinstance(given, dict):
             raise ConfigError(
                 f"Expected settings under `{full}`, but got {given!r}: set one by `{full}.KEY=VALUE`, or leave all out "
                 f"by `~{full}`."
             )
-        if key not in config or ("_target_" in base[key] and "_target_" not in given):
+        if key not in spelt or ("_target_" in known and "_target_" not in given):
             remedy = (
                 f"choose an option, for example `{full}={usual[full]}`" if full in usual else "it has settings that are needed"
             )
             raise ConfigError(f"Expected `{full}` to be given, but it was left out: {remedy}.")
-        check_parts(base[key], given, usual, full)
+        check_parts(known, config, given, usual, full)
 
 
-def check_recipe(base: DictConfig, config: DictConfig) -> None:
+def check_recipe(base: Mapping[str, Any], config: DictConfig) -> None:
     """Refuse what a yaml names that there is not, which Hydra adds without a word.
 
     Args:
-        base: the configuration as it is without overrides.
+        base: the configuration as it is spelt without overrides.
         config: one job's, finalised.
     """
     for group in ("federation", "sweep", "wandb"):
@@ -176,6 +197,27 @@ def check_settings(expected: set[str], settings: Mapping[str, Any]) -> None:
         raise ConfigError(f"Expected `threads` between 1 and {MAX_THREADS}, or null, but got {threads}: mend the value.")
     if str((settings.get("engine") or {}).get("device")).startswith("meta"):
         raise ConfigError("Expected `engine.device` to name a device that computes, but got 'meta': give auto, cpu or cuda.")
+
+
+def check_ranges(settings: Mapping[str, Any]) -> None:
+    """Hold numbers of ``train.yaml``'s own to their ranges, in the words of the parts that they go to, before these load."""
+    seed, shares = settings["seed"], settings["partition"].get("local_holdout", 0.0)
+    held_out = settings["partition"].get("held_out_clients", 0)
+    if seed < 0:
+        raise ConfigError(f"Expected `seed` to be 0 or larger, but got {seed}.")
+    try:
+        check_whole("federation.rounds", settings["federation"]["rounds"])
+        for share in [] if isinstance(shares, list) else [shares]:  # of a list the length comes first, which nobody knows here
+            check_within("partition.local_holdout", share, "[0, 1)")
+        for number in held_out if isinstance(held_out, list) else [held_out]:
+            if isinstance(number, int):
+                check_whole("partition.held_out_clients", number, 0)
+            else:
+                check_within("partition.held_out_clients", number, "[0, 1)")
+        if (holdout_seed := settings["partition"].get("holdout_seed")) is not None:
+            check_whole("partition.holdout_seed", holdout_seed, 0)
+    except ValueError as error:
+        raise ConfigError(str(error)) from None
 
 
 def check_saved(settings: Mapping[str, Any], file: object) -> None:

@@ -1,13 +1,14 @@
 """Checking a whole command line, every job of it, before Hydra makes a folder."""
 
+from argparse import ArgumentParser, Namespace
 from collections.abc import Sequence
 from pathlib import Path
+from typing import NoReturn
 
 from omegaconf import DictConfig, OmegaConf
 
 from fedfacet.config.compose import compose_job, composed_without, drives, quoted_options
 from fedfacet.config.folders import check_new
-from fedfacet.config.hydra_private import options_of
 from fedfacet.config.nodes import plain
 from fedfacet.config.overrides import value_of
 from fedfacet.config.resuming import check_resume, goes_on_by_itself, resumed_overrides
@@ -88,3 +89,31 @@ def shown(name: str, argv: Sequence[str]) -> str | None:
         return None
     config, _ = compose_job(name, arguments.overrides)
     return OmegaConf.to_yaml(config, resolve=arguments.resolve)
+
+
+def options_of(arguments: Sequence[str]) -> tuple[Namespace, list[str]]:
+    """Return Hydra's own options of a command line, and what is neither such an option nor an override.
+
+    Raises:
+        ConfigError: if an option lacks its value, or has one that there is not.
+    """
+    parser = _Parser(add_help=False)
+    parser.add_argument("overrides", nargs="*")
+    for short, name in (("-h", "help"), ("-r", "run"), ("-m", "multirun"), ("-sc", "shell-completion")):
+        parser.add_argument(f"--{name}", short, action="store_true")
+    for name in ("hydra-help", "resolve"):
+        parser.add_argument(f"--{name}", action="store_true")
+    for short, name in (("-p", "package"), ("-cp", "config-path"), ("-cn", "config-name"), ("-cd", "config-dir")):
+        parser.add_argument(f"--{name}", short)
+    parser.add_argument("--experimental-rerun")
+    parser.add_argument("--cfg", "-c", choices=["job", "hydra", "all"])
+    about = ["all", "config", "defaults", "defaults-tree", "plugins", "searchpath"]
+    parser.add_argument("--info", "-i", const="all", nargs="?", choices=about)
+    return parser.parse_known_intermixed_args(list(arguments))
+
+
+class _Parser(ArgumentParser):
+    """Whose own way to refuse prints a screen."""
+
+    def error(self, message: str) -> NoReturn:
+        raise ConfigError(f"Expected options that there are, but got this: {message}; see `--help`.")

@@ -9,18 +9,24 @@ from collections.abc import Mapping, Sequence, Set
 from pathlib import Path
 from typing import Any
 
-from hydra import compose
 from hydra.errors import InstantiationException
 from hydra.utils import get_object, instantiate
 from omegaconf import DictConfig, ListConfig, OmegaConf, open_dict
 from omegaconf.errors import OmegaConfBaseException
 
-from fedfacet.config.checks import check_arguments, check_left_out, check_parts, check_recipe, check_settings
-from fedfacet.config.hydra_private import initialized, parsed
+from fedfacet.config.checks import (
+    check_arguments,
+    check_left_out,
+    check_parts,
+    check_ranges,
+    check_recipe,
+    check_settings,
+)
+from fedfacet.config.composition import BASE, composed, initialized
 from fedfacet.config.listed import may_choose
-from fedfacet.config.mistakes import COMPOSE_ERRORS, check_added, explain, unknown, usual
-from fedfacet.config.nodes import BESIDE_ARGUMENTS, flat_keys, plain, targets, without_hydra
-from fedfacet.config.overrides import value_of
+from fedfacet.config.mistakes import COMPOSE_ERRORS, check_added, explain, unknown, usual, usual_keys
+from fedfacet.config.nodes import BESIDE_ARGUMENTS, parts_within, plain, targets, without_hydra
+from fedfacet.config.overrides import parsed, value_of
 from fedfacet.config.where_present import check_where_present
 from fedfacet.errors import ConfigError, FedFacetError, first_line
 
@@ -49,7 +55,7 @@ def compose_job(name: str, overrides: Sequence[str]) -> tuple[DictConfig, DictCo
     with initialized(str(conf_dir())):
         try:
             _check_searchpath(overrides)
-            whole = compose(name, list(overrides), return_hydra_config=True)
+            whole = composed(name, overrides)
         except COMPOSE_ERRORS as error:
             raise ConfigError(explain(name, overrides, error)) from None
         _check_keys(OmegaConf.to_container(whole.hydra, resolve=False), "hydra")
@@ -75,7 +81,7 @@ def composed_without(name: str, saved: Sequence[str], given: Sequence[str]) -> d
             overrides.append(f"++{one.lstrip('+')}")
     with initialized(str(conf_dir())):
         try:
-            whole = compose(name, overrides, return_hydra_config=True)
+            whole = composed(name, overrides)
         except COMPOSE_ERRORS as error:
             raise ConfigError(explain(name, overrides, error)) from None
         return plain(finalized(without_hydra(whole), overrides, whole.hydra.runtime.choices))
@@ -86,14 +92,15 @@ def checked(name: str, own: DictConfig, choices: Mapping[str, Any], overrides: S
 
     Args:
         name: of the primary config.
-        own: one job's configuration, without Hydra's own node.
+        own: one job's configuration, without Hydra's own node; it is finalised in place.
         choices: group -> the option that was chosen.
         overrides: of the job.
 
     Raises:
         ConfigError: as ``compose_job``.
     """
-    _check_keys(OmegaConf.to_container(own, resolve=False))
+    spelt: Any = OmegaConf.to_container(own, resolve=False)
+    _check_keys(spelt)
     base, default_options = usual(name)
     for group in set(default_options) - set(choices) - {"transforms", "callbacks", "logger"}:
         if (given := value_of(group, overrides)) is not None:
@@ -101,36 +108,39 @@ def checked(name: str, own: DictConfig, choices: Mapping[str, Any], overrides: S
     for override in overrides:
         if override.startswith("+"):
             check_added(name, own, choices, override)
-    check_where_present(name, base, own, overrides)
-    if strangers := [key for key in map(str, own) if key not in base and key not in choices]:
-        raise ConfigError(unknown(strangers[0], flat_keys(base)))
+    check_where_present(name, own, spelt, overrides)
+    if strangers := [key for key in spelt if key not in base and key not in choices]:
+        raise ConfigError(unknown(strangers[0], usual_keys(name)))
     try:
-        config = finalized(own, overrides, choices)
+        finalize(own, overrides, choices)
     except OmegaConfBaseException as error:
         raise ConfigError(
             f"Expected values under `where_present` of their settings' kinds, but got: {str(error).splitlines()[0]}: mend them."
         ) from None
     try:
-        check_parts(base, config, default_options)
-        check_recipe(base, config)
-        settings = plain(config)
+        spelt = OmegaConf.to_container(own, resolve=False)
+        check_parts(base, own, spelt, default_options)
+        check_recipe(base, own)
+        settings = plain(own)
     except OmegaConfBaseException as error:
         key = f"`{error.full_key}` to have a value" if getattr(error, "full_key", None) else "every value to be given"
         raise ConfigError(f"Expected {key}, but got: {first_line(error)}: give the value itself.") from None
-    check_settings(set(flat_keys(base)), settings)
-    if (budget := OmegaConf.select(config, "federation.step_budget")) is not None and config.federation.rounds < 1:
+    check_settings(set(usual_keys(name)), settings)
+    if (budget := OmegaConf.select(own, "federation.step_budget")) is not None and own.federation.rounds < 1:
         raise ConfigError(
-            f"Expected `federation.step_budget` to suffice for one round of `local.amount` = {config.local.amount}, but got "
+            f"Expected `federation.step_budget` to suffice for one round of `local.amount` = {own.local.amount}, but got "
             f"{budget}: raise it, or give `federation.rounds`."
         )
+    if "federation" in settings:  # of a run
+        check_ranges(settings)
     import fedfacet.libraries  # noqa: F401  # late, so that what was refused so far is refused at once
 
-    for path, node in targets(config):
+    for path, node in parts_within(spelt, settings):
         check_arguments(path, node)
     for override in overrides:
         if override.startswith("~"):
-            check_left_out(config, override.lstrip("~").partition("=")[0])
-    return config
+            check_left_out(own, override.lstrip("~").partition("=")[0])
+    return own
 
 
 def _check_keys(node: Any, path: str = "") -> None:
@@ -171,14 +181,20 @@ def quoted_options(arguments: Sequence[str]) -> list[str]:
 
 
 def finalized(config: DictConfig, overrides: Sequence[str], choices: Mapping[str, Any]) -> DictConfig:
-    """Return the config as it will be used and saved.
+    """Return a copy of the config as it will be used and saved; see ``finalize``."""
+    config = config.copy()
+    finalize(config, overrides, choices)
+    return config
+
+
+def finalize(config: DictConfig, overrides: Sequence[str], choices: Mapping[str, Any]) -> None:
+    """Make the config what will be used and saved.
 
     The settings under ``where_present`` (of ``experiment=``, ``sweep=``, ``fidelity=`` and ``debug=``) are applied where the
     chosen options have the key and the command line does not set it; ``partition.label@natural`` is ``partition.label`` where
     the partition is ``natural``. The names of the chosen options are noted under ``choices``. Where there is a
     ``federation.step_budget``, the rounds follow from it.
     """
-    config = config.copy()
     given = {key for override in overrides for key in _keys_set(override)}
     with open_dict(config):
         for setting, value in dict(config.get("where_present") or {}).items():
@@ -197,22 +213,17 @@ def finalized(config: DictConfig, overrides: Sequence[str], choices: Mapping[str
             _shrink(config, given)
         elif "federation.rounds" not in given:
             _spend(config)
-    return config
 
 
 def make(node: DictConfig, **facts: Any) -> Any:
     """Instantiate a node with those of the facts that its target's signature asks for; without a target it is ``None``."""
     if "_target_" not in node:  # an option that does nothing: `correction=none`, `participation=always`
         return None
-    if beside := BESIDE_ARGUMENTS & set(map(str, node)):
-        node = node.copy()
-        with open_dict(node):
-            for key in beside:
-                del node[key]
+    settings = {key: value for key, value in plain(node).items() if key not in BESIDE_ARGUMENTS}
     accepted = inspect.signature(get_object(node["_target_"])).parameters
     # As a partial first, so that Hydra does not look into the facts (some hold configs) nor rewrite what a constructor says.
     try:
-        factory = instantiate(node, _convert_="all", _partial_=True)
+        factory = instantiate(settings, _convert_="all", _partial_=True, **_allowed(node))
     except InstantiationException as error:  # of a part within the part, which may have refused its arguments
         if isinstance(error.__cause__, ValueError | TypeError | FedFacetError):
             raise error.__cause__ from None
@@ -220,6 +231,11 @@ def make(node: DictConfig, **facts: Any) -> Any:
     if node.get("_partial_", False):
         return factory
     return factory(**{name: fact for name, fact in facts.items() if name in accepted})
+
+
+def _allowed(node: DictConfig) -> dict[str, Any]:
+    """Return what has Hydra call what a node names: since Hydra 1.4 it wants to be told; ``find_target`` has looked at it."""
+    return {} if BASE else {"_execution_whitelist_": [named["_target_"] for _, named in targets(node)]}
 
 
 def drives(config: DictConfig) -> bool:

@@ -41,9 +41,10 @@ def check_new(run_dir: Path, *, begun: bool = False) -> None:
             )
     held = {entry.name for entry in run_dir.iterdir()} if run_dir.is_dir() else set()
     if strangers := sorted(held - (BEFORE_THE_FIRST_CHECKPOINT if begun else LEFT_BEHIND)):
-        raise ConfigError(
-            f"Expected a new or an empty output folder, but {run_dir} holds {strangers[0]!r}: choose another paths.output_dir."
-        )
+        remedy = "choose another paths.output_dir"
+        if not set(strangers) - BEFORE_THE_FIRST_CHECKPOINT:
+            remedy += ", or add resume=auto with it, which begins a run again that was killed before its first checkpoint"
+        raise ConfigError(f"Expected a new or an empty output folder, but {run_dir} holds {strangers[0]!r}: {remedy}.")
 
 
 def check_writable(run_dir: Path) -> None:

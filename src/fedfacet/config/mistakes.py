@@ -11,8 +11,9 @@ from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from fedfacet.config.hydra_private import keys_of_group, parsed
-from fedfacet.config.nodes import flat_keys, without_hydra
+from fedfacet.config.composition import composed, keys_of_group
+from fedfacet.config.nodes import flat_keys
+from fedfacet.config.overrides import parsed
 from fedfacet.errors import ConfigError, first_line
 
 SPECIAL_KEYS = {"_target_", "_partial_", "_convert_", "_recursive_", "_args_"}
@@ -32,15 +33,23 @@ COMPOSE_ERRORS = (HydraException, OmegaConfBaseException, ValueError, TypeError,
 
 
 @functools.cache
-def usual(name: str, *searchpath: str) -> tuple[DictConfig, dict[str, Any]]:
-    """Return a config as it is without overrides, and the options it chooses; to be called while Hydra is initialized.
+def usual(name: str, *searchpath: str) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return a config as it is spelt without overrides, and the options it chooses; to be called while Hydra is initialized.
 
     Args:
         name: of the primary config.
         searchpath: overrides that say where else configs lie.
     """
-    composed = compose(name, list(searchpath), return_hydra_config=True)
-    return without_hydra(composed), dict(composed.hydra.runtime.choices)
+    whole = composed(name, searchpath)
+    spelt: Any = OmegaConf.to_container(whole, resolve=False)
+    del spelt["hydra"]
+    return spelt, dict(whole.hydra.runtime.choices)
+
+
+@functools.cache
+def usual_keys(name: str) -> list[str]:
+    """Return the dotted paths of a config without overrides."""
+    return flat_keys(usual(name)[0])
 
 
 def explain(name: str, overrides: Sequence[str], error: Exception) -> str:
@@ -149,6 +158,5 @@ def check_added(name: str, config: DictConfig, choices: Mapping[str, Any], overr
         node = OmegaConf.select(config, ".".join(parts[:length]))
         if isinstance(node, DictConfig) and "_target_" in node:
             return  # check_arguments holds it to the signature
-    known = usual(name)[0]
-    if OmegaConf.select(known, key) is None and key not in flat_keys(known):
-        raise ConfigError(unknown(key, flat_keys(known)))
+    if key not in (known := usual_keys(name)):
+        raise ConfigError(unknown(key, known))

@@ -1,6 +1,6 @@
 """What can be read off a configuration as it is."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
@@ -30,14 +30,24 @@ def targets(config: Any, path: str = "") -> Iterator[tuple[str, DictConfig]]:
                 yield from targets(config[key], f"{path}.{key}" if path else key)
 
 
+def parts_within(
+    spelt: Mapping[str, Any], settings: Mapping[str, Any], path: str = ""
+) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    """Yield what ``targets`` yields, of plain data: ``spelt``, and the same resolved, of which the nodes are."""
+    if "_target_" in spelt:
+        yield path, settings
+    for key, value in spelt.items():
+        if isinstance(value, dict):
+            yield from parts_within(value, settings[key], f"{path}.{key}" if path else key)
+
+
 def flat_keys(node: Any, path: str = "") -> list[str]:
-    """Return the dotted paths of all nodes and values."""
-    if not isinstance(node, DictConfig):
+    """Return the dotted paths of all nodes and values, of a configuration or of plain data."""
+    if isinstance(node, DictConfig):
+        node = OmegaConf.to_container(node, resolve=False)
+    if not isinstance(node, dict):
         return [path]
     flat = [path] if path else []
-    key: Any
-    for key in node:
-        inner = f"{path}.{key}" if path else str(key)
-        leaf = OmegaConf.is_interpolation(node, key) or OmegaConf.is_missing(node, key)
-        flat += [inner] if leaf else flat_keys(node[key], inner)
+    for key, value in node.items():
+        flat += flat_keys(value, f"{path}.{key}" if path else str(key))
     return flat

@@ -1,10 +1,24 @@
 """Overrides read off a command line, and written for one."""
 
+import functools
 from collections.abc import Sequence
 
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.override_parser.types import Override
 from hydra.errors import HydraException
 
-from fedfacet.config.hydra_private import parsed
+
+@functools.lru_cache(maxsize=4096)
+def parsed(override: str) -> Override:
+    """Return an override as Hydra reads it; not to be changed.
+
+    Raises:
+        HydraException: if it is none.
+    """
+    try:
+        return OverridesParser.create().parse_override(override)
+    except RecursionError:
+        raise HydraException(f"{override[:40]}... is nested too deeply") from None
 
 
 def override_of(key: str, value: object) -> str:

@@ -16,9 +16,10 @@ from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf, open_dict, read_write
 
 from fedfacet.config.cells import cell_digest, is_cell
-from fedfacet.config.compose import checked, compose_job, conf_dir, config_groups, drives
+from fedfacet.config.compose import checked, compose_job, conf_dir, config_groups, drives, quoted_options
+from fedfacet.config.composition import composed, initialized
 from fedfacet.config.folders import check_new, check_writable
-from fedfacet.config.hydra_private import initialized
+from fedfacet.config.mistakes import COMPOSE_ERRORS, explain
 from fedfacet.config.nodes import plain
 from fedfacet.config.unused import check_used
 from fedfacet.errors import ConfigError
@@ -41,7 +42,8 @@ class Sweep(Sequence[tuple[DictConfig, Path]]):
             once a job was looked at.
         total: how many jobs there will be; ``None`` where a sweeper draws them and does not say how many. Known once a job was
             looked at.
-        goes_one_by_one: whether Hydra's own sweeper and launcher run the jobs; known once a job was looked at.
+        goes_one_by_one: whether the jobs are cells that go through Hydra's own sweeper and launcher, with no callback of
+            Hydra's; known once a job was looked at.
     """
 
     def __init__(self, name: str, overrides: Sequence[str]) -> None:
@@ -75,11 +77,28 @@ class Sweep(Sequence[tuple[DictConfig, Path]]):
         self.total = len(self) if self.are_known else hydra_node.sweeper.get("n_trials")
         if is_cell(config):
             check_writable(run_dir)
-            self.goes_one_by_one = basic == ["BasicSweeper", "BasicLauncher"] and hydra_node.sweeper.max_batch_size is None
+            usual = basic == ["BasicSweeper", "BasicLauncher"] and hydra_node.sweeper.max_batch_size is None
+            self.goes_one_by_one = usual and not hydra_node.callbacks
         elif drives(config):
             check_new(run_dir)
         _check_direction(hydra_node.sweeper)
         return config, run_dir
+
+    def composed(self, number: int) -> DictConfig:
+        """Return what Hydra would hand to its job, unchecked.
+
+        Raises:
+            ConfigError: if the overrides do not go together.
+        """
+        overrides = quoted_options([*self._jobs[number], "hydra.mode=MULTIRUN"])
+        with initialized(str(conf_dir())):
+            try:
+                config = composed(self._name, overrides)
+            except COMPOSE_ERRORS as error:
+                raise ConfigError(explain(self._name, overrides, error)) from None
+        with open_dict(config.hydra), read_write(config.hydra):
+            config.hydra.job.num, config.hydra.job.id = number, str(number)
+        return config
 
     def overrides_of(self, number: int) -> list[str]:
         """Return the overrides of one job."""
@@ -129,8 +148,7 @@ def sweep(name: str, overrides: Sequence[str]) -> tuple[list[str], Sweep]:
         jobs = Sweep(name, overrides)
         jobs.check()
         left = _left_to_the_jobs(name, overrides, jobs.keys)
-    # Hydra composes a whole batch before the first job of it begins.
-    return left + ["hydra.sweeper.max_batch_size=1"] * jobs.goes_one_by_one, jobs
+    return left, jobs
 
 
 def check_job(config: DictConfig, choices: Mapping[str, Any], overrides: Sequence[str]) -> None:
@@ -140,7 +158,7 @@ def check_job(config: DictConfig, choices: Mapping[str, Any], overrides: Sequenc
         ConfigError: as they do.
     """
     with initialized(str(conf_dir())):
-        check_used("train", checked("train", config, choices, overrides), overrides)
+        check_used("train", checked("train", config.copy(), choices, overrides), overrides)
 
 
 def _check_direction(sweeper: DictConfig) -> None:

@@ -9,9 +9,9 @@ from hydra.errors import HydraException
 from hydra.utils import get_object
 
 from fedfacet.config.compose import choice_of
-from fedfacet.config.hydra_private import parsed
 from fedfacet.config.kinds import KINDS
 from fedfacet.config.listed import differences, may_choose, may_set
+from fedfacet.config.overrides import parsed
 from fedfacet.errors import CheckpointError
 
 TRUSTED = ("fedfacet", "torch.optim")

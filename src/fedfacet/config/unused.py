@@ -10,7 +10,7 @@ from hydra.utils import get_object
 from omegaconf import DictConfig, OmegaConf
 
 from fedfacet.config.compose import conf_dir
-from fedfacet.config.hydra_private import initialized
+from fedfacet.config.composition import initialized
 from fedfacet.config.mistakes import usual
 from fedfacet.errors import ConfigError
 

@@ -1,22 +1,23 @@
 """Holding ``where_present`` to keys that there are: in the configuration, or in some option of the key's group."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from omegaconf import DictConfig
 
-from fedfacet.config.hydra_private import keys_of_group
-from fedfacet.config.mistakes import unknown
+from fedfacet.config.composition import keys_of_group
+from fedfacet.config.mistakes import unknown, usual_keys
 from fedfacet.config.nodes import flat_keys
 from fedfacet.errors import ConfigError
 
 
-def check_where_present(name: str, base: DictConfig, composed: DictConfig, overrides: Sequence[str]) -> None:
+def check_where_present(name: str, composed: DictConfig, spelt: Mapping[str, Any], overrides: Sequence[str]) -> None:
     """Refuse a key that no option has, and an option after ``@`` that there is not; either would be ignored in silence.
 
     Args:
         name: of the primary config.
-        base: the configuration as it is without overrides.
         composed: one job's, before ``where_present`` is applied.
+        spelt: the same as plain data, not resolved.
         overrides: of the job, which may say where else configs lie.
 
     Raises:
@@ -28,7 +29,7 @@ def check_where_present(name: str, base: DictConfig, composed: DictConfig, overr
         raise ConfigError(
             f"Expected `where_present` to be settings, but got {settings!r}: give them as KEY: VALUE in a recipe."
         )
-    present = {*flat_keys(composed), *flat_keys(base)}
+    present = {*flat_keys(spelt), *usual_keys(name)}
     of_group: dict[str, dict[str, list[str]]] = {}
     for setting in map(str, settings or {}):
         key, _, option = setting.partition("@")
@@ -42,4 +43,4 @@ def check_where_present(name: str, base: DictConfig, composed: DictConfig, overr
             raise ConfigError(unknown(setting, [f"{key}@{one}" for one in options]))
         known = [f"{group}.{inner}" for keys in options.values() for inner in keys]
         if key not in known and key not in present:
-            raise ConfigError(unknown(key, [*known, *flat_keys(base)]))
+            raise ConfigError(unknown(key, [*known, *usual_keys(name)]))

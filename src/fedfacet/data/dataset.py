@@ -125,11 +125,13 @@ class Dataset:
 
         Images travel there as uint8 and are normalised there, in ``memory_format``; other inputs stay as they are.
         """
-        if torch.device(device).type == "cuda":
-            x, y, a = _on_gpu(self, indices, torch.device(device))
+        device = torch.device(device)
+        if device.type == "cuda":
+            x, y, a = _on_gpu(self, indices, device)
         else:
-            y, a = torch.from_numpy(self.y[indices]).to(device), torch.from_numpy(self.a[indices]).to(device)
-            x = self.inputs.fetch(indices).to(device)
+            x, y, a = self.inputs.fetch(indices), torch.from_numpy(self.y[indices]), torch.from_numpy(self.a[indices])
+            if device.type != "cpu":
+                x, y, a = x.to(device), y.to(device), a.to(device)
         return Batch(self._normalised(x, memory_format, generator), y, a)
 
     def is_resident(self, device: torch.device) -> bool:

@@ -1,5 +1,9 @@
 """Coloured handwritten digits that need no download."""
 
+import gzip
+import importlib.util
+from pathlib import Path
+
 import numpy as np
 import torch
 from numpy.typing import NDArray
@@ -34,10 +38,8 @@ class Digits(DatasetSource):
 
     def load(self, demand: NDArray[np.int64] | None = None) -> Dataset:
         """Read the digits and colour them; see ``DatasetSource.load``."""
-        from sklearn.datasets import load_digits  # imports scipy.io and more, needed here only
-
-        bunch = load_digits()
-        y = (bunch.target >= 5).astype(np.int64)
+        grey, digits = _read()
+        y = (digits >= 5).astype(np.int64)
         a = np.zeros_like(y)
         class_sizes = np.bincount(y, minlength=2)
         if demand is None:
@@ -64,10 +66,27 @@ class Digits(DatasetSource):
                 a[part] = position % 2
                 splits[position // 2].append(part)
         train, val, test = (np.sort(np.concatenate(parts)) for parts in splits)
-        images = colour(torch.from_numpy(np.rint(bunch.images * (255 / 16)).astype(np.uint8)), torch.from_numpy(a))
+        images = colour(torch.from_numpy(np.rint(grey * (255 / 16)).astype(np.uint8)), torch.from_numpy(a))
         names = ("digit<5", "digit>=5")
         # Mean and deviation of the grey digits, for every channel, as Coloured MNIST takes MNIST's.
         return Dataset(InMemoryInputs(images), y, a, train, test, val, names, COLOURS, (0.3053,) * 3, (0.3760,) * 3)
+
+
+def _read() -> tuple[NDArray[np.float64], NDArray[np.int64]]:
+    """Return the images and which digits they show, as ``sklearn.datasets.load_digits`` does.
+
+    They come from the file that scikit-learn ships: to import it takes longer than to train a round.
+    """
+    sklearn = importlib.util.find_spec("sklearn")
+    for folder in (sklearn and sklearn.submodule_search_locations) or ():
+        if (file := Path(folder) / "datasets" / "data" / "digits.csv.gz").is_file():
+            with gzip.open(file, "rt") as lines:
+                table = np.loadtxt(lines, delimiter=",")
+            return table[:, :-1].reshape(-1, 8, 8), table[:, -1].astype(np.int64)
+    from sklearn.datasets import load_digits  # it lies elsewhere in this release
+
+    bunch = load_digits()
+    return bunch.images, bunch.target
 
 
 def colour(grey: Tensor, attribute: Tensor) -> Tensor:

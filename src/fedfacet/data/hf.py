@@ -1,6 +1,8 @@
 """Data sets in the format of Hugging Face's ``datasets``, from disk or from its cache."""
 
 import contextlib
+import copy
+import io
 import logging
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -9,14 +11,14 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from PIL import Image
+from PIL import Image, ImageOps
 
 from fedfacet import rng
 from fedfacet.arguments import check_whole, check_within
 from fedfacet.data.arrays import inputs_of
 from fedfacet.data.dataset import Dataset, InMemoryInputs, InputStore
 from fedfacet.data.entries import check_visible, shown, visible
-from fedfacet.data.images import IMAGENET_MEAN, IMAGENET_STD, LazyImages, in_rgb
+from fedfacet.data.images import FORMATS, IMAGENET_MEAN, IMAGENET_STD, LazyImages, in_rgb
 from fedfacet.data.labels import SPLITS, read_labels
 from fedfacet.data.source import DatasetSource, located_inside
 from fedfacet.data.texts import tokens_of, write_texts
@@ -245,17 +247,24 @@ class HuggingFace(DatasetSource):
 
 
 class _Images(LazyImages):
-    """Images of a column, decoded when they are asked for."""
+    """Images of a column, decoded when they are asked for; not by ``datasets``, which opens formats that start programs."""
 
     def __init__(self, rows: Any, column: str, image_size: int, max_memory_gb: float) -> None:
         super().__init__(len(rows), image_size, max_memory_gb=max_memory_gb)
-        self.rows = rows
-        self.column = column
+        feature = copy.copy(rows.features[column])
+        feature.decode = False
+        self.rows = rows.cast_column(column, feature)
+        self.column, self.mode = column, feature.mode
 
     def make(self, index: int) -> NDArray[np.uint8]:
         """Decode one image; ``DatasetCorruptError`` if it is none."""
         try:
-            image = in_rgb(self.rows[index][self.column], f"row {index} of the column {self.column!r}")
+            held = self.rows[index][self.column]
+            source = held["path"] if held["bytes"] is None else io.BytesIO(held["bytes"])
+            with Image.open(source, formats=FORMATS) as file:
+                turned = ImageOps.exif_transpose(file)
+                turned = turned.convert(self.mode) if self.mode else turned
+                image = in_rgb(turned, f"row {index} of the column {self.column!r}")
         except DatasetCorruptError:
             raise
         except Exception as error:

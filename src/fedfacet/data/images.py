@@ -20,6 +20,9 @@ from fedfacet.errors import DatasetCorruptError
 CHANNELS = 3
 IMAGENET_MEAN = (0.485, 0.456, 0.406)
 IMAGENET_STD = (0.229, 0.224, 0.225)
+FORMATS = ("JPEG", "PNG", "BMP", "GIF", "PPM", "TIFF", "WEBP")
+"""What images may be, whatever their names; Pillow hands others, such as PostScript, to programs that run them."""
+
 _MAX_THREADS = 8  # more only wait for each other: decoding shares the cores with the training
 
 
@@ -108,7 +111,7 @@ class ImageFiles(LazyImages):
     def make(self, index: int) -> NDArray[np.uint8]:
         """Decode one file; ``DatasetCorruptError`` if it is missing, truncated, no image, or one of more than 8 bits."""
         size, path = (self.resized, self.resized), self.paths[index]
-        with reading(path, "an image", self.remedy), Image.open(path) as file:
+        with reading(path, "an image", self.remedy), Image.open(path, formats=FORMATS) as file:
             image = in_rgb(file, visible(path))
             pixels = np.asarray(image if image.size == size else image.resize(size, Image.Resampling.BILINEAR))
         start = round((self.resized - self.image_size) / 2)  # as torchvision's CenterCrop rounds it

@@ -19,6 +19,7 @@ log = logging.getLogger(__name__)
 _TRIES = 3  # a letter that has cost a site its life so often, or its memory, is given up
 _SLICE = 0.2  # seconds between looks at whether the user has stopped the run
 _GREETING_SECONDS = 300.0
+_MOST_WORDS = 500  # characters of a site's that are shown
 
 
 @dataclass(slots=True, eq=False)
@@ -59,6 +60,12 @@ class Lost(FedFacetError):
         self.code = code
 
 
+def _words(refusal: Letter) -> tuple[str, str]:
+    """Return a refusal's code and sentence, which a site may have made of anything, as a log and a terminal take them."""
+    code, sentence = (str(refusal.body.get(part))[:_MOST_WORDS] for part in ("code", "sentence"))
+    return code if code.isprintable() else repr(code), sentence if sentence.isprintable() else repr(sentence)
+
+
 def _is_hello(body: Mapping[str, Any], clients: Mapping[str, int]) -> bool:
     """Tell whether a site's hello says what it must."""
     said, versions, queries = (body.get(name) for name in ("clients", "versions", "queries"))
@@ -66,9 +73,12 @@ def _is_hello(body: Mapping[str, Any], clients: Mapping[str, int]) -> bool:
         return False
     known = [one for one in said.values() if isinstance(one, list) and list(map(type, one)) == [int, str, float]]
     whole = [number for number, _, share in known if 0 < number < 2**31 and 0 <= share < 1]
-    return (
-        len(whole) == len(said) and isinstance(versions, dict) and "torch" in versions and {"threads", "device"} <= body.keys()
-    )
+    if len(whole) != len(said) or not (
+        isinstance(versions, dict) and "torch" in versions and {"threads", "device"} <= body.keys()
+    ):
+        return False
+    shown = (str(word) for word in (*versions, *versions.values(), body["device"], body["threads"]))
+    return all(word.isprintable() and len(word) <= _MOST_WORDS for word in shown)
 
 
 class Exchange:
@@ -128,7 +138,8 @@ class Exchange:
             raise ConfigError(f"Expected {ticket.site} to say hello, but {content.sentence}.")
         letter = self._read(ticket.site, content)
         if letter.kind == "refusal":
-            raise ConfigError(f"{ticket.site} refuses the run ({letter.body.get('code')}): {letter.body.get('sentence')}.")
+            code, sentence = _words(letter)
+            raise ConfigError(f"{ticket.site} refuses the run ({code}): {sentence}.")
         if letter.kind == "hello":
             if not _is_hello(letter.body, self.roster.at(ticket.site)):
                 raise ConfigError(
@@ -230,10 +241,10 @@ class Exchange:
                 again = True
                 raise Lost(content.sentence, "died")
             letter = self._read(ticket.site, content)
-            code = str(letter.body.get("code", "")) if letter.kind == "refusal" else ""
-            if code:
+            if letter.kind == "refusal":
+                code, sentence = _words(letter)
                 again = code in ("unknown_run", "unknown_weights")
-                raise Lost(f"{ticket.site} refuses ({code}): {letter.body.get('sentence')}", code)
+                raise Lost(f"{ticket.site} refuses ({code}): {sentence}", code)
             if not isinstance(order, Order):
                 if order is None:
                     log.warning(

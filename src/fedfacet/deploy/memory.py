@@ -1,16 +1,13 @@
 """What a site keeps on its disk, by run and round: its clients' memory, which is nowhere else, and a server's letters."""
 
-import json
 import re
 from pathlib import Path
 
-import safetensors.torch
-
-from fedfacet import state
 from fedfacet.deploy.protocol import LetterError, unpack
 from fedfacet.deploy.settings import SiteSettings
 from fedfacet.errors import CheckpointError
 from fedfacet.storage.regular_file import bytes_of
+from fedfacet.storage.sealed_tensors import sealed, unsealed
 from fedfacet.storage.synced_file import sync, write_synced
 from fedfacet.types import State
 
@@ -38,12 +35,7 @@ class MemoryStore:
         """
         file = self._file(run, client_id, round)
         try:
-            content = bytes_of(file, _MOST_BYTES)
-            kept = safetensors.torch.load(content)
-            head = json.loads(content[8 : 8 + int.from_bytes(content[:8], "little")])
-            if (head.get("__metadata__") or {}).get("digest", digest := state.digest(kept)) != digest:
-                raise ValueError("it is damaged, as its digest shows")
-            return kept
+            return unsealed(bytes_of(file, _MOST_BYTES))
         except Exception as error:
             raise LetterError(
                 f"what client {client_id} kept after round {round} cannot be read ({type(error).__name__}): bring the site's "
@@ -63,9 +55,7 @@ class MemoryStore:
         """
         file = self._file(run, client_id, round)
         file.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-        tensors = {name: tensor.cpu().contiguous().clone() for name, tensor in kept.items()}
-        content = safetensors.torch.save(tensors, {"digest": state.digest(tensors)})
-        write_synced(file, [content])
+        write_synced(file, [sealed(kept)])
         sync(file.parent)
         if oldest is not None:
             before = sorted(

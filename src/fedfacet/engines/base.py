@@ -69,7 +69,7 @@ class Engine:
 
     def run(self, tasks: Iterable[ClientTask]) -> Iterator[ClientUpdate]:
         """Yield each task's update, in the order of the tasks."""
-        return (self.clients.train(task) for task in tasks)
+        return self.clients.train_each(tasks)
 
     def ask(self, query: Query, tasks: Iterable[ClientTask]) -> Iterator[Answer]:
         """Yield each client's answer, in the order of the tasks."""

@@ -69,13 +69,14 @@ class VectorizedEngine(Engine):
         if self._stacking is not None and self.fallback_reason is None:
             with self._falling_back():
                 try:
-                    return map(self.clients.transformed, self._stacking.train_clients(tasks), tasks)
+                    updates = self._stacking.train_clients(tasks)
+                    return map(self.clients.transformed, updates, tasks) if self.clients.transforms else iter(updates)
                 except torch.OutOfMemoryError:
                     if len(tasks) == 1:
                         raise
                 self._take_fewer(len(tasks) // 2)
                 return None
-        return map(self.clients.train, tasks)
+        return self.clients.train_each(tasks)
 
     def _take_fewer(self, clients: int) -> None:
         """Let fewer clients share a stack, and release the memory of the last one."""

@@ -23,7 +23,7 @@ from typing import Any, ClassVar
 import numpy as np
 import torch
 from numpy.typing import ArrayLike, NDArray
-from scipy.stats import norm
+from scipy.special import ndtri
 from torch import Tensor
 from torchmetrics import Metric
 
@@ -141,7 +141,7 @@ def newcombe_interval(successes: tuple[float, float], sizes: tuple[float, float]
     """
     if min(sizes) <= 0:
         return NAN, NAN
-    z = float(norm.ppf(0.5 + level / 2))
+    z = float(ndtri(0.5 + level / 2))
     (p_0, low_0, high_0), (p_1, low_1, high_1) = (_wilson(x, n, z) for x, n in zip(successes, sizes, strict=True))
     return (
         p_1 - p_0 - math.hypot(p_1 - low_1, high_0 - p_0),

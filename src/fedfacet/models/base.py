@@ -4,7 +4,6 @@ from collections import OrderedDict
 from collections.abc import Callable
 
 from torch import Tensor, nn
-from torchvision.models import ResNet50_Weights, resnet50
 
 from fedfacet.errors import ConfigError
 from fedfacet.models.pretrained import load_weights
@@ -36,6 +35,8 @@ class ResNet50Network(Network):
     """
 
     def __init__(self, num_classes: int, norm_layer: Callable[..., nn.Module], weights: str) -> None:
+        from torchvision.models import ResNet50_Weights, resnet50  # not for the models that need nothing of it
+
         super().__init__()
         network = resnet50(num_classes=num_classes, norm_layer=norm_layer)
         self.backbone = nn.Sequential(OrderedDict((name, part) for name, part in network.named_children() if name != "fc"))

@@ -22,9 +22,11 @@ def cross_entropy(logits: Tensor, batch: Batch) -> Tensor:
 
 def sums_gradients(optimizer: Optimizer) -> bool:
     """Tell whether an optimizer adds up gradients with weights that ``ClientUpdate.step_weight`` knows, as plain SGD does."""
+    if not isinstance(optimizer, SGD):
+        return False
     groups = optimizer.param_groups
-    alike = isinstance(optimizer, SGD) and len({(group["lr"], group["momentum"]) for group in groups}) == 1
-    return alike and not any(group["nesterov"] or group["dampening"] for group in groups)
+    kinds = {(group["lr"], group["momentum"], bool(group["nesterov"] or group["dampening"])) for group in groups}
+    return len(kinds) == 1 and not kinds.pop()[-1]
 
 
 class ClassificationObjective(L.LightningModule):
@@ -96,7 +98,7 @@ class ClassificationObjective(L.LightningModule):
 
     def training_step(self, batch: Batch | Sequence[Tensor], batch_idx: int) -> Tensor:
         """Return the loss of one batch of (x, y, a)."""
-        batch = Batch(*batch)
+        batch = batch if isinstance(batch, Batch) else Batch(*batch)
         loss = self.training_loss(self(batch.x), batch)
         if self.correction is not None:
             restraint = self.correction(self.trainable)

@@ -19,12 +19,15 @@ from omegaconf import DictConfig
 
 from fedfacet import __version__
 from fedfacet import config as configuration
+from fedfacet.config.command_line import options_of
+from fedfacet.config.composition import BASE
 from fedfacet.config.sweeping import Sweep
 from fedfacet.entry import is_heard
 from fedfacet.errors import ConfigError, FedFacetError
 from fedfacet.runs.ending import command_name, refuse, short_in_a_sentence
 from fedfacet.runs.job import Job
 from fedfacet.runs.jobs import check, check_data, run_job
+from fedfacet.runs.launch import run_cells, run_single
 from fedfacet.runs.pace import Pace
 from fedfacet.runs.processes import check_alone, check_started, serve
 from fedfacet.runs.stock import failures, name_failures, name_left, take_stock, tell_results
@@ -84,7 +87,7 @@ def run_command(train: Callable[[Job], None]) -> None:
         refuse(error, aloud=is_heard(error))
     reached: dict[Path, int] = {}
     pace = Pace(jobs.total if isinstance(jobs, Sweep) else len(jobs), workers=workers)
-    start = hydra_jobs(train, reached, pace, is_worker=False)
+    start = all_jobs(train, reached, pace, jobs, is_worker=False)
     if {"-h", "--help"} & set(sys.argv):
         _print_wrapped(start)
     elif workers == 1:
@@ -95,13 +98,13 @@ def run_command(train: Callable[[Job], None]) -> None:
                 name_left(jobs, len(reached), None if are_cells else next(iter(reached)).parent)
             raise
     else:
-        its_reached, its_failures = run_workers(partial(_work, train, sys.argv, pace), workers)
+        its_reached, its_failures = run_workers(partial(_work, train, sys.argv, pace, jobs), workers)
         reached |= its_reached
         failures.update(its_failures)
     if are_cells:
-        known = are_drawn or len(reached) == len(jobs)  # another launcher's processes have reached others
+        known = are_drawn or len(reached | failures) >= len(jobs)  # another launcher's processes have reached others
         planned = reached if known else {Path(os.path.abspath(where)): config.federation.rounds for config, where in jobs}
-        status = take_stock(planned)
+        status = take_stock(planned) | name_failures({job: fault for job, fault in failures.items() if job not in planned})
         tell_results(planned)
         sys.exit(status)
     tell_results(reached)
@@ -109,15 +112,22 @@ def run_command(train: Callable[[Job], None]) -> None:
         sys.exit(name_failures(failures))
 
 
-def hydra_jobs(
-    train: Callable[[Job], None], reached: dict[Path, int], pace: Pace, *, is_worker: bool, first: int = 0
+def all_jobs(
+    train: Callable[[Job], None],
+    reached: dict[Path, int],
+    pace: Pace,
+    jobs: Sequence[tuple[DictConfig, Path]],
+    *,
+    is_worker: bool,
+    first: int = 0,
 ) -> Callable[[], None]:
-    """Return what has Hydra run the jobs of the command line.
+    """Return what runs the jobs of the command line: Hydra, unless it is one, or they are cells that go one by one.
 
     Args:
         train: runs one job in its folder.
         reached: in which the rounds of each are noted.
         pace: of all jobs.
+        jobs: of the command line, as ``preflight`` returns them.
         is_worker: as for ``run_job``.
         first: the number of the first job among those that ``pace`` counts.
     """
@@ -144,20 +154,23 @@ def hydra_jobs(
                 is_worker=is_worker,
             )
 
+    if isinstance(jobs, Sweep) and jobs.goes_one_by_one:
+        return partial(run_cells, jobs, task)
     for module in ("optuna", r"hydra_plugins\.hydra_optuna_sweeper"):  # whose settings Optuna will not know any more some day
         warnings.filterwarnings("ignore", category=FutureWarning, module=module)
-    start: Callable[[], None] = hydra.main(version_base="1.3", config_path=str(configuration.conf_dir()), config_name="train")(
-        task
-    )
+    main = hydra.main(config_path=str(configuration.conf_dir()), config_name="train", **BASE)
+    start: Callable[[], None] = main(task)
+    if jobs and not isinstance(jobs, Sweep):
+        return partial(run_single, options_of(sys.argv[1:])[0].overrides, task, start)
     return start
 
 
-def _work(train: Callable[[Job], None], argv: Sequence[str], pace: Pace) -> Outcome:
+def _work(train: Callable[[Job], None], argv: Sequence[str], pace: Pace, jobs: Sequence[tuple[DictConfig, Path]]) -> Outcome:
     """Run the jobs of a checked command line in one of the processes of ``sweep.workers``."""
     logging.raiseExceptions = False
     sys.argv = list(argv)
     reached: dict[Path, int] = {}
-    hydra_jobs(train, reached, pace, is_worker=True)()
+    all_jobs(train, reached, pace, jobs, is_worker=True)()
     return reached, failures
 
 

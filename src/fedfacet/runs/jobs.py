@@ -202,8 +202,8 @@ def _run(job: Job, train: Callable[[Job], None], *, is_one_of_many: bool = False
 
     with ending_in_a_sentence(job):
         train(job)
-        summary = load_run(job.run_dir).summary
-        if summary is None:  # the callback that writes it was left out
+        run = load_run(job.run_dir)
+        if (summary := run.summary) is None:  # the callback that writes it was left out
             print(f"run folder  {job.run_dir}")
             print("It has no summary: `callbacks=NAME` replaces the usual ones, `callbacks=[default,NAME]` adds to them.")
             return None
@@ -211,7 +211,7 @@ def _run(job: Job, train: Callable[[Job], None], *, is_one_of_many: bool = False
             print(fitted(f"{job.run_dir} is finished, {results_line(summary)}"), flush=True)
         else:
             print_results(summary, load_data(job.config), job.run_dir)
-    return _validation_of(job.run_dir)
+        return run.at("last").get("val/acc_worst_group")
 
 
 def _validation_of(run_dir: Path) -> float | None:

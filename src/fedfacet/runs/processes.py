@@ -1,11 +1,11 @@
 """Several processes that were started together: those that serve rank 0, and what they may not be started for."""
 
-import os
 from pathlib import Path
 
 from omegaconf import DictConfig, OmegaConf
 
 from fedfacet.config import make
+from fedfacet.entry import num_started
 from fedfacet.errors import ConfigError
 
 
@@ -36,7 +36,7 @@ def check_started(config: DictConfig) -> None:
         ConfigError: naming the engine.
     """
     engine = make(config.engine)
-    if (started := _num_started()) > 1 and not engine.spans_processes:
+    if (started := num_started()) > 1 and not engine.spans_processes:
         raise ConfigError(
             f"Expected engine=distributed where torchrun starts {started} processes, but got {engine.name}: add it, or start "
             "the script with python."
@@ -45,7 +45,7 @@ def check_started(config: DictConfig) -> None:
 
 def check_alone(config: DictConfig) -> None:
     """Refuse to have several processes run the cells of a sweep together, which could not agree on what is left to do."""
-    processes = _num_started()
+    processes = num_started()
     if make(config.engine).spans_processes:
         from fedfacet.parallel.place import find_place
 
@@ -55,8 +55,3 @@ def check_alone(config: DictConfig) -> None:
             f"Expected a process per cell of a sweep, but {processes} were started together: give the same command in as many "
             "processes as there is room for, with another engine than distributed."
         )
-
-
-def _num_started() -> int:
-    """Return how many processes torchrun has started together."""
-    return int(os.environ["WORLD_SIZE"]) if "TORCHELASTIC_RUN_ID" in os.environ else 1

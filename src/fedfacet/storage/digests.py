@@ -1,6 +1,6 @@
-"""The sha256 of what a run has written, in a list that its folder holds while no run writes there.
+"""The sha256 of what a run or an attack has written, in a list that its folder holds while neither writes there.
 
-``SHA256SUMS`` has a line for each file, as ``sha256sum`` writes it. A run removes the list before it writes anything, and
+``SHA256SUMS`` has a line for each file, as ``sha256sum`` writes it. Either removes the list before it writes anything, and
 writes it when all else is written. So a process may be killed at any moment: then there is no list.
 """
 
@@ -24,7 +24,7 @@ _MOST_BYTES = 1 << 20
 
 
 def write_list(folder: Path) -> None:
-    """List the files of a run folder that are read back; checkpoints and clients' memory have seals of their own."""
+    """List the files of a folder that are read back; checkpoints and clients' memory have seals of their own."""
     files = [file for place in (folder, folder / _INSIDE) if place.is_dir() for file in sorted(place.iterdir())]
     wanted = [file for file in files if file.suffix in _LISTED and file.is_file() and not file.is_symlink()]
     text = "".join(f"{digest_of(file)}  {file.relative_to(folder).as_posix()}\n" for file in wanted)

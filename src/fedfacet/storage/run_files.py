@@ -25,13 +25,19 @@ MOST_BYTES = 1 << 28
 """The table of 100,000 rounds has some 200 MB."""
 
 
-def read(file: Path, parse: Callable[[bytes], Value], most: int = MOST_BYTES) -> Value:
+def read(
+    file: Path,
+    parse: Callable[[bytes], Value],
+    most: int = MOST_BYTES,
+    remedy: str = "bring it back, or leave that folder out",
+) -> Value:
     """Return what a file holds.
 
     Args:
         file: of a run folder, of an audit's or of a site's; a run may write to it meanwhile.
         parse: makes the value of the content. It runs before the digest counts, since a ValueError of its own says more.
         most: how many bytes the file may have.
+        remedy: what the user can do about a file that is refused.
 
     Raises:
         CheckpointError: naming the file, if it is missing, a link, a folder or a pipe, too large, damaged or of another form.
@@ -46,9 +52,7 @@ def read(file: Path, parse: Callable[[bytes], Value], most: int = MOST_BYTES) ->
     else:
         if fault is None:
             return value
-    raise CheckpointError(
-        f"Expected {file} to be as it was written, but {fault}: bring it back, or leave that folder out."
-    ) from None
+    raise CheckpointError(f"Expected {file} to be as it was written, but {fault}: {remedy}.") from None
 
 
 def is_there(file: Path) -> bool:
