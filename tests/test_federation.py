@@ -425,7 +425,9 @@ def test_a_cohort_of_another_size_is_refused(cohort, make):
 def test_asking_somebody_who_is_away_is_refused(make):
     selector = Chosen(0, query=TrueHeterogeneity(), asked=[0, 4])
     federation = make(selector=selector, participation=Scripted(available=[0, 1]))
-    with pytest.raises(SelectionError, match=r"Expected Chosen to ask only clients that are available in round 1, but \[4\]"):
+    with pytest.raises(
+        SelectionError, match=r"Expected the selector to ask only clients that are available in round 1, but \[4\]"
+    ):
         federation.run_round()
 
 

@@ -226,6 +226,25 @@ def test_an_aggregator_does_not_draw_from_the_clients_generators(data):
     assert [*aggregator.drawn, *drawn(1)] == expected
 
 
+class Deaf(Callback):
+    """It hears of rounds alone."""
+
+
+class Hearing(Callback):
+    def on_client_end(self, round, position, expected, phase):
+        random.random()
+
+
+@pytest.mark.parametrize(("callback", "copies"), [(Deaf(), 1), (Hearing(), K + 2)])
+def test_generators_are_copied_once_a_round_unless_somebody_may_draw_between_clients(callback, copies, data, monkeypatch):
+    federation = federate(data, Module(mixed_up), callbacks={"own": callback})
+    federation.run_round()
+    copied, copy = [], np.random.get_state
+    monkeypatch.setattr(np.random, "get_state", lambda **how: copied.append(how) or copy(**how))
+    federation.run_round()
+    assert len(copied) == copies
+
+
 def test_generators_are_put_back_after_a_round_that_fails_halfway(data):
     federation = federate(data, Module(mixed_up), aggregator=Failing())
     reseed()

@@ -11,13 +11,12 @@ import threading
 
 import pytest
 import torch
-from hydra.utils import instantiate
 from omegaconf import OmegaConf
 from safetensors.torch import load_file
 
 from fedfacet import state
 from fedfacet.build import load_data
-from fedfacet.config import preflight
+from fedfacet.config import make, preflight
 from fedfacet.storage import checkpoint
 
 FILES = {
@@ -211,7 +210,7 @@ def test_bytes_add_up(finished):
 def test_the_exported_model_is_the_final_one_and_loads(finished):
     run, _ = finished
     settings = json.loads((run / "model" / "config.json").read_text())
-    model = instantiate(settings)
+    model = make(OmegaConf.create(settings))
     weights = load_file(run / "model" / "model.safetensors")
     model.load_state_dict(weights, strict=True)
     saved, _ = checkpoint.load(run / "checkpoints" / "last.ckpt")

@@ -201,7 +201,10 @@ def _combinations(overrides: Sequence[str]) -> Iterator[list[str]]:
             raise ConfigError(
                 f"Expected a sweep of at most {MAX_JOBS:,} jobs, but these overrides ask for {number:,}: give fewer values."
             )
-        spelt = [[f"{key}={value}" for value in values_of(one)] for key, one in values.items()]
+        spelt = [
+            [str(one.input_line)] if one.is_delete() else [f"{key}={value}" for value in values_of(one)]
+            for key, one in values.items()
+        ]
     return map(list, itertools.product(*spelt))
 
 
