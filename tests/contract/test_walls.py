@@ -114,6 +114,7 @@ def test_servers_do_not_load_data_through_others():
     assert {"engine", "exchange", "server", "journal", "card"} <= set(deployed)
     code = f"""
 import importlib, sys
+import fedfacet.libraries  # as every command does first
 for name in {rooms!r}:
     importlib.import_module(name)
 print([name for name in sys.modules if name.startswith(("fedfacet.data", "fedfacet.clients"))])
