@@ -4,7 +4,8 @@
 of several machines, and of a busy one, differ; a reference task is therefore measured among the tests, and a test's cost is
 also told in thousandths of it (``cost``). ``python tests/cpu_record.py FILE`` fails where the sum of a whole suite is more than
 5 % above ``tests/cpu_recorded.json``, or where a test that is not slow takes more than 5 s of CPU on the machine that recorded
-it. ``--record`` writes that file anew, to be committed with the change that makes tests dearer.
+it, fixtures left out (``call``): the first test that wants one pays for it. ``--record`` writes that file anew, to be committed
+with the change that makes tests dearer.
 """
 
 import argparse
@@ -65,7 +66,7 @@ class CpuRecord:
     def __init__(self, config):
         self.config, self.file = config, config.getoption("cpu_record")
         self.last, self.references, self.next_reference = 0.0, [], 0.0
-        self.seconds, self.overhead = defaultdict(float), 0.0
+        self.seconds, self.calls, self.overhead = defaultdict(float), defaultdict(float), 0.0
 
     def pytest_runtestloop(self):
         """Count what came before the first test, but not among its cost."""
@@ -87,7 +88,9 @@ class CpuRecord:
 
     def pytest_runtest_logreport(self, report):
         """Add up the phases of each test."""
-        self.seconds[report.nodeid] += dict(report.user_properties).get("cpu", 0.0)
+        seconds = dict(report.user_properties).get("cpu", 0.0)
+        self.seconds[report.nodeid] += seconds
+        self.calls[report.nodeid] += seconds * (report.when == "call")
 
     def pytest_sessionfinish(self):
         """Hand a worker's measurements to the process that has started it."""
@@ -109,8 +112,8 @@ class CpuRecord:
         self.file.parent.mkdir(parents=True, exist_ok=True)
         with self.file.open("w", newline="", encoding="utf-8") as file:
             writer = csv.writer(file)
-            writer.writerow(["test", "seconds", "cost"])
-            writer.writerows([name, f"{seconds:.3f}", f"{seconds / unit:.0f}"] for name, seconds in rows)
+            writer.writerow(["test", "seconds", "cost", "call"])
+            writer.writerows([name, f"{s:.3f}", f"{s / unit:.0f}", f"{self.calls[name] / unit:.0f}"] for name, s in rows)
         terminalreporter.section("CPU")
         total = sum(self.seconds.values()) + self.overhead
         terminalreporter.line(f"{total:.0f} s of CPU, {self.overhead:.0f} s of it to start and collect; all in {self.file}")
@@ -125,15 +128,15 @@ def main():
     parser.add_argument("--record", action="store_true", help=f"write {RECORDED.name}")
     arguments = parser.parse_args()
     with arguments.file.open(encoding="utf-8", newline="") as file:
-        rows = {row["test"]: (float(row["seconds"]), float(row["cost"])) for row in csv.DictReader(file)}
-    seconds, cost = (sum(column) for column in zip(*rows.values(), strict=True))
+        rows = {row["test"]: [float(row[name]) for name in ("seconds", "cost", "call")] for row in csv.DictReader(file)}
+    seconds, cost, _ = (sum(column) for column in zip(*rows.values(), strict=True))
     if arguments.record:
         recorded = {"tests": len(rows) - 1, "cost": round(cost), "cost_of_a_second": round(cost / seconds, 2)}
         RECORDED.write_text(json.dumps(recorded, indent=2) + "\n", encoding="utf-8")
         return 0
     recorded = json.loads(RECORDED.read_text(encoding="utf-8"))
     grown, limit = cost / recorded["cost"], MOST_SECONDS * recorded["cost_of_a_second"]
-    dear = [name for name, (_, one) in rows.items() if one > limit and name != OVERHEAD]
+    dear = [name for name, (*_, call) in rows.items() if call > limit]
     print(f"The suite costs {grown:.2f} of what is recorded: {len(rows) - 1} tests, {recorded['tests']} then; {seconds:.0f} s.")
     if grown > MOST_GROWTH:
         print(f"Make tests cheaper, or commit `python tests/cpu_record.py {arguments.file} --record` and say why.")

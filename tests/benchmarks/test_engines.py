@@ -76,6 +76,7 @@ def test_memory_is_written_too(checkout, tmp_path):
     assert re.search(r"^\| smoke \| bare \| \d+ MB \| \d+ MB \| [+-]\d+\.\d % \|$", (tmp_path / "kept.md").read_text(), re.M)
 
 
+@pytest.mark.slow  # it multiplies large matrices
 def test_how_fast_a_step_could_be_is_told_with_what_was_counted(checkout, start_script, tmp_path):
     script = tmp_path / "script.py"  # which finds the modules beside that of the benchmark
     script.write_text(BESIDE.format(folder=str(checkout / "benchmarks")))

@@ -88,6 +88,7 @@ def test_a_killed_study_goes_on_and_ends_as_if_it_had_not_been_killed(tune, star
     assert [(one.params, one.value) for one in broken] == [(one.params, one.value) for one in whole]
 
 
+@pytest.mark.slow
 def test_a_finished_study_says_what_was_best_and_how_to_report_it(tune, cells, files_of, tmp_path, monkeypatch):
     command = (
         "optimizer.lr=interval(0.2,0.4)",

@@ -5,6 +5,8 @@ import runpy
 import sys
 import time
 
+import pytest
+
 from fedfacet import state
 from fedfacet.build import load_data
 from fedfacet.commands import serve
@@ -21,6 +23,7 @@ OPTIONS = (
 )  # fmt: skip
 
 
+@pytest.mark.slow  # a server and its sites, each time with a process that starts others
 def test_a_killed_server_goes_on_bit_for_bit_and_its_journal_is_replayed(
     job_of, checkout, simulated, rounds_of, capsys, monkeypatch, tmp_path
 ):

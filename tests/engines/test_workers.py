@@ -233,6 +233,7 @@ def test_a_script_without_a_main_guard_is_told_so_at_once(checkout, tmp_path):
     assert "Traceback" not in ended.stderr
 
 
+@pytest.mark.slow  # two processes that import all libraries
 def test_the_server_of_the_workers_imports_nothing_from_the_working_folder(checkout, tmp_path):
     (tmp_path / "here").mkdir()
     for name in ("selectors", "socket", "struct", "fedfacet"):
