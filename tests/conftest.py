@@ -61,6 +61,7 @@ with contextlib.suppress(ImportError):
 
 fedfacet.config.compose_job("train", [])  # reads the yamls, which is half of what composing takes
 gc.freeze()  # what is imported stays: without this every collection and every exit in a fork goes through all of it
+print(json.dumps("ready"), flush=True)
 for line in sys.stdin:
     request = json.loads(line)
     if "poll" in request:
@@ -111,13 +112,10 @@ class Server:
     """Starts scripts by forking a process that has imported what they need."""
 
     def __init__(self, src):
-        self.process = subprocess.Popen(
-            [sys.executable, "-c", SERVER],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-            env={**os.environ, "PYTHONPATH": str(src)},
-        )
+        pipe, environment = subprocess.PIPE, {**os.environ, "PYTHONPATH": str(src)}
+        command = [sys.executable, "-c", SERVER]
+        self.process = subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True, env=environment)
+        assert json.loads(self.process.stdout.readline()) == "ready"  # so that no test seems to take what this does
 
     def ask(self, **request):
         print(json.dumps(request), file=self.process.stdin, flush=True)
