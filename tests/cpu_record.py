@@ -2,10 +2,10 @@
 
 ``pytest --cpu-record=FILE`` writes a csv with a row per test, the dearest first, and says the sum and the ten dearest. Seconds
 of several machines, and of a busy one, differ; a reference task is therefore measured among the tests, and a test's cost is
-also told in thousandths of it (``cost``). ``python tests/cpu_record.py FILE`` fails where the sum of a whole suite is more than
-5 % above ``tests/cpu_recorded.json``, or where a test that is not slow takes more than 5 s of CPU on the machine that recorded
-it, fixtures left out (``call``): the first test that wants one pays for it. ``--record`` writes that file anew, to be committed
-with the change that makes tests dearer.
+also told in thousandths of it (``cost``). What tests share, fixtures of a session, a package or a module, has a row of its own,
+or the first test that wants one would pay for it. ``python tests/cpu_record.py FILE`` fails where the sum of a whole suite is
+more than 5 % above ``tests/cpu_recorded.json``, or where a test that is not slow takes more than 5 s of CPU on the machine that
+recorded it. ``--record`` writes that file anew, to be committed with the change that makes tests dearer.
 """
 
 import argparse
@@ -19,9 +19,11 @@ import time
 from collections import defaultdict
 from pathlib import Path
 
+import pytest
+
 RECORDED = Path(__file__).with_name("cpu_recorded.json")
 MOST_GROWTH, MOST_SECONDS = 1.05, 5.0
-OVERHEAD = "(start and collection)"
+OVERHEAD, SHARED = "(start and collection)", "(fixtures that tests share)"
 _EVERY = 20.0  # CPU seconds between two measurements of the reference task
 
 
@@ -66,7 +68,8 @@ class CpuRecord:
     def __init__(self, config):
         self.config, self.file = config, config.getoption("cpu_record")
         self.last, self.references, self.next_reference = 0.0, [], 0.0
-        self.seconds, self.calls, self.overhead = defaultdict(float), defaultdict(float), 0.0
+        self.seconds, self.overhead = defaultdict(float), 0.0
+        self.shared = 0.0  # what shared fixtures took since the last report
 
     def pytest_runtestloop(self):
         """Count what came before the first test, but not among its cost."""
@@ -80,17 +83,28 @@ class CpuRecord:
             self.last = cpu_seconds()
             self.next_reference = self.last + _EVERY
 
+    @pytest.hookimpl(wrapper=True)
+    def pytest_fixture_setup(self, fixturedef):
+        """Book what making a shared fixture takes apart from the test that wants it first."""
+        if fixturedef.scope in ("function", "class"):
+            return (yield)
+        began, before = cpu_seconds(), self.shared  # a fixture may want another one
+        try:
+            return (yield)
+        finally:
+            self.shared = before + cpu_seconds() - began
+
     def pytest_runtest_makereport(self, item, call):
         """Book what passed since the last report to this phase of this test."""
         now = cpu_seconds()
-        item.user_properties = [("cpu", now - self.last)]
-        self.last = now
+        item.user_properties = [("cpu", now - self.last - self.shared), ("shared", self.shared)]
+        self.last, self.shared = now, 0.0
 
     def pytest_runtest_logreport(self, report):
         """Add up the phases of each test."""
-        seconds = dict(report.user_properties).get("cpu", 0.0)
-        self.seconds[report.nodeid] += seconds
-        self.calls[report.nodeid] += seconds * (report.when == "call")
+        booked = dict(report.user_properties)
+        self.seconds[report.nodeid] += booked.get("cpu", 0.0)
+        self.seconds[SHARED] += booked.get("shared", 0.0)
 
     def pytest_sessionfinish(self):
         """Hand a worker's measurements to the process that has started it."""
@@ -112,12 +126,12 @@ class CpuRecord:
         self.file.parent.mkdir(parents=True, exist_ok=True)
         with self.file.open("w", newline="", encoding="utf-8") as file:
             writer = csv.writer(file)
-            writer.writerow(["test", "seconds", "cost", "call"])
-            writer.writerows([name, f"{s:.3f}", f"{s / unit:.0f}", f"{self.calls[name] / unit:.0f}"] for name, s in rows)
+            writer.writerow(["test", "seconds", "cost"])
+            writer.writerows([name, f"{seconds:.3f}", f"{seconds / unit:.0f}"] for name, seconds in rows)
         terminalreporter.section("CPU")
         total = sum(self.seconds.values()) + self.overhead
         terminalreporter.line(f"{total:.0f} s of CPU, {self.overhead:.0f} s of it to start and collect; all in {self.file}")
-        for name, seconds in [row for row in rows if row[0] != OVERHEAD][:10]:
+        for name, seconds in [row for row in rows if row[0] not in (OVERHEAD, SHARED)][:10]:
             terminalreporter.line(f"{seconds:6.1f} s  {name}")
 
 
@@ -128,16 +142,17 @@ def main():
     parser.add_argument("--record", action="store_true", help=f"write {RECORDED.name}")
     arguments = parser.parse_args()
     with arguments.file.open(encoding="utf-8", newline="") as file:
-        rows = {row["test"]: [float(row[name]) for name in ("seconds", "cost", "call")] for row in csv.DictReader(file)}
-    seconds, cost, _ = (sum(column) for column in zip(*rows.values(), strict=True))
+        rows = {row["test"]: (float(row["seconds"]), float(row["cost"])) for row in csv.DictReader(file)}
+    seconds, cost = (sum(column) for column in zip(*rows.values(), strict=True))
+    tests = len(rows.keys() - {OVERHEAD, SHARED})
     if arguments.record:
-        recorded = {"tests": len(rows) - 1, "cost": round(cost), "cost_of_a_second": round(cost / seconds, 2)}
+        recorded = {"tests": tests, "cost": round(cost), "cost_of_a_second": round(cost / seconds, 2)}
         RECORDED.write_text(json.dumps(recorded, indent=2) + "\n", encoding="utf-8")
         return 0
     recorded = json.loads(RECORDED.read_text(encoding="utf-8"))
     grown, limit = cost / recorded["cost"], MOST_SECONDS * recorded["cost_of_a_second"]
-    dear = [name for name, (*_, call) in rows.items() if call > limit]
-    print(f"The suite costs {grown:.2f} of what is recorded: {len(rows) - 1} tests, {recorded['tests']} then; {seconds:.0f} s.")
+    dear = [name for name, (_, one) in rows.items() if one > limit and name not in (OVERHEAD, SHARED)]
+    print(f"The suite costs {grown:.2f} of what is recorded: {tests} tests, {recorded['tests']} then; {seconds:.0f} s.")
     if grown > MOST_GROWTH:
         print(f"Make tests cheaper, or commit `python tests/cpu_record.py {arguments.file} --record` and say why.")
     for name in dear:

@@ -389,7 +389,7 @@ class Federation:
                 if self._question is not None and round > self._fedavg_rounds:
                     trains = [client_id for client_id, part in finished.items() if part > 0]
                     reports = asking.report(self._question, available if self.aggregator.asks_everybody else trains)
-                if notes.came and (alone := asking.settled() - set(cohort)):
+                if alone := (asking.settled() if self.away else asking.received_model) - set(cohort):
                     self._count_models(asking, before, alone)
                 return asking, cohort, finished, plan, reports
             except ClientsAway as fault:
@@ -496,7 +496,8 @@ class Federation:
             except ClientsAway as fault:
                 clients = [client for client in clients if client not in fault.client_ids]
             else:
-                asking.settled()
+                if len(clients) < len(asking.available):
+                    asking.settled()
                 return answers
 
     def _refuse_answers(self, round: int, query: Query, faults: Mapping[int, str]) -> None:

@@ -6,6 +6,7 @@ from functools import partial
 import pytest
 import torch
 from torch import nn, optim
+from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from fedfacet import state
 from fedfacet.clients.optimizers import kept_optimizer, optimizer_to_keep, restore_optimizer
@@ -67,3 +68,23 @@ def test_state_that_is_no_tensor_is_refused():
     optimizer.state[model.weight]["calls"] = 3
     with pytest.raises(ValueError, match=r"state is tensors for `local.keep_optimizer`, but the calls of SGD is 3"):
         optimizer_to_keep(optimizer)
+
+
+@pytest.mark.parametrize("how", ["a hook", "a hook on every optimizer", "another step in its place"])
+def test_whoever_watches_steps_sees_all_from_the_next_client_on(tiny_federation, how):
+    federation, seen = tiny_federation(), []
+    federation.run_round()  # before anybody watches
+    optimizer, handle = federation.engine.clients.program.optimizer, None
+    if how == "a hook":
+        handle = optimizer.register_step_post_hook(lambda *_: seen.append(1))
+    elif how == "a hook on every optimizer":
+        handle = register_optimizer_step_pre_hook(lambda *_: seen.append(1))
+    else:
+        step = optimizer.step
+        optimizer.step = lambda: (seen.append(1), step())
+    try:
+        result = federation.run_round()
+    finally:
+        if handle is not None:
+            handle.remove()
+    assert len(seen) == result.metrics["train/num_steps"] > 0

@@ -1,6 +1,6 @@
 """An objective's optimizer, as a client's round needs it."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -14,7 +14,6 @@ from fedfacet import state
 from fedfacet.types import State
 
 _PREFIX = "optimizer|"
-_EVERYBODYS = ("_global_optimizer_pre_hooks", "_global_optimizer_post_hooks")
 
 
 def single_optimizer(objective: L.LightningModule) -> Optimizer:
@@ -33,17 +32,21 @@ def single_optimizer(objective: L.LightningModule) -> Optimizer:
     return optimizer
 
 
-def step_of(optimizer: Optimizer) -> Callable[[], object]:
-    """Return what takes an optimizer's step.
+def bare_step_of(optimizer: Optimizer) -> tuple[Callable[[], object], Sequence[object]]:
+    """Return an optimizer's step without what torch wraps it in, and who is served by that.
 
-    torch wraps its own in a call that serves hooks and the profiler, which takes as long as a small model's step. It is left
-    out where there are no hooks.
+    The wrapper, for hooks and the profiler, takes as long as a small model's step.
+
+    Returns:
+        The step, and the tables of hooks, which are empty as long as there are none. Where the step is not torch's own, or this
+        torch keeps its hooks elsewhere, there is always somebody.
     """
     wrapped = getattr(type(optimizer).step, "__wrapped__", None)
-    names = ("_optimizer_step_pre_hooks", "_optimizer_step_post_hooks")
-    hooks = [getattr(optimizer, name, True) for name in names] + [getattr(torch_optimizer, name, True) for name in _EVERYBODYS]
-    own = "step" in vars(optimizer) or not type(optimizer).__module__.startswith("torch.optim.")
-    return optimizer.step if own or wrapped is None or any(hooks) else partial(wrapped, optimizer)
+    hooks = [getattr(optimizer, f"_optimizer_step_{when}_hooks", True) for when in ("pre", "post")]
+    hooks += [getattr(torch_optimizer, f"_global_optimizer_{when}_hooks", True) for when in ("pre", "post")]
+    if wrapped is None or not type(optimizer).__module__.startswith("torch.optim."):
+        return optimizer.step, (True,)
+    return partial(wrapped, optimizer), hooks
 
 
 def restore_optimizer(optimizer: Optimizer, saved: Mapping[int, Mapping[str, Any]]) -> None:

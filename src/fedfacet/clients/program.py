@@ -28,7 +28,13 @@ from fedfacet.clients.client_data import ClientData
 from fedfacet.clients.divided_training import HalfTrained, train_part
 from fedfacet.clients.hooks import ClientHooks, DataHooks, PredictHooks, federated_module
 from fedfacet.clients.local_training import LocalTraining
-from fedfacet.clients.optimizers import kept_optimizer, optimizer_to_keep, restore_optimizer, single_optimizer, step_of
+from fedfacet.clients.optimizers import (
+    bare_step_of,
+    kept_optimizer,
+    optimizer_to_keep,
+    restore_optimizer,
+    single_optimizer,
+)
 from fedfacet.clients.personal_memory import own_model, to_keep
 from fedfacet.clients.prediction import Predictions, predict
 from fedfacet.clients.private_gradients import PrivateGradients
@@ -123,7 +129,8 @@ class ClientProgram:
         self._reusable = type(self.optimizer).__module__.startswith(("torch.optim.", "fedfacet.")) and getattr(
             objective, "optimizer_is_fixed", False
         )
-        self.take_step = step_of(self.optimizer)
+        self.bare_step, self.step_hooks = bare_step_of(self.optimizer)
+        self.step_hooks = self.step_hooks if self._reusable else (True,)  # or each client has an optimizer of its own
         self._groups = [{k: v for k, v in group.items() if k != "params"} for group in self.optimizer.param_groups]
         if compile:
             on_gpu = any(parameter.is_cuda for parameter in self.module.parameters())
@@ -308,7 +315,7 @@ class Training:
     def take_steps(self, stop: int) -> None:
         """Take the steps up to number ``stop``, counted from the client's first."""
         clients, task, program = self.clients, self.task, self.program
-        take_step = program.take_step if self.optimizer is program.optimizer else self.optimizer.step
+        take_step = self.optimizer.step if any(program.step_hooks) or "step" in vars(self.optimizer) else program.bare_step
         losses: list[Tensor] = []  # read at the end: on an accelerator each look at a number waits for all that is under way
         sizes: list[int] = []
         for step, positions in zip(range(self.step, stop), self.batches, strict=False):

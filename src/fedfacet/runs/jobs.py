@@ -13,7 +13,7 @@ from typing import Any
 from omegaconf import DictConfig, OmegaConf
 
 from fedfacet import config as configuration
-from fedfacet.analysis.runs import load_run
+from fedfacet.analysis.runs import Run, load_run
 from fedfacet.analysis.terminal import fitted
 from fedfacet.errors import ConfigError, DatasetCorruptError, DatasetNotFoundError, FedFacetError
 from fedfacet.runs.ending import Refused, ending_in_a_sentence, refuse
@@ -155,7 +155,9 @@ def _run_cell(
 ) -> float | None:
     """Run a cell of a sweep, or go on with it, unless it is finished or another process works at it; its failure is noted."""
     if configuration.is_complete(job.run_dir, job.config.federation.rounds):
-        return _validation_of(job.run_dir)
+        with contextlib.suppress(FedFacetError):  # damaged since then
+            return _validation_of(load_run(job.run_dir))
+        return None
     if holder is not None:
         if not is_worker:
             print(fitted(f"{job.run_dir} is left to {holder}; ten minutes after that is gone, the same command takes it over"))
@@ -211,11 +213,9 @@ def _run(job: Job, train: Callable[[Job], None], *, is_one_of_many: bool = False
             print(fitted(f"{job.run_dir} is finished, {results_line(summary)}"), flush=True)
         else:
             print_results(summary, load_data(job.config), job.run_dir)
-        return run.at("last").get("val/acc_worst_group")
+        return _validation_of(run)
 
 
-def _validation_of(run_dir: Path) -> float | None:
+def _validation_of(run: Run) -> float | None:
     """Return the validation worst-group accuracy of a finished run's last round, for sweepers."""
-    with contextlib.suppress(FedFacetError):  # damaged since then
-        return load_run(run_dir).at("last").get("val/acc_worst_group")
-    return None
+    return run.at("last").get("val/acc_worst_group")
