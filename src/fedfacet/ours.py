@@ -58,8 +58,8 @@ def _leads_nowhere(value: object, seen: set[int]) -> bool:
     if isinstance(value, Mapping | list | tuple | set | frozenset):
         inside = value.values() if isinstance(value, Mapping) else value
     elif isinstance(value, nn.Module):
-        kinds = [vars(kind) for kind in type(value).__mro__ if _package(kind) not in _LIBRARIES | {"builtins"}]
-        inside = [vars(value), *kinds]
+        kinds = [kind for kind in type(value).__mro__ if _package(kind) not in _LIBRARIES | {"builtins"}]
+        inside = [vars(value), *(used for kind in kinds for name, used in vars(kind).items() if name != "__init__")]
     elif isinstance(value, staticmethod | classmethod | types.MethodType):
         inside = [value.__func__]
     elif isinstance(value, property):
