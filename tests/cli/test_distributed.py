@@ -1,6 +1,5 @@
 """Runs of several processes: the same numbers as one, whoever started them, whatever happens to them."""
 
-import functools
 import json
 import os
 import random
@@ -17,12 +16,12 @@ import pytest
 
 DISTRIBUTED = ("engine=distributed", "engine.timeout_seconds=60")
 ESTIMATED = (
-    "threads=1", "model.width=2", "model.hidden=4", "~callbacks.figures", "federation.rounds=3", "local.unit=steps",
+    "threads=1", "model.width=2", "model.hidden=4", "~callbacks.figures", "federation.rounds=4", "local.unit=steps",
     "local.amount=4", "heterogeneity.bias_steps=4", "heterogeneity.attribute_steps=4",
 )  # fmt: skip
 """A short run in whose first round every client estimates how heterogeneous it is."""
 
-MANY, ENDLESS = "federation.rounds=12", "federation.rounds=1000000"
+ENDLESS = "federation.rounds=1000000"
 
 
 def results(run):
@@ -91,7 +90,7 @@ def check_two_ranks(run, printed, expected):
     assert [path.name for path in run.parent.iterdir() if not path.name.startswith(".")] == ["run"]
     assert json.loads((run / "summary.json").read_text())["engine"] == "DistributedEngine"
     assert printed.count("Test accuracy") == 1
-    assert (run / "train.log").read_text().count("Finished round 3.") == 1
+    assert (run / "train.log").read_text().count("Finished round 4.") == 1
 
 
 def test_two_ranks_give_the_numbers_of_one_process(start_ranks, tmp_path, sequential):
@@ -150,7 +149,7 @@ def test_torchrun_starts_a_run_again_that_lost_a_rank(checkout, tmp_path, sequen
     assert results(tmp_path / "run") == sequential
 
 
-def test_a_run_killed_on_two_ranks_goes_on_with_one_or_three(start_ranks, trained, tmp_path, sequential):
+def test_a_run_killed_on_two_ranks_goes_on_with_three(start_ranks, tmp_path, sequential):
     run = tmp_path / "run"
     ranks = start_ranks(2, *DISTRIBUTED, *ESTIMATED, "local.amount=4", "paths.output_dir=run")
     ranks[0].wait_until(lambda: num_rounds(run) >= 1)
@@ -158,9 +157,6 @@ def test_a_run_killed_on_two_ranks_goes_on_with_one_or_three(start_ranks, traine
         rank.kill(signal.SIGKILL)
         rank.wait()
     assert not (run / "summary.json").exists()
-    shutil.copytree(run, tmp_path / "copy")
-    trained("resume=copy", fast=False)
-    assert results(tmp_path / "copy") == sequential
     ranks = start_ranks(3, "resume=run")
     assert [rank.wait() for rank in ranks] == [0, 0, 0], [rank.err.read_text() for rank in ranks]
     assert results(run) == sequential
@@ -168,54 +164,38 @@ def test_a_run_killed_on_two_ranks_goes_on_with_one_or_three(start_ranks, traine
 
 def test_a_run_ends_with_rank_0(start_ranks, tmp_path):
     run = tmp_path / "run"
-    ranks = start_ranks(3, *DISTRIBUTED, *ESTIMATED, ENDLESS, f"paths.output_dir={run.name}")
+    ranks = start_ranks(2, *DISTRIBUTED, *ESTIMATED, ENDLESS, f"paths.output_dir={run.name}")
     ranks[0].wait_until(lambda: num_rounds(run) >= 1)
     ranks[0].kill(signal.SIGKILL)
-    for rank in ranks[1:]:
-        left = rank.result()
-        assert left.status == 2
-        assert re.search(r"^error: Expected rank 0 to (go on|take a message), but the connection is lost: ", left.err, re.M), (
-            left.err
-        )
-        assert "Traceback" not in left.err
+    left = ranks[1].result()
+    assert left.status == 2
+    lost = r"^error: Expected rank 0 to (go on|take a message), but the connection is lost: "
+    assert re.search(lost, left.err, re.M), left.err
+    assert "Traceback" not in left.err
     assert (run / "checkpoints" / "last.ckpt").exists()
-
-
-@pytest.fixture(scope="module")
-def undisturbed(start_in, tmp_path_factory):
-    """Return a function: order of sums -> the results of a longer run by one process."""
-
-    @functools.cache
-    def undisturbed(sums):
-        folder = tmp_path_factory.mktemp(sums)
-        process = start_in(folder, *DISTRIBUTED, *ESTIMATED, MANY, f"engine.sums={sums}", "paths.output_dir=run", fast=False)
-        assert process.wait() == 0, process.err.read_text()
-        return results(folder / "run")
-
-    return undisturbed
 
 
 @pytest.mark.parametrize("sums", ["cohort", "tree"])
 @pytest.mark.parametrize("seed", [pytest.param(seed, marks=[pytest.mark.slow] if seed != 4 else []) for seed in range(10)])
-def test_ranks_killed_at_random_change_nothing(start_ranks, tmp_path, undisturbed, seed, sums):
+def test_ranks_killed_at_random_change_nothing(start_ranks, tmp_path, sequential, summed, seed, sums):
     draw, run = random.Random(seed), tmp_path / "run"
     number = draw.choice([3, 5, 7])
     victims = draw.sample(range(1, number), draw.randint(1, number - 1))
-    ranks = start_ranks(number, *DISTRIBUTED, *ESTIMATED, MANY, f"engine.sums={sums}", "paths.output_dir=run")
+    ranks = start_ranks(number, *DISTRIBUTED, *ESTIMATED, f"engine.sums={sums}", "paths.output_dir=run")
     ranks[0].wait_until(lambda: (run / "config.yaml").exists())
     for victim in victims:
-        time.sleep(draw.uniform(0, 0.5))
+        time.sleep(draw.uniform(0, 0.3))
         ranks[victim].kill(signal.SIGKILL)
     assert ranks[0].wait() == 0, ranks[0].err.read_text()
-    assert results(run) == undisturbed(sums)
+    assert results(run) == (summed if sums == "tree" else sequential)
     told = (run / "train.log").read_text()
     for rank in range(1, number):
         assert told.count(f"Rank {rank} is lost: ") <= (rank in victims), told
     assert "Traceback" not in told + ranks[0].err.read_text()
 
 
-@pytest.mark.parametrize("number", [pytest.param(2, marks=pytest.mark.slow), 3, pytest.param(8, marks=pytest.mark.slow), 9])
-def test_any_number_of_ranks_adds_up_to_the_same_bits(number, start_ranks, tmp_path, sequential, summed):
+@pytest.mark.parametrize("number", [*(pytest.param(few, marks=pytest.mark.slow) for few in (2, 3, 8)), 9])
+def test_any_number_of_ranks_adds_up_to_the_same_bits(number, start_ranks, tmp_path, summed):
     """Along the tree; all that is counted is as in a run that adds up in cohort order."""
     ranks = start_ranks(number, *DISTRIBUTED, *ESTIMATED, "engine.sums=tree", "paths.output_dir=run")
     assert [rank.wait() for rank in ranks] == [0] * number, ranks[0].err.read_text()
@@ -226,7 +206,7 @@ def test_any_number_of_ranks_adds_up_to_the_same_bits(number, start_ranks, tmp_p
 def test_sums_along_the_tree_stay_so(start, tmp_path, sequential, summed_run):
     summed = results(summed_run)
     shutil.copytree(summed_run, tmp_path / "run")
-    refused = start("resume=run", "federation.rounds=4", "engine.sums=cohort", fast=False).result()
+    refused = start("resume=run", "federation.rounds=5", "engine.sums=cohort", fast=False).result()
     assert refused.status == 2
     assert "error: The run was started with engine.sums=tree, and engine.sums=cohort adds up in another order: " in refused.err
     assert summed["query_bytes_up"] == sequential["query_bytes_up"]

@@ -3,7 +3,6 @@
 import json
 import math
 import random
-import uuid
 from dataclasses import replace
 
 import pytest
@@ -89,15 +88,12 @@ SHARE = {options: sorted(CHANGES)[number :: len(ASKING)] for number, options in 
 def test_rounds_run_whatever_one_client_answers(options, names, rounds, server):
     """Each change meets a method and each method a few changes; ``on_bad_update`` makes no difference."""
     draw, federation = random.Random(options), server(options)
-    first, exchange = federation.state, federation.engine.exchange
-    transport = exchange.transport
-    for name in names:
+    first, transport = federation.state, federation.engine.exchange.transport
+    for number, name in enumerate(names):
         transport.meddle, asked = forging(lambda value, change=CHANGES[name]: change(value, draw))
         federation.on_bad_update = draw.choice(("raise", "drop"))
-        federation.restore(first)
-        federation.engine.begin(0)
-        exchange.run = uuid.uuid4().hex  # or clients would train twice in the rounds of one run
-        exchange._greeted.clear()
+        federation.restore(replace(first, round=number * rounds))  # or clients would train twice in a round of the run
+        federation.engine.begin(number * rounds)
         for _ in range(rounds):
             federation.run_round()
         assert state.all_finite(federation.state.model), name

@@ -1,4 +1,7 @@
-"""A deployed run is the simulated one, bit for bit, though the server has no sample and a site has its own alone."""
+"""A deployed run is the simulated one, bit for bit, though the server has no sample and a site has its own alone.
+
+Sites answer in this process; ``test_faults.py`` has one whose sites are processes.
+"""
 
 import pytest
 
@@ -18,7 +21,7 @@ CASES = {
     "fednova": ("method=fednova", "selector=uniform", "local.keep_optimizer=true"),
     "probes": ("selector=probe_fairness", "aggregator=fedavg", "participation=stragglers"),
     "dropouts": ("method=fedavg", "participation=dropouts", "federation.cohort_size=6"),
-    "lag": ("method=lag", "local=full_batch"),
+    "lag": ("method=lag", "local=full_batch", "selector.smoothness.iterations=3"),
 }
 
 
@@ -33,11 +36,11 @@ def kept_at_sites(federation, pilot):
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_a_deployed_run_is_the_simulated_one(case, simulated, deployed, rounds_of, sites, pilot, tmp_path):
+def test_a_deployed_run_is_the_simulated_one(case, simulated, deployed, rounds_of, sites_of, pilot, tmp_path):
     (tmp_path / "here").mkdir()
     (tmp_path / "there").mkdir()
     here = simulated(*CASES[case], run_dir=tmp_path / "here")
-    there = deployed(*CASES[case], run_dir=tmp_path / "there", transport=sites)
+    there = deployed(*CASES[case], run_dir=tmp_path / "there", transport=sites_of(pilot))
     assert rounds_of(there) == rounds_of(here)
     assert state.digest(there.state.model) == state.digest(here.state.model)
     assert there.state.disclosures == here.state.disclosures
