@@ -12,10 +12,13 @@ import pytest
 import torch
 
 from fedfacet import state
+from fedfacet.build import load_data
 from fedfacet.deploy import exchange as exchange_module
 from fedfacet.deploy import journal, protocol
 from fedfacet.deploy.engine import KEPT, Shortfall
 from fedfacet.deploy.journal import replay
+from fedfacet.deploy.loopback import Loopback
+from fedfacet.deploy.pilot import write_pilot
 from fedfacet.deploy.protocol import pack, unpack
 
 SCAFFOLD = ("method=scaffold", "federation.rounds=4")  # its clients keep something, and send more than a change of weights
@@ -48,8 +51,8 @@ def run(federation, direct, meddler, simulated, tmp_path, caplog):
     exchange.run = uuid.uuid4().hex  # or clients would train twice in the rounds of one run
     exchange._greeted.clear()
 
-    def with_meddling(meddle=None, *, rounds=3, through=direct, **how):
-        federation.engine.exchange.transport = meddler(through, meddle, **how)
+    def with_meddling(meddle=None, *, rounds=3, **how):
+        federation.engine.exchange.transport = meddler(direct, meddle, **how)
         federation.callbacks["journal"].file = tmp_path / "journal.jsonl"
         while federation.state.round < rounds:
             federation.run_round()
@@ -179,19 +182,26 @@ def test_an_answer_from_another_site_is_left_out(run):
     assert len(came.lines[2]["lost"]) == 2
 
 
-def test_a_site_whose_process_is_killed_does_its_work_again(run, sites, undisturbed):
-    killed = []
+def test_a_site_whose_process_is_killed_does_its_work_again(deployed, meddler, job_of, undisturbed, lines_of, tmp_path, caplog):
+    data, pilot = load_data(job_of("experiment=digits_gsc", "partition.scale=0.1")), tmp_path / "pilot"
+    write_pilot(data, "digits", pilot, 1, queries=["NumSamples"])
+    sites, killed = Loopback(clients=[str(pilot / "site_0" / "client.yaml")]), []
 
     def kill(request, site):
         if request.kind == "train" and request.body["round"] == 2 and not killed:
             killed.append(site)
             os.kill(sites.pids()[site], signal.SIGKILL)
 
-    came = run(before=kill, through=sites)
-    assert f"the process of {killed[0]} died" in came.log
-    assert "is sent again" in came.log
-    assert came.digest == state.digest(undisturbed.state.model)
-    assert [line["lost"] for line in came.lines.values()] == [{}, {}, {}]
+    try:
+        there = deployed(*SCAFFOLD, run_dir=tmp_path, transport=meddler(sites, before=kill), folder=pilot)
+        for _ in range(3):
+            there.run_round()
+    finally:
+        sites.close()
+    assert "the process of site_0 died" in caplog.text
+    assert "is sent again" in caplog.text
+    assert state.digest(there.state.model) == state.digest(undisturbed.state.model)
+    assert [line["lost"] for line in lines_of(there)] == [{}, {}, {}]
 
 
 def test_a_site_that_is_away_and_back(run, federation, undisturbed):
