@@ -62,7 +62,7 @@ def test_one_pool_serves_all_runs_of_its_data_and_model(run, attack, tmp_path):
     for options in ((), ("seed=1",), ("federation.rounds=1",)):
         attack(run(*options), *OPTIONS, f"paths.log_dir={tmp_path}")
     assert len(list(tmp_path.rglob("pool.json"))) == 1
-    attack(run("model.hidden=[32]"), *OPTIONS, f"paths.log_dir={tmp_path}")
+    attack(run("model.hidden=[16]"), *OPTIONS, f"paths.log_dir={tmp_path}")
     assert len(list(tmp_path.rglob("pool.json"))) == 2
 
 

@@ -10,14 +10,10 @@ from fedfacet.clients.personal_memory import all_layers
 from fedfacet.deploy.engine import KEPT
 from fedfacet.deploy.memory import MemoryStore
 
-CASES = {
-    "fedavg": ("method=fedavg",),
-    "feddiverse": ("method=feddiverse",),
-    "pow_d": ("method=pow_d",),
+CASES = {  # others are among the METHODS of test_holdout.py, whose tables are compared too
     "fedpac": ("method=fedpac",),
     "fedbn": ("method=fedbn", "model=resnet8"),
     "scaffold": ("method=scaffold",),
-    "heterofl": ("method=fedavg", "submodel=heterofl", "capacity=largest"),  # whose server knows how many samples each has
     "fednova": ("method=fednova", "selector=uniform", "local.keep_optimizer=true"),
     "probes": ("selector=probe_fairness", "aggregator=fedavg", "participation=stragglers"),
     "dropouts": ("method=fedavg", "participation=dropouts", "federation.cohort_size=6"),
