@@ -15,7 +15,6 @@ from omegaconf import OmegaConf
 from safetensors.torch import load_file
 
 from fedfacet import state
-from fedfacet.__main__ import main
 from fedfacet.build import load_data
 from fedfacet.config import make, preflight
 from fedfacet.storage import checkpoint
@@ -241,20 +240,20 @@ def test_without_a_folder_given_it_makes_one_by_task_and_time_and_without_callba
 
 
 @pytest.mark.parametrize(("columns", "width"), [(30, 40), (400, 128)])
-def test_help_says_what_it_does_and_what_there_is_to_choose(monkeypatch, capfd, checkout, columns, width):
-    monkeypatch.setenv("COLUMNS", str(columns))
-    monkeypatch.setattr(sys, "argv", ["src/train.py", "--help"])
-    assert main(["train", "--help"]) == 0
-    said, err = capfd.readouterr()
-    assert err == ""
-    assert "Train a federation" in said
-    lists = re.search(r"(?<=recipe\):\n\n).+?(?=\n\n)", said, re.DOTALL)[0]
+def test_help_says_what_it_does_and_what_there_is_to_choose(train, checkout, columns, width):
+    result = train("--help", fast=False, env={"COLUMNS": str(columns)})
+    assert (result.status, result.err) == (0, "")
+    assert "Train a federation" in result.out
+    lists = re.search(r"(?<=options:\n\n).+?(?=\n\n)", result.out, re.DOTALL)[0]
     assert max(map(len, lists.splitlines())) in range(width - 40, width + 1)
-    assert max(map(len, said.splitlines())) <= width, "no line is broken within a word by the terminal"
-    for group in ("selector", "aggregator", "dataset", "partition", "experiment"):
-        options = sorted(file.stem for file in (checkout / "conf" / group).glob("*.yaml"))
-        assert f"{group}: {', '.join(options)}\n" in said.replace(",\n  ", ", ")
-    assert " ".join(said.split()).count(" python src/train.py ") >= 3
+    assert max(map(len, result.out.splitlines())) <= width, "no line is broken within a word by the terminal"
+    joined = " ".join(lists.split())
+    for folder in {file.parent for file in (checkout / "conf").glob("*/*.yaml")} - {checkout / "conf" / "hydra"}:
+        options = ", ".join(sorted(file.stem for file in folder.glob("*.yaml")))
+        assert re.search(rf"\b{folder.name}: \w[^:]+(:[^:]+)? {re.escape(options)}( |$)", joined), (
+            "what it is for, and its options"
+        )
+    assert " ".join(result.out.split()).count(" python src/train.py ") >= 3
 
 
 def test_help_does_not_wait_for_torch(checkout, tmp_path):
