@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from fedfacet import load_run
+from fedfacet.errors import FedFacetError
 from fedfacet.storage import checkpoint
 
 ROUNDS = "federation.rounds=12"
@@ -145,15 +147,14 @@ def test_a_run_whose_folder_is_removed_ends_with_a_sentence(start, tmp_path):
     assert not run.exists()
 
 
-def test_a_run_that_another_process_works_at_is_left_alone(start, train, uninterrupted, tmp_path, results):
+def test_a_run_that_another_process_works_at_is_left_alone(start, uninterrupted, tmp_path, results):
     run = tmp_path / "run"
     process = start(ROUNDS, EVERY_3, "paths.output_dir=run")
     process.wait_until((run / "checkpoints" / "last.ckpt").exists)
     process.kill(signal.SIGSTOP)
-    second = train("resume=run", fast=False)
+    with pytest.raises(FedFacetError, match=r"^Expected a run that nobody works at, but another process is at "):
+        load_run(run).resume()
     process.kill(signal.SIGCONT)
-    assert second.status == 2
-    assert second.err.startswith("error: Expected a run that nobody works at, but another process is at ")
     assert process.wait() == 0
     assert results(run) == uninterrupted(ROUNDS)
 
@@ -163,14 +164,13 @@ def test_a_learning_rate_planned_over_all_rounds_is_not_stretched_afterwards(ref
     assert "`scheduler.rounds` was 12 and is now 14" in refused("resume=run", "federation.rounds=14")
 
 
-def test_an_engine_that_sums_in_another_order_neither_takes_over_nor_hands_over(run, train, trained):
+def test_an_engine_that_sums_in_another_order_neither_takes_over_nor_hands_over(run, trained):
     trained("federation.rounds=1", "paths.output_dir=stacked", "engine=vectorized")
-    longer = "federation.rounds=3"
-    taken = train("resume=run", "engine=vectorized", longer, fast=False)
-    assert (taken.status, taken.err.count("Expected an engine that is exact to the last bit")) == (2, 1), taken.err
-    handed = train("resume=stacked", "engine=sequential", longer, fast=False)
-    assert (handed.status, handed.err.count("Expected engine=vectorized, as the run was started with")) == (2, 1), handed.err
-    trained("resume=stacked", longer, fast=False)
+    with pytest.raises(FedFacetError, match="Expected an engine that is exact to the last bit"):
+        load_run(run).resume("engine=vectorized", "federation.rounds=3")
+    with pytest.raises(FedFacetError, match="Expected engine=vectorized, as the run was started with"):
+        load_run("stacked").resume("engine=sequential", "federation.rounds=2")
+    trained("resume=stacked", "federation.rounds=2", fast=False)
 
 
 @pytest.mark.parametrize("options", [pytest.param((ROUNDS,), marks=pytest.mark.slow), KEEPS], ids=["nothing", "memory"])
