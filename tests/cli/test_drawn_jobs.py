@@ -70,7 +70,7 @@ def searched(train, checkout, tmp_path):
 @pytest.mark.parametrize(
     ("trials", "places"),
     [
-        ("2", [r"1 of 2", r"2 of 2, about \d+ min left"]),
+        pytest.param("2", [r"1 of 2", r"2 of 2, about \d+ min left"], marks=pytest.mark.slow),
         pytest.param("null", ["1", "2", "3"], marks=pytest.mark.slow),
     ],
 )

@@ -203,6 +203,7 @@ def test_campaigns_of_random_kills(start, trained, cells, tmp_path, campaign):
         assert results(tmp_path / alone) in runs
 
 
+@pytest.mark.slow
 def test_a_table_from_sweep_to_report(trained, cells, tmp_path, monkeypatch, capsys):
     """On the digits, as far as it goes: two rows of seven, one seed of three."""
     command = ("sweep=table1", "experiment=digits_gsc", "method=uniform,round_robin", "seed=0", "-m", "federation.rounds=2")
