@@ -51,7 +51,7 @@ KEEP = "callbacks.save_checkpoint.keep=all"
         ("aggregator=fedpac", "objective=fedpac"),
         (
             *("model=resnet8", "personal=norm_layers", "aggregator=fedgh", "selector=feddiverse", "heterogeneity=true"),
-            *("local.unit=steps", "local.amount=1"),
+            *("local.unit=steps", "local.amount=1", "selector.pretraining_rounds=0"),
         ),
         ("participation=dropouts", "participation.dropout_probability=0.5", "correction=proximal"),
     ],
