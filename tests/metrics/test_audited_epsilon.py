@@ -4,7 +4,7 @@ import math
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.stats import binom
 
@@ -40,6 +40,7 @@ COUNTS = st.integers(1, 120).flatmap(
 )
 
 
+@settings(max_examples=30)  # the paper's code is slow
 @given(counts=COUNTS, delta=st.sampled_from([0.0, 1e-6, 1e-3, 0.05, 0.9]), confidence=st.sampled_from([0.5, 0.9, 0.95, 0.99]))
 def test_it_is_that_of_the_papers_code(counts, delta, confidence):
     coins, guesses, right = counts
