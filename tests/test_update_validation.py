@@ -62,7 +62,7 @@ class Lost(Participation):
         return float(client_id != self.client_id)
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def federation(tiny_federation):
     """Return a function that makes a federation of four clients, all of whom take part."""
     return lambda **settings: tiny_federation(
@@ -161,9 +161,16 @@ FORGED = {
 """What is forged -> how, and what is said about it."""
 
 
+@pytest.fixture(scope="module")
+def short(federation):
+    """A round without client 1: the federation after it, and its result."""
+    run = federation(participation=Lost(1))
+    return run, run.run_round()
+
+
 @pytest.mark.filterwarnings("ignore:torch.quantize_per_tensor|.*nested tensors:UserWarning")
 @pytest.mark.parametrize("fault", FORGED)
-def test_a_forged_update_is_refused_by_client_and_round_or_left_out(fault, federation, caplog):
+def test_a_forged_update_is_refused_by_client_and_round_or_left_out(fault, federation, short, caplog):
     forged, said = FORGED[fault]
     raising = federation(engine=Forging(forged, 1))
     before = raising.state
@@ -174,8 +181,8 @@ def test_a_forged_update_is_refused_by_client_and_round_or_left_out(fault, feder
     assert "\n" not in str(info.value)
     assert raising.state is before
 
-    lossy, short = federation(engine=Forging(forged, 1), on_bad_update="drop"), federation(participation=Lost(1))
-    result, expected = lossy.run_round(), short.run_round()
+    lossy, (short, expected) = federation(engine=Forging(forged, 1), on_bad_update="drop"), short
+    result = lossy.run_round()
     assert result.arrived == expected.arrived == (0, 2, 3)
     assert result.cohort == (0, 1, 2, 3)
     assert state.digest(lossy.state.model) == state.digest(short.state.model)

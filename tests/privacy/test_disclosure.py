@@ -3,6 +3,7 @@
 import dataclasses
 import inspect
 import pkgutil
+from functools import partial
 from importlib import import_module
 
 import lightning as L
@@ -113,8 +114,11 @@ def test_a_query_reads_what_it_says_and_its_answer_is_as_large(digits, query):
 # The property that proves it
 
 
-@pytest.mark.parametrize("engine", [None, lambda: WorkersEngine(workers=2, device="cpu")], ids=["sequential", "workers"])
-@pytest.mark.parametrize("level", ["none", "estimated_triplet"])
+@pytest.mark.parametrize(
+    ("level", "engine"),
+    [("none", None), ("estimated_triplet", None), ("estimated_triplet", partial(WorkersEngine, workers=2, device="cpu"))],
+    ids=["none", "estimated_triplet", "estimated_triplet-workers"],
+)
 def test_where_nobody_knows_attributes_they_change_nothing(digits, level, engine):
     """Model, cohorts and answers are the same, bit for bit, whatever the training samples' attributes are."""
     if level == "none":
@@ -184,9 +188,9 @@ def test_a_query_that_lies_finds_no_attributes(digits):
 @pytest.mark.parametrize(
     "engine",
     [
-        lambda: SequentialEngine(device="cpu"),
-        lambda: WorkersEngine(workers=2, device="cpu"),
-        lambda: VectorizedEngine(device="cpu"),
+        SequentialEngine,
+        pytest.param(partial(WorkersEngine, workers=2), marks=pytest.mark.slow),  # whose processes import this file
+        VectorizedEngine,
     ],
     ids=["sequential", "workers", "vectorized"],
 )
@@ -197,7 +201,7 @@ def test_an_objective_that_reads_attributes_is_shown_none(digits, engine):
         Peeks(),
         disclosure=DisclosurePolicy(**UNAWARE),
         local=LocalTraining(unit="steps", amount=1),
-        engine=engine(),
+        engine=engine(device="cpu"),
         aggregator=FedAvg(),
     )
     before = run.state.model["1.bias"][0].item()
