@@ -11,7 +11,8 @@ def area():
     """Return a function: a picture, colours -> the number of pixels that have one of these, each rounded up or down."""
 
     def count(path, *colours):
-        channels = np.moveaxis(np.asarray(Image.open(path).convert("RGB")), 2, 0).copy()
+        with Image.open(path) as picture:
+            channels = np.moveaxis(np.asarray(picture.convert("RGB")), 2, 0).copy()
         found = np.zeros(channels.shape[1:], dtype=bool)
         for colour in colours:
             bounds = np.round(255 * np.array(to_rgb(colour)), 6)

@@ -22,7 +22,8 @@ def federation(number):
 
 
 def is_small(path):
-    return max(Image.open(path).size) < 3000
+    with Image.open(path) as picture:
+        return max(picture.size) < 3000
 
 
 @pytest.mark.slow

@@ -129,7 +129,7 @@ def mislabelled(tiny_clients):
 
 
 def test_clients_with_wrong_labels_end_with_the_lowest_relevance(mislabelled, tiny_federation):
-    federation = tiny_federation(selector=SFedAvgSelector(temperature=0.02), clients=mislabelled, cohort_size=4, rounds=40)
+    federation = tiny_federation(selector=SFedAvgSelector(temperature=0.02), clients=mislabelled, cohort_size=4, rounds=25)
     federation.fit()
     relevance = federation.state.selector["relevance"]
     assert set(relevance.argsort()[:3].tolist()) == {1, 4, 8}
