@@ -20,6 +20,7 @@ from fedfacet.auction import Auction
 from fedfacet.clients.local_training import LocalTraining
 from fedfacet.clients.queries.base import Query, QueryContext
 from fedfacet.clients.queries.bid import Bid
+from fedfacet.clients.queries.clustered_heterogeneity import ClusteredHeterogeneity
 from fedfacet.clients.queries.contract import Contract
 from fedfacet.clients.queries.counts import DisclosedInteractionMatrix
 from fedfacet.clients.queries.estimated_heterogeneity import EstimatedHeterogeneity
@@ -82,9 +83,11 @@ def leaves(value):
 
 ANNOUNCED = {
     Bid: lambda: Bid().announced(Auction("additive", (1.0, 1.0, 1.0), 5, 3, (1.0, 1.0, 1.0))),
+    ClusteredHeterogeneity: lambda: ClusteredHeterogeneity(bias_steps=2),
+    EstimatedHeterogeneity: lambda: EstimatedHeterogeneity(bias_steps=2),
     Contract: lambda: Contract().offered(menu_of([1.0, 2.0, 3.0], 2, lowest=0.5, highest=1.0, unit_cost=1.0)),
 }
-"""What the server tells beside the question."""
+"""What the server tells beside the question, and what would take long."""
 
 
 def test_there_are_queries_to_look_at():
