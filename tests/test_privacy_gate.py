@@ -42,8 +42,13 @@ def test_what_nobody_counts_is_refused(private, overrides, sentence):
         private(*overrides)
 
 
-@pytest.mark.parametrize("heterogeneity", ["estimated", "clustered", "true"])
-@pytest.mark.parametrize("method", ["privacy=dp_sgd", "method=dp_fedavg"])
+@pytest.mark.parametrize(
+    ("method", "heterogeneity"),
+    [
+        *(("privacy=dp_sgd", heterogeneity) for heterogeneity in ("estimated", "clustered", "true")),
+        *(("method=dp_fedavg", heterogeneity) for heterogeneity in ("estimated", "true")),
+    ],
+)
 def test_feddiverse_goes_with_an_epsilon_that_counts_its_question(private, method, heterogeneity):
     more = [] if heterogeneity == "true" else ["heterogeneity.bias_steps=2"]
     more += ["heterogeneity.max_norm=30"] if heterogeneity == "true" and method != "privacy=dp_sgd" else []

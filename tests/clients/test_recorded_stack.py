@@ -39,7 +39,7 @@ def recorded(monkeypatch):
     return turn
 
 
-def three_rounds(clients, lr_factors=(1.0, 1.0, 0.5, 0.5)):
+def three_rounds(clients, lr_factors=(1.0, 1.0, 0.5)):
     training, memories, told = StackedTraining(clients), {}, []
     model = state.clone(clients.program.tensors)
     for round, lr_factor in enumerate(lr_factors, 1):

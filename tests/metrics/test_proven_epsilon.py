@@ -124,7 +124,7 @@ def test_what_is_not_sampled_is_one_gaussian_mechanism():
 
 
 @pytest.mark.parametrize("accountant", ["rdp", "prv"])
-@pytest.mark.parametrize("history", [[(1.0, 0.1, 100), (3.0, 1.0, 1)], [(0.8, 0.02, 50), (2.0, 0.3, 9)]])
+@pytest.mark.parametrize("history", [[(1.0, 0.1, 100), (3.0, 1.0, 1)], [(2.0, 0.02, 50), (4.0, 0.3, 9)]])
 def test_sampled_and_other_mechanisms_together_are_those_of_opacus(history, accountant):
     oracle = {"rdp": RDPAccountant, "prv": PRVAccountant}[accountant]()
     oracle.history = history

@@ -55,7 +55,9 @@ def test_the_strip_beneath_the_clients_shows_their_types(tmp_path, area):
     assert area(tmp_path / "partition.png", plots.TYPE_COLOURS["none"]) < 0.02 * areas[0]
 
 
-@pytest.mark.parametrize(("num_clients", "shape"), [(1, (2, 2)), (100, (4, 2)), (24, (10, 2)), (24, (100, 1))])
+@pytest.mark.parametrize(
+    ("num_clients", "shape"), [(1, (2, 2)), (24, (100, 1)), pytest.param(100, (4, 2), marks=pytest.mark.slow)]
+)
 def test_pictures_of_all_sizes_have_room(tmp_path, num_clients, shape, area):
     # Matplotlib warns where a layout does not work out, and warnings are errors here.
     path = tmp_path / "a" / "partition.png"

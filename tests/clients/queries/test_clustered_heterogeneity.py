@@ -57,7 +57,7 @@ def test_the_triplet_is_that_of_the_digits_colours(context_of, client_id, seed):
     assert (answer.floats_up, answer.samples) == (3, 40 + 50 * 28)
 
 
-@pytest.mark.parametrize("seed", [0, 1, *(pytest.param(seed, marks=pytest.mark.slow) for seed in (2, 3))])
+@pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.slow) for seed in (1, 2, 3))])
 @pytest.mark.parametrize("max_attributes", [2, 3])
 def test_who_finds_no_attribute_gives_the_neutral_answer(context_of, seed, max_attributes):
     """Not the most extreme one there is."""
