@@ -58,9 +58,9 @@ def test_two_normals_have_the_areas_of_the_closed_form():
 
 @pytest.mark.parametrize("d", [0.0, 0.5])
 def test_the_interval_covers_the_area_as_often_as_it_says(d):
-    """500 simulations with 60 members and 90 others."""
+    """800 simulations with 60 members and 90 others."""
     generator, truth = np.random.default_rng(1), norm.cdf(d / math.sqrt(2))
-    rocs = [roc_of(generator.normal(d, size=60), generator.normal(size=90)) for _ in range(500)]
+    rocs = [roc_of(generator.normal(d, size=60), generator.normal(size=90)) for _ in range(800)]
     covered = np.mean([roc.auc_low <= truth <= roc.auc_high for roc in rocs])
     assert 0.93 <= covered <= 0.97
     if d == 0:
