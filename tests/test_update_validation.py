@@ -172,23 +172,23 @@ def short(federation):
 @pytest.mark.parametrize("fault", FORGED)
 def test_a_forged_update_is_refused_by_client_and_round_or_left_out(fault, federation, short, caplog):
     forged, said = FORGED[fault]
-    raising = federation(engine=Forging(forged, 1))
-    before = raising.state
+    run, (short, expected) = federation(engine=Forging(forged, 1)), short
+    before = run.state
     named = r"^Expected .* from client 1 in round 1, but .*federation\.on_bad_update=drop"
     with pytest.raises(BadUpdateError, match=named) as info:
-        raising.run_round()
+        run.run_round()
     assert said in str(info.value)
     assert "\n" not in str(info.value)
-    assert raising.state is before
+    assert run.state is before
 
-    lossy, (short, expected) = federation(engine=Forging(forged, 1), on_bad_update="drop"), short
-    result = lossy.run_round()
+    run.on_bad_update = "drop"
+    result = run.run_round()
     assert result.arrived == expected.arrived == (0, 2, 3)
     assert result.cohort == (0, 1, 2, 3)
-    assert state.digest(lossy.state.model) == state.digest(short.state.model)
-    assert state.digest(lossy.state.aggregator["velocity"]) == state.digest(short.state.aggregator["velocity"])
-    assert lossy.state.memory.keys() == {0, 2, 3}
-    assert lossy.state.participation_counts.tolist() == [1, 0, 1, 1]
+    assert state.digest(run.state.model) == state.digest(short.state.model)
+    assert state.digest(run.state.aggregator["velocity"]) == state.digest(short.state.aggregator["velocity"])
+    assert run.state.memory.keys() == {0, 2, 3}
+    assert run.state.participation_counts.tolist() == [1, 0, 1, 1]
     assert result.metrics["train/loss"] == expected.metrics["train/loss"]
     assert "client 1 in round 1" in caplog.text
 

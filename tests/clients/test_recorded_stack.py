@@ -64,7 +64,6 @@ def net():
 @pytest.mark.parametrize(
     ("correction", "momentum", "max_grad_norm"),
     [
-        (lambda: None, 0.0, 0.1),
         (lambda: None, 0.9, None),
         (partial(ProximalCorrection, mu=0.5), 0.9, 0.1),
         (ScaffoldCorrection, 0.0, None),
