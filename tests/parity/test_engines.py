@@ -97,6 +97,7 @@ BESIDES = {
     "all at once": {
         **{"objective": "fedpac", "aggregator": "fedpac", "correction": "proximal", "loss": "margin"},
         **{"transforms": "clip", "transforms.clip.clip_norm": 0.5, "scheduler": "exponential", "local.keep_optimizer": True},
+        "local.sampling": "with_replacement",
     },
     "dropout": {
         **OTHER_IMAGES,
@@ -231,8 +232,8 @@ TOLERANCES = {torch.float32: 1e-3, torch.float64: 1e-12}
 IN_SINGLE = ("fedpac", "moon", "fair_lagrangian", "fpfl")
 """Objectives that take features past the hook that makes inputs double, or send single precision."""
 
-SINGLE_TOO = ("plain", "batch normalisation", "zoomed and turned")
-"""What is compared in both precisions where it costs seconds; other layers and data are in the slow tests."""
+SINGLE_TOO = ("plain",)
+"""What is compared in both precisions; other layers and data are in the slow tests."""
 
 
 def seen_by_engines(case):
@@ -254,15 +255,37 @@ def first_of_each_kind():
 
 
 OF_A_KIND = first_of_each_kind()
-CROSS_ALIKE = {"loss": "loss=group_penalty", "transforms": "transforms=clip_and_noise"}
-"""Groups of functions that a client calls in its own process, and the option that stands for the others there."""
 
 ON_WORKERS = {
-    case
-    for case in OF_A_KIND - {"zoomed and turned", "parts with running statistics", "parts that normalise by their batch"}
-    if CROSS_ALIKE.get(case.partition("=")[0], case) == case
+    "plain",
+    "batch normalisation",  # buffers
+    "dropout",  # draws of its own, and another kind of data
+    "shifted and mirrored",  # augmentation
+    "objective=reweighing",  # what an objective counts in its client's data
+    "objective=ditto",  # memory, and clients that cannot be divided
+    "personal=head",
+    "correction=scaffold aggregator=scaffold",  # extras in both directions, and memory
+    "objective=fedgft aggregator=fedgft",  # reports
+    "aggregator=fair_accuracy",  # the server's own data
+    "aggregator=fedbuff",  # models of several rounds
+    "aggregator=lag",  # what the server keeps of each client
+    "privacy=central",
+    "private parts of the model",  # submodels, noise of steps and of updates
+    "a frozen base",
+    "all at once",
 }
-"""Cases of their own kind to two processes; the others are slow. Augmentations and parts of the model have one here."""
+"""A case for each thing that travels between processes; the others are slow: what they compute, a client computes alone."""
+
+TRANSFORMS_STACKED = {"transforms=clip_and_noise", "transforms=packet_loss"}
+"""Transforms that draw; all of them change one client's update after the other's."""
+
+
+def to_stack(case):
+    """Tell whether a case has layers, steps or a server's message of its own for clients that are stacked."""
+    made = aggregator_of((PLAIN | CASES[case])["aggregator"])
+    if case.startswith("transforms="):
+        return case in TRANSFORMS_STACKED
+    return case in OF_A_KIND and (not case.startswith("aggregator=") or made.at_work is not None or made.goes_on)
 
 
 def slow_unless(usual, *values):
@@ -271,7 +294,7 @@ def slow_unless(usual, *values):
 
 STACKED = [case for case in CASES if case not in FALLS_BACK and case != "two threads"]
 IN_BOTH = [
-    slow_unless(case in OF_A_KIND and (dtype == torch.float64 or needs_single or case in SINGLE_TOO), case, dtype)
+    slow_unless(to_stack(case) and (dtype == torch.float64 or needs_single or case in SINGLE_TOO), case, dtype)
     for case in STACKED
     for needs_single in [any(name in case for name in IN_SINGLE)]
     for dtype in TOLERANCES
