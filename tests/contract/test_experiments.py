@@ -4,8 +4,6 @@ import csv
 import json
 import re
 import shlex
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -90,22 +88,41 @@ def test_where_present_yields_to_the_command_line():
     assert "scale" not in config.compose_job("train", ["partition=iid"])[0].partition
 
 
-def recipes():
-    """Yield every recipe; those that train the network of another one, on the same data, are slow."""
-    met = {()}
-    for file in sorted((CONF / "experiment").glob("*.yaml")):
-        trained = tuple(re.findall(r"override /(?:dataset|model): \w+", file.read_text()))
-        yield pytest.param(file.stem, marks=pytest.mark.slow if trained in met else ())
-        met.add(trained)
+LARGE = {"mobilenet_v2_gn", "resnet50"}
+"""Networks that the first recipe of each trains; the others' run on a small one here, and on their own among the slow."""
 
+ELSEWHERE = {"spawrious_gsc_synthetic"}
+"""Recipes whose data another test trains on: tests/contract/test_four_classes.py."""
 
-DRAWN = {"cifar100_participation", "digits_gsc", "shakespeare"}
+DRAWN = {"digits_gsc", "shakespeare"}
 """Recipes whose figures are drawn too, of few classes and of many; that takes longer than the run."""
 
 
-@pytest.mark.parametrize("recipe", list(recipes()))
-def test_it_runs_one_small_round(recipe, smoke):
-    federation, run_dir = smoke(f"experiment={recipe}", *([] if recipe in DRAWN else ["~callbacks.figures"]))
+def chosen_by(recipe):
+    """Return the data and the network that a recipe names, or the one that it builds on."""
+    text = (CONF / "experiment" / f"{recipe}.yaml").read_text()
+    usual = chosen_by(parent[1]) if (parent := re.search(r"^  - (\w+)$", text, re.MULTILINE)) else {}
+    return usual | dict(re.findall(r"override /(dataset|model): (\w+)", text))
+
+
+def recipes():
+    """Yield every recipe, and what is said besides; those that train a network of another one, on the same data, are slow."""
+    met, large = [{}], set()
+    for recipe in sorted(file.stem for file in (CONF / "experiment").glob("*.yaml")):
+        chosen = chosen_by(recipe)
+        whole = chosen.get("model") in LARGE - large or chosen.get("model") not in LARGE
+        if not whole:
+            yield pytest.param(recipe, (), marks=pytest.mark.slow, id=f"{recipe}-whole")
+            chosen["model"] = "small_cnn"
+        usual = chosen not in met and recipe not in ELSEWHERE
+        yield pytest.param(recipe, () if whole else ("model=small_cnn",), marks=() if usual else pytest.mark.slow, id=recipe)
+        met.append(chosen)
+        large.add(chosen.get("model"))
+
+
+@pytest.mark.parametrize(("recipe", "besides"), list(recipes()))
+def test_it_runs_one_small_round(recipe, besides, smoke):
+    federation, run_dir = smoke(f"experiment={recipe}", *besides, *([] if recipe in DRAWN else ["~callbacks.figures"]))
     assert federation.state.round == 1
     shape = federation.engine.clients.dataset.input_shape
     assert len(shape) == 1 or max(shape[-2:]) <= 32, "small images"
@@ -124,12 +141,12 @@ def test_it_runs_one_small_round(recipe, smoke):
     assert (run_dir / "curves.png").exists() == (recipe in DRAWN)
 
 
-@pytest.mark.parametrize("group", ["transforms", "heterogeneity", "local", "engine", "scheduler"])
+@pytest.mark.parametrize("group", ["heterogeneity", "local", "scheduler"])
 def test_every_option_multiplies_with_the_main_job(group, smoke):
     """Law 5. Each option alone in place of the main job's.
 
-    Selectors, aggregators and models of participation run with it in tests/parity/test_resume.py, and what clients minimise in
-    tests/parity/test_engines.py.
+    Models of participation run with it in tests/parity/test_resume.py, selectors in test_methods.py and test_unawareness.py,
+    engines in test_engines.py, and what clients minimise and send in tests/parity/test_engines.py.
     """
     for file in sorted((CONF / group).glob("*.yaml")):
         first = file.read_text().partition("\n")[0]
@@ -179,16 +196,16 @@ def test_feddiverse_runs_on_a_hundred_classes_without_an_attribute(heterogeneity
 
 
 def models():
-    """Yield every model; those of 23 million weights are slow: tests/contract/test_models.py trains them too."""
+    """Yield every model; those that a recipe or tests/contract/test_models.py trains, and that take a second, are slow."""
     for file in sorted((CONF / "model").glob("*.yaml")):
-        yield pytest.param(file.stem, marks=pytest.mark.slow if file.stem in ("resnet50", "resnet50_gn") else ())
+        yield pytest.param(file.stem, marks=pytest.mark.slow if file.stem in {*LARGE, "resnet50_gn"} else ())
 
 
 @pytest.mark.parametrize("model", list(models()))
 def test_models_fit_other_data(model, smoke):
     other = "shakespeare" if model in ("causal_lm", "char_lstm") else "cmnist_gsc"
     try:
-        federation, _ = smoke(f"model={model}", f"experiment={other}", "callbacks=evaluate")
+        federation, _ = smoke(f"model={model}", f"experiment={other}", "selector=uniform", "callbacks=evaluate")
     except (ConfigError, ValueError) as refusal:
         if model in OURS:
             raise
@@ -196,14 +213,12 @@ def test_models_fit_other_data(model, smoke):
     assert state.all_finite(federation.state.model)
 
 
-def test_a_run_folder_holds_what_it_should(checkout, tmp_path):
+def test_a_run_folder_holds_what_it_should(start_script, tmp_path):
     """Through the script, as a user starts it."""
-    subprocess.run(
-        [sys.executable, str(checkout / "src" / "train.py"), "debug=smoke", "paths.output_dir=run"],
-        cwd=tmp_path,
-        check=True,
-        capture_output=True,
-    )
+    done = start_script(
+        tmp_path, "train.py", "debug=smoke", "paths.output_dir=run", out=tmp_path / "run.out", err=tmp_path / "run.err"
+    ).result()
+    assert done.status == 0, done.err
     run_dir = tmp_path / "run"
     files = {path.relative_to(run_dir).as_posix() for path in run_dir.rglob("*") if path.is_file()}
     assert files >= {
@@ -232,4 +247,4 @@ def test_a_run_folder_holds_what_it_should(checkout, tmp_path):
     assert OmegaConf.to_yaml(settings, resolve=True) == OmegaConf.to_yaml(settings), "resolved"
     saved = torch.load(run_dir / "checkpoints" / "last.ckpt", weights_only=True)
     assert state.digest(saved["state"]["model"]) == summary["model_digest"]
-    assert list(tmp_path.iterdir()) == [run_dir], "nothing beside the run folder"
+    assert {path.name for path in tmp_path.iterdir()} == {"run", "run.out", "run.err"}, "nothing beside the run folder"

@@ -67,7 +67,7 @@ def test_the_same_samples_train_and_measure(setting_option):
 
 def test_clients_that_never_take_part_are_measured_in_every_setting_and_trained_in_none(setting_option, smoke):
     options = ("partition.held_out_clients=0.34", "partition.local_holdout=0.3", f"setting={setting_option}")
-    federation, _ = smoke(*options, "callbacks=[default,client_fairness,personal_evaluate]")
+    federation, _ = smoke(*options, "callbacks=[client_fairness,personal_evaluate]")
     data = load_data(config.compose_job("train", [*options, "debug=smoke"])[0])
     never = np.concatenate([*data.held_out_clients.partition.indices, *data.held_out_clients.local_holdout])
     owned = [federation.engine.clients.owned[client_id] for client_id in range(federation.num_clients)]
