@@ -14,6 +14,14 @@ from fedfacet import config
 CONF = Path(__file__).parents[2] / "conf"
 FIRST_LINES = ("# Source: ", "# Cells: ", "# Command: python src/train.py")
 GENERIC = "cells"
+ALIKE = {
+    *("bad_clients", "coloured_mnist", "fairness_levels", "fairness_methods", "fedld_table1", "fedld_table2", "fedld_table3"),
+    *("model_integration", "participation_cifar100", "participation_selectors", "participation_shakespeare", "selector_zoo"),
+    *("table3", "table7", "table8", "thesis_table23"),
+}
+"""Sweeps through nothing but keys that others go through too."""
+
+USUAL = {"test_it_composes_with_overrides_of_the_users": {file.stem for file in (CONF / "sweep").glob("*.yaml")} - ALIKE}
 PICTURES = {"sensitivity", "fedld_decomposition"}
 """Sweeps with a folder of their own, which is drawn as a whole."""
 
