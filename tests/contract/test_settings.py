@@ -78,7 +78,7 @@ def test_clients_that_never_take_part_are_measured_in_every_setting_and_trained_
     assert len(federation.engine.clients.owned[federation.num_clients + 1]) == len(data.held_out_clients.partition.indices[1])
 
 
-@pytest.mark.parametrize("engine", ["sequential", "vectorized"])
+@pytest.mark.parametrize("engine", ["sequential", pytest.param("vectorized", marks=pytest.mark.slow)])
 def test_it_runs_with_any_cohort_size_and_engine(setting_option, engine, smoke):
     federation, run_dir = smoke(f"setting={setting_option}", f"engine={engine}", "federation.cohort_size=3")
     assert federation.state.round == 1

@@ -74,9 +74,16 @@ def test_it_composes_with_overrides_of_the_users(sweep_option):
     mine = ["experiment=digits_gsc", "seed=7", "loss=generalized_cross_entropy", "debug=smoke"]
     others = {key: values for key, values in params(sweep_option).items() if key not in ("experiment", "seed")}
     last = [f"{key}={values[-1]}" for key, values in others.items()]
-    ((job, run_dir),) = jobs_of(f"sweep={sweep_option}", *mine, *last)
+    job, _ = config.compose_job("train", [f"sweep={sweep_option}", *mine, *last])
     assert (job.choices.experiment, job.seed, job.choices.loss) == ("digits_gsc", 7, "generalized_cross_entropy")
-    assert run_dir.parent == Path("logs/train", sweep_option if sweep_option in PICTURES else "cells")
+
+
+@pytest.mark.parametrize("sweep", ["cells", "table5", *sorted(PICTURES)])
+def test_a_cell_has_a_folder_by_what_its_numbers_depend_on(sweep):
+    mine = ["experiment=digits_gsc", "seed=7", "debug=smoke"]
+    last = [f"{key}={values[-1]}" for key, values in params(sweep).items() if key not in ("experiment", "seed")]
+    ((job, run_dir),) = jobs_of(f"sweep={sweep}", *mine, *last)
+    assert run_dir.parent == Path("logs/train", sweep if sweep in PICTURES else "cells")
     assert run_dir.name == config.cell_digest(config.plain(job))
 
 

@@ -261,9 +261,7 @@ ON_WORKERS = {
     "batch normalisation",  # buffers
     "dropout",  # draws of its own, and another kind of data
     "shifted and mirrored",  # augmentation
-    "objective=reweighing",  # what an objective counts in its client's data
     "objective=ditto",  # memory, and clients that cannot be divided
-    "personal=head",
     "correction=scaffold aggregator=scaffold",  # extras in both directions, and memory
     "objective=fedgft aggregator=fedgft",  # reports
     "aggregator=fair_accuracy",  # the server's own data
@@ -276,16 +274,17 @@ ON_WORKERS = {
 }
 """A case for each thing that travels between processes; the others are slow: what they compute, a client computes alone."""
 
-TRANSFORMS_STACKED = {"transforms=clip_and_noise", "transforms=packet_loss"}
-"""Transforms that draw; all of them change one client's update after the other's."""
+NOT_STACKED = {
+    *("transforms=clip", "transforms=label_flip", "transforms=random_update", "transforms=sign_flip", "privacy=central"),
+    *("personal=norm_layers", "personal=model", "correction=proximal"),
+}
+"""What changes one client's update after the other's as other transforms do, and what a case of several has too: slow."""
 
 
 def to_stack(case):
     """Tell whether a case has layers, steps or a server's message of its own for clients that are stacked."""
     made = aggregator_of((PLAIN | CASES[case])["aggregator"])
-    if case.startswith("transforms="):
-        return case in TRANSFORMS_STACKED
-    return case in OF_A_KIND and (not case.startswith("aggregator=") or made.at_work is not None or made.goes_on)
+    return case in OF_A_KIND - NOT_STACKED and (not case.startswith("aggregator=") or made.at_work is not None or made.goes_on)
 
 
 def slow_unless(usual, *values):
@@ -397,7 +396,7 @@ def assert_close(ours, theirs, tolerance):
 # What is compared
 
 
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("case", [slow_unless(case in OF_A_KIND, case) for case in CASES])
 def test_it_is_a_run_in_which_something_happens(case, reference, starts):
     """Or engines that do nothing would agree too."""
     results, saved = reference(case)
@@ -411,10 +410,11 @@ def test_it_is_a_run_in_which_something_happens(case, reference, starts):
     assert state.norm({name: tensor for name, tensor in moved.items() if tensor.is_floating_point()}) > 1e-2
 
 
-def test_the_cases_differ(reference):
-    """Every option does something, so that no two runs are the same."""
+@pytest.mark.parametrize("cases", [OF_A_KIND, pytest.param(set(CASES), marks=pytest.mark.slow)], ids=["of a kind", "all"])
+def test_the_cases_differ(cases, reference):
+    """Every option does something, so that no two runs are the same; tests/contract says so of aggregators alone."""
     alike: dict[str, list[str]] = {}
-    for case in CASES:
+    for case in [case for case in CASES if case in cases]:
         alike.setdefault(repr(facts(reference(case))), []).append(case)
     assert [cases for cases in alike.values() if len(cases) > 1] == []
 
@@ -522,7 +522,7 @@ def test_clients_side_by_side_come_to_nearly_the_same(case, dtype, two_rounds):
     assert {tensor.dtype for tensor in ours.state.model.values() if tensor.is_floating_point()} == {dtype}
 
 
-@pytest.mark.parametrize("case", FALLS_BACK)
+@pytest.mark.parametrize("case", [slow_unless(not case.startswith(("all", "parts ", "private")), case) for case in FALLS_BACK])
 def test_who_cannot_be_side_by_side_is_told_and_comes_to_the_same(case, settings, reference):
     federation = rebuild(settings(case, "vectorized"), None)
     history = [federation.run_round() for _ in range(2)], federation.state
