@@ -95,12 +95,13 @@ def test_where_present_yields_to_the_command_line():
 
 
 LARGE = {"mobilenet_v2_gn", "resnet50"}
-"""Networks that the first recipe of each trains; the others' run on a small one here, and on their own among the slow."""
+"""Networks that one recipe trains, or tests/contract/test_models.py; the others' run on a small one here, and whole if slow."""
 
 ELSEWHERE = {"spawrious_gsc_synthetic"}
 """Recipes whose data another test trains on: tests/contract/test_four_classes.py."""
 
 SMALLER = {"shakespeare_lora": ("model.hidden_size=32", "model.num_layers=1")}
+"""What makes a recipe's network small."""
 
 DRAWN = {"digits_gsc", "shakespeare"}
 """Recipes whose figures are drawn too, of few classes and of many; that takes longer than the run."""
@@ -115,22 +116,16 @@ def chosen_by(recipe):
 
 def recipes():
     """Yield every recipe, and what is said besides; those that train a network of another one, on the same data, are slow."""
-    met, large = [{}], {"resnet50"}  # tests/contract/test_models.py trains that one
+    met, trained = [{}], {"resnet50"}
     for recipe in sorted(file.stem for file in (CONF / "experiment").glob("*.yaml")):
-        chosen = chosen_by(recipe)
-        whole = chosen.get("model") in LARGE - large or chosen.get("model") not in LARGE
-        if not whole:
+        chosen, besides = chosen_by(recipe), SMALLER.get(recipe, ())
+        if (model := chosen.get("model")) in trained & LARGE:
             yield pytest.param(recipe, (), marks=pytest.mark.slow, id=f"{recipe}-whole")
-            chosen["model"] = "small_cnn"
+            chosen["model"], besides = "small_cnn", ("model=small_cnn",)
         usual = chosen not in met and recipe not in ELSEWHERE
-        yield pytest.param(
-            recipe,
-            SMALLER.get(recipe, ()) if whole else ("model=small_cnn",),
-            marks=() if usual else pytest.mark.slow,
-            id=recipe,
-        )
+        yield pytest.param(recipe, besides, marks=() if usual else pytest.mark.slow, id=recipe)
         met.append(chosen)
-        large.add(chosen.get("model"))
+        trained.add(model)
 
 
 @pytest.mark.parametrize(("recipe", "besides"), list(recipes()))
