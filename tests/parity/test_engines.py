@@ -21,7 +21,7 @@ from omegaconf import OmegaConf
 from torch.nn.modules.module import register_module_forward_pre_hook
 
 from fedfacet import state
-from fedfacet.build import rebuild
+from fedfacet.build import build, settle
 from fedfacet.callbacks.base import Callback
 from fedfacet.compatibility import check_pairs
 from fedfacet.config import compose_job, make, plain
@@ -255,6 +255,7 @@ def first_of_each_kind():
 
 
 OF_A_KIND = first_of_each_kind()
+SEEN = OF_A_KIND - {"two threads"}
 
 ON_WORKERS = {
     "plain",
@@ -302,20 +303,27 @@ IN_BOTH = [
 """In double precision, which shows the least difference; in single precision where layers and data differ."""
 
 
+def federation_of(job):
+    settle(job)
+    return build(job, None)
+
+
 @pytest.fixture(scope="module")
 def settings(tmp_path_factory):
-    """Return a function: case, an engine's settings -> those of a run, as a checkpoint holds them."""
+    """Return a function: case, an engine's settings -> the configuration of a run."""
 
     @functools.cache
     def composed(case):
         chosen = BASE | (CASES | TOGETHER)[case]
         chosen |= NEEDS.get(f"aggregator={chosen['aggregator']}", {})
         chosen = {key: value for key, value in chosen.items() if value is not None}
-        return plain(compose_job("train", [f"{key}={value}" for key, value in chosen.items()])[0])
+        return compose_job("train", [f"{key}={value}" for key, value in chosen.items()])[0]
 
     def make(case, engine, **arguments):
+        job = composed(case).copy()
         target = f"fedfacet.engines.{engine}.{engine.capitalize()}Engine"
-        return composed(case) | {"engine": {"_target_": target, "device": "cpu", **arguments}}
+        job.engine = {"_target_": target, "device": "cpu", **arguments}
+        return job
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(tempfile, "tempdir", str(tmp_path_factory.mktemp("generated")))
@@ -333,7 +341,7 @@ def run(settings, starts):
     """Return a function: case, an engine's settings -> the results of its two rounds, and the state that it ends in."""
 
     def make(case, engine, **arguments):
-        federation = rebuild(settings(case, engine, **arguments), None)
+        federation = federation_of(settings(case, engine, **arguments))
         starts[case] = state.clone(federation.state.model)
         try:
             return [federation.run_round() for _ in range(2)], federation.state
@@ -355,7 +363,7 @@ def on_two_ranks(settings, checkout, tmp_path):
 
     def run_all(cases):
         runs = tmp_path / "runs.json"
-        runs.write_text(json.dumps({case: settings(case, "distributed", timeout_seconds=60) for case in cases}))
+        runs.write_text(json.dumps({case: plain(settings(case, "distributed", timeout_seconds=60)) for case in cases}))
         result = subprocess.run(
             [sys.executable, str(checkout / "tests" / "engines" / "two_ranks.py"), str(runs)],
             cwd=tmp_path,
@@ -396,7 +404,7 @@ def assert_close(ours, theirs, tolerance):
 # What is compared
 
 
-@pytest.mark.parametrize("case", [slow_unless(case in OF_A_KIND, case) for case in CASES])
+@pytest.mark.parametrize("case", [slow_unless(case in SEEN, case) for case in CASES])
 def test_it_is_a_run_in_which_something_happens(case, reference, starts):
     """Or engines that do nothing would agree too."""
     results, saved = reference(case)
@@ -410,7 +418,7 @@ def test_it_is_a_run_in_which_something_happens(case, reference, starts):
     assert state.norm({name: tensor for name, tensor in moved.items() if tensor.is_floating_point()}) > 1e-2
 
 
-@pytest.mark.parametrize("cases", [OF_A_KIND, pytest.param(set(CASES), marks=pytest.mark.slow)], ids=["of a kind", "all"])
+@pytest.mark.parametrize("cases", [SEEN, pytest.param(set(CASES), marks=pytest.mark.slow)], ids=["of a kind", "all"])
 def test_the_cases_differ(cases, reference):
     """Every option does something, so that no two runs are the same; tests/contract says so of aggregators alone."""
     alike: dict[str, list[str]] = {}
@@ -447,7 +455,9 @@ def test_another_number_of_threads_comes_to_nearly_the_same(settings):
     """Sums over threads have another order."""
     models = []
     for threads in (1, 2):
-        federation = rebuild(settings("two threads", "sequential") | {"threads": threads}, None)
+        job = settings("two threads", "sequential")
+        job.threads = threads
+        federation = federation_of(job)
         assert torch.get_num_threads() == threads
         federation.run_round()
         models.append(federation.state.model)
@@ -471,7 +481,7 @@ def two_rounds(settings):
         torch.set_default_dtype(dtype)  # of the model that is made
         trial = register_module_forward_pre_hook(functools.partial(in_precision, dtype))
         try:
-            federation = rebuild(settings(case, engine), None)
+            federation = federation_of(settings(case, engine))
         finally:
             torch.set_default_dtype(usual)
             trial.remove()
@@ -524,7 +534,7 @@ def test_clients_side_by_side_come_to_nearly_the_same(case, dtype, two_rounds):
 
 @pytest.mark.parametrize("case", [slow_unless(not case.startswith(("all", "parts ", "private")), case) for case in FALLS_BACK])
 def test_who_cannot_be_side_by_side_is_told_and_comes_to_the_same(case, settings, reference):
-    federation = rebuild(settings(case, "vectorized"), None)
+    federation = federation_of(settings(case, "vectorized"))
     history = [federation.run_round() for _ in range(2)], federation.state
     assert federation.engine.fallback_reason == FALLS_BACK[case]
     assert facts(history) == facts(reference(case))
