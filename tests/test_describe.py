@@ -175,7 +175,8 @@ ALIKE = {"all", "diversity_score", "poisson", "round_robin", "size_weighted"}
     ],
 )
 def test_every_selector_can_be_simulated_or_says_why_not(run, selector):
-    status, out, err = run(f"simulate.selector={selector}", "simulate.rounds=3", "output=json")
+    few = ("partition.clients=[{count: 3, matrix: [[45, 45], [5, 5]]}]", "simulate.cohort_size=2")
+    status, out, err = run(f"simulate.selector={selector}", *few, "simulate.rounds=3", "output=json")
     assert "selection" in json.loads(out) if status == 0 else "simulate another selector" in err
 
 
