@@ -14,7 +14,7 @@ from typing import Any
 from hydra.utils import get_object
 from omegaconf import OmegaConf
 
-from fedfacet.config import conf_dir
+from fedfacet.config import conf_dir, purposes
 
 HEAD = """# Options
 
@@ -34,15 +34,12 @@ def options_page() -> str:
     paragraph of its class and from the head of its yaml, what a setting means from ``Args:`` and from the comment on its line.
     """
     conf = conf_dir()
-    purposes: dict[str, str] = {}
-    for name in ("attack", "serve", "train"):  # the order is that of the last
-        own = dict(re.findall(r"^  - (\w+): \S+(?: # (.*))?$", (conf / f"{name}.yaml").read_text(), re.MULTILINE))
-        purposes = own | {group: purpose for group, purpose in purposes.items() if group not in own}
+    told = purposes()
     found = sorted(path.name for path in conf.iterdir() if path.is_dir() and any(path.glob("*.yaml")))
-    names = [name for name in dict.fromkeys([*purposes, *found]) if name != "hydra"]
+    names = [name for name in dict.fromkeys([*told, *found]) if name != "hydra"]
     contents = ", ".join(f"[`{name}`](#{name})" for name in names)
     scripts = [f"## Settings of `src/{file.stem}.py`\n\n{_settings(file, '')}" for file in sorted(conf.glob("*.yaml"))[::-1]]
-    return "\n".join([HEAD, f"Groups: {contents}.\n", *scripts, *(_group(name, purposes.get(name, "")) for name in names)])
+    return "\n".join([HEAD, f"Groups: {contents}.\n", *scripts, *(_group(name, told.get(name, "")) for name in names)])
 
 
 def _group(name: str, purpose: str) -> str:

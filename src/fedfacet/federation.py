@@ -158,10 +158,10 @@ class Federation:
         self._fedavg_rounds = 0 if more_than_models else selector.fedavg_rounds
         self._fedavg = FedAvg(weighting=aggregator.weighting, buffers=aggregator.buffers).aggregate
         self._fold = fold_of(aggregator)
-        # These are at work between two clients; the user's own may draw from the generators that clients may draw from.
+        # These are at work between two clients; the user's own may draw from the generators that clients draw from.
         heard = [one for one in self.callbacks.values() if type(one).on_client_end is not Callback.on_client_end]
-        draw = getattr(getattr(engine, "clients", None), "draws_elsewhere", False)
-        self._apart = rng.others_apart if draw and not all(map(is_ours, (aggregator, *heard))) else iter
+        clients = None if all(map(is_ours, (aggregator, *heard))) else getattr(engine, "clients", None)
+        self._apart = partial(rng.apart, device=clients.device, others=clients.draws_elsewhere) if clients is not None else iter
         # Whoever knows who was drawn knows more than an epsilon of sampled clients allows for.
         self._selection_seed = privacy.seed(seed) if privacy is not None else seed
         self._stop_signal: int | None = None

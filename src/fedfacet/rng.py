@@ -34,8 +34,6 @@ def stream(seed: int, purpose: str, *keys: int) -> np.random.Generator:
         >>> from fedfacet.rng import stream
         >>> int(stream(0, "selection", 7).integers(1000)) == int(stream(0, "selection", 7).integers(1000))
         True
-        >>> int(stream(0, "selection", 7).integers(10**9)) == int(stream(1, "selection", 7).integers(10**9))
-        False
     """
     return np.random.default_rng(int.from_bytes(_entropy(seed, purpose, keys)[:16], "big"))
 
@@ -63,8 +61,37 @@ def torch_seed(seed: int, purpose: str, *keys: int) -> int:
     return int.from_bytes(_entropy(seed, purpose, keys)[16:24], "big") >> 1
 
 
-class forked:
-    """Seed torch's global generators inside a ``with`` block and put them back as they were afterwards.
+@contextlib.contextmanager
+def kept(device: torch.device = _CPU, *, others: bool = False) -> Iterator[None]:
+    """Put torch's global generators back as they were, after a block; with ``others`` also numpy's and Python's.
+
+    Copying states takes as long as a part of a small client's training, so the block is a round's, not a client's.
+    """
+    torchs, pairs = get_states(device), (np.random.get_state(legacy=False), random.getstate()) if others else None  # noqa: NPY002
+    try:
+        yield
+    finally:
+        set_states(torchs, device)
+        if pairs is not None:
+            np.random.set_state(pairs[0])  # noqa: NPY002
+            random.setstate(pairs[1])
+
+
+def seed_all(number: int, device: torch.device = _CPU, *, others: bool = False) -> None:
+    """Seed by ``torch_seed`` all generators that ``kept`` puts back; to be used inside it."""
+    if others:
+        np.random.seed(number % 2**32)  # noqa: NPY002
+        random.seed(number)
+    # Not torch.manual_seed, which seeds the generators of all accelerators, also of those that are not put back.
+    torch.default_generator.manual_seed(number)
+    if device.type == "cuda":
+        with torch.cuda.device(device):
+            torch.cuda.manual_seed(number)
+
+
+@contextlib.contextmanager
+def forked(seed: int, purpose: str, *keys: int, device: torch.device | None = None, others: bool = False) -> Iterator[None]:
+    """Seed global generators inside a ``with`` block and put them back as they were afterwards.
 
     For layers that draw from the global generator (dropout, stochastic depth, weight initialisation).
 
@@ -72,31 +99,13 @@ class forked:
         seed: as in ``stream``.
         purpose: as in ``stream``.
         keys: as in ``stream``.
-        device: the accelerator whose generator is forked too; ``None`` or a CPU device forks the CPU generator alone.
+        device: the accelerator whose generator is forked too; ``None`` or a CPU device forks the CPU's alone.
         others: whether numpy's and Python's global generators are seeded too, for a user's own parts, which may draw from
-            them, as mixup often does. Put the block inside ``others_kept``, which puts them back.
+            them, as mixup often does.
     """
-
-    def __init__(self, seed: int, purpose: str, *keys: int, device: torch.device | None = None, others: bool = False) -> None:
-        self._number = torch_seed(seed, purpose, *keys)
-        self._device = device if device is not None else _CPU
-        self._others = others
-
-    def __enter__(self) -> None:
-        """Seed."""
-        self._before = get_states(self._device)
-        if self._others:
-            np.random.seed(self._number % 2**32)  # noqa: NPY002
-            random.seed(self._number)
-        # Not torch.manual_seed, which seeds the generators of all accelerators, also of those that are not put back.
-        torch.default_generator.manual_seed(self._number)
-        if self._device.type == "cuda":
-            with torch.cuda.device(self._device):
-                torch.cuda.manual_seed(self._number)
-
-    def __exit__(self, *exception: object) -> None:
-        """Put back."""
-        set_states(self._before, self._device)
+    with kept(device or _CPU, others=others):
+        seed_all(torch_seed(seed, purpose, *keys), device or _CPU, others=others)
+        yield
 
 
 def get_states(device: torch.device) -> list[torch.Tensor]:
@@ -111,25 +120,11 @@ def set_states(states: list[torch.Tensor], device: torch.device) -> None:
         torch.cuda.set_rng_state(states[1], device)
 
 
-@contextlib.contextmanager
-def others_kept() -> Iterator[None]:
-    """Put numpy's and Python's global generators back as they were, after a block.
-
-    Copying their states takes as long as half of a small client's training, so the block is a round's, not a client's.
-    """
-    numpys, pythons = np.random.get_state(legacy=False), random.getstate()  # noqa: NPY002
-    try:
-        yield
-    finally:
-        np.random.set_state(numpys)  # noqa: NPY002
-        random.setstate(pythons)
-
-
-def others_apart(updates: Iterable[Update]) -> Iterator[Update]:
-    """Yield updates; whoever takes them draws from numpy's and Python's generators as if no client had trained in between."""
+def apart(updates: Iterable[Update], device: torch.device, *, others: bool) -> Iterator[Update]:
+    """Yield updates; whoever takes them draws from the global generators as if no client had trained in between."""
     waiting = iter(updates)
     while True:
-        with others_kept():
+        with kept(device, others=others):
             try:
                 update = next(waiting)
             except StopIteration:

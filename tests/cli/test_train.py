@@ -253,12 +253,15 @@ def test_help_says_what_it_does_and_what_there_is_to_choose(train, checkout, col
     result = train("--help", fast=False, env={"COLUMNS": str(columns)})
     assert (result.status, result.err) == (0, "")
     assert "Train a federation" in result.out
-    lists = re.search(r"(?<=recipe\):\n\n).+?(?=\n\n)", result.out, re.DOTALL)[0]
+    lists = re.search(r"(?<=options:\n\n).+?(?=\n\n)", result.out, re.DOTALL)[0]
     assert max(map(len, lists.splitlines())) in range(width - 40, width + 1)
     assert max(map(len, result.out.splitlines())) <= width, "no line is broken within a word by the terminal"
-    for group in ("selector", "aggregator", "dataset", "partition", "experiment"):
-        options = sorted(file.stem for file in (checkout / "conf" / group).glob("*.yaml"))
-        assert f"{group}: {', '.join(options)}\n" in result.out.replace(",\n  ", ", ")
+    joined = " ".join(lists.split())
+    for folder in {file.parent for file in (checkout / "conf").glob("*/*.yaml")} - {checkout / "conf" / "hydra"}:
+        options = ", ".join(sorted(file.stem for file in folder.glob("*.yaml")))
+        assert re.search(rf"\b{folder.name}: \w[^:]+(:[^:]+)? {re.escape(options)}( |$)", joined), (
+            "what it is for, and its options"
+        )
     assert " ".join(result.out.split()).count(" python src/train.py ") >= 3
 
 

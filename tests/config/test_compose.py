@@ -73,6 +73,7 @@ class TestComposed:
             ["experiment=cmnist_gsc_mobilenet", "method=fednova", "hydra.verbose=true", "optimizer.lr=3"],
             ["selector=all", "selector=uniform", "seed=3", "seed=4", "+selector.k=1", "++loss.x={a: 1}"],
             ["callbacks=[default,client_fairness]", "logger=[]", "optimizer={lr: 0.5}", "~callbacks.progress", "~model"],
+            ["~experiment", "~transforms", "wandb.mode=offline", "selector=all"],
             ["hydra/launcher=basic", "hydra.sweep.subdir=${hydra.job.override_dirname}", "wandb.tags=[a,b]"],
         ],
     )

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torchmetrics import Metric
 
-from fedfacet.ours import draws_by_torch
+from fedfacet.ours import of_library
 
 _OF_TORCH = {*vars(nn.Module()), *vars(L.LightningModule())}
 _CONTAINERS = (Mapping, list, tuple, set, deque)
@@ -30,7 +30,7 @@ class PlainAttributes:
 
     def __init__(self, module: nn.Module) -> None:
         metrics = {part for metric in module.modules() if isinstance(metric, Metric) for part in metric.modules()}
-        self._parts = {prefix: part for prefix, part in module.named_modules() if not (draws_by_torch(part) or part in metrics)}
+        self._parts = {prefix: part for prefix, part in module.named_modules() if not (of_library(part) or part in metrics)}
         self._kept = [*module.modules(), *module.parameters(), *module.buffers()]
         self.are_seen = bool(self._parts) or any(
             part._forward_hooks or part._forward_pre_hooks for part in module.modules() if part not in metrics

@@ -127,7 +127,7 @@ def _unchanged(clients: "Clients", program: "ClientProgram") -> Iterator[None]:
     as_it_is = torch.compiler.set_stance("force_eager") if clients.compile else contextlib.nullcontext()
     before = state.clone(program.tensors)
     draw = rng.forked(0, "network-trial", device=clients.device, others=clients.draws_elsewhere)
-    with rng.others_kept() if clients.draws_elsewhere else contextlib.nullcontext(), draw, as_it_is:
+    with draw, as_it_is:
         try:
             yield
         finally:

@@ -13,7 +13,7 @@ import math
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
-from typing import cast
+from typing import TypeAlias
 
 import lightning as L
 import numpy as np
@@ -66,6 +66,9 @@ from fedfacet.types import (
 
 _AVERAGED = {torch.float16, torch.bfloat16, torch.float32, torch.float64}
 """What means are taken of; shorter floats hold what is quantised."""
+
+Begin: TypeAlias = Callable[["Clients", ClientTask], "Training"]
+"""Makes a client's training."""
 
 
 class ClientProgram:
@@ -280,7 +283,7 @@ class ClientProgram:
 
 
 class Training:
-    """One client's training of one round, from its first step to its update; it lives inside ``rng.forked``.
+    """One client's training of one round, from its first step to its update; it lives inside ``Clients.forked``.
 
     Every draw comes from ``(task.seed, purpose, task.round, task.client_id)``, so the result depends on neither the order of
     clients nor on anything drawn before.
@@ -339,7 +342,7 @@ class Training:
             losses.append(loss.detach())
             sizes.append(len(positions))
         self.step, self.num_seen = stop, self.num_seen + sum(sizes)
-        for value, size in zip(torch.stack(losses).tolist(), sizes, strict=True):
+        for value, size in zip(torch.stack(losses).tolist() if stop > 1 else [losses[0].item()], sizes, strict=True):
             self.loss_sum += value * size
 
     def _private_backward(self, private: PrivateGradients, positions: NDArray[np.int64], step: int) -> Tensor:
@@ -358,8 +361,7 @@ class Training:
             with program.looking():
                 program.data_hooks.after_steps(self.clients.data(task.client_id).batches())
         weight = step_weight_of(self.optimizer, program.objective, self.num_steps)
-        extras: State = {}
-        memory: State = {}
+        extras, memory = State(), State()
         if self.hooks is not None:
             extras, memory = self.hooks.on_client_end(ClientEnd(delta, self.num_steps, self.lr, weight))
         if program.personal:
@@ -531,26 +533,24 @@ class Clients:
         privacy = self.privacy or self.server_privacy
         return seed if privacy is None else privacy.seed(seed)
 
-    def train(self, task: ClientTask, begin: "Callable[[Clients, ClientTask], Training]" = Training) -> ClientUpdate:
+    def train(self, task: ClientTask, begin: Begin = Training) -> ClientUpdate:
         """Run a client's local training and its transforms; ``begin`` makes the training."""
         [update] = self.train_each([task], begin)
         return update
 
-    def train_each(
-        self, tasks: Iterable[ClientTask], begin: "Callable[[Clients, ClientTask], Training]" = Training
-    ) -> Iterator[ClientUpdate]:
-        """Yield what ``train`` returns for each task; until the last, numpy's and Python's generators are the clients'."""
-        with rng.others_kept() if self.draws_elsewhere else contextlib.nullcontext():
+    def train_each(self, tasks: Iterable[ClientTask], begin: Begin = Training) -> Iterator[ClientUpdate]:
+        """Yield what ``train`` returns for each task; until the last, global generators are the clients'."""
+        with rng.kept(self.device, others=self.draws_elsewhere):
             for task in tasks:
                 yield self._trained(task, begin)
 
-    def _trained(self, task: ClientTask, begin: "Callable[[Clients, ClientTask], Training]") -> ClientUpdate:
+    def _trained(self, task: ClientTask, begin: Begin) -> ClientUpdate:
         if self.probed.kept:  # some have taken their first steps already
-            return cast(ClientUpdate, train_part(self, begin, task, None, None))  # nothing stops it
-        with self._seeded(task):
-            training = begin(self, task)
-            training.take_steps(training.num_steps)
-            update = training.finish()
+            return train_part(self, begin, task, None, None)  # type: ignore[return-value]  # nothing stops it
+        self._seed(task)
+        training = begin(self, task)
+        training.take_steps(training.num_steps)
+        update = training.finish()
         return self.transformed(update, task) if self.transforms else update
 
     def train_part(self, task: ClientTask, half: HalfTrained | None, stop: int | None) -> ClientUpdate | HalfTrained:
@@ -568,11 +568,12 @@ class Clients:
     @contextlib.contextmanager
     def forked(self, task: ClientTask) -> Iterator[None]:
         """Have generators draw the numbers of a client in a round, as it trains, and put them back afterwards."""
-        with rng.others_kept() if self.draws_elsewhere else contextlib.nullcontext(), self._seeded(task):
+        with rng.kept(self.device, others=self.draws_elsewhere):
+            self._seed(task)
             yield
 
-    def _seeded(self, task: ClientTask) -> rng.forked:
-        return rng.forked(task.seed, "train", task.round, task.client_id, device=self.device, others=self.draws_elsewhere)
+    def _seed(self, task: ClientTask) -> None:
+        rng.seed_all(rng.torch_seed(task.seed, "train", task.round, task.client_id), self.device, others=self.draws_elsewhere)
 
     def _relabelled(self, dataset: Dataset) -> Dataset:
         """Return a data set with the labels that clients take for true."""

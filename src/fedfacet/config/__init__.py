@@ -6,7 +6,7 @@ With ``build.py`` and the scripts in ``src/`` the only room that sees a config.
 from fedfacet.config.cells import cell_digest, is_cell
 from fedfacet.config.checks import check_arguments, check_saved
 from fedfacet.config.command_line import preflight, shown
-from fedfacet.config.compose import compose_job, conf_dir, finalized, make, quoted_options
+from fedfacet.config.compose import compose_job, conf_dir, finalized, make, purposes, quoted_options
 from fedfacet.config.folders import check_new
 from fedfacet.config.nodes import plain, targets
 from fedfacet.config.overrides import override_of
@@ -47,6 +47,7 @@ __all__ = [
     "override_of",
     "plain",
     "preflight",
+    "purposes",
     "quoted_options",
     "shown",
     "targets",

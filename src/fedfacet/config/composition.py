@@ -96,9 +96,12 @@ def _groups(folder: str, changed: int) -> Sequence[str]:
 def _chooses(one: Override, groups: Sequence[str]) -> bool:
     """Tell whether an override chooses an option; else it sets a value."""
     key = one.key_or_group
-    if one.is_sweep_override() or one.is_delete() or key == "hydra" or key.startswith("hydra.searchpath"):
+    if one.is_sweep_override() or key == "hydra" or key.startswith("hydra.searchpath"):
         raise _LeftToHydraError
-    return one.package is not None or "/" in key or (key in groups and not isinstance(one.value(), dict))
+    chooses = one.package is not None or "/" in key or (key in groups and not isinstance(one.value(), dict))
+    if one.is_delete() and not chooses:
+        raise _LeftToHydraError
+    return chooses
 
 
 def _apply(one: Override, config: DictConfig) -> None:
@@ -244,7 +247,8 @@ def keys_of_group(name: str, group: str, searchpath: Sequence[str]) -> dict[str,
     loader = _loader()
     folder, sources = _folder(loader), loader.get_sources()
     keys = {}
-    for option in loader.get_group_options(group, config_name=name, overrides=list(searchpath)):
+    options = _options.__wrapped__ if searchpath else _options  # what else there is may change
+    for option in options(name, group, tuple(searchpath), folder, _stamp(f"{folder}/{group}")):
         path = f"{group}/{option}"
         if any(source.is_config(path) for source in sources):
             keys[option] = _keys(path, folder, _stamps(folder, [path])[path])
@@ -253,6 +257,12 @@ def keys_of_group(name: str, group: str, searchpath: Sequence[str]) -> dict[str,
                 node = compose(name, [*searchpath, f"{group}={option}"])
                 keys[option] = flat_keys(node.get(group))
     return keys
+
+
+@functools.lru_cache(maxsize=256)
+def _options(name: str, group: str, searchpath: tuple[str, ...], folder: str, stamp: object) -> list[str]:
+    found: list[str] = _loader().get_group_options(group, config_name=name, overrides=list(searchpath))
+    return found
 
 
 def _spare_choices() -> None:

@@ -5,14 +5,13 @@ import functools
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from hydra import compose
 from hydra.core.global_hydra import GlobalHydra
 from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from fedfacet.config.composition import composed, keys_of_group
-from fedfacet.config.nodes import flat_keys
+from fedfacet.config.nodes import flat_keys, without_hydra
 from fedfacet.config.overrides import parsed
 from fedfacet.errors import ConfigError, first_line
 
@@ -62,7 +61,7 @@ def explain(name: str, overrides: Sequence[str], error: Exception) -> str:
         others = [*searchpath, *(other for other in chosen if other != override)]
         for context in (searchpath, others) if override in chosen else (others,):
             try:
-                compose(name, [*context, override])
+                composed(name, [*context, override])
             except COMPOSE_ERRORS as fault:
                 error = fault
                 continue
@@ -116,7 +115,8 @@ def _explain_override(name: str, override: str, others: Sequence[str], error: Ex
         if len(options) > _MANY:
             return f"Expected a known option of `{key}`, but got `{value}`: {hint} There are {', '.join(options)}."
         return f"Expected `{key}` to be one of {', '.join(options)}, but got `{value}`: {hint}"
-    valid = flat_keys(compose(name, list(others), return_hydra_config=key.startswith("hydra.")))
+    whole = composed(name, others)
+    valid = flat_keys(whole if key.startswith("hydra.") else without_hydra(whole))
     if key in valid:
         return f"Expected a value that suits `{key}`, but got `{value}`: {first_line(error)}"
     group, _, rest = key.partition(".")

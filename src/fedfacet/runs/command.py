@@ -7,6 +7,7 @@ import os
 import shutil
 import signal
 import sys
+import textwrap
 import warnings
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -182,6 +183,9 @@ def _print_wrapped(tell_help: Callable[[], None]) -> None:
     with contextlib.redirect_stdout(said), contextlib.suppress(SystemExit):
         tell_help()
     width = min(max(shutil.get_terminal_size((128, 24)).columns, 40), 128)
-    lines = said.getvalue().replace("python src/train.py", command_name()).splitlines()
-    folded = [filled(line, width) for line in lines]
-    print(*folded, sep="\n")
+    told = configuration.purposes()
+    for line in said.getvalue().replace("python src/train.py", command_name()).splitlines():
+        group, _, options = line.partition(": ")
+        print(filled(f"{group}: {told[group]}" if told.get(group) else line, width))
+        if told.get(group):
+            print(textwrap.fill(options, width, initial_indent=" " * 4, subsequent_indent=" " * 4, break_long_words=False))
