@@ -12,7 +12,7 @@ from omegaconf import OmegaConf
 from fedfacet import config
 
 ROOT = Path(__file__).parents[2]
-PAGES = sorted([*(ROOT / "docs").glob("*.md"), *(ROOT / "results").glob("*.md")])
+PAGES = sorted([*(ROOT / "docs").glob("*.md"), *(ROOT / "results").rglob("*.md")])
 PLUGIN = ("hydra/launcher=", "hydra.launcher.")
 """Of a launcher that is a package of its own, which the page says how to install."""
 
