@@ -83,7 +83,9 @@ def test_there_are_commands_to_check() -> None:
     assert len(COMMANDS) >= 20
     assert MORE
     assert sum(map(bool, found.values())) >= 9
-    assert any("personal_evaluate.every_n_rounds=5" in command for command in found["results/fedld_pneumonia.md"])
+    assert any(
+        "personal_evaluate.every_n_rounds=5" in command for command in found["results/archive/fedld_pneumonia_one_partition.md"]
+    )
 
 
 @pytest.mark.parametrize(("command", "written"), COMMANDS)

@@ -19,6 +19,7 @@ Runs = dict[str, dict[str, float]]
 """A value by line of a comparison and seed."""
 Pair = tuple[list[float], list[float]]
 """The values of two lines in the order of the same seeds."""
+HALVES = ("fedld", "fedld_margin", "fedld_principal")
 
 
 def title(page: Path) -> str:
@@ -328,6 +329,27 @@ def test_time_to_accuracy() -> None:
     assert sorted(kept) == ["lognormal to_90 oort", "mobile_edge to_80 fedcs", "mobile_edge to_95 fedcs"]
 
 
-def test_the_superseded_page_of_gsc() -> None:
+def test_the_superseded_pages() -> None:
     of = minus(printed("archive/cmnist_gsc.md", 8, lambda row: row[0], 1, 2), "uniform")
     says("archive/cmnist_gsc.md", of["feddiverse"])
+
+    page, five = "archive/cifar100_two_seeds.md", "classes_per_client, N_c = 5"
+    cifar: Runs = {}
+    for selector in ("uniform", "probe_fairness", "diversity_score"):
+        runs = printed(page, 9, lambda row, one=selector: row[0] if row[1] == one and "epochs" not in row[0] else None, 2, 3)
+        for partition, of_seeds in runs.items():
+            cifar.setdefault(partition, {}).update({selector + seed: accuracy for seed, accuracy in of_seeds.items()})
+    pairs = minus(cifar, five) | minus(cifar, "iid", "iid ")
+    pairs = {name: pairs[name] for name in ("iid", "sampled_sharder", "iid sampled_sharder")}
+    says(page, pairs["iid"], p_holm(pairs, "iid", "t"))
+    iid, few = ([fmean(a for name, a in cifar[one].items() if name[-1] == seed) for seed in "01"] for one in ("iid", five))
+    low, high = paired_difference(iid, few).t_interval
+    assert f"[{low:.2f}, {high:.2f}]" in opening(page)
+
+    page, of = "archive/fedld_pneumonia_one_partition.md", {}
+    for split in "123":
+        fedld = printed(page, 11, lambda row, one=split: row[1] if row[0] == one else None, 2, 3)
+        of |= minus({name: runs for name, runs in fedld.items() if name in ("fedavg", *HALVES)}, "fedavg", f"{split} ")
+    assert len(of) == 9
+    assert min(corrected(of, "t").values()) > 0.05
+    says(page, of["2 fedld_margin"], p_holm(of, "2 fedld_margin", "t"))
