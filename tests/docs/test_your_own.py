@@ -58,6 +58,7 @@ def test_the_page_works(page, tmp_path, start_script):
     if page == "your_own_data.md":
         assert "48 train, 12 test" in said
     if page == "from_python.md":
+        assert "tensor(" in said, "a module of ours under a plain Trainer"
         assert re.search(r"^10 \(.*\) 0\.9", said, re.MULTILINE), "ten rounds, and a network that has learnt"
         assert "difference in true positive rates: 0." in said
     if page == "your_own_method.md":
