@@ -26,7 +26,7 @@ extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "mathm
 root_doc = "docs/index"
 include_patterns = [
     *("README.md", "CONTRIBUTING.md", "CHANGELOG.md", "data/README.md", "notebooks/README.md"),
-    *("docs/**", "results/**/*.md", "benchmarks/*.md", "benchmarks/results/*.md"),
+    *("docs/**", "results/*.md", "results/archive/*.md", "benchmarks/*.md", "benchmarks/results/*.md"),
 ]
 exclude_patterns = ["docs/_static", "docs/_templates"]
 templates_path = ["_templates"]
