@@ -26,7 +26,7 @@ extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "mathm
 root_doc = "docs/index"
 include_patterns = [
     *("README.md", "CONTRIBUTING.md", "CHANGELOG.md", "data/README.md", "notebooks/README.md"),
-    *("docs/**", "results/*.md", "benchmarks/*.md", "benchmarks/results/*.md"),
+    *("docs/**", "results/*.md", "results/archive/*.md", "benchmarks/*.md", "benchmarks/results/*.md"),
 ]
 exclude_patterns = ["docs/_static", "docs/_templates"]
 templates_path = ["_templates"]
@@ -47,7 +47,7 @@ html_css_files = ["mathml.css"]
 html_additional_pages = {"index": "first_page.html"}  # the root page lies in docs/
 html_copy_source = False
 
-PARTS = {"results/README": "*", "benchmarks/README": "diary\nresults/*"}
+PARTS = {"results/README": "*\narchive/*", "benchmarks/README": "diary\nresults/*"}
 """Pages in whose section of the menu others stand. It is not written there because GitHub would show it."""
 
 

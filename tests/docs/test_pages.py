@@ -12,7 +12,7 @@ from omegaconf import OmegaConf
 from fedfacet import config
 
 ROOT = Path(__file__).parents[2]
-PAGES = sorted([*(ROOT / "docs").glob("*.md"), *(ROOT / "results").glob("*.md")])
+PAGES = sorted([*(ROOT / "docs").glob("*.md"), *(ROOT / "results").rglob("*.md")])
 PLUGIN = ("hydra/launcher=", "hydra.launcher.")
 """Of a launcher that is a package of its own, which the page says how to install."""
 
@@ -90,7 +90,9 @@ def test_there_are_commands_to_check() -> None:
     assert len(COMMANDS) >= 20
     assert MORE
     assert sum(map(bool, found.values())) >= 9
-    assert any("personal_evaluate.every_n_rounds=5" in command for command in found["results/fedld_pneumonia.md"])
+    assert any(
+        "personal_evaluate.every_n_rounds=5" in command for command in found["results/archive/fedld_pneumonia_one_partition.md"]
+    )
 
 
 def test_options_are_there() -> None:

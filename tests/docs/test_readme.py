@@ -18,7 +18,7 @@ OPTIONS = re.findall(r"^\| [^|]+ \| [^|]+ \| `(\S+=\S+)` \|", METHODS, re.MULTIL
 SNIPPETS = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
 PAGES = [
     path
-    for pattern in ("*.md", "docs/**/*.md", "results/*.md", "*/README.md", "benchmarks/**/*.md")
+    for pattern in ("*.md", "docs/**/*.md", "results/**/*.md", "*/README.md", "benchmarks/**/*.md")
     for path in sorted(ROOT.glob(pattern))
 ]
 
