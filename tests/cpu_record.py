@@ -9,6 +9,7 @@ recorded it. ``--record`` writes that file anew, to be committed with the change
 """
 
 import argparse
+import contextlib
 import csv
 import json
 import os
@@ -34,10 +35,11 @@ def cpu_seconds():
 
 
 def _children(pid):
-    try:
-        return [child for task in Path(f"/proc/{pid}/task").iterdir() for child in (task / "children").read_text().split()]
-    except OSError:  # it is gone, or this is no Linux
-        return []
+    children = []
+    for thread in Path(f"/proc/{pid}/task").glob("*"):  # none where the process is gone, or this is no Linux
+        with contextlib.suppress(OSError):  # this thread is gone
+            children += (thread / "children").read_text().split()
+    return children
 
 
 def _of_process(pid):

@@ -75,14 +75,17 @@ def test_every_client_has_the_epsilon_of_its_own_steps_and_answers(private, tmp_
     with (tmp_path / "run" / "privacy.csv").open() as file:
         rows = list(csv.DictReader(file))
     sizes = list(map(len, federation.engine.clients.partition.indices))
+    known = {}
     for k, row in enumerate(rows):
         steps = int(federation.state.participation_counts[k]) * -(-sizes[k] // 5)
         assert int(row["steps"]) == steps
         assert float(row["sampling_rate"]) == min(1.0, 5 / sizes[k])
         oracle = PRVAccountant()
         oracle.history = [(1.0, min(1.0, 5 / sizes[k]), steps)] * bool(steps) + [(2.0, 1.0, 1)]
-        with np.errstate(all="ignore"):
-            assert float(row["epsilon"]) == pytest.approx(oracle.get_epsilon(1e-5), rel=0.01)
+        if (history := tuple(oracle.history)) not in known:
+            with np.errstate(all="ignore"):
+                known[history] = oracle.get_epsilon(1e-5)
+        assert float(row["epsilon"]) == pytest.approx(known[history], rel=0.01)
         parts = [Mechanism(1.0, min(1.0, 5 / sizes[k]), steps), Mechanism(2.0, 1.0, 1)]
         assert float(row["epsilon"]) == composed_epsilon(parts, 1e-5, "prv")
     assert 0 in [int(row["steps"]) for row in rows], "somebody has only answered"

@@ -160,17 +160,23 @@ def test_what_all_ranks_find_is_said_once(monkeypatch, variables, engine, heard)
 TORCHRUN = {"TORCHELASTIC_RUN_ID": "a", "WORLD_SIZE": "2"}
 
 
-@pytest.mark.parametrize("name", sorted(set(re.findall(r"^  (\w+)  ", USAGE, re.MULTILINE)) - {"train"}))
+ONE_PROCESS = sorted(set(re.findall(r"^  (\w+)  ", USAGE, re.MULTILINE)) - {"train"})
+
+
 @pytest.mark.parametrize(
-    ("variables", "argument", "status", "said"),
+    ("name", "variables", "argument", "status", "said"),
     [
-        (TORCHRUN | {"LOCAL_RANK": "0"}, "seed=0", 2, "error: Expected one process for `{}`, but 2 were started together"),
-        (TORCHRUN | {"LOCAL_RANK": "1"}, "seed=0", 2, ""),
-        ({"SLURM_NTASKS": "2", "SLURM_LOCALID": "1"}, "engine=distributed", 2, ""),
-        ({"SLURM_NTASKS": "2", "SLURM_LOCALID": "1"}, "seed=0", 0, "usage: "),  # a task of its own
-        (TORCHRUN | {"WORLD_SIZE": "1", "LOCAL_RANK": "0"}, "seed=0", 0, "usage: "),
+        pytest.param(name, *case, marks=pytest.mark.slow if number and name != ONE_PROCESS[0] else ())
+        for name in ONE_PROCESS
+        for number, case in enumerate([
+            (TORCHRUN | {"LOCAL_RANK": "0"}, "seed=0", 2, "error: Expected one process for `{}`, but 2 were started together"),
+            (TORCHRUN | {"LOCAL_RANK": "1"}, "seed=0", 2, ""),
+            ({"SLURM_NTASKS": "2", "SLURM_LOCALID": "1"}, "engine=distributed", 2, ""),
+            ({"SLURM_NTASKS": "2", "SLURM_LOCALID": "1"}, "seed=0", 0, "usage: "),  # a task of its own
+            (TORCHRUN | {"WORLD_SIZE": "1", "LOCAL_RANK": "0"}, "seed=0", 0, "usage: "),
+        ])
     ],
-)
+)  # fmt: skip
 def test_a_command_that_knows_no_ranks_runs_in_one_process(file, monkeypatch, name, variables, argument, status, said):
     for variable in ("SLURM_NTASKS", "SLURM_LOCALID", "TORCHELASTIC_RUN_ID", "LOCAL_RANK", "WORLD_SIZE"):
         monkeypatch.delenv(variable, raising=False)

@@ -60,7 +60,12 @@ def written(run_dir):
     return {file.name: file.read_bytes() for file in sorted(run_dir.glob("*.csv")) if file.name != "timing.csv"}
 
 
-@pytest.mark.parametrize("overrides", RUNS.values(), ids=RUNS)
+SLOW = ("scaffold on devices", "fairfed, which reports")
+
+
+@pytest.mark.parametrize(
+    "overrides", [pytest.param(given, id=name, marks=pytest.mark.slow if name in SLOW else ()) for name, given in RUNS.items()]
+)
 def test_a_run_continues_as_if_a_round_had_not_failed(overrides, job_of, tmp_path):
     whole = federation_of(job_of, overrides, tmp_path / "whole")
     for _ in range(3):

@@ -511,13 +511,13 @@ def test_uniform_selection_costs_the_models_alone(main_job):
         assert ledger.query_floats_down == ledger.query_floats_up == ledger.query_samples == 0
 
 
-@pytest.mark.parametrize("pretraining_rounds", [0, 1, 2])
+@pytest.mark.parametrize("pretraining_rounds", [0, 2])
 def test_feddiverse_costs_three_floats_per_client_once(pretraining_rounds, main_job):
     """Asked in round T_0 + 1, on a model that travels for it to all but the 9 who train on it."""
     federation = main_job(f"selector.pretraining_rounds={pretraining_rounds}", "heterogeneity.bias_steps=2")
     size = state.num_floats(federation.state.model)
     asked_in = pretraining_rounds + 1
-    for round in range(1, 5):
+    for round in range(1, asked_in + 2):
         result = federation.run_round()
         ledger, cohort_size = result.ledger, 24 if round <= pretraining_rounds else 9
         assert len(result.cohort) == cohort_size

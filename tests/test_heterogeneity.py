@@ -3,7 +3,7 @@ import math
 
 import numpy as np
 import pytest
-from hypothesis import assume, given
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 from scipy.optimize import linprog
@@ -59,6 +59,7 @@ def test_types_are_those_of_the_figures_5_to_9(paper, name, CI, AI, SC):
     assert len(types) == CI + AI + SC
 
 
+@settings(max_examples=40)
 @given(MATRICES)
 def test_spurious_correlation_is_scikit_learns_normalised_mutual_information(counts):
     y, a = (np.repeat(axis.ravel(), counts.ravel()) for axis in np.indices(counts.shape))

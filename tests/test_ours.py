@@ -104,7 +104,13 @@ def hooked(module):
     return module
 
 
-@pytest.mark.parametrize("part", [Plain(), Whole(), nn.Dropout(), nn.Linear(2, 2), functional.cross_entropy, seven], ids=str)
+def name_of(part):
+    return getattr(part, "__name__", type(part).__name__)
+
+
+@pytest.mark.parametrize(
+    "part", [Plain(), Whole(), nn.Dropout(), nn.Linear(2, 2), functional.cross_entropy, seven], ids=name_of
+)
 def test_code_that_names_nothing_else_is_known_to(part):
     assert draws_by_torch(part)
 
@@ -124,7 +130,7 @@ def test_code_that_names_nothing_else_is_known_to(part):
         noisy,
         functools.partial(noisy),
     ],
-    ids=lambda part: type(part).__name__,
+    ids=name_of,
 )
 def test_code_that_may_lead_elsewhere_is_not(part):
     assert not draws_by_torch(part)

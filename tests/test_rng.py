@@ -1,6 +1,3 @@
-import subprocess
-import sys
-
 import numpy as np
 import pytest
 import torch
@@ -55,16 +52,11 @@ def test_a_stream_does_not_depend_on_what_was_drawn_before():
     assert first_draws((3, "batches", (1,))) == fresh
 
 
-def test_streams_are_equal_in_another_process(checkout):
+def test_streams_are_equal_in_another_process(start_script, tmp_path):
     """Python's own hash is salted per process, which must not matter."""
     code = "from fedfacet import rng; print(rng.stream(5, 'selection', 2).integers(2**62), rng.torch_seed(5, 'train', 1, 2))"
-    printed = subprocess.run(
-        [sys.executable, "-c", code],
-        env={"PYTHONPATH": str(checkout / "src"), "PYTHONHASHSEED": "12345", "OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-        check=True,
-    ).stdout.split()
+    (tmp_path / "drawn.py").write_text(code)
+    printed = start_script(tmp_path, tmp_path / "drawn.py").result().out.split()
     assert printed == [str(rng.stream(5, "selection", 2).integers(2**62)), str(rng.torch_seed(5, "train", 1, 2))]
 
 

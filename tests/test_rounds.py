@@ -97,7 +97,7 @@ def test_a_round_may_be_run_twice(name, tmp_path, plain):
         "train", [*SMALL, *PARTS[name], "logger=[]", f"callbacks=[{'evaluate' if name == 'plateau' else ''}]"]
     )
     federation = build(config, tmp_path)
-    for _ in range(3):
+    for _ in range(2):
         before = federation.state
         written = plain(before)
         result = replace(federation.run_round(), seconds={})

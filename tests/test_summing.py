@@ -31,7 +31,7 @@ class Broken(UpdateTransform):
         return update
 
 
-def rounds(*overrides, transforms=(), number=3):
+def rounds(*overrides, transforms=(), number=2):
     run = federation(*overrides)
     object.__setattr__(run.engine.clients, "transforms", list(transforms))
     return [run.run_round() for _ in range(number)], run.state

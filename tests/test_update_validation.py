@@ -62,7 +62,7 @@ class Lost(Participation):
         return float(client_id != self.client_id)
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def federation(tiny_federation):
     """Return a function that makes a federation of four clients, all of whom take part."""
     return lambda **settings: tiny_federation(
@@ -161,27 +161,34 @@ FORGED = {
 """What is forged -> how, and what is said about it."""
 
 
+@pytest.fixture(scope="module")
+def short(federation):
+    """A round without client 1: the federation after it, and its result."""
+    run = federation(participation=Lost(1))
+    return run, run.run_round()
+
+
 @pytest.mark.filterwarnings("ignore:torch.quantize_per_tensor|.*nested tensors:UserWarning")
 @pytest.mark.parametrize("fault", FORGED)
-def test_a_forged_update_is_refused_by_client_and_round_or_left_out(fault, federation, caplog):
+def test_a_forged_update_is_refused_by_client_and_round_or_left_out(fault, federation, short, caplog):
     forged, said = FORGED[fault]
-    raising = federation(engine=Forging(forged, 1))
-    before = raising.state
+    run, (short, expected) = federation(engine=Forging(forged, 1)), short
+    before = run.state
     named = r"^Expected .* from client 1 in round 1, but .*federation\.on_bad_update=drop"
     with pytest.raises(BadUpdateError, match=named) as info:
-        raising.run_round()
+        run.run_round()
     assert said in str(info.value)
     assert "\n" not in str(info.value)
-    assert raising.state is before
+    assert run.state is before
 
-    lossy, short = federation(engine=Forging(forged, 1), on_bad_update="drop"), federation(participation=Lost(1))
-    result, expected = lossy.run_round(), short.run_round()
+    run.on_bad_update = "drop"
+    result = run.run_round()
     assert result.arrived == expected.arrived == (0, 2, 3)
     assert result.cohort == (0, 1, 2, 3)
-    assert state.digest(lossy.state.model) == state.digest(short.state.model)
-    assert state.digest(lossy.state.aggregator["velocity"]) == state.digest(short.state.aggregator["velocity"])
-    assert lossy.state.memory.keys() == {0, 2, 3}
-    assert lossy.state.participation_counts.tolist() == [1, 0, 1, 1]
+    assert state.digest(run.state.model) == state.digest(short.state.model)
+    assert state.digest(run.state.aggregator["velocity"]) == state.digest(short.state.aggregator["velocity"])
+    assert run.state.memory.keys() == {0, 2, 3}
+    assert run.state.participation_counts.tolist() == [1, 0, 1, 1]
     assert result.metrics["train/loss"] == expected.metrics["train/loss"]
     assert "client 1 in round 1" in caplog.text
 

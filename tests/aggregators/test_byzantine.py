@@ -383,9 +383,9 @@ def test_three_clients_of_ten_that_turn_their_updates_round_stop_an_average_and_
     small = ("model.width=8", "model.hidden=16", "partition=iid", "partition.num_clients=10", "local.amount=4")
     usual = ("experiment=digits_gsc", "selector=all", "federation.cohort_size=10", "callbacks=[]", "logger=[]")
     accuracies = []
-    for aggregator in (["fedavg"], ["trimmed_mean", "aggregator.trim=0.3"], ["coordinate_median"], ["multi_krum"]):
+    for aggregator in (["fedavg"], ["trimmed_mean", "aggregator.trim=0.3"], ["multi_krum"]):
         run = build(job_of(*usual, *small, *faults, f"aggregator={aggregator[0]}", *aggregator[1:]), None)
-        for _ in range(8):
+        for _ in range(5):
             run.run_round()
         dataset, module = run.engine.clients.dataset, run.engine.clients.program.module
         module.load_state_dict(run.state.model)

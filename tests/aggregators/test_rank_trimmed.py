@@ -111,7 +111,7 @@ def test_clients_with_wrong_labels_are_left_out(tiny_clients, tiny_federation):
         for client_id in (0, 2, 5):
             rows = clients.partition.indices[client_id]
             clients.dataset.y[rows] = 1 - clients.dataset.y[rows]
-        federation = tiny_federation(aggregator=aggregator, selector=AllSelector(), clients=clients, cohort_size=6, rounds=12)
+        federation = tiny_federation(aggregator=aggregator, selector=AllSelector(), clients=clients, cohort_size=6, rounds=8)
         federation.fit()
         return federation.engine.evaluate(federation.state.model, [federation.server_data.samples])[0].average_accuracy
 

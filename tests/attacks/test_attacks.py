@@ -112,7 +112,7 @@ def test_log_odds_and_losses_are_one_thing():
 @pytest.mark.parametrize("gain", [0.5, 1.0])
 def test_lira_beats_a_threshold_by_as_much_as_theory_says(gain):
     """Difficulty of spread tau, noise 1, n shadows: Phi(d / sqrt(2 (1 + 1/n))) with known noise; a threshold has less."""
-    is_member, signals = world(gain, n=40_000, shadows=32)
+    is_member, signals = world(gain, n=15_000, shadows=32)
     lira = area(LiRA(variance="global"), is_member, signals).auc
     assert lira == pytest.approx(norm.cdf(gain / math.sqrt(2 * (1 + 1 / 16))), abs=0.01)
     plain = area(LossThreshold(), is_member, signals).auc

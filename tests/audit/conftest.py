@@ -14,7 +14,8 @@ from fedfacet.config import compose_job, plain
 RUN = (
     "dataset=pneumonia_mnist", "partition=iid", "partition.num_clients=3", "partition.local_holdout=0.4", "model=mlp",
     "selector=all", "aggregator=fedavg", "optimizer=adam", "optimizer.lr=0.003", "local.amount=8", "federation.rounds=2",
-    "federation.cohort_size=3", "logger=[]", "callbacks=[save_checkpoint,summary]", "threads=1", "seed=0",
+    "federation.cohort_size=3", "model.hidden=[32]",
+    "logger=[]", "callbacks=[save_checkpoint,summary]", "threads=1", "seed=0",
 )  # fmt: skip
 
 

@@ -50,7 +50,7 @@ def test_a_flipped_bit_changes_no_number_in_silence(run, attack, tmp_path, capsy
     first = attack(folder, *OPTIONS, where)
     read, (audit,) = values(folder), (folder / "attacks").iterdir()
     for name in ("audit.json", LIST, "attacks.csv", "scores.npz"):
-        for _ in flips(audit / name, drawn, 40):
+        for _ in flips(audit / name, drawn, 15):
             if (refusal := refused(lambda: values(folder) == read)) is not None:
                 assert str(audit) in refusal
                 assert "remove it" in refusal
@@ -60,7 +60,7 @@ def test_a_flipped_bit_changes_no_number_in_silence(run, attack, tmp_path, capsy
         assert report.main([str(folder)]) == 2
         assert "audit.json to be as it was written" in capsys.readouterr().err
     for kept_file in (drawn.choice(sorted(logs.rglob(kind))) for kind in ("shadow_*", "trajectories/*", "pool.json")):
-        for _ in flips(kept_file, drawn, 2):
+        for _ in flips(kept_file, drawn, 1):
             status = main([f"run={folder}", *OPTIONS, where])
             assert str(kept_file) in capsys.readouterr().err.splitlines()[-1] if status else kept_file.suffix == ".json"
             assert values(folder) == read

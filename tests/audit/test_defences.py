@@ -180,14 +180,17 @@ def test_delta_is_a_chance(run, capsys, value):
 
 def test_shadow_models_are_trained_as_privately_as_the_run(run, logs, attack):
     """Or an attacker would compare with models that know their samples by heart."""
-    shadows = ("attack=lira", "shadow.models=4", "shadow.epochs=2", "members.min_known=10")
+    private, shadows = (
+        (*IN_STEPS, "model.hidden=[64]"),
+        ("attack=lira", "shadow.models=4", "shadow.epochs=2", "members.min_known=10"),
+    )
 
     def pools():
         return set((logs / "attack" / "shadows").glob("*/pool.json"))
 
-    attack(run(*multiplier(IN_STEPS, 1000)), *shadows)
+    attack(run(*multiplier(private, 1000)), *shadows)
     before = pools()
-    attack(run(*multiplier(IN_STEPS, 0)), *shadows)
+    attack(run(*multiplier(private, 0)), *shadows)
     (new,) = pools() - before
     kept = [pool for pool in before if '"epochs": 2' in pool.read_text() and '"noise_multiplier": 1000' in pool.read_text()]
     noised, clipped = (load_file(pool.parent / "shadow_0000.safetensors")["logits"] for pool in (*kept, new))

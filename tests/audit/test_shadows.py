@@ -59,10 +59,10 @@ def test_a_pool_is_the_same_by_any_engine_and_after_a_kill(run, attack, tmp_path
 
 
 def test_one_pool_serves_all_runs_of_its_data_and_model(run, attack, tmp_path):
-    for options in ((), ("seed=1",), ("federation.rounds=1",)):
+    for options in ((), ("seed=1", "federation.rounds=1")):
         attack(run(*options), *OPTIONS, f"paths.log_dir={tmp_path}")
     assert len(list(tmp_path.rglob("pool.json"))) == 1
-    attack(run("model.hidden=[32]"), *OPTIONS, f"paths.log_dir={tmp_path}")
+    attack(run("model.hidden=[16]"), *OPTIONS, f"paths.log_dir={tmp_path}")
     assert len(list(tmp_path.rglob("pool.json"))) == 2
 
 
@@ -71,7 +71,7 @@ def test_damaged_files_are_refused(run, attack, tmp_path, capsys):
     shutil.rmtree(run() / "attacks")
     own = pool_in(tmp_path / "logs")
     file, key = own / "shadow_0001.safetensors", own / "pool.json"
-    for path, content in ((file, b"\x00" * 40), (key, b"{"), (key, b'{"models": 4}'), (key, b"[]")):
+    for path, content in ((file, b"\x00" * 40), (key, b'{"models": 4}'), (key, b"[]")):
         kept = path.read_bytes()
         path.write_bytes(content)
         assert main([f"run={run()}", *OPTIONS, f"paths.log_dir={tmp_path}/logs"]) == 2

@@ -55,7 +55,7 @@ def test_models_that_learnt_by_heart_are_found_out_and_one_that_saw_nothing_is_n
 )
 def test_engines_come_to_the_same_and_shadow_models_are_trained_once(run, tmp_path, capsys, engine):
     told = []
-    small = [option for option in OPTIONS if not option.startswith("shadow.epochs=")] + ["shadow.epochs=2"]
+    small = ["attack=trajectory", "attack.trajectory.distill_epochs=1", "shadow.epochs=2"]
     for options in (engine, (), ()):
         where = tmp_path / "other" if options else tmp_path / "one"
         assert main([f"run={run()}", "output=json", f"paths.log_dir={where}", *small, *options]) == 0

@@ -19,7 +19,7 @@ MEASURED = {"startup", "rounds", "core_seconds", "peak_memory", "versions", "fai
 BESIDE = """
 import runpy, sys
 sys.path.insert(0, {folder!r})
-runpy.run_path({folder!r} + "/floor.py", run_name="__main__")
+runpy.run_path({folder!r} + "/{script}", run_name="__main__")
 """
 
 
@@ -79,7 +79,7 @@ def test_memory_is_written_too(checkout, tmp_path):
 @pytest.mark.slow  # it multiplies large matrices
 def test_how_fast_a_step_could_be_is_told_with_what_was_counted(checkout, start_script, tmp_path):
     script = tmp_path / "script.py"  # which finds the modules beside that of the benchmark
-    script.write_text(BESIDE.format(folder=str(checkout / "benchmarks")))
+    script.write_text(BESIDE.format(folder=str(checkout / "benchmarks"), script="floor.py"))
     result = start_script(tmp_path, script, "--workloads", "smoke", "--seconds", "0.01").result()
     assert result.status == 0, result.err
     flops = {cells[1].strip(): cells[2].strip() for line in result.out.splitlines() if len(cells := line.split("|")) == 8}
@@ -88,11 +88,13 @@ def test_how_fast_a_step_could_be_is_told_with_what_was_counted(checkout, start_
     assert result.out.count("\n| smoke |") == 1
 
 
-def test_an_unknown_contender_is_refused_before_anything_starts(checkout):
-    result = harness(checkout, "--contenders", "bare", "sequentail")
-    assert (result.returncode, result.stdout) == (2, "")
-    assert "sequentail" in result.stderr
-    assert "sequential" in result.stderr
+def test_an_unknown_contender_is_refused_before_anything_starts(checkout, start_script, tmp_path):
+    script = tmp_path / "script.py"
+    script.write_text(BESIDE.format(folder=str(checkout / "benchmarks"), script="engines.py"))
+    result = start_script(tmp_path, script, "--contenders", "bare", "sequentail").result()
+    assert (result.status, result.out) == (2, "")
+    assert "sequentail" in result.err
+    assert "sequential" in result.err
 
 
 @pytest.mark.parametrize("name", ["W1", "W2", "W3", "W4", "W5", "smoke"])

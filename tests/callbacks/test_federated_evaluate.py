@@ -55,7 +55,7 @@ def test_it_changes_nothing_that_the_run_learns_and_measures_every_few_rounds_an
 def test_every_engine_has_clients_answer_alike(federation):
     runs = (
         federation(),
-        federation("engine=workers", "engine.workers=2", "participation=dropouts"),
+        federation("engine=workers", "engine.workers=1", "participation=dropouts"),
         federation("participation=dropouts"),
     )
     found = [run.run_round().metrics for run in runs]

@@ -1,5 +1,6 @@
 """Run the real scripts, each in a process of its own; a few tests start it without the help of a process that forks it."""
 
+import functools
 import json
 import re
 import shutil
@@ -126,20 +127,24 @@ def results():
     return results
 
 
-@pytest.fixture(scope="module")
-def uninterrupted(start_in, tmp_path_factory, results):
-    """Return a function that returns the results of an uninterrupted run with some arguments; each is run once."""
-    known = {}
+@pytest.fixture(scope="session")
+def whole(start_in, tmp_path_factory):
+    """Return a function: arguments -> the folder of an uninterrupted run with them, which is run once and left as it is."""
 
-    def uninterrupted(*arguments):
-        if arguments not in known:
-            folder = tmp_path_factory.mktemp("uninterrupted")
-            process = start_in(folder, *arguments, "paths.output_dir=run")
-            assert process.wait() == 0, process.err.read_text()
-            known[arguments] = results(folder / "run")
-        return known[arguments]
+    @functools.cache
+    def whole(*arguments):
+        folder = tmp_path_factory.mktemp("whole")
+        process = start_in(folder, *arguments, "paths.output_dir=run")
+        assert process.wait() == 0, process.err.read_text()
+        return folder / "run"
 
-    return uninterrupted
+    return whole
+
+
+@pytest.fixture(scope="session")
+def uninterrupted(whole, results):
+    """Return a function: arguments -> the results of the uninterrupted run with them."""
+    return lambda *arguments: results(whole(*arguments))
 
 
 @pytest.fixture(scope="session")

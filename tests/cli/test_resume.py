@@ -7,15 +7,24 @@ import shlex
 import shutil
 import signal
 import time
+from pathlib import Path
 
 import pytest
 
+from fedfacet import load_run
+from fedfacet.errors import FedFacetError
 from fedfacet.storage import checkpoint
 
-ROUNDS = "federation.rounds=10"
+ROUNDS = "federation.rounds=12"
 EVERY_3 = "callbacks.save_checkpoint.every_n_rounds=3"
 ENDLESS = "local.amount=1000000"
 """A client that never comes to an end."""
+
+KEEPS = (
+    ROUNDS, "personal=head", "local.keep_optimizer=true", "scheduler=cosine", "partition.held_out_clients=0.25",
+    "partition.local_holdout=0.25", "callbacks=[default,client_fairness,personal_evaluate]",
+)  # fmt: skip
+"""A run whose clients keep something, some of whom are held out, and whose learning rate depends on the number of rounds."""
 
 
 def rounds_in(file):
@@ -25,6 +34,13 @@ def rounds_in(file):
 
 def saved_round(run):
     return checkpoint.load(run / "checkpoints" / "last.ckpt")[0].round
+
+
+def held_up(process, seconds=1.1):
+    """Let time pass for a process without having it work."""
+    process.kill(signal.SIGSTOP)
+    time.sleep(seconds)
+    process.kill(signal.SIGCONT)
 
 
 def commands_in(text):
@@ -37,35 +53,38 @@ def command_in(text):
     return commands_in(text)[-1]
 
 
-@pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
-def test_a_stopped_run_saves_says_how_to_go_on_and_ends_as_if_it_had_not_been(
-    start, train, uninterrupted, tmp_path, number, status, results
-):
-    run = tmp_path / "run"
+def test_a_stopped_run_saves_says_how_to_go_on_and_ends_as_if_it_had_not_been(start, uninterrupted, tmp_path, results):
+    run, rounds = tmp_path / "run", 1
     process = start(ROUNDS, "paths.output_dir=run", "callbacks.save_checkpoint.every_n_rounds=1000")
-    process.wait_until(lambda: len(rounds_in(run / "metrics.csv")) >= 3)
-    process.kill(number)
-    stopped = process.result()
-    assert stopped.status == status, stopped.err
-    assert f"{number.name}: stopping after the client in progress" in stopped.err
-    assert "Traceback" not in stopped.err
-    assert saved_round(run) == len(rounds_in(run / "metrics.csv")) >= 3
-    assert json.loads((run / "summary.json").read_text())["status"] == "interrupted"
-    assert not (run / "model").exists()
-    assert command_in(stopped.err) == [f"resume={run}"]
-    resumed = train(*command_in(stopped.err), fast=False)
+    for number, status in ((signal.SIGINT, 130), (signal.SIGTERM, 143)):
+        process.wait_until(lambda before=rounds: len(rounds_in(run / "metrics.csv")) > before)
+        process.kill(number)
+        stopped = process.result()
+        assert stopped.status == status, stopped.err
+        assert f"{number.name}: stopping after the client in progress" in stopped.err
+        assert "Traceback" not in stopped.err
+        assert saved_round(run) == len(rounds_in(run / "metrics.csv")) > rounds
+        assert json.loads((run / "summary.json").read_text())["status"] == "interrupted"
+        assert not (run / "model").exists()
+        assert command_in(stopped.err) == [f"resume={run}"]
+        rounds = saved_round(run)
+        process = start(*command_in(stopped.err), fast=False)
+    resumed = process.result()
     assert resumed.status == 0, resumed.err
     assert results(run) == uninterrupted(ROUNDS)
     assert rounds_in(run / "timing.csv") == rounds_in(run / "metrics.csv")
 
 
 def test_the_same_command_begins_a_run_and_goes_on_with_it_by_itself(start, train, trained, uninterrupted, tmp_path, results):
+    """And cuts back the rows beyond its checkpoint."""
     run, command = tmp_path / "run", (ROUNDS, EVERY_3, "paths.output_dir=run", "resume=auto")
     first = start(*command)
     first.wait_until(lambda: len(rounds_in(run / "metrics.csv")) >= 7)  # a checkpoint is written beside the next rounds
     first.kill(signal.SIGKILL)
-    first.wait()
-    assert saved_round(run) >= 3
+    assert first.wait() == -signal.SIGKILL
+    assert saved_round(run) in (3, 6, 9)
+    with open(run / "metrics.csv", "a") as file:
+        file.write("11,torn row")  # what a death in the middle of a write would leave
     trained(*command)
     assert results(run) == uninterrupted(ROUNDS)
     for file in (*run.glob("checkpoints/*"), *run.glob("*.csv"), run / "summary.json"):
@@ -85,10 +104,10 @@ def test_a_run_that_goes_on_by_itself_must_know_where_it_lies(refused):
 
 @pytest.mark.parametrize("damage", ["missing", "memory"])
 def test_where_the_last_checkpoint_is_damaged_a_run_goes_on_from_the_one_before(
-    train, trained, uninterrupted, tmp_path, damage, results
+    refused, trained, whole, tmp_path, damage, results
 ):
-    run, method = tmp_path / "run", ("federation.rounds=4", "personal=head", "local.keep_optimizer=true")
-    trained(*method, "paths.output_dir=run")
+    run = Path(shutil.copytree(whole(*KEEPS), tmp_path / "run"))
+    before = results(run)
     last = run / "checkpoints" / "last.ckpt"
     newest = max((run / "clients" / "memory").glob("0*.pt"), key=lambda file: file.stat().st_mtime_ns)
     damaged = newest if damage == "memory" else last
@@ -97,29 +116,22 @@ def test_where_the_last_checkpoint_is_damaged_a_run_goes_on_from_the_one_before(
     if damage == "memory":
         damaged.write_bytes(content[:1000] + bytes([content[1000] ^ 4]) + content[1001:])
     (run / "summary.json").unlink()
-    before = rounds_in(run / "metrics.csv")
-    refused = train("resume=run", fast=False)
-    assert (refused.status, refused.err.count("\n")) == (2, 1), refused.err
-    assert damaged.name in refused.err
-    assert rounds_in(run / "metrics.csv") == before == [1, 2, 3, 4]
-    (command,) = re.findall(r"go on after round 3 with (resume=.+/checkpoints/previous\.ckpt)\.$", refused.err)
+    sentence = refused("resume=run")
+    assert damaged.name in sentence
+    (command,) = re.findall(r"go on after round 11 with (resume=.+/checkpoints/previous\.ckpt)\.$", sentence)
     trained(command, fast=False)
-    assert results(run) == uninterrupted(*method)
-    assert (saved_round(run), rounds_in(run / "timing.csv")) == (4, before)
+    assert results(run) == before
+    assert saved_round(run) == 12
+    assert rounds_in(run / "timing.csv") == rounds_in(run / "metrics.csv") == list(range(1, 13))
 
 
-def test_an_edited_table_is_refused_and_nothing_is_written(train, trained, files_of, tmp_path):
-    trained("federation.rounds=2", "paths.output_dir=run")
-    table = tmp_path / "run" / "metrics.csv"
-    content = table.read_bytes()
-    table.write_bytes(content.replace(b"1", b"2", 1))
-    before = files_of(tmp_path)
-    refused = train("resume=run", "federation.rounds=3", fast=False)
-    assert (refused.status, refused.err.count("\n")) == (2, 1), refused.err
-    assert re.match(r"error: Expected \S+/metrics\.csv to begin with the 2 rows .*, but they have been changed", refused.err)
-    assert files_of(tmp_path) == before
-    table.write_bytes(content)
-    trained("resume=run", "federation.rounds=3", fast=False)
+def test_an_edited_table_is_refused_and_nothing_is_written(refused, run):
+    table = run / "metrics.csv"
+    table.write_bytes(table.read_bytes().replace(b"1", b"2", 1))
+    assert re.match(
+        r"Expected \S+/metrics\.csv to begin with the 2 rows .*, but they have been changed",
+        refused("resume=run", "federation.rounds=3"),
+    )
 
 
 def test_a_run_whose_folder_is_removed_ends_with_a_sentence(start, tmp_path):
@@ -135,55 +147,37 @@ def test_a_run_whose_folder_is_removed_ends_with_a_sentence(start, tmp_path):
     assert not run.exists()
 
 
-def test_a_run_that_another_process_works_at_is_left_alone(start, train, uninterrupted, tmp_path, results):
+def test_a_run_that_another_process_works_at_is_left_alone(start, uninterrupted, tmp_path, results):
     run = tmp_path / "run"
     process = start(ROUNDS, EVERY_3, "paths.output_dir=run")
     process.wait_until((run / "checkpoints" / "last.ckpt").exists)
     process.kill(signal.SIGSTOP)
-    second = train("resume=run", fast=False)
+    with pytest.raises(FedFacetError, match=r"^Expected a run that nobody works at, but another process is at "):
+        load_run(run).resume()
     process.kill(signal.SIGCONT)
-    assert second.status == 2
-    assert second.err.startswith("error: Expected a run that nobody works at, but another process is at ")
     assert process.wait() == 0
     assert results(run) == uninterrupted(ROUNDS)
 
 
-def test_a_learning_rate_planned_over_all_rounds_is_not_stretched_afterwards(trained, train):
-    trained("federation.rounds=2", "scheduler=cosine", "paths.output_dir=run")
-    longer = train("resume=run", "federation.rounds=4", fast=False)
-    assert longer.status == 2
-    assert "`scheduler.rounds` was 2 and is now 4" in longer.err
+def test_a_learning_rate_planned_over_all_rounds_is_not_stretched_afterwards(refused, whole, tmp_path):
+    shutil.copytree(whole(*KEEPS), tmp_path / "run")
+    assert "`scheduler.rounds` was 12 and is now 14" in refused("resume=run", "federation.rounds=14")
 
 
-def test_an_engine_that_sums_in_another_order_neither_takes_over_nor_hands_over(trained, train):
-    trained("federation.rounds=1", "paths.output_dir=exact")
+def test_an_engine_that_sums_in_another_order_neither_takes_over_nor_hands_over(run, trained):
     trained("federation.rounds=1", "paths.output_dir=stacked", "engine=vectorized")
-    longer = "federation.rounds=2"
-    taken = train("resume=exact", "engine=vectorized", longer, fast=False)
-    assert (taken.status, taken.err.count("Expected an engine that is exact to the last bit")) == (2, 1), taken.err
-    handed = train("resume=stacked", "engine=sequential", longer, fast=False)
-    assert (handed.status, handed.err.count("Expected engine=vectorized, as the run was started with")) == (2, 1), handed.err
-    trained("resume=stacked", longer, fast=False)
+    with pytest.raises(FedFacetError, match="Expected an engine that is exact to the last bit"):
+        load_run(run).resume("engine=vectorized", "federation.rounds=3")
+    with pytest.raises(FedFacetError, match="Expected engine=vectorized, as the run was started with"):
+        load_run("stacked").resume("engine=sequential", "federation.rounds=2")
+    trained("resume=stacked", "federation.rounds=2", fast=False)
 
 
-def test_rows_beyond_the_checkpoint_are_cut_back(start, trained, uninterrupted, tmp_path, results):
-    run = tmp_path / "run"
-    process = start(ROUNDS, EVERY_3, "paths.output_dir=run")
-    process.wait_until(lambda: len(rounds_in(run / "metrics.csv")) >= 7)  # round 6 is saved once round 3 is
-    process.kill(signal.SIGKILL)
-    assert process.wait() == -signal.SIGKILL
-    assert saved_round(run) in (3, 6, 9)
-    with open(run / "metrics.csv", "a") as file:
-        file.write("11,torn row")  # what a death in the middle of a write would leave
-    trained("resume=run", fast=False)
-    assert results(run) == uninterrupted(ROUNDS)
-
-
-@pytest.mark.parametrize("kept", [(), ("personal=head", "local.keep_optimizer=true")], ids=["nothing", "memory"])
-def test_a_run_killed_again_and_again_ends_the_same(kept, start, trained, uninterrupted, tmp_path, results):
-    run = tmp_path / "run"
-    moments = random.Random(0)
-    process = start(ROUNDS, EVERY_3, *kept, "paths.output_dir=run")
+@pytest.mark.parametrize("options", [pytest.param((ROUNDS,), marks=pytest.mark.slow), KEEPS], ids=["nothing", "memory"])
+def test_a_run_killed_again_and_again_ends_the_same(options, start, refused, whole, tmp_path, results):
+    """And holds out the same clients, whose number cannot be changed on the way."""
+    run, moments = tmp_path / "run", random.Random(0)
+    process = start(*options, EVERY_3, "paths.output_dir=run")
     process.wait_until((run / "checkpoints" / "last.ckpt").exists)
     for _ in range(2):
         time.sleep(moments.uniform(0, 0.2))
@@ -191,22 +185,26 @@ def test_a_run_killed_again_and_again_ends_the_same(kept, start, trained, uninte
         process.wait()
         if (run / "summary.json").exists():
             break
+        assert "partition.held_out_clients" in refused("resume=run", "partition.held_out_clients=0.5")
         before = (run / ".hydra" / "overrides.yaml").stat().st_mtime_ns
         process = start("resume=run", fast=False)
         process.wait_until(lambda before=before: (run / ".hydra" / "overrides.yaml").stat().st_mtime_ns > before)
     assert process.wait() in (0, -signal.SIGKILL)
-    assert results(run) == uninterrupted(ROUNDS, *kept)
+    assert results(run) == results(whole(*options))
     assert not list(run.rglob("*.part"))
-    assert (run / "clients" / "memory").exists() == bool(kept)
+    assert (run / "clients" / "memory").exists() == (options == KEEPS)
+    if options == KEEPS:
+        never = json.loads((run / "partition.json").read_text())["held_out_clients"]
+        assert len(never["numbers"]) == len(never["indices"]) == len(never["local_holdout"]) == 6
+        assert len(json.loads((run / "summary.json").read_text())["participation_counts"]) == 18
 
 
-def test_a_run_killed_after_its_last_round_is_completed(trained, uninterrupted, tmp_path, results):
-    run = tmp_path / "run"
-    trained(ROUNDS, "paths.output_dir=run")
+def test_a_run_killed_after_its_last_round_is_completed(trained, whole, tmp_path, results):
+    run = Path(shutil.copytree(whole(ROUNDS), tmp_path / "run"))
     (run / "summary.json").unlink()
     shutil.rmtree(run / "model")
     result = trained("resume=run", fast=False)
-    assert results(run) == uninterrupted(ROUNDS)
+    assert results(run) == results(whole(ROUNDS))
     assert "Test accuracy" in result.out
 
 
@@ -283,7 +281,9 @@ def test_ctrl_c_before_the_first_round_is_no_traceback(start, tmp_path, seconds)
     process.wait_until(process.err.exists)
     time.sleep(seconds)
     process.kill(signal.SIGINT)
-    time.sleep(1.1)
+    while process.poll() is None and "SIGINT: stopping" not in process.err.read_text():
+        time.sleep(0.01)
+    held_up(process)
     process.kill(signal.SIGINT)  # if it came late, a client is training
     stopped = process.result()
     assert stopped.status == 130, stopped.err
@@ -293,10 +293,10 @@ def test_ctrl_c_before_the_first_round_is_no_traceback(start, tmp_path, seconds)
 def test_a_second_ctrl_c_stops_at_once(start, tmp_path):
     process = start(ENDLESS, "paths.output_dir=run")
     process.wait_until((tmp_path / "run" / "checkpoints" / "last.ckpt").exists)
-    time.sleep(0.5)  # until the first client trains
+    time.sleep(0.3)  # until the first client trains
     process.kill(signal.SIGINT)
     process.wait_until(lambda: "once more to stop at once" in process.err.read_text())
-    time.sleep(1.1)
+    held_up(process)
     assert process.poll() is None
     process.kill(signal.SIGINT)
     stopped = process.result()
@@ -306,31 +306,14 @@ def test_a_second_ctrl_c_stops_at_once(start, tmp_path):
     assert command_in(stopped.err) == [f"resume={tmp_path / 'run'}"]
 
 
-def test_a_signal_delivered_twice_does_not_lose_the_rounds(start, uninterrupted, trained, tmp_path):
+def test_a_signal_delivered_twice_does_not_lose_the_rounds(start, tmp_path):
     """``kill -TERM -PGID`` reaches make and the run, and make passes its own on to the run."""
     run = tmp_path / "run"
-    process = start(ROUNDS, "local.amount=60", "paths.output_dir=run", "callbacks.save_checkpoint.every_n_rounds=1000")
+    long = ("selector=uniform", "federation.cohort_size=2", "local.amount=100")
+    process = start(ROUNDS, *long, "paths.output_dir=run", "callbacks.save_checkpoint.every_n_rounds=1000")
     process.wait_until(lambda: len(rounds_in(run / "metrics.csv")) >= 1)
     process.kill(signal.SIGTERM)
     process.wait_until(lambda: "SIGTERM: stopping" in process.err.read_text())
     process.kill(signal.SIGTERM)
     assert process.wait() == 143
     assert saved_round(run) == len(rounds_in(run / "metrics.csv")) >= 1
-
-
-def test_who_is_held_out_stays_so_over_a_kill_and_cannot_be_changed(start, train, trained, uninterrupted, tmp_path, results):
-    chosen = "callbacks=[default,client_fairness,personal_evaluate]"
-    given = (ROUNDS, chosen, "partition.held_out_clients=0.25", "partition.local_holdout=0.25")
-    run, command = tmp_path / "run", (*given, EVERY_3, "paths.output_dir=run", "resume=auto")
-    first = start(*command)
-    first.wait_until(lambda: len(rounds_in(run / "metrics.csv")) >= 4)
-    first.kill(signal.SIGKILL)
-    first.wait()
-    refused = train("resume=run", "partition.held_out_clients=0.5", fast=False)
-    assert (refused.status, refused.err.count("\n")) == (2, 1), refused.err
-    assert "partition.held_out_clients" in refused.err
-    trained(*command)
-    assert results(run) == uninterrupted(*given)
-    never = json.loads((run / "partition.json").read_text())["held_out_clients"]
-    assert len(never["numbers"]) == len(never["indices"]) == len(never["local_holdout"]) == 6
-    assert len(json.loads((run / "summary.json").read_text())["participation_counts"]) == 18

@@ -37,53 +37,44 @@ def summary_of(run):
 
 
 @pytest.fixture(scope="module")
-def finished(checkout, tmp_path_factory):
-    """A finished run of FedDiverse in a process started as a user starts it, with what it printed into a pipe."""
+def finished(start_in, tmp_path_factory):
+    """A finished run of FedDiverse, with what it said; ``test_workers.py`` starts one as a user starts it."""
     folder = tmp_path_factory.mktemp("finished")
     arguments = ["federation.rounds=6", "threads=1", "model.width=4", "model.hidden=16", "heterogeneity.bias_steps=5"]
-    arguments.append(f"paths.output_dir={folder / 'run'}")
-    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
-    result = subprocess.run(
-        [sys.executable, str(checkout / "src" / "train.py"), *arguments],
-        cwd=folder,
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
-    assert result.returncode == 0, result.stderr
+    result = start_in(folder, *arguments, f"paths.output_dir={folder / 'run'}", fast=False).result()
+    assert result.status == 0, result.err
     return folder / "run", result
 
 
 def test_the_run_folder_is_complete_and_nothing_lies_beside_it(finished):
     run, _ = finished
     assert {str(path.relative_to(run)) for path in run.rglob("*") if path.is_file()} == FILES
-    assert list(run.parent.iterdir()) == [run]
+    assert [path for path in run.parent.iterdir() if not re.fullmatch(r"\.\d+\.(out|err)", path.name)] == [run]
 
 
 def test_into_a_pipe_it_prints_plain_lines_and_the_table(finished):
     run, result = finished
     summary = summary_of(run)
-    said, *lines = result.stderr.splitlines()
+    said, *lines = result.err.splitlines()
     assert said == (
         "dataset digits  partition gsc  clients 24, 9 a round  model small_cnn  selector feddiverse  aggregator fedavgm  seed 0"
         f"  engine sequential on {'cuda' if torch.cuda.is_available() else 'cpu'}"
     )
     plain = r"round \d/6  clients \d+/\d+  average [\d.]+ %  worst group [\d.]+ %  time left \d+:\d\d"
     assert lines
-    assert all(re.fullmatch(plain, line) for line in lines), result.stderr
+    assert all(re.fullmatch(plain, line) for line in lines), result.err
     assert lines[0].startswith("round 1/6  clients 24/24")
     assert lines[-1].startswith("round 6/6  clients 9/9")
-    assert "\x1b" not in result.stdout + result.stderr
+    assert "\x1b" not in result.out + result.err
     for group, name in enumerate(("digit<5, red", "digit<5, green", "digit>=5, red", "digit>=5, green")):
         accuracies = [
             f"{100 * summary[which][f'test/acc_group/y{group // 2}_a{group % 2}']:.2f}" for which in ("final", "best")
         ]
-        assert re.search(rf"{name} +│ +104 │ +{accuracies[0]} │ +{accuracies[1]} │", result.stdout), result.stdout
+        assert re.search(rf"{name} +│ +104 │ +{accuracies[0]} │ +{accuracies[1]} │", result.out), result.out
     for name, key in (("average", "acc"), ("adjusted average", "acc_adjusted"), ("worst group", "acc_worst_group")):
         accuracies = [f"{100 * summary[which][f'test/{key}']:.2f}" for which in ("final", "best")]
-        assert re.search(rf"{name} +│ +(416)? +│ +{accuracies[0]} │ +{accuracies[1]} │", result.stdout), result.stdout
-    printed = {line.strip() for line in result.stdout.splitlines()}
+        assert re.search(rf"{name} +│ +(416)? +│ +{accuracies[0]} │ +{accuracies[1]} │", result.out), result.out
+    printed = {line.strip() for line in result.out.splitlines()}
     assert f"run folder  {run}" in printed
     assert {name for name in FILES if not name.startswith(".hydra")} - {
         "model/config.json",
@@ -248,7 +239,7 @@ def test_without_a_folder_given_it_makes_one_by_task_and_time_and_without_callba
     assert {path.name for path in run.iterdir()} == {".hydra", "config.yaml", "partition.json", "train.log", "SHA256SUMS"}
 
 
-@pytest.mark.parametrize(("columns", "width"), [(30, 40), (100, 100), (400, 128)])
+@pytest.mark.parametrize(("columns", "width"), [(30, 40), (400, 128)])
 def test_help_says_what_it_does_and_what_there_is_to_choose(train, checkout, columns, width):
     result = train("--help", fast=False, env={"COLUMNS": str(columns)})
     assert (result.status, result.err) == (0, "")

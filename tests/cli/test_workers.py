@@ -96,7 +96,8 @@ def test_stopped_killed_and_gone_on_with_by_another_engine_it_ends_as_if_it_had_
 def test_the_script_is_the_main_module_of_workers_and_a_run_goes_on_when_nobody_reads_what_it_says(checkout, tmp_path):
     """A worker imports the script again; it must not run it. Nobody reads on, as with ``2>&1 | head -1``."""
     reading, writing = os.pipe()
-    small = ["debug=smoke", "federation.rounds=3", "callbacks.progress.seconds_between_lines=0", *WORKERS]
+    workers = ("engine=workers", "engine.workers=1")
+    small = ["debug=smoke", "federation.rounds=3", "callbacks.progress.seconds_between_lines=0", *workers]
     process = subprocess.Popen(
         [sys.executable, str(checkout / "src" / "train.py"), *small, "paths.output_dir=run"],
         cwd=tmp_path,

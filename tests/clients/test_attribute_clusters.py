@@ -64,7 +64,7 @@ def test_a_class_that_moves_along_with_the_attribute_is_taken_off():
     assert adjusted_rand_score(a, cluster_attributes([features], y)) > 0.95
 
 
-@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("seed", range(3))
 @pytest.mark.parametrize("matrix", [[[100, 0], [100, 0]], [[20, 0], [20, 0]], [[180, 0], [20, 0]]])
 def test_no_attribute_is_invented(matrix, seed):
     """Also where the classes are far apart: what tells classes from each other is no attribute."""
@@ -94,7 +94,7 @@ def test_the_same_numbers_give_the_same_labels():
     assert np.array_equal(first, cluster_attributes([features.copy()], y.copy(), max_attributes=3, random_state=5))
 
 
-@settings(max_examples=40)
+@settings(max_examples=20)
 @given(
     arrays.arrays(
         np.float64,

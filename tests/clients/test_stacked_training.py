@@ -7,11 +7,12 @@ import pytest
 import timm
 import torch
 import torchvision
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 from torch.nn import functional
 from torchvision.models.convnext import CNBlockConfig
+from torchvision.models.mobilenetv3 import InvertedResidualConfig
 
 from fedfacet import rng, state
 from fedfacet.clients.local_training import LocalTraining
@@ -270,6 +271,7 @@ def test_batches_that_do_not_change_are_fetched_once(make_clients):
     assert fetched == [48]
 
 
+@settings(max_examples=30)
 @given(
     sizes=st.lists(st.tuples(st.integers(1, 9), st.floats(0.05, 1.0)), min_size=1, max_size=5),
     batch_size=st.integers(1, 10),
@@ -352,8 +354,11 @@ def test_clients_with_and_without_a_last_model_of_moon(tiny_clients):
 
 
 OTHERS = {
-    "torchvision's mobilenet_v3_small": lambda: torchvision.models.mobilenet_v3_small(
-        num_classes=2, norm_layer=partial(nn.GroupNorm, 1)
+    "torchvision's mobilenet_v3": lambda: torchvision.models.MobileNetV3(
+        [InvertedResidualConfig(8, 3, 16, 8, use_se=True, activation="HS", stride=1, dilation=1, width_mult=1.0)],
+        last_channel=16,
+        num_classes=2,
+        norm_layer=partial(nn.GroupNorm, 1),
     ),
     "torchvision's convnext": lambda: torchvision.models.ConvNeXt(
         [CNBlockConfig(8, 16, 1), CNBlockConfig(16, None, 2)], stochastic_depth_prob=0.5, num_classes=2

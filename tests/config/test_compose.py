@@ -51,14 +51,13 @@ def initialized():
 
 @pytest.mark.usefixtures("initialized")
 class TestComposed:
-    @pytest.mark.parametrize("sweep", sweeps())
+    @pytest.mark.parametrize("sweep", sweeps()[::2])
     def test_a_cell_is_what_hydra_composes(self, sweep):
-        """One within, whose neighbours have other options or values, and the last; ``test_every_cell`` compares all."""
+        """One within, whose neighbours have other options or values; ``test_every_cell`` compares all of every sweep."""
         cells = Sweep("train", [f"sweep={sweep}"])
-        for number in {len(cells) // 3, len(cells) - 1}:
-            given = cells.overrides_of(number)
-            expected = compose("train", given, return_hydra_config=True)
-            assert contents(composition.composed("train", given)) == contents(expected)
+        given = cells.overrides_of(len(cells) // 3)
+        expected = compose("train", given, return_hydra_config=True)
+        assert contents(composition.composed("train", given)) == contents(expected)
 
     @pytest.mark.slow
     @pytest.mark.parametrize("sweep", sweeps())

@@ -129,7 +129,7 @@ def hostile(draw):
     ])  # fmt: skip
 
 
-@pytest.mark.parametrize("seed", range(40))
+@pytest.mark.parametrize("seed", [*range(16), *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(16, 40))])
 def test_no_folder_has_a_logger_talk_to_somebody(seed):
     saved = hostile(random.Random(seed))
     with pytest.raises(FedFacetError, match=r"^[^\n]+$") as told:

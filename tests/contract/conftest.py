@@ -1,4 +1,7 @@
-"""Every option of conf/ is tested by existing: a fixture ``<group>_option`` runs its test once for each yaml of that group."""
+"""Every option of conf/ is tested by existing: a fixture ``<group>_option`` runs its test once for each yaml of that group.
+
+Where options go one and the same way, a module's ``USUAL`` names those that a test runs for; its others are slow.
+"""
 
 import functools
 import io
@@ -22,10 +25,15 @@ CONF = Path(__file__).parents[2] / "conf"
 
 
 def pytest_generate_tests(metafunc):
+    usual = getattr(metafunc.module, "USUAL", {}).get(metafunc.function.__name__)
     for fixture in metafunc.fixturenames:
         group = fixture.removesuffix("_option")
         if group != fixture and (CONF / group).is_dir():
-            metafunc.parametrize(fixture, sorted(file.stem for file in (CONF / group).glob("*.yaml")))
+            options = sorted(file.stem for file in (CONF / group).glob("*.yaml"))
+            slow = [option for option in options if usual is not None and option not in usual]
+            metafunc.parametrize(
+                fixture, [pytest.param(option, marks=pytest.mark.slow if option in slow else ()) for option in options]
+            )
 
 
 @pytest.fixture(autouse=True)

@@ -47,12 +47,15 @@ def load(tmp_path_factory, own):
 
     It is dealt by the main job's federation of 2 classes x 2 attribute values where that fits.
     """
-    known = {}
+    known, jobs = {}, {}
 
     def load_smoke(option, *partition):
-        job, _ = config.compose_job("train", [own, f"dataset={option}", *partition, "debug=smoke"])
+        beside = [own] if option == OWN else []  # a search path takes Hydra longer
+        job = jobs.get(option) or config.compose_job("train", [*beside, f"dataset={option}", *partition, "debug=smoke"])[0]
         build._load_data.cache_clear()
-        return build.load_data(job)
+        data = build.load_data(job)
+        jobs[option] = job
+        return data
 
     def load(option, *, anew=False):
         if option not in known or anew:
@@ -145,7 +148,8 @@ def test_loading_again_gives_the_same(data, option, load):
     assert again is not data
     assert again.partition.digest == data.partition.digest
     assert np.array_equal(again.val, data.val)
-    assert torch.equal(again.dataset.batch(data.val).x, data.dataset.batch(data.val).x)
+    some = data.val[:: max(1, len(data.val) // 10)]
+    assert torch.equal(again.dataset.batch(some).x, data.dataset.batch(some).x)
 
 
 @pytest.mark.parametrize("hidden", ["[16]", "[]"])

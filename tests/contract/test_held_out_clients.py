@@ -24,6 +24,13 @@ def needed(selector):
     return [*full, *(["server_data=validation"] if judges else []), *(["devices=lognormal"] if "Needs devices" in text else [])]
 
 
+USUAL = {
+    "test_no_selector_meets_one": {"all", "feddiverse", "pow_d", "poisson", "k_fed"},
+    "test_every_engine_measures_the_same_at_them": {"sequential", "vectorized", "workers"},
+}
+"""Selectors that take all, ask all, ask some, size their cohorts or have a setup; the others know of no more clients."""
+
+
 def test_no_selector_meets_one(selector_option, tmp_path, monkeypatch):
     """In set-up rounds and after: neither a client's number nor a sample of its own comes up anywhere."""
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))

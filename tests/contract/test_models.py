@@ -58,8 +58,7 @@ def _takes(make_model, x):
     return True
 
 
-@pytest.mark.parametrize("num_classes", [2, 5])
-@pytest.mark.parametrize("side", [32, 28])
+@pytest.mark.parametrize(("num_classes", "side"), [(2, 32), (5, 28)])
 def test_logits_are_the_head_of_the_features(make_model, kinds, num_classes, side):
     for make in kinds:
         x = make(3, side)

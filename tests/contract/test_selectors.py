@@ -158,7 +158,7 @@ def judge_gradients(change):
     return np.array([np.exp(first), 1.0])
 
 
-SIZES = ((1, 1), (2, 1), (9, 1), (9, 9), (24, 12))
+SIZES = ((1, 1), (2, 1), (9, 9), (24, 12))
 """How many clients there are, and how many are chosen."""
 
 LOST = {"local_loss": nan, "valuation": nan, "smoothness": nan, "loss_moments": [9.0, nan, nan]}
@@ -179,10 +179,10 @@ def test_the_taxonomy_is_its_own(selector_option, make_part):
     assert isinstance(vars(type(selector)).get("taxonomy"), Taxonomy), f"{type(selector).__name__} lacks a `taxonomy`"
 
 
-def test_every_cohort_size_with_everybody_there(selector_option, run_of):
-    for cohort_size in range(1, NUM_CLIENTS + 1):
+def test_cohorts_of_any_size_with_everybody_there(selector_option, run_of):
+    for cohort_size in (1, 2, 4, NUM_CLIENTS - 1, NUM_CLIENTS):
         run = run_of(selector_option)
-        for round in range(1, 6):
+        for round in range(1, 4):
             run.round(round, cohort_size, range(NUM_CLIENTS))
 
 
@@ -194,9 +194,9 @@ def test_every_size_of_federation(selector_option, run_of):
 
 
 def test_a_cohort_of_one_and_of_all(selector_option, run_of):
-    for num_clients, cohort_size in ((24, 1), (24, 24), (100, 1), (100, 100)):
+    for num_clients, cohort_size in ((24, 1), (24, 24), (100, 100)):
         run = run_of(selector_option, num_clients=num_clients)
-        for round in range(1, 4):
+        for round in range(1, 3):
             run.round(round, cohort_size, range(num_clients))
 
 
@@ -220,7 +220,7 @@ def test_clients_that_have_nothing_to_tell(selector_option, run_of):
     }
     for num_clients, cohort_size in SIZES:
         run = run_of(selector_option, num_clients=num_clients, **options)
-        for round in range(1, 5):
+        for round in range(1, 4):
             run.round(round, cohort_size, range(num_clients))
 
 
@@ -238,7 +238,7 @@ def test_losses_that_are_nan(selector_option, run_of):
     for lost in ("all", "some"):
         for num_clients, cohort_size in SIZES:
             run = run_of(selector_option, num_clients=num_clients, **lose(lost))
-            for round in range(1, 5):
+            for round in range(1, 4):
                 run.round(round, cohort_size, range(num_clients))
         if not seen & LOST.keys():
             return  # it asks for no loss
@@ -250,14 +250,17 @@ def test_resources_that_are_nan(selector_option, run_of):
     def answers(query, client_id, value):
         return UNKNOWN.get(query.name, value) if client_id % 2 else value
 
-    for num_clients, cohort_size in SIZES:
+    asked = set()
+    for num_clients, cohort_size in reversed(SIZES):
         run = run_of(selector_option, num_clients=num_clients, answers=answers)
-        for round in range(1, 5):
+        for round in range(1, 4):
             run.round(round, cohort_size, range(num_clients))
+        if not (asked := asked | run.disclosed.keys()) & UNKNOWN.keys():
+            return  # it asks for none
 
 
 @given(st.data())
-@settings(max_examples=15)
+@settings(max_examples=6)
 def test_whoever_is_away_and_however_many_are_asked_for(selector_option, run_of, same, through_a_file, data):
     """Several rounds with clients coming and going; somewhere in between the selector is saved, loaded, and goes on alike."""
     num_rounds = 6

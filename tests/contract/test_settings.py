@@ -67,7 +67,7 @@ def test_the_same_samples_train_and_measure(setting_option):
 
 def test_clients_that_never_take_part_are_measured_in_every_setting_and_trained_in_none(setting_option, smoke):
     options = ("partition.held_out_clients=0.34", "partition.local_holdout=0.3", f"setting={setting_option}")
-    federation, _ = smoke(*options, "callbacks=[default,client_fairness,personal_evaluate]")
+    federation, _ = smoke(*options, "callbacks=[client_fairness,personal_evaluate]")
     data = load_data(config.compose_job("train", [*options, "debug=smoke"])[0])
     never = np.concatenate([*data.held_out_clients.partition.indices, *data.held_out_clients.local_holdout])
     owned = [federation.engine.clients.owned[client_id] for client_id in range(federation.num_clients)]
@@ -78,7 +78,7 @@ def test_clients_that_never_take_part_are_measured_in_every_setting_and_trained_
     assert len(federation.engine.clients.owned[federation.num_clients + 1]) == len(data.held_out_clients.partition.indices[1])
 
 
-@pytest.mark.parametrize("engine", ["sequential", "vectorized"])
+@pytest.mark.parametrize("engine", ["sequential", pytest.param("vectorized", marks=pytest.mark.slow)])
 def test_it_runs_with_any_cohort_size_and_engine(setting_option, engine, smoke):
     federation, run_dir = smoke(f"setting={setting_option}", f"engine={engine}", "federation.cohort_size=3")
     assert federation.state.round == 1

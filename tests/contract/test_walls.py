@@ -2,7 +2,6 @@
 
 import ast
 import functools
-import subprocess
 import sys
 from pathlib import Path
 
@@ -105,8 +104,8 @@ NO_READERS = {"dataset", "augmentation", "fingerprint", "federated", "held_out_c
 """Modules of ``data/`` that say what data are and who has which, and open no file."""
 
 
-def test_servers_do_not_load_data_through_others():
-    """In a fresh interpreter: first the server's rooms, which load none, then what ``serve.py`` runs in its own process."""
+def test_servers_do_not_load_data_through_others(start_script, tmp_path):
+    """In a process without our modules: first the server's rooms, which load none, then what ``serve.py`` runs in its own."""
     rooms = [".".join(path.relative_to(SRC).with_suffix("").parts) for path in SERVER if path.stem != "__init__"]
     deployed = [
         path.stem for path in (SRC / "fedfacet" / "deploy").glob("*.py") if path.stem not in AT_SITES | {"__init__", "loopback"}
@@ -114,7 +113,8 @@ def test_servers_do_not_load_data_through_others():
     assert {"engine", "exchange", "server", "journal", "card"} <= set(deployed)
     code = f"""
 import importlib, sys
-import fedfacet.libraries  # as every command does first
+for name in [name for name in sys.modules if name.partition(".")[0] == "fedfacet" and name != "fedfacet.libraries"]:
+    del sys.modules[name]
 for name in {rooms!r}:
     importlib.import_module(name)
 print([name for name in sys.modules if name.startswith(("fedfacet.data", "fedfacet.clients"))])
@@ -124,13 +124,10 @@ for name in {[*(f"fedfacet.deploy.{name}" for name in deployed), "fedfacet.comma
 print(sorted(name.removeprefix("fedfacet.data.") for name in sys.modules if name.startswith("fedfacet.data.")))
 print([name for name in sys.modules if name.startswith("fedfacet.deploy.") and name.split(".")[2] in {AT_SITES!r}])
 """
-    printed = subprocess.run(
-        [sys.executable, "-c", code],
-        env={"PYTHONPATH": str(SRC), "OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-        check=True,
-    ).stdout.splitlines()
+    (tmp_path / "server.py").write_text(code)
+    done = start_script(tmp_path, tmp_path / "server.py").result()
+    assert done.status == 0, done.err
+    printed = done.out.splitlines()
     assert printed[:2] == ["[]", "True"]
     assert set(ast.literal_eval(printed[2])) <= NO_READERS
     assert printed[3] == "[]"

@@ -83,23 +83,12 @@ def test_what_unpacks_to_far_more_than_it_is_is_refused(tmp_path, monkeypatch):
     monkeypatch.setattr(module, "_MOST_MEMBERS", 2)
     with pytest.raises(DatasetCorruptError, match="it unpacks to more than 2 files"):
         extract(pack(tmp_path / "x.tar.gz", {f"set/{number}": b"1" for number in range(3)}), tmp_path / "root")
-    with tarfile.open(tmp_path / "y.tar.gz", "w:gz") as tar:
-        info = tarfile.TarInfo("set/zeros")
-        info.size = (1 << 30) + 1
-        tar.addfile(info, Zeros(info.size))
+    header = tarfile.TarInfo("set/zeros")
+    header.size = (1 << 30) + 1
+    (tmp_path / "y.tar.gz").write_bytes(gzip.compress(header.tobuf()))  # no more is read of it
     with pytest.raises(DatasetCorruptError, match=r"it unpacks to more than 2 files or 1\.1 GB"):
         extract(tmp_path / "y.tar.gz", tmp_path / "root")
     assert list((tmp_path / "root").iterdir()) == []
-
-
-class Zeros:
-    """As many zeros as are asked for."""
-
-    def __init__(self, size):
-        self.size = size
-
-    def read(self, size):
-        return bytes(size)
 
 
 def test_leftover_of_a_killed_attempt_is_removed(tmp_path):

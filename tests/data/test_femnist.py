@@ -17,12 +17,26 @@ def generated(tmp_path_factory):
     return root
 
 
+@pytest.fixture(scope="module")
+def small(generated, tmp_path_factory):
+    """The files cut to three samples of each writer, which are read and written in no time."""
+    root = tmp_path_factory.mktemp("small")
+    for part in ("train", "test"):
+        content = json.loads((generated / "data" / part / "all_data_0.json").read_text())
+        for samples in content["user_data"].values():
+            samples.update(x=samples["x"][:3], y=samples["y"][:3])
+        content["num_samples"] = [3] * len(content["users"])
+        (root / "data" / part).mkdir(parents=True)
+        (root / "data" / part / "all_data_0.json").write_text(json.dumps(content))
+    return root
+
+
 @pytest.fixture
-def rewritten(generated, tmp_path):
+def rewritten(small, tmp_path):
     """Return a function: change of a file's content -> the data set, changed."""
 
     def rewrite(change, part="train"):
-        shutil.copytree(generated, tmp_path, dirs_exist_ok=True)
+        shutil.copytree(small, tmp_path, dirs_exist_ok=True)
         file = tmp_path / "data" / part / "all_data_0.json"
         content = json.loads(file.read_text())
         change(content)
@@ -47,16 +61,16 @@ def test_what_the_files_hold(generated):
     np.testing.assert_allclose(pixels, third["x"], atol=0.5 / 255)
 
 
-def test_writers_may_lie_in_several_files_and_be_in_both_parts(generated, tmp_path):
+def test_writers_may_lie_in_several_files_and_be_in_both_parts(small, tmp_path):
     """LEAF writes a file for every so many writers, and with ``-t sample`` every writer trains and tests."""
-    content = json.loads((generated / "data" / "train" / "all_data_0.json").read_text())
+    content = json.loads((small / "data" / "train" / "all_data_0.json").read_text())
     users = content["users"]
     for part, chosen in (("train/a", users[:5]), ("train/b", users[5:]), ("test/a", users[:2])):
         file = tmp_path / "data" / f"{part}.json"
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_text(json.dumps({"users": chosen, "user_data": {name: content["user_data"][name] for name in chosen}}))
     dataset = FEMNIST(root=str(tmp_path)).load()
-    whole = FEMNIST(root=str(generated)).load()
+    whole = FEMNIST(root=str(small)).load()
     assert np.array_equal(dataset.y[dataset.train], whole.y[whole.train])
     assert set(dataset.columns["writer"][dataset.test]) == {0, 1}
 
@@ -90,8 +104,8 @@ def test_files_of_another_make_are_refused(rewritten, change, sentence):
         rewritten(change).load()
 
 
-def test_a_truncated_file_and_a_writer_in_two_files_are_refused(generated, tmp_path):
-    shutil.copytree(generated, tmp_path, dirs_exist_ok=True)
+def test_a_truncated_file_and_a_writer_in_two_files_are_refused(small, tmp_path):
+    shutil.copytree(small, tmp_path, dirs_exist_ok=True)
     file = tmp_path / "data" / "train" / "all_data_0.json"
     shutil.copy(file, file.with_name("all_data_1.json"))
     with pytest.raises(DatasetCorruptError, match=r"each writer in one file of .*but 'train_00' is in all_data_1\.json"):

@@ -1,11 +1,10 @@
-"""A pilot on this machine, its two sites as real processes, and a transport that meddles with letters on their way."""
+"""A pilot on this machine, its two sites in this process, and a transport that meddles with letters on their way."""
 
 import json
 
 import pytest
 
 from fedfacet.build import build, load_data, settle
-from fedfacet.deploy.loopback import Loopback
 from fedfacet.deploy.pilot import write_pilot
 from fedfacet.deploy.protocol import unpack
 from fedfacet.deploy.questions import known_queries
@@ -28,14 +27,6 @@ def pilot(tmp_path_factory, job_of):
     data = load_data(job_of("experiment=digits_gsc", "partition.scale=0.1"))
     write_pilot(data, "digits", folder, 2, queries=sorted(known_queries()))
     return folder
-
-
-@pytest.fixture(scope="session")
-def sites(pilot):
-    """The sites of the pilot as processes, for all tests of this folder."""
-    transport = Loopback(clients=[str(pilot / f"site_{number}" / "client.yaml") for number in (0, 1)])
-    yield transport
-    transport.close()
 
 
 @pytest.fixture(scope="session")

@@ -12,19 +12,28 @@ import pytest
 import torch
 
 from fedfacet import state
+from fedfacet.build import load_data
 from fedfacet.deploy import exchange as exchange_module
 from fedfacet.deploy import journal, protocol
 from fedfacet.deploy.engine import KEPT, Shortfall
 from fedfacet.deploy.journal import replay
+from fedfacet.deploy.loopback import Loopback
+from fedfacet.deploy.pilot import write_pilot
 from fedfacet.deploy.protocol import pack, unpack
 
 SCAFFOLD = ("method=scaffold", "federation.rounds=4")  # its clients keep something, and send more than a change of weights
 
 
 @pytest.fixture(scope="module")
-def federation(deployed, sites, tmp_path_factory):
+def direct(sites_of, pilot):
+    """A transport to the pilot's sites, in this process."""
+    return sites_of(pilot)
+
+
+@pytest.fixture(scope="module")
+def federation(deployed, direct, tmp_path_factory):
     """A federation over the sites that is built once, for all tests of this file."""
-    return deployed(*SCAFFOLD, run_dir=tmp_path_factory.mktemp("run"), transport=sites)
+    return deployed(*SCAFFOLD, run_dir=tmp_path_factory.mktemp("run"), transport=direct)
 
 
 @pytest.fixture(scope="module")
@@ -36,14 +45,14 @@ def undisturbed(simulated, rounds_of, tmp_path_factory):
 
 
 @pytest.fixture
-def run(federation, sites, meddler, simulated, tmp_path, caplog):
+def run(federation, direct, meddler, simulated, tmp_path, caplog):
     """Return a function: how a transport meddles -> what has come of three rounds, whose replay has come to the same model."""
     first, exchange = federation.state, federation.engine.exchange
     exchange.run = uuid.uuid4().hex  # or clients would train twice in the rounds of one run
     exchange._greeted.clear()
 
     def with_meddling(meddle=None, *, rounds=3, **how):
-        federation.engine.exchange.transport = meddler(sites, meddle, **how)
+        federation.engine.exchange.transport = meddler(direct, meddle, **how)
         federation.callbacks["journal"].file = tmp_path / "journal.jsonl"
         while federation.state.round < rounds:
             federation.run_round()
@@ -57,7 +66,7 @@ def run(federation, sites, meddler, simulated, tmp_path, caplog):
 
     yield with_meddling
     federation.engine.begin(0)
-    federation.state, federation.engine.exchange.transport = first, sites
+    federation.state, federation.engine.exchange.transport = first, direct
 
 
 def of_round_two(change, kind="train"):
@@ -173,19 +182,26 @@ def test_an_answer_from_another_site_is_left_out(run):
     assert len(came.lines[2]["lost"]) == 2
 
 
-def test_a_site_whose_process_is_killed_does_its_work_again(run, sites, undisturbed):
-    killed = []
+def test_a_site_whose_process_is_killed_does_its_work_again(deployed, meddler, job_of, undisturbed, lines_of, tmp_path, caplog):
+    data, pilot = load_data(job_of("experiment=digits_gsc", "partition.scale=0.1")), tmp_path / "pilot"
+    write_pilot(data, "digits", pilot, 1, queries=["NumSamples"])
+    sites, killed = Loopback(clients=[str(pilot / "site_0" / "client.yaml")]), []
 
     def kill(request, site):
         if request.kind == "train" and request.body["round"] == 2 and not killed:
             killed.append(site)
             os.kill(sites.pids()[site], signal.SIGKILL)
 
-    came = run(before=kill)
-    assert f"the process of {killed[0]} died" in came.log
-    assert "is sent again" in came.log
-    assert came.digest == state.digest(undisturbed.state.model)
-    assert [line["lost"] for line in came.lines.values()] == [{}, {}, {}]
+    try:
+        there = deployed(*SCAFFOLD, run_dir=tmp_path, transport=meddler(sites, before=kill), folder=pilot)
+        for _ in range(3):
+            there.run_round()
+    finally:
+        sites.close()
+    assert "the process of site_0 died" in caplog.text
+    assert "is sent again" in caplog.text
+    assert state.digest(there.state.model) == state.digest(undisturbed.state.model)
+    assert [line["lost"] for line in lines_of(there)] == [{}, {}, {}]
 
 
 def test_a_site_that_is_away_and_back(run, federation, undisturbed):
@@ -213,7 +229,7 @@ def clock(monkeypatch):
     return ahead
 
 
-def test_a_late_update_is_left_out_and_what_its_client_kept_does_not_count(run, federation, meddler, sites, clock):
+def test_a_late_update_is_left_out_and_what_its_client_kept_does_not_count(run, clock):
     late = []
 
     def change(request, ticket, content):
@@ -254,7 +270,7 @@ def test_too_few_updates_leave_the_state_as_it_was_and_the_round_may_be_run_agai
     ],
 )
 def test_a_client_that_does_not_answer_a_question_is_away_in_the_round(
-    value, sentence, deployed, simulated, sites, meddler, clock, lines_of, tmp_path, caplog
+    value, sentence, deployed, simulated, direct, meddler, clock, lines_of, tmp_path, caplog
 ):
     def change(request, ticket, content):
         if value is not None:
@@ -264,7 +280,7 @@ def test_a_client_that_does_not_answer_a_question_is_away_in_the_round(
 
     meddle = of_round_two(change, kind="query")
     (tmp_path / "again").mkdir()
-    there = deployed("method=pow_d", run_dir=tmp_path, transport=meddler(sites, meddle))
+    there = deployed("method=pow_d", run_dir=tmp_path, transport=meddler(direct, meddle))
     for _ in range(3):
         there.run_round()
     lines = lines_of(there)
@@ -285,9 +301,9 @@ def test_a_client_that_does_not_answer_a_question_is_away_in_the_round(
     assert rows[0] == rows[1]
 
 
-def test_a_replay_on_other_data_is_refused(deployed, simulated, sites, tmp_path):
+def test_a_replay_on_other_data_is_refused(deployed, simulated, direct, tmp_path):
     (tmp_path / "again").mkdir()
-    there = deployed("method=fedavg", run_dir=tmp_path, transport=sites)
+    there = deployed("method=fedavg", run_dir=tmp_path, transport=direct)
     there.run_round()
     again = simulated("method=fedavg", "partition.scale=0.2", run_dir=tmp_path / "again")
     replay(again, there.callbacks["journal"].file)

@@ -184,13 +184,13 @@ def test_a_server_names_no_files(copy, sites_of, deployed, tmp_path):
         "weights": {"round": 1, "model": "c" * 64},
         "train": {"round": 1, "client": 0},
     }
-    before = {file for file in tmp_path.parent.rglob("*") if file.name != "audit.jsonl"}
+    before = {file for file in tmp_path.rglob("*") if file.name != "audit.jsonl"}
     for kind, named in NAMED:
         content = transport.by_name["site_0"].answer(pack(Letter(kind, run.run, {**bodies[kind], **named})))
         said = unpack(content, len(content)).body
         ((name, value),) = named.items()
         assert (said["code"], said["sentence"]) == ("letter", f"its `{name}` is '{value}'")
-        assert {file for file in tmp_path.parent.rglob("*") if file.name != "audit.jsonl"} == before
+        assert {file for file in tmp_path.rglob("*") if file.name != "audit.jsonl"} == before
 
 
 def test_numbers_of_clients_that_a_site_would_choke_on(copy, sites_of, deployed, tmp_path):

@@ -37,7 +37,7 @@ def test_describe_of_no_devices_is_refused(capsys):
 def test_a_run_from_its_command_to_its_report(tmp_path, capsys, monkeypatch):
     monkeypatch.chdir(tmp_path)
     given = ("devices=lognormal", "devices.jitter=0.2", "termination=simulated_time", "termination.hours=1e-3")
-    run = train(f"paths.output_dir={tmp_path / 'run'}", *given, *FAST, "federation.rounds=40")
+    run = train(f"paths.output_dir={tmp_path / 'run'}", *given, *FAST, "federation.rounds=40", "~callbacks.figures")
     assert run.summary["stopped"].endswith("0.001 were given")
     assert run.summary["rounds"] < 40
     assert run.summary["devices"]["hours"] >= 1e-3

@@ -26,7 +26,11 @@ def test_every_picture_has_a_command_and_is_shown() -> None:
     assert max((FIGURES / picture).stat().st_size for picture in pictures) < 150_000
 
 
-@pytest.mark.parametrize("command", COMMANDS)
+ALIKE = ("partition=gci ", "partition=gai ", "partition=spawrious4 ", "partition=waterbirds_dist ")
+"""Whose pictures are drawn as gsc's are."""
+
+
+@pytest.mark.parametrize("command", [pytest.param(c, marks=pytest.mark.slow if c.startswith(ALIKE) else ()) for c in COMMANDS])
 def test_commands_are_valid(command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each option of a command is known; those that need no data set draw the files that are committed."""
     monkeypatch.chdir(tmp_path)

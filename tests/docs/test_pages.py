@@ -29,11 +29,20 @@ def files(page: Path) -> dict[str, str]:
     return dict(re.findall(r"```python\n# (\w+\.py)\n(.*?)```", page.read_text(), re.DOTALL))
 
 
-def parts(command: str) -> set[str]:
-    """Return what a command names: the options it chooses, and the keys whose values it sets."""
-    groups = {folder.name for folder in (ROOT / "conf").iterdir() if folder.is_dir()}
-    words = shlex.split(command.partition("src/train.py")[2])
-    return {word if word.partition("=")[0] in groups else word.partition("=")[0] for word in words}
+GROUPS = {folder.name for folder in (ROOT / "conf").iterdir() if folder.is_dir()}
+
+
+def chosen(command: str) -> list[tuple[str, str]]:
+    """Return the options that a command names: group, option."""
+    words = [word.partition("=")[::2] for word in shlex.split(command.partition("src/train.py")[2])]
+    named = [(group, option) for group, options in words if group in GROUPS for option in options.strip("[]").split(",")]
+    return [(group, option) for group, option in named if option not in ("", "null")]
+
+
+def keys(command: str) -> set[str]:
+    """Return the keys whose values a command sets; of groups with several parts the list of them."""
+    words = [word.partition("=") for word in shlex.split(command.partition("src/train.py")[2])]
+    return {key if key not in GROUPS else f"{key}={value}" for key, _, value in words if key not in GROUPS or "[" in value}
 
 
 MORE = [
@@ -49,14 +58,12 @@ ALL = [
 
 
 def with_marks() -> list[Any]:
-    """Return all commands; those whose every part is in longer ones too, two thirds as many as the others, are slow."""
-    seen, marked = set(), {}
-    for number, given in sorted(enumerate(ALL), key=lambda one: (-len(parts(one[1].values[0])), one[0])):
-        own = parts(given.values[0])
-        marks = [] if own - seen else [pytest.mark.slow]
-        marked[number] = pytest.param(*given.values, id=given.id, marks=marks)
-        seen |= own
-    return [marked[number] for number in range(len(ALL))]
+    """Return all commands; those whose every key is in others too are slow."""
+    left, seen = list(ALL), set()
+    while left and keys((most := max(left, key=lambda one: len(keys(one.values[0]) - seen))).values[0]) - seen:
+        seen |= keys(most.values[0])
+        left.remove(most)
+    return [pytest.param(*one.values, id=one.id, marks=[pytest.mark.slow] if one in left else []) for one in ALL]
 
 
 COMMANDS = with_marks()
@@ -84,6 +91,13 @@ def test_there_are_commands_to_check() -> None:
     assert MORE
     assert sum(map(bool, found.values())) >= 9
     assert any("personal_evaluate.every_n_rounds=5" in command for command in found["results/fedld_pneumonia.md"])
+
+
+def test_options_are_there() -> None:
+    """Of every command; one with a key of its own is composed below."""
+    named = {option for one in ALL for option in chosen(one.values[0])}
+    assert len(named) > 100
+    assert [(group, option) for group, option in named if not (ROOT / "conf" / group / f"{option}.yaml").is_file()] == []
 
 
 @pytest.mark.parametrize(("command", "written"), COMMANDS)

@@ -83,6 +83,7 @@ def minus_rivals(method: str, rivals: list[str], tails: dict[str, dict[str, floa
     return [f"{b}{d.mean:+.2f}{b} {_interval(d.t_interval)}" for b, d in zip(bold, found, strict=True)]
 
 
+@pytest.mark.slow
 def test_the_orderings_of_coloured_mnist_come_out_of_its_files_again(block: dict[str, Any]) -> None:
     """FedDiverse minus each rival: with estimated triplets, the paper's differences beside ours, and with true ones."""
     page = (ROOT / "results" / "coloured_mnist.md").read_text().partition("## Which of the paper's orderings hold")[2]
@@ -274,6 +275,7 @@ def test_the_grid_of_shakespeare_comes_out_of_its_file_again() -> None:
     ]
 
 
+@pytest.mark.slow
 def test_the_tables_of_counts_come_out_again(real_folder: Callable[[str], str], monkeypatch: pytest.MonkeyPatch) -> None:
     """The page's block of Python counts in the real text what its table says."""
     monkeypatch.setenv("FEDFACET_DATA", str(Path(real_folder("shakespeare")).parent))

@@ -107,7 +107,7 @@ def test_rounds_queries_and_evaluation_are_those_of_sequential_even_if_a_worker_
 def test_probed_clients_are_trained_alike_wherever_their_probes_were_taken(job):
     """A worker that trains a client may or may not be the one that has probed it."""
     settings = ["selector=probe_fairness", "federation.cohort_size=5", "correction=proximal", "local.amount=2"]
-    assert history(job(*settings, "engine=workers", "engine.workers=2")) == history(job(*settings))
+    assert history(job(*settings, "engine=workers", "engine.workers=2"), 2) == history(job(*settings), 2)
 
 
 def test_nothing_starts_before_it_is_needed():

@@ -11,7 +11,6 @@ from fedfacet.aggregators.fedopt import FedOpt
 from fedfacet.build import build
 from fedfacet.clients.local_training import LocalTraining
 from fedfacet.config import compose_job
-from fedfacet.engines.workers import WorkersEngine
 from fedfacet.errors import ConfigError
 from fedfacet.methods.feddyn import FedDyn, FedDynCorrection
 from fedfacet.methods.scaffold import Scaffold, ScaffoldCorrection
@@ -65,12 +64,6 @@ def told(saved):
                for key, tensor in part.items()}  # fmt: skip
     memory = {client_id: state.digest(kept) for client_id, kept in sorted(saved.memory.items())}
     return state.digest(saved.model), memory, state.digest(tensors)
-
-
-@pytest.mark.parametrize("method", METHODS)
-def test_two_workers_change_nothing(method, federation):
-    shared = federation(method, engine=WorkersEngine(workers=2, device="cpu"))
-    assert told(shared.fit()) == told(federation(method).fit())
 
 
 @pytest.mark.parametrize("method", METHODS | SERVERS)

@@ -215,14 +215,14 @@ def test_what_is_not_finite_never_reaches_the_factors(policy, federation):
     assert run.state.aggregator["slopes"].isfinite().all()
 
 
-@pytest.mark.parametrize("rate", ["tpr", "selection"])
+@pytest.mark.parametrize("rate", ["tpr", pytest.param("selection", marks=pytest.mark.slow)])
 def test_rates_come_together_where_fedavgs_stay_apart(rate, tiny_federation):
     """The more so the stronger the penalty; three of 18 samples are of class 1 in group 0, and 11 of 13 in group 1."""
     apart = {"matrices": ([[12, 1], [2, 5]], [[3, 1], [1, 6]]), "cohort_size": 2, "model": OfTheAttribute}
     gaps = []
     for strength in (0.0, 1.0, 30.0):
         aggregator = gft(strength=strength, rate=rate)
-        run = full_batch(tiny_federation, aggregator, FedGFTObjective, lr=0.1, rounds=500, **apart)
+        run = full_batch(tiny_federation, aggregator, FedGFTObjective, lr=0.1, rounds=250, **apart)
         run.fit()
         clients = run.engine.clients
         pool: Batch = clients.dataset.batch(np.concatenate(clients.partition.indices))

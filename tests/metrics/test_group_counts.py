@@ -4,7 +4,7 @@ from collections import Counter
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedfacet.metrics.group_accuracy import AdjustedAccuracy, GroupAccuracy, WorstGroupAccuracy
@@ -66,6 +66,7 @@ def test_every_sample_is_counted_in_its_group_under_its_predicted_class(samples)
     assert counts.loss_sum == 1.5
 
 
+@settings(max_examples=40)
 @given(samples, samples)
 def test_counts_of_two_sets_add_up_to_those_of_both(left, right):
     both = GroupCounts.of(*columns(left), 3, 2, 0.5) + GroupCounts.of(*columns(right), 3, 2, 0.25)
@@ -74,6 +75,7 @@ def test_counts_of_two_sets_add_up_to_those_of_both(left, right):
     assert both != GroupCounts.of(*columns([*left, *right, (0, 1, 1)]), 3, 2, 0.75)
 
 
+@settings(max_examples=40)
 @given(samples, st.lists(st.integers(0, 9), min_size=6, max_size=6))
 def test_the_torchmetrics_say_the_same(samples, weights):
     predicted, y, a = columns(samples)

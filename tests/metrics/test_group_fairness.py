@@ -82,7 +82,7 @@ def test_signs_are_those_of_aif360(table, statistical_parity, equal_opportunity,
 # Oracles
 
 
-@settings(max_examples=20)
+@settings(max_examples=7)
 @given(tables(2), st.sampled_from(["between_groups", "to_overall"]))
 def test_of_two_classes_it_is_fairlearn(counts, method):
     y, a, predicted = samples_of(counts)
@@ -103,7 +103,7 @@ def test_of_two_classes_it_is_fairlearn(counts, method):
         assert found["demographic_parity_ratio"] == pytest.approx(demographic_parity_ratio(y, predicted, sensitive_features=a))
 
 
-@settings(max_examples=15)
+@settings(max_examples=5)
 @given(tables(3), st.sampled_from(["max", "mean"]))
 def test_of_several_classes_each_is_taken_against_the_rest(counts, classes):
     """And calibration is scikit-learn's precision."""

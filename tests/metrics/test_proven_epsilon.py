@@ -85,7 +85,7 @@ def test_one_step_on_a_sampled_batch_against_an_integral():
 
     for q, sigma in ((0.01, 1.0), (0.1, 0.7), (0.5, 2.0)):
         epsilon = proven_epsilon(sigma, q, 1, 1e-4)
-        x = np.linspace(-60 * sigma, 60 * sigma, 2_000_001)
+        x = np.linspace(-60 * sigma, 60 * sigma, 200_001)
         without, with_ = densities(x, q, sigma)
         for one, other in ((with_, without), (without, with_)):
             exact = np.maximum(one - math.exp(epsilon) * other, 0).sum() * (x[1] - x[0])
@@ -104,7 +104,7 @@ def test_more_steps_more_sampling_and_less_noise_cost_more():
     assert proven_epsilon(4.0, 0.01, 10_000, 1e-5) > 0.8
 
 
-@pytest.mark.parametrize("rate", [1e-5, 0.3, 0.5, 0.9, 0.9999])
+@pytest.mark.parametrize("rate", [1e-5, 0.3, *(pytest.param(rate, marks=pytest.mark.slow) for rate in (0.5, 0.9)), 0.9999])
 def test_extreme_settings_have_finite_bounds(rate):
     for noise_multiplier in (0.1, 1.0, 1e3):
         assert 0 <= proven_epsilon(noise_multiplier, rate, 1000, 1e-5) < 1e6
@@ -124,7 +124,7 @@ def test_what_is_not_sampled_is_one_gaussian_mechanism():
 
 
 @pytest.mark.parametrize("accountant", ["rdp", "prv"])
-@pytest.mark.parametrize("history", [[(1.0, 0.1, 100)], [(1.0, 0.1, 100), (3.0, 1.0, 1)], [(0.8, 0.02, 50), (2.0, 0.3, 9)]])
+@pytest.mark.parametrize("history", [[(1.0, 0.1, 100), (3.0, 1.0, 1)], [(2.0, 0.02, 50), (4.0, 0.3, 9)]])
 def test_sampled_and_other_mechanisms_together_are_those_of_opacus(history, accountant):
     oracle = {"rdp": RDPAccountant, "prv": PRVAccountant}[accountant]()
     oracle.history = history
@@ -146,7 +146,7 @@ def test_random_variables_of_what_is_not_sampled_are_near_the_exact_value():
 
 
 @given(st.floats(0.6, 4.0), st.floats(0.005, 0.9), st.integers(1, 300))
-@settings(max_examples=6, deadline=None)
+@settings(max_examples=3)
 def test_random_variables_are_tighter_than_divergences_and_never_below_the_truth(noise_multiplier, rate, steps):
     """The truth of one step on all samples, with a probability, is below what many steps cost."""
     parts = [Mechanism(noise_multiplier, rate, steps)]

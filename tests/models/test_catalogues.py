@@ -19,8 +19,8 @@ SIDES = {
 }  # fmt: skip
 """One of each of torchvision's families, and the side of its images."""
 
-LARGE = ("vgg11", "vit_b_16")
-"""Those of 86 and 129 million weights."""
+LARGE = ("vgg11", "vit_b_16", "alexnet", "swin_t", "convnext_tiny")
+"""Those of 28 million weights and more."""
 
 
 @pytest.mark.parametrize("name", [pytest.param(name, marks=[pytest.mark.slow] if name in LARGE else []) for name in SIDES])

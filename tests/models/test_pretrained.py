@@ -1,11 +1,12 @@
 """Weights carried from torchvision's networks with BatchNorm into ours with GroupNorm; torchvision's code is the oracle."""
 
+import functools
 from functools import partial
 
 import pytest
 import torch
 from torch import nn
-from torchvision.models import MobileNet_V2_Weights, ResNet50_Weights, mobilenet_v2, resnet50
+from torchvision.models import MobileNet_V2_Weights, ResNet50_Weights, mobilenet_v2, resnet50, shufflenet_v2_x0_5
 
 from fedfacet import rng
 from fedfacet.errors import FedFacetError
@@ -17,6 +18,8 @@ NETWORKS = {
     "mobilenet_v2": (MobileNetV2GN, mobilenet_v2, partial(nn.GroupNorm, 8, eps=1e-6), MobileNet_V2_Weights.IMAGENET1K_V1),
     "resnet50": (ResNet50GN, resnet50, partial(nn.GroupNorm, 32), ResNet50_Weights.IMAGENET1K_V1),
 }
+EACH = pytest.mark.parametrize("name", ["mobilenet_v2", pytest.param("resnet50", marks=pytest.mark.slow)])
+"""One function carries the weights of both; the second is ten times as large."""
 
 
 @pytest.fixture(autouse=True)
@@ -27,29 +30,31 @@ def same_weights_every_time():
 
 @pytest.fixture(scope="module")
 def saved():
-    """Per network the state of torchvision's own, whose scales, shifts and statistics are not what they start from."""
-    states = {}
-    with rng.forked(1, "weights"):
-        for name, (_, original, _, _) in NETWORKS.items():
-            network = original(num_classes=10)
+    """Return a function: a network's name -> the state of torchvision's own, with norms that are not what they start from."""
+
+    @functools.cache
+    def state_of(name):
+        with rng.forked(1, "weights"):
+            network = NETWORKS[name][1](num_classes=10)
             for module in network.modules():
                 if isinstance(module, nn.BatchNorm2d):
                     nn.init.uniform_(module.weight, 0.5, 1.5)
                     nn.init.normal_(module.bias)
                     nn.init.normal_(module.running_mean)
-            states[name] = network.state_dict()
-    return states
+        return network.state_dict()
+
+    return state_of
 
 
-@pytest.mark.parametrize("name", NETWORKS)
+@EACH
 def test_it_is_torchvisions_network_with_other_norms(name, saved, tmp_path):
     """Built by torchvision with GroupNorm, and given all but the running statistics, it says the same of every image."""
     ours, original, norm, _ = NETWORKS[name]
-    torch.save(saved[name], tmp_path / "weights.pth")
+    torch.save(saved(name), tmp_path / "weights.pth")
     model = ours(10, weights=str(tmp_path / "weights.pth")).eval()
     oracle = original(num_classes=10, norm_layer=norm).eval()
     statistics = ("running_mean", "running_var", "num_batches_tracked")
-    oracle.load_state_dict({key: tensor for key, tensor in saved[name].items() if not key.endswith(statistics)}, strict=True)
+    oracle.load_state_dict({key: tensor for key, tensor in saved(name).items() if not key.endswith(statistics)}, strict=True)
     x = torch.randn(2, 3, 64, 64)
     with torch.no_grad():
         assert torch.equal(model(x), oracle(x))
@@ -62,17 +67,16 @@ def test_imagenet_takes_the_file_in_torchs_cache(name, saved, tmp_path, monkeypa
     monkeypatch.setenv("TORCH_HOME", str(tmp_path))
     cached = tmp_path / "hub" / "checkpoints" / imagenet.url.rsplit("/", 1)[1]
     cached.parent.mkdir(parents=True)
-    torch.save(saved[name], cached)
+    torch.save(saved(name), cached)
     model = ours(2, weights="imagenet").state_dict()
-    first = next(iter(saved[name].values()))
+    first = next(iter(saved(name).values()))
     assert torch.equal(next(iter(model.values())), first), "the first convolution"
     assert model["head.weight"].shape[0] == 2, "a head of its own"
 
 
-@pytest.mark.parametrize("name", NETWORKS)
-def test_another_networks_weights_are_refused(name, saved, tmp_path):
-    (other,) = NETWORKS.keys() - {name}
-    torch.save(saved[other], tmp_path / "weights.pth")
+@EACH
+def test_another_networks_weights_are_refused(name, tmp_path):
+    torch.save(shufflenet_v2_x0_5(num_classes=10).state_dict(), tmp_path / "weights.pth")
     with pytest.raises(
         FedFacetError, match=r"Expected the weights '.*' to be those of a (MobileNetV2|ResNet-50) of this width"
     ):

@@ -1,11 +1,9 @@
 import pytest
 import torch
-from safetensors.torch import save_file
 from torch import nn
 from torchvision.models import resnet50
 
 from fedfacet import rng
-from fedfacet.errors import FedFacetError
 from fedfacet.models.resnet50_gn import ResNet50GN
 
 
@@ -44,27 +42,8 @@ def test_features_and_head(model):
 
 def test_names_are_those_of_torchvision_and_timm(model):
     """But for the two prefixes, so that timm's checkpoint fits as it is."""
-    theirs = [name for name in resnet50().state_dict() if "running" not in name and "num_batches" not in name]
+    with torch.device("meta"):
+        theirs = resnet50().state_dict()
+    theirs = [name for name in theirs if "running" not in name and "num_batches" not in name]
     ours = [name.removeprefix("backbone.").replace("head.", "fc.") for name in model.state_dict()]
     assert ours == theirs
-
-
-def test_its_own_weights_come_back_whole(model, tmp_path):
-    save_file(model.state_dict(), tmp_path / "model.safetensors")
-    with rng.forked(5, "weights"):
-        again = ResNet50GN(2, weights=str(tmp_path / "model.safetensors"))
-    assert all(torch.equal(tensor, again.state_dict()[name]) for name, tensor in model.state_dict().items())
-
-
-def test_a_head_of_another_shape_is_drawn_anew(model, tmp_path):
-    save_file(model.state_dict(), tmp_path / "model.safetensors")
-    with rng.forked(9, "weights"):
-        expected = ResNet50GN(3).head.weight
-    with rng.forked(9, "weights"):
-        drawn = ResNet50GN(3, weights=str(tmp_path / "model.safetensors")).head.weight
-    assert torch.equal(drawn, expected)
-
-
-def test_a_missing_file_is_named(tmp_path):
-    with pytest.raises(FedFacetError, match=r"'none', 'imagenet' or a file, but '.*absent\.pth' is none of them"):
-        ResNet50GN(2, weights=str(tmp_path / "absent.pth"))

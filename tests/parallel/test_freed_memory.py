@@ -1,8 +1,6 @@
 """keep_freed_memory: what a step frees comes back to the next one without the kernel."""
 
 import platform
-import subprocess
-import sys
 
 import pytest
 
@@ -21,10 +19,13 @@ print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
 
 
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="only glibc has these settings")
-def test_freed_memory_is_not_fetched_again_page_by_page() -> None:
-    def faults(keep: bool) -> int:
-        done = subprocess.run([sys.executable, "-c", PAGE_FAULTS.format(keep=keep)], capture_output=True, text=True, check=True)
-        return int(done.stdout)
+def test_freed_memory_is_not_fetched_again_page_by_page(start_script, tmp_path):
+    def faults(keep):
+        script = tmp_path / "script.py"
+        script.write_text(PAGE_FAULTS.format(keep=keep))
+        done = start_script(tmp_path, script).result()
+        assert done.status == 0, done.err
+        return int(done.out)
 
     assert faults(keep=True) * 10 < faults(keep=False)
 

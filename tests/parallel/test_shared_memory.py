@@ -3,8 +3,6 @@
 import gc
 import os
 import pickle
-import subprocess
-import sys
 import tempfile
 from pathlib import Path
 
@@ -132,24 +130,21 @@ def test_what_lies_deep_in_an_object_is_shared_and_what_is_the_same_stays_the_sa
 
 
 OTHER_PROCESS = """
-import pickle, sys
-tensor, array = pickle.load(sys.stdin.buffer)
+import pickle
+from pathlib import Path
+tensor, array = pickle.loads(Path("data").read_bytes())
 tensor.add_(tensor.new_tensor(array.tolist()))
 print(tensor[:3].tolist())
 """
 
 
-def test_another_process_sees_it_and_what_it_writes_is_seen_here(checkout, kind):
-    tensor = torch.arange(LARGE)
+def test_another_process_sees_it_and_what_it_writes_is_seen_here(start_script, tmp_path, kind):
+    tensor, script = torch.arange(LARGE), tmp_path / "script.py"
     data, held = dumps((tensor, np.full(LARGE, 10)))
-    other = subprocess.run(
-        [sys.executable, "-c", OTHER_PROCESS],
-        input=data,
-        env={**os.environ, "PYTHONPATH": str(checkout / "src")},
-        capture_output=True,
-        timeout=300,
-    )
-    assert other.stdout.decode().strip() == "[10, 11, 12]", other.stderr.decode()
+    (tmp_path / "data").write_bytes(data)
+    script.write_text(OTHER_PROCESS)
+    other = start_script(tmp_path, script).result()
+    assert other.out.strip() == "[10, 11, 12]", other.err
     assert torch.equal(tensor, torch.arange(10, LARGE + 10))
     assert len(held) == 2
 

@@ -21,7 +21,7 @@ from omegaconf import OmegaConf
 from torch.nn.modules.module import register_module_forward_pre_hook
 
 from fedfacet import state
-from fedfacet.build import rebuild
+from fedfacet.build import build, settle
 from fedfacet.callbacks.base import Callback
 from fedfacet.compatibility import check_pairs
 from fedfacet.config import compose_job, make, plain
@@ -97,6 +97,7 @@ BESIDES = {
     "all at once": {
         **{"objective": "fedpac", "aggregator": "fedpac", "correction": "proximal", "loss": "margin"},
         **{"transforms": "clip", "transforms.clip.clip_norm": 0.5, "scheduler": "exponential", "local.keep_optimizer": True},
+        "local.sampling": "with_replacement",
     },
     "dropout": {
         **OTHER_IMAGES,
@@ -231,8 +232,8 @@ TOLERANCES = {torch.float32: 1e-3, torch.float64: 1e-12}
 IN_SINGLE = ("fedpac", "moon", "fair_lagrangian", "fpfl")
 """Objectives that take features past the hook that makes inputs double, or send single precision."""
 
-SINGLE_TOO = ("plain", "batch normalisation", "zoomed and turned")
-"""What is compared in both precisions where it costs seconds; other layers and data are in the slow tests."""
+SINGLE_TOO = ("plain",)
+"""What is compared in both precisions; other layers and data are in the slow tests."""
 
 
 def seen_by_engines(case):
@@ -254,15 +255,37 @@ def first_of_each_kind():
 
 
 OF_A_KIND = first_of_each_kind()
-CROSS_ALIKE = {"loss": "loss=group_penalty", "transforms": "transforms=clip_and_noise"}
-"""Groups of functions that a client calls in its own process, and the option that stands for the others there."""
+SEEN = OF_A_KIND - {"two threads"}
 
 ON_WORKERS = {
-    case
-    for case in OF_A_KIND - {"zoomed and turned", "parts with running statistics", "parts that normalise by their batch"}
-    if CROSS_ALIKE.get(case.partition("=")[0], case) == case
+    "plain",
+    "batch normalisation",  # buffers
+    "dropout",  # draws of its own, and another kind of data
+    "shifted and mirrored",  # augmentation
+    "objective=ditto",  # memory, and clients that cannot be divided
+    "correction=scaffold aggregator=scaffold",  # extras in both directions, and memory
+    "objective=fedgft aggregator=fedgft",  # reports
+    "aggregator=fair_accuracy",  # the server's own data
+    "aggregator=fedbuff",  # models of several rounds
+    "aggregator=lag",  # what the server keeps of each client
+    "privacy=central",
+    "private parts of the model",  # submodels, noise of steps and of updates
+    "a frozen base",
+    "all at once",
 }
-"""Cases of their own kind to two processes; the others are slow. Augmentations and parts of the model have one here."""
+"""A case for each thing that travels between processes; the others are slow: what they compute, a client computes alone."""
+
+NOT_STACKED = {
+    *("transforms=clip", "transforms=label_flip", "transforms=random_update", "transforms=sign_flip", "privacy=central"),
+    *("personal=norm_layers", "personal=model", "correction=proximal"),
+}
+"""What changes one client's update after the other's as other transforms do, and what a case of several has too: slow."""
+
+
+def to_stack(case):
+    """Tell whether a case has layers, steps or a server's message of its own for clients that are stacked."""
+    made = aggregator_of((PLAIN | CASES[case])["aggregator"])
+    return case in OF_A_KIND - NOT_STACKED and (not case.startswith("aggregator=") or made.at_work is not None or made.goes_on)
 
 
 def slow_unless(usual, *values):
@@ -271,7 +294,7 @@ def slow_unless(usual, *values):
 
 STACKED = [case for case in CASES if case not in FALLS_BACK and case != "two threads"]
 IN_BOTH = [
-    slow_unless(case in OF_A_KIND and (dtype == torch.float64 or needs_single or case in SINGLE_TOO), case, dtype)
+    slow_unless(to_stack(case) and (dtype == torch.float64 or needs_single or case in SINGLE_TOO), case, dtype)
     for case in STACKED
     for needs_single in [any(name in case for name in IN_SINGLE)]
     for dtype in TOLERANCES
@@ -280,20 +303,27 @@ IN_BOTH = [
 """In double precision, which shows the least difference; in single precision where layers and data differ."""
 
 
+def federation_of(job):
+    settle(job)
+    return build(job, None)
+
+
 @pytest.fixture(scope="module")
 def settings(tmp_path_factory):
-    """Return a function: case, an engine's settings -> those of a run, as a checkpoint holds them."""
+    """Return a function: case, an engine's settings -> the configuration of a run."""
 
     @functools.cache
     def composed(case):
         chosen = BASE | (CASES | TOGETHER)[case]
         chosen |= NEEDS.get(f"aggregator={chosen['aggregator']}", {})
         chosen = {key: value for key, value in chosen.items() if value is not None}
-        return plain(compose_job("train", [f"{key}={value}" for key, value in chosen.items()])[0])
+        return compose_job("train", [f"{key}={value}" for key, value in chosen.items()])[0]
 
     def make(case, engine, **arguments):
+        job = composed(case).copy()
         target = f"fedfacet.engines.{engine}.{engine.capitalize()}Engine"
-        return composed(case) | {"engine": {"_target_": target, "device": "cpu", **arguments}}
+        job.engine = {"_target_": target, "device": "cpu", **arguments}
+        return job
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(tempfile, "tempdir", str(tmp_path_factory.mktemp("generated")))
@@ -311,7 +341,7 @@ def run(settings, starts):
     """Return a function: case, an engine's settings -> the results of its two rounds, and the state that it ends in."""
 
     def make(case, engine, **arguments):
-        federation = rebuild(settings(case, engine, **arguments), None)
+        federation = federation_of(settings(case, engine, **arguments))
         starts[case] = state.clone(federation.state.model)
         try:
             return [federation.run_round() for _ in range(2)], federation.state
@@ -333,7 +363,7 @@ def on_two_ranks(settings, checkout, tmp_path):
 
     def run_all(cases):
         runs = tmp_path / "runs.json"
-        runs.write_text(json.dumps({case: settings(case, "distributed", timeout_seconds=60) for case in cases}))
+        runs.write_text(json.dumps({case: plain(settings(case, "distributed", timeout_seconds=60)) for case in cases}))
         result = subprocess.run(
             [sys.executable, str(checkout / "tests" / "engines" / "two_ranks.py"), str(runs)],
             cwd=tmp_path,
@@ -374,7 +404,7 @@ def assert_close(ours, theirs, tolerance):
 # What is compared
 
 
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("case", [slow_unless(case in SEEN, case) for case in CASES])
 def test_it_is_a_run_in_which_something_happens(case, reference, starts):
     """Or engines that do nothing would agree too."""
     results, saved = reference(case)
@@ -388,10 +418,11 @@ def test_it_is_a_run_in_which_something_happens(case, reference, starts):
     assert state.norm({name: tensor for name, tensor in moved.items() if tensor.is_floating_point()}) > 1e-2
 
 
-def test_the_cases_differ(reference):
-    """Every option does something, so that no two runs are the same."""
+@pytest.mark.parametrize("cases", [SEEN, pytest.param(set(CASES), marks=pytest.mark.slow)], ids=["of a kind", "all"])
+def test_the_cases_differ(cases, reference):
+    """Every option does something, so that no two runs are the same; tests/contract says so of aggregators alone."""
     alike: dict[str, list[str]] = {}
-    for case in CASES:
+    for case in [case for case in CASES if case in cases]:
         alike.setdefault(repr(facts(reference(case))), []).append(case)
     assert [cases for cases in alike.values() if len(cases) > 1] == []
 
@@ -424,7 +455,9 @@ def test_another_number_of_threads_comes_to_nearly_the_same(settings):
     """Sums over threads have another order."""
     models = []
     for threads in (1, 2):
-        federation = rebuild(settings("two threads", "sequential") | {"threads": threads}, None)
+        job = settings("two threads", "sequential")
+        job.threads = threads
+        federation = federation_of(job)
         assert torch.get_num_threads() == threads
         federation.run_round()
         models.append(federation.state.model)
@@ -448,7 +481,7 @@ def two_rounds(settings):
         torch.set_default_dtype(dtype)  # of the model that is made
         trial = register_module_forward_pre_hook(functools.partial(in_precision, dtype))
         try:
-            federation = rebuild(settings(case, engine), None)
+            federation = federation_of(settings(case, engine))
         finally:
             torch.set_default_dtype(usual)
             trial.remove()
@@ -499,9 +532,9 @@ def test_clients_side_by_side_come_to_nearly_the_same(case, dtype, two_rounds):
     assert {tensor.dtype for tensor in ours.state.model.values() if tensor.is_floating_point()} == {dtype}
 
 
-@pytest.mark.parametrize("case", FALLS_BACK)
+@pytest.mark.parametrize("case", [slow_unless(not case.startswith(("all", "parts ", "private")), case) for case in FALLS_BACK])
 def test_who_cannot_be_side_by_side_is_told_and_comes_to_the_same(case, settings, reference):
-    federation = rebuild(settings(case, "vectorized"), None)
+    federation = federation_of(settings(case, "vectorized"))
     history = [federation.run_round() for _ in range(2)], federation.state
     assert federation.engine.fallback_reason == FALLS_BACK[case]
     assert facts(history) == facts(reference(case))

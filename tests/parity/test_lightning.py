@@ -82,7 +82,7 @@ def test_every_objective_learns_under_a_plain_trainer(objective_and_loader):
         return sum(losses)
 
     before = loss()
-    L.Trainer(max_epochs=60, **TRAINER).fit(objective, loader)
+    L.Trainer(max_epochs=30, **TRAINER).fit(objective, loader)
     assert loss() < 0.97 * before
 
 

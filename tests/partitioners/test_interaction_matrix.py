@@ -1,3 +1,5 @@
+import functools
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -79,18 +81,26 @@ def test_a_scale_that_bends_a_triplet_is_refused(preset):
     assert "[[90, 90], [10, 10]] would become [[3, 3], [0, 0]] and move by 0.469: use `partition.scale=" in str(refusal.value)
 
 
+@pytest.fixture(scope="module")
+def groups_of(checkout):
+    """Return a function: a preset's name -> its groups of clients."""
+    return functools.cache(
+        lambda name: OmegaConf.to_object(OmegaConf.load(checkout / "conf/partition" / f"{name}.yaml"))["clients"]
+    )
+
+
 @pytest.mark.parametrize("name", OF_THE_PAPER)
 @given(percent=st.integers(1, 100))
 @settings(max_examples=25)
-def test_an_accepted_scale_moves_no_triplet_beyond_the_tolerance(checkout, name, percent):
-    settings = OmegaConf.to_object(OmegaConf.load(checkout / "conf" / "partition" / f"{name}.yaml"))
-    full = [InteractionMatrix(group["matrix"]) for group in settings["clients"] for _ in range(group["count"])]
+def test_an_accepted_scale_moves_no_triplet_beyond_the_tolerance(groups_of, name, percent):
+    groups = groups_of(name)
+    full = [InteractionMatrix(group["matrix"]) for group in groups for _ in range(group["count"])]
     try:
-        scaled = InteractionMatrixPartitioner(settings["clients"], scale=percent / 100)
+        scaled = InteractionMatrixPartitioner(groups, scale=percent / 100)
     except ValueError as refusal:
         suggested = float(str(refusal).split("use `partition.scale=")[1].split("`")[0])
         assert suggested > percent / 100
-        InteractionMatrixPartitioner(settings["clients"], scale=suggested)
+        InteractionMatrixPartitioner(groups, scale=suggested)
         return
     for before, after in zip(full, scaled.matrices, strict=True):
         assert after.total == pytest.approx(before.total * percent / 100, abs=0.5 + 1e-9), "round(scale * n_k) samples"

@@ -14,13 +14,6 @@ from fedfacet.types import Ledger, RoundResult
 BAR = "#0072B2"
 
 
-def area(path, *colours):
-    """The number of pixels of exactly these colours."""
-    code = np.array([2**16, 2**8, 1])
-    pixels = np.rint(255 * imread(path)[..., :3]).astype(int) @ code
-    return int(np.isin(pixels, np.rint(255 * np.array([to_rgb(colour) for colour in colours])).astype(int) @ code).sum())
-
-
 def random_matrices(num_clients, shape):
     return [InteractionMatrix(counts) for counts in np.random.default_rng(0).integers(0, 50, (num_clients, *shape))]
 
@@ -45,7 +38,7 @@ def measured(rounds, groups=("y0_a0", "y0_a1", "y1_a0", "y1_a1")):
     return rows
 
 
-def test_areas_of_the_partition_are_the_counts(tmp_path):
+def test_areas_of_the_partition_are_the_counts(tmp_path, area):
     path = tmp_path / "partition.png"
     plots.plot_partition([InteractionMatrix([[60, 30], [90, 20]]), InteractionMatrix([[20, 50], [70, 60]])], path)
     colours = plots._group_colours(2, 2)
@@ -54,7 +47,7 @@ def test_areas_of_the_partition_are_the_counts(tmp_path):
     np.testing.assert_allclose(areas / areas.sum(), np.array([80, 80, 160, 80]) / 400, atol=0.01)
 
 
-def test_the_strip_beneath_the_clients_shows_their_types(tmp_path):
+def test_the_strip_beneath_the_clients_shows_their_types(tmp_path, area):
     ci, ai, sc = InteractionMatrix([[9, 9], [1, 1]]), InteractionMatrix([[9, 1], [9, 1]]), InteractionMatrix([[9, 1], [1, 9]])
     plots.plot_partition([ci, ai, ai, sc, sc, sc], tmp_path / "partition.png")
     areas = np.array([area(tmp_path / "partition.png", plots.TYPE_COLOURS[kind]) for kind in ("CI", "AI", "SC")])
@@ -62,8 +55,10 @@ def test_the_strip_beneath_the_clients_shows_their_types(tmp_path):
     assert area(tmp_path / "partition.png", plots.TYPE_COLOURS["none"]) < 0.02 * areas[0]
 
 
-@pytest.mark.parametrize(("num_clients", "shape"), [(1, (2, 2)), (100, (4, 2)), (24, (10, 2)), (24, (100, 1))])
-def test_pictures_of_all_sizes_have_room(tmp_path, num_clients, shape):
+@pytest.mark.parametrize(
+    ("num_clients", "shape"), [(1, (2, 2)), (24, (100, 1)), pytest.param(100, (4, 2), marks=pytest.mark.slow)]
+)
+def test_pictures_of_all_sizes_have_room(tmp_path, num_clients, shape, area):
     # Matplotlib warns where a layout does not work out, and warnings are errors here.
     path = tmp_path / "a" / "partition.png"
     plots.plot_partition(random_matrices(num_clients, shape), path)
@@ -77,15 +72,13 @@ def test_pictures_of_all_sizes_have_room(tmp_path, num_clients, shape):
 def test_names_of_classes_and_attributes_make_another_picture(tmp_path):
     matrices = random_matrices(3, (2, 2))
     plots.plot_partition(matrices, tmp_path / "numbers.png")
-    plots.plot_partition(matrices, tmp_path / "again.png")
     plots.plot_partition(
         matrices, tmp_path / "names.png", class_names=["cat", "$dog_1"], attribute_names=["indoors", "in [the] woods"]
     )
-    assert (tmp_path / "numbers.png").read_bytes() == (tmp_path / "again.png").read_bytes()
     assert (tmp_path / "numbers.png").read_bytes() != (tmp_path / "names.png").read_bytes()
 
 
-def test_areas_of_the_selection_are_the_participations(tmp_path):
+def test_areas_of_the_selection_are_the_participations(tmp_path, area):
     types = ["SC", "CI", "SC", "AI", "SC", "SC"]
     bars, backgrounds = [], []
     for counts in ([0, 0, 0, 0, 0, 10], [5, 10, 0, 10, 5, 10]):
@@ -100,13 +93,13 @@ def test_areas_of_the_selection_are_the_participations(tmp_path):
 
 
 @pytest.mark.parametrize("counts", [[0] * 100, list(range(100))])
-def test_selection_of_many_clients_or_of_none(tmp_path, counts):
+def test_selection_of_many_clients_or_of_none(tmp_path, counts, area):
     types = ["CI"] + ["AI"] * 2 + ["SC"] * 96 + ["none"]
     plots.plot_selection(counts, types, tmp_path / "selection.png", rounds=100)
     assert (area(tmp_path / "selection.png", BAR) > 0) == any(counts)
 
 
-def test_selectors_share_one_scale(tmp_path):
+def test_selectors_share_one_scale(tmp_path, area):
     """Half the participations, half the blue: the panels of several selectors can be compared with the eye."""
     types = ["CI", "AI", "SC", "SC"]
     twice = {"uniform": [10, 10, 10, 10], "feddiverse": [10, 10, 10, 10]}
@@ -131,7 +124,7 @@ def test_labels_of_narrow_types_keep_their_distance_and_stay_inside(sizes):
     assert [positions[index] for index in wide] == [pytest.approx((runs[i][1] + runs[i][2] - 1) / 2, abs=gap) for i in wide]
 
 
-def test_curves_show_every_line(tmp_path):
+def test_curves_show_every_line(tmp_path, area):
     write_metrics(tmp_path / "metrics.csv", measured(20))
     plots.plot_curves(tmp_path / "metrics.csv", tmp_path / "curves.png")
     for colour in (plots._WORST_COLOUR, plots._AVERAGE_COLOUR, *plots._group_colours(2, 2, lines=True)):
@@ -145,8 +138,7 @@ def test_names_make_another_picture_of_the_curves_and_a_lone_attribute_value_non
 
     write_metrics(tmp_path / "metrics.csv", measured(3))
     named = {"class_names": ("digit<5", "$b_1"), "attribute_names": ("red", "green")}
-    assert picture() == picture(class_names=("y = 0", "y = 1"), attribute_names=("a = 0", "a = 1"))
-    assert picture() != picture(**named)
+    assert picture(class_names=("y = 0", "y = 1"), attribute_names=("a = 0", "a = 1")) == picture() != picture(**named)
     write_metrics(tmp_path / "metrics.csv", measured(3, ("y0_a0", "y1_a0")))
     alone = {"class_names": ("normal", "pneumonia")}
     assert picture(**alone, attribute_names=("none",)) == picture(**alone, attribute_names=("nothing",))
@@ -156,7 +148,7 @@ def test_names_make_another_picture_of_the_curves_and_a_lone_attribute_value_non
     assert picture(**three) == picture(**(three | {"class_names": ("x", "unseen", "z")}))
 
 
-def test_many_curves_have_one_entry_in_the_legend_even_if_the_first_group_is_not_tested(tmp_path):
+def test_many_curves_have_one_entry_in_the_legend_even_if_the_first_group_is_not_tested(tmp_path, area):
     keys = [f"y{y}_a0" for y in range(20)]
     sizes = []
     for missing in ("y19_a0", "y0_a0"):
@@ -178,15 +170,15 @@ def test_rounds_are_whole_numbers_and_none_comes_after_the_last():
         assert len(set(np.diff(ticks))) == 1, last
 
 
-def test_curves_of_one_round_of_rare_evaluation_and_without_validation(tmp_path):
+def test_curves_of_one_round_of_rare_evaluation_and_without_validation(tmp_path, area):
     one = measured(1)
     rare = measured(10)
     for row in rare[:4] + rare[5:9]:
         row |= {name: float("nan") for name in row if name.startswith(("val/", "test/"))}
-    blind = [{name: value for name, value in row.items() if not name.startswith("val/")} for row in measured(10)]
-    untested = [{"round": row["round"], "train/loss": row["train/loss"]} for row in measured(10)]
     many = measured(5, [f"y{y}_a{a}" for y in range(10) for a in range(2)])
-    for name, rows in {"one": one, "rare": rare, "blind": blind, "untested": untested, "many": many}.items():
+    blind = [{name: value for name, value in row.items() if not name.startswith("val/")} for row in many]
+    untested = [{"round": row["round"], "train/loss": row["train/loss"]} for row in measured(10)]
+    for name, rows in {"one": one, "rare": rare, "blind": blind, "untested": untested}.items():
         write_metrics(tmp_path / "metrics.csv", rows)
         plots.plot_curves(tmp_path / "metrics.csv", tmp_path / f"{name}.png")
         assert (area(tmp_path / f"{name}.png", plots._WORST_COLOUR) > 0) == (name != "untested")

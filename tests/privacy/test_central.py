@@ -11,6 +11,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from omegaconf import OmegaConf
 from opacus.accountants import PRVAccountant
 from scipy.stats import norm
 
@@ -188,36 +189,34 @@ def test_an_attack_on_the_sum_refutes_no_more_than_is_proven_and_would_if_noise_
 # In a federation
 
 
+USUAL = ("debug=smoke", "method=dp_fedavg", "callbacks=evaluate")
+
+
 @pytest.fixture
-def private(tmp_path):
+def private(tmp_path, job_of):
     """Return a function: overrides -> a small federation under DP-FedAvg."""
-
-    def make(*overrides):
-        job, _ = compose_job("train", ["debug=smoke", "method=dp_fedavg", "callbacks=evaluate", *overrides])
-        return build(job, tmp_path / "run")
-
-    return make
+    return lambda *overrides: build(job_of(*USUAL, *overrides), tmp_path / "run")
 
 
 @pytest.mark.parametrize(("selector", "rate"), [("poisson", 3 / 15), ("uniform", 1.0)])
 def test_epsilon_is_that_of_another_accountant(private, selector, rate):
-    federation = private(f"selector={selector}", "federation.rounds=4", "privacy.noise_multiplier=1.5")
+    federation = private(f"selector={selector}", "federation.rounds=2", "privacy.noise_multiplier=1.5")
     rate = rate if rate == 1 else federation.cohort_size / federation.num_clients
-    found = [federation.run_round().metrics["privacy/epsilon"] for _ in range(4)]
-    assert found == sorted(found)
-    assert 0 < found[0] < found[-1]
+    found = [federation.run_round().metrics["privacy/epsilon"] for _ in range(2)]
+    assert 0 < found[0] < found[1]
     if rate < 1:
         accountant = PRVAccountant()
-        accountant.history = [(1.5, rate, 4)]
+        accountant.history = [(1.5, rate, 2)]
         assert found[-1] == pytest.approx(accountant.get_epsilon(delta=1e-5), rel=0.01)
     else:  # one Gaussian mechanism, whose delta is known (Balle and Wang, theorem 8)
-        mu, epsilon = 2 / 1.5, found[-1]
+        mu, epsilon = math.sqrt(2) / 1.5, found[-1]
         delta = norm.cdf(mu / 2 - epsilon / mu) - math.exp(epsilon) * norm.cdf(-mu / 2 - epsilon / mu)
         assert delta == pytest.approx(1e-5, rel=1e-3)
 
 
 def test_a_round_without_anybody_adds_noise_alone(private):
-    federation = private("federation.cohort_size=1", "federation.rounds=30", "selector=poisson", "threads=1")
+    options = ("federation.cohort_size=1", "selector=poisson", "privacy.accountant=rdp")
+    federation = private(*options, "federation.rounds=30", "threads=1")
     while True:
         before = federation.state.model
         result = federation.run_round()
@@ -232,14 +231,12 @@ def test_with_an_adaptive_norm_epsilon_is_the_same_and_a_resume_goes_on_with_the
     plain = private("federation.rounds=3").fit()
     options = ("federation.rounds=3", "privacy.target_quantile=0.5", "privacy.clipped_count_stddev=2")
     federation = private(*options)
-    metrics = [federation.run_round().metrics for _ in range(3)]
+    metrics, states = zip(*((federation.run_round().metrics, federation.state) for _ in range(3)), strict=True)
     norms = [round["privacy/clip_norm"] for round in metrics]
     assert norms[0] == 1.0
     assert len(set(norms)) == 3
     again = private(*options)
-    first = private(*options)
-    first.run_round()
-    again.restore(first.state)
+    again.restore(states[0])
     assert again.fit().privacy == federation.state.privacy
     assert state.digest(again.state.model) == state.digest(federation.state.model) != state.digest(plain.model)
     assert metrics[-1]["privacy/epsilon"] == private("federation.rounds=3").accounting.epsilons(plain)[0]
@@ -260,13 +257,15 @@ def test_clipping_alone_proves_nothing(private):
     assert "privacy/epsilon" not in private("privacy.noise_multiplier=0").run_round().metrics
 
 
-def test_only_selectors_that_know_nothing_of_clients_go_with_it(private):
+def test_only_selectors_that_know_nothing_of_clients_go_with_it(job_of, tmp_path):
     taken, said = set(), {}
     for file in sorted((CONF / "selector").glob("*.yaml")):
         more = ["devices=lognormal"] if "Needs devices" in file.read_text() else []
         more += ["server_data=validation"] if file.stem in ("fl_cir", "s_fedavg", "cbim", "favor") else []
+        job = job_of(*USUAL, *more)
+        job.selector = OmegaConf.load(file)  # composing each job anew takes a while
         try:
-            private(f"selector={file.stem}", *more)
+            build(job, tmp_path / "run")
             taken.add(file.stem)
         except ConfigError as error:
             said[file.stem] = str(error)
@@ -353,7 +352,7 @@ def test_who_looks_at_cohorts_alone_is_shown_nothing_else():
 def test_the_key_is_read_once_draws_cohorts_too_and_is_written_nowhere(private, tmp_path, monkeypatch):
     key, reads = tmp_path / "key", []
     key.write_bytes(bytes(range(100, 132)))
-    options = ("callbacks=default", "federation.rounds=4", f"privacy.noise_key_file={key}")
+    options = ("callbacks=default", "~callbacks.figures", "federation.rounds=4", f"privacy.noise_key_file={key}")
     job, _ = compose_job("train", ["debug=smoke", "method=dp_fedavg", *options])
     (tmp_path / "run").mkdir()
     content = Path.read_bytes

@@ -3,6 +3,7 @@
 import dataclasses
 import inspect
 import pkgutil
+from functools import partial
 from importlib import import_module
 
 import lightning as L
@@ -19,6 +20,7 @@ from fedfacet.auction import Auction
 from fedfacet.clients.local_training import LocalTraining
 from fedfacet.clients.queries.base import Query, QueryContext
 from fedfacet.clients.queries.bid import Bid
+from fedfacet.clients.queries.clustered_heterogeneity import ClusteredHeterogeneity
 from fedfacet.clients.queries.contract import Contract
 from fedfacet.clients.queries.counts import DisclosedInteractionMatrix
 from fedfacet.clients.queries.estimated_heterogeneity import EstimatedHeterogeneity
@@ -81,9 +83,11 @@ def leaves(value):
 
 ANNOUNCED = {
     Bid: lambda: Bid().announced(Auction("additive", (1.0, 1.0, 1.0), 5, 3, (1.0, 1.0, 1.0))),
+    ClusteredHeterogeneity: lambda: ClusteredHeterogeneity(bias_steps=2),
+    EstimatedHeterogeneity: lambda: EstimatedHeterogeneity(bias_steps=2),
     Contract: lambda: Contract().offered(menu_of([1.0, 2.0, 3.0], 2, lowest=0.5, highest=1.0, unit_cost=1.0)),
 }
-"""What the server tells beside the question."""
+"""What the server tells beside the question, and what would take long."""
 
 
 def test_there_are_queries_to_look_at():
@@ -113,8 +117,11 @@ def test_a_query_reads_what_it_says_and_its_answer_is_as_large(digits, query):
 # The property that proves it
 
 
-@pytest.mark.parametrize("engine", [None, lambda: WorkersEngine(workers=2, device="cpu")], ids=["sequential", "workers"])
-@pytest.mark.parametrize("level", ["none", "estimated_triplet"])
+@pytest.mark.parametrize(
+    ("level", "engine"),
+    [("none", None), ("estimated_triplet", None), ("estimated_triplet", partial(WorkersEngine, workers=2, device="cpu"))],
+    ids=["none", "estimated_triplet", "estimated_triplet-workers"],
+)
 def test_where_nobody_knows_attributes_they_change_nothing(digits, level, engine):
     """Model, cohorts and answers are the same, bit for bit, whatever the training samples' attributes are."""
     if level == "none":
@@ -184,9 +191,9 @@ def test_a_query_that_lies_finds_no_attributes(digits):
 @pytest.mark.parametrize(
     "engine",
     [
-        lambda: SequentialEngine(device="cpu"),
-        lambda: WorkersEngine(workers=2, device="cpu"),
-        lambda: VectorizedEngine(device="cpu"),
+        SequentialEngine,
+        pytest.param(partial(WorkersEngine, workers=2), marks=pytest.mark.slow),  # whose processes import this file
+        VectorizedEngine,
     ],
     ids=["sequential", "workers", "vectorized"],
 )
@@ -197,7 +204,7 @@ def test_an_objective_that_reads_attributes_is_shown_none(digits, engine):
         Peeks(),
         disclosure=DisclosurePolicy(**UNAWARE),
         local=LocalTraining(unit="steps", amount=1),
-        engine=engine(),
+        engine=engine(device="cpu"),
         aggregator=FedAvg(),
     )
     before = run.state.model["1.bias"][0].item()

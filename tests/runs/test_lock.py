@@ -213,7 +213,7 @@ def test_a_lock_that_was_removed_by_mistake_is_made_anew(start_elsewhere, cell):
 
 
 def test_a_silent_machines_lock_is_inherited_by_one_of_many_machines(start_elsewhere, cell):
-    machines = [start_elsewhere(f"host{number}", TAKE_OVER) for number in range(5)]
+    machines = [start_elsewhere(f"host{number}", TAKE_OVER) for number in range(3)]
     for machine in machines:
         assert machine.stdout.readline() == "ready\n"
     for machine in machines:
@@ -222,7 +222,7 @@ def test_a_silent_machines_lock_is_inherited_by_one_of_many_machines(start_elsew
     for machine in machines:
         _, said = machine.communicate(timeout=300)
         assert machine.returncode == 0, said
-    assert (cell.parent / "log").read_text().split() == ["in", "out"] * 100
+    assert (cell.parent / "log").read_text().split() == ["in", "out"] * 60
 
 
 @pytest.mark.parametrize("died", ["here", "elsewhere"])

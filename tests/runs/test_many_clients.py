@@ -11,7 +11,7 @@ from fedfacet.storage import dealt
 
 
 def test_no_file_lists_every_client_and_reports_can_do_without(tmp_path, monkeypatch):
-    few = [f"paths.output_dir={tmp_path / 'few'}"]
+    few = [f"paths.output_dir={tmp_path / 'few'}", "~callbacks.figures"]
     many = [f"paths.output_dir={tmp_path / 'many'}"]
     job = ("selector=feddiverse", "heterogeneity='true'", "participation=check_in", "participation.num_clients=12")
     job += ("federation.rounds=3", "model.width=4", "threads=1", "seed=2", "federation.cohort_size=6")

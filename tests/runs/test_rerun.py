@@ -49,7 +49,10 @@ KEEP = "callbacks.save_checkpoint.keep=all"
         (),
         ("aggregator=fedld", "loss=margin"),
         ("aggregator=fedpac", "objective=fedpac"),
-        ("model=resnet8", "personal=norm_layers", "aggregator=fedgh", "selector=feddiverse", "heterogeneity=true"),
+        (
+            *("model=resnet8", "personal=norm_layers", "aggregator=fedgh", "selector=feddiverse", "heterogeneity=true"),
+            *("local.unit=steps", "local.amount=1", "selector.pretraining_rounds=0"),
+        ),
         ("participation=dropouts", "participation.dropout_probability=0.5", "correction=proximal"),
     ],
     ids=["fedavgm", "fedld", "fedpac", "fedbn", "dropouts"],

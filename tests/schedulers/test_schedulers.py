@@ -74,7 +74,7 @@ def test_closed_forms(name):
 def test_one_cycle_ends_where_the_rounds_do():
     scheduler = OneCycleScheduler(rounds=3)
     assert scheduler.factor({}, 4) == scheduler.factor({}, 3)
-    for rounds in (1, 2, 3, 1000):
+    for rounds in (1, 2, 3, 100):
         assert all(0 < OneCycleScheduler(rounds=rounds).factor({}, t) <= 1 for t in range(1, rounds + 1))
 
 

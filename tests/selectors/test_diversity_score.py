@@ -6,7 +6,7 @@ from collections import Counter
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 from scipy.spatial.distance import jensenshannon
@@ -43,6 +43,7 @@ def written_out(counts_KC, support_weight, intra_weight, jensen_shannon, scaled)
     return np.array(scores) + (1 - intra_weight) * np.array(apart) / largest
 
 
+@settings(max_examples=40)
 @given(
     hnp.arrays(np.int64, st.tuples(st.integers(2, 6), st.integers(2, 5)), elements=st.integers(0, 20)),
     st.floats(0, 1),

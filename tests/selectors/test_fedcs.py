@@ -74,7 +74,7 @@ def test_it_keeps_the_deadline_and_never_beats_the_best_set(seconds, deadline):
 @pytest.mark.parametrize("num_clients", [7, 8])
 def test_it_never_beats_the_best_set_of_up_to_eight(num_clients):
     """The best order is by readiness, as devices have it; so all sets of eight are 256 rounds."""
-    for seed in range(20):
+    for seed in range(8):
         seconds = np.random.default_rng(seed).exponential(size=(num_clients, 3)) * [1, 3, 1]
         for deadline in (2.0, 5.0, 9.0):
             chosen = chosen_by_deadline(seconds, deadline)

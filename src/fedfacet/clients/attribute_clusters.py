@@ -2,16 +2,19 @@
 
 import warnings
 from collections.abc import Iterator, Sequence
+from functools import cache
 
 import numpy as np
 from numpy.typing import NDArray
 from sklearn.cluster import KMeans
 from sklearn.decomposition import PCA, FastICA
 from sklearn.mixture import GaussianMixture
-from threadpoolctl import threadpool_limits
+from threadpoolctl import ThreadpoolController
 
 Floats = NDArray[np.float64]
 Labels = NDArray[np.int64]
+
+_threads = cache(ThreadpoolController)  # it looks for thread pools among all loaded libraries, which takes milliseconds
 
 _SAMPLES_PER_COMPONENT = 10
 _REFINED_STARTS = 4
@@ -79,7 +82,7 @@ def cluster_attributes(
     classes = np.unique(y, return_inverse=True)[1] if len(y) else y
     best, labels = 0.0, np.zeros(len(y), dtype=np.int64)
     # Samples of one client are few: threads would cost more than they save, and sums over them would differ.
-    with threadpool_limits(limits=1), warnings.catch_warnings():
+    with _threads().limit(limits=1), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # what has not converged is a start or a candidate like any other
         for view in views:
             scores_NR = _scores(np.asarray(view, dtype=np.float64), classes, max_components)

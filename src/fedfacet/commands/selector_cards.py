@@ -1,5 +1,6 @@
 """The cards of options that select, weigh, pay or spare clients: read off ``conf/``, their classes, and the thesis' table 4."""
 
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from difflib import get_close_matches
@@ -168,9 +169,9 @@ def _head(group: str, option: str) -> str:
 
 
 def _source(part: Any) -> str:
-    """Return the first sentence after `Source:` in a docstring, on one line; empty where there is none."""
+    """Return the paragraph after `Source:` in a docstring as plain text, on one line; empty where there is none."""
     _, _, after = (getdoc(part) or "").partition("Source: ")
-    return " ".join(after.split("\n\n")[0].split()).rstrip(".")
+    return re.sub(r"(:\w+:)?`+([^`]*)`+", r"\2", " ".join(after.split("\n\n")[0].split())).replace("\\", "").rstrip(".")
 
 
 def _values(text: str) -> Sequence[str]:

@@ -66,7 +66,7 @@ def plot_exposure(rocs: Mapping[str, Sequence[Roc]], num_samples: Sequence[int],
 
     Filled: whole models. Open: parts of the model. Dashes: an attack that knows nothing.
     """
-    from matplotlib.ticker import FuncFormatter, NullFormatter
+    from matplotlib.ticker import FuncFormatter, MaxNLocator, NullFormatter
 
     columns = min(len(rocs), _PANELS_PER_ROW)
     rows = -(-len(rocs) // columns)
@@ -87,6 +87,8 @@ def plot_exposure(rocs: Mapping[str, Sequence[Roc]], num_samples: Sequence[int],
             if wide:
                 axes.xaxis.set_major_formatter(FuncFormatter(_plain))
                 axes.xaxis.set_minor_formatter(NullFormatter())
+            else:
+                axes.xaxis.set_major_locator(MaxNLocator(integer=True))
         for axes in grid[::columns]:
             axes.set_ylabel("AUC")
 

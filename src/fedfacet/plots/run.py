@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from fedfacet.heterogeneity import InteractionMatrices, InteractionMatrix, measure_federation
 from fedfacet.plots import crowd
-from fedfacet.plots.figure import COLOURS, DASHES, group_names, saved_figure
+from fedfacet.plots.figure import BLUE, COLOURS, DASHES, GREEN, VERMILION, group_names, saved_figure
 from fedfacet.storage.run_files import rows_of
 
 if TYPE_CHECKING:
@@ -23,11 +23,15 @@ TYPE_COLOURS = {"CI": "#F5E5A5", "AI": "#C3E3D5", "SC": "#DCCBE6", "none": "#E6E
 MEASURES = ("class imbalance (CI)", "attribute imbalance (AI)", "spurious correlation (SC)")  # a triplet's, as titles
 
 _HUES = COLOURS[:6]
-_NAMED = {"red": "#C1272D", "green": "#1B8A3A", "blue": COLOURS[0], "black": "#000000", "grey": "#6E6E6E", "brown": "#8C564B"}
-"""Attribute values that are shown in their own colour."""
+_NAMED = {"red": VERMILION, "green": GREEN, "blue": BLUE, "black": "#000000", "grey": "#6E6E6E", "brown": "#8C564B"}
+"""Attribute values that are shown in their own colour, as colour-blind readers can tell it from the others."""
+
+_LINES: Any = ("-", (0, (1, 1)), (0, (5, 1, 1, 1)), (0, (3, 1, 1, 1, 1, 1)))
+"""Styles of a group's curve by attribute value, told apart without colours; dashes are the validation set's."""
 
 _AVERAGE_COLOUR, _WORST_COLOUR, _OTHERS_COLOUR = "0.45", "#241033", "0.55"  # no group has these, nor has text
 _MAX_LABELLED_CELLS = 24
+_MOST_WITH_GAPS = 48
 _MAX_LABELLED_CURVES = 12
 _INCHES_PER_CLIENT = 0.075
 _INCHES_OF_MANY = 11.0
@@ -109,7 +113,7 @@ def plot_curves(
 ) -> None:
     """Draw a run's accuracies and training loss by round into a PNG; for the names see ``plot_partition``.
 
-    Solid lines are the test set; dashed ones the validation set, of which only the average and the worst group are drawn. A
+    Dashed lines are the validation set, of which only the average and the worst group are drawn; others the test set. A
     dotted vertical line marks the best round by validation: highest worst-group accuracy, ties by average, then the earliest.
     ``metrics_csv`` is as ``CsvLog`` writes it, with at least one round; columns that are not there are not drawn.
     """
@@ -135,14 +139,15 @@ def plot_curves(
                 # One name for all, which the first need not carry: it may have no test samples, and so no curve.
                 named = f"each {word}" in accuracy.get_legend_handles_labels()[1]
                 style = {"color": _OTHERS_COLOUR, "label": "" if named else f"each {word}"}
-            _draw_line(accuracy, rounds, 100 * curve(f"test/acc_group/y{y}_a{a}"), linewidth=0.9, **style)
+            style["linestyle"] = _LINES[a % len(_LINES)]
+            _draw_line(accuracy, rounds, 100 * curve(f"test/acc_group/y{y}_a{a}"), linewidth=1.0, **style)
         _draw_line(loss, rounds, curve("train/loss"), color="black", linewidth=1.2)
         best = _best_round(rounds, curve("val/acc_worst_group"), curve("val/acc"))
         for axes in (accuracy, loss):
             axes.set(xlabel="round", xlim=(0, 1.03 * rounds[-1]), xticks=_whole_ticks(rounds[-1]))
             if best is not None:
                 axes.axvline(best, color="0.3", linewidth=1.0, linestyle=":", label=f"round {best}: best\nby validation")
-        title = "Test accuracy" if best is None else "Accuracy (solid: test; dashed: validation)"
+        title = "Test accuracy" if best is None else "Accuracy on test data (dashed: validation)"
         accuracy.set(title=title, ylabel="accuracy (%)", ylim=(0, 101))
         loss.set(title="Training loss of the clients in the round", ylabel="loss per sample")
         loss.set_ylim(bottom=0)
@@ -221,15 +226,18 @@ def _draw_clients(
 
     counts_KG = np.stack([matrix.counts.ravel() for matrix in matrices])
     top_KG = np.cumsum(counts_KG, axis=1)
-    left_K = np.arange(len(matrices)) - 0.425
+    # Gaps between narrow bars would differ by a pixel: many clients have none, and edges on whole pixels.
+    width, few = (0.85, True) if len(matrices) <= _MOST_WITH_GAPS else (1.0, False)
+    left_K = np.arange(len(matrices)) - width / 2
     num_classes, num_attributes = matrices[0].counts.shape
     for group, colour in enumerate(_group_colours(num_classes, num_attributes, attributes)):
         top_K = top_KG[:, group]
         bottom_K = top_K - counts_KG[:, group]
-        corners = (left_K, bottom_K), (left_K, top_K), (left_K + 0.85, top_K), (left_K + 0.85, bottom_K)
+        corners = (left_K, bottom_K), (left_K, top_K), (left_K + width, top_K), (left_K + width, bottom_K)
         # One collection per group: with a hundred clients and classes, single bars would take a minute.
         boxes_K42 = np.moveaxis(np.array(corners), 2, 0)
-        axes.add_collection(PolyCollection(list(boxes_K42), facecolor=colour, linewidth=0, label=groups[group]))
+        style: Any = {"facecolor": colour, "linewidth": 0, "antialiased": few}
+        axes.add_collection(PolyCollection(list(boxes_K42), label=groups[group], **style))
     axes.set(ylabel="samples", xlim=(-0.5, len(matrices) - 0.5), ylim=(0, 1.05 * max(top_KG.max(), 1)))
     axes.tick_params(axis="x", bottom=False, labelbottom=False)
 

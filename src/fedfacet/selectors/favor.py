@@ -3,13 +3,14 @@
 import logging
 import math
 from collections.abc import Callable, Mapping, Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from threadpoolctl import threadpool_limits
+from threadpoolctl import ThreadpoolController
 from torch import Tensor
 
 from fedfacet import dqn, state
@@ -23,6 +24,8 @@ from fedfacet.types import ClientUpdate, Facts, RoundResult, SelectionContext, S
 log = logging.getLogger(__name__)
 
 Floats = NDArray[np.float64]
+
+_threads = cache(ThreadpoolController)  # it looks for thread pools among all loaded libraries, which takes milliseconds
 
 _BASE = 64.0
 _FITTED_TO = 10
@@ -304,7 +307,7 @@ def principal_coefficients(gram_MM: Floats, size: int) -> Floats:
         [[0.707107, 0.0]]
     """
     centred_MM = gram_MM - gram_MM.mean(axis=0) - gram_MM.mean(axis=1, keepdims=True) + gram_MM.mean()
-    with threadpool_limits(limits=1):  # threads would have sums differ from machine to machine
+    with _threads().limit(limits=1):  # threads would have sums differ from machine to machine
         variances_M, directions_MM = np.linalg.eigh(centred_MM)
     order = np.argsort(-variances_M, kind="stable")[:size]
     order = order[variances_M[order] > 1e-10 * max(gram_MM.trace(), 1e-200)]

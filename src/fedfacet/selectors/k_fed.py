@@ -4,13 +4,14 @@ import logging
 import warnings
 from collections import Counter
 from collections.abc import Mapping
+from functools import cache
 
 import numpy as np
 from numpy.typing import NDArray
 from scipy.spatial.distance import cdist
 from sklearn.cluster import KMeans
 from sklearn.exceptions import ConvergenceWarning
-from threadpoolctl import threadpool_limits
+from threadpoolctl import ThreadpoolController
 
 from fedfacet.arguments import check_choice, check_whole
 from fedfacet.errors import SelectionError
@@ -20,6 +21,8 @@ from fedfacet.types import Query, SelectionContext, ServerState
 log = logging.getLogger(__name__)
 
 Floats = NDArray[np.float64]
+
+_threads = cache(ThreadpoolController)  # it looks for thread pools among all loaded libraries, which takes milliseconds
 
 
 class KFedSelector(ClientSelector):
@@ -143,7 +146,7 @@ def clusters_of_centres(centres_MD: Floats, number: int) -> NDArray[np.int64]:
         chosen.append(int(distances_M.argmax()))
         distances_M = np.minimum(distances_M, cdist(centres_MD, centres_MD[chosen[-1:]])[:, 0])
     # Threads would have sums differ from machine to machine.
-    with threadpool_limits(limits=1), warnings.catch_warnings():
+    with _threads().limit(limits=1), warnings.catch_warnings():
         warnings.simplefilter("ignore", ConvergenceWarning)  # of centres that differ by rounding, which share a cluster
         labels = KMeans(len(chosen), init=centres_MD[chosen], n_init=1).fit_predict(centres_MD)
     return labels.astype(np.int64)  # type: ignore[no-any-return]

@@ -134,7 +134,9 @@ def algorithms_2_to_4(
 # --- on the main job's data ------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("client_id", [0, 3, 4, 5, 6, 7, 8, 23])  # every matrix of GSC
+@pytest.mark.parametrize(  # every matrix of GSC, half of them each night
+    "client_id", [0, 4, 6, 8, *(pytest.param(client_id, marks=pytest.mark.slow) for client_id in (3, 5, 7, 23))]
+)
 def test_it_is_the_algorithms_on_the_digits(client_id, digits, small_cnn):
     client = digits.clients[client_id]
     matrix, samples = EstimatedHeterogeneity().estimate(context_of(client, small_cnn, client_id=client_id))
@@ -154,18 +156,10 @@ def test_it_is_the_algorithms_on_the_digits(client_id, digits, small_cnn):
     ],
 )
 def test_every_setting_is_the_algorithms(ours, oracle, digits, small_cnn):
-    """On the attribute-imbalanced clients, where what the biased model gets right is least clear-cut."""
-    made = {}
-    for name, settings in (("plain", {}), ("set", ours)):
-        query = EstimatedHeterogeneity(**settings)
-        made[name] = [
-            query.estimate(context_of(digits.clients[client_id], small_cnn, client_id=client_id))[0].counts.tolist()
-            for client_id in (4, 5, 6)
-        ]
-    assert made["set"] != made["plain"]
-    assert made["set"] == [
-        algorithms_2_to_4(digits.clients[client_id], small_cnn, client_id=client_id, **oracle) for client_id in (4, 5, 6)
-    ]
+    """On an attribute-imbalanced client, where what the biased model gets right is least clear-cut."""
+    context = context_of(digits.clients[5], small_cnn, client_id=5)
+    plain, made = (EstimatedHeterogeneity(**settings).estimate(context)[0].counts.tolist() for settings in ({}, ours))
+    assert plain != made == algorithms_2_to_4(digits.clients[5], small_cnn, client_id=5, **oracle)
 
 
 def test_only_the_triplet_leaves_the_client(digits, small_cnn):

@@ -1,6 +1,7 @@
 """Around which points a client's samples lie."""
 
 import warnings
+from functools import cache
 
 import numpy as np
 import torch
@@ -9,7 +10,7 @@ from scipy.spatial.distance import cdist
 from sklearn.cluster import KMeans
 from sklearn.exceptions import ConvergenceWarning
 from sklearn.utils.extmath import randomized_svd
-from threadpoolctl import threadpool_limits
+from threadpoolctl import ThreadpoolController
 from torch import nn
 
 from fedfacet.answer_form import AnswerForm
@@ -19,6 +20,8 @@ from fedfacet.errors import ConfigError
 from fedfacet.types import Answer
 
 Floats = NDArray[np.float64]
+
+_threads = cache(ThreadpoolController)  # it looks for thread pools among all loaded libraries, which takes milliseconds
 
 
 class Centroids(Query):
@@ -110,7 +113,7 @@ def cluster_centres(points_ND: Floats, number: int, random_state: int) -> Floats
         return np.empty((0, points_ND.shape[1]))
     number = min(number, len(np.unique(points_ND, axis=0)))
     # Threads would have sums differ from machine to machine, and samples of one client are few.
-    with threadpool_limits(limits=1), warnings.catch_warnings():
+    with _threads().limit(limits=1), warnings.catch_warnings():
         warnings.simplefilter("ignore", ConvergenceWarning)  # of points that differ by rounding, which share a cluster
         projected_NR = points_ND
         if number < min(points_ND.shape):
