@@ -27,7 +27,7 @@ run = runpy.run_path if sys.argv[0].endswith(".py") else runpy.run_module
 run(sys.argv[0], run_name="__main__")
 """
 SHORTER = {"rounds=300": "rounds=8", "49::50": "3::4", "0,1,2,3,4,5": "0", "S = range(8)": "S = range(1)", "s=40": "s=2"}
-SMALL = ("model.width=2", "model.hidden=4", "heterogeneity=true")
+SMALL = ("model=mlp", "model.hidden=[4]", "heterogeneity=true")
 """What is trained for less long here than by a reader."""
 
 
