@@ -1,9 +1,11 @@
 """The documentation site: the Markdown pages where they lie, and one page of docstrings per room.
 
 ``make docs`` builds it into ``build/docs``. The source folder is the repository's root, so that the pages link to each other as
-they do on GitHub. A link to a file that is no page (a yaml, a csv, a notebook) becomes a download of that file.
+they do on GitHub. A link to a file that is not a page (a yaml, a csv) becomes a download of that file. Notebooks are pages with
+their kept outputs.
 """
 
+import json
 import sys
 from importlib.resources import files
 from pathlib import Path
@@ -24,8 +26,9 @@ version = release = fedfacet.__version__
 
 extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "mathml"]
 root_doc = "docs/index"
+source_suffix = {".md": "markdown", ".ipynb": "markdown", ".rst": "restructuredtext"}
 include_patterns = [
-    *("README.md", "CONTRIBUTING.md", "CHANGELOG.md", "data/README.md", "notebooks/README.md"),
+    *("README.md", "CONTRIBUTING.md", "CHANGELOG.md", "data/README.md", "notebooks/*"),
     *("docs/**", "results/*.md", "results/archive/*.md", "benchmarks/*.md", "benchmarks/results/*.md"),
 ]
 exclude_patterns = ["docs/_static", "docs/_templates"]
@@ -47,7 +50,7 @@ html_css_files = ["mathml.css"]
 html_additional_pages = {"index": "first_page.html"}  # the root page lies in docs/
 html_copy_source = False
 
-PARTS = {"results/README": "*\narchive/*", "benchmarks/README": "diary\nresults/*"}
+PARTS = {"notebooks/README": "*", "results/README": "*\narchive/*", "benchmarks/README": "diary\nresults/*"}
 """Pages in whose section of the menu others stand. It is not written there because GitHub would show it."""
 
 
@@ -62,6 +65,22 @@ def add_parts(app: Sphinx, docname: str, source: list[str]) -> None:
     """Append to a page of ``PARTS`` the menu of those that belong to it."""
     if docname in PARTS:
         source[0] += f"\n```{{toctree}}\n:hidden:\n:glob:\n\n{PARTS[docname]}\n```\n"
+
+
+def show_notebook(app: Sphinx, docname: str, source: list[str]) -> None:
+    """Replace a notebook by Markdown: its text, its code, and what the code has printed and drawn."""
+    if app.env.doc2path(docname).suffix != ".ipynb":
+        return
+    parts = []
+    for cell in json.loads(source[0])["cells"]:
+        text = "".join(cell["source"])
+        parts.append(text if cell["cell_type"] == "markdown" else f"```python\n{text}\n```")
+        for output in cell.get("outputs", []):
+            if image := output.get("data", {}).get("image/png"):
+                parts.append(f"![what the cell draws](data:image/png;base64,{''.join(image.split())})")
+            elif said := "".join(output.get("text", output.get("data", {}).get("text/plain", []))):
+                parts.append(f"```text\n{said.rstrip()}\n```")
+    source[0] = "\n\n".join(parts) + "\n"
 
 
 def unlink_menu(app: Sphinx, doctree: nodes.document) -> None:
@@ -85,6 +104,7 @@ def setup(app: Sphinx) -> None:
     """Connect the functions above; napoleon and the collector of titles have priority 500."""
     app.connect("builder-inited", write_api_pages)
     app.connect("source-read", add_parts)
+    app.connect("source-read", show_notebook)
     app.connect("doctree-read", unlink_menu, priority=600)
     app.connect("autodoc-process-docstring", keep_colons, priority=400)
     app.connect("autodoc-skip-member", is_alias)

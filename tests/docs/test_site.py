@@ -13,14 +13,17 @@ MENU = [
 
 def test_the_menu_has_every_page() -> None:
     """Each page of docs/ once; a page that is forgotten there could only be found by a search."""
-    pages = {path.relative_to(DOCS).with_suffix("").as_posix() for path in DOCS.glob("**/*.md")} - {"index"}
+    paths = (path for kind in ("md", "ipynb") for path in DOCS.glob(f"**/*.{kind}"))
+    pages = {path.relative_to(DOCS).with_suffix("").as_posix() for path in paths} - {"index"}
     assert pages <= set(MENU)
     assert len(MENU) == len(set(MENU))
 
 
 def test_entries_of_the_menu_exist() -> None:
     """But for the page of rooms, which is written when the site is built."""
-    assert [entry for entry in MENU if not (DOCS / f"{entry}.md").exists()] == ["api/modules"]
+    pages = (DOCS / f"{entry}{kind}" for entry in MENU for kind in (".md", ".ipynb"))
+    there = {page.relative_to(DOCS).with_suffix("").as_posix() for page in pages if page.exists()}
+    assert [entry for entry in MENU if entry not in there] == ["api/modules"]
 
 
 def test_the_rooms_of_the_repository_have_a_place() -> None:

@@ -14,7 +14,7 @@ BLOCK = re.compile(r"```(python|yaml|bash|sh)\n(?:# (\S+\.(?:py|yaml))\n)?(.*?)`
 RESULTS = {
     "your_own_data.md": ["dataset: image_folder", "dataset: csv"],
     "your_own_model.md": ["model: torchvision", "model: my_network", "model: my_wrapped"],
-    "your_own_method.md": ["selector: highest_loss", "loss: focal", "aggregator: trimmed", "partition: by_attribute"],
+    "your_own_method.md": ["loss: focal", "aggregator: trimmed", "partition: by_attribute"],
     "from_python.md": [],
 }
 """What the configurations of the pages' runs say they chose."""
@@ -62,4 +62,4 @@ def test_the_page_works(page, tmp_path, start_script):
         assert re.search(r"^10 \(.*\) 0\.9", said, re.MULTILINE), "ten rounds, and a network that has learnt"
         assert "difference in true positive rates: 0." in said
     if page == "your_own_method.md":
-        assert re.search(r"^\W*highest_loss\W+2\b", said, re.MULTILINE), "a line of the comparison, over two seeds"
+        assert re.search(r"^\W*trimmed\W+2\b", said, re.MULTILINE), "a line of the comparison, over two seeds"
