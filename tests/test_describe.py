@@ -137,6 +137,7 @@ def test_no_selector_no_simulation(run, tmp_path):
     assert files(tmp_path) == ["out/partition.png", "out/triplets.png"]
 
 
+@pytest.mark.slow
 def test_several_selectors_are_told_one_after_the_other(run, tmp_path):
     arguments = ("partition=gai", "simulate.selector=uniform,feddiverse", "simulate.rounds=40", "paths.output_dir=out")
     alone = json.loads(run(*arguments[::2], "simulate.selector=feddiverse", "output=json", "paths.output_dir=alone")[1])

@@ -377,6 +377,7 @@ def test_it_keeps_nothing_and_runs_in_a_federation(make, tiny_federation):
     assert state.digest(after) != state.digest(before)
 
 
+@pytest.mark.slow
 def test_three_clients_of_ten_that_turn_their_updates_round_stop_an_average_and_no_robust_one(job_of):
     """Digits, dealt evenly; without faults FedAvg ends at 0.92 to 0.95. Each client trains for four epochs a round."""
     faults = ("transforms=sign_flip", "transforms.sign_flip.clients=[0,1,2]", "transforms.sign_flip.scale=2")

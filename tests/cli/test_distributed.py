@@ -111,6 +111,7 @@ def test_two_ranks_of_torchrun_give_the_numbers_of_one_process(checkout, tmp_pat
     check_ranks(tmp_path / "run", result.stdout, sequential)
 
 
+@pytest.mark.slow
 def test_a_sweep_runs_all_its_jobs_one_after_another(start_ranks, tmp_path):
     command = (*DISTRIBUTED, *ESTIMATED, "-m", "selector=uniform,all", "paths.sweep_dir=sweep", "federation.rounds=1")
     ranks = start_ranks(2, *command)

@@ -13,6 +13,7 @@ from fedfacet.commands import report
 from fedfacet.config import override_of
 
 
+@pytest.mark.slow
 def test_three_settings_in_one_sweep_and_one_table(trained, tmp_path, capsys):
     said = trained("setting=centralized,local,federated", "federation.rounds=2", "paths.sweep_dir=sweep", "-m").out
     begun = re.findall(r"^job (\d) of 3(, about \d+ min left)?: .*\bsetting=(\w+)\b.*$", said, re.MULTILINE)

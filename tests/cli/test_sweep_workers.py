@@ -110,6 +110,7 @@ def test_a_worker_that_is_killed_is_named_and_the_others_go_on(start, trained, c
     assert "3 of 3 cells are finished.\n" in trained(*command).out
 
 
+@pytest.mark.slow
 def test_a_cell_that_fails_is_named_with_its_reason(train):
     result = train("sweep=cells", "selector=uniform", "optimizer.lr=0.01,1e30", "seed=0", "-m", "sweep.workers=2")
     assert result.status == 1

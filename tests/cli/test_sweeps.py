@@ -73,6 +73,7 @@ def test_finished_cells_are_skipped_and_not_touched(trained, refused, cells, fil
     assert "give the sweep's command with federation.rounds=9, for a cell of its own." in longer
 
 
+@pytest.mark.slow
 def test_hydra_and_the_check_beforehand_name_a_cell_alike(trained, cells, monkeypatch, tmp_path):
     """With settings final once ``where_present`` and ``debug=smoke`` are applied, and one that only a swept option has."""
     swept = ("selector=choice(diversity_score)", "selector.intra_weight=0.25")
@@ -137,6 +138,7 @@ def test_two_processes_share_the_cells(start, cells, tmp_path):
         assert not (run / LOCK_FILE).exists()
 
 
+@pytest.mark.slow
 def test_a_cell_that_another_process_works_at_is_left_to_it(start, train, cells):
     endless = ("sweep=cells", "local.amount=1000000", "seed=0", "-m")
     process = start(*endless)

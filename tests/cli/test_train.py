@@ -215,6 +215,7 @@ def test_the_exported_model_is_the_final_one_and_loads(finished):
     assert float(accuracy) == pytest.approx(summary_of(run)["final"]["test/acc"], abs=1e-6)
 
 
+@pytest.mark.slow
 def test_one_seed_gives_one_run_and_two_seeds_give_two(trained, tmp_path):
     """The jobs of a sweep share a process, and the first has left its traces in it."""
     trained("seed=1,2", "-m", "paths.sweep_dir=sweep")

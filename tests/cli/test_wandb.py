@@ -71,6 +71,7 @@ def stored_in(run):
     return [Stored(file) for file in sorted(run.glob("wandb/offline-run-*/*.wandb"))]
 
 
+@pytest.mark.slow
 def test_a_sweep_is_one_finished_run_per_job_in_one_group(trained, home, tmp_path):
     trained(*FIGURES, *OFFLINE, "seed=1,2", "federation.rounds=2", "paths.sweep_dir=sweep", "-m", fast=False, env=home)
     stored = []

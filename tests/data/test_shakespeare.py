@@ -36,6 +36,7 @@ def spelled(codes):
     return "".join(ALPHABET[code] for code in codes)
 
 
+@pytest.mark.slow
 def test_the_real_text_has_leafs_counts_in_90_5_and_5_percent_and_takes_no_more_memory_than_it_is(real):
     """What grows with 80 times the text would be 338 MB; measured are labels and positions, 8 bytes a window each."""
     source = Shakespeare(root=str(real))

@@ -78,6 +78,7 @@ def test_one_run_is_told_with_its_participants(run, study, tmp_path):
         assert picture.size[0] > 1000
 
 
+@pytest.mark.slow
 def test_a_study_is_one_table_by_what_differs(run, study):
     status, out, err = run(f"decomposition={study}", "round=1", "output=json", "paths.output_dir=out")
     described = json.loads(out)
