@@ -310,3 +310,4 @@ def test_values_out_of_range_are_refused(make, bad):
 def test_fairfeds_values_out_of_range_are_refused(bad):
     with pytest.raises(ValueError, match=f"Expected `{next(iter(bad))}`"):
         FairFed(group_hits=GroupHits(), **bad)
+    assert FairFed(group_hits=GroupHits(), beta=0, positive_class=0).positive_class == 0, "which is a class"
