@@ -106,8 +106,8 @@ def test_settings_compared_seed_by_seed(logs):
     done = report(logs, "logs", "--compare", "uniform", "--forest", "forest.png")
     assert (done.returncode, done.stderr) == (0, "wrote forest.png\n")
     assert done.stdout.splitlines()[2].startswith("| feddiverse |     3 |      +4.67 | [-2.50, 11.84] |    [3.00, 8.00] |")
-    assert done.stdout.splitlines()[2].endswith("| 0.25 |    0.25 |               6 | not separated |")
-    assert "nothing can be separated here" in done.stdout
+    assert done.stdout.splitlines()[2].endswith("| 0.25 |    0.25 |               6 | not significant |")
+    assert "nothing can be significant here" in done.stdout
     assert (logs / "forest.png").stat().st_size > 10_000
     for suffix, start in ((".svg", b"<?xml"), (".pdf", b"%PDF")):
         drawn = [logs / f"{name}{suffix}" for name in ("one", "other")]

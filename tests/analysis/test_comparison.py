@@ -58,7 +58,7 @@ def test_each_row_against_the_baseline(runs, test):
     assert [line.p_corrected for line in comparison.lines] == pytest.approx(list(multipletests(p_values, method="holm")[1]))
     assert {row: comparison.verdict(line) for row, line in found.items()} == {
         "better": "better",
-        "same": "not separated",
+        "same": "not significant",
         "worse": "worse",
     }
 
@@ -81,14 +81,14 @@ def test_only_seeds_of_both_are_paired(runs):
 def test_too_few_seeds_for_the_permutation_test_are_said(runs):
     few = [each for each in runs if each.seed < 4]
     comparison = compare_with(few, "uniform")
-    assert {comparison.verdict(line) for line in comparison.lines} == {"not separated"}
+    assert {comparison.verdict(line) for line in comparison.lines} == {"not significant"}
     assert any(
         "no p-value of the permutation test is below 0.12, and the correction is over 3 lines" in note
         and "Run 7 seeds or more" in note
         for note in comparison.notes
     )
     by_t = compare_with(few, "uniform", test="t")
-    assert [by_t.verdict(line) for line in by_t.lines] == ["better", "not separated", "worse"]
+    assert [by_t.verdict(line) for line in by_t.lines] == ["better", "not significant", "worse"]
     assert not any("permutation" in note for note in by_t.notes)
 
 
@@ -114,7 +114,7 @@ def test_a_run_without_a_value_is_nan_and_not_counted(runs):
     comparison = compare_with([*lost, run("better", 3, math.nan)], "uniform")
     better = next(line for line in comparison.lines if line.row == "better")
     assert math.isnan(better.p)
-    assert comparison.verdict(better) == "not separated"
+    assert comparison.verdict(better) == "not significant"
     assert "over 2 lines" in comparison.caption
     assert any("is nan because" in note for note in comparison.notes)
 
@@ -124,13 +124,13 @@ def test_written_in_every_form(runs, tmp_path):
     comparison = compare_with(several, "uniform", command="report <x>")
     markdown = comparison_markdown(comparison).splitlines()
     assert markdown[0].split("|")[1:3] == [" selector ", " experiment "]
-    assert markdown[2].replace(" ", "").startswith("|same|gci|8|+0.00|[0.00,0.00]|[0.00,0.00]|1|1|-|notseparated|")
+    assert markdown[2].replace(" ", "").startswith("|same|gci|8|+0.00|[0.00,0.00]|[0.00,0.00]|1|1|-|notsignificant|")
     assert [line.split("|")[1].strip() for line in markdown[2:6]] == ["same", "better", "same", "worse"]
     assert "**better**" in markdown[3]
     assert r"\textbf{worse}" in comparison_latex(comparison)
     assert r"\begin{tabular}{llrrrrrrrr}" in comparison_latex(comparison)
     lines = list(csv.DictReader(io.StringIO(comparison_csv(comparison))))
-    assert [line["verdict"] for line in lines] == ["not separated", "better", "not separated", "worse"]
+    assert [line["verdict"] for line in lines] == ["not significant", "better", "not significant", "worse"]
     assert float(lines[1]["t_low"]) == comparison.lines[1].difference.t_interval[0]
     draw_comparison(comparison, tmp_path / "forest.png")
     with Image.open(tmp_path / "forest.png") as picture:

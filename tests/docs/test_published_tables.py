@@ -132,7 +132,7 @@ def _differences(pairs: list[tuple[list[float], list[float]]]) -> list[list[str]
         [
             *(f"{d.mean:+.2f}", _interval(d.t_interval), _interval(d.bootstrap_interval), f"{d.p_permutation:.2g}", f"{p:.2g}"),
             f"{d.seeds_needed:.0f}" if d.seeds_needed <= 10_000 else "> 10,000",
-            "not separated" if p >= LEVEL else "**better**" if d.mean > 0 else "**worse**",
+            "not significant" if p >= LEVEL else "**better**" if d.mean > 0 else "**worse**",
         ]
         for d, p in zip(found, corrected, strict=True)
     ]

@@ -7,7 +7,7 @@ from fedfacet.plots.forest import Difference, plot_forest
 
 
 def line(name, mean, reach):
-    return Difference(name, mean, (mean - reach, mean + reach), (mean - 0.8 * reach, mean + 0.8 * reach), "not separated")
+    return Difference(name, mean, (mean - reach, mean + reach), (mean - 0.8 * reach, mean + 0.8 * reach), "not significant")
 
 
 USUAL = [line("a", 0.2, 1), line("b", -0.4, 1), line("c", 0.5, 1), line("d", 1, 1)]

@@ -44,7 +44,7 @@ class Line(NamedTuple):
     p_corrected: float
 
     @property
-    def separated(self) -> bool:
+    def significant(self) -> bool:
         """Whether the corrected p-value is below 0.05."""
         return self.p_corrected < LEVEL
 
@@ -64,9 +64,9 @@ class Comparison:
     notes: tuple[str, ...]
 
     def verdict(self, line: Line) -> str:
-        """Return ``better``, ``worse`` or ``not separated``."""
-        if not line.separated:
-            return "not separated"
+        """Return ``better``, ``worse`` or ``not significant``."""
+        if not line.significant:
+            return "not significant"
         return "better" if (line.difference.mean > 0) is not self.lower_is_better else "worse"
 
 
@@ -153,7 +153,7 @@ def _note_on_resolution(lines: Sequence[Line]) -> list[str]:
     enough = next((f"{n} seeds or more" for n in range(most, 17) if counted * smallest_p(n) < LEVEL), "more seeds")
     return [
         f"With {most} seeds no p-value of the permutation test is below {smallest_p(most):.2g}, and the correction is over "
-        f"{_lines(counted)}: nothing can be separated here. Run {enough}, choose fewer lines by --where, or take --test t, "
+        f"{_lines(counted)}: nothing can be significant here. Run {enough}, choose fewer lines by --where, or take --test t, "
         "which assumes differences of a normal distribution."
     ]
 
@@ -173,7 +173,7 @@ def _said_of(test: str, baseline: str, lines: Sequence[Line], lower_is_better: b
     return (
         f"Differences from `{baseline}`, paired by seed. 95 % intervals by Student's t and by the percentile bootstrap. "
         f"Two-sided p-values of the {tested}, with Holm's correction over "
-        f"{_lines(sum(not math.isnan(line.p) for line in lines))}; not separated: a corrected p of {LEVEL} or more, "
+        f"{_lines(sum(not math.isnan(line.p) for line in lines))}; not significant: a corrected p of {LEVEL} or more, "
         f"better: {'lower' if lower_is_better else 'higher'}. Seeds to decide: for a power of 80 % of the t test at this mean "
         "and spread, uncorrected. "
     )
@@ -248,6 +248,6 @@ def comparison_grid(comparison: Comparison, escape: Callable[[str], str], bold: 
             *(f"{p:.2g}" for p in (line.p, line.p_corrected)),
             f"{found.seeds_needed:.0f}" if math.isfinite(found.seeds_needed) else "-",
         ]
-        told = bold.format(escape(verdict)) if line.separated else escape(verdict)
+        told = bold.format(escape(verdict)) if line.significant else escape(verdict)
         grid.append([*(escape(getattr(line, name)) for name in shown), *map(escape, numbers), told])
     return grid

@@ -12,7 +12,7 @@ from fedfacet import rng
 from fedfacet.arguments import check_choice
 
 LEVEL = 0.05
-"""A difference is separated from 0 where its corrected p-value is below this level; intervals cover 1 - LEVEL."""
+"""A difference is significant where its corrected p-value is below this level; intervals cover 1 - LEVEL."""
 
 POWER = 0.8
 _MOST_SEEDS = 10_000

@@ -8,14 +8,14 @@ from typing import Any, NamedTuple
 
 from fedfacet.plots.figure import BLUE, VERMILION, saved_figure
 
-_VERDICTS = {"better": BLUE, "worse": VERMILION, "not separated": "0.55"}
+_VERDICTS = {"better": BLUE, "worse": VERMILION, "not significant": "0.55"}
 _PANELS_PER_ROW = 3
 _WIDE = 5.0
 """A line whose interval is so many times as long as the median of its panel would make the others unreadable."""
 
 
 class Difference(NamedTuple):
-    """A line of a panel: its name, the difference, its two 95 % intervals, and ``better``, ``worse`` or ``not separated``."""
+    """A line of a panel: its name, the difference, its two 95 % intervals, and ``better``, ``worse`` or ``not significant``."""
 
     name: str
     mean: float
@@ -28,7 +28,7 @@ def plot_forest(panels: Mapping[str, Sequence[Difference]], baseline: str, label
     """Draw differences from a baseline into a picture, a panel per column of a table.
 
     A point is a mean difference, the thin line its interval by Student's t, the thick one that by the bootstrap. Differences
-    that are not separated are grey. A line that is far longer than the others of its panel leaves the frame: an arrow stands
+    that are not significant are grey. A line that is far longer than the others of its panel leaves the frame: an arrow stands
     where it does, and its mean, if that lies outside. ``label`` names the unit.
     """
     from matplotlib.lines import Line2D
@@ -53,7 +53,7 @@ def plot_forest(panels: Mapping[str, Sequence[Difference]], baseline: str, label
         for axes in grid[max(0, len(panels) - columns) : len(panels)]:
             axes.set_xlabel(label)
         handles = [Line2D([], [], color=colour, marker="o", markersize=4) for colour in _VERDICTS.values()]
-        told = [f"better than {baseline}", f"worse than {baseline}", "not separated"]
+        told = [f"better than {baseline}", f"worse than {baseline}", "not significant"]
         figure.legend(handles, told, loc="outside upper center", ncols=3)
 
 
