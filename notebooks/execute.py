@@ -1,7 +1,7 @@
 """Execute notebooks and keep what they print and draw: ``python notebooks/execute.py [FILE ...]``.
 
-Without a file it executes all notebooks of the repository, minutes of training among them. Each notebook runs in a process of its
-own, from top to bottom. Its file keeps the outputs that Jupyter would show, and nothing that changes from day to day.
+Without a file it executes all notebooks of the repository, which takes a few minutes. Each notebook runs in a new process, from
+top to bottom. Its file keeps what Jupyter would show.
 """
 
 import ast
@@ -13,6 +13,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 from PIL import Image
 
@@ -20,17 +21,17 @@ ROOT = Path(__file__).parents[1]
 NOTEBOOKS = sorted([*ROOT.glob("notebooks/*.ipynb"), *ROOT.glob("docs/tutorials/*.ipynb")])
 
 
-def execute(file):
+def execute(file: Path) -> None:
     """Run the cells of a notebook, and write their outputs into its file."""
     book = json.loads(file.read_text(encoding="utf-8"))
     os.chdir(file.parent)
-    names = {"__name__": "__main__"}
+    names: dict[str, Any] = {"__name__": "__main__"}
     for number, cell in enumerate((cell for cell in book["cells"] if cell["cell_type"] == "code"), 1):
         cell |= {"execution_count": number, "outputs": outputs_of("".join(cell["source"]), number, names)}
     file.write_text(json.dumps(book, ensure_ascii=False, indent=1) + "\n", encoding="utf-8")
 
 
-def outputs_of(source, number, names):
+def outputs_of(source: str, number: int, names: dict[str, Any]) -> list[dict[str, Any]]:
     """Run a cell in the namespace of its notebook, and return what it prints and the value of its last line."""
     streams = {"stdout": io.StringIO(), "stderr": io.StringIO()}
     *body, last = ast.parse(source).body
@@ -44,14 +45,14 @@ def outputs_of(source, number, names):
     said = [(name, stream.getvalue()) for name, stream in streams.items()]
     outputs = [{"name": name, "output_type": "stream", "text": text.splitlines(keepends=True)} for name, text in said if text]
     if result is not None:
-        data = {"text/plain": [repr(result)]}
+        data: dict[str, Any] = {"text/plain": [repr(result)]}
         if isinstance(result, Image.Image):
             data = {"image/png": png_of(result), "text/plain": ["<a picture>"]}  # its repr has an address
         outputs.append({"data": data, "execution_count": number, "metadata": {}, "output_type": "execute_result"})
     return outputs
 
 
-def png_of(picture):
+def png_of(picture: Image.Image) -> str:
     """Return a picture in base64, in 256 colours: a third as large, and alike to the eye."""
     file = io.BytesIO()
     picture.convert("RGB").quantize(256, dither=Image.Dither.NONE).save(file, "png", optimize=True)
@@ -64,5 +65,5 @@ if __name__ == "__main__":
             execute(file)
         case files:
             for file in files:
-                print(file.relative_to(Path.cwd(), walk_up=True) if sys.version_info >= (3, 12) else file, flush=True)
+                print(file.relative_to(ROOT), flush=True)
                 subprocess.run([sys.executable, __file__, file], check=True)
