@@ -28,7 +28,7 @@ from omegaconf import OmegaConf
 
 from fedfacet import rng
 from fedfacet.aggregators.fedavg import FedAvg
-from fedfacet.assembly import clock_of, flights_of
+from fedfacet.assembly import clock_of, flights_of, mechanisms_of
 from fedfacet.clients.local_training import LocalTraining
 from fedfacet.clients.program import Clients
 from fedfacet.config import compose_job
@@ -355,20 +355,21 @@ def tiny_federation(tiny_clients):
         engine.setup(clients)
         return Federation(
             facts=clients.facts,
-            partition_digest=clients.partition.digest,
             engine=engine,
             selector=selector or UniformSelector(),
             aggregator=aggregator,
-            clock=clock,
-            flights=flights_of(aggregator, cohort_size, clients.partition.num_clients) if clock is not None else None,
+            mechanisms=mechanisms_of(
+                clock=clock,
+                flights=flights_of(aggregator, cohort_size, clients.partition.num_clients) if clock is not None else None,
+                participation=participation,
+                scheduler=scheduler,
+            ),
             termination=termination,
-            participation=participation,
             rounds=rounds,
             cohort_size=cohort_size,
             seed=seed,
             on_bad_update=on_bad_update,
             callbacks=callbacks,
-            scheduler=scheduler,
             server_data=ServerData(clients.dataset.test),
         )
 

@@ -13,6 +13,7 @@ from fedfacet.arguments import check_within
 from fedfacet.callbacks.base import Callback
 from fedfacet.errors import ConfigError
 from fedfacet.federation import Federation
+from fedfacet.mechanisms.submodels import Submodels
 from fedfacet.storage.table import Table
 from fedfacet.types import ClientUpdate, FederationState, RoundResult
 
@@ -81,7 +82,7 @@ class ContributionIndex(Callback):
         Raises:
             ConfigError: if clients hold parts of the model, of which there are no plain averages.
         """
-        if federation.parts is not None:
+        if federation.find(Submodels) is not None:
             raise ConfigError(
                 "Expected clients that hold whole models for callbacks.contribution_index, but they hold parts: leave the "
                 "callback out, or choose submodel=none."
