@@ -125,7 +125,8 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
         f"draw them into {PICTURES}/tradeoff.png or --picture; markers tell --rows apart (default: submodel, and model.width "
         "where runs differ in it), colours --columns (default: capacity.num_whole, or model.width where no run has that); "
         "--metric is what attacks find (default: attack/mean/auc), or a gap between groups, such as "
-        "test/fair/equal_opportunity, which has markers for methods and colours for aggregators",
+        "test/fair/equal_opportunity, which has markers for methods and colours for aggregators; where each marker stands for "
+        "one point, the points have names instead",
     )
     parser.add_argument(
         "--selection",
