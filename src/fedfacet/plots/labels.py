@@ -71,7 +71,7 @@ def _size_of(figure: "Figure", name: str) -> tuple[float, float]:
 
 
 def _free(box: "Bbox", frame: "Bbox", taken: Sequence["Bbox"]) -> bool:
-    """Tell whether a box lies within the frame and over nothing that is there already."""
+    """Tell whether a box is within the frame and covers nothing that is there already."""
     within = frame.x0 <= box.x0 and box.x1 <= frame.x1 and frame.y0 <= box.y0 and box.y1 <= frame.y1
     return within and not any(box.overlaps(other) for other in taken)
 
@@ -79,7 +79,7 @@ def _free(box: "Bbox", frame: "Bbox", taken: Sequence["Bbox"]) -> bool:
 def _around(width: float, height: float) -> Iterator[tuple[float, float, float]]:
     """Yield distances from a point, nearest first, and where the middle of a name of some size is then.
 
-    Of one distance, diagonals come first: there a name lies on neither of the point's intervals.
+    Of one distance, diagonals come first: there a name covers neither of the two intervals of the point.
     """
     angles = sorted((2 * math.pi * turn / _DIRECTIONS for turn in range(_DIRECTIONS)), key=lambda a: -abs(math.sin(2 * a)))
     for away in _DISTANCES:
