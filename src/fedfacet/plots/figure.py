@@ -22,8 +22,9 @@ BLUE, ORANGE, GREEN, PINK, SKY, OLIVE, VERMILION = COLOURS = (
 DASHES = (0, (4, 2))
 
 SUFFIXES = (".png", ".svg", ".pdf")  # of pictures
-_SPLITS = {"val": "validation", "test": "test"}
+_SPLITS = {"val": "validation", "test": "test", "personal_test": "personal test"}
 _MEASURES = {"acc": "accuracy", "acc_worst_group": "worst-group accuracy", "acc_adjusted": "adjusted accuracy", "loss": "loss"}
+_MEASURES |= {"acc_mean": "accuracy (mean of clients)", "acc_min": "accuracy (worst client)"}
 _UNDATED: Any = {".svg": {"Date": None}, ".pdf": {"CreationDate": None}}  # the same runs give the same bytes
 
 _STYLE: Any = {
