@@ -36,6 +36,7 @@ from fedfacet.data.dataset import Dataset, InMemoryInputs
 from fedfacet.engines.sequential import SequentialEngine
 from fedfacet.federation import Federation
 from fedfacet.models.small_cnn import SmallCNN
+from fedfacet.mechanisms.server_data import ServerEvaluation
 from fedfacet.objectives.classification import ClassificationObjective
 from fedfacet.partitioners.interaction_matrix import InteractionMatrixPartitioner
 from fedfacet.selectors.uniform import UniformSelector
@@ -349,20 +350,21 @@ def tiny_federation(tiny_clients):
     ):
         clients = clients or tiny_clients(seed=seed, **of_clients)
         engine = engine or SequentialEngine(device="cpu")
-        aggregator = aggregator or FedAvg()
+        aggregator, selector = aggregator or FedAvg(), selector or UniformSelector()
         clock = clock_of(devices, clients, aggregator, cohort_size) if devices is not None else None
         clients.needs[:] = clock.needs() if clock is not None else []
         engine.setup(clients)
         return Federation(
             facts=clients.facts,
             engine=engine,
-            selector=selector or UniformSelector(),
+            selector=selector,
             aggregator=aggregator,
             mechanisms=mechanisms_of(
                 clock=clock,
                 flights=flights_of(aggregator, cohort_size, clients.partition.num_clients) if clock is not None else None,
                 participation=participation,
                 scheduler=scheduler,
+                evaluation=ServerEvaluation(ServerData(clients.dataset.test), engine, aggregator, selector),
             ),
             termination=termination,
             rounds=rounds,
@@ -370,7 +372,6 @@ def tiny_federation(tiny_clients):
             seed=seed,
             on_bad_update=on_bad_update,
             callbacks=callbacks,
-            server_data=ServerData(clients.dataset.test),
         )
 
     return make

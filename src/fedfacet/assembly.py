@@ -51,6 +51,7 @@ from fedfacet.mechanisms.disclosure import DisclosureControl
 from fedfacet.mechanisms.participation import ClientParticipation
 from fedfacet.mechanisms.privacy import DifferentialPrivacy
 from fedfacet.mechanisms.schedule import LearningRateSchedule
+from fedfacet.mechanisms.server_data import ServerEvaluation
 from fedfacet.mechanisms.submodels import Submodels
 from fedfacet.objectives.classification import ClassificationObjective, OptimizerFactory
 from fedfacet.participation.base import Participation
@@ -295,6 +296,7 @@ def assemble(
         clock=clock,
         flights=flights_of(aggregator, cohort_size, clients.partition.num_clients),
         parts=parts,
+        evaluation=ServerEvaluation(server_data, engine, aggregator, selector) if server_data is not None else None,
     )
     federation = kind(
         facts=clients.facts if partition_digest is None else replace(clients.facts, partition_digest=partition_digest),
@@ -302,7 +304,6 @@ def assemble(
         selector=selector,
         aggregator=aggregator,
         mechanisms=[*made, *mechanisms],
-        server_data=server_data,
         termination=termination,
         cohort_size=cohort_size,
         **settings,
@@ -321,9 +322,10 @@ def mechanisms_of(
     clock: Clock | None = None,
     flights: Flights | None = None,
     parts: Parts | None = None,
+    evaluation: ServerEvaluation | None = None,
 ) -> list[Mechanism]:
     """Return the mechanisms that put parts to work; ``flights`` go with a ``clock``."""
-    made: list[Mechanism] = []
+    made: list[Mechanism] = [evaluation] if evaluation is not None else []
     if scheduler is not None:
         made.append(LearningRateSchedule(scheduler))
     if participation is not None:

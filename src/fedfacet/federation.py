@@ -8,7 +8,7 @@ Rounds are counted from 1. The file is a long one, so that a round and the state
 import itertools
 import logging
 import time
-from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence, Set
 from contextlib import ExitStack, closing
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
@@ -26,7 +26,8 @@ from fedfacet.derived import derive, other_names
 from fedfacet.engines.base import Engine
 from fedfacet.errors import BadUpdateError, Interrupted, SelectionError, first_line
 from fedfacet.folding import fold_of
-from fedfacet.judging import Judge
+from fedfacet.mechanisms.preparation import Preparation
+from fedfacet.mechanisms.server_data import ServerEvaluation
 from fedfacet.ours import is_ours
 from fedfacet.round import Fold, Mechanism, Round, hooks
 from fedfacet.selectors.base import ClientSelector
@@ -44,7 +45,6 @@ from fedfacet.types import (
     Query,
     RoundResult,
     SelectionContext,
-    ServerData,
     ServerState,
     State,
 )
@@ -72,7 +72,6 @@ class Federation:
         seed: of initial weights, selection and local training; 0 or larger.
         on_bad_update: ``"raise"`` or ``"drop"`` an update that is malformed or holds NaN or infinity.
         callbacks: name -> callback, called in this order.
-        server_data: samples that the server owns; for aggregators and selectors that judge models.
         termination: what ends ``fit`` before all rounds are done; ``None`` for nothing.
 
     Raises:
@@ -94,7 +93,6 @@ class Federation:
         seed: int,
         on_bad_update: str = "raise",
         callbacks: Mapping[str, Callback] | None = None,
-        server_data: ServerData | None = None,
         termination: Termination | None = None,
     ) -> None:
         check_whole("federation.rounds", rounds)
@@ -116,15 +114,9 @@ class Federation:
         self.seed = seed
         self.on_bad_update = on_bad_update
         self.callbacks = dict(callbacks or {})
-        self.server_data = server_data
         self.termination = termination
         self.extras = aggregator.extras(facts)
         self._other_names = other_names(facts.derived)
-        self._question = aggregator.report() if aggregator.report is not None else None
-        self._judges = aggregator.judges is not None and aggregator.judges() is not None
-        self._selector_judges = selector.judges() if selector.judges is not None else None
-        if (self._judges or self._selector_judges) and server_data is None:
-            raise ValueError("Expected `server_data` for an aggregator or a selector that judges models, but got none.")
         more_than_models = bool(self.extras) or aggregator.broadcast is not None
         self._fedavg_rounds = 0 if more_than_models else selector.fedavg_rounds
         self._fedavg = FedAvg(weighting=aggregator.weighting, buffers=aggregator.buffers).aggregate
@@ -136,6 +128,9 @@ class Federation:
         self._stop_signal: int | None = None
         self.away: frozenset[int] = frozenset()  # in this round, as their answers do not count
         self._arrange(mechanisms)
+        judging = [part for part in (aggregator, selector) if part.judges is not None and part.judges() is not None]
+        if judging and self.find(ServerEvaluation) is None:
+            raise ValueError("Expected `server_data` for an aggregator or a selector that judges models, but got none.")
         self.state = self._first_state()
 
     def _arrange(self, mechanisms: Iterable[Mechanism]) -> None:
@@ -144,20 +139,23 @@ class Federation:
         Raises:
             ValueError: if two of them have the same slot of the state.
         """
-        self.mechanisms = tuple(sorted(mechanisms, key=lambda one: one.rank))
+        own = [] if self.aggregator.report is None and self.aggregator.prepare is None else [Preparation(self.aggregator)]
+        self.mechanisms = tuple(sorted([*mechanisms, *own], key=lambda one: one.rank))
         slots = [one.slot for one in self.mechanisms if one.slot]
         if twice := sorted({slot for slot in slots if slots.count(slot) > 1}):
             raise ValueError(f"Expected mechanisms with different slots, but two have `{twice[0]}`: leave one out.")
-        able = [one for one in self.mechanisms if one.rank < _AWAY]
-        self._able = [*hooks(able, "available"), self._without_away, *hooks(self.mechanisms[len(able) :], "available")]
+        first = [one for one in self.mechanisms if one.rank < _AWAY]
+        self._able = hooks(first, "available"), hooks(self.mechanisms[len(first) :], "available")
         self._asked, self._planned, self._outgoing, self._dispatched, self._incoming, self._merging = (
             hooks(self.mechanisms, point) for point in ("ask", "plan", "outgoing", "dispatch", "incoming", "merge")
         )
-        own: list[tuple[int, str, Any]] = [
-            (_SELECTION, "", self._of_selector), (_MEASUREMENT, "", self._measured), (_LEARNING, "", self._learnt)
-        ]  # fmt: skip
-        own += [(after.__self__.rank, after.__self__.slot, after) for after in hooks(self.mechanisms, "after")]
-        self._after = [(slot, after) for _, slot, after in sorted(own, key=lambda one: -one[0])]
+        learning: list[tuple[int, str, Any]] = [(_MEASUREMENT, "", self._measured)]
+        if self.selector.metrics is not None:
+            learning.append((_SELECTION, "", self._of_selector))
+        if self.selector.observe is not None:
+            learning.append((_LEARNING, "", self._learnt))
+        learning += [(after.__self__.rank, after.__self__.slot, after) for after in hooks(self.mechanisms, "after")]
+        self._after = [(slot, after) for _, slot, after in sorted(learning, key=lambda one: -one[0])]
 
     def find(self, kind: type[_Mechanism]) -> _Mechanism | None:
         """Return the mechanism of a class; ``None`` where the federation has none."""
@@ -165,7 +163,8 @@ class Federation:
 
     def put(self, mechanism: Mechanism) -> None:
         """Take a mechanism, instead of the one of its class if there is one; the state stays as it is."""
-        self._arrange([*(one for one in self.mechanisms if type(one) is not type(mechanism)), mechanism])
+        kept = [one for one in self.mechanisms if type(one) not in (type(mechanism), Preparation)]
+        self._arrange([*kept, mechanism])
 
     def _first_state(self) -> FederationState:
         """Return the state before the first round."""
@@ -229,10 +228,8 @@ class Federation:
         with ExitStack() as failing:
             failing.callback(self._take_back, before)
             # 1.-3. Who takes part, and what do they answer? All of it again without those whose answers do not count.
-            round, reports = self._drawn(before)
-            told = before
-            if self.aggregator.prepare is not None and round.cohort:
-                told = replace(before, aggregator=self.aggregator.prepare(before.aggregator, reports))
+            round = self._drawn(before)
+            told = before if round.server is before.aggregator else replace(before, aggregator=round.server)
 
             # 4. Each is sent the model with an order of its own; those who will not answer get no order.
             ledger = round.asking.ledger
@@ -251,14 +248,10 @@ class Federation:
             learns = self.selector.needs_updates
             round.keeps_updates = bool(watching) or (learns is not None and learns(before.selector))
             updates: Iterator[ClientUpdate] = failing.enter_context(closing(self._received(round)))
-            if self.server_data is not None and (self._judges or self._selector_judges):
-                round.judge = Judge(self.engine, self.server_data, before.model)
-            if round.judge is not None and self._judges and round.number > self._fedavg_rounds:
-                updates = round.judge.judged(updates)
             fold = self._guarded(round)
             for merge in reversed(self._merging):
                 fold = merge(round, fold)
-            server, model = fold(told.aggregator, before.model, updates)
+            server, model = fold(round.server, before.model, updates)
             if not state.all_finite(model):
                 raise BadUpdateError(
                     f"Expected a finite model after round {round.number}, but {type(self.aggregator).__name__} made NaN or "
@@ -284,14 +277,11 @@ class Federation:
             )
 
             # 10. Measure the new model, let mechanisms and selector learn, tell everybody, and let the state be saved.
-            round.metrics = _training_metrics(round.receipts, ledger)
-            if round.judge is not None:
-                round.metrics["server/samples"] = round.judge.num_samples
-            measuring = [part for part in self.callbacks.values() if isinstance(part, Measurement)]
-            round.is_measured = not measuring or any(part.is_due(self, round.number) for part in measuring)
+            round.metrics = _training_metrics(round.receipts, ledger) | round.metrics
             for slot, after in self._after:
                 if (after_it := after(round, self.state)) is not None:
                     self.state = replace(self.state, slots={**self.state.slots, slot: after_it})
+            self._laps.end("measure")
             result = self._result(round)
             for callback in self.callbacks.values():
                 callback.on_round_end(self, result)
@@ -301,8 +291,8 @@ class Federation:
             failing.pop_all()
             return result
 
-    def _drawn(self, before: FederationState) -> tuple[Round, Mapping[int, Any]]:
-        """Return a round of which the cohort is known, how it will end for each of it, and what clients report."""
+    def _drawn(self, before: FederationState) -> Round:
+        """Return a round of which the cohort is known, and how it will end for each of it."""
         self.away, came = frozenset(), list[tuple[Query, int, Answer]]()
         self._laps = _Laps(time.perf_counter())
         while True:
@@ -315,12 +305,19 @@ class Federation:
                     seed=self.seed,
                     cohort_size=self.cohort_size,
                     num_floats=partial(self._num_floats_crossing, before),
+                    is_measured=self._is_measured,
                     away=self.away,
                     available=self._everybody,
                     num_wanted=self.cohort_size,
                     selection_seed=self.seed,
+                    server=before.aggregator,
+                    is_fedavg=before.round < self._fedavg_rounds,
                 )
-                for available in self._able:
+                for available in self._able[0]:
+                    available(round)
+                if round.away:
+                    self._without_away(round, round.away)
+                for available in self._able[1]:
                     available(round)
 
                 # 2. Who does? What the selector asks of clients on its way is counted and remembered.
@@ -352,36 +349,36 @@ class Federation:
                     round.cohort = self._checked(self.selector.select(before.selector, context), context)
                 self._laps.end("select")
 
-                # 3. Who will answer, and what does the aggregator want to know of them beforehand?
+                # 3. Who will answer, and what does the server want to know of them beforehand?
                 round.finished = dict.fromkeys(round.cohort, 1.0)
                 for plan in self._planned:
                     plan(round)
-                reports: Mapping[int, Any] = {}
-                if self._question is not None and round.number > self._fedavg_rounds:
-                    trains = [client_id for client_id, part in round.finished.items() if part > 0]
-                    reports = asking.report(self._question, round.available if self.aggregator.asks_everybody else trains)
                 if alone := (asking.settled() if self.away else asking.received_model) - set(round.cohort):
                     self._count_models(asking, before, alone)
-                return round, reports
+                return round
             except ClientsAway as fault:
                 self.away |= fault.client_ids
 
     def _guarded(self, round: Round) -> Fold:
         """Return what makes the next model of a round's updates; without any, model and aggregator stay as they were."""
-        fold = self._fedavg if round.number <= self._fedavg_rounds else self._fold
+        fold = self._fedavg if round.is_fedavg else self._fold
 
         def guarded(server: ServerState, model: State, updates: Iterable[ClientUpdate]) -> tuple[ServerState, State]:
             updates = iter(updates)
             if first := list(itertools.islice(updates, 1)):
                 # Popped, so that nothing here holds the first update while the others come.
                 return fold(server, model, itertools.chain((first.pop() for _ in range(1)), updates))
-            if round.num_dropped > 1 or (round.num_dropped and not round.before.participation_counts.any()):
-                self._nothing_left(f"a valid update in round {round.number}, but all {round.num_dropped} were dropped")
-            if self.aggregator.goes_on and fold is self._fold:
-                return fold(server, model, ())
-            return round.before.aggregator, round.before.model
+            return self._without_updates(round, server)
 
         return guarded
+
+    def _without_updates(self, round: Round, server: ServerState) -> tuple[ServerState, State]:
+        """Return what a round leaves behind to which no update has come: what was there, unless the aggregator goes on."""
+        if round.num_dropped > 1 or (round.num_dropped and not round.before.participation_counts.any()):
+            self._nothing_left(f"a valid update in round {round.number}, but all {round.num_dropped} were dropped")
+        if self.aggregator.goes_on and not round.is_fedavg:
+            return self._fold(server, round.before.model, ())
+        return round.before.aggregator, round.before.model
 
     def _result(self, round: Round) -> RoundResult:
         """Return what a round leaves behind, as far as it is known; later metrics of the round show in it."""
@@ -400,28 +397,26 @@ class Federation:
 
     def _of_selector(self, round: Round, new: FederationState) -> None:
         """Measure what the round came to by the selector, which has not learnt from it yet."""
-        if self.selector.metrics is not None:
-            told = self.selector.metrics(new.selector, self._result(round))
-            round.metrics |= {f"selector/{name}": value for name, value in told.items()}
+        assert self.selector.metrics is not None
+        told = self.selector.metrics(new.selector, self._result(round))
+        round.metrics |= {f"selector/{name}": value for name, value in told.items()}
 
     def _learnt(self, round: Round, new: FederationState) -> None:
         """Let the selector learn from the round."""
+        assert self.selector.observe is not None
         self._laps.end("measure")
-        if self.selector.observe is not None:
-            handed: dict[str, Any] = {}
-            result = self._result(round)
-            if self.selector.observes_cohorts_alone:
-                result = RoundResult(result.round, result.cohort, (), {}, Ledger(), {}, result.num_clients)
-            if round.judge is not None and self._selector_judges:
-                handed["judge"] = round.judge.of(self._selector_judges)
-            if self.selector.needs_change:
-                sent = (*self.facts.parameters, *self.facts.buffers)
-                handed["change"] = state.subtract({name: new.model[name] for name in sent}, round.before.model)
-            draw = rng.stream(self.seed, "selector-learns", round.number)
-            learnt = self.selector.observe(round.before.selector, result, round.updates, draw, **handed)
-            self.state = replace(new, selector=learnt)
-            if round.judge is not None:  # it may have passed samples since the round was measured
-                round.metrics["server/samples"] = round.judge.num_samples
+        handed: dict[str, Any] = {}
+        result = self._result(round)
+        if self.selector.observes_cohorts_alone:
+            result = RoundResult(result.round, result.cohort, (), {}, Ledger(), {}, result.num_clients)
+        if round.judge is not None and self.selector.judges is not None and (what := self.selector.judges()):
+            handed["judge"] = round.judge.of(what)
+        if self.selector.needs_change:
+            sent = (*self.facts.parameters, *self.facts.buffers)
+            handed["change"] = state.subtract({name: new.model[name] for name in sent}, round.before.model)
+        draw = rng.stream(self.seed, "selector-learns", round.number)
+        learnt = self.selector.observe(round.before.selector, result, round.updates, draw, **handed)
+        self.state = replace(new, selector=learnt)
         self._laps.end("select")
 
     def _take_back(self, before: FederationState) -> None:
@@ -433,10 +428,18 @@ class Federation:
             except Exception as error:  # the round's own error tells more
                 log.warning("The callback %s cannot return to the state before the round: %s", name, first_line(error))
 
+    def _is_measured(self) -> bool:
+        """Tell whether anything is measured after the round under way; without a measurement every round counts as such."""
+        measuring = [part for part in self.callbacks.values() if isinstance(part, Measurement)]
+        return not measuring or any(part.is_due(self, self.state.round) for part in measuring)
+
     def _measured(self, round: Round, new: FederationState) -> None:
+        """Measure the new model, unless nothing does."""
+        if self.callbacks or self.termination is not None:
+            self._measure_all(round)
+
+    def _measure_all(self, round: Round) -> None:
         """Have callbacks measure a round; those whose turn it is not wait until it is known whether the round is the last."""
-        if not self.callbacks and self.termination is None:
-            return
         parts, number, asking = self.callbacks, round.number, round.asking
         due = {name for name, part in parts.items() if not (isinstance(part, Measurement) and not part.is_due(self, number))}
         measured = {name: self._measure(part, number, asking) for name, part in parts.items() if name in due}
@@ -518,7 +521,7 @@ class Federation:
     def _end_if_due(self, termination: Termination, round: Round, measured: Mapping[str, Mapping[str, float]]) -> None:
         """Let the termination look at a round, and note down why it is the last if it is."""
         metrics = {**round.metrics, **{name: value for part in measured.values() for name, value in part.items()}}
-        known, result = self.state.slots.get("termination", {}), replace(self._result(round), metrics=metrics)
+        known, result = self.state.slot("termination"), replace(self._result(round), metrics=metrics)
         server, reason = termination.observe(known, result)
         self.state = replace(self.state, slots={**self.state.slots, "termination": server}, stopped=reason or "")
         if reason is not None:
@@ -547,10 +550,8 @@ class Federation:
         sent = state.num_floats({name: model[name] for name in model if name not in own} if own else model)
         return sent + state.num_floats(broadcast.extras) if broadcast.extras else sent
 
-    def _without_away(self, round: Round) -> None:
+    def _without_away(self, round: Round, away: Set[int]) -> None:
         """Leave out the clients whose answers do not count in this round."""
-        if not (away := round.away):
-            return
         round.available = [client_id for client_id in round.available if client_id not in away]
         if not round.available:
             self._nothing_left(f"an answer that counts in round {round.number}, but {len(away)} clients are away without one")
@@ -583,8 +584,6 @@ class Federation:
             self._heard(round.number, position, len(tasks), "train")
             fault, num_floats = self._verified(update, task, self.facts, self.extras, seen)
             asking.ledger.floats_up += num_floats
-            if fault is None and self._question is not None:
-                update = replace(update, report=asking.disclosures.get(self._question.name, {}).get(task.client_id))
             if fault is not None:
                 self._refuse("a finite update of the model's shapes", task.client_id, round.number, fault)
                 round.num_dropped += 1

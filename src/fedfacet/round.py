@@ -47,6 +47,7 @@ class Round:
         log_weights: logarithms of the weights by which they are drawn, shape (K,); ``None`` for all alike.
         asking: the questions of the round.
         cohort: the clients that were selected.
+        server: the state of the aggregator with which the round begins.
         finished: client of the cohort -> the part of its steps that it finishes; 0 for one that never answers.
         plan: how the round will go on the clients' devices; ``None`` without devices.
         selection_seed: of the draws of the selector.
@@ -56,9 +57,10 @@ class Round:
         updates: the updates, where a callback or the selector wants to see them.
         keeps_updates: whether one does.
         num_dropped: how many updates did not count.
+        is_fedavg: whether FedAvg takes the place of the aggregator, as in the first rounds of some selectors.
         judge: of models on the server's samples; ``None`` where none are judged.
         metrics: what the round has measured so far.
-        is_measured: whether anything is measured after the round.
+        is_measured: tells whether anything is measured after the round.
         notes: what a mechanism hands from one of its points to a later one, by its slot.
     """
 
@@ -68,10 +70,12 @@ class Round:
     seed: int
     cohort_size: int
     num_floats: Callable[[int], tuple[int, int]]
+    is_measured: Callable[[], bool]
     away: frozenset[int]
     available: Sequence[int]
     num_wanted: int
     selection_seed: int
+    server: ServerState
     log_weights: NDArray[Any] | None = None
     asking: "Asking" = field(init=False)
     cohort: list[int] = field(default_factory=list)
@@ -83,9 +87,9 @@ class Round:
     updates: list[ClientUpdate] = field(default_factory=list)
     keeps_updates: bool = False
     num_dropped: int = 0
+    is_fedavg: bool = False
     judge: "Judge | None" = None
     metrics: dict[str, float] = field(default_factory=dict)
-    is_measured: bool = True
     notes: dict[str, Any] = field(default_factory=dict)
 
 

@@ -500,3 +500,7 @@ class FederationState:
     stopped: str = ""
     frozen_digest: str = ""
     slots: Mapping[str, ServerState] = field(default_factory=dict)
+
+    def slot(self, name: str) -> ServerState:
+        """Return the state of a mechanism; empty for one that keeps nothing."""
+        return self.slots.get(name, {})

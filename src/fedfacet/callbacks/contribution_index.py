@@ -13,6 +13,7 @@ from fedfacet.arguments import check_within
 from fedfacet.callbacks.base import Callback
 from fedfacet.errors import ConfigError
 from fedfacet.federation import Federation
+from fedfacet.mechanisms.server_data import ServerEvaluation
 from fedfacet.mechanisms.submodels import Submodels
 from fedfacet.storage.table import Table
 from fedfacet.types import ClientUpdate, FederationState, RoundResult
@@ -100,8 +101,9 @@ class ContributionIndex(Callback):
     def _shapley(
         self, federation: Federation, before: FederationState, updates: Sequence[ClientUpdate], draw: np.random.Generator
     ) -> NDArray[np.float64]:
-        assert federation.server_data is not None  # `compatibility.py` refuses what judges without
-        samples = federation.server_data.samples
+        evaluation = federation.find(ServerEvaluation)
+        assert evaluation is not None  # `compatibility.py` refuses what judges without
+        samples = evaluation.server_data.samples
 
         def accuracy(coalition: shapley.Coalition) -> float:
             members = [updates[i] for i in coalition]

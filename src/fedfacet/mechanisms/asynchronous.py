@@ -1,4 +1,4 @@
-"""Rounds that take the updates of whoever is done first, while others train on."""
+"""Rounds that take the updates of the clients that are done first, while others train on."""
 
 from dataclasses import dataclass, replace
 
@@ -24,7 +24,7 @@ class AsynchronousRounds(Mechanism):
 
     def available(self, round: Round) -> None:
         """Leave out who is at work."""
-        known = round.before.slots[self.slot]
+        known = round.before.slot(self.slot)
         round.available = self.flights.free(known, round.available)
         round.num_wanted = self.flights.places(known, len(round.available))
 
@@ -32,8 +32,8 @@ class AsynchronousRounds(Mechanism):
         """Send the orders out, and take in their place those whose updates arrive first."""
         assert round.plan is not None
         before, drawn = round.before, {"seed": round.seed, "round": round.number}
-        now = before.slots["devices"]["clock"] + self.clock.asking(round.asking.asked, **drawn)[0]
-        known, given = before.slots[self.slot], {"now": now, "seed": round.seed, "memory": before.memory}
+        now = before.slot("devices")["clock"] + self.clock.asking(round.asking.asked, **drawn)[0]
+        known, given = before.slot(self.slot), {"now": now, "seed": round.seed, "memory": before.memory}
         round.notes[self.slot], round.tasks, round.plan = self.flights.turn(known, round.tasks, round.plan, **given)
 
     def incoming(self, round: Round, task: ClientTask, update: ClientUpdate) -> ClientUpdate:

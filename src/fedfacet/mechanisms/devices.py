@@ -28,24 +28,24 @@ class SimulatedDevices(Mechanism):
 
     def summary(self, state: FederationState) -> Mapping[str, Any]:
         """Return what a run has taken so far."""
-        return self.clock.summary(state.slots[self.slot])
+        return self.clock.summary(state.slot(self.slot))
 
     def available(self, round: Round) -> None:
         """Leave out who is off-line or has no energy, and ask for more clients if some are expected to be late."""
-        round.available = self.clock.available(round.before.slots[self.slot], round.available)
+        round.available = self.clock.available(round.before.slot(self.slot), round.available)
         round.num_wanted = self.clock.places(round.num_wanted, len(round.available))
 
     def plan(self, round: Round) -> None:
         """Compute when each client of the cohort is done, and whose update counts."""
         floats = {client_id: round.num_floats(client_id) for client_id in round.finished}
-        known = round.before.slots[self.slot]
+        known = round.before.slot(self.slot)
         round.plan = self.clock.plan(known, round.finished, floats, seed=round.seed, round=round.number)
         round.finished = round.plan.finished
 
     def after(self, round: Round, new: FederationState) -> ServerState:
         """Let the round's time pass, and measure ``sim/...``."""
         assert round.plan is not None
-        known, asking = round.before.slots[self.slot], round.asking
+        known, asking = round.before.slot(self.slot), round.asking
         drawn = {"seed": round.seed, "round": round.number}
         clock, taken = self.clock.advance(known, round.plan, asking.asked, asking.ledger, **drawn)
         round.metrics |= taken

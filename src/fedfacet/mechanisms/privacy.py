@@ -18,7 +18,7 @@ class DifferentialPrivacy(Mechanism):
     """Keeps the account of a run's noise, and adds that of the server to the sum of updates if the server is who noises.
 
     A client whose epsilon would exceed its limit takes no further part. With noise at the server the draws of the selection
-    follow its key: who knows who was drawn knows more than an epsilon of sampled clients allows for.
+    follow its key. An epsilon of sampled clients holds only while it is secret who was drawn.
     """
 
     accounting: Accounting
@@ -55,12 +55,12 @@ class DifferentialPrivacy(Mechanism):
         return self.accounting.counted(query)
 
     def merge(self, round: Round, inner: Fold) -> Fold:
-        """Give the aggregator the noised mean in place of the updates."""
+        """Give the aggregator the noised mean instead of the updates."""
         if (central := self.central) is None:
             return inner
 
         def released(server: ServerState, model: State, updates: Iterable[ClientUpdate]) -> tuple[ServerState, State]:
-            known, shapes = round.before.slots[self.slot], {name: model[name] for name in round.facts.parameters}
+            known, shapes = round.before.slot(self.slot), {name: model[name] for name in round.facts.parameters}
             planned = {"expected": round.cohort_size, "seed": round.seed, "round": round.number}
             round.notes[self.slot], mean = central.released(known, updates, shapes, **planned)
             return inner(server, model, iter([mean]))
@@ -69,12 +69,12 @@ class DifferentialPrivacy(Mechanism):
 
     def after(self, round: Round, new: FederationState) -> ServerState:
         """Book what the round has spent, and measure ``privacy/epsilon``."""
-        before, known = round.before, round.notes.get(self.slot, round.before.slots[self.slot])
+        before, known = round.before, round.notes.get(self.slot, round.before.slot(self.slot))
         spent = self.accounting.after(_with(before, known), round.tasks, round.asking.disclosed)
         new = _with(new, spent)
         for client_id in self.accounting.stopping(before, new):
             log.info("Client %d takes no further part: its epsilon would exceed its limit.", client_id)
-        round.metrics |= self.accounting.metrics(before, new, due=round.is_measured)
+        round.metrics |= self.accounting.metrics(before, new, due=round.is_measured())
         return spent
 
 

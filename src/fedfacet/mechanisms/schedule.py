@@ -22,10 +22,10 @@ class LearningRateSchedule(Mechanism):
 
     def outgoing(self, before: FederationState, task: ClientTask) -> ClientTask:
         """Return an order with the factor of its round."""
-        return replace(task, lr_factor=factor_of(self.scheduler, before.slots.get(self.slot, {}), before.round + 1))
+        return replace(task, lr_factor=factor_of(self.scheduler, before.slot(self.slot), before.round + 1))
 
     def after(self, round: Round, new: FederationState) -> ServerState:
         """Measure ``train/lr_factor``, and return the scheduler's next state."""
-        known = round.before.slots.get(self.slot, {})
+        known = round.before.slot(self.slot)
         round.metrics["train/lr_factor"] = factor_of(self.scheduler, known, round.number)
         return self.scheduler.observe(known, round.metrics)
