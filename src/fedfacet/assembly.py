@@ -53,6 +53,7 @@ from fedfacet.mechanisms.privacy import DifferentialPrivacy
 from fedfacet.mechanisms.schedule import LearningRateSchedule
 from fedfacet.mechanisms.server_data import ServerEvaluation
 from fedfacet.mechanisms.submodels import Submodels
+from fedfacet.mechanisms.termination import EarlyStop
 from fedfacet.objectives.classification import ClassificationObjective, OptimizerFactory
 from fedfacet.participation.base import Participation
 from fedfacet.privacy.base import Privacy
@@ -237,7 +238,7 @@ def assemble(
         server_data: as in ``Federation``.
         privacy: the noise that the server adds to the sum of updates; ``None`` for none.
         devices: what clients run on; ``None`` for nothing that takes time.
-        termination: as in ``Federation``.
+        termination: what ends ``fit`` before all rounds are done; ``None`` for nothing.
         mechanisms: as in ``Federation``, besides those that follow from the other arguments.
         cohort_size: as in ``Federation``.
         choices: group -> the option that was chosen, for messages.
@@ -297,6 +298,7 @@ def assemble(
         flights=flights_of(aggregator, cohort_size, clients.partition.num_clients),
         parts=parts,
         evaluation=ServerEvaluation(server_data, engine, aggregator, selector) if server_data is not None else None,
+        termination=termination,
     )
     federation = kind(
         facts=clients.facts if partition_digest is None else replace(clients.facts, partition_digest=partition_digest),
@@ -304,7 +306,6 @@ def assemble(
         selector=selector,
         aggregator=aggregator,
         mechanisms=[*made, *mechanisms],
-        termination=termination,
         cohort_size=cohort_size,
         **settings,
     )
@@ -323,6 +324,7 @@ def mechanisms_of(
     flights: Flights | None = None,
     parts: Parts | None = None,
     evaluation: ServerEvaluation | None = None,
+    termination: Termination | None = None,
 ) -> list[Mechanism]:
     """Return the mechanisms that put parts to work; ``flights`` go with a ``clock``."""
     made: list[Mechanism] = [evaluation] if evaluation is not None else []
@@ -340,6 +342,8 @@ def mechanisms_of(
             made.append(AsynchronousRounds(flights, clock))
     if parts is not None:
         made.append(Submodels(parts))
+    if termination is not None:
+        made.append(EarlyStop(termination))
     return made
 
 

@@ -32,7 +32,6 @@ from fedfacet.ours import is_ours
 from fedfacet.round import Fold, Mechanism, Round, hooks
 from fedfacet.selectors.base import ClientSelector
 from fedfacet.storage.fitting import check_fits
-from fedfacet.termination.base import Termination
 from fedfacet.types import (
     Answer,
     Broadcast,
@@ -72,7 +71,6 @@ class Federation:
         seed: of initial weights, selection and local training; 0 or larger.
         on_bad_update: ``"raise"`` or ``"drop"`` an update that is malformed or holds NaN or infinity.
         callbacks: name -> callback, called in this order.
-        termination: what ends ``fit`` before all rounds are done; ``None`` for nothing.
 
     Raises:
         ValueError: if a number is out of range.
@@ -93,7 +91,6 @@ class Federation:
         seed: int,
         on_bad_update: str = "raise",
         callbacks: Mapping[str, Callback] | None = None,
-        termination: Termination | None = None,
     ) -> None:
         check_whole("federation.rounds", rounds)
         if not isinstance(cohort_size, int) or not 1 <= cohort_size <= facts.num_clients:
@@ -114,7 +111,6 @@ class Federation:
         self.seed = seed
         self.on_bad_update = on_bad_update
         self.callbacks = dict(callbacks or {})
-        self.termination = termination
         self.extras = aggregator.extras(facts)
         self._other_names = other_names(facts.derived)
         more_than_models = bool(self.extras) or aggregator.broadcast is not None
@@ -146,8 +142,8 @@ class Federation:
             raise ValueError(f"Expected mechanisms with different slots, but two have `{twice[0]}`: leave one out.")
         first = [one for one in self.mechanisms if one.rank < _AWAY]
         self._able = hooks(first, "available"), hooks(self.mechanisms[len(first) :], "available")
-        self._asked, self._planned, self._outgoing, self._dispatched, self._incoming, self._merging = (
-            hooks(self.mechanisms, point) for point in ("ask", "plan", "outgoing", "dispatch", "incoming", "merge")
+        self._asked, self._planned, self._outgoing, self._dispatched, self._incoming, self._merging, self._stopping = (
+            hooks(self.mechanisms, point) for point in ("ask", "plan", "outgoing", "dispatch", "incoming", "merge", "stop")
         )
         learning: list[tuple[int, str, Any]] = [(_MEASUREMENT, "", self._measured)]
         if self.selector.metrics is not None:
@@ -157,9 +153,18 @@ class Federation:
         learning += [(after.__self__.rank, after.__self__.slot, after) for after in hooks(self.mechanisms, "after")]
         self._after = [(slot, after) for _, slot, after in sorted(learning, key=lambda one: -one[0])]
 
+    @property
+    def may_stop(self) -> bool:
+        """Whether the run may end before all its rounds are done."""
+        return bool(self._stopping)
+
     def find(self, kind: type[_Mechanism]) -> _Mechanism | None:
         """Return the mechanism of a class; ``None`` where the federation has none."""
         return next((one for one in self.mechanisms if isinstance(one, kind)), None)
+
+    def drop(self, kind: type[Mechanism]) -> None:
+        """Do without the mechanisms of a class from now on; the state stays as it is."""
+        self._arrange(one for one in self.mechanisms if not isinstance(one, (kind, Preparation)))
 
     def put(self, mechanism: Mechanism) -> None:
         """Take a mechanism, instead of the one of its class if there is one; the state stays as it is."""
@@ -180,8 +185,7 @@ class Federation:
             partition_digest=self.facts.partition_digest,
             data_digest=self.facts.data_digest,
             frozen_digest=self.facts.frozen_digest,
-            slots={one.slot: one.init() for one in self.mechanisms if one.slot}
-            | ({"termination": self.termination.init()} if self.termination is not None else {}),
+            slots={one.slot: one.init() for one in self.mechanisms if one.slot},
         )
 
     def restore(self, saved: FederationState) -> None:
@@ -229,19 +233,9 @@ class Federation:
             failing.callback(self._take_back, before)
             # 1.-3. Who takes part, and what do they answer? All of it again without those whose answers do not count.
             round = self._drawn(before)
-            told = before if round.server is before.aggregator else replace(before, aggregator=round.server)
 
             # 4. Each is sent the model with an order of its own; those who will not answer get no order.
-            ledger = round.asking.ledger
-            for client_id, part in round.finished.items():
-                task = self.order(told, client_id, part)
-                ledger.floats_down += self._num_floats_sent(task.broadcast, client_id)
-                if part > 0:
-                    round.tasks.append(task)
-            for dispatch in self._dispatched:
-                dispatch(round)
-            train = {task.client_id for task in round.tasks}
-            ledger.query_samples += sum(samples for client_id, samples in round.asking.begun.items() if client_id not in train)
+            self._send(round)
 
             # 5.-7. They train; their updates cross back one by one, in cohort order, and are folded into the next model.
             watching = [callback for callback in self.callbacks.values() if callback.needs_updates]
@@ -277,7 +271,7 @@ class Federation:
             )
 
             # 10. Measure the new model, let mechanisms and selector learn, tell everybody, and let the state be saved.
-            round.metrics = _training_metrics(round.receipts, ledger) | round.metrics
+            round.metrics = _training_metrics(round.receipts, round.asking.ledger) | round.metrics
             for slot, after in self._after:
                 if (after_it := after(round, self.state)) is not None:
                     self.state = replace(self.state, slots={**self.state.slots, slot: after_it})
@@ -359,6 +353,20 @@ class Federation:
             except ClientsAway as fault:
                 self.away |= fault.client_ids
 
+    def _send(self, round: Round) -> None:
+        """Make the orders of a round, and count what they are."""
+        ledger = round.asking.ledger
+        told = round.before if round.server is round.before.aggregator else replace(round.before, aggregator=round.server)
+        for client_id, part in round.finished.items():
+            task = self.order(told, client_id, part)
+            ledger.floats_down += self._num_floats_sent(task.broadcast, client_id)
+            if part > 0:
+                round.tasks.append(task)
+        for dispatch in self._dispatched:
+            dispatch(round)
+        train = {task.client_id for task in round.tasks}
+        ledger.query_samples += sum(samples for client_id, samples in round.asking.begun.items() if client_id not in train)
+
     def _guarded(self, round: Round) -> Fold:
         """Return what makes the next model of a round's updates; without any, model and aggregator stay as they were."""
         fold = self._fedavg if round.is_fedavg else self._fold
@@ -435,7 +443,7 @@ class Federation:
 
     def _measured(self, round: Round, new: FederationState) -> None:
         """Measure the new model, unless nothing does."""
-        if self.callbacks or self.termination is not None:
+        if self.callbacks or self._stopping:
             self._measure_all(round)
 
     def _measure_all(self, round: Round) -> None:
@@ -443,12 +451,10 @@ class Federation:
         parts, number, asking = self.callbacks, round.number, round.asking
         due = {name for name, part in parts.items() if not (isinstance(part, Measurement) and not part.is_due(self, number))}
         measured = {name: self._measure(part, number, asking) for name, part in parts.items() if name in due}
-        if self.termination is not None:
-            self._end_if_due(self.termination, round, measured)
+        if self._stopping:
+            self._stop_if_due(round, measured)
         measured |= {name: self._measure(part, number, asking) for name, part in parts.items() if name not in due}
         round.metrics |= merged({name: measured[name] for name in parts}, round.metrics)
-        if self.termination is not None:
-            self.termination.check(round.metrics)
         round.metrics |= _crossed(asking.ledger)  # with what their answers cost
 
     def _measure(self, part: Callback, round: int, asked: Asking) -> Mapping[str, float]:
@@ -518,21 +524,19 @@ class Federation:
             known = asking.asked[client_id]
             asking.asked[client_id] = known._replace(floats_down=known.floats_down + floats)
 
-    def _end_if_due(self, termination: Termination, round: Round, measured: Mapping[str, Mapping[str, float]]) -> None:
-        """Let the termination look at a round, and note down why it is the last if it is."""
+    def _stop_if_due(self, round: Round, measured: Mapping[str, Mapping[str, float]]) -> None:
+        """Let mechanisms look at a round, and note down why it is the last if it is."""
         metrics = {**round.metrics, **{name: value for part in measured.values() for name, value in part.items()}}
-        known, result = self.state.slot("termination"), replace(self._result(round), metrics=metrics)
-        server, reason = termination.observe(known, result)
-        self.state = replace(self.state, slots={**self.state.slots, "termination": server}, stopped=reason or "")
-        if reason is not None:
-            log.info("The run ends with round %d: %s.", round.number, reason)
+        result = replace(self._result(round), metrics=metrics)
+        reasons = [reason for stop in self._stopping if (reason := stop(round, result)) is not None]
+        self.state = replace(self.state, stopped="; ".join(reasons))
+        if reasons:
+            log.info("The run ends with round %d: %s.", round.number, self.state.stopped)
 
     def order(self, before: FederationState, client_id: int, step_fraction: float = 1.0) -> ClientTask:
         """Return a client's order to train in the round after a state, as it is if the client finishes."""
-        if self.aggregator.broadcast is None:
-            sent = Broadcast(before.model)
-        else:
-            sent = self.aggregator.broadcast(before.aggregator, before.model, client_id)
+        broadcast = self.aggregator.broadcast
+        sent = broadcast(before.aggregator, before.model, client_id) if broadcast is not None else Broadcast(before.model)
         memory = before.memory.get(client_id, {})
         task = ClientTask(client_id, before.round + 1, self.seed, sent, memory, step_fraction)
         for outgoing in self._outgoing:

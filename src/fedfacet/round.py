@@ -17,6 +17,7 @@ from fedfacet.types import (
     Facts,
     FederationState,
     Query,
+    RoundResult,
     ServerState,
     State,
 )
@@ -141,6 +142,10 @@ class Mechanism:
     def merge(self, round: Round, inner: Fold) -> Fold:
         """Return what makes the next model, given what does so for the mechanisms after this one and the aggregator."""
         return inner
+
+    def stop(self, round: Round, result: RoundResult) -> str | None:
+        """Return why the run ends with this round, ``None`` if it does not; ``result`` lacks what is measured in others."""
+        return None
 
     def after(self, round: Round, new: FederationState) -> ServerState | None:
         """Add to ``round.metrics``, given the state with the new model; return its next slot, ``None`` for the one it has."""
