@@ -50,7 +50,12 @@ html_css_files = ["mathml.css"]
 html_additional_pages = {"index": "first_page.html"}  # the root page lies in docs/
 html_copy_source = False
 
-PARTS = {"notebooks/README": "*", "results/README": "*\narchive/*", "benchmarks/README": "diary\nresults/*"}
+PARTS = {
+    "docs/options": "options/*",
+    "notebooks/README": "*",
+    "results/README": "*\narchive/*",
+    "benchmarks/README": "diary\nresults/*",
+}
 """Pages in whose section of the menu others stand. It is not written there because GitHub would show it."""
 
 

@@ -15,7 +15,7 @@ def test_the_menu_has_every_page() -> None:
     """Each page of docs/ once; a page that is forgotten there could only be found by a search."""
     paths = (path for kind in ("md", "ipynb") for path in DOCS.glob(f"**/*.{kind}"))
     pages = {path.relative_to(DOCS).with_suffix("").as_posix() for path in paths} - {"index"}
-    assert pages <= set(MENU)
+    assert {page for page in pages if not page.startswith("options/")} <= set(MENU)  # conf.py puts these below their first
     assert len(MENU) == len(set(MENU))
 
 
