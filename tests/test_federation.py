@@ -400,7 +400,7 @@ def test_a_diverging_learning_rate_is_caught(make):
 @pytest.mark.parametrize(
     ("cohort", "fault"),
     [
-        ([0, 0, 1], r"got \[0, 0, 1\]: mend its `select`"),
+        ([0, 0, 1], r"got \[0, 0, 1\]: fix its `select`"),
         ([0, 4, 1], r"got \[0, 4, 1\], .* \[4\] are away"),
         ([0, 1, 99], r"got .* \[99\] are away"),
         ([0, -1, 1], r"got .* \[-1\] are away"),
@@ -417,7 +417,7 @@ def test_a_wrong_cohort_is_refused(cohort, fault, make):
 
 @pytest.mark.parametrize("cohort", [[0, 1], [0, 1, 2, 3], []])  # three, or all five, would do
 def test_a_cohort_of_another_size_is_refused(cohort, make):
-    message = f"Expected Chosen to select 3 distinct available clients, or all 5, in round 1, but got {cohort}: mend"
+    message = f"Expected Chosen to select 3 distinct available clients, or all 5, in round 1, but got {cohort}: fix"
     with pytest.raises(SelectionError, match=re.escape(message)):
         make(selector=Chosen(*cohort), cohort_size=3).run_round()
 

@@ -88,7 +88,7 @@ class Asking:
         if strangers := sorted(set(client_ids).difference(self.available)):
             raise SelectionError(
                 f"Expected the selector to ask only clients that are available in round {self.round}, but {strangers} are not: "
-                "mend its `select`."
+                "fix its `select`."
             )
         tasks = (self.order(client_id) for client_id in client_ids)  # of a million clients none is kept
         came, faults = {}, {}

@@ -623,7 +623,7 @@ class Federation:
             raise SelectionError(
                 f"Expected {type(self.selector).__name__} to select {context.places} distinct available clients, or all "
                 f"{len(context.available)}, in round {context.round}, but got {cohort}"
-                f"{f', where {strangers} are away' if strangers else ''}: mend its `select`."
+                f"{f', where {strangers} are away' if strangers else ''}: fix its `select`."
             )
         return [int(client_id) for client_id in cohort]
 

@@ -508,7 +508,7 @@ class Clients:
         num_samples, size = len(self.owned[task.client_id]), self.local.batch_size
         replaced = self.local.sampling == "with_replacement"
         if num_samples < 1:
-            raise ValueError("Expected a client to hold at least one sample, but it holds none: mend the partition.")
+            raise ValueError("Expected a client to hold at least one sample, but it holds none: fix the partition.")
         if self.privacy is not None:
             for step in itertools.count():
                 draw = rng.stream(self.noise_seed(task.seed), "private-batches", task.round, task.client_id, step)
