@@ -31,7 +31,8 @@ holds. On the pages, each title links to the option's file.
 """
 SHARED = """## Shared settings
 
-Several options above have these settings. Each option names those that it has, with its default.
+Several options above have these settings. Each option names those that it has, with its default. A meaning that begins with
+the names of options is theirs.
 """
 _LONGEST_DEFAULT = 60
 _Row = tuple[str, str, str]
@@ -100,19 +101,19 @@ def _option(group: str, file: Path, rows: Sequence[_Row], shared: set[tuple[str,
 
 
 def _shared_table(settings: Mapping[Path, Sequence[_Row]], shared: set[tuple[str, str]]) -> str:
-    """Return the table of what several options say of a setting, with their names."""
-    found: dict[tuple[str, str], dict[str, str]] = {}
+    """Return the table of what several options say of a setting; where they say different things, with their names."""
+    found: dict[str, dict[str, dict[str, str]]] = {}
     for file, rows in settings.items():
         for key, default, meaning in rows:
             if (key, meaning) in shared:
-                found.setdefault((key, meaning), {})[f"`{file.stem}`"] = default
+                found.setdefault(key, {}).setdefault(meaning, {})[f"`{file.stem}`"] = default
     lines = []
-    for (key, meaning), defaults in found.items():
-        default = next(iter(defaults.values())) if len(set(defaults.values())) == 1 else "by option"
-        lacking = [f"`{file.stem}`" for file in settings if f"`{file.stem}`" not in defaults]
-        but = f"all but {', '.join(lacking)}" if lacking else "all"
-        lines.append((key, default, meaning, but if len(lacking) < len(defaults) else ", ".join(defaults)))
-    return _table(("setting", "default", "meaning", "options"), lines)
+    for key, meanings in found.items():
+        for meaning, defaults in meanings.items():
+            default = next(iter(defaults.values())) if len(set(defaults.values())) == 1 else "by option"
+            usual = len(meanings) == 1 or 2 * len(defaults) > len(settings)
+            lines.append((key, default, meaning if usual else f"{', '.join(defaults)}: {meaning}"))
+    return _settings_table(lines)
 
 
 def _source(doc: str) -> str:
@@ -203,6 +204,7 @@ def _cell(text: str) -> str:
 def _markdown(text: str) -> str:
     """Return reStructuredText as Markdown on one line, with links to what has an address."""
     text = " ".join(text.split())
+    text = re.sub(r"(?<![`\w])(_\w+_)(?![`\w])", r"`\1`", text)  # _self_ is no emphasis
     text = re.sub(r":math:`(.*?)`", r"$\1$", text).replace("``None``", "``null``")
     text = re.sub(r"``\"?(.*?)\"?``", r"`\1`", text)
     text = re.sub(r"(?<!\[)arXiv:(\d{4}\.\d{4,5})", r"[arXiv:\1](https://arxiv.org/abs/\1)", text)
