@@ -144,7 +144,8 @@ def texts() -> dict[str, str]:
 def _said_in(tree: ast.AST) -> Iterator[tuple[str, str]]:
     for node in ast.walk(tree):
         if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef) and (doc := ast.get_docstring(node)):
-            yield "docstrings", re.split(r"\n\s*(Example|Raises):\n", doc)[0]
+            told = re.split(r"\n\s*(Example|Raises):\n", doc)[0]
+            yield "docstrings", re.sub(r"\n +[\w*]+: ", "\n\n", told)  # each argument is a sentence
         elif isinstance(node, ast.Raise) and isinstance(node.exc, ast.Call) and (said := _text(node.exc.args)):
             yield "messages", said
 

@@ -24,6 +24,7 @@ _NEEDED = ("dataset", "partition", "model", "objective", "loss", "optimizer", "l
 
 _NOT_ALWAYS = (
     *("adapter", "capacity", "submodel", "privacy", "disclosure", "server_data", "termination", "devices", "deploy", "attack"),
+    "mechanisms",
 )
 """Groups that older runs do not have, or none has."""
 
