@@ -1,5 +1,7 @@
 """A mechanism of the user's own, that of docs/one_round.md, takes part in a round without an edit of the package."""
 
+import importlib
+import inspect
 import itertools
 import re
 import sys
@@ -8,10 +10,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from fedfacet import state
+from fedfacet import Mechanism, mechanisms, state
 from fedfacet.build import build, settle
 from fedfacet.config import compose_job, plain
 from fedfacet.errors import CheckpointError, ConfigError
+from fedfacet.federation import _LEARNING, _MEASUREMENT, _SELECTION
 from fedfacet.storage import checkpoint
 
 JOB = (
@@ -77,3 +80,17 @@ def test_two_of_one_slot_are_refused(federation):
     again = [option.replace("mechanisms.cooldown", "mechanisms.again") for option in COOLDOWN]
     with pytest.raises(ValueError, match="two have `cooldown`: leave one out"):
         federation(*COOLDOWN, *again)
+
+
+def test_every_mechanism_of_the_package_has_a_rank_and_a_slot_of_its_own():
+    """Or the order of a user's list would decide, in silence, which comes first."""
+    folder = Path(mechanisms.__file__).parent
+    for file in folder.glob("*.py"):
+        importlib.import_module(f"fedfacet.mechanisms.{file.stem}")
+    ours = [one for one in Mechanism.__subclasses__() if one.__module__.startswith("fedfacet.mechanisms")]
+    assert len(ours) == len(list(folder.glob("*.py"))) - 1
+    slots = [one.slot for one in ours if one.slot]
+    assert len({one.rank for one in ours}) == len(ours)
+    assert len(set(slots)) == len(slots)
+    assert not {one.rank for one in ours} & {0, _LEARNING, _MEASUREMENT, _SELECTION}
+    assert all(str(one.rank) in inspect.getsource(Mechanism) for one in ours), "its docstring lists them"

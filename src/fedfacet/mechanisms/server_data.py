@@ -24,6 +24,8 @@ class ServerEvaluation(Mechanism):
     aggregator: Aggregator
     selector: ClientSelector
 
+    rank = 2
+
     def merge(self, round: Round, inner: Fold) -> Fold:
         """Set ``round.judge`` where a part judges, and give its counts to an aggregator that does."""
         of_updates = self.aggregator.judges is not None and self.aggregator.judges() is not None
