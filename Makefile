@@ -1,4 +1,4 @@
-# Two commands from a fresh clone, with nothing but Python 3.11-3.13 and make: `make train` and `make test`.
+# Two commands from a fresh clone, with nothing but Python 3.11-3.14 and make: `make train` and `make test`.
 #
 #   make train ARGS="experiment=cmnist_gsc seed=1"    Hydra overrides
 #   make test ARGS="tests/selectors -x"               pytest arguments
@@ -7,8 +7,8 @@
 # What is installed: the lock, by the sha256 of every file; or the extra `test` under other constraints, CONSTRAINTS=lowest.txt.
 LOCK ?= requirements.lock
 SEED ?= 0
-PYTHONS := $(if $(PYTHON),"$(PYTHON)",python3.13 python3.12 python3.11 python3)
-USABLE := import sys, ensurepip; sys.exit(not (3, 11) <= sys.version_info[:2] < (3, 14))
+PYTHONS := $(if $(PYTHON),"$(PYTHON)",python3.13 python3.14 python3.12 python3.11 python3)
+USABLE := import sys, ensurepip; sys.exit(not (3, 11) <= sys.version_info[:2] < (3, 15))
 PIP := .venv/bin/python -m pip install
 
 .DEFAULT_GOAL := help
@@ -85,6 +85,6 @@ endif
 	for python in $(PYTHONS); do \
 	  if "$$python" -c '$(USABLE)' >/dev/null 2>&1; then exec "$$python" -m venv --clear .venv; fi; \
 	done; \
-	echo 'Expected a Python 3.11, 3.12 or 3.13 that has venv, but got none from: $(PYTHONS): install one' \
+	echo 'Expected a Python 3.11 to 3.14 that has venv, but got none from: $(PYTHONS): install one' \
 	  '(Debian and Ubuntu: apt install python3 python3-venv) or pass PYTHON=/path/to/python3.12.' >&2; \
 	exit 1

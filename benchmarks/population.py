@@ -200,8 +200,7 @@ def measure(options: argparse.Namespace, digest: str) -> Iterator[tuple[str, lis
     for name, selector in zip(names, selectors, strict=True):
         with tempfile.TemporaryDirectory() as folder:
             federation = Federation(
-                facts=Facts(options.clients, model, parameters=tuple(model)),
-                partition_digest=digest,
+                facts=Facts(options.clients, model, parameters=tuple(model), partition_digest=digest),
                 engine=engine,
                 selector=selector,
                 aggregator=LAG() if isinstance(selector, LagSelector) else FedAvg(),

@@ -27,6 +27,7 @@ from fedfacet.config import compose_job
 from fedfacet.engines.base import Engine
 from fedfacet.engines.workers import WorkersEngine
 from fedfacet.federation import Federation
+from fedfacet.mechanisms.submodels import Submodels
 from fedfacet.types import ClientTask
 
 CONF = Path(__file__).parent / "conf"
@@ -63,7 +64,7 @@ def federation_of() -> Federation:
 def parts_of_a_round(federation: Federation, repeats: int) -> list[tuple[str, float, float]]:
     """Return, for a round without evaluation, what cutting, training and averaging take, and as shares of all three."""
     taken: dict[str, list[float]] = {"cutting": [], "training": [], "averaging by count": []}
-    parts = federation.parts
+    parts = federation.find(Submodels).parts
     assert parts is not None
     for round in range(1, repeats + 2):
         state = federation.state

@@ -35,6 +35,7 @@ exclude_patterns = ["docs/_static", "docs/_templates"]
 templates_path = ["_templates"]
 
 myst_heading_anchors = 4  # named as on GitHub, for links to sections
+myst_enable_extensions = ["dollarmath"]  # as on GitHub
 
 autodoc_default_options = {"members": True, "member-order": "bysource", "show-inheritance": True}
 autodoc_mock_imports = ["nvflare"]  # of the extra `deploy`, which building the site does not need
@@ -44,13 +45,19 @@ napoleon_use_ivar = True  # or `Attributes:` and the attributes themselves would
 
 html_theme = "furo"
 html_title = f"{project} {release}"
+html_logo = html_favicon = "_static/logo.svg"
 html_math_renderer = "mathml"
 html_static_path = ["_static", str(files("ziamath") / "fonts")]  # this package has a font for formulas
-html_css_files = ["mathml.css"]
+html_css_files = ["site.css"]
 html_additional_pages = {"index": "first_page.html"}  # the root page lies in docs/
 html_copy_source = False
 
-PARTS = {"notebooks/README": "*", "results/README": "*\narchive/*", "benchmarks/README": "diary\nresults/*"}
+PARTS = {
+    "docs/options": "options/*",
+    "notebooks/README": "*",
+    "results/README": "*\narchive/*",
+    "benchmarks/README": "diary\nresults/*",
+}
 """Pages in whose section of the menu others stand. It is not written there because GitHub would show it."""
 
 

@@ -1,11 +1,12 @@
-"""The page of all options, made from ``conf/`` and from the docstrings of what its yamls name.
+"""The pages of all options, made from ``conf/`` and from the docstrings of what its yamls name.
 
-``PYTHONPATH=src python docs/make_options.py > docs/options.md`` renews the page.
+``PYTHONPATH=src python docs/make_options.py`` writes ``docs/options.md`` and a page per group into ``docs/options/``.
 """
 
 import inspect
 import json
 import re
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import takewhile
 from pathlib import Path
@@ -16,19 +17,30 @@ from omegaconf import OmegaConf
 
 from fedfacet.config import conf_dir, purposes
 
-HEAD = """# Options
+MADE = "<!-- Made by `PYTHONPATH=src python docs/make_options.py` from conf/ and docstrings; do not edit it by hand. -->"
+HEAD = f"""# Options
 
-<!-- Made by `python docs/make_options.py > docs/options.md` from conf/ and docstrings; do not edit it by hand. -->
+{MADE}
 
 A run takes one option of each group, as `GROUP=OPTION`, and any number of settings, as `KEY=VALUE`:
-`python src/train.py selector=pow_d selector.num_candidates=12`. A default in the tables is that of the option's file; a recipe
-(`experiment=`) may set another one, and `--cfg job` prints what holds. Each title links to the option's file.
+`python src/train.py selector=pow_d selector.num_candidates=12`. Each group has a page with its options and their settings.
+[Settings of the scripts](options/scripts.md) belong to no group.
+
+A default in the tables is that of the option's file. A recipe (`experiment=`) may set another one, and `--cfg job` prints what
+holds. On the pages, each title links to the option's file.
+"""
+SHARED = """## Shared settings
+
+Several options above have these settings. Each option names those that it has, with its default. A meaning that begins with
+the names of options is theirs.
 """
 _LONGEST_DEFAULT = 60
+_Row = tuple[str, str, str]
+"""A setting's key, default and meaning."""
 
 
-def options_page() -> str:
-    """Return the page as Markdown.
+def option_pages() -> dict[str, str]:
+    """Return each page as Markdown, by its path in ``docs/``.
 
     Groups are in the order of ``conf/train.yaml``, whose comments say what each is for. What an option is comes from the first
     paragraph of its class and from the head of its yaml, what a setting means from ``Args:`` and from the comment on its line.
@@ -37,28 +49,71 @@ def options_page() -> str:
     told = purposes()
     found = sorted(path.name for path in conf.iterdir() if path.is_dir() and any(path.glob("*.yaml")))
     names = [name for name in dict.fromkeys([*told, *found]) if name != "hydra"]
-    contents = ", ".join(f"[`{name}`](#{name})" for name in names)
-    scripts = [f"## Settings of `src/{file.stem}.py`\n\n{_settings(file, '')}" for file in sorted(conf.glob("*.yaml"))[::-1]]
-    return "\n".join([HEAD, f"Groups: {contents}.\n", *scripts, *(_group(name, told.get(name, "")) for name in names)])
+    files = sorted(conf.glob("*.yaml"))[::-1]
+    scripts = [f"## `src/{file.stem}.py`\n\n{_settings_table(_settings(file, ''))}" for file in files]
+    pages = {"options.md": "\n".join([HEAD, *(_entry(name, told.get(name, "")) for name in names), ""])}
+    pages["options/scripts.md"] = "\n".join([f"# Settings of the scripts\n\n{MADE}\n", *scripts])
+    return pages | {f"options/{name}.md": _group(name, told.get(name, "")) for name in names}
+
+
+def _entry(name: str, purpose: str) -> str:
+    """Return a group's line on the first page."""
+    files = _options(name)
+    links = [f"[`{file.stem}`](options/{name}.md#{name}{file.stem})" for file in files]
+    options = [f"`{file.stem}`" for file in files] if _are_recipes(files) else links
+    said = f": {_markdown(purpose)}. Options: " if purpose else ": "
+    return f"- [**{name}**](options/{name}.md){said}{', '.join(options)}."
 
 
 def _group(name: str, purpose: str) -> str:
-    files = sorted((conf_dir() / name).glob("*.yaml"))
-    if any("@package _global_" in file.read_text() for file in files):
-        rows = [(f"[`{file.stem}`](../conf/{name}/{file.name})", _cell(_head(file)), _chosen(file)) for file in files]
-        parts = [_table(("option", "what it is", "what it chooses"), rows)]
-    else:
-        parts = [_option(name, file) for file in files]
-    return "\n".join([f"## {name}\n", *([f"{_markdown(purpose[0].upper() + purpose[1:])}.\n"] if purpose else []), *parts])
+    """Return a group's page; what several of its options say word for word of a setting stands there once, at the end."""
+    files = _options(name)
+    head = [f"# {name}\n\n{MADE}\n", *([f"{_markdown(purpose[0].upper() + purpose[1:])}.\n"] if purpose else [])]
+    if _are_recipes(files):
+        rows = [(f"[`{file.stem}`](../../conf/{name}/{file.name})", _cell(_head(file)), _chosen(file)) for file in files]
+        return "\n".join([*head, _table(("option", "what it is", "what it chooses"), rows)])
+    settings = {file: _settings(file, f"{name}.") for file in files}
+    told = Counter((key, meaning) for rows in settings.values() for key, _, meaning in rows)
+    shared = {row for row, times in told.items() if times > 1}
+    parts = [_option(name, file, rows, shared) for file, rows in settings.items()]
+    return "\n".join([*head, *parts, *([SHARED, _shared_table(settings, shared)] if shared else [])])
 
 
-def _option(group: str, file: Path) -> str:
+def _options(group: str) -> list[Path]:
+    return sorted((conf_dir() / group).glob("*.yaml"))
+
+
+def _are_recipes(files: Sequence[Path]) -> bool:
+    """Return whether a group's options choose options of other groups, and have no settings."""
+    return any("@package _global_" in file.read_text() for file in files)
+
+
+def _option(group: str, file: Path, rows: Sequence[_Row], shared: set[tuple[str, str]]) -> str:
     target = re.search(r"_target_: (fedfacet\.\S+)", file.read_text())  # others' docstrings change with their release
     doc = inspect.getdoc(get_object(target[1])) or "" if target else ""
-    title = f"### [`{group}={file.stem}`](../conf/{group}/{file.name})"
+    title = f"## [`{group}={file.stem}`](../../conf/{group}/{file.name})"
     what, source, head = doc.split("\n\n")[0], _source(doc), _head(file)
     parts = [title, _markdown(what), _markdown(head) if _adds(head, f"{what} {source}") else "", source]
-    return "\n\n".join(filter(None, [*parts, _settings(file, f"{group}.")])).rstrip() + "\n"
+    own = [row for row in rows if (row[0], row[2]) not in shared]
+    others = [f"{key} = {default}" for key, default, meaning in rows if (key, meaning) in shared]
+    also = f"[Shared settings](#shared-settings): {', '.join(others)}." if others else ""
+    return "\n\n".join(filter(None, [*parts, _settings_table(own).rstrip(), also])) + "\n"
+
+
+def _shared_table(settings: Mapping[Path, Sequence[_Row]], shared: set[tuple[str, str]]) -> str:
+    """Return the table of what several options say of a setting; where they say different things, with their names."""
+    found: dict[str, dict[str, dict[str, str]]] = {}
+    for file, rows in settings.items():
+        for key, default, meaning in rows:
+            if (key, meaning) in shared:
+                found.setdefault(key, {}).setdefault(meaning, {})[f"`{file.stem}`"] = default
+    lines = []
+    for key, meanings in found.items():
+        for meaning, defaults in meanings.items():
+            default = next(iter(defaults.values())) if len(set(defaults.values())) == 1 else "by option"
+            usual = len(meanings) == 1 or 2 * len(defaults) > len(settings)
+            lines.append((key, default, meaning if usual else f"{', '.join(defaults)}: {meaning}"))
+    return _settings_table(lines)
 
 
 def _source(doc: str) -> str:
@@ -69,8 +124,7 @@ def _source(doc: str) -> str:
     return f"Papers: {_markdown(', '.join(papers))}." if papers else ""
 
 
-def _settings(file: Path, prefix: str) -> str:
-    """Return the table of each setting's key, default and meaning."""
+def _settings(file: Path, prefix: str) -> list[_Row]:
     comments, rows = _comments(file), []
     for key, value, arguments in _leaves(OmegaConf.to_container(OmegaConf.load(file), resolve=False), "", {}):
         default = value if isinstance(value, str) else json.dumps(value)
@@ -78,6 +132,10 @@ def _settings(file: Path, prefix: str) -> str:
         meaning = filter(None, [argument.removesuffix("."), comment if _adds(comment, argument) else ""])
         shown = f"`{default}`" if len(default) <= _LONGEST_DEFAULT else "in the file"
         rows.append((f"`{prefix}{key}`", _cell(shown), _cell("; ".join(meaning))))
+    return rows
+
+
+def _settings_table(rows: Sequence[_Row]) -> str:
     return _table(("setting", "default", "meaning"), rows)
 
 
@@ -146,6 +204,7 @@ def _cell(text: str) -> str:
 def _markdown(text: str) -> str:
     """Return reStructuredText as Markdown on one line, with links to what has an address."""
     text = " ".join(text.split())
+    text = re.sub(r"(?<![`\w])(_\w+_)(?![`\w])", r"`\1`", text)  # _self_ is no emphasis
     text = re.sub(r":math:`(.*?)`", r"$\1$", text).replace("``None``", "``null``")
     text = re.sub(r"``\"?(.*?)\"?``", r"`\1`", text)
     text = re.sub(r"(?<!\[)arXiv:(\d{4}\.\d{4,5})", r"[arXiv:\1](https://arxiv.org/abs/\1)", text)
@@ -153,4 +212,10 @@ def _markdown(text: str) -> str:
 
 
 if __name__ == "__main__":
-    print(options_page(), end="")
+    docs = Path(__file__).parent
+    pages = option_pages()
+    for old in set(docs.glob("options/*.md")) - {docs / name for name in pages}:
+        old.unlink()
+    (docs / "options").mkdir(exist_ok=True)
+    for name, page in pages.items():
+        (docs / name).write_text(page)

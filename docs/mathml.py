@@ -22,6 +22,8 @@ def mathml(node: nodes.Element, display: str) -> str:
     if re.search(r"\\\\(?!.*\\end{)", latex, re.DOTALL):
         latex = rf"\begin{{split}}{latex}\end{{split}}"
     drawn: str = convert(latex, display=display)
+    drawn = drawn.replace("<mo>&#x0221E;</mo>", "<mi>&#x0221E;</mi>")  # or it would stand apart, as operators do
+    drawn = drawn.replace("<mo>&#x02212;</mo><mi>&#x0221E;</mi>", '<mo form="prefix">&#x02212;</mo><mi>&#x0221E;</mi>')
     if re.search(r"\\|>&<", drawn):
         log.warning("Expected a formula that latex2mathml knows, but got %r.", node.astext(), location=node)
     return drawn

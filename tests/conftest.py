@@ -28,7 +28,7 @@ from omegaconf import OmegaConf
 
 from fedfacet import rng
 from fedfacet.aggregators.fedavg import FedAvg
-from fedfacet.assembly import clock_of, flights_of
+from fedfacet.assembly import clock_of, flights_of, mechanisms_of
 from fedfacet.clients.local_training import LocalTraining
 from fedfacet.clients.program import Clients
 from fedfacet.config import compose_job
@@ -36,6 +36,7 @@ from fedfacet.data.dataset import Dataset, InMemoryInputs
 from fedfacet.engines.sequential import SequentialEngine
 from fedfacet.federation import Federation
 from fedfacet.models.small_cnn import SmallCNN
+from fedfacet.mechanisms.server_data import ServerEvaluation
 from fedfacet.objectives.classification import ClassificationObjective
 from fedfacet.partitioners.interaction_matrix import InteractionMatrixPartitioner
 from fedfacet.selectors.uniform import UniformSelector
@@ -349,27 +350,28 @@ def tiny_federation(tiny_clients):
     ):
         clients = clients or tiny_clients(seed=seed, **of_clients)
         engine = engine or SequentialEngine(device="cpu")
-        aggregator = aggregator or FedAvg()
+        aggregator, selector = aggregator or FedAvg(), selector or UniformSelector()
         clock = clock_of(devices, clients, aggregator, cohort_size) if devices is not None else None
         clients.needs[:] = clock.needs() if clock is not None else []
         engine.setup(clients)
         return Federation(
             facts=clients.facts,
-            partition_digest=clients.partition.digest,
             engine=engine,
-            selector=selector or UniformSelector(),
+            selector=selector,
             aggregator=aggregator,
-            clock=clock,
-            flights=flights_of(aggregator, cohort_size, clients.partition.num_clients) if clock is not None else None,
-            termination=termination,
-            participation=participation,
+            mechanisms=mechanisms_of(
+                clock=clock,
+                flights=flights_of(aggregator, cohort_size, clients.partition.num_clients) if clock is not None else None,
+                participation=participation,
+                scheduler=scheduler,
+                evaluation=ServerEvaluation(ServerData(clients.dataset.test), engine, aggregator, selector),
+                termination=termination,
+            ),
             rounds=rounds,
             cohort_size=cohort_size,
             seed=seed,
             on_bad_update=on_bad_update,
             callbacks=callbacks,
-            scheduler=scheduler,
-            server_data=ServerData(clients.dataset.test),
         )
 
     return make

@@ -13,11 +13,16 @@ from opacus.accountants import PRVAccountant
 from fedfacet.build import build
 from fedfacet.config import compose_job
 from fedfacet.errors import CheckpointError, ConfigError
+from fedfacet.mechanisms.privacy import DifferentialPrivacy
 from fedfacet.metrics.proven_epsilon import Mechanism, composed_epsilon, proven_epsilon
 
 ANSWERS = ("selector=diversity_score", "selector.label_histogram.noise_multiplier=2")
 CENTRAL = ("method=dp_fedavg", *ANSWERS, "selector.label_histogram.max_norm=40")
 LOCAL = ("privacy=dp_sgd", "aggregator=fedavg")
+
+
+def accounting_of(federation):
+    return federation.find(DifferentialPrivacy).accounting
 
 
 @pytest.fixture
@@ -39,8 +44,8 @@ def test_rounds_and_an_answer_are_one_gaussian_mechanism(private):
     for round, epsilon in enumerate(found, 1):
         mu = np.sqrt(round / 1.5**2 + 1 / 2**2)
         assert epsilon == pytest.approx(proven_epsilon(1 / mu, 1.0, 1, 1e-5))
-    assert federation.state.privacy["times"] == {"label_histogram": 1}
-    said = federation.accounting.summary(federation.state)
+    assert federation.state.slots["privacy"]["times"] == {"label_histogram": 1}
+    said = accounting_of(federation).summary(federation.state)
     assert said["epsilon"] == found[-1]
     assert said["covers"] == ["models", "answers to `label_histogram`"]
     assert said["unit"] == "client"
@@ -64,7 +69,7 @@ def test_a_question_that_is_put_again_costs_again(private):
     times = []
     for _ in range(3):
         federation.run_round()
-        times.append(federation.state.privacy["times"]["label_histogram"])
+        times.append(federation.state.slots["privacy"]["times"]["label_histogram"])
     assert times == [1, 2, 3]
 
 
@@ -100,13 +105,13 @@ def test_sizes_are_free_where_samples_are_hidden(private):
     federation = private(*LOCAL, "selector=size_weighted")
     federation.run_round()
     assert "num_samples" in federation.state.disclosures
-    assert "times" not in federation.state.privacy
+    assert "times" not in federation.state.slots["privacy"]
 
 
 def test_a_client_stops_at_its_limit_and_says_so(private, caplog):
     options = (*LOCAL, "selector=all", "federation.rounds=4", "local.batch_size=5")
     options += ("local.unit=epochs", "local.amount=1", "partition=quantity_skew")
-    free = private(*options).accounting
+    free = accounting_of(private(*options))
     one_round = [
         composed_epsilon([Mechanism(1.0, *spent)], 1e-5, "prv") for spent in zip(free.rates, free.planned, strict=True)
     ]
@@ -116,12 +121,12 @@ def test_a_client_stops_at_its_limit_and_says_so(private, caplog):
     federation = private(*options, f"privacy.max_epsilon={limit}")
     with caplog.at_level(logging.INFO, "fedfacet"):
         cohorts = [set(federation.run_round().cohort) for _ in range(4)]
-    assert max(federation.accounting.epsilons(federation.state)) <= limit
+    assert max(accounting_of(federation).epsilons(federation.state)) <= limit
     assert cohorts[0] == {k for k, epsilon in enumerate(one_round) if epsilon <= limit}
     assert [first in cohort for cohort in cohorts] == [True, True, False, False]
     for k in range(len(one_round)):
         said = sum(f"Client {k} takes no further part" in record.getMessage() for record in caplog.records)
-        assert said == (k not in federation.accounting.admitted(federation.state, [k]))
+        assert said == (k not in accounting_of(federation).admitted(federation.state, [k]))
     with pytest.raises(ConfigError, match=r"Expected a `privacy\.max_epsilon` that some client stays below"):
         private(*options, "privacy.max_epsilon=1e-6")
 
@@ -134,8 +139,8 @@ def test_a_resumed_run_goes_on_with_what_was_spent_and_with_its_key(private, tmp
     first.run_round()
     again.restore(first.state)
     again.fit()
-    assert torch.equal(again.state.privacy["steps"], whole.state.privacy["steps"])
-    assert again.state.privacy["times"] == whole.state.privacy["times"] == {"label_histogram": 1}
+    assert torch.equal(again.state.slots["privacy"]["steps"], whole.state.slots["privacy"]["steps"])
+    assert again.state.slots["privacy"]["times"] == whole.state.slots["privacy"]["times"] == {"label_histogram": 1}
     assert all(torch.equal(again.state.model[name], tensor) for name, tensor in whole.state.model.items())
     plain = private(*options[:-1])
     assert whole.state.disclosures != plain.fit().disclosures, "another key, other noise on answers"
@@ -149,7 +154,7 @@ def test_other_processes_draw_the_same_noise(private, tmp_path):
     options = (*CENTRAL, "federation.rounds=2", f"privacy.noise_key_file={tmp_path / 'key'}", "threads=1")
     options += ("privacy.target_quantile=0.5", "privacy.clipped_count_stddev=2")
     one, two = private(*options), private(*options, "engine=workers", "engine.workers=2")
-    assert one.fit().privacy == two.fit().privacy
+    assert one.fit().slots == two.fit().slots
     assert one.state.disclosures == two.state.disclosures
     assert all(torch.equal(two.state.model[name], tensor) for name, tensor in one.state.model.items())
 
@@ -158,28 +163,28 @@ def test_without_delta_a_run_is_what_it_was(private):
     """One that began before there was an account: no column, no state."""
     federation = private(*LOCAL, "selector=uniform", "privacy.delta=null")
     assert "privacy/epsilon" not in federation.run_round().metrics
-    assert federation.state.privacy == {}
+    assert federation.state.slots["privacy"] == {}
 
 
 def test_the_tighter_accountant_of_clients(private):
     federation = private(*LOCAL, "selector=uniform")
     federation.run_round()
-    spent = federation.state.privacy["steps"].tolist()
+    spent = federation.state.slots["privacy"]["steps"].tolist()
     k = int(np.argmax(spent))
     oracle = PRVAccountant()
-    oracle.history = [(1.0, federation.accounting.rates[k], spent[k])]
-    found = federation.accounting.epsilons(federation.state)
+    oracle.history = [(1.0, accounting_of(federation).rates[k], spent[k])]
+    found = accounting_of(federation).epsilons(federation.state)
     assert found[k] == pytest.approx(oracle.get_epsilon(1e-5))
-    assert found[k] < federation.accounting.epsilons(federation.state, "rdp")[k]
-    assert federation.accounting.metrics(federation.state, federation.state, due=True)["privacy/epsilon"] == max(found)
-    assert federation.accounting.summary(federation.state)["accountant"] == "privacy loss random variables, PRV (Opacus)"
+    assert found[k] < accounting_of(federation).epsilons(federation.state, "rdp")[k]
+    assert accounting_of(federation).metrics(federation.state, federation.state, due=True)["privacy/epsilon"] == max(found)
+    assert accounting_of(federation).summary(federation.state)["accountant"] == "privacy loss random variables, PRV (Opacus)"
 
 
 def test_where_the_tighter_one_has_no_bound_the_other_one_is_named(private):
     federation = private(*LOCAL, "selector=uniform", "privacy.noise_multiplier=0.1")
     federation.run_round()
-    said = federation.accounting.summary(federation.state)
-    assert said["epsilon"] == max(federation.accounting.epsilons(federation.state, "rdp")) > 50
+    said = accounting_of(federation).summary(federation.state)
+    assert said["epsilon"] == max(accounting_of(federation).epsilons(federation.state, "rdp")) > 50
     assert said["accountant"] == "Rényi divergences (Opacus), as PRV has no finite bound here"
     assert said["accountant"] in said["says"]
 

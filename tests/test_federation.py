@@ -23,6 +23,7 @@ from fedfacet.data.dataset import Dataset, InMemoryInputs
 from fedfacet.engines.sequential import SequentialEngine
 from fedfacet.errors import BadUpdateError, CheckpointError, Interrupted, SelectionError
 from fedfacet.federation import Federation
+from fedfacet.mechanisms.participation import ClientParticipation
 from fedfacet.objectives.classification import ClassificationObjective
 from fedfacet.participation.base import Participation
 from fedfacet.selectors.all import AllSelector
@@ -133,11 +134,10 @@ def make():
         return Federation(
             **{
                 "facts": clients.facts,
-                "partition_digest": partition.digest,
                 "engine": engine,
                 "selector": selector if selector is not None else UniformSelector(),
                 "aggregator": aggregator if aggregator is not None else FedAvg(),
-                "participation": participation if participation is not None else Scripted(),
+                "mechanisms": [ClientParticipation(participation or Scripted())],
                 "rounds": 10,
                 "cohort_size": cohort_size,
                 "seed": 1,
@@ -170,7 +170,7 @@ def test_with_nobody_there_the_round_passes_and_changes_nothing(selector, make, 
     federation = make(selector=selector(), aggregator=FedAvgM())
     federation.run_round()
     before = fingerprint(federation)
-    federation.participation = Scripted(available=[])
+    federation.put(ClientParticipation(Scripted(available=[])))
     result = federation.run_round()
     assert fingerprint(federation) == before
     assert federation.state.round == result.round == 2
@@ -184,7 +184,7 @@ def test_when_all_drop_out_only_the_downlink_was_used(make, fingerprint):
     federation = make(aggregator=FedAvgM(), selector=UniformSelector())
     federation.run_round()
     before = fingerprint(federation)
-    federation.participation = Scripted(outcomes=dict.fromkeys(range(NUM_CLIENTS), 0.0))
+    federation.put(ClientParticipation(Scripted(outcomes=dict.fromkeys(range(NUM_CLIENTS), 0.0))))
     result = federation.run_round()
     assert fingerprint(federation) == before
     assert federation.state.round == 2
@@ -400,7 +400,7 @@ def test_a_diverging_learning_rate_is_caught(make):
 @pytest.mark.parametrize(
     ("cohort", "fault"),
     [
-        ([0, 0, 1], r"got \[0, 0, 1\]: mend its `select`"),
+        ([0, 0, 1], r"got \[0, 0, 1\]: fix its `select`"),
         ([0, 4, 1], r"got \[0, 4, 1\], .* \[4\] are away"),
         ([0, 1, 99], r"got .* \[99\] are away"),
         ([0, -1, 1], r"got .* \[-1\] are away"),
@@ -417,7 +417,7 @@ def test_a_wrong_cohort_is_refused(cohort, fault, make):
 
 @pytest.mark.parametrize("cohort", [[0, 1], [0, 1, 2, 3], []])  # three, or all five, would do
 def test_a_cohort_of_another_size_is_refused(cohort, make):
-    message = f"Expected Chosen to select 3 distinct available clients, or all 5, in round 1, but got {cohort}: mend"
+    message = f"Expected Chosen to select 3 distinct available clients, or all 5, in round 1, but got {cohort}: fix"
     with pytest.raises(SelectionError, match=re.escape(message)):
         make(selector=Chosen(*cohort), cohort_size=3).run_round()
 
@@ -562,7 +562,7 @@ def test_a_clients_memory_waits_for_its_next_round(make):
 def test_who_drops_out_remembers_nothing_of_it(make):
     federation = make(selector=AllSelector(), correction=Remembering())
     federation.run_round()
-    federation.participation = Scripted(outcomes={1: 0.0})
+    federation.put(ClientParticipation(Scripted(outcomes={1: 0.0})))
     federation.run_round()
     assert [federation.state.memory[client_id]["count"].item() for client_id in range(NUM_CLIENTS)] == [2, 1, 2, 2, 2]
 
@@ -658,7 +658,8 @@ def test_a_checkpoint_of_another_partition_or_data_set_is_refused(make, tmp_path
     federation.run_round()
     checkpoint.save(tmp_path / "checkpoints" / "last.ckpt", federation.state, {})
     changed = replace(federation.facts, data_digest="other files")
-    for other, what in ((make(partition_digest="another"), "partition with digest another"), (make(facts=changed), "data set")):
+    elsewhere = replace(federation.facts, partition_digest="another")
+    for other, what in ((make(facts=elsewhere), "partition with digest another"), (make(facts=changed), "data set")):
         with pytest.raises(CheckpointError, match=f"Expected a checkpoint of the {what}"):
             other.restore(checkpoint.load(tmp_path / "checkpoints" / "last.ckpt")[0])
         assert other.state.round == 0

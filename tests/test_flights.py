@@ -17,6 +17,7 @@ from fedfacet.devices.mobile_edge import MobileEdgeDevices
 from fedfacet.devices.uniform import UniformDevices
 from fedfacet.engines.workers import WorkersEngine
 from fedfacet.errors import ConfigError
+from fedfacet.mechanisms.devices import SimulatedDevices
 from fedfacet.participation.dropouts import Dropouts
 from fedfacet.selectors.all import AllSelector
 from fedfacet.selectors.pow_d import PowDSelector
@@ -65,7 +66,8 @@ def test_rounds_are_those_of_events_one_by_one(make, exponent):
         result = federation.run_round()
         for client_id in result.cohort:
             floats = twin._num_floats_crossing(twin.state, client_id)
-            plan = twin.clock.plan(twin.clock.init(), {client_id: 1.0}, {client_id: floats}, seed=0, round=round)
+            clock = twin.find(SimulatedDevices).clock
+            plan = clock.plan(clock.init(), {client_id: 1.0}, {client_id: floats}, seed=0, round=round)
             task = ClientTask(client_id, round, 0, Broadcast(model))
             (update,) = twin.engine.run([task])
             at_work.append((now + plan.schedule.seconds, client_id, round, update, plan.joules[client_id]))
@@ -86,11 +88,12 @@ def test_rounds_are_those_of_events_one_by_one(make, exponent):
         assert sorted(result.arrived) == sorted(entry[1] for entry in buffer)
         assert result.metrics["train/staleness"] == np.mean(late)
         assert result.metrics["sim/clock"] == pytest.approx(now, rel=1e-9)
-        assert federation.state.devices["joules"] == pytest.approx(joules)
+        assert federation.state.slots["devices"]["joules"] == pytest.approx(joules)
         for name, tensor in federation.state.model.items():
             torch.testing.assert_close(tensor, model[name])
-        assert {order["round"] for order in federation.state.flights["orders"]} == {entry[2] for entry in at_work}
-        assert set(federation.state.flights["models"]) == {str(entry[2]) for entry in at_work}, "no other model is kept"
+        flights = federation.state.slots["flights"]
+        assert {order["round"] for order in flights["orders"]} == {entry[2] for entry in at_work}
+        assert set(flights["models"]) == {str(entry[2]) for entry in at_work}, "no other model is kept"
     assert max(staleness) >= 2, "or the test shows nothing"
 
 
@@ -105,7 +108,7 @@ def test_a_stop_between_rounds_changes_nothing(make, tmp_path):
     for _ in range(3):
         then.run_round()
     assert same(then.state.model, whole.state.model)
-    assert then.state.devices["clock"] == whole.state.devices["clock"]
+    assert then.state.slots["devices"]["clock"] == whole.state.slots["devices"]["clock"]
 
 
 def test_workers_do_the_same(make):
@@ -128,7 +131,7 @@ def test_clients_that_are_lost_leave_their_place(make):
         for _ in range(12):
             result = federation.run_round()
             arrived += len(result.arrived)
-            at_work = [order["client"] for order in federation.state.flights["orders"]]
+            at_work = [order["client"] for order in federation.state.slots["flights"]["orders"]]
             assert len(at_work) <= 4
             assert not set(at_work) & set(result.arrived)
             assert result.metrics["sim/seconds"] > 0 or not result.arrived
@@ -141,7 +144,7 @@ def test_asking_takes_time_before_anybody_is_sent_off(make):
     )
     result = federation.run_round()
     assert result.metrics["sim/ask"] > 0
-    arrivals = [order["arrives"] for order in federation.state.flights["orders"]]
+    arrivals = [order["arrives"] for order in federation.state.slots["flights"]["orders"]]
     assert min(arrivals) >= result.metrics["sim/clock"]
     assert result.metrics["sim/clock"] == pytest.approx(
         math.fsum(result.metrics[f"sim/{part}"] for part in ("ask", "download", "compute", "upload", "wait"))

@@ -285,7 +285,7 @@ class Lookahead(torch.optim.SGD):
 def test_every_client_gets_a_fresh_optimizer_of_the_users_own(data):
     federations = [federate(data, network(), optimizer=lambda p: Lookahead(p, lr=0.1), callbacks={}) for _ in range(2)]
     one, other = (federation.engine.clients for federation in federations)
-    tasks = [federations[0]._task(client_id, federations[0].state) for client_id in range(2)]
+    tasks = [federations[0].order(federations[0].state, client_id) for client_id in range(2)]
     alone = one.train(tasks[1])
     other.train(tasks[0])
     assert state.digest(other.train(tasks[1]).delta) == state.digest(alone.delta)

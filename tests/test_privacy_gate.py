@@ -8,6 +8,7 @@ from fedfacet.build import build
 from fedfacet.clients.queries.counts import DisclosedInteractionMatrix
 from fedfacet.config import compose_job
 from fedfacet.errors import ConfigError, DisclosureError
+from fedfacet.mechanisms.privacy import DifferentialPrivacy
 
 NOISE = "heterogeneity.noise_multiplier=2"
 
@@ -56,13 +57,13 @@ def test_feddiverse_goes_with_an_epsilon_that_counts_its_question(private, metho
     assert len(federation.run_round().cohort) == 3
     answers = federation.state.disclosures["heterogeneity"].values()
     assert all(0 <= measure <= 1 for answer in answers for measure in answer)
-    assert federation.state.privacy["times"] == {"heterogeneity": 1}
+    assert federation.state.slots["privacy"]["times"] == {"heterogeneity": 1}
 
 
 def test_what_is_taken_all_the_same_is_said(private):
     federation = private("method=dp_fedavg", "selector=oort", "privacy.cover=updates", "devices=lognormal")
     federation.run_round()
-    said = federation.accounting.summary(federation.state)
+    said = federation.find(DifferentialPrivacy).accounting.summary(federation.state)
     assert said["outside"][0] == "sample counts, training losses and who took part"
     assert "answers to `num_samples` (how many samples a client has)" in said["outside"]
     assert "what is told where selector=oort learns from what clients send" in said["outside"]

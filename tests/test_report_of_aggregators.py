@@ -32,7 +32,7 @@ class Asking(Aggregator):
 
 
 def local_loss(federation, client_id):
-    (answer,) = federation.engine.ask(LocalLoss(), [federation._task(client_id, federation.state)])
+    (answer,) = federation.engine.ask(LocalLoss(), [federation.order(federation.state, client_id)])
     return answer.value
 
 

@@ -33,6 +33,7 @@ from fedfacet.objectives.classification import ClassificationObjective as Classi
 from fedfacet.partitioners.dirichlet import DirichletPartitioner as DirichletPartitioner
 from fedfacet.partitioners.iid import IIDPartitioner as IIDPartitioner
 from fedfacet.partitioners.interaction_matrix import InteractionMatrixPartitioner as InteractionMatrixPartitioner
+from fedfacet.round import Mechanism as Mechanism
 from fedfacet.runs.run import Run as Run
 from fedfacet.runs.run import load_run as load_run
 from fedfacet.runs.run import train as train

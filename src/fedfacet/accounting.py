@@ -88,7 +88,7 @@ class Accounting:
             tasks: of those who train, whether or not their updates count.
             disclosed: who answered what in the round.
         """
-        state = dict(before.privacy)
+        state = dict(before.slot("privacy"))
         if "times" in state:
             state["times"] = dict(state["times"])
             for name, times in self._most(disclosed).items():
@@ -114,7 +114,7 @@ class Accounting:
         It is NaN in a round in which nothing is measured where it takes long to find, as with ``accountant=prv`` and for many
         clients.
         """
-        clipped = {"privacy/clip_norm": before.privacy["clip_norm"]} if "clip_norm" in before.privacy else {}
+        clipped = {"privacy/clip_norm": before.slot("privacy")["clip_norm"]} if "clip_norm" in before.slot("privacy") else {}
         if not self.claims:
             return clipped
         takes_long = self.by_client or (self.privacy.accountant == "prv" and self.rates[0] < 1)
@@ -139,8 +139,8 @@ class Accounting:
         if self.max_epsilon is None:
             return tuple(client_ids)
         assert self.privacy.delta is not None
-        steps = state.privacy["steps"].tolist()
-        times = state.privacy.get("times", {})
+        steps = state.slot("privacy")["steps"].tolist()
+        times = state.slot("privacy").get("times", {})
         asked = [  # a question that was never repeated is taken to be put once in a run
             Mechanism(z, 1.0, times[name] + 1 if times.get(name, 0) > 1 else 1)
             for name, z in self.questions.items()
@@ -168,7 +168,7 @@ class Accounting:
         """Return a row per client of ``privacy.csv``; none where all have one epsilon, or none."""
         if not (self.claims and self.by_client):
             return []
-        steps, epsilons = state.privacy["steps"].tolist(), self.epsilons(state)
+        steps, epsilons = state.slot("privacy")["steps"].tolist(), self.epsilons(state)
         return [
             {"client": k, "steps": steps[k], "sampling_rate": self.rates[k], "epsilon": epsilon}
             for k, epsilon in enumerate(epsilons)
@@ -226,7 +226,7 @@ class Accounting:
         return [f"answers to `{name}`" for name in asked if f"`{name}`" not in known]
 
     def _spent(self, state: FederationState) -> list[list[Mechanism]]:
-        z, times = self.privacy.noise_multiplier, state.privacy.get("times", {})
+        z, times = self.privacy.noise_multiplier, state.slot("privacy").get("times", {})
         answered = {name: Mechanism(self.questions[name], 1.0, number) for name, number in times.items()}
         if not self.by_client:
             return [[Mechanism(z, self.rates[0], state.round), *answered.values()]]
@@ -235,7 +235,7 @@ class Accounting:
                 Mechanism(z, self.rates[k], steps),
                 *(answer for name, answer in answered.items() if k in state.disclosures.get(name, {})),
             ]
-            for k, steps in enumerate(state.privacy["steps"].tolist())
+            for k, steps in enumerate(state.slot("privacy")["steps"].tolist())
         ]
 
     def _most(self, disclosed: Iterable[Disclosed]) -> dict[str, int]:

@@ -5,12 +5,10 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any
 
-from fedfacet.accounting import Accounting
 from fedfacet.answer_form import ANYTHING, is_count, is_finite, plain, shown
 from fedfacet.clock import Asked
 from fedfacet.engines.base import Engine
 from fedfacet.errors import FedFacetError, SelectionError
-from fedfacet.privacy.disclosure import DisclosurePolicy
 from fedfacet.types import Answer, ClientTask, Disclosed, Ledger, Query
 
 
@@ -42,8 +40,7 @@ class Asking:
         lap: books the time since it was called last, to a phase.
         disclosures: query name -> client -> what the client has answered so far in the run; answers are added.
         came: every answer of the round with its question and client, also from before it began anew; answers are added.
-        disclosure: what clients may be asked for; ``None`` for anything.
-        accounting: what noise on answers is counted; ``None`` without any.
+        checks: each raises if a question may not be put, or returns by which noise multiplier its answers are counted.
         ledger: of the round; what questions cost is added to it, as the rest of the round is.
         answers: of this round, query name -> client -> answer.
         asked: client -> what its answers came to.
@@ -62,8 +59,7 @@ class Asking:
     lap: Callable[[str], None]
     disclosures: dict[str, Mapping[int, Any]]
     came: list[tuple[Query, int, Answer]]
-    disclosure: DisclosurePolicy | None
-    accounting: Accounting | None
+    checks: Sequence[Callable[[Query], float | None]]
     ledger: Ledger = field(default_factory=Ledger)
     answers: dict[str, dict[int, Any]] = field(default_factory=dict)
     asked: dict[int, Asked] = field(default_factory=dict)
@@ -81,14 +77,11 @@ class Asking:
             SelectionError: if a client is not available.
         """
         self.lap("select")
-        if self.disclosure is not None:
-            self.disclosure.check(query)
-        if self.accounting is not None:
-            self.accounting.check(query)
+        noise = [check(query) for check in self.checks]
         if strangers := sorted(set(client_ids).difference(self.available)):
             raise SelectionError(
                 f"Expected the selector to ask only clients that are available in round {self.round}, but {strangers} are not: "
-                "mend its `select`."
+                "fix its `select`."
             )
         tasks = (self.order(client_id) for client_id in client_ids)  # of a million clients none is kept
         came, faults = {}, {}
@@ -107,7 +100,7 @@ class Asking:
             self.refuse(self.round, query, faults)
         answers = {client_id: answer.value for client_id, answer in came.items()}
         for client_id, answer in came.items():
-            self._book(query, client_id, answer)
+            self._book(query, client_id, answer, noise)
         if query.needs_model:
             self.received_model.update(client_ids)
         self.answers[query.name] = self.answers.get(query.name, {}) | answers
@@ -115,7 +108,7 @@ class Asking:
         self.lap("ask")
         return answers
 
-    def _book(self, query: Query, client_id: int, answer: Answer) -> None:
+    def _book(self, query: Query, client_id: int, answer: Answer, noise: Iterable[float | None]) -> None:
         """Count what an answer cost, and write it down."""
         begins = getattr(query, "starts_training", False)
         known = self.asked.get(client_id, Asked())
@@ -124,7 +117,7 @@ class Asking:
         self.asked[client_id] = Asked(down, up, samples)
         self.ledger.query_floats_down += query.floats_down
         self.ledger.query_floats_up += answer.floats_up
-        counted = self.accounting.counted(query) if self.accounting is not None else None
+        counted = next((multiplier for multiplier in noise if multiplier is not None), None)
         answered = (client_id, query.name, query.kind, answer.floats_up, query.epsilon, counted)
         self.disclosed.append(Disclosed(*answered))
         if begins:
@@ -148,7 +141,7 @@ class Asking:
                 self.disclosures[query.name] = {client_id: answer.value, **self.disclosures.get(query.name, {})}
             else:
                 answer = Answer(None, *(number if is_count(number) else 0 for number in answer[1:]))
-            self._book(query, client_id, answer)
+            self._book(query, client_id, answer, [check(query) for check in self.checks])
         return self.received_model
 
     def _misfit(self, query: Query, client_id: int, answer: Answer) -> str | None:

@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 from fedfacet import state
+from fedfacet.accounting import Accounting, check_room
 from fedfacet.aggregators.base import Aggregator
 from fedfacet.aggregators.fedavg import FedAvg
 from fedfacet.callbacks.base import Callback
@@ -44,6 +45,15 @@ from fedfacet.engines.sequential import SequentialEngine
 from fedfacet.errors import ConfigError
 from fedfacet.federation import Federation
 from fedfacet.flights import Flights
+from fedfacet.mechanisms.asynchronous import AsynchronousRounds
+from fedfacet.mechanisms.devices import SimulatedDevices
+from fedfacet.mechanisms.disclosure import DisclosureControl
+from fedfacet.mechanisms.participation import ClientParticipation
+from fedfacet.mechanisms.privacy import DifferentialPrivacy
+from fedfacet.mechanisms.schedule import LearningRateSchedule
+from fedfacet.mechanisms.server_data import ServerEvaluation
+from fedfacet.mechanisms.submodels import Submodels
+from fedfacet.mechanisms.termination import EarlyStop
 from fedfacet.objectives.classification import ClassificationObjective, OptimizerFactory
 from fedfacet.participation.base import Participation
 from fedfacet.privacy.base import Privacy
@@ -51,6 +61,7 @@ from fedfacet.privacy.central import CentralDP
 from fedfacet.privacy.disclosure import DisclosurePolicy
 from fedfacet.privacy.dp_sgd import DPSGD
 from fedfacet.privacy_gate import account
+from fedfacet.round import Mechanism
 from fedfacet.schedulers.base import Scheduler
 from fedfacet.selectors.base import ClientSelector
 from fedfacet.selectors.uniform import UniformSelector
@@ -82,6 +93,7 @@ def federate(
     submodel: Submodel | None = None,
     disclosure: DisclosurePolicy | None = None,
     callbacks: Mapping[str, Callback] | None = None,
+    mechanisms: Sequence[Mechanism] = (),
     rounds: int = 10,
     cohort_size: int | None = None,
     seed: int = 0,
@@ -110,6 +122,7 @@ def federate(
         submodel: which part; goes with ``capacity``.
         disclosure: what clients may be asked for, and whether they know attributes; anything, and they do, by default.
         callbacks: name -> callback; by default the global model is measured on validation and test set after every round.
+        mechanisms: what else takes part in a round, each a ``Mechanism`` of yours; none by default.
         rounds: how many rounds ``fit`` runs, 1 or larger.
         cohort_size: how many clients take part in a round; all of them by default.
         seed: of selection and local training, 0 or larger.
@@ -183,6 +196,7 @@ def federate(
         server_data=data.server,
         privacy=privacy if isinstance(privacy, CentralDP) else None,
         callbacks=callbacks,
+        mechanisms=mechanisms,
         rounds=rounds,
         cohort_size=cohort_size if cohort_size is not None else data.partition.num_clients,
         seed=seed,
@@ -196,11 +210,14 @@ def assemble(
     selector: ClientSelector,
     aggregator: Aggregator,
     participation: Participation | None,
+    scheduler: Scheduler | None = None,
     parts: Parts | None = None,
     disclosure: DisclosurePolicy | None = None,
     server_data: ServerData | None = None,
+    privacy: CentralDP | None = None,
     devices: Devices | None = None,
     termination: Termination | None = None,
+    mechanisms: Sequence[Mechanism] = (),
     cohort_size: int,
     choices: Mapping[str, Any] | None = None,
     partition_digest: str | None = None,
@@ -214,15 +231,18 @@ def assemble(
         engine: as in ``Federation``; it is set up here.
         selector: as in ``Federation``.
         aggregator: as in ``Federation``.
-        participation: as in ``Federation``.
-        parts: as in ``Federation``.
-        disclosure: as in ``Federation``; ``clients`` hide attributes if it says so.
+        participation: says who is able to take part and how a client's round may end; ``None`` for everybody, always.
+        scheduler: of the clients' learning rate; ``None`` for a constant one.
+        parts: which part of the model each client holds; ``None`` for all of it.
+        disclosure: what clients may be asked for; ``None`` for anything. ``clients`` hide attributes if it says so.
         server_data: as in ``Federation``.
+        privacy: the noise that the server adds to the sum of updates; ``None`` for none.
         devices: what clients run on; ``None`` for nothing that takes time.
-        termination: as in ``Federation``.
+        termination: what ends ``fit`` before all rounds are done; ``None`` for nothing.
+        mechanisms: as in ``Federation``, besides those that follow from the other arguments.
         cohort_size: as in ``Federation``.
         choices: group -> the option that was chosen, for messages.
-        partition_digest: as in ``Federation``; by default that of the clients' partition.
+        partition_digest: saved so that a checkpoint knows what it belongs to; by default that of the clients' partition.
         kind: the class of the federation.
         settings: the other arguments of ``Federation``.
 
@@ -247,15 +267,13 @@ def assemble(
     if parts is not None:
         check_takes_parts(clients, aggregator, selector, names)
     check_transforms(clients)
-    check_full_batch(clients, selector, settings.get("scheduler"), names)
+    check_full_batch(clients, selector, scheduler, names)
     check_noised(clients, names)
     if clients.privacy is not None:
         check_private(clients, names)
     callbacks = settings.get("callbacks") or {}
     asked = questions(selector, aggregator, callbacks, names)
-    accounting = account(
-        clients, settings.get("privacy"), aggregator, selector, settings.get("scheduler"), cohort_size, names, asked
-    )
+    accounting = account(clients, privacy, aggregator, selector, scheduler, cohort_size, names, asked)
     watching = {f"callbacks.{name}": callback for name, callback in callbacks.items()}
     check_judged(clients, {"aggregator": aggregator, "selector": selector, **watching}, server_data, names)
     check_devices(clients, devices, selector, termination, names)
@@ -266,28 +284,67 @@ def assemble(
     for query, _ in asked:
         query.check(clients.program.module)
     if sums_updates(engine):
-        check_summed(aggregator, selector, callbacks, parts, settings.get("privacy"), names)
+        check_summed(aggregator, selector, callbacks, parts, privacy, names)
         kind = SummingFederation
     clock = clock_of(devices, clients, aggregator, cohort_size) if devices is not None else None
     clients.needs[:] = clock.needs() if clock is not None else []  # before the engine sends clients to other processes
     engine.setup(clients)
-    return kind(
-        facts=clients.facts,
-        partition_digest=clients.partition.digest if partition_digest is None else partition_digest,
-        engine=engine,
-        selector=selector,
-        aggregator=aggregator,
+    made = mechanisms_of(
+        scheduler=scheduler,
         participation=participation,
-        parts=parts,
         disclosure=disclosure,
-        server_data=server_data,
         accounting=accounting,
         clock=clock,
         flights=flights_of(aggregator, cohort_size, clients.partition.num_clients),
+        parts=parts,
+        evaluation=ServerEvaluation(server_data, engine, aggregator, selector) if server_data is not None else None,
         termination=termination,
+    )
+    federation = kind(
+        facts=clients.facts if partition_digest is None else replace(clients.facts, partition_digest=partition_digest),
+        engine=engine,
+        selector=selector,
+        aggregator=aggregator,
+        mechanisms=[*made, *mechanisms],
         cohort_size=cohort_size,
         **settings,
     )
+    if accounting is not None:
+        check_room(accounting, federation.state)
+    return federation
+
+
+def mechanisms_of(
+    *,
+    scheduler: Scheduler | None = None,
+    participation: Participation | None = None,
+    disclosure: DisclosurePolicy | None = None,
+    accounting: Accounting | None = None,
+    clock: Clock | None = None,
+    flights: Flights | None = None,
+    parts: Parts | None = None,
+    evaluation: ServerEvaluation | None = None,
+    termination: Termination | None = None,
+) -> list[Mechanism]:
+    """Return the mechanisms that put parts to work; ``flights`` go with a ``clock``."""
+    made: list[Mechanism] = [evaluation] if evaluation is not None else []
+    if scheduler is not None:
+        made.append(LearningRateSchedule(scheduler))
+    if participation is not None:
+        made.append(ClientParticipation(participation))
+    if disclosure is not None:
+        made.append(DisclosureControl(disclosure))
+    if accounting is not None:
+        made.append(DifferentialPrivacy(accounting))
+    if clock is not None:
+        made.append(SimulatedDevices(clock))
+        if flights is not None:
+            made.append(AsynchronousRounds(flights, clock))
+    if parts is not None:
+        made.append(Submodels(parts))
+    if termination is not None:
+        made.append(EarlyStop(termination))
+    return made
 
 
 def clock_of(devices: Devices, clients: Clients, aggregator: Aggregator, cohort_size: int) -> Clock:

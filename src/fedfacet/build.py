@@ -91,6 +91,7 @@ def put_together(config: DictConfig, run_dir: Path, data: FederatedData, engine:
         disclosure=disclosure,
         server_data=data.server,
         privacy=privacy if isinstance(privacy, CentralDP) else None,
+        mechanisms=[make(node) for node in (config.get("mechanisms") or {}).values()],
         callbacks={name: make(node, **facts) for name, node in {**config.callbacks, **config.logger}.items()},
         rounds=config.federation.rounds,
         cohort_size=1 if config.federation.pooled else config.federation.cohort_size,

@@ -185,7 +185,7 @@ def sentence_of(error: Exception) -> str:
     if isinstance(error, OSError) and error.filename is not None:
         return f"Expected to use {error.filename}, but {error.strerror}: choose another place, or allow it."
     fault = f"{type(error).__name__} ({first_line(error)})"
-    return f"Expected settings that their parts take, but got {fault}: mend the overrides."
+    return f"Expected settings that their parts take, but got {fault}: fix the overrides."
 
 
 def shortage(error: BaseException) -> str | None:

@@ -7,7 +7,7 @@ def first_line(error: BaseException) -> str:
 
 
 class FedFacetError(Exception):
-    """A mistake that the user can mend; the scripts print its sentence and exit with status 2."""
+    """A mistake that the user can fix; the scripts print its sentence and exit with status 2."""
 
 
 class ConfigError(FedFacetError):

@@ -8,37 +8,30 @@ Rounds are counted from 1. The file is a long one, so that a round and the state
 import itertools
 import logging
 import time
-from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence, Set
 from contextlib import ExitStack, closing
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
-from typing import Any, TypeAlias
+from typing import Any, TypeVar
 
 import torch
 
 from fedfacet import rng, state
-from fedfacet.accounting import Accounting, check_room
 from fedfacet.aggregators.base import Aggregator
 from fedfacet.aggregators.fedavg import FedAvg
 from fedfacet.arguments import check_choice, check_whole
 from fedfacet.asking import Asking, ClientsAway
 from fedfacet.callbacks.base import Callback, Measurement, measured_by, merged
-from fedfacet.clock import Clock, Plan
 from fedfacet.derived import derive, other_names
 from fedfacet.engines.base import Engine
 from fedfacet.errors import BadUpdateError, Interrupted, SelectionError, first_line
-from fedfacet.flights import Flights
 from fedfacet.folding import fold_of
-from fedfacet.judging import Judge
+from fedfacet.mechanisms.preparation import Preparation
+from fedfacet.mechanisms.server_data import ServerEvaluation
 from fedfacet.ours import is_ours
-from fedfacet.participation.base import Participation, available_of, log_weights_of, outcome_of
-from fedfacet.privacy.central import CentralDP
-from fedfacet.privacy.disclosure import DisclosurePolicy
-from fedfacet.schedulers.base import Scheduler, factor_of
+from fedfacet.round import Fold, Mechanism, Round, hooks
 from fedfacet.selectors.base import ClientSelector
 from fedfacet.storage.fitting import check_fits
-from fedfacet.submodels.parts import Parts
-from fedfacet.termination.base import Termination
 from fedfacet.types import (
     Answer,
     Broadcast,
@@ -51,15 +44,17 @@ from fedfacet.types import (
     Query,
     RoundResult,
     SelectionContext,
-    ServerData,
+    ServerState,
     State,
 )
 from fedfacet.updates import checked
 
 log = logging.getLogger(__name__)
 
-_Drawn: TypeAlias = tuple[Asking, list[int], dict[int, float], Plan | None, Mapping[int, Any]]
-"""What was asked, the cohort, which part of its steps each client finishes, how the round will go, and what clients report."""
+_AWAY, _SELECTION, _MEASUREMENT, _LEARNING = 25, 35, 15, 5
+"""Where the federation's own steps stand among the ranks of mechanisms."""
+
+_Mechanism = TypeVar("_Mechanism", bound=Mechanism)
 
 
 class Federation:
@@ -67,26 +62,15 @@ class Federation:
 
     Args:
         facts: the initial model, the number of clients, and what these send.
-        partition_digest: of the partition, saved so that a checkpoint knows what it belongs to.
         engine: runs the clients; already set up.
         selector: says who takes part.
         aggregator: makes the next model.
-        participation: says who is able to take part and how a client's round may end; ``None`` for everybody, always.
+        mechanisms: what else takes part in a round, in any order; see ``fedfacet.round``.
         rounds: how many rounds to run, 1 or larger.
         cohort_size: how many clients a round asks for by default, between 1 and the number of clients.
         seed: of initial weights, selection and local training; 0 or larger.
         on_bad_update: ``"raise"`` or ``"drop"`` an update that is malformed or holds NaN or infinity.
         callbacks: name -> callback, called in this order.
-        scheduler: of the clients' learning rate; ``None`` for a constant one.
-        parts: which part of the model each client holds; ``None`` for all of it.
-        disclosure: what clients may be asked for; ``None`` for anything.
-        server_data: samples that the server owns; for aggregators and selectors that judge models.
-        privacy: the noise that the server adds to the sum of updates; ``None`` for none.
-        accounting: what noise, of the server or of the clients, is counted; ``None`` without any.
-        clock: what rounds take on clients' devices; ``None`` where they take nothing.
-        termination: what ends ``fit`` before all rounds are done; ``None`` for nothing.
-        flights: says whose updates a round takes, of clients that train while the server goes on; goes with a clock. ``None``
-            for those of its cohort.
 
     Raises:
         ValueError: if a number is out of range.
@@ -98,25 +82,15 @@ class Federation:
         self,
         *,
         facts: Facts,
-        partition_digest: str,
         engine: Engine,
         selector: ClientSelector,
         aggregator: Aggregator,
-        participation: Participation | None = None,
+        mechanisms: Iterable[Mechanism] = (),
         rounds: int,
         cohort_size: int,
         seed: int,
         on_bad_update: str = "raise",
         callbacks: Mapping[str, Callback] | None = None,
-        scheduler: Scheduler | None = None,
-        parts: Parts | None = None,
-        disclosure: DisclosurePolicy | None = None,
-        server_data: ServerData | None = None,
-        privacy: CentralDP | None = None,
-        accounting: Accounting | None = None,
-        clock: Clock | None = None,
-        termination: Termination | None = None,
-        flights: Flights | None = None,
     ) -> None:
         check_whole("federation.rounds", rounds)
         if not isinstance(cohort_size, int) or not 1 <= cohort_size <= facts.num_clients:
@@ -132,28 +106,13 @@ class Federation:
         self.engine = engine
         self.selector = selector
         self.aggregator = aggregator
-        self.participation = participation
         self.rounds = rounds
         self.cohort_size = cohort_size
         self.seed = seed
         self.on_bad_update = on_bad_update
         self.callbacks = dict(callbacks or {})
-        self.scheduler = scheduler
-        self.parts = parts
-        self.disclosure = disclosure
-        self.server_data = server_data
-        self.privacy = privacy
-        self.accounting = accounting
-        self.clock = clock
-        self.termination = termination
-        self.flights = flights
         self.extras = aggregator.extras(facts)
         self._other_names = other_names(facts.derived)
-        self._question = aggregator.report() if aggregator.report is not None else None
-        self._judges = aggregator.judges is not None and aggregator.judges() is not None
-        self._selector_judges = selector.judges() if selector.judges is not None else None
-        if (self._judges or self._selector_judges) and server_data is None:
-            raise ValueError("Expected `server_data` for an aggregator or a selector that judges models, but got none.")
         more_than_models = bool(self.extras) or aggregator.broadcast is not None
         self._fedavg_rounds = 0 if more_than_models else selector.fedavg_rounds
         self._fedavg = FedAvg(weighting=aggregator.weighting, buffers=aggregator.buffers).aggregate
@@ -162,14 +121,55 @@ class Federation:
         heard = [one for one in self.callbacks.values() if type(one).on_client_end is not Callback.on_client_end]
         clients = None if all(map(is_ours, (aggregator, *heard))) else getattr(engine, "clients", None)
         self._apart = partial(rng.apart, device=clients.device, others=clients.draws_elsewhere) if clients is not None else iter
-        # Whoever knows who was drawn knows more than an epsilon of sampled clients allows for.
-        self._selection_seed = privacy.seed(seed) if privacy is not None else seed
         self._stop_signal: int | None = None
         self.away: frozenset[int] = frozenset()  # in this round, as their answers do not count
-        self._partition_digest = partition_digest
+        self._arrange(mechanisms)
+        judging = [part for part in (aggregator, selector) if part.judges is not None and part.judges() is not None]
+        if judging and self.find(ServerEvaluation) is None:
+            raise ValueError("Expected `server_data` for an aggregator or a selector that judges models, but got none.")
         self.state = self._first_state()
-        if accounting is not None:
-            check_room(accounting, self.state)
+
+    def _arrange(self, mechanisms: Iterable[Mechanism]) -> None:
+        """Put mechanisms in their order, and find once what each does at every point of a round.
+
+        Raises:
+            ValueError: if two of them have the same slot of the state.
+        """
+        own = [] if self.aggregator.report is None and self.aggregator.prepare is None else [Preparation(self.aggregator)]
+        self.mechanisms = tuple(sorted([*mechanisms, *own], key=lambda one: one.rank))
+        slots = [one.slot for one in self.mechanisms if one.slot]
+        if twice := sorted({slot for slot in slots if slots.count(slot) > 1}):
+            raise ValueError(f"Expected mechanisms with different slots, but two have `{twice[0]}`: leave one out.")
+        first = [one for one in self.mechanisms if one.rank < _AWAY]
+        self._able = hooks(first, "available"), hooks(self.mechanisms[len(first) :], "available")
+        self._asked, self._planned, self._outgoing, self._dispatched, self._incoming, self._merging, self._stopping = (
+            hooks(self.mechanisms, point) for point in ("ask", "plan", "outgoing", "dispatch", "incoming", "merge", "stop")
+        )
+        learning: list[tuple[int, str, Any]] = [(_MEASUREMENT, "", self._measured)]
+        if self.selector.metrics is not None:
+            learning.append((_SELECTION, "", self._of_selector))
+        if self.selector.observe is not None:
+            learning.append((_LEARNING, "", self._learnt))
+        learning += [(after.__self__.rank, after.__self__.slot, after) for after in hooks(self.mechanisms, "after")]
+        self._after = [(slot, after) for _, slot, after in sorted(learning, key=lambda one: -one[0])]
+
+    @property
+    def may_stop(self) -> bool:
+        """Whether the run may end before all its rounds are done."""
+        return bool(self._stopping)
+
+    def find(self, kind: type[_Mechanism]) -> _Mechanism | None:
+        """Return the mechanism of a class; ``None`` where the federation has none."""
+        return next((one for one in self.mechanisms if isinstance(one, kind)), None)
+
+    def drop(self, kind: type[Mechanism]) -> None:
+        """Do without the mechanisms of a class from now on; the state stays as it is."""
+        self._arrange(one for one in self.mechanisms if not isinstance(one, (kind, Preparation)))
+
+    def put(self, mechanism: Mechanism) -> None:
+        """Take a mechanism, instead of the one of its class if there is one; the state stays as it is."""
+        kept = [one for one in self.mechanisms if type(one) not in (type(mechanism), Preparation)]
+        self._arrange([*kept, mechanism])
 
     def _first_state(self) -> FederationState:
         """Return the state before the first round."""
@@ -181,15 +181,11 @@ class Federation:
             participation_counts=torch.zeros(self.num_clients, dtype=torch.int64),
             selector=self.selector.init(self.facts),
             aggregator=self.aggregator.init(self.facts),
-            scheduler=self.scheduler.init() if self.scheduler is not None else {},
             callbacks={name: callback.state_dict() for name, callback in self.callbacks.items()},
-            partition_digest=self._partition_digest,
+            partition_digest=self.facts.partition_digest,
             data_digest=self.facts.data_digest,
             frozen_digest=self.facts.frozen_digest,
-            devices=self.clock.init() if self.clock is not None else {},
-            privacy=self.accounting.init() if self.accounting is not None else {},
-            termination=self.termination.init() if self.termination is not None else {},
-            flights=self.flights.init() if self.flights is not None else {},
+            slots={one.slot: one.init() for one in self.mechanisms if one.slot},
         )
 
     def restore(self, saved: FederationState) -> None:
@@ -199,10 +195,8 @@ class Federation:
             CheckpointError: if the state belongs to another data set or partition, or to other parts.
         """
         check_fits(saved, self._first_state())
-        if self.clock is not None:
-            self.clock.check(saved.devices)
-        if self.accounting is not None:
-            self.accounting.privacy.check(saved.privacy)
+        for mechanism in self.mechanisms:
+            mechanism.check(saved.slots.get(mechanism.slot, {}))
         for name in self.callbacks.keys() & saved.callbacks.keys():  # a logger may have come or gone since
             self.callbacks[name].load_state_dict(saved.callbacks[name])
         self.state = saved
@@ -234,106 +228,55 @@ class Federation:
 
     def run_round(self) -> RoundResult:
         """Run one round, and make it part of the state: all of it, or nothing if anything in it fails."""
-        before, round, notes = self.state, self.state.round + 1, _Notes(time.perf_counter())
+        before = self.state
         with ExitStack() as failing:
             failing.callback(self._take_back, before)
-            # 1.-3. Who takes part, and what do they answer? All of it anew without those whose answers do not count.
-            asking, cohort, finished, plan, reports = self._drawn(before, round, notes)
-            told = before
-            if self.aggregator.prepare is not None and cohort:
-                told = replace(before, aggregator=self.aggregator.prepare(before.aggregator, reports))
+            # 1.-3. Who takes part, and what do they answer? All of it again without those whose answers do not count.
+            round = self._drawn(before)
 
             # 4. Each is sent the model with an order of its own; those who will not answer get no order.
-            tasks = []
-            for client_id, part in finished.items():
-                task = self._task(client_id, told, part)
-                asking.ledger.floats_down += self._num_floats_sent(task.broadcast, client_id)
-                if part > 0:
-                    tasks.append(task)
-            flights = before.flights
-            if self.flights is not None and plan is not None:
-                flights, tasks, plan = self._turned(self.flights, tasks, plan, asking)
-            train = {task.client_id for task in tasks}
-            asking.ledger.query_samples += sum(samples for client_id, samples in asking.begun.items() if client_id not in train)
+            self._send(round)
 
             # 5.-7. They train; their updates cross back one by one, in cohort order, and are folded into the next model.
             watching = [callback for callback in self.callbacks.values() if callback.needs_updates]
             learns = self.selector.needs_updates
-            notes.keeps_updates = bool(watching) or (learns is not None and learns(before.selector))
-            updates: Iterator[ClientUpdate] = failing.enter_context(closing(self._received(tasks, asking, notes)))
-            judge = None
-            if self.server_data is not None and (self._judges or self._selector_judges):
-                judge = Judge(self.engine, self.server_data, before.model)
-            if judge is not None and self._judges and round > self._fedavg_rounds:
-                updates = judge.judged(updates)
-            if self.privacy is not None:
-                updates = iter([self._released(self.privacy, updates, notes)])
-            server, model, first = before.aggregator, before.model, list(itertools.islice(updates, 1))
-            fold = self._fedavg if round <= self._fedavg_rounds else self._fold
-            if first:
-                fold = fold if self.parts is None else partial(self.parts.aggregate, fold, round)
-                # Popped, so that nothing here holds the first update while the others come.
-                server, model = fold(told.aggregator, model, itertools.chain((first.pop() for _ in range(1)), updates))
-            elif notes.num_dropped > 1 or (notes.num_dropped and not before.participation_counts.any()):
-                self._nothing_left(f"a valid update in round {round}, but all {notes.num_dropped} were dropped")
-            elif self.aggregator.goes_on and fold is self._fold:  # else no update leaves model and aggregator as they were
-                server, model = fold(told.aggregator, model, ())
+            round.keeps_updates = bool(watching) or (learns is not None and learns(before.selector))
+            updates: Iterator[ClientUpdate] = failing.enter_context(closing(self._received(round)))
+            fold = self._guarded(round)
+            for merge in reversed(self._merging):
+                fold = merge(round, fold)
+            server, model = fold(round.server, before.model, updates)
             if not state.all_finite(model):
                 raise BadUpdateError(
-                    f"Expected a finite model after round {round}, but {type(self.aggregator).__name__} made NaN or infinity "
-                    "of finite updates: lower the learning rate, of the clients or of the aggregator."
+                    f"Expected a finite model after round {round.number}, but {type(self.aggregator).__name__} made NaN or "
+                    "infinity of finite updates: lower the learning rate, of the clients or of the aggregator."
                 )
             model = derive(model, self.facts.derived) if self.facts.derived else model
-            notes.lap("train")
+            self._laps.end("train")
 
             # 8. Those who asked for the updates see them, before they are freed.
             for callback in watching:
-                callback.on_updates(self, notes.updates)
+                callback.on_updates(self, round.updates)
 
             # 9. The round becomes part of the state.
-            ids = torch.tensor([receipt.client_id for receipt in notes.receipts], dtype=torch.int64)
+            ids = torch.tensor([receipt.client_id for receipt in round.receipts], dtype=torch.int64)
             self.state = replace(
                 before,
-                round=round,
+                round=round.number,
                 model=model,
                 aggregator=server,
-                memory={**before.memory, **notes.memory},
-                disclosures=asking.disclosures,
-                flights=flights,
+                memory={**before.memory, **round.memory},
+                disclosures=round.asking.disclosures,
                 participation_counts=before.participation_counts.index_add(0, ids, torch.ones_like(ids)),
             )
 
-            # 10. Measure the new model, let scheduler and selector learn, tell everybody, and let the state be saved.
-            metrics = _training_metrics(notes.receipts, asking.ledger)
-            if judge is not None:
-                metrics["server/samples"] = judge.num_samples
-            metrics |= self._timed(before, plan, tasks, asking) if plan is not None else {}
-            result = RoundResult(
-                round=round,
-                cohort=tuple(cohort),
-                receipts=tuple(notes.receipts),
-                metrics=metrics,
-                ledger=asking.ledger,
-                seconds=notes.seconds,
-                num_clients=self.num_clients,
-                disclosed=tuple(asking.disclosed),
-                durations=plan.durations if plan is not None else {},
-                answers=asking.answers,
-            )
-            metrics |= self._of_selector(result) if self.selector.metrics is not None else {}
-            metrics |= self._accounted(self.accounting, before, tasks, asking, notes) if self.accounting is not None else {}
-            if self.callbacks or self.termination is not None:
-                metrics |= self._measurements(result, asking) | _crossed(result.ledger)  # with what their answers cost
-                result = replace(result, disclosed=tuple(asking.disclosed))  # to measurements too
-            if self.scheduler is not None:
-                metrics["train/lr_factor"] = self.lr_factor(round)
-                self.state = replace(self.state, scheduler=self.scheduler.observe(before.scheduler, metrics))
-            notes.lap("measure")
-            if self.selector.observe is not None:
-                self.state = replace(self.state, selector=self._learnt(before, result, notes, judge))
-                if judge is not None:  # it may have passed samples since the round was measured
-                    metrics["server/samples"] = judge.num_samples
-            notes.lap("select")
+            # 10. Measure the new model, let mechanisms and selector learn, tell everybody, and let the state be saved.
+            round.metrics = _training_metrics(round.receipts, round.asking.ledger) | round.metrics
+            for slot, after in self._after:
+                if (after_it := after(round, self.state)) is not None:
+                    self.state = replace(self.state, slots={**self.state.slots, slot: after_it})
+            self._laps.end("measure")
+            result = self._result(round)
             for callback in self.callbacks.values():
                 callback.on_round_end(self, result)
             self.state = replace(self.state, callbacks={name: part.state_dict() for name, part in self.callbacks.items()})
@@ -342,106 +285,147 @@ class Federation:
             failing.pop_all()
             return result
 
-    def _drawn(self, before: FederationState, round: int, notes: "_Notes") -> _Drawn:
-        """Return what was asked, the cohort, how the round will end for each of it, and what it reports."""
-        self.away = frozenset()
+    def _drawn(self, before: FederationState) -> Round:
+        """Return a round of which the cohort is known, and how it will end for each of it."""
+        self.away, came = frozenset(), list[tuple[Query, int, Answer]]()
+        self._laps = _Laps(time.perf_counter())
         while True:
             try:
                 # 1. Who is able to take part?
-                available, places, log_weights = self._everybody, self.cohort_size, None
-                if self.participation is not None or self.clock is not None or self.accounting is not None or self.away:
-                    available, places, log_weights = self._able(before)
+                round = Round(
+                    number=before.round + 1,
+                    before=before,
+                    facts=self.facts,
+                    seed=self.seed,
+                    cohort_size=self.cohort_size,
+                    num_floats=partial(self._num_floats_crossing, before),
+                    is_measured=self._is_measured,
+                    away=self.away,
+                    available=self._everybody,
+                    num_wanted=self.cohort_size,
+                    selection_seed=self.seed,
+                    server=before.aggregator,
+                    is_fedavg=before.round < self._fedavg_rounds,
+                )
+                for available in self._able[0]:
+                    available(round)
+                if round.away:
+                    self._without_away(round, round.away)
+                for available in self._able[1]:
+                    available(round)
 
                 # 2. Who does? What the selector asks of clients on its way is counted and remembered.
-                asking = Asking(
-                    round=round,
-                    available=available,
+                round.asking = asking = Asking(
+                    round=round.number,
+                    available=round.available,
                     engine=self.engine,
                     sizes={"Y": self.facts.num_classes, "A": self.facts.num_attributes},
                     refuse=self._refuse_answers,
-                    order=lambda client_id: self._task(client_id, before),
-                    heard=partial(self._heard, round),
-                    lap=notes.lap,
+                    order=partial(self.order, before),
+                    heard=partial(self._heard, round.number),
+                    lap=self._laps.end,
                     disclosures=dict(before.disclosures),
-                    came=notes.came,
-                    disclosure=self.disclosure,
-                    accounting=self.accounting,
+                    came=came,
+                    checks=self._asked,
                 )
                 context = SelectionContext(
-                    round=round,
+                    round=round.number,
                     num_clients=self.num_clients,
                     cohort_size=self.cohort_size,
-                    places=places,
-                    available=available,
+                    places=min(round.num_wanted, len(round.available)),
+                    available=round.available,
                     disclosed=asking.disclosures,
-                    rng=rng.stream(self._selection_seed, "selection", round),
+                    rng=rng.stream(round.selection_seed, "selection", round.number),
                     ask=asking.ask,
-                    log_weights=log_weights,
+                    log_weights=round.log_weights,
                 )
-                cohort = self._checked(self.selector.select(before.selector, context), context) if available else []
-                notes.lap("select")
+                if round.available:
+                    round.cohort = self._checked(self.selector.select(before.selector, context), context)
+                self._laps.end("select")
 
-                # 3. Who will answer, and what does the aggregator want to know of them beforehand?
-                finished, plan = dict.fromkeys(cohort, 1.0), None
-                if self.participation is not None or self.clock is not None:
-                    finished, plan = self._outcomes(before, cohort)
-                reports: Mapping[int, Any] = {}
-                if self._question is not None and round > self._fedavg_rounds:
-                    trains = [client_id for client_id, part in finished.items() if part > 0]
-                    reports = asking.report(self._question, available if self.aggregator.asks_everybody else trains)
-                if alone := (asking.settled() if self.away else asking.received_model) - set(cohort):
+                # 3. Who will answer, and what does the server want to know of them beforehand?
+                round.finished = dict.fromkeys(round.cohort, 1.0)
+                for plan in self._planned:
+                    plan(round)
+                if alone := (asking.settled() if self.away else asking.received_model) - set(round.cohort):
                     self._count_models(asking, before, alone)
-                return asking, cohort, finished, plan, reports
+                return round
             except ClientsAway as fault:
                 self.away |= fault.client_ids
 
-    def _timed(self, before: FederationState, plan: Plan, tasks: Sequence[ClientTask], asking: Asking) -> dict[str, float]:
-        """Let the time of a round pass on the clients' devices, and return how long it was and how late its updates came."""
-        assert self.clock is not None
-        round, late = self.state.round, {}
-        if self.flights is not None:
-            late["train/staleness"] = sum(round - task.round for task in tasks) / len(tasks) if tasks else float("nan")
-        clock, taken = self.clock.advance(before.devices, plan, asking.asked, asking.ledger, seed=self.seed, round=round)
-        self.state = replace(self.state, devices=clock)
-        return late | taken
+    def _send(self, round: Round) -> None:
+        """Make the orders of a round, and count what they are."""
+        ledger = round.asking.ledger
+        told = round.before if round.server is round.before.aggregator else replace(round.before, aggregator=round.server)
+        for client_id, part in round.finished.items():
+            task = self.order(told, client_id, part)
+            ledger.floats_down += self._num_floats_sent(task.broadcast, client_id)
+            if part > 0:
+                round.tasks.append(task)
+        for dispatch in self._dispatched:
+            dispatch(round)
+        train = {task.client_id for task in round.tasks}
+        ledger.query_samples += sum(samples for client_id, samples in round.asking.begun.items() if client_id not in train)
 
-    def _of_selector(self, result: RoundResult) -> dict[str, float]:
-        """Return what the round came to by the selector, which has not learnt from it yet."""
+    def _guarded(self, round: Round) -> Fold:
+        """Return what makes the next model of a round's updates; without any, model and aggregator stay as they were."""
+        fold = self._fedavg if round.is_fedavg else self._fold
+
+        def guarded(server: ServerState, model: State, updates: Iterable[ClientUpdate]) -> tuple[ServerState, State]:
+            updates = iter(updates)
+            if first := list(itertools.islice(updates, 1)):
+                # Popped, so that nothing here holds the first update while the others come.
+                return fold(server, model, itertools.chain((first.pop() for _ in range(1)), updates))
+            return self._without_updates(round, server)
+
+        return guarded
+
+    def _without_updates(self, round: Round, server: ServerState) -> tuple[ServerState, State]:
+        """Return what a round leaves behind to which no update has come: what was there, unless the aggregator goes on."""
+        if round.num_dropped > 1 or (round.num_dropped and not round.before.participation_counts.any()):
+            self._nothing_left(f"a valid update in round {round.number}, but all {round.num_dropped} were dropped")
+        if self.aggregator.goes_on and not round.is_fedavg:
+            return self._fold(server, round.before.model, ())
+        return round.before.aggregator, round.before.model
+
+    def _result(self, round: Round) -> RoundResult:
+        """Return what a round leaves behind, as far as it is known; later metrics of the round show in it."""
+        return RoundResult(
+            round=round.number,
+            cohort=tuple(round.cohort),
+            receipts=tuple(round.receipts),
+            metrics=round.metrics,
+            ledger=round.asking.ledger,
+            seconds=self._laps.seconds,
+            num_clients=self.num_clients,
+            disclosed=tuple(round.asking.disclosed),
+            durations=round.plan.durations if round.plan is not None else {},
+            answers=round.asking.answers,
+        )
+
+    def _of_selector(self, round: Round, new: FederationState) -> None:
+        """Measure what the round came to by the selector, which has not learnt from it yet."""
         assert self.selector.metrics is not None
-        return {f"selector/{name}": value for name, value in self.selector.metrics(self.state.selector, result).items()}
+        told = self.selector.metrics(new.selector, self._result(round))
+        round.metrics |= {f"selector/{name}": value for name, value in told.items()}
 
-    def _released(self, privacy: CentralDP, updates: Iterator[ClientUpdate], notes: "_Notes") -> ClientUpdate:
-        """Return what the aggregator gets in the place of a round's updates."""
-        shapes, before = {name: self.state.model[name] for name in self.facts.parameters}, self.state
-        planned = {"expected": self.cohort_size, "seed": self.seed, "round": before.round + 1}
-        notes.privacy, released = privacy.released(before.privacy, updates, shapes, **planned)
-        return released
-
-    def _accounted(
-        self, accounting: Accounting, before: FederationState, tasks: Sequence[ClientTask], asking: Asking, notes: "_Notes"
-    ) -> dict[str, float]:
-        """Book what a round has spent of privacy, and return what it comes to so far."""
-        known = before if self.privacy is None else replace(before, privacy=notes.privacy)
-        self.state = replace(self.state, privacy=accounting.after(known, tasks, asking.disclosed))
-        for client_id in accounting.stopping(before, self.state):
-            log.info("Client %d takes no further part: its epsilon would exceed its limit.", client_id)
-        measuring = [part for part in self.callbacks.values() if isinstance(part, Measurement)]
-        due = not measuring or any(part.is_due(self, self.state.round) for part in measuring)
-        return accounting.metrics(before, self.state, due=due)
-
-    def _learnt(self, before: FederationState, result: RoundResult, notes: "_Notes", judge: Judge | None) -> dict[str, Any]:
-        """Return the selector's state after a round."""
+    def _learnt(self, round: Round, new: FederationState) -> None:
+        """Let the selector learn from the round."""
         assert self.selector.observe is not None
+        self._laps.end("measure")
         handed: dict[str, Any] = {}
+        result = self._result(round)
         if self.selector.observes_cohorts_alone:
             result = RoundResult(result.round, result.cohort, (), {}, Ledger(), {}, result.num_clients)
-        if judge is not None and self._selector_judges:
-            handed["judge"] = judge.of(self._selector_judges)
+        if round.judge is not None and self.selector.judges is not None and (what := self.selector.judges()):
+            handed["judge"] = round.judge.of(what)
         if self.selector.needs_change:
             sent = (*self.facts.parameters, *self.facts.buffers)
-            handed["change"] = state.subtract({name: self.state.model[name] for name in sent}, before.model)
-        draw = rng.stream(self.seed, "selector-learns", result.round)
-        return self.selector.observe(before.selector, result, notes.updates, draw, **handed)
+            handed["change"] = state.subtract({name: new.model[name] for name in sent}, round.before.model)
+        draw = rng.stream(self.seed, "selector-learns", round.number)
+        learnt = self.selector.observe(round.before.selector, result, round.updates, draw, **handed)
+        self.state = replace(new, selector=learnt)
+        self._laps.end("select")
 
     def _take_back(self, before: FederationState) -> None:
         """Return to a state, with what the callbacks kept then: the round after it has failed."""
@@ -452,25 +436,33 @@ class Federation:
             except Exception as error:  # the round's own error tells more
                 log.warning("The callback %s cannot return to the state before the round: %s", name, first_line(error))
 
-    def _measurements(self, result: RoundResult, asking: Asking) -> dict[str, float]:
+    def _is_measured(self) -> bool:
+        """Tell whether anything is measured after the round under way; without a measurement every round counts as such."""
+        measuring = [part for part in self.callbacks.values() if isinstance(part, Measurement)]
+        return not measuring or any(part.is_due(self, self.state.round) for part in measuring)
+
+    def _measured(self, round: Round, new: FederationState) -> None:
+        """Measure the new model, unless nothing does."""
+        if self.callbacks or self._stopping:
+            self._measure_all(round)
+
+    def _measure_all(self, round: Round) -> None:
         """Have callbacks measure a round; those whose turn it is not wait until it is known whether the round is the last."""
-        parts, round = self.callbacks, result.round
-        due = {name for name, part in parts.items() if not (isinstance(part, Measurement) and not part.is_due(self, round))}
-        measured = {name: self._measure(part, round, asking) for name, part in parts.items() if name in due}
-        if self.termination is not None:
-            self._end_if_due(self.termination, result, measured)
-        measured |= {name: self._measure(part, round, asking) for name, part in parts.items() if name not in due}
-        metrics = merged({name: measured[name] for name in parts}, result.metrics)
-        if self.termination is not None:
-            self.termination.check({**result.metrics, **metrics})
-        return metrics
+        parts, number, asking = self.callbacks, round.number, round.asking
+        due = {name for name, part in parts.items() if not (isinstance(part, Measurement) and not part.is_due(self, number))}
+        measured = {name: self._measure(part, number, asking) for name, part in parts.items() if name in due}
+        if self._stopping:
+            self._stop_if_due(round, measured)
+        measured |= {name: self._measure(part, number, asking) for name, part in parts.items() if name not in due}
+        round.metrics |= merged({name: measured[name] for name in parts}, round.metrics)
+        round.metrics |= _crossed(asking.ledger)  # with what their answers cost
 
     def _measure(self, part: Callback, round: int, asked: Asking) -> Mapping[str, float]:
         """Have a callback measure a round, and before that clients answer its question on the new model."""
         question = part.question()
 
         def order(client_id: int) -> ClientTask:
-            return replace(self._task(client_id, self.state), round=round)
+            return replace(self.order(self.state, client_id), round=round)
 
         if question is not None and isinstance(part, Measurement) and part.is_due(self, round):
             asked.lap("measure")
@@ -532,31 +524,28 @@ class Federation:
             known = asking.asked[client_id]
             asking.asked[client_id] = known._replace(floats_down=known.floats_down + floats)
 
-    def _end_if_due(self, termination: Termination, result: RoundResult, measured: Mapping[str, Mapping[str, float]]) -> None:
-        """Let the termination look at a round, and note down why it is the last if it is."""
-        metrics = {**result.metrics, **{name: value for part in measured.values() for name, value in part.items()}}
-        server, reason = termination.observe(self.state.termination, replace(result, metrics=metrics))
-        self.state = replace(self.state, termination=server, stopped=reason or "")
-        if reason is not None:
-            log.info("The run ends with round %d: %s.", result.round, reason)
+    def _stop_if_due(self, round: Round, measured: Mapping[str, Mapping[str, float]]) -> None:
+        """Let mechanisms look at a round, and note down why it is the last if it is."""
+        metrics = {**round.metrics, **{name: value for part in measured.values() for name, value in part.items()}}
+        result = replace(self._result(round), metrics=metrics)
+        reasons = [reason for stop in self._stopping if (reason := stop(round, result)) is not None]
+        self.state = replace(self.state, stopped="; ".join(reasons))
+        if reasons:
+            log.info("The run ends with round %d: %s.", round.number, self.state.stopped)
 
-    def sent(self, state: FederationState, client_id: int) -> Broadcast:
-        """Return what a client is sent in the round after a state; one that never takes part is sent all of the model."""
-        broadcast = Broadcast(state.model)
-        if self.aggregator.broadcast is not None:
-            broadcast = self.aggregator.broadcast(state.aggregator, state.model, client_id)
-        if self.parts is None or client_id >= self.num_clients:
-            return broadcast
-        return replace(broadcast, model=self.parts.cut(broadcast.model, client_id, state.round + 1))
-
-    def lr_factor(self, round: int) -> float:
-        """Return by what the clients' learning rate is multiplied in the round to come."""
-        return factor_of(self.scheduler, self.state.scheduler, round) if self.scheduler is not None else 1.0
-
-    def _task(self, client_id: int, state: FederationState, step_fraction: float = 1.0) -> ClientTask:
+    def order(self, before: FederationState, client_id: int, step_fraction: float = 1.0) -> ClientTask:
         """Return a client's order to train in the round after a state, as it is if the client finishes."""
-        round, sent, memory = state.round + 1, self.sent(state, client_id), state.memory.get(client_id, {})
-        return ClientTask(client_id, round, self.seed, sent, memory, step_fraction, self.lr_factor(round))
+        broadcast = self.aggregator.broadcast
+        sent = broadcast(before.aggregator, before.model, client_id) if broadcast is not None else Broadcast(before.model)
+        memory = before.memory.get(client_id, {})
+        task = ClientTask(client_id, before.round + 1, self.seed, sent, memory, step_fraction)
+        for outgoing in self._outgoing:
+            task = outgoing(before, task)
+        return task
+
+    def sent(self, before: FederationState, client_id: int) -> Broadcast:
+        """Return what a client is sent in the round after a state; one that never takes part is sent all of the model."""
+        return self.order(before, client_id).broadcast
 
     def _num_floats_sent(self, broadcast: Broadcast, client_id: int) -> int:
         """Count a broadcast; tied tensors cross once, and personal ones before a client has any of its own."""
@@ -565,49 +554,11 @@ class Federation:
         sent = state.num_floats({name: model[name] for name in model if name not in own} if own else model)
         return sent + state.num_floats(broadcast.extras) if broadcast.extras else sent
 
-    def _able(self, before: FederationState) -> tuple[Sequence[int], int, Any]:
-        """Return who is able to take part, how many shall, and what weighs their chances."""
-        available, log_weights, round = self._everybody, None, before.round + 1
-        if self.participation is not None:
-            available = available_of(self.participation, self.num_clients, rng.stream(self.seed, "available", round))
-            if self.participation.gives_weights:
-                draw = rng.stream(self.seed, "participation-weights", round)
-                log_weights = log_weights_of(self.participation, self.num_clients, draw)
-        if self.accounting is not None:
-            available = self.accounting.admitted(before, available)
-        available = [client_id for client_id in available if client_id not in self.away] if self.away else available
-        if self.away and not available:
-            self._nothing_left(f"an answer that counts in round {round}, but {len(self.away)} clients are away without one")
-        places = min(self.cohort_size, len(available))
-        if self.clock is not None:
-            available = self.clock.available(before.devices, available)
-            places = self.clock.places(self.cohort_size, len(available))
-        if self.flights is not None:
-            available = self.flights.free(before.flights, available)
-            places = self.flights.places(before.flights, len(available))
-        return available, places, log_weights
-
-    def _outcomes(self, before: FederationState, cohort: Sequence[int]) -> tuple[dict[int, float], Plan | None]:
-        """Return which part of its steps each client will finish, and how the round will go on their devices."""
-        finished = dict.fromkeys(cohort, 1.0)
-        if self.participation is not None:
-            for client_id in cohort:
-                draws = partial(rng.stream, self.seed, "outcome", before.round + 1, client_id)
-                finished[client_id] = outcome_of(self.participation, client_id, draws)
-        if self.clock is None:
-            return finished, None
-        crossing = {client_id: self._num_floats_crossing(before, client_id) for client_id in finished}
-        plan = self.clock.plan(before.devices, finished, crossing, seed=self.seed, round=before.round + 1)
-        return dict(plan.finished), plan
-
-    def _turned(
-        self, flights: Flights, tasks: Sequence[ClientTask], plan: Plan, asking: Asking
-    ) -> tuple[dict[str, Any], list[ClientTask], Plan]:
-        """Send clients off, and return the orders that are left, those whose updates the round takes, and how it will go."""
-        assert self.clock is not None
-        questions = self.clock.asking(asking.asked, seed=self.seed, round=self.state.round + 1)[0]
-        now = self.state.devices["clock"] + questions
-        return flights.turn(self.state.flights, tasks, plan, now=now, seed=self.seed, memory=self.state.memory)
+    def _without_away(self, round: Round, away: Set[int]) -> None:
+        """Leave out the clients whose answers do not count in this round."""
+        round.available = [client_id for client_id in round.available if client_id not in away]
+        if not round.available:
+            self._nothing_left(f"an answer that counts in round {round.number}, but {len(away)} clients are away without one")
 
     def _num_floats_crossing(self, before: FederationState, client_id: int) -> tuple[int, int]:
         """Count what a client is sent in the round after a state, and what it sends back."""
@@ -623,37 +574,36 @@ class Federation:
             raise SelectionError(
                 f"Expected {type(self.selector).__name__} to select {context.places} distinct available clients, or all "
                 f"{len(context.available)}, in round {context.round}, but got {cohort}"
-                f"{f', where {strangers} are away' if strangers else ''}: mend its `select`."
+                f"{f', where {strangers} are away' if strangers else ''}: fix its `select`."
             )
         return [int(client_id) for client_id in cohort]
 
-    def _received(self, tasks: Sequence[ClientTask], asking: Asking, notes: "_Notes") -> Generator[ClientUpdate, None, None]:
+    def _received(self, round: Round) -> Generator[ClientUpdate, None, None]:
         """Yield the valid updates; note what stays of each when its tensors are freed."""
         seen: dict[str, tuple[torch.Tensor, int]] = {}
+        tasks, asking = round.tasks, round.asking
         orders = enumerate(tasks, 1)
         for update in self._apart(self.engine.run(tasks)):
             position, task = next(orders)
-            self._heard(self.state.round + 1, position, len(tasks), "train")
+            self._heard(round.number, position, len(tasks), "train")
             fault, num_floats = self._verified(update, task, self.facts, self.extras, seen)
             asking.ledger.floats_up += num_floats
-            if fault is None and self._question is not None:
-                update = replace(update, report=asking.disclosures.get(self._question.name, {}).get(task.client_id))
             if fault is not None:
-                self._refuse("a finite update of the model's shapes", task.client_id, self.state.round + 1, fault)
-                notes.num_dropped += 1
+                self._refuse("a finite update of the model's shapes", task.client_id, round.number, fault)
+                round.num_dropped += 1
                 continue
-            if self.flights is not None:
-                update = replace(update, staleness=self.state.round + 1 - task.round)
+            for incoming in self._incoming:
+                update = incoming(round, task, update)
             if update.memory:
-                notes.memory[task.client_id] = update.memory
+                round.memory[task.client_id] = update.memory
             if update.silent is True:
                 continue
             measured, client_id = update.metrics, task.client_id
             answers = {query: of[client_id] for query, of in asking.answers.items() if client_id in of}
             receipt = (update.num_samples, update.num_steps, float(measured["loss_sum"]), measured["num_seen"], answers)
-            notes.receipts.append(ClientReceipt(client_id, *receipt))
-            if notes.keeps_updates:
-                notes.updates.append(update)
+            round.receipts.append(ClientReceipt(client_id, *receipt))
+            if round.keeps_updates:
+                round.updates.append(update)
             yield update
             del update  # or it would be held while the next is waited for
         assert next(orders, None) is None, "an engine yields an update for each order"
@@ -684,20 +634,13 @@ class Federation:
 
 
 @dataclass(slots=True)
-class _Notes:
-    """What is noted down while a round is under way."""
+class _Laps:
+    """The wall-clock time of a round by phase."""
 
     last: float  # the time at the end of the last lap
-    keeps_updates: bool = False
-    num_dropped: int = 0
-    privacy: dict[str, Any] = field(default_factory=dict)  # the state of the server's noise after the round
-    updates: list[ClientUpdate] = field(default_factory=list)
-    receipts: list[ClientReceipt] = field(default_factory=list)
-    memory: dict[int, State] = field(default_factory=dict)
-    came: list[tuple[Query, int, Answer]] = field(default_factory=list)  # to questions, also before the round began anew
     seconds: dict[str, float] = field(default_factory=lambda: dict.fromkeys(("ask", "select", "train", "measure"), 0.0))
 
-    def lap(self, phase: str) -> None:
+    def end(self, phase: str) -> None:
         """Book the time since the last lap to ``phase``."""
         now = time.perf_counter()
         self.seconds[phase] += now - self.last

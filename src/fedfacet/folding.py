@@ -45,7 +45,7 @@ def _watched(
         came = f"a model that differs in {differ[0]!r}" if differ else type(returned).__name__
         raise AggregationError(
             f"Expected {name} to return two things, its state and a model of the same {len(model)} tensors, but got {came}: "
-            "mend what it returns."
+            "fix what it returns."
         )
     for key, tensor in model.items():
         new = returned[1][key]

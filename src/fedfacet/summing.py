@@ -1,12 +1,11 @@
 """Updates that are added up along a tree, by whichever process trains: ``engine=distributed engine.sums=tree``."""
 
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Generator, Mapping
 from dataclasses import fields, replace
 from typing import Any
 
 from fedfacet import state
 from fedfacet.aggregators.base import Aggregator
-from fedfacet.asking import Asking
 from fedfacet.callbacks.base import Callback
 from fedfacet.engines.base import Engine
 from fedfacet.engines.distributed import DistributedEngine
@@ -15,6 +14,7 @@ from fedfacet.federation import Federation
 from fedfacet.parallel.sums import Weighed
 from fedfacet.privacy.central import CentralDP
 from fedfacet.privacy_gate import stated
+from fedfacet.round import Round
 from fedfacet.selectors.base import ClientSelector
 from fedfacet.submodels.parts import Parts
 from fedfacet.types import ClientTask, ClientUpdate, SummedUpdate
@@ -54,9 +54,9 @@ class SummingFederation(Federation):
         sent = update.delta, update.buffers if self.aggregator.buffers == "average" else {}
         return summed, Weighed(1.0, [*map(state.wide, sent)]).times(self.aggregator.weight(update))
 
-    def _received(self, tasks: Sequence[ClientTask], asking: Asking, notes: Any) -> Generator[ClientUpdate, None, None]:
+    def _received(self, round: Round) -> Generator[ClientUpdate, None, None]:
         """Yield the mean of the valid updates, if there is one, as an update of no client."""
-        for _ in super()._received(tasks, asking, notes):
+        for _ in super()._received(round):
             pass
         assert isinstance(self.engine, DistributedEngine)
         if (total := self.engine.total()) is not None:

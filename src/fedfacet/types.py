@@ -140,6 +140,7 @@ class Facts:
         kinds_sent: name of what clients send along with updates -> what kind it is; see ``privacy.disclosure.KINDS``.
         num_classes: of the samples; 0 where that is not known.
         derived: what of the model follows from its other tensors; see ``fedfacet.derived``.
+        partition_digest: by which the partition is known again when a run goes on.
     """
 
     num_clients: int
@@ -153,6 +154,7 @@ class Facts:
     kinds_sent: Mapping[str, str] = field(default_factory=dict)
     num_classes: int = 0
     derived: tuple[Any, ...] = ()
+    partition_digest: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -477,16 +479,12 @@ class FederationState:
         participation_counts: how often each client's update has arrived, int64 of shape (num_clients,).
         selector: the selector's state.
         aggregator: the aggregator's state.
-        scheduler: the learning-rate scheduler's state.
         callbacks: callback name -> its ``state_dict``.
         partition_digest: of the partition that the run is about.
         data_digest: of the data set that the run is about.
-        termination: the termination's state.
         stopped: why the run ended before all its rounds were done; empty where it did not.
-        devices: the simulated clock's state; empty without devices.
-        privacy: by what the key of the noise is known again, and what has been spent; empty where no epsilon is claimed.
-        flights: the orders of clients that are at work; empty where rounds wait for their clients.
         frozen_digest: of the parameters that nobody trains and that are not in ``model``; empty without any.
+        slots: name of a mechanism's slot -> its state.
     """
 
     round: int
@@ -499,10 +497,10 @@ class FederationState:
     callbacks: Mapping[str, dict[str, Any]]
     partition_digest: str
     data_digest: str = ""
-    scheduler: ServerState = field(default_factory=dict)
-    termination: ServerState = field(default_factory=dict)
     stopped: str = ""
-    devices: ServerState = field(default_factory=dict)
-    privacy: ServerState = field(default_factory=dict)
-    flights: ServerState = field(default_factory=dict)
     frozen_digest: str = ""
+    slots: Mapping[str, ServerState] = field(default_factory=dict)
+
+    def slot(self, name: str) -> ServerState:
+        """Return the state of a mechanism; empty for one that keeps nothing."""
+        return self.slots.get(name, {})

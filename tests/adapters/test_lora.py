@@ -105,7 +105,7 @@ def test_averaging_a_and_b_is_averaging_their_product_only_where_a_stays(freeze_
     run.run_round()  # in the first round B is 0
     a, b = (next(name for name in model.state_dict() if part in name) for part in ("lora_A", "lora_B"))
     before = run.state.model
-    updates = [run.engine.clients.train(run._task(client_id, run.state)) for client_id in range(3)]
+    updates = [run.engine.clients.train(run.order(run.state, client_id)) for client_id in range(3)]
     fixed = model.state_dict()[a]
     moved = [(before[b] + one.delta[b]) @ (before[a] + one.delta[a] if a in before else fixed) for one in updates]
     mean = torch.stack(moved).mean(dim=0)
@@ -231,7 +231,7 @@ def test_a_base_in_bfloat16_takes_half_the_bytes_and_what_is_trained_stays_in_fl
     frozen = [sum(p.nbytes for p in model.parameters() if not p.requires_grad) for model in models]
     assert frozen[1] * 2 == frozen[0] > 0
     assert all(p.dtype == torch.float32 for p in models[1].parameters() if p.requires_grad)
-    update = runs[1].engine.clients.train(runs[1]._task(0, runs[1].state))
+    update = runs[1].engine.clients.train(runs[1].order(runs[1].state, 0))
     assert {tensor.dtype for tensor in update.delta.values()} == {torch.float32}
     moved = [torch.cat([tensor.flatten() for tensor in run.state.model.values()]) for run in runs]
     assert functional.cosine_similarity(*moved, dim=0) > 0.99

@@ -278,7 +278,7 @@ def values_of(query, logits, y):
 def test_group_losses_and_hits_are_those_of_every_cell(query, tiny_federation):
     run = tiny_federation()
     clients = run.engine.clients
-    tasks = [run._task(client, run.state) for client in range(4)]
+    tasks = [run.order(run.state, client) for client in range(4)]
     for indices, answer in zip(clients.partition.indices, run.engine.ask(query, tasks), strict=True):
         batch = clients.dataset.batch(indices)
         with torch.no_grad():

@@ -21,6 +21,7 @@ from fedfacet.aggregators.fair_accuracy import FairAccuracy
 from fedfacet.aggregators.fair_fate import FairFate
 from fedfacet.aggregators.fedavg import FedAvg
 from fedfacet.aggregators.fedavgm import FedAvgM
+from fedfacet.mechanisms.server_data import ServerEvaluation
 from fedfacet.metrics.group_fairness import fairness_of, rates_of
 from fedfacet.selectors.all import AllSelector
 from fedfacet.selectors.uniform import UniformSelector
@@ -261,7 +262,8 @@ def test_the_counts_are_those_of_the_model_that_was_sent_and_of_each_client(attr
     aggregator = Watching(rounds=2)
     run = tiny_federation(aggregator=aggregator, selector=AllSelector())
     samples = run.engine.clients.dataset.test[3:]
-    run.server_data = run.server_data._replace(samples=samples, attributes=attributes)
+    judging = run.find(ServerEvaluation)
+    run.put(replace(judging, server_data=judging.server_data._replace(samples=samples, attributes=attributes)))
     before = run.state.model
     assert run.run_round().metrics["server/samples"] == 5 * len(samples)
     batch, module = run.engine.clients.dataset.batch(samples), run.engine.clients.program.module

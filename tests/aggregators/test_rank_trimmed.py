@@ -11,6 +11,7 @@ from fedfacet.aggregators.fedavg import FedAvg
 from fedfacet.aggregators.rank_trimmed import RankTrimmed, rank_weights
 from fedfacet.build import build
 from fedfacet.errors import ConfigError
+from fedfacet.mechanisms.server_data import ServerEvaluation
 from fedfacet.selectors.all import AllSelector
 from fedfacet.types import ClientUpdate
 
@@ -113,7 +114,8 @@ def test_clients_with_wrong_labels_are_left_out(tiny_clients, tiny_federation):
             clients.dataset.y[rows] = 1 - clients.dataset.y[rows]
         federation = tiny_federation(aggregator=aggregator, selector=AllSelector(), clients=clients, cohort_size=6, rounds=8)
         federation.fit()
-        return federation.engine.evaluate(federation.state.model, [federation.server_data.samples])[0].average_accuracy
+        samples = federation.find(ServerEvaluation).server_data.samples
+        return federation.engine.evaluate(federation.state.model, [samples])[0].average_accuracy
 
     accuracies = run(RankTrimmed(outlier_share=0.5)), run(FedAvg())
     assert accuracies[0] > 0.85 > 0.75 > accuracies[1], accuracies

@@ -81,6 +81,29 @@ def test_names_do_not_split_rows(printed):
     assert [row[0] for row in rows[:3]] == ["'\\n'", "' '", "[b]"]
 
 
+def test_a_narrow_terminal_shows_a_block_per_row(printed):
+    federated = data(("digit<5", "digit>=5"), ("red", "green"))
+    lines, rows = printed(federated, measured(87, federated), measured(87, federated), width=60)
+    assert rows == []
+    at = lines.index("digit<5, green")
+    assert lines[at : at + 5] == [
+        *("digit<5, green", "  samples               3", "  last round (87)       0.10", "  best validation (87)  0.10"),
+        "digit>=5, red",
+    ]
+    assert lines[lines.index("worst group") + 1].split() == ["last", "round", "(87)", "25.00"], "it has no samples of its own"
+
+
+def test_all_that_the_folder_has_is_named(printed, tmp_path):
+    for folder in ("wandb/offline-run-1", "tensorboard", "model", ".hydra"):
+        (tmp_path / folder).mkdir(parents=True)
+    for file in ("model/model.safetensors", "model/config.json", "privacy.csv"):
+        (tmp_path / file).touch()
+    federated = data(NORMAL, ("none",))
+    lines, _ = printed(federated, measured(9, federated))
+    named = [line.strip() for line in lines[lines.index(f"run folder  {tmp_path}") + 1 :]]
+    assert named == ["metrics.csv", "model/model.safetensors", "privacy.csv", "tensorboard/", "wandb/"]
+
+
 def test_clients_own_models_have_rows(printed):
     federated = data(NORMAL, ("none",), holdout=(np.arange(2),))
     own = {"personal_test/acc_mean": 0.9, "personal_test/acc_min": 0.8, "personal_test/acc_std": 0.05}

@@ -4,10 +4,11 @@ import csv
 import io
 
 import pytest
+from matplotlib.figure import Figure
 
 from fedfacet.analysis.curves import curves_of, draw_curves
 from fedfacet.analysis.runs import Run
-from fedfacet.analysis.time_to import time_to, time_to_csv, time_to_latex, time_to_markdown
+from fedfacet.analysis.time_to import draw_times, time_to, time_to_csv, time_to_latex, time_to_markdown
 from fedfacet.errors import ConfigError
 
 METRIC = "val/acc"
@@ -34,6 +35,21 @@ def runs(tmp_path):
 
 def cells(text):
     return [[cell.strip() for cell in line.split("|")[1:-1]] for line in text.splitlines()[:4]]
+
+
+def test_the_picture_has_every_seed_and_names_what_is_missed(runs, tmp_path, monkeypatch):
+    figures, save = [], Figure.savefig
+    monkeypatch.setattr(Figure, "savefig", lambda figure, *a, **b: (figures.append(figure), save(figure, *a, **b)))
+    draw_times(time_to(runs, metric=METRIC, targets=[0.9, 0.95]), tmp_path / "one.png")
+    (axes,) = figures.pop().axes
+    assert [text.get_text() for text in axes.texts] == ["", "90 %: 1 of 2 seeds; 95 %: never"]
+    left, right = axes.get_xlim()
+    drawn = {tuple(line.get_xdata()) for line in axes.lines}
+    assert {(3, 2), (2.5,), (4, 6), (5,), (2.5, 5), (3,)} <= drawn, "seeds, and their means"
+    assert left < 2
+    assert right > 6
+    hollow = [tuple(line.get_xdata()) for line in axes.lines if line.get_markerfacecolor() == "white"]
+    assert hollow == [(3,)], "the mean of a part of the seeds"
 
 
 def test_means_only_where_all_seeds_are_there(runs):

@@ -84,7 +84,6 @@ def federate():
         )
         return Federation(
             facts=engine.clients.facts,
-            partition_digest=data.partition.digest,
             engine=engine,
             selector=selector if selector is not None else AllSelector(),
             aggregator=aggregator if aggregator is not None else FedAvg(),

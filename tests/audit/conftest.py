@@ -41,6 +41,7 @@ def run(noise, tmp_path_factory):
         if overrides not in made:
             folder = tmp_path_factory.mktemp("run")
             given = {override.partition("=")[0] for override in overrides}
+            given |= {"model.hidden"} if "model" in given else set()  # of the model that is given up
             usual = [option for option in RUN if option.partition("=")[0] not in given]
             config, _ = compose_job("train", [*usual, f"dataset.root={noise}", *overrides, f"paths.output_dir={folder}"])
             settle(config)

@@ -10,6 +10,7 @@ import torch
 
 from fedfacet.build import build
 from fedfacet.config import compose_job, make
+from fedfacet.mechanisms.submodels import Submodels
 from fedfacet.types import ClientUpdate
 
 FACTS = {"name", "date", "command", "commit", "hardware", "versions", "rounds", "repeats", "warmup", "neighbours", "workloads"}
@@ -135,7 +136,8 @@ def test_the_bare_loop_cuts_and_averages_as_we_do(checkout, workloads, monkeypat
         delta = {name: torch.randn(tensor.shape, generator=generator) for name, tensor in theirs.items()}
         uploads.append({name: theirs[name] + delta[name] for name in theirs})
         updates.append(ClientUpdate(client, delta, {}, num_samples=20, num_steps=1, step_weight=1.0, metrics={}))
-    _, ours = federation.parts.aggregate(federation.aggregator.aggregate, 1, federation.state.aggregator, model, updates)
+    aggregate = federation.find(Submodels).parts.aggregate
+    _, ours = aggregate(federation.aggregator.aggregate, 1, federation.state.aggregator, model, updates)
     theirs = average_by_count(model, uploads)
     assert all(torch.allclose(ours[name], theirs[name], atol=1e-6) for name in theirs)
 

@@ -11,6 +11,7 @@ from fedfacet.build import build
 from fedfacet.callbacks.base import Callback
 from fedfacet.callbacks.contribution_index import ContributionIndex
 from fedfacet.errors import ConfigError
+from fedfacet.mechanisms.server_data import ServerEvaluation
 from fedfacet.participation.dropouts import Dropouts
 from fedfacet.shapley import shapley_values
 from fedfacet.storage import checkpoint
@@ -48,7 +49,7 @@ class Kept(Callback):
 def test_values_are_those_of_a_game_of_weighted_means(watched, tmp_path):
     kept = Kept()
     run = watched(callbacks={"kept": kept}, rounds=2)
-    samples, found, index = run.server_data.samples, [], np.zeros(5)
+    samples, found, index = run.find(ServerEvaluation).server_data.samples, [], np.zeros(5)
     for round in (1, 2):
         result = run.run_round()
 
@@ -75,7 +76,8 @@ def test_values_are_those_of_a_game_of_weighted_means(watched, tmp_path):
 
 
 def values_of(run, updates, samples):
-    run.server_data = run.server_data._replace(samples=samples)
+    judging = run.find(ServerEvaluation)
+    run.put(replace(judging, server_data=judging.server_data._replace(samples=samples)))
     index = run.callbacks["contribution_index"]
     index.on_updates(run, updates)
     return np.array(list(index._values.values()))
@@ -98,7 +100,7 @@ def test_a_client_without_effect_contributes_nothing(arrived):
     run, updates = arrived
     nothing = {"delta": state.scaled(updates[1].delta, 0.0), "buffers": state.scaled(updates[1].buffers, 0.0)}
     still = replace(updates[1], num_samples=1e-12, **nothing)
-    values = values_of(run, [updates[0], still, *updates[2:]], run.server_data.samples)
+    values = values_of(run, [updates[0], still, *updates[2:]], run.find(ServerEvaluation).server_data.samples)
     assert values[1] == pytest.approx(0, abs=1e-12)
     assert np.abs(values).sum() > 0
 
@@ -106,13 +108,13 @@ def test_a_client_without_effect_contributes_nothing(arrived):
 def test_clients_with_equal_data_contribute_equally(arrived):
     run, updates = arrived
     twin = replace(updates[0], client_id=updates[1].client_id)
-    values = values_of(run, [updates[0], twin, *updates[2:]], run.server_data.samples)
+    values = values_of(run, [updates[0], twin, *updates[2:]], run.find(ServerEvaluation).server_data.samples)
     assert values[0] == pytest.approx(values[1])
 
 
 def test_contributions_to_disjoint_samples_add_up(arrived):
     run, updates = arrived
-    samples = run.server_data.samples
+    samples = run.find(ServerEvaluation).server_data.samples
     halves = [values_of(run, updates, half) for half in (samples[::2], samples[1::2])]
     assert len(samples[::2]) == len(samples[1::2])
     assert values_of(run, updates, samples) == pytest.approx(np.mean(halves, axis=0))

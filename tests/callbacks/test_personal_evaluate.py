@@ -15,6 +15,7 @@ from fedfacet.build import build
 from fedfacet.callbacks.personal_evaluate import PersonalEvaluate
 from fedfacet.config import compose_job
 from fedfacet.corrections.base import Correction
+from fedfacet.mechanisms.participation import ClientParticipation
 from fedfacet.methods.fedpac import FedPAC, FedPACObjective
 from fedfacet.models.resnet8 import ResNet8
 from fedfacet.participation.base import Participation
@@ -178,7 +179,7 @@ def test_a_model_that_diverged_has_no_accuracy_and_is_counted(tiny_clients, tiny
     )
     assert run.run_round().metrics["personal/num_diverged"] == 0
     twin.train(ClientTask(2, 2, 0, Broadcast(run.state.model)))
-    run.participation = Only(*cohort)
+    run.put(ClientParticipation(Only(*cohort)))
     metrics = run.run_round().metrics
     want = expected(twin, [state.clone(twin.program.tensors), run.state.model], held_out[2:])
     assert {name: metrics[name] for name in want} == pytest.approx(want)

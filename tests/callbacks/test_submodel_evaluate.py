@@ -8,6 +8,7 @@ from fedfacet.build import build
 from fedfacet.callbacks.personal_evaluate import PersonalEvaluate
 from fedfacet.clients.personal_memory import local_model
 from fedfacet.federation import Federation
+from fedfacet.mechanisms.submodels import Submodels
 from fedfacet.types import ClientTask
 
 
@@ -34,7 +35,7 @@ def test_received_and_trained_parts_by_rate(federation):
     by_hand = [run.engine.evaluate(run.sent(before, k).model, [test])[0].average_accuracy for k in second.cohort]
     assert second.metrics["received_test/acc_mean"] == pytest.approx(sum(by_hand) / 3)
     assert second.metrics["received_test/acc_min"] == min(by_hand)
-    rates = run.parts.rates(2)
+    rates = run.find(Submodels).parts.rates(2)
     for rate in (1.0, 0.5):
         own = [value for k, value in zip(second.cohort, by_hand, strict=True) if rates[k] == rate]
         found = second.metrics[f"received_test/acc_mean_rate_{rate:g}"]

@@ -41,7 +41,7 @@ class Foreign(L.LightningModule):
 
 
 WRONG = [
-    (Answering(shape=lambda z: (z, z)), r"shape \(B, 3\), but it returns a tuple: mend its `forward`"),
+    (Answering(shape=lambda z: (z, z)), r"shape \(B, 3\), but it returns a tuple: fix its `forward`"),
     (Answering(CLASSES + 1), r"but it returns a tensor of shape \(B, 4\)"),
     (Answering(1), r"but it returns a tensor of shape \(B, 1\)"),
     (Answering(1, lambda z: z[:, 0]), r"but it returns a tensor of shape \(B\)"),

@@ -109,10 +109,10 @@ class TestTypes:
         for target, said in (
             ("nobodys_module.Mine", r"Python finds no module nobodys_module: install .* nobodys_module\.py on PYTHONPATH"),
             ("mine_of_tests.Mine", "mine_of_tests needs the module a_package_of_nobody, which is not installed"),
-            ("broken_of_tests.Mine", "cannot be imported .ZeroDivisionError: division by zero.: mend the module"),
+            ("broken_of_tests.Mine", "cannot be imported .ZeroDivisionError: division by zero.: fix the module"),
             ("fedfacet.selectors.unifrom.Uniform", "fedfacet.selectors has no `unifrom`, the nearest are uniform"),
             ("fedfacet.selectors.uniform.Uniform", "has no `Uniform`, the nearest are UniformSelector"),
-            ("torch.optim.SGD.step.nothing", r"torch\.optim\.SGD\.step has no `nothing`: mend the name"),
+            ("torch.optim.SGD.step.nothing", r"torch\.optim\.SGD\.step has no `nothing`: fix the name"),
         ):
             with pytest.raises(ConfigError, match=said):
                 check_arguments("part", OmegaConf.create({"_target_": target}))

@@ -25,7 +25,7 @@ GIVEN_AGAIN = {
     "devices.availability", "privacy.noise_key_file", "selector.agent", "engine.choice", "lightning_log.logger",
     "lightning_log.arguments", "wandb_log.project", "wandb_log.entity", "wandb_log.mode", "wandb_log.tags", "deploy.kit",
     "deploy.clients", "wandb.project", "wandb.entity", "wandb.mode", "wandb.tags", "paths.output_dir", "resume", "trust",
-    "where_present", "sweep.workers",
+    "where_present", "sweep.workers", "mechanisms",
 }  # fmt: skip
 """Settings that may be texts or mappings and that no folder sets: a new one is either listed, or named here."""
 

@@ -21,6 +21,13 @@ LARGER = (1e-320, 1e-200, 1e154, 1e300, 1.7e308)
 """What float64 has besides."""
 
 
+class CastingCNN(SmallCNN):
+    """Takes inputs to the type of its weights, as queries ask a model of any type."""
+
+    def forward(self, x):
+        return super().forward(x.to(self.head.weight.dtype))
+
+
 class Sending(SequentialEngine):
     """Hands over updates that nobody trained."""
 
@@ -36,7 +43,7 @@ def clients_of(tiny_clients):
 
     def make(dtype):
         with rng.forked(0, "weights"):
-            model = SmallCNN(2, (1, 4, 4), width=2, hidden=4)
+            model = CastingCNN(2, (1, 4, 4), width=2, hidden=4)
         return tiny_clients(objective=ClassificationObjective(model.to(dtype)), local=LocalTraining(batch_size=8))
 
     return make

@@ -34,6 +34,8 @@ FLOORS = [
     "parallel",
     "engines",
     "judging asking folding",
+    "round",
+    "mechanisms",
     # The rounds, and what they are made of.
     "callbacks",
     "federation",

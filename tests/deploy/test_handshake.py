@@ -108,7 +108,7 @@ def test_data_that_do_not_fit_the_card(copy, deployed, capsys, tmp_path):
     with np.load(file) as arrays:
         held = dict(arrays)
     np.savez(file, **{**held, "y": held["y"] + 1})
-    sentence = "but `y` holds 2, and there are 2 names: mend the file or the card."
+    sentence = "but `y` holds 2, and there are 2 names: fix the file or the card."
     with pytest.raises(DatasetCorruptError, match=sentence):
         Site(SiteSettings.read(settings))
     assert client.main(["check", f"config={settings}"]) == 2

@@ -25,6 +25,7 @@ from fedfacet.devices.uniform import UniformDevices
 from fedfacet.engines.sequential import SequentialEngine
 from fedfacet.engines.vectorized import VectorizedEngine
 from fedfacet.errors import CheckpointError, ConfigError
+from fedfacet.mechanisms.devices import SimulatedDevices
 from fedfacet.participation.base import Participation
 from fedfacet.participation.stragglers import Stragglers
 from fedfacet.selectors.all import AllSelector
@@ -146,7 +147,7 @@ def test_parts_add_up_to_seconds_and_seconds_to_the_clock(devices, run):
         assert math.fsum(result.metrics[f"sim/{part}"] for part in PARTS) == result.metrics["sim/seconds"]
         assert all(result.metrics[f"sim/{part}"] >= 0 for part in PARTS)
         assert set(result.durations) == set(result.arrived)
-    assert sum(result.metrics["sim/seconds"] for result in results) == pytest.approx(federation.state.devices["clock"])
+    assert sum(result.metrics["sim/seconds"] for result in results) == pytest.approx(federation.state.slots["devices"]["clock"])
 
 
 # --- nothing but time ------------------------------------------------------------------------------------------------------
@@ -160,7 +161,7 @@ def test_devices_that_are_waited_for_change_no_model(devices, selector, run, pla
     """``on_late=wait`` does not look at a deadline, and without one nobody is late."""
     with_them, results = run(devices, selector=selector, participation=Stragglers())
     without, others = run(None, selector=selector, participation=Stragglers())
-    assert plain(replace(with_them.state, devices={})) == plain(without.state)
+    assert plain(replace(with_them.state, slots={})) == plain(without.state)
     for one, other in zip(results, others, strict=True):
         assert {name: v for name, v in one.metrics.items() if not name.startswith("sim/")} == other.metrics
         assert not other.durations
@@ -170,8 +171,8 @@ def test_the_order_of_a_cohort_does_not_matter(run):
     devices = LognormalDevices(sigma=1, jitter=0.3, uplink="sequential", overcommit=1.5, joules_per_sample=1)
     (one, (first,)), (two, (second,)) = (run(devices, 1, selector=Chosen(*cohort)) for cohort in ((0, 2, 3), (3, 0, 2)))
     assert first.durations == second.durations
-    assert one.state.devices["clock"] == two.state.devices["clock"]
-    assert one.state.devices["joules"] == two.state.devices["joules"]
+    assert one.state.slots["devices"]["clock"] == two.state.slots["devices"]["clock"]
+    assert one.state.slots["devices"]["joules"] == two.state.slots["devices"]["joules"]
 
 
 def test_a_resumed_clock_is_the_same(run, tiny_federation, plain, tmp_path):
@@ -247,7 +248,11 @@ def test_more_are_asked_than_are_wanted(run):
 )
 def test_how_many_are_asked(overcommit, wanted, asked, tiny_federation):
     federation = tiny_federation(devices=UniformDevices(overcommit=overcommit))
-    assert federation.clock.places(wanted, 80) == asked == min(math.ceil(Fraction(str(overcommit)) * wanted), 80)
+    assert (
+        federation.find(SimulatedDevices).clock.places(wanted, 80)
+        == asked
+        == min(math.ceil(Fraction(str(overcommit)) * wanted), 80)
+    )
 
 
 def test_all_of_a_round_in_which_all_are_asked_on_purpose_count(run):
@@ -269,7 +274,7 @@ class Hours(UniformDevices):
 def test_who_goes_off_line_is_lost(run):
     federation, (result,) = run(Hours(**SLOW), 1, selector=Chosen(0, 1), cohort_size=2)
     assert result.cohort == (1,)
-    federation.state = replace(federation.state, devices={**federation.state.devices, "clock": 1105.0})
+    federation.state = replace(federation.state, slots={"devices": {**federation.state.slots["devices"], "clock": 1105.0}})
     result = federation.run_round()
     assert result.cohort == (0, 1)
     assert result.arrived == (1,)
@@ -293,8 +298,8 @@ def test_an_empty_battery_ends_it_and_a_charged_one_begins_again(run):
     devices.charge_watts = 0.1
     federation, results = run(devices, 9, selector=Chosen(0, 1, 2, 3))
     used = sum(result.metrics["sim/joules"] for result in results)
-    assert federation.state.devices["joules"] == pytest.approx(used)
-    lacking = federation.state.devices["lacking"]
+    assert federation.state.slots["devices"]["joules"] == pytest.approx(used)
+    lacking = federation.state.slots["devices"]["lacking"]
     assert isinstance(lacking, torch.Tensor)
     assert ((lacking >= 0) & (lacking <= 40)).all()
     assert federation.state.participation_counts.min() > 2
@@ -308,7 +313,7 @@ def test_time_and_energy_end_a_run(tiny_federation):
     timed = tiny_federation(devices=devices, rounds=9, termination=SimulatedTimeTermination(hours=0.01), cohort_size=1)
     timed.fit()
     assert timed.state.stopped.endswith("simulated hours have passed, 0.01 were given")
-    assert timed.state.devices["clock"] >= 36 > timed.state.devices["clock"] * (1 - 1 / timed.state.round)
+    assert timed.state.slots["devices"]["clock"] >= 36 > timed.state.slots["devices"]["clock"] * (1 - 1 / timed.state.round)
     drained = tiny_federation(devices=devices, rounds=9, termination=EnergyTermination(dead_share=0.5), selector=AllSelector())
     drained.fit()
     assert drained.state.round == 2
@@ -323,8 +328,8 @@ def test_files(tiny_federation, tmp_path):
     assert [row["client"] for row in rows] == ["0", "1", "2", "3"]
     assert float(rows[1]["compute_seconds"]) == pytest.approx(16 * float(rows[1]["seconds_per_sample"]))
     told = json.loads((tmp_path / "summary.json").read_text())["devices"]
-    assert told["hours"] * 3600 == pytest.approx(federation.state.devices["clock"])
-    assert told["joules"] == federation.state.devices["joules"]
+    assert told["hours"] * 3600 == pytest.approx(federation.state.slots["devices"]["clock"])
+    assert told["joules"] == federation.state.slots["devices"]["joules"]
     assert "sim/clock" in rows_of(tmp_path / "metrics.csv")[0]
 
 

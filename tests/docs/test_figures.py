@@ -13,7 +13,7 @@ from fedfacet.commands.describe_federations import one_by_one, selector_override
 ROOT = Path(__file__).parents[2]
 FIGURES = ROOT / "docs" / "figures"
 PAGE = (FIGURES / "README.md").read_text()
-COMMANDS = re.findall(r"^python src/describe.py (.*)$", PAGE, re.MULTILINE)
+COMMANDS = re.findall(r"^python src/describe.py (.*)$", re.sub(r"\\\n\s*", "", PAGE), re.MULTILINE)
 
 
 def test_every_picture_has_a_command_and_is_shown() -> None:

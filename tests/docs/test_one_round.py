@@ -129,5 +129,5 @@ def test_a_stranger_can_follow_it(traced: Traced) -> None:
     """Few files, and few calls of our own down to the first gradient step; whoever adds one has to say why here."""
     assert len(traced.down) <= 10, traced.told
     assert len(traced.files) <= 12, traced.told  # and back: the check of updates, the average
-    assert len(traced.frames) <= 7, traced.told
+    assert len(traced.frames) <= 8, traced.told  # the fold is one of them: it asks for updates, and mechanisms wrap it
     assert 500 <= traced.lines <= 800, traced.told

@@ -19,13 +19,13 @@ ROOT = Path(__file__).parents[2]
 RECORDED = Path(__file__).with_name("prose.json")
 
 _PATTERNS = ("*.md", "docs/**/*.md", "results/**/*.md", "notebooks/*.md", "data/*.md", "benchmarks/*.md")
-_NO_PROSE = {"options.md", "index.md", "CHANGELOG.md"}  # made of docstrings; a table of contents; a list
+_NO_PROSE = {"options.md", "options", "index.md", "CHANGELOG.md"}  # made of docstrings; a table of contents; a list
 
 PAGES = [
     page.relative_to(ROOT).as_posix()
     for pattern in _PATTERNS
     for page in sorted(ROOT.glob(pattern))
-    if page.name not in _NO_PROSE
+    if not {page.name, page.parent.name} & _NO_PROSE
 ]
 STRICT = [page for page in PAGES if page in ("README.md", "results/README.md") or page.startswith("docs/tutorials/")]
 """Pages that keep every rule."""
@@ -62,6 +62,7 @@ BANNED = {
 """What is not written, and what is."""
 
 _TWO_COLONS = "two of ; and :"
+_NO_REMEDY = "no remedy"
 _ABBREVIATIONS = re.compile(r"\b(e\.g|i\.e|et al|vs|cf|etc|Fig|No|approx)\.", re.IGNORECASE)
 _RELATIVE = re.compile(r"\b(that|which|who|whose|what)\b", re.IGNORECASE)
 
@@ -143,7 +144,8 @@ def texts() -> dict[str, str]:
 def _said_in(tree: ast.AST) -> Iterator[tuple[str, str]]:
     for node in ast.walk(tree):
         if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef) and (doc := ast.get_docstring(node)):
-            yield "docstrings", re.split(r"\n\s*(Example|Raises):\n", doc)[0]
+            told = re.split(r"\n\s*(Example|Raises):\n", doc)[0]
+            yield "docstrings", re.sub(r"\n +[\w*]+: ", "\n\n", told)  # each argument is a sentence
         elif isinstance(node, ast.Raise) and isinstance(node.exc, ast.Call) and (said := _text(node.exc.args)):
             yield "messages", said
 
@@ -155,7 +157,13 @@ def _text(arguments: list[ast.expr]) -> str:
 
 def counts() -> dict[str, dict[str, int]]:
     """Count for each page and package how often each rule is broken."""
-    return {where: dict(Counter(rule.split(": write")[0] for rule, _ in broken(text))) for where, text in texts().items()}
+    return {where: dict(Counter(rule.split(": write")[0] for rule, _ in all_broken(where))) for where in texts()}
+
+
+def all_broken(where: str) -> list[tuple[str, str]]:
+    """Return what breaks a rule at a place; a message also breaks one if no remedy follows a colon."""
+    messages = texts()[where].strip().split("\n\n") if where.endswith(", messages") else []
+    return [*broken(texts()[where]), *((_NO_REMEDY, said) for said in messages if len(said) > 15 and ": " not in said)]
 
 
 @pytest.mark.parametrize("page", STRICT)
@@ -183,7 +191,7 @@ def test_no_page_docstring_or_message_gets_worse() -> None:
 
 
 def _cases(where: str, rule: str) -> str:
-    return " | ".join(said for name, said in broken(texts()[where]) if name.startswith(rule))
+    return " | ".join(said for name, said in all_broken(where) if name.startswith(rule))
 
 
 _NAMED_ELSEWHERE = {"distribute_tensor", "placements"}  # by torch, of which we use others
@@ -230,6 +238,6 @@ if __name__ == "__main__":
         )
     else:
         for where in sys.argv[1:] or STRICT:
-            for rule, sentence in broken(texts()[where]):
+            for rule, sentence in all_broken(where):
                 print(f"{where}: {rule}\n    {sentence}")
             print(*(f"{where}: {fault}" for fault in averages(texts()[where])), sep="\n")

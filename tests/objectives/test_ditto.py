@@ -16,6 +16,7 @@ from fedfacet.callbacks.evaluate_clients import EvaluateClients
 from fedfacet.callbacks.personal_evaluate import PersonalEvaluate
 from fedfacet.clients.local_training import LocalTraining
 from fedfacet.corrections.proximal import ProximalCorrection
+from fedfacet.mechanisms.participation import ClientParticipation
 from fedfacet.objectives.classification import ClassificationObjective
 from fedfacet.objectives.ditto import DittoObjective
 from fedfacet.participation.base import Participation
@@ -171,7 +172,7 @@ def test_personal_evaluate_measures_it_as_it_is_after_the_round(ditto, alone):
     for _ in range(3):
         federation.run_round()
     memories = ditto(of_objective={"personal_weight": 0.0}, rounds=4).fit().memory  # all take part in round 4
-    federation.participation = OnlyTwo()
+    federation.put(ClientParticipation(OnlyTwo()))
     metrics = federation.run_round().metrics
     test = alone.dataset.batch(alone.dataset.test, CPU)
     accuracies = [

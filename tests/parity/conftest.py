@@ -111,7 +111,6 @@ def federate(data, sgd):
         engine.setup(Clients(objective, sgd, data.dataset, partition, local, (), torch.device("cpu")))
         return Federation(
             facts=engine.clients.facts,
-            partition_digest=partition.digest,
             engine=engine,
             selector=selector if selector is not None else AllSelector(),
             aggregator=aggregator if aggregator is not None else FedAvg(),

@@ -24,6 +24,7 @@ from fedfacet.config import compose_job
 from fedfacet.data.digits import Digits
 from fedfacet.data.federated import deal
 from fedfacet.errors import CheckpointError, ConfigError
+from fedfacet.mechanisms.privacy import DifferentialPrivacy
 from fedfacet.metrics.audited_epsilon import audited_epsilon
 from fedfacet.metrics.proven_epsilon import Mechanism, composed_epsilon, proven_epsilon
 from fedfacet.models.small_cnn import SmallCNN
@@ -237,9 +238,11 @@ def test_with_an_adaptive_norm_epsilon_is_the_same_and_a_resume_goes_on_with_the
     assert len(set(norms)) == 3
     again = private(*options)
     again.restore(states[0])
-    assert again.fit().privacy == federation.state.privacy
+    assert again.fit().slots["privacy"] == federation.state.slots["privacy"]
     assert state.digest(again.state.model) == state.digest(federation.state.model) != state.digest(plain.model)
-    assert metrics[-1]["privacy/epsilon"] == private("federation.rounds=3").accounting.epsilons(plain)[0]
+    assert (
+        metrics[-1]["privacy/epsilon"] == private("federation.rounds=3").find(DifferentialPrivacy).accounting.epsilons(plain)[0]
+    )
 
 
 def test_the_tighter_accountant_is_asked_where_a_round_is_measured(private):
@@ -337,7 +340,8 @@ def test_a_class_is_believed_what_it_says_itself_and_not_what_it_inherits():
         parts(aggregator=_Looks())
     with pytest.raises(ConfigError, match="_Curious learns from what clients send"):
         parts(selector=_Curious())
-    inherited, own = (parts(selector=selector).accounting.rates for selector in (_Fixed(), PoissonSelector()))
+    accounts = [parts(selector=one).find(DifferentialPrivacy).accounting for one in (_Fixed(), PoissonSelector())]
+    inherited, own = (account.rates for account in accounts)
     assert (inherited, own) == ([1.0], [0.5])
 
 

@@ -102,7 +102,7 @@ def test_a_query_reads_what_it_says_and_its_answer_is_as_large(digits, query):
         policy = {"allows": list(KINDS), "attributes": "nobody" if hides else "clients"}
         run = federation(digits[0], UniformSelector(), policy, devices=UniformDevices())
         run.disclosure = None  # the client alone has to stand by it
-        tasks = [run._task(client, run.state) for client in (0, 3)]
+        tasks = [run.order(run.state, client) for client in (0, 3)]
         if hides and "a" in query.reads:
             with pytest.raises(DisclosureError, match=r"^Expected clients that know the attributes"):
                 list(run.engine.ask(asked, tasks))
@@ -184,7 +184,7 @@ class Peeks(L.LightningModule):
 
 def test_a_query_that_lies_finds_no_attributes(digits):
     run = federation(digits[0], UniformSelector(), UNAWARE)
-    told = [answer.value for answer in run.engine.ask(Liar(), [run._task(client, run.state) for client in range(5)])]
+    told = [answer.value for answer in run.engine.ask(Liar(), [run.order(run.state, client) for client in range(5)])]
     assert told == [[-1, -1, 0]] * 5
 
 

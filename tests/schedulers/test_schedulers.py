@@ -228,9 +228,9 @@ def test_a_federation_logs_the_factor_and_resumes_with_it(name, tiny_federation)
 def test_a_constant_learning_rate_is_not_logged_and_is_that_of_a_factor_of_one(tiny_federation):
     plain, constant = tiny_federation(), tiny_federation(scheduler=StepScheduler(decay=1.0))
     results = plain.run_round(), constant.run_round()
-    assert plain.lr_factor(1) == constant.lr_factor(1) == 1.0
+    assert plain.order(plain.state, 0).lr_factor == constant.order(constant.state, 0).lr_factor == 1.0
     assert results[1].metrics.keys() - results[0].metrics.keys() == {"train/lr_factor"}
-    assert plain.state.scheduler == {}
+    assert plain.state.slots == {}
     assert state.digest(plain.state.model) == state.digest(constant.state.model)
 
 
@@ -241,7 +241,7 @@ def test_probes_learn_of_it(tiny_federation):
         federation = tiny_federation(
             scheduler=scheduler, selector=ProbeFairnessSelector(probe=ProbeNorm(probe_steps=1)), momentum=0.0
         )
-        factor = federation.lr_factor(1)
+        factor = federation.order(federation.state, 0).lr_factor
         federation.run_round()
         norms[factor] = np.array([norm for _, norm in sorted(federation.state.disclosures["probe_norm"].items())])
     constant, scheduled = norms.pop(1.0), norms[factor]

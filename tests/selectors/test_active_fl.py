@@ -156,7 +156,7 @@ def test_the_cohort_reports_on_the_model_that_it_is_sent(tiny_federation):
     for _ in range(4):
         before = federation.state
         result = federation.run_round()
-        tasks = [federation._task(k, before) for k in result.cohort]
+        tasks = [federation.order(before, k) for k in result.cohort]
         losses = [answer.value for answer in federation.engine.ask(LocalLoss(), tasks)]
         sizes = np.array([np.sum(MATRICES[k]) for k in result.cohort])
         known = federation.state.selector["valuations"][list(result.cohort)].numpy()

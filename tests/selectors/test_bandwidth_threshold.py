@@ -10,6 +10,7 @@ from fedfacet.clients.queries.resources import UploadSeconds
 from fedfacet.compatibility import check_devices
 from fedfacet.devices.lognormal import LognormalDevices
 from fedfacet.errors import ConfigError
+from fedfacet.mechanisms.devices import SimulatedDevices
 from fedfacet.selectors.bandwidth_threshold import BandwidthThresholdSelector, within_threshold
 
 
@@ -65,7 +66,7 @@ def test_in_a_federation_the_slow_never_take_part(tiny_federation):
     selector = bandwidth_threshold(excluded_share=0.5)
     federation = tiny_federation(matrices=[[[2, 2], [2, 2]]] * 8, selector=selector, devices=devices, rounds=20)
     results = [federation.run_round() for _ in range(20)]
-    slow = np.argsort(federation.clock.nominal()[:, 2])[4:]
+    slow = np.argsort(federation.find(SimulatedDevices).clock.nominal()[:, 2])[4:]
     counts = federation.state.participation_counts.numpy()
     assert not counts[slow].any()
     assert (counts > 0).sum() == 4

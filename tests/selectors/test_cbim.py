@@ -18,6 +18,7 @@ from fedfacet.contracts import menu_of
 from fedfacet.devices.lognormal import LognormalDevices
 from fedfacet.engines.workers import WorkersEngine
 from fedfacet.errors import ConfigError
+from fedfacet.mechanisms.server_data import ServerEvaluation
 from fedfacet.participation.dropouts import Dropouts
 from fedfacet.selectors.cbim import CBIMSelector
 from fedfacet.storage.run_files import rows_of
@@ -171,7 +172,9 @@ def test_members_are_paid_when_their_updates_arrive(tiny_federation, tmp_path):
         result = federation.run_round()
         paid = sum(federation.state.disclosures["contract"][k] for k in result.arrived)
         assert result.metrics["selector/spent"] == pytest.approx(paid)
-        assert result.metrics["server/samples"] == (len(result.arrived) + 1) * len(federation.server_data.samples) * bool(paid)
+        assert result.metrics["server/samples"] == (len(result.arrived) + 1) * len(
+            federation.find(ServerEvaluation).server_data.samples
+        ) * bool(paid)
         lost += len(result.cohort) - len(result.arrived)
         rows += [(result.round, k, federation.state.selector["reputation"][k].item()) for k in sorted(result.cohort)]
     assert lost > 0

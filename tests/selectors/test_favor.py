@@ -11,6 +11,7 @@ from sklearn.decomposition import PCA
 from fedfacet import dqn, rng, state
 from fedfacet.build import build
 from fedfacet.errors import ConfigError
+from fedfacet.mechanisms.server_data import ServerEvaluation
 from fedfacet.selectors.favor import FavorSelector, coordinates, reward
 from fedfacet.storage import checkpoint
 from fedfacet.types import ClientUpdate, Facts, Ledger, RoundResult, SelectionContext
@@ -203,12 +204,12 @@ def test_the_reward_is_of_the_new_model_on_the_servers_samples(tiny_federation):
     run = tiny_federation(selector=FavorSelector(**SMALL, target=0.75), cohort_size=2, rounds=3)
     for round in range(1, 4):
         result = run.run_round()
-        counts = run.engine.evaluate(run.state.model, [run.server_data.samples])[0].confusion
+        counts = run.engine.evaluate(run.state.model, [run.find(ServerEvaluation).server_data.samples])[0].confusion
         accuracy = np.einsum("yay->", counts.reshape(2, -1, 2)) / counts.sum()
         if round > 1:
             assert float(run.state.selector["rewards"][round - 2]) == pytest.approx(64 ** (accuracy - 0.75) - 1)
             assert run.state.selector["actions"][round - 2].nonzero()[:, 0].tolist() == sorted(result.arrived)
-            assert result.metrics["server/samples"] == len(run.server_data.samples)
+            assert result.metrics["server/samples"] == len(run.find(ServerEvaluation).server_data.samples)
 
 
 # Episodes

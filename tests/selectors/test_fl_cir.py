@@ -14,6 +14,7 @@ from fedfacet.clients.head_gradients import head_gradients
 from fedfacet.engines.sequential import SequentialEngine
 from fedfacet.engines.workers import WorkersEngine
 from fedfacet.errors import ConfigError
+from fedfacet.mechanisms.server_data import ServerEvaluation
 from fedfacet.selectors.fl_cir import FLCIRSelector, class_shares
 from fedfacet.types import ClientUpdate, Ledger, RoundResult, ServerData
 
@@ -141,7 +142,7 @@ def test_gradients_are_those_of_each_clients_own_model(tiny_federation):
             return super().observe(server, result, updates, rng, judge=judge)
 
     run = tiny_federation(selector=Watched(sharpness=5.0), cohort_size=3, rounds=1)
-    before, samples = run.state.model, run.server_data.samples
+    before, samples = run.state.model, run.find(ServerEvaluation).server_data.samples
     result = run.run_round()
     for client_id, change in seen[0]:
         squares = head_gradients(run.engine.clients, state.add(before, change), samples)

@@ -11,6 +11,7 @@ from fedfacet.clients.queries.valuation import Valuation
 from fedfacet.compatibility import check_devices
 from fedfacet.devices.uniform import UniformDevices
 from fedfacet.errors import ConfigError
+from fedfacet.mechanisms.devices import SimulatedDevices
 from fedfacet.selectors.flame import FlameSelector, utilities
 from fedfacet.types import ClientReceipt, Ledger, RoundResult
 
@@ -138,7 +139,7 @@ def test_nobody_is_chosen_whose_budget_is_spent(tiny_federation):
     """A sample takes a joule, and nothing else does: clients of 16, 4, 6, 28 and 8 samples have 40 J each."""
     devices = UniformDevices(joules_per_sample=1.0)
     federation = tiny_federation(matrices=MATRICES, selector=flame(max_joules=40.0), cohort_size=3, rounds=30, devices=devices)
-    needed, used, sizes = federation.clock.needed(), np.zeros(5), []
+    needed, used, sizes = federation.find(SimulatedDevices).clock.needed(), np.zeros(5), []
     for _ in range(30):
         cohort = list(federation.run_round().cohort)
         assert (used[cohort] < 40).all()

@@ -124,7 +124,7 @@ def test_a_run_ends_when_the_budget_is_spent(tiny_federation):
     federation = tiny_federation(selector=fmore(), termination=BudgetTermination(payments=3.5 * first), **options)
     federation.fit()
     assert federation.state.round == 4
-    assert federation.state.termination["spent"] == pytest.approx(4 * first)
+    assert federation.state.slots["termination"]["spent"] == pytest.approx(4 * first)
     assert federation.state.stopped == f"{4 * first:.4g} has been paid to clients, {3.5 * first:g} was the budget"
 
 

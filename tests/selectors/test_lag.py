@@ -108,7 +108,7 @@ def test_nobody_is_asked_twice_for_a_smoothness_and_nan_takes_part(caplog):
 
 def test_a_silent_update_holds_nothing(tiny_federation):
     federation = tiny_federation(local=FULL, **variant("wk", 1.0))
-    task = federation._task(0, federation.state)
+    task = federation.order(federation.state, 0)
     update = next(federation.engine.run([task]))
     said = replace(update, silent=True)
     fits = partial(misfit, task=task, facts=federation.facts, extras={})
@@ -123,7 +123,7 @@ def test_an_update_that_is_nan_is_not_withheld(tiny_federation):
     """It is sent, and the server refuses it by name."""
     federation, silence = tiny_federation(local=FULL, **variant("wk", 1.0)), Silence(xi=1.0)
     federation.run_round()
-    task = federation._task(0, federation.state)
+    task = federation.order(federation.state, 0)
     same = {name.removeprefix("silence/last|"): last for name, last in task.memory.items() if "last|" in name}
     update = replace(next(federation.engine.run([task])), delta=same, silent=False)
     assert silence.consider(update, task).silent

@@ -12,6 +12,7 @@ from fedfacet.clients.queries.counts import NumSamples
 from fedfacet.clients.queries.loss_moments import LossMoments
 from fedfacet.devices.lognormal import LognormalDevices
 from fedfacet.devices.uniform import UniformDevices
+from fedfacet.mechanisms.devices import SimulatedDevices
 from fedfacet.selectors.oort import OortSelector, preferred_duration, scores, utility_of
 from fedfacet.types import ClientReceipt, Ledger, RoundResult
 
@@ -231,7 +232,7 @@ def test_the_slow_take_part_less(tiny_federation):
     federation = tiny_federation(selector=oort(), **options)
     for _ in range(60):
         federation.run_round()
-    counts, seconds = federation.state.participation_counts, federation.clock.nominal().sum(axis=1)
+    counts, seconds = federation.state.participation_counts, federation.find(SimulatedDevices).clock.nominal().sum(axis=1)
     assert counts[int(seconds.argmax())] < counts[int(seconds.argmin())]
 
 

@@ -11,6 +11,7 @@ from fedfacet import rng, state
 from fedfacet.build import build
 from fedfacet.callbacks.base import Callback
 from fedfacet.errors import ConfigError
+from fedfacet.mechanisms.server_data import ServerEvaluation
 from fedfacet.selectors.s_fedavg import SFedAvgSelector
 from fedfacet.shapley import shapley_values
 from fedfacet.types import ClientUpdate, Ledger, RoundResult
@@ -150,7 +151,7 @@ def test_sub_cohorts_are_judged_on_the_servers_samples(tiny_federation):
     kept = Kept()
     selector = SFedAvgSelector(retention=0.0, gain=1.0)
     run = tiny_federation(selector=selector, cohort_size=3, rounds=3, callbacks={"kept": kept})
-    samples = run.server_data.samples
+    samples = run.find(ServerEvaluation).server_data.samples
     for _ in range(3):
         before = run.state.model
         result = run.run_round()

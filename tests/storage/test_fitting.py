@@ -39,6 +39,8 @@ def federation(tiny_federation, tmp_path):
 def edited(saved, path, value):
     """Return a state in which one entry is another; ``...`` for one that is gone."""
     part, *keys = path
+    if part in saved.slots:
+        keys, part = [part, *keys], "slots"
     changed = copy.deepcopy(getattr(saved, part))
     if not keys:
         return replace(saved, **{part: value})

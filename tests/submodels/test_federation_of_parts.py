@@ -20,6 +20,7 @@ from fedfacet.clients.queries.local_loss import LocalLoss
 from fedfacet.data.dataset import Dataset, InMemoryInputs
 from fedfacet.data.federated import deal
 from fedfacet.errors import BadUpdateError, ConfigError
+from fedfacet.mechanisms.submodels import Submodels
 from fedfacet.models.lenet import LeNet
 from fedfacet.models.scaler_cnn import ScalerCNN
 from fedfacet.partitioners.iid import IIDPartitioner
@@ -70,7 +71,7 @@ def test_queries_are_answered_on_the_clients_own_part(data):
 def test_a_clients_training_is_that_of_a_small_model_with_these_weights(data):
     """The same update, bit for bit, as from a federation of half-wide models."""
     run = federation(data, submodel=FED_DROPOUT())
-    small = ScalerCNN(10, (3, 32, 32), width=16).narrowed(run.parts.sizes(0.5))
+    small = ScalerCNN(10, (3, 32, 32), width=16).narrowed(run.find(Submodels).parts.sizes(0.5))
     broadcast = run.sent(run.state, 4)
     small.load_state_dict(broadcast.model)
     alone = federate(data, small, callbacks={}, rounds=1)
@@ -160,13 +161,13 @@ def test_a_plain_average_of_parts_by_count(data):
     """The aggregator sees what the clients sent: the next model is the mean over holders, entry by entry."""
     run = federation(data, submodel=FED_DROPOUT(), aggregator=FedAvg())
     before = run.state
-    tasks = [run._task(k, before) for k in range(5)]
+    tasks = [run.order(before, k) for k in range(5)]
     updates = list(run.engine.run(tasks))
     run.run_round()
     name = "backbone.5.weight"
     sums, counts = torch.zeros(32, 16), torch.zeros(32, 16)
     for update in updates:
-        channels = run.parts.channels(update.client_id, 1)
+        channels = run.find(Submodels).parts.channels(update.client_id, 1)
         rows, columns = (torch.arange(32), torch.arange(16)) if channels is None else (
             torch.from_numpy(channels["conv2"]), torch.from_numpy(channels["conv1"])
         )  # fmt: skip

@@ -133,7 +133,7 @@ def test_silence_is_counted_in_a_row(run, away, rounds, last):
 
 def test_silence_is_counted_over_a_resume(run, tmp_path):
     first, _ = run(termination=SilenceTermination(rounds=3), participation=AwayFrom(2, 3), rounds=3)
-    assert first.state.termination == {"silent": 2}
+    assert first.state.slots["termination"] == {"silent": 2}
     then, rows = run(termination=SilenceTermination(rounds=3), participation=AwayFrom(1), rounds=9, resume=True)
     assert len(rows) == 4
     assert then.state.stopped == "no update arrived for 3 rounds"

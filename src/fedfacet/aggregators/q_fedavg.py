@@ -72,7 +72,8 @@ class QFedAvg(Aggregator):
                     with np.errstate(over="ignore"):
                         power = float(loss**self.q)
                         slope = float(self.q * loss ** (self.q - 1))
-                    total_h += weight * (slope * (lipschitz * state.norm(update.delta)) ** 2 + lipschitz * power)
+                        square = float(np.float64(lipschitz * state.norm(update.delta)) ** 2)  # infinite where it is too large
+                    total_h += weight * (slope * square + lipschitz * power)
                     total_weight += weight
                     update = replace(update, delta=state.scaled(update.delta, power))
                 yield update

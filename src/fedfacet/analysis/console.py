@@ -4,15 +4,16 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from fedfacet.analysis.terminal import console_of, padding_of, print_table
 from fedfacet.metrics.group_counts import group_key
 from fedfacet.plots.figure import group_names
 
 if TYPE_CHECKING:
     from fedfacet.data.federated import FederatedData
 
-OUTPUTS = (
+# Of what a run folder has, what is named first; a folder stands for what is in it, but for these two.
+FIRST = (
     "metrics.csv", "timing.csv", "summary.json", "partition.json", "partition.png", "curves.png", "selection.png",
-    "membership.png", "fairness.png", "heterogeneity.csv", "disclosures.csv", "reputation.csv",
     "checkpoints/last.ckpt", "model/model.safetensors", "config.yaml", "train.log",
 )  # fmt: skip
 
@@ -34,7 +35,6 @@ def print_results(summary: Mapping[str, Any], data: "FederatedData", run_dir: Pa
 
     Where ``personal_evaluate`` measured clients with models of their own, these have rows beneath the global model's.
     """
-    from rich.console import Console
     from rich.table import Table
 
     dataset = data.dataset
@@ -42,7 +42,9 @@ def print_results(summary: Mapping[str, Any], data: "FederatedData", run_dir: Pa
     of_clients = ", mean of the clients' models (worst to best)" if "test/acc_min" in summary["final"] else ""
     names = group_names(dataset.class_names, dataset.attribute_names)
     group_word = "class" if dataset.num_attributes == 1 else "group"
-    table = Table(title=f"Test accuracy (%){of_clients}", title_justify="left", caption_justify="left")
+    console = console_of()
+    title = f"Test accuracy (%){of_clients}"
+    table = Table(title=title, title_justify="left", caption_justify="left", padding=padding_of(console))
     table.add_column(group_word)
     table.add_column("samples", justify="right")
     for label, measured in rounds:
@@ -72,12 +74,18 @@ def print_results(summary: Mapping[str, Any], data: "FederatedData", run_dir: Pa
     for name, key in _PERSONAL.items():
         if any(key in measured for _, measured in rounds):
             add(name, sizes.get(name), key)
-    console = Console(markup=False)  # a path may hold brackets
-    console.print(table)
-    console.print(f"run folder  {run_dir}", soft_wrap=True, highlight=False)
-    for output in OUTPUTS:
-        if (run_dir / output).exists():
-            console.print(f"  {output}", soft_wrap=True, highlight=False)
+    print_table(console, table)
+    console.print(f"run folder  {run_dir}", soft_wrap=True)
+    for output in _outputs(run_dir):
+        console.print(f"  {output}", soft_wrap=True)
+
+
+def _outputs(run_dir: Path) -> list[str]:
+    """Return what a run folder has, the usual files first; hidden ones are left out."""
+    first = [output for output in FIRST if (run_dir / output).exists()]
+    known = {output.partition("/")[0] for output in first}
+    others = sorted(path for path in run_dir.iterdir() if not path.name.startswith(".") and path.name not in known)
+    return [*first, *(f"{path.name}/" if path.is_dir() else path.name for path in others)]
 
 
 def results_line(summary: Mapping[str, Any]) -> str:

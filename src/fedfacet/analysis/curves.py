@@ -17,6 +17,7 @@ from fedfacet.analysis.writers import csv_of, latex_of, latex_text, markdown_of,
 from fedfacet.arguments import check_choice
 from fedfacet.errors import ConfigError
 from fedfacet.plots.curves import Band, plot_bands
+from fedfacet.plots.figure import axis_name
 
 AGAINST = {"round": "round", "bytes": "megabytes down and up", "sim/clock": "simulated minutes"}
 """What can be drawn to the right -> what that is called."""
@@ -144,7 +145,9 @@ def curves_of(
 def draw_curves(curves: Curves, path: Path) -> None:
     """Draw mean and standard deviation by round, a panel per column."""
     unit = " (%)" if curves.percent else ""
-    plot_bands(bands_of(curves), f"{curves.named}{unit}", path, threshold=curves.threshold, across=AGAINST[curves.against])
+    plot_bands(
+        bands_of(curves), f"{axis_name(curves.named)}{unit}", path, threshold=curves.threshold, across=AGAINST[curves.against]
+    )
 
 
 def bands_of(curves: Curves) -> dict[str, list[Band]]:

@@ -8,12 +8,16 @@ import textwrap
 from collections.abc import Callable, Iterable, Sequence
 from itertools import groupby
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from fedfacet import __version__
 from fedfacet.entry import sentence_of, tell_error
 from fedfacet.errors import FedFacetError
 from fedfacet.storage.json_text import json_text
+
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.table import Table
 
 _IN_A_FILE = 160  # characters of a line where no terminal says how many fit
 _NARROW = 72  # below which cells stand without space around them
@@ -95,13 +99,25 @@ def folded(markdown: str, width: int) -> str:
         group = list(block)
         if is_table and len(group) > 2 and max(map(len, group)) > width:
             (_, *names), _, *rows = ([cell.strip() for cell in re.split(r"(?<!\\)\|", line)[1:-1]] for line in group)
-            for first, *cells in rows:
-                lines += [first, *(f"  {name:{max(map(len, names))}}  {cell}" for name, cell in zip(names, cells, strict=True))]
+            lines += row_by_row(names, rows, width)
         elif is_table:
             lines += group
         else:
             lines += [filled(line, width) for line in group]
     return "\n".join(lines) + "\n"
+
+
+def row_by_row(names: Sequence[str], rows: Iterable[Sequence[str]], width: int) -> list[str]:
+    """Return a table as one block of lines per row: its first cell, then each other cell beside its column's name.
+
+    ``names`` are those of all columns but the first. An empty cell has no line.
+    """
+    deep = max(map(len, names), default=0)
+    lines = []
+    for first, *cells in rows:
+        told = ((name, cell) for name, cell in zip(names, cells, strict=True) if cell)
+        lines += [first, *(filled(f"  {name:{deep}}  {cell}", width) for name, cell in told)]
+    return lines
 
 
 def filled(line: str, width: int) -> str:
@@ -174,16 +190,48 @@ def fitted(line: str) -> str:
     return filled(line, shutil.get_terminal_size().columns) if sys.stdout.isatty() else line
 
 
-def print_tables(tables: Iterable[TextTable], remarks: Iterable[str] = (), figures: Sequence[Path] = ()) -> None:
-    """Print tables, remarks on them, and the paths of pictures, folded to the width of the terminal."""
+def console_of() -> "Console":
+    """Return a console as wide as the terminal; a file gets long lines, unless COLUMNS says otherwise."""
     from rich.console import Console  # late, as everything that --help need not wait for
-    from rich.table import Table
 
     console = Console(highlight=False, markup=False)
     if not console.is_terminal and "COLUMNS" not in os.environ:
         console.width = _IN_A_FILE
+    return console
+
+
+def padding_of(console: "Console") -> tuple[int, int]:
+    """Return the space around a table's cells, above and beside."""
+    return 0, int(console.width >= _NARROW)
+
+
+def print_table(console: "Console", table: "Table", *, words: bool = False) -> None:
+    """Print a table, or one block per row where the terminal is too narrow for it.
+
+    A table of numbers fits if its cells fit; cells of ``words`` are folded, so such a table fits if its longest words do.
+    """
+    wide = console.options.update(max_width=100_000)
+    needed = console.measure(table, options=wide)
+    if (needed.minimum if words else needed.maximum) <= console.width:
+        console.print(table)
+        return
+    _, *names = (str(column.header) for column in table.columns)
+    rows = zip(*(map(str, column.cells) for column in table.columns), strict=True)
+    if table.title:
+        console.print(table.title)
+    for line in row_by_row(names, rows, console.width):
+        console.print(line, soft_wrap=True)
+    if table.caption:
+        console.print(table.caption)
+
+
+def print_tables(tables: Iterable[TextTable], remarks: Iterable[str] = (), figures: Sequence[Path] = ()) -> None:
+    """Print tables, remarks on them, and the paths of pictures, folded to the width of the terminal."""
+    from rich.table import Table
+
+    console = console_of()
     for title, columns, rows, words in tables:
-        table, rows = Table(show_lines=words, padding=(0, int(console.width >= _NARROW))), list(rows)
+        table, rows = Table(show_lines=words, padding=padding_of(console)), list(rows)
         for position, column in enumerate(columns):
             flush_left = words or position == 0 or column in ("matrix", "type")
             # A name among words is what the user types: it stays whole.
@@ -191,7 +239,8 @@ def print_tables(tables: Iterable[TextTable], remarks: Iterable[str] = (), figur
             table.add_column(column, justify="left" if flush_left else "right", overflow="fold", no_wrap=name)
         for row in rows:
             table.add_row(*row)
-        console.print(f"\n{title}", table, sep="\n")
+        console.print(f"\n{title}")
+        print_table(console, table, words=words)
     for remark in remarks:
         console.print(remark)
     if figures:

@@ -4,6 +4,7 @@ import math
 import statistics
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 from fedfacet.analysis.groups import named
 from fedfacet.analysis.notes import notes_on, notes_on_unfinished
@@ -12,6 +13,8 @@ from fedfacet.analysis.tables import check_keys, check_metric, finished_of, grou
 from fedfacet.analysis.writers import csv_of, latex_of, latex_text, markdown_of, markdown_text
 from fedfacet.arguments import check_choice
 from fedfacet.errors import ConfigError
+from fedfacet.plots.figure import axis_name
+from fedfacet.plots.times import Times, plot_times
 
 CLOCK = "sim/clock"
 
@@ -102,6 +105,25 @@ def time_to(
         caption += "Nobody could have stopped there, because it is found on test data. "
     caption += origin_of(clocked, command)
     return TimeTo(" / ".join(rows), " / ".join(columns), metric, tuple(targets), found, std, caption, tuple(notes))
+
+
+def draw_times(found: TimeTo, path: Path) -> None:
+    """Draw the minutes, a panel per column and a line per row."""
+    percent = in_percent(found.metric)
+    targets = [f"{100 * target:g} %" if percent else f"{target:g}" for target in found.targets]
+    panels: dict[str, list[Times]] = {}
+    for column in ordered({column for _, column, _ in found.found}):
+        for row in ordered({row for row, head, _ in found.found if head == column}):
+            cells = [found.found[row, column, target] for target in found.targets]
+            minutes = [[one.minutes for one in cell if one.round is not None] for cell in cells]
+            seeds = len(cells[0])
+            missed: dict[str, list[str]] = {}
+            for target, of in zip(targets, minutes, strict=True):
+                if len(of) < seeds:
+                    missed.setdefault(f"{len(of)} of {seeds} seeds" if of else "never", []).append(target)
+            remark = "; ".join(f"{', '.join(these)}: {reached}" for reached, these in missed.items())
+            panels.setdefault(column, []).append(Times(row, seeds, minutes, remark))
+    plot_times(panels, targets, axis_name(found.metric), path)
 
 
 def time_to_markdown(found: TimeTo) -> str:

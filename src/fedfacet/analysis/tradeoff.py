@@ -14,6 +14,7 @@ from fedfacet.analysis.runs import Run
 from fedfacet.analysis.tables import caption_of, check_keys, check_metric, finished_of, group_runs, ordered
 from fedfacet.analysis.writers import csv_of, latex_of, latex_text, markdown_of, markdown_text
 from fedfacet.errors import ConfigError
+from fedfacet.plots.figure import axis_name
 from fedfacet.plots.tradeoff import Dot, Extent, plot_tradeoff
 
 METRIC = f"{KINDS['clients']}/{MEAN}/auc"
@@ -155,7 +156,7 @@ def draw_tradeoff(tradeoff: Tradeoff, path: Path) -> None:
         dots,
         [f"{whose}{' (attacked)' if name == lone else ''}" for name, whose in tradeoff.accuracies.items()],
         path,
-        x_label=f"{tradeoff.metric} (%)",
+        x_label=f"{axis_name(tradeoff.metric)} (%)",
         y_label="test accuracy (%)",
         chance=tradeoff.chance,
         heads=(tradeoff.corner, tradeoff.heads),

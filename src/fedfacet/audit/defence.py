@@ -9,6 +9,7 @@ from fedfacet.audit.victims import KeepUpdates, Victim
 from fedfacet.clients.program import Clients
 from fedfacet.errors import FedFacetError
 from fedfacet.federation import Federation
+from fedfacet.mechanisms.privacy import DifferentialPrivacy
 from fedfacet.metrics.proven_epsilon import proven_epsilon
 from fedfacet.privacy_gate import stated
 from fedfacet.runs.rerun import RoundAgain
@@ -43,7 +44,9 @@ def proof_of(again: RoundAgain[KeepUpdates], victims: Sequence[Victim], delta: f
     """
     federation = again.federation
     clients = federation.engine.clients
-    noised = federation.privacy if federation.privacy is not None and federation.privacy.noise_multiplier else None
+    private = federation.find(DifferentialPrivacy)
+    central = private.central if private is not None else None
+    noised = central if central is not None and central.noise_multiplier else None
     if clients.privacy is None and not _noises(clients) and noised is None:
         return Proof((math.nan,) * len(victims))
     if sentence := _leak(federation, again.settings):

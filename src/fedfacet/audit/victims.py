@@ -12,6 +12,7 @@ from fedfacet.data.audit_set import AuditSet, Members
 from fedfacet.data.federated import FederatedData
 from fedfacet.errors import FedFacetError
 from fedfacet.federation import Federation
+from fedfacet.mechanisms.submodels import Submodels
 from fedfacet.runs.rerun import RoundAgain, round_again
 from fedfacet.types import ClientUpdate, FederationState, State
 
@@ -114,11 +115,11 @@ def without_pairs(victims: Sequence[Victim]) -> list[Victim]:
 
 def _client_victim(again: RoundAgain[KeepUpdates], members: Members, moment: str, update: ClientUpdate) -> Victim:
     federation, before, client_id = again.federation, again.before, update.client_id
-    sent = federation.sent(before, client_id)
+    sent, held = federation.sent(before, client_id), federation.find(Submodels)
     trained = moment == "after_training"
     return Victim(
         client_id=client_id,
-        rate=1.0 if federation.parts is None else float(federation.parts.rates(again.round)[client_id]),
+        rate=1.0 if held is None else float(held.parts.rates(again.round)[client_id]),
         num_samples=len(again.data.partition.indices[client_id]),
         model=local_model(sent, update) if trained else state.clone(sent.model),
         memory=update.memory if trained else _memory(before, client_id),

@@ -98,8 +98,7 @@ class UpdatesMeasurement(Measurement):
 
     def on_fit_start(self, federation: "Federation") -> None:
         """Say whether the next round's updates are needed."""
-        may_end = federation.termination is not None
-        self.needs_updates = may_end or self.is_due(federation, federation.state.round + 1)
+        self.needs_updates = federation.may_stop or self.is_due(federation, federation.state.round + 1)
 
     on_state_complete = on_fit_start
 

@@ -13,6 +13,8 @@ from fedfacet.arguments import check_within
 from fedfacet.callbacks.base import Callback
 from fedfacet.errors import ConfigError
 from fedfacet.federation import Federation
+from fedfacet.mechanisms.server_data import ServerEvaluation
+from fedfacet.mechanisms.submodels import Submodels
 from fedfacet.storage.table import Table
 from fedfacet.types import ClientUpdate, FederationState, RoundResult
 
@@ -81,7 +83,7 @@ class ContributionIndex(Callback):
         Raises:
             ConfigError: if clients hold parts of the model, of which there are no plain averages.
         """
-        if federation.parts is not None:
+        if federation.find(Submodels) is not None:
             raise ConfigError(
                 "Expected clients that hold whole models for callbacks.contribution_index, but they hold parts: leave the "
                 "callback out, or choose submodel=none."
@@ -99,8 +101,9 @@ class ContributionIndex(Callback):
     def _shapley(
         self, federation: Federation, before: FederationState, updates: Sequence[ClientUpdate], draw: np.random.Generator
     ) -> NDArray[np.float64]:
-        assert federation.server_data is not None  # `compatibility.py` refuses what judges without
-        samples = federation.server_data.samples
+        evaluation = federation.find(ServerEvaluation)
+        assert evaluation is not None  # `compatibility.py` refuses what judges without
+        samples = evaluation.server_data.samples
 
         def accuracy(coalition: shapley.Coalition) -> float:
             members = [updates[i] for i in coalition]

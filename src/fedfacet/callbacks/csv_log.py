@@ -8,6 +8,8 @@ from typing import Any
 from fedfacet.callbacks.base import Callback
 from fedfacet.federation import Federation
 from fedfacet.machine_memory import peak_memory
+from fedfacet.mechanisms.devices import SimulatedDevices
+from fedfacet.mechanisms.privacy import DifferentialPrivacy
 from fedfacet.storage.table import Table
 from fedfacet.storage.whole_file import written_whole
 from fedfacet.types import RoundResult
@@ -34,12 +36,13 @@ class CsvLog(Callback):
         """Cut back what a killed run wrote after its last checkpoint."""
         for table in self._tables:
             table.cut_back(federation.state.round)
-        if federation.clock is not None:
-            _write(self._devices, federation.clock.table())
+        if (devices := federation.find(SimulatedDevices)) is not None:
+            _write(self._devices, devices.clock.table())
 
     def on_fit_end(self, federation: Federation, status: str) -> None:
         """Write what every client has spent."""
-        if federation.accounting is not None and (rows := federation.accounting.table(federation.state)):
+        private = federation.find(DifferentialPrivacy)
+        if private is not None and (rows := private.accounting.table(federation.state)):
             _write(self._privacy, rows)
 
     def on_round_end(self, federation: Federation, result: RoundResult) -> None:

@@ -7,6 +7,8 @@ from typing import Any
 
 from fedfacet.callbacks.base import Callback
 from fedfacet.federation import Federation
+from fedfacet.mechanisms.disclosure import DisclosureControl
+from fedfacet.mechanisms.privacy import DifferentialPrivacy
 from fedfacet.privacy.disclosure import UNDECLARED
 from fedfacet.storage.run_files import each_row_of
 from fedfacet.storage.table import Table
@@ -34,8 +36,8 @@ class Disclosures(Callback):
 
     def on_round_end(self, federation: Federation, result: RoundResult) -> None:
         """Append a row per answer, and per thing that came along with an update."""
-        accounting = federation.accounting
-        counts = accounting is not None and accounting.claims
+        private = federation.find(DifferentialPrivacy)
+        counts = private is not None and private.accounting.claims
         kinds, along = federation.facts.kinds_sent, _sent_along(federation)
         sent = [
             Disclosed(receipt.client_id, name, kinds.get(name, UNDECLARED), floats, None)
@@ -59,7 +61,8 @@ class Disclosures(Callback):
 
     def summarize(self, federation: Federation) -> Mapping[str, Any]:
         """Return what the server has learnt, and under which policy."""
-        policy = federation.disclosure
+        control = federation.find(DisclosureControl)
+        policy = control.policy if control is not None else None
         learnt: defaultdict[str, set[str]] = defaultdict(set)
         floats: Counter[str] = Counter()
         for row in each_row_of(self.table.file) if self.table.file.exists() else ():  # there may be millions

@@ -92,7 +92,7 @@ class Fairness(Measurement):
         if positive not in names:
             raise FedFacetError(
                 f"Expected `callbacks.fairness.positive_class` to be one of the classes {', '.join(names)}, or its number, "
-                f"from 0, but got {positive!r}: mend the value."
+                f"from 0, but got {positive!r}: fix the value."
             )
         return names.index(positive)
 

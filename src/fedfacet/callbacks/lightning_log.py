@@ -80,7 +80,7 @@ class LightningLog(Callback):
                 "another logger."
             ) from None
         except (TypeError, ValueError) as error:
-            raise ConfigError(f"Expected arguments that {logger} takes, but got {first_line(error)}: mend them.") from None
+            raise ConfigError(f"Expected arguments that {logger} takes, but got {first_line(error)}: fix them.") from None
 
     def on_fit_start(self, federation: Federation) -> None:
         """Open the logger, and say with what the run was started."""

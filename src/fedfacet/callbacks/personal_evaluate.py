@@ -1,7 +1,7 @@
 """How well every client's model does after its local training."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from statistics import fmean, pstdev
 from typing import ClassVar
 
@@ -14,7 +14,7 @@ from fedfacet.clients.personal_memory import local_model
 from fedfacet.data.held_out_clients import HeldOutClients
 from fedfacet.federation import Federation
 from fedfacet.metrics.group_counts import NAN
-from fedfacet.types import ClientTask, ClientUpdate, FederationState, State
+from fedfacet.types import ClientUpdate, FederationState, State
 
 _AT_ONCE = 16  # so many clients' models are held at a time
 
@@ -132,8 +132,7 @@ def _trained(
     memory = federation.state.memory
     for first in range(0, len(client_ids), _AT_ONCE):
         chunk = client_ids[first : first + _AT_ONCE]
-        orders = [(k, round, federation.seed, federation.sent(before, k), memory.get(k, {})) for k in chunk]
-        tasks = [ClientTask(*order, lr_factor=federation.lr_factor(round)) for order in orders]
+        tasks = [replace(federation.order(before, k), memory=memory.get(k, {})) for k in chunk]
         for task, update in zip(tasks, list(federation.engine.run(tasks)), strict=True):
             yield task.client_id, local_model(task.broadcast, update), update.memory
 

@@ -12,6 +12,7 @@ from fedfacet.callbacks.base import UpdatesMeasurement
 from fedfacet.callbacks.personal_evaluate import over_clients
 from fedfacet.clients.personal_memory import local_model
 from fedfacet.federation import Federation
+from fedfacet.mechanisms.submodels import Submodels
 from fedfacet.metrics.group_counts import NAN
 from fedfacet.types import ClientUpdate, FederationState, State
 
@@ -40,7 +41,8 @@ class SubmodelEvaluate(UpdatesMeasurement):
     def measure(self, federation: Federation, round: int) -> Mapping[str, float]:
         """Return the metrics of the clients' parts."""
         before, updates = self.take_round()
-        parts = federation.parts
+        held = federation.find(Submodels)
+        parts = held.parts if held is not None else None
         rates = {1.0, *(parts.levels if parts is not None else ())}
         found: dict[str, dict[float, list[float]]] = {
             moment: {rate: [] for rate in sorted(rates, reverse=True)} for moment in ("received_test", "trained_test")
@@ -70,10 +72,11 @@ class SubmodelEvaluate(UpdatesMeasurement):
 
 def _covered(federation: Federation, before: FederationState, updates: Sequence[ClientUpdate]) -> float:
     """Return the share of trainable parameters that somebody held."""
-    if not updates or federation.parts is None:
+    submodels = federation.find(Submodels)
+    if not updates or submodels is None:
         return 1.0 if updates else 0.0
     counts = {name: torch.zeros_like(before.model[name]) for name in federation.facts.parameters}
     for update in updates:
-        federation.parts.count(counts, before.model, update.client_id, before.round + 1)
+        submodels.parts.count(counts, before.model, update.client_id, before.round + 1)
     held = sum(int((tensor > 0).sum()) for tensor in counts.values())
     return held / sum(tensor.numel() for tensor in counts.values())

@@ -41,7 +41,7 @@ def answer(clients: "Clients", query: Query, task: ClientTask) -> Answer:
             program.take_back()
             if not isinstance(answer, Answer):
                 came = type(answer).__name__
-                raise ValueError(f"Expected the query to return an Answer(value, floats_up, samples), but got {came}: mend it.")
+                raise ValueError(f"Expected the query to return an Answer(value, floats_up, samples), but got {came}: fix it.")
         return answer
     except Exception as error:
         error.add_note(f"It happened to client {task.client_id} in round {task.round}, asked by {type(query).__name__}.")

@@ -147,7 +147,7 @@ def _predicted(program: "ClientProgram", batch: Batch) -> Tensor:
             name, x = type(program.module).__name__, batch.x
             raise ConfigError(
                 f"Expected {name} to take inputs of shape {tuple(x.shape[1:])} and type {str(x.dtype).removeprefix('torch.')}, "
-                f"but it fails at them ({_told(error)}): mend its `forward`, or give it other inputs."
+                f"but it fails at them ({_told(error)}): fix its `forward`, or give it other inputs."
             ) from error
 
 
@@ -235,7 +235,7 @@ class _Trial:
             if len(samples) == 1 and self._trains_on(samples[[0, 0]]):
                 self._refuse_one(told)
             raise ConfigError(
-                f"Expected {self.name} to train on a batch of {len(samples)} samples, but it fails at them ({told}): mend its "
+                f"Expected {self.name} to train on a batch of {len(samples)} samples, but it fails at them ({told}): fix its "
                 "`forward`, or the loss."
             ) from error
 
@@ -272,7 +272,7 @@ class _Trial:
             )
         if loss.isnan().any() and not batch.x.isnan().any():
             raise ConfigError(
-                f"Expected a loss that is a number, but that of {self.name} is NaN on its first batch: mend its `forward`, its "
+                f"Expected a loss that is a number, but that of {self.name} is NaN on its first batch: fix its `forward`, its "
                 "first weights or the loss."
             )
         loss.backward()  # type: ignore[no-untyped-call]
@@ -322,5 +322,5 @@ def check_logits(z: object, num_classes: int, model: str) -> None:
     )
     raise ConfigError(
         f"Expected {model} to return a logit for each of the {num_classes} classes, a tensor of shape (B, {num_classes}), but "
-        f"it returns {came}: mend its `forward`."
+        f"it returns {came}: fix its `forward`."
     )

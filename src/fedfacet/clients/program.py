@@ -470,7 +470,8 @@ class Clients:
         parts = (self.objective, getattr(self.objective, "correction", None))
         kinds = {name: kind for part in parts for name, kind in kinds_sent(part, getattr(part, "gives", ())).items()}
         told = (data_digest, self.dataset.num_attributes, program.frozen_digest, kinds, self.dataset.num_classes)
-        return Facts(self.partition.num_clients, model, sent[0], sent[1], personal, *told, derived=program.derived)
+        more = (*told, program.derived, self.partition.digest)
+        return Facts(self.partition.num_clients, model, sent[0], sent[1], personal, *more)
 
     def program_of(self, model: State) -> ClientProgram:
         """Return the program for models of some shape.
@@ -508,7 +509,7 @@ class Clients:
         num_samples, size = len(self.owned[task.client_id]), self.local.batch_size
         replaced = self.local.sampling == "with_replacement"
         if num_samples < 1:
-            raise ValueError("Expected a client to hold at least one sample, but it holds none: mend the partition.")
+            raise ValueError("Expected a client to hold at least one sample, but it holds none: fix the partition.")
         if self.privacy is not None:
             for step in itertools.count():
                 draw = rng.stream(self.noise_seed(task.seed), "private-batches", task.round, task.client_id, step)

@@ -11,6 +11,7 @@ from fedfacet.build import build, settle
 from fedfacet.clock import Clock
 from fedfacet.config import compose_job
 from fedfacet.errors import ConfigError
+from fedfacet.mechanisms.devices import SimulatedDevices
 
 _FEW = 24  # clients that are listed one by one
 _TIMES = 12  # of a period at which clients on-line are counted
@@ -26,12 +27,12 @@ def tell(options: Sequence[str]) -> Told:
     settings = [option for option in options if option not in ("output=json", "output=text")]
     config, _ = compose_job("train", ["task=describe", *settings])
     settle(config)
-    clock = build(config, Path(config.paths.output_dir)).clock
-    if clock is None:
+    devices = build(config, Path(config.paths.output_dir)).find(SimulatedDevices)
+    if devices is None:
         raise ConfigError(
             "Expected clients with devices, but devices=none has none: choose devices=lognormal or another option."
         )
-    told = described(clock)
+    told = described(devices.clock)
     return Told(output, told, tables_of(told))
 
 

@@ -15,7 +15,9 @@ from fedfacet.build import build, settle
 from fedfacet.config import compose_job
 from fedfacet.errors import ConfigError
 from fedfacet.federation import Federation
+from fedfacet.mechanisms.submodels import Submodels
 from fedfacet.plots.holders import plot_holders
+from fedfacet.submodels.parts import Parts
 
 _ROUNDS = 16  # q^2 rounds of q = 2 and 4 blocks
 _FEW = 12
@@ -33,7 +35,7 @@ def tell(options: Sequence[str]) -> Told:
     folder = Path(config.paths.output_dir)
     settle(config)
     federation = build(config, folder)
-    if federation.parts is None:
+    if federation.find(Submodels) is None:
         raise ConfigError(
             "Expected clients that hold parts of the model, but all hold all of it: choose capacity=largest and a submodel, "
             "such as submodel=heterofl."
@@ -60,18 +62,24 @@ def tell(options: Sequence[str]) -> Told:
 
 def clients_of(federation: Federation) -> list[dict[str, Any]]:
     """Return what every client is sent in the first round: its rate, parameters, and multiply-adds per sample."""
-    assert federation.parts is not None
+    parts = _parts(federation)
     found = []
     known: dict[float, tuple[int, int]] = {}
-    for client_id, rate in enumerate(federation.parts.rates(1).tolist()):
+    for client_id, rate in enumerate(parts.rates(1).tolist()):
         if rate not in known:
             sent = federation.sent(federation.state, client_id).model
             module = federation.engine.clients.program_of(sent).module
             known[rate] = state.num_floats(sent), multiply_adds(module, federation)
         floats, products = known[rate]
-        samples = int(federation.parts.num_samples_K[client_id])
+        samples = int(parts.num_samples_K[client_id])
         found.append({"client": client_id, "samples": samples, "rate": rate, "floats": floats, "multiply_adds": products})
     return found
+
+
+def _parts(federation: Federation) -> Parts:
+    held = federation.find(Submodels)
+    assert held is not None
+    return held.parts
 
 
 def multiply_adds(module: nn.Module, federation: Federation) -> int:
@@ -87,8 +95,7 @@ def multiply_adds(module: nn.Module, federation: Federation) -> int:
 
 def holders(federation: Federation) -> dict[str, np.ndarray[Any, np.dtype[np.float64]]]:
     """Return per trainable tensor how many clients hold each entry, a mean over the first rounds if everybody takes part."""
-    parts, facts = federation.parts, federation.facts
-    assert parts is not None
+    parts, facts = _parts(federation), federation.facts
     held = {name: torch.zeros_like(facts.model[name], dtype=torch.float64) for name in facts.parameters}
     for round in range(1, _ROUNDS + 1):
         for client_id in range(federation.num_clients):

@@ -229,6 +229,8 @@ def times(options: argparse.Namespace, runs: "Sequence[Run]", command: str) -> "
         lower_is_better=bool(options.lower_is_better or smaller_is_better(metric)),
         command=command,
     )
+    if options.picture:
+        timing.draw_times(found, options.picture)
     write = {"latex": timing.time_to_latex, "csv": timing.time_to_csv}.get(options.format)
     return found, (write or timing.time_to_markdown)(found)
 

@@ -125,7 +125,8 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
         f"draw them into {PICTURES}/tradeoff.png or --picture; markers tell --rows apart (default: submodel, and model.width "
         "where runs differ in it), colours --columns (default: capacity.num_whole, or model.width where no run has that); "
         "--metric is what attacks find (default: attack/mean/auc), or a gap between groups, such as "
-        "test/fair/equal_opportunity, which has markers for methods and colours for aggregators",
+        "test/fair/equal_opportunity, which has markers for methods and colours for aggregators; where each marker stands for "
+        "one point, the points have names instead",
     )
     parser.add_argument(
         "--selection",
@@ -134,7 +135,10 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
         f"and clients into {PICTURES}/selection.png or --picture, and write a csv file beside it",
     )
     parser.add_argument(
-        "--picture", type=Path, metavar="FILE.png", help=f"with --curves, --tradeoff and --selection: where to draw; {named}"
+        "--picture",
+        type=Path,
+        metavar="FILE.png",
+        help=f"with --curves, --tradeoff, --time-to, --selection: where to draw; {named}",
     )
     parser.add_argument(
         "--overhead",
@@ -187,8 +191,8 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
         parser.error("--against belongs to --curves: add --curves")
     if not options.curves and options.threshold is not None:
         parser.error("--threshold belongs to --curves: add --curves")
-    if not (options.curves or options.tradeoff or options.selection) and options.picture:
-        parser.error("--picture belongs to --curves, --tradeoff and --selection: add one of them")
+    if not (options.curves or options.tradeoff or options.time_to or options.selection) and options.picture:
+        parser.error("--picture belongs to --curves, --tradeoff, --time-to and --selection: add one of them")
     if options.threshold is not None and not math.isfinite(options.threshold):
         parser.error(f"--threshold takes a finite number, but got {options.threshold}")
     if not options.compare and (options.test or options.forest):

@@ -93,7 +93,7 @@ def _search(argv: Sequence[str]) -> int:
                 "samples spoils them; give val/acc, for example."
             )
         if not re.fullmatch(r"\w[\w.-]*", str(options.study)):
-            raise ConfigError(f"Expected letters, digits, `.` and `-` in `tune.study`, but got {options.study}: mend the name.")
+            raise ConfigError(f"Expected letters, digits, `.` and `-` in `tune.study`, but got {options.study}: fix the name.")
         others = [argument for argument in argv if argument not in own and argument != "sweep=cells"]
         if grids := [one for one in others if one.startswith("sweep=")]:
             raise ConfigError(f"Expected no grid beside what is searched, but got {grids[0]}: leave it out.")

@@ -24,6 +24,7 @@ _NEEDED = ("dataset", "partition", "model", "objective", "loss", "optimizer", "l
 
 _NOT_ALWAYS = (
     *("adapter", "capacity", "submodel", "privacy", "disclosure", "server_data", "termination", "devices", "deploy", "attack"),
+    "mechanisms",
 )
 """Groups that older runs do not have, or none has."""
 
@@ -194,7 +195,7 @@ def check_settings(expected: set[str], settings: Mapping[str, Any]) -> None:
             raise _misfit(key, hint, value)
     threads = settings.get("threads")
     if threads is not None and not 1 <= threads <= MAX_THREADS:
-        raise ConfigError(f"Expected `threads` between 1 and {MAX_THREADS}, or null, but got {threads}: mend the value.")
+        raise ConfigError(f"Expected `threads` between 1 and {MAX_THREADS}, or null, but got {threads}: fix the value.")
     if str((settings.get("engine") or {}).get("device")).startswith("meta"):
         raise ConfigError("Expected `engine.device` to name a device that computes, but got 'meta': give auto, cpu or cuda.")
 
@@ -255,7 +256,7 @@ def _setting(settings: Mapping[str, Any], key: str) -> Any:
 
 def _misfit(key: str, hint: Any, value: Any) -> ConfigError:
     large = type(value) in (int, float) and (MAX_NUMBER if type(value) is float else MAX_WHOLE) < abs(value) < math.inf
-    remedy = "give a smaller one" if large else "mend the value"
+    remedy = "give a smaller one" if large else "fix the value"
     return ConfigError(f"Expected `{key}` to be {_in_words(hint)}, but got {value!r}: {remedy}.")
 
 

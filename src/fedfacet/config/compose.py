@@ -125,7 +125,7 @@ def checked(name: str, own: DictConfig, choices: Mapping[str, Any], overrides: S
         finalize(own, overrides, choices)
     except OmegaConfBaseException as error:
         raise ConfigError(
-            f"Expected values under `where_present` of their settings' kinds, but got: {str(error).splitlines()[0]}: mend them."
+            f"Expected values under `where_present` of their settings' kinds, but got: {str(error).splitlines()[0]}: fix them."
         ) from None
     try:
         spelt = OmegaConf.to_container(own, resolve=False)

@@ -47,12 +47,21 @@ def check_new(run_dir: Path, *, begun: bool = False) -> None:
         raise ConfigError(f"Expected a new or an empty output folder, but {run_dir} holds {strangers[0]!r}: {remedy}.")
 
 
+def _is_there(path: Path) -> bool:
+    """Tell whether a path exists; ``Path.exists`` of Python 3.14 also says no where that cannot be found out."""
+    try:
+        path.stat()
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+    return True
+
+
 def check_writable(run_dir: Path) -> None:
     """Refuse a folder that cannot be written to, or whose disk is nearly full."""
     if run_dir.parts[:1] == ("~",):
         raise ConfigError(f"Expected a folder, but got {run_dir}, in which the shell has left the ~: write it out.")
     try:
-        existing = next(parent for parent in [run_dir, *run_dir.absolute().parents] if parent.exists())
+        existing = next(parent for parent in [run_dir, *run_dir.absolute().parents] if _is_there(parent))
         with tempfile.TemporaryFile(dir=existing):  # asked for permission, root is told nothing about read-only systems
             pass
         free = shutil.disk_usage(existing).free

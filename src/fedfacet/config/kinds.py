@@ -33,6 +33,7 @@ KINDS = {
     "capacity": "fedfacet.capacities.base.Capacity",
     "submodel": "fedfacet.submodels.base.Submodel",
     "engine": "fedfacet.engines.base.Engine",
+    "mechanisms.*": "fedfacet.round.Mechanism",
     "transforms.*": "fedfacet.transforms.base.UpdateTransform",
     "callbacks.*": "fedfacet.callbacks.base.Callback",
     "logger.*": "fedfacet.callbacks.base.Callback",
@@ -60,7 +61,7 @@ def find_target(path: str, name: Any) -> Any:
     if not isinstance(name, str) or "." not in name or name.partition(".")[0] in sys.stdlib_module_names:
         raise ConfigError(
             f"Expected `{path}._target_` to name a class or function of a module, such as my_module.MyClass, but got {name!r}: "
-            "mend the name."
+            "fix the name."
         )
     if fault := _fault_of(name):
         raise ConfigError(f"Expected `{path}._target_` to name a class or function, but got {name!r}: {fault}.")
@@ -68,9 +69,9 @@ def find_target(path: str, name: Any) -> Any:
     kind = KINDS.get(path) or KINDS.get(f"{path.rpartition('.')[0]}.*")
     if kind is not None and not (path in MADE_BY_FUNCTIONS and inspect.isfunction(target)):
         if not (inspect.isclass(target) and issubclass(target, get_object(kind))):
-            raise ConfigError(f"Expected `{path}._target_` to name a class derived from {kind}, but got {name}: mend the name.")
+            raise ConfigError(f"Expected `{path}._target_` to name a class derived from {kind}, but got {name}: fix the name.")
         if inspect.isabstract(target):
-            raise ConfigError(f"Expected `{path}._target_` to name a class with all methods, but got {name}: mend the name.")
+            raise ConfigError(f"Expected `{path}._target_` to name a class with all methods, but got {name}: fix the name.")
     if path == "loss" and (not callable(target) or inspect.isclass(target) or str(name).startswith("torch.")):
         raise ConfigError(
             f"Expected `loss._target_` to name a function of logits and a batch, but got {name}: write one that calls it with "
@@ -89,7 +90,7 @@ def _fault_of(name: str) -> str:
             found = getattr(found, part)
             continue
         if found is not None and not inspect.ismodule(found):
-            return f"{whole.rpartition('.')[0]} has no `{part}`: mend the name"
+            return f"{whole.rpartition('.')[0]} has no `{part}`: fix the name"
         try:
             found = importlib.import_module(whole)
         except ModuleNotFoundError as error:
@@ -98,10 +99,10 @@ def _fault_of(name: str) -> str:
             if found is None:
                 return (
                     f"Python finds no module {whole}: install the package that has it, put the folder that holds {whole}.py on "
-                    "PYTHONPATH, or mend the name"
+                    "PYTHONPATH, or fix the name"
                 )
             nearest = ", ".join(difflib.get_close_matches(part, dir(found), 3))
-            return f"{found.__name__} has no `{part}`{f', the nearest are {nearest}' if nearest else ''}: mend the name"
+            return f"{found.__name__} has no `{part}`{f', the nearest are {nearest}' if nearest else ''}: fix the name"
         except Exception as error:  # whatever a module may raise when it is imported
-            return f"{whole} cannot be imported ({type(error).__name__}: {first_line(error)}): mend the module"
+            return f"{whole} cannot be imported ({type(error).__name__}: {first_line(error)}): fix the module"
     return ""

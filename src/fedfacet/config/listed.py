@@ -52,6 +52,7 @@ _WORDS = {
     "participation": "mode",
     "devices": "on_late uplink",
     "termination": "metric",
+    "mechanisms": "",
     "transforms": "compensation how",
     "engine": "backend device sums",
     "callbacks": "classes keep method odds others positive_class",

@@ -91,7 +91,7 @@ def _dimension(one: Override) -> Dimension:
     if not low < high or (log and low <= 0):
         raise ConfigError(
             f"Expected two numbers in order{', larger than 0,' if log else ''} for `{one.key_or_group}`, but got "
-            f"{one.input_line}: mend them."
+            f"{one.input_line}: fix them."
         )
     if log and step not in (None, 1):
         raise ConfigError(f"Expected steps of 1 on a log scale, but got {one.input_line}: leave the step or the tag out.")

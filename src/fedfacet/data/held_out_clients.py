@@ -51,7 +51,7 @@ def drawn_clients(num_clients: int, wanted: float | Sequence[int], *, seed: int 
         if len(set(chosen)) < len(chosen) or (chosen and chosen[-1] >= num_clients):
             raise ValueError(
                 f"Expected `{name}` to be different ones of the partition's {num_clients} clients, from 0, but got "
-                f"{list(wanted)}: mend the list."
+                f"{list(wanted)}: fix the list."
             )
     else:
         if isinstance(wanted, int):

@@ -23,7 +23,7 @@ def table_of(file: Path) -> dict[str, Any]:
         if not isinstance(table, dict):
             raise ValueError("it holds no table")
     except (OSError, ValueError, yaml.YAMLError) as error:
-        raise ConfigError(f"Expected a yaml file at {file}, but it cannot be read ({first_line(error)}): mend it.") from None
+        raise ConfigError(f"Expected a yaml file at {file}, but it cannot be read ({first_line(error)}): fix it.") from None
     return table
 
 
@@ -40,7 +40,7 @@ def made(of: type[Values], table: object, where: object) -> Values:
     needed = [name for name, field in fields.items() if field.default is nothing and field.default_factory is nothing]
     for fault, names in (("lacks", [n for n in needed if n not in table]), ("has", [n for n in table if n not in fields])):
         if names:
-            raise ConfigError(f"Expected {where} to have the keys {', '.join(fields)}, but it {fault} `{names[0]}`: mend it.")
+            raise ConfigError(f"Expected {where} to have the keys {', '.join(fields)}, but it {fault} `{names[0]}`: fix it.")
     try:
         return of(**table)
     except (TypeError, ValueError) as error:

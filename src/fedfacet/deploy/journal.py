@@ -17,6 +17,7 @@ from fedfacet.deploy.status import write_status
 from fedfacet.engines.base import Engine
 from fedfacet.errors import CheckpointError
 from fedfacet.federation import Federation
+from fedfacet.mechanisms.participation import ClientParticipation
 from fedfacet.participation.base import Participation
 from fedfacet.storage.run_files import Keys, is_whole, json_lines_of
 from fedfacet.storage.synced_file import write_synced
@@ -120,7 +121,9 @@ def replay(federation: Federation, file: Path) -> None:
     """
     lines = read_journal(file)
     federation.engine = _ReplayEngine(federation.engine, lines)
-    federation.participation = _ReplayParticipation(federation, lines, federation.participation)
+    drawn = federation.find(ClientParticipation)
+    inner = drawn.participation if drawn is not None else None
+    federation.put(ClientParticipation(_ReplayParticipation(federation, lines, inner)))
     federation.callbacks["replay"] = _Comparison(lines, file)
 
 

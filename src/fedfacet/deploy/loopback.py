@@ -61,7 +61,7 @@ class Loopback:
         found = [SiteSettings.read(Path(file)) for file in clients]
         self._children = {settings.site: _Child(settings) for settings in found}
         if len(self._children) < len(found):
-            raise ConfigError("Expected `deploy.clients` of different sites, but two have the same name: mend their `site`.")
+            raise ConfigError("Expected `deploy.clients` of different sites, but two have the same name: fix their `site`.")
         self._number = 0
         atexit.register(self.close)  # or multiprocessing would wait for processes that hear no SIGTERM
 

@@ -132,7 +132,7 @@ def read_samples(clients: Mapping[str, Holding], card: Card) -> dict[str, Sample
     for name, held in clients.items():
         if str(held.reader) not in READERS:
             raise ConfigError(
-                f"Expected the `reader` of {held.where} to be one of {', '.join(READERS)}, but got {held.reader!r}: mend it."
+                f"Expected the `reader` of {held.where} to be one of {', '.join(READERS)}, but got {held.reader!r}: fix it."
             )
         reader = made(READERS[held.reader], held.options, held.where)
         try:
@@ -142,7 +142,7 @@ def read_samples(clients: Mapping[str, Holding], card: Card) -> dict[str, Sample
         if (fault := card.misfit(x, y, a)) is not None:
             path = held.folder / getattr(reader, "folder", getattr(reader, "file", ""))
             raise DatasetCorruptError(
-                f"Expected {path} to fit the data card {card.name!r}, but {fault}: mend the file or the card."
+                f"Expected {path} to fit the data card {card.name!r}, but {fault}: fix the file or the card."
             )
         found[name] = x, y, a
     return found

@@ -26,10 +26,12 @@ from fedfacet.deploy.roster import Roster
 from fedfacet.deploy.transport import Transport
 from fedfacet.errors import CheckpointError, ConfigError
 from fedfacet.federation import Federation
+from fedfacet.mechanisms.participation import ClientParticipation
 from fedfacet.participation.base import Participation, available_of
+from fedfacet.round import Mechanism, Round
 from fedfacet.storage.run_files import Keys, is_there, json_of, sealed_json
 from fedfacet.storage.synced_file import write_synced
-from fedfacet.types import FederationState, Partition, Query, RoundResult
+from fedfacet.types import Partition, Query, RoundResult
 
 _OF_DATA = {"data", "splits", "local_holdout", "held_out_clients", "group_weights"}
 SAVED = "deploy.json"
@@ -46,15 +48,22 @@ class DeployedFederation(Federation):
         self.engine.begin(self.state.round + 1)
         return super().run_round()
 
-    def _able(self, before: FederationState) -> tuple[Sequence[int], int, Any]:
-        self.engine.away, self.engine.record.answered = self.away, {}
-        return super()._able(before)
-
     def _refuse_answers(self, round: int, query: Query, faults: Mapping[int, str]) -> None:
         """Have clients away whose answers do not count: what one site says never ends a run, whatever ``on_bad_update`` is."""
         for client_id, fault in faults.items():
             self.engine.refuse(query, client_id, fault)
         raise ClientsAway(faults)
+
+
+class SitesAway(Mechanism):
+    """Tells the engine who is away in the round as their answers do not count, before it is asked who is there."""
+
+    def __init__(self, engine: DeployedEngine) -> None:
+        self._engine = engine
+
+    def available(self, round: Round) -> None:
+        """Tell it."""
+        self._engine.away, self._engine.record.answered = round.away, {}
 
 
 class LiveParticipation(Participation):
@@ -148,7 +157,10 @@ def build_server(config: Any, run_dir: Path, *, transport: Transport, overrides:
                 tensor.data = _shape_of(tensor.data)
     for query, asked_by in questions(federation.selector, federation.aggregator, federation.callbacks, config.choices):
         engine.check_query(query, asked_by)
-    federation.participation = LiveParticipation(engine, federation.participation)
+    drawn = federation.find(ClientParticipation)
+    live = LiveParticipation(engine, drawn.participation if drawn is not None else None)
+    federation.put(SitesAway(engine))
+    federation.put(ClientParticipation(live))
     federation.callbacks = {"journal": Journal(run_dir, engine), **federation.callbacks}
     return federation
 

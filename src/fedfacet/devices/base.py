@@ -54,7 +54,7 @@ class Profiles:
                 least = "larger than 0" if positive else "0 or larger"
                 raise ValueError(
                     f"Expected every client's `{field.name}` to be {least} and finite, but client {k} has {values_K[k]}: "
-                    "mend the numbers of `devices`."
+                    "fix the numbers of `devices`."
                 )
 
     @property
@@ -97,7 +97,7 @@ class Calendar:
                 fault = "intervals that overlap or are not in order"
             else:
                 continue
-            raise ValueError(f"Expected on-line hours of every client, but client {k} has {fault}: mend the trace.")
+            raise ValueError(f"Expected on-line hours of every client, but client {k} has {fault}: fix the trace.")
 
     def left(self, client_id: int, clock: float) -> float:
         """Return for how many seconds a client stays on-line; 0 if it is off-line, infinite if it never goes off-line."""

@@ -49,7 +49,7 @@ class TierDevices(Devices):
                 if value is None and key == "battery_joules":
                     continue
                 if isinstance(value, bool) or not isinstance(value, int | float):
-                    raise ValueError(f"Expected `devices.tiers.{name}.{key}` to be a number, but got {value!r}: mend it.")
+                    raise ValueError(f"Expected `devices.tiers.{name}.{key}` to be a number, but got {value!r}: fix it.")
                 positive = key in _NEEDED or key == "battery_joules"
                 check_within(f"devices.tiers.{name}.{key}", value, "(0, 3.4e38]" if positive else "[0, 3.4e38]")
 

@@ -118,10 +118,10 @@ def _entries(path: str, *, by_device: bool) -> list[Mapping[str, Any]]:
     except ConfigError as error:
         raise ConfigError(f"{error} It is in {path}.") from None
     except Exception as error:  # whatever a damaged file makes of its reader
-        raise ConfigError(f"Expected {path} to be a trace, but it cannot be read ({type(error).__name__}): mend it.") from None
+        raise ConfigError(f"Expected {path} to be a trace, but it cannot be read ({type(error).__name__}): fix it.") from None
     entries = list(found.values()) if isinstance(found, Mapping) else found
     if not isinstance(entries, list) or not entries or not all(isinstance(entry, Mapping) for entry in entries):
-        raise ConfigError(f"Expected {path} to hold an entry per device, but it holds something else or none: mend it.")
+        raise ConfigError(f"Expected {path} to hold an entry per device, but it holds something else or none: fix it.")
     return entries
 
 
@@ -151,7 +151,7 @@ def _hours(entry: Mapping[str, Any], path: str) -> tuple[Any, Any, float]:
     """Return when a device comes on-line, when it goes off-line, and after how many seconds that repeats."""
     lists = [entry.get(key) for key in ("active", "inactive")]
     if not all(isinstance(times, list | tuple) for times in lists):
-        raise ConfigError(f"Expected lists `active` and `inactive` for every device, but {path} has others: mend it.")
+        raise ConfigError(f"Expected lists `active` and `inactive` for every device, but {path} has others: fix it.")
     starts, ends = (np.array([_number(time, "active and inactive", path) for time in times or ()]) for times in lists)
     period = _number(entry.get("finish_time"), "finish_time", path)
     try:
@@ -171,4 +171,4 @@ def _number(value: Any, key: str, path: str) -> float:
         except (ValueError, OverflowError):
             pass
     told = repr(value[:40]) if isinstance(value, str) else f"a value of type {type(value).__name__}"
-    raise ConfigError(f"Expected a number under `{key}` for every device, but {path} has {told}: mend it.")
+    raise ConfigError(f"Expected a number under `{key}` for every device, but {path} has {told}: fix it.")

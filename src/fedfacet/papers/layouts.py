@@ -325,4 +325,4 @@ def _number(printed: Any) -> Cell:
         return _NOTHING
     if found := _NUMBER.fullmatch(str(printed)):
         return Cell(float(found[1]), float(found[2] or "nan"), ())
-    raise ValueError(f"Expected a number such as 88.01 ± 0.96, but got {printed!r}: mend the layout.")
+    raise ValueError(f"Expected a number such as 88.01 ± 0.96, but got {printed!r}: fix the layout.")

@@ -22,6 +22,9 @@ BLUE, ORANGE, GREEN, PINK, SKY, OLIVE, VERMILION = COLOURS = (
 DASHES = (0, (4, 2))
 
 SUFFIXES = (".png", ".svg", ".pdf")  # of pictures
+_SPLITS = {"val": "validation", "test": "test", "personal_test": "personal test"}
+_MEASURES = {"acc": "accuracy", "acc_worst_group": "worst-group accuracy", "acc_adjusted": "adjusted accuracy", "loss": "loss"}
+_MEASURES |= {"acc_mean": "accuracy (mean of clients)", "acc_min": "accuracy (worst client)"}
 _UNDATED: Any = {".svg": {"Date": None}, ".pdf": {"CreationDate": None}}  # the same runs give the same bytes
 
 _STYLE: Any = {
@@ -82,6 +85,24 @@ def group_names(class_names: Sequence[str], attribute_names: Sequence[str]) -> l
     """
     classes, attributes = ([_visible(name) for name in names] for names in (class_names, attribute_names))
     return classes if len(attributes) == 1 else [f"{label}, {attribute}" for label in classes for attribute in attributes]
+
+
+def axis_name(metric: str) -> str:
+    """Return what an axis calls a metric; one without a plain name keeps its key.
+
+    Example:
+        >>> [axis_name(metric) for metric in ("val/acc", "test/fair/equal_opportunity", "attack/mean/auc", "train/loss")]
+        ['validation accuracy', 'test gap in equal opportunity', 'AUC of attacks (mean)', 'train/loss']
+    """
+    split, _, of = metric.partition("/")
+    kind, _, measured = of.partition("/")
+    if split in _SPLITS and of in _MEASURES:
+        return f"{_SPLITS[split]} {_MEASURES[of]}"
+    if split in _SPLITS and kind == "fair" and measured:
+        return f"{_SPLITS[split]} gap in {measured.replace('_', ' ')}"
+    if split == "attack" and measured == "auc":
+        return f"AUC of attacks ({kind.replace('_', ' ')})"
+    return metric
 
 
 def _visible(name: str) -> str:

@@ -1,5 +1,6 @@
 """The command ``train``: its whole command line is checked, then Hydra runs its jobs."""
 
+import argparse
 import contextlib
 import io
 import logging
@@ -12,6 +13,7 @@ import warnings
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import hydra
 from hydra.core.hydra_config import HydraConfig
@@ -159,11 +161,26 @@ def all_jobs(
         return partial(run_cells, jobs, task)
     for module in ("optuna", r"hydra_plugins\.hydra_optuna_sweeper"):  # whose settings Optuna will not know any more some day
         warnings.filterwarnings("ignore", category=FutureWarning, module=module)
+    _take_help_of_any_kind()
     main = hydra.main(config_path=str(configuration.conf_dir()), config_name="train", **BASE)
     start: Callable[[], None] = main(task)
     if jobs and not isinstance(jobs, Sweep):
         return partial(run_single, options_of(sys.argv[1:])[0].overrides, task, start)
     return start
+
+
+def _take_help_of_any_kind() -> None:
+    """Let Hydra 1.3 make its parser on Python 3.14, which looks into a help text that Hydra computes only when it is read.
+
+    Hydra 1.4 needs none of this (github.com/facebookresearch/hydra/issues/3121).
+    """
+    add = argparse.ArgumentParser.add_argument
+
+    def add_argument(*args: Any, help: object = None, **settings: Any) -> argparse.Action:
+        return add(*args, help=help if isinstance(help, str) else None, **settings)
+
+    if sys.version_info >= (3, 14):
+        argparse.ArgumentParser.add_argument = add_argument  # type: ignore[method-assign]
 
 
 def _work(train: Callable[[Job], None], argv: Sequence[str], pace: Pace, jobs: Sequence[tuple[DictConfig, Path]]) -> Outcome:

@@ -16,6 +16,8 @@ from fedfacet.config import check_trusted
 from fedfacet.data.federated import FederatedData
 from fedfacet.errors import CheckpointError
 from fedfacet.federation import Federation
+from fedfacet.mechanisms.schedule import LearningRateSchedule
+from fedfacet.mechanisms.termination import EarlyStop
 from fedfacet.metrics.group_counts import GroupCounts
 from fedfacet.metrics.loss_decomposition import LossDecomposition
 from fedfacet.schedulers.base import Scheduler
@@ -103,8 +105,8 @@ def round_again(
     with contextlib.closing(federation.engine):
         federation.restore(before)
         federation.callbacks["watcher"] = looks
-        federation.scheduler = _OneRound(federation.lr_factor(round))
-        federation.termination = None  # as for the scheduler
+        federation.put(LearningRateSchedule(_OneRound(federation.order(before, 0).lr_factor)))
+        federation.drop(EarlyStop)  # as for the scheduler
         federation.run_round()
         saved = checkpoint.load(files[round])[0].model if round in files else None
         same = None if saved is None else state.digest(saved) == state.digest(federation.state.model)

@@ -34,7 +34,7 @@ def num_workers(asked: Any, num_cells: int) -> int:
         ConfigError: if it is smaller than 1, or far larger than the number of cores.
     """
     if asked != "auto" and asked < 1:
-        raise ConfigError(f"Expected `sweep.workers` to be auto, 1 or larger, but got {asked}: mend the value.")
+        raise ConfigError(f"Expected `sweep.workers` to be auto, 1 or larger, but got {asked}: fix the value.")
     if asked != "auto":
         check_processes("sweep.workers", asked)
     return min(num_cores() if asked == "auto" else asked, num_cells)

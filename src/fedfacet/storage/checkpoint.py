@@ -35,8 +35,10 @@ LAST, PREVIOUS = "last.ckpt", "previous.ckpt"
 _FORMAT = 2
 _SEAL = "\nfedfacet checkpoint {}, sha256 {}\n"
 _SEAL_SIZE = len(_SEAL.format(_FORMAT, 64 * "0"))
-_ADDED = frozenset({"termination", "stopped", "devices", "privacy", "flights", "frozen_digest"})
-"""Parts of a state that older checkpoints do not have; they are as a run begins."""
+_PARTS = {field.name for field in fields(FederationState)} - {"slots"}
+"""Of a state, beside the slots of its mechanisms, which a file has side by side with them."""
+_ADDED = frozenset({"stopped", "frozen_digest"})
+"""Parts that older checkpoints do not have; they are as a run begins."""
 
 _MOST_BYTES = 1 << 40
 _MOST_ROUNDS = 10**9
@@ -59,7 +61,7 @@ def dumps(
         CheckpointError: if the state holds anything else, or itself, which no resume could read back.
     """
     # Not asdict() on the whole, which would copy every tensor.
-    saved = {field.name: getattr(state, field.name) for field in fields(state)} | {"memory": memory}
+    saved = {**state.slots, **{name: getattr(state, name) for name in _PARTS}, "memory": memory}
     if not state.frozen_digest:  # of a model that is trained whole: the file is what it always was
         del saved["frozen_digest"]
     saved["disclosures"] = columns.pack_all(state.disclosures, packed if packed is not None else {})
@@ -121,7 +123,8 @@ def load(path: Path) -> tuple[FederationState, dict[str, Any]]:
             raise CheckpointError(f"Expected {path} to know client {strangers[0]}, whose memory it has, but it does not")
     except CheckpointError as fault:
         raise CheckpointError(f"{fault}: {_way_on(path)}.") from None
-    return FederationState(**{**saved, "memory": memory}), config
+    slots = {name: saved[name] for name in saved.keys() - _PARTS if saved[name]}  # older files have empty ones
+    return FederationState(**{name: saved[name] for name in saved.keys() & _PARTS} | {"memory": memory, "slots": slots}), config
 
 
 def memory_of(path: Path) -> str:
@@ -251,8 +254,8 @@ def _unpack(saved: dict[str, Any]) -> None:
 
 
 def _check_state(saved: Mapping[str, Any]) -> None:
-    if saved.keys() | _ADDED != {field.name for field in fields(FederationState)}:
-        raise ValueError("its state lacks a part or has one too many")
+    if not saved.keys() >= _PARTS - _ADDED:
+        raise ValueError("its state lacks a part")
     rounds, counts, disclosures = saved["round"], saved["participation_counts"], saved["disclosures"]
     for name, fits in {
         "round": type(rounds) is int and 0 <= rounds <= _MOST_ROUNDS,
@@ -263,9 +266,7 @@ def _check_state(saved: Mapping[str, Any]) -> None:
         "callbacks": _is_table(saved["callbacks"], dict),
         "partition_digest": isinstance(saved["partition_digest"], str),
         "data_digest": isinstance(saved["data_digest"], str),
-        "termination": isinstance(saved.get("termination", {}), dict),
-        "devices": isinstance(saved.get("devices", {}), dict),
-        "privacy": isinstance(saved.get("privacy", {}), dict),
+        **{name: isinstance(saved[name], dict) for name in saved.keys() - _PARTS},
         "stopped": isinstance(saved.get("stopped", ""), str),
         "frozen_digest": isinstance(saved.get("frozen_digest", ""), str),
     }.items():

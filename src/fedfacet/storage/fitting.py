@@ -47,8 +47,12 @@ def check_fits(saved: FederationState, first: FederationState) -> None:
         or misfit("participation_counts", saved.participation_counts, first.participation_counts, {}, exact=True)
         or next(strangers, None)
     )
-    for part in ("selector", "aggregator", "scheduler", "termination", "devices", "privacy", "flights"):
+    for part in ("selector", "aggregator"):
         fault = fault or misfit(part, getattr(saved, part), getattr(first, part), first.model)
+    for name in first.slots:
+        fault = fault or misfit(name, saved.slot(name), first.slots[name], first.model)
+    if fault is None and (strange := sorted(saved.slots.keys() - first.slots.keys())):
+        fault = f"state has {strange[0]!r}, which nothing here keeps"
     for name in first.callbacks.keys() & saved.callbacks.keys():  # a logger may have come or gone since
         fault = fault or misfit(f"callbacks.{name}", saved.callbacks[name], first.callbacks[name], {})
     if fault is not None:

@@ -8,6 +8,7 @@ import pytest
 from omegaconf import DictConfig, ListConfig
 
 from fedfacet.config import compose_job
+from fedfacet.runs import command
 from fedfacet.runs.command import run_command
 
 pytestmark = pytest.mark.slow
@@ -74,9 +75,10 @@ def test_overrides(part, draw, attack, checkout, tmp_path, monkeypatch, capfd, f
     }
 
     def begun(*_, **__):
-        return lambda task: lambda: sys.exit(77)
+        sys.exit(77)
 
-    monkeypatch.setattr(hydra, "main", begun)
+    monkeypatch.setattr(hydra, "main", lambda *_, **__: lambda task: begun)
+    monkeypatch.setattr(command, "run_single", begun)
     monkeypatch.chdir(tmp_path)
     for _ in range(TRIALS):
         given = [override(draw, paths, groups) for _ in range(draw.choice([1, 1, 2, 3]))]

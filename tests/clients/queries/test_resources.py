@@ -60,7 +60,7 @@ def test_clients_in_other_processes_have_devices_too(tiny_federation):
     one = tiny_federation(matrices=MATRICES, devices=devices, engine=SequentialEngine(device="cpu"))
     engine = WorkersEngine(workers=2, device="cpu")
     two = tiny_federation(matrices=MATRICES, devices=devices, engine=engine)
-    tasks = [one._task(k, one.state) for k in range(3)]
+    tasks = [one.order(one.state, k) for k in range(3)]
     try:
         assert list(two.engine.ask(Resources(noise=0.1), tasks)) == list(one.engine.ask(Resources(noise=0.1), tasks))
     finally:

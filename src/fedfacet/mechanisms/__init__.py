@@ -1,0 +1,1 @@
+"""The mechanisms of a round, each in a file: see ``fedfacet.round``."""

@@ -1,0 +1,48 @@
+"""Rounds that take the updates of the clients that are done first, while others train on."""
+
+from dataclasses import dataclass, replace
+
+from fedfacet.clock import Clock
+from fedfacet.flights import Flights
+from fedfacet.round import Mechanism, Round
+from fedfacet.types import ClientTask, ClientUpdate, FederationState, ServerState
+
+
+@dataclass(frozen=True, eq=False)
+class AsynchronousRounds(Mechanism):
+    """Sends the model to clients that are free, and takes the updates that arrive first; goes with ``SimulatedDevices``."""
+
+    flights: Flights
+    clock: Clock
+
+    slot = "flights"
+    rank = 50
+
+    def init(self) -> ServerState:
+        """Return no orders."""
+        return self.flights.init()
+
+    def available(self, round: Round) -> None:
+        """Leave out who is at work."""
+        known = round.before.slot(self.slot)
+        round.available = self.flights.free(known, round.available)
+        round.num_wanted = self.flights.places(known, len(round.available))
+
+    def dispatch(self, round: Round) -> None:
+        """Send the orders out, and take in their place those whose updates arrive first."""
+        assert round.plan is not None
+        before, drawn = round.before, {"seed": round.seed, "round": round.number}
+        now = before.slot("devices")["clock"] + self.clock.asking(round.asking.asked, **drawn)[0]
+        known, given = before.slot(self.slot), {"now": now, "seed": round.seed, "memory": before.memory}
+        round.notes[self.slot], round.tasks, round.plan = self.flights.turn(known, round.tasks, round.plan, **given)
+
+    def incoming(self, round: Round, task: ClientTask, update: ClientUpdate) -> ClientUpdate:
+        """Note down how many rounds ago the client's model was the current one."""
+        return replace(update, staleness=round.number - task.round)
+
+    def after(self, round: Round, new: FederationState) -> ServerState:
+        """Measure ``train/staleness``, the mean of that, and return the orders that are left."""
+        late = [round.number - task.round for task in round.tasks]
+        round.metrics["train/staleness"] = sum(late) / len(late) if late else float("nan")
+        left: ServerState = round.notes[self.slot]
+        return left

@@ -1,0 +1,45 @@
+"""Samples of the server's, on which models are judged."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from fedfacet.aggregators.base import Aggregator
+from fedfacet.engines.base import Engine
+from fedfacet.judging import Judge
+from fedfacet.round import Fold, Mechanism, Round
+from fedfacet.selectors.base import ClientSelector
+from fedfacet.types import ClientUpdate, FederationState, ServerData, ServerState, State
+
+
+@dataclass(frozen=True, eq=False)
+class ServerEvaluation(Mechanism):
+    """Judges models on samples that the server owns, for an aggregator or a selector that asks for it.
+
+    An aggregator that judges gets every update with what the sent model and the client's own say of the samples. In rounds of
+    FedAvg it gets none.
+    """
+
+    server_data: ServerData
+    engine: Engine
+    aggregator: Aggregator
+    selector: ClientSelector
+
+    rank = 2
+
+    def merge(self, round: Round, inner: Fold) -> Fold:
+        """Set ``round.judge`` where a part judges, and give its counts to an aggregator that does."""
+        of_updates = self.aggregator.judges is not None and self.aggregator.judges() is not None
+        if not of_updates and (self.selector.judges is None or self.selector.judges() is None):
+            return inner
+        judge = round.judge = Judge(self.engine, self.server_data, round.before.model)
+        round.metrics["server/samples"] = 0  # its column stands before those of others
+
+        def judged(server: ServerState, model: State, updates: Iterable[ClientUpdate]) -> tuple[ServerState, State]:
+            return inner(server, model, judge.judged(iter(updates)))
+
+        return judged if of_updates and not round.is_fedavg else inner
+
+    def after(self, round: Round, new: FederationState) -> None:
+        """Measure ``server/samples``: how many were passed through models, by the selector too."""
+        if round.judge is not None:
+            round.metrics["server/samples"] = round.judge.num_samples
