@@ -1,4 +1,4 @@
-"""Execute notebooks and keep what they print and draw: ``python notebooks/execute.py [FILE ...]``.
+"""Execute notebooks and keep what they print and draw: ``python docs/execute_notebooks.py [FILE ...]``.
 
 Without a file it executes all notebooks of the repository, which takes a few minutes. Each notebook runs in a new process, from
 top to bottom. Its file keeps what Jupyter would show.
