@@ -43,7 +43,9 @@ def outputs_of(source: str, number: int, names: dict[str, Any]) -> list[dict[str
         else:
             exec(compile(source, f"cell {number}", "exec"), names)
     said = [(name, stream.getvalue()) for name, stream in streams.items()]
-    outputs = [{"name": name, "output_type": "stream", "text": text.splitlines(keepends=True)} for name, text in said if text]
+    outputs: list[dict[str, Any]] = [
+        {"name": name, "output_type": "stream", "text": text.splitlines(keepends=True)} for name, text in said if text
+    ]
     if result is not None:
         data: dict[str, Any] = {"text/plain": [repr(result)]}
         if isinstance(result, Image.Image):
