@@ -38,6 +38,7 @@ from fedfacet.clients.queries.true_heterogeneity import TrueHeterogeneity
 from fedfacet.clients.queries.valuation import Valuation
 from fedfacet.engines.base import Engine
 from fedfacet.federation import Federation
+from fedfacet.methods.s_fedavg import SFedAvgSelector
 from fedfacet.selectors.active_fl import ActiveFLSelector
 from fedfacet.selectors.agnostic import AgnosticSelector
 from fedfacet.selectors.bandwidth_threshold import BandwidthThresholdSelector
@@ -56,7 +57,6 @@ from fedfacet.selectors.lag import LagSelector
 from fedfacet.selectors.oort import OortSelector
 from fedfacet.selectors.pow_d import PowDSelector
 from fedfacet.selectors.round_robin import RoundRobinSelector
-from fedfacet.selectors.s_fedavg import SFedAvgSelector
 from fedfacet.selectors.size_weighted import SizeWeightedSelector
 from fedfacet.selectors.uniform import UniformSelector
 from fedfacet.types import Answer, ClientTask, ClientUpdate, Facts, Partition, Query, ServerData, State

@@ -1,0 +1,16 @@
+"""Where parts have lived before: a ``_target_`` that an older run folder or a user's yaml names still leads to its class."""
+
+import re
+
+MOVED = {
+    "fedfacet.selectors.s_fedavg.SFedAvgSelector": "fedfacet.methods.s_fedavg.SFedAvgSelector",
+}
+"""Former name -> the name now. Python imports do not look here."""
+
+FORMER = {now: before for before, now in MOVED.items()}
+"""The name now -> the former one, by which the cells of a sweep are still named."""
+
+
+def with_current_names(text: str) -> str:
+    """Return a text, such as a yaml, JSON or an override, with the names that the parts in it have now."""
+    return re.sub(r"(?<![\w./])fedfacet(?:\.\w+)+", lambda name: MOVED.get(name[0], name[0]), text)
