@@ -6,7 +6,6 @@ from fedfacet.assembly import federate as federate
 from fedfacet.callbacks.base import Callback as Callback
 from fedfacet.callbacks.evaluate import Evaluate as Evaluate
 from fedfacet.clients.local_training import LocalTraining as LocalTraining
-from fedfacet.clients.queries.base import Query as Query
 from fedfacet.corrections.base import Correction as Correction
 from fedfacet.data.arrays import dataset_from_arrays as dataset_from_arrays
 from fedfacet.data.arrays import dataset_from_torch as dataset_from_torch
@@ -33,6 +32,7 @@ from fedfacet.objectives.classification import ClassificationObjective as Classi
 from fedfacet.partitioners.dirichlet import DirichletPartitioner as DirichletPartitioner
 from fedfacet.partitioners.iid import IIDPartitioner as IIDPartitioner
 from fedfacet.partitioners.interaction_matrix import InteractionMatrixPartitioner as InteractionMatrixPartitioner
+from fedfacet.query import Query as Query
 from fedfacet.round import Mechanism as Mechanism
 from fedfacet.runs.run import Run as Run
 from fedfacet.runs.run import load_run as load_run

@@ -27,7 +27,7 @@ FLOORS = [
     # Parts that an option chooses. Each knows values, and no other part.
     "metrics partitioners models losses corrections personal transforms participation schedulers selectors aggregators "
     "adapters capacities submodels attacks privacy termination devices",
-    "data objectives plots config clock accounting",
+    "data objectives plots config clock accounting query",
     "methods flights",
     # Where the data lives, and who runs what happens there.
     "clients",

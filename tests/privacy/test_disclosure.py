@@ -1,10 +1,7 @@
 """Who learns what: the policy at build time, at run time and at the client."""
 
 import dataclasses
-import inspect
-import pkgutil
 from functools import partial
-from importlib import import_module
 
 import lightning as L
 import numpy as np
@@ -12,7 +9,6 @@ import pytest
 import torch
 from scipy.stats import kstest, laplace
 
-import fedfacet.clients.queries
 from fedfacet import rng, state
 from fedfacet.aggregators.fedavg import FedAvg
 from fedfacet.assembly import federate
@@ -30,6 +26,7 @@ from fedfacet.contracts import menu_of
 from fedfacet.corrections.base import Correction
 from fedfacet.data.digits import Digits
 from fedfacet.data.federated import deal
+from fedfacet.deploy.questions import known_queries
 from fedfacet.devices.uniform import UniformDevices
 from fedfacet.engines.sequential import SequentialEngine
 from fedfacet.engines.vectorized import VectorizedEngine
@@ -47,12 +44,7 @@ from fedfacet.types import Answer
 
 UNAWARE = {"allows": ["size", "triplet"], "attributes": "nobody"}
 
-QUERIES = [
-    member
-    for module in pkgutil.iter_modules(fedfacet.clients.queries.__path__)
-    for _, member in inspect.getmembers(import_module(f"fedfacet.clients.queries.{module.name}"), inspect.isclass)
-    if issubclass(member, Query) and not inspect.isabstract(member) and member.__module__.endswith(module.name)
-]
+QUERIES = list(known_queries().values())
 
 
 @pytest.fixture(scope="module")

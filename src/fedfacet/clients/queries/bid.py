@@ -7,7 +7,7 @@ from fedfacet import rng
 from fedfacet.answer_form import AnswerForm
 from fedfacet.auction import Auction, price
 from fedfacet.clients.queries.base import Query, QueryContext
-from fedfacet.clients.queries.resources import needs_of
+from fedfacet.query import needs_of
 from fedfacet.types import Answer
 
 

@@ -5,8 +5,8 @@ from copy import copy
 from fedfacet import rng
 from fedfacet.answer_form import AnswerForm
 from fedfacet.clients.queries.base import Query, QueryContext
-from fedfacet.clients.queries.resources import needs_of
 from fedfacet.contracts import Menu
+from fedfacet.query import needs_of
 from fedfacet.types import Answer
 
 
