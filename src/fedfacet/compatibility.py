@@ -19,6 +19,7 @@ from fedfacet.clients.stack import complaint
 from fedfacet.corrections.base import Correction
 from fedfacet.devices.base import Devices
 from fedfacet.errors import ConfigError
+from fedfacet.methods.lag import Silence
 from fedfacet.objectives.classification import ClassificationObjective
 from fedfacet.privacy.disclosure import UPDATE, DisclosurePolicy, kinds_sent
 from fedfacet.query import Query
@@ -28,7 +29,6 @@ from fedfacet.termination.base import Termination
 from fedfacet.termination.energy import EnergyTermination
 from fedfacet.transforms.base import UpdateTransform
 from fedfacet.transforms.clip_and_noise import ClipAndNoise
-from fedfacet.transforms.silence import Silence
 from fedfacet.types import PAYMENTS, STORED_GRADIENTS, SUMMED_GRADIENTS, WEIGHTED_DRAWS, ServerData
 
 log = logging.getLogger(__name__)

@@ -3,7 +3,11 @@
 import re
 
 MOVED = {
+    "fedfacet.aggregators.lag.LAG": "fedfacet.methods.lag.LAG",
+    "fedfacet.clients.queries.smoothness.Smoothness": "fedfacet.methods.lag.Smoothness",
+    "fedfacet.selectors.lag.LagSelector": "fedfacet.methods.lag.LagSelector",
     "fedfacet.selectors.s_fedavg.SFedAvgSelector": "fedfacet.methods.s_fedavg.SFedAvgSelector",
+    "fedfacet.transforms.silence.Silence": "fedfacet.methods.lag.Silence",
 }
 """Former name -> the name now. Python imports do not look here."""
 
