@@ -36,6 +36,7 @@ from fedfacet.clients.queries.true_heterogeneity import TrueHeterogeneity
 from fedfacet.clients.queries.valuation import Valuation
 from fedfacet.engines.base import Engine
 from fedfacet.federation import Federation
+from fedfacet.methods.favor import FavorSelector
 from fedfacet.methods.lag import LAG, LagSelector, Smoothness
 from fedfacet.methods.s_fedavg import SFedAvgSelector
 from fedfacet.selectors.active_fl import ActiveFLSelector
@@ -43,7 +44,6 @@ from fedfacet.selectors.agnostic import AgnosticSelector
 from fedfacet.selectors.bandwidth_threshold import BandwidthThresholdSelector
 from fedfacet.selectors.base import ClientSelector
 from fedfacet.selectors.cbim import CBIMSelector
-from fedfacet.selectors.favor import FavorSelector
 from fedfacet.selectors.fedcs import FedCSSelector
 from fedfacet.selectors.feddiverse import FedDiverseSelector
 from fedfacet.selectors.fedpns import FedPNSSelector
