@@ -25,7 +25,6 @@ from fedfacet.aggregators.fedavg import FedAvg
 from fedfacet.callbacks.csv_log import CsvLog
 from fedfacet.callbacks.save_checkpoint import SaveCheckpoint
 from fedfacet.clients.program import Clients
-from fedfacet.clients.queries.bid import Bid
 from fedfacet.clients.queries.centroids import Centroids
 from fedfacet.clients.queries.contract import Contract
 from fedfacet.clients.queries.counts import DisclosedInteractionMatrix, NumSamples
@@ -37,6 +36,7 @@ from fedfacet.clients.queries.valuation import Valuation
 from fedfacet.engines.base import Engine
 from fedfacet.federation import Federation
 from fedfacet.methods.favor import FavorSelector
+from fedfacet.methods.fmore import Bid, FMoreSelector
 from fedfacet.methods.lag import LAG, LagSelector, Smoothness
 from fedfacet.methods.s_fedavg import SFedAvgSelector
 from fedfacet.selectors.active_fl import ActiveFLSelector
@@ -50,7 +50,6 @@ from fedfacet.selectors.fedpns import FedPNSSelector
 from fedfacet.selectors.fedrk import FedRKSelector
 from fedfacet.selectors.fl_cir import FLCIRSelector
 from fedfacet.selectors.flame import FlameSelector
-from fedfacet.selectors.fmore import FMoreSelector
 from fedfacet.selectors.k_fed import KFedSelector
 from fedfacet.selectors.oort import OortSelector
 from fedfacet.selectors.pow_d import PowDSelector

@@ -4,8 +4,10 @@ import re
 
 MOVED = {
     "fedfacet.aggregators.lag.LAG": "fedfacet.methods.lag.LAG",
+    "fedfacet.clients.queries.bid.Bid": "fedfacet.methods.fmore.Bid",
     "fedfacet.clients.queries.smoothness.Smoothness": "fedfacet.methods.lag.Smoothness",
     "fedfacet.selectors.favor.FavorSelector": "fedfacet.methods.favor.FavorSelector",
+    "fedfacet.selectors.fmore.FMoreSelector": "fedfacet.methods.fmore.FMoreSelector",
     "fedfacet.selectors.lag.LagSelector": "fedfacet.methods.lag.LagSelector",
     "fedfacet.selectors.s_fedavg.SFedAvgSelector": "fedfacet.methods.s_fedavg.SFedAvgSelector",
     "fedfacet.transforms.silence.Silence": "fedfacet.methods.lag.Silence",

@@ -79,6 +79,7 @@ class Query(ABC):
 
 def needs_of(context: Any) -> RoundNeeds:
     """Return what a round takes on a client's device, or refuse a client that has none."""
-    if context.needs is None:
+    needs: RoundNeeds | None = context.needs
+    if needs is None:
         raise ConfigError("Expected clients with devices, but they have none: choose devices=uniform or another option.")
-    return context.needs
+    return needs

@@ -22,7 +22,7 @@ FLOORS = [
     # What everybody may know: values, and help that knows nothing of learning.
     "answer_form",
     "errors types rng heterogeneity arguments libraries machine_memory moved waiting ours",
-    "entry shell_words state auction contracts simplex confusion optional derived cores",
+    "entry shell_words state contracts simplex confusion optional derived cores",
     "storage updates",
     # Parts that an option chooses. Each knows values, and no other part.
     "metrics partitioners models losses corrections personal transforms participation schedulers selectors aggregators "
@@ -64,7 +64,7 @@ KNOWN_EXCEPTIONS = {
 }
 VALUES = [
     *("types", "rng", "state", "heterogeneity", "errors", "arguments"),
-    *("auction", "contracts", "simplex", "confusion"),
+    *("contracts", "simplex", "confusion"),
 ]
 GLOBAL_TORCH = {"manual_seed", "seed", "set_rng_state", "seed_everything", "manual_seed_all"}
 DRAWS = {"rand", "randn", "randint", "randperm", "normal", "bernoulli", "multinomial", "rand_like", "randn_like"}

@@ -12,10 +12,8 @@ from scipy.stats import kstest, laplace
 from fedfacet import rng, state
 from fedfacet.aggregators.fedavg import FedAvg
 from fedfacet.assembly import federate
-from fedfacet.auction import Auction
 from fedfacet.clients.local_training import LocalTraining
 from fedfacet.clients.queries.base import Query, QueryContext
-from fedfacet.clients.queries.bid import Bid
 from fedfacet.clients.queries.clustered_heterogeneity import ClusteredHeterogeneity
 from fedfacet.clients.queries.contract import Contract
 from fedfacet.clients.queries.counts import DisclosedInteractionMatrix
@@ -32,6 +30,7 @@ from fedfacet.engines.sequential import SequentialEngine
 from fedfacet.engines.vectorized import VectorizedEngine
 from fedfacet.engines.workers import WorkersEngine
 from fedfacet.errors import ConfigError, DisclosureError
+from fedfacet.methods.fmore import Auction, Bid
 from fedfacet.methods.scaffold import ScaffoldCorrection
 from fedfacet.models.small_cnn import SmallCNN
 from fedfacet.objectives.classification import ClassificationObjective
