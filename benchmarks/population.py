@@ -26,7 +26,6 @@ from fedfacet.callbacks.csv_log import CsvLog
 from fedfacet.callbacks.save_checkpoint import SaveCheckpoint
 from fedfacet.clients.program import Clients
 from fedfacet.clients.queries.centroids import Centroids
-from fedfacet.clients.queries.contract import Contract
 from fedfacet.clients.queries.counts import DisclosedInteractionMatrix, NumSamples
 from fedfacet.clients.queries.local_loss import LocalLoss
 from fedfacet.clients.queries.loss_moments import LossMoments
@@ -35,6 +34,7 @@ from fedfacet.clients.queries.true_heterogeneity import TrueHeterogeneity
 from fedfacet.clients.queries.valuation import Valuation
 from fedfacet.engines.base import Engine
 from fedfacet.federation import Federation
+from fedfacet.methods.cbim import CBIMSelector, Contract
 from fedfacet.methods.favor import FavorSelector
 from fedfacet.methods.fmore import Bid, FMoreSelector
 from fedfacet.methods.lag import LAG, LagSelector, Smoothness
@@ -43,7 +43,6 @@ from fedfacet.selectors.active_fl import ActiveFLSelector
 from fedfacet.selectors.agnostic import AgnosticSelector
 from fedfacet.selectors.bandwidth_threshold import BandwidthThresholdSelector
 from fedfacet.selectors.base import ClientSelector
-from fedfacet.selectors.cbim import CBIMSelector
 from fedfacet.selectors.fedcs import FedCSSelector
 from fedfacet.selectors.feddiverse import FedDiverseSelector
 from fedfacet.selectors.fedpns import FedPNSSelector

@@ -5,7 +5,9 @@ import re
 MOVED = {
     "fedfacet.aggregators.lag.LAG": "fedfacet.methods.lag.LAG",
     "fedfacet.clients.queries.bid.Bid": "fedfacet.methods.fmore.Bid",
+    "fedfacet.clients.queries.contract.Contract": "fedfacet.methods.cbim.Contract",
     "fedfacet.clients.queries.smoothness.Smoothness": "fedfacet.methods.lag.Smoothness",
+    "fedfacet.selectors.cbim.CBIMSelector": "fedfacet.methods.cbim.CBIMSelector",
     "fedfacet.selectors.favor.FavorSelector": "fedfacet.methods.favor.FavorSelector",
     "fedfacet.selectors.fmore.FMoreSelector": "fedfacet.methods.fmore.FMoreSelector",
     "fedfacet.selectors.lag.LagSelector": "fedfacet.methods.lag.LagSelector",

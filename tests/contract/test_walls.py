@@ -22,7 +22,7 @@ FLOORS = [
     # What everybody may know: values, and help that knows nothing of learning.
     "answer_form",
     "errors types rng heterogeneity arguments libraries machine_memory moved waiting ours",
-    "entry shell_words state contracts simplex confusion optional derived cores",
+    "entry shell_words state simplex confusion optional derived cores",
     "storage updates",
     # Parts that an option chooses. Each knows values, and no other part.
     "metrics partitioners models losses corrections personal transforms participation schedulers selectors aggregators "
@@ -62,10 +62,7 @@ DOORS = {"__init__", "__main__"}
 KNOWN_EXCEPTIONS = {
     ("callbacks", "federation"): "a callback is handed the federation, and names its type",
 }
-VALUES = [
-    *("types", "rng", "state", "heterogeneity", "errors", "arguments"),
-    *("contracts", "simplex", "confusion"),
-]
+VALUES = ["types", "rng", "state", "heterogeneity", "errors", "arguments", "simplex", "confusion"]
 GLOBAL_TORCH = {"manual_seed", "seed", "set_rng_state", "seed_everything", "manual_seed_all"}
 DRAWS = {"rand", "randn", "randint", "randperm", "normal", "bernoulli", "multinomial", "rand_like", "randn_like"}
 

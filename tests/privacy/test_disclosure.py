@@ -15,12 +15,10 @@ from fedfacet.assembly import federate
 from fedfacet.clients.local_training import LocalTraining
 from fedfacet.clients.queries.base import Query, QueryContext
 from fedfacet.clients.queries.clustered_heterogeneity import ClusteredHeterogeneity
-from fedfacet.clients.queries.contract import Contract
 from fedfacet.clients.queries.counts import DisclosedInteractionMatrix
 from fedfacet.clients.queries.estimated_heterogeneity import EstimatedHeterogeneity
 from fedfacet.clients.queries.true_heterogeneity import TrueHeterogeneity
 from fedfacet.compatibility import check_disclosed
-from fedfacet.contracts import menu_of
 from fedfacet.corrections.base import Correction
 from fedfacet.data.digits import Digits
 from fedfacet.data.federated import deal
@@ -30,6 +28,7 @@ from fedfacet.engines.sequential import SequentialEngine
 from fedfacet.engines.vectorized import VectorizedEngine
 from fedfacet.engines.workers import WorkersEngine
 from fedfacet.errors import ConfigError, DisclosureError
+from fedfacet.methods.cbim import Contract, menu_of
 from fedfacet.methods.fmore import Auction, Bid
 from fedfacet.methods.scaffold import ScaffoldCorrection
 from fedfacet.models.small_cnn import SmallCNN
