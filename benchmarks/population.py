@@ -36,6 +36,7 @@ from fedfacet.engines.base import Engine
 from fedfacet.federation import Federation
 from fedfacet.methods.cbim import CBIMSelector, Contract
 from fedfacet.methods.favor import FavorSelector
+from fedfacet.methods.feddiverse import FedDiverseSelector
 from fedfacet.methods.fmore import Bid, FMoreSelector
 from fedfacet.methods.lag import LAG, LagSelector, Smoothness
 from fedfacet.methods.s_fedavg import SFedAvgSelector
@@ -44,7 +45,6 @@ from fedfacet.selectors.agnostic import AgnosticSelector
 from fedfacet.selectors.bandwidth_threshold import BandwidthThresholdSelector
 from fedfacet.selectors.base import ClientSelector
 from fedfacet.selectors.fedcs import FedCSSelector
-from fedfacet.selectors.feddiverse import FedDiverseSelector
 from fedfacet.selectors.fedpns import FedPNSSelector
 from fedfacet.selectors.fedrk import FedRKSelector
 from fedfacet.selectors.fl_cir import FLCIRSelector

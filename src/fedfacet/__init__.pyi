@@ -18,6 +18,7 @@ from fedfacet.engines.workers import WorkersEngine as WorkersEngine
 from fedfacet.errors import FedFacetError as FedFacetError
 from fedfacet.federation import Federation as Federation
 from fedfacet.heterogeneity import InteractionMatrix as InteractionMatrix
+from fedfacet.methods.feddiverse import FedDiverseSelector as FedDiverseSelector
 from fedfacet.metrics.group_accuracy import GroupAccuracy as GroupAccuracy
 from fedfacet.metrics.group_accuracy import WorstGroupAccuracy as WorstGroupAccuracy
 from fedfacet.metrics.group_fairness import AccuracyParityDifference as AccuracyParityDifference
@@ -38,7 +39,6 @@ from fedfacet.runs.run import Run as Run
 from fedfacet.runs.run import load_run as load_run
 from fedfacet.runs.run import train as train
 from fedfacet.selectors.base import ClientSelector as ClientSelector
-from fedfacet.selectors.feddiverse import FedDiverseSelector as FedDiverseSelector
 from fedfacet.selectors.uniform import UniformSelector as UniformSelector
 from fedfacet.types import Broadcast as Broadcast
 
