@@ -28,7 +28,7 @@ from omegaconf import OmegaConf
 
 from fedfacet import rng
 from fedfacet.aggregators.fedavg import FedAvg
-from fedfacet.assembly import clock_of, flights_of, mechanisms_of
+from fedfacet.assembly import clock_of, async_schedule_of, mechanisms_of
 from fedfacet.clients.local_training import LocalTraining
 from fedfacet.clients.program import Clients
 from fedfacet.config import compose_job
@@ -361,7 +361,9 @@ def tiny_federation(tiny_clients):
             aggregator=aggregator,
             mechanisms=mechanisms_of(
                 clock=clock,
-                flights=flights_of(aggregator, cohort_size, clients.partition.num_clients) if clock is not None else None,
+                flights=async_schedule_of(aggregator, cohort_size, clients.partition.num_clients)
+                if clock is not None
+                else None,
                 participation=participation,
                 scheduler=scheduler,
                 evaluation=ServerEvaluation(ServerData(clients.dataset.test), engine, aggregator, selector),

@@ -15,6 +15,7 @@ from fedfacet import state
 from fedfacet.accounting import Accounting, check_room
 from fedfacet.aggregators.base import Aggregator
 from fedfacet.aggregators.fedavg import FedAvg
+from fedfacet.async_schedule import AsyncSchedule
 from fedfacet.callbacks.base import Callback
 from fedfacet.callbacks.evaluate import Evaluate
 from fedfacet.capacities.base import Capacity
@@ -44,7 +45,6 @@ from fedfacet.engines.base import Engine
 from fedfacet.engines.sequential import SequentialEngine
 from fedfacet.errors import ConfigError
 from fedfacet.federation import Federation
-from fedfacet.flights import Flights
 from fedfacet.mechanisms.asynchronous import AsynchronousRounds
 from fedfacet.mechanisms.devices import SimulatedDevices
 from fedfacet.mechanisms.disclosure import DisclosureControl
@@ -295,7 +295,7 @@ def assemble(
         disclosure=disclosure,
         accounting=accounting,
         clock=clock,
-        flights=flights_of(aggregator, cohort_size, clients.partition.num_clients),
+        flights=async_schedule_of(aggregator, cohort_size, clients.partition.num_clients),
         parts=parts,
         evaluation=ServerEvaluation(server_data, engine, aggregator, selector) if server_data is not None else None,
         termination=termination,
@@ -321,7 +321,7 @@ def mechanisms_of(
     disclosure: DisclosurePolicy | None = None,
     accounting: Accounting | None = None,
     clock: Clock | None = None,
-    flights: Flights | None = None,
+    flights: AsyncSchedule | None = None,
     parts: Parts | None = None,
     evaluation: ServerEvaluation | None = None,
     termination: Termination | None = None,
@@ -374,7 +374,7 @@ def clock_of(devices: Devices, clients: Clients, aggregator: Aggregator, cohort_
     )
 
 
-def flights_of(aggregator: Aggregator, cohort_size: int, num_clients: int) -> Flights | None:
+def async_schedule_of(aggregator: Aggregator, cohort_size: int, num_clients: int) -> AsyncSchedule | None:
     """Return whose updates a round takes where clients train while the server goes on; ``None`` where it waits for them.
 
     Raises:
@@ -382,7 +382,7 @@ def flights_of(aggregator: Aggregator, cohort_size: int, num_clients: int) -> Fl
     """
     if aggregator.at_work is None:
         return None
-    return Flights(concurrency=aggregator.at_work(cohort_size, num_clients), buffer=cohort_size)
+    return AsyncSchedule(concurrency=aggregator.at_work(cohort_size, num_clients), buffer=cohort_size)
 
 
 def parts_of(

@@ -20,15 +20,15 @@ from fedfacet import rng, state
 from fedfacet.aggregators.base import Aggregator
 from fedfacet.aggregators.fedavg import FedAvg
 from fedfacet.arguments import check_choice, check_whole
-from fedfacet.asking import Asking, ClientsAway
+from fedfacet.builtin import is_builtin
 from fedfacet.callbacks.base import Callback, Measurement, measured_by, merged
+from fedfacet.checked_aggregate import checked_aggregate
 from fedfacet.derived import derive, other_names
 from fedfacet.engines.base import Engine
 from fedfacet.errors import BadUpdateError, Interrupted, SelectionError, first_line
-from fedfacet.folding import fold_of
 from fedfacet.mechanisms.preparation import Preparation
 from fedfacet.mechanisms.server_data import ServerEvaluation
-from fedfacet.ours import is_ours
+from fedfacet.query_session import ClientsAway, QuerySession
 from fedfacet.round import Fold, Mechanism, Round, hooks
 from fedfacet.selectors.base import ClientSelector
 from fedfacet.storage.fitting import check_fits
@@ -116,10 +116,10 @@ class Federation:
         more_than_models = bool(self.extras) or aggregator.broadcast is not None
         self._fedavg_rounds = 0 if more_than_models else selector.fedavg_rounds
         self._fedavg = FedAvg(weighting=aggregator.weighting, buffers=aggregator.buffers).aggregate
-        self._fold = fold_of(aggregator)
+        self._fold = checked_aggregate(aggregator)
         # These are at work between two clients; the user's own may draw from the generators that clients draw from.
         heard = [one for one in self.callbacks.values() if type(one).on_client_end is not Callback.on_client_end]
-        clients = None if all(map(is_ours, (aggregator, *heard))) else getattr(engine, "clients", None)
+        clients = None if all(map(is_builtin, (aggregator, *heard))) else getattr(engine, "clients", None)
         self._apart = partial(rng.apart, device=clients.device, others=clients.draws_elsewhere) if clients is not None else iter
         self._stop_signal: int | None = None
         self.away: frozenset[int] = frozenset()  # in this round, as their answers do not count
@@ -266,12 +266,12 @@ class Federation:
                 model=model,
                 aggregator=server,
                 memory={**before.memory, **round.memory},
-                disclosures=round.asking.disclosures,
+                disclosures=round.queries.disclosures,
                 participation_counts=before.participation_counts.index_add(0, ids, torch.ones_like(ids)),
             )
 
             # 10. Measure the new model, let mechanisms and selector learn, tell everybody, and let the state be saved.
-            round.metrics = _training_metrics(round.receipts, round.asking.ledger) | round.metrics
+            round.metrics = _training_metrics(round.receipts, round.queries.ledger) | round.metrics
             for slot, after in self._after:
                 if (after_it := after(round, self.state)) is not None:
                     self.state = replace(self.state, slots={**self.state.slots, slot: after_it})
@@ -315,7 +315,7 @@ class Federation:
                     available(round)
 
                 # 2. Who does? What the selector asks of clients on its way is counted and remembered.
-                round.asking = asking = Asking(
+                round.queries = queries = QuerySession(
                     round=round.number,
                     available=round.available,
                     engine=self.engine,
@@ -334,9 +334,9 @@ class Federation:
                     cohort_size=self.cohort_size,
                     places=min(round.num_wanted, len(round.available)),
                     available=round.available,
-                    disclosed=asking.disclosures,
+                    disclosed=queries.disclosures,
                     rng=rng.stream(round.selection_seed, "selection", round.number),
-                    ask=asking.ask,
+                    ask=queries.ask,
                     log_weights=round.log_weights,
                 )
                 if round.available:
@@ -347,15 +347,15 @@ class Federation:
                 round.finished = dict.fromkeys(round.cohort, 1.0)
                 for plan in self._planned:
                     plan(round)
-                if alone := (asking.settled() if self.away else asking.received_model) - set(round.cohort):
-                    self._count_models(asking, before, alone)
+                if alone := (queries.settled() if self.away else queries.received_model) - set(round.cohort):
+                    self._count_models(queries, before, alone)
                 return round
             except ClientsAway as fault:
                 self.away |= fault.client_ids
 
     def _send(self, round: Round) -> None:
         """Make the orders of a round, and count what they are."""
-        ledger = round.asking.ledger
+        ledger = round.queries.ledger
         told = round.before if round.server is round.before.aggregator else replace(round.before, aggregator=round.server)
         for client_id, part in round.finished.items():
             task = self.order(told, client_id, part)
@@ -365,7 +365,7 @@ class Federation:
         for dispatch in self._dispatched:
             dispatch(round)
         train = {task.client_id for task in round.tasks}
-        ledger.query_samples += sum(samples for client_id, samples in round.asking.begun.items() if client_id not in train)
+        ledger.query_samples += sum(samples for client_id, samples in round.queries.begun.items() if client_id not in train)
 
     def _guarded(self, round: Round) -> Fold:
         """Return what makes the next model of a round's updates; without any, model and aggregator stay as they were."""
@@ -395,12 +395,12 @@ class Federation:
             cohort=tuple(round.cohort),
             receipts=tuple(round.receipts),
             metrics=round.metrics,
-            ledger=round.asking.ledger,
+            ledger=round.queries.ledger,
             seconds=self._laps.seconds,
             num_clients=self.num_clients,
-            disclosed=tuple(round.asking.disclosed),
+            disclosed=tuple(round.queries.disclosed),
             durations=round.plan.durations if round.plan is not None else {},
-            answers=round.asking.answers,
+            answers=round.queries.answers,
         )
 
     def _of_selector(self, round: Round, new: FederationState) -> None:
@@ -417,8 +417,8 @@ class Federation:
         result = self._result(round)
         if self.selector.observes_cohorts_alone:
             result = RoundResult(result.round, result.cohort, (), {}, Ledger(), {}, result.num_clients)
-        if round.judge is not None and self.selector.judges is not None and (what := self.selector.judges()):
-            handed["judge"] = round.judge.of(what)
+        if round.evaluator is not None and self.selector.judges is not None and (what := self.selector.judges()):
+            handed["judge"] = round.evaluator.of(what)
         if self.selector.needs_change:
             sent = (*self.facts.parameters, *self.facts.buffers)
             handed["change"] = state.subtract({name: new.model[name] for name in sent}, round.before.model)
@@ -448,16 +448,16 @@ class Federation:
 
     def _measure_all(self, round: Round) -> None:
         """Have callbacks measure a round; those whose turn it is not wait until it is known whether the round is the last."""
-        parts, number, asking = self.callbacks, round.number, round.asking
+        parts, number, queries = self.callbacks, round.number, round.queries
         due = {name for name, part in parts.items() if not (isinstance(part, Measurement) and not part.is_due(self, number))}
-        measured = {name: self._measure(part, number, asking) for name, part in parts.items() if name in due}
+        measured = {name: self._measure(part, number, queries) for name, part in parts.items() if name in due}
         if self._stopping:
             self._stop_if_due(round, measured)
-        measured |= {name: self._measure(part, number, asking) for name, part in parts.items() if name not in due}
+        measured |= {name: self._measure(part, number, queries) for name, part in parts.items() if name not in due}
         round.metrics |= merged({name: measured[name] for name in parts}, round.metrics)
-        round.metrics |= _crossed(asking.ledger)  # with what their answers cost
+        round.metrics |= _crossed(queries.ledger)  # with what their answers cost
 
-    def _measure(self, part: Callback, round: int, asked: Asking) -> Mapping[str, float]:
+    def _measure(self, part: Callback, round: int, asked: QuerySession) -> Mapping[str, float]:
         """Have a callback measure a round, and before that clients answer its question on the new model."""
         question = part.question()
 
@@ -473,23 +473,23 @@ class Federation:
                 "received_model": set(),
                 "came": [],
             }
-            asking = replace(asked, order=order, **fresh)
-            part.on_answers(self, self._answers(asking, question))
-            self._count_models(asking, self.state, asking.received_model)
-            self.state = replace(self.state, disclosures=asking.disclosures)
+            queries = replace(asked, order=order, **fresh)
+            part.on_answers(self, self._answers(queries, question))
+            self._count_models(queries, self.state, queries.received_model)
+            self.state = replace(self.state, disclosures=queries.disclosures)
         return measured_by(part, self, round)
 
-    def _answers(self, asking: Asking, question: Query) -> Mapping[int, Any]:
+    def _answers(self, queries: QuerySession, question: Query) -> Mapping[int, Any]:
         """Return what those who are available answer to a measurement's question; answers that do not count are left out."""
-        clients = asking.available
+        clients = queries.available
         while True:
             try:
-                answers = asking.ask(question, clients)
+                answers = queries.ask(question, clients)
             except ClientsAway as fault:
                 clients = [client for client in clients if client not in fault.client_ids]
             else:
-                if len(clients) < len(asking.available):
-                    asking.settled()
+                if len(clients) < len(queries.available):
+                    queries.settled()
                 return answers
 
     def _refuse_answers(self, round: int, query: Query, faults: Mapping[int, str]) -> None:
@@ -516,13 +516,13 @@ class Federation:
     def _nothing_left(self, expected: str) -> None:
         raise BadUpdateError(f"Expected {expected}: lower the learning rate, or see in the log what is wrong with them.")
 
-    def _count_models(self, asking: Asking, state: FederationState, client_ids: Iterable[int]) -> None:
+    def _count_models(self, queries: QuerySession, state: FederationState, client_ids: Iterable[int]) -> None:
         """Count the models that clients were sent to answer on alone."""
         for client_id in client_ids:
             floats = self._num_floats_sent(self.sent(state, client_id), client_id)
-            asking.ledger.query_floats_down += floats
-            known = asking.asked[client_id]
-            asking.asked[client_id] = known._replace(floats_down=known.floats_down + floats)
+            queries.ledger.query_floats_down += floats
+            known = queries.asked[client_id]
+            queries.asked[client_id] = known._replace(floats_down=known.floats_down + floats)
 
     def _stop_if_due(self, round: Round, measured: Mapping[str, Mapping[str, float]]) -> None:
         """Let mechanisms look at a round, and note down why it is the last if it is."""
@@ -581,13 +581,13 @@ class Federation:
     def _received(self, round: Round) -> Generator[ClientUpdate, None, None]:
         """Yield the valid updates; note what stays of each when its tensors are freed."""
         seen: dict[str, tuple[torch.Tensor, int]] = {}
-        tasks, asking = round.tasks, round.asking
+        tasks, queries = round.tasks, round.queries
         orders = enumerate(tasks, 1)
         for update in self._apart(self.engine.run(tasks)):
             position, task = next(orders)
             self._heard(round.number, position, len(tasks), "train")
             fault, num_floats = self._verified(update, task, self.facts, self.extras, seen)
-            asking.ledger.floats_up += num_floats
+            queries.ledger.floats_up += num_floats
             if fault is not None:
                 self._refuse("a finite update of the model's shapes", task.client_id, round.number, fault)
                 round.num_dropped += 1
@@ -599,7 +599,7 @@ class Federation:
             if update.silent is True:
                 continue
             measured, client_id = update.metrics, task.client_id
-            answers = {query: of[client_id] for query, of in asking.answers.items() if client_id in of}
+            answers = {query: of[client_id] for query, of in queries.answers.items() if client_id in of}
             receipt = (update.num_samples, update.num_steps, float(measured["loss_sum"]), measured["num_seen"], answers)
             round.receipts.append(ClientReceipt(client_id, *receipt))
             if round.keeps_updates:

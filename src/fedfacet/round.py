@@ -23,9 +23,9 @@ from fedfacet.types import (
 )
 
 if TYPE_CHECKING:
-    from fedfacet.asking import Asking
     from fedfacet.clock import Plan
-    from fedfacet.judging import Judge
+    from fedfacet.query_session import QuerySession
+    from fedfacet.server_evaluator import ServerEvaluator
 
 Fold: TypeAlias = Callable[[ServerState, State, Iterable[ClientUpdate]], tuple[ServerState, State]]
 """Makes the next state of the aggregator and the next model of a round's updates, as ``Aggregator.aggregate`` does."""
@@ -46,7 +46,7 @@ class Round:
         available: the clients that are able to take part, in ascending order.
         num_wanted: how many of them shall, if there are so many.
         log_weights: logarithms of the weights by which they are drawn, shape (K,); ``None`` for all alike.
-        asking: the questions of the round.
+        queries: the questions of the round.
         cohort: the clients that were selected.
         server: the state of the aggregator with which the round begins.
         finished: client of the cohort -> the part of its steps that it finishes; 0 for one that never answers.
@@ -59,7 +59,7 @@ class Round:
         keeps_updates: whether one does.
         num_dropped: how many updates did not count.
         is_fedavg: whether FedAvg takes the place of the aggregator, as in the first rounds of some selectors.
-        judge: of models on the server's samples; ``None`` where none are judged.
+        evaluator: of models on the server's samples; ``None`` where none are judged.
         metrics: what the round has measured so far.
         is_measured: tells whether anything is measured after the round.
         notes: what a mechanism hands from one of its points to a later one, by its slot.
@@ -78,7 +78,7 @@ class Round:
     selection_seed: int
     server: ServerState
     log_weights: NDArray[Any] | None = None
-    asking: "Asking" = field(init=False)
+    queries: "QuerySession" = field(init=False)
     cohort: list[int] = field(default_factory=list)
     finished: Mapping[int, float] = field(default_factory=dict)
     plan: "Plan | None" = None
@@ -89,7 +89,7 @@ class Round:
     keeps_updates: bool = False
     num_dropped: int = 0
     is_fedavg: bool = False
-    judge: "Judge | None" = None
+    evaluator: "ServerEvaluator | None" = None
     metrics: dict[str, float] = field(default_factory=dict)
     notes: dict[str, Any] = field(default_factory=dict)
 

@@ -15,6 +15,7 @@ from fedfacet.clients.optimizers import single_optimizer
 from fedfacet.clients.program import ClientProgram, take_loss
 from fedfacet.derived import derive
 from fedfacet.objectives.classification import ClassificationObjective
+from fedfacet.objectives.reweighing import ReweighingObjective
 from fedfacet.types import Broadcast, ClientTask
 
 
@@ -317,6 +318,11 @@ def test_hooks_that_no_client_calls_are_named(caplog):
     check_objective(Clipping())
     (record,) = caplog.records
     assert "of Clipping, but not its configure_gradient_clipping: what they do is left out" in record.getMessage()
+
+
+def test_hooks_of_our_own_objectives_are_not_named(caplog):
+    check_objective(ReweighingObjective(nn.Linear(6, 2)))
+    assert not caplog.records
 
 
 class Logging(Foreign):

@@ -11,7 +11,7 @@ SRC = Path(__file__).parents[2] / "src"
 FILES = sorted(SRC.rglob("*.py"))
 SERVER = [
     SRC / "fedfacet" / "federation.py",
-    SRC / "fedfacet" / "asking.py",
+    SRC / "fedfacet" / "query_session.py",
     SRC / "fedfacet" / "updates.py",
     *(SRC / "fedfacet" / "selectors").glob("*.py"),
     *(SRC / "fedfacet" / "aggregators").glob("*.py"),
@@ -21,19 +21,19 @@ SERVER = [
 FLOORS = [
     # What everybody may know: values, and help that knows nothing of learning.
     "answer_form",
-    "errors types rng heterogeneity arguments libraries machine_memory moved waiting ours",
+    "errors types rng heterogeneity arguments libraries machine_memory moved waiting builtin",
     "entry shell_words state simplex confusion optional derived cores",
     "storage updates",
     # Parts that an option chooses. Each knows values, and no other part.
     "metrics partitioners models losses corrections personal transforms participation schedulers selectors aggregators "
     "adapters capacities submodels attacks privacy termination devices",
     "data objectives plots config clock accounting query",
-    "methods flights",
+    "methods async_schedule",
     # Where the data lives, and who runs what happens there.
     "clients",
     "parallel",
     "engines",
-    "judging asking folding",
+    "server_evaluator query_session checked_aggregate",
     "round",
     "mechanisms",
     # The rounds, and what they are made of.

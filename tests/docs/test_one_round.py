@@ -131,3 +131,13 @@ def test_a_stranger_can_follow_it(traced: Traced) -> None:
     assert len(traced.files) <= 12, traced.told  # and back: the check of updates, the average
     assert len(traced.frames) <= 8, traced.told  # the fold is one of them: it asks for updates, and mechanisms wrap it
     assert 500 <= traced.lines <= 800, traced.told
+
+
+def test_the_centre_stays_a_chain() -> None:
+    """What a mechanism adds is in its file: the loop has no condition for it, and the federation no argument."""
+    tree = ast.parse((ROOT / "src" / "fedfacet" / "federation.py").read_text())
+    functions = {node.name: node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)}
+    loop, arguments = functions["run_round"], functions["__init__"].args.kwonlyargs
+    assert loop.end_lineno - loop.lineno + 1 <= 60
+    assert sum(isinstance(node, ast.If | ast.IfExp) for node in ast.walk(loop)) <= 4
+    assert len(arguments) <= 10, "more than the eight that it should have: say here why"

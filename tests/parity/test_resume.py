@@ -98,7 +98,7 @@ KEEP = {
 
 def each_with_another():
     """Return every pair of options that go together; all are slow but those above."""
-    aggregators = [one for one in options("aggregator") if one != "fedbuff"]  # goes with few selectors: test_flights.py
+    aggregators = [one for one in options("aggregator") if one != "fedbuff"]  # goes with few selectors: test_async_schedule.py
     for selector, aggregator in itertools.product(options("selector"), aggregators):
         if needed_by("selector", selector).get("aggregator") in (None, aggregator):
             yield pytest.param(selector, aggregator, marks=() if (selector, aggregator) in KEEP else pytest.mark.slow)

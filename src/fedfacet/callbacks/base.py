@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, SupportsFloat
 
 from fedfacet.arguments import check_whole
-from fedfacet.ours import is_ours
+from fedfacet.builtin import is_builtin
 from fedfacet.types import ClientUpdate, FederationState, Query, RoundResult
 
 if TYPE_CHECKING:
@@ -118,7 +118,7 @@ def measured_by(part: Callback, federation: "Federation", round: int) -> Mapping
     Raises:
         ValueError: if a callback of the user's own writes to the model, or returns anything but numbers by name.
     """
-    if is_ours(part):
+    if is_builtin(part):
         return part.measure(federation, round)
     name, model = f"{type(part).__name__}.measure", federation.state.model
     written = {key: tensor._version for key, tensor in model.items()}

@@ -3,10 +3,10 @@
 from functools import partial
 from typing import TYPE_CHECKING
 
+from fedfacet.builtin import is_builtin
 from fedfacet.clients.divided_training import HalfTrained
 from fedfacet.clients.personal_memory import own_model
 from fedfacet.clients.queries.base import QueryContext
-from fedfacet.ours import is_ours
 from fedfacet.types import Answer, ClientTask, Query
 
 if TYPE_CHECKING:  # it builds on this file
@@ -37,7 +37,7 @@ def answer(clients: "Clients", query: Query, task: ClientTask) -> Answer:
     )
     try:
         answer = query.answer(context)
-        if not is_ours(query):
+        if not is_builtin(query):
             program.take_back()
             if not isinstance(answer, Answer):
                 came = type(answer).__name__

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torchmetrics import Metric
 
-from fedfacet.ours import of_library
+from fedfacet.builtin import of_library
 
 _OF_TORCH = {*vars(nn.Module()), *vars(L.LightningModule())}
 _CONTAINERS = (Mapping, list, tuple, set, deque)

@@ -23,6 +23,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from fedfacet import rng, state
+from fedfacet.builtin import draws_by_torch
 from fedfacet.clients.answering import answer
 from fedfacet.clients.client_data import ClientData
 from fedfacet.clients.divided_training import HalfTrained, train_part
@@ -45,7 +46,6 @@ from fedfacet.data.fingerprint import fingerprint
 from fedfacet.derived import derived_of, other_names
 from fedfacet.errors import EngineError
 from fedfacet.objectives.classification import ClassificationObjective, OptimizerFactory, sums_gradients
-from fedfacet.ours import draws_by_torch
 from fedfacet.privacy.base import Privacy
 from fedfacet.privacy.disclosure import kinds_sent
 from fedfacet.privacy.dp_sgd import DPSGD

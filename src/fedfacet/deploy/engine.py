@@ -10,7 +10,6 @@ import torch
 
 from fedfacet import state
 from fedfacet.arguments import check_whole
-from fedfacet.asking import ClientsAway
 from fedfacet.deploy.exchange import Exchange, Lost, Order
 from fedfacet.deploy.protocol import Letter, pack
 from fedfacet.deploy.questions import to_plain
@@ -18,6 +17,7 @@ from fedfacet.deploy.roster import Roster
 from fedfacet.deploy.transport import Transport
 from fedfacet.engines.base import Engine
 from fedfacet.errors import ConfigError, EngineError, FedFacetError
+from fedfacet.query_session import ClientsAway
 from fedfacet.types import Answer, ClientTask, ClientUpdate, Query, State
 
 log = logging.getLogger(__name__)

@@ -12,7 +12,6 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
-from fedfacet.asking import ClientsAway
 from fedfacet.build import put_together
 from fedfacet.compatibility import questions
 from fedfacet.config import make, plain, targets
@@ -28,6 +27,7 @@ from fedfacet.errors import CheckpointError, ConfigError
 from fedfacet.federation import Federation
 from fedfacet.mechanisms.participation import ClientParticipation
 from fedfacet.participation.base import Participation, available_of
+from fedfacet.query_session import ClientsAway
 from fedfacet.round import Mechanism, Round
 from fedfacet.storage.run_files import Keys, is_there, json_of, sealed_json
 from fedfacet.storage.synced_file import write_synced

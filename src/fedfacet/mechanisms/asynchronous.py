@@ -2,8 +2,8 @@
 
 from dataclasses import dataclass, replace
 
+from fedfacet.async_schedule import AsyncSchedule
 from fedfacet.clock import Clock
-from fedfacet.flights import Flights
 from fedfacet.round import Mechanism, Round
 from fedfacet.types import ClientTask, ClientUpdate, FederationState, ServerState
 
@@ -12,7 +12,7 @@ from fedfacet.types import ClientTask, ClientUpdate, FederationState, ServerStat
 class AsynchronousRounds(Mechanism):
     """Sends the model to clients that are free, and takes the updates that arrive first; goes with ``SimulatedDevices``."""
 
-    flights: Flights
+    flights: AsyncSchedule
     clock: Clock
 
     slot = "flights"
@@ -32,7 +32,7 @@ class AsynchronousRounds(Mechanism):
         """Send the orders out, and take in their place those whose updates arrive first."""
         assert round.plan is not None
         before, drawn = round.before, {"seed": round.seed, "round": round.number}
-        now = before.slot("devices")["clock"] + self.clock.asking(round.asking.asked, **drawn)[0]
+        now = before.slot("devices")["clock"] + self.clock.asking(round.queries.asked, **drawn)[0]
         known, given = before.slot(self.slot), {"now": now, "seed": round.seed, "memory": before.memory}
         round.notes[self.slot], round.tasks, round.plan = self.flights.turn(known, round.tasks, round.plan, **given)
 

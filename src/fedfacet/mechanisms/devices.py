@@ -45,7 +45,7 @@ class SimulatedDevices(Mechanism):
     def after(self, round: Round, new: FederationState) -> ServerState:
         """Let the round's time pass, and measure ``sim/...``."""
         assert round.plan is not None
-        known, asking = round.before.slot(self.slot), round.asking
+        known, asking = round.before.slot(self.slot), round.queries
         drawn = {"seed": round.seed, "round": round.number}
         clock, taken = self.clock.advance(known, round.plan, asking.asked, asking.ledger, **drawn)
         round.metrics |= taken

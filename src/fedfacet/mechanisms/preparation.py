@@ -23,7 +23,7 @@ class Preparation(Mechanism):
         question = self.aggregator.report() if self.aggregator.report is not None else None
         if question is not None and not round.is_fedavg:
             trains = [client_id for client_id, part in round.finished.items() if part > 0]
-            reports = round.asking.report(question, round.available if self.aggregator.asks_everybody else trains)
+            reports = round.queries.report(question, round.available if self.aggregator.asks_everybody else trains)
             round.notes["question"] = question.name
         if self.aggregator.prepare is not None and round.cohort:
             round.server = self.aggregator.prepare(round.before.aggregator, reports)
@@ -32,4 +32,4 @@ class Preparation(Mechanism):
         """Return an update with its client's answer, ``None`` where it has given none."""
         if (question := round.notes.get("question")) is None:
             return update
-        return replace(update, report=round.asking.disclosures.get(question, {}).get(task.client_id))
+        return replace(update, report=round.queries.disclosures.get(question, {}).get(task.client_id))

@@ -70,7 +70,7 @@ class DifferentialPrivacy(Mechanism):
     def after(self, round: Round, new: FederationState) -> ServerState:
         """Book what the round has spent, and measure ``privacy/epsilon``."""
         before, known = round.before, round.notes.get(self.slot, round.before.slot(self.slot))
-        spent = self.accounting.after(_with(before, known), round.tasks, round.asking.disclosed)
+        spent = self.accounting.after(_with(before, known), round.tasks, round.queries.disclosed)
         new = _with(new, spent)
         for client_id in self.accounting.stopping(before, new):
             log.info("Client %d takes no further part: its epsilon would exceed its limit.", client_id)

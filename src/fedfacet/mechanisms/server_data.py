@@ -5,9 +5,9 @@ from dataclasses import dataclass
 
 from fedfacet.aggregators.base import Aggregator
 from fedfacet.engines.base import Engine
-from fedfacet.judging import Judge
 from fedfacet.round import Fold, Mechanism, Round
 from fedfacet.selectors.base import ClientSelector
+from fedfacet.server_evaluator import ServerEvaluator
 from fedfacet.types import ClientUpdate, FederationState, ServerData, ServerState, State
 
 
@@ -27,11 +27,11 @@ class ServerEvaluation(Mechanism):
     rank = 2
 
     def merge(self, round: Round, inner: Fold) -> Fold:
-        """Set ``round.judge`` where a part judges, and give its counts to an aggregator that does."""
+        """Set ``round.evaluator`` where a part judges, and give its counts to an aggregator that does."""
         of_updates = self.aggregator.judges is not None and self.aggregator.judges() is not None
         if not of_updates and (self.selector.judges is None or self.selector.judges() is None):
             return inner
-        judge = round.judge = Judge(self.engine, self.server_data, round.before.model)
+        judge = round.evaluator = ServerEvaluator(self.engine, self.server_data, round.before.model)
         round.metrics["server/samples"] = 0  # its column stands before those of others
 
         def judged(server: ServerState, model: State, updates: Iterable[ClientUpdate]) -> tuple[ServerState, State]:
@@ -41,5 +41,5 @@ class ServerEvaluation(Mechanism):
 
     def after(self, round: Round, new: FederationState) -> None:
         """Measure ``server/samples``: how many were passed through models, by the selector too."""
-        if round.judge is not None:
-            round.metrics["server/samples"] = round.judge.num_samples
+        if round.evaluator is not None:
+            round.metrics["server/samples"] = round.evaluator.num_samples

@@ -12,7 +12,7 @@ from fedfacet.types import ClientUpdate, ServerData, State
 
 
 @dataclass(slots=True)
-class Judge:
+class ServerEvaluator:
     """What models say of the server's samples, and how many of these were passed through models for it.
 
     Args:

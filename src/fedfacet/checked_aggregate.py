@@ -7,19 +7,19 @@ from typing import TypeAlias
 from torch import Tensor
 
 from fedfacet.aggregators.base import Aggregator
+from fedfacet.builtin import is_builtin
 from fedfacet.errors import AggregationError
-from fedfacet.ours import is_ours
 from fedfacet.types import ClientUpdate, ServerState, State
 
 Fold: TypeAlias = Callable[[ServerState, State, Iterable[ClientUpdate]], tuple[ServerState, State]]
 
 
-def fold_of(aggregator: Aggregator) -> Fold:
+def checked_aggregate(aggregator: Aggregator) -> Fold:
     """Return what makes the next state and model: an aggregator's ``aggregate``, watched where it is of the user's own.
 
     Ours are not watched: the tests hold them to the contract, and a round is as long as before.
     """
-    return aggregator.aggregate if is_ours(aggregator) else partial(_watched, aggregator)
+    return aggregator.aggregate if is_builtin(aggregator) else partial(_watched, aggregator)
 
 
 def _watched(

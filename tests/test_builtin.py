@@ -10,7 +10,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from fedfacet.ours import draws_by_torch
+from fedfacet.builtin import draws_by_torch
 
 
 def noisy(x):

@@ -14,7 +14,7 @@ from fedfacet.devices.schedule import Load, Schedule
 from fedfacet.types import Broadcast, ClientTask, ServerState, State
 
 
-class Flights:
+class AsyncSchedule:
     """So many clients are at work at a time; a round ends when so many of them have sent their updates.
 
     A round sends its model to clients that are free, until ``concurrency`` are at work, and takes the first ``buffer`` updates

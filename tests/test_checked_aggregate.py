@@ -8,8 +8,8 @@ from torch import nn
 from fedfacet import IIDPartitioner, dataset_from_arrays, deal, federate, state
 from fedfacet.aggregators.base import Aggregator
 from fedfacet.aggregators.fedavg import FedAvg
+from fedfacet.checked_aggregate import checked_aggregate
 from fedfacet.errors import AggregationError
-from fedfacet.folding import fold_of
 
 
 class Own(Aggregator):
@@ -108,4 +108,4 @@ def test_what_breaks_it_is_told(step, message):
 
 def test_ours_are_not_watched():
     aggregator = FedAvg()
-    assert fold_of(aggregator) == aggregator.aggregate
+    assert checked_aggregate(aggregator) == aggregator.aggregate

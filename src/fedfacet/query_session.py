@@ -26,7 +26,7 @@ class ClientsAway(FedFacetError):
 
 
 @dataclass(slots=True, kw_only=True)
-class Asking:
+class QuerySession:
     """How the selector and the aggregator put questions in one round, and what came of it.
 
     Attributes:

@@ -10,7 +10,7 @@ from typing import Any
 from torch import Tensor, nn
 
 
-def is_ours(part: object) -> bool:
+def is_builtin(part: object) -> bool:
     """Tell whether a part's class is of this package, whose tests hold it to its contract, or somebody else's."""
     return type(part).__module__.startswith("fedfacet.")
 
