@@ -103,7 +103,7 @@ def best_qualities(scoring: str, weights: Sequence[float], capacities: Sequence[
         return found
     if scoring == "leontief":
         worth = np.sum(slopes / weights_J, axis=-1, keepdims=True) < 1
-        found = np.where(worth, np.min(weights_J * capacities_J) / weights_J, 0.0)
+        found = np.where(worth, np.minimum(capacities_J, np.min(weights_J * capacities_J) / weights_J), 0.0)
         return found
     with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
         rates = weights_J / slopes
