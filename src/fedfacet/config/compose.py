@@ -224,10 +224,10 @@ def finalize(config: DictConfig, overrides: Sequence[str], choices: Mapping[str,
             _shrink(config, given)
         elif "federation.rounds" not in given:
             _spend(config)
-        for _, node in targets(config):
-            spelt: Any = OmegaConf.to_container(node, resolve=False)
-            if (now := MOVED.get(str(spelt["_target_"]))) is not None:
-                node["_target_"] = now
+        spelt: Any = OmegaConf.to_container(config, resolve=False)
+        for path, node in parts_within(spelt, spelt):
+            if (now := MOVED.get(str(node["_target_"]))) is not None:
+                OmegaConf.update(config, f"{path}._target_", now)
 
 
 def make(node: DictConfig, **facts: Any) -> Any:
