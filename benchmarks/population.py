@@ -22,41 +22,37 @@ from provenance import headline, provenance
 sys.path.insert(0, str(Path(__file__).parents[1] / "src"))
 
 from fedfacet.aggregators.fedavg import FedAvg
-from fedfacet.aggregators.lag import LAG
 from fedfacet.callbacks.csv_log import CsvLog
 from fedfacet.callbacks.save_checkpoint import SaveCheckpoint
 from fedfacet.clients.program import Clients
-from fedfacet.clients.queries.bid import Bid
 from fedfacet.clients.queries.centroids import Centroids
-from fedfacet.clients.queries.contract import Contract
 from fedfacet.clients.queries.counts import DisclosedInteractionMatrix, NumSamples
 from fedfacet.clients.queries.local_loss import LocalLoss
 from fedfacet.clients.queries.loss_moments import LossMoments
 from fedfacet.clients.queries.resources import Resources, RoundJoules, UploadSeconds
-from fedfacet.clients.queries.smoothness import Smoothness
 from fedfacet.clients.queries.true_heterogeneity import TrueHeterogeneity
 from fedfacet.clients.queries.valuation import Valuation
 from fedfacet.engines.base import Engine
 from fedfacet.federation import Federation
+from fedfacet.methods.cbim import CBIMSelector, Contract
+from fedfacet.methods.favor import FavorSelector
+from fedfacet.methods.feddiverse import FedDiverseSelector
+from fedfacet.methods.fmore import Bid, FMoreSelector
+from fedfacet.methods.lag import LAG, LagSelector, Smoothness
+from fedfacet.methods.s_fedavg import SFedAvgSelector
 from fedfacet.selectors.active_fl import ActiveFLSelector
 from fedfacet.selectors.agnostic import AgnosticSelector
 from fedfacet.selectors.bandwidth_threshold import BandwidthThresholdSelector
 from fedfacet.selectors.base import ClientSelector
-from fedfacet.selectors.cbim import CBIMSelector
-from fedfacet.selectors.favor import FavorSelector
 from fedfacet.selectors.fedcs import FedCSSelector
-from fedfacet.selectors.feddiverse import FedDiverseSelector
 from fedfacet.selectors.fedpns import FedPNSSelector
 from fedfacet.selectors.fedrk import FedRKSelector
 from fedfacet.selectors.fl_cir import FLCIRSelector
 from fedfacet.selectors.flame import FlameSelector
-from fedfacet.selectors.fmore import FMoreSelector
 from fedfacet.selectors.k_fed import KFedSelector
-from fedfacet.selectors.lag import LagSelector
 from fedfacet.selectors.oort import OortSelector
 from fedfacet.selectors.pow_d import PowDSelector
 from fedfacet.selectors.round_robin import RoundRobinSelector
-from fedfacet.selectors.s_fedavg import SFedAvgSelector
 from fedfacet.selectors.size_weighted import SizeWeightedSelector
 from fedfacet.selectors.uniform import UniformSelector
 from fedfacet.types import Answer, ClientTask, ClientUpdate, Facts, Partition, Query, ServerData, State

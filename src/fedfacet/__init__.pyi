@@ -6,7 +6,6 @@ from fedfacet.assembly import federate as federate
 from fedfacet.callbacks.base import Callback as Callback
 from fedfacet.callbacks.evaluate import Evaluate as Evaluate
 from fedfacet.clients.local_training import LocalTraining as LocalTraining
-from fedfacet.clients.queries.base import Query as Query
 from fedfacet.corrections.base import Correction as Correction
 from fedfacet.data.arrays import dataset_from_arrays as dataset_from_arrays
 from fedfacet.data.arrays import dataset_from_torch as dataset_from_torch
@@ -19,6 +18,7 @@ from fedfacet.engines.workers import WorkersEngine as WorkersEngine
 from fedfacet.errors import FedFacetError as FedFacetError
 from fedfacet.federation import Federation as Federation
 from fedfacet.heterogeneity import InteractionMatrix as InteractionMatrix
+from fedfacet.methods.feddiverse import FedDiverseSelector as FedDiverseSelector
 from fedfacet.metrics.group_accuracy import GroupAccuracy as GroupAccuracy
 from fedfacet.metrics.group_accuracy import WorstGroupAccuracy as WorstGroupAccuracy
 from fedfacet.metrics.group_fairness import AccuracyParityDifference as AccuracyParityDifference
@@ -33,12 +33,12 @@ from fedfacet.objectives.classification import ClassificationObjective as Classi
 from fedfacet.partitioners.dirichlet import DirichletPartitioner as DirichletPartitioner
 from fedfacet.partitioners.iid import IIDPartitioner as IIDPartitioner
 from fedfacet.partitioners.interaction_matrix import InteractionMatrixPartitioner as InteractionMatrixPartitioner
+from fedfacet.query import Query as Query
 from fedfacet.round import Mechanism as Mechanism
 from fedfacet.runs.run import Run as Run
 from fedfacet.runs.run import load_run as load_run
 from fedfacet.runs.run import train as train
 from fedfacet.selectors.base import ClientSelector as ClientSelector
-from fedfacet.selectors.feddiverse import FedDiverseSelector as FedDiverseSelector
 from fedfacet.selectors.uniform import UniformSelector as UniformSelector
 from fedfacet.types import Broadcast as Broadcast
 

@@ -7,13 +7,13 @@ from typing import Any
 from fedfacet.accounting import Accounting, in_words, remedy
 from fedfacet.aggregators.base import Aggregator
 from fedfacet.clients.program import Clients
-from fedfacet.clients.queries.base import Query
 from fedfacet.compatibility import OPTIONAL
 from fedfacet.errors import ConfigError
 from fedfacet.optional import required
 from fedfacet.privacy.base import Privacy
 from fedfacet.privacy.central import CentralDP
 from fedfacet.privacy.dp_sgd import DPSGD
+from fedfacet.query import Query
 from fedfacet.schedulers.base import Scheduler
 from fedfacet.selectors.base import ClientSelector
 from fedfacet.types import Broadcast, ClientTask

@@ -13,9 +13,9 @@ from fedfacet.clients.queries.true_heterogeneity import TrueHeterogeneity
 from fedfacet.config import compose_job, make
 from fedfacet.errors import ConfigError
 from fedfacet.heterogeneity import InteractionMatrix
+from fedfacet.methods.feddiverse import FedDiverseSelector
 from fedfacet.selectors.all import AllSelector
 from fedfacet.selectors.base import ClientSelector
-from fedfacet.selectors.feddiverse import FedDiverseSelector
 from fedfacet.selectors.round_robin import RoundRobinSelector
 from fedfacet.selectors.uniform import UniformSelector
 

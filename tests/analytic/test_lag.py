@@ -7,10 +7,7 @@ minimises the sum of the losses by steps alpha, as the source does; the house mi
 import numpy as np
 import pytest
 
-from fedfacet.aggregators.lag import LAG
-from fedfacet.clients.queries.smoothness import Smoothness
-from fedfacet.selectors.lag import LagSelector
-from fedfacet.transforms.silence import Silence
+from fedfacet.methods.lag import LAG, LagSelector, Silence, Smoothness
 
 CURVATURES = np.array([1.0, 1.0, 1.0, 25.0])
 ALPHA = 0.5 / CURVATURES.sum()

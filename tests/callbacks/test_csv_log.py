@@ -11,7 +11,7 @@ from fedfacet.callbacks.base import Callback
 from fedfacet.callbacks.csv_log import CsvLog
 from fedfacet.clients.queries.base import Query
 from fedfacet.errors import CheckpointError, FedFacetError, Interrupted
-from fedfacet.selectors.feddiverse import FedDiverseSelector
+from fedfacet.methods.feddiverse import FedDiverseSelector
 from fedfacet.types import Answer
 
 

@@ -21,13 +21,13 @@ SERVER = [
 FLOORS = [
     # What everybody may know: values, and help that knows nothing of learning.
     "answer_form",
-    "errors types rng heterogeneity arguments libraries machine_memory waiting builtin",
-    "entry shell_words state shapley auction contracts simplex dqn confusion optional derived cores",
+    "errors types rng heterogeneity arguments libraries machine_memory moved waiting builtin",
+    "entry shell_words state simplex confusion optional derived cores",
     "storage updates",
     # Parts that an option chooses. Each knows values, and no other part.
     "metrics partitioners models losses corrections personal transforms participation schedulers selectors aggregators "
     "adapters capacities submodels attacks privacy termination devices",
-    "data objectives plots config clock accounting",
+    "data objectives plots config clock accounting query",
     "methods async_schedule",
     # Where the data lives, and who runs what happens there.
     "clients",
@@ -62,10 +62,7 @@ DOORS = {"__init__", "__main__"}
 KNOWN_EXCEPTIONS = {
     ("callbacks", "federation"): "a callback is handed the federation, and names its type",
 }
-VALUES = [
-    *("types", "rng", "state", "heterogeneity", "errors", "arguments"),
-    *("shapley", "auction", "contracts", "simplex", "dqn", "confusion"),
-]
+VALUES = ["types", "rng", "state", "heterogeneity", "errors", "arguments", "simplex", "confusion"]
 GLOBAL_TORCH = {"manual_seed", "seed", "set_rng_state", "seed_everything", "manual_seed_all"}
 DRAWS = {"rand", "randn", "randint", "randperm", "normal", "bernoulli", "multinomial", "rand_like", "randn_like"}
 

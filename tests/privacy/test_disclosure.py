@@ -1,10 +1,7 @@
 """Who learns what: the policy at build time, at run time and at the client."""
 
 import dataclasses
-import inspect
-import pkgutil
 from functools import partial
-from importlib import import_module
 
 import lightning as L
 import numpy as np
@@ -12,47 +9,40 @@ import pytest
 import torch
 from scipy.stats import kstest, laplace
 
-import fedfacet.clients.queries
 from fedfacet import rng, state
 from fedfacet.aggregators.fedavg import FedAvg
 from fedfacet.assembly import federate
-from fedfacet.auction import Auction
 from fedfacet.clients.local_training import LocalTraining
 from fedfacet.clients.queries.base import Query, QueryContext
-from fedfacet.clients.queries.bid import Bid
 from fedfacet.clients.queries.clustered_heterogeneity import ClusteredHeterogeneity
-from fedfacet.clients.queries.contract import Contract
 from fedfacet.clients.queries.counts import DisclosedInteractionMatrix
 from fedfacet.clients.queries.estimated_heterogeneity import EstimatedHeterogeneity
 from fedfacet.clients.queries.true_heterogeneity import TrueHeterogeneity
 from fedfacet.compatibility import check_disclosed
-from fedfacet.contracts import menu_of
 from fedfacet.corrections.base import Correction
 from fedfacet.data.digits import Digits
 from fedfacet.data.federated import deal
+from fedfacet.deploy.questions import known_queries
 from fedfacet.devices.uniform import UniformDevices
 from fedfacet.engines.sequential import SequentialEngine
 from fedfacet.engines.vectorized import VectorizedEngine
 from fedfacet.engines.workers import WorkersEngine
 from fedfacet.errors import ConfigError, DisclosureError
+from fedfacet.methods.cbim import Contract, menu_of
+from fedfacet.methods.feddiverse import FedDiverseSelector
+from fedfacet.methods.fmore import Auction, Bid
 from fedfacet.methods.scaffold import ScaffoldCorrection
 from fedfacet.models.small_cnn import SmallCNN
 from fedfacet.objectives.classification import ClassificationObjective
 from fedfacet.partitioners.dirichlet import DirichletPartitioner
 from fedfacet.privacy.disclosure import KINDS, DisclosurePolicy
-from fedfacet.selectors.feddiverse import FedDiverseSelector
 from fedfacet.selectors.fedrk import FedRKSelector
 from fedfacet.selectors.uniform import UniformSelector
 from fedfacet.types import Answer
 
 UNAWARE = {"allows": ["size", "triplet"], "attributes": "nobody"}
 
-QUERIES = [
-    member
-    for module in pkgutil.iter_modules(fedfacet.clients.queries.__path__)
-    for _, member in inspect.getmembers(import_module(f"fedfacet.clients.queries.{module.name}"), inspect.isclass)
-    if issubclass(member, Query) and not inspect.isabstract(member) and member.__module__.endswith(module.name)
-]
+QUERIES = list(known_queries().values())
 
 
 @pytest.fixture(scope="module")

@@ -8,11 +8,12 @@ import torch
 from scipy.stats import chisquare
 from sklearn.decomposition import PCA
 
-from fedfacet import dqn, rng, state
+from fedfacet import rng, state
 from fedfacet.build import build
 from fedfacet.errors import ConfigError
 from fedfacet.mechanisms.server_data import ServerEvaluation
-from fedfacet.selectors.favor import FavorSelector, coordinates, reward
+from fedfacet.methods import favor_dqn as dqn
+from fedfacet.methods.favor import FavorSelector, coordinates, reward
 from fedfacet.storage import checkpoint
 from fedfacet.types import ClientUpdate, Facts, Ledger, RoundResult, SelectionContext
 

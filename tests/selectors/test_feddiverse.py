@@ -12,8 +12,8 @@ from fedfacet.aggregators.fedavg import FedAvg
 from fedfacet.aggregators.fedavgm import FedAvgM
 from fedfacet.clients.queries.true_heterogeneity import TrueHeterogeneity
 from fedfacet.heterogeneity import InteractionMatrix
+from fedfacet.methods.feddiverse import FedDiverseSelector, diverse_order
 from fedfacet.methods.scaffold import Scaffold, ScaffoldCorrection
-from fedfacet.selectors.feddiverse import FedDiverseSelector, diverse_order
 from fedfacet.state import digest
 
 PURE = np.repeat(np.eye(3), 3, axis=0)

@@ -7,7 +7,6 @@ from scipy.stats import binomtest
 
 from fedfacet.callbacks.csv_log import CsvLog
 from fedfacet.callbacks.summary import Summary
-from fedfacet.clients.queries.bid import Bid
 from fedfacet.clients.queries.counts import NumSamples
 from fedfacet.clients.queries.resources import Resources
 from fedfacet.compatibility import check_pairs
@@ -15,8 +14,8 @@ from fedfacet.devices.lognormal import LognormalDevices
 from fedfacet.devices.uniform import UniformDevices
 from fedfacet.engines.workers import WorkersEngine
 from fedfacet.errors import ConfigError
+from fedfacet.methods.fmore import Bid, FMoreSelector
 from fedfacet.participation.dropouts import Dropouts
-from fedfacet.selectors.fmore import FMoreSelector
 from fedfacet.selectors.uniform import UniformSelector
 from fedfacet.storage.run_files import rows_of
 from fedfacet.termination.budget import BudgetTermination

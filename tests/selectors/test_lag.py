@@ -10,16 +10,13 @@ import torch
 
 from fedfacet import rng, state
 from fedfacet.aggregators.fedavg import FedAvg
-from fedfacet.aggregators.lag import LAG
 from fedfacet.build import build
 from fedfacet.clients.local_training import LocalTraining
-from fedfacet.clients.queries.smoothness import Smoothness
 from fedfacet.errors import ConfigError
+from fedfacet.methods.lag import LAG, LagSelector, Silence, Smoothness
 from fedfacet.participation.dropouts import Dropouts
 from fedfacet.selectors.all import AllSelector
-from fedfacet.selectors.lag import LagSelector
 from fedfacet.storage import checkpoint
-from fedfacet.transforms.silence import Silence
 from fedfacet.types import Facts, SelectionContext
 from fedfacet.updates import misfit
 

@@ -12,8 +12,8 @@ from fedfacet.build import build
 from fedfacet.callbacks.base import Callback
 from fedfacet.errors import ConfigError
 from fedfacet.mechanisms.server_data import ServerEvaluation
-from fedfacet.selectors.s_fedavg import SFedAvgSelector
-from fedfacet.shapley import shapley_values
+from fedfacet.methods.s_fedavg import SFedAvgSelector
+from fedfacet.methods.shapley import shapley_values
 from fedfacet.types import ClientUpdate, Ledger, RoundResult
 
 JOB = ("experiment=digits_gsc", "callbacks=[]", "logger=[]", "selector=s_fedavg", "aggregator=fedavg")

@@ -8,13 +8,14 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from fedfacet import rng, shapley, state
+from fedfacet import rng, state
 from fedfacet.arguments import check_within
 from fedfacet.callbacks.base import Callback
 from fedfacet.errors import ConfigError
 from fedfacet.federation import Federation
 from fedfacet.mechanisms.server_data import ServerEvaluation
 from fedfacet.mechanisms.submodels import Submodels
+from fedfacet.methods import shapley
 from fedfacet.storage.table import Table
 from fedfacet.types import ClientUpdate, FederationState, RoundResult
 
@@ -24,7 +25,7 @@ class ContributionIndex(Callback):
 
     In round t a coalition S of these clients is worth :math:`v^t(S)`, the accuracy on the server's samples of the model that
     was sent plus the coalition's mean update, :math:`\sum_{k \in S} n_k \Delta_k / \sum_{k \in S} n_k`. With the Shapley values
-    :math:`\phi_k^t` of that game (``fedfacet.shapley``), a client's index is
+    :math:`\phi_k^t` of that game (``fedfacet.methods.shapley``), a client's index is
 
     .. math:: c_k = \sum_t \lambda^t \frac{\phi_k^t}{\sum_j |\phi_j^t|},
 

@@ -14,10 +14,10 @@ from fedfacet.config import conf_dir, targets
 from fedfacet.errors import ConfigError
 from fedfacet.papers.selection.table4 import Row, load_table4
 from fedfacet.privacy.disclosure import UNDECLARED
+from fedfacet.query import Query
 from fedfacet.selectors.base import CHARACTERISTICS, Taxonomy
 
 _KINDS = {"callbacks": "valuation", "transforms": "channel", "submodel": "model"}
-_QUERIES = "fedfacet.clients.queries."
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,7 +141,7 @@ def _card(group: str, option: str, taxonomy: Taxonomy | None = None) -> Card:
     nodes = [node for _, node in targets(OmegaConf.load(conf_dir() / group / f"{option}.yaml"))]
     part: Any
     part, *others = (get_class(str(node["_target_"])) for node in nodes)
-    queries: list[Any] = [each for each in others if each.__module__.startswith(_QUERIES)]
+    queries: list[Any] = [each for each in others if issubclass(each, Query)]
     # `heterogeneity=` chooses that query, whichever it is.
     chosen = {"triplet"} if "heterogeneity" in signature(part).parameters else set()
     judges = getattr(part, "judges", None) is not None

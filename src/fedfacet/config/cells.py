@@ -11,6 +11,7 @@ from omegaconf import DictConfig, OmegaConf
 from fedfacet.config.compose import finalized
 from fedfacet.config.nodes import plain, without_hydra
 from fedfacet.config.resuming import FREE_ON_RESUME
+from fedfacet.moved import FORMER
 
 FREE_IN_A_CELL = frozenset(FREE_ON_RESUME) - {"federation.rounds"}
 """Keys that a cell's name leaves out: no number of a run depends on them, if it runs for as many rounds."""
@@ -56,6 +57,8 @@ def _counting(value: Any, path: str = "") -> Any:
         return {key: _counting(entry, key) for key, entry in full.items() if key not in absent}
     if isinstance(value, list):
         return [_counting(entry, path) for entry in value]
+    if isinstance(value, str):
+        return FORMER.get(value, value)
     return int(value) if isinstance(value, float) and value.is_integer() else value
 
 

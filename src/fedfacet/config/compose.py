@@ -29,6 +29,7 @@ from fedfacet.config.nodes import BESIDE_ARGUMENTS, parts_within, plain, targets
 from fedfacet.config.overrides import parsed, value_of
 from fedfacet.config.where_present import check_where_present
 from fedfacet.errors import ConfigError, FedFacetError, first_line
+from fedfacet.moved import MOVED
 
 
 def conf_dir() -> Path:
@@ -203,7 +204,7 @@ def finalize(config: DictConfig, overrides: Sequence[str], choices: Mapping[str,
     The settings under ``where_present`` (of ``experiment=``, ``sweep=``, ``fidelity=`` and ``debug=``) are applied where the
     chosen options have the key and the command line does not set it; ``partition.label@natural`` is ``partition.label`` where
     the partition is ``natural``. The names of the chosen options are noted under ``choices``. Where there is a
-    ``federation.step_budget``, the rounds follow from it.
+    ``federation.step_budget``, the rounds follow from it. A part named by a former name has the name of today.
     """
     given = {key for override in overrides for key in _keys_set(override)}
     with open_dict(config):
@@ -223,6 +224,10 @@ def finalize(config: DictConfig, overrides: Sequence[str], choices: Mapping[str,
             _shrink(config, given)
         elif "federation.rounds" not in given:
             _spend(config)
+        spelt: Any = OmegaConf.to_container(config, resolve=False)
+        for path, node in parts_within(spelt, spelt):
+            if (now := MOVED.get(str(node["_target_"]))) is not None:
+                OmegaConf.update(config, f"{path}._target_", now)
 
 
 def make(node: DictConfig, **facts: Any) -> Any:

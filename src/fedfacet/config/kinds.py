@@ -24,7 +24,7 @@ KINDS = {
     "server_data": "fedfacet.data.validation_of_server.ValidationOfServer",
     "privacy": "fedfacet.privacy.base.Privacy",
     "local": "fedfacet.clients.local_training.LocalTraining",
-    "heterogeneity": "fedfacet.clients.queries.base.Query",
+    "heterogeneity": "fedfacet.query.Query",
     "selector": "fedfacet.selectors.base.ClientSelector",
     "aggregator": "fedfacet.aggregators.base.Aggregator",
     "participation": "fedfacet.participation.base.Participation",

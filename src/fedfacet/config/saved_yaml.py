@@ -7,6 +7,7 @@ from pathlib import Path
 import yaml
 from omegaconf import DictConfig, ListConfig, OmegaConf
 
+from fedfacet.moved import with_current_names
 from fedfacet.storage.run_files import read
 
 MOST_BYTES_OF_YAML, _DEEPEST = 1 << 18, 50
@@ -34,7 +35,7 @@ def parsed_yaml(content: bytes) -> DictConfig | ListConfig:
         depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
         if depth > _DEEPEST:
             raise ValueError(f"it is nested {depth} deep")
-    return OmegaConf.create(text)
+    return OmegaConf.create(with_current_names(text))
 
 
 def sealed_list(overrides: Sequence[str]) -> str:

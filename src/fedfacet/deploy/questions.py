@@ -7,22 +7,25 @@ import json
 import pkgutil
 from typing import Any
 
+from fedfacet import methods
 from fedfacet.clients import queries
-from fedfacet.clients.queries.base import Query
 from fedfacet.errors import ConfigError
+from fedfacet.query import Query
 
 
 @functools.cache
 def known_queries() -> dict[str, type[Query]]:
     """Return the queries that there are, by the names of their classes."""
     modules = [
-        importlib.import_module(f"{queries.__name__}.{module.name}") for module in pkgutil.iter_modules(queries.__path__)
+        importlib.import_module(f"{package.__name__}.{module.name}")
+        for package in (queries, methods)
+        for module in pkgutil.iter_modules(package.__path__)
     ]
     return {
         name: kind
         for module in modules
         for name, kind in vars(module).items()
-        if inspect.isclass(kind) and issubclass(kind, Query) and kind.__module__ == module.__name__ and kind is not Query
+        if inspect.isclass(kind) and issubclass(kind, Query) and kind.__module__ == module.__name__
     }
 
 

@@ -22,6 +22,7 @@ import torch
 from torch import Tensor
 
 from fedfacet.errors import CheckpointError
+from fedfacet.moved import with_current_names
 from fedfacet.storage import columns
 from fedfacet.storage.client_memory import ClientMemory
 from fedfacet.storage.fitting import is_whole
@@ -169,7 +170,7 @@ def verified(path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
         saved = torch.load(io.BytesIO(content), map_location="cpu", weights_only=True)
         if not isinstance(saved, dict) or not isinstance(saved.get("state"), dict):
             raise ValueError("it holds something else")
-        config = json.loads(saved["config"])
+        config = json.loads(with_current_names(saved["config"]))
         _check_plain(saved["state"])
         _check_plain(config)
         _unpack(saved["state"])

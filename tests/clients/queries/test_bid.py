@@ -3,9 +3,8 @@ import pytest
 from scipy.stats import kstest
 
 from fedfacet import state
-from fedfacet.auction import Auction, best_qualities
-from fedfacet.clients.queries.bid import Bid
 from fedfacet.errors import ConfigError
+from fedfacet.methods.fmore import Auction, Bid, best_qualities
 from fedfacet.types import Broadcast, ClientTask, RoundNeeds
 
 MATRICES = ([[6, 2], [2, 6]], [[1, 1], [1, 1]], [[3, 0], [0, 3]])

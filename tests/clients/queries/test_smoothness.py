@@ -6,7 +6,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from fedfacet.clients.queries.smoothness import Smoothness
+from fedfacet.methods.lag import Smoothness
 from fedfacet.types import Broadcast, ClientTask
 
 

@@ -4,8 +4,8 @@ import math
 
 from fedfacet.answer_form import AnswerForm
 from fedfacet.clients.queries.base import Query, QueryContext
-from fedfacet.errors import ConfigError
-from fedfacet.types import Answer, RoundNeeds
+from fedfacet.query import needs_of
+from fedfacet.types import Answer
 
 
 class Resources(Query):
@@ -93,10 +93,3 @@ class RoundJoules(Query):
             ConfigError: without devices.
         """
         return Answer(needs_of(context).joules, floats_up=1, samples=0)
-
-
-def needs_of(context: QueryContext) -> RoundNeeds:
-    """Return what a round takes on a client's device, or refuse a client that has none."""
-    if context.needs is None:
-        raise ConfigError("Expected clients with devices, but they have none: choose devices=uniform or another option.")
-    return context.needs

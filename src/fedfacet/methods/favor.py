@@ -13,10 +13,11 @@ from numpy.typing import NDArray
 from threadpoolctl import ThreadpoolController
 from torch import Tensor
 
-from fedfacet import dqn, state
+from fedfacet import state
 from fedfacet.arguments import check_whole, check_within
 from fedfacet.confusion import accuracy_of
 from fedfacet.errors import CheckpointError, ConfigError
+from fedfacet.methods import favor_dqn as dqn
 from fedfacet.selectors.base import ClientSelector, Taxonomy, named, numbers
 from fedfacet.storage import checkpoint
 from fedfacet.types import ClientUpdate, Facts, RoundResult, SelectionContext, ServerState, State
@@ -45,7 +46,7 @@ class FavorSelector(ClientSelector):
        .. math:: y = r + \gamma \, Q'\big(s', \arg\max_k Q(s', k)\big), \quad y = r \text{ where the target is reached}
 
        is what the selection was worth; after each round the network takes one step of Adam on a batch of the last
-       ``capacity`` rounds (``fedfacet.dqn``).
+       ``capacity`` rounds (``methods/favor_dqn.py``).
 
     An agent needs many episodes. An episode is a run, and each goes on from the last one's agent. In the paper each selects one
     client a round:

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fedfacet import rng
-from fedfacet.shapley import shapley_values
+from fedfacet.methods.shapley import shapley_values
 
 
 def game(number, seed):

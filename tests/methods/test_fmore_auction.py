@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from scipy.integrate import quad
 from scipy.optimize import minimize
 
-from fedfacet.auction import SCORINGS, Auction, best_qualities, chance, price, score
+from fedfacet.methods.fmore import SCORINGS, Auction, best_qualities, chance, price, score
 
 WEIGHTS = {"additive": (1.0, 0.6, 0.3), "cobb_douglas": (0.3, 0.2, 0.4), "leontief": (1.0, 0.6, 0.9)}
 COSTS = (0.5, 0.9, 0.4)

@@ -3,7 +3,8 @@ import pytest
 import torch
 from torch import nn
 
-from fedfacet import dqn, rng
+from fedfacet import rng
+from fedfacet.methods import favor_dqn as dqn
 
 SIZES = (5, 7, 7, 3)
 

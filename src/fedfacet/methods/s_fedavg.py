@@ -7,8 +7,9 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from fedfacet import rng, shapley, state
+from fedfacet import rng, state
 from fedfacet.confusion import accuracy_of
+from fedfacet.methods import shapley
 from fedfacet.selectors.base import ClientSelector, Taxonomy
 from fedfacet.types import ClientUpdate, Facts, RoundResult, SelectionContext, ServerState, State
 
@@ -20,7 +21,7 @@ class SFedAvgSelector(ClientSelector):
        :math:`P_k \propto \exp(\varphi_k / \tau)` over those available that are left.
     2. A round's updates are the players of a game. A coalition S is worth :math:`v(S)`, the accuracy on the server's samples
        of the model that was sent plus the plain mean of the updates of S; :math:`v(\emptyset)` is that of the model alone.
-    3. With the Shapley values :math:`s_k` of the game (``fedfacet.shapley``), whose sum is :math:`v(N) - v(\emptyset)`,
+    3. With the Shapley values :math:`s_k` of the game (``fedfacet.methods.shapley``), whose sum is :math:`v(N) - v(\emptyset)`,
 
        .. math:: \varphi_k \leftarrow \alpha \varphi_k + \beta s_k \quad \text{for the clients whose updates arrived.}
 

@@ -3,30 +3,164 @@
 import logging
 import math
 from collections.abc import Callable, Mapping, Sequence
-from typing import Protocol
+from copy import copy
+from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from fedfacet import state
+from fedfacet import rng, state
+from fedfacet.answer_form import AnswerForm
 from fedfacet.arguments import check_whole, check_within
 from fedfacet.confusion import accuracy_of
-from fedfacet.contracts import Menu, budgeted, menu_of
+from fedfacet.query import Query, needs_of
 from fedfacet.selectors.base import ClientSelector, Taxonomy, named
-from fedfacet.types import PAYMENTS, ClientUpdate, Facts, Query, RoundResult, SelectionContext, ServerState, State
+from fedfacet.types import PAYMENTS, Answer, ClientUpdate, Facts, RoundResult, SelectionContext, ServerState, State
 
 log = logging.getLogger(__name__)
+
+Floats = NDArray[np.float64]
 
 _NONE, _GOOD, _BAD, _LOST = range(4)
 """How a round ended for a client."""
 
 
-class _ContractQuery(Query, Protocol):
-    """A question for a choice."""
+@dataclass(frozen=True, slots=True)
+class Menu:
+    r"""What the server offers: item m promises training within ``seconds[m]`` and is paid ``rewards[m]``.
 
-    def offered(self, menu: Menu) -> Query:
-        """Return the question with the server's menu."""
+    A client of type :math:`\theta` has :math:`\theta R_m - C(f_m)` of it, with :math:`C(f) = c f^2`, the energy of a processor
+    at speed f. Types lie between ``lowest`` and ``highest``, which everybody knows; each is its client's secret.
+
+    Args:
+        seconds: of the items, descending, shape (M,).
+        speeds: f of the items, the fastest item's seconds over an item's own, in (0, 1], ascending.
+        rewards: R of the items, larger than 0, ascending.
+        lowest: the least type, larger than 0.
+        highest: the largest type.
+        unit_cost: c, larger than 0.
+    """
+
+    seconds: tuple[float, ...]
+    speeds: tuple[float, ...]
+    rewards: tuple[float, ...]
+    lowest: float
+    highest: float
+    unit_cost: float
+
+    def utilities(self, type_: float) -> Floats:
+        """Return what each item is worth to a client of a type, shape (M,)."""
+        found: Floats = type_ * np.array(self.rewards) - self.unit_cost * np.square(self.speeds)
+        return found
+
+    def choice(self, type_: float, seconds: float) -> int | None:
+        """Return the item that is worth most to a client, of those that its device is quick enough for; ``None`` for nothing.
+
+        Args:
+            type_: of the client.
+            seconds: that a round's training takes it.
+        """
+        best = None
+        utilities = self.utilities(type_)
+        for item, most in enumerate(self.seconds):
+            if seconds <= most and utilities[item] >= (0 if best is None else utilities[best]):
+                best = item
+        return best
+
+
+def menu_of(seconds: Sequence[float], items: int, *, lowest: float, highest: float, unit_cost: float) -> Menu:
+    r"""Return the cheapest menu in which each type is best off with an item of its own, and loses nothing by it.
+
+    Item m of M asks for the :math:`(1 - (m - 1) / M)` quantile of the clients' seconds: the first is for the slowest, the last
+    for the quickest M-th. It is meant for types from :math:`\theta_m = lo + (m - 1) (hi - lo) / M` on:
+
+    .. math:: R_1 = C(f_1) / \theta_1, \quad R_m = R_{m-1} + \big( C(f_m) - C(f_{m-1}) \big) / \theta_m.
+
+    So type :math:`\theta_1` gains nothing by item 1 (individual rationality), type :math:`\theta_m` is as well off with item m
+    as with the one before, and no type is better off with another's (incentive compatibility).
+
+    Source: Kang et al., Incentive Mechanism for Reliable Federated Learning, IEEE Internet of Things Journal 2019; the menu is
+    that of arXiv:1905.07479 as it is remembered. It was not checked against the papers.
+
+    Args:
+        seconds: that a round's training takes each client, 0 or larger and finite, at least one.
+        items: M, 1 or larger.
+        lowest: lo, larger than 0.
+        highest: hi, larger than ``lowest``.
+        unit_cost: c, larger than 0.
+
+    Example:
+        >>> menu = menu_of([1.0, 2.0, 4.0, 4.0], 2, lowest=0.5, highest=1.0, unit_cost=1.0)
+        >>> menu.seconds, menu.speeds, menu.rewards
+        ((4.0, 2.0), (0.5, 1.0), (0.5, 1.5))
+        >>> [menu.choice(type_, 2.0) for type_ in (0.5, 0.7, 0.8)], menu.choice(0.8, 3.0), menu.choice(0.8, 5.0)
+        ([0, 0, 1], 0, None)
+    """
+    shares = 1 - np.arange(items) / items
+    quantiles = np.quantile(np.asarray(seconds, dtype=np.float64), shares, method="inverted_cdf")
+    speeds = [float(quantiles[-1] / most) if most > 0 else 1.0 for most in quantiles]
+    types = lowest + (highest - lowest) * np.arange(items) / items
+    costs = unit_cost * np.square(speeds)
+    rewards = np.cumsum(np.diff(costs, prepend=0.0) / types)
+    return Menu(tuple(quantiles.tolist()), tuple(speeds), tuple(rewards.tolist()), lowest, highest, unit_cost)
+
+
+def budgeted(rewards: Sequence[float], budget: float) -> list[int]:
+    """Return the positions of those who can be paid out of a budget, when each in turn is taken if what is left suffices.
+
+    Example:
+        >>> budgeted([4.0, 3.0, 3.0, 1.0], 8.0)
+        [0, 1, 3]
+    """
+    taken, spent = [], 0.0
+    for position, reward in enumerate(rewards):
+        if spent + reward <= budget:
+            taken.append(position)
+            spent += reward
+    return taken
+
+
+class Contract(Query):
+    r"""Ask which item of a menu a client takes; the answer is that item's reward, 0 for none.
+
+    Of the items that its device is quick enough for, by the seconds of a round's training, a client takes the one that is worth
+    most to it (``Menu``). Its type :math:`\theta`, how much it is served by a reward, is its secret: drawn
+    once in a run, uniformly between the menu's ``lowest`` and ``highest``. One number leaves the client, from which the server
+    learns of the type in which part of that range it lies. Nothing passes through a model.
+
+    Source: Kang et al., Incentive Mechanism for Reliable Federated Learning, IEEE Internet of Things Journal 2019; types were
+    not checked against the paper.
+    """
+
+    name = "contract"
+    kind = "bid"
+    form = AnswerForm(low=0, high=1e300)
+    reads = frozenset[str]()
+    needs_model = False
+    menu: Menu | None = None
+
+    def offered(self, menu: Menu) -> "Contract":
+        """Return the question as it is put in a round: with the server's menu."""
+        asked = copy(self)
+        asked.menu = menu
+        asked.floats_down = len(menu.seconds) + len(menu.rewards) + 3  # speeds follow; and what is known of types
+        return asked
+
+    def answer(self, context: Any) -> Answer:
+        """Return the reward.
+
+        Raises:
+            ConfigError: without devices.
+            RuntimeError: if no menu was offered.
+        """
+        if self.menu is None:
+            raise RuntimeError("Expected a choice from a menu, but none was offered: ask `contract.offered(menu)`.")
+        seconds = needs_of(context).compute
+        type_ = rng.stream(context.seed, "contract-type", context.client_id).uniform(self.menu.lowest, self.menu.highest)
+        item = self.menu.choice(type_, seconds)
+        return Answer(0.0 if item is None else self.menu.rewards[item], floats_up=1, samples=0)
 
 
 class CBIMSelector(ClientSelector):
@@ -34,7 +168,7 @@ class CBIMSelector(ClientSelector):
 
     1. Clients whose reputation :math:`T_k` is ``threshold`` or more are candidates.
     2. The server knows the seconds that a round's training takes each client (``Resources``), and offers a menu of M items,
-       seconds against a reward (``fedfacet.contracts.menu_of``). Every candidate tells which it takes (``Contract``).
+       seconds against a reward (``menu_of``). Every candidate tells which it takes (``Contract``).
     3. Candidates are ranked by their rewards, which is by their types. One after another is taken whose reward fits into what
        is left of ``round_budget``, until ``federation.cohort_size`` clients are found. They are paid when updates arrive.
     4. Every update is judged on samples that the server owns. It is bad if the mean of all updates has an accuracy lower by
@@ -99,7 +233,7 @@ class CBIMSelector(ClientSelector):
     def __init__(
         self,
         *,
-        contract: _ContractQuery,
+        contract: Contract,
         resources: Query,
         items: int = 4,
         lowest: float = 0.5,

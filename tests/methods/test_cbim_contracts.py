@@ -3,7 +3,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedfacet.contracts import budgeted, menu_of
+from fedfacet.methods.cbim import budgeted, menu_of
 
 SECONDS = st.lists(st.floats(0.01, 1e4), min_size=1, max_size=40)
 
