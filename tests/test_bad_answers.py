@@ -55,7 +55,7 @@ class First(ClientSelector):
 
     def select(self, server, context):
         answers = context.ask(self.query, context.available)
-        return [k for k in context.available if k in answers][: context.places]
+        return [k for k in context.available if k in answers][: context.num_slots]
 
 
 def pow_d(values):
@@ -209,7 +209,7 @@ class Draws(ClientSelector):
         asked = context.available[:3] if self.times == 1 else context.available[-1:]
         context.ask(self.count, asked)
         context.ask(self.query, asked)
-        return context.available[: context.places]
+        return context.available[: context.num_slots]
 
 
 def test_what_came_before_a_round_began_anew_is_booked_once_and_remembered(tiny_federation):

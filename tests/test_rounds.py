@@ -131,7 +131,7 @@ class HighestLoss(ClientSelector):
     def select(self, server, context):
         context.ask(TrueHeterogeneity(), context.available[1:])
         order = sorted(context.available, key=lambda k: (server["losses"][k].item(), server["lots"][k].item()), reverse=True)
-        return order[: context.places]
+        return order[: context.num_slots]
 
     def observe(self, server, result, updates, rng):
         self.heard.append((result, updates))

@@ -40,7 +40,7 @@ class AsyncSchedule:
         at_work = {order["client"] for order in server["orders"]}
         return tuple(client_id for client_id in available if client_id not in at_work)
 
-    def places(self, server: ServerState, num_free: int) -> int:
+    def num_slots(self, server: ServerState, num_free: int) -> int:
         """Return how many clients are sent the model."""
         return min(self.concurrency - len(server["orders"]), num_free)
 

@@ -137,9 +137,9 @@ class Clock:
             k for k in available if charged_K[k] and (self.calendar is None or self.calendar.left(k, server["clock"]) > 0)
         )
 
-    def places(self, places: int, num_available: int) -> int:
+    def num_slots(self, wanted: int, num_available: int) -> int:
         """Return how many clients are asked for that many updates."""
-        return min(self._asked(places), num_available)
+        return min(self._asked(wanted), num_available)
 
     def plan(
         self,

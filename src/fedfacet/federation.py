@@ -332,7 +332,7 @@ class Federation:
                     round=round.number,
                     num_clients=self.num_clients,
                     cohort_size=self.cohort_size,
-                    places=min(round.num_wanted, len(round.available)),
+                    num_slots=min(round.num_wanted, len(round.available)),
                     available=round.available,
                     disclosed=queries.disclosures,
                     rng=rng.stream(round.selection_seed, "selection", round.number),
@@ -569,10 +569,10 @@ class Federation:
     def _checked(self, cohort: Sequence[int], context: SelectionContext) -> list[int]:
         """Hold a selector to its contract: as many distinct available clients as there are places, or all available."""
         strangers = sorted(set(cohort).difference(context.available))
-        sizes = range(len(context.available) + 1) if self.selector.sizes_itself else (context.places, len(context.available))
+        sizes = range(len(context.available) + 1) if self.selector.sizes_itself else (context.num_slots, len(context.available))
         if len(cohort) not in sizes or len(set(cohort)) != len(cohort) or strangers:
             raise SelectionError(
-                f"Expected {type(self.selector).__name__} to select {context.places} distinct available clients, or all "
+                f"Expected {type(self.selector).__name__} to select {context.num_slots} distinct available clients, or all "
                 f"{len(context.available)}, in round {context.round}, but got {cohort}"
                 f"{f', where {strangers} are away' if strangers else ''}: fix its `select`."
             )

@@ -364,7 +364,7 @@ class SelectionContext:
         round: number of the round, counted from 1.
         num_clients: the size of the population.
         cohort_size: how many clients ``federation.cohort_size`` asks for.
-        places: how many clients the cohort shall have: ``cohort_size``, or all who are available where these are fewer.
+        num_slots: how many clients the cohort shall have: ``cohort_size``, or all who are available where these are fewer.
         available: the clients able to take part in this round, in ascending order.
         disclosed: query name -> client -> what that client has answered so far in the run.
         rng: the generator of this round's selection.
@@ -376,7 +376,7 @@ class SelectionContext:
     round: int
     num_clients: int
     cohort_size: int
-    places: int
+    num_slots: int
     available: Sequence[int]
     disclosed: Mapping[str, Mapping[int, Any]]
     rng: np.random.Generator

@@ -70,7 +70,7 @@ def run_of(make_part, answer, make_update, facts_of_model, same):
                 round=round,
                 num_clients=self.num_clients,
                 cohort_size=cohort_size,
-                places=min(cohort_size, len(available)),
+                num_slots=min(cohort_size, len(available)),
                 available=tuple(available),
                 disclosed=MappingProxyType(self.disclosed),
                 rng=rng.stream(self.seed, "selection", round),

@@ -249,7 +249,7 @@ def test_more_are_asked_than_are_wanted(run):
 def test_how_many_are_asked(overcommit, wanted, asked, tiny_federation):
     federation = tiny_federation(devices=UniformDevices(overcommit=overcommit))
     assert (
-        federation.find(SimulatedDevices).clock.places(wanted, 80)
+        federation.find(SimulatedDevices).clock.num_slots(wanted, 80)
         == asked
         == min(math.ceil(Fraction(str(overcommit)) * wanted), 80)
     )

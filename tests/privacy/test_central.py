@@ -309,7 +309,7 @@ class _Fixed(PoissonSelector):
     """Draws in a way of its own, and says nothing of itself."""
 
     def select(self, server, context):
-        return list(context.available[: context.places])
+        return list(context.available[: context.num_slots])
 
 
 class _Curious(RoundRobinSelector):

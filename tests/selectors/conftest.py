@@ -42,7 +42,7 @@ class Server:
             round=round,
             num_clients=self.num_clients,
             cohort_size=self.cohort_size,
-            places=min(self.cohort_size, len(available)),
+            num_slots=min(self.cohort_size, len(available)),
             available=available,
             disclosed=self.disclosed,
             rng=rng.stream(self.seed, "selection", round),

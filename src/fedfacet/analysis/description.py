@@ -216,7 +216,7 @@ def _choices(
             round=round,
             num_clients=len(matrices),
             cohort_size=cohort_size,
-            places=cohort_size,
+            num_slots=cohort_size,
             available=tuple(range(len(matrices))),
             disclosed=disclosed,
             rng=rng.stream(seed, "selection", round),

@@ -26,7 +26,7 @@ class AsynchronousRounds(Mechanism):
         """Leave out who is at work."""
         known = round.before.slot(self.slot)
         round.available = self.flights.free(known, round.available)
-        round.num_wanted = self.flights.places(known, len(round.available))
+        round.num_wanted = self.flights.num_slots(known, len(round.available))
 
     def dispatch(self, round: Round) -> None:
         """Send the orders out, and take in their place those whose updates arrive first."""

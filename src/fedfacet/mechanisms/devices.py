@@ -33,7 +33,7 @@ class SimulatedDevices(Mechanism):
     def available(self, round: Round) -> None:
         """Leave out who is off-line or has no energy, and ask for more clients if some are expected to be late."""
         round.available = self.clock.available(round.before.slot(self.slot), round.available)
-        round.num_wanted = self.clock.places(round.num_wanted, len(round.available))
+        round.num_wanted = self.clock.num_slots(round.num_wanted, len(round.available))
 
     def plan(self, round: Round) -> None:
         """Compute when each client of the cohort is done, and whose update counts."""

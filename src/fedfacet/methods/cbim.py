@@ -318,7 +318,7 @@ class CBIMSelector(ClientSelector):
                     "Round %d: selector.round_budget=%g pays for none of %d contracts, the cheapest is %.4g: nobody trains.",
                     *(context.round, self.round_budget, len(takers), min(rewards[k] for k in takers)),
                 )
-        return ranked[: context.places]
+        return ranked[: context.num_slots]
 
     def metrics(self, server: ServerState, result: RoundResult) -> Mapping[str, float]:
         """Return what those are paid whose updates arrived."""

@@ -200,8 +200,8 @@ class FavorSelector(ClientSelector):
                 *(context.round, lost_K.sum(), len(available), named(available[lost_K].tolist())),
             )
         order = np.lexsort((context.rng.random(len(available)), -values_K, lost_K))
-        explored = int(context.rng.binomial(context.places, self._exploration(server)))
-        best, others = np.split(order, [context.places - explored])
+        explored = int(context.rng.binomial(context.num_slots, self._exploration(server)))
+        best, others = np.split(order, [context.num_slots - explored])
         drawn = context.rng.choice(others, size=explored, replace=False) if explored else others[:0]
         return [context.available[position] for position in (*best.tolist(), *drawn.tolist())]
 

@@ -92,7 +92,7 @@ class FedDiverseSelector(ClientSelector):
             # The columns themselves, as in the released code: an odd permutation also turns the cross product's sign.
             triplets_KD = triplets_KD[:, context.rng.permutation(3)]
         leading = self._leading_dimensions(context)
-        positions = diverse_order(triplets_KD, context.places, leading, context.rng, self.orthogonal, self.normalisation)
+        positions = diverse_order(triplets_KD, context.num_slots, leading, context.rng, self.orthogonal, self.normalisation)
         return [context.available[position] for position in positions]
 
     def _leading_dimensions(self, context: SelectionContext) -> Iterator[int]:

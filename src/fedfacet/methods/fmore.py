@@ -349,7 +349,7 @@ class FMoreSelector(ClientSelector):
             _largest(_rate(sizes[k], seconds[k][1], math.nan) for k in context.available),
             _largest(_rate(1, seconds[k][2], math.nan) for k in context.available),
         )
-        auction = Auction(self.scoring, self.weights, len(context.available), context.places, largest)
+        auction = Auction(self.scoring, self.weights, len(context.available), context.num_slots, largest)
         bids = context.ask(self.bid.announced(auction), context.available)
         bids_K4 = np.array([bids[k] for k in context.available], dtype=np.float64)
         qualities_K3, prices_K = bids_K4[:, :3], bids_K4[:, 3]
@@ -359,7 +359,7 @@ class FMoreSelector(ClientSelector):
         passed_K = context.rng.random(len(gains_K)) >= self.acceptance
         order = np.lexsort((context.rng.random(len(gains_K)), -gains_K, passed_K))
         winners = [context.available[position] for position in order.tolist() if worth_K[position]]
-        return winners[: context.places]
+        return winners[: context.num_slots]
 
     def metrics(self, server: ServerState, result: RoundResult) -> Mapping[str, float]:
         """Return what those are paid whose updates arrived."""

@@ -92,7 +92,7 @@ class SFedAvgSelector(ClientSelector):
 
     def select(self, server: ServerState, context: SelectionContext) -> list[int]:
         """Return clients drawn by their relevance."""
-        return rng.draw(context.rng, context.available, context.places, server["relevance"].numpy() / self.temperature)
+        return rng.draw(context.rng, context.available, context.num_slots, server["relevance"].numpy() / self.temperature)
 
     def observe(
         self,

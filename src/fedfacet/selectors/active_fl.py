@@ -76,11 +76,11 @@ class ActiveFLSelector(ClientSelector):
         # A share such as 0.29 of 100 comes to a little less than 29 in floating point.
         kept = ascending[math.floor(self.excluded_share * len(ascending) + 1e-9) :]
         eligible = np.sort(kept[known_K[kept]])
-        by_valuation = context.places - uniform_places(self.uniform_share, context.places, bool(known_K.all()))
+        by_valuation = context.num_slots - uniform_places(self.uniform_share, context.num_slots, bool(known_K.all()))
         number = min(by_valuation, len(eligible))
         drawn = rng.draw(context.rng, eligible.tolist(), number, self.sharpness * valuations_K) if number else []
         others = sorted(set(range(len(valuations_K))) - set(drawn))
-        drawn += rng.draw(context.rng, others, context.places - number)
+        drawn += rng.draw(context.rng, others, context.num_slots - number)
         cohort = [context.available[position] for position in drawn]
         context.ask(self.valuation, cohort)
         return cohort

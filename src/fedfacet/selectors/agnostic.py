@@ -74,10 +74,10 @@ class AgnosticSelector(ClientSelector):
 
     def select(self, server: ServerState, context: SelectionContext) -> list[int]:
         """Return clients drawn by their weights, after some have told their losses."""
-        number = min(self.asked or max(2, context.places), len(context.available))
+        number = min(self.asked or max(2, context.num_slots), len(context.available))
         context.ask(self.local_loss, streams.draw(context.rng, context.available, number))
         weights_K = server["mixture"].numpy()[list(context.available)]
-        return [context.available[position] for position in drawn_order(weights_K, context.rng)[: context.places].tolist()]
+        return [context.available[position] for position in drawn_order(weights_K, context.rng)[: context.num_slots].tolist()]
 
     def observe(
         self, server: ServerState, result: RoundResult, updates: Sequence[ClientUpdate], rng: np.random.Generator

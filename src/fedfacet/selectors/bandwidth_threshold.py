@@ -54,9 +54,11 @@ class BandwidthThresholdSelector(ClientSelector):
         above_N = within_threshold(np.array([seconds for _, seconds in told], dtype=np.float64), self.excluded_share)
         fast = {client_id for (client_id, _), above in zip(told, above_N.tolist(), strict=True) if above}
         eligible = [client_id for client_id in context.available if client_id in fast]
-        cohort = rng.draw(context.rng, eligible, min(context.places, len(eligible))) if eligible else []
+        cohort = rng.draw(context.rng, eligible, min(context.num_slots, len(eligible))) if eligible else []
         others = [client_id for client_id in context.available if client_id not in fast]
-        return cohort + (rng.draw(context.rng, others, context.places - len(cohort)) if len(cohort) < context.places else [])
+        return cohort + (
+            rng.draw(context.rng, others, context.num_slots - len(cohort)) if len(cohort) < context.num_slots else []
+        )
 
 
 def within_threshold(seconds_N: NDArray[np.float64], excluded_share: float) -> NDArray[np.bool_]:

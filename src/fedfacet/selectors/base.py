@@ -147,7 +147,7 @@ class ClientSelector(ABC):
 
     @abstractmethod
     def select(self, server: ServerState, context: SelectionContext) -> list[int]:
-        """Return the cohort: ``context.places`` distinct clients out of ``context.available``, in order; or all of these.
+        """Return the cohort: ``context.num_slots`` distinct clients out of ``context.available``, in order; or all of these.
 
         One that sizes its cohort itself may return any number of them.
         """

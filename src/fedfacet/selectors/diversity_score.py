@@ -76,7 +76,7 @@ class DiversityScoreSelector(ClientSelector):
         scores = self._scores(context.disclosed[self.label_histogram.name])
         weights_K = np.array([scores[client_id] for client_id in context.available])
         shares_K = weights_K / weights_K.sum()
-        return [int(k) for k in context.rng.choice(context.available, size=context.places, replace=False, p=shares_K)]
+        return [int(k) for k in context.rng.choice(context.available, size=context.num_slots, replace=False, p=shares_K)]
 
     def _scores(self, histograms: Mapping[int, Sequence[int]]) -> dict[int, float]:
         """Return the weights by which clients are drawn, found anew only when somebody has disclosed something."""

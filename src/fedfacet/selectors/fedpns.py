@@ -79,7 +79,7 @@ class FedPNSSelector(ClientSelector):
         """Return clients drawn without replacement by their probabilities."""
         available = numbers(context.available)
         weights = server["probabilities"].numpy()[available]
-        return available[drawn_order(weights, context.rng, context.places)].tolist()  # type: ignore[no-any-return]
+        return available[drawn_order(weights, context.rng, context.num_slots)].tolist()  # type: ignore[no-any-return]
 
     def observe(
         self, server: ServerState, result: RoundResult, updates: Sequence[ClientUpdate], rng: np.random.Generator

@@ -65,7 +65,7 @@ class FedRKSelector(ClientSelector):
         if context.round <= self.pretraining_rounds:
             return list(context.available)
         weights_K = balancing_weights(list(matrices.values()), self.floor)
-        return [int(k) for k in context.rng.choice(context.available, size=context.places, replace=False, p=weights_K)]
+        return [int(k) for k in context.rng.choice(context.available, size=context.num_slots, replace=False, p=weights_K)]
 
 
 def balancing_weights(matrices_KYA: ArrayLike, floor: float) -> NDArray[np.float64]:

@@ -87,12 +87,12 @@ class FLCIRSelector(ClientSelector):
         times_K = server["times"].numpy()[available]
         luck_K = context.rng.random(len(available))
         unseen = np.flatnonzero(times_K == 0)
-        picked: list[int] = unseen[np.argsort(luck_K[unseen])][: context.places].tolist()
-        if len(picked) < context.places:
+        picked: list[int] = unseen[np.argsort(luck_K[unseen])][: context.num_slots].tolist()
+        if len(picked) < context.num_slots:
             seen = np.flatnonzero(times_K > 0)
             shares_NY = server["shares"].numpy()[available[seen]]
             bonus_N = self.exploration * np.sqrt(1.5 * math.log(context.round) / times_K[seen])
-            added = balanced_cohort(shares_NY, bonus_N, context.places - len(picked), luck_K[seen])
+            added = balanced_cohort(shares_NY, bonus_N, context.num_slots - len(picked), luck_K[seen])
             picked += seen[added].tolist()
         return [context.available[position] for position in picked]
 

@@ -120,7 +120,7 @@ class FlameSelector(ClientSelector):
             slow_factor=self.slow_factor,
         )
         order = np.lexsort((context.rng.random(len(available)), -utilities_K, np.isposinf(valuations_K)))
-        cohort = [context.available[position] for position in order.tolist() if utilities_K[position] > 0][: context.places]
+        cohort = [context.available[position] for position in order.tolist() if utilities_K[position] > 0][: context.num_slots]
         context.ask(self.valuation, cohort)
         return cohort
 

@@ -80,7 +80,7 @@ class HCSFedSelector(ClientSelector):
         strata[seen] = clusters_N[rows[seen]]
         spreads = [_spread(vectors_NQ[clusters_N == h]) for h in range(num_clusters)]
         sizes = np.bincount(strata, minlength=num_clusters + 1)
-        places = neyman_places(sizes, np.array([*spreads, _spread(vectors_NQ)]), context.places, context.rng)
+        places = neyman_places(sizes, np.array([*spreads, _spread(vectors_NQ)]), context.num_slots, context.rng)
         weights = np.ones(len(available))
         if self.within == "norm":
             weights[seen] = np.linalg.norm(vectors_NQ[rows[seen]], axis=1)

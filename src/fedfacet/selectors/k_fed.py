@@ -100,7 +100,7 @@ class KFedSelector(ClientSelector):
             )
         clusters = _main_clusters(centres, self.num_clusters or context.cohort_size)
         clusters_K = np.array([clusters.get(k, -1) for k in context.available])
-        picked = taken_in_turn(clusters_K, self._losses(context), context.places, context.rng)
+        picked = taken_in_turn(clusters_K, self._losses(context), context.num_slots, context.rng)
         return [context.available[position] for position in picked]
 
     def _losses(self, context: SelectionContext) -> Floats:

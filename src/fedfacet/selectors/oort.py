@@ -144,9 +144,9 @@ class OortSelector(ClientSelector):
         heard = np.flatnonzero(server["rounds"].numpy()[available] > 0)
         unheard = np.flatnonzero(server["rounds"].numpy()[available] == 0)
         drawn = self._exploited(server, context, heard, luck_K, self._places(context, len(heard), len(unheard)))
-        drawn += self._explored(context, unheard, luck_K, context.places - len(drawn))
+        drawn += self._explored(context, unheard, luck_K, context.num_slots - len(drawn))
         others = sorted(set(range(len(available))) - set(drawn))
-        drawn += rng.draw(context.rng, others, context.places - len(drawn)) if len(drawn) < context.places else []
+        drawn += rng.draw(context.rng, others, context.num_slots - len(drawn)) if len(drawn) < context.num_slots else []
         cohort = [context.available[position] for position in drawn]
         context.ask(self.loss_moments, cohort)
         return cohort
@@ -189,9 +189,9 @@ class OortSelector(ClientSelector):
     def _places(self, context: SelectionContext, num_heard: int, num_unheard: int) -> int:
         """Return how many places are for clients that were heard."""
         if not num_unheard:
-            return context.places
+            return context.num_slots
         share = max(self.exploration * self.exploration_decay**context.round, self.exploration_least)
-        return min(math.floor(context.places * (1 - share) + 1e-9), num_heard)
+        return min(math.floor(context.num_slots * (1 - share) + 1e-9), num_heard)
 
     def _exploited(
         self, server: ServerState, context: SelectionContext, heard: NDArray[np.intp], luck_K: Floats, places: int

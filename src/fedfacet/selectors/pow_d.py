@@ -64,12 +64,12 @@ class PowDSelector(ClientSelector):
                 *(context.round, len(without), len(candidates), named(without)),
             )
         ranked = np.lexsort((context.rng.random(len(candidates)), -losses_D, missing_D))
-        return [candidates[position] for position in ranked[: context.places]]
+        return [candidates[position] for position in ranked[: context.num_slots]]
 
     def _candidates(self, context: SelectionContext) -> list[int]:
         if self.num_candidates is None:
             return list(context.available)
-        wanted = max(context.cohort_size, context.places)  # devices may have more asked than are wanted
+        wanted = max(context.cohort_size, context.num_slots)  # devices may have more asked than are wanted
         if self.num_candidates < wanted:
             raise SelectionError(
                 f"Expected at least as many candidates as the cohort has members, {wanted}, but got "

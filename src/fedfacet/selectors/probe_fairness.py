@@ -92,7 +92,7 @@ class ProbeFairnessSelector(ClientSelector):
 
     def select(self, server: ServerState, context: SelectionContext) -> list[int]:
         """Return the cohort: those who are forced, then those taken by score, then those explored."""
-        size, history = context.places, server["history"]
+        size, history = context.num_slots, server["history"]
         number = min(len(context.available), math.ceil(self.candidate_factor * size))
         candidates = sorted(draw(context.rng, context.available, number, context.log_weights))
         pool = candidates if self.starvation_pool == "candidates" else context.available

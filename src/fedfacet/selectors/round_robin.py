@@ -29,7 +29,7 @@ class RoundRobinSelector(ClientSelector):
         """Return the available clients with the smallest counts."""
         available = numbers(context.available)
         counts_K, luck_K = server["counts"].numpy()[available], context.rng.random(len(available))
-        return available[lowest(context.places, luck_K, counts_K)].tolist()  # type: ignore[no-any-return]
+        return available[lowest(context.num_slots, luck_K, counts_K)].tolist()  # type: ignore[no-any-return]
 
     def observe(
         self, server: ServerState, result: RoundResult, updates: Sequence[ClientUpdate], rng: np.random.Generator

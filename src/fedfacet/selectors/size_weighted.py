@@ -54,9 +54,9 @@ class SizeWeightedSelector(ClientSelector):
         answers = context.ask_once(self.num_samples, context.available)
         sizes_K = np.array([answers[client_id] for client_id in context.available], dtype=np.float64)
         if self.scheme == "successive":
-            drawn = drawn_order(sizes_K, context.rng, context.places)
+            drawn = drawn_order(sizes_K, context.rng, context.num_slots)
         else:
-            drawn = systematic_sample(inclusion_probabilities(sizes_K, context.places), context.rng)
+            drawn = systematic_sample(inclusion_probabilities(sizes_K, context.num_slots), context.rng)
         return [context.available[position] for position in drawn]
 
 

@@ -17,4 +17,4 @@ class UniformSelector(ClientSelector):
 
     def select(self, server: ServerState, context: SelectionContext) -> list[int]:
         """Return a sample of the available clients."""
-        return rng.draw(context.rng, context.available, context.places, context.log_weights)
+        return rng.draw(context.rng, context.available, context.num_slots, context.log_weights)
