@@ -28,7 +28,7 @@ from omegaconf import OmegaConf
 
 from fedfacet import rng
 from fedfacet.aggregators.fedavg import FedAvg
-from fedfacet.assembly import clock_of, async_schedule_of, mechanisms_of
+from fedfacet.assembly import clock_of
 from fedfacet.clients.local_training import LocalTraining
 from fedfacet.clients.program import Clients
 from fedfacet.config import compose_job
@@ -36,6 +36,8 @@ from fedfacet.data.dataset import Dataset, InMemoryInputs
 from fedfacet.engines.sequential import SequentialEngine
 from fedfacet.federation import Federation
 from fedfacet.models.small_cnn import SmallCNN
+from fedfacet.mechanisms import mechanisms_of
+from fedfacet.mechanisms.asynchronous import async_schedule_of
 from fedfacet.mechanisms.server_data import ServerEvaluation
 from fedfacet.objectives.classification import ClassificationObjective
 from fedfacet.partitioners.interaction_matrix import InteractionMatrixPartitioner
@@ -353,22 +355,15 @@ def tiny_federation(tiny_clients):
         aggregator, selector = aggregator or FedAvg(), selector or UniformSelector()
         clock = clock_of(devices, clients, aggregator, cohort_size) if devices is not None else None
         clients.needs[:] = clock.needs() if clock is not None else []
+        flights = async_schedule_of(aggregator, cohort_size, clients.partition.num_clients) if clock is not None else None
         engine.setup(clients)
+        parts = {"engine": engine, "selector": selector, "aggregator": aggregator}
+        more = {"participation": participation, "scheduler": scheduler, "termination": termination}
+        evaluation = ServerEvaluation(ServerData(clients.dataset.test), **parts)
         return Federation(
             facts=clients.facts,
-            engine=engine,
-            selector=selector,
-            aggregator=aggregator,
-            mechanisms=mechanisms_of(
-                clock=clock,
-                flights=async_schedule_of(aggregator, cohort_size, clients.partition.num_clients)
-                if clock is not None
-                else None,
-                participation=participation,
-                scheduler=scheduler,
-                evaluation=ServerEvaluation(ServerData(clients.dataset.test), engine, aggregator, selector),
-                termination=termination,
-            ),
+            **parts,
+            mechanisms=mechanisms_of(clock=clock, flights=flights, evaluation=evaluation, **more),
             rounds=rounds,
             cohort_size=cohort_size,
             seed=seed,

@@ -12,10 +12,9 @@ import torch
 from torch import nn
 
 from fedfacet import state
-from fedfacet.accounting import Accounting, check_room
+from fedfacet.accounting import check_room
 from fedfacet.aggregators.base import Aggregator
 from fedfacet.aggregators.fedavg import FedAvg
-from fedfacet.async_schedule import AsyncSchedule
 from fedfacet.callbacks.base import Callback
 from fedfacet.callbacks.evaluate import Evaluate
 from fedfacet.capacities.base import Capacity
@@ -45,15 +44,9 @@ from fedfacet.engines.base import Engine
 from fedfacet.engines.sequential import SequentialEngine
 from fedfacet.errors import ConfigError
 from fedfacet.federation import Federation
-from fedfacet.mechanisms.asynchronous import AsynchronousRounds
-from fedfacet.mechanisms.devices import SimulatedDevices
-from fedfacet.mechanisms.disclosure import DisclosureControl
-from fedfacet.mechanisms.participation import ClientParticipation
-from fedfacet.mechanisms.privacy import DifferentialPrivacy
-from fedfacet.mechanisms.schedule import LearningRateSchedule
+from fedfacet.mechanisms import mechanisms_of
+from fedfacet.mechanisms.asynchronous import async_schedule_of
 from fedfacet.mechanisms.server_data import ServerEvaluation
-from fedfacet.mechanisms.submodels import Submodels
-from fedfacet.mechanisms.termination import EarlyStop
 from fedfacet.objectives.classification import ClassificationObjective, OptimizerFactory
 from fedfacet.participation.base import Participation
 from fedfacet.privacy.base import Privacy
@@ -289,6 +282,7 @@ def assemble(
     clock = clock_of(devices, clients, aggregator, cohort_size) if devices is not None else None
     clients.needs[:] = clock.needs() if clock is not None else []  # before the engine sends clients to other processes
     engine.setup(clients)
+    evaluation = ServerEvaluation(server_data, engine, aggregator, selector) if server_data is not None else None
     made = mechanisms_of(
         scheduler=scheduler,
         participation=participation,
@@ -297,7 +291,7 @@ def assemble(
         clock=clock,
         flights=async_schedule_of(aggregator, cohort_size, clients.partition.num_clients),
         parts=parts,
-        evaluation=ServerEvaluation(server_data, engine, aggregator, selector) if server_data is not None else None,
+        evaluation=evaluation,
         termination=termination,
     )
     federation = kind(
@@ -312,39 +306,6 @@ def assemble(
     if accounting is not None:
         check_room(accounting, federation.state)
     return federation
-
-
-def mechanisms_of(
-    *,
-    scheduler: Scheduler | None = None,
-    participation: Participation | None = None,
-    disclosure: DisclosurePolicy | None = None,
-    accounting: Accounting | None = None,
-    clock: Clock | None = None,
-    flights: AsyncSchedule | None = None,
-    parts: Parts | None = None,
-    evaluation: ServerEvaluation | None = None,
-    termination: Termination | None = None,
-) -> list[Mechanism]:
-    """Return the mechanisms that put parts to work; ``flights`` go with a ``clock``."""
-    made: list[Mechanism] = [evaluation] if evaluation is not None else []
-    if scheduler is not None:
-        made.append(LearningRateSchedule(scheduler))
-    if participation is not None:
-        made.append(ClientParticipation(participation))
-    if disclosure is not None:
-        made.append(DisclosureControl(disclosure))
-    if accounting is not None:
-        made.append(DifferentialPrivacy(accounting))
-    if clock is not None:
-        made.append(SimulatedDevices(clock))
-        if flights is not None:
-            made.append(AsynchronousRounds(flights, clock))
-    if parts is not None:
-        made.append(Submodels(parts))
-    if termination is not None:
-        made.append(EarlyStop(termination))
-    return made
 
 
 def clock_of(devices: Devices, clients: Clients, aggregator: Aggregator, cohort_size: int) -> Clock:
@@ -372,17 +333,6 @@ def clock_of(devices: Devices, clients: Clients, aggregator: Aggregator, cohort_
         cohort_size=cohort_size,
         profiles=profiles,
     )
-
-
-def async_schedule_of(aggregator: Aggregator, cohort_size: int, num_clients: int) -> AsyncSchedule | None:
-    """Return whose updates a round takes where clients train while the server goes on; ``None`` where it waits for them.
-
-    Raises:
-        ValueError: if fewer clients are at work than make a round, or more than there are.
-    """
-    if aggregator.at_work is None:
-        return None
-    return AsyncSchedule(concurrency=aggregator.at_work(cohort_size, num_clients), buffer=cohort_size)
 
 
 def parts_of(
@@ -419,14 +369,6 @@ def smaller_models(parts: Parts | None, model: nn.Module) -> list[nn.Module]:
     sizes = [parts.sizes(rate) for rate in parts.levels]
     different = [one for number, one in enumerate(sizes) if one not in sizes[:number] and one != dict(parts.plan.sizes)]
     return [model.narrowed(one) for one in different]  # type: ignore[operator]
-
-
-def check_optimizer(optimizer: OptimizerFactory, model: nn.Module) -> None:
-    """Make an optimizer for once, so that it refuses its settings now rather than at the first client."""
-    try:
-        optimizer(model.parameters())
-    except (TypeError, ValueError) as error:
-        raise ConfigError(f"Expected settings that the `optimizer` accepts, but got this: {error}.") from None
 
 
 def device_of(name: str) -> torch.device:

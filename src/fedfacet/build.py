@@ -18,7 +18,7 @@ from torch import nn
 
 from fedfacet import __version__, rng, state
 from fedfacet.adapters.base import Adapter
-from fedfacet.assembly import assemble, check_optimizer, device_of, parts_of, smaller_models, usual_memory_format
+from fedfacet.assembly import assemble, device_of, parts_of, smaller_models, usual_memory_format
 from fedfacet.clients.hooks import federated_module
 from fedfacet.clients.network_trial import check_weights
 from fedfacet.clients.program import Clients
@@ -224,6 +224,14 @@ def _model_facts(data: FederatedData) -> dict[str, Any]:
     return {"num_classes": data.dataset.num_classes, "input_shape": data.dataset.input_shape}
 
 
+def _check_optimizer(optimizer: Any, model: nn.Module) -> None:
+    """Make an optimizer for once, so that it refuses its settings now rather than at the first client."""
+    try:
+        optimizer(model.parameters())
+    except (TypeError, ValueError) as error:
+        raise ConfigError(f"Expected settings that the `optimizer` accepts, but got this: {error}.") from None
+
+
 def _clients(config: DictConfig, data: FederatedData, privacy: Privacy | None) -> tuple[Clients, Parts | None]:
     """Make the clients, and say which part of the model each holds; ``None`` where everybody holds all of it."""
     dataset = data.dataset
@@ -248,7 +256,7 @@ def _clients(config: DictConfig, data: FederatedData, privacy: Privacy | None) -
         with rng.forked(config.seed, "adapter"):
             adapter.fit(model)
         check_trained(model, dataset.batch(dataset.test[:1]).x, f"adapter={config.choices.adapter}")
-    check_optimizer(optimizer, model)
+    _check_optimizer(optimizer, model)
     loss = make(config.loss)
     loss(torch.zeros(1, dataset.num_classes), dataset.batch(dataset.test[:1]))  # refuses its settings now, not at a client
     optimizer, loss = _unguarded(optimizer), _unguarded(loss)

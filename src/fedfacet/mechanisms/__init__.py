@@ -1,1 +1,53 @@
 """The mechanisms of a round, each in a file: see ``fedfacet.round``."""
+
+from fedfacet.accounting import Accounting
+from fedfacet.async_schedule import AsyncSchedule
+from fedfacet.clock import Clock
+from fedfacet.mechanisms.asynchronous import AsynchronousRounds
+from fedfacet.mechanisms.devices import SimulatedDevices
+from fedfacet.mechanisms.disclosure import DisclosureControl
+from fedfacet.mechanisms.participation import ClientParticipation
+from fedfacet.mechanisms.privacy import DifferentialPrivacy
+from fedfacet.mechanisms.schedule import LearningRateSchedule
+from fedfacet.mechanisms.server_data import ServerEvaluation
+from fedfacet.mechanisms.submodels import Submodels
+from fedfacet.mechanisms.termination import EarlyStop
+from fedfacet.participation.base import Participation
+from fedfacet.privacy.disclosure import DisclosurePolicy
+from fedfacet.round import Mechanism
+from fedfacet.schedulers.base import Scheduler
+from fedfacet.submodels.parts import Parts
+from fedfacet.termination.base import Termination
+
+
+def mechanisms_of(
+    *,
+    scheduler: Scheduler | None = None,
+    participation: Participation | None = None,
+    disclosure: DisclosurePolicy | None = None,
+    accounting: Accounting | None = None,
+    clock: Clock | None = None,
+    flights: AsyncSchedule | None = None,
+    parts: Parts | None = None,
+    evaluation: ServerEvaluation | None = None,
+    termination: Termination | None = None,
+) -> list[Mechanism]:
+    """Return the mechanisms that put parts to work; ``flights`` go with a ``clock``."""
+    made: list[Mechanism] = [evaluation] if evaluation is not None else []
+    if scheduler is not None:
+        made.append(LearningRateSchedule(scheduler))
+    if participation is not None:
+        made.append(ClientParticipation(participation))
+    if disclosure is not None:
+        made.append(DisclosureControl(disclosure))
+    if accounting is not None:
+        made.append(DifferentialPrivacy(accounting))
+    if clock is not None:
+        made.append(SimulatedDevices(clock))
+        if flights is not None:
+            made.append(AsynchronousRounds(flights, clock))
+    if parts is not None:
+        made.append(Submodels(parts))
+    if termination is not None:
+        made.append(EarlyStop(termination))
+    return made

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass, replace
 
+from fedfacet.aggregators.base import Aggregator
 from fedfacet.async_schedule import AsyncSchedule
 from fedfacet.clock import Clock
 from fedfacet.round import Mechanism, Round
@@ -46,3 +47,14 @@ class AsynchronousRounds(Mechanism):
         round.metrics["train/staleness"] = sum(late) / len(late) if late else float("nan")
         left: ServerState = round.notes[self.slot]
         return left
+
+
+def async_schedule_of(aggregator: Aggregator, cohort_size: int, num_clients: int) -> AsyncSchedule | None:
+    """Return whose updates a round takes where clients train while the server goes on; ``None`` where it waits for them.
+
+    Raises:
+        ValueError: if fewer clients are at work than make a round, or more than there are.
+    """
+    if aggregator.at_work is None:
+        return None
+    return AsyncSchedule(concurrency=aggregator.at_work(cohort_size, num_clients), buffer=cohort_size)
