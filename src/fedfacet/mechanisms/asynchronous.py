@@ -50,7 +50,7 @@ class AsynchronousRounds(Mechanism):
 
 
 def async_schedule_of(aggregator: Aggregator, cohort_size: int, num_clients: int) -> AsyncSchedule | None:
-    """Return whose updates a round takes where clients train while the server goes on; ``None`` where it waits for them.
+    """Return whose updates a round takes if clients train beside the server; ``None`` if the server waits for them.
 
     Raises:
         ValueError: if fewer clients are at work than make a round, or more than there are.
