@@ -19,6 +19,7 @@ from fedfacet.engines.vectorized import VectorizedEngine
 from fedfacet.errors import AggregationError
 from fedfacet.objectives.classification import ClassificationObjective
 from fedfacet.participation.base import Participation
+from fedfacet.round import Mechanism
 from fedfacet.schedulers.base import Scheduler
 from fedfacet.selectors.uniform import UniformSelector
 from fedfacet.storage.client_memory import ClientMemory
@@ -224,6 +225,27 @@ def test_an_aggregator_does_not_draw_from_the_clients_generators(data):
     reseed()
     federation.run_round()
     assert [*aggregator.drawn, *drawn(1)] == expected
+
+
+class DrawingMechanism(Mechanism):
+    """A mechanism that draws by all global generators when an update arrives."""
+
+    def __init__(self):
+        self.drawn = []
+
+    def incoming(self, round, task, update):
+        self.drawn += drawn(1)
+        return update
+
+
+def test_a_mechanism_does_not_draw_from_the_clients_generators(data):
+    mechanism = DrawingMechanism()
+    federation = federate(data, Module(mixed_up), mechanisms=[mechanism])
+    reseed()
+    expected = drawn(K + 1)
+    reseed()
+    federation.run_round()
+    assert [*mechanism.drawn, *drawn(1)] == expected
 
 
 class Deaf(Callback):

@@ -71,6 +71,17 @@ def test_what_is_taken_all_the_same_is_said(private):
     assert said["covers"] == ["models"]
 
 
+def test_a_mechanism_of_ones_own_is_outside_what_epsilon_covers(private):
+    """It may see updates before the noise, whatever it does with them."""
+    options = "method=dp_fedavg", "+mechanisms.mine._target_=fedfacet.round.Mechanism"
+    with pytest.raises(ConfigError, match=r"but got Mechanism, which may see updates.*privacy\.cover=updates"):
+        private(*options)
+    federation = private(*options, "privacy.cover=updates")
+    federation.run_round()
+    said = federation.find(DifferentialPrivacy).accounting.summary(federation.state)
+    assert "what the mechanism Mechanism makes of a round" in said["outside"]
+
+
 def test_a_question_that_nobody_foresaw_is_refused_when_it_is_put(private):
     federation = private("privacy=dp_sgd", "selector=uniform")
 

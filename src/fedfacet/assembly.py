@@ -53,7 +53,7 @@ from fedfacet.privacy.base import Privacy
 from fedfacet.privacy.central import CentralDP
 from fedfacet.privacy.disclosure import DisclosurePolicy
 from fedfacet.privacy.dp_sgd import DPSGD
-from fedfacet.privacy_gate import account
+from fedfacet.privacy_gate import account, with_mechanisms
 from fedfacet.round import Mechanism
 from fedfacet.schedulers.base import Scheduler
 from fedfacet.selectors.base import ClientSelector
@@ -267,6 +267,7 @@ def assemble(
     callbacks = settings.get("callbacks") or {}
     asked = questions(selector, aggregator, callbacks, names)
     accounting = account(clients, privacy, aggregator, selector, scheduler, cohort_size, names, asked)
+    accounting = with_mechanisms(accounting, mechanisms)
     watching = {f"callbacks.{name}": callback for name, callback in callbacks.items()}
     check_judged(clients, {"aggregator": aggregator, "selector": selector, **watching}, server_data, names)
     check_devices(clients, devices, selector, termination, names)
@@ -277,7 +278,7 @@ def assemble(
     for query, _ in asked:
         query.check(clients.program.module)
     if sums_updates(engine):
-        check_summed(aggregator, selector, callbacks, parts, privacy, names)
+        check_summed(aggregator, selector, callbacks, parts, privacy, mechanisms, names)
         kind = SummingFederation
     clock = clock_of(devices, clients, aggregator, cohort_size) if devices is not None else None
     clients.needs[:] = clock.needs() if clock is not None else []  # before the engine sends clients to other processes

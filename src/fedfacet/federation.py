@@ -119,7 +119,8 @@ class Federation:
         self._fold = checked_aggregate(aggregator)
         # These are at work between two clients; the user's own may draw from the generators that clients draw from.
         heard = [one for one in self.callbacks.values() if type(one).on_client_end is not Callback.on_client_end]
-        clients = None if all(map(is_builtin, (aggregator, *heard))) else getattr(engine, "clients", None)
+        mechanisms = list(mechanisms)
+        clients = None if all(map(is_builtin, (aggregator, *heard, *mechanisms))) else getattr(engine, "clients", None)
         self._apart = partial(rng.apart, device=clients.device, others=clients.draws_elsewhere) if clients is not None else iter
         self._stop_signal: int | None = None
         self.away: frozenset[int] = frozenset()  # in this round, as their answers do not count

@@ -1,7 +1,8 @@
 """What a run that claims an epsilon refuses: parts that learn from clients what nobody counts."""
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from fedfacet.accounting import Accounting, in_words, remedy
@@ -14,6 +15,7 @@ from fedfacet.privacy.base import Privacy
 from fedfacet.privacy.central import CentralDP
 from fedfacet.privacy.dp_sgd import DPSGD
 from fedfacet.query import Query
+from fedfacet.round import Mechanism
 from fedfacet.schedulers.base import Scheduler
 from fedfacet.selectors.base import ClientSelector
 from fedfacet.types import Broadcast, ClientTask
@@ -80,6 +82,23 @@ def account(
     if ledger.claims and any(rate < 1 for rate in ledger.rates):
         required("opacus", extra="privacy", wanted_by="the epsilon of what is drawn at random, which `privacy` tells")
     return ledger
+
+
+def with_mechanisms(ledger: Accounting | None, mechanisms: Sequence[Mechanism]) -> Accounting | None:
+    """Return the ledger of a run with mechanisms of the user's own, which may see and change what noise is to cover.
+
+    Raises:
+        ConfigError: if epsilon is to cover everything.
+    """
+    if ledger is None or not mechanisms:
+        return ledger
+    name = type(mechanisms[0]).__name__
+    if ledger.privacy.cover == "all" and (ledger.claims or isinstance(ledger.privacy, CentralDP)):
+        raise ConfigError(
+            f"Expected no mechanism of your own where epsilon covers all, but got {name}, which may see updates without noise: "
+            "leave it out, or give privacy.cover=updates."
+        )
+    return replace(ledger, outside=(*ledger.outside, f"what the mechanism {name} makes of a round"))
 
 
 def stated(part: object, name: str) -> Any:

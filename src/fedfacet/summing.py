@@ -1,6 +1,6 @@
 """Updates that are added up along a tree, by whichever process trains: ``engine=distributed engine.sums=tree``."""
 
-from collections.abc import Generator, Mapping
+from collections.abc import Generator, Mapping, Sequence
 from dataclasses import fields, replace
 from typing import Any
 
@@ -14,7 +14,7 @@ from fedfacet.federation import Federation
 from fedfacet.parallel.sums import Weighed
 from fedfacet.privacy.central import CentralDP
 from fedfacet.privacy_gate import stated
-from fedfacet.round import Round
+from fedfacet.round import Mechanism, Round
 from fedfacet.selectors.base import ClientSelector
 from fedfacet.submodels.parts import Parts
 from fedfacet.types import ClientTask, ClientUpdate, SummedUpdate
@@ -75,6 +75,7 @@ def check_summed(
     callbacks: Mapping[str, Callback],
     parts: Parts | None,
     privacy: CentralDP | None,
+    mechanisms: Sequence[Mechanism],
     names: Mapping[str, Any],
 ) -> None:
     """Reject parts that look at single updates, where only their mean reaches the server.
@@ -94,6 +95,7 @@ def check_summed(
             f"selector={names['selector']} looks at each update: choose another selector, such as uniform",
         ),
         (watching is not None, f"{watching} looks at each update: leave it out"),
+        (mechanisms, "a mechanism of your own may look at each update: leave it out"),
         (parts is not None, "clients hold parts of the model: choose capacity=whole submodel=whole"),
         (privacy is not None, "privacy=central clips each update at the server: choose another privacy"),
     ):

@@ -145,7 +145,7 @@ class LagSelector(ClientSelector):
 
     Args:
         smoothness: what clients are asked for.
-        constants: :math:`L_m` of every client in order, 0 or larger; then nobody is asked. ``None`` to ask.
+        constants: :math:`L_m` of every client in order, 0 or larger; then no client is asked. ``None`` to ask.
         xi: 0 or larger.
         window: D, 1 or larger.
         lr: :math:`\eta`, larger than 0.
