@@ -95,8 +95,8 @@ def with_mechanisms(ledger: Accounting | None, mechanisms: Sequence[Mechanism]) 
     name = type(mechanisms[0]).__name__
     if ledger.privacy.cover == "all" and (ledger.claims or isinstance(ledger.privacy, CentralDP)):
         raise ConfigError(
-            f"Expected no mechanism of your own where epsilon covers all, but got {name}, which may see updates without noise: "
-            "leave it out, or give privacy.cover=updates."
+            f"Expected no mechanism of your own, which may see updates without noise, but got {name}: leave it out, or give "
+            "privacy.cover=updates."
         )
     return replace(ledger, outside=(*ledger.outside, f"what the mechanism {name} makes of a round"))
 
