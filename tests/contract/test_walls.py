@@ -32,9 +32,11 @@ FLOORS = [
     "clients",
     "parallel",
     "engines",
-    "server_evaluator query_session checked_aggregate",
+    "server_evaluator query_session",
     "mechanism",
-    "methods server",
+    "methods algorithm",
+    "checked_aggregate",
+    "server",
     # The rounds, and what they are made of.
     "round",
     "mechanisms",
