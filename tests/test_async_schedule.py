@@ -18,7 +18,7 @@ from fedfacet.devices.uniform import UniformDevices
 from fedfacet.engines.workers import WorkersEngine
 from fedfacet.errors import ConfigError
 from fedfacet.mechanisms.devices import SimulatedDevices
-from fedfacet.participation.dropouts import Dropouts
+from fedfacet.participation import Dropouts
 from fedfacet.selectors.all import AllSelector
 from fedfacet.selectors.pow_d import PowDSelector
 from fedfacet.selectors.round_robin import RoundRobinSelector

@@ -2,6 +2,22 @@
 
 import re
 
+MERGED = {
+    "adapters": "frozen.Frozen lora.LoRA",
+    "capacities": "given.GivenCapacity largest.LargestCapacity proportions.ProportionsCapacity",
+    "corrections": "proximal.ProximalCorrection",
+    "losses": "generalized_cross_entropy.generalized_cross_entropy group_penalty.group_penalty margin.margin",
+    "participation": "check_in.CheckIn dirichlet.DirichletParticipation dropouts.Dropouts stragglers.Stragglers",
+    "personal": "head.PersonalHead model.PersonalModel norm_layers.PersonalNormLayers",
+    "schedulers": "cosine.CosineScheduler exponential.ExponentialScheduler multi_step.MultiStepScheduler step.StepScheduler "
+    "one_cycle.OneCycleScheduler plateau.PlateauScheduler warm_restarts.WarmRestartsScheduler",
+    "termination": "accuracy.AccuracyTermination budget.BudgetTermination energy.EnergyTermination silence.SilenceTermination "
+    "plateau.PlateauTermination simulated_time.SimulatedTimeTermination",
+    "transforms": "clip.ClipUpdate clip_and_noise.ClipAndNoise label_flip.LabelFlip packet_loss.PacketLoss "
+    "random_update.RandomUpdate sign_flip.SignFlip",
+}
+"""A module that was a package before -> the parts in it, by their former names there."""
+
 MOVED = {
     "fedfacet.aggregators.lag.LAG": "fedfacet.methods.lag.LAG",
     "fedfacet.clients.queries.bid.Bid": "fedfacet.methods.fmore.Bid",
@@ -14,6 +30,11 @@ MOVED = {
     "fedfacet.selectors.lag.LagSelector": "fedfacet.methods.lag.LagSelector",
     "fedfacet.selectors.s_fedavg.SFedAvgSelector": "fedfacet.methods.s_fedavg.SFedAvgSelector",
     "fedfacet.transforms.silence.Silence": "fedfacet.methods.lag.Silence",
+    **{
+        f"fedfacet.{module}.{before}": f"fedfacet.{module}.{before.partition('.')[2]}"
+        for module, parts in MERGED.items()
+        for before in parts.split()
+    },
 }
 """Former name -> the name now. Python imports do not look here."""
 

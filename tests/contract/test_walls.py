@@ -139,6 +139,12 @@ def test_nothing_of_ours_that_crosses_is_a_pickle_or_a_socket():
         assert not inside(imported(path), "pickle") + inside(imported(path), "socket"), name_of(path)
 
 
+def files_of(room):
+    """Return the files of a room, which may be a module or a package."""
+    module = SRC / "fedfacet" / f"{room}.py"
+    return [module] if module.is_file() else sorted((SRC / "fedfacet" / room).glob("*.py"))
+
+
 @pytest.mark.parametrize(
     "room",
     [
@@ -149,7 +155,7 @@ def test_nothing_of_ours_that_crosses_is_a_pickle_or_a_socket():
 def test_parts_import_values_and_their_own_base_alone(room):
     """Law 5: they know values, not each other, and what a run has written by its reader alone."""
     allowed = tuple(f"fedfacet.{module}" for module in (*VALUES, room, "storage.checkpoint"))
-    for path in (SRC / "fedfacet" / room).glob("*.py"):
+    for path in files_of(room):
         modules = inside(imported(path), "fedfacet")
         strangers = [m for m in modules if m not in ("fedfacet", "fedfacet.storage") and not m.startswith(allowed)]
         assert not strangers, f"{name_of(path)} imports {strangers}"

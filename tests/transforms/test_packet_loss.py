@@ -11,8 +11,7 @@ from fedfacet.devices.uniform import UniformDevices
 from fedfacet.errors import ConfigError
 from fedfacet.selectors.uniform import UniformSelector
 from fedfacet.storage import checkpoint
-from fedfacet.transforms.packet_loss import PacketLoss
-from fedfacet.transforms.sign_flip import SignFlip
+from fedfacet.transforms import PacketLoss, SignFlip
 from fedfacet.types import ClientUpdate
 
 UP = np.array([4.0, 1.0, 3.0, 2.0])
