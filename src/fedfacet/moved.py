@@ -5,6 +5,8 @@ import re
 MERGED = {
     "adapters": "frozen.Frozen lora.LoRA",
     "capacities": "given.GivenCapacity largest.LargestCapacity proportions.ProportionsCapacity",
+    "devices.synthetic": "diurnal.DiurnalDevices lognormal.LognormalDevices mobile_edge.MobileEdgeDevices tiers.TierDevices "
+    "uniform.UniformDevices",
     "corrections": "proximal.ProximalCorrection",
     "losses": "generalized_cross_entropy.generalized_cross_entropy group_penalty.group_penalty margin.margin",
     "participation": "check_in.CheckIn dirichlet.DirichletParticipation dropouts.Dropouts stragglers.Stragglers",
@@ -16,7 +18,7 @@ MERGED = {
     "transforms": "clip.ClipUpdate clip_and_noise.ClipAndNoise label_flip.LabelFlip packet_loss.PacketLoss "
     "random_update.RandomUpdate sign_flip.SignFlip",
 }
-"""A module that was a package before -> the parts in it, by their former names there."""
+"""A module whose parts had a file each before -> these parts, by their former names in its room."""
 
 MOVED = {
     "fedfacet.aggregators.lag.LAG": "fedfacet.methods.lag.LAG",
@@ -31,7 +33,7 @@ MOVED = {
     "fedfacet.selectors.s_fedavg.SFedAvgSelector": "fedfacet.methods.s_fedavg.SFedAvgSelector",
     "fedfacet.transforms.silence.Silence": "fedfacet.methods.lag.Silence",
     **{
-        f"fedfacet.{module}.{before}": f"fedfacet.{module}.{before.partition('.')[2]}"
+        f"fedfacet.{module.partition('.')[0]}.{before}": f"fedfacet.{module}.{before.partition('.')[2]}"
         for module, parts in MERGED.items()
         for before in parts.split()
     },

@@ -39,16 +39,17 @@ FOR_LANGUAGE_MODELS = {"next_token"}
 HELD_OUT = {"client_fairness", "federated_evaluate"}
 """Callbacks that nobody can have without samples that clients hold out."""
 
-NO_OPTIONS = {"models": {"checks", "pretrained"}, "submodels": {"parts"}, "devices": {"schedule"}}
+NO_OPTIONS = {"models": {"checks", "pretrained"}, "submodels": {"parts"}}
 """Modules that serve any part of a room instead of being one."""
 
 ROOMS_OF_OPTIONS = [
-    *("aggregators", "attacks", "callbacks", "devices", "engines", "models", "partitioners", "privacy", "selectors"),
+    *("aggregators", "attacks", "callbacks", "engines", "models", "partitioners", "privacy", "selectors"),
     "submodels",
 ]
 SHARED_MODULES = {
     "adapters": set(), "capacities": set(), "corrections": set(), "losses": set(), "participation": set(), "personal": set(),
     "schedulers": {"TorchScheduler"}, "termination": {"MetricTermination"}, "transforms": set(),
+    "devices.synthetic": set(), "devices.trace": set(),
 }  # fmt: skip
 """Modules that hold all small parts of a kind, each an option -> what they hold beside these and their contract."""
 
@@ -143,8 +144,8 @@ def assert_yaml_and_module_share_one_name(file, found):
         if target == "fedfacet.objectives.classification.cross_entropy":  # the usual loss stands beside its objective
             continue
         module, name = target.split(".")[-2:]
-        if module in SHARED_MODULES:
-            assert option.replace("_", "") in name.replace("_", "").lower(), f"{group}={option} is {name}"
+        if module in SHARED_MODULES or ".".join(target.split(".")[-3:-1]) in SHARED_MODULES:
+            assert option.replace("_", "").removesuffix("s") in name.replace("_", "").lower(), f"{group}={option} is {name}"
             continue
         if target.startswith("fedfacet.methods.") and (CONF / "method" / f"{module}.yaml").is_file():  # one half of several
             continue

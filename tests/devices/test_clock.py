@@ -17,11 +17,7 @@ from fedfacet.clients.local_training import LocalTraining
 from fedfacet.clients.queries.local_loss import LocalLoss
 from fedfacet.compatibility import check_devices
 from fedfacet.devices.base import Calendar
-from fedfacet.devices.diurnal import DiurnalDevices
-from fedfacet.devices.lognormal import LognormalDevices
-from fedfacet.devices.mobile_edge import MobileEdgeDevices
-from fedfacet.devices.tiers import TierDevices
-from fedfacet.devices.uniform import UniformDevices
+from fedfacet.devices.synthetic import DiurnalDevices, LognormalDevices, MobileEdgeDevices, TierDevices, UniformDevices
 from fedfacet.engines.sequential import SequentialEngine
 from fedfacet.engines.vectorized import VectorizedEngine
 from fedfacet.errors import CheckpointError, ConfigError

@@ -23,7 +23,7 @@ from fedfacet.corrections import Correction
 from fedfacet.data.digits import Digits
 from fedfacet.data.federated import deal
 from fedfacet.deploy.questions import known_queries
-from fedfacet.devices.uniform import UniformDevices
+from fedfacet.devices.synthetic import UniformDevices
 from fedfacet.engines.sequential import SequentialEngine
 from fedfacet.engines.vectorized import VectorizedEngine
 from fedfacet.engines.workers import WorkersEngine

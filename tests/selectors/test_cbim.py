@@ -13,7 +13,7 @@ from fedfacet import config, rng, state
 from fedfacet.build import build
 from fedfacet.callbacks.reputation import Reputation
 from fedfacet.clients.queries.resources import Resources
-from fedfacet.devices.lognormal import LognormalDevices
+from fedfacet.devices.synthetic import LognormalDevices
 from fedfacet.engines.workers import WorkersEngine
 from fedfacet.errors import ConfigError
 from fedfacet.mechanisms.server_data import ServerEvaluation

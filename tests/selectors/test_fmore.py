@@ -10,8 +10,7 @@ from fedfacet.callbacks.summary import Summary
 from fedfacet.clients.queries.counts import NumSamples
 from fedfacet.clients.queries.resources import Resources
 from fedfacet.compatibility import check_pairs
-from fedfacet.devices.lognormal import LognormalDevices
-from fedfacet.devices.uniform import UniformDevices
+from fedfacet.devices.synthetic import LognormalDevices, UniformDevices
 from fedfacet.engines.workers import WorkersEngine
 from fedfacet.errors import ConfigError
 from fedfacet.methods.fmore import Bid, FMoreSelector

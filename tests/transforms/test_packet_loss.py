@@ -6,8 +6,7 @@ import torch
 
 from fedfacet import state
 from fedfacet.compatibility import check_devices, check_transforms
-from fedfacet.devices.lognormal import LognormalDevices
-from fedfacet.devices.uniform import UniformDevices
+from fedfacet.devices.synthetic import LognormalDevices, UniformDevices
 from fedfacet.errors import ConfigError
 from fedfacet.selectors.uniform import UniformSelector
 from fedfacet.storage import checkpoint
