@@ -4,6 +4,7 @@ import re
 
 MERGED = {
     "adapters": "frozen.Frozen lora.LoRA",
+    "attacks": "gap.Gap lira.LiRA loss_threshold.LossThreshold rmia.RMIA trajectory.Trajectory",
     "capacities": "given.GivenCapacity largest.LargestCapacity proportions.ProportionsCapacity",
     "devices.synthetic": "diurnal.DiurnalDevices lognormal.LognormalDevices mobile_edge.MobileEdgeDevices tiers.TierDevices "
     "uniform.UniformDevices",
@@ -41,7 +42,7 @@ MOVED = {
 """Former name -> the name now. Python imports do not look here."""
 
 FORMER = {now: before for before, now in MOVED.items()}
-"""The name now -> the former one, by which the cells of a sweep are still named."""
+"""The name now -> the former one, by which the cells of a sweep and the attacks of an audit are still named."""
 
 
 def with_current_names(text: str) -> str:

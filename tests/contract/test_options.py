@@ -42,14 +42,11 @@ HELD_OUT = {"client_fairness", "federated_evaluate"}
 NO_OPTIONS = {"models": {"checks", "pretrained"}, "submodels": {"parts"}}
 """Modules that serve any part of a room instead of being one."""
 
-ROOMS_OF_OPTIONS = [
-    *("aggregators", "attacks", "callbacks", "engines", "models", "partitioners", "privacy", "selectors"),
-    "submodels",
-]
+ROOMS_OF_OPTIONS = ["aggregators", "callbacks", "engines", "models", "partitioners", "privacy", "selectors", "submodels"]
 SHARED_MODULES = {
-    "adapters": set(), "capacities": set(), "corrections": set(), "losses": set(), "participation": set(), "personal": set(),
-    "schedulers": {"TorchScheduler"}, "termination": {"MetricTermination"}, "transforms": set(),
-    "devices.synthetic": set(), "devices.trace": set(),
+    "adapters": set(), "attacks": {"Trajectories", "Signals"}, "capacities": set(), "corrections": set(), "losses": set(),
+    "participation": set(), "personal": set(), "schedulers": {"TorchScheduler"}, "termination": {"MetricTermination"},
+    "transforms": set(), "devices.synthetic": set(), "devices.trace": set(),
 }  # fmt: skip
 """Modules that hold all small parts of a kind, each an option -> what they hold beside these and their contract."""
 

@@ -38,7 +38,7 @@ KINDS = {
     "callbacks.*": "fedfacet.callbacks.base.Callback",
     "logger.*": "fedfacet.callbacks.base.Callback",
     "deploy": "fedfacet.deploy.transport.Transport",
-    "attack.*": "fedfacet.attacks.base.Attack",
+    "attack.*": "fedfacet.attacks.Attack",
 }
 """Part of the configuration -> the class that its target is derived from."""
 
