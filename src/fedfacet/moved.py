@@ -1,6 +1,7 @@
 """Where parts have lived before: a ``_target_`` that an older run folder or a user's yaml names still leads to its class."""
 
 import re
+from collections.abc import Mapping
 
 MERGED = {
     "adapters": "frozen.Frozen lora.LoRA",
@@ -47,4 +48,13 @@ FORMER = {now: before for before, now in MOVED.items()}
 
 def with_current_names(text: str) -> str:
     """Return a text, such as a yaml, JSON or an override, with the names that the parts in it have now."""
-    return re.sub(r"(?<![\w./])fedfacet(?:\.\w+)+", lambda name: MOVED.get(name[0], name[0]), text)
+    return _renamed(text, MOVED)
+
+
+def with_former_names(text: str) -> str:
+    """Return a text as it was before parts moved, for digests that stay."""
+    return _renamed(text, FORMER)
+
+
+def _renamed(text: str, names: Mapping[str, str]) -> str:
+    return re.sub(r"(?<![\w./])fedfacet(?:\.\w+)+", lambda name: names.get(name[0], name[0]), text)

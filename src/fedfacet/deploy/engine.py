@@ -11,7 +11,7 @@ import torch
 from fedfacet import state
 from fedfacet.arguments import check_whole
 from fedfacet.deploy.exchange import Exchange, Lost, Order
-from fedfacet.deploy.protocol import Letter, pack
+from fedfacet.deploy.protocol import BUNDLES, PLAIN, Letter, pack
 from fedfacet.deploy.questions import to_plain
 from fedfacet.deploy.roster import Roster
 from fedfacet.deploy.transport import Transport
@@ -88,8 +88,7 @@ class DeployedEngine(Engine):
         check_whole("sites.min_arrivals", min_arrivals, 0)
         self.exchange = Exchange(transport, roster, run, greeting, int(max_letter_mb * 2**20))
         self.roster = roster
-        self.deadline_seconds = deadline_seconds
-        self.query_deadline_seconds = query_deadline_seconds
+        self.deadline_seconds, self.query_deadline_seconds = deadline_seconds, query_deadline_seconds
         self.min_arrivals = min_arrivals
         self.record = Record()
         self.away: frozenset[int] = frozenset()
@@ -195,8 +194,7 @@ class DeployedEngine(Engine):
 
     def most_samples(self, client_id: int) -> int:
         """Return how many samples a client has, with those that it holds out, by what its site has said of itself."""
-        member = self.roster.clients[client_id]
-        number, _, share = self.exchange.present[member.site]["clients"][member.name]
+        number, _, share = self.exchange.said(client_id)
         return int(number / (1 - share)) + 1
 
     def close(self) -> None:
@@ -247,17 +245,11 @@ class DeployedEngine(Engine):
 def _update_of(letter: Letter) -> ClientUpdate:
     """Return the update of a letter; whether it fits is the federation's to check, as for any update."""
     body = letter.body
-    memory = {KEPT: torch.tensor(int(body["round"]))} if body.get("keeps") is True else {}
     return ClientUpdate(
         client_id=body["client"],
-        delta=letter.bundles.get("delta", {}),
-        buffers=letter.bundles.get("buffers", {}),
-        num_samples=body.get("num_samples"),  # type: ignore[arg-type]
-        num_steps=body.get("num_steps"),  # type: ignore[arg-type]
-        step_weight=body.get("step_weight"),  # type: ignore[arg-type]
-        metrics=body.get("metrics"),  # type: ignore[arg-type]
-        extras=letter.bundles.get("extras", {}),
-        memory=memory,
+        **{bundle: letter.bundles.get(bundle, {}) for bundle in BUNDLES},
+        **{name: body.get(name) for name in PLAIN},  # type: ignore[arg-type]
+        memory={KEPT: torch.tensor(int(body["round"]))} if body.get("keeps") is True else {},
         silent=body.get("silent") is True,
         num_lost=body.get("num_lost", 0),
     )

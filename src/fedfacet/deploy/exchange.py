@@ -132,6 +132,12 @@ class Exchange:
             raise ConfigError(f"Expected {missing[0]} to say hello within {_GREETING_SECONDS:g} seconds, but it did not.")
         return self.present
 
+    def said(self, client: int) -> list[Any]:
+        """Return what its site has said of a client: how many samples it trains on, their digest, the part held out."""
+        member = self.roster.clients[client]
+        found: list[Any] = self.present[member.site]["clients"][member.name]
+        return found
+
     def _hear_hello(self, ticket: Ticket, content: bytes | Fault) -> None:
         self._open.pop(ticket, None)
         if isinstance(content, Fault):

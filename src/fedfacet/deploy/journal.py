@@ -35,9 +35,7 @@ def _is_text(value: Any) -> bool:
 
 
 def _is_by_client(value: Any) -> bool:
-    return (
-        isinstance(value, dict) and all(key.isascii() and key.isdigit() for key in value) and all(map(_is_text, value.values()))
-    )
+    return isinstance(value, dict) and all(k.isascii() and k.isdigit() and _is_text(one) for k, one in value.items())
 
 
 _KEYS: Keys = {
@@ -121,9 +119,7 @@ def replay(federation: Federation, file: Path) -> None:
     """
     lines = read_journal(file)
     federation.engine = _ReplayEngine(federation.engine, lines)
-    drawn = federation.find(ClientParticipation)
-    inner = drawn.participation if drawn is not None else None
-    federation.put(ClientParticipation(_ReplayParticipation(federation, lines, inner)))
+    federation.put(ClientParticipation(_ReplayParticipation(federation, lines)))
     federation.callbacks["replay"] = _Comparison(lines, file)
 
 
@@ -135,13 +131,22 @@ def _line(lines: Mapping[int, dict[str, Any]], round: int) -> dict[str, Any]:
     return lines[round]
 
 
-class _ReplayParticipation(Participation):
-    """Who was available is read from the journal; all else is the run's own participation."""
+class OwnParticipation(Participation):
+    """A federation's own participation in all but who is available."""
 
-    def __init__(self, federation: Federation, lines: Mapping[int, dict[str, Any]], inner: Participation | None) -> None:
-        self._federation, self._lines, self._inner = federation, lines, inner or Participation()
-        self.gives_weights, self.needs = self._inner.gives_weights, self._inner.needs
-        self.log_weights, self.outcome = self._inner.log_weights, self._inner.outcome  # type: ignore[method-assign]
+    def __init__(self, federation: Federation) -> None:
+        drawn = federation.find(ClientParticipation)
+        self._inner = inner = drawn.participation if drawn is not None else Participation()
+        self.gives_weights, self.needs = inner.gives_weights, inner.needs
+        self.log_weights, self.outcome = inner.log_weights, inner.outcome  # type: ignore[method-assign]
+
+
+class _ReplayParticipation(OwnParticipation):
+    """Who was available is read from the journal."""
+
+    def __init__(self, federation: Federation, lines: Mapping[int, dict[str, Any]]) -> None:
+        super().__init__(federation)
+        self._federation, self._lines = federation, lines
 
     def available(self, num_clients: int, rng: np.random.Generator) -> tuple[int, ...]:
         return tuple(_line(self._lines, self._federation.state.round + 1)["available"])

@@ -16,6 +16,10 @@ from fedfacet.errors import FedFacetError, first_line
 from fedfacet.types import State
 
 PROTOCOL = 2
+BUNDLES = ("delta", "buffers", "extras")
+PLAIN = ("num_samples", "num_steps", "step_weight", "metrics")
+"""Of an update, what crosses as bundles of tensors and what as it is."""
+
 _BLANK = "0" * 64
 _SEALED = rb"\"seal\": \"%s"  # as JSON within JSON has it
 _CODES = {  # in the order in which safetensors writes them

@@ -1,7 +1,7 @@
 """An operator's own settings: which data a site serves, and what it answers. They never leave the site."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -65,17 +65,6 @@ class Holding:
         check_within("holdout", self.holdout, "[0, 1)")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _File:
-    site: str
-    card: str
-    clients: dict[str, Any]
-    state: str
-    device: str = "auto"
-    keep_letters: bool = False
-    policy: dict[str, Any] = field(default_factory=dict)
-
-
 @dataclass(frozen=True, slots=True)
 class SiteSettings:
     """A site as its operator has set it up.
@@ -94,9 +83,9 @@ class SiteSettings:
     card: Path
     clients: dict[str, Holding]
     state: Path
-    device: str
-    keep_letters: bool
-    policy: Policy
+    device: str = "auto"
+    keep_letters: bool = False
+    policy: Policy = field(default_factory=Policy)
 
     @classmethod
     def read(cls, file: Path) -> "SiteSettings":
@@ -105,15 +94,14 @@ class SiteSettings:
         Raises:
             ConfigError: if a key is missing or not known.
         """
-        given, folder = made(_File, table_of(file), file), file.absolute().parent
-        return cls(
-            given.site,
-            folder / given.card,
-            {name: _holding(held, folder, f"{file}, client {name}") for name, held in given.clients.items()},
-            folder / given.state,
-            given.device,
-            given.keep_letters,
-            made(Policy, given.policy, f"`policy` in {file}"),
+        table, folder = table_of(file), file.absolute().parent
+        given = made(cls, table, file)  # as the file has it
+        return replace(
+            given,
+            card=folder / given.card,
+            clients={name: _holding(held, folder, f"{file}, client {name}") for name, held in given.clients.items()},
+            state=folder / given.state,
+            policy=made(Policy, table.get("policy", {}), f"`policy` in {file}"),
         )
 
 

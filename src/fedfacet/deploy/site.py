@@ -4,12 +4,10 @@ import json
 import logging
 import math
 import re
-import shutil
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -21,21 +19,18 @@ from fedfacet.clients.program import Clients
 from fedfacet.data.federated import FederatedData, hold_out_locally
 from fedfacet.deploy.agreement import agreed, check_overrides, differences, settings_digest, versions
 from fedfacet.deploy.card import Card
-from fedfacet.deploy.memory import MemoryStore
-from fedfacet.deploy.protocol import PROTOCOL, Letter, LetterError, digest_of, pack, unpack
+from fedfacet.deploy.memory import SiteDisk
+from fedfacet.deploy.protocol import BUNDLES, PLAIN, PROTOCOL, Letter, LetterError, digest_of, pack, unpack
 from fedfacet.deploy.questions import from_plain, known_queries
 from fedfacet.deploy.samples import digest_of_samples, read_samples, site_key
 from fedfacet.deploy.settings import SiteSettings
 from fedfacet.errors import (
-    CheckpointError,
     ConfigError,
     DatasetCorruptError,
     DatasetNotFoundError,
     FedFacetError,
     first_line,
 )
-from fedfacet.storage.run_files import is_there, json_of, sealed_json
-from fedfacet.storage.synced_file import write_synced
 from fedfacet.types import Broadcast, ClientTask, Partition, Query, State
 
 log = logging.getLogger(__name__)
@@ -43,7 +38,6 @@ log = logging.getLogger(__name__)
 _MOST_ORDERS = 3  # for a client and a round, of a server that goes on from a checkpoint after as many hellos
 _MOST_REMEMBERED = 10**6  # rounds of clients whose orders are known again
 _MOST_CLIENTS = 10**7  # of a federation: a site makes a list of so many
-_LEFT_FREE = 2**30  # bytes of the disk; a server's letters take no more of it
 
 
 class Refused(FedFacetError):
@@ -118,7 +112,7 @@ class Site:
         self.remembers = remembers
         self.card = Card.read(settings.card)
         self.samples = read_samples(settings.clients, self.card)
-        self.memory = MemoryStore(settings.state / "memory")
+        self.disk = SiteDisk(settings.state)
         if unknown := sorted(set(settings.policy.queries) - set(known_queries())):
             raise ConfigError(
                 f"Expected `policy.queries` of known names, but got {unknown[0]!r}: they are {', '.join(known_queries())}."
@@ -160,7 +154,7 @@ class Site:
             reply = Letter("refusal", letter.run, {"code": "failed", "sentence": sentence})
         answer = pack(Letter(reply.kind, reply.run, {**reply.body, "answers": digest}, reply.bundles))
         if self.remembers and self.settings.keep_letters and reply.kind in ("hello", "ok", "update"):
-            self._keep(letter, content)
+            self.disk.keep_letter(letter, content)
         if self.remembers:
             self._audit(letter, content, reply, answer, time.perf_counter() - began, more)
         return answer
@@ -215,7 +209,11 @@ class Site:
         settings["engine"]["device"] = self.settings.device
         partition = self._partition(names, body["num_clients"])
         shares = {name: self.settings.clients[name].holdout for name in names.values()}
-        self._hold_to_draw(holdout_seed(settings["partition"]), {name: k for k, name in names.items() if shares[name]})
+        fault = self.disk.other_draw(
+            {name: [holdout_seed(settings["partition"]), k] for k, name in names.items() if shares[name]}, keep=self.remembers
+        )
+        if fault is not None:
+            raise Refused("data", fault)
         clients = clients_of_settings(settings, self._data(settings, names, partition, shares))
         key, before = site_key(self.settings.state, keep=self.remembers)
         key = b"" if letter.run in before else key
@@ -261,8 +259,7 @@ class Site:
                 "too_few_samples",
                 f"a class or group of the client has fewer samples than the {least} of its operator's `policy.min_counted`",
             )
-        told = {"value": answer.value, "floats_up": answer.floats_up, "samples": answer.samples}
-        return Letter("answer", letter.run, {"client": task.client_id, "round": task.round, **told})
+        return Letter("answer", letter.run, {"client": task.client_id, "round": task.round, **answer._asdict()})
 
     def _train(self, letter: Letter, digest: str) -> Letter:
         """Have a client train; what it keeps stays here."""
@@ -275,19 +272,15 @@ class Site:
         update = run.clients.train(task)
         if update.memory and self.remembers:
             oldest = None if run.keeps_rounds is None else task.round - run.keeps_rounds
-            self.memory.put(run.run, task.client_id, task.round, update.memory, oldest)
+            self.disk.put(run.run, task.client_id, task.round, update.memory, oldest)
         body = {
             "client": task.client_id,
             "round": task.round,
-            "num_samples": update.num_samples,
-            "num_steps": update.num_steps,
-            "step_weight": update.step_weight,
+            **{name: getattr(update, name) for name in (*PLAIN, "silent", "num_lost")},
             "metrics": dict(update.metrics),
-            "silent": update.silent,
-            "num_lost": update.num_lost,
             "keeps": bool(update.memory),
         }
-        return Letter("update", letter.run, body, {"delta": update.delta, "buffers": update.buffers, "extras": update.extras})
+        return Letter("update", letter.run, body, {bundle: getattr(update, bundle) for bundle in BUNDLES})
 
     def _admit(self, task: ClientTask, digest: str) -> None:
         """Refuse a second order for a client's round; the same order gives the same update, as where that was lost on its way.
@@ -333,7 +326,7 @@ class Site:
             round=body["round"],
             seed=body["seed"],
             broadcast=Broadcast(model, letter.bundles.get("extras", {})),
-            memory={} if kept is None else self.memory.get(run.run, body["client"], kept),
+            memory={} if kept is None else self.disk.get(run.run, body["client"], kept),
             step_fraction=body["step_fraction"],
             lr_factor=body["lr_factor"],
         )
@@ -354,48 +347,6 @@ class Site:
         parts = [shares[names[number]] if number in names else 0.0 for number in range(partition.num_clients)]
         left, held_out = hold_out_locally(dataset.y, partition, parts, seed=holdout_seed(settings["partition"]))
         return FederatedData(dataset, left, val=dataset.test[:0], local_holdout=held_out)
-
-    def _hold_to_draw(self, seed: int, numbers: Mapping[str, int]) -> None:
-        """Have clients hold out the same samples in all runs: what a server says of the draw counts the first time.
-
-        Otherwise a server would be told of samples that another run of its own has trained on.
-        """
-        file = self.settings.state / "holdout.json"
-        drawn = self._drawn(file)
-        now = {name: [seed, number] for name, number in numbers.items()}
-        for name in now:
-            if drawn.get(name, now[name]) != now[name]:
-                before, after = (f"partition.holdout_seed={of} and as client {k}" for of, k in (drawn[name], now[name]))
-                raise Refused(
-                    "data",
-                    f"{name} held samples out by {before} in earlier runs, and would now hold out others, by {after}: take the "
-                    "former, or have its operator remove holdout.json, beside audit.jsonl",
-                )
-        if self.remembers and now.keys() - drawn.keys():
-            write_synced(file, [sealed_json({**drawn, **now}).encode()])
-
-    def _drawn(self, file: Path) -> dict[str, Any]:
-        """Return by what clients have held samples out before."""
-        try:
-            drawn: dict[str, Any] = json_of(file, {}) if is_there(file) else {}
-            if all(isinstance(one, list) and list(map(type, one)) == [int, int] for one in drawn.values()):
-                return drawn
-        except CheckpointError:
-            pass
-        raise Refused(
-            "data",
-            "holdout.json, beside audit.jsonl, is damaged: have its operator bring it back, or remove it and lose what earlier "
-            "runs have held out",
-        )
-
-    def _keep(self, letter: Letter, content: bytes) -> None:
-        """Keep a letter, for ``client.py verify``, unless the disk is nearly full: a server decides how many there are."""
-        if shutil.disk_usage(self.settings.state).free - len(content) < _LEFT_FREE:
-            return
-        round, client = letter.body.get("round", 0), letter.body.get("client", letter.body.get("model", ""))
-        file = self.settings.state / "letters" / letter.run / f"{round:09d}_{letter.kind}_{client}"
-        file.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-        file.write_bytes(content)
 
     def _audit(self, letter: Letter, content: bytes, reply: Letter, answer: bytes, seconds: float, more: str) -> None:
         """Write down what came and what left, and of a fault what did not."""
