@@ -245,10 +245,10 @@ class DeployedEngine(Engine):
 def _update_of(letter: Letter) -> ClientUpdate:
     """Return the update of a letter; whether it fits is the federation's to check, as for any update."""
     body = letter.body
+    told: dict[str, Any] = {name: body.get(name) for name in PLAIN}
     return ClientUpdate(
         client_id=body["client"],
-        **{bundle: letter.bundles.get(bundle, {}) for bundle in BUNDLES},
-        **{name: body.get(name) for name in PLAIN},  # type: ignore[arg-type]
+        **told | {bundle: letter.bundles.get(bundle, {}) for bundle in BUNDLES},
         memory={KEPT: torch.tensor(int(body["round"]))} if body.get("keeps") is True else {},
         silent=body.get("silent") is True,
         num_lost=body.get("num_lost", 0),

@@ -75,8 +75,7 @@ class SiteDisk:
     def other_draw(self, now: Mapping[str, list[int]], *, keep: bool) -> str | None:
         """Return why clients would hold out other samples than in earlier runs, or write down what they do.
 
-        What a server says of the draw counts the first time, or it would be told of samples that another run of its own has
-        trained on.
+        What a server says of the draw counts the first time. Otherwise it would learn of samples that another run trains on.
 
         Args:
             now: client -> seed and number of the draw.
