@@ -131,7 +131,7 @@ print([name for name in sys.modules if name.startswith("fedfacet.deploy.") and n
     assert printed[:2] == ["[]", "True"]
     assert set(ast.literal_eval(printed[2])) <= NO_READERS
     assert printed[3] == "[]"
-    for name in ("engine", "exchange", "journal", "roster", "protocol", "transport", "agreement"):
+    for name in ("engine", "exchange", "journal", "client_registry", "protocol", "transport", "agreement"):
         assert not inside(imported(SRC / "fedfacet" / "deploy" / f"{name}.py"), "fedfacet.data"), name
 
 

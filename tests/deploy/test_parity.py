@@ -26,7 +26,7 @@ def kept_at_sites(federation, pilot):
     run, kept = federation.engine.exchange.run, {}
     for client_id, token in federation.state.memory.items():
         assert list(token) == [KEPT], "the server has nothing but a round of a client's memory"
-        site = federation.engine.roster.clients[client_id].site
+        site = federation.engine.registry.clients[client_id].site
         kept[client_id] = SiteDisk(pilot / site / "state").get(run, client_id, int(token[KEPT]))
     return kept
 

@@ -1,7 +1,7 @@
-"""NVIDIA FLARE as the carrier of letters: what opens sockets, proves who is who and encrypts is FLARE's alone.
+"""NVIDIA FLARE as the carrier of messages: what opens sockets, proves who is who and encrypts is FLARE's alone.
 
 The server's process talks to a job of FLARE's, the relay, through a pipe in a folder of its own on the same machine. The relay
-hands letters to the sites, and is started anew where it has died or a site has come back, which FLARE lets into new jobs only.
+hands messages to the sites, and is started anew where it has died or a site has come back, which FLARE lets into new jobs only.
 """
 
 import contextlib
@@ -17,7 +17,7 @@ from multiprocessing.connection import Connection, Listener
 from pathlib import Path
 from typing import Any
 
-from fedfacet.deploy.kits import certificate_fault
+from fedfacet.deploy.startup_kit import certificate_fault
 from fedfacet.deploy.transport import Fault, Ticket
 from fedfacet.errors import ConfigError, EngineError, FedFacetError, first_line
 from fedfacet.optional import required
@@ -74,7 +74,7 @@ class Flare:
         self._number = 0
         self._open: dict[int, Ticket] = {}
         self._members: set[str] = set()  # of the job
-        self._lost: set[str] = set()  # those of them that have left a letter without an answer
+        self._lost: set[str] = set()  # those of them that have left a message without an answer
         self._started: set[str] = set()  # those of them that were seen at work in the job
         self._said: tuple[float, dict[str, bool]] = (-1e9, {})
         self._faults: list[tuple[Ticket, bytes | Fault]] = []
@@ -116,8 +116,8 @@ class Flare:
             self._end_job()
         return dict.fromkeys(at_work, True)
 
-    def send(self, site: str, letter: bytes) -> Ticket:
-        """Hand a letter to the relay."""
+    def send(self, site: str, message: bytes) -> Ticket:
+        """Hand a message to the relay."""
         self._number += 1
         ticket = Ticket(site, self._number)
         self._open[ticket.number] = ticket
@@ -125,7 +125,7 @@ class Flare:
             self._start_job()
         with self._while_it_lives() as line:
             line.send_bytes(json.dumps({"do": "send", "number": ticket.number, "site": site}).encode())
-            line.send_bytes(letter)
+            line.send_bytes(message)
         return ticket
 
     def poll(self, seconds: float) -> list[tuple[Ticket, bytes | Fault]]:
@@ -148,7 +148,7 @@ class Flare:
         return [*came, *self._taken_faults()]
 
     def cancel(self, tickets: Iterable[Ticket]) -> None:
-        """Have the relay take letters back; a site that is at work goes on, and its answer is left out."""
+        """Have the relay take messages back; a site that is at work goes on, and its answer is left out."""
         numbers = [ticket.number for ticket in tickets]
         for number in numbers:
             if (ticket := self._open.pop(number, None)) is not None:
@@ -177,7 +177,7 @@ class Flare:
         return self._said[1]
 
     def _look_for_strays(self) -> None:
-        """End the job if a site with a letter is there and no longer in it, as after a quick start of its FLARE.
+        """End the job if a site with a message is there and no longer in it, as after a quick start of its FLARE.
 
         FLARE's server takes such a site for the one that it was, and its job would wait for the answer for ever.
         """
@@ -234,7 +234,7 @@ class Flare:
 
     @contextlib.contextmanager
     def _while_it_lives(self) -> Iterator[Connection]:
-        """Lend the pipe to the relay; where that has died, every letter under way has a fault."""
+        """Lend the pipe to the relay; where that has died, every message under way has a fault."""
         assert self._line is not None
         try:
             yield self._line

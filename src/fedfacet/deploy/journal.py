@@ -101,7 +101,7 @@ class Journal(Callback):
             file.flush()
             os.fsync(file.fileno())
         for client in refused:
-            self.engine.refused[self.engine.roster.clients[client].site, "update"] += 1
+            self.engine.refused[self.engine.registry.clients[client].site, "update"] += 1
         write_status(self.file.parent, federation, self.engine, line, result)
 
     def summarize(self, federation: Federation) -> Mapping[str, Any]:

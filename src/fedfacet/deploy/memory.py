@@ -1,11 +1,11 @@
-"""What a site keeps on its disk: its clients' memory, which is nowhere else, what they hold out, and a server's letters."""
+"""What a site keeps on its disk: its clients' memory, which is nowhere else, what they hold out, and a server's messages."""
 
 import re
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
 
-from fedfacet.deploy.protocol import Letter, LetterError, unpack
+from fedfacet.deploy.protocol import Message, MessageError, unpack
 from fedfacet.deploy.settings import SiteSettings
 from fedfacet.errors import CheckpointError
 from fedfacet.storage.regular_file import bytes_of
@@ -16,7 +16,7 @@ from fedfacet.types import State
 
 _MOST_BYTES = 1 << 36
 _FILE = re.compile(r"round_(\d{9})\.safetensors")
-_LEFT_FREE = 2**30  # bytes of the disk; a server's letters take no more of it
+_LEFT_FREE = 2**30  # bytes of the disk; a server's messages take no more of it
 
 
 class SiteDisk:
@@ -36,13 +36,13 @@ class SiteDisk:
         """Return what a client kept after a round.
 
         Raises:
-            LetterError: if that is not there.
+            MessageError: if that is not there.
         """
         file = self._file(run, client_id, round)
         try:
             return unsealed(bytes_of(file, _MOST_BYTES))
         except Exception as error:
-            raise LetterError(
+            raise MessageError(
                 f"what client {client_id} kept after round {round} cannot be read ({type(error).__name__}): bring the site's "
                 f"{file.relative_to(self.state)} back, or start a new run"
             ) from None
@@ -103,18 +103,18 @@ class SiteDisk:
             write_synced(file, [sealed_json({**drawn, **now}).encode()])
         return None
 
-    def keep_letter(self, letter: Letter, content: bytes) -> None:
-        """Keep a letter, for ``client.py verify``, unless the disk is nearly full: a server decides how many there are."""
+    def keep_message(self, message: Message, content: bytes) -> None:
+        """Keep a message, for ``client.py verify``, unless the disk is nearly full: a server decides how many there are."""
         if shutil.disk_usage(self.state).free - len(content) < _LEFT_FREE:
             return
-        round, client = letter.body.get("round", 0), letter.body.get("client", letter.body.get("model", ""))
-        file = self.state / "letters" / letter.run / f"{round:09d}_{letter.kind}_{client}"
+        round, client = message.body.get("round", 0), message.body.get("client", message.body.get("model", ""))
+        file = self.state / "letters" / message.run / f"{round:09d}_{message.kind}_{client}"
         file.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         file.write_bytes(content)
 
 
-def letters_of(settings: SiteSettings, client: str, round: int, run: str) -> tuple[int, list[bytes]]:
-    """Return a client's number, and the letters that led to its update of a round, which the site has kept.
+def messages_of(settings: SiteSettings, client: str, round: int, run: str) -> tuple[int, list[bytes]]:
+    """Return a client's number, and the messages that led to its update of a round, which the site has kept.
 
     Raises:
         CheckpointError: if it has not.
@@ -123,8 +123,8 @@ def letters_of(settings: SiteSettings, client: str, round: int, run: str) -> tup
     hellos = sorted(folder.glob("*_hello_*"))
     if not hellos:
         raise CheckpointError(
-            f"Expected the letters of the run in {folder}, but there are none: give keep_letters: true before a run, and leave "
-            "1 GB of the disk free."
+            f"Expected the messages of the run in {folder}, but there are none: give keep_letters: true before a run, and "
+            "leave 1 GB of the disk free."
         )
     hello = bytes_of(hellos[0], _MOST_BYTES)
     number = unpack(hello, len(hello)).body["clients"].get(client)

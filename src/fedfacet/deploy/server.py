@@ -19,9 +19,9 @@ from fedfacet.config.kinds import find_target
 from fedfacet.data.federated import FederatedData
 from fedfacet.deploy.agreement import overrides_for_sites, settings_digest
 from fedfacet.deploy.card import Card
+from fedfacet.deploy.client_registry import ClientRegistry
 from fedfacet.deploy.engine import DeployedEngine, Shortfall
 from fedfacet.deploy.journal import Journal, OwnParticipation
-from fedfacet.deploy.roster import Roster
 from fedfacet.deploy.transport import Transport
 from fedfacet.errors import CheckpointError, ConfigError
 from fedfacet.federation import Federation
@@ -80,7 +80,7 @@ class LiveParticipation(OwnParticipation):
             Shortfall: if no site is connected, or no client is left that answers.
         """
         engine, there = self._engine, self._engine.exchange.transport.sites()
-        connected = {k for k in range(num_clients) if there.get(engine.roster.clients[k].site)}
+        connected = {k for k in range(num_clients) if there.get(engine.registry.clients[k].site)}
         here = connected - engine.away
         if connected and not here:
             raise Shortfall(
@@ -110,8 +110,8 @@ def build_server(config: Any, run_dir: Path, *, transport: Transport, overrides:
     """
     settings = plain(config)
     _check_settings(config, settings)
-    card, roster = Card.read(Path(config.card)), Roster.read(Path(config.roster))
-    saved = _saved(run_dir, roster)
+    card, registry = Card.read(Path(config.card)), ClientRegistry.read(Path(config.roster))
+    saved = _saved(run_dir, registry)
     kept = settings["callbacks"].get("save_checkpoint") or {}
     settled = [f"{name}={settings[name]}" for name in ("threads", "memory_format", "precision", "compile")]
     greeting = {
@@ -120,12 +120,12 @@ def build_server(config: Any, run_dir: Path, *, transport: Transport, overrides:
         "settings": settings_digest(settings),
         "keeps_rounds": None if kept.get("keep") == "all" else 3 * kept.get("every_n_rounds", 1) + 1,  # past previous.ckpt
     }
-    engine: DeployedEngine = make(config.sites, transport=transport, roster=roster, run=saved["run"], greeting=greeting)
+    engine: DeployedEngine = make(config.sites, transport=transport, registry=registry, run=saved["run"], greeting=greeting)
     engine.exchange.greet()
-    said = [engine.exchange.said(client) for client in range(len(roster.clients))]
+    said = [engine.exchange.said(client) for client in range(len(registry.clients))]
     # As many samples as each client has, all of them the card's blank one: what counts samples finds the true numbers.
     partition = Partition(tuple(np.zeros(number, np.int64) for number, _, _ in said))
-    known = json.dumps([[member.name, *of[1:]] for member, of in zip(roster.clients, said, strict=True)])
+    known = json.dumps([[member.name, *of[1:]] for member, of in zip(registry.clients, said, strict=True)])
     federation = put_together(
         config,
         run_dir,
@@ -162,8 +162,8 @@ def _shape_of(tensor: Tensor) -> Tensor:
 def save_names(run_dir: Path, federation: DeployedFederation) -> None:
     """Write what a resume must know besides the configuration: the run's name and the roster."""
     exchange = federation.engine.exchange
-    holdout = [exchange.said(client)[2] for client in range(len(exchange.roster.clients))]
-    saved = {"run": exchange.run, "roster": exchange.roster.plain, "holdout": holdout}
+    holdout = [exchange.said(client)[2] for client in range(len(exchange.registry.clients))]
+    saved = {"run": exchange.run, "roster": exchange.registry.plain, "holdout": holdout}
     write_synced(run_dir / SAVED, [sealed_json(saved).encode()])
 
 
@@ -186,14 +186,14 @@ _KEYS: Keys = {
 }
 
 
-def _saved(run_dir: Path, roster: Roster) -> Mapping[str, Any]:
+def _saved(run_dir: Path, registry: ClientRegistry) -> Mapping[str, Any]:
     """Return the name of the run of a folder, or a new one."""
     if not is_there(run_dir / SAVED):
         return {"run": uuid.uuid4().hex}
     saved = read_saved(run_dir)
-    if saved["roster"] != roster.plain:
+    if saved["roster"] != registry.plain:
         changed = next(
-            (f"client {n} was {was}" for n, was in enumerate(saved["roster"]) if roster.plain[n : n + 1] != [was]),
+            (f"client {n} was {was}" for n, was in enumerate(saved["roster"]) if registry.plain[n : n + 1] != [was]),
             "it has more clients",
         )
         raise CheckpointError(

@@ -22,7 +22,7 @@ class Policy:
         max_lr_factor: by what a server may multiply the learning rate of the run's settings.
         min_samples: that a client must have to take part.
         min_counted: that a class or group must have, if it has any, for a client to answer how many it has.
-        max_letter_mb: what a letter may weigh.
+        max_letter_mb: what a message may weigh.
     """
 
     queries: Sequence[str] = ()
@@ -75,7 +75,7 @@ class SiteSettings:
         clients: name in the roster -> its samples.
         state: the folder of what clients keep and of ``audit.jsonl``.
         device: where clients train.
-        keep_letters: whether letters of the server stay on the disk, so that ``client.py verify`` can answer them again.
+        keep_letters: whether messages of the server stay on the disk, so that ``client.py verify`` can answer them again.
         policy: what it answers.
     """
 

@@ -1,4 +1,4 @@
-"""A site: it answers letters from its own data. All that a server can have of it is written here."""
+"""A site: it answers messages from its own data. All that a server can have of it is written here."""
 
 import json
 import logging
@@ -20,7 +20,7 @@ from fedfacet.data.federated import FederatedData, hold_out_locally
 from fedfacet.deploy.agreement import agreed, check_overrides, differences, settings_digest, versions
 from fedfacet.deploy.card import Card
 from fedfacet.deploy.memory import SiteDisk
-from fedfacet.deploy.protocol import BUNDLES, PLAIN, PROTOCOL, Letter, LetterError, digest_of, pack, unpack
+from fedfacet.deploy.protocol import BUNDLES, PLAIN, PROTOCOL, Message, MessageError, digest_of, pack, unpack
 from fedfacet.deploy.questions import from_plain, known_queries
 from fedfacet.deploy.samples import digest_of_samples, read_samples, site_key
 from fedfacet.deploy.settings import SiteSettings
@@ -49,13 +49,13 @@ class Refused(FedFacetError):
 
 
 def refusing() -> Callable[[bytes], bytes]:
-    """Return what answers letters in the place of a site that cannot be opened; its operator alone is told why."""
+    """Return what answers messages in the place of a site that cannot be opened; its operator alone is told why."""
     sentence = "it cannot be opened, as `client.py check` tells its operator"
 
     def answer(content: bytes) -> bytes:
         run = unpack(content, len(content)).run
         told = {"code": "data", "sentence": sentence, "answers": digest_of(content)}
-        return pack(Letter("refusal", run, told))
+        return pack(Message("refusal", run, told))
 
     return answer
 
@@ -65,7 +65,7 @@ class _Run:
     """The run that a site serves: who takes part, and the round's models."""
 
     hello: str
-    answer: Letter
+    answer: Message
     run: str
     clients: Clients
     names: Mapping[int, str]
@@ -75,7 +75,7 @@ class _Run:
 
 
 def _check_names(body: Mapping[str, Any]) -> None:
-    """Refuse a letter that calls a round, a client or a model by what may not be a part of a file's name.
+    """Refuse a message that calls a round, a client or a model by what may not be a part of a file's name.
 
     Raises:
         Refused: naming the first.
@@ -97,11 +97,11 @@ def _counts_of(query: Query, value: Any) -> Any:
 
 
 class Site:
-    """Answers letters, one after another; it remembers the run and the round's models, and everything else lies on its disk.
+    """Answers messages, one after another; it remembers the run and the round's models, and everything else lies on its disk.
 
     Args:
         settings: of its operator.
-        remembers: whether what it does is kept on the disk: clients' memory, the audit and letters.
+        remembers: whether what it does is kept on the disk: clients' memory, the audit and messages.
 
     Raises:
         FedFacetError: if the card, the policy or a client's samples are not what they must be.
@@ -126,58 +126,60 @@ class Site:
         self._note = ""  # on the hello that is answered, for the operator
 
     def answer(self, content: bytes) -> bytes:
-        """Return the answer to a letter; what goes wrong here is one sentence there, never a traceback."""
-        began, digest, letter, more = time.perf_counter(), digest_of(content), Letter("none", ""), ""
+        """Return the answer to a message; what goes wrong here is one sentence there, never a traceback."""
+        began, digest, message, more = time.perf_counter(), digest_of(content), Message("none", ""), ""
         self._note = ""
         try:
-            letter = unpack(content, self._most_bytes)
-            steps: dict[str, Callable[[Letter, str], Letter]] = {
+            message = unpack(content, self._most_bytes)
+            steps: dict[str, Callable[[Message, str], Message]] = {
                 "hello": self._hello,
                 "weights": self._weights,
                 "query": self._query,
                 "train": self._train,
             }
-            _check_names(letter.body)
-            if letter.kind not in steps:
-                raise Refused("letter", f"a letter of the kind {letter.kind!r} is not known here")
-            if letter.kind != "hello" and (self._run is None or self._run.run != letter.run):
+            _check_names(message.body)
+            if message.kind not in steps:
+                raise Refused("letter", f"a message of the kind {message.kind!r} is not known here")
+            if message.kind != "hello" and (self._run is None or self._run.run != message.run):
                 raise Refused("unknown_run", "the run has not said hello since this site has started")
-            reply = steps[letter.kind](letter, digest)
+            reply = steps[message.kind](message, digest)
         except Refused as refusal:
-            reply = Letter("refusal", letter.run, {"code": refusal.code, "sentence": str(refusal)})
-        except LetterError as error:
-            reply = Letter("refusal", letter.run, {"code": "letter", "sentence": f"a letter is not read: {error}"})
+            reply = Message("refusal", message.run, {"code": refusal.code, "sentence": str(refusal)})
+        except MessageError as error:
+            reply = Message("refusal", message.run, {"code": "letter", "sentence": f"a message is not read: {error}"})
         except Exception as error:
             sentence, told = f"{type(error).__name__}: {first_line(error)}", isinstance(error, FedFacetError)
             if not told or isinstance(error, DatasetCorruptError | DatasetNotFoundError):  # a file may have a patient's name
                 more, sentence = sentence, f"{type(error).__name__}, of which audit.jsonl tells its operator more"
-            reply = Letter("refusal", letter.run, {"code": "failed", "sentence": sentence})
-        answer = pack(Letter(reply.kind, reply.run, {**reply.body, "answers": digest}, reply.bundles))
+            reply = Message("refusal", message.run, {"code": "failed", "sentence": sentence})
+        answer = pack(Message(reply.kind, reply.run, {**reply.body, "answers": digest}, reply.bundles))
         if self.remembers and self.settings.keep_letters and reply.kind in ("hello", "ok", "update"):
-            self.disk.keep_letter(letter, content)
+            self.disk.keep_message(message, content)
         if self.remembers:
-            self._audit(letter, content, reply, answer, time.perf_counter() - began, more)
+            self._audit(message, content, reply, answer, time.perf_counter() - began, more)
         return answer
 
     def digest_of_answer(self, content: bytes) -> str:
-        """Return the digest of the answer to a letter.
+        """Return the digest of the answer to a message.
 
         Raises:
-            LetterError: if the site refuses it.
+            MessageError: if the site refuses it.
         """
         answer = self.answer(content)
-        letter = unpack(answer, len(answer))
-        if letter.kind == "refusal":
-            raise LetterError(f"Expected the site to answer its own letters again, but it refuses: {letter.body['sentence']}.")
+        message = unpack(answer, len(answer))
+        if message.kind == "refusal":
+            raise MessageError(
+                f"Expected the site to answer its own messages again, but it refuses: {message.body['sentence']}."
+            )
         return digest_of(answer)
 
-    def _hello(self, letter: Letter, digest: str) -> Letter:
+    def _hello(self, message: Message, digest: str) -> Message:
         """Make the clients of a run, or refuse it."""
-        body, policy = letter.body, self.settings.policy
+        body, policy = message.body, self.settings.policy
         if self._run is not None and self._run.hello == digest:
-            self._hellos[letter.run] += 1
+            self._hellos[message.run] += 1
             return self._run.answer
-        if not (len(letter.run) == 32 and set(letter.run) <= set("0123456789abcdef")):
+        if not (len(message.run) == 32 and set(message.run) <= set("0123456789abcdef")):
             raise Refused("letter", "a run has a name of 32 hexadecimal digits")
         if (theirs := str(body["versions"]["fedfacet"])[:40]) != __version__:
             raise Refused("version", f"FedFacet {__version__} is installed here, and the server has {theirs}")
@@ -216,10 +218,10 @@ class Site:
             raise Refused("data", fault)
         clients = clients_of_settings(settings, self._data(settings, names, partition, shares))
         key, before = site_key(self.settings.state, keep=self.remembers)
-        key = b"" if letter.run in before else key
-        answer = Letter(
+        key = b"" if message.run in before else key
+        answer = Message(
             "hello",
-            letter.run,
+            message.run,
             {
                 "clients": {
                     name: [len(clients.partition.indices[k]), digest_of_samples(self.samples[name], key), shares[name]]
@@ -231,27 +233,27 @@ class Site:
                 "device": clients.device.type,
             },
         )
-        self._hellos[letter.run] += 1
-        self._run = _Run(digest, answer, letter.run, clients, names, body["keeps_rounds"])
+        self._hellos[message.run] += 1
+        self._run = _Run(digest, answer, message.run, clients, names, body["keeps_rounds"])
         return answer
 
-    def _weights(self, letter: Letter, digest: str) -> Letter:
+    def _weights(self, message: Message, digest: str) -> Message:
         """Take a model of the round; those of other rounds go."""
-        run, body = self._serving, letter.body
+        run, body = self._serving, message.body
         if run.round != body["round"]:
             run.round, run.models = int(body["round"]), {}
-        run.models[str(body["model"])] = letter.bundles.get("model", {})
-        return Letter("ok", letter.run)
+        run.models[str(body["model"])] = message.bundles.get("model", {})
+        return Message("ok", message.run)
 
-    def _query(self, letter: Letter, digest: str) -> Letter:
+    def _query(self, message: Message, digest: str) -> Message:
         """Have a client answer a query that the operator has listed."""
-        name = letter.body["query"]["name"]
+        name = message.body["query"]["name"]
         if name not in self.settings.policy.queries:
             raise Refused(
                 "policy", f"{self.settings.site} does not answer `{name}`: it is not among the operator's `policy.queries`"
             )
-        task = self._task(letter)
-        query = from_plain(letter.body["query"])
+        task = self._task(message)
+        query = from_plain(message.body["query"])
         answer = self._serving.clients.answer(query, task)
         counts, least = np.array(_counts_of(query, answer.value)), self.settings.policy.min_counted
         if ((counts > 0) & (counts < least)).any():  # with noise or without, as the server says how much of it there is
@@ -259,11 +261,11 @@ class Site:
                 "too_few_samples",
                 f"a class or group of the client has fewer samples than the {least} of its operator's `policy.min_counted`",
             )
-        return Letter("answer", letter.run, {"client": task.client_id, "round": task.round, **answer._asdict()})
+        return Message("answer", message.run, {"client": task.client_id, "round": task.round, **answer._asdict()})
 
-    def _train(self, letter: Letter, digest: str) -> Letter:
+    def _train(self, message: Message, digest: str) -> Message:
         """Have a client train; what it keeps stays here."""
-        run, task = self._serving, self._task(letter)
+        run, task = self._serving, self._task(message)
         if (steps := run.clients.num_steps(task)) > (most := self.settings.policy.max_steps):
             raise Refused(
                 "policy", f"a client would take {steps} steps, more than the {most} of the operator's `policy.max_steps`"
@@ -280,7 +282,7 @@ class Site:
             "metrics": dict(update.metrics),
             "keeps": bool(update.memory),
         }
-        return Letter("update", letter.run, body, {bundle: getattr(update, bundle) for bundle in BUNDLES})
+        return Message("update", message.run, body, {bundle: getattr(update, bundle) for bundle in BUNDLES})
 
     def _admit(self, task: ClientTask, digest: str) -> None:
         """Refuse a second order for a client's round; the same order gives the same update, as where that was lost on its way.
@@ -302,9 +304,9 @@ class Site:
         assert self._run is not None  # `answer` has seen to it
         return self._run
 
-    def _task(self, letter: Letter) -> ClientTask:
-        """Return the order of a letter, with the round's model and what the client keeps."""
-        run, body = self._serving, letter.body
+    def _task(self, message: Message) -> ClientTask:
+        """Return the order of a message, with the round's model and what the client keeps."""
+        run, body = self._serving, message.body
         if body["client"] not in run.names:
             raise Refused("data", f"client {body['client']} is not one of this site")
         model: State = {}
@@ -325,7 +327,7 @@ class Site:
             client_id=body["client"],
             round=body["round"],
             seed=body["seed"],
-            broadcast=Broadcast(model, letter.bundles.get("extras", {})),
+            broadcast=Broadcast(model, message.bundles.get("extras", {})),
             memory={} if kept is None else self.disk.get(run.run, body["client"], kept),
             step_fraction=body["step_fraction"],
             lr_factor=body["lr_factor"],
@@ -348,13 +350,13 @@ class Site:
         left, held_out = hold_out_locally(dataset.y, partition, parts, seed=holdout_seed(settings["partition"]))
         return FederatedData(dataset, left, val=dataset.test[:0], local_holdout=held_out)
 
-    def _audit(self, letter: Letter, content: bytes, reply: Letter, answer: bytes, seconds: float, more: str) -> None:
+    def _audit(self, message: Message, content: bytes, reply: Message, answer: bytes, seconds: float, more: str) -> None:
         """Write down what came and what left, and of a fault what did not."""
         told = {
             "time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
-            "run": letter.run,
-            "kind": letter.kind,
-            **{name: letter.body[name] for name in ("round", "client", "query") if name in letter.body},
+            "run": message.run,
+            "kind": message.kind,
+            **{name: message.body[name] for name in ("round", "client", "query") if name in message.body},
             "bytes_in": len(content),
             "answer": reply.kind,
             "bytes_out": len(answer),
