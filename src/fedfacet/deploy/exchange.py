@@ -92,9 +92,6 @@ class Exchange:
         greeting: what a hello says besides who is meant: card, overrides, settings, keeps_rounds.
         most_bytes: what a message may weigh.
         on_wait: is called whenever answers are waited for.
-        present: site -> what its hello has said.
-        round: the number of the round.
-        traffic: (site, ``up`` or ``down``) -> bytes.
     """
 
     transport: Transport
@@ -103,9 +100,9 @@ class Exchange:
     greeting: Mapping[str, Any]
     most_bytes: int
     on_wait: Callable[[], None] = lambda: None
-    present: dict[str, Mapping[str, Any]] = field(default_factory=dict)
+    present: dict[str, Mapping[str, Any]] = field(default_factory=dict)  # site -> what its hello has said
     round: int = 0
-    traffic: Counter[tuple[str, str]] = field(default_factory=Counter)
+    traffic: Counter[tuple[str, str]] = field(default_factory=Counter)  # (site, up or down) -> bytes
     _open: dict[Ticket, Order | str] = field(default_factory=dict)
     _greeted: set[str] = field(default_factory=set)
     _told: set[tuple[str, str]] = field(default_factory=set)

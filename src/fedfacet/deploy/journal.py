@@ -3,25 +3,23 @@
 import hashlib
 import json
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from fedfacet import state
 from fedfacet.callbacks.base import Callback
 from fedfacet.deploy.engine import DeployedEngine, nothing_of
 from fedfacet.deploy.status import write_status
-from fedfacet.engines.base import Engine
 from fedfacet.errors import CheckpointError
 from fedfacet.federation import Federation
 from fedfacet.mechanisms.participation import ClientParticipation
 from fedfacet.participation import Participation
 from fedfacet.storage.run_files import Keys, is_whole, json_lines_of
 from fedfacet.storage.synced_file import write_synced
-from fedfacet.types import Answer, ClientTask, ClientUpdate, Query, RoundResult, State
+from fedfacet.types import ClientTask, ClientUpdate, RoundResult
 
 NAME = "journal.jsonl"
 
@@ -118,7 +116,7 @@ def replay(federation: Federation, file: Path) -> None:
         CheckpointError: if the journal cannot be read, or, while it runs, where a round comes to another model than there.
     """
     lines = read_journal(file)
-    federation.engine = _ReplayEngine(federation.engine, lines)
+    federation.engine.run = _without_lost(federation.engine.run, lines)  # type: ignore[method-assign, assignment]
     federation.put(ClientParticipation(_ReplayParticipation(federation, lines)))
     federation.callbacks["replay"] = _Comparison(lines, file)
 
@@ -152,33 +150,19 @@ class _ReplayParticipation(OwnParticipation):
         return tuple(_line(self._lines, self._federation.state.round + 1)["available"])
 
 
-class _ReplayEngine(Engine):
-    """Runs those clients by another engine whose updates came in time; of the others nothing comes."""
+def _without_lost(
+    run: Callable[[Iterable[ClientTask]], Iterator[ClientUpdate]], lines: Mapping[int, dict[str, Any]]
+) -> Callable[[Iterable[ClientTask]], Iterator[ClientUpdate]]:
+    """Return what runs those clients whose updates came in time; of the others nothing comes."""
 
-    def __init__(self, inner: Engine, lines: Mapping[int, dict[str, Any]]) -> None:
-        super().__init__(device=inner.device)
-        self._inner, self._lines = inner, lines
-        self.clients = inner.clients
-
-    @property
-    def name(self) -> str:
-        return self._inner.name
-
-    def run(self, tasks: Iterable[ClientTask]) -> Iterator[ClientUpdate]:
+    def again(tasks: Iterable[ClientTask]) -> Iterator[ClientUpdate]:
         tasks = list(tasks)
-        lost = {int(client) for client in _line(self._lines, tasks[0].round)["lost"]} if tasks else set()
-        updates = self._inner.run([task for task in tasks if task.client_id not in lost])
+        lost = {int(client) for client in _line(lines, tasks[0].round)["lost"]} if tasks else set()
+        updates = run([task for task in tasks if task.client_id not in lost])
         for task in tasks:
             yield nothing_of(task.client_id) if task.client_id in lost else next(updates)
 
-    def ask(self, query: Query, tasks: Iterable[ClientTask]) -> Iterator[Answer]:
-        return self._inner.ask(query, tasks)
-
-    def predict(self, model: State, splits: Sequence[NDArray[np.int64]], memory: State | None = None) -> Any:
-        return self._inner.predict(model, splits, memory)
-
-    def close(self) -> None:
-        self._inner.close()
+    return again
 
 
 class _Comparison(Callback):
