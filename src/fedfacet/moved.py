@@ -29,11 +29,12 @@ MOVED = {
     "fedfacet.clients.queries.smoothness.Smoothness": "fedfacet.methods.lag.Smoothness",
     "fedfacet.selectors.cbim.CBIMSelector": "fedfacet.methods.cbim.CBIMSelector",
     "fedfacet.selectors.favor.FavorSelector": "fedfacet.methods.favor.FavorSelector",
+    "fedfacet.selectors.fedrk.FedRKSelector": "fedfacet.methods.fedrk.FedRKSelector",
     "fedfacet.selectors.feddiverse.FedDiverseSelector": "fedfacet.methods.feddiverse.FedDiverseSelector",
     "fedfacet.selectors.fmore.FMoreSelector": "fedfacet.methods.fmore.FMoreSelector",
     "fedfacet.selectors.lag.LagSelector": "fedfacet.methods.lag.LagSelector",
     "fedfacet.selectors.s_fedavg.SFedAvgSelector": "fedfacet.methods.s_fedavg.SFedAvgSelector",
-    "fedfacet.transforms.silence.Silence": "fedfacet.methods.lag.Silence",
+    "fedfacet.transforms.Silence": "fedfacet.methods.lag.Silence",
     **{
         f"fedfacet.{module.partition('.')[0]}.{before}": f"fedfacet.{module}.{before.partition('.')[2]}"
         for module, parts in MERGED.items()

@@ -11,6 +11,7 @@ import numpy as np
 
 from fedfacet import state
 from fedfacet.callbacks.base import Callback
+from fedfacet.callbacks.mechanism import Callbacks
 from fedfacet.deploy.engine import DeployedEngine, nothing_of
 from fedfacet.deploy.status import write_status
 from fedfacet.errors import CheckpointError
@@ -118,7 +119,7 @@ def replay(federation: Federation, file: Path) -> None:
     lines = read_journal(file)
     federation.engine.run = _without_lost(federation.engine.run, lines)  # type: ignore[method-assign, assignment]
     federation.put(ClientParticipation(_ReplayParticipation(federation, lines)))
-    federation.callbacks["replay"] = _Comparison(lines, file)
+    federation.put(Callbacks({**federation.callbacks, "replay": _Comparison(lines, file)}))
 
 
 def _line(lines: Mapping[int, dict[str, Any]], round: int) -> dict[str, Any]:
