@@ -11,7 +11,7 @@ import torch
 from fedfacet import state
 from fedfacet.arguments import check_whole
 from fedfacet.deploy.client_registry import ClientRegistry
-from fedfacet.deploy.exchange import Exchange, Lost, Order
+from fedfacet.deploy.exchange import Exchange, Lost, Order, Outcome
 from fedfacet.deploy.protocol import BUNDLES, PLAIN, Message, pack
 from fedfacet.deploy.questions import to_plain
 from fedfacet.deploy.transport import Transport
@@ -133,7 +133,7 @@ class DeployedEngine(Engine):
                 f"{arrived} came: go on by resume when the sites are back, or lower sites.min_arrivals"
             )
 
-    def _noted(self, order: Order, outcome: tuple[Message, str] | Lost) -> ClientUpdate:
+    def _noted(self, order: Order, outcome: Outcome) -> ClientUpdate:
         """Write down how an order ended, and return its update, or what stands for none."""
         record, client = self.record, order.client
         if isinstance(outcome, Lost):

@@ -60,6 +60,10 @@ class Lost(FedFacetError):
         self.code = code
 
 
+Outcome = tuple[Message, str] | Lost
+"""An answer with the digest of it, or why there is none that counts."""
+
+
 def _words(refusal: Message) -> tuple[str, str]:
     """Return a refusal's code and sentence, which a site may have made of anything, as a log and a terminal take them."""
     code, sentence = (str(refusal.body.get(part))[:_MOST_WORDS] for part in ("code", "sentence"))
@@ -106,6 +110,7 @@ class Exchange:
     _open: dict[Ticket, Order | str] = field(default_factory=dict)
     _greeted: set[str] = field(default_factory=set)
     _told: set[tuple[str, str]] = field(default_factory=set)
+    _began: float = 0.0  # when the last answers were asked for
 
     def begin(self, round: int) -> None:
         """Begin a round, whose models the sites do not have yet."""
@@ -156,9 +161,7 @@ class Exchange:
                 log.warning("%s has %s: its numbers may differ.", ticket.site, other)
             self.present[ticket.site] = message.body
 
-    def answers(
-        self, orders: Sequence[Order], models: Mapping[str, State], seconds: float
-    ) -> Iterator[tuple[Message, str] | Lost]:
+    def answers(self, orders: Sequence[Order], models: Mapping[str, State], seconds: float) -> Iterator[Outcome]:
         """Send messages, and yield per message its answer with the digest of that, or why there is none, in the order given.
 
         Args:
@@ -166,9 +169,9 @@ class Exchange:
             models: those that the messages name, by digest.
             seconds: how long answers are waited for.
         """
-        began = time.monotonic()
-        until = began + seconds
-        done: dict[Order, tuple[Message, str] | Lost] = {}
+        self._began = time.monotonic()
+        until = self._began + seconds
+        done: dict[Order, Outcome] = {}
         try:
             packed: dict[str, bytes] = {}
             for order in orders:
@@ -176,7 +179,7 @@ class Exchange:
             packed.clear()
             for order in orders:
                 while order not in done:
-                    came = self._take_all(began, until, models, done)  # also after the deadline: what is there was in time
+                    came = self._take_all(until, models, done)  # also after the deadline: what is there was in time
                     late = time.monotonic() - until
                     if late >= 0 and (not came or late > seconds):
                         break
@@ -188,14 +191,10 @@ class Exchange:
             for ticket in tickets:
                 del self._open[ticket]
 
-    def _take_all(
-        self, began: float, until: float, models: Mapping[str, State], done: dict[Order, tuple[Message, str] | Lost]
-    ) -> bool:
-        """Take what has come, and tell whether anything has."""
+    def _take_all(self, until: float, models: Mapping[str, State], done: dict[Order, Outcome]) -> bool:
+        """Take what has come, and tell whether anything has; no message outlives the call."""
         came = self._poll(until)
         for ticket, content in came:
-            if isinstance(of := self._open.get(ticket), Order):
-                of.seconds = time.monotonic() - began
             self._take(ticket, content, models, done)
         return bool(came)
 
@@ -234,15 +233,11 @@ class Exchange:
             self._told.add((order.site, order.model))
         self._post(order.site, order.content, order)
 
-    def _take(
-        self,
-        ticket: Ticket,
-        content: bytes | Fault,
-        models: Mapping[str, State],
-        done: dict[Order, tuple[Message, str] | Lost],
-    ) -> None:
+    def _take(self, ticket: Ticket, content: bytes | Fault, models: Mapping[str, State], done: dict[Order, Outcome]) -> None:
         """Take what came: note it, or send the message again to a site that has lost its memory."""
         order, again = self._open.pop(ticket, None), False
+        if isinstance(order, Order):
+            order.seconds = time.monotonic() - self._began
         try:
             if isinstance(content, Fault):
                 again = True

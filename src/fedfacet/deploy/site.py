@@ -209,14 +209,13 @@ class Site:
             if (chosen := settings["choices"].get(group)) not in allowed:
                 raise Refused("policy", f"{group}={chosen} is not among the operator's `policy.options`")
         settings["engine"]["device"] = self.settings.device
-        partition = self._partition(names, body["num_clients"])
         shares = {name: self.settings.clients[name].holdout for name in names.values()}
         fault = self.disk.other_draw(
             {name: [holdout_seed(settings["partition"]), k] for k, name in names.items() if shares[name]}, keep=self.remembers
         )
         if fault is not None:
             raise Refused("data", fault)
-        clients = clients_of_settings(settings, self._data(settings, names, partition, shares))
+        clients = clients_of_settings(settings, self._data(settings, names, body["num_clients"], shares))
         key, before = site_key(self.settings.state, keep=self.remembers)
         key = b"" if message.run in before else key
         answer = Message(
@@ -333,20 +332,16 @@ class Site:
             lr_factor=body["lr_factor"],
         )
 
-    def _partition(self, names: Mapping[int, str], num_clients: int) -> Partition:
-        """Return whose samples are whose: those of this site lie one after another, others have none here."""
-        ends, start = {}, 0
-        for number in sorted(names):
-            ends[number] = start, start + len(self.samples[names[number]][1])
-            start = ends[number][1]
-        return Partition(tuple(torch.arange(*ends.get(number, (0, 0))).numpy() for number in range(num_clients)))
-
     def _data(
-        self, settings: Mapping[str, Any], names: Mapping[int, str], partition: Partition, shares: Mapping[str, float]
+        self, settings: Mapping[str, Any], names: Mapping[int, str], num_clients: int, shares: Mapping[str, float]
     ) -> FederatedData:
-        """Return the site's samples as a data set, with what each client holds out as it would in simulation."""
-        dataset = self.card.dataset(*(self.samples[names[number]] for number in sorted(names)))
-        parts = [shares[names[number]] if number in names else 0.0 for number in range(partition.num_clients)]
+        """Return the site's samples, one client's after another, with what each holds out as it would in simulation."""
+        order, nothing = sorted(names), np.empty(0, np.int64)
+        dataset = self.card.dataset(*(self.samples[names[number]] for number in order))
+        ends = np.cumsum([0, *(len(self.samples[names[number]][1]) for number in order)])
+        own = {number: np.arange(*ends[place : place + 2]) for place, number in enumerate(order)}
+        partition = Partition(tuple(own.get(number, nothing) for number in range(num_clients)))
+        parts = [shares[names[number]] if number in names else 0.0 for number in range(num_clients)]
         left, held_out = hold_out_locally(dataset.y, partition, parts, seed=holdout_seed(settings["partition"]))
         return FederatedData(dataset, left, val=dataset.test[:0], local_holdout=held_out)
 
