@@ -1,6 +1,26 @@
 """Where parts have lived before: a ``_target_`` that an older run folder or a user's yaml names still leads to its class."""
 
 import re
+from collections.abc import Mapping
+
+MERGED = {
+    "adapters": "frozen.Frozen lora.LoRA",
+    "attacks": "gap.Gap lira.LiRA loss_threshold.LossThreshold rmia.RMIA trajectory.Trajectory",
+    "capacities": "given.GivenCapacity largest.LargestCapacity proportions.ProportionsCapacity",
+    "devices.synthetic": "diurnal.DiurnalDevices lognormal.LognormalDevices mobile_edge.MobileEdgeDevices tiers.TierDevices "
+    "uniform.UniformDevices",
+    "corrections": "proximal.ProximalCorrection",
+    "losses": "generalized_cross_entropy.generalized_cross_entropy group_penalty.group_penalty margin.margin",
+    "participation": "check_in.CheckIn dirichlet.DirichletParticipation dropouts.Dropouts stragglers.Stragglers",
+    "personal": "head.PersonalHead model.PersonalModel norm_layers.PersonalNormLayers",
+    "schedulers": "cosine.CosineScheduler exponential.ExponentialScheduler multi_step.MultiStepScheduler step.StepScheduler "
+    "one_cycle.OneCycleScheduler plateau.PlateauScheduler warm_restarts.WarmRestartsScheduler",
+    "termination": "accuracy.AccuracyTermination budget.BudgetTermination energy.EnergyTermination silence.SilenceTermination "
+    "plateau.PlateauTermination simulated_time.SimulatedTimeTermination",
+    "transforms": "clip.ClipUpdate clip_and_noise.ClipAndNoise label_flip.LabelFlip packet_loss.PacketLoss "
+    "random_update.RandomUpdate sign_flip.SignFlip",
+}
+"""A module whose parts had a file each before -> these parts, by their former names in its room."""
 
 MOVED = {
     "fedfacet.aggregators.lag.LAG": "fedfacet.methods.lag.LAG",
@@ -14,14 +34,28 @@ MOVED = {
     "fedfacet.selectors.fmore.FMoreSelector": "fedfacet.methods.fmore.FMoreSelector",
     "fedfacet.selectors.lag.LagSelector": "fedfacet.methods.lag.LagSelector",
     "fedfacet.selectors.s_fedavg.SFedAvgSelector": "fedfacet.methods.s_fedavg.SFedAvgSelector",
-    "fedfacet.transforms.silence.Silence": "fedfacet.methods.lag.Silence",
+    "fedfacet.transforms.Silence": "fedfacet.methods.lag.Silence",
+    **{
+        f"fedfacet.{module.partition('.')[0]}.{before}": f"fedfacet.{module}.{before.partition('.')[2]}"
+        for module, parts in MERGED.items()
+        for before in parts.split()
+    },
 }
 """Former name -> the name now. Python imports do not look here."""
 
 FORMER = {now: before for before, now in MOVED.items()}
-"""The name now -> the former one, by which the cells of a sweep are still named."""
+"""The name now -> the former one, by which the cells of a sweep and the attacks of an audit are still named."""
 
 
 def with_current_names(text: str) -> str:
     """Return a text, such as a yaml, JSON or an override, with the names that the parts in it have now."""
-    return re.sub(r"(?<![\w./])fedfacet(?:\.\w+)+", lambda name: MOVED.get(name[0], name[0]), text)
+    return _renamed(text, MOVED)
+
+
+def with_former_names(text: str) -> str:
+    """Return a text as it was before parts moved, for digests that stay."""
+    return _renamed(text, FORMER)
+
+
+def _renamed(text: str, names: Mapping[str, str]) -> str:
+    return re.sub(r"(?<![\w./])fedfacet(?:\.\w+)+", lambda name: names.get(name[0], name[0]), text)

@@ -16,7 +16,7 @@ from torch.nn import functional
 from fedfacet import state
 from fedfacet.aggregators.base import Aggregator
 from fedfacet.arguments import check_choice
-from fedfacet.corrections.base import Correction
+from fedfacet.corrections import Correction
 from fedfacet.errors import ConfigError
 from fedfacet.objectives.classification import ClassificationObjective, OptimizerFactory, cross_entropy
 from fedfacet.objectives.group_weighted import check_cross_entropy

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from fedfacet.corrections.base import Correction
+from fedfacet.corrections import Correction
 from fedfacet.errors import DisclosureError
 from fedfacet.heterogeneity import InteractionMatrix
 from fedfacet.objectives.classification import OptimizerFactory, cross_entropy
