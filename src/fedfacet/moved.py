@@ -7,6 +7,7 @@ MOVED = {
     "fedfacet.clients.queries.bid.Bid": "fedfacet.methods.fmore.Bid",
     "fedfacet.clients.queries.contract.Contract": "fedfacet.methods.cbim.Contract",
     "fedfacet.clients.queries.smoothness.Smoothness": "fedfacet.methods.lag.Smoothness",
+    "fedfacet.models.resnet50_gn.ResNet50GN": "fedfacet.models.resnet50.ResNet50GN",
     "fedfacet.selectors.cbim.CBIMSelector": "fedfacet.methods.cbim.CBIMSelector",
     "fedfacet.selectors.favor.FavorSelector": "fedfacet.methods.favor.FavorSelector",
     "fedfacet.selectors.feddiverse.FedDiverseSelector": "fedfacet.methods.feddiverse.FedDiverseSelector",
