@@ -2,12 +2,13 @@
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Annotated
 
 import numpy as np
 
 from fedfacet import state
 from fedfacet.aggregators.base import Aggregator
-from fedfacet.arguments import check_whole
+from fedfacet.arguments import Number, Whole
 from fedfacet.types import ClientUpdate, ServerState, State
 
 
@@ -36,19 +37,10 @@ class GeometricMedian(Aggregator):
             samples has much weight.
         buffers: ``"average"`` takes floating-point buffers for a part of the updates, or a bad client's would get in;
             ``"keep"`` leaves the server's untouched.
-
-    Raises:
-        ValueError: if a value is out of range.
     """
 
-    nu: float = 1e-6
-    iterations: int = 3
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if not 0 < self.nu < float("inf"):
-            raise ValueError(f"Expected `nu` to be larger than 0, and finite, but got {self.nu}.")
-        check_whole("iterations", self.iterations, 0)
+    nu: Annotated[float, Number("larger than 0, and finite")] = 1e-6
+    iterations: Annotated[int, Whole(0)] = 3
 
     def aggregate(self, server: ServerState, model: State, updates: Iterable[ClientUpdate]) -> tuple[ServerState, State]:
         """Return nothing to remember, and the model moved by the median."""

@@ -2,12 +2,13 @@
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import Annotated
 
 import numpy as np
 
 from fedfacet import state
 from fedfacet.aggregators.base import Aggregator
-from fedfacet.arguments import check_whole
+from fedfacet.arguments import Whole
 from fedfacet.errors import ConfigError
 from fedfacet.types import ClientUpdate, Facts, ServerState, State
 
@@ -38,20 +39,10 @@ class Krum(Aggregator):
         keep: m, 1 or larger; ``None`` for n - f. With n or more it is FedAvg, bit for bit.
         buffers: ``"average"`` takes floating-point buffers for a part of the updates, or a bad client's would get in;
             ``"keep"`` leaves the server's untouched.
-
-    Raises:
-        ValueError: if a value is out of range.
     """
 
-    byzantine: int | None = None
-    keep: int | None = 1
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.byzantine is not None:
-            check_whole("byzantine", self.byzantine, 0)
-        if self.keep is not None:
-            check_whole("keep", self.keep)
+    byzantine: Annotated[int | None, Whole(0)] = None
+    keep: Annotated[int | None, Whole()] = 1
 
     def init(self, facts: Facts) -> ServerState:
         """Return nothing to remember.

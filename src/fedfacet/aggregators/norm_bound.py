@@ -2,9 +2,11 @@
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Annotated
 
 from fedfacet import state
 from fedfacet.aggregators.base import Aggregator
+from fedfacet.arguments import Number
 from fedfacet.types import ClientUpdate, ServerState, State
 
 
@@ -25,17 +27,9 @@ class NormBound(Aggregator):
     Args:
         bound: M, larger than 0, over everything together that is averaged: trainable parameters and, unless they are kept,
             floating-point buffers; infinity is FedAvg, bit for bit.
-
-    Raises:
-        ValueError: if ``bound`` is not positive.
     """
 
-    bound: float = 10.0
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if not self.bound > 0:
-            raise ValueError(f"Expected `bound` to be larger than 0, but got {self.bound}.")
+    bound: Annotated[float, Number("larger than 0")] = 10.0
 
     def aggregate(self, server: ServerState, model: State, updates: Iterable[ClientUpdate]) -> tuple[ServerState, State]:
         """Return nothing to remember, and the averaged model."""

@@ -2,13 +2,14 @@
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Annotated
 
 import torch
 from torch import Tensor
 
 from fedfacet import state
 from fedfacet.aggregators.base import Aggregator
-from fedfacet.arguments import check_within
+from fedfacet.arguments import Within
 from fedfacet.types import ClientUpdate, ServerState, State
 
 _ROUNDING = 1e-9
@@ -36,16 +37,9 @@ class TrimmedMean(Aggregator):
         trim: beta in [0, 0.5); 0 is FedAvg, bit for bit.
         buffers: ``"average"`` takes floating-point buffers as it takes parameters, by their trimmed mean, or a bad client's
             would get in; ``"keep"`` leaves the server's untouched.
-
-    Raises:
-        ValueError: if ``trim`` is out of range.
     """
 
-    trim: float = 0.2
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_within("trim", self.trim, "[0, 0.5)")
+    trim: Annotated[float, Within("[0, 0.5)")] = 0.2
 
     def aggregate(self, server: ServerState, model: State, updates: Iterable[ClientUpdate]) -> tuple[ServerState, State]:
         """Return nothing to remember, and the model moved by the trimmed mean."""

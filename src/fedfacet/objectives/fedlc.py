@@ -4,10 +4,10 @@ from collections.abc import Callable, Iterable
 
 from torch import Tensor, nn
 
+from fedfacet.arguments import Number
 from fedfacet.corrections.base import Correction
 from fedfacet.objectives.classification import OptimizerFactory, cross_entropy
 from fedfacet.objectives.counting import CountingObjective, class_counts, for_all_classes
-from fedfacet.objectives.group_weighted import check_cross_entropy
 from fedfacet.types import Batch
 
 
@@ -38,6 +38,8 @@ class FedLCObjective(CountingObjective):
         ValueError: if ``tau`` is out of range, or for another ``loss`` than the cross entropy, which alone is calibrated.
     """
 
+    changes_cross_entropy = "fedlc"
+
     def __init__(
         self,
         model: nn.Module,
@@ -48,9 +50,7 @@ class FedLCObjective(CountingObjective):
         tau: float = 1.0,
     ) -> None:
         super().__init__(model, loss=loss, correction=correction, optimizer=optimizer)
-        if not 0 <= tau < float("inf"):
-            raise ValueError(f"Expected `objective.tau` to be 0 or larger, and finite, but got {tau}.")
-        check_cross_entropy(loss, "fedlc")
+        Number("0 or larger, and finite").check("objective.tau", tau)
         self.tau = tau
         self._shift: Tensor | None = None  # of the classes up to the largest one that the client holds
 

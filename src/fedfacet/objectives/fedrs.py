@@ -9,7 +9,6 @@ from fedfacet.arguments import check_within
 from fedfacet.corrections.base import Correction
 from fedfacet.objectives.classification import OptimizerFactory, cross_entropy
 from fedfacet.objectives.counting import CountingObjective, class_counts, for_all_classes
-from fedfacet.objectives.group_weighted import check_cross_entropy
 from fedfacet.types import Batch
 
 
@@ -42,6 +41,8 @@ class FedRSObjective(CountingObjective):
         ValueError: if ``alpha`` is out of range, or for another ``loss`` than the cross entropy, which alone is restricted.
     """
 
+    changes_cross_entropy = "fedrs"
+
     def __init__(
         self,
         model: nn.Module,
@@ -53,7 +54,6 @@ class FedRSObjective(CountingObjective):
     ) -> None:
         super().__init__(model, loss=loss, correction=correction, optimizer=optimizer)
         check_within("objective.alpha", alpha, "[0, 1]")
-        check_cross_entropy(loss, "fedrs")
         self.alpha = alpha
         self._scale: Tensor | None = None  # of the classes up to the largest one that the client holds
 

@@ -1,17 +1,15 @@
 """Reweighing: a client's samples are weighted so that class and attribute look independent."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn import functional
 
-from fedfacet.corrections.base import Correction
 from fedfacet.errors import DisclosureError
 from fedfacet.heterogeneity import InteractionMatrix
-from fedfacet.objectives.classification import OptimizerFactory, cross_entropy
 from fedfacet.objectives.counting import CountingObjective
-from fedfacet.objectives.group_weighted import check_cross_entropy, weighted_cross_entropy
+from fedfacet.objectives.group_weighted import weighted_cross_entropy
 from fedfacet.types import Batch
 
 
@@ -35,18 +33,9 @@ class ReweighingObjective(CountingObjective):
 
     reads_attributes = True
     """Whether clients must know the attributes of their samples."""
+    changes_cross_entropy = "reweighing"
 
-    def __init__(
-        self,
-        model: nn.Module,
-        *,
-        loss: Callable[[Tensor, Batch], Tensor] = cross_entropy,
-        correction: Correction | None = None,
-        optimizer: OptimizerFactory | None = None,
-    ) -> None:
-        super().__init__(model, loss=loss, correction=correction, optimizer=optimizer)
-        check_cross_entropy(loss, "reweighing")
-        self._weights_YA: Tensor | None = None
+    _weights_YA: Tensor | None = None
 
     def count(self, batches: Iterable[Batch]) -> None:
         """Count the client's samples of each class with each attribute value.

@@ -2,12 +2,13 @@
 
 import math
 from dataclasses import dataclass
+from typing import Annotated
 
 import numpy as np
 from numpy.typing import NDArray
 
 from fedfacet import rng
-from fedfacet.arguments import check_whole
+from fedfacet.arguments import Whole
 from fedfacet.errors import InfeasiblePartitionError
 from fedfacet.partitioners.base import Partitioner, check_enough
 from fedfacet.types import Partition
@@ -45,15 +46,10 @@ class ClassesPerClientPartitioner(Partitioner):
 
     uses_all_samples = True
 
-    num_clients: int | None = 24
-    classes_per_client: int = 2
+    num_clients: Annotated[int | None, Whole()] = 24
+    classes_per_client: Annotated[int, Whole()] = 2
     label: str = "y"
     seed: int = 0
-
-    def __post_init__(self) -> None:
-        if self.num_clients is not None:
-            check_whole("partition.num_clients", self.num_clients)
-        check_whole("partition.classes_per_client", self.classes_per_client)
 
     def partition(self, y: NDArray[np.int64], a: NDArray[np.int64]) -> Partition:
         """Deal the samples; see ``Partitioner.partition``."""

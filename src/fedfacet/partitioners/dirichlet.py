@@ -1,12 +1,13 @@
 """Dirichlet label skew."""
 
 from dataclasses import dataclass
+from typing import Annotated
 
 import numpy as np
 from numpy.typing import NDArray
 
 from fedfacet import rng
-from fedfacet.arguments import check_whole
+from fedfacet.arguments import Whole, Within
 from fedfacet.partitioners.base import Partitioner, check_enough, topped_up
 from fedfacet.types import Partition
 
@@ -31,19 +32,11 @@ class DirichletPartitioner(Partitioner):
 
     uses_all_samples = True
 
-    num_clients: int = 24
-    alpha: float = 0.5
-    min_samples: int = 2
+    num_clients: Annotated[int, Whole()] = 24
+    alpha: Annotated[float, Within("(0, 1e9]", ": for equal shares choose `partition=iid`")] = 0.5
+    min_samples: Annotated[int, Whole()] = 2
     label: str = "y"
     seed: int = 0
-
-    def __post_init__(self) -> None:
-        check_whole("partition.num_clients", self.num_clients)
-        check_whole("partition.min_samples", self.min_samples)
-        if not 0 < self.alpha <= 1e9:  # far above it numpy's draw overflows to zeros
-            raise ValueError(
-                f"Expected `partition.alpha` in (0, 1e9], but got {self.alpha}: for equal shares choose `partition=iid`."
-            )
 
     def partition(self, y: NDArray[np.int64], a: NDArray[np.int64]) -> Partition:
         """Deal the samples; see ``Partitioner.partition``."""

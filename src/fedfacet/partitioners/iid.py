@@ -1,14 +1,18 @@
 """Identically distributed clients."""
 
+from dataclasses import dataclass
+from typing import Annotated
+
 import numpy as np
 from numpy.typing import NDArray
 
 from fedfacet import rng
-from fedfacet.arguments import check_whole
+from fedfacet.arguments import Whole
 from fedfacet.partitioners.base import Partitioner, check_enough
 from fedfacet.types import Partition, cut_partition
 
 
+@dataclass(eq=False, kw_only=True)
 class IIDPartitioner(Partitioner):
     """Shuffle all samples and cut them into parts whose sizes differ by at most one.
 
@@ -19,10 +23,8 @@ class IIDPartitioner(Partitioner):
 
     uses_all_samples = True
 
-    def __init__(self, *, num_clients: int = 24, seed: int = 0) -> None:
-        check_whole("partition.num_clients", num_clients)
-        self.num_clients = num_clients
-        self.seed = seed
+    num_clients: Annotated[int, Whole()] = 24
+    seed: int = 0
 
     def partition(self, y: NDArray[np.int64], a: NDArray[np.int64]) -> Partition:
         """Deal the samples; see ``Partitioner.partition``."""

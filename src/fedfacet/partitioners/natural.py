@@ -1,14 +1,18 @@
 """Clients as they are in the world."""
 
+from dataclasses import dataclass
+from typing import Annotated
+
 import numpy as np
 from numpy.typing import NDArray
 
-from fedfacet.arguments import check_whole
+from fedfacet.arguments import Whole
 from fedfacet.errors import InfeasiblePartitionError
 from fedfacet.partitioners.base import Partitioner
 from fedfacet.types import Partition
 
 
+@dataclass(eq=False, kw_only=True)
 class NaturalPartitioner(Partitioner):
     """Make a client of every value of a column of the data set: a hospital, a role, a writer.
 
@@ -21,10 +25,8 @@ class NaturalPartitioner(Partitioner):
 
     uses_all_samples = True
 
-    def __init__(self, *, label: str = "y", min_samples: int = 1) -> None:
-        check_whole("partition.min_samples", min_samples)
-        self.label = label
-        self.min_samples = min_samples
+    label: str = "y"
+    min_samples: Annotated[int, Whole()] = 1
 
     def partition(self, y: NDArray[np.int64], a: NDArray[np.int64]) -> Partition:
         """Deal the samples; see ``Partitioner.partition``."""

@@ -1,12 +1,13 @@
 """Clients of unequal size and equal mixture."""
 
 from dataclasses import dataclass
+from typing import Annotated
 
 import numpy as np
 from numpy.typing import NDArray
 
 from fedfacet import rng
-from fedfacet.arguments import check_whole
+from fedfacet.arguments import Whole, Within
 from fedfacet.partitioners.base import Partitioner, check_enough, topped_up
 from fedfacet.types import Partition
 
@@ -33,21 +34,12 @@ class QuantitySkewPartitioner(Partitioner):
 
     uses_all_samples = True
 
-    num_clients: int = 10
-    concentration: float = 0.85
+    num_clients: Annotated[int, Whole()] = 10
+    concentration: Annotated[float, Within("(0, 1e9]", ": for equal shares choose `partition=iid`")] = 0.85
     descending: bool = True
-    min_samples: int = 2
+    min_samples: Annotated[int, Whole()] = 2
     label: str = "y"
     seed: int = 0
-
-    def __post_init__(self) -> None:
-        check_whole("partition.num_clients", self.num_clients)
-        check_whole("partition.min_samples", self.min_samples)
-        if not 0 < self.concentration <= 1e9:  # far above it numpy's draw overflows to zeros
-            raise ValueError(
-                f"Expected `partition.concentration` in (0, 1e9], but got {self.concentration}: for equal shares choose "
-                "`partition=iid`."
-            )
 
     def partition(self, y: NDArray[np.int64], a: NDArray[np.int64]) -> Partition:
         """Deal the samples; see ``Partitioner.partition``."""

@@ -1,12 +1,13 @@
 """Clients of equal size, some with few classes and some with many."""
 
 from dataclasses import dataclass
+from typing import Annotated
 
 import numpy as np
 from numpy.typing import NDArray
 
 from fedfacet import rng
-from fedfacet.arguments import check_whole
+from fedfacet.arguments import Whole, check_whole
 from fedfacet.errors import InfeasiblePartitionError
 from fedfacet.partitioners.base import Partitioner, check_enough
 from fedfacet.types import Partition
@@ -41,15 +42,14 @@ class SampledSharder(Partitioner):
 
     uses_all_samples = True
 
-    num_clients: int = 24
-    min_classes: int = 1
+    num_clients: Annotated[int, Whole()] = 24
+    min_classes: Annotated[int, Whole()] = 1
     max_classes: int = 50
     label: str = "y"
     seed: int = 0
 
     def __post_init__(self) -> None:
-        check_whole("partition.num_clients", self.num_clients)
-        check_whole("partition.min_classes", self.min_classes)
+        super().__post_init__()
         check_whole("partition.max_classes", self.max_classes, least=self.min_classes)
 
     def partition(self, y: NDArray[np.int64], a: NDArray[np.int64]) -> Partition:
