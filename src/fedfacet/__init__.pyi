@@ -6,7 +6,7 @@ from fedfacet.assembly import federate as federate
 from fedfacet.callbacks.base import Callback as Callback
 from fedfacet.callbacks.evaluate import Evaluate as Evaluate
 from fedfacet.clients.local_training import LocalTraining as LocalTraining
-from fedfacet.corrections.base import Correction as Correction
+from fedfacet.corrections import Correction as Correction
 from fedfacet.data.arrays import dataset_from_arrays as dataset_from_arrays
 from fedfacet.data.arrays import dataset_from_torch as dataset_from_torch
 from fedfacet.data.dataset import Dataset as Dataset

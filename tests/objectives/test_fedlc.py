@@ -6,7 +6,7 @@ import torch
 from torch.nn import functional
 from torch.utils.data import DataLoader, TensorDataset
 
-from fedfacet.losses.margin import margin
+from fedfacet.losses import margin
 from fedfacet.objectives.classification import ClassificationObjective
 from fedfacet.objectives.fedlc import FedLCObjective
 from fedfacet.types import Batch

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch.nn import functional
 
-from fedfacet.losses.margin import margin
+from fedfacet.losses import margin
 from fedfacet.objectives.classification import ClassificationObjective
 from fedfacet.objectives.fedrs import FedRSObjective
 from fedfacet.types import Batch

@@ -19,11 +19,11 @@ from fedfacet.clients.queries.counts import DisclosedInteractionMatrix
 from fedfacet.clients.queries.estimated_heterogeneity import EstimatedHeterogeneity
 from fedfacet.clients.queries.true_heterogeneity import TrueHeterogeneity
 from fedfacet.compatibility import check_disclosed
-from fedfacet.corrections.base import Correction
+from fedfacet.corrections import Correction
 from fedfacet.data.digits import Digits
 from fedfacet.data.federated import deal
 from fedfacet.deploy.questions import known_queries
-from fedfacet.devices.uniform import UniformDevices
+from fedfacet.devices.synthetic import UniformDevices
 from fedfacet.engines.sequential import SequentialEngine
 from fedfacet.engines.vectorized import VectorizedEngine
 from fedfacet.engines.workers import WorkersEngine

@@ -17,8 +17,8 @@ from fedfacet import state
 from fedfacet.clients.local_training import LocalTraining
 from fedfacet.clients.queries.probe_norm import ProbeNorm
 from fedfacet.engines.sequential import SequentialEngine
-from fedfacet.participation.dropouts import Dropouts
-from fedfacet.schedulers.exponential import ExponentialScheduler
+from fedfacet.participation import Dropouts
+from fedfacet.schedulers import ExponentialScheduler
 from fedfacet.selectors.base import ClientSelector
 from fedfacet.selectors.probe_fairness import ProbeFairnessSelector
 

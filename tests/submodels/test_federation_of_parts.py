@@ -11,8 +11,7 @@ from fedfacet import state
 from fedfacet.aggregators.fedavg import FedAvg
 from fedfacet.aggregators.fedavgm import FedAvgM
 from fedfacet.assembly import federate, parts_of
-from fedfacet.capacities.given import GivenCapacity
-from fedfacet.capacities.largest import LargestCapacity
+from fedfacet.capacities import GivenCapacity, LargestCapacity
 from fedfacet.clients.local_training import LocalTraining
 from fedfacet.clients.prediction import Predictions
 from fedfacet.clients.queries.counts import NumSamples

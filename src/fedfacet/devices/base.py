@@ -3,7 +3,6 @@
 import hashlib
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
 from dataclasses import dataclass, fields
 
 import numpy as np
@@ -222,32 +221,3 @@ class Devices(ABC):
         energy = (self.joules_per_sample, self.joules_per_byte, battery, self.charge_watts)
         rates = (BYTES_PER_MEGABIT * down_mbps_K, BYTES_PER_MEGABIT * up_mbps_K)
         return Profiles(seconds_per_sample_K, *rates, *(number * same_K for number in energy))
-
-
-def lognormal_speeds(
-    num_clients: int,
-    seed: int,
-    *,
-    means: Sequence[float],
-    sigma: float,
-    bandwidth_sigma: float,
-    rho: float,
-) -> tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.float64]]:
-    r"""Return seconds per sample and rates down and up that are lognormal over clients, each of shape (K,).
-
-    With standard normal z and z' of a client, its seconds are :math:`m e^{-\sigma z - \sigma^2 / 2}`, so that m is their mean,
-    and its rates :math:`m' e^{\sigma' (\rho z + \sqrt{1 - \rho^2} z') - \sigma'^2 / 2}`.
-
-    Args:
-        num_clients: K.
-        seed: of the profiles.
-        means: of seconds per sample, rate down and rate up.
-        sigma: of the logarithm of the seconds.
-        bandwidth_sigma: of the logarithm of the rates.
-        rho: correlation of the logarithms of computing speed and rates.
-    """
-    z_K2 = np.array([stream(seed, "devices", client_id).standard_normal(2) for client_id in range(num_clients)])
-    bandwidth_K = rho * z_K2[:, 0] + math.sqrt(1 - rho**2) * z_K2[:, 1]
-    slowness_K = np.exp(-sigma * z_K2[:, 0] - sigma**2 / 2)
-    rate_K = np.exp(bandwidth_sigma * bandwidth_K - bandwidth_sigma**2 / 2)
-    return means[0] * slowness_K, means[1] * rate_K, means[2] * rate_K

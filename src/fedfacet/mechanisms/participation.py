@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from fedfacet import rng
-from fedfacet.participation.base import Participation, available_of, log_weights_of, outcome_of
+from fedfacet.participation import Participation, available_of, log_weights_of, outcome_of
 from fedfacet.round import Mechanism, Round
 
 

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from fedfacet.round import Mechanism, Round
-from fedfacet.termination.base import Termination
+from fedfacet.termination import Termination
 from fedfacet.types import FederationState, RoundResult, ServerState
 
 

@@ -17,7 +17,7 @@ from torch.optim import Optimizer
 from fedfacet import state
 from fedfacet.aggregators.base import Aggregator
 from fedfacet.arguments import Number, check_within
-from fedfacet.corrections.base import Correction
+from fedfacet.corrections import Correction
 from fedfacet.errors import ConfigError
 from fedfacet.objectives.classification import ClassificationObjective, OptimizerFactory, cross_entropy
 from fedfacet.types import Batch, Broadcast, ClientEnd, ClientStart, ClientUpdate, Facts, ServerState, State

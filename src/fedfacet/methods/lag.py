@@ -17,7 +17,7 @@ from fedfacet.arguments import Number, Whole, Within, check_whole, check_within
 from fedfacet.errors import ConfigError
 from fedfacet.query import Query
 from fedfacet.selectors.base import ClientSelector, Taxonomy, warn_of
-from fedfacet.transforms.base import UpdateTransform
+from fedfacet.transforms import UpdateTransform
 from fedfacet.types import (
     STORED_GRADIENTS,
     SUMMED_GRADIENTS,

@@ -14,7 +14,7 @@ from torch import Tensor
 from fedfacet import state
 from fedfacet.aggregators.base import Aggregator
 from fedfacet.arguments import Number
-from fedfacet.corrections.base import Correction
+from fedfacet.corrections import Correction
 from fedfacet.privacy.disclosure import UPDATE
 from fedfacet.types import SUMMED_GRADIENTS, Broadcast, ClientEnd, ClientStart, ClientUpdate, Facts, ServerState, State
 

@@ -10,14 +10,14 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.optim import SGD, Optimizer
 
-from fedfacet.corrections.base import Correction
+from fedfacet.corrections import Correction
 from fedfacet.types import SUMMED_GRADIENTS, Batch, ClientEnd, ClientStart, State
 
 OptimizerFactory = Callable[[Iterable[nn.Parameter]], Optimizer]
 
 
 def cross_entropy(logits: Tensor, batch: Batch) -> Tensor:
-    """Return the mean cross entropy of a batch, the usual loss of a classifier; the others are in ``losses/``."""
+    """Return the mean cross entropy of a batch, the usual loss of a classifier; the others are in ``losses.py``."""
     return functional.cross_entropy(logits, batch.y)
 
 

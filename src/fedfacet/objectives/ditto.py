@@ -9,7 +9,7 @@ from torch.optim import Optimizer
 
 from fedfacet import rng, state
 from fedfacet.arguments import Number
-from fedfacet.corrections.base import Correction
+from fedfacet.corrections import Correction
 from fedfacet.objectives.classification import ClassificationObjective, OptimizerFactory, cross_entropy
 from fedfacet.types import Batch, ClientEnd, ClientStart, State
 

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterable
 from torch import Tensor, nn
 
 from fedfacet.arguments import Number
-from fedfacet.corrections.base import Correction
+from fedfacet.corrections import Correction
 from fedfacet.objectives.classification import OptimizerFactory, cross_entropy
 from fedfacet.objectives.counting import CountingObjective, class_counts, for_all_classes
 from fedfacet.types import Batch

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from fedfacet.arguments import check_within
-from fedfacet.corrections.base import Correction
+from fedfacet.corrections import Correction
 from fedfacet.objectives.classification import OptimizerFactory, cross_entropy
 from fedfacet.objectives.counting import CountingObjective, class_counts, for_all_classes
 from fedfacet.types import Batch

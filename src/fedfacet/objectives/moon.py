@@ -10,7 +10,7 @@ from torch.nn import functional
 
 from fedfacet import state
 from fedfacet.arguments import Number
-from fedfacet.corrections.base import Correction
+from fedfacet.corrections import Correction
 from fedfacet.objectives.classification import ClassificationObjective, OptimizerFactory, cross_entropy
 from fedfacet.types import Batch, ClientEnd, ClientStart, State
 

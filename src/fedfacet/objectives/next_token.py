@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from fedfacet.corrections.base import Correction
+from fedfacet.corrections import Correction
 from fedfacet.objectives.classification import ClassificationObjective, OptimizerFactory, cross_entropy
 from fedfacet.types import Batch
 

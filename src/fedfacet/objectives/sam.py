@@ -7,7 +7,7 @@ from torch import Tensor, nn
 from torch.func import functional_call, grad
 
 from fedfacet.arguments import Number
-from fedfacet.corrections.base import Correction
+from fedfacet.corrections import Correction
 from fedfacet.objectives.classification import ClassificationObjective, OptimizerFactory, cross_entropy
 from fedfacet.types import Batch
 

@@ -1,21 +1,94 @@
-"""LoRA: low-rank changes of a frozen base."""
+"""Which of a model's weights clients train, where that is not all of them."""
 
 import json
 import re
 import warnings
-from collections.abc import Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 
-from fedfacet.adapters.base import Adapter, train_only
 from fedfacet.arguments import check_choice, check_whole, check_within
 from fedfacet.errors import ConfigError, first_line
 from fedfacet.optional import required
 from fedfacet.types import State
+
+
+class Adapter(ABC):
+    """Says which of a model's weights clients train, and freezes the others.
+
+    A frozen weight is everybody's own: it is not sent, averaged or saved, and ``model_digest`` does not cover it. A checkpoint
+    keeps the sha256 of all frozen weights, by which a resume knows the base again. Buffers, such as the running statistics of
+    batch normalisation, are not weights: they travel.
+    """
+
+    export: ClassVar[Callable[..., None] | None] = None
+    """``export(self, model, weights, folder)`` writes what was trained in a format of its library; ``None`` for nothing.
+
+    ``model`` is as ``fit`` left it but for its trained weights, which are ``weights``.
+    """
+
+    @abstractmethod
+    def fit(self, model: nn.Module) -> None:
+        """Freeze a model's weights, in place, all but those that clients train; what this draws comes from torch.
+
+        Raises:
+            ConfigError: if the model has no such layers.
+        """
+
+
+def train_only(model: nn.Module, names: Sequence[str], setting: str) -> None:
+    """Freeze a model but for some modules.
+
+    Args:
+        model: changed in place.
+        names: of modules.
+        setting: that names them, for the message.
+
+    Raises:
+        ConfigError: if the model has no such module, or if there is nothing in one that could be trained.
+    """
+    for name in names:
+        try:
+            found = model.get_submodule(name)
+        except AttributeError:
+            found = nn.Module()
+        if not any(True for _ in found.parameters()):
+            parts = ", ".join(child for child, part in model.named_children() if any(True for _ in part.parameters()))
+            raise ConfigError(
+                f"Expected `{setting}` to name modules with weights, but {type(model).__name__} has none called {name!r}: name "
+                f"some of {parts}, or of what lies in them, such as backbone.fc."
+            )
+    model.requires_grad_(False)
+    for name in names:
+        model.get_submodule(name).requires_grad_(True)
+
+
+class Frozen(Adapter):
+    """Freeze all but some modules: a pre-trained backbone with a trained head, say.
+
+    Args:
+        trained: names of the modules that clients train; the others neither travel nor are saved.
+
+    Raises:
+        ValueError: if there are none.
+    """
+
+    def __init__(self, *, trained: Sequence[str] = ("head",)) -> None:
+        if not trained:
+            raise ValueError(
+                "Expected `adapter.trained` to name at least one module, but got none: name the head, for example."
+            )
+        self.trained = tuple(trained)
+
+    def fit(self, model: nn.Module) -> None:
+        """Freeze the rest; see ``Adapter.fit``."""
+        train_only(model, self.trained, "adapter.trained")
+
 
 _ADAPTER = "default"  # PEFT's name of an adapter, which its files leave out
 _LAYERS = (nn.Linear, nn.Conv2d)
