@@ -296,6 +296,7 @@ class LAG(Aggregator):
         return {"deltas": deltas, "weights": weights}, state.add(model, moved | buffers)
 
 
+@dataclass(eq=False, kw_only=True)
 class Silence(UpdateTransform):
     r"""Have a client send nothing if its update is about the one that it sent last.
 
@@ -325,11 +326,8 @@ class Silence(UpdateTransform):
     needs = frozenset({STORED_GRADIENTS})
     needs_full_batch = True
 
-    def __init__(self, *, xi: float = 0.1, window: int = 10) -> None:
-        check_within("xi", xi, "[0, 3.4e38]")
-        check_whole("window", window)
-        self.xi = xi
-        self.window = window
+    xi: Annotated[float, Within("[0, 3.4e38]")] = 0.1
+    window: Annotated[int, Whole()] = 10
 
     def apply(self, update: ClientUpdate, rng: np.random.Generator) -> ClientUpdate:
         """Return the update as it is: ``consider`` does it."""
