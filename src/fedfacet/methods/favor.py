@@ -102,7 +102,6 @@ class FavorSelector(ClientSelector):
     taxonomy = Taxonomy(
         "efficiency", "DSRT", ("θ",), "reinforcement learning on the server's samples", "ranking", "accuracy reached"
     )
-    needs_change = True
 
     agent: str | None = None
     learns: bool = True

@@ -8,6 +8,8 @@ from numpy.typing import ArrayLike, NDArray
 from scipy.optimize import minimize
 
 from fedfacet.arguments import Choice, Whole, Within
+from fedfacet.mechanism import Mechanism
+from fedfacet.methods.fedavg_first import FedAvgFirst
 from fedfacet.selectors.base import ClientSelector, Taxonomy
 from fedfacet.types import Query, SelectionContext, ServerState
 
@@ -54,13 +56,13 @@ class FedRKSelector(ClientSelector):
     pretraining_rounds: Annotated[int, Whole(0)] = 1
     pretraining: Annotated[str, Choice("fedavg", "ordinary")] = "fedavg"
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        self.fedavg_rounds = self.pretraining_rounds if self.pretraining == "fedavg" else 0
+    def mechanisms(self) -> list[Mechanism]:
+        """Return what puts FedAvg in the aggregator's place while pre-training."""
+        return [FedAvgFirst(self.pretraining_rounds)] if self.pretraining_rounds and self.pretraining == "fedavg" else []
 
     def select(self, server: ServerState, context: SelectionContext) -> list[int]:
         """Return a cohort drawn by the balancing weights; all available clients while pre-training."""
-        if context.round <= self.fedavg_rounds or context.round < self.pretraining_rounds:
+        if context.round < self.pretraining_rounds + (self.pretraining == "fedavg"):
             return list(context.available)
         matrices = context.ask_once(self.interaction_matrix, context.available)
         if context.round <= self.pretraining_rounds:
