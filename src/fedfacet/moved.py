@@ -13,6 +13,7 @@ MERGED = {
     "corrections": "proximal.ProximalCorrection",
     "losses": "generalized_cross_entropy.generalized_cross_entropy group_penalty.group_penalty margin.margin",
     "models.resnet50": "resnet50_gn.ResNet50GN",
+    "objectives.counting": "fedlc.FedLCObjective fedrs.FedRSObjective reweighing.ReweighingObjective",
     "participation": "check_in.CheckIn dirichlet.DirichletParticipation dropouts.Dropouts stragglers.Stragglers",
     "partitioners.natural": "grouped_natural.GroupedNaturalPartitioner",
     "partitioners.synthetic": "iid.IIDPartitioner dirichlet.DirichletPartitioner quantity_skew.QuantitySkewPartitioner "
