@@ -45,9 +45,6 @@ class FairLagrangianObjective(ClassificationObjective):
     to 0, which moves lambda.
 
     Arguments are those of ``ClassificationObjective``.
-
-    Raises:
-        ValueError: for another ``loss`` than the cross entropy, whose means over groups are compared.
     """
 
     reads_attributes = True

@@ -68,9 +68,6 @@ class FedLCObjective(CountingObjective):
 
     Args:
         tau: 0 or larger, and finite; 0 is the plain cross entropy, absent classes included.
-
-    Raises:
-        ValueError: if ``tau`` is out of range, or for another ``loss`` than the cross entropy, which alone is calibrated.
     """
 
     changes_cross_entropy = "fedlc"
@@ -124,9 +121,6 @@ class FedRSObjective(CountingObjective):
 
     Args:
         alpha: in [0, 1]; 1 is the plain cross entropy, and with 0 nothing is learnt about the logits of absent classes.
-
-    Raises:
-        ValueError: if ``alpha`` is out of range, or for another ``loss`` than the cross entropy, which alone is restricted.
     """
 
     changes_cross_entropy = "fedrs"
@@ -169,9 +163,6 @@ class ReweighingObjective(CountingObjective):
     warns that it may hurt the fairness of the whole federation.
 
     Arguments are those of ``ClassificationObjective``.
-
-    Raises:
-        ValueError: for another ``loss`` than the cross entropy, which alone is weighted sample by sample.
     """
 
     reads_attributes = True

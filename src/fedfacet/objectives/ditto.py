@@ -36,9 +36,6 @@ class DittoObjective(ClassificationObjective):
 
     Args:
         personal_weight: lambda, 0 or larger; 0 is training alone, and the larger, the nearer v stays to the global model.
-
-    Raises:
-        ValueError: if ``personal_weight`` is negative.
     """
 
     divisible = False  # every step changes v

@@ -14,9 +14,6 @@ class GroupWeightedObjective(ClassificationObjective):
     ``bounded_group_loss``). Where it sends none, or all are 1, the loss is the plain cross entropy, bit for bit.
 
     Arguments are those of ``ClassificationObjective``.
-
-    Raises:
-        ValueError: for another ``loss`` than the cross entropy, which alone is weighted sample by sample.
     """
 
     reads_attributes = True

@@ -36,9 +36,6 @@ class SAMObjective(ClassificationObjective):
 
     Args:
         rho: 0 or larger, and finite; 0 is the plain step, bit for bit, in one pass.
-
-    Raises:
-        ValueError: if ``rho`` is out of range.
     """
 
     def __init__(
