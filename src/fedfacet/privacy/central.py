@@ -64,10 +64,6 @@ class CentralDP(Privacy):
         target_quantile: :math:`\gamma` in (0, 1); ``None`` for a norm that stays.
         clip_norm_lr: :math:`\eta_C`, larger than 0 and finite; of ``target_quantile``.
         clipped_count_stddev: :math:`\sigma_b`, larger than z / 2 and finite; ``None`` for m / 20, as the paper recommends.
-
-    Raises:
-        ConfigError: if the file cannot be read or is too short.
-        ValueError: if a value is out of range.
     """
 
     unit = "client"

@@ -43,10 +43,6 @@ class DPSGD(Privacy):
         cover: as in ``Privacy``.
         noise_key_file: as in ``Privacy``; one that the server cannot read. Noise and batches follow from it.
         max_epsilon: a client stops taking part before its epsilon would exceed this; ``None`` for no limit.
-
-    Raises:
-        ConfigError: if the file cannot be read or is too short.
-        ValueError: if a value is out of range.
     """
 
     unit = "sample"
