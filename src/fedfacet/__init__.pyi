@@ -33,9 +33,9 @@ from fedfacet.metrics.group_fairness import EqualizedOddsDifference as Equalized
 from fedfacet.metrics.group_fairness import EqualOpportunityDifference as EqualOpportunityDifference
 from fedfacet.metrics.group_fairness import PredictiveEqualityDifference as PredictiveEqualityDifference
 from fedfacet.objectives.classification import ClassificationObjective as ClassificationObjective
-from fedfacet.partitioners.dirichlet import DirichletPartitioner as DirichletPartitioner
-from fedfacet.partitioners.iid import IIDPartitioner as IIDPartitioner
 from fedfacet.partitioners.interaction_matrix import InteractionMatrixPartitioner as InteractionMatrixPartitioner
+from fedfacet.partitioners.synthetic import DirichletPartitioner as DirichletPartitioner
+from fedfacet.partitioners.synthetic import IIDPartitioner as IIDPartitioner
 from fedfacet.query import Query as Query
 from fedfacet.runs.run import Run as Run
 from fedfacet.runs.run import load_run as load_run

@@ -7,24 +7,26 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 
-from fedfacet.arguments import check_choice, check_whole, check_within
+from fedfacet.arguments import Choice, Declared, Whole, Within
 from fedfacet.errors import ConfigError, first_line
 from fedfacet.optional import required
 from fedfacet.types import State
 
 
-class Adapter(ABC):
+class Adapter(Declared, ABC):
     """Says which of a model's weights clients train, and freezes the others.
 
     A frozen weight is everybody's own: it is not sent, averaged or saved, and ``model_digest`` does not cover it. A checkpoint
     keeps the sha256 of all frozen weights, by which a resume knows the base again. Buffers, such as the running statistics of
     batch normalisation, are not weights: they travel.
     """
+
+    option_group = "adapter."
 
     export: ClassVar[Callable[..., None] | None] = None
     """``export(self, model, weights, folder)`` writes what was trained in a format of its library; ``None`` for nothing.
@@ -131,24 +133,15 @@ class LoRA(Adapter):
         modules_to_save: names of modules that are trained whole.
         freeze_a: whether A is frozen too.
         base_dtype: of the frozen weights, ``"float32"`` (as the model has them) or ``"bfloat16"``.
-
-    Raises:
-        ValueError: if a number is out of range, or if ``base_dtype`` is none of its choices.
     """
 
     target_modules: Sequence[str] | str | None = None
-    r: int = 8
-    alpha: float = 16.0
-    dropout: float = 0.0
+    r: Annotated[int, Whole()] = 8
+    alpha: Annotated[float, Within("(0, 1e9]")] = 16.0
+    dropout: Annotated[float, Within("[0, 1)")] = 0.0
     modules_to_save: Sequence[str] = ("head",)
     freeze_a: bool = False
-    base_dtype: str = "float32"
-
-    def __post_init__(self) -> None:
-        check_whole("adapter.r", self.r)
-        check_within("adapter.alpha", self.alpha, "(0, 1e9]")
-        check_within("adapter.dropout", self.dropout, "[0, 1)")
-        check_choice("adapter.base_dtype", self.base_dtype, ("float32", "bfloat16"))
+    base_dtype: Annotated[str, Choice("float32", "bfloat16")] = "float32"
 
     def fit(self, model: nn.Module) -> None:
         """Add A and B, and freeze the rest; see ``Adapter.fit``."""

@@ -3,13 +3,14 @@
 import warnings
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
+from typing import Annotated
 
 import numpy as np
 from numpy.typing import NDArray
 from scipy.special import logsumexp
 from scipy.stats import norm
 
-from fedfacet.arguments import check_choice, check_whole, check_within
+from fedfacet.arguments import Choice, Declared, Number, Whole, Within
 
 SHADOWS = "shadows"
 """What an attack needs that compares with models of the attacker's own."""
@@ -63,11 +64,13 @@ class Signals:
         return losses_of(self.logits, self.y)
 
 
-class Attack(ABC):
+class Attack(Declared, ABC):
     """Gives every sample a score; the higher, the more an attacker takes it for a member.
 
     Arguments that are out of range raise ``ValueError``. An attack draws nothing.
     """
+
+    option_group = "attack."
 
     needs: frozenset[str] = frozenset()
     """What signals must hold besides what the attacked model says."""
@@ -141,6 +144,7 @@ class Gap(Attack):
         return right
 
 
+@dataclass(eq=False, kw_only=True)
 class LiRA(Attack):
     r"""A sample is taken for a member where the model is surer of it than shadow models that were not trained on it.
 
@@ -167,21 +171,14 @@ class LiRA(Attack):
     needs = frozenset({SHADOWS})
     least_out = 2
 
-    def __init__(
-        self,
-        *,
-        mode: str = "offline",
-        statistic: str = "true_class",
-        variance: str = "per_sample",
-        min_std: float = 1e-6,
-    ) -> None:
-        check_choice("attack.mode", mode, ("offline", "online"))
-        check_choice("attack.statistic", statistic, ("true_class", "max_probability"))
-        check_choice("attack.variance", variance, ("per_sample", "global"))
-        if not 0 <= min_std < float("inf"):
-            raise ValueError(f"Expected `attack.min_std` to be 0 or larger and finite, but got {min_std}.")
-        self.mode, self.statistic, self.variance, self.min_std = mode, statistic, variance, min_std
-        self.least_in = 2 if mode == "online" else 0
+    mode: Annotated[str, Choice("offline", "online")] = "offline"
+    statistic: Annotated[str, Choice("true_class", "max_probability")] = "true_class"
+    variance: Annotated[str, Choice("per_sample", "global")] = "per_sample"
+    min_std: Annotated[float, Number("0 or larger and finite")] = 1e-6
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.least_in = 2 if self.mode == "online" else 0
 
     def scores(self, signals: Signals) -> Scores:
         """Return z-values offline, log-likelihood ratios online.
@@ -218,6 +215,7 @@ class LiRA(Attack):
         return mean, np.sqrt(variance) + self.min_std
 
 
+@dataclass(eq=False, kw_only=True)
 class LossThreshold(Attack):
     r"""A sample is taken for a member where its loss is below a threshold :math:`\nu`; the score is :math:`\nu - \ell`.
 
@@ -231,9 +229,7 @@ class LossThreshold(Attack):
 
     threshold = 0.0
 
-    def __init__(self, *, rule: str = "mean_member") -> None:
-        check_choice("attack.rule", rule, ("mean_member", "best", "per_class"))
-        self.rule = rule
+    rule: Annotated[str, Choice("mean_member", "best", "per_class")] = "mean_member"
 
     def scores(self, signals: Signals) -> Scores:
         """Return how far a loss is below the threshold."""
@@ -261,6 +257,7 @@ def _best(members: Scores, others: Scores) -> float:
     return float(bounds[int(np.argmax(right))])
 
 
+@dataclass(eq=False, kw_only=True)
 class RMIA(Attack):
     r"""A sample is taken for a member where training has raised its probability more than that of most others.
 
@@ -282,11 +279,8 @@ class RMIA(Attack):
     needs = frozenset({SHADOWS})
     least_out = 1
 
-    def __init__(self, *, gamma: float = 1.0, offline_a: float = 0.3) -> None:
-        check_within("attack.offline_a", offline_a, "[0, 1]")
-        if not 1 <= gamma < float("inf"):
-            raise ValueError(f"Expected `attack.gamma` to be 1 or larger and finite, but got {gamma}.")
-        self.gamma, self.offline_a = gamma, offline_a
+    gamma: Annotated[float, Number("1 or larger and finite")] = 1.0
+    offline_a: Annotated[float, Within("[0, 1]")] = 0.3
 
     def scores(self, signals: Signals) -> Scores:
         """Return the share of known others whose ratio a sample's is gamma times.
@@ -313,6 +307,7 @@ class RMIA(Attack):
 HIDDEN, BATCH_SIZE, MOMENTUM, WEIGHT_DECAY = (512, 128, 32), 128, 0.9, 1e-4
 
 
+@dataclass(eq=False, kw_only=True)
 class Trajectory(Attack):
     """A network that was taught on a shadow model tells members from others by their loss trajectories.
 
@@ -336,23 +331,11 @@ class Trajectory(Attack):
     needs = frozenset({TRAJECTORY})
     threshold = 0.5
 
-    def __init__(
-        self,
-        *,
-        distill_epochs: int = 25,
-        distill_lr: float = 0.01,
-        attack_epochs: int = 30,
-        attack_lr: float = 0.005,
-        seed: int = 0,
-    ) -> None:
-        check_whole("attack.distill_epochs", distill_epochs)
-        check_whole("attack.attack_epochs", attack_epochs)
-        check_whole("attack.seed", seed, 0)
-        for name, lr in (("distill_lr", distill_lr), ("attack_lr", attack_lr)):
-            if not 0 < lr < float("inf"):
-                raise ValueError(f"Expected `attack.{name}` to be larger than 0 and finite, but got {lr}.")
-        self.distill_epochs, self.distill_lr = distill_epochs, distill_lr
-        self.attack_epochs, self.attack_lr, self.seed = attack_epochs, attack_lr, seed
+    distill_epochs: Annotated[int, Whole()] = 25
+    distill_lr: Annotated[float, Number("larger than 0 and finite")] = 0.01
+    attack_epochs: Annotated[int, Whole()] = 30
+    attack_lr: Annotated[float, Number("larger than 0 and finite")] = 0.005
+    seed: Annotated[int, Whole(0)] = 0
 
     def scores(self, signals: Signals) -> Scores:
         """Return the network's probabilities.

@@ -5,13 +5,20 @@ from collections.abc import Mapping
 
 MERGED = {
     "adapters": "frozen.Frozen lora.LoRA",
+    "aggregators.robust": "coordinate_median.CoordinateMedian geometric_median.GeometricMedian krum.Krum norm_bound.NormBound "
+    "trimmed_mean.TrimmedMean",
     "attacks": "gap.Gap lira.LiRA loss_threshold.LossThreshold rmia.RMIA trajectory.Trajectory",
     "capacities": "given.GivenCapacity largest.LargestCapacity proportions.ProportionsCapacity",
     "devices.synthetic": "diurnal.DiurnalDevices lognormal.LognormalDevices mobile_edge.MobileEdgeDevices tiers.TierDevices "
     "uniform.UniformDevices",
     "corrections": "proximal.ProximalCorrection",
     "losses": "generalized_cross_entropy.generalized_cross_entropy group_penalty.group_penalty margin.margin",
+    "models.resnet50": "resnet50_gn.ResNet50GN",
+    "objectives.counting": "fedlc.FedLCObjective fedrs.FedRSObjective reweighing.ReweighingObjective",
     "participation": "check_in.CheckIn dirichlet.DirichletParticipation dropouts.Dropouts stragglers.Stragglers",
+    "partitioners.natural": "grouped_natural.GroupedNaturalPartitioner",
+    "partitioners.synthetic": "iid.IIDPartitioner dirichlet.DirichletPartitioner quantity_skew.QuantitySkewPartitioner "
+    "classes_per_client.ClassesPerClientPartitioner sampled_sharder.SampledSharder",
     "personal": "head.PersonalHead model.PersonalModel norm_layers.PersonalNormLayers",
     "schedulers": "cosine.CosineScheduler exponential.ExponentialScheduler multi_step.MultiStepScheduler step.StepScheduler "
     "one_cycle.OneCycleScheduler plateau.PlateauScheduler warm_restarts.WarmRestartsScheduler",

@@ -2,16 +2,17 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Annotated
 
 import numpy as np
 from numpy.typing import NDArray
 
 from fedfacet import rng as streams
-from fedfacet.arguments import check_choice, check_whole, check_within
+from fedfacet.arguments import Choice, Declared, Whole, Within, check_within
 from fedfacet.types import WEIGHTED_DRAWS
 
 
-class Participation:
+class Participation(Declared):
     """Which clients are away, drop out, or finish only a part of their work; these are always there and finish.
 
     Its methods draw from nothing but the generator they are given and keep no state, so that a round can be run again.
@@ -95,6 +96,7 @@ def outcome_of(participation: Participation, client_id: int, draw: Callable[[], 
     return finished
 
 
+@dataclass(eq=False, kw_only=True)
 class CheckIn(Participation):
     """A number of clients, drawn uniformly anew for every round, check in with the server; the others are away.
 
@@ -108,9 +110,9 @@ class CheckIn(Participation):
         num_clients: how many check in, 1 or larger; all do where there are no more.
     """
 
-    def __init__(self, *, num_clients: int = 2000) -> None:
-        check_whole("participation.num_clients", num_clients)
-        self.num_clients = num_clients
+    option_group = "participation."
+
+    num_clients: Annotated[int, Whole()] = 2000
 
     def available(self, num_clients: int, rng: np.random.Generator) -> tuple[int, ...]:
         """Return those who check in."""
@@ -143,16 +145,16 @@ class DirichletParticipation(Participation):
         seed: of p where it is drawn once; it does not follow the run's seed.
     """
 
-    gamma: float = 0.5
+    option_group = "participation."
+
+    gamma: Annotated[float, Within("(0, 1e9]")] = 0.5
     redrawn: bool = False
-    mode: str = "available"
-    available_fraction: float = 0.5
+    mode: Annotated[str, Choice("available", "weights")] = "available"
+    available_fraction: Annotated[float, Within("(0, 1]")] = 0.5
     seed: int = 0
 
     def __post_init__(self) -> None:
-        check_within("participation.gamma", self.gamma, "(0, 1e9]")
-        check_choice("participation.mode", self.mode, ("available", "weights"))
-        check_within("participation.available_fraction", self.available_fraction, "(0, 1]")
+        super().__post_init__()
         self.gives_weights = self.mode == "weights"
         self.needs = frozenset({WEIGHTED_DRAWS} if self.gives_weights else ())
 
@@ -174,6 +176,7 @@ class DirichletParticipation(Participation):
         return np.log(draw.standard_gamma(self.gamma + 1, num_clients)) + np.log1p(-draw.random(num_clients)) / self.gamma
 
 
+@dataclass(eq=False, kw_only=True)
 class Dropouts(Participation):
     """Each client is away, and each selected client drops out, with fixed probabilities, independently.
 
@@ -182,11 +185,8 @@ class Dropouts(Participation):
         dropout_probability: that a selected client is sent the model and never answers, in [0, 1].
     """
 
-    def __init__(self, *, away_probability: float = 0.0, dropout_probability: float = 0.1) -> None:
-        check_within("away_probability", away_probability, "[0, 1]")
-        check_within("dropout_probability", dropout_probability, "[0, 1]")
-        self.away_probability = away_probability
-        self.dropout_probability = dropout_probability
+    away_probability: Annotated[float, Within("[0, 1]")] = 0.0
+    dropout_probability: Annotated[float, Within("[0, 1]")] = 0.1
 
     def available(self, num_clients: int, rng: np.random.Generator) -> tuple[int, ...]:
         """Return the clients that are not away."""
@@ -197,6 +197,7 @@ class Dropouts(Participation):
         return 0.0 if draw().random() < self.dropout_probability else 1.0
 
 
+@dataclass(eq=False, kw_only=True)
 class Stragglers(Participation):
     """A selected client is, with a fixed probability, too slow for all its steps and finishes a uniform part of them.
 
@@ -208,11 +209,8 @@ class Stragglers(Participation):
         min_fraction: the smallest part a straggler finishes, in (0, 1].
     """
 
-    def __init__(self, *, straggler_probability: float = 0.5, min_fraction: float = 0.1) -> None:
-        check_within("straggler_probability", straggler_probability, "[0, 1]")
-        check_within("min_fraction", min_fraction, "(0, 1]")
-        self.straggler_probability = straggler_probability
-        self.min_fraction = min_fraction
+    straggler_probability: Annotated[float, Within("[0, 1]")] = 0.5
+    min_fraction: Annotated[float, Within("(0, 1]")] = 0.1
 
     def outcome(self, client_id: int, draw: Callable[[], np.random.Generator]) -> float:
         """Return the finished part of the steps."""

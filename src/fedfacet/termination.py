@@ -3,20 +3,24 @@
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
+from dataclasses import dataclass
 from difflib import get_close_matches
+from typing import Annotated
 
-from fedfacet.arguments import check_whole, check_within
+from fedfacet.arguments import Declared, Whole, Within
 from fedfacet.errors import ConfigError
 from fedfacet.types import PAYMENTS, RoundResult, ServerState
 
 
-class Termination(ABC):
+class Termination(Declared, ABC):
     """Look at every round, and say whether it is the last.
 
     A termination is immutable: its constructor takes hyperparameters, of which those out of range raise ``ValueError``, and its
     state goes in and comes out. A run never has more than ``federation.rounds`` rounds. The round that ends it is measured like
     the last one of any run, whatever ``every_n_rounds`` says.
     """
+
+    option_group = "termination."
 
     needs_devices: bool = False
     """Whether it looks at the simulated clock, which only a run with ``devices`` has."""
@@ -48,16 +52,19 @@ class Termination(ABC):
         """
 
 
+@dataclass(eq=False, kw_only=True)
 class MetricTermination(Termination):
     """A termination by a metric of the validation set, of which more is better."""
 
-    def __init__(self, metric: str) -> None:
-        if not metric.startswith(("val/", "personal_val/", "holdout/")):
+    metric: str
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not self.metric.startswith(("val/", "personal_val/", "holdout/")):
             raise ValueError(
-                f"Expected `termination.metric` to be one of the validation set, but got {metric!r}: the test set never "
+                f"Expected `termination.metric` to be one of the validation set, but got {self.metric!r}: the test set never "
                 "chooses, and training does not say how well new samples are told, so take val/acc or val/acc_worst_group."
             )
-        self.metric = metric
 
     def check(self, metrics: Mapping[str, float]) -> None:
         """Refuse rounds that do not measure the metric."""
@@ -70,6 +77,7 @@ class MetricTermination(Termination):
             )
 
 
+@dataclass(eq=False, kw_only=True)
 class AccuracyTermination(MetricTermination):
     """End a run with the first measured round whose validation metric is ``target`` or more.
 
@@ -81,10 +89,8 @@ class AccuracyTermination(MetricTermination):
         target: in (0, 1].
     """
 
-    def __init__(self, *, metric: str = "val/acc", target: float = 0.9) -> None:
-        super().__init__(metric)
-        check_within("termination.target", target, "(0, 1]")
-        self.target = target
+    metric: str = "val/acc"
+    target: Annotated[float, Within("(0, 1]")] = 0.9
 
     def observe(self, server: ServerState, result: RoundResult) -> tuple[ServerState, str | None]:
         """Look at the metric, if it is due."""
@@ -92,6 +98,7 @@ class AccuracyTermination(MetricTermination):
         return server, f"{self.metric} is {value:.4g}, and {self.target:g} was the target" if value >= self.target else None
 
 
+@dataclass(eq=False, kw_only=True)
 class BudgetTermination(Termination):
     """End a run with the round in which the payments to clients come to ``payments`` or more.
 
@@ -106,9 +113,7 @@ class BudgetTermination(Termination):
 
     needs = frozenset({PAYMENTS})
 
-    def __init__(self, *, payments: float = 100.0) -> None:
-        check_within("termination.payments", payments, "(0, 1e300]")
-        self.payments = payments
+    payments: Annotated[float, Within("(0, 1e300]")] = 100.0
 
     def init(self) -> ServerState:
         """Return what has been paid so far."""
@@ -121,6 +126,7 @@ class BudgetTermination(Termination):
         return {"spent": spent}, reason if spent >= self.payments else None
 
 
+@dataclass(eq=False, kw_only=True)
 class EnergyTermination(Termination):
     """End a run with the round after which ``dead_share`` of all clients have less energy left than a round takes.
 
@@ -130,9 +136,7 @@ class EnergyTermination(Termination):
 
     needs_devices = True
 
-    def __init__(self, *, dead_share: float = 1.0) -> None:
-        check_within("termination.dead_share", dead_share, "(0, 1]")
-        self.dead_share = dead_share
+    dead_share: Annotated[float, Within("(0, 1]")] = 1.0
 
     def observe(self, server: ServerState, result: RoundResult) -> tuple[ServerState, str | None]:
         """Count the clients."""
@@ -141,6 +145,7 @@ class EnergyTermination(Termination):
         return server, f"{dead} of {everybody} clients have less energy than a round takes" if ends else None
 
 
+@dataclass(eq=False, kw_only=True)
 class PlateauTermination(MetricTermination):
     """End a run when its validation metric has not grown for some rounds.
 
@@ -162,11 +167,9 @@ class PlateauTermination(MetricTermination):
         'val/acc has not exceeded 0.6 for 2 rounds'
     """
 
-    def __init__(self, *, metric: str = "val/acc_worst_group", patience: int = 20, least_gain: float = 0.0) -> None:
-        super().__init__(metric)
-        check_whole("termination.patience", patience)
-        check_within("termination.least_gain", least_gain, "[0, 1]")
-        self.patience, self.least_gain = patience, least_gain
+    metric: str = "val/acc_worst_group"
+    patience: Annotated[int, Whole()] = 20
+    least_gain: Annotated[float, Within("[0, 1]")] = 0.0
 
     def init(self) -> ServerState:
         """Return that nothing was measured yet."""
@@ -183,6 +186,7 @@ class PlateauTermination(MetricTermination):
         return {"best": server["best"], "waited": waited}, reason
 
 
+@dataclass(eq=False, kw_only=True)
 class SilenceTermination(Termination):
     """End a run after ``rounds`` rounds in a row in which no update arrived.
 
@@ -190,9 +194,7 @@ class SilenceTermination(Termination):
         rounds: 1 or larger.
     """
 
-    def __init__(self, *, rounds: int = 1) -> None:
-        check_whole("termination.rounds", rounds)
-        self.rounds = rounds
+    rounds: Annotated[int, Whole()] = 1
 
     def init(self) -> ServerState:
         """Return how many rounds in a row have been silent."""
@@ -204,6 +206,7 @@ class SilenceTermination(Termination):
         return {"silent": silent}, f"no update arrived for {silent} rounds" if silent >= self.rounds else None
 
 
+@dataclass(eq=False, kw_only=True)
 class SimulatedTimeTermination(Termination):
     """End a run with the round in which the simulated clock passes ``hours``.
 
@@ -213,9 +216,7 @@ class SimulatedTimeTermination(Termination):
 
     needs_devices = True
 
-    def __init__(self, *, hours: float = 24.0) -> None:
-        check_within("termination.hours", hours, "(0, 1e9]")
-        self.hours = hours
+    hours: Annotated[float, Within("(0, 1e9]")] = 24.0
 
     def observe(self, server: ServerState, result: RoundResult) -> tuple[ServerState, str | None]:
         """Look at the clock."""

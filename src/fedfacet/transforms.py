@@ -1,10 +1,9 @@
 """What happens to an update before it leaves the client."""
 
-import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
-from typing import Any, ClassVar
+from dataclasses import dataclass, replace
+from typing import Annotated, ClassVar
 
 import numpy as np
 import torch
@@ -13,11 +12,11 @@ from torch import Tensor
 
 from fedfacet import rng as streams
 from fedfacet import state
-from fedfacet.arguments import check_choice, check_whole, check_within
+from fedfacet.arguments import Choice, Declared, Number, Whole, Within, check_whole
 from fedfacet.types import ClientTask, ClientUpdate, State
 
 
-class UpdateTransform(ABC):
+class UpdateTransform(Declared, ABC):
     """What happens to an update before it leaves the client: its last deed."""
 
     clients: Sequence[int] | None = None
@@ -45,6 +44,14 @@ class UpdateTransform(ABC):
     It returns what they come to with this transform. ``None`` where it does not look at them.
     """
 
+    def __post_init__(self) -> None:
+        """Check the fields, and that ``clients`` are numbers from 0 on."""
+        super().__post_init__()
+        if "clients" in vars(self):  # it is a field
+            self.clients = tuple(vars(self)["clients"])
+            for client_id in self.clients:
+                check_whole("clients", client_id, 0)
+
     @abstractmethod
     def apply(self, update: ClientUpdate, rng: np.random.Generator) -> ClientUpdate:
         """Return the update as it is sent, drawing from ``rng`` only."""
@@ -54,27 +61,15 @@ class UpdateTransform(ABC):
         return update
 
 
-def named(clients: Sequence[Any]) -> tuple[int, ...]:
-    """Return the clients that a configuration names, or raise ``ValueError`` if one is no whole number, 0 or larger."""
-    for client_id in clients:
-        check_whole("clients", client_id, 0)
-    return tuple(clients)
-
-
+@dataclass(eq=False, kw_only=True)
 class ClipUpdate(UpdateTransform):
     r"""Scale the delta down to an l2 norm: :math:`\Delta \leftarrow \Delta \min(1, c / \lVert\Delta\rVert_2)`.
 
     Args:
         clip_norm: c, larger than 0, over all trainable parameters together.
-
-    Raises:
-        ValueError: if ``clip_norm`` is not positive.
     """
 
-    def __init__(self, *, clip_norm: float = 10.0) -> None:
-        if not clip_norm > 0:
-            raise ValueError(f"Expected `clip_norm` to be larger than 0, but got {clip_norm}.")
-        self.clip_norm = clip_norm
+    clip_norm: Annotated[float, Number("larger than 0")] = 10.0
 
     def apply(self, update: ClientUpdate, rng: np.random.Generator) -> ClientUpdate:
         """Return the update with its delta clipped."""
@@ -84,6 +79,7 @@ class ClipUpdate(UpdateTransform):
         return replace(update, delta=state.scaled(update.delta, self.clip_norm / norm))
 
 
+@dataclass(eq=False, kw_only=True)
 class ClipAndNoise(UpdateTransform):
     r"""Clip the delta to an l2 norm and add Gaussian noise to every entry of it.
 
@@ -106,18 +102,10 @@ class ClipAndNoise(UpdateTransform):
     Args:
         clip_norm: c, larger than 0 and finite, over all trainable parameters together.
         noise_multiplier: z, 0 or larger and finite; 0 only clips.
-
-    Raises:
-        ValueError: if a value is out of range.
     """
 
-    def __init__(self, *, clip_norm: float = 1.0, noise_multiplier: float = 1.0) -> None:
-        if not 0 < clip_norm < math.inf:
-            raise ValueError(f"Expected `clip_norm` to be larger than 0 and finite, but got {clip_norm}.")
-        if not 0 <= noise_multiplier < math.inf:
-            raise ValueError(f"Expected `noise_multiplier` to be 0 or larger and finite, but got {noise_multiplier}.")
-        self.clip_norm = clip_norm
-        self.noise_multiplier = noise_multiplier
+    clip_norm: Annotated[float, Number("larger than 0 and finite")] = 1.0
+    noise_multiplier: Annotated[float, Number("0 or larger and finite")] = 1.0
 
     def apply(self, update: ClientUpdate, rng: np.random.Generator) -> ClientUpdate:
         """Return the update with its delta clipped and noised."""
@@ -134,6 +122,7 @@ class ClipAndNoise(UpdateTransform):
         return replace(update, delta=state.add(delta, noise))
 
 
+@dataclass(eq=False, kw_only=True)
 class LabelFlip(UpdateTransform):
     r"""Have some clients take their samples for other classes than they are: a fault, or an attack on the model.
 
@@ -149,17 +138,11 @@ class LabelFlip(UpdateTransform):
         clients: numbers of the clients, from 0.
         how: ``"flip"`` or ``"shuffle"``.
         seed: of the shuffling, 0 or larger; it does not follow the run's seed.
-
-    Raises:
-        ValueError: if a value is out of range.
     """
 
-    def __init__(self, *, clients: Sequence[int] = (0,), how: str = "flip", seed: int = 0) -> None:
-        check_choice("how", how, ("flip", "shuffle"))
-        check_whole("seed", seed, 0)
-        self.clients: tuple[int, ...] = named(clients)
-        self.how = how
-        self.seed = seed
+    clients: Sequence[int] = (0,)
+    how: Annotated[str, Choice("flip", "shuffle")] = "flip"
+    seed: Annotated[int, Whole(0)] = 0
 
     def relabelled(self, client_id: int, y: NDArray[np.int64], num_classes: int) -> NDArray[np.int64]:
         """Return other classes, if it is one of those clients."""
@@ -174,6 +157,7 @@ class LabelFlip(UpdateTransform):
         return update
 
 
+@dataclass(eq=False, kw_only=True)
 class PacketLoss(UpdateTransform):
     r"""Lose packets of the updates of clients with slow lines, which cannot afford to send them again.
 
@@ -203,24 +187,17 @@ class PacketLoss(UpdateTransform):
             the fastest of these belong to them.
         packet_floats: P, 1 or larger.
         compensation: ``"scale"`` or ``"none"``.
-
-    Raises:
-        ValueError: if a value is out of range.
     """
 
     needs_devices = True
 
-    def __init__(
-        self, *, rate: float = 0.1, insufficient: float = 0.3, packet_floats: int = 256, compensation: str = "scale"
-    ) -> None:
-        check_within("rate", rate, "[0, 1)")
-        check_within("insufficient", insufficient, "[0, 1]")
-        check_whole("packet_floats", packet_floats)
-        check_choice("compensation", compensation, ("scale", "none"))
-        self.rate = rate
-        self.insufficient = insufficient
-        self.packet_floats = packet_floats
-        self.compensation = compensation
+    rate: Annotated[float, Within("[0, 1)")] = 0.1
+    insufficient: Annotated[float, Within("[0, 1]")] = 0.3
+    packet_floats: Annotated[int, Whole()] = 256
+    compensation: Annotated[str, Choice("scale", "none")] = "scale"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
         self._lossy: frozenset[int] = frozenset()
 
     def on_lines(self, up_K: NDArray[np.float64]) -> NDArray[np.float64]:
@@ -252,6 +229,7 @@ class PacketLoss(UpdateTransform):
         }
 
 
+@dataclass(eq=False, kw_only=True)
 class RandomUpdate(UpdateTransform):
     r"""Have some clients send Gaussian noise instead of what they have learnt: a fault, or an attack on the model.
 
@@ -266,16 +244,10 @@ class RandomUpdate(UpdateTransform):
     Args:
         clients: numbers of the clients, from 0.
         scale: sigma, larger than 0 and finite, the standard deviation of every entry.
-
-    Raises:
-        ValueError: if a value is out of range.
     """
 
-    def __init__(self, *, clients: Sequence[int] = (0,), scale: float = 1.0) -> None:
-        if not 0 < scale < float("inf"):
-            raise ValueError(f"Expected `scale` to be larger than 0, and finite, but got {scale}.")
-        self.clients: tuple[int, ...] = named(clients)
-        self.scale = scale
+    clients: Sequence[int] = (0,)
+    scale: Annotated[float, Number("larger than 0, and finite")] = 1.0
 
     def apply(self, update: ClientUpdate, rng: np.random.Generator) -> ClientUpdate:
         """Return the update with another delta, if it is one of those clients'."""
@@ -288,6 +260,7 @@ class RandomUpdate(UpdateTransform):
         return replace(update, delta=delta)
 
 
+@dataclass(eq=False, kw_only=True)
 class SignFlip(UpdateTransform):
     r"""Have some clients turn their delta round: a fault, or an attack on the model.
 
@@ -302,16 +275,10 @@ class SignFlip(UpdateTransform):
         clients: numbers of the clients, from 0.
         scale: s, larger than 0 and finite; with n clients of whom f turn their updates round, an average of equal updates goes
             backwards from (n - f) / f on.
-
-    Raises:
-        ValueError: if a value is out of range.
     """
 
-    def __init__(self, *, clients: Sequence[int] = (0,), scale: float = 1.0) -> None:
-        if not 0 < scale < float("inf"):
-            raise ValueError(f"Expected `scale` to be larger than 0, and finite, but got {scale}.")
-        self.clients: tuple[int, ...] = named(clients)
-        self.scale = scale
+    clients: Sequence[int] = (0,)
+    scale: Annotated[float, Number("larger than 0, and finite")] = 1.0
 
     def apply(self, update: ClientUpdate, rng: np.random.Generator) -> ClientUpdate:
         """Return the update with its delta turned round, if it is one of those clients'."""

@@ -13,7 +13,7 @@ from fedfacet.data.fairface import FairFace
 from fedfacet.data.federated import deal
 from fedfacet.data.utkface import UTKFace
 from fedfacet.errors import ConfigError, DatasetCorruptError, DatasetNotFoundError, InfeasiblePartitionError
-from fedfacet.partitioners.dirichlet import DirichletPartitioner
+from fedfacet.partitioners.synthetic import DirichletPartitioner
 
 SOURCES = {"celeba": CelebA, "fairface": FairFace, "utkface": UTKFace}
 

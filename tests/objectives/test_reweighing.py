@@ -11,7 +11,7 @@ from torch.utils.data import DataLoader, TensorDataset
 from fedfacet.errors import DisclosureError
 from fedfacet.heterogeneity import InteractionMatrix
 from fedfacet.losses import margin
-from fedfacet.objectives.reweighing import ReweighingObjective
+from fedfacet.objectives.counting import ReweighingObjective
 from fedfacet.types import Batch
 
 

@@ -35,7 +35,7 @@ from fedfacet.methods.fmore import Auction, Bid
 from fedfacet.methods.scaffold import ScaffoldCorrection
 from fedfacet.models.small_cnn import SmallCNN
 from fedfacet.objectives.classification import ClassificationObjective
-from fedfacet.partitioners.dirichlet import DirichletPartitioner
+from fedfacet.partitioners.synthetic import DirichletPartitioner
 from fedfacet.privacy.disclosure import KINDS, DisclosurePolicy
 from fedfacet.selectors.uniform import UniformSelector
 from fedfacet.types import Answer

@@ -280,7 +280,7 @@ def test_a_whole_run_is_the_same_with_and_without_the_cache_and_after_a_resume(t
         ({"fairness": "none"}, "`fairness` to be 'both', 'inverse_frequency' or 'recency', but got 'none'"),
         ({"starvation_pool": "all"}, "`starvation_pool` to be 'available' or 'candidates'"),
         ({"never_selected": "never"}, "`never_selected` to be 'since_start' or 'overdue'"),
-        ({"candidate_factor": 0.5}, "`candidate_factor` to be 1 or larger, but got 0.5"),
+        ({"candidate_factor": 0.5}, "`candidate_factor` to be 1 or larger, and finite, but got 0.5"),
         ({"temperature": 0.0}, "`temperature` to be larger than 0 and finite"),
         ({"max_gap": 0}, "`max_gap` to be a whole number, 1 or larger, or null"),
     ],

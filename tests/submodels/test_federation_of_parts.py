@@ -22,7 +22,7 @@ from fedfacet.errors import BadUpdateError, ConfigError
 from fedfacet.mechanisms.submodels import Submodels
 from fedfacet.models.lenet import LeNet
 from fedfacet.models.scaler_cnn import ScalerCNN
-from fedfacet.partitioners.iid import IIDPartitioner
+from fedfacet.partitioners.synthetic import IIDPartitioner
 from fedfacet.selectors.pow_d import PowDSelector
 from fedfacet.submodels.channel_sets import ChannelSets
 from fedfacet.types import Broadcast, ClientTask

@@ -3,11 +3,11 @@
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 
-from fedfacet.arguments import check_within
+from fedfacet.arguments import Within, check_within
 from fedfacet.devices.base import BYTES_PER_MEGABIT, Calendar, Devices, Profiles
 from fedfacet.rng import stream
 
@@ -25,14 +25,9 @@ class UniformDevices(Devices):
         up_mbps: megabits per second to the server, larger than 0.
     """
 
-    seconds_per_sample: float = 0.015
-    down_mbps: float = 20.0
-    up_mbps: float = 5.0
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        for name in ("seconds_per_sample", "down_mbps", "up_mbps"):
-            check_within(f"devices.{name}", getattr(self, name), "(0, 1e9]")
+    seconds_per_sample: Annotated[float, Within("(0, 1e9]")] = 0.015
+    down_mbps: Annotated[float, Within("(0, 1e9]")] = 20.0
+    up_mbps: Annotated[float, Within("(0, 1e9]")] = 5.0
 
     def profiles(self, num_clients: int) -> Profiles:
         """Return the same for everybody."""
@@ -61,20 +56,12 @@ class LognormalDevices(Devices):
         rho: correlation of the logarithms of computing speed and rates, in [-1, 1].
     """
 
-    mean_seconds_per_sample: float = 0.015
-    sigma: float = 0.6
-    mean_down_mbps: float = 20.0
-    mean_up_mbps: float = 5.0
-    bandwidth_sigma: float = 0.6
-    rho: float = 0.0
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        for name in ("mean_seconds_per_sample", "mean_down_mbps", "mean_up_mbps"):
-            check_within(f"devices.{name}", getattr(self, name), "(0, 1e9]")
-        for name in ("sigma", "bandwidth_sigma"):
-            check_within(f"devices.{name}", getattr(self, name), "[0, 3]")
-        check_within("devices.rho", self.rho, "[-1, 1]")
+    mean_seconds_per_sample: Annotated[float, Within("(0, 1e9]")] = 0.015
+    sigma: Annotated[float, Within("[0, 3]")] = 0.6
+    mean_down_mbps: Annotated[float, Within("(0, 1e9]")] = 20.0
+    mean_up_mbps: Annotated[float, Within("(0, 1e9]")] = 5.0
+    bandwidth_sigma: Annotated[float, Within("[0, 3]")] = 0.6
+    rho: Annotated[float, Within("[-1, 1]")] = 0.0
 
     def profiles(self, num_clients: int) -> Profiles:
         """Return what was drawn."""
@@ -99,13 +86,8 @@ class DiurnalDevices(LognormalDevices):
         duty_cycle: the part of the period for which a client is on-line, in (0, 1].
     """
 
-    period_hours: float = 24.0
-    duty_cycle: float = 0.5
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_within("devices.period_hours", self.period_hours, "(0, 1e9]")
-        check_within("devices.duty_cycle", self.duty_cycle, "(0, 1]")
+    period_hours: Annotated[float, Within("(0, 1e9]")] = 24.0
+    duty_cycle: Annotated[float, Within("(0, 1]")] = 0.5
 
     def calendar(self, num_clients: int) -> Calendar:
         """Return everybody's hours; those that pass midnight are two intervals."""
@@ -145,16 +127,14 @@ class MobileEdgeDevices(Devices):
         min_mbps: the smallest rate, larger than 0.
     """
 
-    slowest: float = 10.0
-    fastest: float = 100.0
-    mean_mbps: float = 1.4
-    max_mbps: float = 8.6
-    min_mbps: float = 0.1
+    slowest: Annotated[float, Within("(0, 1e9]")] = 10.0
+    fastest: Annotated[float, Within("(0, 1e9]")] = 100.0
+    mean_mbps: Annotated[float, Within("(0, 1e9]")] = 1.4
+    max_mbps: Annotated[float, Within("(0, 1e9]")] = 8.6
+    min_mbps: Annotated[float, Within("(0, 1e9]")] = 0.1
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        for name in ("slowest", "fastest", "mean_mbps", "max_mbps", "min_mbps"):
-            check_within(f"devices.{name}", getattr(self, name), "(0, 1e9]")
         for low, high in (("slowest", "fastest"), ("min_mbps", "max_mbps")):
             if getattr(self, low) > getattr(self, high):
                 raise ValueError(

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
+from typing import ClassVar
 
 import lightning as L
 import torch
@@ -47,6 +48,9 @@ class ClassificationObjective(L.LightningModule):
         torch.Size([])
     """
 
+    changes_cross_entropy: ClassVar[str] = ""
+    """The name of its option if it changes the cross entropy, so that it refuses any other loss."""
+
     trainable: dict[str, Tensor]
     """The trainable parameters as the correction sees them; whoever takes a step on other tensors puts those in their place."""
 
@@ -59,6 +63,10 @@ class ClassificationObjective(L.LightningModule):
         optimizer: OptimizerFactory | None = None,
     ) -> None:
         super().__init__()
+        # A configuration hands over a partial of the loss.
+        if self.changes_cross_entropy and getattr(loss, "func", loss) is not cross_entropy:
+            option = f"objective={self.changes_cross_entropy}"
+            raise ValueError(f"Expected `loss=cross_entropy` with {option}, which changes it, but got another.")
         self.model = model
         self.loss = loss
         self.correction = correction
