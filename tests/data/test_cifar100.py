@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from fedfacet.data.augmentation import CropAndFlip
-from fedfacet.data.cifar100 import CIFAR100, FOLDER
+from fedfacet.data.cifar import CIFAR100
 from fedfacet.errors import DatasetCorruptError, DatasetNotFoundError
 
 
@@ -90,7 +90,7 @@ def test_only_training_is_augmented(generated):
 
 
 def test_a_missing_folder_is_named_with_a_remedy(tmp_path):
-    with pytest.raises(DatasetNotFoundError, match=rf"{FOLDER}.*169 MB.*dataset\.download=true.*digits_gsc"):
+    with pytest.raises(DatasetNotFoundError, match=rf"{CIFAR100.FOLDER}.*169 MB.*dataset\.download=true.*digits_gsc"):
         CIFAR100(root=str(tmp_path)).load()
 
 
@@ -99,8 +99,8 @@ def test_a_missing_folder_is_named_with_a_remedy(tmp_path):
 def test_a_damaged_file_is_named(generated, tmp_path, part, change):
     """The first byte of a record is its superclass, of which there are 20; that of a text is a letter."""
     root = shutil.copytree(generated, tmp_path / "root")
-    file = root / FOLDER / part
+    file = root / CIFAR100.FOLDER / part
     changed = change(file.read_bytes())
     file.write_bytes(changed.replace(b"fine_01", b"fine_02").replace(b"coarse_01", b"coarse_02"))
-    with pytest.raises(DatasetCorruptError, match=rf"{FOLDER}/{part} to be .*cannot be read.*fetch it again"):
+    with pytest.raises(DatasetCorruptError, match=rf"{CIFAR100.FOLDER}/{part} to be .*cannot be read.*fetch it again"):
         CIFAR100(root=str(root)).load()

@@ -8,8 +8,7 @@ from torch import nn
 
 from fedfacet import rng
 from fedfacet.data.drawn_dogs import draw_dog
-from fedfacet.data.spawrious import BREEDS, LOCATIONS
-from fedfacet.data.synthetic_spawrious import SyntheticSpawrious
+from fedfacet.data.spawrious import BREEDS, LOCATIONS, SyntheticSpawrious
 
 
 def drawn(breed, location, size, seed=0):

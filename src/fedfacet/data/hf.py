@@ -79,7 +79,7 @@ class HuggingFace(DatasetSource):
 
     def __post_init__(self) -> None:
         if self.image_size < 1:
-            raise ValueError(f"Expected `image_size` to be 1 or larger, but got {self.image_size}.")
+            raise ValueError(f"Expected `dataset.image_size` to be 1 or larger, but got {self.image_size}.")
         check_within("dataset.test_fraction", self.test_fraction, "(0, 1)")
         check_whole("dataset.max_length", self.max_length)
         if self.vocabulary is not None:

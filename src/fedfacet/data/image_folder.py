@@ -66,7 +66,7 @@ class ImageFolder(DatasetSource):
 
     def __post_init__(self) -> None:
         if self.image_size < 1:
-            raise ValueError(f"Expected `image_size` to be 1 or larger, but got {self.image_size}.")
+            raise ValueError(f"Expected `dataset.image_size` to be 1 or larger, but got {self.image_size}.")
         check_within("dataset.test_fraction", self.test_fraction, "(0, 1)")
         if self.labels is None and (len(set(self.folders)) < len(self.folders) or self.target not in self.folders):
             raise ConfigError(

@@ -187,6 +187,23 @@ def split_groups(groups: NDArray[np.int64], share: float, seed: int) -> tuple[ND
     return np.setdiff1d(np.arange(len(groups)), test, assume_unique=True), test
 
 
+def hold_out(
+    y: NDArray[np.int64], a: NDArray[np.int64] | None, fraction: float, seed: int, purpose: str
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Draw ``round(fraction * n)`` of the n samples of every (class, attribute) cell.
+
+    ``y`` and ``a`` have the shape (N,); without ``a`` all have the attribute 0. Draws are ``rng.stream(seed, purpose, label,
+    attribute)``. Returned are the sorted positions that are left, and those that were drawn.
+    """
+    cells = np.stack([y, np.zeros_like(y) if a is None else a], axis=1)
+    held = np.zeros(len(y), dtype=bool)
+    for cell in np.unique(cells, axis=0):
+        members = np.flatnonzero((cells == cell).all(axis=1))
+        order = rng.stream(seed, purpose, *cell.tolist()).permutation(members)
+        held[order[: round(fraction * len(members))]] = True
+    return np.flatnonzero(~held), np.flatnonzero(held)
+
+
 def _column(setting: str, name: str | None, target: str, columns: Mapping[str, Sequence[str]], source: object) -> str | None:
     """Return a column's name, checked; the one called as the setting is where none is given and there is one."""
     if name is None:

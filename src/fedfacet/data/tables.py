@@ -204,6 +204,22 @@ def header_of(path: Path, *, expected: str, remedy: str, separator: str = ",") -
     return names
 
 
+def group_counts(shape: Sequence[int], *codes: NDArray[np.int64]) -> list[Any]:
+    """Return how many samples have each combination of some codes, which are below the numbers in ``shape``; nested lists."""
+    counts = np.bincount(np.ravel_multi_index(codes, tuple(shape)), minlength=int(np.prod(shape)))
+    nested: list[Any] = counts.reshape(shape).tolist()
+    return nested
+
+
+def check_published(counts: object, published: object, what: str, each: str, path: Path, remedy: str, note: str = "") -> None:
+    """Raise ``DatasetCorruptError`` if a file does not have the published numbers of rows."""
+    if counts != published:
+        raise DatasetCorruptError(
+            f"Expected the published {what} with {published} {each}, but {path} has {counts}{note}: {remedy}, or set "
+            "dataset.verify_counts=false to use it all the same."
+        )
+
+
 def one_hot(codes: NDArray[np.int64], count: int) -> NDArray[np.float32]:
     """Return a column of zeros and ones per category, shape (N, count); a row of zeros for a code that is not below ``count``.
 
