@@ -13,7 +13,7 @@ from PIL import Image
 from torchvision import transforms
 
 from fedfacet.data.federated import partition_and_hold_out
-from fedfacet.data.waterbirds import ARCHIVE, FOLDER, URL, WaterBirds, read_labels
+from fedfacet.data.waterbirds import ARCHIVE, FOLDER, URL, WaterBirds, read_metadata
 from fedfacet.errors import DatasetCorruptError, DatasetNotFoundError, InfeasiblePartitionError
 from fedfacet.heterogeneity import InteractionMatrix, measure_federation
 from fedfacet.partitioners.interaction_matrix import InteractionMatrixPartitioner
@@ -50,7 +50,7 @@ def real(real_table, tmp_path_factory):
     shutil.copytree(real_table.parent, root / FOLDER)
     picture = root / "bird.jpg"
     Image.new("RGB", (12, 8), (90, 120, 60)).save(picture)
-    for name in read_labels(real_table)[0]:
+    for name in read_metadata(real_table)[0]:
         path = root / FOLDER / name
         path.parent.mkdir(exist_ok=True)
         path.symlink_to(picture)

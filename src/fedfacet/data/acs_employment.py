@@ -1,20 +1,19 @@
 """ACS Employment: who has work, in the American Community Survey, state by state."""
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
 from fedfacet import rng
 from fedfacet.arguments import check_choice, check_whole
-from fedfacet.data.arrays import dataset_from_arrays
-from fedfacet.data.dataset import Dataset, InMemoryInputs
-from fedfacet.data.generated import write_lines
+from fedfacet.data.dataset import Dataset
+from fedfacet.data.generated import shuffled, write_lines
+from fedfacet.data.labels import split_groups
 from fedfacet.data.source import DatasetSource, located
-from fedfacet.data.tables import one_hot, read_table, standardised
+from fedfacet.data.tables import group_counts, one_hot, read_table, standardised, vectors
 from fedfacet.errors import DatasetCorruptError, DatasetNotFoundError
 
 URL = "https://www2.census.gov/programs-surveys/acs/data/pums"
@@ -125,23 +124,17 @@ class ACSEmployment(DatasetSource):
         y = (people["ESR"] == 1).astype(np.int64)
         a = (people["SEX"] == 1).astype(np.int64) if self.attribute == "sex" else people["RAC1P"] - 1
         values = SEXES if self.attribute == "sex" else RACES
-        sizes = np.bincount(y * len(values) + a, minlength=len(CLASSES) * len(values))
-        if sizes.min() < 2:
+        if np.min(sizes := group_counts((len(CLASSES), len(values)), y, a)) < 2:
             raise DatasetCorruptError(
                 f"Expected two or more people of every class and {self.attribute} in {self.folder}, one to train on and one to "
-                f"test with, but there are {sizes.reshape(len(CLASSES), -1).tolist()}: take more `dataset.states`, or another "
-                "`dataset.attribute`."
+                f"test with, but there are {sizes}: take more `dataset.states`, or another `dataset.attribute`."
             )
-        age = people["AGEP"][:, None]
-        # Not standardised yet: the split decides which rows the constants are of.
-        dataset = dataset_from_arrays(
-            age, y, a, test=_TEST, class_names=CLASSES, attribute_names=values, columns={"state": state}, seed=self.seed
-        )
-        inputs = [standardised(age, dataset.train)]
+        train, test = split_groups(y * len(values) + a, _TEST, self.seed)
+        inputs = [standardised(people["AGEP"][:, None], train)]
         for name, codes in self._codes.items():
             if self.sensitive_features == "keep" or name not in _SENSITIVE:
                 inputs.append(one_hot(people[name] - codes[0], len(codes)))
-        return replace(dataset, inputs=InMemoryInputs(torch.from_numpy(np.concatenate(inputs, axis=1))))
+        return Dataset(vectors(inputs), y, a, train, test, None, CLASSES, values, columns={"state": state})
 
     @property
     def _codes(self) -> dict[str, range]:
@@ -192,9 +185,7 @@ class ACSEmployment(DatasetSource):
     def _people(self, state: str, per_group: int) -> Iterator[str]:
         """Yield lines, ``per_group`` for each class, sex and race, every tenth of whom the filter leaves out."""
         draw = rng.stream(0, f"generated-acs-{state}")
-        groups = [(y, sex, race) for y in range(2) for sex in CODES["SEX"] for race in CODES["RAC1P"]]
-        for number, position in enumerate(draw.permutation(len(groups) * per_group).tolist()):
-            y, sex, race = groups[position // per_group]
+        for number, (y, sex, race) in enumerate(shuffled(draw, per_group, range(2), CODES["SEX"], CODES["RAC1P"])):
             person = {name: f"{draw.integers(codes[0], codes[-1] + 1):02d}" for name, codes in self._codes.items()}
             person |= {"SEX": str(sex), "RAC1P": str(race), "ESR": "1" if y else str(draw.choice([3, 6])), "ESP": ""}
             person |= {"AGEP": str(draw.integers(17, 50) + 40 * (1 - y)), "PWGTP": str(draw.integers(1, 200))}

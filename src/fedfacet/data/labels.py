@@ -2,6 +2,8 @@
 
 import logging
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -9,6 +11,7 @@ from numpy.typing import NDArray
 
 from fedfacet import rng
 from fedfacet.arguments import check_within
+from fedfacet.data.dataset import Dataset, InputStore
 from fedfacet.data.entries import (
     Place,
     alike,
@@ -24,6 +27,7 @@ from fedfacet.data.entries import (
     too_many,
     trimmed,
 )
+from fedfacet.data.source import DatasetSource
 from fedfacet.errors import ConfigError, DatasetCorruptError
 
 log = logging.getLogger(__name__)
@@ -45,6 +49,38 @@ class Labels(NamedTuple):
     class_names: tuple[str, ...]
     attribute_names: tuple[str, ...]
     columns: Mapping[str, NDArray[np.integer[Any]]]
+
+    def dataset(self, inputs: InputStore, mean: Sequence[float] | None = None, std: Sequence[float] | None = None) -> Dataset:
+        """Return the data set of the samples' inputs."""
+        *fields, columns = self
+        return Dataset(inputs, *fields, mean, std, columns)
+
+
+@dataclass(eq=False, kw_only=True)
+class LabelledData(DatasetSource):
+    """Somebody's own data, whose labels are columns of text.
+
+    Args:
+        root: the folder that holds the data.
+        target: the column that is the class.
+        attribute: the one that is the attribute; ``None`` means the one called ``attribute``, or none.
+        test_fraction: of every (class, attribute) group that tests where nothing says who does, in (0, 1).
+        seed: of the draw of the test set; it does not follow the run's seed.
+    """
+
+    root: str | Path
+    target: str = "class"
+    attribute: str | None = None
+    test_fraction: float = 0.2
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        check_within("dataset.test_fraction", self.test_fraction, "(0, 1)")
+
+    def read_labels(self, columns: Mapping[str, Sequence[str]], **settings: Any) -> Labels:
+        """Return what ``read_labels`` makes of some columns."""
+        draw = {"test_fraction": self.test_fraction, "seed": self.seed}
+        return read_labels(columns, target=self.target, attribute=self.attribute, **draw, **settings)
 
 
 def read_labels(

@@ -9,8 +9,10 @@ from pathlib import Path
 from typing import Any, TextIO
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
+from fedfacet.data.dataset import InMemoryInputs
 from fedfacet.data.entries import holds_controls, trimmed, visible
 from fedfacet.data.reading import reading
 from fedfacet.errors import DatasetCorruptError
@@ -218,6 +220,11 @@ def check_published(counts: object, published: object, what: str, each: str, pat
             f"Expected the published {what} with {published} {each}, but {path} has {counts}{note}: {remedy}, or set "
             "dataset.verify_counts=false to use it all the same."
         )
+
+
+def vectors(columns: Sequence[NDArray[np.float32]]) -> InMemoryInputs:
+    """Return the inputs of columns side by side, each of shape (N, D)."""
+    return InMemoryInputs(torch.from_numpy(np.concatenate(columns, axis=1)))
 
 
 def one_hot(codes: NDArray[np.int64], count: int) -> NDArray[np.float32]:

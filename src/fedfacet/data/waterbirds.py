@@ -90,7 +90,7 @@ class WaterBirds(ImageSource):
             "name another folder with dataset.root=DIR, point FEDFACET_DATA at a folder that holds waterbirds/, or run "
             "`experiment=spawrious_gsc_synthetic` or `experiment=digits_gsc` instead, which need no download.",
         )
-        names, y, a, split = read_labels(path)
+        names, y, a, split = read_metadata(path)
         if self.verify_counts:
             counts = dict(zip(SPLITS, group_counts((3, 2, 2), split, y, a), strict=True))
             anew = " (a set made anew, with other splits and other places)" if counts["train"] == _LOOK_ALIKE_TRAIN else ""
@@ -116,7 +116,7 @@ class WaterBirds(ImageSource):
         )
 
 
-def read_labels(path: Path) -> tuple[list[str], NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
+def read_metadata(path: Path) -> tuple[list[str], NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
     """Read ``metadata.csv``, whose columns include ``img_filename``, ``y``, ``place`` and ``split``.
 
     Returns:
