@@ -46,6 +46,7 @@ class _Cifar(DatasetSource):
     """The folder of the Python version."""
 
     MEGABYTES: ClassVar[int]
+    URL: ClassVar[str]
     DIGEST: ClassVar[str]
     """Of the archive, as its authors publish it."""
 
@@ -88,10 +89,10 @@ class _Cifar(DatasetSource):
         obtain(
             self.folder,
             url=self.url,
-            archive=self.folder.parent / type(self).url.rpartition("/")[2],
+            archive=self.folder.parent / self.URL.rpartition("/")[2],
             allowed=self.download,
             missing=f"Expected {self.NAME} in {self.folder}, but it is not there: {self._how_to_get()}.",
-            published=self.DIGEST if self.url == type(self).url else None,
+            published=self.DIGEST if self.url == self.URL else None,
         )
         names = {kind: self._names(file, number) for kind, (file, number) in self.LABELS.items()}
         parts = [self._records(part) for part in (*self.TRAIN, self.TEST)]
@@ -192,12 +193,13 @@ class CIFAR10(_Cifar):
     """
 
     NAME, FOLDER, PICKLED = "CIFAR-10", "cifar-10-batches-bin", "cifar-10-batches-py"
+    URL = "https://www.cs.toronto.edu/~kriz/cifar-10-binary.tar.gz"
     MEGABYTES, DIGEST = 170, "md5:c32a1d4ab5d03f1284b67883e8d87530"
     TRAIN, TEST = tuple(f"data_batch_{number}.bin" for number in range(1, 6)), "test_batch.bin"
     LABELS: ClassVar = {"class": ("batches.meta.txt", 10)}
     MEAN, STD = (0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616)
 
-    url: str = "https://www.cs.toronto.edu/~kriz/cifar-10-binary.tar.gz"
+    url: str = URL
 
 
 @dataclass(eq=False, kw_only=True)
@@ -222,13 +224,14 @@ class CIFAR100(_Cifar):
     """
 
     NAME, FOLDER, PICKLED = "CIFAR-100", "cifar-100-binary", "cifar-100-python"
+    URL = "https://www.cs.toronto.edu/~kriz/cifar-100-binary.tar.gz"
     MEGABYTES, DIGEST = 169, "md5:03b5dce01913d631647c71ecec9e9cb8"
     TRAIN, TEST = ("train.bin",), "test.bin"
     LABELS: ClassVar = {"coarse": ("coarse_label_names.txt", 20), "fine": ("fine_label_names.txt", 100)}
     MEAN, STD = (0.5071, 0.4867, 0.4408), (0.2675, 0.2565, 0.2761)
 
     labels: str = "fine"
-    url: str = "https://www.cs.toronto.edu/~kriz/cifar-100-binary.tar.gz"
+    url: str = URL
 
     def __post_init__(self) -> None:
         check_choice("dataset.labels", self.labels, ("fine", "coarse"))

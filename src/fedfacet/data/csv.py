@@ -95,8 +95,7 @@ class Csv(LabelledData):
                 "point FEDFACET_DATA at the folder that holds it."
             )
         table = self._read()
-        where = {"source": self.path, "where": table.place}
-        labels = self.read_labels(table.columns, split=self.split, further=self.columns, **where)
+        labels = self.read_labels(table.columns, source=self.path, where=table.place, split=self.split, further=self.columns)
         features = [_features(table, name, labels.train, words=name in self.words) for name in self._inputs(table.columns)]
         if not features:
             raise ConfigError(

@@ -2,8 +2,10 @@
 
 import logging
 import re
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import KW_ONLY, dataclass
+from itertools import chain
 from pathlib import Path
 
 import numpy as np
@@ -109,7 +111,7 @@ class CelebA(ImageSource):
             [folder / _IMAGES / name for name in names],
             y,
             a,
-            [np.flatnonzero(split == number) for number in (0, 2, 1)],
+            *(np.flatnonzero(split == number) for number in (0, 2, 1)),
             class_names=(f"not {self.target}", self.target),
             attribute_names=(f"not {self.attribute}", self.attribute),
             remedy=f"restore the file from {_IMAGES}.zip",
@@ -250,7 +252,8 @@ class UTKFace(ImageSource):
             [folder / name for name in parsed],
             gender,
             a,
-            [train, test, None],
+            train,
+            test,
             class_names=("male", "female"),
             attribute_names=_VALUES,
             remedy="restore the file from UTKFace.tar.gz",
@@ -305,7 +308,7 @@ class FairFace(ImageSource):
             paths,
             np.concatenate(gender),
             (races > 0).astype(np.int64),
-            [*np.split(np.arange(len(paths)), [len(names[0])]), None],
+            *np.split(np.arange(len(paths)), [len(names[0])]),
             class_names=("Male", "Female"),
             attribute_names=_VALUES,
             remedy=f"restore the file from {FAIRFACE}",
@@ -325,8 +328,9 @@ class FairFace(ImageSource):
         remedy = f"restore it from {FAIRFACE}"
         table = read_table(path, ("file", "gender", "race"), expected="a table of FairFace", remedy=remedy)
         names = table.columns["file"]
-        form, seen = re.compile(rf"{part}/[^/]*\.jpg"), set[str]()
-        if wrong := next((name for name in names if not form.fullmatch(name) or name in seen or seen.add(name)), None):
+        twice = (name for name, times in Counter(names).items() if times > 1)
+        strange = (name for name in names if not re.fullmatch(rf"{part}/[^/]*\.jpg", name))
+        if wrong := next(chain(strange, twice), None):
             raise DatasetCorruptError(
                 f"Expected every line of {path} to name an image such as {part}/1.jpg, each once, but got {wrong[:40]!r}: "
                 f"{remedy}."

@@ -111,10 +111,12 @@ class HuggingFace(LabelledData):
         """Read the labels, and the inputs where they are no images; see ``DatasetSource.load``."""
         rows, texts, named = self._rows()
         split = _SPLIT if _SPLIT in texts else None
-        where = {"source": self._source, "where": lambda row: f"row {row + 1} of {self._source}"}
         inputs = self._inputs(rows)
-        statistics = (IMAGENET_MEAN, IMAGENET_STD) if isinstance(inputs, LazyImages) else ()
-        return self.read_labels(texts, split=split, names=named, **where).dataset(inputs, *statistics)
+        statistics = {"mean": IMAGENET_MEAN, "std": IMAGENET_STD} if isinstance(inputs, LazyImages) else {}
+        labels = self.read_labels(
+            texts, source=self._source, where=lambda row: f"row {row + 1} of {self._source}", split=split, names=named
+        )
+        return labels.dataset(inputs, **statistics)
 
     def labelled(self) -> tuple[InputStore, dict[str, list[str]]]:
         """Return the inputs, and what is said of each; raises as ``load``."""

@@ -90,7 +90,7 @@ class ImageFolder(LabelledData):
         images, columns, where = self._found()
         labels = self.read_labels(columns, split=self.split, source=self.table or self.path, where=where)
         images.check()
-        return labels.dataset(images, IMAGENET_MEAN, IMAGENET_STD)
+        return labels.dataset(images, mean=IMAGENET_MEAN, std=IMAGENET_STD)
 
     def labelled(self) -> tuple[ImageFiles, dict[str, list[str]]]:
         """Return the images, none of which is read yet, and what is said of each.

@@ -166,7 +166,9 @@ class ImageSource(DatasetSource):
         paths: Sequence[Path],
         y: NDArray[np.int64],
         a: NDArray[np.int64] | None,
-        splits: Sequence[NDArray[np.int64] | None],
+        train: NDArray[np.int64],
+        test: NDArray[np.int64],
+        val: NDArray[np.int64] | None = None,
         *,
         class_names: Sequence[str],
         remedy: str,
@@ -175,7 +177,7 @@ class ImageSource(DatasetSource):
         check: bool = True,
         **settings: Any,
     ) -> Dataset:
-        """Return the data set of some files, which are checked; ``splits`` are the positions that train, test and validate.
+        """Return the data set of some files, which are checked.
 
         Without ``a`` there is no attribute. ``remedy`` and ``resized`` are those of ``ImageFiles``, others of ``Dataset``.
         """
@@ -183,7 +185,7 @@ class ImageSource(DatasetSource):
         if check:
             images.check()
         settings = {"mean": IMAGENET_MEAN, "std": IMAGENET_STD} | settings
-        return Dataset(images, y, np.zeros_like(y) if a is None else a, *splits, tuple(class_names), **settings)
+        return Dataset(images, y, np.zeros_like(y) if a is None else a, train, test, val, tuple(class_names), **settings)
 
 
 def refuse_missing(missing: Sequence[object], expected: str, remedy: str) -> None:

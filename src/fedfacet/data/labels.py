@@ -50,10 +50,9 @@ class Labels(NamedTuple):
     attribute_names: tuple[str, ...]
     columns: Mapping[str, NDArray[np.integer[Any]]]
 
-    def dataset(self, inputs: InputStore, mean: Sequence[float] | None = None, std: Sequence[float] | None = None) -> Dataset:
-        """Return the data set of the samples' inputs."""
-        *fields, columns = self
-        return Dataset(inputs, *fields, mean, std, columns)
+    def dataset(self, inputs: InputStore, **statistics: Any) -> Dataset:
+        """Return the data set of the samples' inputs; images have a ``mean`` and a ``std``."""
+        return Dataset(inputs, **self._asdict(), **statistics)
 
 
 @dataclass(eq=False, kw_only=True)

@@ -111,7 +111,7 @@ class _MedicalImages(ImageSource):
             paths,
             np.array([label_of[name] for name in names], dtype=np.int64),
             None,
-            [*np.split(np.arange(len(names)), [len(train)]), None],
+            *np.split(np.arange(len(names)), [len(train)]),
             class_names=self.CLASSES,
             remedy=remedy,
             # In the order of the tables' names; nobody owns test images.

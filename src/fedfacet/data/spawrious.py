@@ -103,7 +103,7 @@ class Spawrious(ImageSource):
             [folder / name for name, _, _ in found],
             y,
             a,
-            [*hold_out(y, a, self.test_fraction, self.seed, "spawrious-test"), None],
+            *hold_out(y, a, self.test_fraction, self.seed, "spawrious-test"),
             class_names=self.classes,
             attribute_names=tuple(self.attributes),
             remedy=f"restore the file from {ARCHIVE}, or delete the folder {folder} and set dataset.download=true",

@@ -108,7 +108,7 @@ class WaterBirds(ImageSource):
             paths,
             y,
             a,
-            [np.flatnonzero(split == number) for number in (0, 2, 1)],
+            *(np.flatnonzero(split == number) for number in (0, 2, 1)),
             class_names=CLASSES,
             attribute_names=BACKGROUNDS,
             remedy=f"restore the file from {self.url}, or delete the folder {folder} and set dataset.download=true",
