@@ -59,6 +59,7 @@ def test_only_training_is_augmented(generated):
     assert dataset.augmentation == CropAndFlip(padding=4)
     plain, again = (dataset.batch(dataset.val[:8]).x for _ in range(2))
     assert torch.equal(plain, again)
+    assert not torch.equal(dataset.batch(dataset.val[:8], generator=np.random.default_rng(0)).x, plain)
     assert CIFAR10(root=str(generated), augment=False).load().augmentation is None
 
 

@@ -8,9 +8,8 @@ import numpy as np
 import pytest
 import torch
 
-from fedfacet.data.augmentation import CropAndFlip
 from fedfacet.data.cifar import CIFAR100
-from fedfacet.errors import DatasetCorruptError, DatasetNotFoundError
+from fedfacet.errors import DatasetCorruptError
 
 
 @pytest.fixture(scope="module")
@@ -78,20 +77,6 @@ def test_superclasses_may_be_the_classes(generated):
     assert coarse.class_names == tuple(f"coarse_{number:02d}" for number in range(20))
     with pytest.raises(ValueError, match=r"Expected `dataset\.labels` to be 'fine' or 'coarse', but got 'both'"):
         CIFAR100(root=str(generated), labels="both")
-
-
-def test_only_training_is_augmented(generated):
-    dataset = CIFAR100(root=str(generated)).load()
-    assert dataset.augmentation == CropAndFlip(padding=4)
-    plain, again = (dataset.batch(dataset.val[:8]).x for _ in range(2))
-    assert torch.equal(plain, again)
-    assert not torch.equal(dataset.batch(dataset.val[:8], generator=np.random.default_rng(0)).x, plain)
-    assert CIFAR100(root=str(generated), augment=False).load().augmentation is None
-
-
-def test_a_missing_folder_is_named_with_a_remedy(tmp_path):
-    with pytest.raises(DatasetNotFoundError, match=rf"{CIFAR100.FOLDER}.*169 MB.*dataset\.download=true.*digits_gsc"):
-        CIFAR100(root=str(tmp_path)).load()
 
 
 @pytest.mark.parametrize("part", ["train.bin", "test.bin", "fine_label_names.txt", "coarse_label_names.txt"])
