@@ -47,12 +47,10 @@ class Spawrious(ImageSource):
         root: the folder that holds, or will hold, ``spawrious224``.
         classes: distinct breeds, class 0 first: labrador, dachshund, bulldog, corgi.
         attributes: distinct places, attribute value 0 first: beach, snow, desert, jungle, mountain, dirt.
-        image_size: height and width in pixels to which other sizes are resized, 1 or larger.
         test_fraction: the part of every cell that is the test set, in (0, 1), rounded to whole images.
         seed: of the hold-out, 0 or larger; it does not follow the run's seed.
         download: whether to fetch and unpack the archive (about 14.4 GB) where ``spawrious224`` is missing.
         url: of the archive ``spawrious224__entire_dataset.tar.gz``.
-        max_memory_gb: as in ``LazyImages``.
     """
 
     _: KW_ONLY
