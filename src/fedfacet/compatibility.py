@@ -16,19 +16,17 @@ from fedfacet.clients.head_gradients import network_with_head
 from fedfacet.clients.private_gradients import PrivateGradients
 from fedfacet.clients.program import Clients
 from fedfacet.clients.stack import complaint
-from fedfacet.corrections.base import Correction
+from fedfacet.corrections import Correction
 from fedfacet.devices.base import Devices
 from fedfacet.errors import ConfigError
 from fedfacet.methods.lag import Silence
 from fedfacet.objectives.classification import ClassificationObjective
 from fedfacet.privacy.disclosure import UPDATE, DisclosurePolicy, kinds_sent
 from fedfacet.query import Query
-from fedfacet.schedulers.base import Scheduler
+from fedfacet.schedulers import Scheduler
 from fedfacet.selectors.base import ClientSelector
-from fedfacet.termination.base import Termination
-from fedfacet.termination.energy import EnergyTermination
-from fedfacet.transforms.base import UpdateTransform
-from fedfacet.transforms.clip_and_noise import ClipAndNoise
+from fedfacet.termination import EnergyTermination, Termination
+from fedfacet.transforms import ClipAndNoise, UpdateTransform
 from fedfacet.types import PAYMENTS, STORED_GRADIENTS, SUMMED_GRADIENTS, WEIGHTED_DRAWS, ServerData
 
 log = logging.getLogger(__name__)

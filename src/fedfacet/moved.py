@@ -2,6 +2,32 @@
 
 import re
 
+MERGED = {
+    "adapters": "frozen.Frozen lora.LoRA",
+    "aggregators.robust": "coordinate_median.CoordinateMedian geometric_median.GeometricMedian krum.Krum norm_bound.NormBound "
+    "trimmed_mean.TrimmedMean",
+    "attacks": "gap.Gap lira.LiRA loss_threshold.LossThreshold rmia.RMIA trajectory.Trajectory",
+    "capacities": "given.GivenCapacity largest.LargestCapacity proportions.ProportionsCapacity",
+    "devices.synthetic": "diurnal.DiurnalDevices lognormal.LognormalDevices mobile_edge.MobileEdgeDevices tiers.TierDevices "
+    "uniform.UniformDevices",
+    "corrections": "proximal.ProximalCorrection",
+    "losses": "generalized_cross_entropy.generalized_cross_entropy group_penalty.group_penalty margin.margin",
+    "models.resnet50": "resnet50_gn.ResNet50GN",
+    "objectives.counting": "fedlc.FedLCObjective fedrs.FedRSObjective reweighing.ReweighingObjective",
+    "participation": "check_in.CheckIn dirichlet.DirichletParticipation dropouts.Dropouts stragglers.Stragglers",
+    "partitioners.natural": "grouped_natural.GroupedNaturalPartitioner",
+    "partitioners.synthetic": "iid.IIDPartitioner dirichlet.DirichletPartitioner quantity_skew.QuantitySkewPartitioner "
+    "classes_per_client.ClassesPerClientPartitioner sampled_sharder.SampledSharder",
+    "personal": "head.PersonalHead model.PersonalModel norm_layers.PersonalNormLayers",
+    "schedulers": "cosine.CosineScheduler exponential.ExponentialScheduler multi_step.MultiStepScheduler step.StepScheduler "
+    "one_cycle.OneCycleScheduler plateau.PlateauScheduler warm_restarts.WarmRestartsScheduler",
+    "termination": "accuracy.AccuracyTermination budget.BudgetTermination energy.EnergyTermination silence.SilenceTermination "
+    "plateau.PlateauTermination simulated_time.SimulatedTimeTermination",
+    "transforms": "clip.ClipUpdate clip_and_noise.ClipAndNoise label_flip.LabelFlip packet_loss.PacketLoss "
+    "random_update.RandomUpdate sign_flip.SignFlip",
+}
+"""A module whose parts had a file each before -> these parts, by their former names in its room."""
+
 MOVED = {
     "fedfacet.aggregators.lag.LAG": "fedfacet.methods.lag.LAG",
     "fedfacet.clients.queries.bid.Bid": "fedfacet.methods.fmore.Bid",
@@ -24,11 +50,16 @@ MOVED = {
     "fedfacet.selectors.lag.LagSelector": "fedfacet.methods.lag.LagSelector",
     "fedfacet.selectors.s_fedavg.SFedAvgSelector": "fedfacet.methods.s_fedavg.SFedAvgSelector",
     "fedfacet.transforms.silence.Silence": "fedfacet.methods.lag.Silence",
+    **{
+        f"fedfacet.{module.partition('.')[0]}.{before}": f"fedfacet.{module}.{before.partition('.')[2]}"
+        for module, parts in MERGED.items()
+        for before in parts.split()
+    },
 }
 """Former name -> the name now. Python imports do not look here."""
 
 FORMER = {now: before for before, now in MOVED.items()}
-"""The name now -> the former one, by which the cells of a sweep are still named."""
+"""The name now -> the former one, by which the cells of a sweep and the attacks of an audit are still named."""
 
 
 def with_current_names(text: str) -> str:

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from fedfacet.attacks.lira import LiRA
+from fedfacet.attacks import LiRA
 from fedfacet.audit.federations import Heard, difference, pools_of, with_enough
 from fedfacet.audit.shadows import Pool
 from fedfacet.audit.victims import Victim, client_victims, round_to_attack

@@ -11,7 +11,7 @@ from fedfacet.config import compose_job, make
 from fedfacet.data.faces import CelebA, FairFace, UTKFace
 from fedfacet.data.federated import deal
 from fedfacet.errors import ConfigError, DatasetCorruptError, DatasetNotFoundError, InfeasiblePartitionError
-from fedfacet.partitioners.dirichlet import DirichletPartitioner
+from fedfacet.partitioners.synthetic import DirichletPartitioner
 
 SOURCES = {"celeba": CelebA, "fairface": FairFace, "utkface": UTKFace}
 

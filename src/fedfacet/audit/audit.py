@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from fedfacet.analysis.audits import MEAN, POOLED
 from fedfacet.analysis.writers import csv_of
-from fedfacet.attacks.base import SHADOWS, Attack, Signals, Trajectories
+from fedfacet.attacks import SHADOWS, Attack, Signals, Trajectories
 from fedfacet.audit.shadows import Pool
 from fedfacet.audit.success import Success, attacked, per_slice, pooled, row_of
 from fedfacet.audit.victims import KeepUpdates, Victim

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedfacet import state
-from fedfacet.attacks.base import Attack
+from fedfacet.attacks import Attack
 from fedfacet.audit.shadows import Pool
 from fedfacet.audit.victims import KeepUpdates, Victim, round_to_attack
 from fedfacet.config import differing_key

@@ -15,8 +15,7 @@ from numpy.typing import NDArray
 from torch import nn
 
 from fedfacet import rng, state
-from fedfacet.attacks.base import Scores, Trajectories, losses_of
-from fedfacet.attacks.trajectory import Trajectory
+from fedfacet.attacks import Scores, Trajectories, Trajectory, losses_of
 from fedfacet.audit.shadows import Shadows, classifier_of, keep, kept, key_of
 from fedfacet.audit.victims import KeepUpdates, Victim
 from fedfacet.clients.local_training import LocalTraining

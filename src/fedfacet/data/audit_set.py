@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from fedfacet import rng
 from fedfacet.arguments import check_choice, check_whole, check_within
-from fedfacet.attacks.base import Signals, Trajectories
+from fedfacet.attacks import Signals, Trajectories
 from fedfacet.data.federated import FederatedData
 from fedfacet.errors import FedFacetError
 from fedfacet.metrics.roc import Roc, roc_of

@@ -19,7 +19,7 @@ from fedfacet.engines.base import Engine
 from fedfacet.errors import CheckpointError
 from fedfacet.federation import Federation
 from fedfacet.mechanisms.participation import ClientParticipation
-from fedfacet.participation.base import Participation
+from fedfacet.participation import Participation
 from fedfacet.storage.run_files import Keys, is_whole, json_lines_of
 from fedfacet.storage.synced_file import write_synced
 from fedfacet.types import Answer, ClientTask, ClientUpdate, Query, RoundResult, State

@@ -28,7 +28,7 @@ from fedfacet.errors import CheckpointError, ConfigError
 from fedfacet.federation import Federation
 from fedfacet.mechanism import Mechanism, Round
 from fedfacet.mechanisms.participation import ClientParticipation
-from fedfacet.participation.base import Participation, available_of
+from fedfacet.participation import Participation, available_of
 from fedfacet.query_session import ClientsAway
 from fedfacet.storage.run_files import Keys, is_there, json_of, sealed_json
 from fedfacet.storage.synced_file import write_synced
