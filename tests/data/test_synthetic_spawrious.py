@@ -124,9 +124,9 @@ def test_a_correlated_place_is_learned_instead_of_the_breed():
     [
         ({"classes": ["cat"]}, "`classes` .* labrador, dachshund, bulldog, corgi"),
         ({"attributes": ["moon"]}, "`attributes` .* beach, snow, desert, jungle, mountain, dirt"),
-        ({"image_size": 7}, "`image_size`"),
-        ({"samples_per_cell": 0}, "`samples_per_cell`"),
-        ({"test_fraction": 1.5}, "`test_fraction`"),
+        ({"image_size": 7}, "image_size`"),
+        ({"samples_per_cell": 0}, "samples_per_cell`"),
+        ({"test_fraction": 1.5}, "test_fraction`"),
     ],
 )
 def test_bad_arguments(arguments, message):

@@ -3,12 +3,13 @@
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Annotated
 
 import numpy as np
 from numpy.typing import NDArray
 
 from fedfacet import rng
-from fedfacet.arguments import check_choice, check_whole
+from fedfacet.arguments import Choice, Whole
 from fedfacet.data.dataset import Dataset
 from fedfacet.data.generated import shuffled, write_lines
 from fedfacet.data.labels import split_groups
@@ -91,16 +92,14 @@ class ACSEmployment(DatasetSource):
     """
 
     root: str
-    year: int = 2018
+    year: Annotated[int, Whole(2017)] = 2018
     states: Sequence[str] | None = None
-    attribute: str = "sex"
-    sensitive_features: str = "keep"
+    attribute: Annotated[str, Choice("sex", "race")] = "sex"
+    sensitive_features: Annotated[str, Choice("keep", "drop")] = "keep"
     seed: int = 0
 
     def __post_init__(self) -> None:
-        check_whole("dataset.year", self.year, 2017)
-        check_choice("dataset.attribute", self.attribute, ("sex", "race"))
-        check_choice("dataset.sensitive_features", self.sensitive_features, ("keep", "drop"))
+        super().__post_init__()
         named = None if self.states is None else list(self.states)
         if named is not None and (not named or len(set(named)) < len(named) or not set(named) <= set(STATES)):
             raise ValueError(

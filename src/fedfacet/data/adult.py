@@ -2,13 +2,13 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Annotated, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from fedfacet import rng
-from fedfacet.arguments import check_choice
+from fedfacet.arguments import Choice
 from fedfacet.data.dataset import Dataset
 from fedfacet.data.download import download as fetch_file
 from fedfacet.data.generated import shuffled, write_lines
@@ -66,7 +66,6 @@ _UNKNOWN = "?"
 _MAY_BE_UNKNOWN = ("workclass", "occupation", "native-country")
 _SENSITIVE = ("race", "sex")
 _INCOMES = ("<=50K", ">50K")
-_ATTRIBUTES = ("sex", "race", "sex_race", "doctorate")
 _COLUMNS_OF_CLIENTS = ("sex", "race", "education", "occupation", "workclass")
 
 
@@ -116,19 +115,16 @@ class Adult(DatasetSource):
     """
 
     root: str
-    attribute: str = "sex"
-    features: str = "all"
-    sensitive_features: str = "drop"
-    missing: str = "category"
+    attribute: Annotated[str, Choice("sex", "race", "sex_race", "doctorate")] = "sex"
+    features: Annotated[str, Choice("all", "categorical")] = "all"
+    sensitive_features: Annotated[str, Choice("drop", "keep")] = "drop"
+    missing: Annotated[str, Choice("category", "drop")] = "category"
     verify_counts: bool = True
     download: bool = False
     url: str = URL
 
     def __post_init__(self) -> None:
-        check_choice("dataset.attribute", self.attribute, _ATTRIBUTES)
-        check_choice("dataset.features", self.features, ("all", "categorical"))
-        check_choice("dataset.sensitive_features", self.sensitive_features, ("drop", "keep"))
-        check_choice("dataset.missing", self.missing, ("category", "drop"))
+        super().__post_init__()
         self.folder = located(self.root)
 
     def generate(self, demand: NDArray[np.int64] | None) -> None:

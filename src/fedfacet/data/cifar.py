@@ -6,13 +6,13 @@ publish a Python version, which is pickled and therefore not read: a pickle can 
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from fedfacet.arguments import check_choice, check_within
+from fedfacet.arguments import Choice, Within
 from fedfacet.data.archives import obtain
 from fedfacet.data.augmentation import CropAndFlip
 from fedfacet.data.dataset import Dataset, InMemoryInputs
@@ -59,14 +59,14 @@ class _Cifar(DatasetSource):
     STD: ClassVar[tuple[float, ...]]
 
     root: str
-    val_fraction: float = 0.1
+    val_fraction: Annotated[float, Within("(0, 1)")] = 0.1
     augment: bool = True
     seed: int = 0
     download: bool = False
     url: str
 
     def __post_init__(self) -> None:
-        check_within("dataset.val_fraction", self.val_fraction, "(0, 1)")
+        super().__post_init__()
         self.folder = located(self.root) / self.FOLDER
 
     def generate(self, demand: NDArray[np.int64] | None) -> None:
@@ -230,12 +230,8 @@ class CIFAR100(_Cifar):
     LABELS: ClassVar = {"coarse": ("coarse_label_names.txt", 20), "fine": ("fine_label_names.txt", 100)}
     MEAN, STD = (0.5071, 0.4867, 0.4408), (0.2675, 0.2565, 0.2761)
 
-    labels: str = "fine"
+    labels: Annotated[str, Choice("fine", "coarse")] = "fine"
     url: str = URL
-
-    def __post_init__(self) -> None:
-        check_choice("dataset.labels", self.labels, ("fine", "coarse"))
-        super().__post_init__()
 
     @property
     def _trained_on(self) -> str:

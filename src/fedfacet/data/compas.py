@@ -2,12 +2,13 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Annotated
 
 import numpy as np
 from numpy.typing import NDArray
 
 from fedfacet import rng
-from fedfacet.arguments import check_choice
+from fedfacet.arguments import Choice
 from fedfacet.data.dataset import Dataset
 from fedfacet.data.generated import shuffled, write_lines
 from fedfacet.data.labels import split_groups
@@ -70,12 +71,12 @@ class Compas(DatasetSource):
     """
 
     root: str
-    attribute: str = "race"
+    attribute: Annotated[str, Choice("race", "race_all", "sex")] = "race"
     verify_counts: bool = True
     seed: int = 0
 
     def __post_init__(self) -> None:
-        check_choice("dataset.attribute", self.attribute, ("race", "race_all", "sex"))
+        super().__post_init__()
         self.file = located(self.root) / FILE
 
     def generate(self, demand: NDArray[np.int64] | None) -> None:

@@ -3,12 +3,13 @@
 import logging
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Annotated
 
 import numpy as np
 from numpy.typing import NDArray
 
 from fedfacet import rng
-from fedfacet.arguments import check_choice
+from fedfacet.arguments import Choice
 from fedfacet.data.dataset import Dataset
 from fedfacet.data.entries import (
     check_entries,
@@ -63,13 +64,11 @@ class Csv(LabelledData):
     columns: Sequence[str] = ()
     words: Sequence[str] = ()
     drop: Sequence[str] = ()
-    missing: str = "refuse"
-    separator: str = "comma"
+    missing: Annotated[str, Choice("refuse", "drop")] = "refuse"
+    separator: Annotated[str, Choice(*SEPARATORS)] = "comma"
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_choice("dataset.missing", self.missing, ("refuse", "drop"))
-        check_choice("dataset.separator", self.separator, tuple(SEPARATORS))
         self.path = located_inside(self.root, self.file, "file")
 
     def generate(self, demand: NDArray[np.int64] | None) -> None:

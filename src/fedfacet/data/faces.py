@@ -7,12 +7,13 @@ from collections.abc import Sequence
 from dataclasses import KW_ONLY, dataclass
 from itertools import chain
 from pathlib import Path
+from typing import Annotated
 
 import numpy as np
 from numpy.typing import NDArray
 
 from fedfacet import rng
-from fedfacet.arguments import check_within
+from fedfacet.arguments import Within
 from fedfacet.data.dataset import Dataset
 from fedfacet.data.entries import visible
 from fedfacet.data.generated import enough, write_lines
@@ -205,12 +206,8 @@ class UTKFace(ImageSource):
     """
 
     _: KW_ONLY
-    test_fraction: float = 0.2
+    test_fraction: Annotated[float, Within("(0, 1)")] = 0.2
     seed: int = 0
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_within("test_fraction", self.test_fraction, "(0, 1)")
 
     def generate(self, demand: NDArray[np.int64] | None) -> None:
         """Write noise under names of the real kind; see ``DatasetSource.generate``."""

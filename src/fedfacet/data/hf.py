@@ -7,7 +7,7 @@ import logging
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 import torch
@@ -16,7 +16,7 @@ from PIL import Image, ImageOps
 from torch import Tensor
 
 from fedfacet import rng
-from fedfacet.arguments import check_whole
+from fedfacet.arguments import Whole
 from fedfacet.data.arrays import inputs_of
 from fedfacet.data.dataset import Dataset, InMemoryInputs, InputStore
 from fedfacet.data.entries import check_visible, shown, visible
@@ -68,19 +68,14 @@ class HuggingFace(LabelledData):
     target: str = "label"
     columns: Sequence[str] = ()
     tokenizer: str | None = None
-    vocabulary: int | None = None
-    max_length: int = 128
-    image_size: int = 64
+    vocabulary: Annotated[int | None, Whole()] = None
+    max_length: Annotated[int, Whole()] = 128
+    image_size: Annotated[int, Whole(words="1 or larger")] = 64
     max_memory_gb: float = 8.0
     download: bool = False
 
     def __post_init__(self) -> None:
-        if self.image_size < 1:
-            raise ValueError(f"Expected `dataset.image_size` to be 1 or larger, but got {self.image_size}.")
         super().__post_init__()
-        check_whole("dataset.max_length", self.max_length)
-        if self.vocabulary is not None:
-            check_whole("dataset.vocabulary", self.vocabulary)
         self.path = located_inside(self.root, self.folder, "folder")
         self.tokenizer_path = None if self.tokenizer is None else located_inside(self.root, self.tokenizer, "tokenizer")
 

@@ -5,10 +5,12 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePath, PurePosixPath
+from typing import Annotated
 
 import numpy as np
 from numpy.typing import NDArray
 
+from fedfacet.arguments import Whole
 from fedfacet.data.dataset import Dataset
 from fedfacet.data.entries import Place, trimmed, visible
 from fedfacet.data.generated import enough, noise, write_image, write_lines
@@ -52,12 +54,10 @@ class ImageFolder(LabelledData):
     labels: str | None = None
     file: str = "file"
     split: str | None = None
-    image_size: int = 64
+    image_size: Annotated[int, Whole(words="1 or larger")] = 64
     max_memory_gb: float = 8.0
 
     def __post_init__(self) -> None:
-        if self.image_size < 1:
-            raise ValueError(f"Expected `dataset.image_size` to be 1 or larger, but got {self.image_size}.")
         super().__post_init__()
         if self.labels is None and (len(set(self.folders)) < len(self.folders) or self.target not in self.folders):
             raise ConfigError(

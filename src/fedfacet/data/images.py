@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import KW_ONLY, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 import torch
@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from PIL import Image
 from torch import Tensor
 
+from fedfacet.arguments import Whole
 from fedfacet.data.dataset import Dataset
 from fedfacet.data.entries import visible
 from fedfacet.data.generated import noise, write_image
@@ -147,12 +148,11 @@ class ImageSource(DatasetSource):
 
     root: str | Path
     _: KW_ONLY
-    image_size: int = 224
+    image_size: Annotated[int, Whole(words="1 or larger")] = 224
     max_memory_gb: float = 8.0
 
     def __post_init__(self) -> None:
-        if self.image_size < 1:
-            raise ValueError(f"Expected `dataset.image_size` to be 1 or larger, but got {self.image_size}.")
+        super().__post_init__()
         self.folder = located(self.root)
 
     def write_noise(self, name: str, labels: NDArray[np.int64], files: Iterable[str], *, width: int | None = None) -> None:

@@ -4,13 +4,13 @@ import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from fedfacet import rng
-from fedfacet.arguments import check_within
+from fedfacet.arguments import Within, check_within
 from fedfacet.data.dataset import Dataset, InputStore
 from fedfacet.data.entries import (
     Place,
@@ -70,11 +70,8 @@ class LabelledData(DatasetSource):
     root: str | Path
     target: str = "class"
     attribute: str | None = None
-    test_fraction: float = 0.2
+    test_fraction: Annotated[float, Within("(0, 1)")] = 0.2
     seed: int = 0
-
-    def __post_init__(self) -> None:
-        check_within("dataset.test_fraction", self.test_fraction, "(0, 1)")
 
     def read_labels(
         self,

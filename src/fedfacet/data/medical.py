@@ -3,14 +3,14 @@
 from collections.abc import Sequence
 from dataclasses import KW_ONLY, dataclass
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
 from fedfacet import rng
-from fedfacet.arguments import check_choice
+from fedfacet.arguments import Choice
 from fedfacet.data.augmentation import ZoomTurnAndFlip
 from fedfacet.data.dataset import Dataset
 from fedfacet.data.generated import noise, write_image, write_lines
@@ -183,11 +183,7 @@ class Retina(_MedicalImages):
     ZOOM = ZoomTurnAndFlip(0.6, 1.0, 10.0)
 
     _: KW_ONLY
-    split: int = 1
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_choice("dataset.split", self.split, (1, 2, 3))
+    split: Annotated[int, Choice(1, 2, 3)] = 1
 
     def load(self, demand: NDArray[np.int64] | None = None) -> Dataset:
         """Read the tables; see ``DatasetSource.load``."""

@@ -93,6 +93,7 @@ class _Mnist(DatasetSource):
     download: bool = False
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         self._files = IdxFiles(
             "MNIST",
             located(self.root) / "MNIST" / "raw",

@@ -4,7 +4,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import numpy as np
 import torch
@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fedfacet import rng
-from fedfacet.arguments import check_choice
+from fedfacet.arguments import Choice, Whole
 from fedfacet.data.dataset import Dataset
 from fedfacet.data.generated import write_lines
 from fedfacet.data.reading import reading, unpacked
@@ -115,19 +115,15 @@ class Shakespeare(DatasetSource):
     """
 
     root: str
-    num_roles: int | None = None
-    min_samples: int = 1
-    split: str = "random"
+    num_roles: Annotated[int | None, Whole(words="1 or larger, or null for all")] = None
+    min_samples: Annotated[int, Whole(words="1 or larger")] = 1
+    split: Annotated[str, Choice("random", "contiguous")] = "random"
     val_fraction: float = 0.05
     test_fraction: float = 0.05
     seed: int = 0
 
     def __post_init__(self) -> None:
-        if self.num_roles is not None and self.num_roles < 1:
-            raise ValueError(f"Expected `dataset.num_roles` to be 1 or larger, or null for all, but got {self.num_roles}.")
-        if self.min_samples < 1:
-            raise ValueError(f"Expected `dataset.min_samples` to be 1 or larger, but got {self.min_samples}.")
-        check_choice("dataset.split", self.split, ("random", "contiguous"))
+        super().__post_init__()
         val, test = self.val_fraction, self.test_fraction
         if not (0 < val < 1 and 0 < test < 1 and val + test < 1):
             raise ValueError(

@@ -4,12 +4,13 @@ from collections.abc import Sequence
 from dataclasses import KW_ONLY, dataclass
 from itertools import product
 from pathlib import Path
+from typing import Annotated
 
 import numpy as np
 from numpy.typing import NDArray
 
 from fedfacet import rng
-from fedfacet.arguments import check_within
+from fedfacet.arguments import Whole, Within
 from fedfacet.data.archives import obtain
 from fedfacet.data.dataset import Dataset
 from fedfacet.data.drawn_dogs import draw_dog
@@ -56,14 +57,13 @@ class Spawrious(ImageSource):
     _: KW_ONLY
     classes: Sequence[str] = ("labrador", "dachshund")
     attributes: Sequence[str] = ("beach", "snow")
-    test_fraction: float = 0.1
+    test_fraction: Annotated[float, Within("(0, 1)")] = 0.1
     seed: int = 0
     download: bool = False
     url: str = URL
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_within("test_fraction", self.test_fraction, "(0, 1)")
         self.classes = _chosen("classes", self.classes, BREEDS)
         self.attributes = _chosen("attributes", self.attributes, LOCATIONS)
         self.folder /= FOLDER
@@ -132,17 +132,14 @@ class SyntheticSpawrious(DatasetSource):
 
     classes: Sequence[str] = ("labrador", "dachshund")
     attributes: Sequence[str] = ("beach", "snow")
-    image_size: int = 224
-    samples_per_cell: int = 2560
-    test_fraction: float = 0.1
+    image_size: Annotated[int, Whole(8, "8 or larger")] = 224
+    samples_per_cell: Annotated[int, Whole(words="1 or larger")] = 2560
+    test_fraction: Annotated[float, Within("(0, 1)")] = 0.1
     seed: int = 0
     max_memory_gb: float = 8.0
 
     def __post_init__(self) -> None:
-        for name, least in (("image_size", 8), ("samples_per_cell", 1)):
-            if getattr(self, name) < least:
-                raise ValueError(f"Expected `{name}` to be {least} or larger, but got {getattr(self, name)}.")
-        check_within("test_fraction", self.test_fraction, "(0, 1)")
+        super().__post_init__()
         self.classes = _chosen("classes", self.classes, BREEDS)
         self.attributes = _chosen("attributes", self.attributes, LOCATIONS)
 

@@ -4,11 +4,12 @@ import re
 from collections.abc import Sequence
 from dataclasses import KW_ONLY, dataclass
 from pathlib import Path
+from typing import Annotated
 
 import numpy as np
 from numpy.typing import NDArray
 
-from fedfacet.arguments import check_within
+from fedfacet.arguments import Within
 from fedfacet.data.archives import obtain
 from fedfacet.data.augmentation import CropAndFlip
 from fedfacet.data.dataset import Dataset
@@ -53,7 +54,7 @@ class TinyImageNet(ImageSource):
 
     _: KW_ONLY
     image_size: int = 64
-    val_fraction: float = 0.1
+    val_fraction: Annotated[float, Within("(0, 1)")] = 0.1
     augment: bool = True
     seed: int = 0
     download: bool = False
@@ -61,7 +62,6 @@ class TinyImageNet(ImageSource):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_within("dataset.val_fraction", self.val_fraction, "(0, 1)")
         self.folder /= FOLDER
 
     def generate(self, demand: NDArray[np.int64] | None) -> None:
