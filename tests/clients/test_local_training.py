@@ -12,9 +12,9 @@ from fedfacet import rng, state
 from fedfacet.clients.hooks import ClientHooks, check_objective, federated_module
 from fedfacet.clients.local_training import LocalTraining
 from fedfacet.clients.optimizers import single_optimizer
-from fedfacet.clients.program import ClientProgram, take_loss
+from fedfacet.clients.program import ClientProgram
 from fedfacet.derived import derive
-from fedfacet.objectives.classification import ClassificationObjective
+from fedfacet.objectives.classification import ClassificationObjective, take_loss
 from fedfacet.objectives.reweighing import ReweighingObjective
 from fedfacet.types import Broadcast, ClientTask
 
@@ -359,7 +359,7 @@ def test_a_loss_comes_alone_or_in_a_mapping(output):
         (2.0, "float"),
         ({"loss": None}, "NoneType"),
         ({"train_loss": torch.tensor(2.0)}, "NoneType"),
-        (torch.ones(28), r"a tensor of shape \(28,\): take its mean"),
+        (torch.ones(28), r"a tensor of shape \(28,\): return a mean"),
     ],
 )
 def test_no_loss_is_refused(output, came):

@@ -5,9 +5,9 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 
-from fedfacet.clients.program import take_loss
 from fedfacet.clients.queries.base import QueryContext
 from fedfacet.objectives.biased import biased_objective
+from fedfacet.objectives.classification import take_loss
 
 
 def train_biased(

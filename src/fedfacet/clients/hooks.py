@@ -26,6 +26,14 @@ class ClientHooks(Protocol):
         """Return what goes to the server along with the update, and what the client keeps."""
 
 
+def client_hooks_of(objective: L.LightningModule) -> frozenset[str]:
+    """Return which ``ClientHooks`` of an objective do anything: those that it declares as ``client_hooks``, or else both."""
+    if not isinstance(objective, ClientHooks):
+        return frozenset()
+    declared: frozenset[str] = getattr(objective, "client_hooks", frozenset({"on_client_start", "on_client_end"}))
+    return declared
+
+
 @runtime_checkable
 class DataHooks(Protocol):
     """It looks at all samples of its client; in eval mode, without gradients."""

@@ -5,16 +5,10 @@ walking the attributes of the objective and of its parts; nothing is declared.
 """
 
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import lightning as L
 from torch import Tensor, nn
-
-from fedfacet.corrections.base import Correction
-from fedfacet.objectives.classification import ClassificationObjective
-
-if TYPE_CHECKING:  # it builds on this file
-    from fedfacet.clients.program import ClientProgram
 
 _OF_MODULES = frozenset({*vars(nn.Module()), *vars(L.LightningModule())})
 """Attributes of every module, which say nothing about a client."""
@@ -69,17 +63,6 @@ class Notes(NamedTuple):
         """Note other tensors, one for each slot."""
         for slot, tensor in zip(self.slots, tensors, strict=True):
             slot.put(tensor)
-
-
-def has_own(program: "ClientProgram", hook: str) -> bool:
-    """Tell whether a hook of a client's objective (``on_client_start``, say), or of its correction, may do anything."""
-    objective = program.objective
-    if program.data_hooks is not None or program.hooks is None:
-        return program.data_hooks is not None
-    base = getattr(ClassificationObjective, hook) if isinstance(objective, ClassificationObjective) else None
-    correction = getattr(objective, "correction", None)
-    corrects = correction is not None and getattr(type(correction), hook) is not getattr(Correction, hook)
-    return corrects or getattr(type(objective), hook, None) is not base
 
 
 def notes_of(objective: nn.Module, model: nn.Module) -> Notes:

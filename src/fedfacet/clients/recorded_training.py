@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn, optim
 from torch.optim import Optimizer
 
-from fedfacet.clients.notes import NOTHING, has_own, notes_of
+from fedfacet.clients.notes import NOTHING, notes_of
 from fedfacet.clients.optimizers import kept_optimizer, restore_optimizer, single_optimizer
 from fedfacet.clients.program import Clients, Training
 from fedfacet.clients.recorded_steps import CannotRecordError, RecordedSteps, StepNumber, can_record
@@ -38,7 +38,7 @@ class Recordings:
         self.clients = clients
         self.optimizer = single_optimizer(clients.objective)
         self.steps = RecordedSteps(clients.device)
-        self.takes_notes = has_own(clients.program, "on_client_start")
+        self.takes_notes = clients.program.does("on_client_start")
         self.loss = torch.zeros((), dtype=torch.float64, device=clients.device)
         self.seen: Counter[Any] = Counter()  # clients by the shape of their notes
         self.begun = False  # whether any step has been taken

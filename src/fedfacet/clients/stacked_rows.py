@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from fedfacet import rng
-from fedfacet.clients.notes import NOTHING, Notes, has_own, notes_of
+from fedfacet.clients.notes import NOTHING, Notes, notes_of
 from fedfacet.clients.optimizers import single_optimizer
 from fedfacet.clients.personal_memory import own_model, to_keep
 from fedfacet.clients.probed_clients import same_tensors
@@ -52,8 +52,8 @@ class Rows:
     def __init__(self, clients: Clients) -> None:
         self.clients = clients
         program = clients.program
-        self.takes_notes = has_own(program, "on_client_start")
-        self._ends = has_own(program, "on_client_end")
+        self.takes_notes = program.does("on_client_start")
+        self._ends = program.does("on_client_end")
         self.has_end = self._ends or bool(program.personal)
 
     def begin(self, tasks: Sequence[ClientTask]) -> list[Row]:
