@@ -13,7 +13,7 @@ from fedfacet.clients.optimizers import single_optimizer
 from fedfacet.clients.personal_memory import own_model, to_keep
 from fedfacet.clients.probed_clients import same_tensors
 from fedfacet.clients.program import Clients
-from fedfacet.clients.stack import CannotStackError
+from fedfacet.clients.vectorized_stack import CannotStackError
 from fedfacet.types import ClientEnd, ClientStart, ClientTask, State
 
 
