@@ -27,11 +27,9 @@ from fedfacet.callbacks.save_checkpoint import SaveCheckpoint
 from fedfacet.clients.program import Clients
 from fedfacet.clients.queries.centroids import Centroids
 from fedfacet.clients.queries.counts import DisclosedInteractionMatrix, NumSamples
-from fedfacet.clients.queries.local_loss import LocalLoss
-from fedfacet.clients.queries.loss_moments import LossMoments
+from fedfacet.clients.queries.local_loss import LocalLoss, LossMoments, Valuation
 from fedfacet.clients.queries.resources import Resources, RoundJoules, UploadSeconds
 from fedfacet.clients.queries.true_heterogeneity import TrueHeterogeneity
-from fedfacet.clients.queries.valuation import Valuation
 from fedfacet.engines.base import Engine
 from fedfacet.federation import Federation
 from fedfacet.methods.cbim import CBIMSelector, Contract

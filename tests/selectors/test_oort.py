@@ -9,7 +9,7 @@ from scipy.stats import chisquare
 
 from fedfacet import rng
 from fedfacet.clients.queries.counts import NumSamples
-from fedfacet.clients.queries.loss_moments import LossMoments
+from fedfacet.clients.queries.local_loss import LossMoments
 from fedfacet.devices.lognormal import LognormalDevices
 from fedfacet.devices.uniform import UniformDevices
 from fedfacet.mechanisms.devices import SimulatedDevices
