@@ -22,15 +22,25 @@ from fedfacet.cores import crowded
 from fedfacet.engines.base import Engine
 from fedfacet.errors import ConfigError, EngineError
 from fedfacet.parallel import wire
-from fedfacet.parallel.dealing import handfuls
-from fedfacet.parallel.dealt_round import DealtRound
-from fedfacet.parallel.message import Joined, Message
-from fedfacet.parallel.orders import Combine, Failed, Halt, Halted, Prediction, Sum, Work, unless_failed
-from fedfacet.parallel.packing import pack_tasks, unpack_task
+from fedfacet.parallel.messages import (
+    Combine,
+    Failed,
+    Halt,
+    Halted,
+    Joined,
+    Message,
+    Prediction,
+    Sum,
+    Work,
+    pack_tasks,
+    unless_failed,
+    unpack_task,
+)
 from fedfacet.parallel.place import Place, find_place
 from fedfacet.parallel.ranks import RankLost, Ranks, in_background
 from fedfacet.parallel.schedule import batches
 from fedfacet.parallel.sums import Step, TreeSum, Weighed, blocks, node_of, plan
+from fedfacet.parallel.work_queue import DealtRound, handfuls
 from fedfacet.types import Answer, Broadcast, ClientTask, ClientUpdate, Query, State, SummedUpdate
 
 T = TypeVar("T")

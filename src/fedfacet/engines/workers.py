@@ -3,6 +3,7 @@
 import atexit
 import collections
 import contextlib
+import dataclasses
 import logging
 import os
 import pickle
@@ -26,7 +27,7 @@ from fedfacet.engines.base import Engine
 from fedfacet.errors import EngineError
 from fedfacet.parallel import shared_memory, wire
 from fedfacet.parallel.channel import Channel
-from fedfacet.parallel.packing import without_bundles
+from fedfacet.parallel.messages import without_bundles
 from fedfacet.parallel.processes import process_context, sheltered
 from fedfacet.parallel.schedule import batches, pieces
 from fedfacet.parallel.worker import CommonModel, Order, serve
@@ -158,14 +159,11 @@ class WorkersEngine(Engine):
         """Have as many workers as there are to be, and no more than pieces of work."""
         if not self._clients:
             clients = self.clients
-            names = ("objective", "optimizer", "local", "transforms", "precision", "compile", "personal", "other_objectives")
-            arguments: dict[str, Any] = {
-                name: getattr(clients, name) for name in (*names, "privacy", "server_privacy", "hides_attributes")
-            }
-            arguments["needs"] = clients.needs
+            arguments = {one.name: getattr(clients, one.name) for one in dataclasses.fields(clients) if one.init}
+            shared = {name: arguments.pop(name) for name in ("dataset", "partition", "held_out", "local_holdout")}
+            del arguments["device"]  # each worker has its own
             # By its name: pickle would have the workers import whatever module comes first that has torch in it.
             arguments["memory_format"] = str(clients.memory_format).removeprefix("torch.")
-            shared = {name: getattr(clients, name) for name in ("dataset", "partition", "held_out", "local_holdout")}
             data, self._held = shared_memory.dumps(shared)
             try:
                 self._clients = pickle.dumps((arguments, data))
