@@ -12,7 +12,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from fedfacet import rng
 from fedfacet.aggregators.base import Aggregator
 from fedfacet.callbacks.base import Callback
-from fedfacet.clients.head_gradients import network_with_head
+from fedfacet.clients.prediction import network_with_head
 from fedfacet.clients.private_gradients import PrivateGradients
 from fedfacet.clients.program import Clients
 from fedfacet.clients.recorded_steps import complaint

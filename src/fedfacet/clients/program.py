@@ -23,13 +23,12 @@ from fedfacet import rng, state
 from fedfacet.builtin import draws_by_torch
 from fedfacet.clients.answering import answer
 from fedfacet.clients.client_data import Population
-from fedfacet.clients.divided_training import HalfTrained, train_part
+from fedfacet.clients.divided_training import HalfTrained, ProbedClients, train_part
 from fedfacet.clients.federated_module import FederatedModule, compile_module
 from fedfacet.clients.optimizers import bare_step_of, kept_optimizer, optimizer_to_keep, restore_optimizer, single_optimizer
 from fedfacet.clients.personal_memory import own_model, to_keep
 from fedfacet.clients.prediction import Predictions, predict
 from fedfacet.clients.private_gradients import PrivateGradients
-from fedfacet.clients.probed_clients import ProbedClients
 from fedfacet.clients.resident_model import ResidentModel
 from fedfacet.data.fingerprint import fingerprint
 from fedfacet.errors import EngineError

@@ -8,10 +8,10 @@ import torch
 from torch import Tensor
 
 from fedfacet import rng
+from fedfacet.clients.divided_training import same_tensors
 from fedfacet.clients.notes import NOTHING, Notes, notes_of
 from fedfacet.clients.optimizers import single_optimizer
 from fedfacet.clients.personal_memory import own_model, to_keep
-from fedfacet.clients.probed_clients import same_tensors
 from fedfacet.clients.program import Clients
 from fedfacet.clients.vectorized_stack import CannotStackError
 from fedfacet.types import ClientEnd, ClientStart, ClientTask, State

@@ -15,9 +15,8 @@ from fedfacet.clients.divided_training import HalfTrained
 from fedfacet.clients.program import Clients
 from fedfacet.parallel import wire
 from fedfacet.parallel.channel import Channel
-from fedfacet.parallel.freed_memory import keep_freed_memory
 from fedfacet.parallel.messages import with_bundles
-from fedfacet.parallel.processes import is_orphan
+from fedfacet.parallel.processes import is_orphan, keep_freed_memory
 from fedfacet.parallel.shared_memory import SharedBytes
 from fedfacet.types import ClientTask, Query, State
 
