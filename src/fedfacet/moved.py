@@ -12,6 +12,7 @@ MOVED = {
     "fedfacet.clients.queries.valuation.Valuation": "fedfacet.clients.queries.local_loss.Valuation",
     "fedfacet.selectors.cbim.CBIMSelector": "fedfacet.methods.cbim.CBIMSelector",
     "fedfacet.selectors.favor.FavorSelector": "fedfacet.methods.favor.FavorSelector",
+    "fedfacet.selectors.fedrk.FedRKSelector": "fedfacet.methods.fedrk.FedRKSelector",
     "fedfacet.selectors.feddiverse.FedDiverseSelector": "fedfacet.methods.feddiverse.FedDiverseSelector",
     "fedfacet.selectors.fmore.FMoreSelector": "fedfacet.methods.fmore.FMoreSelector",
     "fedfacet.selectors.lag.LagSelector": "fedfacet.methods.lag.LagSelector",
