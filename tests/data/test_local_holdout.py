@@ -125,7 +125,7 @@ def test_no_step_is_taken_on_it(tmp_path, monkeypatch):
     tasks = []
     run = federation.engine.run
     monkeypatch.setattr(federation.engine, "run", lambda orders: tasks.extend(orders) or run(orders))
-    federation.callbacks = {}
+    federation.callbacks.clear()
     federation.run_round()
     assert len(tasks) == 24
     data = load_data(config)
