@@ -244,7 +244,7 @@ class WorkersEngine(Engine):
         answered = mp_connection.wait(list(busy), timeout=max(0.0, due - time.monotonic()))
         for worker in [] if answered else busy.values():
             if worker.job is not None and time.monotonic() - worker.since >= self.timeout_seconds:
-                log.warning("A worker process was silent for %g s over %s.", self.timeout_seconds, worker.job.name)
+                log.warning("A worker process was silent for %g s over %s.", self.timeout_seconds, worker.job.order.name)
                 worker.process.kill()
         return [busy[end] for end in answered]  # type: ignore[index]
 
@@ -260,8 +260,7 @@ class WorkersEngine(Engine):
             waiting.appendleft(job)
             self._replace(worker, job)
             return
-        if isinstance(message, wire.Failure):
-            raise message.noted(f"In a worker process, over {job.name}")
+        wire.unless_failed(message)
         # On the core of the one whose answer has come last this process runs; where several are idle, its order comes last, or
         # it would wake up, take the core, and leave the others waiting for theirs.
         self._workers.remove(worker)
@@ -274,7 +273,7 @@ class WorkersEngine(Engine):
 
     def _replace(self, worker: "_Worker", job: "_Job") -> None:
         worker.process.join(timeout=5)
-        code = worker.process.exitcode
+        code, name = worker.process.exitcode, job.order.name
         worker.kill()
         self._workers.remove(worker)
         if code == UNGUARDED:
@@ -285,11 +284,11 @@ class WorkersEngine(Engine):
         job.deaths += 1
         if job.deaths == MAX_DEATHS:
             raise EngineError(
-                f"Expected a worker process to survive {job.name}, but {MAX_DEATHS} died of it (exit code {code}; -9 mostly "
+                f"Expected a worker process to survive {name}, but {MAX_DEATHS} died of it (exit code {code}; -9 mostly "
                 "means that memory ran out, or that `engine.timeout_seconds` is too short): lower `engine.workers` or "
                 "`local.batch_size`, or look closer with `engine=debug`."
             )
-        log.warning("A worker process died over %s (exit code %s); another one does it again.", job.name, code)
+        log.warning("A worker process died over %s (exit code %s); another one does it again.", name, code)
         self._workers.append(self._spawn(worker.number))
 
 
@@ -303,11 +302,6 @@ class _Job:
     waits_for: "_Job | None" = None
     half: tuple[Any, list[State]] | None = None
     deaths: int = 0
-
-    @property
-    def name(self) -> str:
-        task = self.order.task
-        return f"client {task.client_id} in round {task.round}" if task is not None else "an evaluation"
 
 
 @dataclass(slots=True, eq=False)

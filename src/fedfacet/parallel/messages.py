@@ -9,7 +9,6 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from fedfacet.parallel import wire
 from fedfacet.parallel.sums import Step
 from fedfacet.types import ClientTask, Query, State
 
@@ -87,20 +86,6 @@ class Halt(NamedTuple):
 
 class Halted(NamedTuple):
     """To rank 0: what comes next belongs to the next order."""
-
-
-class Failed(NamedTuple):
-    """To rank 0: an exception in place of a result."""
-
-    failure: wire.Failure
-    where: str
-
-
-def unless_failed(message: Message) -> Message:
-    """Return a result, or raise the exception that came in its place."""
-    if isinstance(message.body, Failed):
-        raise message.body.failure.noted(message.body.where)
-    return message
 
 
 class PackedTask(NamedTuple):

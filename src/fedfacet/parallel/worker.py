@@ -45,6 +45,11 @@ class Order(NamedTuple):
     query: Query | None = None
     batches: Sequence[NDArray[np.int64]] = ()
 
+    @property
+    def name(self) -> str:
+        """What is done, for a message."""
+        return f"client {self.task.client_id} in round {self.task.round}" if self.task is not None else "an evaluation"
+
 
 def serve(connection: Connection, pickled: bytes, settings: dict[str, Any]) -> None:
     """Take orders until the other end is gone; the entry point of a worker process.
@@ -70,7 +75,7 @@ def serve(connection: Connection, pickled: bytes, settings: dict[str, Any]) -> N
                     common = wire.read(order.common.manifest, order.common.memory.tensor)
                 message, outgoing = _carry_out(order, bundles, common, clients)
             except Exception as error:
-                message, outgoing = wire.Failure.of(error), []
+                message, outgoing = wire.Failure.of(error, f"In a worker process, over {order.name}"), []
             channel.send(message, outgoing)
     except (EOFError, OSError):
         if is_orphan():  # who gives the orders was killed, and cannot tidy up itself
