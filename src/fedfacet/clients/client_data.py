@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from fedfacet import rng
 from fedfacet.clients.local_training import LocalTraining
 from fedfacet.data.dataset import Dataset
 from fedfacet.errors import DisclosureError
@@ -18,7 +19,7 @@ from fedfacet.objectives.classification import OptimizerFactory
 from fedfacet.privacy.base import Privacy
 from fedfacet.privacy.dp_sgd import DPSGD
 from fedfacet.transforms.base import UpdateTransform
-from fedfacet.types import Batch, Partition, RoundNeeds
+from fedfacet.types import Batch, ClientTask, ClientUpdate, Partition, RoundNeeds
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -162,3 +163,10 @@ class Population:
                 y[samples] = relabel(client_id, y[samples], dataset.num_classes)
             dataset = replace(dataset, y=y)
         return dataset
+
+    def transformed(self, update: ClientUpdate, task: ClientTask) -> ClientUpdate:
+        """Apply what happens to an update before it leaves the client."""
+        for position, transform in enumerate(self.transforms):
+            generator = rng.stream(task.seed, "transform", task.round, task.client_id, position)
+            update = transform.consider(transform.apply(update, generator), task)
+        return update

@@ -50,6 +50,7 @@ class FederatedModule:
         self.client_hooks = client_hooks_of(objective)
         self.hooks = objective if isinstance(objective, ClientHooks) and self.client_hooks else None
         self.data_hooks = objective if isinstance(objective, DataHooks) else None
+        self.is_hooked = self.hooks is not None or self.data_hooks is not None
         self.predict_hooks = objective if isinstance(objective, PredictHooks) else None
         self.autocast = precision == "bf16-mixed"
         self._training: bool | None = None

@@ -22,7 +22,7 @@ from torch.optim import Optimizer
 from fedfacet import rng, state
 from fedfacet.builtin import draws_by_torch
 from fedfacet.clients.answering import answer
-from fedfacet.clients.client_data import Population
+from fedfacet.clients.client_data import ClientData, Population
 from fedfacet.clients.divided_training import HalfTrained, ProbedClients, train_part
 from fedfacet.clients.federated_module import FederatedModule, compile_module
 from fedfacet.clients.optimizers import bare_step_of, kept_optimizer, optimizer_to_keep, restore_optimizer, single_optimizer
@@ -88,7 +88,9 @@ class ClientProgram(FederatedModule):
     @property
     def buffers(self) -> State:
         """The floating-point ones among the buffers, unless they follow from weights."""
-        named = self._persistent_buffers.items() if self._places else ()
+        if not self._places:
+            return {}
+        named = self._persistent_buffers.items()
         return {name: buffer for name, buffer in named if buffer.dtype in _AVERAGED and name not in self._followers}
 
     @property
@@ -123,6 +125,21 @@ class ClientProgram(FederatedModule):
         with torch.no_grad():
             yield
         self.train(True)
+
+    def begin(self, start: ClientStart, data: ClientData) -> None:
+        """Have the objective take note of a client, whose weights are loaded."""
+        if self.hooks is not None:
+            self.hooks.on_client_start(start)
+        if self.data_hooks is not None:
+            with self.looking():
+                self.data_hooks.before_steps(data.batches(), start.num_steps)
+
+    def end(self, end: ClientEnd, data: ClientData) -> tuple[State, State]:
+        """Return what a client sends beside its update, and what it keeps."""
+        if self.data_hooks is not None:
+            with self.looking():
+                self.data_hooks.after_steps(data.batches())
+        return self.hooks.on_client_end(end) if self.hooks is not None else ({}, {})
 
     def step(self, batch: Batch, step: int) -> Tensor:
         """Return the loss of one training step."""
@@ -168,14 +185,10 @@ class Training:
         self.parameters = [parameter for group in self.optimizer.param_groups for parameter in group["params"]]
         self.batches = clients.batches(task)
         self.private = None if clients.privacy is None else PrivateGradients(program, clients.privacy)
-        self.hooks = program.hooks
-        if self.hooks is not None:
+        if program.is_hooked:
             # A dictionary of its own: what it changes there must not be taken for what was there before.
             start = ClientStart(task.broadcast, dict(task.memory), self.num_steps, self.lr, task.lr_factor)
-            self.hooks.on_client_start(start)
-        if program.data_hooks is not None:
-            with program.looking():
-                program.data_hooks.before_steps(clients.data(task.client_id).batches(), self.num_steps)
+            program.begin(start, clients.data(task.client_id))
 
     def take_steps(self, stop: int) -> None:
         """Take the steps up to number ``stop``, counted from the client's first."""
@@ -219,19 +232,17 @@ class Training:
 
     def finish(self) -> ClientUpdate:
         """Return what goes back to the server, on the CPU, its tensors contiguous."""
-        program, task, local = self.program, self.task, self.clients.local
+        program, task = self.program, self.task
         delta = program.moved_from(task.broadcast.model, program.parameters)
         buffers = program.moved_from(task.broadcast.model, program.buffers)
-        if program.data_hooks is not None:
-            with program.looking():
-                program.data_hooks.after_steps(self.clients.data(task.client_id).batches())
         weight = step_weight_of(self.optimizer, program.objective, self.num_steps)
         extras, memory = State(), State()
-        if self.hooks is not None:
-            extras, memory = self.hooks.on_client_end(ClientEnd(delta, self.num_steps, self.lr, weight))
+        if program.is_hooked:
+            ended, data = ClientEnd(delta, self.num_steps, self.lr, weight), self.clients.data(task.client_id)
+            extras, memory = program.end(ended, data)
         if program.personal:
             memory = memory | to_keep(program.tensors, program.personal)
-        if local.keep_optimizer:
+        if self.clients.local.keep_optimizer:
             memory = memory | optimizer_to_keep(self.optimizer)
         return ClientUpdate(
             client_id=task.client_id,
@@ -284,14 +295,15 @@ class Clients(Population):
     def facts(self) -> Facts:
         """What a server may know before the first round."""
         program, personal = self.program, self.program.personal
-        sent = [tuple(name for name in part if name not in personal) for part in (program.parameters, program.buffers)]
+        names, buffers = (
+            tuple(name for name in part if name not in personal) for part in (program.parameters, program.buffers)
+        )
         model = state.clone(state.travelling(program.module))
         data_digest = fingerprint(self.dataset, whole=self.whole_fingerprint)
         parts = (self.objective, getattr(self.objective, "correction", None))
         kinds = {name: kind for part in parts for name, kind in kinds_sent(part, getattr(part, "gives", ())).items()}
         told = (data_digest, self.dataset.num_attributes, program.frozen_digest, kinds, self.dataset.num_classes)
-        more = (*told, program.derived, self.partition.digest)
-        return Facts(self.partition.num_clients, model, sent[0], sent[1], personal, *more)
+        return Facts(self.partition.num_clients, model, names, buffers, personal, *told, program.derived, self.partition.digest)
 
     def program_of(self, model: State) -> ClientProgram:
         """Return the program for models of some shape.
@@ -382,10 +394,3 @@ class Clients(Population):
 
     def _seed(self, task: ClientTask) -> None:
         rng.seed_all(rng.torch_seed(task.seed, "train", task.round, task.client_id), self.device, others=self.draws_elsewhere)
-
-    def transformed(self, update: ClientUpdate, task: ClientTask) -> ClientUpdate:
-        """Apply what happens to an update before it leaves the client."""
-        for position, transform in enumerate(self.transforms):
-            generator = rng.stream(task.seed, "transform", task.round, task.client_id, position)
-            update = transform.consider(transform.apply(update, generator), task)
-        return update
