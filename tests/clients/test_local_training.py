@@ -12,7 +12,7 @@ from fedfacet import rng, state
 from fedfacet.clients.hooks import ClientHooks, check_objective, federated_module
 from fedfacet.clients.local_training import LocalTraining
 from fedfacet.clients.optimizers import single_optimizer
-from fedfacet.clients.program import ClientProgram
+from fedfacet.clients.program import ClientTrainer
 from fedfacet.derived import derive
 from fedfacet.objectives.classification import ClassificationObjective, take_loss
 from fedfacet.objectives.reweighing import ReweighingObjective
@@ -264,7 +264,7 @@ def test_tied_weights_move_under_both_their_names(client, sgd, clients_of):
     start = state.clone(objective.model.state_dict())
     update = clients_of(objective, client).train(task_for(start))
     assert list(update.delta) == ["first.weight"], "sent once"
-    program = ClientProgram(objective)
+    program = ClientTrainer(objective)
     after = derive(state.add(start, update.delta), program.derived)
     assert torch.equal(after["first.weight"], after["second.weight"])
     program.load(after)
@@ -336,7 +336,7 @@ def test_what_a_step_logs_is_said_to_be_left_out(caplog):
     check_objective(Logging())
     (record,) = caplog.records
     assert "keeps nothing of what Logging.training_step gives to self.log: measure it" in record.getMessage()
-    program = ClientProgram(Logging())
+    program = ClientTrainer(Logging())
     program.objective.training_step((torch.zeros(2, 6), torch.tensor([0, 1])), 0)  # without Lightning's own, an error here
 
 

@@ -98,9 +98,9 @@ class Population:
         transforms: what happens to an update before it leaves the client, in this order.
         device: where all this happens.
         memory_format: of images in a batch and of the objective's weights.
-        precision: as in ``ClientProgram``.
-        compile: as in ``ClientProgram``.
-        personal: as in ``ClientProgram``.
+        precision: as in ``ClientTrainer``.
+        compile: as in ``ClientTrainer``.
+        personal: as in ``ClientTrainer``.
         other_objectives: of models of other shapes, for an aggregator that sends such models to some clients.
         whole_fingerprint: whether the data set's digest looks at every input.
         privacy: how gradients are made private; ``None`` where they are not.

@@ -21,7 +21,7 @@ class FederatedModule:
     Args:
         objective: on its device already.
         personal: names of the module's tensors that stay with the client.
-        precision: as in ``ClientProgram``.
+        precision: as in ``ClientTrainer``.
     """
 
     def __init__(self, objective: L.LightningModule, personal: Set[str], precision: str) -> None:

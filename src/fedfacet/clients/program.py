@@ -1,6 +1,6 @@
 """What runs at a client: it trains, predicts and answers questions. The only place that takes gradient steps (law 3).
 
-A ``ClientProgram`` is an objective made ready for one client after another, ``Training`` is one client's training of one round,
+A ``ClientTrainer`` is an objective made ready for one client after another, ``Training`` is one client's training of one round,
 and ``Clients`` are all of them.
 """
 
@@ -43,7 +43,7 @@ Begin: TypeAlias = Callable[["Clients", ClientTask], "Training"]
 """Makes a client's training."""
 
 
-class ClientProgram(FederatedModule):
+class ClientTrainer(FederatedModule):
     """An objective made ready to be used for one client after another; one program serves all clients of a shape of model.
 
     Args:
@@ -267,7 +267,7 @@ class Clients(Population):
         draws_elsewhere: whether a part of the user's own may draw from numpy's or Python's global generators.
     """
 
-    programs: list[ClientProgram] = field(init=False, default_factory=list)
+    programs: list[ClientTrainer] = field(init=False, default_factory=list)
     probed: ProbedClients = field(init=False, default_factory=ProbedClients)
     draws_elsewhere: bool = field(init=False)
 
@@ -278,11 +278,11 @@ class Clients(Population):
         object.__setattr__(self, "draws_elsewhere", not all(map(draws_by_torch, parts)))
         for objective in (self.objective, *self.other_objectives):
             self.programs.append(
-                ClientProgram(objective, precision=self.precision, compile=self.compile, personal=self.personal)
+                ClientTrainer(objective, precision=self.precision, compile=self.compile, personal=self.personal)
             )
 
     @property
-    def program(self) -> ClientProgram:
+    def program(self) -> ClientTrainer:
         """The program of the global model's shape."""
         return self.programs[0]
 
@@ -305,7 +305,7 @@ class Clients(Population):
         told = (data_digest, self.dataset.num_attributes, program.frozen_digest, kinds, self.dataset.num_classes)
         return Facts(self.partition.num_clients, model, names, buffers, personal, *told, program.derived, self.partition.digest)
 
-    def program_of(self, model: State) -> ClientProgram:
+    def program_of(self, model: State) -> ClientTrainer:
         """Return the program for models of some shape.
 
         Raises:
