@@ -13,7 +13,7 @@ from torch import Tensor, nn
 if TYPE_CHECKING:  # it builds on this file
     from fedfacet.clients.program import Clients
 
-_OF_MODULES = frozenset({*vars(nn.Module()), *vars(L.LightningModule())})
+OF_MODULES = frozenset({*vars(nn.Module()), *vars(L.LightningModule())})
 """Attributes of every module, which say nothing about a client."""
 
 _VALUES = (Tensor, bool, int, float, str, bytes, type(None))
@@ -98,7 +98,7 @@ def notes_of(objective: nn.Module, model: nn.Module) -> Notes:
             unmovable = unmovable or path
     elsewhere = [module for module in objective.modules() if model is objective or module not in set(model.modules())]
     attributes = [
-        (module, {key: value for key, value in vars(module).items() if key not in _OF_MODULES}) for module in elsewhere
+        (module, {key: value for key, value in vars(module).items() if key not in OF_MODULES}) for module in elsewhere
     ]
     return Notes(slots, aliases, tuple(shape), unmovable, attributes)
 
@@ -147,6 +147,6 @@ def _places(holder: Any) -> Iterator[tuple[Any, Any]]:
     if isinstance(holder, nn.Module):
         inside = vars(holder)
         yield from ((inside[group], key) for group in ("_modules", "_parameters", "_buffers") for key in inside[group])
-        yield from ((inside, key) for key in inside if key not in _OF_MODULES)
+        yield from ((inside, key) for key in inside if key not in OF_MODULES)
     else:
         yield from ((holder, key) for key in (holder if isinstance(holder, dict) else range(len(holder))))

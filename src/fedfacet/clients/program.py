@@ -21,7 +21,6 @@ from torch.optim import Optimizer
 
 from fedfacet import rng, state
 from fedfacet.builtin import draws_by_torch
-from fedfacet.clients.answering import answer
 from fedfacet.clients.client_data import ClientData, Population
 from fedfacet.clients.divided_training import HalfTrained, ProbedClients, train_part
 from fedfacet.clients.federated_module import FederatedModule, compile_module
@@ -29,6 +28,7 @@ from fedfacet.clients.optimizers import bare_step_of, kept_optimizer, optimizer_
 from fedfacet.clients.personal_memory import own_model, to_keep
 from fedfacet.clients.prediction import Predictions, predict
 from fedfacet.clients.private_gradients import PrivateGradients
+from fedfacet.clients.queries.base import answer
 from fedfacet.clients.resident_model import ResidentModel
 from fedfacet.data.fingerprint import fingerprint
 from fedfacet.errors import EngineError

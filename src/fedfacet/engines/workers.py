@@ -26,10 +26,10 @@ from fedfacet.cores import MAX_THREADS, check_processes, crowded, num_cores
 from fedfacet.engines.base import Engine
 from fedfacet.errors import EngineError
 from fedfacet.parallel import shared_memory, wire
-from fedfacet.parallel.channel import Channel
 from fedfacet.parallel.messages import pack_tasks
 from fedfacet.parallel.processes import process_context, sheltered
 from fedfacet.parallel.schedule import batches, pieces
+from fedfacet.parallel.shared_memory import Channel
 from fedfacet.parallel.worker import Common, Order, serve
 from fedfacet.types import Answer, ClientTask, ClientUpdate, Query, State
 

@@ -14,10 +14,9 @@ from numpy.typing import NDArray
 from fedfacet.clients.divided_training import HalfTrained
 from fedfacet.clients.program import Clients
 from fedfacet.parallel import wire
-from fedfacet.parallel.channel import Channel
 from fedfacet.parallel.messages import unpack_task
 from fedfacet.parallel.processes import is_orphan, keep_freed_memory
-from fedfacet.parallel.shared_memory import SharedBytes
+from fedfacet.parallel.shared_memory import Channel, SharedBytes
 from fedfacet.types import ClientTask, Query, State
 
 
