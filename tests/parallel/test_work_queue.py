@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedfacet.parallel.dealing import Dealer, handfuls
+from fedfacet.parallel.work_queue import Dealer, handfuls
 
 COSTS = st.lists(st.integers(1, 50), max_size=60)
 PACES = st.lists(st.integers(1, 20), min_size=1, max_size=6)

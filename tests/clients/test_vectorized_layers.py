@@ -5,8 +5,8 @@ import torch
 from torch.nn import functional
 
 from fedfacet import rng
-from fedfacet.clients import stacked_layers
-from fedfacet.clients.stacked_layers import attention, convolution, group_norm
+from fedfacet.clients import vectorized_layers
+from fedfacet.clients.vectorized_layers import attention, convolution, group_norm
 
 ROWS = 3
 
@@ -51,7 +51,7 @@ LAYERS = {
 @pytest.mark.parametrize("layer", LAYERS)
 def test_stacked_and_row_by_row_are_the_same(layer, form, shared, monkeypatch):
     """Values and gradients, with weights of each row's own or with the same for all, as frozen ones are."""
-    monkeypatch.setattr(stacked_layers, "_row_by_row", lambda x: form == "row by row")
+    monkeypatch.setattr(vectorized_layers, "_row_by_row", lambda x: form == "row by row")
     stacked, plain, (of_x, *others) = LAYERS[layer]
     rows = (None if shared else 0,) * len(others)
     with rng.forked(0, "layers"):

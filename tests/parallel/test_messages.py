@@ -2,7 +2,7 @@
 
 import torch
 
-from fedfacet.parallel.packing import pack_tasks, unpack_task
+from fedfacet.parallel.messages import pack_tasks, unpack_task
 from fedfacet.types import Broadcast, ClientTask
 
 

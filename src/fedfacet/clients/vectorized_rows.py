@@ -8,12 +8,12 @@ import torch
 from torch import Tensor
 
 from fedfacet import rng
-from fedfacet.clients.notes import NOTHING, Notes, has_own, notes_of
+from fedfacet.clients.divided_training import same_tensors
+from fedfacet.clients.notes import NOTHING, Notes, notes_of
 from fedfacet.clients.optimizers import single_optimizer
 from fedfacet.clients.personal_memory import own_model, to_keep
-from fedfacet.clients.probed_clients import same_tensors
 from fedfacet.clients.program import Clients
-from fedfacet.clients.stack import CannotStackError
+from fedfacet.clients.vectorized_stack import CannotStackError
 from fedfacet.types import ClientEnd, ClientStart, ClientTask, State
 
 
@@ -52,8 +52,8 @@ class Rows:
     def __init__(self, clients: Clients) -> None:
         self.clients = clients
         program = clients.program
-        self.takes_notes = has_own(program, "on_client_start")
-        self._ends = has_own(program, "on_client_end")
+        self.takes_notes = program.does("on_client_start")
+        self._ends = program.does("on_client_end")
         self.has_end = self._ends or bool(program.personal)
 
     def begin(self, tasks: Sequence[ClientTask]) -> list[Row]:
@@ -89,11 +89,8 @@ class Rows:
         if self._ends:
             with torch.no_grad():
                 torch._foreach_copy_([program.tensors[name] for name in ended], list(ended.values()))
-            if program.data_hooks is not None:
-                with program.looking():
-                    program.data_hooks.after_steps(self.clients.data(row.task.client_id).batches())
-            if program.hooks is not None:
-                extras, memory = program.hooks.on_client_end(ClientEnd(delta, row.num_steps, lr, step_weight))
+            end = ClientEnd(delta, row.num_steps, lr, step_weight)
+            extras, memory = program.end(end, self.clients.data(row.task.client_id))
         if program.personal:
             memory = memory | to_keep(ended, program.personal)
         return extras, memory
@@ -109,7 +106,7 @@ class Rows:
             return False
         assert first.generators is not None
         with self.clients.forked(first.task):
-            drew = not all(map(bool, map(_equal, first.generators, rng.get_states(self.clients.device))))
+            drew = not all(map(torch.equal, first.generators, rng.get_states(self.clients.device)))
         for row in rows:
             row.notes, row.noted, row.kind, row.generators = first.notes, first.noted, first.kind, None
         return not drew
@@ -120,12 +117,9 @@ class Rows:
         program.load(row.start)
         program.train(True)
         with clients.forked(task):
-            if program.hooks is not None:
-                lr = float(single_optimizer(clients.objective).param_groups[0]["lr"] * task.lr_factor)
-                program.hooks.on_client_start(start(task.broadcast, dict(task.memory), row.num_steps, lr, task.lr_factor))
-            if program.data_hooks is not None:
-                with program.looking():
-                    program.data_hooks.before_steps(clients.data(task.client_id).batches(), row.num_steps)
+            lr = float(single_optimizer(clients.objective).param_groups[0]["lr"] * task.lr_factor)
+            begins = start(task.broadcast, dict(task.memory), row.num_steps, lr, task.lr_factor)
+            program.begin(begins, clients.data(task.client_id))
             row.generators = rng.get_states(clients.device)
         notes = notes_of(clients.objective, program.module)
         if notes.unmovable:
@@ -162,7 +156,3 @@ def _begin_alike(tasks: Sequence[ClientTask]) -> bool:
         )
         for task in tasks
     )
-
-
-def _equal(left: Tensor, right: Tensor) -> bool:
-    return left.shape == right.shape and bool((left == right).all())

@@ -21,13 +21,13 @@ from torch.func import functional_call
 from fedfacet import rng, state
 from fedfacet.clients.notes import NOTHING, notes_of
 from fedfacet.clients.optimizers import single_optimizer
-from fedfacet.clients.program import Clients, step_weight_of
-from fedfacet.clients.recorded_stack import RecordedStacks, can_stand_still
+from fedfacet.clients.program import Clients
 from fedfacet.clients.recorded_steps import can_record
 from fedfacet.clients.resident_model import on_cpu
-from fedfacet.clients.stack import CannotStackError, Group, Stack, repeated
-from fedfacet.clients.stacked_draws import Draw, Recording, Replaying
-from fedfacet.clients.stacked_rows import Row, Rows
+from fedfacet.clients.vectorized_layers import Draw, Recording, Replaying
+from fedfacet.clients.vectorized_rows import Row, Rows
+from fedfacet.clients.vectorized_stack import CannotStackError, Group, RecordedStacks, Stack, can_stand_still, repeated
+from fedfacet.objectives.classification import step_weight_of
 from fedfacet.types import Batch, ClientTask, ClientUpdate, State
 
 

@@ -11,11 +11,12 @@ from torch.autograd.graph import saved_tensors_hooks
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 
 from fedfacet import rng
-from fedfacet.clients.program import Clients
-from fedfacet.clients.stack import CannotStackError, complaint
-from fedfacet.clients.stacked_draws import Recording
-from fedfacet.clients.stacked_rows import Row
-from fedfacet.clients.stacked_training import StackedTraining
+from fedfacet.clients.notes import obstacle
+from fedfacet.clients.recorded_steps import complaint
+from fedfacet.clients.vectorized_layers import Recording
+from fedfacet.clients.vectorized_rows import Row
+from fedfacet.clients.vectorized_stack import CannotStackError
+from fedfacet.clients.vectorized_training import StackedTraining
 from fedfacet.types import Batch, ClientTask, State
 
 _TOLERANCE = 1e-2
@@ -33,7 +34,10 @@ def try_out(training: StackedTraining, task: ClientTask) -> float:
         CannotStackError: if they differ, or if something is known to make clients differ later.
     """
     clients, program = training.clients, training.clients.program
-    _refuse_the_known(clients)
+    if known := obstacle(clients):
+        raise CannotStackError(known)
+    if clients.local.keep_optimizer:
+        raise CannotStackError("Expected clients whose optimizers begin without a memory, but they keep theirs")
     indices = clients.owned[task.client_id]
     (group,) = training.groups([indices[:4], indices[-4:]])
     rows, watch = training.rows.begin([task, task]), _Watch(clients.device)
@@ -91,20 +95,6 @@ def _rounding_least() -> Iterator[None]:
 def _moved(tensor: Tensor) -> Tensor:
     """Return other values of the same kind."""
     return 1.05 * tensor.detach() + 0.01 if tensor.is_floating_point() else tensor
-
-
-def _refuse_the_known(clients: Clients) -> None:
-    program, name = clients.program, type(clients.objective).__name__
-    for known, text in (
-        (len(clients.programs) > 1, "Expected clients with models of one shape, but they have several"),
-        (clients.compile, "Expected a model that torch runs as it is, but it is compiled"),
-        (program.hides_buffers, "Expected a model whose buffers are all in its state dict, but some are `persistent=False`"),
-        (not program.divisible, f"Expected an objective that is `divisible`, but {name} does not say that it is"),
-        (clients.privacy is not None, "Expected gradients of batches, but those of privacy=dp_sgd are taken sample by sample"),
-        (clients.local.keep_optimizer, "Expected clients whose optimizers start anew, but they keep theirs"),
-    ):
-        if known:
-            raise CannotStackError(text)
 
 
 def _step_alone(

@@ -16,8 +16,8 @@ from torchvision.models.mobilenetv3 import InvertedResidualConfig
 
 from fedfacet import rng, state
 from fedfacet.clients.local_training import LocalTraining
-from fedfacet.clients.stack import CannotStackError
-from fedfacet.clients.stacked_training import StackedTraining
+from fedfacet.clients.vectorized_stack import CannotStackError
+from fedfacet.clients.vectorized_training import StackedTraining
 from fedfacet.corrections import Correction, ProximalCorrection
 from fedfacet.data.augmentation import CropAndFlip
 from fedfacet.data.dataset import InMemoryInputs

@@ -11,9 +11,9 @@ from torchvision.ops import StochasticDepth
 
 from fedfacet import rng, state
 from fedfacet.clients.local_training import LocalTraining
-from fedfacet.clients.stack import CannotStackError
-from fedfacet.clients.stacked_training import StackedTraining
-from fedfacet.clients.stacking_trial import try_out
+from fedfacet.clients.vectorized_stack import CannotStackError
+from fedfacet.clients.vectorized_training import StackedTraining
+from fedfacet.clients.vectorized_trial import try_out
 from fedfacet.corrections import Correction, ProximalCorrection
 from fedfacet.objectives.classification import ClassificationObjective, cross_entropy
 from fedfacet.types import Broadcast, ClientTask

@@ -8,9 +8,9 @@ import torch
 from torch import nn
 
 from fedfacet import rng, state
-from fedfacet.clients import recorded_steps, stacked_training
+from fedfacet.clients import recorded_steps, vectorized_training
 from fedfacet.clients.local_training import LocalTraining
-from fedfacet.clients.stacked_training import StackedTraining
+from fedfacet.clients.vectorized_training import StackedTraining
 from fedfacet.corrections import ProximalCorrection
 from fedfacet.methods.scaffold import ScaffoldCorrection
 from fedfacet.objectives.classification import ClassificationObjective
@@ -33,7 +33,7 @@ def recorded(monkeypatch):
 
     def turn(on):
         monkeypatch.setattr(recorded_steps, "capture", capture)
-        monkeypatch.setattr(stacked_training, "can_record", lambda device: on)
+        monkeypatch.setattr(vectorized_training, "can_record", lambda device: on)
         return steps
 
     return turn
