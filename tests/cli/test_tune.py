@@ -11,7 +11,7 @@ import pytest
 from fedfacet.analysis.runs import load_run
 from fedfacet.commands.tune import main
 from fedfacet.config import preflight
-from fedfacet.config.search_space import Dimension
+from fedfacet.config.sweeping import Dimension
 from fedfacet.errors import ConfigError
 from fedfacet.runs.study import Study
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from fedfacet.config.search_space import Dimension, Numbers, search_space, values_for
+from fedfacet.config.sweeping import Dimension, Numbers, search_space, values_for
 from fedfacet.errors import ConfigError
 
 

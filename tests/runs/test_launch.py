@@ -4,7 +4,7 @@ import pytest
 from hydra.core.hydra_config import HydraConfig
 from hydra.types import RunMode
 
-from fedfacet.config import composition, conf_dir, preflight
+from fedfacet.config import composition, preflight
 from fedfacet.config.sweeping import Sweep
 from fedfacet.runs.launch import run_cells, run_single
 from fedfacet.runs.stock import failures
@@ -67,7 +67,7 @@ def test_hydra_composes_no_cell_but_the_first(monkeypatch):
 
 def test_who_brings_callbacks_of_hydras_has_hydra_run_the_cells():
     assert not cells_of("seed=0,1", "+hydra.callbacks.mine._target_=hydra.experimental.callback.Callback").goes_one_by_one
-    with composition.initialized(str(conf_dir())):
+    with composition.initialized():
         assert not Sweep("train", ["seed=0,1"]).goes_one_by_one
 
 

@@ -15,8 +15,7 @@ from fedfacet.shell_words import typed
 from fedfacet.waiting import waiting
 
 if TYPE_CHECKING:  # --help need not wait for what these load
-    from fedfacet.config.search_space import Dimension
-    from fedfacet.config.sweeping import Sweep
+    from fedfacet.config.sweeping import Dimension, Sweep
     from fedfacet.runs.pace import Pace
 
 USAGE = """usage: {command} KEY=interval(A,B) GROUP=NAME,NAME ... [KEY=VALUE] ...
@@ -71,7 +70,7 @@ def _search(argv: Sequence[str]) -> int:
     """
     from fedfacet.arguments import check_choice, check_whole
     from fedfacet.config import compose_job, quoted_options
-    from fedfacet.config.search_space import search_space, values_for
+    from fedfacet.config.sweeping import search_space, values_for
     from fedfacet.optional import required
     from fedfacet.runs.jobs import check_data
     from fedfacet.runs.pace import Pace

@@ -15,7 +15,7 @@ from torch import Tensor
 from fedfacet.build import put_together
 from fedfacet.compatibility import questions
 from fedfacet.config import make, plain, targets
-from fedfacet.config.kinds import find_target
+from fedfacet.config.checks import find_target
 from fedfacet.data.federated import FederatedData
 from fedfacet.deploy.agreement import overrides_for_sites, settings_digest
 from fedfacet.deploy.card import Card

@@ -10,7 +10,6 @@ from hydra.experimental.callback import Callback
 from hydra.types import HydraContext
 from omegaconf import DictConfig
 
-from fedfacet.config import conf_dir
 from fedfacet.config.composition import composed, initialized
 from fedfacet.config.sweeping import Sweep
 from fedfacet.entry import tell_error
@@ -26,7 +25,7 @@ def run_single(overrides: Sequence[str], task: Callable[[DictConfig], Any], othe
         task: as ``hydra.main`` would call it, in the run's folder and with its log.
         otherwise: what is to be done where there are callbacks of Hydra's.
     """
-    with initialized(str(conf_dir())):
+    with initialized():
         config = composed("train", [*overrides, "hydra.mode=RUN"])
         if not config.hydra.callbacks:
             _ = run_job(task, config, "hydra.run.dir", None, _context()).return_value  # raises what the task has raised
@@ -41,7 +40,7 @@ def run_cells(cells: Sweep, task: Callable[[DictConfig], Any]) -> None:
         cells: for which ``goes_one_by_one`` is true.
         task: as for ``run_single``.
     """
-    with initialized(str(conf_dir())):
+    with initialized():
         for number in range(len(cells)):
             try:
                 config = cells.composed(number)

@@ -14,7 +14,7 @@ from omegaconf import DictConfig, OmegaConf
 from fedfacet import __version__
 from fedfacet import config as configuration
 from fedfacet.build import build, load_data, settle
-from fedfacet.config.saved_yaml import sealed_list
+from fedfacet.config.nodes import sealed_list
 from fedfacet.data.federated import FederatedData
 from fedfacet.errors import CheckpointError, ConfigError, FedFacetError, Interrupted, first_line
 from fedfacet.federation import Federation

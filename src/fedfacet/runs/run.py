@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from omegaconf import DictConfig, OmegaConf
 
 from fedfacet import config as configuration
-from fedfacet.config.saved_yaml import MOST_BYTES_OF_YAML, parsed_yaml
+from fedfacet.config.nodes import MOST_BYTES_OF_YAML, parsed_yaml
 from fedfacet.errors import CheckpointError, ConfigError, FedFacetError, first_line
 from fedfacet.runs.job import Job
 from fedfacet.runs.jobs import check

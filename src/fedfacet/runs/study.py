@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from fedfacet import rng
-from fedfacet.config.search_space import Dimension
+from fedfacet.config.sweeping import Dimension
 from fedfacet.errors import ConfigError, first_line
 from fedfacet.optional import required
 from fedfacet.runs.lock import lock
