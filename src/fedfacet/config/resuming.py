@@ -15,8 +15,7 @@ from fedfacet.config.nodes import load_sealed_list, override_of, plain, value_of
 from fedfacet.config.trust import check_saved_overrides
 from fedfacet.cores import MAX_THREADS
 from fedfacet.errors import CheckpointError, ConfigError, RunFinished
-from fedfacet.storage.digests import LIST
-from fedfacet.storage.run_files import json_of
+from fedfacet.storage.run_files import LIST, json_of
 
 log = logging.getLogger(__name__)
 

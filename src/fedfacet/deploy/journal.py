@@ -19,8 +19,8 @@ from fedfacet.errors import CheckpointError
 from fedfacet.federation import Federation
 from fedfacet.mechanisms.participation import ClientParticipation
 from fedfacet.participation.base import Participation
+from fedfacet.storage.atomic_write import write_synced
 from fedfacet.storage.run_files import Keys, is_whole, json_lines_of
-from fedfacet.storage.synced_file import write_synced
 from fedfacet.types import Answer, ClientTask, ClientUpdate, Query, RoundResult, State
 
 NAME = "journal.jsonl"

@@ -29,8 +29,8 @@ from fedfacet.mechanisms.participation import ClientParticipation
 from fedfacet.participation.base import Participation, available_of
 from fedfacet.query_session import ClientsAway
 from fedfacet.round import Mechanism, Round
+from fedfacet.storage.atomic_write import write_synced
 from fedfacet.storage.run_files import Keys, is_there, json_of, sealed_json
-from fedfacet.storage.synced_file import write_synced
 from fedfacet.types import Partition, Query, RoundResult
 
 _OF_DATA = {"data", "splits", "local_holdout", "held_out_clients", "group_weights"}

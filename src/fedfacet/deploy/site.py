@@ -34,8 +34,8 @@ from fedfacet.errors import (
     FedFacetError,
     first_line,
 )
+from fedfacet.storage.atomic_write import write_synced
 from fedfacet.storage.run_files import is_there, json_of, sealed_json
-from fedfacet.storage.synced_file import write_synced
 from fedfacet.types import Broadcast, ClientTask, Partition, Query, State
 
 log = logging.getLogger(__name__)

@@ -15,7 +15,7 @@ from fedfacet.entry import leave, sentence_of, short_of, shortage, tell_error
 from fedfacet.errors import FedFacetError, Interrupted
 from fedfacet.runs.job import Job
 from fedfacet.shell_words import typed
-from fedfacet.storage.synced_file import folder_gone
+from fedfacet.storage.atomic_write import folder_gone
 
 log = logging.getLogger("fedfacet.train")
 

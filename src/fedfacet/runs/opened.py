@@ -23,9 +23,9 @@ from fedfacet.runs.interruption import Interruption
 from fedfacet.runs.job import Job
 from fedfacet.shell_words import typed
 from fedfacet.storage import checkpoint
+from fedfacet.storage.atomic_write import atomic_write
 from fedfacet.storage.dealt import write_dealt
-from fedfacet.storage.digests import LIST, write_list
-from fedfacet.storage.whole_file import written_whole
+from fedfacet.storage.run_files import LIST, write_list
 from fedfacet.types import FederationState
 
 log = logging.getLogger("fedfacet.train")
@@ -156,5 +156,5 @@ def _write_run_folder(run_dir: Path, config: DictConfig, overrides: Sequence[str
 
 def _write(file: Path, content: str) -> None:
     file.parent.mkdir(parents=True, exist_ok=True)
-    with written_whole(file) as unfinished:
+    with atomic_write(file) as unfinished:
         unfinished.write_text(content, encoding="utf-8")
