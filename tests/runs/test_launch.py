@@ -1,12 +1,13 @@
 import logging
+import sys
 
 import pytest
 from hydra.core.hydra_config import HydraConfig
 from hydra.types import RunMode
+from omegaconf import OmegaConf
 
 from fedfacet.config import composition, preflight
-from fedfacet.config.sweeping import Sweep
-from fedfacet.runs.launch import run_cells, run_single
+from fedfacet.runs.launch import launch
 from fedfacet.runs.stock import failures
 
 
@@ -39,7 +40,7 @@ def test_each_cell_has_a_job_as_hydra_makes_them(tmp_path):
         assert own.overrides.task == [*cells.overrides_of(own.job.num)]
         assert own.runtime.output_dir == str(tmp_path / cells[own.job.num][1])
 
-    run_cells(cells, task)
+    launch(cells, task, pytest.fail)
     kinds = ("UniformSelector", 0), ("UniformSelector", 1), ("AllSelector", 0), ("AllSelector", 1)
     assert seen == [(*kind, number, str(number), RunMode.MULTIRUN) for number, kind in enumerate(kinds)]
     logs = [cells[number][1] / "train.log" for number in range(4)]
@@ -49,7 +50,7 @@ def test_each_cell_has_a_job_as_hydra_makes_them(tmp_path):
 def test_what_does_not_go_together_is_noted_and_the_others_run(capsys):
     cells, ran = cells_of("seed=0,1,2"), []
     cells._jobs[1].append("selector.max_gap=3")
-    run_cells(cells, lambda config: ran.append(config.seed))
+    launch(cells, lambda config: ran.append(config.seed), pytest.fail)
     assert ran == [0, 2]
     ((job, said),) = failures.items()
     assert job.name == "job 2"
@@ -57,21 +58,48 @@ def test_what_does_not_go_together_is_noted_and_the_others_run(capsys):
     assert "Expected an option that has `selector.max_gap`" in capsys.readouterr().err
 
 
-def test_hydra_composes_no_cell_but_the_first(monkeypatch):
-    cells, composed = cells_of("selector=uniform,all", "seed=range(3)"), []
-    monkeypatch.setattr(composition, "compose", lambda *given, **_: composed.append(given))
-    run_cells(cells, lambda config: None)
-    assert not composed
+def test_hydra_composes_each_choice_once(monkeypatch):
+    cells, made = cells_of("selector=uniform,all", "seed=range(3)"), []
+    composition._of_options.cache_clear()
+    whole = composition.compose
+    monkeypatch.setattr(composition, "compose", lambda *given, **how: made.append(given) or whole(*given, **how))
+    launch(cells, lambda config: None, pytest.fail)
+    assert len(made) == 2
     assert not failures
 
 
-def test_who_brings_callbacks_of_hydras_has_hydra_run_the_cells():
-    assert not cells_of("seed=0,1", "+hydra.callbacks.mine._target_=hydra.experimental.callback.Callback").goes_one_by_one
-    with composition.initialized():
-        assert not Sweep("train", ["seed=0,1"]).goes_one_by_one
+def test_jobs_that_are_no_cells_run_in_order_and_all_of_them_though_one_breaks_down(monkeypatch, tmp_path):
+    argv = ["train.py", "seed=0,1,2", "paths.sweep_dir=many", "-m"]
+    monkeypatch.setattr(sys, "argv", argv)
+    (_, jobs), ran = preflight("train", argv), []
+
+    def task(config):
+        ran.append(config.seed)
+        return 1 / (config.seed - 1)
+
+    with pytest.raises(ZeroDivisionError):
+        launch(jobs, task, pytest.fail)
+    assert ran == [0, 1, 2]
+    assert OmegaConf.load(tmp_path / "many" / "multirun.yaml").hydra.overrides.task == ["seed=0,1,2", "paths.sweep_dir=many"]
 
 
-def test_a_single_job_is_hydras(tmp_path):
+MINE = "+hydra.callbacks.mine._target_=hydra.experimental.callback.Callback"
+
+
+@pytest.mark.parametrize("given", [[MINE], ["sweep=cells", "seed=0,1", MINE, "-m"], ["--help"]])
+def test_callbacks_of_hydras_and_help_are_left_to_hydra(monkeypatch, given):
+    monkeypatch.setattr(sys, "argv", ["train.py", *given])
+    handed_over = []
+    launch(preflight("train", sys.argv)[1], pytest.fail, lambda: handed_over.append(1))
+    assert handed_over
+
+
+def alone(monkeypatch, *given):
+    monkeypatch.setattr(sys, "argv", ["train.py", *given])
+    return preflight("train", sys.argv)[1]
+
+
+def test_a_single_job_is_hydras(tmp_path, monkeypatch):
     seen = []
 
     def task(config):
@@ -79,19 +107,12 @@ def test_a_single_job_is_hydras(tmp_path):
         logging.getLogger("here").info("alone")
         seen.append((config.seed, own.mode, own.runtime.output_dir, list(own.overrides.task), "hydra" in config))
 
-    run_single(["seed=3", "paths.output_dir=run"], task, otherwise=pytest.fail)
+    launch(alone(monkeypatch, "seed=3", "paths.output_dir=run"), task, pytest.fail)
     assert seen == [(3, RunMode.RUN, str(tmp_path / "run"), ["seed=3", "paths.output_dir=run"], False)]
     assert "alone" in (tmp_path / "run" / "train.log").read_text()
     assert {file.name for file in (tmp_path / "run" / ".hydra").iterdir()} == {"config.yaml", "hydra.yaml", "overrides.yaml"}
 
 
-def test_what_a_single_job_raises_comes_out():
+def test_what_a_single_job_raises_comes_out(monkeypatch):
     with pytest.raises(ZeroDivisionError):
-        run_single(["paths.output_dir=run"], lambda config: 1 / 0, otherwise=pytest.fail)
-
-
-def test_who_brings_callbacks_of_hydras_has_hydra_run_a_single_job():
-    handed_over = []
-    mine = "+hydra.callbacks.mine._target_=hydra.experimental.callback.Callback"
-    run_single([mine], pytest.fail, otherwise=lambda: handed_over.append(1))
-    assert handed_over
+        launch(alone(monkeypatch, "paths.output_dir=run"), lambda config: 1 / 0, pytest.fail)

@@ -109,7 +109,7 @@ def _serve(argv: Sequence[str], run_dir: list[Path]) -> int:
     from fedfacet.deploy.server import save_names
     from fedfacet.runs.job import Job
     from fedfacet.runs.lock import sole
-    from fedfacet.runs.opened import opened
+    from fedfacet.runs.open_run import open_run
     from fedfacet.storage.run_files import json_of
 
     with _made(argv, run_dir) as (federation, config, overrides):
@@ -119,7 +119,7 @@ def _serve(argv: Sequence[str], run_dir: list[Path]) -> int:
             if not alone:
                 raise ConfigError(f"Expected a run that nobody works at, but another process is at {folder}: wait for it.")
             write = partial(_write, save_names, federation)
-            with opened(Job(config, folder, overrides), lambda *_: federation, write) as opened_federation:
+            with open_run(Job(config, folder, overrides), lambda *_: federation, write) as opened_federation:
                 opened_federation.fit()
     summary = json_of(folder / "summary.json") if (folder / "summary.json").exists() else {}
     print(f"{federation.state.round} rounds are done; model digest {summary.get('model_digest', 'not written')}")

@@ -1,4 +1,4 @@
-"""The jobs of a sweep as Hydra's basic sweeper makes them, the names of its cells, and what a search draws from."""
+"""The jobs of a sweep as Hydra's basic sweeper makes them, and the names of its cells."""
 
 import contextlib
 import hashlib
@@ -6,7 +6,6 @@ import itertools
 import json
 import math
 from collections.abc import Iterator, Mapping, Sequence, Set
-from dataclasses import dataclass
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
@@ -45,8 +44,8 @@ class Sweep(Sequence[tuple[DictConfig, Path]]):
             once a job was looked at.
         total: how many jobs there will be; ``None`` where a sweeper draws them and does not say how many. Known once a job was
             looked at.
-        goes_one_by_one: whether the jobs are cells that go through Hydra's own sweeper and launcher, with no callback of
-            Hydra's; known once a job was looked at.
+        goes_one_by_one: whether the jobs go through Hydra's own sweeper and launcher, with no callback of Hydra's; known once a
+            job was looked at.
     """
 
     def __init__(self, name: str, overrides: Sequence[str]) -> None:
@@ -78,10 +77,10 @@ class Sweep(Sequence[tuple[DictConfig, Path]]):
         basic = [str(hydra_node[part]._target_).rpartition(".")[2] for part in ("sweeper", "launcher")]
         self.are_known = basic[0] == "BasicSweeper"
         self.total = len(self) if self.are_known else hydra_node.sweeper.get("n_trials")
+        usual = basic == ["BasicSweeper", "BasicLauncher"] and hydra_node.sweeper.max_batch_size is None
+        self.goes_one_by_one = usual and not hydra_node.callbacks
         if is_cell(config):
             check_writable(run_dir)
-            usual = basic == ["BasicSweeper", "BasicLauncher"] and hydra_node.sweeper.max_batch_size is None
-            self.goes_one_by_one = usual and not hydra_node.callbacks
         elif drives(config):
             check_new(run_dir)
         _check_direction(hydra_node.sweeper)
@@ -325,91 +324,3 @@ def _digest_of_root(*, _root_: DictConfig) -> str:
 # OmegaConf 2.3 has another function of the later name.
 _register = getattr(OmegaConf, "register_new_resolver" if omegaconf.__version__.startswith("2.3.") else "register_resolver")
 _register("cell_digest", _digest_of_root, replace=True)
-
-
-@dataclass(frozen=True, slots=True)
-class Numbers:
-    """Numbers from ``low`` to ``high``, both included, by ``step`` if there is one, or evenly on a ``log`` scale."""
-
-    low: float
-    high: float
-    step: float | None
-    log: bool
-
-
-@dataclass(frozen=True, slots=True)
-class Dimension:
-    """The values of one key.
-
-    Attributes:
-        values: as they are spelt on a command line; of an interval, its two ends.
-        numbers: what they are drawn from; ``None`` where they have no order.
-    """
-
-    values: tuple[str, ...]
-    numbers: Numbers | None
-
-    def spelt(self, drawn: Any) -> str:
-        """Return a value that was drawn as it is given on a command line."""
-        if self.numbers is None:
-            return str(drawn)
-        if self.numbers.step is None or isinstance(drawn, int):
-            return repr(drawn)
-        return min(self.values, key=lambda value: abs(float(value) - drawn))  # 0.3, not 0.30000000000000004
-
-    @property
-    def ends(self) -> tuple[str, ...]:
-        """The values to be checked before a search begins: all choices, and the ends of what has an order."""
-        return self.values if self.numbers is None else (self.values[0], self.values[-1])
-
-
-def search_space(overrides: Sequence[str]) -> tuple[list[str], tuple[str, ...], dict[str, Dimension]]:
-    """Return the overrides that are fixed, the seeds as they are given, and what is drawn, by key.
-
-    Raises:
-        ConfigError: if there is nothing to be drawn, or something that cannot be.
-    """
-    seeds: tuple[str, ...] = ()
-    space: dict[str, Dimension] = {}
-    with read_by_key(overrides) as given:
-        for key, one in sorted(given.items()):  # equal searches draw equally
-            if num_values(one) > MAX_JOBS or num_values(one) < 1:
-                raise ConfigError(f"Expected 1 to {MAX_JOBS:,} values of `{key}`, but got {one.input_line}: give others.")
-            if key == "seed":
-                seeds = tuple(values_of(one))
-            elif one.is_sweep_override():
-                space[key] = _dimension(one)
-        fixed = [str(one.input_line) for key, one in given.items() if key not in space and key != "seed"]
-    if not space:
-        raise ConfigError(
-            "Expected something to search, but every setting has one value: give a setting several, for example "
-            "'optimizer.lr=tag(log,interval(0.01,0.3))' or selector=uniform,pow_d."
-        )
-    return fixed, seeds, space
-
-
-def values_for(space: Mapping[str, Dimension], drawn: Mapping[str, Any]) -> list[str]:
-    """Return the overrides of one trial."""
-    return [f"{key}={dimension.spelt(drawn[key])}" for key, dimension in space.items()]
-
-
-def _dimension(one: Override) -> Dimension:
-    sweep: Any = one.value()
-    log, values, step = "log" in sweep.tags, tuple(values_of(one)), None
-    if isinstance(sweep, IntervalSweep):
-        if is_whole := "int" in sweep.tags or isinstance(sweep.start, int):  # int(interval(1,10))
-            values, step = tuple(str(int(float(end))) for end in values), 1.0
-    elif isinstance(sweep, RangeSweep):
-        values, step = tuple(sorted(values, key=float)), abs(float(sweep.step))
-        is_whole = not any("." in value for value in values)
-    else:
-        return Dimension(values, None)
-    low, high = (int(end) if is_whole else float(end) for end in (values[0], values[-1]))
-    if not low < high or (log and low <= 0):
-        raise ConfigError(
-            f"Expected two numbers in order{', larger than 0,' if log else ''} for `{one.key_or_group}`, but got "
-            f"{one.input_line}: fix them."
-        )
-    if log and step not in (None, 1):
-        raise ConfigError(f"Expected steps of 1 on a log scale, but got {one.input_line}: leave the step or the tag out.")
-    return Dimension(values, Numbers(low, high, step, log))

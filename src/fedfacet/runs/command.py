@@ -22,18 +22,16 @@ from omegaconf import DictConfig
 
 from fedfacet import __version__
 from fedfacet import config as configuration
-from fedfacet.config.command_line import options_of
 from fedfacet.config.composition import BASE
 from fedfacet.config.sweeping import Sweep
 from fedfacet.entry import is_heard
 from fedfacet.errors import ConfigError, FedFacetError
 from fedfacet.runs.ending import command_name, refuse, short_in_a_sentence
-from fedfacet.runs.job import Job
+from fedfacet.runs.job import ETA, Job
 from fedfacet.runs.jobs import check, check_data, run_job
-from fedfacet.runs.launch import run_cells, run_single
-from fedfacet.runs.pace import Pace
+from fedfacet.runs.launch import launch
 from fedfacet.runs.processes import check_alone, check_started, serve
-from fedfacet.runs.stock import failures, name_failures, name_left, take_stock, tell_results
+from fedfacet.runs.stock import failures, name_failures, name_left, summarise, tell_results
 from fedfacet.runs.stopped_trial import failed_if_stopped
 from fedfacet.runs.sweep_workers import Outcome, num_workers, run_workers
 from fedfacet.waiting import waiting
@@ -89,8 +87,8 @@ def run_command(train: Callable[[Job], None]) -> None:
             return
         refuse(error, aloud=is_heard(error))
     reached: dict[Path, int] = {}
-    pace = Pace(jobs.total if isinstance(jobs, Sweep) else len(jobs), workers=workers)
-    start = all_jobs(train, reached, pace, jobs, is_worker=False)
+    eta = ETA(jobs.total if isinstance(jobs, Sweep) else len(jobs), workers=workers)
+    start = all_jobs(train, reached, eta, jobs, is_worker=False)
     if {"-h", "--help"} & set(sys.argv):
         _print_wrapped(start)
     elif workers == 1:
@@ -101,13 +99,13 @@ def run_command(train: Callable[[Job], None]) -> None:
                 name_left(jobs, len(reached), None if are_cells else next(iter(reached)).parent)
             raise
     else:
-        its_reached, its_failures = run_workers(partial(_work, train, sys.argv, pace, jobs), workers)
+        its_reached, its_failures = run_workers(partial(_work, train, sys.argv, eta, jobs), workers)
         reached |= its_reached
         failures.update(its_failures)
     if are_cells:
         known = are_drawn or len(reached | failures) >= len(jobs)  # another launcher's processes have reached others
         planned = reached if known else {Path(os.path.abspath(where)): config.federation.rounds for config, where in jobs}
-        status = take_stock(planned) | name_failures({job: fault for job, fault in failures.items() if job not in planned})
+        status = summarise(planned) | name_failures({job: fault for job, fault in failures.items() if job not in planned})
         tell_results(planned)
         sys.exit(status)
     tell_results(reached)
@@ -118,21 +116,21 @@ def run_command(train: Callable[[Job], None]) -> None:
 def all_jobs(
     train: Callable[[Job], None],
     reached: dict[Path, int],
-    pace: Pace,
+    eta: ETA,
     jobs: Sequence[tuple[DictConfig, Path]],
     *,
     is_worker: bool,
     first: int = 0,
 ) -> Callable[[], None]:
-    """Return what runs the jobs of the command line: Hydra, unless it is one, or they are cells that go one by one.
+    """Return what runs the jobs of the command line.
 
     Args:
         train: runs one job in its folder.
         reached: in which the rounds of each are noted.
-        pace: of all jobs.
+        eta: of all jobs.
         jobs: of the command line, as ``preflight`` returns them.
         is_worker: as for ``run_job``.
-        first: the number of the first job among those that ``pace`` counts.
+        first: the number of the first job among those that ``eta`` counts.
     """
 
     def task(config: DictConfig) -> float | None:
@@ -152,21 +150,16 @@ def all_jobs(
                 verify=partial(configuration.check_job, config, own.runtime.choices, overrides) if is_one_of_many else None,
                 # Another launcher's jobs lie in other processes.
                 others_go_on=is_one_of_many and own.launcher._target_.endswith(".BasicLauncher"),
-                pace=pace,
+                eta=eta,
                 number=first + own.job.num if is_one_of_many else 0,
                 is_worker=is_worker,
             )
 
-    if isinstance(jobs, Sweep) and jobs.goes_one_by_one:
-        return partial(run_cells, jobs, task)
     for module in ("optuna", r"hydra_plugins\.hydra_optuna_sweeper"):  # whose settings Optuna will not know any more some day
         warnings.filterwarnings("ignore", category=FutureWarning, module=module)
     _take_help_of_any_kind()
     main = hydra.main(config_path=str(configuration.conf_dir()), config_name="train", **BASE)
-    start: Callable[[], None] = main(task)
-    if jobs and not isinstance(jobs, Sweep):
-        return partial(run_single, options_of(sys.argv[1:])[0].overrides, task, start)
-    return start
+    return partial(launch, jobs, task, main(task))
 
 
 def _take_help_of_any_kind() -> None:
@@ -183,12 +176,12 @@ def _take_help_of_any_kind() -> None:
         argparse.ArgumentParser.add_argument = add_argument  # type: ignore[method-assign]
 
 
-def _work(train: Callable[[Job], None], argv: Sequence[str], pace: Pace, jobs: Sequence[tuple[DictConfig, Path]]) -> Outcome:
+def _work(train: Callable[[Job], None], argv: Sequence[str], eta: ETA, jobs: Sequence[tuple[DictConfig, Path]]) -> Outcome:
     """Run the jobs of a checked command line in one of the processes of ``sweep.workers``."""
     logging.raiseExceptions = False
     sys.argv = list(argv)
     reached: dict[Path, int] = {}
-    all_jobs(train, reached, pace, jobs, is_worker=True)()
+    all_jobs(train, reached, eta, jobs, is_worker=True)()
     return reached, failures
 
 

@@ -17,9 +17,8 @@ from fedfacet.analysis.runs import Run, load_run
 from fedfacet.analysis.terminal import fitted
 from fedfacet.errors import ConfigError, DatasetCorruptError, DatasetNotFoundError, FedFacetError
 from fedfacet.runs.ending import Refused, ending_in_a_sentence, refuse
-from fedfacet.runs.job import Job
-from fedfacet.runs.lock import Process, lock, sole
-from fedfacet.runs.pace import Pace
+from fedfacet.runs.job import ETA, Job
+from fedfacet.runs.lock import lock, sole
 from fedfacet.runs.processes import check_alone, serve
 from fedfacet.runs.stock import failures
 from fedfacet.runs.sweep_workers import start_method
@@ -89,102 +88,79 @@ def run_job(
     *,
     verify: Callable[[], None] | None,
     others_go_on: bool,
-    pace: Pace,
+    eta: ETA,
     number: int = 0,
     is_worker: bool = False,
 ) -> float | None:
     """Run one job in its run folder; return the validation worst-group accuracy of the last round, for sweepers.
 
+    A cell of a sweep is skipped where it is finished or another process works at it, and resumed where it was saved.
+
     Args:
         job: of a command line that was checked.
         train: runs it.
         verify: checks the job's configuration; ``None`` where that was done before.
-        others_go_on: whether a job that is refused is only noted, because others of this process come after it.
-        pace: of the sweep that it is a cell of.
+        others_go_on: whether a job that fails is only noted, because others of this process come after it.
+        eta: of the sweep that it is a job of.
         number: of the job in its sweep, from 0.
         is_worker: whether this process is one of ``sweep.workers``, among which it is no news who works at a cell.
     """
-    if not configuration.is_cell(job.config):
+    with lock(job.run_dir) if configuration.is_cell(job.config) else contextlib.nullcontext() as holder:
+        if job.is_new_cell:
+            if configuration.is_complete(job.run_dir, job.config.federation.rounds):
+                with contextlib.suppress(FedFacetError):  # damaged since then
+                    return _validation_of(load_run(job.run_dir))
+                return None
+            if holder is not None:
+                if not is_worker:
+                    left = f"{job.run_dir} is left to {holder}; ten minutes after that is gone, the same command takes it over"
+                    print(fitted(left))
+                return None
+            if job.was_saved:
+                job.config.resume = str(job.run_dir)
+            how = "goes on" if job.config.resume else "begins"
+            print(fitted(f"{job.run_dir} {how}: {job} ({eta.begins(number)})"), flush=True)
+        elif holder is not None:
+            refuse(ConfigError(f"Expected a run that nobody works at, but {job.run_dir} is held by {holder}: wait for it."))
+        elif others_go_on:
+            place = eta.begins(number)
+            print(fitted(f"job {place}: {job}"), flush=True)
+            log.info("Job %s: %s", place, job)
         try:
-            if others_go_on:
-                place = pace.begins(number)
-                print(fitted(f"job {place}: {job}"), flush=True)
-                log.info("Job %s: %s", place, job)
-            validation = _run_alone(job, train, verify, is_one_of_many=pace.total != 1)
-            pace.ended()
+            validation = _run(job, train, is_one_of_many=eta.total != 1) if _is_to_run(job, verify) else None
+            eta.ended()
             return validation
         except Refused as refusal:
             # The ranks of a distributed job would lose count.
-            if not others_go_on or configuration.make(job.config.engine).spans_processes:
+            if not job.is_new_cell and (not others_go_on or configuration.make(job.config.engine).spans_processes):
                 raise
-            failures[job.run_dir] = f"{' '.join(job.overrides)}: {refusal}"
-            return None
-    with lock(job.run_dir) as holder:
-        if job.is_new_cell:
-            return _run_cell(job, train, verify, holder, is_worker, pace, number)
-        if holder is not None:
-            refuse(ConfigError(f"Expected a run that nobody works at, but {job.run_dir} is held by {holder}: wait for it."))
-        return _run(job, train)
+            fault = str(refusal)
+        except Exception as error:
+            if not (others_go_on or job.is_new_cell):
+                raise
+            fault = f"{type(error).__name__}: {error}"
+            traceback.print_exc()
+        failures[job.run_dir] = f"{job}: {fault}"
+        return None
 
 
-def _run_alone(
-    job: Job, train: Callable[[Job], None], verify: Callable[[], None] | None, *, is_one_of_many: bool
-) -> float | None:
-    """Run one job in its folder, or go on with it, unless another process works there."""
+def _is_to_run(job: Job, verify: Callable[[], None] | None) -> bool:
+    """Check a job whose turn has come; tell whether this process runs it, and does not serve another one that does."""
     with _refusing():
         if verify is not None:
             verify()
-        if serve(job.config):  # where Hydra's launcher started several processes
-            return None
-        if verify is not None:
-            configuration.check_new(job.run_dir)
-    with sole(job.run_dir / "train.log") as alone:
-        if not alone:
-            refuse(ConfigError(f"Expected a run that nobody works at, but another process is at {job.run_dir}: wait for it."))
-        return _run(job, train, is_one_of_many=is_one_of_many)
-
-
-def _run_cell(
-    job: Job,
-    train: Callable[[Job], None],
-    verify: Callable[[], None] | None,
-    holder: Process | None,
-    is_worker: bool,
-    pace: Pace,
-    number: int,
-) -> float | None:
-    """Run a cell of a sweep, or go on with it, unless it is finished or another process works at it; its failure is noted."""
-    if configuration.is_complete(job.run_dir, job.config.federation.rounds):
-        with contextlib.suppress(FedFacetError):  # damaged since then
-            return _validation_of(load_run(job.run_dir))
-        return None
-    if holder is not None:
-        if not is_worker:
-            print(fitted(f"{job.run_dir} is left to {holder}; ten minutes after that is gone, the same command takes it over"))
-        return None
-    if job.was_saved:
-        job.config.resume = str(job.run_dir)
-    how = "goes on" if job.config.resume else "begins"
-    print(fitted(f"{job.run_dir} {how}: {job} ({pace.begins(number)})"), flush=True)
-    try:
-        with _refusing():
-            if verify is not None:
-                verify()
+        if job.is_new_cell:
             check_alone(job.config)
             configuration.check_links(job.run_dir)
             if job.config.resume is not None:
                 configuration.check_resume(job.config, job.run_dir)
             check(job.config, job.run_dir)
-        validation = _run(job, train, is_one_of_many=pace.total != 1)
-        pace.ended()
-        return validation
-    except Refused as refusal:
-        fault = str(refusal)
-    except Exception as error:
-        fault = f"{type(error).__name__}: {error}"
-        traceback.print_exc()
-    failures[job.run_dir] = f"{job}: {fault}"
-    return None
+        elif not configuration.is_cell(job.config):
+            if serve(job.config):  # where Hydra's launcher started several processes
+                return False
+            if verify is not None:
+                configuration.check_new(job.run_dir)
+    return True
 
 
 @contextlib.contextmanager
@@ -197,12 +173,15 @@ def _refusing() -> Iterator[None]:
         refuse(error)
 
 
-def _run(job: Job, train: Callable[[Job], None], *, is_one_of_many: bool = False) -> float | None:
+def _run(job: Job, train: Callable[[Job], None], *, is_one_of_many: bool) -> float | None:
     """Run one job and print what came out, of one of many on a single line: they have a table in the end."""
     from fedfacet.analysis.console import print_results, results_line
     from fedfacet.build import load_data
 
-    with ending_in_a_sentence(job):
+    is_sole = contextlib.nullcontext(True) if configuration.is_cell(job.config) else sole(job.run_dir / "train.log")
+    with is_sole as alone, ending_in_a_sentence(job):
+        if not alone:
+            refuse(ConfigError(f"Expected a run that nobody works at, but another process is at {job.run_dir}: wait for it."))
         train(job)
         run = load_run(job.run_dir)
         if (summary := run.summary) is None:  # the callback that writes it was left out

@@ -1,57 +1,55 @@
-"""Jobs as Hydra's own launcher runs them, of one composition each; Hydra composes a run three times, and a cell twice, anew."""
+"""The loop over the jobs of a command line, as Hydra's own launcher has it, but of one composition each."""
 
+import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 from hydra.core.global_hydra import GlobalHydra
-from hydra.core.utils import configure_log, run_job
+from hydra.core.utils import JobReturn, configure_log, run_job
 from hydra.experimental.callback import Callback
-from hydra.types import HydraContext
-from omegaconf import DictConfig
+from hydra.types import HydraContext, RunMode
+from omegaconf import DictConfig, OmegaConf
 
+from fedfacet.config.command_line import options_of
 from fedfacet.config.composition import composed, initialized
-from fedfacet.config.sweeping import Sweep
+from fedfacet.config.sweeping import Sweep, is_cell
 from fedfacet.entry import tell_error
 from fedfacet.errors import ConfigError
 from fedfacet.runs.stock import failures
 
 
-def run_single(overrides: Sequence[str], task: Callable[[DictConfig], Any], otherwise: Callable[[], None]) -> None:
-    """Have ``task`` run one job.
+def launch(jobs: Sequence[tuple[DictConfig, Path]], task: Callable[[DictConfig], Any], otherwise: Callable[[], None]) -> None:
+    """Have ``task`` run each job; one of a sweep whose overrides do not go together is noted among the failures.
 
     Args:
-        overrides: of a command line that was checked.
-        task: as ``hydra.main`` would call it, in the run's folder and with its log.
-        otherwise: what is to be done where there are callbacks of Hydra's.
+        jobs: of the command line in ``sys.argv``, as ``preflight`` returns them.
+        task: as ``hydra.main`` would call it, in the job's folder and with its log.
+        otherwise: what is to be done where Hydra is asked for help, or another sweeper, launcher or callback of its kind is.
     """
+    if not jobs or (isinstance(jobs, Sweep) and not jobs.goes_one_by_one):
+        return otherwise()
+    ended: list[JobReturn] = []
     with initialized():
-        config = composed("train", [*overrides, "hydra.mode=RUN"])
-        if not config.hydra.callbacks:
-            _ = run_job(task, config, "hydra.run.dir", None, _context()).return_value  # raises what the task has raised
-            return
-    otherwise()
-
-
-def run_cells(cells: Sweep, task: Callable[[DictConfig], Any]) -> None:
-    """Have ``task`` run each cell; one whose overrides do not go together is noted among the failures.
-
-    Args:
-        cells: for which ``goes_one_by_one`` is true.
-        task: as for ``run_single``.
-    """
-    with initialized():
-        for number in range(len(cells)):
+        loader, given = GlobalHydra.instance().config_loader(), options_of(sys.argv[1:])[0].overrides
+        if isinstance(jobs, Sweep) and not is_cell(jobs.looked_at[0][0]):  # as Hydra's sweeper does
+            common = loader.load_configuration("train", [*given, "hydra.mode=MULTIRUN"], run_mode=RunMode.MULTIRUN)
+            Path(common.hydra.sweep.dir).mkdir(parents=True, exist_ok=True)
+            OmegaConf.save(common, Path(common.hydra.sweep.dir) / "multirun.yaml")
+        for number in range(len(jobs)):
+            places = ("hydra.sweep.dir", "hydra.sweep.subdir") if isinstance(jobs, Sweep) else ("hydra.run.dir", None)
             try:
-                config = cells.composed(number)
+                config = jobs.composed(number) if isinstance(jobs, Sweep) else composed("train", [*given, "hydra.mode=RUN"])
             except ConfigError as error:
                 tell_error(error)
-                failures[Path(f"job {number + 1}")] = f"{' '.join(cells.overrides_of(number))}: {error}"
+                failures[Path(f"job {number + 1}")] = f"{' '.join(jobs.overrides_of(number))}: {error}"
                 continue
-            ended = run_job(task, config, "hydra.sweep.dir", "hydra.sweep.subdir", _context())
-            configure_log(config.hydra.hydra_logging, config.hydra.verbose)  # what is logged from here on is not the cell's
-            _ = ended.return_value
-
-
-def _context() -> HydraContext:
-    return HydraContext(GlobalHydra.instance().config_loader(), callbacks=Callback())  # type: ignore[arg-type]
+            if config.hydra.callbacks:
+                break
+            ended.append(run_job(task, config, *places, HydraContext(loader, callbacks=Callback())))  # type: ignore[arg-type]
+            configure_log(config.hydra.hydra_logging, config.hydra.verbose)  # what is logged from here on is not the job's
+        else:
+            for one in ended:
+                _ = one.return_value  # raises what the job has raised
+            return None
+    return otherwise()

@@ -176,9 +176,9 @@ def load_run(folder: str | Path, *, trust: Sequence[str] = ()) -> Run:
 
 def fit(job: Job) -> None:
     """Run one job in its folder, or go on with it; see ``src/train.py``."""
-    from fedfacet.runs.opened import opened  # torch and lightning load here
+    from fedfacet.runs.open_run import open_run  # torch and lightning load here
 
-    with opened(job) as federation:
+    with open_run(job) as federation:
         federation.fit()
 
 

@@ -20,7 +20,7 @@ failures: dict[Path, str] = {}
 """Of the jobs that failed in this process while others went on: the run folder, and what was wrong."""
 
 
-def take_stock(cells: Mapping[Path, int]) -> int:
+def summarise(cells: Mapping[Path, int]) -> int:
     """Say what has become of a sweep's cells, in whichever process each was run; return the exit status.
 
     Args:

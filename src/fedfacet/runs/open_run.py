@@ -54,7 +54,7 @@ def write_partition(run_dir: Path, config: DictConfig, federation: Federation) -
 
 
 @contextlib.contextmanager
-def opened(
+def open_run(
     job: Job,
     make: Callable[[DictConfig, Path], Federation] = build,
     write: Callable[[Path, DictConfig, Federation], None] = write_partition,
