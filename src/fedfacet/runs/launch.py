@@ -27,26 +27,28 @@ def launch(jobs: Sequence[tuple[DictConfig, Path]], task: Callable[[DictConfig],
         task: as ``hydra.main`` would call it, in the job's folder and with its log.
         otherwise: what is to be done where Hydra is asked for help, or another sweeper, launcher or callback of its kind is.
     """
-    if not jobs or (isinstance(jobs, Sweep) and not jobs.goes_one_by_one):
+    sweep = jobs if isinstance(jobs, Sweep) else None
+    if not jobs or (sweep and not sweep.goes_one_by_one):
         return otherwise()
     ended: list[JobReturn] = []
     with initialized():
         loader, given = GlobalHydra.instance().config_loader(), options_of(sys.argv[1:])[0].overrides
-        if isinstance(jobs, Sweep) and not is_cell(jobs.looked_at[0][0]):  # as Hydra's sweeper does
+        if sweep and not is_cell(sweep.looked_at[0][0]):  # as Hydra's sweeper does
             common = loader.load_configuration("train", [*given, "hydra.mode=MULTIRUN"], run_mode=RunMode.MULTIRUN)
             Path(common.hydra.sweep.dir).mkdir(parents=True, exist_ok=True)
             OmegaConf.save(common, Path(common.hydra.sweep.dir) / "multirun.yaml")
         for number in range(len(jobs)):
-            places = ("hydra.sweep.dir", "hydra.sweep.subdir") if isinstance(jobs, Sweep) else ("hydra.run.dir", None)
             try:
-                config = jobs.composed(number) if isinstance(jobs, Sweep) else composed("train", [*given, "hydra.mode=RUN"])
+                config = sweep.composed(number) if sweep else composed("train", [*given, "hydra.mode=RUN"])
             except ConfigError as error:
                 tell_error(error)
-                failures[Path(f"job {number + 1}")] = f"{' '.join(jobs.overrides_of(number))}: {error}"
+                failures[Path(f"job {number + 1}")] = f"{' '.join(sweep.overrides_of(number) if sweep else given)}: {error}"
                 continue
             if config.hydra.callbacks:
                 break
-            ended.append(run_job(task, config, *places, HydraContext(loader, callbacks=Callback())))  # type: ignore[arg-type]
+            folder, inside = ("hydra.sweep.dir", "hydra.sweep.subdir") if sweep else ("hydra.run.dir", None)
+            context = HydraContext(loader, callbacks=Callback())  # type: ignore[arg-type]
+            ended.append(run_job(task, config, folder, inside, context))
             configure_log(config.hydra.hydra_logging, config.hydra.verbose)  # what is logged from here on is not the job's
         else:
             for one in ended:
