@@ -3,14 +3,11 @@
 import contextlib
 import json
 import logging
-import multiprocessing
 import traceback
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from multiprocessing.connection import Connection
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import Any
 
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig
 
 from fedfacet import config as configuration
 from fedfacet.analysis.runs import Run, load_run
@@ -21,7 +18,6 @@ from fedfacet.runs.job import ETA, Job
 from fedfacet.runs.lock import lock, sole
 from fedfacet.runs.processes import check_alone, serve
 from fedfacet.runs.stock import failures
-from fedfacet.runs.sweep_workers import start_method
 
 log = logging.getLogger("fedfacet.train")
 
@@ -39,47 +35,34 @@ def check(config: DictConfig, run_dir: Path) -> None:
 def check_data(jobs: Iterable[tuple[DictConfig, Path]]) -> None:
     """Load the data of all jobs that are not finished, so that what is missing is said before the first of them begins.
 
-    A process of its own loads them: this one may fork, and must not have loaded torch then. Each data set is loaded once,
-    whatever seeds the jobs draw from it by. What else may be wrong with a job is said when its turn comes, and the others run.
+    Each data set is loaded once, whatever seeds the jobs draw from it by. What else may be wrong with a job is said when its
+    turn comes, and the others run.
 
     Args:
         jobs: configurations and run folders.
 
     Raises:
-        FedFacetError: of the first data set that is missing or damaged.
+        DatasetNotFoundError, DatasetCorruptError: of the first data set that is missing or damaged.
     """
-    wanted: dict[str, dict[str, Any]] = {}
-    for config, run_dir in jobs:
-        if not configuration.is_complete(run_dir, config.federation.rounds):
-            settings = configuration.plain(config)  # resolved here: a process that is spawned knows no resolvers of Hydra's
-            of_data = {**settings["dataset"], "seed": None, "smoke": settings["smoke"]}
-            wanted.setdefault(json.dumps(of_data, sort_keys=True), settings)
-    if not wanted:
-        return
-    receiver, sender = multiprocessing.Pipe(duplex=False)
-    how = start_method()
-    context = multiprocessing.get_context("fork") if how == "fork" else multiprocessing.get_context("spawn")
-    loader = context.Process(target=_load_all, args=(list(wanted.values()), sender))
-    loader.start()
-    sender.close()
-    with contextlib.suppress(EOFError):
-        raise FedFacetError(receiver.recv())
-    loader.join()
-
-
-def _load_all(wanted: Sequence[Mapping[str, Any]], sender: Connection) -> None:
-    """Load the data of some configurations; send the first sentence of what is wrong, and nothing if all is well."""
     from fedfacet.build import load_data
 
+    wanted: dict[str, DictConfig] = {}
+    for config, run_dir in jobs:
+        if not configuration.is_complete(run_dir, config.federation.rounds):
+            of_data = {**configuration.plain(config)["dataset"], "seed": None, "smoke": config.smoke}
+            wanted.setdefault(json.dumps(of_data, sort_keys=True), config)
+    before = logging.root.manager.disable
     logging.disable()
-    for settings in wanted:
-        try:
-            load_data(OmegaConf.create(dict(settings)))
-        except (DatasetNotFoundError, DatasetCorruptError) as error:
-            sender.send(f"{error}")
-            return
-        except (FedFacetError, ValueError, TypeError):
-            pass  # the job's own fault
+    try:
+        for config in wanted.values():
+            try:
+                load_data(config)
+            except (DatasetNotFoundError, DatasetCorruptError):
+                raise
+            except Exception:
+                log.debug("Not loaded.", exc_info=True)  # the job's own fault
+    finally:
+        logging.disable(before)
 
 
 def run_job(
