@@ -7,8 +7,8 @@ from hydra.types import RunMode
 from omegaconf import OmegaConf
 
 from fedfacet.config import composition, preflight
-from fedfacet.runs.launch import launch
-from fedfacet.runs.stock import failures
+from fedfacet.runs.job import failures
+from fedfacet.runs.jobs import launch
 
 
 @pytest.fixture(autouse=True)

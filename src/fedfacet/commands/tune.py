@@ -72,9 +72,9 @@ def _search(argv: Sequence[str]) -> int:
     from fedfacet.arguments import check_choice, check_whole
     from fedfacet.config import compose_job, quoted_options
     from fedfacet.optional import required
-    from fedfacet.runs.job import ETA
+    from fedfacet.runs.command import name_failures
+    from fedfacet.runs.job import ETA, failures
     from fedfacet.runs.jobs import check_data
-    from fedfacet.runs.stock import failures, name_failures
     from fedfacet.runs.study import Study, search_space, values_for
 
     with waiting(f"fedfacet {__version__} checks the settings"):
@@ -166,9 +166,9 @@ def _run(number: int, overrides: Sequence[str], seeds: Sequence[str], eta: "ETA"
     """Run the cells of a trial; return their run folders, or ``None`` where one failed, which is noted."""
     from fedfacet.config import is_complete
     from fedfacet.runs.command import all_jobs
+    from fedfacet.runs.job import failures
     from fedfacet.runs.lock import holder_of
     from fedfacet.runs.run import fit
-    from fedfacet.runs.stock import failures
 
     command = sys.argv
     try:

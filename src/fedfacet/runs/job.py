@@ -9,6 +9,9 @@ from omegaconf import DictConfig
 
 from fedfacet.config import is_cell
 
+failures: dict[Path, str] = {}
+"""Of the jobs that failed in this process while others went on: the run folder, and what was wrong."""
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Job:

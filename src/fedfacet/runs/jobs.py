@@ -1,23 +1,73 @@
-"""One job after the other: alone in its folder, skipped where it is finished, noted where it fails and others go on."""
+"""The loop over the jobs of a command line: each alone in its folder, skipped where it is finished, noted where it fails."""
 
 import contextlib
 import json
 import logging
+import sys
 import traceback
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
-from omegaconf import DictConfig
+from hydra.core import utils
+from hydra.core.global_hydra import GlobalHydra
+from hydra.experimental.callback import Callback
+from hydra.types import HydraContext, RunMode
+from omegaconf import DictConfig, OmegaConf
 
 from fedfacet import config as configuration
 from fedfacet.analysis.runs import Run, load_run
 from fedfacet.analysis.terminal import fitted
+from fedfacet.config import make
+from fedfacet.config.command_line import options_of
+from fedfacet.config.composition import composed, initialized
+from fedfacet.config.sweeping import Sweep, is_cell
+from fedfacet.entry import num_started, tell_error
 from fedfacet.errors import ConfigError, DatasetCorruptError, DatasetNotFoundError, FedFacetError
 from fedfacet.runs.ending import Refused, ending_in_a_sentence, refuse
-from fedfacet.runs.job import ETA, Job
+from fedfacet.runs.job import ETA, Job, failures
 from fedfacet.runs.lock import lock, sole
-from fedfacet.runs.processes import check_alone, serve
-from fedfacet.runs.stock import failures
+
+
+def launch(jobs: Sequence[tuple[DictConfig, Path]], task: Callable[[DictConfig], Any], otherwise: Callable[[], None]) -> None:
+    """Have ``task`` run each job; one of a sweep whose overrides do not go together is noted among the failures.
+
+    Args:
+        jobs: of the command line in ``sys.argv``, as ``preflight`` returns them.
+        task: as ``hydra.main`` would call it, in the job's folder and with its log.
+        otherwise: what is to be done where Hydra is asked for help, or another sweeper, launcher or callback of its kind is.
+    """
+    sweep = jobs if isinstance(jobs, Sweep) else None
+    if not jobs or (sweep and not sweep.goes_one_by_one):
+        return otherwise()
+    ended: list[utils.JobReturn] = []
+    with initialized():
+        loader, given = GlobalHydra.instance().config_loader(), options_of(sys.argv[1:])[0].overrides
+        if sweep and not is_cell(sweep.looked_at[0][0]):  # as Hydra's sweeper does
+            common = loader.load_configuration("train", [*given, "hydra.mode=MULTIRUN"], run_mode=RunMode.MULTIRUN)
+            Path(common.hydra.sweep.dir).mkdir(parents=True, exist_ok=True)
+            OmegaConf.save(common, Path(common.hydra.sweep.dir) / "multirun.yaml")
+        for number in range(len(jobs)):
+            try:
+                config = sweep.composed(number) if sweep else composed("train", [*given, "hydra.mode=RUN"])
+            except ConfigError as error:
+                tell_error(error)
+                failures[Path(f"job {number + 1}")] = f"{' '.join(sweep.overrides_of(number) if sweep else given)}: {error}"
+                continue
+            if config.hydra.callbacks:
+                break
+            folder, inside = ("hydra.sweep.dir", "hydra.sweep.subdir") if sweep else ("hydra.run.dir", None)
+            context = HydraContext(loader, callbacks=Callback())  # type: ignore[arg-type]
+            ended.append(utils.run_job(task, config, folder, inside, context))
+            utils.configure_log(
+                config.hydra.hydra_logging, config.hydra.verbose
+            )  # what is logged from here on is not the job's
+        else:
+            for one in ended:
+                _ = one.return_value  # raises what the job has raised
+            return None
+    return otherwise()
+
 
 log = logging.getLogger("fedfacet.train")
 
@@ -181,3 +231,51 @@ def _run(job: Job, train: Callable[[Job], None], *, is_one_of_many: bool) -> flo
 def _validation_of(run: Run) -> float | None:
     """Return the validation worst-group accuracy of a finished run's last round, for sweepers."""
     return run.at("last").get("val/acc_worst_group")
+
+
+def serve(config: DictConfig) -> bool:
+    """Run clients for rank 0, if this is another rank of ``engine=distributed``; tell whether it was.
+
+    Such a process takes its configuration from rank 0, so that nothing is decided twice, and leaves nothing on the disk.
+
+    Raises:
+        ConfigError: as ``check_started``.
+    """
+    from fedfacet.build import build, settle
+
+    check_started(config)
+    engine = make(config.engine)
+    if engine.rank == 0:
+        return False
+    settings = OmegaConf.create(engine.share())
+    settle(settings)
+    build(settings, Path(settings.paths.output_dir)).engine.serve()
+    return True
+
+
+def check_started(config: DictConfig) -> None:
+    """Refuse to run an engine of one process where torchrun started several.
+
+    Raises:
+        ConfigError: naming the engine.
+    """
+    engine = make(config.engine)
+    if (started := num_started()) > 1 and not engine.spans_processes:
+        raise ConfigError(
+            f"Expected engine=distributed where torchrun starts {started} processes, but got {engine.name}: add it, or start "
+            "the script with python."
+        )
+
+
+def check_alone(config: DictConfig) -> None:
+    """Refuse to have several processes run the cells of a sweep together, which could not agree on what is left to do."""
+    processes = num_started()
+    if make(config.engine).spans_processes:
+        from fedfacet.parallel.place import find_place
+
+        processes = find_place().num_ranks
+    if processes > 1:
+        raise ConfigError(
+            f"Expected a process per cell of a sweep, but {processes} were started together: give the same command in as many "
+            "processes as there is room for, with another engine than distributed."
+        )

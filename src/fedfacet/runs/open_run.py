@@ -19,7 +19,7 @@ from fedfacet.data.federated import FederatedData
 from fedfacet.errors import CheckpointError, ConfigError, FedFacetError, Interrupted, first_line
 from fedfacet.federation import Federation
 from fedfacet.parallel.freed_memory import keep_freed_memory
-from fedfacet.runs.interruption import Interruption
+from fedfacet.runs.ending import Interruption
 from fedfacet.runs.job import Job
 from fedfacet.shell_words import typed
 from fedfacet.storage import checkpoint
