@@ -8,8 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fedfacet import __version__
-from fedfacet.analysis.terminal import print_usage
-from fedfacet.commands import called
+from fedfacet.commands import called, is_answered
 from fedfacet.errors import ConfigError, FedFacetError
 from fedfacet.shell_words import typed
 from fedfacet.waiting import waiting
@@ -46,17 +45,12 @@ _SECONDS_BETWEEN_LOOKS = 1.0
 def main(argv: Sequence[str] | None = None) -> int:
     """Search, or go on with a search; return the exit status."""
     argv = sys.argv[1:] if argv is None else list(argv)
-    if "--version" in argv:
-        print(f"fedfacet {__version__}")
-        return 0
-    command = called("tune")
-    if {"-h", "--help"} & set(argv):
-        print_usage(USAGE.format(command=command))
+    if is_answered(argv, "tune", USAGE):
         return 0
     from fedfacet.runs.ending import refuse
 
     # Trials are jobs of `train`: that is what their logs and the commands that go on with them name.
-    sys.argv[0] = "fedfacet" if command.startswith("fedfacet") else str(Path(sys.argv[0]).with_name("train.py"))
+    sys.argv[0] = "fedfacet" if called("tune").startswith("fedfacet") else str(Path(sys.argv[0]).with_name("train.py"))
     try:
         return _search(argv)
     except (FedFacetError, ValueError, TypeError, OSError) as error:
