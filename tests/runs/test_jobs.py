@@ -1,4 +1,5 @@
 import logging
+import signal
 import sys
 
 import pytest
@@ -7,8 +8,8 @@ from hydra.types import RunMode
 from omegaconf import OmegaConf
 
 from fedfacet.config import composition, preflight
-from fedfacet.runs.job import failures
-from fedfacet.runs.jobs import launch
+from fedfacet.runs.job import ETA, Job, failures
+from fedfacet.runs.jobs import launch, run_job
 
 
 @pytest.fixture(autouse=True)
@@ -116,3 +117,21 @@ def test_a_single_job_is_hydras(tmp_path, monkeypatch):
 def test_what_a_single_job_raises_comes_out(monkeypatch):
     with pytest.raises(ZeroDivisionError):
         launch(alone(monkeypatch, "paths.output_dir=run"), lambda config: 1 / 0, pytest.fail)
+
+
+def test_a_job_that_breaks_down_is_noted_where_others_run(tmp_path, capsys):
+    config, run_dir = preflight("train", ["train.py", "seed=0,1", "paths.sweep_dir=many", "-m"])[1][0]
+    (tmp_path / run_dir).mkdir(parents=True)
+    job, before = Job(config, run_dir, ["seed=0"]), signal.getsignal(signal.SIGINT)
+
+    def train(job):
+        raise ZeroDivisionError("nothing to divide by")
+
+    try:
+        assert run_job(job, train, verify=None, others_go_on=True, eta=ETA(2)) is None
+        assert failures == {run_dir: "seed=0: ZeroDivisionError: nothing to divide by"}
+        assert "Traceback" in capsys.readouterr().err
+        with pytest.raises(ZeroDivisionError):
+            run_job(job, train, verify=None, others_go_on=False, eta=ETA(1))
+    finally:
+        signal.signal(signal.SIGINT, before)
