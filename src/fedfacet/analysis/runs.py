@@ -13,7 +13,7 @@ from typing import Any
 from omegaconf import OmegaConf
 
 from fedfacet.analysis.audits import ReadAudit, load_audits, metrics_of
-from fedfacet.config.saved_yaml import load_yaml
+from fedfacet.config.nodes import load_yaml
 from fedfacet.errors import ConfigError, FedFacetError
 from fedfacet.storage.run_files import Keys, check_keys, is_there, is_whole, measured, read, rows_of, say_unverified
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from fedfacet import __version__
 from fedfacet.entry import sentence_of, tell_error
 from fedfacet.errors import FedFacetError
-from fedfacet.storage.json_text import json_text
+from fedfacet.storage.atomic_write import json_text
 
 if TYPE_CHECKING:
     from rich.console import Console

@@ -42,7 +42,7 @@ from fedfacet.pages.grids import (
     versions_of,
 )
 from fedfacet.pages.pictures import curves_svg, looks_of, selection_svg, swatches_of
-from fedfacet.storage.whole_file import written_whole
+from fedfacet.storage.atomic_write import atomic_write
 
 _OPTION = re.compile(r"(?<!\S)--[\w-]+")
 
@@ -108,7 +108,7 @@ def write_page(runs: Sequence[Run], asked: Asked, path: Path) -> None:
     """
     text = page_of(runs, asked)
     path.parent.mkdir(parents=True, exist_ok=True)
-    with written_whole(path) as unfinished:
+    with atomic_write(path) as unfinished:
         unfinished.write_bytes(text.encode(errors="replace"))  # a folder's JSON may hold what no UTF-8 can
 
 

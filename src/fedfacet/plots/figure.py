@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fedfacet.storage.whole_file import written_whole
+from fedfacet.storage.atomic_write import atomic_write
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -68,7 +68,7 @@ def saved_figure(path: Path, width: float, height: float) -> "Iterator[Figure]":
     with styled_figure(width, height) as figure:
         yield figure
         path.parent.mkdir(parents=True, exist_ok=True)
-        with written_whole(path) as unfinished:
+        with atomic_write(path) as unfinished:
             figure.savefig(unfinished, format=path.suffix[1:], metadata=_UNDATED.get(path.suffix))
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from fedfacet.config import plain
-from fedfacet.config.saved_yaml import load_yaml
+from fedfacet.config.nodes import load_yaml
 from fedfacet.selectors.base import CHARACTERISTICS, Taxonomy
 
 HEADS = ("Algorithm", "Policy", "Client", "Message", "Value generation", "Value interpretation", "Termination condition")
