@@ -11,7 +11,8 @@ from scipy import stats
 
 from fedfacet.analysis.audits import ReadAudit
 from fedfacet.analysis.runs import Run
-from fedfacet.analysis.tradeoff import draw_tradeoff, tradeoff_csv, tradeoff_latex, tradeoff_markdown, tradeoff_of
+from fedfacet.analysis.tradeoff import draw_tradeoff, tradeoff_of
+from fedfacet.analysis.writers import to_csv, to_latex, to_markdown
 from fedfacet.commands.report import main
 from fedfacet.errors import ConfigError
 from fedfacet.plots import tradeoff as plots
@@ -47,15 +48,15 @@ def test_settings_are_told_with_their_intervals():
     assert [(one.row, one.column) for one in found.settings] == [
         *(("gfm", "2"), ("heterofl", "2"), ("gfm", "8"), ("heterofl", "8"), ("whole", "-"))
     ]
-    assert (found.corner, found.heads, found.chance) == ("submodel", "capacity.num_whole", 50)
+    assert (found.study.corner, found.study.heads, found.chance) == ("submodel", "capacity.num_whole", 50)
     assert found.attacked == ("trained_test/acc_mean",)
     values = [52.0, 52.1, 52.2]
     assert found.settings[0].values["attack/mean/auc"] == pytest.approx(values)
     low, high = stats.t.interval(0.95, 2, loc=52.1, scale=stats.sem(values))
-    (line,) = (line for line in tradeoff_markdown(found).splitlines() if line.startswith("| cifar10 | gfm") and " 2 " in line)
+    (line,) = (line for line in to_markdown(found.table()).splitlines() if line.startswith("| cifar10 | gfm") and " 2 " in line)
     assert f" 52.10 [{low:.2f}, {high:.2f}] " in line
-    assert r"\begin{tabular}{lllrrrrr}" in tradeoff_latex(found)
-    lines = list(csv.DictReader(io.StringIO(tradeoff_csv(found))))
+    assert r"\begin{tabular}{lllrrrrr}" in to_latex(found.table())
+    lines = list(csv.DictReader(io.StringIO(to_csv(found.table()))))
     assert len(lines) == 15
     assert float(lines[0]["attack/mean/auc"]) == pytest.approx(52.0)
     assert {float(line["test/acc"]) for line in lines} == {75.0}
@@ -98,7 +99,9 @@ def test_a_setting_without_a_value_is_left_out_and_named(tmp_path):
     runs = [run("gfm", 2, 0), run("osm", 2, 0, auc=None), run("osr", 2, 0, final={"received_test/acc_mean": math.nan})]
     found = tradeoff_of(runs)
     assert any("`attack/mean/auc` was not measured in 1 of 3 runs" in note for note in found.notes)
-    lines = {line.split("|")[2].strip(): line for line in tradeoff_markdown(found).splitlines() if line.startswith("| cifar10")}
+    lines = {
+        line.split("|")[2].strip(): line for line in to_markdown(found.table()).splitlines() if line.startswith("| cifar10")
+    }
     assert lines["osm"].split("|")[5].strip() == "-"
     assert lines["osr"].split("|")[6].strip() == "-"
     draw_tradeoff(found, tmp_path / "one.png")
@@ -147,7 +150,7 @@ def test_gaps_between_groups_stand_beside_two_accuracies(tmp_path):
         for place, method in enumerate(("known_matrices", "no_shared_stats")) for seed in range(2)
     ]  # fmt: skip
     found = tradeoff_of(runs, metric=gap)
-    assert (found.corner, found.heads, found.chance) == ("method", "aggregator", None)
+    assert (found.study.corner, found.study.heads, found.chance) == ("method", "aggregator", None)
     assert [one.row for one in found.settings] == ["known_matrices", "no_shared_stats"]
     assert found.settings[1].values == {
         gap: pytest.approx([20, 21]), "test/acc": pytest.approx([75, 75]), "test/acc_worst_group": pytest.approx([50, 50])

@@ -17,7 +17,8 @@ from omegaconf import OmegaConf
 from PIL import Image
 
 from fedfacet.analysis.runs import find_runs
-from fedfacet.analysis.tables import keys_of, make_table
+from fedfacet.analysis.study import keys_of
+from fedfacet.analysis.tables import make_table
 from fedfacet.analysis.writers import to_markdown
 from fedfacet.commands.report import main
 from fedfacet.errors import ConfigError, FedFacetError
@@ -199,7 +200,7 @@ def test_numbers_are_those_of_the_markdown_table(logs, std):
     assert rows[1] == ["last", "best", "tail"] * 2
     expected = {"feddiverse": [], "uniform": []}
     for metric in ("test/acc", "test/acc_worst_group"):
-        lines = to_markdown(make_table(runs, metric=metric, at="all", std=std)).splitlines()[2:4]
+        lines = to_markdown(make_table(runs, metric=metric, at="all", std=std).table()).splitlines()[2:4]
         for line in lines:
             name, *cells = (re.sub(r"\*\*|</?u>", "", cell).strip() for cell in line.split("|")[1:-1])
             expected[name] += cells

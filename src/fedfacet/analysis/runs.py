@@ -13,6 +13,7 @@ from typing import Any
 from omegaconf import OmegaConf
 
 from fedfacet.analysis.audits import ReadAudit, load_audits, metrics_of
+from fedfacet.analysis.writers import as_number
 from fedfacet.config.saved_yaml import load_yaml
 from fedfacet.errors import ConfigError, FedFacetError
 from fedfacet.storage.run_files import Keys, check_keys, is_there, is_whole, measured, read, rows_of, say_unverified
@@ -174,14 +175,6 @@ def spellings(text: str) -> set[str]:
     """Return the ways to write a setting's value that the user writes like this: ``1e-3`` means ``0.001`` too."""
     number = as_number(text)
     return {text} if number is None else {text, spelled(number)}
-
-
-def as_number(text: str) -> float | None:
-    """Return a text as a number, or ``None`` if it is none."""
-    try:
-        return float(text)
-    except ValueError:
-        return None
 
 
 def find_runs(paths: Iterable[str | Path]) -> list[Run]:

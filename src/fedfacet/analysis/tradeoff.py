@@ -2,7 +2,7 @@
 
 import math
 import statistics
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -11,8 +11,8 @@ from scipy import stats
 from fedfacet.analysis.audits import KINDS, MEAN, is_of_attack
 from fedfacet.analysis.notes import notes_on, notes_on_unfinished
 from fedfacet.analysis.runs import Run
-from fedfacet.analysis.tables import caption_of, check_keys, check_metric, finished_of, group_runs, ordered
-from fedfacet.analysis.writers import csv_of, latex_of, latex_text, markdown_of, markdown_text
+from fedfacet.analysis.study import Study, caption_of, check_metric, group_runs, ordered, places_of
+from fedfacet.analysis.writers import Table
 from fedfacet.errors import ConfigError
 from fedfacet.plots.figure import axis_name
 from fedfacet.plots.tradeoff import Dot, Extent, plot_tradeoff
@@ -45,11 +45,9 @@ class Setting:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Tradeoff:
-    """Settings; ``corner`` and ``heads`` name the keys that markers and colours stand for, ``attacked`` the attacked models."""
+    """Settings; markers stand for the rows of ``study`` and colours for its columns, ``attacked`` are the attacked models."""
 
-    corner: str
-    heads: str
-    metric: str
+    study: Study
     accuracies: Mapping[str, str]
     attacked: tuple[str, ...]
     settings: tuple[Setting, ...]
@@ -59,10 +57,22 @@ class Tradeoff:
     @property
     def chance(self) -> float | None:
         """What an attack finds that knows nothing, in percent."""
-        column = self.metric.rpartition("/")[2]
+        column = self.study.metric.rpartition("/")[2]
         if column.startswith("tpr_at_"):
             return 100 * float(column.removeprefix("tpr_at_"))
         return {"auc": 50.0, "auc_pooled": 50.0, "null_auc": 50.0, "advantage": 0.0}.get(column)
+
+    def table(self) -> Table:
+        """Return a line per setting; in CSV a line per setting and seed, in percent."""
+        names = (self.study.metric, *self.accuracies)
+        accuracies = (f"acc, {whose}" for whose in self.accuracies.values())
+        columns = ["dataset", self.study.corner, self.study.heads, "seeds", self.study.metric, *accuracies]
+        rows, numbers = [], [("dataset", "row", "column", "seed", *names)]
+        for one in self.settings:
+            place, values = (one.dataset, one.row, one.column), [one.values[name] for name in names]
+            rows.append([*place, str(len(one.seeds)), *map(_told, values)])
+            numbers += [(*place, *of_seed) for of_seed in zip(one.seeds, *values, strict=True)]
+        return Table(self.caption, columns, rows, names=3, notes=self.notes, label="tradeoff", numbers=numbers)
 
 
 def tradeoff_of(
@@ -88,7 +98,7 @@ def tradeoff_of(
         command: what the user typed, for the caption.
 
     Raises:
-        ConfigError: as ``make_table``, or for another ``metric``.
+        ConfigError: as ``Study``, or for another ``metric``.
     """
     if not is_of_attack(metric) and not metric.startswith("test/fair/"):
         raise ConfigError(
@@ -103,25 +113,21 @@ def tradeoff_of(
     if rows is None:
         told = "model.width" in columns or len({run.setting("model.width") for run in runs}) == 1
         rows = ["submodel"] if told else ["submodel", "model.width"]
-    check_keys(runs, (*rows, *columns))
-    finished = finished_of(runs)
-    for name in (metric, *accuracies):
-        check_metric(finished, name, ("last",))
-    notes = notes_on_unfinished(runs)
-    settings = []
-    for dataset in ordered({str(run.setting("dataset")) for run in finished}):
-        groups = group_runs([run for run in finished if str(run.setting("dataset")) == dataset], rows, columns)
-        for name in (metric, *accuracies):
-            notes += notes_on(groups, name, ("last",), (*rows, *columns))
-        for row, column in (
-            (row, column) for column in ordered({c for _, c in groups}) for row in ordered({r for r, _ in groups})
-        ):
-            if members := groups.get((row, column)):
-                values = {name: [100 * run.at("last").get(name, math.nan) for run in members] for name in (metric, *accuracies)}
-                settings.append(Setting(dataset, row, column, tuple(run.seed for run in members), values))
+    study, names = Study(runs, rows, columns, metric, command=command), (metric, *accuracies)
+    for name in accuracies:
+        check_metric(study.finished, name, study.moments)
+    notes, settings = notes_on_unfinished(runs), []
+    for dataset in ordered({str(run.setting("dataset")) for run in study.finished}):
+        groups = group_runs([run for run in study.finished if str(run.setting("dataset")) == dataset], rows, columns)
+        for name in names:
+            notes += notes_on(groups, name, study.moments, study.keys)
+        for row, column in places_of(groups):
+            members = groups[row, column]
+            values = {name: [100 * run.at("last").get(name, math.nan) for run in members] for name in names}
+            settings.append(Setting(dataset, row, column, tuple(run.seed for run in members), values))
     attacked = {
         _ATTACKED[moment]
-        for run in finished
+        for run in study.finished
         for audit in run.audits
         if audit.round == run.at("last").get("round")
         and metric.partition("/")[0] == KINDS[str(audit.threat_model["victim"])]
@@ -133,71 +139,31 @@ def tradeoff_of(
         else f"What attacks find (`{metric}`) beside accuracies on the test set. Clients' are means over clients: of the "
         "models as they receive them, which the thesis shows, and after local training. "
     ) + "In brackets 95 % intervals by Student's t over seeds. "
-    caption = said + caption_of(finished, [metric, *accuracies], ("last",), None, None, command)
-    return Tradeoff(
-        " / ".join(rows), " / ".join(columns), metric, accuracies, tuple(sorted(attacked)), tuple(settings), caption,
-        tuple(dict.fromkeys(notes)),
-    )  # fmt: skip
+    caption = said + caption_of(study.finished, names, study.moments, command=command)
+    return Tradeoff(study, accuracies, tuple(sorted(attacked)), tuple(settings), caption, tuple(dict.fromkeys(notes)))
 
 
 def draw_tradeoff(tradeoff: Tradeoff, path: Path) -> None:
     """Draw accuracies upwards over what attacks find, a row of panels per data set; settings without a value are left out."""
     dots: dict[str, list[Dot]] = {}
     for one in tradeoff.settings:
-        if (x := _extent(one.values[tradeoff.metric])) is not None:
+        if (x := _extent(one.values[tradeoff.study.metric])) is not None:
             ys = tuple(_extent(one.values[name]) for name in tradeoff.accuracies)
             dots.setdefault(one.dataset, []).append(Dot(one.row, one.column, x, ys))
     if not dots:
         raise ConfigError(
-            f"Expected a setting with {tradeoff.metric!r} in all its runs, but there is none: measure the others."
+            f"Expected a setting with {tradeoff.study.metric!r} in all its runs, but there is none: measure the others."
         )
     lone = tradeoff.attacked[0] if len(tradeoff.attacked) == 1 else None
     plot_tradeoff(
         dots,
         [f"{whose}{' (attacked)' if name == lone else ''}" for name, whose in tradeoff.accuracies.items()],
         path,
-        x_label=f"{axis_name(tradeoff.metric)} (%)",
+        x_label=f"{axis_name(tradeoff.study.metric)} (%)",
         y_label="test accuracy (%)",
         chance=tradeoff.chance,
-        heads=(tradeoff.corner, tradeoff.heads),
+        heads=(tradeoff.study.corner, tradeoff.study.heads),
     )
-
-
-def tradeoff_markdown(tradeoff: Tradeoff) -> str:
-    """Return a line per setting as Markdown."""
-    return markdown_of(_grid(tradeoff, markdown_text), tradeoff.caption, tradeoff.notes, flush_left=3)
-
-
-def tradeoff_latex(tradeoff: Tradeoff) -> str:
-    r"""Return a line per setting as a LaTeX float that needs ``\usepackage{booktabs}``."""
-    return latex_of(_grid(tradeoff, latex_text), tradeoff.caption, tradeoff.notes, label="tradeoff", flush_left=3)
-
-
-def tradeoff_csv(tradeoff: Tradeoff) -> str:
-    """Return a line per setting and seed, unrounded, in percent."""
-    names = (tradeoff.metric, *tradeoff.accuracies)
-    lines: list[tuple[object, ...]] = [("dataset", "row", "column", "seed", *names)]
-    for one in tradeoff.settings:
-        for place, seed in enumerate(one.seeds):
-            lines.append((one.dataset, one.row, one.column, seed, *(one.values[name][place] for name in names)))
-    return csv_of(lines)
-
-
-def _grid(tradeoff: Tradeoff, escape: Callable[[str], str]) -> list[list[str]]:
-    names = (tradeoff.metric, *tradeoff.accuracies)
-    heads = [
-        "dataset",
-        tradeoff.corner,
-        tradeoff.heads,
-        "seeds",
-        tradeoff.metric,
-        *(f"acc, {of}" for of in tradeoff.accuracies.values()),
-    ]
-    grid = [list(map(escape, heads))]
-    for one in tradeoff.settings:
-        line = [one.dataset, one.row, one.column, str(len(one.seeds)), *(_told(one.values[name]) for name in names)]
-        grid.append(list(map(escape, line)))
-    return grid
 
 
 def _told(values: Sequence[float]) -> str:

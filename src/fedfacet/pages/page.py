@@ -4,7 +4,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup, escape
@@ -15,32 +15,21 @@ from fedfacet.analysis.groups import named
 from fedfacet.analysis.notes import notes_on_unfinished
 from fedfacet.analysis.runs import Run
 from fedfacet.analysis.selection import selection_of
-from fedfacet.analysis.tables import (
+from fedfacet.analysis.study import (
     MOMENTS,
+    Study,
     commits_of,
-    finished_of,
-    group_runs,
     hardware_of,
     keys_of,
-    make_table,
     ordered,
     origin_of,
+    places_of,
     smaller_is_better,
 )
+from fedfacet.analysis.tables import make_table
+from fedfacet.analysis.writers import Marked, Table
 from fedfacet.errors import FedFacetError
-from fedfacet.pages.grids import (
-    Grid,
-    accuracies_grid,
-    clients_grids,
-    compared_grid,
-    curved_grid,
-    differences_grid,
-    groups_grid,
-    participation_grid,
-    runs_grid,
-    selection_grids,
-    versions_of,
-)
+from fedfacet.pages import grids
 from fedfacet.pages.pictures import curves_svg, looks_of, selection_svg, swatches_of
 from fedfacet.storage.whole_file import written_whole
 
@@ -54,7 +43,7 @@ _MOST_MAPS = 60
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Asked:
-    """What is to be shown of the runs; each as in ``make_table`` and ``compare_with``.
+    """What is to be shown of the runs; each as for ``Study`` and ``compare_with``.
 
     ``rows`` and ``columns`` are empty where they are to be found from what the runs differ in, ``baseline`` is ``None`` where
     it is to be the usual one, if there are enough seeds for any.
@@ -83,15 +72,14 @@ class Part:
     """Something of a section under a heading of its own, if it has one: tables, pictures, their legend, sentences."""
 
     heading: str = ""
-    grids: list[Grid] = field(default_factory=list)
+    tables: list[Table] = field(default_factory=list)
     pictures: list[Picture] = field(default_factory=list)
     legend: list[tuple[str, str, str]] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
-    folded: list[tuple[str, Grid]] = field(default_factory=list)
+    folded: list[tuple[str, Table]] = field(default_factory=list)
 
 
-@dataclass(frozen=True, slots=True)
-class Section:
+class Section(NamedTuple):
     """A part of the page with a name that it is found by."""
 
     name: str
@@ -103,7 +91,7 @@ def write_page(runs: Sequence[Run], asked: Asked, path: Path) -> None:
     """Write the page; its folder is made if need be.
 
     Raises:
-        ConfigError: as ``make_table``, and ``compare_with`` if there is a baseline.
+        ConfigError: as ``Study``, and ``compare_with`` if there is a baseline.
         FedFacetError: if ``metrics.csv`` of a run cannot be read where the table needs it.
     """
     text = page_of(runs, asked)
@@ -114,24 +102,22 @@ def write_page(runs: Sequence[Run], asked: Asked, path: Path) -> None:
 
 def page_of(runs: Sequence[Run], asked: Asked) -> str:
     """Return the page as HTML; arguments and errors as for ``write_page``."""
-    finished = finished_of(runs)
     rows, columns = keys_of(runs, asked.rows, asked.columns)
-    groups = group_runs(finished, rows, columns)
-    metrics = _metrics(finished, asked.metric)
+    page = _Page(Study(runs, rows, columns, metric="", std=asked.std), asked)
+    finished = page.study.finished
     baseline = usual_baseline(finished, rows, columns) if asked.baseline is None else asked.baseline
     sections = [
-        Section("accuracies", "Accuracies", list(_accuracies(runs, finished, rows, columns, metrics, asked))),
-        Section("comparison", f"Compared with {baseline}", list(_comparison(runs, rows, columns, metrics, baseline, asked))),
-        Section("curves", "Curves", list(_curves(runs, rows, columns, metrics, asked))),
-        Section("groups", "Accuracy per group", list(_groups(groups, columns, asked))),
-        Section("clients", "Accuracy per client", list(_clients(groups, rows, columns, asked))),
-        Section("selection", "Who was selected", list(_selection(runs, groups, rows, columns))),
-        Section("runs", "The runs", list(_runs(runs, [*rows, *columns]))),
+        Section("accuracies", "Accuracies", list(page.accuracies())),
+        Section("comparison", f"Compared with {baseline}", list(page.comparison(baseline))),
+        Section("curves", "Curves", list(page.curves())),
+        Section("groups", "Accuracy per group", list(page.groups())),
+        Section("clients", "Accuracy per client", list(page.clients())),
+        Section("selection", "Who was selected", [page.selection()]),
+        Section("runs", "The runs", [page.differences()]),
     ]
     origin = origin_of(finished, None)  # is told at the head of the page
-    for section in sections:
-        for part in section.parts:
-            part.grids = [replace(grid, caption=grid.caption.removesuffix(origin).rstrip()) for grid in part.grids]
+    for part in (part for section in sections for part in section.parts):
+        part.tables = [replace(table, caption=table.caption.removesuffix(origin).rstrip()) for table in part.tables]
     environment = Environment(
         loader=FileSystemLoader(Path(__file__).parent),
         autoescape=True,  # whatever comes from files is text
@@ -139,7 +125,7 @@ def page_of(runs: Sequence[Run], asked: Asked) -> str:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    environment.filters["coded"] = coded
+    environment.filters |= {"coded": coded, "marked": _marked}
     said = "1 run" if len(runs) == 1 else f"{len(runs):,} runs"
     return environment.get_template("page.html.jinja").render(
         title=f"Report on {said}", provenance=_provenance(runs, asked), sections=[one for one in sections if one.parts]
@@ -160,14 +146,11 @@ def coded(text: str) -> Markup:
     return Markup("".join(f"<code>{part}</code>" if i % 2 else part for i, part in enumerate(whole)))
 
 
-def _metrics(runs: Sequence[Run], asked: str | None) -> list[str]:
-    measured = {name for run in runs for name in run.at("last")}
-    usual = [metric for metric in METRICS if metric in measured]
-    return list(dict.fromkeys([*([asked] if asked else []), *usual])) or [METRICS[-1]]
-
-
-def _lower(metric: str, asked: Asked) -> bool:
-    return smaller_is_better(metric) or (asked.lower_is_better and metric == asked.metric)
+def _marked(cell: str | Marked) -> Markup:
+    if isinstance(cell, str):
+        return escape(cell)
+    tag = {"bold": "strong", "underlined": "u"}[cell.mark]
+    return Markup("<{0}>{1}</{0}>{2}").format(tag, cell.text, cell.rest)
 
 
 def _provenance(runs: Sequence[Run], asked: Asked) -> dict[str, list[str]]:
@@ -175,7 +158,7 @@ def _provenance(runs: Sequence[Run], asked: Asked) -> dict[str, list[str]]:
     finished = [run for run in runs if run.finished]
     versions: dict[str, set[str]] = {}
     for run in finished:
-        for name, version in versions_of(run).items():
+        for name, version in grids.versions_of(run).items():
             versions.setdefault(name, set()).add(version)
     seeds = sorted({run.seed for run in finished})
     told = {
@@ -183,90 +166,122 @@ def _provenance(runs: Sequence[Run], asked: Asked) -> dict[str, list[str]]:
         "Seeds": [", ".join(map(str, seeds))],
         "Made with": [f"`{asked.command}`"],
         "Commit": commits_of(finished),
-        "Environment": ["; ".join(f"{name} {', '.join(sorted(found))}" for name, found in versions.items())]
-        if versions
-        else [],
+        "Environment": ["; ".join(f"{name} {', '.join(sorted(found))}" for name, found in versions.items())] * bool(versions),
         "Hardware": hardware_of(finished),
     }
     return {name: values for name, values in told.items() if values}
 
 
-def _accuracies(
-    runs: Sequence[Run],
-    finished: Sequence[Run],
-    rows: Sequence[str],
-    columns: Sequence[str],
-    metrics: Sequence[str],
-    asked: Asked,
-) -> Iterator[Part]:
-    at = asked.at or "all"
-    tables = {
-        metric: make_table(
-            runs, rows=rows, columns=columns, metric=metric, at=at, std=asked.std, lower_is_better=_lower(metric, asked)
-        )
-        for metric in metrics
-    }
-    names = dict.fromkeys(column.name for column in tables[metrics[0]].columns)
-    for name in names:
-        yield Part(_heading(columns, name, names), [accuracies_grid(tables, name, finished, at, asked.std)])
+class _Page:
+    """The parts of a page about the runs of a study."""
 
+    def __init__(self, study: Study, asked: Asked) -> None:
+        self.study, self.asked = study, asked
+        measured = {name for run in study.finished for name in run.at("last")}
+        usual = [metric for metric in METRICS if metric in measured]
+        wanted = [asked.metric] if asked.metric else []
+        self.metrics = list(dict.fromkeys([*wanted, *usual])) or [METRICS[-1]]
+        self.moment = asked.at if asked.at in MOMENTS else "last"
+        self.columns: dict[str, dict[str, Sequence[Run]]] = {}
+        for row, column in places_of(study.groups):
+            self.columns.setdefault(column, {})[row] = study.groups[row, column]
 
-def _comparison(
-    runs: Sequence[Run],
-    rows: Sequence[str],
-    columns: Sequence[str],
-    metrics: Sequence[str],
-    baseline: str | None,
-    asked: Asked,
-) -> Iterator[Part]:
-    for metric in metrics if baseline is not None else ():
-        found = compare_with(
-            runs,
-            str(baseline),
-            rows=rows,
-            columns=columns,
-            metric=metric,
-            at=asked.at or "last",
-            test=asked.test,
-            lower_is_better=_lower(metric, asked),
-        )
-        part = Part(named(runs, metric), [compared_grid(found)])
-        if asked.baseline is None and metric == metrics[0]:
-            part.notes.append("Nobody has named a row to compare with: `--compare ROW` names another one.")
-        yield part
+    def of(self, metric: str) -> dict[str, Any]:
+        """Return what is asked of one metric, as for ``Study``."""
+        lower = smaller_is_better(metric) or (self.asked.lower_is_better and metric == self.asked.metric)
+        study = self.study
+        shared = {"rows": study.rows, "columns": study.columns, "std": study.std}
+        return {**shared, "metric": metric, "lower_is_better": lower}
 
+    def heading(self, column: str, names: Sequence[str]) -> str:
+        """Return a heading for one of several columns."""
+        return f"{self.study.heads}: {column}" if len(names) > 1 else ""
 
-def _curves(
-    runs: Sequence[Run], rows: Sequence[str], columns: Sequence[str], metrics: Sequence[str], asked: Asked
-) -> Iterator[Part]:
-    for metric in metrics:
-        part, drawn = Part(named(runs, metric)), {}
-        for against in AGAINST:
-            if against == "sim/clock" and not any("sim/clock" in run.at("last") for run in runs):
-                continue
-            try:
-                drawn[against] = curves_of(
-                    runs,
-                    rows=rows,
-                    columns=columns,
-                    metric=metric,
-                    against=against,
-                    std=asked.std,
-                    lower_is_better=_lower(metric, asked),
+    def accuracies(self) -> Iterator[Part]:
+        at = self.asked.at or "all"
+        means = {metric: make_table(self.study.runs, **self.of(metric), at=at) for metric in self.metrics}
+        names = list(dict.fromkeys(column.name for column in means[self.metrics[0]].columns))
+        for name in names:
+            table = grids.accuracies_table(means, name, self.study.finished, at, self.study.std)
+            yield Part(self.heading(name, names), [table])
+
+    def comparison(self, baseline: str | None) -> Iterator[Part]:
+        for metric in self.metrics if baseline is not None else ():
+            asked = {**self.of(metric), "at": self.asked.at or "last", "test": self.asked.test}
+            part = Part(named(self.study.runs, metric), [compare_with(self.study.runs, str(baseline), **asked).table()])
+            if self.asked.baseline is None and metric == self.metrics[0]:
+                part.notes.append("Nobody has named a row to compare with: `--compare ROW` names another one.")
+            yield part
+
+    def curves(self) -> Iterator[Part]:
+        runs = self.study.runs
+        for metric in self.metrics:
+            part, drawn = Part(named(runs, metric)), {}
+            for against in AGAINST:
+                if against == "sim/clock" and not any("sim/clock" in run.at("last") for run in runs):
+                    continue
+                try:
+                    drawn[against] = curves_of(runs, against=against, **self.of(metric))
+                except FedFacetError as error:
+                    part.notes.append(f"Not drawn against {AGAINST[against]}: {error}")
+            if drawn:
+                looks = looks_of(ordered({curve.row for curves in drawn.values() for curve in curves.curves}))
+                part.legend = swatches_of(looks)
+                part.pictures = [picture for curves in drawn.values() for picture in _pictures(curves, looks)]
+                part.tables.append(next(iter(drawn.values())).table())
+            yield part
+
+    def groups(self) -> Iterator[Part]:
+        for name, rows in self.columns.items():
+            if table := grids.groups_table(rows, self.moment, self.study.std):
+                yield Part(self.heading(name, [*self.columns]), [table])
+
+    def clients(self) -> Iterator[Part]:
+        for name, rows in self.columns.items():
+            if tables := list(grids.clients_tables(rows, self.study.corner, self.moment, self.study.std)):
+                yield Part(self.heading(name, [*self.columns]), tables)
+
+    def selection(self) -> Part:
+        part, study = Part(), self.study
+        types: Mapping[tuple[str, str], Sequence[str]] = {}
+        try:
+            found = selection_of(study.runs, rows=study.rows, columns=study.columns)
+            types, table = found.types, found.table()
+            part.tables += [table, *table.more]
+            for row, column in places_of(found.chosen)[:_MOST_MAPS]:
+                chosen_RK = found.chosen[row, column]
+                name = f"{row}, {column}" if len(self.columns) > 1 else row
+                (rounds, number), seed = chosen_RK.shape, found.evenness[row, column][0].seed
+                title = f"Who was selected by {name}, seed {seed}: {rounds} rounds, {number} clients."
+                part.pictures.append(Picture(selection_svg(chosen_RK, types[row, column], title), f"`{name}`"))
+            if part.pictures:
+                part.notes.append(
+                    "In the pictures a line is a client, sorted by type, and a column a round; filled is selected. They show "
+                    "the run of each setting's lowest seed."
                 )
-            except FedFacetError as error:
-                part.notes.append(f"Not drawn against {AGAINST[against]}: {error}")
-        if drawn:
-            looks = looks_of(ordered({curve.row for curves in drawn.values() for curve in curves.curves}))
-            part.legend = swatches_of(looks)
-            for curves in drawn.values():
-                part.pictures += _pictures(curves, looks)
-            part.grids.append(curved_grid(next(iter(drawn.values()))))
-        yield part
+            if len(found.chosen) > _MOST_MAPS:
+                part.notes.append(f"Only the first {_MOST_MAPS} of {len(found.chosen)} settings are drawn.")
+        except FedFacetError as error:
+            part.notes.append(f"Not shown: {error}")
+        for name, rows in self.columns.items():
+            of_column = {row: kinds for (row, column), kinds in types.items() if column == name}
+            if counted := grids.participation_table(rows, of_column):
+                heading = self.heading(name, [*self.columns])
+                part.folded.append((f"How often each client took part{heading and f' ({heading})'}", counted))
+        return part
+
+    def differences(self) -> Part:
+        runs = self.study.runs
+        differences = grids.differences_table(runs)
+        part = Part(tables=[differences] if differences else [])
+        if not differences:
+            part.notes.append("The configurations differ in nothing but the seed.")
+        part.folded.append(("Every run: seed, status and digests", grids.runs_table(runs, self.study.keys)))
+        return part
 
 
 def _pictures(curves: Curves, looks: Mapping[str, Mapping[str, str]]) -> Iterator[Picture]:
-    unit, across = " (%)" if curves.percent else "", AGAINST[curves.against]
+    unit, across = " (%)" if curves.study.percent else "", AGAINST[curves.against]
     panels = bands_of(curves)
     for name, bands in panels.items():
         where = f", {name}" if len(panels) > 1 else ""
@@ -274,69 +289,3 @@ def _pictures(curves: Curves, looks: Mapping[str, Mapping[str, str]]) -> Iterato
         title = f"{curves.named}{unit} over {across}{where}: {ends}."
         svg = curves_svg(bands, looks, up=f"{curves.named}{unit}", across=across, title=title)
         yield Picture(svg, f"`{curves.named}`{unit} over {across}{where}")
-
-
-def _groups(groups: Mapping[tuple[str, str], Sequence[Run]], columns: Sequence[str], asked: Asked) -> Iterator[Part]:
-    moment = asked.at if asked.at in MOMENTS else "last"
-    names = ordered({column for _, column in groups})
-    for name in names:
-        if grid := groups_grid(groups, name, str(moment), asked.std):
-            yield Part(_heading(columns, name, names), [grid])
-
-
-def _clients(
-    groups: Mapping[tuple[str, str], Sequence[Run]], rows: Sequence[str], columns: Sequence[str], asked: Asked
-) -> Iterator[Part]:
-    moment = asked.at if asked.at in MOMENTS else "last"
-    names = ordered({column for _, column in groups})
-    for name in names:
-        if grids := list(clients_grids(groups, name, " / ".join(rows), str(moment), asked.std)):
-            yield Part(_heading(columns, name, names), grids)
-
-
-def _selection(
-    runs: Sequence[Run], groups: Mapping[tuple[str, str], Sequence[Run]], rows: Sequence[str], columns: Sequence[str]
-) -> Iterator[Part]:
-    part = Part()
-    names, types = ordered({column for _, column in groups}), {}
-    try:
-        found = selection_of(runs, rows=rows, columns=columns)
-        types = dict(found.types)
-        part.grids += selection_grids(found)
-        places = [(row, column) for column in names for row in ordered({row for row, head in found.chosen if head == column})]
-        for row, column in places[:_MOST_MAPS]:
-            chosen_RK = found.chosen[row, column]
-            name = f"{row}, {column}" if len(names) > 1 else row
-            rounds, number = chosen_RK.shape
-            title = (
-                f"Who was selected by {name}, seed {found.evenness[row, column][0].seed}: {rounds} rounds, {number} clients."
-            )
-            part.pictures.append(Picture(selection_svg(chosen_RK, types[row, column], title), f"`{name}`"))
-        if part.pictures:
-            part.notes.append(
-                "In the pictures a line is a client, sorted by type, and a column a round; filled is selected. They show the "
-                "run of each setting's lowest seed."
-            )
-        if len(found.chosen) > _MOST_MAPS:
-            part.notes.append(f"Only the first {_MOST_MAPS} of {len(found.chosen)} settings are drawn.")
-    except FedFacetError as error:
-        part.notes.append(f"Not shown: {error}")
-    for name in names:
-        if grid := participation_grid(groups, name, types):
-            said = f" ({_heading(columns, name, names)})" if len(names) > 1 else ""
-            part.folded.append((f"How often each client took part{said}", grid))
-    yield part
-
-
-def _runs(runs: Sequence[Run], keys: Sequence[str]) -> Iterator[Part]:
-    differences = differences_grid(runs)
-    part = Part(grids=[differences] if differences else [])
-    if not differences:
-        part.notes.append("The configurations differ in nothing but the seed.")
-    part.folded.append(("Every run: seed, status and digests", runs_grid(runs, keys)))
-    yield part
-
-
-def _heading(keys: Sequence[str], name: str, names: object) -> str:
-    """Return a heading for one of several columns."""
-    return f"{' / '.join(keys)}: {name}" if len(list(names)) > 1 else ""  # type: ignore[call-overload]

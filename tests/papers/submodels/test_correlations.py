@@ -8,10 +8,11 @@ import pytest
 
 from fedfacet.analysis.audits import ReadAudit
 from fedfacet.analysis.runs import Run
+from fedfacet.analysis.writers import to_markdown
 from fedfacet.commands.report import main
 from fedfacet.errors import ConfigError
 from fedfacet.papers.layouts import load_layout
-from fedfacet.papers.submodels.correlations import PRINTED_OF_ATTACKS, correlations, correlations_markdown
+from fedfacet.papers.submodels.correlations import PRINTED_OF_ATTACKS, correlations, correlations_table
 
 ATTACKS = {"trajectory": "tMIA AUC", "lira": "LiRA AUC", "loss_threshold": "Yeom AUC"}
 
@@ -74,7 +75,7 @@ def test_table_8_is_over_the_clients_of_all_runs_that_are_large_enough():
 
 
 def test_what_is_printed_stands_beside():
-    text = correlations_markdown(correlations(of_table_24()), "report.py x")
+    text = to_markdown(correlations_table(correlations(of_table_24()), "report.py x"))
     (line,) = (line for line in text.splitlines() if "trajectory and lira, auc" in line)
     cells = [cell.strip() for cell in line.split("|")[1:-1]]
     assert (cells[0], cells[3], cells[5], cells[6]) == ("7", "0.83", "29", "0.83")

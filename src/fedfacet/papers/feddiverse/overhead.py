@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from fedfacet.analysis.notes import beside_the_seed, some
 from fedfacet.analysis.runs import Run, differing_keys
-from fedfacet.analysis.writers import csv_of, markdown_of
+from fedfacet.analysis.writers import Table
 from fedfacet.storage.run_files import is_there, measured, rows_of
 
 COMPRESSION = 1e-5  # the paper's r, the part of an update's numbers that is left after HCSFed's compression
@@ -113,14 +113,14 @@ def measure_overheads(runs: Iterable[Run]) -> tuple[list[Overhead], list[Run]]:
     return [_overhead(key, groups[key]) for key in ranked], unread
 
 
-def overhead_markdown(overheads: Sequence[Overhead], unread: Sequence[Run] = (), command: str | None = None) -> str:
-    """Return a Markdown table with a line of the paper above each measured one, where it has one."""
-    lines = [["method", "how often", "extra floats up", "extra floats down", "extra work on clients", "server, every round"]]
+def overhead_table(overheads: Sequence[Overhead], unread: Sequence[Run] = (), command: str | None = None) -> Table:
+    """Return a line of the paper above each measured one, where it has one; in CSV a line per round with an overhead."""
+    rows = []
     for overhead in overheads:
         if row := overhead.paper:
             number = row.operations(overhead.num_clients, overhead.model_floats)
-            lines.append([f"{row.name}, table 2", *row[1:5], f"{row.server} ≈ {_short(number)}"])
-        lines.append(_measured(overhead))
+            rows.append([f"{row.name}, table 2", *row[1:5], f"{row.server} ≈ {_short(number)}"])
+        rows.append(_measured(overhead))
     caption = (
         "Lines of table 2 give the cost per client, as FedDiverse's paper prints it (thesis, table 14); the paper does not "
         f"separate up from down. Its server operations are computed for the run's K and |θ| and r = {COMPRESSION:g}. Measured "
@@ -137,18 +137,14 @@ def overhead_markdown(overheads: Sequence[Overhead], unread: Sequence[Run] = (),
     if unread:
         paths = ", ".join(f"`{run.path}`" for run in unread)
         notes.append(f"Left out because metrics.csv or summary.json is missing: {paths}.")
-    grid = [[cell.replace("|", r"\|") for cell in line] for line in lines]
-    return markdown_of(grid, caption + (f" Made with `{command}`." if command else ""), notes, flush_left=len(grid[0]))
-
-
-def overhead_csv(overheads: Sequence[Overhead]) -> str:
-    """Return a line per method and round with an overhead, unrounded."""
+    columns = ["method", "how often", "extra floats up", "extra floats down", "extra work on clients", "server, every round"]
     head = ("method", "num_clients", "cohort_size", "model_floats", "runs")
-    lines: list[Sequence[Any]] = [[*head, "round", *_SERIES]]
+    numbers: list[Sequence[Any]] = [[*head, "round", *_SERIES]]
     for overhead in overheads:
         series = zip(overhead.rounds, *(getattr(overhead, name) for name in _SERIES), strict=True)
-        lines += [[*(getattr(overhead, name) for name in head), *numbers] for numbers in series]
-    return csv_of(lines)
+        numbers += [[*(getattr(overhead, name) for name in head), *values] for values in series]
+    caption += f" Made with `{command}`." if command else ""
+    return Table(caption, columns, rows, words=True, notes=notes, numbers=numbers)
 
 
 def _method(run: Run) -> str:

@@ -10,8 +10,8 @@ from scipy import stats
 
 from fedfacet.analysis.audits import KINDS
 from fedfacet.analysis.runs import Run
-from fedfacet.analysis.tables import check_audits, check_seeds, finished_of, ordered
-from fedfacet.analysis.writers import markdown_of, markdown_text
+from fedfacet.analysis.study import check_audits, check_seeds, finished_of, ordered
+from fedfacet.analysis.writers import Table
 from fedfacet.errors import ConfigError
 
 LEAST_SAMPLES = 400
@@ -77,14 +77,13 @@ def correlations(runs: Sequence[Run]) -> list[Correlation]:
     return found
 
 
-def correlations_markdown(found: Sequence[Correlation], command: str) -> str:
-    """Return a line per correlation as Markdown."""
-    grid = [["table", "data set", "between", "r", "95 %", "points", "thesis"]]
+def correlations_table(found: Sequence[Correlation], command: str) -> Table:
+    """Return a line per correlation."""
+    rows = []
     for one in found:
         interval = "-" if math.isnan(one.low) else f"[{one.low:.2f}, {one.high:.2f}]"
         printed = "-" if math.isnan(one.printed) else f"{one.printed:.2f}"
-        texts = [str(one.table), markdown_text(one.dataset), markdown_text(one.what)]
-        grid.append([*texts, f"{one.r:.2f}", interval, str(one.num_points), printed])
+        rows.append([str(one.table), one.dataset, one.what, f"{one.r:.2f}", interval, str(one.num_points), printed])
     caption = (
         "Pearson's correlations, as in the thesis, tables 7 and 8, with 95 % intervals by Fisher's transform. Points are "
         f"settings in table 7, each a mean over seeds, and clients of all runs in table 8. Made with `{command}`."
@@ -94,7 +93,7 @@ def correlations_markdown(found: Sequence[Correlation], command: str) -> str:
         "Correlations over settings say nothing of whether attacks agree on samples or clients.",
         "Advantages of table 7 are the largest over all thresholds, the thesis' at one that the attacker finds.",
     ]
-    return markdown_of(grid, caption, notes, flush_left=3)
+    return Table(caption, ["table", "data set", "between", "r", "95 %", "points", "thesis"], rows, names=3, notes=notes)
 
 
 def _of_attacks(dataset: str, runs: Sequence[Run]) -> list[Correlation]:
