@@ -7,12 +7,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedfacet.metrics.roc import Roc
-from fedfacet.plots.figure import COLOURS, DASHES, saved_figure
+from fedfacet.plots.figure import COLOURS, DASHES, saved_figure, saved_panels
 from fedfacet.storage.run_files import rows_of
 
 _INK = COLOURS
 _GRID = 200
-_PANELS_PER_ROW = 3
 
 
 def plot_roc(rocs: Mapping[str, Sequence[Roc]], path: Path) -> None:
@@ -68,15 +67,14 @@ def plot_exposure(rocs: Mapping[str, Sequence[Roc]], num_samples: Sequence[int],
     """
     from matplotlib.ticker import FuncFormatter, MaxNLocator, NullFormatter
 
-    columns = min(len(rocs), _PANELS_PER_ROW)
-    rows = -(-len(rocs) // columns)
     sizes = np.array(num_samples, dtype=np.float64)
     wide = sizes.max() > 5 * sizes.min()
     places = _apart(sizes, wide)
-    with saved_figure(path, 0.8 + 2.4 * columns, 0.4 + 2.1 * rows) as figure:
-        grid = figure.subplots(rows, columns, sharex=True, sharey=True, squeeze=False).ravel()
-        for axes in grid[len(rocs) :]:
-            axes.axis("off")
+
+    def size(rows: int, columns: int) -> tuple[float, float]:
+        return 0.8 + 2.4 * columns, 0.4 + 2.1 * rows
+
+    with saved_panels(path, len(rocs), size, sharex=True, sharey=True) as (_, grid):
         for colour, axes, (name, of) in zip(_INK * len(rocs), grid, rocs.items(), strict=False):
             for roc, place, rate in zip(of, places, rates, strict=True):
                 axes.plot([place, place], [roc.auc_low, roc.auc_high], color=colour, linewidth=0.8)
@@ -89,7 +87,7 @@ def plot_exposure(rocs: Mapping[str, Sequence[Roc]], num_samples: Sequence[int],
                 axes.xaxis.set_minor_formatter(NullFormatter())
             else:
                 axes.xaxis.set_major_locator(MaxNLocator(integer=True))
-        for axes in grid[::columns]:
+        for axes in grid[::3]:
             axes.set_ylabel("AUC")
 
 
