@@ -6,16 +6,18 @@ import math
 from pathlib import Path
 
 import pytest
+from matplotlib.figure import Figure
 from matplotlib.image import imread
+from matplotlib.text import Text
 from scipy import stats
 
 from fedfacet.analysis.audits import ReadAudit
 from fedfacet.analysis.runs import Run
-from fedfacet.analysis.tradeoff import draw_tradeoff, tradeoff_of
+from fedfacet.analysis.study import Study
+from fedfacet.analysis.tradeoff import OF_GROUPS, Setting, Tradeoff, draw_tradeoff, tradeoff_of
 from fedfacet.analysis.writers import to_csv, to_latex, to_markdown
 from fedfacet.commands.report import main
 from fedfacet.errors import ConfigError
-from fedfacet.plots import tradeoff as plots
 
 NAMES = ("attack/mean/auc", "received_test/acc_mean", "trained_test/acc_mean", "test/acc")
 
@@ -62,23 +64,80 @@ def test_settings_are_told_with_their_intervals():
     assert {float(line["test/acc"]) for line in lines} == {75.0}
 
 
-def test_the_picture_has_what_the_table_has(tmp_path, monkeypatch):
-    drawn = {}
-    plot = plots.plot_tradeoff
-    monkeypatch.setattr(
-        "fedfacet.analysis.tradeoff.plot_tradeoff",
-        lambda rows, titles, path, **how: (drawn.update(rows=rows, titles=titles, how=how), plot(rows, titles, path, **how)),
-    )
+@pytest.fixture
+def drawn(tmp_path, monkeypatch):
+    """Return a function that draws settings and returns the figure."""
+    figures, save = [], Figure.savefig
+    monkeypatch.setattr(Figure, "savefig", lambda figure, *a, **b: (figures.append(figure), save(figure, *a, **b)))
+
+    def drawn(found):
+        draw_tradeoff(found, tmp_path / "one.png")
+        return figures.pop()
+
+    return drawn
+
+
+def test_the_picture_has_what_the_table_has(drawn, tmp_path):
     more = [run("gfm", 2, seed, **{"choices.dataset": "cifar100"}) for seed in range(2)]
-    draw_tradeoff(tradeoff_of([*some(), *more]), tmp_path / "one.png")
-    assert {dataset: len(dots) for dataset, dots in drawn["rows"].items()} == {"cifar10": 5, "cifar100": 1}
-    assert drawn["titles"] == ["clients, as received", "clients, after local training (attacked)", "server"]
-    assert drawn["how"]["chance"] == 50
-    dot = drawn["rows"]["cifar10"][0]
-    assert [y.mean for y in dot.ys] == pytest.approx([60, 64, 75])
-    assert dot.x.low < dot.x.mean < dot.x.high
+    figure = drawn(tradeoff_of([*some(), *more]))
+    whose = ["clients, as received", "clients, after local training (attacked)", "server"]
+    assert [axes.get_title() for axes in figure.axes] == [f"{name}: {one}" for name in ("cifar10", "cifar100") for one in whose]
+    for place, axes in enumerate(figure.axes):
+        dots = [line for line in axes.lines if line.get_marker() not in ("None", None, "")]
+        assert len(dots) == (5 if place < 3 else 1)
+        assert [y for dot in dots for y in dot.get_ydata()] == pytest.approx([(60, 64, 75)[place % 3]] * len(dots))
+        assert [line.get_xdata() for line in axes.lines if line.get_linestyle() == "--"] == [[50, 50]]
     height, width, _ = imread(tmp_path / "one.png").shape
     assert width > height > 500
+
+
+def settings(number, colour="k"):
+    """Return settings of which every other one is hidden by its neighbour, with intervals as wide as all of them together."""
+    places = [(0.02 * (k % 2) + k // 2, 70 + 3 * (k // 4)) for k in range(number)]
+    reach = {"test/fair/equal_opportunity": number, "test/acc": 20, "test/acc_worst_group": 40}
+    return [
+        Setting("d", f"method_{k}", colour, (0, 1), {
+            name: [middle - far / stats.t.ppf(0.975, 1), middle + far / stats.t.ppf(0.975, 1)]
+            for (name, far), middle in zip(reach.items(), (x, y, y), strict=True)
+        })
+        for k, (x, y) in enumerate(places)
+    ]  # fmt: skip
+
+
+def of_groups(some_settings):
+    study = Study([run(final={"test/fair/equal_opportunity": 0.1})], ["submodel"], ["dataset"], "test/fair/equal_opportunity")
+    return Tradeoff(study, OF_GROUPS, (), tuple(some_settings), "", ())
+
+
+def test_intervals_stay_within_the_frame(drawn):
+    found = of_groups(settings(14))
+    for axes, name in zip(drawn(found).axes, OF_GROUPS, strict=True):
+        (left, right), (down, up) = axes.get_xlim(), axes.get_ylim()
+        xs = [one.extent(found.study.metric) for one in found.settings]
+        assert left < min(x.low for x in xs)
+        assert right > max(x.high for x in xs)
+        assert down < min(one.extent(name).low for one in found.settings)
+        assert up > max(one.extent(name).high for one in found.settings)
+
+
+def test_each_point_has_its_name_beside_it(drawn):
+    figure = drawn(of_groups(settings(14)))
+    assert not figure.legends
+    for axes in figure.axes:
+        boxes = [Text.get_window_extent(text) for text in axes.texts]  # without the line that leads there
+        assert sorted(text.get_text() for text in axes.texts) == sorted(f"method_{k}" for k in range(14))
+        assert [(a, b) for k, a in enumerate(boxes) for b in boxes[:k] if a.overlaps(b)] == []
+        points = [axes.transData.transform(text.xy) for text in axes.texts]
+        assert [point for point in points for box in boxes if box.contains(*point)] == []
+        frame = axes.get_window_extent()
+        assert all(frame.contains(box.x0, box.y0) and frame.contains(box.x1, box.y1) for box in boxes)
+
+
+def test_points_that_share_a_marker_have_a_legend(drawn):
+    figure = drawn(of_groups([*settings(3), *settings(3, "l")]))
+    assert [text.get_text() for axes in figure.axes for text in axes.texts] == []
+    (legend,) = figure.legends
+    assert {"method_0", "k", "l"} <= {text.get_text() for text in legend.get_texts()}
 
 
 def test_widths_are_told_apart_where_runs_differ_in_them():

@@ -4,8 +4,11 @@ import math
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
 
 import numpy as np
+import yaml
 from scipy import stats
 
 from fedfacet.analysis.audits import KINDS
@@ -17,19 +20,8 @@ from fedfacet.errors import ConfigError
 LEAST_SAMPLES = 400
 """Clients with fewer do not count in table 8: an attacker knows fewer than 4 of their samples."""
 
-PRINTED_OF_ATTACKS = {
-    ("trajectory", "loss_threshold"): {"auc": 0.98, "advantage_best": 0.78, "tpr_at_0.001": 0.46},
-    ("trajectory", "lira"): {"auc": 0.83, "advantage_best": 0.70, "tpr_at_0.001": 0.00},
-    ("lira", "loss_threshold"): {"auc": 0.85, "advantage_best": 0.68, "tpr_at_0.001": 0.02},
-}
-"""Table 7, on CIFAR-10, whose advantages are at a threshold that the attacker finds."""
-
-PRINTED_OF_SIZES = {
-    "cifar10": {"8": -0.62, "16": -0.65, "32": -0.57, "64": -0.87},
-    "cifar100": {"8": -0.54, "16": -0.70, "32": -0.85, "64": -0.90},
-    "femnist": {"8": -0.71, "16": -0.65, "32": -0.63, "64": -0.75},
-}
-"""Table 8: data set -> the network's width -> correlation."""
+PRINTED: Any = yaml.safe_load(Path(__file__).with_suffix(".yaml").read_text(encoding="utf-8"))
+"""Tables 7 and 8 as the thesis prints them."""
 
 _SETTING = ("capacity", "capacity.num_whole", "submodel", "submodel.coupled", "model.width")
 _PREFIX = KINDS["clients"]
@@ -104,9 +96,9 @@ def _of_attacks(dataset: str, runs: Sequence[Run]) -> list[Correlation]:
     for place, members in groups.items():
         check_seeds(" / ".join(place), members)
     found = []
-    for (first, second), printed in PRINTED_OF_ATTACKS.items():
+    for attacks, printed in PRINTED["attacks"].items():
         for column, number in printed.items():
-            names = [f"{_PREFIX}/{attack}/{column}" for attack in (first, second)]
+            names = [f"{_PREFIX}/{attack}/{column}" for attack in attacks.split(" and ")]
             for name in names:
                 check_audits(runs, name, ("last",))
             points = [
@@ -114,7 +106,7 @@ def _of_attacks(dataset: str, runs: Sequence[Run]) -> list[Correlation]:
                 for members in groups.values()
             ]
             said = number if dataset == "cifar10" else math.nan
-            found += _correlation(7, dataset, f"{first} and {second}, {column}", points, said)
+            found += _correlation(7, dataset, f"{attacks}, {column}", points, said)
     return found
 
 
@@ -126,7 +118,7 @@ def _of_sizes(dataset: str, runs: Sequence[Run]) -> list[Correlation]:
         if run.setting("capacity") == "whole" and (width := run.setting("model.width")) is not None:
             check_audits([run], name, ("last",))
             points.setdefault(width, []).extend([math.log10(size), value] for size, value in _clients(run, name))
-    printed: Mapping[str, float] = PRINTED_OF_SIZES.get(dataset, {})
+    printed: Mapping[str, float] = PRINTED["sizes"].get(dataset, {})
     return [
         one
         for width in ordered(points)
