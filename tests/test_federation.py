@@ -13,6 +13,7 @@ from fedfacet.aggregators.fedavg import FedAvg
 from fedfacet.aggregators.fedavgm import FedAvgM
 from fedfacet.build import build
 from fedfacet.callbacks.base import Callback
+from fedfacet.callbacks.mechanism import Callbacks
 from fedfacet.clients.local_training import LocalTraining
 from fedfacet.clients.program import Clients
 from fedfacet.clients.queries.base import Query
@@ -24,6 +25,7 @@ from fedfacet.engines.sequential import SequentialEngine
 from fedfacet.errors import BadUpdateError, CheckpointError, Interrupted, SelectionError
 from fedfacet.federation import Federation
 from fedfacet.mechanisms.participation import ClientParticipation
+from fedfacet.mechanisms.updates import UpdateCheck
 from fedfacet.objectives.classification import ClassificationObjective
 from fedfacet.participation.base import Participation
 from fedfacet.selectors.all import AllSelector
@@ -97,6 +99,7 @@ def make():
         transforms=(),
         correction=None,
         callbacks=None,
+        on_bad_update="raise",
         cohort_size=None,
         local=None,
         model=None,
@@ -137,11 +140,14 @@ def make():
                 "engine": engine,
                 "selector": selector if selector is not None else UniformSelector(),
                 "aggregator": aggregator if aggregator is not None else FedAvg(),
-                "mechanisms": [ClientParticipation(participation or Scripted())],
+                "mechanisms": [
+                    ClientParticipation(participation or Scripted()),
+                    UpdateCheck(on_bad_update),
+                    Callbacks(callbacks or {}),
+                ],
                 "rounds": 10,
                 "cohort_size": cohort_size,
                 "seed": 1,
-                "callbacks": callbacks,
             }
             | settings
         )

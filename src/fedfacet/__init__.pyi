@@ -18,6 +18,7 @@ from fedfacet.engines.workers import WorkersEngine as WorkersEngine
 from fedfacet.errors import FedFacetError as FedFacetError
 from fedfacet.federation import Federation as Federation
 from fedfacet.heterogeneity import InteractionMatrix as InteractionMatrix
+from fedfacet.mechanism import Mechanism as Mechanism
 from fedfacet.methods.feddiverse import FedDiverseSelector as FedDiverseSelector
 from fedfacet.metrics.group_accuracy import GroupAccuracy as GroupAccuracy
 from fedfacet.metrics.group_accuracy import WorstGroupAccuracy as WorstGroupAccuracy
@@ -34,7 +35,6 @@ from fedfacet.partitioners.dirichlet import DirichletPartitioner as DirichletPar
 from fedfacet.partitioners.iid import IIDPartitioner as IIDPartitioner
 from fedfacet.partitioners.interaction_matrix import InteractionMatrixPartitioner as InteractionMatrixPartitioner
 from fedfacet.query import Query as Query
-from fedfacet.round import Mechanism as Mechanism
 from fedfacet.runs.run import Run as Run
 from fedfacet.runs.run import load_run as load_run
 from fedfacet.runs.run import train as train

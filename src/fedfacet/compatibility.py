@@ -256,7 +256,7 @@ def check_asynchronous(devices: Devices | None, selector: ClientSelector, parts:
     }
     for setting in (setting for setting, is_set in waits.items() if is_set):
         raise ConfigError(f"Expected devices without a deadline, with lines of their own, for {goes_on}, but got {setting}.")
-    if selector.observe is not None or selector.fedavg_rounds or selector.sizes_itself or selector.takes_all:
+    if selector.observe is not None or selector.mechanisms() or selector.sizes_itself or selector.takes_all:
         raise ConfigError(
             f"Expected a selector that fills the places that are free and learns nothing from rounds for {goes_on}, but got "
             f"selector={names['selector']}: choose selector=uniform."

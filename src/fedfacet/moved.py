@@ -9,6 +9,7 @@ MOVED = {
     "fedfacet.clients.queries.smoothness.Smoothness": "fedfacet.methods.lag.Smoothness",
     "fedfacet.selectors.cbim.CBIMSelector": "fedfacet.methods.cbim.CBIMSelector",
     "fedfacet.selectors.favor.FavorSelector": "fedfacet.methods.favor.FavorSelector",
+    "fedfacet.selectors.fedrk.FedRKSelector": "fedfacet.methods.fedrk.FedRKSelector",
     "fedfacet.selectors.feddiverse.FedDiverseSelector": "fedfacet.methods.feddiverse.FedDiverseSelector",
     "fedfacet.selectors.fmore.FMoreSelector": "fedfacet.methods.fmore.FMoreSelector",
     "fedfacet.selectors.lag.LagSelector": "fedfacet.methods.lag.LagSelector",

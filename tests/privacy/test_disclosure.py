@@ -30,13 +30,13 @@ from fedfacet.engines.workers import WorkersEngine
 from fedfacet.errors import ConfigError, DisclosureError
 from fedfacet.methods.cbim import Contract, menu_of
 from fedfacet.methods.feddiverse import FedDiverseSelector
+from fedfacet.methods.fedrk import FedRKSelector
 from fedfacet.methods.fmore import Auction, Bid
 from fedfacet.methods.scaffold import ScaffoldCorrection
 from fedfacet.models.small_cnn import SmallCNN
 from fedfacet.objectives.classification import ClassificationObjective
 from fedfacet.partitioners.dirichlet import DirichletPartitioner
 from fedfacet.privacy.disclosure import KINDS, DisclosurePolicy
-from fedfacet.selectors.fedrk import FedRKSelector
 from fedfacet.selectors.uniform import UniformSelector
 from fedfacet.types import Answer
 

@@ -70,9 +70,6 @@ class Aggregator(ABC):
     A class must say so itself: what it inherits does not count, since it may look at each update in ``aggregate`` of its own.
     """
 
-    goes_on: ClassVar[bool] = False
-    """Whether the model moves in a round without updates too, for which ``aggregate`` is then called with none."""
-
     at_work: ClassVar[Callable[..., int] | None] = None
     """``at_work(self, cohort_size, num_clients)`` returns how many clients are at work at a time, while the server goes on.
 
@@ -116,8 +113,12 @@ class Aggregator(ABC):
         Args:
             server: the state; never written to.
             model: the global model that was broadcast; never written to.
-            updates: the cohort's updates in cohort order, at least one (unless it ``goes_on``), valid, readable once.
+            updates: the cohort's updates in cohort order, at least one, valid, readable once.
         """
+
+    def without_updates(self, server: ServerState, model: State) -> tuple[ServerState, State]:
+        """Return the next state and model of a round in which no update counts: what was there before it."""
+        return server, model
 
     def weight(self, update: ClientUpdate) -> float:
         """Return p_k, up to the constant that makes the cohort's add up to 1."""

@@ -33,7 +33,7 @@ KINDS = {
     "capacity": "fedfacet.capacities.base.Capacity",
     "submodel": "fedfacet.submodels.base.Submodel",
     "engine": "fedfacet.engines.base.Engine",
-    "mechanisms.*": "fedfacet.round.Mechanism",
+    "mechanisms.*": "fedfacet.mechanism.Mechanism",
     "transforms.*": "fedfacet.transforms.base.UpdateTransform",
     "callbacks.*": "fedfacet.callbacks.base.Callback",
     "logger.*": "fedfacet.callbacks.base.Callback",

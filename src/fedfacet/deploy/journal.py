@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from fedfacet import state
 from fedfacet.callbacks.base import Callback
+from fedfacet.callbacks.mechanism import Callbacks
 from fedfacet.deploy.engine import DeployedEngine, nothing_of
 from fedfacet.deploy.status import write_status
 from fedfacet.engines.base import Engine
@@ -124,7 +125,7 @@ def replay(federation: Federation, file: Path) -> None:
     drawn = federation.find(ClientParticipation)
     inner = drawn.participation if drawn is not None else None
     federation.put(ClientParticipation(_ReplayParticipation(federation, lines, inner)))
-    federation.callbacks["replay"] = _Comparison(lines, file)
+    federation.put(Callbacks({**federation.callbacks, "replay": _Comparison(lines, file)}))
 
 
 def _line(lines: Mapping[int, dict[str, Any]], round: int) -> dict[str, Any]:

@@ -13,6 +13,7 @@ import numpy as np
 from torch import Tensor
 
 from fedfacet.build import put_together
+from fedfacet.callbacks.mechanism import Callbacks
 from fedfacet.compatibility import questions
 from fedfacet.config import make, plain, targets
 from fedfacet.config.kinds import find_target
@@ -25,10 +26,10 @@ from fedfacet.deploy.roster import Roster
 from fedfacet.deploy.transport import Transport
 from fedfacet.errors import CheckpointError, ConfigError
 from fedfacet.federation import Federation
+from fedfacet.mechanism import Mechanism, Round
 from fedfacet.mechanisms.participation import ClientParticipation
 from fedfacet.participation.base import Participation, available_of
 from fedfacet.query_session import ClientsAway
-from fedfacet.round import Mechanism, Round
 from fedfacet.storage.run_files import Keys, is_there, json_of, sealed_json
 from fedfacet.storage.synced_file import write_synced
 from fedfacet.types import Partition, Query, RoundResult
@@ -43,12 +44,12 @@ class DeployedFederation(Federation):
     engine: DeployedEngine
 
     def run_round(self) -> RoundResult:
-        """Run one round; see ``Federation.run_round``."""
-        self.engine.exchange.on_wait = self._check_stop
+        """Run one round; see ``round.run_round``."""
+        self.engine.exchange.on_wait = self.check_stop
         self.engine.begin(self.state.round + 1)
         return super().run_round()
 
-    def _refuse_answers(self, round: int, query: Query, faults: Mapping[int, str]) -> None:
+    def refuse_answers(self, number: int, query: Query, faults: Mapping[int, str]) -> None:
         """Have clients away whose answers do not count: what one site says never ends a run, whatever ``on_bad_update`` is."""
         for client_id, fault in faults.items():
             self.engine.refuse(query, client_id, fault)
@@ -161,7 +162,7 @@ def build_server(config: Any, run_dir: Path, *, transport: Transport, overrides:
     live = LiveParticipation(engine, drawn.participation if drawn is not None else None)
     federation.put(SitesAway(engine))
     federation.put(ClientParticipation(live))
-    federation.callbacks = {"journal": Journal(run_dir, engine), **federation.callbacks}
+    federation.put(Callbacks({"journal": Journal(run_dir, engine), **federation.callbacks}))
     return federation
 
 

@@ -103,7 +103,6 @@ class FavorSelector(ClientSelector):
     taxonomy = Taxonomy(
         "efficiency", "DSRT", ("θ",), "reinforcement learning on the server's samples", "ranking", "accuracy reached"
     )
-    needs_change = True
 
     def __init__(
         self,

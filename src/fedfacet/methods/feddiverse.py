@@ -7,6 +7,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedfacet.arguments import check_choice, check_whole
+from fedfacet.mechanism import Mechanism
+from fedfacet.methods.fedavg_first import FedAvgFirst
 from fedfacet.selectors.base import ClientSelector, Taxonomy
 from fedfacet.types import Query, SelectionContext, ServerState
 
@@ -75,14 +77,17 @@ class FedDiverseSelector(ClientSelector):
     def __post_init__(self) -> None:
         check_whole("pretraining_rounds", self.pretraining_rounds, 0)
         check_choice("pretraining", self.pretraining, ("fedavg", "ordinary"))
-        self.fedavg_rounds = self.pretraining_rounds if self.pretraining == "fedavg" else 0
         check_choice("orthogonal", self.orthogonal, ("absolute", "signed"))
         check_choice("normalisation", self.normalisation, ("l1", "l1_then_l2"))
         check_choice("rotation", self.rotation, ("triple", "round", "random"))
 
+    def mechanisms(self) -> list[Mechanism]:
+        """Return what puts FedAvg in the aggregator's place while pre-training."""
+        return [FedAvgFirst(self.pretraining_rounds)] if self.pretraining_rounds and self.pretraining == "fedavg" else []
+
     def select(self, server: ServerState, context: SelectionContext) -> list[int]:
         """Return the cohort of this round: all available clients while pre-training."""
-        if context.round <= self.fedavg_rounds or context.round < self.pretraining_rounds:
+        if context.round < self.pretraining_rounds + (self.pretraining == "fedavg"):
             return list(context.available)
         triplets = context.ask_once(self.heterogeneity, context.available)
         if context.round <= self.pretraining_rounds:

@@ -159,7 +159,6 @@ class LagSelector(ClientSelector):
     needs = frozenset({STORED_GRADIENTS, SUMMED_GRADIENTS})
     sizes_itself = True
     needs_full_batch = True
-    needs_change = True
 
     def __init__(
         self,
@@ -278,7 +277,6 @@ class LAG(Aggregator):
     """
 
     gives = frozenset({STORED_GRADIENTS})
-    goes_on = True
 
     max_memory_gb: float = 4.0
 
@@ -314,6 +312,10 @@ class LAG(Aggregator):
         buffers = state.weighted_mean(noted())
         moved = state.weighted_mean((deltas[client_id], weights[client_id]) for client_id in sorted(deltas))
         return {"deltas": deltas, "weights": weights}, state.add(model, moved | buffers)
+
+    def without_updates(self, server: ServerState, model: State) -> tuple[ServerState, State]:
+        """Move the model by the average of the last updates, as in any other round."""
+        return self.aggregate(server, model, ())
 
 
 class Silence(UpdateTransform):

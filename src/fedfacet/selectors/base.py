@@ -76,7 +76,8 @@ class ClientSelector(ABC):
     """``observe(self, server, result, updates, rng)`` returns the next state, learnt from a finished round.
 
     ``None`` for a selector that learns nothing. ``updates`` are the round's, or none unless ``needs_updates``; ``rng`` is a
-    generator of its own.
+    generator of its own. If it has an argument ``change`` it is handed what the round added to the model that was sent too
+    (tensor -> difference).
     """
 
     observes_cohorts_alone: ClassVar[bool] = False
@@ -101,12 +102,6 @@ class ClientSelector(ABC):
     attribute value and predicted class, int64 of shape (Y, A, Y). For ``"gradients"`` the function returns, per class, the
     squared norm of the gradient of its samples' mean cross entropy with respect to its row of the head, float64 of shape (Y,).
     A run without such samples is refused.
-    """
-
-    fedavg_rounds: int = 0
-    """How many rounds come first whose updates FedAvg averages, whatever the aggregator, as FedDiverse's pre-training asks.
-
-    An aggregator that sends or reads more than models is not replaced.
     """
 
     sizes_itself: bool = False
@@ -134,9 +129,6 @@ class ClientSelector(ABC):
     Where nobody wants them, each is freed as soon as it is aggregated.
     """
 
-    needs_change = False
-    """Whether ``observe`` is handed ``change`` too: what the round added to the model that was sent (tensor -> difference)."""
-
     def init(self, facts: Facts) -> ServerState:
         """Return the state before the first round: tensors and plain data.
 
@@ -144,6 +136,10 @@ class ClientSelector(ABC):
         ``[]``, ``None``, or a tensor without entries.
         """
         return {}
+
+    def mechanisms(self) -> Sequence[Any]:
+        """Return what else of a round the method has a hand in, each a ``Mechanism``; nothing by default."""
+        return ()
 
     @abstractmethod
     def select(self, server: ServerState, context: SelectionContext) -> list[int]:

@@ -5,6 +5,8 @@ from numpy.typing import ArrayLike, NDArray
 from scipy.optimize import minimize
 
 from fedfacet.arguments import check_choice, check_whole, check_within
+from fedfacet.mechanism import Mechanism
+from fedfacet.methods.fedavg_first import FedAvgFirst
 from fedfacet.selectors.base import ClientSelector, Taxonomy
 from fedfacet.types import Query, SelectionContext, ServerState
 
@@ -55,11 +57,14 @@ class FedRKSelector(ClientSelector):
         self.floor = floor
         self.pretraining_rounds = pretraining_rounds
         self.pretraining = pretraining
-        self.fedavg_rounds = pretraining_rounds if pretraining == "fedavg" else 0
+
+    def mechanisms(self) -> list[Mechanism]:
+        """Return what puts FedAvg in the aggregator's place while pre-training."""
+        return [FedAvgFirst(self.pretraining_rounds)] if self.pretraining_rounds and self.pretraining == "fedavg" else []
 
     def select(self, server: ServerState, context: SelectionContext) -> list[int]:
         """Return a cohort drawn by the balancing weights; all available clients while pre-training."""
-        if context.round <= self.fedavg_rounds or context.round < self.pretraining_rounds:
+        if context.round < self.pretraining_rounds + (self.pretraining == "fedavg"):
             return list(context.available)
         matrices = context.ask_once(self.interaction_matrix, context.available)
         if context.round <= self.pretraining_rounds:

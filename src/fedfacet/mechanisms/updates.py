@@ -1,5 +1,6 @@
 """What the server makes sure of before it believes a client's update."""
 
+import logging
 import math
 import reprlib
 import sys
@@ -10,7 +11,12 @@ import torch
 from torch import Tensor
 
 from fedfacet import state
-from fedfacet.types import ClientTask, ClientUpdate, Facts, State
+from fedfacet.arguments import check_choice
+from fedfacet.errors import BadUpdateError
+from fedfacet.mechanism import Mechanism, Round
+from fedfacet.types import ClientTask, ClientUpdate, Facts, Query, State
+
+log = logging.getLogger(__name__)
 
 Seen: TypeAlias = dict[str, tuple[Tensor, int]]
 
@@ -72,6 +78,52 @@ def checked(update: ClientUpdate, task: ClientTask, facts: Facts, extras: State,
         return fault, 0
     sent = sum([state.num_floats(bundle) for bundle in (update.delta, update.buffers, update.extras) if bundle])
     return None if is_finite(update, seen) else "it holds NaN or infinite numbers", max(sent - update.num_lost, 0)
+
+
+class UpdateCheck(Mechanism):
+    """Takes no update that is malformed or holds NaN or infinity.
+
+    Args:
+        on_bad_update: ``"raise"`` ends the run, ``"drop"`` leaves the update out.
+
+    Raises:
+        ValueError: if ``on_bad_update`` is neither.
+    """
+
+    rank = 90
+    verdict = staticmethod(checked)
+
+    def __init__(self, on_bad_update: str = "raise") -> None:
+        check_choice("federation.on_bad_update", on_bad_update, ("raise", "drop"))
+        self.on_bad_update = on_bad_update
+
+    def incoming(self, round: Round, task: ClientTask, update: ClientUpdate) -> ClientUpdate | None:
+        """Count how many numbers arrived, and return the update if it counts."""
+        seen = round.notes.setdefault("seen", {})
+        fault, num_floats = self.verdict(update, task, round.federation.facts, round.federation.extras, seen)
+        round.queries.ledger.floats_up += num_floats
+        if fault is None:
+            return update
+        self.rejected(round.number, task.client_id, fault, None)
+        round.num_dropped += 1
+        return None
+
+    def rejected(self, number: int, client_id: int, fault: str, query: Query | None) -> None:
+        """Raise, or log what follows, as ``on_bad_update`` says.
+
+        Raises:
+            BadUpdateError: naming the client.
+        """
+        what, follows = "a finite update of the model's shapes", "the update is dropped"
+        if query is not None:
+            what, follows = f"an answer to the query {query.name} that counts", "the client is away"
+        message = f"Expected {what} from client {client_id} in round {number}, but {fault}"
+        if self.on_bad_update == "raise":
+            raise BadUpdateError(
+                f"{message}: lower the learning rate, or leave such clients out by federation.on_bad_update=drop, which a "
+                "resume takes too."
+            )
+        log.warning("%s; %s.", message, follows)
 
 
 def is_finite(update: ClientUpdate, seen: Seen) -> bool:
