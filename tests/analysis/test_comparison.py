@@ -11,10 +11,9 @@ import pytest
 from PIL import Image
 from statsmodels.stats.multitest import multipletests
 
-from fedfacet.analysis.comparison import Comparison, Line, compare_with, draw_comparison
+from fedfacet.analysis.comparison import compare_with, draw_comparison, plot_forest
 from fedfacet.analysis.paired import PairedDifference, paired_difference
 from fedfacet.analysis.runs import Run
-from fedfacet.analysis.study import Study
 from fedfacet.analysis.writers import to_csv, to_latex, to_markdown
 from fedfacet.errors import ConfigError, FedFacetError
 
@@ -199,18 +198,18 @@ def test_a_baseline_that_is_no_row_is_refused(runs):
 def line(name, mean, reach):
     intervals = (mean - reach, mean + reach), (mean - 0.8 * reach, mean + 0.8 * reach)
     difference = PairedDifference(8, mean, 1.0, *intervals, p_t=0.5, p_permutation=0.5, seeds_needed=9.0)
-    return Line(name, "panel", "last", tuple(range(8)), difference, 0.5, 0.5)
+    return name, difference, "not significant"
 
 
 USUAL = [line("a", 0.2, 1), line("b", -0.4, 1), line("c", 0.5, 1), line("d", 1, 1)]
 
 
 @pytest.fixture
-def texts(runs, tmp_path):
+def texts(tmp_path):
     """Return a function that draws lines and returns what is written in the picture, its axes included."""
 
     def texts(lines):
-        draw_comparison(Comparison(Study(runs), "uniform", tuple(lines), "", ()), tmp_path / "forest.svg")
+        plot_forest({"panel": lines}, "uniform", "points", tmp_path / "forest.svg")
         return set(re.findall(r"<text[^>]*>([^<]*)</text>", (tmp_path / "forest.svg").read_text()))
 
     return texts

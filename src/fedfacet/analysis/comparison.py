@@ -185,19 +185,26 @@ def _lines(number: int) -> str:
 
 
 def draw_comparison(comparison: Comparison, path: Path) -> None:
-    """Draw the comparison as a forest plot into a picture, a panel per column and moment.
+    """Draw the comparison as a forest plot into a picture, a panel per column and moment."""
+    panels: dict[str, list[tuple[str, PairedDifference, str]]] = {}
+    for line in comparison.lines:
+        panels.setdefault(f"{line.column}, {line.at}", []).append((line.row, line.difference, comparison.verdict(line)))
+    unit = "percentage points" if comparison.study.percent else comparison.study.metric
+    plot_forest(panels, comparison.baseline, f"difference, {unit}", path)
+
+
+def plot_forest(
+    panels: Mapping[str, Sequence[tuple[str, PairedDifference, str]]], baseline: str, label: str, path: Path
+) -> None:
+    """Draw differences from a baseline into a picture; a panel has (name, difference, verdict) a line.
 
     A point is a mean difference, the thin line its interval by Student's t, the thick one that by the bootstrap. Differences
     that are not significant are grey. A line far longer than the others of its panel leaves the frame. An arrow stands where it
-    does, and its mean too if that is outside.
+    does, and its mean too if that is outside. ``label`` names the unit.
     """
     from matplotlib.lines import Line2D
 
-    panels: dict[str, list[Line]] = {}
-    for line in comparison.lines:
-        panels.setdefault(f"{line.column}, {line.at}", []).append(line)
-    names = list(dict.fromkeys(line.row for line in comparison.lines))
-    unit = "percentage points" if comparison.study.percent else comparison.study.metric
+    names = list(dict.fromkeys(name for lines in panels.values() for name, *_ in lines))
 
     def size(rows: int, columns: int) -> tuple[float, float]:
         return max(5.0, 1.4 + 2.3 * columns), 0.7 + rows * (0.55 + 0.2 * len(names))
@@ -205,19 +212,18 @@ def draw_comparison(comparison: Comparison, path: Path) -> None:
     with saved_panels(path, len(panels), size, sharey=True) as (figure, grid):
         for axes, (panel, lines) in zip(grid, panels.items(), strict=True):
             axes.axvline(0, color="0.4", linewidth=0.9, zorder=1)
-            placed = {len(names) - names.index(line.row): line for line in lines}
-            for y, line in placed.items():
-                found, colour = line.difference, _VERDICTS[comparison.verdict(line)]
+            placed = {len(names) - names.index(name): (found, _VERDICTS[verdict]) for name, found, verdict in lines}
+            for y, (found, colour) in placed.items():
                 axes.hlines(y, *found.t_interval, color=colour, linewidth=1, zorder=2)
                 axes.hlines(y, *found.bootstrap_interval, color=colour, linewidth=3, alpha=0.5, zorder=2)
                 axes.plot(found.mean, y, "o", color=colour, markersize=4, zorder=3)
             axes.set(title=panel, ylim=(0.4, len(names) + 0.6))
-            _frame(axes, {y: (line.difference, _VERDICTS[comparison.verdict(line)]) for y, line in placed.items()})
+            _frame(axes, placed)
             axes.set_yticks(range(len(names), 0, -1), names)
         for axes in grid[-3:]:
-            axes.set_xlabel(f"difference, {unit}")
+            axes.set_xlabel(label)
         handles = [Line2D([], [], color=colour, marker="o", markersize=4) for colour in _VERDICTS.values()]
-        told = [f"better than {comparison.baseline}", f"worse than {comparison.baseline}", "not significant"]
+        told = [f"better than {baseline}", f"worse than {baseline}", "not significant"]
         figure.legend(handles, told, loc="outside upper center", ncols=3)
 
 
