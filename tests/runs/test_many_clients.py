@@ -3,10 +3,10 @@
 import json
 
 import fedfacet
+from fedfacet.analysis.page import Asked, page_of
 from fedfacet.analysis.runs import find_runs
 from fedfacet.analysis.selection import selection_of
 from fedfacet.callbacks import heterogeneity_error, summary
-from fedfacet.pages.page import Asked, page_of
 from fedfacet.storage import dealt
 
 

@@ -16,15 +16,15 @@ import pytest
 from omegaconf import OmegaConf
 from PIL import Image
 
+from fedfacet.analysis import page as pages
+from fedfacet.analysis.page import Asked, coded, page_of
+from fedfacet.analysis.page_pictures import selection_svg
 from fedfacet.analysis.runs import find_runs
 from fedfacet.analysis.study import keys_of
 from fedfacet.analysis.tables import make_table
 from fedfacet.analysis.writers import to_markdown
 from fedfacet.commands.report import main
 from fedfacet.errors import ConfigError, FedFacetError
-from fedfacet.pages import page as pages
-from fedfacet.pages.page import Asked, coded, page_of
-from fedfacet.pages.pictures import selection_svg
 
 HOSTILE = "<script>alert(1)</script>\"'><img src=x onerror=alert(2)>{{ 7*7 }}&amp;`"
 VOID = {"meta", "link", "br", "img", "hr", "input"}

@@ -9,10 +9,12 @@ from typing import Any, NamedTuple
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup, escape
 
+from fedfacet.analysis import page_tables
 from fedfacet.analysis.comparison import compare_with, usual_baseline
 from fedfacet.analysis.curves import AGAINST, Curves, bands_of, curves_of
 from fedfacet.analysis.groups import named
 from fedfacet.analysis.notes import notes_on_unfinished
+from fedfacet.analysis.page_pictures import curves_svg, looks_of, selection_svg, swatches_of
 from fedfacet.analysis.runs import Run
 from fedfacet.analysis.selection import selection_of
 from fedfacet.analysis.study import (
@@ -29,8 +31,6 @@ from fedfacet.analysis.study import (
 from fedfacet.analysis.tables import make_table
 from fedfacet.analysis.writers import Marked, Table
 from fedfacet.errors import FedFacetError
-from fedfacet.pages import grids
-from fedfacet.pages.pictures import curves_svg, looks_of, selection_svg, swatches_of
 from fedfacet.storage.whole_file import written_whole
 
 _OPTION = re.compile(r"(?<!\S)--[\w-]+")
@@ -69,7 +69,7 @@ class Picture(NamedTuple):
 
 @dataclass(slots=True)
 class Part:
-    """Something of a section under a heading of its own, if it has one: tables, pictures, their legend, sentences."""
+    """Something of a section, under a heading if it has one: tables, pictures, their legend, sentences."""
 
     heading: str = ""
     tables: list[Table] = field(default_factory=list)
@@ -158,7 +158,7 @@ def _provenance(runs: Sequence[Run], asked: Asked) -> dict[str, list[str]]:
     finished = [run for run in runs if run.finished]
     versions: dict[str, set[str]] = {}
     for run in finished:
-        for name, version in grids.versions_of(run).items():
+        for name, version in page_tables.versions_of(run).items():
             versions.setdefault(name, set()).add(version)
     seeds = sorted({run.seed for run in finished})
     told = {
@@ -202,7 +202,7 @@ class _Page:
         means = {metric: make_table(self.study.runs, **self.of(metric), at=at) for metric in self.metrics}
         names = list(dict.fromkeys(column.name for column in means[self.metrics[0]].columns))
         for name in names:
-            table = grids.accuracies_table(means, name, self.study.finished, at, self.study.std)
+            table = page_tables.accuracies_table(means, name, self.study.finished, at, self.study.std)
             yield Part(self.heading(name, names), [table])
 
     def comparison(self, baseline: str | None) -> Iterator[Part]:
@@ -233,12 +233,12 @@ class _Page:
 
     def groups(self) -> Iterator[Part]:
         for name, rows in self.columns.items():
-            if table := grids.groups_table(rows, self.moment, self.study.std):
+            if table := page_tables.groups_table(rows, self.moment, self.study.std):
                 yield Part(self.heading(name, [*self.columns]), [table])
 
     def clients(self) -> Iterator[Part]:
         for name, rows in self.columns.items():
-            if tables := list(grids.clients_tables(rows, self.study.corner, self.moment, self.study.std)):
+            if tables := list(page_tables.clients_tables(rows, self.study.corner, self.moment, self.study.std)):
                 yield Part(self.heading(name, [*self.columns]), tables)
 
     def selection(self) -> Part:
@@ -265,18 +265,18 @@ class _Page:
             part.notes.append(f"Not shown: {error}")
         for name, rows in self.columns.items():
             of_column = {row: kinds for (row, column), kinds in types.items() if column == name}
-            if counted := grids.participation_table(rows, of_column):
+            if counted := page_tables.participation_table(rows, of_column):
                 heading = self.heading(name, [*self.columns])
                 part.folded.append((f"How often each client took part{heading and f' ({heading})'}", counted))
         return part
 
     def differences(self) -> Part:
         runs = self.study.runs
-        differences = grids.differences_table(runs)
+        differences = page_tables.differences_table(runs)
         part = Part(tables=[differences] if differences else [])
         if not differences:
             part.notes.append("The configurations differ in nothing but the seed.")
-        part.folded.append(("Every run: seed, status and digests", grids.runs_table(runs, self.study.keys)))
+        part.folded.append(("Every run: seed, status and digests", page_tables.runs_table(runs, self.study.keys)))
         return part
 
 
