@@ -205,11 +205,11 @@ def drawn(options: argparse.Namespace, runs: "Sequence[Run]", command: str) -> s
         lines.write_text(to_csv(table), encoding="utf-8")
         return f"{to_markdown(table)}\nwrote {picture} and {lines}"
     if options.html:
-        from fedfacet.analysis.page import Asked, write_page
+        from fedfacet.analysis.page import write_page
 
         asked = {name: getattr(options, name) for name in ("metric", "at", "std", "lower_is_better")}
         asked |= {"rows": words(options.rows), "columns": words(options.columns), "baseline": options.compare}
-        page = Asked(**asked, test=options.test or "permutation", command=command)
-        write_page(fitting(options, runs), page, options.html)
+        asked |= {"test": options.test or "permutation", "command": command}
+        write_page(fitting(options, runs), options.html, **asked)
         return f"wrote {options.html}"
     return None

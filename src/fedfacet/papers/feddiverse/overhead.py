@@ -122,7 +122,7 @@ def overhead_table(overheads: Sequence[Overhead], unread: Sequence[Run] = (), co
 def operations_of(row: Mapping[str, Any], K: int, theta: int) -> float:
     """Return the server's operations in a row of the paper, for K clients and |θ| parameters and without constants."""
     sizes = {"K": K, "log K": math.log(K), "θ": theta, "r": COMPRESSION}
-    return math.prod(float(sizes[name]) ** power for name, power in row["operations"].items())
+    return float(math.prod(sizes[name] ** power for name, power in row["operations"].items()))
 
 
 def _method(run: Run) -> str:
