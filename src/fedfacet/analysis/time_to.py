@@ -121,7 +121,7 @@ def draw_times(found: TimeTo, path: Path) -> None:
     Each target has a marker: at the mean over seeds, hollow if some seeds miss the target, and small and pale for each seed.
     """
     from matplotlib.lines import Line2D
-    from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
+    from matplotlib.ticker import LogLocator, NullFormatter, StrMethodFormatter
 
     targets = [f"{100 * target:g} %" if found.study.percent else f"{target:g}" for target in found.targets]
     looks = [_LOOKS[place % len(_LOOKS)] for place in range(len(targets))]
@@ -157,7 +157,7 @@ def draw_times(found: TimeTo, path: Path) -> None:
             if all_minutes:
                 axes.set_xscale("log")
                 axes.set_xlim(first / 1.2, max(all_minutes) * 1.3)
-                axes.xaxis.set_major_formatter(FuncFormatter(lambda minutes, _: f"{minutes:g}"))
+                axes.xaxis.set_major_formatter(StrMethodFormatter("{x:g}"))
                 axes.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
                 axes.xaxis.set_minor_formatter(NullFormatter())
             axes.set_yticks(range(len(names), 0, -1), names)
