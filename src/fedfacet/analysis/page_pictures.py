@@ -11,9 +11,9 @@ import numpy as np
 from markupsafe import Markup
 from numpy.typing import NDArray
 
+from fedfacet.analysis.selection import draw_chosen
 from fedfacet.plots.curves import INK, LINES, Band, draw_bands
 from fedfacet.plots.figure import BLUE, GREEN, ORANGE, PINK, SKY, VERMILION, styled_figure
-from fedfacet.plots.selection import draw_selection
 
 _VARIABLES = {
     "black": "--ink", BLUE: "--blue", ORANGE: "--orange", GREEN: "--green", PINK: "--pink", SKY: "--sky",
@@ -63,7 +63,7 @@ def selection_svg(chosen_RK: NDArray[np.bool_], types: Sequence[str], title: str
 
     with styled_figure(_WIDTH, 2.0) as figure:
         axes = figure.subplots()
-        draw_selection(axes, chosen_RK, types)
+        draw_chosen(axes, chosen_RK, types)
         axes.set(xlabel=_ROUND)
         for chosen in axes.images:
             chosen.set_cmap(LinearSegmentedColormap.from_list("ink", [(0, 0, 0, 0), (0, 0, 0, 1)]))
