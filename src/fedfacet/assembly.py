@@ -261,7 +261,7 @@ def assemble(
         "selector": selector,
         "participation": participation,
         "termination": termination,
-        "transforms": next((transform for transform in clients.transforms if transform.needs), None),
+        "transforms": next((transform for transform in clients.transforms if transform.requires), None),
     }
     names = {group: type(part).__name__ for group, part in chosen.items()} | dict(choices or {})
     check_objective(clients.objective)

@@ -28,7 +28,16 @@ from fedfacet.schedulers import Scheduler
 from fedfacet.selectors.base import ClientSelector
 from fedfacet.termination import EnergyTermination, Termination
 from fedfacet.transforms import ClipAndNoise, UpdateTransform
-from fedfacet.types import PAYMENTS, STORED_GRADIENTS, SUMMED_GRADIENTS, WEIGHTED_DRAWS, ServerData
+from fedfacet.types import (
+    ASYNCHRONOUS,
+    CLIENT_GRADIENTS,
+    OVERCOMMIT,
+    PAYMENTS,
+    STORED_GRADIENTS,
+    SUMMED_GRADIENTS,
+    WEIGHTED_DRAWS,
+    ServerData,
+)
 
 log = logging.getLogger(__name__)
 
@@ -48,22 +57,22 @@ def check_pairs(parts: Mapping[str, Any], choices: Mapping[str, Any]) -> None:
     """Refuse a method of which only a half was chosen: every name that one part needs some part must give, and the reverse.
 
     Args:
-        parts: group -> part, each with ``gives`` and ``needs`` where it has any.
+        parts: group -> part, each with ``provides`` and ``requires`` where it has any.
         choices: group -> the option that was chosen, for the message.
 
     Raises:
         ConfigError: naming the half that is there, and what it lacks.
     """
-    gives: dict[str, frozenset[str]] = {group: getattr(part, "gives", frozenset()) for group, part in parts.items()}
-    needs: dict[str, frozenset[str]] = {group: getattr(part, "needs", frozenset()) for group, part in parts.items()}
-    given, needed = (frozenset[str]().union(*sets.values()) for sets in (gives, needs))
-    for group, names in needs.items():
-        if lacking := sorted(names - given):
+    provides: dict[str, frozenset[str]] = {group: getattr(part, "provides", frozenset()) for group, part in parts.items()}
+    requires: dict[str, frozenset[str]] = {group: getattr(part, "requires", frozenset()) for group, part in parts.items()}
+    given, needed = (frozenset[str]().union(*sets.values()) for sets in (provides, requires))
+    for group, names in requires.items():
+        if lacking := sorted(names - given - {CLIENT_GRADIENTS}):  # see `check_full_batch`
             raise ConfigError(
                 f"Expected a part that gives {lacking[0]!r}, which {group}={choices.get(group)} needs, but there is none: "
                 f"{_REMEDIES.get(lacking[0], _OTHER_HALF)}"
             )
-    for group, names in gives.items():
+    for group, names in provides.items():
         if unused := sorted(names - needed - OPTIONAL):
             raise ConfigError(
                 f"Expected a part that needs {unused[0]!r}, which {group}={choices.get(group)} gives, but there is none: "
@@ -167,7 +176,7 @@ def check_full_batch(clients: Clients, selector: ClientSelector, scheduler: Sche
     """
     parts: list[tuple[str, ClientSelector | UpdateTransform]] = [("selector", selector)]
     parts += [("transforms", transform) for transform in clients.transforms]
-    name = next((f"{group}={_name(group, part, names)}" for group, part in parts if part.needs_full_batch), None)
+    name = next((f"{group}={_name(group, part, names)}" for group, part in parts if CLIENT_GRADIENTS in part.requires), None)
     if name is None:
         return
     local, most = clients.local, max(map(len, clients.partition.indices))
@@ -229,10 +238,10 @@ def check_devices(
             f"Expected a selector that fills the cohort for devices.overcommit={devices.overcommit:g}, but {selects} decides "
             "itself how many clients it takes: choose another one, or devices.overcommit=1."
         )
-    if devices.overcommit > 1 and selector.takes_all:
+    if devices.overcommit > 1 and OVERCOMMIT in selector.excludes:
         raise ConfigError(
             f"Expected a selector that may ask more clients than are wanted for devices.overcommit={devices.overcommit:g}, but "
-            f"{selects} asks all: choose another one, or devices.overcommit=1."
+            f"{selects} {selector.excludes[OVERCOMMIT]}: choose another one, or devices.overcommit=1."
         )
 
 
@@ -255,7 +264,8 @@ def check_asynchronous(devices: Devices | None, selector: ClientSelector, parts:
     }
     for setting in (setting for setting, is_set in waits.items() if is_set):
         raise ConfigError(f"Expected devices without a deadline, with lines of their own, for {goes_on}, but got {setting}.")
-    if selector.observe is not None or selector.mechanisms() or selector.sizes_itself or selector.takes_all:
+    learns = selector.observe is not None or selector.remember is not None
+    if learns or selector.sizes_itself or ASYNCHRONOUS in selector.excludes:
         raise ConfigError(
             f"Expected a selector that fills the places that are free and learns nothing from rounds for {goes_on}, but got "
             f"selector={names['selector']}: choose selector=uniform."
@@ -273,7 +283,7 @@ def check_noised(clients: Clients, names: Mapping[str, Any]) -> None:
     if not any(isinstance(transform, ClipAndNoise) and transform.noise_multiplier for transform in clients.transforms):
         return
     sent = [name for program in clients.programs for name in program.buffers if name not in clients.personal]
-    extras = sorted(getattr(clients.objective, "gives", frozenset()) - OPTIONAL)
+    extras = sorted(getattr(clients.objective, "provides", frozenset()) - OPTIONAL)
     for refused, what in (
         (sent, f"the model's running statistics, {sent[0]!r} the first of them: choose a model without" if sent else ""),
         (extras, f"{extras[0]!r}, by objective={names['objective']} or its correction: choose another" if extras else ""),
@@ -385,8 +395,8 @@ def check_disclosed(clients: Clients, asked: Iterable[Query], policy: Disclosure
                 f"Expected clients that know the attributes of their samples for {group}={_name(group, part, names)}, but "
                 "under this `disclosure` nobody does: choose another one, or a disclosure whose clients know them."
             )
-    of_correction: frozenset[str] = getattr(correction, "gives", frozenset()) - OPTIONAL
-    of_objective: frozenset[str] = getattr(clients.objective, "gives", frozenset()) - OPTIONAL - of_correction
+    of_correction: frozenset[str] = getattr(correction, "provides", frozenset()) - OPTIONAL
+    of_objective: frozenset[str] = getattr(clients.objective, "provides", frozenset()) - OPTIONAL - of_correction
     for group, part, sent in (("correction", correction, of_correction), ("objective", clients.objective, of_objective)):
         if beyond := sorted(set(kinds_sent(part, sent).values()) - {*policy.allows, UPDATE}):
             raise ConfigError(

@@ -16,7 +16,7 @@ class Correction(nn.Module):
     stays the bare model.
     """
 
-    gives: frozenset[str] = frozenset()
+    provides: frozenset[str] = frozenset()
     """Names of what clients send along with their updates for it; some other part must need each of them.
 
     ``discloses`` says of what kind each is, or no disclosure policy allows it.
@@ -25,7 +25,7 @@ class Correction(nn.Module):
     discloses: ClassVar[Mapping[str, str]] = {}
     """Name -> kind, of ``privacy.disclosure.KINDS``; ``UPDATE`` for what tells no more than the update does."""
 
-    needs: frozenset[str] = frozenset()
+    requires: frozenset[str] = frozenset()
     """Names of what the server must send along with the model; some other part must give each of them."""
 
     curvature: float = 0.0

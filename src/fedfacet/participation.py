@@ -19,7 +19,7 @@ class Participation(Declared):
     Arguments that are out of range raise ``ValueError``.
     """
 
-    needs: frozenset[str] = frozenset()
+    requires: frozenset[str] = frozenset()
     """What some other part must give: ``WEIGHTED_DRAWS`` where clients have weights."""
 
     gives_weights: bool = False
@@ -156,7 +156,7 @@ class DirichletParticipation(Participation):
     def __post_init__(self) -> None:
         super().__post_init__()
         self.gives_weights = self.mode == "weights"
-        self.needs = frozenset({WEIGHTED_DRAWS} if self.gives_weights else ())
+        self.requires = frozenset({WEIGHTED_DRAWS} if self.gives_weights else ())
 
     def available(self, num_clients: int, rng: np.random.Generator) -> tuple[int, ...]:
         """Return the clients that are able to take part."""

@@ -18,7 +18,7 @@ from fedfacet.privacy.dp_sgd import DPSGD
 from fedfacet.query import Query
 from fedfacet.schedulers import Scheduler
 from fedfacet.selectors.base import ClientSelector
-from fedfacet.types import Broadcast, ClientTask
+from fedfacet.types import CENTRAL_NOISE, Broadcast, ClientTask
 
 ALWAYS_OUTSIDE = {
     "client": "sample counts, training losses and who took part",
@@ -61,7 +61,7 @@ def account(
     metric = str(getattr(scheduler, "metric", "val/"))
     for learns, what, instead in (
         (
-            selector.observe is not None and not stated(selector, "observes_cohorts_alone"),
+            selector.observe is not None,
             f"selector={names['selector']} learns from what clients send",
             "choose poisson, uniform or round_robin",
         ),
@@ -132,7 +132,7 @@ def _check_sums(
     """Refuse what would go past the noised sum of updates, or past the number that it is divided by."""
     privacy.noise(cohort_size)
     name, objective = f"selector={names['selector']}", f"objective={names['objective']} or its correction"
-    sends = sorted(getattr(clients.objective, "gives", frozenset()) - OPTIONAL)
+    sends = sorted(getattr(clients.objective, "provides", frozenset()) - OPTIONAL)
     statistics = [name for program in clients.programs for name in program.buffers if name not in clients.personal]
     for refused, what in (
         (
@@ -144,7 +144,7 @@ def _check_sums(
         (sends, f"{objective} sends {sends[0]!r}: choose another" if sends else ""),
         (len(clients.programs) > 1, "clients hold parts of the model: choose capacity=whole submodel=whole"),
         (
-            bool(selector.mechanisms()),
+            CENTRAL_NOISE in selector.excludes,
             f"in its first rounds {name} takes everybody, more than what the sum is divided by: choose poisson or uniform, or "
             "selector.pretraining_rounds=0",
         ),

@@ -25,7 +25,7 @@ class Termination(Declared, ABC):
     needs_devices: bool = False
     """Whether it looks at the simulated clock, which only a run with ``devices`` has."""
 
-    needs: frozenset[str] = frozenset()
+    requires: frozenset[str] = frozenset()
     """What some part must give: ``PAYMENTS``, for one that looks at what selectors pay."""
 
     def init(self) -> ServerState:
@@ -111,7 +111,7 @@ class BudgetTermination(Termination):
         payments: larger than 0, in the unit of the selector's payments.
     """
 
-    needs = frozenset({PAYMENTS})
+    requires = frozenset({PAYMENTS})
 
     payments: Annotated[float, Within("(0, 1e300]")] = 100.0
 

@@ -29,11 +29,8 @@ class UpdateTransform(Declared, ABC):
     What the client trains on and what it answers follows from them. ``None`` for the true ones.
     """
 
-    needs: frozenset[str] = frozenset()
+    requires: frozenset[str] = frozenset()
     """What some other part must give."""
-
-    needs_full_batch: bool = False
-    """Whether an update has to be a client's gradient: one step on all of its samples, at a learning rate that stays."""
 
     needs_devices: ClassVar[bool] = False
     """Whether it asks how fast clients' lines are."""

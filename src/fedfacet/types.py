@@ -33,6 +33,18 @@ SUMMED_GRADIENTS = "optimizer/summed_gradients"
 STORED_GRADIENTS = "aggregator/stored_gradients"
 """What a server gives that goes on with the last update of a client that sends none in a round."""
 
+CLIENT_GRADIENTS = "updates/gradients"
+"""What clients give whose update is their gradient, times a learning rate that stays: one step on all of their samples."""
+
+ASYNCHRONOUS = "rounds/asynchronous"
+"""Rounds that do not wait for their clients."""
+
+CENTRAL_NOISE = "privacy/central"
+"""Noise that the server adds to a sum of updates, which it divides by a number that is fixed beforehand."""
+
+OVERCOMMIT = "devices/overcommit"
+"""Rounds that ask more clients than they wait for."""
+
 GROUP_WEIGHTS = "group_weights"
 """What the server sends so that clients weight their samples by class and attribute value, float32 of shape (Y, A)."""
 

@@ -136,7 +136,7 @@ def test_it_goes_on_where_it_stopped(run):
 class Paying(UniformSelector):
     """Half a coin for each client that takes part."""
 
-    gives = frozenset({PAYMENTS})
+    provides = frozenset({PAYMENTS})
 
     def metrics(self, server, result):
         return {"spent": 0.5 * len(result.cohort)}

@@ -292,10 +292,10 @@ def test_a_client_that_never_took_part_is_sent_the_model_itself(run, updates, sa
 def test_what_it_reads_of_extras_is_among_what_it_needs(aggregator, facts_of_model):
     """So that ``build`` refuses an objective that does not send it, before a client is asked for it."""
     assert isinstance(aggregator, Aggregator)
-    assert isinstance(aggregator.gives, frozenset)
-    assert isinstance(aggregator.needs, frozenset)
+    assert isinstance(aggregator.provides, frozenset)
+    assert isinstance(aggregator.requires, frozenset)
     for extra in aggregator.extras(facts_of_model):
-        assert any(extra == name or extra.startswith(f"{name}/") for name in aggregator.needs), extra
+        assert any(extra == name or extra.startswith(f"{name}/") for name in aggregator.requires), extra
 
 
 def test_unknown_policies_are_refused(aggregator_option, make_part):

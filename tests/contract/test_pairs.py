@@ -16,6 +16,7 @@ from fedfacet.compatibility import OPTIONAL, check_pairs
 from fedfacet.errors import ConfigError
 from fedfacet.models.small_cnn import SmallCNN
 from fedfacet.objectives.classification import cross_entropy
+from fedfacet.types import CLIENT_GRADIENTS
 
 CONF = Path(__file__).parents[2] / "conf"
 GROUPS = ("objective", "correction", "aggregator")
@@ -63,8 +64,8 @@ def lacking_of(only_named):
     @functools.cache
     def find(*options):
         parts = only_named(*options).values()
-        gives, needs = (frozenset().union(*(getattr(part, kind) for part in parts)) for kind in ("gives", "needs"))
-        return (needs - gives) | (gives - needs - OPTIONAL)
+        provides, requires = (frozenset().union(*(getattr(part, kind) for part in parts)) for kind in ("provides", "requires"))
+        return (requires - provides - {CLIENT_GRADIENTS}) | (provides - requires - OPTIONAL)
 
     return find
 

@@ -51,4 +51,4 @@ def test_weights_are_finite_and_are_needed_of_the_selector_where_there_are_any(p
     log_weights = part.log_weights(num_clients, np.random.default_rng(seed))
     assert log_weights.shape == (num_clients,)
     assert np.isfinite(log_weights).all()
-    assert part.gives_weights == (WEIGHTED_DRAWS in part.needs)
+    assert part.gives_weights == (WEIGHTED_DRAWS in part.requires)

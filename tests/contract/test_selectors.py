@@ -137,6 +137,9 @@ def run_of(make_part, answer, make_update, facts_of_model, same):
                 durations=durations,
                 answers=answers,
             )
+            if self.selector.remember is not None:
+                assert self.selector.observe is None, "it learns in one way"
+                self.server = self.selector.remember(self.server, cohort)
             if self.selector.observe is not None:
                 self.server = self.observe(result, updates if self.wants_updates() else [])
             else:

@@ -56,7 +56,7 @@ def test_nothing_is_sent_or_kept(correction, parameters):
     correction = started(correction, parameters)
     assert correction(parameters) == 0, "at the start"
     assert correction.on_client_end(ClientEnd({}, 3, 0.1, 3.0)) == ({}, {})
-    assert correction.gives == correction.needs == frozenset()
+    assert correction.provides == correction.requires == frozenset()
 
 
 def test_its_curvature_is_mu():

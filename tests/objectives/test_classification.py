@@ -91,7 +91,7 @@ def test_a_correction_hears_of_start_and_end(model):
 
 
 def test_what_a_correction_says_of_itself_the_objective_says_too(model):
-    names = ("gives", "needs", "curvature", "divisible")
+    names = ("provides", "requires", "curvature", "divisible")
     said = [[getattr(ClassificationObjective(model, correction=one), name) for name in names] for one in (Penalty(), None)]
     sgd = {SUMMED_GRADIENTS}
     assert said == [[{"sent", *sgd}, {"wanted"}, 3.0, False], [sgd, set(), 0.0, True]]

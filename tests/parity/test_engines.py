@@ -242,7 +242,7 @@ def seen_by_engines(case):
     chosen = PLAIN | CASES[case]
     made = aggregator_of(chosen.pop("aggregator"))
     uses = [getattr(made, name) is not None for name in ("broadcast", "report", "prepare", "judges", "at_work")]
-    uses += [made.takes_mean, isinstance(made, LAG), made.entrywise, bool(made.gives), bool(made.needs)]
+    uses += [made.takes_mean, isinstance(made, LAG), made.entrywise, bool(made.provides), bool(made.requires)]
     chosen = {key: value for key, value in chosen.items() if not key.startswith(("aggregator.", "server_data"))}
     return repr(sorted(chosen.items(), key=str)), tuple(uses)
 

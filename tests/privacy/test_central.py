@@ -4,7 +4,6 @@ import json
 import math
 from base64 import b64encode
 from pathlib import Path
-from typing import ClassVar
 
 import numpy as np
 import pytest
@@ -313,18 +312,10 @@ class _Fixed(PoissonSelector):
 
 
 class _Curious(RoundRobinSelector):
-    """Looks at losses, and says nothing of itself."""
-
-
-class _Pretends(RoundRobinSelector):
-    """Says that it looks at cohorts alone, and looks at all there is."""
-
-    observes_cohorts_alone = True
-    seen: ClassVar[list] = []
+    """Looks at losses, and inherits from one that does not."""
 
     def observe(self, server, result, updates, rng):
-        self.seen.append((result.cohort, result.receipts, dict(result.metrics), result.answers))
-        return super().observe(server, result, updates, rng)
+        return {"counts": server["counts"], "losses": [receipt.loss_sum for receipt in result.receipts]}
 
 
 def parts(**chosen):
@@ -343,14 +334,6 @@ def test_a_class_is_believed_what_it_says_itself_and_not_what_it_inherits():
     accounts = [parts(selector=one).find(DifferentialPrivacy).accounting for one in (_Fixed(), PoissonSelector())]
     inherited, own = (account.rates for account in accounts)
     assert (inherited, own) == ([1.0], [0.5])
-
-
-def test_who_looks_at_cohorts_alone_is_shown_nothing_else():
-    federation = parts(selector=_Pretends())
-    results = [federation.run_round() for _ in range(2)]
-    assert all(result.receipts for result in results)
-    assert _Pretends.seen == [(result.cohort, (), {}, {}) for result in results]
-    assert federation.state.selector["counts"].tolist() == [1] * 6
 
 
 def test_the_key_is_read_once_draws_cohorts_too_and_is_written_nowhere(private, tmp_path, monkeypatch):

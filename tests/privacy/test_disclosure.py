@@ -278,7 +278,7 @@ def test_epsilon_is_a_positive_number(query, epsilon):
 class Tells(Correction):
     """Sends along something, and does not say what."""
 
-    gives = frozenset({"told"})
+    provides = frozenset({"told"})
 
 
 def test_what_methods_send_along_is_held_to_the_policy_too(digits):

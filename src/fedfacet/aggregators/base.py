@@ -2,7 +2,7 @@
 
 import logging
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Annotated, ClassVar
 
@@ -31,10 +31,10 @@ class Aggregator(Declared, ABC):
             leaves the server's untouched. Integer buffers always keep the server's value.
     """
 
-    gives: ClassVar[frozenset[str]] = frozenset()
+    provides: ClassVar[frozenset[str]] = frozenset()
     """Names of what the server sends along with the model; some other part must need each of them."""
 
-    needs: ClassVar[frozenset[str]] = frozenset()
+    requires: ClassVar[frozenset[str]] = frozenset()
     """Names of what clients must send along with their updates; some other part must give each of them."""
 
     broadcast: ClassVar[Callable[..., Broadcast] | None] = None
@@ -46,9 +46,6 @@ class Aggregator(Declared, ABC):
     ``ClientUpdate.report`` has the answer. The question is put on the round's model. A client that the selector has asked the
     same in this round is not asked again; a question that needs no model is put to a client once in a run.
     """
-
-    asks_everybody: ClassVar[bool] = False
-    """Whether ``report`` is put to everybody who is available, and not to the cohort alone."""
 
     prepare: ClassVar[Callable[..., ServerState] | None] = None
     """``prepare(self, server, reports)`` returns the state that ``broadcast`` and ``aggregate`` see in this round.
@@ -111,6 +108,10 @@ class Aggregator(Declared, ABC):
             model: the global model that was broadcast; never written to.
             updates: the cohort's updates in cohort order, at least one, valid, readable once.
         """
+
+    def reporters(self, trains: Sequence[int], available: Sequence[int]) -> Sequence[int]:
+        """Return to whom ``report`` is put: those who will train, or others who are available."""
+        return trains
 
     def without_updates(self, server: ServerState, model: State) -> tuple[ServerState, State]:
         """Return the next state and model of a round in which no update counts: what was there before it."""

@@ -40,7 +40,7 @@ class BoundedGroupLoss(Aggregator):
         step: gamma, larger than 0.
     """
 
-    gives = frozenset({GROUP_WEIGHTS})
+    provides = frozenset({GROUP_WEIGHTS})
 
     group_losses: Query
     groups: Annotated[str, Choice(*GROUPINGS)] = "a"

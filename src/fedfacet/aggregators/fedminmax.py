@@ -36,7 +36,7 @@ class FedMinMax(Aggregator):
         step: gamma, 0 or larger; 0 is FedAvg.
     """
 
-    gives = frozenset({GROUP_WEIGHTS})
+    provides = frozenset({GROUP_WEIGHTS})
 
     group_losses: Query
     groups: Annotated[str, Choice(*GROUPINGS)] = "a"

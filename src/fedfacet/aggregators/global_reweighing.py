@@ -1,6 +1,6 @@
 """Averaging for clients that weight samples so that class and attribute look independent in the whole federation."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -28,8 +28,7 @@ class GlobalReweighing(Aggregator):
         interaction_matrix: what clients are asked for.
     """
 
-    gives = frozenset({GROUP_WEIGHTS})
-    asks_everybody = True
+    provides = frozenset({GROUP_WEIGHTS})
 
     interaction_matrix: Query
 
@@ -40,6 +39,10 @@ class GlobalReweighing(Aggregator):
     def init(self, facts: Facts) -> ServerState:
         """Return weights that nobody has yet."""
         return {"weights": torch.zeros(0, 0)}
+
+    def reporters(self, trains: Sequence[int], available: Sequence[int]) -> Sequence[int]:
+        """Return everybody who is available."""
+        return available
 
     def prepare(self, server: ServerState, reports: Mapping[int, Any]) -> ServerState:
         """Return the weights of all counts that were disclosed so far."""

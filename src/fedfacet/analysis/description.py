@@ -225,6 +225,8 @@ def _choices(
         cohort = tuple(selector.select(server, context))
         if round > pretraining_rounds:
             chosen_RK[round - pretraining_rounds - 1, list(cohort)] = True
+        if selector.remember is not None:
+            server = selector.remember(server, cohort)
         if selector.observe is not None:
             receipts: Any = tuple(_Untrained(client_id, type(selector).__name__) for client_id in cohort)
             result = RoundResult(round, cohort, receipts, {}, Ledger(), seconds={}, num_clients=len(matrices))

@@ -12,7 +12,6 @@ from fedfacet.federation import Federation
 from fedfacet.mechanisms.privacy import DifferentialPrivacy
 from fedfacet.mechanisms.updates import UpdateCheck
 from fedfacet.metrics.proven_epsilon import proven_epsilon
-from fedfacet.privacy_gate import stated
 from fedfacet.runs.rerun import RoundAgain
 from fedfacet.transforms import ClipAndNoise
 from fedfacet.types import Broadcast, ClientTask
@@ -102,7 +101,7 @@ def _leak(federation: Federation, settings: Mapping[str, Any]) -> str | None:
     for leaks, what in (
         (bool(federation.state.disclosures), "clients have answered queries, which it does not count"),
         (
-            federation.selector.observe is not None and not stated(federation.selector, "observes_cohorts_alone"),
+            federation.selector.observe is not None,
             "the selector has learnt from clients' losses, which have no noise",
         ),
         (not metric.startswith("val/"), f"the scheduler follows {metric}, which has no noise"),

@@ -311,7 +311,7 @@ class Clients(Population):
         model = state.clone(state.travelling(program.module))
         data_digest = fingerprint(self.dataset, whole=self.whole_fingerprint)
         parts = (self.objective, getattr(self.objective, "correction", None))
-        kinds = {name: kind for part in parts for name, kind in kinds_sent(part, getattr(part, "gives", ())).items()}
+        kinds = {name: kind for part in parts for name, kind in kinds_sent(part, getattr(part, "provides", ())).items()}
         told = (data_digest, self.dataset.num_attributes, program.frozen_digest, kinds, self.dataset.num_classes)
         return Facts(self.partition.num_clients, model, names, buffers, personal, *told, program.derived, self.partition.digest)
 

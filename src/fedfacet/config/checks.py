@@ -327,7 +327,7 @@ KINDS = {
     "participation": "fedfacet.participation.base.Participation",
     "devices": "fedfacet.devices.base.Devices",
     "termination": "fedfacet.termination.base.Termination",
-    "capacity": "fedfacet.capacities.base.Capacity",
+    "capacity": "fedfacet.capacities.Capacity",
     "submodel": "fedfacet.submodels.base.Submodel",
     "engine": "fedfacet.engines.base.Engine",
     "mechanisms.*": "fedfacet.mechanism.Mechanism",

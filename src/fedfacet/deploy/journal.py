@@ -136,7 +136,7 @@ class OwnParticipation(Participation):
     def __init__(self, federation: Federation) -> None:
         drawn = federation.find(ClientParticipation)
         self._inner = inner = drawn.participation if drawn is not None else Participation()
-        self.gives_weights, self.needs = inner.gives_weights, inner.needs
+        self.gives_weights, self.requires = inner.gives_weights, inner.requires
         self.log_weights, self.outcome = inner.log_weights, inner.outcome  # type: ignore[method-assign]
 
 

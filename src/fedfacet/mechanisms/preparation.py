@@ -19,7 +19,7 @@ class Preparation(Mechanism):
         question = round.aggregator.report() if round.aggregator.report is not None else None
         if question is not None:
             trains = [client_id for client_id, part in round.finished.items() if part > 0]
-            reports = round.queries.report(question, round.available if round.aggregator.asks_everybody else trains)
+            reports = round.queries.report(question, round.aggregator.reporters(trains, round.available))
             round.notes["question"] = question.name
         if round.aggregator.prepare is not None and round.cohort:
             round.server = round.aggregator.prepare(round.before.aggregator, reports)

@@ -8,7 +8,7 @@ from fedfacet import rng, state
 from fedfacet.mechanism import Mechanism, Round
 from fedfacet.round import result_of
 from fedfacet.selectors.base import ClientSelector
-from fedfacet.types import Facts, FederationState, Ledger, RoundResult, ServerState
+from fedfacet.types import Facts, FederationState, ServerState
 
 
 @dataclass(frozen=True, eq=False)
@@ -47,12 +47,14 @@ class SelectorLearning(Mechanism):
 
     def after(self, round: Round, new: FederationState) -> ServerState:
         """Return what the selector knows now."""
-        assert self.selector.observe is not None
         round.lap("measure")
+        if self.selector.observe is None:
+            assert self.selector.remember is not None
+            known = self.selector.remember(round.before.selector, round.cohort)
+            round.lap("select")
+            return known
         handed: dict[str, Any] = {}
         result = result_of(round)
-        if self.selector.observes_cohorts_alone:
-            result = RoundResult(result.round, result.cohort, (), {}, Ledger(), {}, result.num_clients)
         if round.evaluator is not None and self.selector.judges is not None and (what := self.selector.judges()):
             handed["judge"] = round.evaluator.of(what)
         takes = inspect.signature(self.selector.observe).parameters
@@ -68,4 +70,4 @@ class SelectorLearning(Mechanism):
 def of_selector(selector: ClientSelector, facts: Facts) -> list[Mechanism]:
     """Return the mechanisms of what a selector does beside selecting."""
     made: list[Mechanism] = [SelectorMetrics(selector)] if selector.metrics is not None else []
-    return [*made, SelectorLearning(selector, facts)] if selector.observe is not None else made
+    return [*made, SelectorLearning(selector, facts)] if selector.observe or selector.remember else made

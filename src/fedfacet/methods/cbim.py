@@ -224,7 +224,7 @@ class CBIMSelector(ClientSelector):
 
     taxonomy = Taxonomy("incentives", "DS", ("θ", "time", "energy"), "contract theory", "threshold", "limited reward")
 
-    gives = frozenset({PAYMENTS})
+    provides = frozenset({PAYMENTS})
     sizes_itself = True
     needs_devices = True
 

@@ -58,14 +58,14 @@ class FairLagrangianObjective(ClassificationObjective):
     _beta = 0.0
 
     @property
-    def gives(self) -> frozenset[str]:
+    def provides(self) -> frozenset[str]:
         """The constraints' values, beside what the correction gives."""
-        return super().gives | {GAPS}
+        return super().provides | {GAPS}
 
     @property
-    def needs(self) -> frozenset[str]:
+    def requires(self) -> frozenset[str]:
         """The Lagrangian's factors, beside what the correction needs."""
-        return super().needs | {MULTIPLIERS, BETA}
+        return super().requires | {MULTIPLIERS, BETA}
 
     def on_client_start(self, start: ClientStart) -> None:
         """Take note of the factors."""
@@ -125,8 +125,8 @@ class FairLagrangian(Aggregator):
         weighting: p_k, ``"samples"`` (the released code) or ``"equal"``.
     """
 
-    gives = frozenset({MULTIPLIERS, BETA})
-    needs = frozenset({GAPS})
+    provides = frozenset({MULTIPLIERS, BETA})
+    requires = frozenset({GAPS})
 
     variant: Annotated[str, Choice("ffalm", "fpfl")] = "ffalm"
     beta: Annotated[float, Number("0 or larger, and finite")] = 5.0

@@ -1,9 +1,14 @@
 """First rounds whose updates FedAvg averages, whatever the aggregator."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Annotated
 
 from fedfacet.aggregators.fedavg import FedAvg
+from fedfacet.arguments import Choice, Whole
 from fedfacet.mechanism import Mechanism, Round
+from fedfacet.selectors.base import ClientSelector
+from fedfacet.types import ASYNCHRONOUS, CENTRAL_NOISE
 
 
 @dataclass(frozen=True, eq=False)
@@ -26,3 +31,31 @@ class FedAvgFirst(Mechanism):
         usual = round.aggregator
         if round.number <= self.rounds and usual.broadcast is None and not usual.extras(round.facts):
             round.aggregator = FedAvg(weighting=usual.weighting, buffers=usual.buffers)
+
+
+@dataclass(eq=False, kw_only=True)
+class PretrainedSelector(ClientSelector):
+    """A selector that asks clients once a model is trained: everybody takes part in the first rounds.
+
+    Args:
+        pretraining_rounds: T_0, how many rounds come first.
+        pretraining: ``"fedavg"``, by which FedAvg averages their updates, or ``"ordinary"``, by which the aggregator does, and
+            clients are asked in round T_0 already.
+    """
+
+    pretraining_rounds: Annotated[int, Whole(0)] = 1
+    pretraining: Annotated[str, Choice("fedavg", "ordinary")] = "fedavg"
+
+    @property
+    def excludes(self) -> Mapping[str, str]:
+        """What needs cohorts of a size that is known beforehand."""
+        names = (ASYNCHRONOUS, CENTRAL_NOISE) if self.mechanisms() else ()
+        return dict.fromkeys(names, "takes everybody in its first rounds")
+
+    def mechanisms(self) -> list[Mechanism]:
+        """Return what puts FedAvg in the aggregator's place while pre-training."""
+        return [FedAvgFirst(self.pretraining_rounds)] if self.pretraining_rounds and self.pretraining == "fedavg" else []
+
+    def takes_everybody(self, number: int) -> bool:
+        """Tell whether everybody takes part in a round, and nobody is asked yet."""
+        return number < self.pretraining_rounds + (self.pretraining == "fedavg")

@@ -7,10 +7,9 @@ from typing import Annotated
 import numpy as np
 from numpy.typing import NDArray
 
-from fedfacet.arguments import Choice, Whole
-from fedfacet.mechanism import Mechanism
-from fedfacet.methods.fedavg_first import FedAvgFirst
-from fedfacet.selectors.base import ClientSelector, Taxonomy
+from fedfacet.arguments import Choice
+from fedfacet.methods.fedavg_first import PretrainedSelector
+from fedfacet.selectors.base import Taxonomy
 from fedfacet.types import Query, SelectionContext, ServerState
 
 # Columns of a triplet in the order in which they lead a triple: spurious correlation, attribute, class imbalance.
@@ -19,7 +18,7 @@ _TIE = 1e-6
 
 
 @dataclass(eq=False, kw_only=True)
-class FedDiverseSelector(ClientSelector):
+class FedDiverseSelector(PretrainedSelector):
     r"""Draw triples of clients: one by a dimension of heterogeneity, its complement, and what is orthogonal to both.
 
     With the clients' heterogeneity triplets :math:`\Delta^k`, normalised to :math:`u^k = \Delta^k / \lVert\Delta^k\rVert_1`,
@@ -69,19 +68,13 @@ class FedDiverseSelector(ClientSelector):
     )
 
     heterogeneity: Query
-    pretraining_rounds: Annotated[int, Whole(0)] = 1
-    pretraining: Annotated[str, Choice("fedavg", "ordinary")] = "fedavg"
     orthogonal: Annotated[str, Choice("absolute", "signed")] = "absolute"
     normalisation: Annotated[str, Choice("l1", "l1_then_l2")] = "l1"
     rotation: Annotated[str, Choice("triple", "round", "random")] = "triple"
 
-    def mechanisms(self) -> list[Mechanism]:
-        """Return what puts FedAvg in the aggregator's place while pre-training."""
-        return [FedAvgFirst(self.pretraining_rounds)] if self.pretraining_rounds and self.pretraining == "fedavg" else []
-
     def select(self, server: ServerState, context: SelectionContext) -> list[int]:
         """Return the cohort of this round: all available clients while pre-training."""
-        if context.round < self.pretraining_rounds + (self.pretraining == "fedavg"):
+        if self.takes_everybody(context.round):
             return list(context.available)
         triplets = context.ask_once(self.heterogeneity, context.available)
         if context.round <= self.pretraining_rounds:

@@ -33,9 +33,9 @@ class FedDynCorrection(Correction):
         alpha: of the regularisation, larger than 0; the paper takes 0.01 and 0.1.
     """
 
-    gives = frozenset({REGULARISED})
+    provides = frozenset({REGULARISED})
     discloses: ClassVar[Mapping[str, str]] = {REGULARISED: UPDATE}
-    needs = frozenset({SHIFTED})
+    requires = frozenset({SHIFTED})
 
     def __init__(self, *, alpha: float = 0.01) -> None:
         super().__init__()
@@ -83,8 +83,8 @@ class FedDyn(Aggregator):
         weighting: of the mean update, ``"equal"`` (the paper) or ``"samples"``.
     """
 
-    gives = frozenset({SHIFTED})
-    needs = frozenset({REGULARISED})
+    provides = frozenset({SHIFTED})
+    requires = frozenset({REGULARISED})
 
     def init(self, facts: Facts) -> ServerState:
         """Return h = 0 and the size of the population."""

@@ -39,9 +39,9 @@ class FedGFTObjective(ClassificationObjective):
     _positive_class = 0
 
     @property
-    def needs(self) -> frozenset[str]:
+    def requires(self) -> frozenset[str]:
         """The factors, and what the correction needs."""
-        return super().needs | {SLOPES, POSITIVE}
+        return super().requires | {SLOPES, POSITIVE}
 
     def on_client_start(self, start: ClientStart) -> None:
         """Take note of the factors."""
@@ -98,7 +98,7 @@ class FedGFT(Aggregator):
         weighting: ``"samples"`` (the paper) or ``"equal"``.
     """
 
-    gives = frozenset({SLOPES, POSITIVE})
+    provides = frozenset({SLOPES, POSITIVE})
 
     group_scores: _Scores
     strength: Annotated[float, Number("0 or larger, and finite")] = 10.0

@@ -103,14 +103,14 @@ class FedPACObjective(ClassificationObjective):
     }
 
     @property
-    def gives(self) -> frozenset[str]:
+    def provides(self) -> frozenset[str]:
         """The statistics, beside what the correction gives."""
-        return super().gives | {MEANS, VARIANCE, COUNTS, CENTROIDS}
+        return super().provides | {MEANS, VARIANCE, COUNTS, CENTROIDS}
 
     @property
-    def needs(self) -> frozenset[str]:
+    def requires(self) -> frozenset[str]:
         """All clients' mean features, beside what the correction needs."""
-        return super().needs | {CENTROIDS}
+        return super().requires | {CENTROIDS}
 
     def training_step(self, batch: Batch | Sequence[Tensor], batch_idx: int) -> Tensor:
         """Return the loss of one batch of (x, y, a), with gradients of the head or of the body."""
@@ -215,8 +215,8 @@ class FedPAC(Aggregator):
         weighting: of body and global head, ``"samples"`` (the paper) or ``"equal"``.
     """
 
-    gives = frozenset({CENTROIDS})
-    needs = frozenset({MEANS, VARIANCE, COUNTS, CENTROIDS})
+    provides = frozenset({CENTROIDS})
+    requires = frozenset({MEANS, VARIANCE, COUNTS, CENTROIDS})
 
     def __init__(self, *, weighting: str = "samples", buffers: str = "average") -> None:
         super().__init__(weighting=weighting, buffers=buffers)

@@ -7,10 +7,9 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from scipy.optimize import minimize
 
-from fedfacet.arguments import Choice, Whole, Within
-from fedfacet.mechanism import Mechanism
-from fedfacet.methods.fedavg_first import FedAvgFirst
-from fedfacet.selectors.base import ClientSelector, Taxonomy
+from fedfacet.arguments import Within
+from fedfacet.methods.fedavg_first import PretrainedSelector
+from fedfacet.selectors.base import Taxonomy
 from fedfacet.types import Query, SelectionContext, ServerState
 
 # What the squared length of the weights costs, as a part of the largest squared deviation of a client's counts.
@@ -18,7 +17,7 @@ _RIDGE = 1e-6
 
 
 @dataclass(eq=False, kw_only=True)
-class FedRKSelector(ClientSelector):
+class FedRKSelector(PretrainedSelector):
     r"""Draw the cohort by the client weights under which the sum of all interaction matrices is most even.
 
     With the clients' interaction matrices :math:`N^k`, counts over classes and attributes, the weights are
@@ -53,16 +52,10 @@ class FedRKSelector(ClientSelector):
 
     interaction_matrix: Query
     floor: Annotated[float, Within("(0, 1]")] = 1e-3
-    pretraining_rounds: Annotated[int, Whole(0)] = 1
-    pretraining: Annotated[str, Choice("fedavg", "ordinary")] = "fedavg"
-
-    def mechanisms(self) -> list[Mechanism]:
-        """Return what puts FedAvg in the aggregator's place while pre-training."""
-        return [FedAvgFirst(self.pretraining_rounds)] if self.pretraining_rounds and self.pretraining == "fedavg" else []
 
     def select(self, server: ServerState, context: SelectionContext) -> list[int]:
         """Return a cohort drawn by the balancing weights; all available clients while pre-training."""
-        if context.round < self.pretraining_rounds + (self.pretraining == "fedavg"):
+        if self.takes_everybody(context.round):
             return list(context.available)
         matrices = context.ask_once(self.interaction_matrix, context.available)
         if context.round <= self.pretraining_rounds:

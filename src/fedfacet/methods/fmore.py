@@ -306,7 +306,7 @@ class FMoreSelector(ClientSelector):
 
     taxonomy = Taxonomy("incentives", "DRT", ("θ", "|D|", "time"), "auction", "ranking", "fixed rounds, accuracy reached")
 
-    gives = frozenset({PAYMENTS})
+    provides = frozenset({PAYMENTS})
     sizes_itself = True
     needs_devices = True
 

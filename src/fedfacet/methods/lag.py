@@ -19,6 +19,7 @@ from fedfacet.query import Query
 from fedfacet.selectors.base import ClientSelector, Taxonomy, warn_of
 from fedfacet.transforms import UpdateTransform
 from fedfacet.types import (
+    CLIENT_GRADIENTS,
     STORED_GRADIENTS,
     SUMMED_GRADIENTS,
     Answer,
@@ -151,9 +152,8 @@ class LagSelector(ClientSelector):
 
     taxonomy = Taxonomy("efficiency", "VDSRT", ("θ", "smoothness"), "loss", "threshold", "fixed rounds, early stopping")
 
-    needs = frozenset({STORED_GRADIENTS, SUMMED_GRADIENTS})
+    requires = frozenset({STORED_GRADIENTS, SUMMED_GRADIENTS, CLIENT_GRADIENTS})
     sizes_itself = True
-    needs_full_batch = True
 
     smoothness: Query
     constants: Sequence[float] | None = None
@@ -261,7 +261,7 @@ class LAG(Aggregator):
             much again at most.
     """
 
-    gives = frozenset({STORED_GRADIENTS})
+    provides = frozenset({STORED_GRADIENTS})
 
     max_memory_gb: Annotated[float, Number("larger than 0, and finite")] = 4.0
 
@@ -325,8 +325,7 @@ class Silence(UpdateTransform):
         window: D, 1 or larger.
     """
 
-    needs = frozenset({STORED_GRADIENTS})
-    needs_full_batch = True
+    requires = frozenset({STORED_GRADIENTS, CLIENT_GRADIENTS})
 
     xi: Annotated[float, Within("[0, 3.4e38]")] = 0.1
     window: Annotated[int, Whole()] = 10

@@ -35,9 +35,9 @@ class ScaffoldCorrection(Correction):
     (``ClientUpdate.step_weight``); with momentum the steps' gradients have these weights.
     """
 
-    gives = frozenset({CHANGE})
+    provides = frozenset({CHANGE})
     discloses: ClassVar[Mapping[str, str]] = {CHANGE: UPDATE}
-    needs = frozenset({CONTROL, SUMMED_GRADIENTS})
+    requires = frozenset({CONTROL, SUMMED_GRADIENTS})
 
     def __init__(self) -> None:
         super().__init__()
@@ -78,8 +78,8 @@ class Scaffold(Aggregator):
         weighting: of the updates, ``"equal"`` (the paper) or ``"samples"``; control variates always count the same.
     """
 
-    gives = frozenset({CONTROL})
-    needs = frozenset({CHANGE})
+    provides = frozenset({CONTROL})
+    requires = frozenset({CHANGE})
 
     server_lr: Annotated[float, Number("larger than 0")] = 1.0
 

@@ -128,15 +128,15 @@ class ClassificationObjective(L.LightningModule):
         )
 
     @property
-    def gives(self) -> frozenset[str]:
+    def provides(self) -> frozenset[str]:
         """Names of what clients send along, and ``SUMMED_GRADIENTS`` where their updates are that."""
-        gives = self.correction.gives if self.correction is not None else frozenset[str]()
-        return gives | {SUMMED_GRADIENTS} if sums_gradients(self.configure_optimizers()) else gives
+        provided = self.correction.provides if self.correction is not None else frozenset[str]()
+        return provided | {SUMMED_GRADIENTS} if sums_gradients(self.configure_optimizers()) else provided
 
     @property
-    def needs(self) -> frozenset[str]:
+    def requires(self) -> frozenset[str]:
         """Names of what the server must send along with the model."""
-        return self.correction.needs if self.correction is not None else frozenset()
+        return self.correction.requires if self.correction is not None else frozenset()
 
     @property
     def curvature(self) -> float:

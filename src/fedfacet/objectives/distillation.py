@@ -27,7 +27,7 @@ class DistillationObjective(ClassificationObjective):
     """
 
     divisible = False
-    needs = frozenset({SAMPLES, TEACHER})
+    requires = frozenset({SAMPLES, TEACHER})
 
     def on_client_start(self, start: ClientStart) -> None:
         """Take note of what the teacher says."""

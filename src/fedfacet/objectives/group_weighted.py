@@ -23,9 +23,9 @@ class GroupWeightedObjective(ClassificationObjective):
     _weights_YA: Tensor | None = None
 
     @property
-    def needs(self) -> frozenset[str]:
+    def requires(self) -> frozenset[str]:
         """The weights, and what the correction needs."""
-        return super().needs | {GROUP_WEIGHTS}
+        return super().requires | {GROUP_WEIGHTS}
 
     def on_client_start(self, start: ClientStart) -> None:
         """Take note of the weights."""

@@ -1,7 +1,9 @@
 """Full participation."""
 
+from types import MappingProxyType
+
 from fedfacet.selectors.base import ClientSelector, Taxonomy
-from fedfacet.types import SelectionContext, ServerState
+from fedfacet.types import ASYNCHRONOUS, OVERCOMMIT, SelectionContext, ServerState
 
 
 class AllSelector(ClientSelector):
@@ -9,7 +11,7 @@ class AllSelector(ClientSelector):
 
     taxonomy = Taxonomy("selection fairness", "VRT", ("θ",), "-", "all", "-")
 
-    takes_all = True
+    excludes = MappingProxyType({OVERCOMMIT: "asks all", ASYNCHRONOUS: "asks all"})
 
     def select(self, server: ServerState, context: SelectionContext) -> list[int]:
         """Return all available clients."""

@@ -67,14 +67,19 @@ class ClientSelector(Declared, ABC):
     taxonomy: Taxonomy
     """The method in six fields, which ``python src/describe.py selectors`` prints."""
 
-    gives: frozenset[str] = frozenset()
+    provides: frozenset[str] = frozenset()
     """What it does for other parts.
 
     ``WEIGHTED_DRAWS`` if it draws clients in proportion to ``context.log_weights``, ``PAYMENTS`` if it pays them.
     """
 
-    needs: frozenset[str] = frozenset()
-    """What some other part must give."""
+    requires: frozenset[str] = frozenset()
+    """What some other part must provide."""
+
+    @property
+    def excludes(self) -> Mapping[str, str]:
+        """What it cannot do with: ``ASYNCHRONOUS``, ``CENTRAL_NOISE`` or ``OVERCOMMIT``, each with the reason."""
+        return {}
 
     observe: ClassVar[Callable[..., ServerState] | None] = None
     """``observe(self, server, result, updates, rng)`` returns the next state, learnt from a finished round.
@@ -84,11 +89,11 @@ class ClientSelector(Declared, ABC):
     (tensor -> difference).
     """
 
-    observes_cohorts_alone: ClassVar[bool] = False
-    """Whether ``observe`` looks at nothing but who was asked to train; it is then handed nothing else of the round.
+    remember: ClassVar[Callable[..., ServerState] | None] = None
+    """``remember(self, server, cohort)`` returns the next state, learnt from nothing but who was asked to train.
 
-    What depends on that alone tells nothing of anybody's data, and goes with an epsilon. A class must say so itself: what it
-    inherits does not count, since it may have an ``observe`` of its own.
+    What depends on that alone tells nothing of anybody's data, and goes with an epsilon. ``None`` for a selector that learns
+    nothing, or by ``observe``.
     """
 
     metrics: ClassVar[Callable[..., Mapping[str, float]] | None] = None
@@ -111,9 +116,6 @@ class ClientSelector(Declared, ABC):
     sizes_itself: bool = False
     """Whether it decides how many clients take part; its cohort may have any number of the available, none among them."""
 
-    takes_all: bool = False
-    """Whether it always takes all who are available, so that more cannot be asked than are wanted."""
-
     sampling_rate: ClassVar[Callable[..., float] | None] = None
     """``sampling_rate(self, cohort_size, num_clients)`` returns with what probability each client takes part by itself.
 
@@ -123,9 +125,6 @@ class ClientSelector(Declared, ABC):
 
     needs_devices: bool = False
     """Whether it looks at how long clients take, which only a run with ``devices`` knows."""
-
-    needs_full_batch: bool = False
-    """Whether an update has to be a client's gradient: one step on all of its samples, at a learning rate that stays."""
 
     needs_updates: ClassVar[Callable[..., bool] | None] = None
     """``needs_updates(self, server)`` tells whether ``observe`` wants this round's updates; ``None`` for never.

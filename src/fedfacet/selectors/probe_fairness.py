@@ -60,7 +60,7 @@ class ProbeFairnessSelector(ClientSelector):
         *("efficiency, selection fairness", "DST", ("θ", "|D|", "probe norm")),
         *("probe norm", "ranking, probability", "fixed rounds"),
     )
-    gives = frozenset({WEIGHTED_DRAWS})
+    provides = frozenset({WEIGHTED_DRAWS})
 
     probe: Query
     fairness_weight: Annotated[float, Within("[0, 1]")] = 0.3

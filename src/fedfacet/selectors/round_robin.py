@@ -2,11 +2,10 @@
 
 from collections.abc import Sequence
 
-import numpy as np
 import torch
 
 from fedfacet.selectors.base import ClientSelector, Taxonomy, lowest, numbers
-from fedfacet.types import ClientUpdate, Facts, RoundResult, SelectionContext, ServerState
+from fedfacet.types import Facts, SelectionContext, ServerState
 
 
 class RoundRobinSelector(ClientSelector):
@@ -19,8 +18,6 @@ class RoundRobinSelector(ClientSelector):
 
     taxonomy = Taxonomy("selection fairness", "DSRT", ("θ",), "participation count", "ranking", "fixed rounds")
 
-    observes_cohorts_alone = True
-
     def init(self, facts: Facts) -> ServerState:
         """Return how often each client has been asked: never."""
         return {"counts": torch.zeros(facts.num_clients, dtype=torch.int64)}
@@ -31,9 +28,7 @@ class RoundRobinSelector(ClientSelector):
         counts_K, luck_K = server["counts"].numpy()[available], context.rng.random(len(available))
         return available[lowest(context.num_slots, luck_K, counts_K)].tolist()  # type: ignore[no-any-return]
 
-    def observe(
-        self, server: ServerState, result: RoundResult, updates: Sequence[ClientUpdate], rng: np.random.Generator
-    ) -> ServerState:
+    def remember(self, server: ServerState, cohort: Sequence[int]) -> ServerState:
         """Count who was asked, whether or not an update arrived."""
-        asked = torch.tensor(result.cohort, dtype=torch.int64)
+        asked = torch.tensor(cohort, dtype=torch.int64)
         return {"counts": server["counts"].index_add(0, asked, torch.ones_like(asked))}

@@ -13,7 +13,7 @@ class UniformSelector(ClientSelector):
 
     taxonomy = Taxonomy("selection fairness", "VRT", ("θ",), "-", "probability", "-")  # EqRep of the thesis' table 4
 
-    gives = frozenset({WEIGHTED_DRAWS})
+    provides = frozenset({WEIGHTED_DRAWS})
 
     def select(self, server: ServerState, context: SelectionContext) -> list[int]:
         """Return a sample of the available clients."""
