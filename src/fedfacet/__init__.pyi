@@ -2,6 +2,8 @@
 
 from fedfacet.aggregators.base import Aggregator as Aggregator
 from fedfacet.aggregators.fedavg import FedAvg as FedAvg
+from fedfacet.algorithm import Algorithm as Algorithm
+from fedfacet.algorithm import Verbs as Verbs
 from fedfacet.assembly import federate as federate
 from fedfacet.callbacks.base import Callback as Callback
 from fedfacet.callbacks.evaluate import Evaluate as Evaluate

@@ -25,6 +25,7 @@ from fedfacet.clients.network_trial import check_network, check_weights
 from fedfacet.clients.program import Clients
 from fedfacet.clock import Clock
 from fedfacet.compatibility import (
+    check_algorithm,
     check_asynchronous,
     check_devices,
     check_disclosed,
@@ -280,6 +281,7 @@ def assemble(
     watching = {f"callbacks.{name}": callback for name, callback in callbacks.items()}
     check_judged(clients, {"aggregator": aggregator, "selector": selector, **watching}, server_data, names)
     check_devices(clients, devices, selector, termination, names)
+    check_algorithm(aggregator, devices, clients.privacy or privacy, names)
     if aggregator.at_work is not None:
         check_asynchronous(devices, selector, parts, names)
     if disclosure is not None:

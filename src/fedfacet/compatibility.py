@@ -11,6 +11,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from fedfacet import rng
 from fedfacet.aggregators.base import Aggregator
+from fedfacet.algorithm import Algorithm
 from fedfacet.callbacks.base import Callback
 from fedfacet.clients.head_gradients import network_with_head
 from fedfacet.clients.private_gradients import PrivateGradients
@@ -281,6 +282,24 @@ def check_noised(clients: Clients, names: Mapping[str, Any]) -> None:
             raise ConfigError(
                 "Expected clients that send nothing for the model besides what transforms=clip_and_noise covers, but they send "
                 f"{what}, or noise_multiplier=0."
+            )
+
+
+def check_algorithm(aggregator: Aggregator, devices: Devices | None, privacy: object, names: Mapping[str, Any]) -> None:
+    """Refuse what plans rounds of orders, where an algorithm gives them as it goes.
+
+    Raises:
+        ConfigError: naming it.
+    """
+    if not isinstance(aggregator, Algorithm):
+        return
+    for refused, what in (
+        (devices is not None, "devices plan a round beforehand: choose devices=none"),
+        (privacy is not None, "an epsilon counts one order of a client in a round: choose privacy=none"),
+    ):
+        if refused:
+            raise ConfigError(
+                f"Expected parts that go with aggregator={names['aggregator']}, which owns its round, but {what}."
             )
 
 

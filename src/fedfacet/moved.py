@@ -1,6 +1,7 @@
 """Where parts have lived before: a ``_target_`` that an older run folder or a user's yaml names still leads to its class."""
 
 import re
+from collections.abc import Mapping
 
 MERGED = {
     "adapters": "frozen.Frozen lora.LoRA",
@@ -33,6 +34,15 @@ MOVED = {
     "fedfacet.clients.queries.bid.Bid": "fedfacet.methods.fmore.Bid",
     "fedfacet.clients.queries.contract.Contract": "fedfacet.methods.cbim.Contract",
     "fedfacet.clients.queries.smoothness.Smoothness": "fedfacet.methods.lag.Smoothness",
+    "fedfacet.data.celeba.CelebA": "fedfacet.data.faces.CelebA",
+    "fedfacet.data.cifar10.CIFAR10": "fedfacet.data.cifar.CIFAR10",
+    "fedfacet.data.cifar100.CIFAR100": "fedfacet.data.cifar.CIFAR100",
+    "fedfacet.data.cmnist.ColouredMNIST": "fedfacet.data.mnist.ColouredMNIST",
+    "fedfacet.data.covid_fl.CovidFL": "fedfacet.data.medical.CovidFL",
+    "fedfacet.data.fairface.FairFace": "fedfacet.data.faces.FairFace",
+    "fedfacet.data.retina.Retina": "fedfacet.data.medical.Retina",
+    "fedfacet.data.synthetic_spawrious.SyntheticSpawrious": "fedfacet.data.spawrious.SyntheticSpawrious",
+    "fedfacet.data.utkface.UTKFace": "fedfacet.data.faces.UTKFace",
     "fedfacet.selectors.cbim.CBIMSelector": "fedfacet.methods.cbim.CBIMSelector",
     "fedfacet.selectors.favor.FavorSelector": "fedfacet.methods.favor.FavorSelector",
     "fedfacet.selectors.fedrk.FedRKSelector": "fedfacet.methods.fedrk.FedRKSelector",
@@ -40,7 +50,7 @@ MOVED = {
     "fedfacet.selectors.fmore.FMoreSelector": "fedfacet.methods.fmore.FMoreSelector",
     "fedfacet.selectors.lag.LagSelector": "fedfacet.methods.lag.LagSelector",
     "fedfacet.selectors.s_fedavg.SFedAvgSelector": "fedfacet.methods.s_fedavg.SFedAvgSelector",
-    "fedfacet.transforms.silence.Silence": "fedfacet.methods.lag.Silence",
+    "fedfacet.transforms.Silence": "fedfacet.methods.lag.Silence",
     **{
         f"fedfacet.{module.partition('.')[0]}.{before}": f"fedfacet.{module}.{before.partition('.')[2]}"
         for module, parts in MERGED.items()
@@ -55,4 +65,13 @@ FORMER = {now: before for before, now in MOVED.items()}
 
 def with_current_names(text: str) -> str:
     """Return a text, such as a yaml, JSON or an override, with the names that the parts in it have now."""
-    return re.sub(r"(?<![\w./])fedfacet(?:\.\w+)+", lambda name: MOVED.get(name[0], name[0]), text)
+    return _renamed(text, MOVED)
+
+
+def with_former_names(text: str) -> str:
+    """Return a text as it was before parts moved, for digests that stay."""
+    return _renamed(text, FORMER)
+
+
+def _renamed(text: str, names: Mapping[str, str]) -> str:
+    return re.sub(r"(?<![\w./])fedfacet(?:\.\w+)+", lambda name: names.get(name[0], name[0]), text)

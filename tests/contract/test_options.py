@@ -138,6 +138,8 @@ def assert_yaml_and_module_share_one_name(file, found):
         target = node["_target_"]
         if not target.startswith("fedfacet.") or siblings.count(target) > 1 or option in ("default", "deployed"):
             continue
+        if group == "dataset" and sum(sibling.startswith(target.rpartition(".")[0] + ".") for sibling in siblings) > 1:
+            continue  # a family of data sets, such as CIFAR's
         if target.startswith("fedfacet.clients.queries.") and target not in siblings:
             continue
         if target == "fedfacet.objectives.classification.cross_entropy":  # the usual loss stands beside its objective

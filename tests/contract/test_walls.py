@@ -33,9 +33,11 @@ FLOORS = [
     "clients",
     "parallel",
     "engines",
-    "server_evaluator query_session checked_aggregate",
+    "server_evaluator query_session",
     "mechanism",
-    "methods server",
+    "methods algorithm",
+    "checked_aggregate",
+    "server",
     # The rounds, and what they are made of.
     "round",
     "mechanisms",
@@ -130,7 +132,7 @@ print([name for name in sys.modules if name.startswith("fedfacet.deploy.") and n
     assert printed[:2] == ["[]", "True"]
     assert set(ast.literal_eval(printed[2])) <= NO_READERS
     assert printed[3] == "[]"
-    for name in ("engine", "exchange", "journal", "roster", "protocol", "transport", "agreement"):
+    for name in ("engine", "exchange", "journal", "client_registry", "protocol", "transport", "agreement"):
         assert not inside(imported(SRC / "fedfacet" / "deploy" / f"{name}.py"), "fedfacet.data"), name
 
 

@@ -1,6 +1,6 @@
 """What a server of real sites holds of a large model: its peak memory over that with a tiny one, in copies of the model.
 
-python benchmarks/letters.py [GROUP=OPTION] [KEY=VALUE] ...
+python benchmarks/messages.py [GROUP=OPTION] [KEY=VALUE] ...
 """
 
 import re

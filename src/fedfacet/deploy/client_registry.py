@@ -17,13 +17,13 @@ class Member:
 
 
 @dataclass(frozen=True, slots=True)
-class Roster:
+class ClientRegistry:
     """The clients of a federation, in the order of their numbers; between runs it is appended to only."""
 
     clients: Sequence[Member]
 
     @classmethod
-    def read(cls, file: Path) -> "Roster":
+    def read(cls, file: Path) -> "ClientRegistry":
         """Return the roster of a yaml file.
 
         Raises:
@@ -32,11 +32,11 @@ class Roster:
         listed = table_of(file).get("clients")
         if not isinstance(listed, list) or not listed:
             raise ConfigError(f"Expected `clients` in {file}, a list of {{name: ..., site: ...}}, but got none: write it.")
-        roster = cls(tuple(made(Member, entry, f"{file}, client {number}") for number, entry in enumerate(listed)))
-        names = [member.name for member in roster.clients]
+        registry = cls(tuple(made(Member, entry, f"{file}, client {number}") for number, entry in enumerate(listed)))
+        names = [member.name for member in registry.clients]
         if twice := [name for name in names if names.count(name) > 1]:
             raise ConfigError(f"Expected every client in {file} once, but {twice[0]} is there twice: rename one.")
-        return roster
+        return registry
 
     @property
     def plain(self) -> list[list[str]]:

@@ -68,7 +68,7 @@ def check_filters(local: Path) -> None:
     file = local / "privacy.json"
     if file.exists() and (filters := list(_filters(_read(file)))):
         raise ConfigError(
-            f"Expected no filters in {file}, as FLARE's filters let FedFacet's letters pass unchanged, but it has "
+            f"Expected no filters in {file}, as FLARE's filters let FedFacet's messages pass unchanged, but it has "
             f"{filters[0]}: remove them, and say in the `policy` of client.yaml what may leave."
         )
 

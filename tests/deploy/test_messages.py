@@ -1,4 +1,4 @@
-"""Letters: bytes that safetensors would write too, and how many of them a server holds at a time."""
+"""Messages: bytes that safetensors would write too, and how many of them a server holds at a time."""
 
 import hashlib
 import json
@@ -9,7 +9,7 @@ import safetensors.torch
 import torch
 
 from fedfacet.deploy import protocol
-from fedfacet.deploy.protocol import Letter, LetterError, pack, unpack
+from fedfacet.deploy.protocol import Message, MessageError, pack, unpack
 from fedfacet.deploy.settings import SiteSettings
 from fedfacet.deploy.site import Site
 from fedfacet.deploy.transport import Ticket
@@ -20,29 +20,29 @@ def tensors():
     return {**made, "ä": torch.zeros(0, 4), "one": torch.tensor(1.5), "turned": torch.arange(6.0).view(2, 3).T}
 
 
-def test_a_letter_is_the_file_that_safetensors_writes():
-    letter = Letter("update", "a" * 32, {"client": 3, "text": 'ü "'}, {"delta": tensors(), "extras": {"c": torch.ones(2)}})
-    content = pack(letter)
+def test_a_message_is_the_file_that_safetensors_writes():
+    message = Message("update", "a" * 32, {"client": 3, "text": 'ü "'}, {"delta": tensors(), "extras": {"c": torch.ones(2)}})
+    content = pack(message)
     size = int.from_bytes(content[:8], "little")
     metadata = json.loads(content[8 : 8 + size])["__metadata__"]
     named = {f"delta|{name}": tensor.contiguous() for name, tensor in tensors().items()} | {"extras|c": torch.ones(2)}
     assert safetensors.torch.save(named, metadata) == content
     read = unpack(content, len(content))
-    assert (read.kind, read.run, dict(read.body)) == (letter.kind, letter.run, letter.body)
+    assert (read.kind, read.run, dict(read.body)) == (message.kind, message.run, message.body)
     for name, tensor in tensors().items():
         assert read.bundles["delta"][name].dtype == tensor.dtype
         assert torch.equal(read.bundles["delta"][name], tensor)
 
 
-def test_tensors_that_share_memory_are_whole_in_a_letter():
+def test_tensors_that_share_memory_are_whole_in_a_message():
     rows = torch.arange(6.0).view(2, 3)
-    content = pack(Letter("update", "a" * 32, {}, {"delta": {"a": rows, "b": rows[1], "c": rows.expand(2, 2, 3)}}))
+    content = pack(Message("update", "a" * 32, {}, {"delta": {"a": rows, "b": rows[1], "c": rows.expand(2, 2, 3)}}))
     read = unpack(content, len(content)).bundles["delta"]
     assert torch.equal(read["a"], rows)
     assert torch.equal(read["b"], rows[1])
     assert torch.equal(read["c"], rows.expand(2, 2, 3))
-    with pytest.raises(LetterError, match=r"delta\|a is of torch\.complex64, which no letter carries"):
-        pack(Letter("update", "a" * 32, {}, {"delta": {"a": torch.ones(2, dtype=torch.complex64)}}))
+    with pytest.raises(MessageError, match=r"delta\|a is of torch\.complex64, which no message carries"):
+        pack(Message("update", "a" * 32, {}, {"delta": {"a": torch.ones(2, dtype=torch.complex64)}}))
 
 
 PLACES = {
@@ -60,8 +60,8 @@ PLACES = {
 
 
 @pytest.mark.parametrize("what", PLACES)
-def test_a_letter_of_a_stranger_whose_tensors_are_nowhere(what):
-    content = pack(Letter("update", "a" * 32, {}, {"delta": {"w": torch.ones(4)}}))
+def test_a_message_of_a_stranger_whose_tensors_are_nowhere(what):
+    content = pack(Message("update", "a" * 32, {}, {"delta": {"w": torch.ones(4)}}))
     size = int.from_bytes(content[:8], "little")
     table = json.loads(content[8 : 8 + size])
     table["delta|w"] |= PLACES[what]
@@ -73,12 +73,12 @@ def test_a_letter_of_a_stranger_whose_tensors_are_nowhere(what):
         return len(head).to_bytes(8, "little") + head + content[8 + size :]
 
     forged = sealed(hashlib.sha256(sealed("0" * 64)).hexdigest())
-    with pytest.raises(LetterError, match=r"^it cannot be read \((Value|Key|Type|Runtime)Error: "):
+    with pytest.raises(MessageError, match=r"^it cannot be read \((Value|Key|Type|Runtime)Error: "):
         unpack(forged, len(forged))
 
 
 class OneByOne:
-    """Sites that answer one letter at a poll, and notes how many answers are still held then."""
+    """Sites that answer one message at a poll, and notes how many answers are still held then."""
 
     class Answer(bytes):
         alive = 0
@@ -98,15 +98,15 @@ class OneByOne:
     def sites(self):
         return dict.fromkeys(self.by_name, True)
 
-    def send(self, site, letter):
+    def send(self, site, message):
         self.number += 1
-        self.waiting.append((Ticket(site, self.number), letter))
+        self.waiting.append((Ticket(site, self.number), message))
         return self.waiting[-1][0]
 
     def poll(self, seconds):
         self.held.append(self.Answer.alive)
-        ticket, letter = self.waiting.popleft()
-        return [(ticket, self.Answer(self.by_name[ticket.site].answer(letter)))]
+        ticket, message = self.waiting.popleft()
+        return [(ticket, self.Answer(self.by_name[ticket.site].answer(message)))]
 
     def cancel(self, tickets):
         pass
