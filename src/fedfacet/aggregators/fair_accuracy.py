@@ -54,11 +54,7 @@ class FairAccuracy(Aggregator):
     def aggregate(self, server: ServerState, model: State, updates: Iterable[ClientUpdate]) -> tuple[ServerState, State]:
         """Return nothing to remember, and the averaged model."""
         weighed = ((update, 1.0) for update in updates) if self.judges() is None else self._weighed(list(updates))
-        averages_buffers = self.buffers == "average"
-        moved = state.weighted_mean(
-            (update.delta | update.buffers if averages_buffers else update.delta, self.weight(update) * factor)
-            for update, factor in weighed
-        )
+        moved = state.weighted_mean((self.sent(update), self.weight(update) * factor) for update, factor in weighed)
         return server, state.add(model, moved)
 
     def _weighed(self, updates: list[ClientUpdate]) -> list[tuple[ClientUpdate, float]]:

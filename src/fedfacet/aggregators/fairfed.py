@@ -77,12 +77,8 @@ class FairFed(Aggregator):
 
     def aggregate(self, server: ServerState, model: State, updates: Iterable[ClientUpdate]) -> tuple[ServerState, State]:
         """Return shifts and weights as they are, and the averaged model."""
-        averages_buffers = self.buffers == "average"
         moved = state.weighted_mean(
-            (
-                {**update.delta, **update.buffers} if averages_buffers else update.delta,
-                float(server["weight"][update.client_id]) if self.beta else self.weight(update),
-            )
+            (self.sent(update), float(server["weight"][update.client_id]) if self.beta else self.weight(update))
             for update in updates
         )
         return server, state.add(model, moved)

@@ -61,7 +61,7 @@ class RankTrimmed(Aggregator):
         arrived = list(updates)
         shares = rank_weights([_accuracy(update) for update in arrived], self.outlier_share, self.best_share, self.best_weight)
         moved = state.weighted_mean(
-            (update.delta | update.buffers if self.buffers == "average" else update.delta, self.weight(update) * share)
+            (self.sent(update), self.weight(update) * share)
             for update, share in zip(arrived, shares.tolist(), strict=True)
             if share > 0
         )
