@@ -2,8 +2,8 @@
 
 import pytest
 
-from fedfacet.config.search_space import Dimension, Numbers, search_space, values_for
 from fedfacet.errors import ConfigError
+from fedfacet.runs.study import Dimension, Numbers, search_space, values_for
 
 
 @pytest.mark.parametrize(

@@ -16,14 +16,15 @@ import pytest
 from omegaconf import OmegaConf
 from PIL import Image
 
+from fedfacet.analysis import page as pages
+from fedfacet.analysis.page import coded, page_of
+from fedfacet.analysis.page_pictures import selection_svg
 from fedfacet.analysis.runs import find_runs
-from fedfacet.analysis.tables import keys_of, make_table
+from fedfacet.analysis.study import keys_of
+from fedfacet.analysis.tables import make_table
 from fedfacet.analysis.writers import to_markdown
 from fedfacet.commands.report import main
 from fedfacet.errors import ConfigError, FedFacetError
-from fedfacet.pages import page as pages
-from fedfacet.pages.page import Asked, coded, page_of
-from fedfacet.pages.pictures import selection_svg
 
 HOSTILE = "<script>alert(1)</script>\"'><img src=x onerror=alert(2)>{{ 7*7 }}&amp;`"
 VOID = {"meta", "link", "br", "img", "hr", "input"}
@@ -120,12 +121,12 @@ def logs(tmp_path):
 
 
 def asked(**changes):
-    return Asked(command="python src/report.py logs --html page.html", **changes)
+    return dict(command="python src/report.py logs --html page.html", **changes)
 
 
 def test_the_page_is_whole_and_accessible(tmp_path):
     logs = make_runs(tmp_path / "logs", timed=True)
-    page = Page(page_of(find_runs([logs]), asked(baseline="uniform")))
+    page = Page(page_of(find_runs([logs]), **asked(baseline="uniform")))
     assert page.all("html") == [{"lang": "en"}]
     assert {"name": "viewport", "content": "width=device-width, initial-scale=1"} in page.all("meta")
     assert [len(page.all(tag)) for tag in ("header", "nav", "main", "footer", "h1", "title")] == [1, 1, 1, 1, 1, 2 * 3 + 2 + 1]
@@ -151,7 +152,7 @@ def test_the_page_is_whole_and_accessible(tmp_path):
 
 
 def test_nothing_is_fetched_and_nothing_runs(logs):
-    text = page_of(find_runs([logs]), asked())
+    text = page_of(find_runs([logs]), **asked())
     page = Page(text)
     assert not {"script", "link", "iframe", "object", "embed", "img", "form", "base"} & {tag for tag, _ in page.elements}
     assert not [name for _, attributes in page.elements for name in attributes if name.startswith("on")]
@@ -178,7 +179,7 @@ def test_hostile_names_are_text(tmp_path):
         )
     last = sorted(logs.iterdir())[-1]
     (last / "summary.json").write_text(json.dumps({"status": HOSTILE}))
-    text = page_of(find_runs([logs]), Asked(command=HOSTILE, baseline=HOSTILE))
+    text = page_of(find_runs([logs]), command=HOSTILE, baseline=HOSTILE)
     page = Page(text)
     assert not {"script", "img", "b"} & {tag for tag, _ in page.elements}
     assert not [name for _, attributes in page.elements for name in attributes if name.startswith("on")]
@@ -194,12 +195,12 @@ def test_hostile_names_are_text(tmp_path):
 @pytest.mark.parametrize("std", ["population", "sample"])
 def test_numbers_are_those_of_the_markdown_table(logs, std):
     runs = find_runs([logs])
-    rows = Page(page_of(runs, asked(std=std))).table("test/acc in percent and")
+    rows = Page(page_of(runs, **asked(std=std))).table("test/acc in percent and")
     assert rows[0] == ["selector", "test/acc", "test/acc_worst_group"]
     assert rows[1] == ["last", "best", "tail"] * 2
     expected = {"feddiverse": [], "uniform": []}
     for metric in ("test/acc", "test/acc_worst_group"):
-        lines = to_markdown(make_table(runs, metric=metric, at="all", std=std)).splitlines()[2:4]
+        lines = to_markdown(make_table(runs, metric=metric, at="all", std=std).table()).splitlines()[2:4]
         for line in lines:
             name, *cells = (re.sub(r"\*\*|</?u>", "", cell).strip() for cell in line.split("|")[1:-1])
             expected[name] += cells
@@ -209,7 +210,7 @@ def test_numbers_are_those_of_the_markdown_table(logs, std):
 
 
 def test_groups_clients_settings_and_digests(logs):
-    page = Page(page_of(find_runs([logs]), asked()))
+    page = Page(page_of(find_runs([logs]), **asked()))
     assert page.table("test/acc_group in percent") == [
         ["group", "feddiverse", "uniform"],
         ["cat, indoors", "70.00 ± 5.00", "72.00 ± 5.00"],
@@ -229,7 +230,7 @@ def test_groups_clients_settings_and_digests(logs):
 def test_a_metric_of_a_group_has_the_groups_name(logs, capsys):
     metric = "test/acc_group/y0_a1"
     name = f"{metric} (cat, outdoors)"
-    page = Page(page_of(find_runs([logs]), asked(metric=metric, baseline="uniform")))
+    page = Page(page_of(find_runs([logs]), **asked(metric=metric, baseline="uniform")))
     assert page.table(f"{name} in percent")[0][1] == name
     assert [data for where, data in page.texts if where[-1:] == ("h3",)].count(name) == 2  # the comparison and the curves
     assert [svg["aria-label"] for svg in page.all("svg") if svg.get("aria-label", "").startswith(f"{name} (%) over round: ")]
@@ -249,7 +250,7 @@ def test_a_comparison_and_another_metric_come_where_they_are_asked_for(logs):
         summary = json.loads((run.path / "summary.json").read_text())
         summary["final"]["test/loss"] = 0.5 + run.seed
         (run.path / "summary.json").write_text(json.dumps(summary))
-    page = Page(page_of(find_runs([logs]), asked(baseline="uniform", metric="test/loss", at="last")))
+    page = Page(page_of(find_runs([logs]), **asked(baseline="uniform", metric="test/loss", at="last")))
     assert page.table("test/loss and")[0] == ["selector", "test/loss", "test/acc", "test/acc_worst_group"]
     compared = [table["rows"] for table in page.tables if table["caption"].startswith("Differences from uniform")]
     assert [rows[1][:3] for rows in compared] == [
@@ -258,8 +259,8 @@ def test_a_comparison_and_another_metric_come_where_they_are_asked_for(logs):
         ["feddiverse", "2", "-1.00"],
     ]
     with pytest.raises(ConfigError, match="name one of 'feddiverse', 'uniform'"):
-        page_of(runs, asked(baseline="unifrom"))
-    assert "Compared with" not in page_of(runs, asked())
+        page_of(runs, **asked(baseline="unifrom"))
+    assert "Compared with" not in page_of(runs, **asked())
 
 
 @pytest.mark.parametrize(
@@ -272,7 +273,7 @@ def test_a_comparison_and_another_metric_come_where_they_are_asked_for(logs):
     ],
 )
 def test_settings_are_compared_unasked_where_five_seeds_are_paired(tmp_path, selectors, seeds, baseline):
-    page = Page(page_of(find_runs([make_runs(tmp_path / "logs", selectors, range(seeds))]), asked()))
+    page = Page(page_of(find_runs([make_runs(tmp_path / "logs", selectors, range(seeds))]), **asked()))
     headings = [data for where, data in page.texts if where[-1:] == ("h2",) and "Compared" in data]
     assert headings == ([f"Compared with {baseline}"] if baseline else [])
     if baseline:
@@ -282,7 +283,7 @@ def test_settings_are_compared_unasked_where_five_seeds_are_paired(tmp_path, sel
 
 
 def test_accuracy_over_clients(logs):
-    assert "Accuracy per client" not in page_of(find_runs([logs]), asked())
+    assert "Accuracy per client" not in page_of(find_runs([logs]), **asked())
     spreads = {
         "client_fairness/acc_": {"worst": 0.1, "worst_tenth": 0.2, "mean": 0.5, "best_tenth": 0.8, "best": 0.9},
         "test/acc_own_": {"min": 0.3, "max": 0.7},
@@ -292,7 +293,7 @@ def test_accuracy_over_clients(logs):
         summary["final"] |= {f"{start}{name}": value for start, of in spreads.items() for name, value in of.items()}
         summary["final"]["test/acc_own"] = 0.4 + 0.2 * int(run.name == "2")
         (run / "summary.json").write_text(json.dumps(summary))
-    page = Page(page_of(find_runs([logs]), asked()))
+    page = Page(page_of(find_runs([logs]), **asked()))
     held_out = page.table("client_fairness/acc in percent")
     assert held_out[0] == ["selector", "worst client", "worst 10 %", "mean", "best 10 %", "best client"]
     assert held_out[1:] == [
@@ -317,14 +318,14 @@ def test_rows_are_what_runs_differ_in(logs, tmp_path):
 def test_what_cannot_be_read_is_said_and_the_rest_is_shown(logs):
     (logs / "0" / "partition.json").write_text("{}")
     (logs / "1" / "summary.json").unlink()
-    page = Page(page_of(find_runs([logs]), asked()))
+    page = Page(page_of(find_runs([logs]), **asked()))
     notes = [data for where, data in page.texts if "li" in where]
     assert any("partition.json to be as it was written, but" in note for note in notes)
     assert any("no summary.json yet" in data for _, data in page.texts)
     assert [row[0] for row in page.table("test/acc_group")[1:]] == ["y0_a0", "y0_a1"]
     assert page.table("In how many rounds")[0] == ["client", "feddiverse", "uniform"]
     with pytest.raises(FedFacetError, match="finished run"):
-        page_of(find_runs([logs / "1"]), asked())
+        page_of(find_runs([logs / "1"]), **asked())
 
 
 def test_the_command_writes_it_and_refuses_what_does_not_go_together(logs, tmp_path, capsys):
@@ -379,7 +380,7 @@ def test_contrasts(mode):
 
 
 def test_all_colours_of_a_curve_follow_the_page(tmp_path):
-    text = page_of(find_runs([make_runs(tmp_path / "logs", timed=True)]), asked())
+    text = page_of(find_runs([make_runs(tmp_path / "logs", timed=True)]), **asked())
     themed = [svg for svg in re.findall(r"<svg.*?</svg>", text, re.DOTALL) if 'class="themed"' in svg]
     assert len(themed) == 2 * 3
     assert not [svg for svg in themed if re.search("#[0-9a-f]{6}", re.sub(r'(href|id|clip-path)="[^"]*"', "", svg))]
@@ -389,7 +390,7 @@ def test_all_colours_of_a_curve_follow_the_page(tmp_path):
 
 def test_maps_of_who_was_selected_let_the_page_shine_through_and_stand_in_the_order_of_the_tables(tmp_path):
     logs = make_runs(tmp_path / "logs", selectors=("uniform", "feddiverse", "10", "9"))
-    text = page_of(find_runs([logs]), asked())
+    text = page_of(find_runs([logs]), **asked())
     maps = [svg for svg in re.findall(r"<svg.*?</svg>", text, re.DOTALL) if 'class="themed map"' in svg]
     rows = [row[0] for row in Page(text).table("Means over seeds")[1:]]
     assert [re.search("selected by (\\w+)", svg)[1] for svg in maps] == rows == ["9", "10", "feddiverse", "uniform"]

@@ -11,9 +11,9 @@ import numpy as np
 from markupsafe import Markup
 from numpy.typing import NDArray
 
+from fedfacet.analysis.selection import draw_chosen
 from fedfacet.plots.curves import INK, LINES, Band, draw_bands
 from fedfacet.plots.figure import BLUE, GREEN, ORANGE, PINK, SKY, VERMILION, styled_figure
-from fedfacet.plots.selection import draw_selection
 
 _VARIABLES = {
     "black": "--ink", BLUE: "--blue", ORANGE: "--orange", GREEN: "--green", PINK: "--pink", SKY: "--sky",
@@ -54,8 +54,6 @@ def curves_svg(bands: Sequence[Band], looks: Mapping[str, Mapping[str, Any]], *,
         axes.set(xlabel=across, ylabel=up)
         if across == _ROUND:
             axes.locator_params(axis="x", integer=True)
-        for patch in (figure.patch, axes.patch):
-            patch.set_visible(False)  # the page shines through
         return _inline(figure, title, _THEMED, "themed")
 
 
@@ -65,7 +63,7 @@ def selection_svg(chosen_RK: NDArray[np.bool_], types: Sequence[str], title: str
 
     with styled_figure(_WIDTH, 2.0) as figure:
         axes = figure.subplots()
-        draw_selection(axes, chosen_RK, types)
+        draw_chosen(axes, chosen_RK, types)
         axes.set(xlabel=_ROUND)
         for chosen in axes.images:
             chosen.set_cmap(LinearSegmentedColormap.from_list("ink", [(0, 0, 0, 0), (0, 0, 0, 1)]))
@@ -73,13 +71,13 @@ def selection_svg(chosen_RK: NDArray[np.bool_], types: Sequence[str], title: str
             strip.set(edgecolor=_BOUND, linewidth=0.6)  # pale types on a pale page would have no bounds
         for kind in axes.texts:
             kind.set_color(_ON_PALE)
-        for patch in (figure.patch, axes.patch):
-            patch.set_visible(False)
         return _inline(figure, title, _THEMED | {_BOUND: "--rule"}, "themed map")
 
 
 def _inline(figure: Any, title: str, themed: Mapping[str, str], name: str) -> Markup:
     """Return a figure as an element of HTML, which scales and has a title."""
+    for patch in (figure.patch, *(axes.patch for axes in figure.axes)):
+        patch.set_visible(False)  # the page shines through
     written = io.BytesIO()
     figure.savefig(written, format="svg", metadata={"Date": None, "Creator": None, "Format": None, "Type": None})
     root = ElementTree.fromstring(written.getvalue())  # matplotlib's own, nobody else's

@@ -1,11 +1,39 @@
-"""Files that are whole and on the disk once they are written, in folders that a run made when it began."""
+"""Files that are there whole or not at all, and on the disk once they are written if need be."""
 
+import json
+import math
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 from fedfacet.errors import FedFacetError
-from fedfacet.storage.whole_file import written_whole
+
+
+@contextmanager
+def atomic_write(path: Path) -> Iterator[Path]:
+    """Lend a file beside ``path`` to be written, which takes its place at one blow, or is removed where something goes wrong.
+
+    Example:
+        >>> import tempfile
+        >>> from fedfacet.storage.atomic_write import atomic_write
+        >>> path = Path(tempfile.mkdtemp()) / "a.txt"
+        >>> with atomic_write(path) as unfinished:
+        ...     _ = unfinished.write_text("whole")
+        ...     path.exists()
+        False
+        >>> path.read_text()
+        'whole'
+    """
+    unfinished = path.with_name(path.name + ".part")
+    unfinished.unlink(missing_ok=True)  # in a folder of somebody else's it may lead elsewhere
+    try:
+        yield unfinished
+        os.replace(unfinished, path)
+    finally:
+        unfinished.unlink(missing_ok=True)  # there only if the disk is full or the process is stopped
+
 
 _IS_WINDOWS = not hasattr(os, "O_DIRECTORY")
 
@@ -21,7 +49,7 @@ def write_synced(path: Path, parts: Iterable[bytes | memoryview]) -> None:
         FedFacetError: if the folder is gone.
     """
     try:
-        with written_whole(path) as unfinished, open(unfinished, "wb") as file:
+        with atomic_write(path) as unfinished, open(unfinished, "wb") as file:
             file.writelines(parts)
             file.flush()
             os.fsync(file.fileno())
@@ -79,3 +107,26 @@ def folder_gone(folder: Path) -> FedFacetError:
     return FedFacetError(
         f"Expected the folder {folder}, which the run writes to, but it was removed while the run went on: start a new run."
     )
+
+
+def json_text(content: Any) -> str:
+    """Return content as indented JSON in which numbers that are not finite are null.
+
+    Args:
+        content: mappings, lists, tuples, texts and numbers.
+
+    Example:
+        >>> print(json_text({"test/acc": float("nan")}))
+        {
+          "test/acc": null
+        }
+    """
+    return json.dumps(_finite(content), indent=2, ensure_ascii=False, allow_nan=False)
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {name: _finite(entry) for name, entry in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(entry) for entry in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value

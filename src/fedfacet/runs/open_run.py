@@ -14,18 +14,18 @@ from omegaconf import DictConfig, OmegaConf
 from fedfacet import __version__
 from fedfacet import config as configuration
 from fedfacet.build import build, load_data, settle
-from fedfacet.config.saved_yaml import sealed_list
+from fedfacet.config.nodes import sealed_list
 from fedfacet.data.federated import FederatedData
 from fedfacet.errors import CheckpointError, ConfigError, FedFacetError, Interrupted, first_line
 from fedfacet.federation import Federation
 from fedfacet.parallel.processes import keep_freed_memory
-from fedfacet.runs.interruption import Interruption
+from fedfacet.runs.ending import Interruption
 from fedfacet.runs.job import Job
 from fedfacet.shell_words import typed
 from fedfacet.storage import checkpoint
+from fedfacet.storage.atomic_write import atomic_write
 from fedfacet.storage.dealt import write_dealt
-from fedfacet.storage.digests import LIST, write_list
-from fedfacet.storage.whole_file import written_whole
+from fedfacet.storage.run_files import LIST, write_list
 from fedfacet.types import FederationState
 
 log = logging.getLogger("fedfacet.train")
@@ -54,7 +54,7 @@ def write_partition(run_dir: Path, config: DictConfig, federation: Federation) -
 
 
 @contextlib.contextmanager
-def opened(
+def open_run(
     job: Job,
     make: Callable[[DictConfig, Path], Federation] = build,
     write: Callable[[Path, DictConfig, Federation], None] = write_partition,
@@ -156,5 +156,5 @@ def _write_run_folder(run_dir: Path, config: DictConfig, overrides: Sequence[str
 
 def _write(file: Path, content: str) -> None:
     file.parent.mkdir(parents=True, exist_ok=True)
-    with written_whole(file) as unfinished:
+    with atomic_write(file) as unfinished:
         unfinished.write_text(content, encoding="utf-8")
