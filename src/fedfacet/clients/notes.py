@@ -5,13 +5,10 @@ walking the attributes of the objective and of its parts; nothing is declared.
 """
 
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import lightning as L
 from torch import Tensor, nn
-
-if TYPE_CHECKING:  # it builds on this file
-    from fedfacet.clients.program import Clients
 
 OF_MODULES = frozenset({*vars(nn.Module()), *vars(L.LightningModule())})
 """Attributes of every module, which say nothing about a client."""
@@ -101,24 +98,6 @@ def notes_of(objective: nn.Module, model: nn.Module) -> Notes:
         (module, {key: value for key, value in vars(module).items() if key not in OF_MODULES}) for module in elsewhere
     ]
     return Notes(slots, aliases, tuple(shape), unmovable, attributes)
-
-
-def obstacle(clients: "Clients") -> str | None:
-    """Say what keeps clients from being trained in the same memory, one beside or after another; ``None`` if nothing does."""
-    program = clients.program
-    for known, text in (
-        (len(clients.programs) > 1, "Expected clients with models of one shape, but they have several"),
-        (clients.compile, "Expected a model that torch runs as it is, but it is compiled"),
-        (program.hides_buffers, "Expected a model whose buffers are all in its state dict, but some are `persistent=False`"),
-        (
-            not program.divisible,
-            f"Expected an objective that is `divisible`, but {type(clients.objective).__name__} does not say that it is",
-        ),
-        (clients.privacy is not None, "Expected gradients of batches, but those of privacy=dp_sgd are taken sample by sample"),
-    ):
-        if known:
-            return text
-    return None
 
 
 NOTHING = Notes([], [], (), "", [])

@@ -34,17 +34,7 @@ from fedfacet.data.fingerprint import fingerprint
 from fedfacet.errors import EngineError
 from fedfacet.objectives.classification import step_weight_of, take_loss
 from fedfacet.privacy.disclosure import kinds_sent
-from fedfacet.types import (
-    Answer,
-    Batch,
-    ClientEnd,
-    ClientStart,
-    ClientTask,
-    ClientUpdate,
-    Facts,
-    Query,
-    State,
-)
+from fedfacet.types import Answer, Batch, ClientEnd, ClientStart, ClientTask, ClientUpdate, Facts, Query, State
 
 _AVERAGED = {torch.float16, torch.bfloat16, torch.float32, torch.float64}
 """What means are taken of; shorter floats hold what is quantised."""

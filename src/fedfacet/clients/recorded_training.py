@@ -11,11 +11,11 @@ import torch
 from torch import Tensor, nn, optim
 from torch.optim import Optimizer
 
-from fedfacet.clients.notes import NOTHING, notes_of, obstacle
+from fedfacet.clients.notes import NOTHING, notes_of
 from fedfacet.clients.optimizers import kept_optimizer, restore_optimizer, settings_of, single_optimizer
 from fedfacet.clients.program import Clients, Training
 from fedfacet.clients.recorded_steps import CannotRecordError, RecordedSteps, StepNumber, can_record
-from fedfacet.clients.vectorized_stack import can_stand_still
+from fedfacet.clients.vectorized_stack import can_stand_still, obstacle
 from fedfacet.types import Batch, ClientTask, ClientUpdate
 
 CHECKED = 2

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, optim
 
 from fedfacet.clients.optimizers import settings_of
+from fedfacet.clients.program import Clients
 from fedfacet.clients.recorded_steps import CannotRecordError, RecordedSteps, StepNumber
 
 log = logging.getLogger(__name__)
@@ -206,3 +207,21 @@ class _Memory:
 def can_stand_still(optimizer: optim.Optimizer) -> bool:
     """Tell whether an optimizer's memory is a moment per parameter that -0.0 begins: SGD without dampening."""
     return type(optimizer) is optim.SGD and not any(group["dampening"] for group in optimizer.param_groups)
+
+
+def obstacle(clients: Clients) -> str | None:
+    """Say what keeps clients from being trained in the same memory, one beside or after another; ``None`` if nothing does."""
+    program = clients.program
+    for known, text in (
+        (len(clients.programs) > 1, "Expected clients with models of one shape, but they have several"),
+        (clients.compile, "Expected a model that torch runs as it is, but it is compiled"),
+        (program.hides_buffers, "Expected a model whose buffers are all in its state dict, but some are `persistent=False`"),
+        (
+            not program.divisible,
+            f"Expected an objective that is `divisible`, but {type(clients.objective).__name__} does not say that it is",
+        ),
+        (clients.privacy is not None, "Expected gradients of batches, but those of privacy=dp_sgd are taken sample by sample"),
+    ):
+        if known:
+            return text
+    return None

@@ -11,11 +11,10 @@ from torch.autograd.graph import saved_tensors_hooks
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 
 from fedfacet import rng
-from fedfacet.clients.notes import obstacle
 from fedfacet.clients.recorded_steps import complaint
 from fedfacet.clients.vectorized_layers import Recording
 from fedfacet.clients.vectorized_rows import Row
-from fedfacet.clients.vectorized_stack import CannotStackError
+from fedfacet.clients.vectorized_stack import CannotStackError, obstacle
 from fedfacet.clients.vectorized_training import StackedTraining
 from fedfacet.types import Batch, ClientTask, State
 
