@@ -7,7 +7,7 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 import torch
@@ -17,7 +17,7 @@ from torch import nn
 
 from fedfacet import rng, state
 from fedfacet.analysis.audits import ATTACK_AGAIN
-from fedfacet.arguments import check_whole
+from fedfacet.arguments import Declared, Whole
 from fedfacet.clients.local_training import LocalTraining
 from fedfacet.clients.program import Clients
 from fedfacet.cores import num_cores
@@ -35,8 +35,8 @@ _KEY_FILE = "pool.json"
 _MOST_BYTES = 1 << 36
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Shadows:
+@dataclass(frozen=True, kw_only=True)
+class Shadows(Declared):
     """How shadow models are trained: each by itself, on a random half of all samples that can be attacked.
 
     Every sample, whether a member or not, is in exactly half of the halves, so that one pool serves every client, every attack
@@ -53,22 +53,19 @@ class Shadows:
         ValueError: if a value is out of range.
     """
 
-    models: int = 16
-    epochs: int = 100
-    batch_size: int | None = None
-    seed: int = 0
+    option_group = "shadow."
+
+    models: Annotated[int, Whole(2)] = 16
+    epochs: Annotated[int, Whole()] = 100
+    batch_size: Annotated[int | None, Whole()] = None
+    seed: Annotated[int, Whole(0)] = 0
 
     def __post_init__(self) -> None:
-        """Check the values."""
-        check_whole("shadow.models", self.models, 2)
+        super().__post_init__()
         if self.models % 2:
             raise ValueError(
                 f"Expected `shadow.models` to be even, so that each sample is in half of them, but got {self.models}."
             )
-        check_whole("shadow.epochs", self.epochs)
-        if self.batch_size is not None:
-            check_whole("shadow.batch_size", self.batch_size)
-        check_whole("shadow.seed", self.seed, 0)
 
     def halves(self, num_samples: int) -> NDArray[np.bool_]:
         """Return whether each model is trained on each sample, shape (S, n); each column holds S/2 times true.
