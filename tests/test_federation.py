@@ -19,7 +19,7 @@ from fedfacet.clients.program import Clients
 from fedfacet.clients.queries.base import Query
 from fedfacet.clients.queries.true_heterogeneity import TrueHeterogeneity
 from fedfacet.config import compose_job
-from fedfacet.corrections.base import Correction
+from fedfacet.corrections import Correction
 from fedfacet.data.dataset import Dataset, InMemoryInputs
 from fedfacet.engines.sequential import SequentialEngine
 from fedfacet.errors import BadUpdateError, CheckpointError, Interrupted, SelectionError
@@ -27,13 +27,13 @@ from fedfacet.federation import Federation
 from fedfacet.mechanisms.participation import ClientParticipation
 from fedfacet.mechanisms.updates import UpdateCheck
 from fedfacet.objectives.classification import ClassificationObjective
-from fedfacet.participation.base import Participation
+from fedfacet.participation import Participation
 from fedfacet.selectors.all import AllSelector
 from fedfacet.selectors.base import ClientSelector
 from fedfacet.selectors.round_robin import RoundRobinSelector
 from fedfacet.selectors.uniform import UniformSelector
 from fedfacet.storage import checkpoint
-from fedfacet.transforms.base import UpdateTransform
+from fedfacet.transforms import UpdateTransform
 from fedfacet.types import Answer, Broadcast, Partition
 
 NUM_CLIENTS = 5

@@ -2,11 +2,13 @@
 
 from fedfacet.aggregators.base import Aggregator as Aggregator
 from fedfacet.aggregators.fedavg import FedAvg as FedAvg
+from fedfacet.algorithm import Algorithm as Algorithm
+from fedfacet.algorithm import Verbs as Verbs
 from fedfacet.assembly import federate as federate
 from fedfacet.callbacks.base import Callback as Callback
 from fedfacet.callbacks.evaluate import Evaluate as Evaluate
 from fedfacet.clients.local_training import LocalTraining as LocalTraining
-from fedfacet.corrections.base import Correction as Correction
+from fedfacet.corrections import Correction as Correction
 from fedfacet.data.arrays import dataset_from_arrays as dataset_from_arrays
 from fedfacet.data.arrays import dataset_from_torch as dataset_from_torch
 from fedfacet.data.dataset import Dataset as Dataset
@@ -31,9 +33,9 @@ from fedfacet.metrics.group_fairness import EqualizedOddsDifference as Equalized
 from fedfacet.metrics.group_fairness import EqualOpportunityDifference as EqualOpportunityDifference
 from fedfacet.metrics.group_fairness import PredictiveEqualityDifference as PredictiveEqualityDifference
 from fedfacet.objectives.classification import ClassificationObjective as ClassificationObjective
-from fedfacet.partitioners.dirichlet import DirichletPartitioner as DirichletPartitioner
-from fedfacet.partitioners.iid import IIDPartitioner as IIDPartitioner
 from fedfacet.partitioners.interaction_matrix import InteractionMatrixPartitioner as InteractionMatrixPartitioner
+from fedfacet.partitioners.synthetic import DirichletPartitioner as DirichletPartitioner
+from fedfacet.partitioners.synthetic import IIDPartitioner as IIDPartitioner
 from fedfacet.query import Query as Query
 from fedfacet.runs.run import Run as Run
 from fedfacet.runs.run import load_run as load_run

@@ -18,13 +18,14 @@ from fedfacet.aggregators.fedavg import FedAvg
 from fedfacet.callbacks.base import Callback
 from fedfacet.callbacks.evaluate import Evaluate
 from fedfacet.callbacks.mechanism import Callbacks
-from fedfacet.capacities.base import Capacity
+from fedfacet.capacities import Capacity
 from fedfacet.clients.hooks import check_objective, tell_of_an_earlier_life
 from fedfacet.clients.local_training import LocalTraining
 from fedfacet.clients.network_trial import check_network, check_weights
 from fedfacet.clients.program import Clients
 from fedfacet.clock import Clock
 from fedfacet.compatibility import (
+    check_algorithm,
     check_asynchronous,
     check_devices,
     check_disclosed,
@@ -52,20 +53,20 @@ from fedfacet.mechanisms.asynchronous import async_schedule_of
 from fedfacet.mechanisms.server_data import ServerEvaluation
 from fedfacet.mechanisms.updates import UpdateCheck
 from fedfacet.objectives.classification import ClassificationObjective, OptimizerFactory
-from fedfacet.participation.base import Participation
+from fedfacet.participation import Participation
 from fedfacet.privacy.base import Privacy
 from fedfacet.privacy.central import CentralDP
 from fedfacet.privacy.disclosure import DisclosurePolicy
 from fedfacet.privacy.dp_sgd import DPSGD
 from fedfacet.privacy_gate import account, with_mechanisms
-from fedfacet.schedulers.base import Scheduler
+from fedfacet.schedulers import Scheduler
 from fedfacet.selectors.base import ClientSelector
 from fedfacet.selectors.uniform import UniformSelector
 from fedfacet.submodels.base import Submodel
 from fedfacet.submodels.parts import Parts
 from fedfacet.summing import SummedUpdates, check_summed, sums_updates
-from fedfacet.termination.base import Termination
-from fedfacet.transforms.base import UpdateTransform
+from fedfacet.termination import Termination
+from fedfacet.transforms import UpdateTransform
 from fedfacet.types import ChannelPlan, Partition, ServerData
 
 
@@ -280,6 +281,7 @@ def assemble(
     watching = {f"callbacks.{name}": callback for name, callback in callbacks.items()}
     check_judged(clients, {"aggregator": aggregator, "selector": selector, **watching}, server_data, names)
     check_devices(clients, devices, selector, termination, names)
+    check_algorithm(aggregator, devices, clients.privacy or privacy, names)
     if aggregator.at_work is not None:
         check_asynchronous(devices, selector, parts, names)
     if disclosure is not None:

@@ -16,7 +16,7 @@ from fedfacet.privacy.base import Privacy
 from fedfacet.privacy.central import CentralDP
 from fedfacet.privacy.dp_sgd import DPSGD
 from fedfacet.query import Query
-from fedfacet.schedulers.base import Scheduler
+from fedfacet.schedulers import Scheduler
 from fedfacet.selectors.base import ClientSelector
 from fedfacet.types import Broadcast, ClientTask
 

@@ -12,10 +12,12 @@ from collections.abc import Generator, Iterable, Iterator, Sequence, Set
 from contextlib import ExitStack, closing
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
+from typing import Any
 
 import torch
 
 from fedfacet import rng, state
+from fedfacet.algorithm import Algorithm, Verbs
 from fedfacet.derived import derive
 from fedfacet.errors import BadUpdateError, SelectionError
 from fedfacet.mechanism import Fold, Round
@@ -24,6 +26,7 @@ from fedfacet.server import Server
 from fedfacet.types import (
     Answer,
     ClientReceipt,
+    ClientTask,
     ClientUpdate,
     FederationState,
     Ledger,
@@ -52,7 +55,7 @@ def run_round(federation: Server) -> RoundResult:
         _send(federation, round)
 
         # 5.-7. They train; their updates cross back one by one, in cohort order, and are folded into the next model.
-        updates: Iterator[ClientUpdate] = failing.enter_context(closing(_received(federation, round)))
+        updates: Iterator[ClientUpdate] = failing.enter_context(closing(_received(federation, round, round.tasks)))
         fold = _guarded(round)
         for merge in chain.merge:
             fold = merge(round, fold)
@@ -183,7 +186,7 @@ def _send(federation: Server, round: Round) -> None:
     """Make the orders of a round, and count what they are."""
     ledger = round.queries.ledger
     told = round.before if round.server is round.before.aggregator else replace(round.before, aggregator=round.server)
-    for client_id, part in round.finished.items():
+    for client_id, part in round.finished.items() if not isinstance(round.aggregator, Algorithm) else ():
         task = federation.order(told, client_id, part)
         ledger.floats_down += federation.num_floats_sent(task.broadcast, client_id)
         if part > 0:
@@ -194,14 +197,13 @@ def _send(federation: Server, round: Round) -> None:
     ledger.query_samples += sum(samples for client_id, samples in round.queries.begun.items() if client_id not in train)
 
 
-def _received(federation: Server, round: Round) -> Generator[ClientUpdate, None, None]:
+def _received(federation: Server, round: Round, tasks: Sequence[ClientTask]) -> Generator[ClientUpdate, None, None]:
     """Yield the valid updates; note what stays of each when its tensors are freed."""
-    tasks, chain = round.tasks, federation.chain
     orders = enumerate(tasks, 1)
     for update in federation.apart(federation.engine.run(tasks)):
         position, task = next(orders)
         federation.heard(round.number, position, len(tasks), "train")
-        for incoming in chain.incoming:
+        for incoming in federation.chain.incoming:
             update = incoming(round, task, update)
             if update is None:
                 break
@@ -224,6 +226,9 @@ def _guarded(round: Round) -> Fold:
     """Return what makes the next model of a round's updates; without any, the aggregator says what becomes of it."""
     federation, aggregator = round.federation, round.aggregator
     fold = federation.fold if aggregator is federation.aggregator else aggregator.aggregate
+    if isinstance(aggregator, Algorithm):
+        verbs: Any = Verbs(round, partial(_received, federation, round))
+        return lambda server, model, _: fold(server, model, verbs)
 
     def guarded(server: ServerState, model: State, updates: Iterable[ClientUpdate]) -> tuple[ServerState, State]:
         updates = iter(updates)

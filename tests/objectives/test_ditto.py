@@ -15,14 +15,12 @@ from fedfacet.callbacks.evaluate import Evaluate
 from fedfacet.callbacks.evaluate_clients import EvaluateClients
 from fedfacet.callbacks.personal_evaluate import PersonalEvaluate
 from fedfacet.clients.local_training import LocalTraining
-from fedfacet.corrections.proximal import ProximalCorrection
+from fedfacet.corrections import ProximalCorrection
 from fedfacet.mechanisms.participation import ClientParticipation
 from fedfacet.objectives.classification import ClassificationObjective
 from fedfacet.objectives.ditto import DittoObjective
-from fedfacet.participation.base import Participation
-from fedfacet.participation.dropouts import Dropouts
-from fedfacet.participation.stragglers import Stragglers
-from fedfacet.schedulers.step import StepScheduler
+from fedfacet.participation import Dropouts, Participation, Stragglers
+from fedfacet.schedulers import StepScheduler
 from fedfacet.selectors.all import AllSelector
 from fedfacet.types import Broadcast, ClientTask
 

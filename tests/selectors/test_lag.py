@@ -15,7 +15,7 @@ from fedfacet.clients.local_training import LocalTraining
 from fedfacet.errors import ConfigError
 from fedfacet.mechanisms.updates import misfit
 from fedfacet.methods.lag import LAG, LagSelector, Silence, Smoothness
-from fedfacet.participation.dropouts import Dropouts
+from fedfacet.participation import Dropouts
 from fedfacet.selectors.all import AllSelector
 from fedfacet.storage import checkpoint
 from fedfacet.types import Facts, SelectionContext

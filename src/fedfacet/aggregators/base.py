@@ -4,7 +4,7 @@ import logging
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 import numpy as np
 import torch
@@ -12,14 +12,14 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fedfacet import state
-from fedfacet.arguments import check_choice
+from fedfacet.arguments import Choice, Declared
 from fedfacet.types import Broadcast, ClientUpdate, Facts, Query, ServerState, State
 
 log = logging.getLogger(__name__)
 
 
 @dataclass(eq=False, kw_only=True)
-class Aggregator(ABC):
+class Aggregator(Declared, ABC):
     """How updates become the next global model; plain single-process tensor code.
 
     An aggregator is immutable: its constructor takes hyperparameters, of which those out of range raise ``ValueError``, and its
@@ -76,12 +76,8 @@ class Aggregator(ABC):
     ``None`` for rounds that wait for their clients.
     """
 
-    weighting: str = "equal"
-    buffers: str = "average"
-
-    def __post_init__(self) -> None:
-        check_choice("weighting", self.weighting, ("equal", "samples"))
-        check_choice("buffers", self.buffers, ("average", "keep"))
+    weighting: Annotated[str, Choice("equal", "samples")] = "equal"
+    buffers: Annotated[str, Choice("average", "keep")] = "average"
 
     def init(self, facts: Facts) -> ServerState:
         """Return the state before the first round: tensors and plain data.

@@ -14,7 +14,7 @@ from fedfacet.mechanisms.updates import UpdateCheck
 from fedfacet.metrics.proven_epsilon import proven_epsilon
 from fedfacet.privacy_gate import stated
 from fedfacet.runs.rerun import RoundAgain
-from fedfacet.transforms.clip_and_noise import ClipAndNoise
+from fedfacet.transforms import ClipAndNoise
 from fedfacet.types import Broadcast, ClientTask
 
 

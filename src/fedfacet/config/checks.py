@@ -10,7 +10,7 @@ import sys
 import types
 import typing
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from hydra.utils import get_object
 from omegaconf import DictConfig, OmegaConf
@@ -82,9 +82,6 @@ SETTINGS: dict[str, Any] = {
 """What the settings may be that belong to no class; those of a class are held to its signature."""
 
 
-_OPTIONAL = {f"partition.{name}" for name in BESIDE_ARGUMENTS}
-
-
 def check_arguments(path: str, node: Mapping[str, Any]) -> None:
     """Hold a node's keys to the signature of its target, and its plain values to the annotations.
 
@@ -125,7 +122,7 @@ _signature = functools.lru_cache(maxsize=1024)(inspect.signature)
 
 def check_left_out(config: DictConfig, key: str) -> None:
     """Refuse ``~key`` of a setting that is read as it is, and ``~part.key`` where the part cannot be made without it."""
-    if key in SETTINGS.keys() - _OPTIONAL | {"engine.device"}:
+    if key in SETTINGS.keys() - {f"partition.{name}" for name in BESIDE_ARGUMENTS} | {"engine.device"}:
         raise ConfigError(f"Expected `{key}` to be given, but it was left out: leave `~{key}` out.")
     path, _, leaf = key.rpartition(".")
     node = OmegaConf.select(config, path) if path else None
@@ -264,7 +261,9 @@ def _misfit(key: str, hint: Any, value: Any) -> ConfigError:
 
 
 def _in_words(hint: Any) -> str:
-    """Say what an annotation asks for."""
+    """Say what an annotation asks for; the range that it may declare is the constructor's to check."""
+    if typing.get_origin(hint) is Annotated:
+        return _in_words(typing.get_args(hint)[0])
     if typing.get_origin(hint) in (typing.Union, types.UnionType):
         options = typing.get_args(hint)
         if {float, int, str} & set(options):  # what a command line can give; a Tensor beside it is for callers in Python
@@ -283,6 +282,8 @@ def _in_words(hint: Any) -> str:
 def _fits(value: Any, hint: Any) -> bool:
     """Tell whether a value from a yaml may be meant for an annotation."""
     origin = typing.get_origin(hint) or hint
+    if origin is Annotated:
+        return _fits(value, typing.get_args(hint)[0])
     if origin in (typing.Union, types.UnionType):
         return any(_fits(value, option) for option in typing.get_args(hint))
     if origin is Literal:
@@ -306,12 +307,12 @@ KINDS = {
     "dataset": "fedfacet.data.source.DatasetSource",
     "partition": "fedfacet.partitioners.base.Partitioner",
     "model": "torch.nn.Module",
-    "adapter": "fedfacet.adapters.base.Adapter",
+    "adapter": "fedfacet.adapters.Adapter",
     "objective": "lightning.LightningModule",
-    "correction": "fedfacet.corrections.base.Correction",
-    "personal": "fedfacet.personal.base.PersonalLayers",
+    "correction": "fedfacet.corrections.Correction",
+    "personal": "fedfacet.personal.PersonalLayers",
     "optimizer": "torch.optim.Optimizer",
-    "scheduler": "fedfacet.schedulers.base.Scheduler",
+    "scheduler": "fedfacet.schedulers.Scheduler",
     "disclosure": "fedfacet.privacy.disclosure.DisclosurePolicy",
     "server_data": "fedfacet.data.validation_of_server.ValidationOfServer",
     "privacy": "fedfacet.privacy.base.Privacy",
@@ -319,18 +320,18 @@ KINDS = {
     "heterogeneity": "fedfacet.query.Query",
     "selector": "fedfacet.selectors.base.ClientSelector",
     "aggregator": "fedfacet.aggregators.base.Aggregator",
-    "participation": "fedfacet.participation.base.Participation",
+    "participation": "fedfacet.participation.Participation",
     "devices": "fedfacet.devices.base.Devices",
-    "termination": "fedfacet.termination.base.Termination",
-    "capacity": "fedfacet.capacities.base.Capacity",
+    "termination": "fedfacet.termination.Termination",
+    "capacity": "fedfacet.capacities.Capacity",
     "submodel": "fedfacet.submodels.base.Submodel",
     "engine": "fedfacet.engines.base.Engine",
     "mechanisms.*": "fedfacet.mechanism.Mechanism",
-    "transforms.*": "fedfacet.transforms.base.UpdateTransform",
+    "transforms.*": "fedfacet.transforms.UpdateTransform",
     "callbacks.*": "fedfacet.callbacks.base.Callback",
     "logger.*": "fedfacet.callbacks.base.Callback",
     "deploy": "fedfacet.deploy.transport.Transport",
-    "attack.*": "fedfacet.attacks.base.Attack",
+    "attack.*": "fedfacet.attacks.Attack",
 }
 """Part of the configuration -> the class that its target is derived from."""
 

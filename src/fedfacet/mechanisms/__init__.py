@@ -13,11 +13,11 @@ from fedfacet.mechanisms.schedule import LearningRateSchedule
 from fedfacet.mechanisms.server_data import ServerEvaluation
 from fedfacet.mechanisms.submodels import Submodels
 from fedfacet.mechanisms.termination import EarlyStop
-from fedfacet.participation.base import Participation
+from fedfacet.participation import Participation
 from fedfacet.privacy.disclosure import DisclosurePolicy
-from fedfacet.schedulers.base import Scheduler
+from fedfacet.schedulers import Scheduler
 from fedfacet.submodels.parts import Parts
-from fedfacet.termination.base import Termination
+from fedfacet.termination import Termination
 
 
 def mechanisms_of(

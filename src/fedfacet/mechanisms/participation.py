@@ -5,7 +5,7 @@ from functools import partial
 
 from fedfacet import rng
 from fedfacet.mechanism import Mechanism, Round
-from fedfacet.participation.base import Participation, available_of, log_weights_of, outcome_of
+from fedfacet.participation import Participation, available_of, log_weights_of, outcome_of
 
 
 @dataclass(frozen=True, eq=False)

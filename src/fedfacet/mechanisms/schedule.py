@@ -3,7 +3,7 @@
 from dataclasses import dataclass, replace
 
 from fedfacet.mechanism import Mechanism, Round
-from fedfacet.schedulers.base import Scheduler, factor_of
+from fedfacet.schedulers import Scheduler, factor_of
 from fedfacet.types import ClientTask, FederationState, ServerState
 
 

@@ -55,7 +55,8 @@ class SelectorLearning(Mechanism):
             result = RoundResult(result.round, result.cohort, (), {}, Ledger(), {}, result.num_clients)
         if round.evaluator is not None and self.selector.judges is not None and (what := self.selector.judges()):
             handed["judge"] = round.evaluator.of(what)
-        if "change" in inspect.signature(self.selector.observe).parameters:
+        takes = inspect.signature(self.selector.observe).parameters
+        if "change" in takes or any(one.kind is inspect.Parameter.VAR_KEYWORD for one in takes.values()):
             sent = (*self.facts.parameters, *self.facts.buffers)
             handed["change"] = state.subtract({name: new.model[name] for name in sent}, round.before.model)
         draw = rng.stream(round.seed, "selector-learns", round.number)

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 
 from fedfacet.mechanism import Mechanism, Round
 from fedfacet.round import result_of
-from fedfacet.termination.base import Termination
+from fedfacet.termination import Termination
 from fedfacet.types import FederationState, RoundResult, ServerState
 
 log = logging.getLogger(__name__)

@@ -36,7 +36,7 @@ _NUMBERS: tuple[tuple[str, Any, float, float], ...] = (
 
 
 def misfit(update: object, task: ClientTask, facts: Facts, extras: Mapping[str, Tensor]) -> str | None:
-    """Say what of an update is not as it must be, but for infinite numbers; whatever passes, no aggregator trips over.
+    """Say what of an update is not as it must be; infinite numbers are ``is_finite``'s to find.
 
     Args:
         update: what came.

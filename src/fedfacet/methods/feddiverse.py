@@ -2,11 +2,12 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Annotated
 
 import numpy as np
 from numpy.typing import NDArray
 
-from fedfacet.arguments import check_choice, check_whole
+from fedfacet.arguments import Choice, Whole
 from fedfacet.mechanism import Mechanism
 from fedfacet.methods.fedavg_first import FedAvgFirst
 from fedfacet.selectors.base import ClientSelector, Taxonomy
@@ -68,18 +69,11 @@ class FedDiverseSelector(ClientSelector):
     )
 
     heterogeneity: Query
-    pretraining_rounds: int = 1
-    pretraining: str = "fedavg"
-    orthogonal: str = "absolute"
-    normalisation: str = "l1"
-    rotation: str = "triple"
-
-    def __post_init__(self) -> None:
-        check_whole("pretraining_rounds", self.pretraining_rounds, 0)
-        check_choice("pretraining", self.pretraining, ("fedavg", "ordinary"))
-        check_choice("orthogonal", self.orthogonal, ("absolute", "signed"))
-        check_choice("normalisation", self.normalisation, ("l1", "l1_then_l2"))
-        check_choice("rotation", self.rotation, ("triple", "round", "random"))
+    pretraining_rounds: Annotated[int, Whole(0)] = 1
+    pretraining: Annotated[str, Choice("fedavg", "ordinary")] = "fedavg"
+    orthogonal: Annotated[str, Choice("absolute", "signed")] = "absolute"
+    normalisation: Annotated[str, Choice("l1", "l1_then_l2")] = "l1"
+    rotation: Annotated[str, Choice("triple", "round", "random")] = "triple"
 
     def mechanisms(self) -> list[Mechanism]:
         """Return what puts FedAvg in the aggregator's place while pre-training."""

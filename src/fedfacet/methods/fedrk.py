@@ -1,10 +1,13 @@
 """FedRK: clients drawn so that the samples they bring are balanced over classes and attributes."""
 
+from dataclasses import dataclass
+from typing import Annotated
+
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from scipy.optimize import minimize
 
-from fedfacet.arguments import check_choice, check_whole, check_within
+from fedfacet.arguments import Choice, Whole, Within
 from fedfacet.mechanism import Mechanism
 from fedfacet.methods.fedavg_first import FedAvgFirst
 from fedfacet.selectors.base import ClientSelector, Taxonomy
@@ -14,6 +17,7 @@ from fedfacet.types import Query, SelectionContext, ServerState
 _RIDGE = 1e-6
 
 
+@dataclass(eq=False, kw_only=True)
 class FedRKSelector(ClientSelector):
     r"""Draw the cohort by the client weights under which the sum of all interaction matrices is most even.
 
@@ -47,16 +51,10 @@ class FedRKSelector(ClientSelector):
         "group fairness", "DSRT", ("θ", "interaction matrix"), "quadratic programme", "probability", "fixed rounds"
     )
 
-    def __init__(
-        self, *, interaction_matrix: Query, floor: float = 1e-3, pretraining_rounds: int = 1, pretraining: str = "fedavg"
-    ) -> None:
-        check_within("floor", floor, "(0, 1]")
-        check_whole("pretraining_rounds", pretraining_rounds, 0)
-        check_choice("pretraining", pretraining, ("fedavg", "ordinary"))
-        self.interaction_matrix = interaction_matrix
-        self.floor = floor
-        self.pretraining_rounds = pretraining_rounds
-        self.pretraining = pretraining
+    interaction_matrix: Query
+    floor: Annotated[float, Within("(0, 1]")] = 1e-3
+    pretraining_rounds: Annotated[int, Whole(0)] = 1
+    pretraining: Annotated[str, Choice("fedavg", "ordinary")] = "fedavg"
 
     def mechanisms(self) -> list[Mechanism]:
         """Return what puts FedAvg in the aggregator's place while pre-training."""

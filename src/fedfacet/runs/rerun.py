@@ -21,7 +21,7 @@ from fedfacet.mechanisms.schedule import LearningRateSchedule
 from fedfacet.mechanisms.termination import EarlyStop
 from fedfacet.metrics.group_counts import GroupCounts
 from fedfacet.metrics.loss_decomposition import LossDecomposition
-from fedfacet.schedulers.base import Scheduler
+from fedfacet.schedulers import Scheduler
 from fedfacet.storage import checkpoint
 from fedfacet.types import FederationState, ServerState
 

@@ -1,5 +1,6 @@
 """The contract of a client selector."""
 
+import logging
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
@@ -8,7 +9,10 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
+from fedfacet.arguments import Declared
 from fedfacet.types import Facts, SelectionContext, ServerState
+
+log = logging.getLogger(__name__)
 
 CHARACTERISTICS = {"V": "availability", "D": "addressability", "S": "statefulness", "R": "reliability", "T": "trustworthiness"}
 """What a method may require of clients: that all are there, can be addressed, come back, always answer, and truthfully."""
@@ -53,7 +57,7 @@ class Taxonomy:
             )
 
 
-class ClientSelector(ABC):
+class ClientSelector(Declared, ABC):
     """Who takes part in a round.
 
     A selector is immutable: its constructor takes hyperparameters, of which those out of range raise ``ValueError``, and its
@@ -185,12 +189,17 @@ def drawn_order(weights: NDArray[np.float64], rng: np.random.Generator, number: 
     return lowest(len(weights) if number is None else number, rng.random(len(weights)), arrivals)
 
 
-def named(client_ids: Sequence[int]) -> str:
-    """Return the numbers of clients for a message, ten of them at most.
+def warn_of(round: int, what: str, client_ids: Sequence[int], number: int, said: str) -> None:
+    """Have the log name the clients, ten of them at most, whose answers are of no use; without any it says nothing.
 
-    Example:
-        >>> named(range(3, 15))
-        '3, 4, 5, 6, 7, 8, 9, 10, 11, 12 and 2 more'
+    Args:
+        round: the current one.
+        what: was asked: ``"losses"``.
+        client_ids: whose answers are of no use.
+        number: how many have answered.
+        said: why, and what follows: ``"clients are not finite and come last"``.
     """
-    more = f" and {len(client_ids) - 10} more" if len(client_ids) > 10 else ""
-    return ", ".join(map(str, client_ids[:10])) + more
+    if client_ids:
+        more = f" and {len(client_ids) - 10} more" if len(client_ids) > 10 else ""
+        ids = ", ".join(map(str, client_ids[:10])) + more
+        log.warning("Round %d: the %s of %d of %d %s: clients %s.", round, what, len(client_ids), number, said, ids)
