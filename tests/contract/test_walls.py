@@ -52,7 +52,7 @@ FLOORS = [
     "deploy",
     # What is done with runs.
     "analysis",
-    "runs pages",
+    "runs",
     "audit",
     "papers",
     "commands",

@@ -38,7 +38,6 @@ MAX_NUMBER = 3.4e38
 """Larger numbers overflow the 32 bits that torch computes with."""
 
 _NAME = str | int | float  # a folder may be called 2024
-
 _WORDS = {float: "a finite number", int: "a whole number", bool: "true or false", str: "a text", types.NoneType: "null"}
 
 SETTINGS: dict[str, Any] = {

@@ -12,6 +12,7 @@ import sys
 import textwrap
 import warnings
 from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -105,20 +106,19 @@ def tell_results(run_dirs: Collection[Path]) -> None:
 def _print_table(run_dirs: Collection[Path]) -> None:
     """Print the worst-group accuracy of what the runs differ in but the seed, unless they have none or there is too much."""
     from fedfacet.analysis.runs import load_run
-    from fedfacet.analysis.tables import keys_of, make_table
-    from fedfacet.analysis.terminal import TextTable, print_tables
-    from fedfacet.analysis.writers import table_grid
+    from fedfacet.analysis.study import keys_of
+    from fedfacet.analysis.tables import make_table
+    from fedfacet.analysis.terminal import print_tables
 
     try:
         runs = [load_run(run_dir) for run_dir in run_dirs]
         rows, columns = keys_of(runs, (), ())
-        table = make_table(runs, rows=rows, columns=columns, at="both")
+        table = make_table(runs, rows=rows, columns=columns, at="both").table()
     except FedFacetError:  # a run is damaged, or says nothing of accuracy, or they do not fit into one table
         return
-    heads, *lines = table_grid(table, str, bold="{}", underline="{}")
-    if len(lines) <= _MOST_NAMED:
+    if len(list(table.rows)) <= _MOST_NAMED:
         title = "Test accuracy of the worst group in percent, mean ± standard deviation (seeds)"
-        print_tables([TextTable(title, heads, lines)])
+        print_tables([replace(table, caption=title)])
 
 
 def run_command(train: Callable[[Job], None]) -> None:

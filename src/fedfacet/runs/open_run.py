@@ -18,7 +18,7 @@ from fedfacet.config.nodes import sealed_list
 from fedfacet.data.federated import FederatedData
 from fedfacet.errors import CheckpointError, ConfigError, FedFacetError, Interrupted, first_line
 from fedfacet.federation import Federation
-from fedfacet.parallel.freed_memory import keep_freed_memory
+from fedfacet.parallel.processes import keep_freed_memory
 from fedfacet.runs.ending import Interruption
 from fedfacet.runs.job import Job
 from fedfacet.shell_words import typed
