@@ -38,7 +38,6 @@ MAX_NUMBER = 3.4e38
 """Larger numbers overflow the 32 bits that torch computes with."""
 
 _NAME = str | int | float  # a folder may be called 2024
-
 _WORDS = {float: "a finite number", int: "a whole number", bool: "true or false", str: "a text", types.NoneType: "null"}
 
 SETTINGS: dict[str, Any] = {
@@ -82,9 +81,6 @@ SETTINGS: dict[str, Any] = {
 """What the settings may be that belong to no class; those of a class are held to its signature."""
 
 
-_OPTIONAL = {f"partition.{name}" for name in BESIDE_ARGUMENTS}
-
-
 def check_arguments(path: str, node: Mapping[str, Any]) -> None:
     """Hold a node's keys to the signature of its target, and its plain values to the annotations.
 
@@ -104,7 +100,7 @@ def check_arguments(path: str, node: Mapping[str, Any]) -> None:
             "wrap it in one of your own."
         ) from None
     takes_anything = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values())
-    hints = {name: _type(parameter.annotation) for name, parameter in parameters.items()}
+    hints = {name: parameter.annotation for name, parameter in parameters.items()}
     for key, value in (plain(node) if isinstance(node, DictConfig) else node).items():
         if f"{path}.{key}" in SETTINGS:
             continue
@@ -120,17 +116,12 @@ def check_arguments(path: str, node: Mapping[str, Any]) -> None:
             raise _misfit(f"{path}.{key}", hints[str(key)], value)
 
 
-def _type(annotation: Any) -> Any:
-    """Return an annotation without the range that it may declare, which the constructor checks."""
-    return typing.get_args(annotation)[0] if typing.get_origin(annotation) is Annotated else annotation
-
-
 _signature = functools.lru_cache(maxsize=1024)(inspect.signature)
 
 
 def check_left_out(config: DictConfig, key: str) -> None:
     """Refuse ``~key`` of a setting that is read as it is, and ``~part.key`` where the part cannot be made without it."""
-    if key in SETTINGS.keys() - _OPTIONAL | {"engine.device"}:
+    if key in SETTINGS.keys() - {f"partition.{name}" for name in BESIDE_ARGUMENTS} | {"engine.device"}:
         raise ConfigError(f"Expected `{key}` to be given, but it was left out: leave `~{key}` out.")
     path, _, leaf = key.rpartition(".")
     node = OmegaConf.select(config, path) if path else None
@@ -269,7 +260,9 @@ def _misfit(key: str, hint: Any, value: Any) -> ConfigError:
 
 
 def _in_words(hint: Any) -> str:
-    """Say what an annotation asks for."""
+    """Say what an annotation asks for; the range that it may declare is the constructor's to check."""
+    if typing.get_origin(hint) is Annotated:
+        return _in_words(typing.get_args(hint)[0])
     if typing.get_origin(hint) in (typing.Union, types.UnionType):
         options = typing.get_args(hint)
         if {float, int, str} & set(options):  # what a command line can give; a Tensor beside it is for callers in Python
@@ -288,6 +281,8 @@ def _in_words(hint: Any) -> str:
 def _fits(value: Any, hint: Any) -> bool:
     """Tell whether a value from a yaml may be meant for an annotation."""
     origin = typing.get_origin(hint) or hint
+    if origin is Annotated:
+        return _fits(value, typing.get_args(hint)[0])
     if origin in (typing.Union, types.UnionType):
         return any(_fits(value, option) for option in typing.get_args(hint))
     if origin is Literal:

@@ -1,4 +1,4 @@
-"""The command ``train``: its whole command line is checked, then its jobs run, and what has become of them is told."""
+"""The command ``train``: it checks its whole command line, runs the jobs, and reports what has become of them."""
 
 import argparse
 import contextlib

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple, NoReturn
 
-from fedfacet.storage.run_files import bytes_of
+from fedfacet.storage.regular_file import bytes_of
 
 try:
     import fcntl

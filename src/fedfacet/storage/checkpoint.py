@@ -27,7 +27,7 @@ from fedfacet.storage import tensors
 from fedfacet.storage.atomic_write import write_synced
 from fedfacet.storage.client_memory import ClientMemory
 from fedfacet.storage.fitting import is_whole
-from fedfacet.storage.run_files import bytes_of
+from fedfacet.storage.regular_file import bytes_of
 from fedfacet.types import FederationState
 
 LAST, PREVIOUS = "last.ckpt", "previous.ckpt"
