@@ -3,6 +3,7 @@
 import functools
 import importlib
 import inspect
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -40,6 +41,9 @@ HELD_OUT = {"client_fairness", "federated_evaluate"}
 
 NO_OPTIONS = {"models": {"checks", "pretrained"}, "submodels": {"parts"}, "devices": {"schedule"}}
 """Modules that serve any part of a room instead of being one."""
+
+SHARED = {"evaluate": {"Outcome"}, "evaluate_clients": {"ClientAccuracy", "TrainedModels"}, "probabilities": set()}
+"""Modules of callbacks that hold several options -> what they hold beside these."""
 
 ROOMS_OF_OPTIONS = [
     *("adapters", "aggregators", "attacks", "callbacks", "capacities", "corrections", "engines", "losses", "models"),
@@ -114,7 +118,8 @@ def made_for_some_input(node, facts):
 
 def assert_it_can_be_made(file, found, facts):
     if file.stem in HELD_OUT:
-        facts = facts | {"local_holdout": [np.arange(2)], "num_holding_out": 1}
+        data = replace(facts["data"], local_holdout=(np.arange(2),))
+        facts = facts | {"data": data, "num_holding_out": 1}
     if file.stem in FOR_LANGUAGE_MODELS:
         pytest.importorskip("transformers", reason="transformers, of the extra `text`, is not installed")
         with rng.forked(0, "weights"):
@@ -137,7 +142,10 @@ def assert_yaml_and_module_share_one_name(file, found):
             continue
         if target == "fedfacet.objectives.classification.cross_entropy":  # the usual loss stands beside its objective
             continue
-        module = target.split(".")[-2]
+        module, name = target.split(".")[-2:]
+        if module in SHARED:
+            assert option.replace("_", "") == name.lower(), f"{group}={option} is {name}"
+            continue
         if target.startswith("fedfacet.methods.") and (CONF / "method" / f"{module}.yaml").is_file():  # one half of several
             continue
         assert module == option or module.startswith(f"{option}_"), f"{group}={option} lives in {module}.py"
@@ -159,6 +167,10 @@ def test_a_module_holds_one_class_of_its_own(room):
             continue
         module = importlib.import_module(f"fedfacet.{room}.{file.stem}")
         classes = [name for name, value in vars(module).items() if _defined_here(value, module) and not name.startswith("_")]
+        if file.stem in SHARED:
+            named = {target.split(".")[-1] for one in YAMLS for target in _targets_in(one) if f".{file.stem}." in target}
+            assert set(classes) - SHARED[file.stem] == named
+            continue
         assert len(classes) == (0 if room == "losses" else 1), f"{file.name} defines {classes}"
 
 
