@@ -11,7 +11,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard, register_fsdp_forward_method
 
 from fedfacet import state
-from fedfacet.adapters.lora import LoRA
+from fedfacet.adapters import LoRA
 from fedfacet.clients.program import ClientProgram
 from fedfacet.models.causal_lm import CausalLM
 from fedfacet.objectives.classification import ClassificationObjective

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from fedfacet import rng
 from fedfacet.data.dataset import Dataset, InMemoryInputs
 from fedfacet.data.source import DatasetSource
-from fedfacet.partitioners.iid import IIDPartitioner
+from fedfacet.partitioners.synthetic import IIDPartitioner
 
 NUM_ATTRIBUTES = 2
 

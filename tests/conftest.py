@@ -30,6 +30,7 @@ from fedfacet import rng
 from fedfacet.aggregators.fedavg import FedAvg
 from fedfacet.assembly import clock_of
 from fedfacet.clients.local_training import LocalTraining
+from fedfacet.callbacks.mechanism import Callbacks
 from fedfacet.clients.program import Clients
 from fedfacet.config import compose_job
 from fedfacet.data.dataset import Dataset, InMemoryInputs
@@ -39,6 +40,7 @@ from fedfacet.models.small_cnn import SmallCNN
 from fedfacet.mechanisms import mechanisms_of
 from fedfacet.mechanisms.asynchronous import async_schedule_of
 from fedfacet.mechanisms.server_data import ServerEvaluation
+from fedfacet.mechanisms.updates import UpdateCheck
 from fedfacet.objectives.classification import ClassificationObjective
 from fedfacet.partitioners.interaction_matrix import InteractionMatrixPartitioner
 from fedfacet.selectors.uniform import UniformSelector
@@ -360,15 +362,14 @@ def tiny_federation(tiny_clients):
         parts = {"engine": engine, "selector": selector, "aggregator": aggregator}
         more = {"participation": participation, "scheduler": scheduler, "termination": termination}
         evaluation = ServerEvaluation(ServerData(clients.dataset.test), **parts)
+        made = mechanisms_of(clock=clock, flights=flights, evaluation=evaluation, **more)
         return Federation(
             facts=clients.facts,
             **parts,
-            mechanisms=mechanisms_of(clock=clock, flights=flights, evaluation=evaluation, **more),
+            mechanisms=[*made, UpdateCheck(on_bad_update), Callbacks(callbacks or {})],
             rounds=rounds,
             cohort_size=cohort_size,
             seed=seed,
-            on_bad_update=on_bad_update,
-            callbacks=callbacks,
         )
 
     return make

@@ -11,14 +11,11 @@ from fedfacet.aggregators.fedbuff import FedBuff
 from fedfacet.clients.queries.counts import NumSamples
 from fedfacet.clients.queries.local_loss import LocalLoss
 from fedfacet.compatibility import check_asynchronous
-from fedfacet.devices.diurnal import DiurnalDevices
-from fedfacet.devices.lognormal import LognormalDevices
-from fedfacet.devices.mobile_edge import MobileEdgeDevices
-from fedfacet.devices.uniform import UniformDevices
+from fedfacet.devices.synthetic import DiurnalDevices, LognormalDevices, MobileEdgeDevices, UniformDevices
 from fedfacet.engines.workers import WorkersEngine
 from fedfacet.errors import ConfigError
 from fedfacet.mechanisms.devices import SimulatedDevices
-from fedfacet.participation.dropouts import Dropouts
+from fedfacet.participation import Dropouts
 from fedfacet.selectors.all import AllSelector
 from fedfacet.selectors.pow_d import PowDSelector
 from fedfacet.selectors.round_robin import RoundRobinSelector

@@ -16,6 +16,7 @@ from fedfacet.clients.queries.base import Query
 from fedfacet.clients.queries.counts import NumSamples
 from fedfacet.clients.queries.local_loss import LocalLoss
 from fedfacet.errors import BadUpdateError
+from fedfacet.mechanisms.updates import UpdateCheck
 from fedfacet.selectors.all import AllSelector
 from fedfacet.selectors.base import ClientSelector
 from fedfacet.selectors.pow_d import PowDSelector
@@ -189,7 +190,8 @@ def test_rounds_run_whatever_one_client_answers(options, job_of, tmp_path):
             for task, answer in zip(tasks, inner(query, tasks), strict=True):
                 yield answer._replace(value=forged(answer.value, leaf)) if task.client_id == 1 else answer
 
-        federation.engine.ask, federation.on_bad_update = ask, "drop"
+        federation.engine.ask = ask
+        federation.put(UpdateCheck("drop"))
         federation.restore(first)
         for _ in range(2):
             federation.run_round()

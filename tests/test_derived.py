@@ -21,8 +21,7 @@ from fedfacet.methods.feddyn import FedDyn, FedDynCorrection
 from fedfacet.methods.scaffold import Scaffold, ScaffoldCorrection
 from fedfacet.privacy.central import CentralDP
 from fedfacet.privacy.dp_sgd import DPSGD
-from fedfacet.transforms.clip_and_noise import ClipAndNoise
-from fedfacet.transforms.random_update import RandomUpdate
+from fedfacet.transforms import ClipAndNoise, RandomUpdate
 
 SGD = partial(torch.optim.SGD, lr=0.5)
 

@@ -13,25 +13,27 @@ from fedfacet.aggregators.fedavg import FedAvg
 from fedfacet.aggregators.fedavgm import FedAvgM
 from fedfacet.build import build
 from fedfacet.callbacks.base import Callback
+from fedfacet.callbacks.mechanism import Callbacks
 from fedfacet.clients.local_training import LocalTraining
 from fedfacet.clients.program import Clients
 from fedfacet.clients.queries.base import Query
 from fedfacet.clients.queries.true_heterogeneity import TrueHeterogeneity
 from fedfacet.config import compose_job
-from fedfacet.corrections.base import Correction
+from fedfacet.corrections import Correction
 from fedfacet.data.dataset import Dataset, InMemoryInputs
 from fedfacet.engines.sequential import SequentialEngine
 from fedfacet.errors import BadUpdateError, CheckpointError, Interrupted, SelectionError
 from fedfacet.federation import Federation
 from fedfacet.mechanisms.participation import ClientParticipation
+from fedfacet.mechanisms.updates import UpdateCheck
 from fedfacet.objectives.classification import ClassificationObjective
-from fedfacet.participation.base import Participation
+from fedfacet.participation import Participation
 from fedfacet.selectors.all import AllSelector
 from fedfacet.selectors.base import ClientSelector
 from fedfacet.selectors.round_robin import RoundRobinSelector
 from fedfacet.selectors.uniform import UniformSelector
 from fedfacet.storage import checkpoint
-from fedfacet.transforms.base import UpdateTransform
+from fedfacet.transforms import UpdateTransform
 from fedfacet.types import Answer, Broadcast, Partition
 
 NUM_CLIENTS = 5
@@ -97,6 +99,7 @@ def make():
         transforms=(),
         correction=None,
         callbacks=None,
+        on_bad_update="raise",
         cohort_size=None,
         local=None,
         model=None,
@@ -137,11 +140,14 @@ def make():
                 "engine": engine,
                 "selector": selector if selector is not None else UniformSelector(),
                 "aggregator": aggregator if aggregator is not None else FedAvg(),
-                "mechanisms": [ClientParticipation(participation or Scripted())],
+                "mechanisms": [
+                    ClientParticipation(participation or Scripted()),
+                    UpdateCheck(on_bad_update),
+                    Callbacks(callbacks or {}),
+                ],
                 "rounds": 10,
                 "cohort_size": cohort_size,
                 "seed": 1,
-                "callbacks": callbacks,
             }
             | settings
         )

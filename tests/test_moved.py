@@ -1,5 +1,6 @@
 """A run folder or a yaml that names a part by a former name is read, resumed and reported as before."""
 
+import inspect
 import shutil
 from pathlib import Path
 
@@ -12,6 +13,7 @@ from fedfacet.analysis.runs import load_run as reported
 from fedfacet.config import cell_digest, compose_job, plain
 from fedfacet.config.kinds import KINDS
 from fedfacet.config.trust import check_resumed, check_saved_overrides, check_trusted
+from fedfacet.deploy.agreement import agreed, settings_digest
 from fedfacet.errors import CheckpointError
 from fedfacet.moved import MOVED, with_current_names
 from fedfacet.storage import checkpoint
@@ -25,7 +27,9 @@ BEFORE, NOW = "fedfacet.selectors.s_fedavg.SFedAvgSelector", "fedfacet.methods.s
 
 @pytest.mark.parametrize(("before", "now"), MOVED.items())
 def test_every_former_name_leads_to_a_part(before, now):
-    assert issubclass(get_object(now), tuple(map(get_object, KINDS.values())))
+    part = get_object(now)
+    assert part.__module__ == now.rpartition(".")[0]
+    assert inspect.isfunction(part) or issubclass(part, tuple(map(get_object, KINDS.values())))
     assert now not in MOVED
     for name in (before, now):
         check_trusted({"_target_": name}, (), "here")
@@ -61,6 +65,11 @@ def test_options_with_former_names_are_composed_and_a_cell_keeps_its_name():
     assert before["selector"]["_target_"] == NOW
     assert cell_digest(before) == cell_digest(now)
     assert [cell_digest({"selector": {"_target_": name}}) for name in (BEFORE, NOW)] == ["5c4baadff97fdfbd"] * 2
+
+
+def test_sites_agree_on_settings_with_parts_that_have_moved():
+    settings = agreed(["experiment=digits_gsc", "correction=proximal", "transforms=clip"])
+    assert settings_digest(settings) == "aeb1b34319f95194e07d718f8860ec8bbbdf8000a9da19728b51f89c70001a4f"
 
 
 @pytest.mark.parametrize("name", [BEFORE, NOW])

@@ -17,10 +17,10 @@ from fedfacet.clients.local_training import LocalTraining
 from fedfacet.clients.queries.base import Query
 from fedfacet.engines.vectorized import VectorizedEngine
 from fedfacet.errors import AggregationError
+from fedfacet.mechanism import Mechanism
 from fedfacet.objectives.classification import ClassificationObjective
-from fedfacet.participation.base import Participation
-from fedfacet.round import Mechanism
-from fedfacet.schedulers.base import Scheduler
+from fedfacet.participation import Participation
+from fedfacet.schedulers import Scheduler
 from fedfacet.selectors.uniform import UniformSelector
 from fedfacet.storage.client_memory import ClientMemory
 from fedfacet.types import Answer

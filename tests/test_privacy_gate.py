@@ -73,7 +73,7 @@ def test_what_is_taken_all_the_same_is_said(private):
 
 def test_a_mechanism_of_ones_own_is_outside_what_epsilon_covers(private):
     """It may see updates before the noise, whatever it does with them."""
-    options = "method=dp_fedavg", "+mechanisms.mine._target_=fedfacet.round.Mechanism"
+    options = "method=dp_fedavg", "+mechanisms.mine._target_=fedfacet.mechanism.Mechanism"
     with pytest.raises(ConfigError, match=r"no mechanism of your own.*but got Mechanism: .*privacy\.cover=updates"):
         private(*options)
     federation = private(*options, "privacy.cover=updates")

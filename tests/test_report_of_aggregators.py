@@ -8,7 +8,7 @@ from fedfacet.aggregators.base import Aggregator
 from fedfacet.clients.queries.counts import NumSamples
 from fedfacet.clients.queries.local_loss import LocalLoss
 from fedfacet.errors import BadUpdateError
-from fedfacet.participation.base import Participation
+from fedfacet.participation import Participation
 from fedfacet.selectors.all import AllSelector
 from fedfacet.selectors.pow_d import PowDSelector
 from fedfacet.selectors.uniform import UniformSelector

@@ -15,10 +15,10 @@ from fedfacet.callbacks.evaluate_clients import EvaluateClients, PersonalEvaluat
 from fedfacet.clients.queries.true_heterogeneity import TrueHeterogeneity
 from fedfacet.config import compose_job
 from fedfacet.data.federated import FederatedData
-from fedfacet.participation.base import Participation
+from fedfacet.participation import Participation
 from fedfacet.selectors.base import ClientSelector
 from fedfacet.storage import checkpoint
-from fedfacet.transforms.base import UpdateTransform
+from fedfacet.transforms import UpdateTransform
 
 UNEQUAL = ([[6, 2], [2, 6]], [[12, 6], [16, 2]], [[7, 7], [1, 1]], [[3, 1], [3, 1]])
 """Four clients of 16, 36, 16 and 8 samples."""

@@ -6,7 +6,7 @@ import torch
 from fedfacet.build import build
 from fedfacet.config import compose_job
 from fedfacet.errors import BadUpdateError, ConfigError
-from fedfacet.transforms.base import UpdateTransform
+from fedfacet.transforms import UpdateTransform
 
 JOB = (
     "experiment=digits_gsc", "model.width=2", "local.unit=steps", "local.amount=2", "threads=1",

@@ -11,10 +11,10 @@ from torch import nn
 
 from fedfacet import state
 from fedfacet.aggregators.fedavgm import FedAvgM
-from fedfacet.corrections.base import Correction
+from fedfacet.corrections import Correction
 from fedfacet.engines.sequential import SequentialEngine
 from fedfacet.errors import BadUpdateError
-from fedfacet.participation.base import Participation
+from fedfacet.participation import Participation
 from fedfacet.selectors.all import AllSelector
 
 WEIGHT, MEAN, SENT, KEPT = "body.weight", "norm.running_mean", "control", "own"

@@ -2,7 +2,7 @@
 
 ``fedfacet.train("selector=uniform")`` trains and returns a ``Run``, ``fedfacet.load_run(folder)`` returns that of a folder, and
 ``fedfacet.federate(...)`` makes a federation of real objects. ``dir(fedfacet)`` and ``__init__.pyi`` list the public names.
-Importing the package costs nothing that is not used. ``fedfacet.federation`` is the file to read first.
+Importing the package costs nothing that is not used. ``fedfacet.round`` is the file to read first.
 """
 
 import functools

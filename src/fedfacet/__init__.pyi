@@ -2,11 +2,13 @@
 
 from fedfacet.aggregators.base import Aggregator as Aggregator
 from fedfacet.aggregators.fedavg import FedAvg as FedAvg
+from fedfacet.algorithm import Algorithm as Algorithm
+from fedfacet.algorithm import Verbs as Verbs
 from fedfacet.assembly import federate as federate
 from fedfacet.callbacks.base import Callback as Callback
 from fedfacet.callbacks.evaluate import Evaluate as Evaluate
 from fedfacet.clients.local_training import LocalTraining as LocalTraining
-from fedfacet.corrections.base import Correction as Correction
+from fedfacet.corrections import Correction as Correction
 from fedfacet.data.arrays import dataset_from_arrays as dataset_from_arrays
 from fedfacet.data.arrays import dataset_from_torch as dataset_from_torch
 from fedfacet.data.dataset import Dataset as Dataset
@@ -18,6 +20,7 @@ from fedfacet.engines.workers import WorkersEngine as WorkersEngine
 from fedfacet.errors import FedFacetError as FedFacetError
 from fedfacet.federation import Federation as Federation
 from fedfacet.heterogeneity import InteractionMatrix as InteractionMatrix
+from fedfacet.mechanism import Mechanism as Mechanism
 from fedfacet.methods.feddiverse import FedDiverseSelector as FedDiverseSelector
 from fedfacet.metrics.group_accuracy import GroupAccuracy as GroupAccuracy
 from fedfacet.metrics.group_accuracy import WorstGroupAccuracy as WorstGroupAccuracy
@@ -30,11 +33,10 @@ from fedfacet.metrics.group_fairness import EqualizedOddsDifference as Equalized
 from fedfacet.metrics.group_fairness import EqualOpportunityDifference as EqualOpportunityDifference
 from fedfacet.metrics.group_fairness import PredictiveEqualityDifference as PredictiveEqualityDifference
 from fedfacet.objectives.classification import ClassificationObjective as ClassificationObjective
-from fedfacet.partitioners.dirichlet import DirichletPartitioner as DirichletPartitioner
-from fedfacet.partitioners.iid import IIDPartitioner as IIDPartitioner
 from fedfacet.partitioners.interaction_matrix import InteractionMatrixPartitioner as InteractionMatrixPartitioner
+from fedfacet.partitioners.synthetic import DirichletPartitioner as DirichletPartitioner
+from fedfacet.partitioners.synthetic import IIDPartitioner as IIDPartitioner
 from fedfacet.query import Query as Query
-from fedfacet.round import Mechanism as Mechanism
 from fedfacet.runs.run import Run as Run
 from fedfacet.runs.run import load_run as load_run
 from fedfacet.runs.run import train as train

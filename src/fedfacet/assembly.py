@@ -17,13 +17,15 @@ from fedfacet.aggregators.base import Aggregator
 from fedfacet.aggregators.fedavg import FedAvg
 from fedfacet.callbacks.base import Callback
 from fedfacet.callbacks.evaluate import Evaluate
-from fedfacet.capacities.base import Capacity
+from fedfacet.callbacks.mechanism import Callbacks
+from fedfacet.capacities import Capacity
 from fedfacet.clients.hooks import check_objective, tell_of_an_earlier_life
 from fedfacet.clients.local_training import LocalTraining
 from fedfacet.clients.network_trial import check_network, check_weights
 from fedfacet.clients.program import Clients
 from fedfacet.clock import Clock
 from fedfacet.compatibility import (
+    check_algorithm,
     check_asynchronous,
     check_devices,
     check_disclosed,
@@ -41,28 +43,30 @@ from fedfacet.derived import other_names
 from fedfacet.devices.base import Devices
 from fedfacet.devices.schedule import Work
 from fedfacet.engines.base import Engine
+from fedfacet.engines.distributed import DistributedEngine
 from fedfacet.engines.sequential import SequentialEngine
 from fedfacet.errors import ConfigError
 from fedfacet.federation import Federation
+from fedfacet.mechanism import Mechanism
 from fedfacet.mechanisms import mechanisms_of
 from fedfacet.mechanisms.asynchronous import async_schedule_of
 from fedfacet.mechanisms.server_data import ServerEvaluation
+from fedfacet.mechanisms.updates import UpdateCheck
 from fedfacet.objectives.classification import ClassificationObjective, OptimizerFactory
-from fedfacet.participation.base import Participation
+from fedfacet.participation import Participation
 from fedfacet.privacy.base import Privacy
 from fedfacet.privacy.central import CentralDP
 from fedfacet.privacy.disclosure import DisclosurePolicy
 from fedfacet.privacy.dp_sgd import DPSGD
 from fedfacet.privacy_gate import account, with_mechanisms
-from fedfacet.round import Mechanism
-from fedfacet.schedulers.base import Scheduler
+from fedfacet.schedulers import Scheduler
 from fedfacet.selectors.base import ClientSelector
 from fedfacet.selectors.uniform import UniformSelector
 from fedfacet.submodels.base import Submodel
 from fedfacet.submodels.parts import Parts
-from fedfacet.summing import SummingFederation, check_summed, sums_updates
-from fedfacet.termination.base import Termination
-from fedfacet.transforms.base import UpdateTransform
+from fedfacet.summing import SummedUpdates, check_summed, sums_updates
+from fedfacet.termination import Termination
+from fedfacet.transforms import UpdateTransform
 from fedfacet.types import ChannelPlan, Partition, ServerData
 
 
@@ -213,8 +217,11 @@ def assemble(
     cohort_size: int,
     choices: Mapping[str, Any] | None = None,
     partition_digest: str | None = None,
+    rounds: int,
+    seed: int,
+    callbacks: Mapping[str, Callback] | None = None,
+    on_bad_update: str = "raise",
     kind: type[Federation] = Federation,
-    **settings: Any,
 ) -> Federation:
     """Hold parts to each other and put them together.
 
@@ -235,8 +242,11 @@ def assemble(
         cohort_size: as in ``Federation``.
         choices: group -> the option that was chosen, for messages.
         partition_digest: saved so that a checkpoint knows what it belongs to; by default that of the clients' partition.
+        rounds: as in ``Federation``.
+        seed: as in ``Federation``.
+        callbacks: name -> callback, called in this order.
+        on_bad_update: ``"raise"`` or ``"drop"`` an update that is malformed or holds NaN or infinity.
         kind: the class of the federation.
-        settings: the other arguments of ``Federation``.
 
     Raises:
         ConfigError: if the network does not return a logit per class, if a half of a method has no other half, if a query asks
@@ -263,13 +273,14 @@ def assemble(
     check_noised(clients, names)
     if clients.privacy is not None:
         check_private(clients, names)
-    callbacks = settings.get("callbacks") or {}
+    callbacks = callbacks or {}
     asked = questions(selector, aggregator, callbacks, names)
     accounting = account(clients, privacy, aggregator, selector, scheduler, cohort_size, names, asked)
     accounting = with_mechanisms(accounting, mechanisms)
     watching = {f"callbacks.{name}": callback for name, callback in callbacks.items()}
     check_judged(clients, {"aggregator": aggregator, "selector": selector, **watching}, server_data, names)
     check_devices(clients, devices, selector, termination, names)
+    check_algorithm(aggregator, devices, clients.privacy or privacy, names)
     if aggregator.at_work is not None:
         check_asynchronous(devices, selector, parts, names)
     if disclosure is not None:
@@ -278,7 +289,6 @@ def assemble(
         query.check(clients.program.module)
     if sums_updates(engine):
         check_summed(aggregator, selector, callbacks, parts, privacy, mechanisms, names)
-        kind = SummingFederation
     clock = clock_of(devices, clients, aggregator, cohort_size) if devices is not None else None
     clients.needs[:] = clock.needs() if clock is not None else []  # before the engine sends clients to other processes
     engine.setup(clients)
@@ -294,14 +304,22 @@ def assemble(
         evaluation=evaluation,
         termination=termination,
     )
+    facts = clients.facts if partition_digest is None else replace(clients.facts, partition_digest=partition_digest)
+    if isinstance(engine, DistributedEngine) and sums_updates(engine):
+        made.append(SummedUpdates(engine, aggregator, facts, on_bad_update))
+    else:
+        made.append(UpdateCheck(on_bad_update))
+    if callbacks:
+        made.append(Callbacks(callbacks))
     federation = kind(
-        facts=clients.facts if partition_digest is None else replace(clients.facts, partition_digest=partition_digest),
+        facts=facts,
         engine=engine,
         selector=selector,
         aggregator=aggregator,
         mechanisms=[*made, *mechanisms],
+        rounds=rounds,
         cohort_size=cohort_size,
-        **settings,
+        seed=seed,
     )
     if accounting is not None:
         check_room(accounting, federation.state)

@@ -17,7 +17,7 @@ from omegaconf import DictConfig, OmegaConf
 from torch import nn
 
 from fedfacet import __version__, rng, state
-from fedfacet.adapters.base import Adapter
+from fedfacet.adapters import Adapter
 from fedfacet.assembly import assemble, device_of, parts_of, smaller_models, usual_memory_format
 from fedfacet.clients.hooks import federated_module
 from fedfacet.clients.network_trial import check_weights

@@ -2,11 +2,12 @@
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 from torch import Tensor
 
 from fedfacet.aggregators.base import Aggregator
+from fedfacet.algorithm import Algorithm
 from fedfacet.builtin import is_builtin
 from fedfacet.errors import AggregationError
 from fedfacet.types import ClientUpdate, ServerState, State
@@ -19,20 +20,22 @@ def checked_aggregate(aggregator: Aggregator) -> Fold:
 
     Ours are not watched: the tests hold them to the contract, and a round is as long as before.
     """
-    return aggregator.aggregate if is_builtin(aggregator) else partial(_watched, aggregator)
+    if isinstance(aggregator, Algorithm):
+        return partial(_watched, aggregator.round, f"{type(aggregator).__name__}.round")
+    name = f"{type(aggregator).__name__}.aggregate"
+    once: Fold = lambda server, model, updates: aggregator.aggregate(server, model, _Once(updates, name))  # noqa: E731
+    return aggregator.aggregate if is_builtin(aggregator) else partial(_watched, once, name)
 
 
-def _watched(
-    aggregator: Aggregator, server: ServerState, model: State, updates: Iterable[ClientUpdate]
-) -> tuple[ServerState, State]:
-    """Aggregate.
+def _watched(fold: Any, name: str, server: ServerState, model: State, given: Any) -> tuple[ServerState, State]:
+    """Aggregate, or have an algorithm go through its round.
 
     Raises:
         AggregationError: if the aggregator reads updates twice, writes to the model, or returns anything but a state and a
             whole model of the same tensors.
     """
-    name, written = f"{type(aggregator).__name__}.aggregate", {key: tensor._version for key, tensor in model.items()}
-    returned = aggregator.aggregate(server, dict(model), _Once(updates, name))  # a copy: tensors may take others' places there
+    written = {key: tensor._version for key, tensor in model.items()}
+    returned = fold(server, dict(model), given)  # a copy: tensors may take others' places there
     for key, tensor in model.items():
         if tensor._version != written[key]:
             raise AggregationError(
@@ -55,7 +58,7 @@ def _watched(
                 f"Expected {name} to return {key!r} as the model has it, {tensor.dtype} of shape {tuple(tensor.shape)}, but "
                 f"got {came}: convert it, as in `mean.to(tensor.dtype)`."
             )
-    return returned
+    return returned  # type: ignore[no-any-return]
 
 
 class _Once(Iterator[ClientUpdate]):

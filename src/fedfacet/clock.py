@@ -6,7 +6,7 @@ It draws nothing but the jitter of a round's clients and keeps nothing: what sur
 import itertools
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from fractions import Fraction
 from typing import NamedTuple
 
@@ -265,23 +265,11 @@ class Clock:
 
     def table(self) -> list[dict[str, float]]:
         """Return a row per client: its profile, and the seconds of its round without jitter."""
-        of, nominal_K3 = self.profiles, self.nominal()
-        return [
-            {
-                "client": k,
-                "seconds_per_sample": float(of.seconds_per_sample[k]),
-                "down_bytes_per_second": float(of.down[k]),
-                "up_bytes_per_second": float(of.up[k]),
-                "joules_per_sample": float(of.joules_per_sample[k]),
-                "joules_per_byte": float(of.joules_per_byte[k]),
-                "battery_joules": float(of.battery_joules[k]),
-                "charge_watts": float(of.charge_watts[k]),
-                "download_seconds": float(nominal_K3[k, 0]),
-                "compute_seconds": float(nominal_K3[k, 1]),
-                "upload_seconds": float(nominal_K3[k, 2]),
-            }
-            for k in range(self.num_clients)
-        ]
+        longer = {"down": "down_bytes_per_second", "up": "up_bytes_per_second"}
+        columns = {longer.get(of.name, of.name): getattr(self.profiles, of.name) for of in fields(self.profiles)}
+        columns |= dict(zip(("download_seconds", "compute_seconds", "upload_seconds"), self.nominal().T, strict=True))
+        rows = zip(*(values_K.tolist() for values_K in columns.values()), strict=True)
+        return [{"client": k, **dict(zip(columns, row, strict=True))} for k, row in enumerate(rows)]
 
     def _asked(self, wanted: int) -> int:
         return math.ceil(Fraction(str(self.devices.overcommit)) * wanted)  # 1.1 * 10 are 11, not 12

@@ -11,24 +11,23 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from fedfacet import rng
 from fedfacet.aggregators.base import Aggregator
+from fedfacet.algorithm import Algorithm
 from fedfacet.callbacks.base import Callback
 from fedfacet.clients.head_gradients import network_with_head
 from fedfacet.clients.private_gradients import PrivateGradients
 from fedfacet.clients.program import Clients
 from fedfacet.clients.stack import complaint
-from fedfacet.corrections.base import Correction
+from fedfacet.corrections import Correction
 from fedfacet.devices.base import Devices
 from fedfacet.errors import ConfigError
 from fedfacet.methods.lag import Silence
 from fedfacet.objectives.classification import ClassificationObjective
 from fedfacet.privacy.disclosure import UPDATE, DisclosurePolicy, kinds_sent
 from fedfacet.query import Query
-from fedfacet.schedulers.base import Scheduler
+from fedfacet.schedulers import Scheduler
 from fedfacet.selectors.base import ClientSelector
-from fedfacet.termination.base import Termination
-from fedfacet.termination.energy import EnergyTermination
-from fedfacet.transforms.base import UpdateTransform
-from fedfacet.transforms.clip_and_noise import ClipAndNoise
+from fedfacet.termination import EnergyTermination, Termination
+from fedfacet.transforms import ClipAndNoise, UpdateTransform
 from fedfacet.types import PAYMENTS, STORED_GRADIENTS, SUMMED_GRADIENTS, WEIGHTED_DRAWS, ServerData
 
 log = logging.getLogger(__name__)
@@ -256,7 +255,7 @@ def check_asynchronous(devices: Devices | None, selector: ClientSelector, parts:
     }
     for setting in (setting for setting, is_set in waits.items() if is_set):
         raise ConfigError(f"Expected devices without a deadline, with lines of their own, for {goes_on}, but got {setting}.")
-    if selector.observe is not None or selector.fedavg_rounds or selector.sizes_itself or selector.takes_all:
+    if selector.observe is not None or selector.mechanisms() or selector.sizes_itself or selector.takes_all:
         raise ConfigError(
             f"Expected a selector that fills the places that are free and learns nothing from rounds for {goes_on}, but got "
             f"selector={names['selector']}: choose selector=uniform."
@@ -283,6 +282,24 @@ def check_noised(clients: Clients, names: Mapping[str, Any]) -> None:
             raise ConfigError(
                 "Expected clients that send nothing for the model besides what transforms=clip_and_noise covers, but they send "
                 f"{what}, or noise_multiplier=0."
+            )
+
+
+def check_algorithm(aggregator: Aggregator, devices: Devices | None, privacy: object, names: Mapping[str, Any]) -> None:
+    """Refuse what plans rounds of orders, where an algorithm gives them as it goes.
+
+    Raises:
+        ConfigError: naming it.
+    """
+    if not isinstance(aggregator, Algorithm):
+        return
+    for refused, what in (
+        (devices is not None, "devices plan a round beforehand: choose devices=none"),
+        (privacy is not None, "an epsilon counts one order of a client in a round: choose privacy=none"),
+    ):
+        if refused:
+            raise ConfigError(
+                f"Expected parts that go with aggregator={names['aggregator']}, which owns its round, but {what}."
             )
 
 

@@ -10,13 +10,13 @@ from fedfacet.aggregators.base import Aggregator
 from fedfacet.clients.program import Clients
 from fedfacet.compatibility import OPTIONAL
 from fedfacet.errors import ConfigError
+from fedfacet.mechanism import Mechanism
 from fedfacet.optional import required
 from fedfacet.privacy.base import Privacy
 from fedfacet.privacy.central import CentralDP
 from fedfacet.privacy.dp_sgd import DPSGD
 from fedfacet.query import Query
-from fedfacet.round import Mechanism
-from fedfacet.schedulers.base import Scheduler
+from fedfacet.schedulers import Scheduler
 from fedfacet.selectors.base import ClientSelector
 from fedfacet.types import Broadcast, ClientTask
 
@@ -144,7 +144,7 @@ def _check_sums(
         (sends, f"{objective} sends {sends[0]!r}: choose another" if sends else ""),
         (len(clients.programs) > 1, "clients hold parts of the model: choose capacity=whole submodel=whole"),
         (
-            selector.fedavg_rounds,
+            bool(selector.mechanisms()),
             f"in its first rounds {name} takes everybody, more than what the sum is divided by: choose poisson or uniform, or "
             "selector.pretraining_rounds=0",
         ),

@@ -1,6 +1,6 @@
 """Updates that are added up along a tree, by whichever process trains: ``engine=distributed engine.sums=tree``."""
 
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import fields, replace
 from typing import Any
 
@@ -10,39 +10,36 @@ from fedfacet.callbacks.base import Callback
 from fedfacet.engines.base import Engine
 from fedfacet.engines.distributed import DistributedEngine
 from fedfacet.errors import ConfigError
-from fedfacet.federation import Federation
+from fedfacet.mechanism import Fold, Mechanism, Round
+from fedfacet.mechanisms.updates import UpdateCheck, checked
 from fedfacet.parallel.sums import Weighed
 from fedfacet.privacy.central import CentralDP
 from fedfacet.privacy_gate import stated
-from fedfacet.round import Mechanism, Round
 from fedfacet.selectors.base import ClientSelector
 from fedfacet.submodels.parts import Parts
-from fedfacet.types import ClientTask, ClientUpdate, SummedUpdate
-from fedfacet.updates import checked
+from fedfacet.types import ClientTask, ClientUpdate, Facts, ServerState, State, SummedUpdate
 
 
-def _verdict(update: ClientUpdate, task: ClientTask, facts: Any, extras: Any, seen: Any) -> tuple[str | None, int]:
-    """Return what is wrong with an update, and how many numbers arrived of it, as was found where it was added to the sum."""
-    assert isinstance(update, SummedUpdate)
-    return update.fault, update.num_floats
-
-
-class SummingFederation(Federation):
-    """A federation whose aggregator gets the mean of a round's updates as the only one.
+class SummedUpdates(UpdateCheck):
+    """Gives the aggregator the mean of a round's updates as the only one.
 
     The engine checks each update where it adds it to the sum, and yields it without its tensors.
+
+    Args:
+        engine: adds up.
+        aggregator: says by which weights.
+        facts: what clients send.
+        on_bad_update: as for ``UpdateCheck``.
     """
 
-    _verified = staticmethod(_verdict)
-
-    def __init__(self, **settings: Any) -> None:
-        super().__init__(**settings)
-        assert isinstance(self.engine, DistributedEngine)
-        self.engine.weigh = self._weighed
+    def __init__(self, engine: DistributedEngine, aggregator: Aggregator, facts: Facts, on_bad_update: str) -> None:
+        super().__init__(on_bad_update)
+        self._engine, self._aggregator, self._facts = engine, aggregator, facts
+        engine.weigh = self._weighed
 
     def _weighed(self, update: ClientUpdate, task: ClientTask) -> tuple[SummedUpdate, Weighed | None]:
         """Return an update without its tensors, and what it adds to the sum; ``None`` where it is silent or not valid."""
-        fault, num_floats = checked(update, task, self.facts, {}, {})
+        fault, num_floats = checked(update, task, self._facts, {}, {})
         if fault is not None and not isinstance(update, ClientUpdate):
             return SummedUpdate(task.client_id, {}, {}, 1, 1, 1.0, {}, fault=fault), None
         values = {field.name: getattr(update, field.name) for field in fields(ClientUpdate)} | {"delta": {}, "buffers": {}}
@@ -51,17 +48,27 @@ class SummingFederation(Federation):
             return replace(summed, extras={}, memory={}), None
         if update.silent is True:
             return summed, None
-        sent = update.delta, update.buffers if self.aggregator.buffers == "average" else {}
-        return summed, Weighed(1.0, [*map(state.wide, sent)]).times(self.aggregator.weight(update))
+        sent = update.delta, update.buffers if self._aggregator.buffers == "average" else {}
+        return summed, Weighed(1.0, [*map(state.wide, sent)]).times(self._aggregator.weight(update))
 
-    def _received(self, round: Round) -> Generator[ClientUpdate, None, None]:
-        """Yield the mean of the valid updates, if there is one, as an update of no client."""
-        for _ in super()._received(round):
-            pass
-        assert isinstance(self.engine, DistributedEngine)
-        if (total := self.engine.total()) is not None:
-            delta, buffers = (state.like(mean, self.state.model) for mean in total.mean())
-            yield ClientUpdate(-1, delta, buffers, 1, 1, 1.0, {})
+    @staticmethod
+    def verdict(update: ClientUpdate, *_: Any) -> tuple[str | None, int]:
+        """Say what is wrong with an update, and how many numbers arrived of it, as was found where it was added to the sum."""
+        assert isinstance(update, SummedUpdate)
+        return update.fault, update.num_floats
+
+    def merge(self, round: Round, inner: Fold) -> Fold:
+        """Give the aggregator the mean of the valid updates, if there is one, as an update of no client."""
+
+        def summed(server: ServerState, model: State, updates: Iterable[ClientUpdate]) -> tuple[ServerState, State]:
+            for _ in updates:
+                pass
+            if (total := self._engine.total()) is None:
+                return inner(server, model, ())
+            delta, buffers = (state.like(mean, model) for mean in total.mean())
+            return inner(server, model, iter([ClientUpdate(-1, delta, buffers, 1, 1, 1.0, {})]))
+
+        return summed
 
 
 def sums_updates(engine: Engine) -> bool:

@@ -5,7 +5,7 @@ They stand in one file, though it is a long one, so that whoever writes a part f
 
 import hashlib
 from collections.abc import Callable, Mapping, Sequence, Set
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
@@ -504,3 +504,7 @@ class FederationState:
     def slot(self, name: str) -> ServerState:
         """Return the state of a mechanism; empty for one that keeps nothing."""
         return self.slots.get(name, {})
+
+    def with_slot(self, name: str, kept: ServerState) -> "FederationState":
+        """Return the state with another one of a mechanism, of the selector or of the callbacks."""
+        return replace(self, **({name: kept} if name in ("selector", "callbacks") else {"slots": {**self.slots, name: kept}}))

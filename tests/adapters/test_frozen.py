@@ -5,13 +5,13 @@ from torch import nn
 
 import fedfacet
 from fedfacet import state
-from fedfacet.adapters.frozen import Frozen
+from fedfacet.adapters import Frozen
 from fedfacet.clients.local_training import LocalTraining
 from fedfacet.errors import CheckpointError, ConfigError
 from fedfacet.models.mlp import MLP
 from fedfacet.objectives.ditto import DittoObjective
 from fedfacet.objectives.moon import MoonObjective
-from fedfacet.personal.model import PersonalModel
+from fedfacet.personal import PersonalModel
 from fedfacet.storage import checkpoint
 
 

@@ -10,7 +10,7 @@ from torch import nn
 from torch.nn import functional
 
 import fedfacet
-from fedfacet.adapters.lora import LoRA
+from fedfacet.adapters import LoRA
 from fedfacet.clients.local_training import LocalTraining
 from fedfacet.errors import ConfigError
 from fedfacet.models.causal_lm import CausalLM

@@ -11,12 +11,8 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from fedfacet import rng, state
-from fedfacet.aggregators.coordinate_median import CoordinateMedian
 from fedfacet.aggregators.fedavg import FedAvg
-from fedfacet.aggregators.geometric_median import GeometricMedian
-from fedfacet.aggregators.krum import Krum
-from fedfacet.aggregators.norm_bound import NormBound
-from fedfacet.aggregators.trimmed_mean import TrimmedMean
+from fedfacet.aggregators.robust import CoordinateMedian, GeometricMedian, Krum, NormBound, TrimmedMean
 from fedfacet.build import build
 from fedfacet.config import compose_job
 from fedfacet.errors import ConfigError

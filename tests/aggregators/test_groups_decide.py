@@ -23,7 +23,7 @@ from fedfacet.heterogeneity import InteractionMatrix
 from fedfacet.models.small_cnn import SmallCNN
 from fedfacet.objectives.classification import ClassificationObjective
 from fedfacet.objectives.group_weighted import GroupWeightedObjective
-from fedfacet.participation.base import Participation
+from fedfacet.participation import Participation
 from fedfacet.selectors.all import AllSelector
 from fedfacet.types import GROUP_WEIGHTS, ClientUpdate, Facts
 

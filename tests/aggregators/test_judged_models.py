@@ -22,6 +22,7 @@ from fedfacet.aggregators.fair_fate import FairFate
 from fedfacet.aggregators.fedavg import FedAvg
 from fedfacet.aggregators.fedavgm import FedAvgM
 from fedfacet.mechanisms.server_data import ServerEvaluation
+from fedfacet.methods.fedavg_first import FedAvgFirst
 from fedfacet.metrics.group_fairness import fairness_of, rates_of
 from fedfacet.selectors.all import AllSelector
 from fedfacet.selectors.uniform import UniformSelector
@@ -294,7 +295,8 @@ def test_it_goes_on_from_a_checkpoint_bit_for_bit(make, cut, tiny_federation, tm
 
 
 class Pretraining(UniformSelector):
-    fedavg_rounds = 2
+    def mechanisms(self):
+        return [FedAvgFirst(2)]
 
 
 def test_rounds_of_plain_averaging_judge_nothing_but_have_the_same_metrics(tiny_federation):

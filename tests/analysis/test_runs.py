@@ -15,7 +15,7 @@ def write_run(folder, seed=0, status="finished", best=True, **changes):
         {
             "seed": seed,
             "task": "train",
-            "dataset": {"_target_": "fedfacet.data.cmnist.ColouredMnist", "seed": 0},
+            "dataset": {"_target_": "fedfacet.data.mnist.ColouredMnist", "seed": 0},
             "aggregator": {"_target_": "fedfacet.aggregators.fedavgm.FedAvgM", "server_lr": 0.1},
             "local": {"lr": 1e-5, "deterministic": True, "layers": [8, 16]},
             "paths": {"output_dir": str(folder)},

@@ -19,7 +19,7 @@ from torch import nn
 from fedfacet.aggregators.fedavg import FedAvg
 from fedfacet.aggregators.fedavgm import FedAvgM
 from fedfacet.aggregators.fednova import FedNova
-from fedfacet.corrections.proximal import ProximalCorrection
+from fedfacet.corrections import ProximalCorrection
 from fedfacet.objectives.classification import ClassificationObjective
 
 ETA = 0.05

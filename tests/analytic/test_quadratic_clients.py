@@ -20,7 +20,7 @@ from torch import nn
 
 from fedfacet.aggregators.fedavg import FedAvg
 from fedfacet.aggregators.fedavgm import FedAvgM
-from fedfacet.corrections.proximal import ProximalCorrection
+from fedfacet.corrections import ProximalCorrection
 from fedfacet.objectives.classification import ClassificationObjective
 
 ETA = 0.1

@@ -18,7 +18,7 @@ from torch import nn
 
 from fedfacet.clients.local_training import LocalTraining
 from fedfacet.clients.program import Clients
-from fedfacet.corrections.proximal import ProximalCorrection
+from fedfacet.corrections import ProximalCorrection
 from fedfacet.objectives.classification import ClassificationObjective
 from fedfacet.types import Broadcast, ClientTask
 

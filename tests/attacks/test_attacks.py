@@ -6,11 +6,7 @@ import numpy as np
 import pytest
 from scipy.stats import norm
 
-from fedfacet.attacks.base import Signals, log_odds_of, losses_of
-from fedfacet.attacks.gap import Gap
-from fedfacet.attacks.lira import LiRA
-from fedfacet.attacks.loss_threshold import LossThreshold
-from fedfacet.attacks.rmia import RMIA
+from fedfacet.attacks import RMIA, Gap, LiRA, LossThreshold, Signals, log_odds_of, losses_of
 from fedfacet.metrics.roc import roc_of
 
 ALL = {

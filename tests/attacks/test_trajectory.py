@@ -4,8 +4,7 @@ import numpy as np
 import pytest
 from sklearn.metrics import roc_auc_score
 
-from fedfacet.attacks.base import Signals, Trajectories
-from fedfacet.attacks.trajectory import Trajectory
+from fedfacet.attacks import Signals, Trajectories, Trajectory
 
 
 def world(difference, n=600, epochs=5, seed=0):

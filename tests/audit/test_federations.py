@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from fedfacet.attacks.lira import LiRA
-from fedfacet.audit.federations import Heard, difference, pools_of, with_enough
+from fedfacet.attacks import LiRA
+from fedfacet.audit.federations import difference, pools_of, with_enough
 from fedfacet.audit.shadows import Pool
 from fedfacet.audit.victims import Victim, client_victims, round_to_attack
 from fedfacet.commands.attack import main
@@ -64,12 +64,13 @@ def test_pools_hold_what_the_same_client_of_other_runs_says(federations):
         for victim in client_victims(two, members, "after_training"):
             own = np.union1d(two.data.partition.indices[victim.client_id], two.data.local_holdout[victim.client_id])
             (said,) = two.federation.engine.predict(victim.model, [own], victim.memory)
-            heard[victim.client_id] = Heard(own, np.isin(own, two.data.partition.indices[victim.client_id]), said.logits)
+            is_own = np.isin(own, two.data.partition.indices[victim.client_id])
+            heard[victim.client_id] = Pool(own, is_own[None], said.logits[None])
         for victim, pool in zip(victims, pools_of({federations / "2": heard}, victims), strict=True):
             logits, is_member = pool.of(victim.audit_set.samples)
             trained_on = two.data.partition.indices[victim.client_id]
             assert np.array_equal(is_member[0], np.isin(victim.audit_set.samples, trained_on))
-            again = dict(zip(heard[victim.client_id].samples, heard[victim.client_id].logits, strict=True))
+            again = dict(zip(heard[victim.client_id].samples, heard[victim.client_id].logits[0], strict=True))
             expected = np.stack([again[sample] for sample in victim.audit_set.samples])
             assert np.array_equal(logits[0], expected.astype(np.float64))
 

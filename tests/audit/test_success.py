@@ -3,9 +3,7 @@
 import numpy as np
 import pytest
 
-from fedfacet.attacks.base import Signals
-from fedfacet.attacks.lira import LiRA
-from fedfacet.attacks.loss_threshold import LossThreshold
+from fedfacet.attacks import LiRA, LossThreshold, Signals
 from fedfacet.audit.success import Success, attacked, per_slice, pooled
 from fedfacet.data.audit_set import AuditSet
 from fedfacet.metrics.roc import roc_of

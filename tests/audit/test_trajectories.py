@@ -6,7 +6,7 @@ import re
 import numpy as np
 import pytest
 
-from fedfacet.attacks.trajectory import Trajectory
+from fedfacet.attacks import Trajectory
 from fedfacet.audit.shadows import Shadows
 from fedfacet.audit.trajectories import _shadow_models, record, split_for
 from fedfacet.audit.victims import Victim, round_to_attack

@@ -13,7 +13,7 @@ from fedfacet.callbacks.contribution_index import ContributionIndex
 from fedfacet.errors import ConfigError
 from fedfacet.mechanisms.server_data import ServerEvaluation
 from fedfacet.methods.shapley import shapley_values
-from fedfacet.participation.dropouts import Dropouts
+from fedfacet.participation import Dropouts
 from fedfacet.storage import checkpoint
 
 MATRICES = ([[6, 2], [2, 6]], [[1, 1], [1, 1]], [[3, 0], [0, 3]], [[9, 5], [5, 9]], [[2, 2], [2, 2]])

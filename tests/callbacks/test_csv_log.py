@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from fedfacet import federation as rounds
+from fedfacet import round as rounds
 from fedfacet.callbacks.base import Callback
 from fedfacet.callbacks.csv_log import CsvLog
 from fedfacet.clients.queries.base import Query

@@ -15,8 +15,8 @@ from fedfacet.aggregators.fedld import FedLD
 from fedfacet.callbacks.decomposition import Decomposition
 from fedfacet.methods.fedpac import FedPAC, FedPACObjective
 from fedfacet.models.resnet8 import ResNet8
-from fedfacet.participation.base import Participation
-from fedfacet.personal.norm_layers import PersonalNormLayers
+from fedfacet.participation import Participation
+from fedfacet.personal import PersonalNormLayers
 from fedfacet.storage import checkpoint
 from fedfacet.types import ClientTask
 

@@ -13,14 +13,13 @@ from fedfacet import rng, state
 from fedfacet.build import build
 from fedfacet.callbacks.evaluate_clients import PersonalEvaluate
 from fedfacet.config import compose_job
-from fedfacet.corrections.base import Correction
+from fedfacet.corrections import Correction
 from fedfacet.data.federated import FederatedData
 from fedfacet.mechanisms.participation import ClientParticipation
 from fedfacet.methods.fedpac import FedPAC, FedPACObjective
 from fedfacet.models.resnet8 import ResNet8
-from fedfacet.participation.base import Participation
-from fedfacet.personal.head import PersonalHead
-from fedfacet.personal.norm_layers import PersonalNormLayers
+from fedfacet.participation import Participation
+from fedfacet.personal import PersonalHead, PersonalNormLayers
 from fedfacet.selectors.base import ClientSelector
 from fedfacet.selectors.round_robin import RoundRobinSelector
 from fedfacet.storage import checkpoint

@@ -3,9 +3,7 @@
 import numpy as np
 import pytest
 
-from fedfacet.capacities.given import GivenCapacity
-from fedfacet.capacities.largest import LargestCapacity
-from fedfacet.capacities.proportions import ProportionsCapacity
+from fedfacet.capacities import GivenCapacity, LargestCapacity, ProportionsCapacity
 
 SIZES = np.array([30, 50, 10, 50, 20, 40])
 

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from fedfacet import rng, state
-from fedfacet.corrections.proximal import ProximalCorrection
+from fedfacet.corrections import ProximalCorrection
 from fedfacet.objectives.classification import ClassificationObjective
 from fedfacet.types import Broadcast, ClientTask
 

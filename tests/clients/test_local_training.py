@@ -15,7 +15,7 @@ from fedfacet.clients.optimizers import single_optimizer
 from fedfacet.clients.program import ClientProgram, take_loss
 from fedfacet.derived import derive
 from fedfacet.objectives.classification import ClassificationObjective
-from fedfacet.objectives.reweighing import ReweighingObjective
+from fedfacet.objectives.counting import ReweighingObjective
 from fedfacet.types import Broadcast, ClientTask
 
 

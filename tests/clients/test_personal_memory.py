@@ -12,11 +12,10 @@ from fedfacet.aggregators.fedgh import FedGH
 from fedfacet.aggregators.fedld import FedLD
 from fedfacet.clients.personal_memory import all_layers, local_model, own_model, to_keep
 from fedfacet.clients.queries.base import Query
-from fedfacet.corrections.base import Correction
+from fedfacet.corrections import Correction
 from fedfacet.engines.vectorized import VectorizedEngine
 from fedfacet.models.resnet8 import ResNet8
-from fedfacet.personal.head import PersonalHead
-from fedfacet.personal.norm_layers import PersonalNormLayers
+from fedfacet.personal import PersonalHead, PersonalNormLayers
 from fedfacet.selectors.round_robin import RoundRobinSelector
 from fedfacet.storage import checkpoint
 from fedfacet.types import Answer, Broadcast, ClientTask, ClientUpdate

@@ -14,13 +14,11 @@ from fedfacet.clients.local_training import LocalTraining
 from fedfacet.clients.prediction import count
 from fedfacet.clients.program import ClientProgram, Clients
 from fedfacet.clients.queries.base import Query
-from fedfacet.corrections.base import Correction
-from fedfacet.corrections.proximal import ProximalCorrection
+from fedfacet.corrections import Correction, ProximalCorrection
 from fedfacet.metrics.group_accuracy import GroupAccuracy
 from fedfacet.models.small_cnn import SmallCNN
 from fedfacet.objectives.classification import ClassificationObjective
-from fedfacet.transforms.base import UpdateTransform
-from fedfacet.transforms.clip import ClipUpdate
+from fedfacet.transforms import ClipUpdate, UpdateTransform
 from fedfacet.types import Answer, Broadcast, ClientTask, ClientUpdate
 
 

@@ -11,7 +11,7 @@ from fedfacet import rng, state
 from fedfacet.clients import recorded_steps, stacked_training
 from fedfacet.clients.local_training import LocalTraining
 from fedfacet.clients.stacked_training import StackedTraining
-from fedfacet.corrections.proximal import ProximalCorrection
+from fedfacet.corrections import ProximalCorrection
 from fedfacet.methods.scaffold import ScaffoldCorrection
 from fedfacet.objectives.classification import ClassificationObjective
 from fedfacet.types import Broadcast, ClientTask

@@ -18,11 +18,10 @@ from fedfacet import rng, state
 from fedfacet.clients.local_training import LocalTraining
 from fedfacet.clients.stack import CannotStackError
 from fedfacet.clients.stacked_training import StackedTraining
-from fedfacet.corrections.base import Correction
-from fedfacet.corrections.proximal import ProximalCorrection
+from fedfacet.corrections import Correction, ProximalCorrection
 from fedfacet.data.augmentation import CropAndFlip
 from fedfacet.data.dataset import InMemoryInputs
-from fedfacet.losses.generalized_cross_entropy import generalized_cross_entropy
+from fedfacet.losses import generalized_cross_entropy
 from fedfacet.models.small_cnn import SmallCNN
 from fedfacet.objectives.classification import ClassificationObjective, cross_entropy
 from fedfacet.objectives.moon import MoonObjective

@@ -14,8 +14,7 @@ from fedfacet.clients.local_training import LocalTraining
 from fedfacet.clients.stack import CannotStackError
 from fedfacet.clients.stacked_training import StackedTraining
 from fedfacet.clients.stacking_trial import try_out
-from fedfacet.corrections.base import Correction
-from fedfacet.corrections.proximal import ProximalCorrection
+from fedfacet.corrections import Correction, ProximalCorrection
 from fedfacet.objectives.classification import ClassificationObjective, cross_entropy
 from fedfacet.types import Broadcast, ClientTask
 

@@ -6,7 +6,7 @@ import torch
 from fedfacet import rng, state
 from fedfacet.clients.hooks import federated_module
 from fedfacet.clients.local_training import LocalTraining
-from fedfacet.corrections.base import Correction
+from fedfacet.corrections import Correction
 from fedfacet.objectives.classification import ClassificationObjective
 from fedfacet.types import Batch, Broadcast, ClientEnd, ClientStart, ClientTask
 

@@ -13,6 +13,7 @@ from omegaconf import OmegaConf
 
 from fedfacet import rng
 from fedfacet.config import compose_job, make, plain, targets
+from fedfacet.config.kinds import KINDS
 from fedfacet.config.nodes import BESIDE_ARGUMENTS
 from fedfacet.config.trust import check_trusted
 from fedfacet.errors import ConfigError
@@ -39,20 +40,20 @@ FOR_LANGUAGE_MODELS = {"next_token"}
 HELD_OUT = {"client_fairness", "federated_evaluate"}
 """Callbacks that nobody can have without samples that clients hold out."""
 
-NO_OPTIONS = {"models": {"checks", "pretrained"}, "submodels": {"parts"}, "devices": {"schedule"}}
+NO_OPTIONS = {"callbacks": {"mechanism"}, "models": {"checks", "pretrained"}, "submodels": {"parts"}}
 """Modules that serve any part of a room instead of being one."""
 
-SHARED = {
-    "evaluate": {"Outcome"}, "evaluate_clients": {"ClientAccuracy", "TrainedModels"}, "probabilities": set(),
-    "lightning_log": {"LoggerAdapter"},
+ROOMS_OF_OPTIONS = ["aggregators", "callbacks", "engines", "models", "partitioners", "privacy", "selectors", "submodels"]
+SHARED_MODULES = {
+    "adapters": set(), "attacks": {"Trajectories", "Signals"}, "capacities": set(), "corrections": set(), "losses": set(),
+    "participation": set(), "personal": set(), "schedulers": {"TorchScheduler"}, "termination": {"MetricTermination"},
+    "transforms": set(), "devices.synthetic": set(), "devices.trace": set(),
+    "aggregators.robust": set(), "models.resnet50": {"ResNet50Network"}, "objectives.counting": {"CountingObjective"},
+    "partitioners.natural": set(), "partitioners.synthetic": set(), "callbacks.evaluate": {"Outcome"},
+    "callbacks.evaluate_clients": {"ClientAccuracy", "TrainedModels"}, "callbacks.probabilities": set(),
+    "callbacks.lightning_log": {"LoggerAdapter"},
 }  # fmt: skip
-"""Modules of callbacks that hold several options -> what they hold beside these."""
-
-ROOMS_OF_OPTIONS = [
-    *("adapters", "aggregators", "attacks", "callbacks", "capacities", "corrections", "engines", "losses", "models"),
-    *("participation", "partitioners", "personal", "privacy", "schedulers", "selectors", "submodels", "termination"),
-    *("devices", "transforms"),
-]
+"""Modules that hold all small parts of a kind, each an option -> what they hold beside these and their contract."""
 
 
 @pytest.fixture
@@ -141,13 +142,15 @@ def assert_yaml_and_module_share_one_name(file, found):
         target = node["_target_"]
         if not target.startswith("fedfacet.") or siblings.count(target) > 1 or option in ("default", "deployed"):
             continue
+        if group == "dataset" and sum(sibling.startswith(target.rpartition(".")[0] + ".") for sibling in siblings) > 1:
+            continue  # a family of data sets, such as CIFAR's
         if target.startswith("fedfacet.clients.queries.") and target not in siblings:
             continue
         if target == "fedfacet.objectives.classification.cross_entropy":  # the usual loss stands beside its objective
             continue
         module, name = target.split(".")[-2:]
-        if module in SHARED:
-            assert name.lower().startswith(option.replace("_", "")), f"{group}={option} is {name}"
+        if module in SHARED_MODULES or ".".join(target.split(".")[-3:-1]) in SHARED_MODULES:
+            assert option.replace("_", "").removesuffix("s") in name.replace("_", "").lower(), f"{group}={option} is {name}"
             continue
         if target.startswith("fedfacet.methods.") and (CONF / "method" / f"{module}.yaml").is_file():  # one half of several
             continue
@@ -166,15 +169,24 @@ def test_every_module_of_a_room_has_an_option(room):
 def test_a_module_holds_one_class_of_its_own(room):
     """One idea, one file. Private helpers do not count."""
     for file in (PACKAGE / room).glob("*.py"):
-        if file.stem in {"__init__", "base"} | NO_OPTIONS.get(room, set()):
+        if file.stem in {"__init__", "base"} | NO_OPTIONS.get(room, set()) or f"{room}.{file.stem}" in SHARED_MODULES:
             continue
         module = importlib.import_module(f"fedfacet.{room}.{file.stem}")
         classes = [name for name, value in vars(module).items() if _defined_here(value, module) and not name.startswith("_")]
-        if file.stem in SHARED:
-            named = {target.split(".")[-1] for one in YAMLS for target in _targets_in(one) if f".{file.stem}." in target}
-            assert set(classes) - SHARED[file.stem] == named
-            continue
-        assert len(classes) == (0 if room == "losses" else 1), f"{file.name} defines {classes}"
+        assert len(classes) == 1, f"{file.name} defines {classes}"
+
+
+@pytest.mark.parametrize("name", SHARED_MODULES)
+def test_every_part_of_a_shared_module_is_an_option(name):
+    module = importlib.import_module(f"fedfacet.{name}")
+    named = {get_object(target) for file in YAMLS for target in _targets_in(file) if target.startswith(f"{module.__name__}.")}
+    contracts = set(map(get_object, KINDS.values())) | {getattr(module, helper) for helper in SHARED_MODULES[name]}
+    public = [value for own, value in vars(module).items() if not own.startswith("_")]
+    if name == "losses":
+        held = {value for value in public if inspect.isfunction(value) and value.__module__ == module.__name__}
+    else:
+        held = {value for value in public if _defined_here(value, module)} - contracts
+    assert held == named
 
 
 def test_names_are_snake_case():

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedfacet.participation.base import Participation
+from fedfacet.participation import Participation
 from fedfacet.types import WEIGHTED_DRAWS
 
 

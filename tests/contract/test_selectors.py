@@ -1,6 +1,7 @@
 """What every selector of conf/selector keeps to. The clients that answer its questions are real ones."""
 
 import functools
+import inspect
 from copy import deepcopy
 from dataclasses import replace
 from math import nan
@@ -96,7 +97,7 @@ def run_of(make_part, answer, make_update, facts_of_model, same):
             before = deepcopy([self.server, [update.delta for update in updates]])
             needed = self.selector.judges() if self.selector.judges is not None else None
             handed = {"judge": judge_gradients if needed == "gradients" else judge} if needed else {}
-            if self.selector.needs_change:
+            if "change" in inspect.signature(self.selector.observe).parameters:
                 changes = [(update.delta | update.buffers, 1.0) for update in updates]
                 sent = (*facts_of_model.parameters, *facts_of_model.buffers)
                 still = {name: torch.zeros_like(facts_of_model.model[name]) for name in sent}

@@ -2,6 +2,7 @@
 
 import ast
 import functools
+import graphlib
 import sys
 from pathlib import Path
 
@@ -10,9 +11,8 @@ import pytest
 SRC = Path(__file__).parents[2] / "src"
 FILES = sorted(SRC.rglob("*.py"))
 SERVER = [
-    SRC / "fedfacet" / "federation.py",
-    SRC / "fedfacet" / "query_session.py",
-    SRC / "fedfacet" / "updates.py",
+    *(SRC / "fedfacet" / f"{name}.py" for name in ("federation", "round", "server", "mechanism", "query_session")),
+    *(SRC / "fedfacet" / "mechanisms").glob("*.py"),
     *(SRC / "fedfacet" / "selectors").glob("*.py"),
     *(SRC / "fedfacet" / "aggregators").glob("*.py"),
     *(SRC / "fedfacet" / "methods").glob("*.py"),
@@ -23,22 +23,26 @@ FLOORS = [
     "answer_form",
     "errors types rng heterogeneity arguments libraries machine_memory moved waiting builtin",
     "entry shell_words state simplex confusion optional derived cores",
-    "storage updates",
+    "storage",
     # Parts that an option chooses. Each knows values, and no other part.
     "metrics partitioners models losses corrections personal transforms participation schedulers selectors aggregators "
     "adapters capacities submodels attacks privacy termination devices",
     "data objectives plots config clock accounting query",
-    "methods async_schedule",
+    "async_schedule",
     # Where the data lives, and who runs what happens there.
     "clients",
     "parallel",
     "engines",
-    "server_evaluator query_session checked_aggregate",
+    "server_evaluator query_session",
+    "mechanism",
+    "methods algorithm",
+    "checked_aggregate",
+    "server",
+    # The rounds, and what they are made of.
     "round",
     "mechanisms",
-    # The rounds, and what they are made of.
-    "callbacks",
     "federation",
+    "callbacks",
     "compatibility",
     "privacy_gate",
     "summing",
@@ -59,9 +63,7 @@ The scripts in ``src/`` stand on top of them, and so do the package's doors. A n
 lies above all it imports.
 """
 DOORS = {"__init__", "__main__"}
-KNOWN_EXCEPTIONS = {
-    ("callbacks", "federation"): "a callback is handed the federation, and names its type",
-}
+KNOWN_EXCEPTIONS: dict[tuple[str, str], str] = {}
 VALUES = ["types", "rng", "state", "heterogeneity", "errors", "arguments", "simplex", "confusion"]
 GLOBAL_TORCH = {"manual_seed", "seed", "set_rng_state", "seed_everything", "manual_seed_all"}
 DRAWS = {"rand", "randn", "randint", "randperm", "normal", "bernoulli", "multinomial", "rand_like", "randn_like"}
@@ -130,13 +132,19 @@ print([name for name in sys.modules if name.startswith("fedfacet.deploy.") and n
     assert printed[:2] == ["[]", "True"]
     assert set(ast.literal_eval(printed[2])) <= NO_READERS
     assert printed[3] == "[]"
-    for name in ("engine", "exchange", "journal", "roster", "protocol", "transport", "agreement"):
+    for name in ("engine", "exchange", "journal", "client_registry", "protocol", "transport", "agreement"):
         assert not inside(imported(SRC / "fedfacet" / "deploy" / f"{name}.py"), "fedfacet.data"), name
 
 
 def test_nothing_of_ours_that_crosses_is_a_pickle_or_a_socket():
     for path in (SRC / "fedfacet" / "deploy").glob("*.py"):
         assert not inside(imported(path), "pickle") + inside(imported(path), "socket"), name_of(path)
+
+
+def files_of(room):
+    """Return the files of a room, which may be a module or a package."""
+    module = SRC / "fedfacet" / f"{room}.py"
+    return [module] if module.is_file() else sorted((SRC / "fedfacet" / room).glob("*.py"))
 
 
 @pytest.mark.parametrize(
@@ -149,7 +157,7 @@ def test_nothing_of_ours_that_crosses_is_a_pickle_or_a_socket():
 def test_parts_import_values_and_their_own_base_alone(room):
     """Law 5: they know values, not each other, and what a run has written by its reader alone."""
     allowed = tuple(f"fedfacet.{module}" for module in (*VALUES, room, "storage.checkpoint"))
-    for path in (SRC / "fedfacet" / room).glob("*.py"):
+    for path in files_of(room):
         modules = inside(imported(path), "fedfacet")
         strangers = [m for m in modules if m not in ("fedfacet", "fedfacet.storage") and not m.startswith(allowed)]
         assert not strangers, f"{name_of(path)} imports {strangers}"
@@ -186,6 +194,58 @@ def test_no_import_leads_upward_or_in_a_circle():
     upward = {(room, other): file for (room, other), file in imports.items() if floor.get(other, len(FLOORS)) >= floor[room]}
     assert upward.keys() - KNOWN_EXCEPTIONS.keys() == set(), upward
     assert KNOWN_EXCEPTIONS.keys() - upward.keys() == set(), "an exception that is no longer needed must go"
+
+
+# The graph of single modules
+
+ABOVE = {"analysis", "pages", "plots", "papers", "audit", "deploy"}
+"""Rooms of reports, audits and deployments: they may import all others, and of all others only commands import them."""
+
+KNOWN_BREACHES = {
+    ("callbacks", "plots"): "callbacks draw figures at the end of a run",
+    ("runs", "analysis"): "runs read run folders and print tables by what reports have for that",
+}
+KNOWN_CIRCLES = {
+    ("clients.answering", "clients.program"),
+    ("clients.divided_training", "clients.program"),
+    ("clients.network_trial", "clients.program"),
+    ("clients.prediction", "clients.program"),
+    ("clients.private_gradients", "clients.program"),
+}
+"""Imports for type checkers that close a circle of modules: (module, what it imports)."""
+
+
+def module_of(path):
+    parts = path.relative_to(SRC / "fedfacet").with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+@functools.cache
+def graph():
+    """Return every module of the package with those that it imports; ``from room import module`` leads to that module."""
+    files = {module_of(path): path for path in (SRC / "fedfacet").rglob("*.py")}
+    found = {}
+    for module, path in files.items():
+        named = {name.removeprefix("fedfacet.") for name in inside(imported(path), "fedfacet")}
+        packages = {name.rpartition(".")[0] for name in named & files.keys()}
+        found[module] = (named & files.keys()) - packages - {module}
+    return found
+
+
+def test_no_modules_import_one_another_in_a_circle():
+    """Imports inside functions and for type checkers count, also within a room."""
+    known = {module: {other for of, other in KNOWN_CIRCLES if of == module} for module in graph()}
+    graphlib.TopologicalSorter({module: others - known[module] for module, others in graph().items()}).prepare()
+    for module, other in KNOWN_CIRCLES:
+        others = {of: found - known[of] | ({other} if of == module else set()) for of, found in graph().items()}
+        with pytest.raises(graphlib.CycleError):  # an exception that is no longer needed must go
+            graphlib.TopologicalSorter(others).prepare()
+
+
+def test_only_commands_import_reports_audits_and_deployments():
+    rooms = {(module.split(".")[0], other.split(".")[0]) for module, others in graph().items() for other in others}
+    through = {(room, other) for room, other in rooms if other in ABOVE and room not in ABOVE | {"commands", "__main__"}}
+    assert through == KNOWN_BREACHES.keys()
 
 
 # Configs

@@ -8,10 +8,10 @@ from torch import nn
 from fedfacet import state
 from fedfacet.callbacks.base import Callback
 from fedfacet.clients.local_training import LocalTraining
-from fedfacet.corrections.base import Correction
+from fedfacet.corrections import Correction
 from fedfacet.objectives.classification import ClassificationObjective
-from fedfacet.participation.stragglers import Stragglers
-from fedfacet.schedulers.step import StepScheduler
+from fedfacet.participation import Stragglers
+from fedfacet.schedulers import StepScheduler
 from fedfacet.selectors.all import AllSelector
 
 LR, STEPS = 0.2, 6

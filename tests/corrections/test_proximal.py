@@ -1,8 +1,7 @@
 import pytest
 import torch
 
-from fedfacet.corrections.base import Correction
-from fedfacet.corrections.proximal import ProximalCorrection
+from fedfacet.corrections import Correction, ProximalCorrection
 from fedfacet.types import Broadcast, ClientEnd, ClientStart
 
 

@@ -8,7 +8,7 @@ from fedfacet.data.audit_set import Members
 from fedfacet.data.federated import deal
 from fedfacet.errors import FedFacetError
 from fedfacet.metrics.audited_epsilon import audited_of
-from fedfacet.partitioners.iid import IIDPartitioner
+from fedfacet.partitioners.synthetic import IIDPartitioner
 
 
 @pytest.fixture(scope="module")

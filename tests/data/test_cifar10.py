@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from fedfacet.data.augmentation import CropAndFlip
-from fedfacet.data.cifar10 import CIFAR10, FOLDER
+from fedfacet.data.cifar import CIFAR10
 from fedfacet.errors import DatasetCorruptError, DatasetNotFoundError
 
 
@@ -45,7 +45,7 @@ def test_real_images_have_nearly_the_published_statistics(real):
 def test_records_are_read_as_the_authors_describe_them(generated):
     """A label, then 1,024 bytes each of red, green and blue, row by row: pixel by pixel, without numpy."""
     dataset = CIFAR10(root=str(generated)).load()
-    content = (generated / FOLDER / "data_batch_2.bin").read_bytes()
+    content = (generated / CIFAR10.FOLDER / "data_batch_2.bin").read_bytes()
     for number in (0, 7, 39):
         record = content[3073 * number : 3073 * (number + 1)]
         assert dataset.y[40 + number] == record[0]
@@ -59,11 +59,12 @@ def test_only_training_is_augmented(generated):
     assert dataset.augmentation == CropAndFlip(padding=4)
     plain, again = (dataset.batch(dataset.val[:8]).x for _ in range(2))
     assert torch.equal(plain, again)
+    assert not torch.equal(dataset.batch(dataset.val[:8], generator=np.random.default_rng(0)).x, plain)
     assert CIFAR10(root=str(generated), augment=False).load().augmentation is None
 
 
 def test_a_missing_folder_is_named_with_a_remedy(tmp_path):
-    with pytest.raises(DatasetNotFoundError, match=rf"CIFAR-10 in .*{FOLDER}.*170 MB.*dataset\.download=true.*digits_gsc"):
+    with pytest.raises(DatasetNotFoundError, match=rf"in .*{CIFAR10.FOLDER}.*170 MB.*dataset\.download=true.*digits_gsc"):
         CIFAR10(root=str(tmp_path)).load()
     (tmp_path / "cifar-10-batches-py").mkdir()
     with pytest.raises(DatasetNotFoundError, match=r"cifar-10-batches-py is there, but it is pickled.*the binary version"):
@@ -77,7 +78,7 @@ def test_the_archive_is_fetched_and_unpacked(generated, tmp_path, serve):
     archive = tmp_path / "served" / "cifar-10-binary.tar.gz"
     archive.parent.mkdir()
     with tarfile.open(archive, "w:gz") as packed:
-        packed.add(generated / FOLDER, FOLDER)
+        packed.add(generated / CIFAR10.FOLDER, CIFAR10.FOLDER)
     source = CIFAR10(root=str(tmp_path / "root"), download=True, url=f"{serve(archive.parent)}/{archive.name}")
     assert source.load().y.tolist() == CIFAR10(root=str(generated)).load().y.tolist()
     assert CIFAR10(root=str(tmp_path / "root")).load(), "and it is there for the next run"
@@ -98,20 +99,20 @@ def test_the_archive_is_fetched_and_unpacked(generated, tmp_path, serve):
 )
 def test_a_damaged_file_is_named(generated, tmp_path, part, content, said):
     root = shutil.copytree(generated, tmp_path / "root")
-    file = root / FOLDER / part
+    file = root / CIFAR10.FOLDER / part
     whole = content(file.read_bytes())
     if len(whole) > 1_000_000:
         file.write_bytes(b"")
         os.truncate(file, len(whole))  # a file with a hole takes no room
     else:
         file.write_bytes(whole)
-    with pytest.raises(DatasetCorruptError, match=rf"{FOLDER}/{part} to be .*{said}.*fetch it again"):
+    with pytest.raises(DatasetCorruptError, match=rf"{CIFAR10.FOLDER}/{part} to be .*{said}.*fetch it again"):
         CIFAR10(root=str(root)).load()
 
 
 def test_a_missing_file_is_named(generated, tmp_path):
     root = shutil.copytree(generated, tmp_path / "root")
-    (root / FOLDER / "data_batch_5.bin").unlink()
+    (root / CIFAR10.FOLDER / "data_batch_5.bin").unlink()
     with pytest.raises(DatasetNotFoundError, match=r"CIFAR-10's file 'data_batch_5\.bin'.*fetch it again"):
         CIFAR10(root=str(root)).load()
 

@@ -8,9 +8,8 @@ import numpy as np
 import pytest
 import torch
 
-from fedfacet.data.augmentation import CropAndFlip
-from fedfacet.data.cifar100 import CIFAR100, FOLDER
-from fedfacet.errors import DatasetCorruptError, DatasetNotFoundError
+from fedfacet.data.cifar import CIFAR100
+from fedfacet.errors import DatasetCorruptError
 
 
 @pytest.fixture(scope="module")
@@ -80,27 +79,13 @@ def test_superclasses_may_be_the_classes(generated):
         CIFAR100(root=str(generated), labels="both")
 
 
-def test_only_training_is_augmented(generated):
-    dataset = CIFAR100(root=str(generated)).load()
-    assert dataset.augmentation == CropAndFlip(padding=4)
-    plain, again = (dataset.batch(dataset.val[:8]).x for _ in range(2))
-    assert torch.equal(plain, again)
-    assert not torch.equal(dataset.batch(dataset.val[:8], generator=np.random.default_rng(0)).x, plain)
-    assert CIFAR100(root=str(generated), augment=False).load().augmentation is None
-
-
-def test_a_missing_folder_is_named_with_a_remedy(tmp_path):
-    with pytest.raises(DatasetNotFoundError, match=rf"{FOLDER}.*169 MB.*dataset\.download=true.*digits_gsc"):
-        CIFAR100(root=str(tmp_path)).load()
-
-
 @pytest.mark.parametrize("part", ["train.bin", "test.bin", "fine_label_names.txt", "coarse_label_names.txt"])
 @pytest.mark.parametrize("change", [lambda whole: whole[: len(whole) // 2 - 5], lambda whole: bytes([20]) + whole[1:]])
 def test_a_damaged_file_is_named(generated, tmp_path, part, change):
     """The first byte of a record is its superclass, of which there are 20; that of a text is a letter."""
     root = shutil.copytree(generated, tmp_path / "root")
-    file = root / FOLDER / part
+    file = root / CIFAR100.FOLDER / part
     changed = change(file.read_bytes())
     file.write_bytes(changed.replace(b"fine_01", b"fine_02").replace(b"coarse_01", b"coarse_02"))
-    with pytest.raises(DatasetCorruptError, match=rf"{FOLDER}/{part} to be .*cannot be read.*fetch it again"):
+    with pytest.raises(DatasetCorruptError, match=rf"{CIFAR100.FOLDER}/{part} to be .*cannot be read.*fetch it again"):
         CIFAR100(root=str(root)).load()

@@ -6,7 +6,7 @@ import shutil
 import numpy as np
 import pytest
 
-from fedfacet.data.cmnist import ColouredMNIST
+from fedfacet.data.mnist import ColouredMNIST
 from fedfacet.errors import DatasetCorruptError, DatasetNotFoundError
 
 

@@ -8,12 +8,10 @@ from torchvision.datasets import CelebA as Torchvisions
 
 from fedfacet.build import load_data
 from fedfacet.config import compose_job, make
-from fedfacet.data.celeba import CelebA
-from fedfacet.data.fairface import FairFace
+from fedfacet.data.faces import CelebA, FairFace, UTKFace
 from fedfacet.data.federated import deal
-from fedfacet.data.utkface import UTKFace
 from fedfacet.errors import ConfigError, DatasetCorruptError, DatasetNotFoundError, InfeasiblePartitionError
-from fedfacet.partitioners.dirichlet import DirichletPartitioner
+from fedfacet.partitioners.synthetic import DirichletPartitioner
 
 SOURCES = {"celeba": CelebA, "fairface": FairFace, "utkface": UTKFace}
 

@@ -11,8 +11,7 @@ from fedfacet.data.federated import deal
 from fedfacet.data.held_out_clients import drawn_clients
 from fedfacet.data.validation_of_server import ValidationOfServer
 from fedfacet.errors import ConfigError
-from fedfacet.partitioners.dirichlet import DirichletPartitioner
-from fedfacet.partitioners.iid import IIDPartitioner
+from fedfacet.partitioners.synthetic import DirichletPartitioner, IIDPartitioner
 
 
 @given(st.integers(2, 60), st.data(), st.integers(0, 5))

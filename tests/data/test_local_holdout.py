@@ -114,7 +114,8 @@ def test_a_runs_clients_train_on_what_is_left():
 
 
 def test_no_step_is_taken_on_it(tmp_path, monkeypatch):
-    config = job("partition.local_holdout=0.25", "selector=all", "callbacks=evaluate", "logger=[]", "local.amount=2")
+    config = job("partition.local_holdout=0.25", "selector=all", "logger=[]", "local.amount=2")
+    config.callbacks = {}
     federation = build_module.build(config, tmp_path)
     dataset = federation.engine.clients.dataset
     seen = []
@@ -125,7 +126,6 @@ def test_no_step_is_taken_on_it(tmp_path, monkeypatch):
     tasks = []
     run = federation.engine.run
     monkeypatch.setattr(federation.engine, "run", lambda orders: tasks.extend(orders) or run(orders))
-    federation.callbacks = {}
     federation.run_round()
     assert len(tasks) == 24
     data = load_data(config)

@@ -6,7 +6,7 @@ import hashlib
 import numpy as np
 import pytest
 
-from fedfacet.data.plays import roles_in
+from fedfacet.data.shakespeare import roles_in
 
 PREFACE = "first line\n\nTHE SONNETS\n\nby William Shakespeare\n\n  Poet. Not a play.\n    At all.\n"
 

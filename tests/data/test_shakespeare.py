@@ -11,11 +11,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fedfacet.data.federated import partition_and_hold_out
-from fedfacet.data.plays import Role
-from fedfacet.data.shakespeare import ALPHABET, WINDOW, Shakespeare, Windows
+from fedfacet.data.shakespeare import ALPHABET, WINDOW, Role, Shakespeare, Windows
 from fedfacet.errors import DatasetCorruptError, DatasetNotFoundError, InfeasiblePartitionError
-from fedfacet.partitioners.classes_per_client import ClassesPerClientPartitioner
 from fedfacet.partitioners.natural import NaturalPartitioner
+from fedfacet.partitioners.synthetic import ClassesPerClientPartitioner
 
 
 @pytest.fixture(scope="module")

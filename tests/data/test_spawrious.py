@@ -154,9 +154,9 @@ def test_truncated_image_is_named_before_any_training(root):
         ({"classes": ["corgi", "corgi"]}, "distinct"),
         ({"classes": []}, "`classes`"),
         ({"classes": "labrador,poodle"}, "`classes`"),
-        ({"test_fraction": 0.0}, "`test_fraction` in"),
-        ({"test_fraction": 1.0}, "`test_fraction` in"),
-        ({"image_size": 0}, "`image_size`"),
+        ({"test_fraction": 0.0}, "test_fraction` in"),
+        ({"test_fraction": 1.0}, "test_fraction` in"),
+        ({"image_size": 0}, "image_size`"),
     ],
 )
 def test_bad_arguments(tmp_path, arguments, message):

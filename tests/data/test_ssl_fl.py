@@ -7,13 +7,12 @@ import pytest
 from PIL import Image
 
 from fedfacet.data.augmentation import ZoomTurnAndFlip
-from fedfacet.data.covid_fl import CLIENTS, CovidFL
-from fedfacet.data.covid_fl import SPLIT as COVID_SPLIT
 from fedfacet.data.federated import partition_and_hold_out
-from fedfacet.data.retina import Retina
-from fedfacet.data.ssl_fl import read_tables
+from fedfacet.data.medical import CovidFL, Retina
 from fedfacet.errors import DatasetCorruptError, DatasetNotFoundError
 from fedfacet.partitioners.natural import NaturalPartitioner
+
+COVID_SPLIT = "12_clients/split_real"
 
 
 @pytest.fixture(scope="module")
@@ -58,9 +57,12 @@ def test_the_natural_partition_has_a_client_per_table(generated):
 
 
 def test_covids_institutions_are_in_the_order_of_their_names(generated):
-    tables = read_tables(generated / "COVID-FL", COVID_SPLIT, ("normal", "pneumonia", "COVID-19"), "")
-    assert tables.clients == tuple(sorted(CLIENTS)) == CLIENTS
-    assert len(CLIENTS) == 12
+    dataset = covid(generated).load()
+    for number, name in enumerate(sorted(CovidFL.CLIENTS)):
+        owned = (generated / "COVID-FL" / COVID_SPLIT / f"{name}.csv").read_text().split()
+        images = np.flatnonzero(dataset.columns["client"] == number)
+        assert [dataset.inputs.paths[image].name for image in images] == sorted(owned)
+    assert len(CovidFL.CLIENTS) == 12
 
 
 def test_labels_and_images_are_those_of_the_files(generated):

@@ -8,8 +8,7 @@ from torch import nn
 
 from fedfacet import rng
 from fedfacet.data.drawn_dogs import draw_dog
-from fedfacet.data.spawrious import BREEDS, LOCATIONS
-from fedfacet.data.synthetic_spawrious import SyntheticSpawrious
+from fedfacet.data.spawrious import BREEDS, LOCATIONS, SyntheticSpawrious
 
 
 def drawn(breed, location, size, seed=0):
@@ -125,9 +124,9 @@ def test_a_correlated_place_is_learned_instead_of_the_breed():
     [
         ({"classes": ["cat"]}, "`classes` .* labrador, dachshund, bulldog, corgi"),
         ({"attributes": ["moon"]}, "`attributes` .* beach, snow, desert, jungle, mountain, dirt"),
-        ({"image_size": 7}, "`image_size`"),
-        ({"samples_per_cell": 0}, "`samples_per_cell`"),
-        ({"test_fraction": 1.5}, "`test_fraction`"),
+        ({"image_size": 7}, "image_size`"),
+        ({"samples_per_cell": 0}, "samples_per_cell`"),
+        ({"test_fraction": 1.5}, "test_fraction`"),
     ],
 )
 def test_bad_arguments(arguments, message):

@@ -126,7 +126,7 @@ def test_class_names_are_not_needed(copy):
 def test_impossible_settings_are_refused(val_fraction):
     with pytest.raises(ValueError, match=r"`dataset\.val_fraction` in"):
         TinyImageNet(root="x", val_fraction=val_fraction)
-    with pytest.raises(ValueError, match="`image_size` to be 1 or larger"):
+    with pytest.raises(ValueError, match=r"`dataset\.image_size` to be 1 or larger"):
         TinyImageNet(root="x", image_size=0)
 
 

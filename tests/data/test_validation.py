@@ -8,9 +8,9 @@ import pytest
 from fedfacet.data.digits import Digits
 from fedfacet.data.federated import deal, partition_and_hold_out
 from fedfacet.errors import InfeasiblePartitionError
-from fedfacet.partitioners.iid import IIDPartitioner
 from fedfacet.partitioners.interaction_matrix import InteractionMatrixPartitioner
 from fedfacet.partitioners.natural import NaturalPartitioner
+from fedfacet.partitioners.synthetic import IIDPartitioner
 from fedfacet.types import Partition
 
 

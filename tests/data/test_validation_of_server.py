@@ -11,10 +11,9 @@ from fedfacet.data.digits import Digits
 from fedfacet.data.federated import deal
 from fedfacet.data.validation_of_server import ValidationOfServer
 from fedfacet.errors import InfeasiblePartitionError
-from fedfacet.partitioners.dirichlet import DirichletPartitioner
-from fedfacet.partitioners.iid import IIDPartitioner
 from fedfacet.partitioners.interaction_matrix import InteractionMatrixPartitioner
 from fedfacet.partitioners.natural import NaturalPartitioner
+from fedfacet.partitioners.synthetic import DirichletPartitioner, IIDPartitioner
 
 
 def matrices(count, each):

@@ -13,7 +13,7 @@ from PIL import Image
 from torchvision import transforms
 
 from fedfacet.data.federated import partition_and_hold_out
-from fedfacet.data.waterbirds import ARCHIVE, FOLDER, URL, WaterBirds, read_table
+from fedfacet.data.waterbirds import ARCHIVE, FOLDER, URL, WaterBirds, read_metadata
 from fedfacet.errors import DatasetCorruptError, DatasetNotFoundError, InfeasiblePartitionError
 from fedfacet.heterogeneity import InteractionMatrix, measure_federation
 from fedfacet.partitioners.interaction_matrix import InteractionMatrixPartitioner
@@ -50,7 +50,7 @@ def real(real_table, tmp_path_factory):
     shutil.copytree(real_table.parent, root / FOLDER)
     picture = root / "bird.jpg"
     Image.new("RGB", (12, 8), (90, 120, 60)).save(picture)
-    for name in read_table(real_table)[0]:
+    for name in read_metadata(real_table)[0]:
         path = root / FOLDER / name
         path.parent.mkdir(exist_ok=True)
         path.symlink_to(picture)
@@ -263,13 +263,19 @@ def test_a_truncated_image_is_named_before_any_training(root):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (lambda rows: [], "to name an image in every line"),
+        (lambda rows: [], "to be a table, but it has no rows"),
         (lambda rows: [*rows, rows[0]], "each once"),
         (lambda rows: [[row[0], "", *row[2:]] for row in rows], "to name an image in every line"),
-        (lambda rows: [*rows[:3], [*rows[3][:2], "2", *rows[3][3:]], *rows[4:]], "`y` to be one of 0, 1 .* got '2' in line 5"),
-        (lambda rows: [[*rows[0][:3], "3", *rows[0][4:]], *rows[1:]], "`split` to be one of 0, 1, 2 .* got '3' in line 2"),
-        (lambda rows: [*rows[:-1], rows[-1][:3]], "`place` .* got None"),
-        (lambda rows: [[*rows[0][:4], "land", ""], *rows[1:]], "`place` to be one of 0, 1 .* got 'land'"),
+        (
+            lambda rows: [*rows[:3], [*rows[3][:2], "2", *rows[3][3:]], *rows[4:]],
+            "`y` to be one of '0', '1' .* '2' in line 5",
+        ),
+        (
+            lambda rows: [[*rows[0][:3], "3", *rows[0][4:]], *rows[1:]],
+            "`split` to be one of '0', '1', '2' .* '3' in line 2",
+        ),
+        (lambda rows: [*rows[:-1], rows[-1][:3]], "Expected 6 entries .* got 3"),
+        (lambda rows: [[*rows[0][:4], "land", ""], *rows[1:]], "`place` to be one of '0', '1' .* got 'land'"),
     ],
 )
 def test_a_damaged_table_is_named(root, change, message):
@@ -289,7 +295,7 @@ def test_something_that_is_no_table_is_refused(root, content):
 
 
 def test_impossible_sizes_are_refused(tmp_path):
-    with pytest.raises(ValueError, match="`image_size` to be 1 or larger, but got 0"):
+    with pytest.raises(ValueError, match=r"`dataset\.image_size` to be 1 or larger, but got 0"):
         WaterBirds(tmp_path, image_size=0)
 
 

@@ -1,4 +1,4 @@
-"""A pilot on this machine, its two sites in this process, and a transport that meddles with letters on their way."""
+"""A pilot on this machine, its two sites in this process, and a transport that meddles with messages on their way."""
 
 import json
 
@@ -99,9 +99,9 @@ class Direct:
     def sites(self):
         return dict.fromkeys(self.by_name, True)
 
-    def send(self, site, letter):
+    def send(self, site, message):
         self.number += 1
-        self.came.append((Ticket(site, self.number), self.by_name[site].answer(letter)))
+        self.came.append((Ticket(site, self.number), self.by_name[site].answer(message)))
         return self.came[-1][0]
 
     def poll(self, seconds):
@@ -132,11 +132,11 @@ class Meddler:
     def sites(self):
         return self.there(self.inner.sites()) if self.there else self.inner.sites()
 
-    def send(self, site, letter):
-        request = unpack(letter, len(letter))
+    def send(self, site, message):
+        request = unpack(message, len(message))
         if self.before:
             self.before(request, site)
-        ticket = self.inner.send(site, letter)
+        ticket = self.inner.send(site, message)
         self.asked[ticket] = request
         return ticket
 

@@ -85,14 +85,14 @@ def of_round_two(change, kind="train"):
 
 
 def repacked(content, **changed):
-    letter = unpack(content, len(content))
-    return pack(replace(letter, **changed))
+    message = unpack(content, len(content))
+    return pack(replace(message, **changed))
 
 
 def with_delta(content, change):
-    letter = unpack(content, len(content))
-    name, tensor = next(iter(letter.bundles["delta"].items()))
-    return repacked(content, bundles={**letter.bundles, "delta": {**letter.bundles["delta"], name: change(tensor.clone())}})
+    message = unpack(content, len(content))
+    name, tensor = next(iter(message.bundles["delta"].items()))
+    return repacked(content, bundles={**message.bundles, "delta": {**message.bundles["delta"], name: change(tensor.clone())}})
 
 
 def with_body(content, **changed):
@@ -100,22 +100,22 @@ def with_body(content, **changed):
 
 
 def other_protocol(content):
-    letter = unpack(content, len(content))
+    message = unpack(content, len(content))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(protocol, "PROTOCOL", 1)
-        return pack(letter)
+        return pack(message)
 
 
 TAMPERED = {
     "a flipped byte": (lambda c: c[:-9] + bytes([c[-9] ^ 1]) + c[-8:], "is damaged or cut short, as its sha256 shows"),
     "cut short": (lambda c: c[:-100], "is damaged or cut short, as its sha256 shows"),
-    "no letter": (lambda c: b"what is this?", "is damaged or cut short, as its sha256 shows"),
+    "no message": (lambda c: b"what is this?", "is damaged or cut short, as its sha256 shows"),
     "too large": (lambda c: c + bytes(2**21), "more than the 2,097,152 of max_letter_mb"),
     "another protocol": (other_protocol, "it is of protocol 1, and protocol 2 is spoken here"),
     "another run": (lambda c: repacked(c, run="f" * 32), "is of another run"),
     "another client": (lambda c: with_body(c, client=23), "answers for client 23 in the place of"),
     "another round": (lambda c: with_body(c, round=1), "is of round 1"),
-    "another letter's": (lambda c: with_body(c, answers="0" * 64), "is to another letter than the one that was sent"),
+    "another message's": (lambda c: with_body(c, answers="0" * 64), "is to another message than the one that was sent"),
     "NaN": (lambda c: with_delta(c, lambda t: t.fill_(torch.nan)), "it holds NaN or infinite numbers; the update is dropped"),
     "other shapes": (lambda c: with_delta(c, lambda t: t[:1]), "has shape"),
     "nonsense": (lambda c: with_body(c, num_samples="many", metrics=None), "its num_samples is 'many'"),
@@ -131,7 +131,7 @@ def without_one():
 @pytest.mark.parametrize("how", TAMPERED)
 def test_a_tampered_update_is_left_out_with_its_own_sentence(how, run, federation, without_one, undisturbed, monkeypatch):
     change, sentence = TAMPERED[how]
-    monkeypatch.setattr(federation.engine.exchange, "_most_bytes", 2**21)
+    monkeypatch.setattr(federation.engine.exchange, "most_bytes", 2**21)
     meddle = of_round_two(lambda request, ticket, content: [(ticket, change(content))])
     came = run(meddle)
     assert sentence in came.log
@@ -144,8 +144,8 @@ def test_a_tampered_update_is_left_out_with_its_own_sentence(how, run, federatio
     assert came.digest != state.digest(undisturbed.state.model)
 
 
-def test_letters_that_come_twice_late_or_in_another_order_change_nothing(run, federation, undisturbed):
-    """An answer is known by the letter that it answers."""
+def test_messages_that_come_twice_late_or_in_another_order_change_nothing(run, federation, undisturbed):
+    """An answer is known by the message that it answers."""
     held = []
 
     def meddle(request, ticket, content):
@@ -158,7 +158,7 @@ def test_letters_that_come_twice_late_or_in_another_order_change_nothing(run, fe
         return came
 
     came = run(meddle)
-    assert "A letter of site_" in came.log
+    assert "A message of site_" in came.log
     assert "came that nobody waits for: it was late or sent twice, and is left out" in came.log
     assert [line["lost"] for line in came.lines.values()] == [{}, {}, {}]
     assert came.digest == state.digest(undisturbed.state.model)

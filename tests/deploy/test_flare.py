@@ -1,4 +1,4 @@
-"""Letters through NVIDIA FLARE: kits that let nothing else in, and a run over mutual TLS whose job is killed."""
+"""Messages through NVIDIA FLARE: kits that let nothing else in, and a run over mutual TLS whose job is killed."""
 
 import json
 import os
@@ -15,7 +15,7 @@ from fedfacet import state
 from fedfacet.commands import serve
 from fedfacet.deploy.engine import Shortfall
 from fedfacet.deploy.flare import Flare
-from fedfacet.deploy.kits import certificate_fault, prepare
+from fedfacet.deploy.startup_kit import certificate_fault, prepare
 from fedfacet.errors import ConfigError, EngineError
 from fedfacet.storage.run_files import rows_of
 
@@ -189,15 +189,15 @@ def test_a_privacy_file_without_filters_is_none_of_our_business(kit):
     prepare(kit, EXECUTOR)
 
 
-def test_flare_s_filters_do_let_letters_pass():
+def test_flare_s_filters_do_let_messages_pass():
     """As long as they do, kits that have some are refused."""
     filters = pytest.importorskip("nvflare.app_common.filters.percentile_privacy", reason="the extra `deploy` is not installed")
     from nvflare.apis.fl_context import FLContext
     from nvflare.apis.shareable import Shareable
 
-    letter = Shareable()
-    letter["letter"] = b"update"
-    assert filters.PercentilePrivacy().process(letter, FLContext())["letter"] == b"update"
+    message = Shareable()
+    message["letter"] = b"update"
+    assert filters.PercentilePrivacy().process(message, FLContext())["letter"] == b"update"
 
 
 def test_filters_that_came_after_the_start_are_refused_too(kit):
@@ -406,7 +406,7 @@ def test_a_run_over_flare_is_the_simulated_one_though_its_job_is_killed(flare, b
     here = simulated(longer, run_dir=tmp_path / "here")
     assert rounds_of(here, 8) == (run_dir / "metrics.csv").read_bytes()
     assert lines_in(run_dir / "journal.jsonl")[-1]["model_digest"] == state.digest(here.state.model)
-    assert "the letter for client" in (run_dir / "train.log").read_text(), "the job died while letters were under way"
+    assert "the message for client" in (run_dir / "train.log").read_text(), "the job died while messages were under way"
 
 
 @pytest.mark.slow

@@ -10,7 +10,7 @@ import pytest
 from fedfacet import state
 from fedfacet.deploy.engine import Shortfall
 from fedfacet.deploy.journal import replay
-from fedfacet.deploy.protocol import Letter, pack, unpack
+from fedfacet.deploy.protocol import Message, pack, unpack
 from fedfacet.errors import ConfigError, EngineError
 
 ASKING = (
@@ -52,14 +52,14 @@ def forging(change, of="query", **more):
     asked = []
 
     def meddle(request, ticket, content):
-        letter = unpack(content, len(content))
-        if request.kind != of or letter.kind == "refusal":
+        message = unpack(content, len(content))
+        if request.kind != of or message.kind == "refusal":
             return [(ticket, content)]
         asked.append(request.body["client"])
         if asked[-1] != asked[0]:
             return [(ticket, content)]
-        forged = {**letter.body, "value": change(letter.body.get("value")), **more}
-        return [(ticket, pack(replace(letter, body=forged)))]
+        forged = {**message.body, "value": change(message.body.get("value")), **more}
+        return [(ticket, pack(replace(message, body=forged)))]
 
     return meddle, asked
 
@@ -125,7 +125,7 @@ def test_the_client_is_away_named_and_counted(options, value, bad, server, lines
         said = [one.getMessage() for one in caplog.records if one.getMessage().startswith(sentence)]
         assert len(said) == len(gone)
         assert all(f" is {value}" in one for one in said)
-    site = federation.engine.roster.clients[away].site
+    site = federation.engine.registry.clients[away].site
     assert json.loads((tmp_path / "status.json").read_text())["refused"][site] == {"answer": sum(map(len, missing))}
     (tmp_path / "again").mkdir()
     again = simulated(options, run_dir=tmp_path / "again")
@@ -145,9 +145,9 @@ def test_so_is_one_whose_costs_are_none(server, lines_of):
 
 def test_where_nobody_answers_well_the_run_stops_with_a_sentence(server):
     def meddle(request, ticket, content):
-        letter = unpack(content, len(content))
-        forged = {**letter.body, "value": "x"}
-        return [(ticket, pack(replace(letter, body=forged)) if letter.kind == "answer" else content)]
+        message = unpack(content, len(content))
+        forged = {**message.body, "value": "x"}
+        return [(ticket, pack(replace(message, body=forged)) if message.kind == "answer" else content)]
 
     federation = server("method=pow_d", meddle)
     with pytest.raises(Shortfall, match="an answer that counts in round 1, but 24 clients are away without one"):
@@ -163,9 +163,9 @@ def test_a_sites_policy_ends_no_run_that_has_begun(round, server, lines_of, tmp_
         if request.kind != "query" or request.body["round"] != round or refused not in ([], [request.body["client"]]):
             return [(ticket, content)]
         refused[:] = [request.body["client"]]
-        letter = unpack(content, len(content))
-        body = {"code": "policy", "sentence": "no longer", "answers": letter.body["answers"]}
-        return [(ticket, pack(Letter("refusal", letter.run, body)))]
+        message = unpack(content, len(content))
+        body = {"code": "policy", "sentence": "no longer", "answers": message.body["answers"]}
+        return [(ticket, pack(Message("refusal", message.run, body)))]
 
     federation = server("method=pow_d", meddle)
     if round == 1:
@@ -177,7 +177,7 @@ def test_a_sites_policy_ends_no_run_that_has_begun(round, server, lines_of, tmp_
     missing = [set(range(24)) - set(line["available"]) for line in lines_of(federation)]
     assert missing == [set(), set(refused), set()]
     assert f"Round 2: client {refused[0]} (client_{refused[0]:02d}) is away, asked for local_loss: site_" in caplog.text
-    site = federation.engine.roster.clients[refused[0]].site
+    site = federation.engine.registry.clients[refused[0]].site
     assert json.loads((tmp_path / "status.json").read_text())["refused"][site] == {"policy": 1}
 
 
@@ -191,7 +191,7 @@ def test_a_refusals_words_are_shown_escaped_and_shortened(server, tmp_path, capl
                 return [(ticket, content)]
             refused[:] = [request.body["client"]]
             answers = unpack(content, len(content)).body["answers"]
-            return [(ticket, pack(Letter("refusal", request.run, {"code": words, "sentence": words, "answers": answers})))]
+            return [(ticket, pack(Message("refusal", request.run, {"code": words, "sentence": words, "answers": answers})))]
 
         caplog.clear()
         federation.engine.exchange.transport.meddle = meddle
@@ -210,9 +210,9 @@ def test_a_hello_whose_words_a_terminal_would_obey_is_none(where, server):
     for words in ("\x1b[31mred", "\u202eback", "two\nlines", "x" * 5000):
 
         def meddle(request, ticket, content, words=words):
-            letter = unpack(content, len(content))
-            told = {"device": words} if where == "device" else {"versions": {**letter.body["versions"], where: words}}
-            return [(ticket, pack(Letter("hello", letter.run, {**letter.body, **told})))]
+            message = unpack(content, len(content))
+            told = {"device": words} if where == "device" else {"versions": {**message.body["versions"], where: words}}
+            return [(ticket, pack(Message("hello", message.run, {**message.body, **told})))]
 
         exchange.transport.meddle = meddle
         exchange.present.clear()

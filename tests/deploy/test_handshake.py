@@ -14,7 +14,7 @@ from fedfacet.deploy.card import Card
 from fedfacet.deploy.files import table_of
 from fedfacet.deploy.journal import read_journal
 from fedfacet.deploy.loopback import Loopback
-from fedfacet.deploy.protocol import Letter, pack, unpack
+from fedfacet.deploy.protocol import Message, pack, unpack
 from fedfacet.deploy.server import save_names
 from fedfacet.deploy.settings import SiteSettings
 from fedfacet.deploy.site import Site
@@ -155,7 +155,7 @@ def test_a_site_takes_no_code_and_no_paths(override, copy):
         "num_clients": 24,
     }
     body["clients"] = {name: number for number, name in enumerate(site.samples)}
-    answer = site.answer(pack(Letter("hello", "a" * 32, body)))
+    answer = site.answer(pack(Message("hello", "a" * 32, body)))
     said = unpack(answer, len(answer))
     assert said.kind == "refusal"
     assert "Expected settings of clients, GROUP=OPTION and KEY=VALUE, but got" in said.body["sentence"]
@@ -180,13 +180,13 @@ def test_a_server_names_no_files(copy, sites_of, deployed, tmp_path):
     run = deployed("method=fedavg", run_dir=tmp_path, transport=transport, folder=copy).engine.exchange
     versions = {"fedfacet": "0.1.0"}
     bodies = {
-        "hello": {**run.greeting, "clients": run.roster.at("site_0"), "num_clients": 24, "versions": versions, "more": 1},
+        "hello": {**run.greeting, "clients": run.registry.at("site_0"), "num_clients": 24, "versions": versions, "more": 1},
         "weights": {"round": 1, "model": "c" * 64},
         "train": {"round": 1, "client": 0},
     }
     before = {file for file in tmp_path.rglob("*") if file.name != "audit.jsonl"}
     for kind, named in NAMED:
-        content = transport.by_name["site_0"].answer(pack(Letter(kind, run.run, {**bodies[kind], **named})))
+        content = transport.by_name["site_0"].answer(pack(Message(kind, run.run, {**bodies[kind], **named})))
         said = unpack(content, len(content)).body
         ((name, value),) = named.items()
         assert (said["code"], said["sentence"]) == ("letter", f"its `{name}` is '{value}'")
@@ -196,14 +196,14 @@ def test_a_server_names_no_files(copy, sites_of, deployed, tmp_path):
 def test_numbers_of_clients_that_a_site_would_choke_on(copy, sites_of, deployed, tmp_path):
     transport = sites_of(copy)
     run = deployed("method=fedavg", run_dir=tmp_path, transport=transport, folder=copy).engine.exchange
-    own = run.roster.at("site_0")
+    own = run.registry.at("site_0")
     versions = {"fedfacet": "0.1.0"}
     kept = own["client_00"]
     for number, numbers in (
         (10**12, kept), (0, kept), ("24", kept), (24.0, kept), (24, -1), (24, 24), (24, 1.0), (24, "x"),
     ):  # fmt: skip
         body = {**run.greeting, "clients": own | {"client_00": numbers}, "num_clients": number, "versions": versions}
-        content = transport.by_name["site_0"].answer(pack(Letter("hello", "c" * 32, body)))
+        content = transport.by_name["site_0"].answer(pack(Message("hello", "c" * 32, body)))
         said = unpack(content, len(content)).body
         assert (said["code"], said["sentence"]) == (
             "letter", "clients have numbers below `num_clients`, and that is 10,000,000 at most",
@@ -218,7 +218,7 @@ def test_a_site_refuses_what_it_does_not_know_and_writes_down_what_came(copy, si
     run = federation.engine.exchange.run
 
     def told(kind, of=run, **body):
-        content = site.answer(pack(Letter(kind, of, body)))
+        content = site.answer(pack(Message(kind, of, body)))
         return unpack(content, len(content)).body["sentence"]
 
     order = {"client": 0, "round": 1, "seed": 0, "model": None, "memory_round": None, "step_fraction": 1.0, "lr_factor": 1.0}
@@ -234,11 +234,11 @@ def test_a_site_refuses_what_it_does_not_know_and_writes_down_what_came(copy, si
         told("query", **order, query=asks)
         == "site_0 does not answer `TrueHeterogeneity`: it is not among the operator's `policy.queries`"
     )
-    assert told("shutdown") == "a letter of the kind 'shutdown' is not known here"
+    assert told("shutdown") == "a message of the kind 'shutdown' is not known here"
     damaged = site.answer(b"damaged")
     assert (
         unpack(damaged, len(damaged)).body["sentence"]
-        == "a letter is not read: it is damaged or cut short, as its sha256 shows"
+        == "a message is not read: it is damaged or cut short, as its sha256 shows"
     )
     lines = [json.loads(line) for line in (copy / "site_0" / "state" / "audit.jsonl").read_text().splitlines()]
     assert [line["answer"] for line in lines] == ["hello", *["refusal"] * 8]
@@ -266,11 +266,11 @@ def test_check_and_verify_and_their_sentences(pilot, copy, sites_of, capsys, dep
     assert "client_00: 20 samples (18 digit<5, 2 digit>=5)" in capsys.readouterr().out
 
 
-def test_letters_do_not_fill_the_disk(copy, sites_of, capsys, deployed, monkeypatch, tmp_path):
+def test_messages_do_not_fill_the_disk(copy, sites_of, capsys, deployed, monkeypatch, tmp_path):
     disk = shutil.disk_usage(tmp_path)
     monkeypatch.setattr(shutil, "disk_usage", lambda _: disk._replace(free=2**30))
     deployed("method=fedavg", run_dir=tmp_path, transport=sites_of(copy), folder=copy).run_round()
-    assert not list((copy / "site_0" / "state").glob("letters/*/*"))
+    assert not list((copy / "site_0" / "state").glob("messages/*/*"))
     assert (copy / "site_0" / "state" / "audit.jsonl").read_text().count('"answer": "ok"') > 0, "all the same it has answered"
     arguments = [
         f"config={copy / 'site_0' / 'client.yaml'}",

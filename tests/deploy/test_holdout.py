@@ -12,7 +12,7 @@ from fedfacet.commands import client
 from fedfacet.config import plain
 from fedfacet.deploy.journal import read_journal, replay
 from fedfacet.deploy.pilot import write_pilot
-from fedfacet.deploy.protocol import Letter, pack, unpack
+from fedfacet.deploy.protocol import Message, pack, unpack
 from fedfacet.deploy.questions import known_queries
 from fedfacet.errors import ConfigError, FedFacetError
 
@@ -123,11 +123,11 @@ def test_answers_that_are_no_counts_are_left_out(held_out, sites_of, deployed, m
     ]
 
     def meddle(request, ticket, content):
-        letter = unpack(content, len(content))
-        if letter.kind != "answer" or letter.body["client"] >= len(forged):
+        message = unpack(content, len(content))
+        if message.kind != "answer" or message.body["client"] >= len(forged):
             return [(ticket, content)]
-        body = {**letter.body, "value": forged[letter.body["client"]](*letter.body["value"])}
-        return [(ticket, pack(Letter("answer", letter.run, body)))]
+        body = {**message.body, "value": forged[message.body["client"]](*message.body["value"])}
+        return [(ticket, pack(Message("answer", message.run, body)))]
 
     folder = held_out()
     there = deployed("method=fedavg", EVALUATE, run_dir=tmp_path, transport=meddler(sites_of(folder), meddle), folder=folder)
@@ -204,7 +204,7 @@ def test_noise_that_a_server_chooses_hides_no_small_count(held_out, sites_of, de
 
     def told(name, **arguments):
         body = {**order, "query": {"name": name, "arguments": arguments}}
-        content = sites.by_name["site_0"].answer(pack(Letter("query", there.engine.exchange.run, body)))
+        content = sites.by_name["site_0"].answer(pack(Message("query", there.engine.exchange.run, body)))
         return unpack(content, len(content)).body
 
     assert told("LabelHistogram")["code"] == told("DisclosedInteractionMatrix")["code"] == "too_few_samples"

@@ -8,7 +8,7 @@ import pytest
 from fedfacet import state
 from fedfacet.clients.personal_memory import all_layers
 from fedfacet.deploy.engine import KEPT
-from fedfacet.deploy.memory import MemoryStore
+from fedfacet.deploy.memory import SiteDisk
 
 CASES = {  # others are among the METHODS of test_holdout.py, whose tables are compared too
     "fedpac": ("method=fedpac",),
@@ -26,8 +26,8 @@ def kept_at_sites(federation, pilot):
     run, kept = federation.engine.exchange.run, {}
     for client_id, token in federation.state.memory.items():
         assert list(token) == [KEPT], "the server has nothing but a round of a client's memory"
-        site = federation.engine.roster.clients[client_id].site
-        kept[client_id] = MemoryStore(pilot / site / "state" / "memory").get(run, client_id, int(token[KEPT]))
+        site = federation.engine.registry.clients[client_id].site
+        kept[client_id] = SiteDisk(pilot / site / "state").get(run, client_id, int(token[KEPT]))
     return kept
 
 

@@ -10,7 +10,7 @@ from PIL import Image
 from fedfacet.commands import client
 from fedfacet.deploy.card import Card
 from fedfacet.deploy.files import made
-from fedfacet.deploy.protocol import Letter, pack, unpack
+from fedfacet.deploy.protocol import Message, pack, unpack
 from fedfacet.deploy.settings import SiteSettings
 from fedfacet.deploy.site import Site, refusing
 from fedfacet.errors import ConfigError, FedFacetError
@@ -215,14 +215,14 @@ def test_the_server_is_not_told_the_name_of_a_damaged_file(damage, site_of, adul
     (adults / "adults" / "film" / "ill" / "Jane Doe.png").write_bytes(damage)
     with pytest.raises(FedFacetError, match=r"Jane Doe\.png to be an image, but it cannot be read"):
         site_of(IMAGES, **FOLDERS)
-    answer = refusing()(pack(Letter("hello", "a" * 32, {})))
+    answer = refusing()(pack(Message("hello", "a" * 32, {})))
     assert unpack(answer, len(answer)).body["sentence"] == "it cannot be opened, as `client.py check` tells its operator"
 
 
 def test_of_a_fault_at_work_the_server_is_told_the_kind_and_the_operator_all(site_of, adults, monkeypatch):
     site = site_of(IMAGES, **FOLDERS)
     monkeypatch.setattr(site, "_hello", lambda *_: (adults / "Jane Doe.png").read_bytes())
-    answer = site.answer(pack(Letter("hello", "a" * 32, {})))
+    answer = site.answer(pack(Message("hello", "a" * 32, {})))
     said = unpack(answer, len(answer)).body["sentence"]
     assert said == "FileNotFoundError, of which audit.jsonl tells its operator more"
     (line,) = (site.settings.state / "audit.jsonl").read_text().splitlines()

@@ -12,7 +12,7 @@ import yaml
 
 import fedfacet
 from fedfacet.deploy import agreement
-from fedfacet.deploy.protocol import Letter, pack, unpack
+from fedfacet.deploy.protocol import Message, pack, unpack
 from fedfacet.deploy.samples import digest_of_samples
 from fedfacet.deploy.settings import SiteSettings
 from fedfacet.deploy.site import Site
@@ -47,9 +47,9 @@ def asked(copy, sites_of, deployed, tmp_path):
             "lr_factor": 1.0,
         }
         if kind == "weights":
-            content = pack(Letter(kind, run, {"round": changed.get("round", 1), "model": "c" * 64}, {"model": model}))
+            content = pack(Message(kind, run, {"round": changed.get("round", 1), "model": "c" * 64}, {"model": model}))
         else:
-            content = pack(Letter(kind, run, {**body, **changed}))
+            content = pack(Message(kind, run, {**body, **changed}))
         return answer(content)
 
     ask("weights")
@@ -57,8 +57,8 @@ def asked(copy, sites_of, deployed, tmp_path):
 
 
 def told(answer):
-    letter = unpack(answer, len(answer))
-    return letter.kind, letter.body.get("sentence", "")
+    message = unpack(answer, len(answer))
+    return message.kind, message.body.get("sentence", "")
 
 
 def test_a_client_trains_once_in_a_round(asked):

@@ -92,4 +92,4 @@ def test_a_round_is_told_in_both_files(sites_of, pilot, deployed, meddler, meddl
     floats = 2 * result.metrics["comm/floats_down"] / 24
     down = prom["fedfacet_letter_bytes_total", ('direction="down"', 'site="site_0"')]
     assert down == status["bytes"]["site_0"]["down"]
-    assert 4 * floats < down < 4 * floats + 40_000  # a model a round, and what letters have besides
+    assert 4 * floats < down < 4 * floats + 40_000  # a model a round, and what messages have besides

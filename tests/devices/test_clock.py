@@ -17,24 +17,18 @@ from fedfacet.clients.local_training import LocalTraining
 from fedfacet.clients.queries.local_loss import LocalLoss
 from fedfacet.compatibility import check_devices
 from fedfacet.devices.base import Calendar
-from fedfacet.devices.diurnal import DiurnalDevices
-from fedfacet.devices.lognormal import LognormalDevices
-from fedfacet.devices.mobile_edge import MobileEdgeDevices
-from fedfacet.devices.tiers import TierDevices
-from fedfacet.devices.uniform import UniformDevices
+from fedfacet.devices.synthetic import DiurnalDevices, LognormalDevices, MobileEdgeDevices, TierDevices, UniformDevices
 from fedfacet.engines.sequential import SequentialEngine
 from fedfacet.engines.vectorized import VectorizedEngine
 from fedfacet.errors import CheckpointError, ConfigError
 from fedfacet.mechanisms.devices import SimulatedDevices
-from fedfacet.participation.base import Participation
-from fedfacet.participation.stragglers import Stragglers
+from fedfacet.participation import Participation, Stragglers
 from fedfacet.selectors.all import AllSelector
 from fedfacet.selectors.base import ClientSelector
 from fedfacet.selectors.uniform import UniformSelector
 from fedfacet.storage import checkpoint
 from fedfacet.storage.run_files import rows_of
-from fedfacet.termination.energy import EnergyTermination
-from fedfacet.termination.simulated_time import SimulatedTimeTermination
+from fedfacet.termination import EnergyTermination, SimulatedTimeTermination
 
 PARTS = ("ask", "download", "compute", "upload", "wait")
 SLOW = {"seconds_per_sample": 1.0, "down_mbps": 0.01, "up_mbps": 0.005}

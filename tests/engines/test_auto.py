@@ -10,7 +10,7 @@ from fedfacet import rng, state
 from fedfacet.build import build, settle
 from fedfacet.clients.local_training import LocalTraining
 from fedfacet.config import SETTLED, compose_job
-from fedfacet.corrections.base import Correction
+from fedfacet.corrections import Correction
 from fedfacet.engines import auto
 from fedfacet.engines.auto import (
     COMPILE_SECONDS,

@@ -8,12 +8,12 @@ from torch import nn
 from fedfacet import rng, state
 from fedfacet.clients.local_training import LocalTraining
 from fedfacet.clients.queries.base import Query
-from fedfacet.corrections.base import Correction
+from fedfacet.corrections import Correction
 from fedfacet.engines.debug import DebugEngine
 from fedfacet.engines.sequential import SequentialEngine
 from fedfacet.errors import BadUpdateError, EngineError
 from fedfacet.objectives.classification import ClassificationObjective
-from fedfacet.participation.stragglers import Stragglers
+from fedfacet.participation import Stragglers
 from fedfacet.types import Answer, Broadcast, ClientTask
 
 LOCAL = LocalTraining(batch_size=4)  # four steps for each of the toy federation's clients

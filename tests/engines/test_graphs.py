@@ -15,7 +15,7 @@ from fedfacet import rng, state
 from fedfacet.clients import recorded_steps, recorded_training
 from fedfacet.clients.local_training import LocalTraining
 from fedfacet.clients.recorded_training import RecordedTraining, Recordings
-from fedfacet.corrections.proximal import ProximalCorrection
+from fedfacet.corrections import ProximalCorrection
 from fedfacet.engines.graphs import GraphsEngine
 from fedfacet.engines.sequential import SequentialEngine
 from fedfacet.methods.scaffold import ScaffoldCorrection

@@ -13,7 +13,7 @@ from fedfacet.aggregators.base import Aggregator
 from fedfacet.aggregators.fedavg import FedAvg
 from fedfacet.clients.local_training import LocalTraining
 from fedfacet.clients.queries.local_loss import LocalLoss
-from fedfacet.corrections.base import Correction
+from fedfacet.corrections import Correction
 from fedfacet.engines.debug import DebugEngine
 from fedfacet.engines.sequential import SequentialEngine
 from fedfacet.engines.vectorized import VectorizedEngine
@@ -21,7 +21,7 @@ from fedfacet.engines.workers import WorkersEngine
 from fedfacet.metrics.group_counts import GroupCounts
 from fedfacet.models.small_cnn import SmallCNN
 from fedfacet.objectives.classification import ClassificationObjective
-from fedfacet.participation.stragglers import Stragglers
+from fedfacet.participation import Stragglers
 from fedfacet.selectors.base import ClientSelector
 from fedfacet.types import Broadcast, ClientTask
 

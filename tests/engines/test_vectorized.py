@@ -15,14 +15,14 @@ from fedfacet.clients.local_training import LocalTraining
 from fedfacet.clients.queries.true_heterogeneity import TrueHeterogeneity
 from fedfacet.clients.stacked_training import StackedTraining
 from fedfacet.config import compose_job
-from fedfacet.corrections.proximal import ProximalCorrection
+from fedfacet.corrections import ProximalCorrection
 from fedfacet.engines.sequential import SequentialEngine
 from fedfacet.engines.vectorized import VectorizedEngine
 from fedfacet.errors import BadUpdateError, EngineError
 from fedfacet.models.small_cnn import SmallCNN
-from fedfacet.participation.stragglers import Stragglers
+from fedfacet.participation import Stragglers
 from fedfacet.selectors.all import AllSelector
-from fedfacet.transforms.clip import ClipUpdate
+from fedfacet.transforms import ClipUpdate
 from fedfacet.types import Broadcast, ClientTask
 
 RAGGED = ([[6, 2], [2, 6]], [[1, 2], [2, 0]], [[7, 7], [1, 1]], [[3, 4], [4, 0]], [[2, 1], [1, 1]])

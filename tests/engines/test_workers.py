@@ -210,7 +210,7 @@ print(len(heard) > 0)
 UNGUARDED = """
 import numpy as np, torch, fedfacet
 from functools import partial
-from fedfacet.partitioners.iid import IIDPartitioner
+from fedfacet.partitioners.synthetic import IIDPartitioner
 x = np.random.default_rng(0).normal(size=(60, 4)).astype("float32")
 data = fedfacet.deal(fedfacet.dataset_from_arrays(x, (x[:, 0] > 0).astype(int)), IIDPartitioner(num_clients=2))
 engine = fedfacet.WorkersEngine(workers=2)

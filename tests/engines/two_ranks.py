@@ -22,7 +22,7 @@ from fedfacet import rng, state
 from fedfacet.build import build, rebuild
 from fedfacet.clients.queries.base import Query
 from fedfacet.config import compose_job
-from fedfacet.corrections.base import Correction
+from fedfacet.corrections import Correction
 from fedfacet.engines.distributed import DistributedEngine
 from fedfacet.engines.sequential import SequentialEngine
 from fedfacet.models.small_cnn import SmallCNN

@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from fedfacet.losses.generalized_cross_entropy import generalized_cross_entropy
+from fedfacet.losses import generalized_cross_entropy
 from fedfacet.objectives.classification import cross_entropy
 from fedfacet.types import Batch
 

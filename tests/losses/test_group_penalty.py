@@ -3,7 +3,7 @@ import math
 import pytest
 import torch
 
-from fedfacet.losses.group_penalty import group_penalty
+from fedfacet.losses import group_penalty
 from fedfacet.objectives.classification import cross_entropy
 from fedfacet.types import Batch
 

@@ -3,7 +3,7 @@ import math
 import pytest
 import torch
 
-from fedfacet.losses.margin import margin
+from fedfacet.losses import margin
 from fedfacet.objectives.classification import cross_entropy
 from fedfacet.types import Batch
 

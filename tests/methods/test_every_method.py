@@ -18,8 +18,8 @@ from fedfacet.models.small_cnn import SmallCNN
 from fedfacet.objectives.classification import ClassificationObjective
 from fedfacet.objectives.ditto import DittoObjective
 from fedfacet.objectives.moon import MoonObjective
-from fedfacet.participation.stragglers import Stragglers
-from fedfacet.schedulers.step import StepScheduler
+from fedfacet.participation import Stragglers
+from fedfacet.schedulers import StepScheduler
 from fedfacet.storage import checkpoint
 from fedfacet.types import Broadcast, ClientTask
 

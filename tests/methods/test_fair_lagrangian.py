@@ -13,7 +13,7 @@ from fedfacet.build import build
 from fedfacet.clients.local_training import LocalTraining
 from fedfacet.config import compose_job
 from fedfacet.errors import BadUpdateError, ConfigError
-from fedfacet.losses.group_penalty import group_penalty
+from fedfacet.losses import group_penalty
 from fedfacet.methods.fair_lagrangian import BETA, GAPS, MULTIPLIERS, FairLagrangian, FairLagrangianObjective
 from fedfacet.models.small_cnn import SmallCNN
 from fedfacet.objectives.classification import ClassificationObjective, cross_entropy

@@ -5,9 +5,8 @@ import pytest
 
 from fedfacet.aggregators.fedavg import FedAvg
 from fedfacet.methods.feddyn import FedDyn, FedDynCorrection
-from fedfacet.participation.dropouts import Dropouts
-from fedfacet.participation.stragglers import Stragglers
-from fedfacet.schedulers.step import StepScheduler
+from fedfacet.participation import Dropouts, Stragglers
+from fedfacet.schedulers import StepScheduler
 from fedfacet.selectors.uniform import UniformSelector
 
 ALPHA = 2.0

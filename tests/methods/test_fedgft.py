@@ -14,7 +14,7 @@ from fedfacet.clients.local_training import LocalTraining
 from fedfacet.clients.queries.group_performance import GroupScores
 from fedfacet.config import compose_job
 from fedfacet.errors import BadUpdateError, ConfigError
-from fedfacet.losses.group_penalty import group_penalty
+from fedfacet.losses import group_penalty
 from fedfacet.methods.fedgft import POSITIVE, SLOPES, FedGFT, FedGFTObjective
 from fedfacet.models.small_cnn import SmallCNN
 from fedfacet.objectives.classification import ClassificationObjective, cross_entropy

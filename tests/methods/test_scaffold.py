@@ -12,9 +12,8 @@ from fedfacet.aggregators.fedavg import FedAvg
 from fedfacet.errors import ConfigError
 from fedfacet.methods.scaffold import CONTROL, Scaffold, ScaffoldCorrection
 from fedfacet.objectives.classification import ClassificationObjective
-from fedfacet.participation.dropouts import Dropouts
-from fedfacet.participation.stragglers import Stragglers
-from fedfacet.schedulers.step import StepScheduler
+from fedfacet.participation import Dropouts, Stragglers
+from fedfacet.schedulers import StepScheduler
 from fedfacet.selectors.uniform import UniformSelector
 
 

@@ -12,7 +12,7 @@ from fedfacet import rng
 from fedfacet.errors import FedFacetError
 from fedfacet.models.mobilenet_v2_gn import MobileNetV2GN
 from fedfacet.models.pretrained import load_weights
-from fedfacet.models.resnet50_gn import ResNet50GN
+from fedfacet.models.resnet50 import ResNet50GN
 
 NETWORKS = {
     "mobilenet_v2": (MobileNetV2GN, mobilenet_v2, partial(nn.GroupNorm, 8, eps=1e-6), MobileNet_V2_Weights.IMAGENET1K_V1),

@@ -8,7 +8,7 @@ from torchvision.models import resnet50
 from fedfacet import rng
 from fedfacet.errors import FedFacetError
 from fedfacet.models.resnet50 import ResNet50
-from fedfacet.personal.norm_layers import PersonalNormLayers
+from fedfacet.personal import PersonalNormLayers
 
 
 @pytest.fixture(autouse=True)

@@ -4,7 +4,7 @@ from torch import nn
 from torchvision.models import resnet50
 
 from fedfacet import rng
-from fedfacet.models.resnet50_gn import ResNet50GN
+from fedfacet.models.resnet50 import ResNet50GN
 
 
 @pytest.fixture(autouse=True)

@@ -2,8 +2,8 @@ import pytest
 import torch
 from torch import nn
 
-from fedfacet.corrections.base import Correction
-from fedfacet.losses.generalized_cross_entropy import generalized_cross_entropy
+from fedfacet.corrections import Correction
+from fedfacet.losses import generalized_cross_entropy
 from fedfacet.objectives.biased import biased_objective
 from fedfacet.objectives.classification import ClassificationObjective
 from fedfacet.types import SUMMED_GRADIENTS, Batch, Broadcast, ClientEnd, ClientStart

@@ -13,15 +13,13 @@ from fedfacet import rng, state
 from fedfacet.callbacks.evaluate import Evaluate
 from fedfacet.callbacks.evaluate_clients import EvaluateClients, PersonalEvaluate
 from fedfacet.clients.local_training import LocalTraining
-from fedfacet.corrections.proximal import ProximalCorrection
+from fedfacet.corrections import ProximalCorrection
 from fedfacet.data.federated import FederatedData
 from fedfacet.mechanisms.participation import ClientParticipation
 from fedfacet.objectives.classification import ClassificationObjective
 from fedfacet.objectives.ditto import DittoObjective
-from fedfacet.participation.base import Participation
-from fedfacet.participation.dropouts import Dropouts
-from fedfacet.participation.stragglers import Stragglers
-from fedfacet.schedulers.step import StepScheduler
+from fedfacet.participation import Dropouts, Participation, Stragglers
+from fedfacet.schedulers import StepScheduler
 from fedfacet.selectors.all import AllSelector
 from fedfacet.types import Broadcast, ClientTask
 

@@ -6,9 +6,9 @@ import torch
 from torch.nn import functional
 from torch.utils.data import DataLoader, TensorDataset
 
-from fedfacet.losses.margin import margin
+from fedfacet.losses import margin
 from fedfacet.objectives.classification import ClassificationObjective
-from fedfacet.objectives.fedlc import FedLCObjective
+from fedfacet.objectives.counting import FedLCObjective
 from fedfacet.types import Batch
 
 LABELS = torch.tensor([0, 0, 0, 0, 0, 0, 0, 0, 0, 2, 2, 3])  # of five classes: none of 1, and none of the last

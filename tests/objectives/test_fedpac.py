@@ -11,7 +11,7 @@ from torch.nn import functional
 
 from fedfacet import rng, state
 from fedfacet.clients.local_training import LocalTraining
-from fedfacet.corrections.proximal import ProximalCorrection
+from fedfacet.corrections import ProximalCorrection
 from fedfacet.methods.fedpac import FedPAC, FedPACObjective
 from fedfacet.models.resnet8 import ResNet8
 from fedfacet.models.small_cnn import SmallCNN

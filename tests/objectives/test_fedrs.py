@@ -4,9 +4,9 @@ import pytest
 import torch
 from torch.nn import functional
 
-from fedfacet.losses.margin import margin
+from fedfacet.losses import margin
 from fedfacet.objectives.classification import ClassificationObjective
-from fedfacet.objectives.fedrs import FedRSObjective
+from fedfacet.objectives.counting import FedRSObjective
 from fedfacet.types import Batch
 
 LABELS = torch.tensor([0, 0, 0, 2, 2, 3])  # of five classes: none of 1, and none of the last

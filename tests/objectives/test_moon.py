@@ -13,7 +13,7 @@ from fedfacet import rng, state
 from fedfacet.callbacks.base import Callback
 from fedfacet.objectives.classification import ClassificationObjective
 from fedfacet.objectives.moon import MoonObjective
-from fedfacet.participation.dropouts import Dropouts
+from fedfacet.participation import Dropouts
 from fedfacet.selectors.all import AllSelector
 from fedfacet.types import Batch, Broadcast, ClientStart, ClientTask
 

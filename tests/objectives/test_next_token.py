@@ -2,7 +2,7 @@ import pytest
 import torch
 from torch.nn import functional
 
-from fedfacet.losses.margin import margin
+from fedfacet.losses import margin
 from fedfacet.models.causal_lm import CausalLM
 from fedfacet.models.mlp import MLP
 from fedfacet.objectives.next_token import NextTokenObjective

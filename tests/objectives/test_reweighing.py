@@ -10,8 +10,8 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from fedfacet.errors import DisclosureError
 from fedfacet.heterogeneity import InteractionMatrix
-from fedfacet.losses.margin import margin
-from fedfacet.objectives.reweighing import ReweighingObjective
+from fedfacet.losses import margin
+from fedfacet.objectives.counting import ReweighingObjective
 from fedfacet.types import Batch
 
 

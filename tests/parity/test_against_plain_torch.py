@@ -7,7 +7,7 @@ from torch.nn import functional
 from fedfacet import rng, state
 from fedfacet.aggregators.fedavg import FedAvg
 from fedfacet.aggregators.fedavgm import FedAvgM
-from fedfacet.corrections.proximal import ProximalCorrection
+from fedfacet.corrections import ProximalCorrection
 from fedfacet.types import Broadcast, ClientTask, Partition
 
 SEED, BATCH_SIZE, EPOCHS = 7, 8, 2

@@ -26,6 +26,7 @@ from fedfacet.callbacks.base import Callback
 from fedfacet.compatibility import check_pairs
 from fedfacet.config import compose_job, make, plain
 from fedfacet.errors import ConfigError
+from fedfacet.methods.lag import LAG
 from fedfacet.models.small_cnn import SmallCNN
 
 CONF = Path(__file__).parents[2] / "conf"
@@ -241,7 +242,7 @@ def seen_by_engines(case):
     chosen = PLAIN | CASES[case]
     made = aggregator_of(chosen.pop("aggregator"))
     uses = [getattr(made, name) is not None for name in ("broadcast", "report", "prepare", "judges", "at_work")]
-    uses += [made.takes_mean, made.goes_on, made.entrywise, bool(made.gives), bool(made.needs)]
+    uses += [made.takes_mean, isinstance(made, LAG), made.entrywise, bool(made.gives), bool(made.needs)]
     chosen = {key: value for key, value in chosen.items() if not key.startswith(("aggregator.", "server_data"))}
     return repr(sorted(chosen.items(), key=str)), tuple(uses)
 
@@ -285,7 +286,8 @@ NOT_STACKED = {
 def to_stack(case):
     """Tell whether a case has layers, steps or a server's message of its own for clients that are stacked."""
     made = aggregator_of((PLAIN | CASES[case])["aggregator"])
-    return case in OF_A_KIND - NOT_STACKED and (not case.startswith("aggregator=") or made.at_work is not None or made.goes_on)
+    works_on = made.at_work is not None or isinstance(made, LAG)
+    return case in OF_A_KIND - NOT_STACKED and (not case.startswith("aggregator=") or works_on)
 
 
 def slow_unless(usual, *values):

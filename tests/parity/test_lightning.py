@@ -13,7 +13,7 @@ from fedfacet import state
 from fedfacet.clients.hooks import federated_module
 from fedfacet.clients.local_training import LocalTraining
 from fedfacet.clients.program import Clients
-from fedfacet.corrections.proximal import ProximalCorrection
+from fedfacet.corrections import ProximalCorrection
 from fedfacet.objectives.attribute_head import AttributeHeadObjective
 from fedfacet.objectives.biased import biased_objective
 from fedfacet.objectives.classification import ClassificationObjective

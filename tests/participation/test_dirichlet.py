@@ -14,7 +14,7 @@ from scipy.stats import chisquare, kstest
 from fedfacet import rng
 from fedfacet.compatibility import check_pairs
 from fedfacet.errors import ConfigError
-from fedfacet.participation.dirichlet import DirichletParticipation
+from fedfacet.participation import DirichletParticipation
 from fedfacet.selectors.all import AllSelector
 from fedfacet.selectors.probe_fairness import ProbeFairnessSelector
 from fedfacet.selectors.uniform import UniformSelector

@@ -3,7 +3,7 @@ import pytest
 
 from fedfacet import state
 from fedfacet.aggregators.fedavgm import FedAvgM
-from fedfacet.participation.dropouts import Dropouts
+from fedfacet.participation import Dropouts
 from fedfacet.selectors.all import AllSelector
 
 

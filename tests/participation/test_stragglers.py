@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from fedfacet.clients.local_training import LocalTraining
-from fedfacet.participation.stragglers import Stragglers
+from fedfacet.participation import Stragglers
 from fedfacet.selectors.all import AllSelector
 
 

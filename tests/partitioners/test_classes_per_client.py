@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from fedfacet import rng
 from fedfacet.errors import InfeasiblePartitionError
-from fedfacet.partitioners.classes_per_client import ClassesPerClientPartitioner
+from fedfacet.partitioners.synthetic import ClassesPerClientPartitioner
 
 
 def deal(y, num_clients, classes_per_client, *, seed=0, **more):

@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 
 from fedfacet.errors import InfeasiblePartitionError
 from fedfacet.heterogeneity import InteractionMatrix
-from fedfacet.partitioners.dirichlet import DirichletPartitioner
+from fedfacet.partitioners.synthetic import DirichletPartitioner
 
 
 def labels(num_samples=1000, num_classes=2):

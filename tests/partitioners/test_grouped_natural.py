@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fedfacet.errors import InfeasiblePartitionError
-from fedfacet.partitioners.grouped_natural import GroupedNaturalPartitioner
+from fedfacet.partitioners.natural import GroupedNaturalPartitioner
 
 
 @given(

@@ -4,7 +4,7 @@ from scipy.stats import chisquare
 
 from fedfacet import rng
 from fedfacet.errors import InfeasiblePartitionError
-from fedfacet.partitioners.iid import IIDPartitioner
+from fedfacet.partitioners.synthetic import IIDPartitioner
 
 
 @pytest.mark.parametrize(("num_samples", "num_clients"), [(100, 24), (24, 24), (97, 1), (4800, 7)])

@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 
 from fedfacet import rng
 from fedfacet.errors import InfeasiblePartitionError
-from fedfacet.partitioners.quantity_skew import QuantitySkewPartitioner
+from fedfacet.partitioners.synthetic import QuantitySkewPartitioner
 
 
 def labels(num_samples=1000, num_classes=2):

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fedfacet.errors import InfeasiblePartitionError
-from fedfacet.partitioners.sampled_sharder import SampledSharder
+from fedfacet.partitioners.synthetic import SampledSharder
 
 CIFAR = np.repeat(np.arange(100), 450)
 

@@ -3,10 +3,7 @@
 import numpy as np
 import pytest
 
-from fedfacet.partitioners.classes_per_client import ClassesPerClientPartitioner
-from fedfacet.partitioners.dirichlet import DirichletPartitioner
-from fedfacet.partitioners.iid import IIDPartitioner
-from fedfacet.partitioners.sampled_sharder import SampledSharder
+from fedfacet.partitioners.synthetic import ClassesPerClientPartitioner, DirichletPartitioner, IIDPartitioner, SampledSharder
 
 PARTITIONERS = {
     "classes_per_client": ClassesPerClientPartitioner(num_clients=20, classes_per_client=3),

@@ -4,7 +4,7 @@ from torch import nn
 
 from fedfacet.errors import ConfigError
 from fedfacet.models.small_cnn import SmallCNN
-from fedfacet.personal.head import PersonalHead
+from fedfacet.personal import PersonalHead
 
 
 def test_it_is_the_head_and_nothing_else():

@@ -5,7 +5,7 @@ from torch import nn
 from fedfacet.errors import ConfigError
 from fedfacet.models.resnet8 import ResNet8
 from fedfacet.models.small_cnn import SmallCNN
-from fedfacet.personal.norm_layers import PersonalNormLayers
+from fedfacet.personal import PersonalNormLayers
 
 
 class Misleading(nn.Module):

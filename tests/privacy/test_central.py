@@ -28,7 +28,7 @@ from fedfacet.mechanisms.privacy import DifferentialPrivacy
 from fedfacet.metrics.audited_epsilon import audited_epsilon
 from fedfacet.metrics.proven_epsilon import Mechanism, composed_epsilon, proven_epsilon
 from fedfacet.models.small_cnn import SmallCNN
-from fedfacet.partitioners.iid import IIDPartitioner
+from fedfacet.partitioners.synthetic import IIDPartitioner
 from fedfacet.privacy.central import CentralDP
 from fedfacet.selectors.poisson import PoissonSelector
 from fedfacet.selectors.round_robin import RoundRobinSelector

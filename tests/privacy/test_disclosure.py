@@ -19,24 +19,24 @@ from fedfacet.clients.queries.counts import DisclosedInteractionMatrix
 from fedfacet.clients.queries.estimated_heterogeneity import EstimatedHeterogeneity
 from fedfacet.clients.queries.true_heterogeneity import TrueHeterogeneity
 from fedfacet.compatibility import check_disclosed
-from fedfacet.corrections.base import Correction
+from fedfacet.corrections import Correction
 from fedfacet.data.digits import Digits
 from fedfacet.data.federated import deal
 from fedfacet.deploy.questions import known_queries
-from fedfacet.devices.uniform import UniformDevices
+from fedfacet.devices.synthetic import UniformDevices
 from fedfacet.engines.sequential import SequentialEngine
 from fedfacet.engines.vectorized import VectorizedEngine
 from fedfacet.engines.workers import WorkersEngine
 from fedfacet.errors import ConfigError, DisclosureError
 from fedfacet.methods.cbim import Contract, menu_of
 from fedfacet.methods.feddiverse import FedDiverseSelector
+from fedfacet.methods.fedrk import FedRKSelector
 from fedfacet.methods.fmore import Auction, Bid
 from fedfacet.methods.scaffold import ScaffoldCorrection
 from fedfacet.models.small_cnn import SmallCNN
 from fedfacet.objectives.classification import ClassificationObjective
-from fedfacet.partitioners.dirichlet import DirichletPartitioner
+from fedfacet.partitioners.synthetic import DirichletPartitioner
 from fedfacet.privacy.disclosure import KINDS, DisclosurePolicy
-from fedfacet.selectors.fedrk import FedRKSelector
 from fedfacet.selectors.uniform import UniformSelector
 from fedfacet.types import Answer
 

@@ -12,17 +12,19 @@ from fedfacet.callbacks.base import Callback
 from fedfacet.clients.local_training import LocalTraining
 from fedfacet.clients.queries.probe_norm import ProbeNorm
 from fedfacet.clients.stacked_training import StackedTraining
-from fedfacet.corrections.proximal import ProximalCorrection
+from fedfacet.corrections import ProximalCorrection
 from fedfacet.errors import ConfigError
 from fedfacet.models.small_cnn import SmallCNN
 from fedfacet.objectives.classification import ClassificationObjective
-from fedfacet.schedulers.cosine import CosineScheduler
-from fedfacet.schedulers.exponential import ExponentialScheduler
-from fedfacet.schedulers.multi_step import MultiStepScheduler
-from fedfacet.schedulers.one_cycle import OneCycleScheduler
-from fedfacet.schedulers.plateau import PlateauScheduler
-from fedfacet.schedulers.step import StepScheduler
-from fedfacet.schedulers.warm_restarts import WarmRestartsScheduler
+from fedfacet.schedulers import (
+    CosineScheduler,
+    ExponentialScheduler,
+    MultiStepScheduler,
+    OneCycleScheduler,
+    PlateauScheduler,
+    StepScheduler,
+    WarmRestartsScheduler,
+)
 from fedfacet.selectors.probe_fairness import ProbeFairnessSelector
 from fedfacet.types import Broadcast, ClientTask
 

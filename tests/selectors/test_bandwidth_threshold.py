@@ -8,7 +8,7 @@ from scipy.stats import chisquare
 
 from fedfacet.clients.queries.resources import UploadSeconds
 from fedfacet.compatibility import check_devices
-from fedfacet.devices.lognormal import LognormalDevices
+from fedfacet.devices.synthetic import LognormalDevices
 from fedfacet.errors import ConfigError
 from fedfacet.mechanisms.devices import SimulatedDevices
 from fedfacet.selectors.bandwidth_threshold import BandwidthThresholdSelector, within_threshold

@@ -13,12 +13,12 @@ from fedfacet import config, rng, state
 from fedfacet.build import build
 from fedfacet.callbacks.reputation import Reputation
 from fedfacet.clients.queries.resources import Resources
-from fedfacet.devices.lognormal import LognormalDevices
+from fedfacet.devices.synthetic import LognormalDevices
 from fedfacet.engines.workers import WorkersEngine
 from fedfacet.errors import ConfigError
 from fedfacet.mechanisms.server_data import ServerEvaluation
 from fedfacet.methods.cbim import CBIMSelector, Contract, menu_of
-from fedfacet.participation.dropouts import Dropouts
+from fedfacet.participation import Dropouts
 from fedfacet.storage.run_files import rows_of
 from fedfacet.types import Broadcast, ClientTask, ClientUpdate, Facts, Ledger, RoundNeeds, RoundResult
 

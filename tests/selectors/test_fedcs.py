@@ -8,9 +8,8 @@ from hypothesis import strategies as st
 
 from fedfacet.clients.queries.resources import Resources
 from fedfacet.compatibility import check_devices
-from fedfacet.devices.mobile_edge import MobileEdgeDevices
 from fedfacet.devices.schedule import Load, schedule
-from fedfacet.devices.uniform import UniformDevices
+from fedfacet.devices.synthetic import MobileEdgeDevices, UniformDevices
 from fedfacet.errors import ConfigError
 from fedfacet.selectors.fedcs import FedCSSelector, chosen_by_deadline
 

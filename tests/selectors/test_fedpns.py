@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
 from fedfacet import rng, state
-from fedfacet.participation.dropouts import Dropouts
+from fedfacet.participation import Dropouts
 from fedfacet.selectors.fedpns import FedPNSSelector, misaligned
 from fedfacet.types import ClientReceipt, ClientUpdate, Facts, Ledger, RoundResult
 

@@ -11,7 +11,7 @@ from scipy.optimize import minimize
 from scipy.stats import chisquare
 
 from fedfacet.clients.queries.counts import DisclosedInteractionMatrix
-from fedfacet.selectors.fedrk import FedRKSelector, balancing_weights
+from fedfacet.methods.fedrk import FedRKSelector, balancing_weights
 
 
 def fedrk(**options):

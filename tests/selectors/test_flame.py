@@ -9,7 +9,7 @@ from fedfacet import rng
 from fedfacet.clients.queries.resources import RoundJoules
 from fedfacet.clients.queries.valuation import Valuation
 from fedfacet.compatibility import check_devices
-from fedfacet.devices.uniform import UniformDevices
+from fedfacet.devices.synthetic import UniformDevices
 from fedfacet.errors import ConfigError
 from fedfacet.mechanisms.devices import SimulatedDevices
 from fedfacet.selectors.flame import FlameSelector, utilities

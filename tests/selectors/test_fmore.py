@@ -10,15 +10,14 @@ from fedfacet.callbacks.summary import Summary
 from fedfacet.clients.queries.counts import NumSamples
 from fedfacet.clients.queries.resources import Resources
 from fedfacet.compatibility import check_pairs
-from fedfacet.devices.lognormal import LognormalDevices
-from fedfacet.devices.uniform import UniformDevices
+from fedfacet.devices.synthetic import LognormalDevices, UniformDevices
 from fedfacet.engines.workers import WorkersEngine
 from fedfacet.errors import ConfigError
 from fedfacet.methods.fmore import Bid, FMoreSelector
-from fedfacet.participation.dropouts import Dropouts
+from fedfacet.participation import Dropouts
 from fedfacet.selectors.uniform import UniformSelector
 from fedfacet.storage.run_files import rows_of
-from fedfacet.termination.budget import BudgetTermination
+from fedfacet.termination import BudgetTermination
 
 MATRICES = ([[6, 2], [2, 6]], [[1, 1], [1, 1]], [[3, 0], [0, 3]], [[9, 5], [5, 9]], [[2, 2], [2, 2]])
 

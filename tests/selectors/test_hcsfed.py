@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
 from fedfacet import state
-from fedfacet.participation.dropouts import Dropouts
+from fedfacet.participation import Dropouts
 from fedfacet.selectors.hcsfed import HCSFedSelector, compress, neyman_places
 from fedfacet.types import ClientUpdate
 

@@ -9,7 +9,7 @@ from scipy.stats import chisquare
 from fedfacet import rng, state
 from fedfacet.clients.queries.centroids import Centroids, cluster_centres
 from fedfacet.clients.queries.local_loss import LocalLoss
-from fedfacet.participation.dropouts import Dropouts
+from fedfacet.participation import Dropouts
 from fedfacet.selectors.k_fed import KFedSelector, clusters_of_centres, taken_in_turn
 
 MATRICES = ([[6, 2], [2, 6]], [[1, 1], [1, 1]], [[3, 0], [0, 3]], [[9, 5], [5, 9]], [[2, 2], [2, 2]])

@@ -13,12 +13,12 @@ from fedfacet.aggregators.fedavg import FedAvg
 from fedfacet.build import build
 from fedfacet.clients.local_training import LocalTraining
 from fedfacet.errors import ConfigError
+from fedfacet.mechanisms.updates import misfit
 from fedfacet.methods.lag import LAG, LagSelector, Silence, Smoothness
-from fedfacet.participation.dropouts import Dropouts
+from fedfacet.participation import Dropouts
 from fedfacet.selectors.all import AllSelector
 from fedfacet.storage import checkpoint
 from fedfacet.types import Facts, SelectionContext
-from fedfacet.updates import misfit
 
 FULL = LocalTraining(unit="steps", amount=1, batch_size=100)
 

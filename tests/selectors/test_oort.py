@@ -10,8 +10,7 @@ from scipy.stats import chisquare
 from fedfacet import rng
 from fedfacet.clients.queries.counts import NumSamples
 from fedfacet.clients.queries.loss_moments import LossMoments
-from fedfacet.devices.lognormal import LognormalDevices
-from fedfacet.devices.uniform import UniformDevices
+from fedfacet.devices.synthetic import LognormalDevices, UniformDevices
 from fedfacet.mechanisms.devices import SimulatedDevices
 from fedfacet.selectors.oort import OortSelector, preferred_duration, scores, utility_of
 from fedfacet.types import ClientReceipt, Ledger, RoundResult

@@ -17,8 +17,8 @@ from fedfacet import state
 from fedfacet.clients.local_training import LocalTraining
 from fedfacet.clients.queries.probe_norm import ProbeNorm
 from fedfacet.engines.sequential import SequentialEngine
-from fedfacet.participation.dropouts import Dropouts
-from fedfacet.schedulers.exponential import ExponentialScheduler
+from fedfacet.participation import Dropouts
+from fedfacet.schedulers import ExponentialScheduler
 from fedfacet.selectors.base import ClientSelector
 from fedfacet.selectors.probe_fairness import ProbeFairnessSelector
 
@@ -280,7 +280,7 @@ def test_a_whole_run_is_the_same_with_and_without_the_cache_and_after_a_resume(t
         ({"fairness": "none"}, "`fairness` to be 'both', 'inverse_frequency' or 'recency', but got 'none'"),
         ({"starvation_pool": "all"}, "`starvation_pool` to be 'available' or 'candidates'"),
         ({"never_selected": "never"}, "`never_selected` to be 'since_start' or 'overdue'"),
-        ({"candidate_factor": 0.5}, "`candidate_factor` to be 1 or larger, but got 0.5"),
+        ({"candidate_factor": 0.5}, "`candidate_factor` to be 1 or larger, and finite, but got 0.5"),
         ({"temperature": 0.0}, "`temperature` to be larger than 0 and finite"),
         ({"max_gap": 0}, "`max_gap` to be a whole number, 1 or larger, or null"),
     ],

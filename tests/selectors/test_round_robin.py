@@ -38,7 +38,7 @@ def test_the_order_within_a_turn_is_random(server):
 
 
 def test_whom_the_round_robin_asks_counts_even_if_no_update_arrives(tiny_federation):
-    from fedfacet.participation.dropouts import Dropouts
+    from fedfacet.participation import Dropouts
 
     federation = tiny_federation(selector=RoundRobinSelector(), participation=Dropouts(dropout_probability=1.0), rounds=2)
     first, second = (federation.run_round().cohort for _ in range(2))

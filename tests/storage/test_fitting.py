@@ -13,7 +13,7 @@ from fedfacet.callbacks.summary import Summary
 from fedfacet.errors import CheckpointError
 from fedfacet.models.small_cnn import SmallCNN
 from fedfacet.objectives.classification import ClassificationObjective
-from fedfacet.schedulers.plateau import PlateauScheduler
+from fedfacet.schedulers import PlateauScheduler
 from fedfacet.selectors.fedpns import FedPNSSelector
 from fedfacet.storage.fitting import misfit
 

@@ -11,8 +11,7 @@ from fedfacet import state
 from fedfacet.aggregators.fedavg import FedAvg
 from fedfacet.aggregators.fedavgm import FedAvgM
 from fedfacet.assembly import federate, parts_of
-from fedfacet.capacities.given import GivenCapacity
-from fedfacet.capacities.largest import LargestCapacity
+from fedfacet.capacities import GivenCapacity, LargestCapacity
 from fedfacet.clients.local_training import LocalTraining
 from fedfacet.clients.prediction import Predictions
 from fedfacet.clients.queries.counts import NumSamples
@@ -23,7 +22,7 @@ from fedfacet.errors import BadUpdateError, ConfigError
 from fedfacet.mechanisms.submodels import Submodels
 from fedfacet.models.lenet import LeNet
 from fedfacet.models.scaler_cnn import ScalerCNN
-from fedfacet.partitioners.iid import IIDPartitioner
+from fedfacet.partitioners.synthetic import IIDPartitioner
 from fedfacet.selectors.pow_d import PowDSelector
 from fedfacet.submodels.channel_sets import ChannelSets
 from fedfacet.types import Broadcast, ClientTask

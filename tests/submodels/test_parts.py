@@ -15,7 +15,7 @@ from fedfacet.aggregators.fedavg import FedAvg
 from fedfacet.aggregators.fedavgm import FedAvgM
 from fedfacet.aggregators.fednova import FedNova
 from fedfacet.aggregators.fedopt import FedOpt
-from fedfacet.capacities.given import GivenCapacity
+from fedfacet.capacities import GivenCapacity
 from fedfacet.models.resnet8 import ResNet8
 from fedfacet.models.scaler_cnn import ScalerCNN
 from fedfacet.models.small_cnn import SmallCNN
@@ -125,7 +125,7 @@ def test_whole_clients_get_the_model_itself_and_equal_parts_are_one_object():
 
 
 def test_rates_that_are_drawn_anew_follow_the_round():
-    from fedfacet.capacities.proportions import ProportionsCapacity
+    from fedfacet.capacities import ProportionsCapacity
 
     model = SmallCNN(3, (3, 16, 16), width=4, hidden=8)
     capacity = ProportionsCapacity(rates=[1.0, 0.5], assignment="dynamic")

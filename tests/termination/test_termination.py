@@ -12,11 +12,10 @@ from fedfacet.callbacks.summary import Summary
 from fedfacet.config import cell_digest, compose_job, plain
 from fedfacet.config.resuming import check_resumable, is_complete
 from fedfacet.errors import CheckpointError, ConfigError
-from fedfacet.participation.base import Participation
+from fedfacet.participation import Participation
 from fedfacet.storage import checkpoint
 from fedfacet.storage.run_files import rows_of
-from fedfacet.termination.accuracy import AccuracyTermination
-from fedfacet.termination.silence import SilenceTermination
+from fedfacet.termination import AccuracyTermination, SilenceTermination
 
 
 class Scored(Measurement):

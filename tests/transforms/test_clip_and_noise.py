@@ -11,8 +11,7 @@ from scipy.stats import kstest, norm
 from fedfacet import state
 from fedfacet.build import build
 from fedfacet.errors import ConfigError
-from fedfacet.transforms.clip import ClipUpdate
-from fedfacet.transforms.clip_and_noise import ClipAndNoise
+from fedfacet.transforms import ClipAndNoise, ClipUpdate
 from fedfacet.types import ClientUpdate
 
 

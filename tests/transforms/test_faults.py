@@ -12,9 +12,7 @@ from fedfacet import state
 from fedfacet.build import build
 from fedfacet.clients.queries.counts import LabelHistogram
 from fedfacet.errors import ConfigError
-from fedfacet.transforms.label_flip import LabelFlip
-from fedfacet.transforms.random_update import RandomUpdate
-from fedfacet.transforms.sign_flip import SignFlip
+from fedfacet.transforms import LabelFlip, RandomUpdate, SignFlip
 from fedfacet.types import Broadcast, ClientTask, ClientUpdate
 
 FAULTS = [RandomUpdate, SignFlip]

@@ -6,13 +6,11 @@ import torch
 
 from fedfacet import state
 from fedfacet.compatibility import check_devices, check_transforms
-from fedfacet.devices.lognormal import LognormalDevices
-from fedfacet.devices.uniform import UniformDevices
+from fedfacet.devices.synthetic import LognormalDevices, UniformDevices
 from fedfacet.errors import ConfigError
 from fedfacet.selectors.uniform import UniformSelector
 from fedfacet.storage import checkpoint
-from fedfacet.transforms.packet_loss import PacketLoss
-from fedfacet.transforms.sign_flip import SignFlip
+from fedfacet.transforms import PacketLoss, SignFlip
 from fedfacet.types import ClientUpdate
 
 UP = np.array([4.0, 1.0, 3.0, 2.0])

@@ -2,11 +2,13 @@
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
+from typing import Annotated
 
 import torch
 
 from fedfacet import state
 from fedfacet.aggregators.base import Aggregator
+from fedfacet.arguments import Number
 from fedfacet.simplex import ascended
 from fedfacet.types import ClientUpdate, Facts, Query, ServerState, State
 
@@ -38,12 +40,7 @@ class AgnosticFL(Aggregator):
     """
 
     local_loss: Query
-    step: float = 0.1
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if not 0 <= self.step < float("inf"):
-            raise ValueError(f"Expected `step` to be 0 or larger, and finite, but got {self.step}.")
+    step: Annotated[float, Number("0 or larger, and finite")] = 0.1
 
     def report(self) -> Query:
         """Return the question for the loss."""

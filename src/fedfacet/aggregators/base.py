@@ -4,7 +4,7 @@ import logging
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 import numpy as np
 import torch
@@ -12,14 +12,14 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fedfacet import state
-from fedfacet.arguments import check_choice
+from fedfacet.arguments import Choice, Declared
 from fedfacet.types import Broadcast, ClientUpdate, Facts, Query, ServerState, State
 
 log = logging.getLogger(__name__)
 
 
 @dataclass(eq=False, kw_only=True)
-class Aggregator(ABC):
+class Aggregator(Declared, ABC):
     """How updates become the next global model; plain single-process tensor code.
 
     An aggregator is immutable: its constructor takes hyperparameters, of which those out of range raise ``ValueError``, and its
@@ -70,21 +70,14 @@ class Aggregator(ABC):
     A class must say so itself: what it inherits does not count, since it may look at each update in ``aggregate`` of its own.
     """
 
-    goes_on: ClassVar[bool] = False
-    """Whether the model moves in a round without updates too, for which ``aggregate`` is then called with none."""
-
     at_work: ClassVar[Callable[..., int] | None] = None
     """``at_work(self, cohort_size, num_clients)`` returns how many clients are at work at a time, while the server goes on.
 
     ``None`` for rounds that wait for their clients.
     """
 
-    weighting: str = "equal"
-    buffers: str = "average"
-
-    def __post_init__(self) -> None:
-        check_choice("weighting", self.weighting, ("equal", "samples"))
-        check_choice("buffers", self.buffers, ("average", "keep"))
+    weighting: Annotated[str, Choice("equal", "samples")] = "equal"
+    buffers: Annotated[str, Choice("average", "keep")] = "average"
 
     def init(self, facts: Facts) -> ServerState:
         """Return the state before the first round: tensors and plain data.
@@ -116,8 +109,12 @@ class Aggregator(ABC):
         Args:
             server: the state; never written to.
             model: the global model that was broadcast; never written to.
-            updates: the cohort's updates in cohort order, at least one (unless it ``goes_on``), valid, readable once.
+            updates: the cohort's updates in cohort order, at least one, valid, readable once.
         """
+
+    def without_updates(self, server: ServerState, model: State) -> tuple[ServerState, State]:
+        """Return the next state and model of a round in which no update counts: what was there before it."""
+        return server, model
 
     def weight(self, update: ClientUpdate) -> float:
         """Return p_k, up to the constant that makes the cohort's add up to 1."""

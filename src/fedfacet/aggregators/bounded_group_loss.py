@@ -2,12 +2,13 @@
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Annotated
 
 import torch
 
 from fedfacet import state
 from fedfacet.aggregators.base import GROUPINGS, Aggregator, GroupReports, of_cells, of_groups
-from fedfacet.arguments import check_choice
+from fedfacet.arguments import Choice, Number
 from fedfacet.types import GROUP_WEIGHTS, Broadcast, ClientUpdate, Facts, Query, ServerState, State
 
 
@@ -42,17 +43,10 @@ class BoundedGroupLoss(Aggregator):
     gives = frozenset({GROUP_WEIGHTS})
 
     group_losses: Query
-    groups: str = "a"
-    bound: float = 1.0
-    zeta: float = 0.5
-    step: float = 0.1
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_choice("groups", self.groups, GROUPINGS)
-        for name, value, least in (("bound", self.bound, 0.0), ("zeta", self.zeta, float("-inf")), ("step", self.step, 0.0)):
-            if not least <= value < float("inf"):
-                raise ValueError(f"Expected `{name}` to be a number, {least} or larger, and finite, but got {value}.")
+    groups: Annotated[str, Choice(*GROUPINGS)] = "a"
+    bound: Annotated[float, Number("a number, 0.0 or larger, and finite")] = 1.0
+    zeta: Annotated[float, Number("a finite number")] = 0.5
+    step: Annotated[float, Number("a number, 0.0 or larger, and finite")] = 0.1
 
     def report(self) -> Query | None:
         """Return the question for the losses; nothing for a bound of 0."""

@@ -2,12 +2,13 @@
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Annotated
 
 import numpy as np
 
 from fedfacet import state
 from fedfacet.aggregators.base import MEASURES, Aggregator, compared_rates
-from fedfacet.arguments import check_choice, check_whole
+from fedfacet.arguments import Choice, Number, Whole, Within
 from fedfacet.confusion import accuracy_of
 from fedfacet.types import ClientUpdate, ServerState, State
 
@@ -38,27 +39,13 @@ class FairAccuracy(Aggregator):
         positive_class: of these rates.
         least_gap: epsilon in (0, 1].
         power: gamma, 0 or larger; 0 without ``top`` is FedAvg, and nothing is judged.
-
-    Raises:
-        ValueError: if a value is out of range.
     """
 
-    top: int | None = None
-    measure: str = "equal_opportunity"
-    positive_class: int = 1
-    least_gap: float = 0.05
-    power: float = 1.0
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.top is not None:
-            check_whole("top", self.top)
-        check_choice("measure", self.measure, MEASURES)
-        check_whole("positive_class", self.positive_class, 0)
-        if not 0 < self.least_gap <= 1:
-            raise ValueError(f"Expected `least_gap` in (0, 1], but got {self.least_gap}.")
-        if not 0 <= self.power < float("inf"):
-            raise ValueError(f"Expected `power` to be 0 or larger, and finite, but got {self.power}.")
+    top: Annotated[int | None, Whole()] = None
+    measure: Annotated[str, Choice(*MEASURES)] = "equal_opportunity"
+    positive_class: Annotated[int, Whole(0)] = 1
+    least_gap: Annotated[float, Within("(0, 1]")] = 0.05
+    power: Annotated[float, Number("0 or larger, and finite")] = 1.0
 
     def judges(self) -> str | None:
         """Return that groups matter, if anything does."""

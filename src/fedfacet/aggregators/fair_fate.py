@@ -3,13 +3,14 @@
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Annotated
 
 import numpy as np
 from numpy.typing import NDArray
 
 from fedfacet import state
 from fedfacet.aggregators.base import MEASURES, Aggregator, compared_rates
-from fedfacet.arguments import check_choice, check_whole, check_within
+from fedfacet.arguments import Choice, Number, Whole, Within
 from fedfacet.types import ClientUpdate, Facts, ServerState, State
 
 
@@ -57,30 +58,20 @@ class FairFate(Aggregator):
         l0: lambda_0 in [0, 1]; 0 is FedAvg, and nothing is judged.
         rho: 0 or larger.
         largest: lambda_max, at least ``l0`` and at most 1.
-
-    Raises:
-        ValueError: if a value is out of range.
     """
 
-    rounds: int
-    measure: str = "equal_opportunity"
-    positive_class: int = 1
-    beta0: float = 0.9
-    l0: float = 0.1
-    rho: float = 0.05
+    rounds: Annotated[int, Whole()]
+    measure: Annotated[str, Choice(*MEASURES)] = "equal_opportunity"
+    positive_class: Annotated[int, Whole(0)] = 1
+    beta0: Annotated[float, Within("[0, 1)")] = 0.9
+    l0: Annotated[float, Within("[0, 1]")] = 0.1
+    rho: Annotated[float, Number("0 or larger, and finite")] = 0.05
     largest: float = 1.0
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_whole("rounds", self.rounds)
-        check_choice("measure", self.measure, MEASURES)
-        check_whole("positive_class", self.positive_class, 0)
-        check_within("beta0", self.beta0, "[0, 1)")
-        check_within("l0", self.l0, "[0, 1]")
         if not self.l0 <= self.largest <= 1:
             raise ValueError(f"Expected `largest` to be in [l0, 1], that is [{self.l0:g}, 1], but got {self.largest}.")
-        if not 0 <= self.rho < float("inf"):
-            raise ValueError(f"Expected `rho` to be 0 or larger, and finite, but got {self.rho}.")
 
     def judges(self) -> str | None:
         """Return that groups matter, if anything does."""

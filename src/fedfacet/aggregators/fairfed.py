@@ -2,13 +2,14 @@
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any
 
 import torch
 from torch import Tensor
 
 from fedfacet import state
 from fedfacet.aggregators.base import Aggregator
+from fedfacet.arguments import Number, Whole
 from fedfacet.types import ClientUpdate, Facts, Query, ServerState, State
 
 _LEAST = 1e-6
@@ -46,15 +47,8 @@ class FairFed(Aggregator):
     """
 
     group_hits: Query
-    beta: float = 1.0
-    positive_class: int = 1
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if not 0 <= self.beta < float("inf"):
-            raise ValueError(f"Expected `beta` to be 0 or larger, and finite, but got {self.beta}.")
-        if not isinstance(self.positive_class, int) or self.positive_class < 0:
-            raise ValueError(f"Expected `positive_class` to be a class, 0 or larger, but got {self.positive_class!r}.")
+    beta: Annotated[float, Number("0 or larger, and finite")] = 1.0
+    positive_class: Annotated[int, Whole(0, "a class, 0 or larger")] = 1
 
     def report(self) -> Query | None:
         """Return the question for hits; nothing for a beta of 0."""

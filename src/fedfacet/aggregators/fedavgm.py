@@ -1,13 +1,16 @@
 """Federated averaging with server momentum."""
 
 from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Annotated
 
 from fedfacet import state
 from fedfacet.aggregators.base import Aggregator
-from fedfacet.arguments import check_within
+from fedfacet.arguments import Number, Within
 from fedfacet.types import ClientUpdate, Facts, ServerState, State
 
 
+@dataclass(eq=False, kw_only=True)
 class FedAvgM(Aggregator):
     r"""Average the updates, then take a heavy-ball step on the server.
 
@@ -25,15 +28,8 @@ class FedAvgM(Aggregator):
 
     takes_mean = True
 
-    def __init__(
-        self, *, momentum: float = 0.95, server_lr: float = 0.1, weighting: str = "equal", buffers: str = "average"
-    ) -> None:
-        super().__init__(weighting=weighting, buffers=buffers)
-        check_within("momentum", momentum, "[0, 1)")
-        if not server_lr > 0:
-            raise ValueError(f"Expected `server_lr` to be larger than 0, but got {server_lr}.")
-        self.momentum = momentum
-        self.server_lr = server_lr
+    momentum: Annotated[float, Within("[0, 1)")] = 0.95
+    server_lr: Annotated[float, Number("larger than 0")] = 0.1
 
     @property
     def entrywise(self) -> bool:

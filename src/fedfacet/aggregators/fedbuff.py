@@ -1,13 +1,16 @@
 """FedBuff: clients train while the server goes on, and their updates are averaged by the buffer."""
 
 from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Annotated
 
 from fedfacet import state
 from fedfacet.aggregators.base import Aggregator
-from fedfacet.arguments import check_whole
+from fedfacet.arguments import Number, check_whole
 from fedfacet.types import ClientUpdate, ServerState, State
 
 
+@dataclass(eq=False, kw_only=True)
 class FedBuff(Aggregator):
     r"""Take K updates of clients that may have begun from older models, and move the model by their discounted mean.
 
@@ -32,25 +35,14 @@ class FedBuff(Aggregator):
         server_lr: eta, larger than 0.
     """
 
-    def __init__(
-        self,
-        *,
-        concurrency: int | None = None,
-        staleness_exponent: float = 0.5,
-        server_lr: float = 1.0,
-        weighting: str = "equal",
-        buffers: str = "average",
-    ) -> None:
-        super().__init__(weighting=weighting, buffers=buffers)
-        if concurrency is not None:
-            check_whole("aggregator.concurrency", concurrency)
-        if not 0 <= staleness_exponent < float("inf"):
-            raise ValueError(f"Expected `staleness_exponent` to be 0 or larger, and finite, but got {staleness_exponent}.")
-        if not server_lr > 0:
-            raise ValueError(f"Expected `server_lr` to be larger than 0, but got {server_lr}.")
-        self.concurrency = concurrency
-        self.staleness_exponent = staleness_exponent
-        self.server_lr = server_lr
+    concurrency: int | None = None
+    staleness_exponent: Annotated[float, Number("0 or larger, and finite")] = 0.5
+    server_lr: Annotated[float, Number("larger than 0")] = 1.0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.concurrency is not None:
+            check_whole("aggregator.concurrency", self.concurrency)
 
     def at_work(self, cohort_size: int, num_clients: int) -> int:
         """Return how many clients are at work at a time.

@@ -1,7 +1,7 @@
 """Gradient harmonisation: what conflicts with another client's update is taken out of it."""
 
 from collections.abc import Iterable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -11,6 +11,7 @@ from fedfacet.aggregators.base import Aggregator
 from fedfacet.types import ClientUpdate, ServerState, State
 
 
+@dataclass(eq=False, kw_only=True)
 class FedGH(Aggregator):
     r"""Project each update on the orthogonal planes of those that it conflicts with, then average.
 
@@ -32,8 +33,7 @@ class FedGH(Aggregator):
         weighting: ``"samples"`` (p_i = n_i, the paper) or ``"equal"`` (p_i = 1).
     """
 
-    def __init__(self, *, weighting: str = "samples", buffers: str = "average") -> None:
-        super().__init__(weighting=weighting, buffers=buffers)
+    weighting: str = "samples"
 
     def aggregate(self, server: ServerState, model: State, updates: Iterable[ClientUpdate]) -> tuple[ServerState, State]:
         """Return the model moved by the mean of the harmonised updates."""

@@ -2,13 +2,14 @@
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from typing import Annotated
 
 import numpy as np
 from numpy.typing import NDArray
 
 from fedfacet import state
 from fedfacet.aggregators.base import Aggregator
-from fedfacet.arguments import check_choice, check_within
+from fedfacet.arguments import Choice, Within
 from fedfacet.types import ClientUpdate, ServerState, State
 
 _RANK_TOLERANCE = 1e-14
@@ -57,18 +58,11 @@ class FedLD(Aggregator):
         Where eigenvalues are equal, the directions are not determined, and with them the revised updates.
     """
 
-    kept_share: float = 0.8
-    over: str = "all"
-    length_correction: str = "per_axis"
-    scope: str = "model"
+    kept_share: Annotated[float, Within("(0, 1]")] = 0.8
+    over: Annotated[str, Choice("all", "kept")] = "all"
+    length_correction: Annotated[str, Choice("per_axis", "total")] = "per_axis"
+    scope: Annotated[str, Choice("model", "tensor")] = "model"
     weighting: str = "samples"
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_within("kept_share", self.kept_share, "(0, 1]")
-        check_choice("over", self.over, ("all", "kept"))
-        check_choice("length_correction", self.length_correction, ("per_axis", "total"))
-        check_choice("scope", self.scope, ("model", "tensor"))
 
     def aggregate(self, server: ServerState, model: State, updates: Iterable[ClientUpdate]) -> tuple[ServerState, State]:
         """Return the model moved by the mean of the revised updates."""

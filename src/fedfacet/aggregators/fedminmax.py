@@ -2,12 +2,13 @@
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Annotated
 
 import torch
 
 from fedfacet import state
 from fedfacet.aggregators.base import GROUPINGS, Aggregator, GroupReports, of_cells, of_groups
-from fedfacet.arguments import check_choice
+from fedfacet.arguments import Choice, Number
 from fedfacet.simplex import ascended
 from fedfacet.types import GROUP_WEIGHTS, Broadcast, ClientUpdate, Facts, Query, ServerState, State
 
@@ -38,14 +39,8 @@ class FedMinMax(Aggregator):
     gives = frozenset({GROUP_WEIGHTS})
 
     group_losses: Query
-    groups: str = "a"
-    step: float = 0.05
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_choice("groups", self.groups, GROUPINGS)
-        if not 0 <= self.step < float("inf"):
-            raise ValueError(f"Expected `step` to be 0 or larger, and finite, but got {self.step}.")
+    groups: Annotated[str, Choice(*GROUPINGS)] = "a"
+    step: Annotated[float, Number("0 or larger, and finite")] = 0.05
 
     def report(self) -> Query | None:
         """Return the question for the losses; nothing for a step of 0."""

@@ -2,10 +2,11 @@
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
+from typing import Annotated
 
 from fedfacet import state
 from fedfacet.aggregators.base import Aggregator
-from fedfacet.arguments import check_choice, check_within
+from fedfacet.arguments import Choice, Number, Within
 from fedfacet.types import ClientUpdate, Facts, ServerState, State
 
 _LENGTH = "length|"
@@ -46,16 +47,9 @@ class FedNova(Aggregator):
         buffers: ``"average"`` (by p_k, neither normalised nor with momentum) or ``"keep"``.
     """
 
-    momentum: float = 0.95
-    server_lr: float = 0.1
-    tau_eff: str = "step_weights"
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_within("momentum", self.momentum, "[0, 1)")
-        if not self.server_lr > 0:
-            raise ValueError(f"Expected `server_lr` to be larger than 0, but got {self.server_lr}.")
-        check_choice("tau_eff", self.tau_eff, ("step_weights", "steps"))
+    momentum: Annotated[float, Within("[0, 1)")] = 0.95
+    server_lr: Annotated[float, Number("larger than 0")] = 0.1
+    tau_eff: Annotated[str, Choice("step_weights", "steps")] = "step_weights"
 
     @property
     def entrywise(self) -> bool:

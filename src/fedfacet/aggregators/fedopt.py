@@ -1,14 +1,14 @@
 """Adaptive server optimizers: FedAdam, FedYogi and FedAdagrad."""
 
-import math
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Annotated
 
 import torch
 
 from fedfacet import state
 from fedfacet.aggregators.base import Aggregator
-from fedfacet.arguments import check_choice, check_within
+from fedfacet.arguments import Choice, Number, Within
 from fedfacet.types import ClientUpdate, Facts, ServerState, State
 
 
@@ -41,21 +41,15 @@ class FedOpt(Aggregator):
 
     takes_mean = True
 
-    second_moment: str
-    server_lr: float = 0.01
-    momentum: float = 0.9
-    decay: float = 0.99
-    tau: float = 1e-3
+    second_moment: Annotated[str, Choice("adam", "yogi", "adagrad")]
+    server_lr: Annotated[float, Number("larger than 0 and finite")] = 0.01
+    momentum: Annotated[float, Within("[0, 1)")] = 0.9
+    decay: Annotated[float, Within("[0, 1)")] = 0.99
+    tau: Annotated[float, Number("larger than 0 and finite")] = 1e-3
     bias_correction: bool = False
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_choice("second_moment", self.second_moment, ("adam", "yogi", "adagrad"))
-        check_within("momentum", self.momentum, "[0, 1)")
-        check_within("decay", self.decay, "[0, 1)")
-        for name, value in (("server_lr", self.server_lr), ("tau", self.tau)):
-            if not 0 < value < math.inf:
-                raise ValueError(f"Expected `{name}` to be larger than 0 and finite, but got {value}.")
         if self.bias_correction and self.second_moment != "adam":
             raise ValueError(f"Expected `bias_correction` with second_moment=adam only, but got {self.second_moment}.")
 

@@ -2,11 +2,13 @@
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
+from typing import Annotated
 
 import numpy as np
 
 from fedfacet import state
 from fedfacet.aggregators.base import Aggregator
+from fedfacet.arguments import Number
 from fedfacet.types import ClientUpdate, Query, ServerState, State
 
 _SMALLEST_LOSS = 1e-10
@@ -44,15 +46,8 @@ class QFedAvg(Aggregator):
     """
 
     local_loss: Query
-    q: float = 1.0
-    lr: float = 0.01
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if not 0 <= self.q < float("inf"):
-            raise ValueError(f"Expected `q` to be 0 or larger, and finite, but got {self.q}.")
-        if not 0 < self.lr < float("inf"):
-            raise ValueError(f"Expected `lr` to be larger than 0, and finite, but got {self.lr}.")
+    q: Annotated[float, Number("0 or larger, and finite")] = 1.0
+    lr: Annotated[float, Number("larger than 0, and finite")] = 0.01
 
     def report(self) -> Query | None:
         """Return the question for the loss; nothing for q = 0, where it does not count."""

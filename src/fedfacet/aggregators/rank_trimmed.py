@@ -2,13 +2,14 @@
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import Annotated
 
 import numpy as np
 from numpy.typing import NDArray
 
 from fedfacet import state
 from fedfacet.aggregators.base import Aggregator
-from fedfacet.arguments import check_within
+from fedfacet.arguments import Within
 from fedfacet.confusion import accuracy_of
 from fedfacet.types import ClientUpdate, ServerState, State
 
@@ -45,20 +46,11 @@ class RankTrimmed(Aggregator):
         outlier_share: k in (0, 1), of the largest difference of accuracies; larger values leave fewer clients out.
         best_share: rho in (0, 1), of those who count.
         best_weight: y_b in [0, 1].
-
-    Raises:
-        ValueError: if a value is out of range.
     """
 
-    outlier_share: float = 0.75
-    best_share: float = 0.2
-    best_weight: float = 0.4
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_within("outlier_share", self.outlier_share, "(0, 1)")
-        check_within("best_share", self.best_share, "(0, 1)")
-        check_within("best_weight", self.best_weight, "[0, 1]")
+    outlier_share: Annotated[float, Within("(0, 1)")] = 0.75
+    best_share: Annotated[float, Within("(0, 1)")] = 0.2
+    best_weight: Annotated[float, Within("[0, 1]")] = 0.4
 
     def judges(self) -> str | None:
         """Return that classes matter, and groups do not."""

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from fedfacet.analysis.audits import MEAN, POOLED
 from fedfacet.analysis.writers import csv_of
-from fedfacet.attacks.base import SHADOWS, Attack, Signals, Trajectories
+from fedfacet.attacks import SHADOWS, Attack, Signals, Trajectories
 from fedfacet.audit.shadows import Pool
 from fedfacet.audit.success import Success, attacked, per_slice, pooled, row_of
 from fedfacet.audit.victims import KeepUpdates, Victim
@@ -78,10 +78,10 @@ def audit(
         ValueError: if an attack lacks signals.
     """
     dataset = again.data.dataset
-    said: list[Predictions] = []
+    said: list[Predictions] = []  # of whole audit sets: members and others share batches, where batches matter
     successes: dict[str, list[Success]] = {name: [] for name in attacks}
     for number, victim in enumerate(victims):
-        said.append(predictions_of(again, victim))
+        said += again.federation.engine.predict(victim.model, [victim.audit_set.samples], victim.memory)
         recorded = trajectories[number] if trajectories is not None else None
         pool = pools[number] if pools is not None else None
         signals = signals_of(dataset, victim, said[-1], pool, recorded)  # of one victim at a time: they take S x n x Y floats
@@ -96,12 +96,6 @@ def audit(
 def needs_shadows(attacks: Mapping[str, Attack]) -> bool:
     """Tell whether an attack compares with shadow models."""
     return any(SHADOWS in attack.needs for attack in attacks.values())
-
-
-def predictions_of(again: RoundAgain[KeepUpdates], victim: Victim) -> Predictions:
-    """Return what a victim says of its audit set; members and others share batches, where batches matter."""
-    (said,) = again.federation.engine.predict(victim.model, [victim.audit_set.samples], victim.memory)
-    return said
 
 
 def signals_of(
@@ -130,13 +124,10 @@ def write_audit(audit: Audit, folder: Path) -> Path:
             unfinished.write_text(csv_of([list(rows[0]), *(list(row.values()) for row in rows)]), newline="")
     with written_whole(own / "scores.npz") as unfinished, open(unfinished, "wb") as binary:
         np.savez_compressed(binary, **_arrays(audit))  # type: ignore[arg-type]  # its stub takes no mapping
-    plot_roc({name: [one.roc for one in of] for name, of in audit.successes.items()}, own / "roc.png")
-    plot_exposure(
-        {name: [one.roc for one in of] for name, of in audit.successes.items()},
-        [victim.num_samples for victim in audit.victims],
-        [victim.rate for victim in audit.victims],
-        own / "exposure.png",
-    )
+    rocs = {name: [one.roc for one in of] for name, of in audit.successes.items()}
+    plot_roc(rocs, own / "roc.png")
+    sizes, rates = zip(*((victim.num_samples, victim.rate) for victim in audit.victims), strict=True)
+    plot_exposure(rocs, sizes, rates, own / "exposure.png")
     with written_whole(own / "audit.json") as unfinished:
         unfinished.write_text(json_text({"threat_model": audit.threat_model, "attacks": audit.rows}) + "\n")
     write_list(own)
@@ -197,17 +188,14 @@ def _mean(values: Sequence[float]) -> float:
 
 def _slices(name: str, victims: Sequence[Victim], successes: Sequence[Success], dataset: Dataset) -> list[dict[str, Any]]:
     sets = [victim.audit_set for victim in victims]
-    groups = group_names(dataset.class_names, dataset.attribute_names)
-    kinds: list[tuple[str, list[NDArray[np.int64]], list[str]]] = [
-        ("class", [dataset.y[own.samples] for own in sets], list(dataset.class_names))
-    ]
+    kinds: list[tuple[str, NDArray[Any], Sequence[str]]] = [("class", dataset.y, dataset.class_names)]
     if dataset.num_attributes > 1:
-        of = [dataset.y[own.samples] * dataset.num_attributes + dataset.a[own.samples] for own in sets]
-        kinds.append(("group", of, groups))
+        groups = dataset.y * dataset.num_attributes + dataset.a
+        kinds.append(("group", groups, group_names(dataset.class_names, dataset.attribute_names)))
     return [
         {"attack": name, "kind": kind} | row
         for kind, values, names in kinds
-        for row in per_slice(successes, sets, values, dict(enumerate(names)))
+        for row in per_slice(successes, sets, [values[own.samples] for own in sets], dict(enumerate(names)))
     ]
 
 
@@ -243,7 +231,6 @@ def _arrays(audit: Audit) -> dict[str, NDArray[Any]]:
     arrays: dict[str, NDArray[Any]] = {}
     for number, victim in enumerate(audit.victims):
         who = "server" if victim.client_id is None else f"client_{victim.client_id}"
-        own = asdict(victim.audit_set)
-        arrays |= {f"{who}/{key}": value for key, value in own.items()}
+        arrays |= {f"{who}/{key}": value for key, value in asdict(victim.audit_set).items()}
         arrays |= {f"{who}/{name}": of[number].scores for name, of in audit.successes.items()}
     return arrays

@@ -10,10 +10,11 @@ from fedfacet.clients.program import Clients
 from fedfacet.errors import FedFacetError
 from fedfacet.federation import Federation
 from fedfacet.mechanisms.privacy import DifferentialPrivacy
+from fedfacet.mechanisms.updates import UpdateCheck
 from fedfacet.metrics.proven_epsilon import proven_epsilon
 from fedfacet.privacy_gate import stated
 from fedfacet.runs.rerun import RoundAgain
-from fedfacet.transforms.clip_and_noise import ClipAndNoise
+from fedfacet.transforms import ClipAndNoise
 from fedfacet.types import Broadcast, ClientTask
 
 
@@ -53,7 +54,8 @@ def proof_of(again: RoundAgain[KeepUpdates], victims: Sequence[Victim], delta: f
         return Proof((math.nan,) * len(victims), sentence)
     state = again.before if received else federation.state
     times: list[int] = state.participation_counts.tolist()
-    if federation.on_bad_update == "drop":  # an update that was dropped has been sent all the same
+    check = federation.find(UpdateCheck)
+    if check is not None and check.on_bad_update == "drop":  # an update that was dropped has been sent all the same
         times = [state.round] * len(times)
     keeps = bool(clients.personal) or clients.program.predict_hooks is not None
     try:

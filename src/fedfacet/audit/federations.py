@@ -1,15 +1,14 @@
 """Shadow federations: whole runs like the attacked one, whose clients held out other samples."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from fedfacet import state
-from fedfacet.attacks.base import Attack
+from fedfacet.attacks import Attack
 from fedfacet.audit.shadows import Pool
 from fedfacet.audit.victims import KeepUpdates, Victim, round_to_attack
 from fedfacet.config import differing_key
@@ -20,21 +19,6 @@ from fedfacet.storage import checkpoint
 
 MAY_DIFFER = {"seed": None, "callbacks": None}
 """Settings in which a shadow federation may be unlike the attacked run, besides ``partition.holdout_seed``."""
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Heard:
-    """What a model says of all samples that are its client's, or the federation's if it is the server's.
-
-    Attributes:
-        samples: positions in the data set, ascending, shape (n,).
-        is_member: which of them it was trained on, shape (n,).
-        logits: shape (n, Y), float32.
-    """
-
-    samples: NDArray[np.int64]
-    is_member: NDArray[np.bool_]
-    logits: NDArray[np.float32]
 
 
 class Federations:
@@ -48,7 +32,7 @@ class Federations:
     def __init__(self, runs: Sequence[Path], *, trust: Sequence[str] = ()) -> None:
         self.runs, self.trust = tuple(runs), tuple(trust)
         self._known: dict[Path, tuple[str, Mapping[str, Any]]] = {}
-        self._heard: dict[tuple[Path, int], tuple[str, dict[int | None, Heard]]] = {}
+        self._heard: dict[tuple[Path, int], tuple[str, dict[int | None, Pool]]] = {}
 
     def pools_for(
         self,
@@ -74,7 +58,7 @@ class Federations:
                 "Expected clients that hold out samples of their own for shadow.runs, but none does: train with "
                 "partition.local_holdout=0.5 and other partition.holdout_seed."
             )
-        heard: dict[Path, dict[int | None, Heard]] = {}
+        heard: dict[Path, dict[int | None, Pool]] = {}
         digests, differing = [], None
         for path in self.runs:
             if path.resolve() == run_dir.resolve():
@@ -111,8 +95,10 @@ def difference(one: Mapping[str, Any], other: Mapping[str, Any]) -> str | None:
     return None if found is None else found[0]
 
 
-def hear(again: RoundAgain[KeepUpdates], victims: Sequence[Victim]) -> dict[int | None, Heard]:
-    """Return what each model of a run says, by its client; ``None`` is the server's.
+def hear(again: RoundAgain[KeepUpdates], victims: Sequence[Victim]) -> dict[int | None, Pool]:
+    """Return what each model of a run says of all samples that are its client's, or the federation's if it is the server's.
+
+    By client, ``None`` for the server; each is a pool of one model.
 
     Args:
         again: a round of the run.
@@ -128,11 +114,11 @@ def hear(again: RoundAgain[KeepUpdates], victims: Sequence[Victim]) -> dict[int 
         held_out = np.concatenate([data.local_holdout[client] for client in own])
         samples = np.unique(np.concatenate([members, held_out]))
         (said,) = again.federation.engine.predict(victim.model, [samples], victim.memory)
-        heard[victim.client_id] = Heard(samples, np.isin(samples, members), said.logits)
+        heard[victim.client_id] = Pool(samples, np.isin(samples, members)[None], said.logits[None])
     return heard
 
 
-def pools_of(runs: Mapping[Path, Mapping[int | None, Heard]], victims: Sequence[Victim]) -> list[Pool]:
+def pools_of(runs: Mapping[Path, Mapping[int | None, Pool]], victims: Sequence[Victim]) -> list[Pool]:
     """Return per victim what the shadow federations' models of the same client say.
 
     Raises:
@@ -140,7 +126,7 @@ def pools_of(runs: Mapping[Path, Mapping[int | None, Heard]], victims: Sequence[
     """
     pools = []
     for victim in victims:
-        found: list[Heard] = []
+        found: list[Pool] = []
         for path, heard in runs.items():
             own = heard.get(victim.client_id)
             if own is None or not np.isin(victim.audit_set.samples, own.samples).all():
@@ -149,12 +135,12 @@ def pools_of(runs: Mapping[Path, Mapping[int | None, Heard]], victims: Sequence[
                     "has none: everybody must take part in a shadow federation's round."
                 )
             found.append(own)
-        common = victim.audit_set.samples
+        common = np.sort(victim.audit_set.samples)
         places = [np.searchsorted(own.samples, common) for own in found]
-        order = np.argsort(common)
-        members = np.stack([own.is_member[place] for own, place in zip(found, places, strict=True)])
-        logits = np.stack([own.logits[place] for own, place in zip(found, places, strict=True)])
-        pools.append(Pool(common[order], members[:, order], logits[:, order]))
+        members = np.concatenate([own.members[:, place] for own, place in zip(found, places, strict=True)])
+        pools.append(
+            Pool(common, members, np.concatenate([own.logits[:, place] for own, place in zip(found, places, strict=True)]))
+        )
     return pools
 
 

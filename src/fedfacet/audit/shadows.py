@@ -4,13 +4,14 @@ import contextlib
 import hashlib
 import json
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+from lightning import LightningModule
 from numpy.typing import NDArray
 from torch import nn
 
@@ -29,7 +30,7 @@ from fedfacet.storage.json_text import json_text
 from fedfacet.storage.run_files import read
 from fedfacet.storage.sealed_tensors import sealed, unsealed
 from fedfacet.storage.whole_file import written_whole
-from fedfacet.types import Broadcast, ClientTask, Partition
+from fedfacet.types import Broadcast, ClientTask, Partition, State
 
 _KEY_FILE = "pool.json"
 _MOST_BYTES = 1 << 36
@@ -150,7 +151,6 @@ def train_pool(
         FedFacetError: if another process trains the same pool.
         CheckpointError: if a file of the pool cannot be read.
     """
-    local = LocalTraining(unit="epochs", amount=shadows.epochs, batch_size=shadows.batch_size or clients.local.batch_size)
     halves = shadows.halves(len(samples))
     key = {
         **key_of(shadows, clients, facts),
@@ -171,16 +171,8 @@ def train_pool(
         missing = [number for number in range(shadows.models) if not _file(own, number).exists()]
         told(shadows.models - len(missing), shadows.models)
         if missing:
-            trained = replace(
-                clients,
-                objective=classifier_of(clients, fresh_model(0)),
-                partition=Partition(tuple(samples[chosen] for chosen in halves)),
-                local=local,
-                transforms=(),
-                personal=frozenset(),
-                other_objectives=(),
-            )
-            engine.setup(trained)
+            parts = Partition(tuple(samples[chosen] for chosen in halves))
+            engine.setup(shadow_clients(shadows, clients, fresh_model(0), parts))
             with contextlib.closing(engine):
                 size = max(4, num_cores())
                 for start in range(0, len(missing), size):
@@ -214,24 +206,42 @@ def _train(
     folder: Path,
 ) -> None:
     """Train some models, and keep what they say of all samples."""
-    sent = {number: state.clone(dict(fresh_model(number).state_dict())) for number in numbers}
-    tasks = [ClientTask(number, 1, seed, Broadcast(model)) for number, model in sent.items()]
-    for update in list(engine.run(tasks)):
-        model = state.add(sent[update.client_id], update.delta | update.buffers)
+    for number, model in trained(engine, {number: weights_of(fresh_model(number)) for number in numbers}, seed):
         (said,) = engine.predict(model, [samples])
         if not np.isfinite(said.logits).all():
             raise FedFacetError(
-                f"Expected finite logits of shadow model {update.client_id}, but it diverges: change shadow.epochs or "
-                "shadow.batch_size."
+                f"Expected finite logits of shadow model {number}, but it diverges: change shadow.epochs or shadow.batch_size."
             )
-        keep(_file(folder, update.client_id), "logits", said.logits)
+        keep(_file(folder, number), "logits", said.logits)
 
 
-def classifier_of(clients: Clients, model: nn.Module) -> ClassificationObjective:
-    """Return the local training of a model that an attacker trains: with the loss and the optimizer of the run's clients."""
+def trained(
+    engine: Engine, sent: Mapping[int, State], seed: int, epoch: int = 1, taught: Mapping[int, State] | None = None
+) -> Iterator[tuple[int, State]]:
+    """Yield each client with what it made of the model that it was sent, in order."""
+    tasks = [ClientTask(k, epoch, seed, Broadcast(model, taught[k] if taught else {})) for k, model in sent.items()]
+    for update in list(engine.run(tasks)):
+        yield update.client_id, state.add(sent[update.client_id], update.delta | update.buffers)
+
+
+def weights_of(network: nn.Module) -> State:
+    """Return a copy of a network's weights and buffers."""
+    return state.clone(dict(network.state_dict()))
+
+
+def shadow_clients(shadows: Shadows, clients: Clients, network: nn.Module, partition: Partition) -> Clients:
+    """Return clients who train shadow models by themselves, with the loss and the optimizer of the run's."""
     loss = getattr(clients.objective, "loss", cross_entropy)
-    objective = ClassificationObjective(model, loss=loss, optimizer=clients.optimizer)
-    return objective.to(device=clients.device, memory_format=clients.memory_format)
+    local = LocalTraining(unit="epochs", amount=shadows.epochs, batch_size=shadows.batch_size or clients.local.batch_size)
+    return alone(
+        clients, ClassificationObjective(network, loss=loss, optimizer=clients.optimizer), partition=partition, local=local
+    )
+
+
+def alone(clients: Clients, objective: LightningModule, **changes: Any) -> Clients:
+    """Return clients with another objective and other changes, and without what a federation does to updates and models."""
+    placed = objective.to(device=clients.device, memory_format=clients.memory_format)
+    return replace(clients, objective=placed, transforms=(), personal=frozenset(), other_objectives=(), **changes)
 
 
 def _check_key(file: Path, key: Mapping[str, Any]) -> None:

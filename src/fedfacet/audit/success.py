@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.stats import norm
 
-from fedfacet.attacks.base import Attack, Scores, Signals
+from fedfacet.attacks import Attack, Scores, Signals
 from fedfacet.data.audit_set import AuditSet
 from fedfacet.metrics.group_counts import NAN
 from fedfacet.metrics.roc import Roc, pair_weights, pooled_auc, roc_of

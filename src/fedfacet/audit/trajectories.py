@@ -3,7 +3,7 @@
 import contextlib
 import hashlib
 import json
-from collections.abc import Callable, Container, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -14,10 +14,9 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 
-from fedfacet import rng, state
-from fedfacet.attacks.base import Scores, Trajectories, losses_of
-from fedfacet.attacks.trajectory import Trajectory
-from fedfacet.audit.shadows import Shadows, classifier_of, keep, kept, key_of
+from fedfacet import rng
+from fedfacet.attacks import Scores, Trajectories, Trajectory, losses_of
+from fedfacet.audit.shadows import Shadows, alone, keep, kept, key_of, shadow_clients, trained, weights_of
 from fedfacet.audit.victims import KeepUpdates, Victim
 from fedfacet.clients.local_training import LocalTraining
 from fedfacet.clients.program import Clients
@@ -25,7 +24,7 @@ from fedfacet.engines.base import Engine
 from fedfacet.errors import FedFacetError
 from fedfacet.objectives.distillation import SAMPLES, TEACHER, DistillationObjective
 from fedfacet.runs.rerun import RoundAgain
-from fedfacet.types import Broadcast, ClientTask, Partition, State
+from fedfacet.types import Partition, State
 
 LEAST = 40
 """Samples of other clients that are needed at least."""
@@ -110,7 +109,7 @@ def record(
         )
     partition = again.data.partition
     splits = {client_id: split_for(partition, client_id, attack.seed) for client_id in ids}
-    starts = {client_id: _weights(fresh_model(partition.num_clients + client_id)) for client_id in ids}
+    starts = {client_id: weights_of(fresh_model(partition.num_clients + client_id)) for client_id in ids}
     students = _Students(clients, attack, shadows, fresh_model(0), make_engine, splits, starts, told)
 
     files = {client_id: folder / _name_of(attack, shadows, clients, splits[client_id], facts) for client_id in ids}
@@ -120,7 +119,7 @@ def record(
         models = _shadow_models(clients, shadows, fresh_model, make_engine, splits, missing, attack.seed)
         own, teachers = {}, {}
         with contextlib.closing(make_engine()) as engine:
-            engine.setup(_classifiers(clients, fresh_model(0)))
+            engine.setup(shadow_clients(shadows, clients, fresh_model(0), partition))
             for client_id, model in models.items():
                 said, taught = engine.predict(model, [judged[client_id], splits[client_id].distilled])
                 own[client_id], teachers[client_id] = said.logits, taught.logits
@@ -190,21 +189,17 @@ class _Students:
         labels = self.clients.dataset.y
         models = {client_id: self.starts[client_id] for client_id in teachers}
         losses: dict[int, list[Scores]] = {client_id: [] for client_id in teachers}
+        taught = {
+            client_id: {SAMPLES: torch.from_numpy(self.splits[client_id].distilled), TEACHER: torch.from_numpy(logits)}
+            for client_id, logits in teachers.items()
+        }
         with contextlib.closing(self.make_engine()) as engine:
             engine.setup(self._learners(teachers))
             for epoch in range(1, self.attack.distill_epochs + 1):
                 self.told(f"trajectories: {whose} students, epoch {epoch} of {self.attack.distill_epochs}")
-                tasks = []
-                for client_id, model in models.items():
-                    taught = {
-                        SAMPLES: torch.from_numpy(self.splits[client_id].distilled),
-                        TEACHER: torch.from_numpy(teachers[client_id]),
-                    }
-                    tasks.append(ClientTask(client_id, epoch, self.attack.seed, Broadcast(model, taught)))
-                for update in list(engine.run(tasks)):
-                    client_id = update.client_id
-                    models[client_id] = state.add(models[client_id], update.delta | update.buffers)
-                    (said,) = engine.predict(models[client_id], [judged[client_id]])
+                for client_id, model in trained(engine, models, self.attack.seed, epoch, taught):
+                    models[client_id] = model
+                    (said,) = engine.predict(model, [judged[client_id]])
                     losses[client_id].append(losses_of(said.logits.astype(np.float64), labels[judged[client_id]]))
         found = {}
         for client_id, of_student in losses.items():
@@ -217,28 +212,18 @@ class _Students:
             )
         return found
 
-    def _learners(self, client_ids: Container[int]) -> Clients:
+    def _learners(self, client_ids: Iterable[int]) -> Clients:
         """Return clients who learn what a teacher says on their split, an epoch at a time."""
         clients = self.clients
         optimizer = partial(torch.optim.SGD, lr=self.attack.distill_lr)
-        objective = DistillationObjective(self.network, optimizer=optimizer).to(
-            device=clients.device, memory_format=clients.memory_format
-        )
-        nobody = np.empty(0, np.int64)
-        distilled = [
-            self.splits[number].distilled if number in client_ids else nobody for number in range(clients.partition.num_clients)
-        ]
-        dataset = clients.dataset
-        return replace(
+        distilled = {client_id: self.splits[client_id].distilled for client_id in client_ids}
+        return alone(
             clients,
-            objective=objective,
+            DistillationObjective(self.network, optimizer=optimizer),
             optimizer=optimizer,
-            dataset=replace(dataset, a=np.arange(len(dataset.y)), augmentation=None),
-            partition=Partition(tuple(distilled)),
+            dataset=replace(clients.dataset, a=np.arange(len(clients.dataset.y)), augmentation=None),
+            partition=_partition(distilled, clients),
             local=LocalTraining(unit="epochs", amount=1, batch_size=self.shadows.batch_size or clients.local.batch_size),
-            transforms=(),
-            personal=frozenset(),
-            other_objectives=(),
             privacy=None,  # students are the attacker's own
             hides_attributes=False,
         )
@@ -254,27 +239,17 @@ def _shadow_models(
     seed: int,
 ) -> dict[int, State]:
     """Return per client a shadow model, trained on the members of its split."""
-    nobody = np.empty(0, np.int64)
-    members = [splits[number].members if number in client_ids else nobody for number in range(clients.partition.num_clients)]
-    trained = replace(
-        _classifiers(clients, fresh_model(0)),
-        partition=Partition(tuple(members)),
-        local=LocalTraining(unit="epochs", amount=shadows.epochs, batch_size=shadows.batch_size or clients.local.batch_size),
-    )
-    sent = {client_id: _weights(fresh_model(client_id)) for client_id in client_ids}
+    members = _partition({client_id: splits[client_id].members for client_id in client_ids}, clients)
+    sent = {client_id: weights_of(fresh_model(client_id)) for client_id in client_ids}
     with contextlib.closing(make_engine()) as engine:
-        engine.setup(trained)
-        updates = engine.run([ClientTask(client_id, 1, seed, Broadcast(model)) for client_id, model in sent.items()])
-        return {update.client_id: state.add(sent[update.client_id], update.delta | update.buffers) for update in updates}
+        engine.setup(shadow_clients(shadows, clients, fresh_model(0), members))
+        return dict(trained(engine, sent, seed))
 
 
-def _classifiers(clients: Clients, network: nn.Module) -> Clients:
-    """Return the clients as they train by themselves: with their loss and optimizer, and nothing of the federation's."""
-    return replace(clients, objective=classifier_of(clients, network), transforms=(), personal=frozenset(), other_objectives=())
-
-
-def _weights(network: nn.Module) -> State:
-    return state.clone(dict(network.state_dict()))
+def _partition(samples: Mapping[int, NDArray[np.int64]], clients: Clients) -> Partition:
+    """Return a partition by client, as large as that of the run; others have no samples."""
+    nothing = np.empty(0, np.int64)
+    return Partition(tuple(samples.get(number, nothing) for number in range(clients.partition.num_clients)))
 
 
 def _name_of(attack: Trajectory, shadows: Shadows, clients: Clients, split: Split, facts: Mapping[str, Any]) -> str:

@@ -14,7 +14,7 @@ from fedfacet.errors import FedFacetError
 from fedfacet.federation import Federation
 from fedfacet.mechanisms.submodels import Submodels
 from fedfacet.runs.rerun import RoundAgain, round_again
-from fedfacet.types import ClientUpdate, FederationState, State
+from fedfacet.types import ClientUpdate, State
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -122,13 +122,9 @@ def _client_victim(again: RoundAgain[KeepUpdates], members: Members, moment: str
         rate=1.0 if held is None else float(held.parts.rates(again.round)[client_id]),
         num_samples=len(again.data.partition.indices[client_id]),
         model=local_model(sent, update) if trained else state.clone(sent.model),
-        memory=update.memory if trained else _memory(before, client_id),
+        memory=update.memory if trained else before.memory.get(client_id, {}),
         audit_set=members.of_client(again.data, client_id),
     )
-
-
-def _memory(before: FederationState, client_id: int) -> State:
-    return before.memory.get(client_id, {})
 
 
 def _suffices(data: FederatedData, members: Members, client_id: int) -> bool:

@@ -5,9 +5,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from fedfacet import state
-from fedfacet.attacks.base import Attack
-from fedfacet.attacks.gap import Gap
-from fedfacet.attacks.loss_threshold import LossThreshold
+from fedfacet.attacks import Attack, Gap, LossThreshold
 from fedfacet.callbacks.base import UpdatesMeasurement
 from fedfacet.clients.personal_memory import local_model
 from fedfacet.data.audit_set import AuditSet, Members

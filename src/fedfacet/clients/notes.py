@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import lightning as L
 from torch import Tensor, nn
 
-from fedfacet.corrections.base import Correction
+from fedfacet.corrections import Correction
 from fedfacet.objectives.classification import ClassificationObjective
 
 if TYPE_CHECKING:  # it builds on this file

@@ -49,7 +49,7 @@ from fedfacet.objectives.classification import ClassificationObjective, Optimize
 from fedfacet.privacy.base import Privacy
 from fedfacet.privacy.disclosure import kinds_sent
 from fedfacet.privacy.dp_sgd import DPSGD
-from fedfacet.transforms.base import UpdateTransform
+from fedfacet.transforms import UpdateTransform
 from fedfacet.types import (
     Answer,
     Batch,

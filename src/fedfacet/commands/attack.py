@@ -9,13 +9,14 @@ from typing import TYPE_CHECKING, Any
 from fedfacet.analysis.terminal import TextTable, Told, run_command
 from fedfacet.commands import called
 from fedfacet.errors import CheckpointError, ConfigError, FedFacetError
+from fedfacet.moved import FORMER
 from fedfacet.waiting import waiting
 
 if TYPE_CHECKING:  # --help need not wait for what these load
     from omegaconf import DictConfig
 
     from fedfacet.analysis.runs import Run
-    from fedfacet.attacks.base import Attack, Trajectories
+    from fedfacet.attacks import Attack, Trajectories
     from fedfacet.audit.audit import Audit
     from fedfacet.audit.federations import Federations
     from fedfacet.audit.shadows import Pool, Shadows
@@ -239,7 +240,7 @@ def trajectories_of(
     victims: "Sequence[Victim]",
 ) -> "list[Trajectories] | None":
     """Return the students' losses where an attack needs them."""
-    from fedfacet.attacks.trajectory import Trajectory
+    from fedfacet.attacks import Trajectory
     from fedfacet.audit.trajectories import record
     from fedfacet.build import fresh_model
     from fedfacet.config import make
@@ -314,7 +315,10 @@ def threat_model_of(
         "others": source,
         "delta": config.delta,
         "members": settings["members"],
-        "attacks": settings["attack"],
+        "attacks": {  # by former names, so that an audit keeps its folder
+            name: {**attack, "_target_": FORMER.get(attack["_target_"], attack["_target_"])}
+            for name, attack in settings["attack"].items()
+        },
         "shadow_models": {**own, **compared} if compared or trajectories else None,
         "model_digest": state.digest(again.federation.state.model),
         "data_digest": again.federation.facts.data_digest,

@@ -21,7 +21,7 @@ The data of a site and what leaves it (docs/deployment.md).
   check    read the site's data as its client.yaml says, and tell what of them a server could have; talks to nobody
   verify   train a client once more for a round of the journal, and compare the digest of its update with the one that the
            server has written down; for sites with keep_letters: true
-  start    start NVIDIA FLARE's client with the site's startup kit, in the foreground; jobs may have it answer letters as
+  start    start NVIDIA FLARE's client with the site's startup kit, in the foreground; jobs may have it answer messages as
            client.yaml says, and nothing else
   pilot    deal the clients of a simulated federation, in the options of train, to N sites on this machine, each a folder with
            a client.yaml and its samples, beside the data card and the roster; clients answer what these options ask, no more
@@ -89,7 +89,7 @@ def _verify(argv: Sequence[str]) -> int:
     given = _keys(argv, "config", "journal", "round", "client")
     with waiting("loads libraries and data"):
         from fedfacet.deploy.journal import read_journal
-        from fedfacet.deploy.memory import letters_of
+        from fedfacet.deploy.memory import messages_of
         from fedfacet.deploy.settings import SiteSettings
         from fedfacet.deploy.site import Site
 
@@ -98,8 +98,8 @@ def _verify(argv: Sequence[str]) -> int:
     lines, round = read_journal(Path(given["journal"])), int(given["round"])
     if round not in lines:
         raise CheckpointError(f"Expected round {round} in the journal, but it has {len(lines)} rounds: give one of them.")
-    client_id, letters = letters_of(settings, given["client"], round, lines[round]["run"])
-    digests: list[str] = [site.digest_of_answer(letter) for letter in letters]
+    client_id, messages = messages_of(settings, given["client"], round, lines[round]["run"])
+    digests: list[str] = [site.digest_of_answer(message) for message in messages]
     said = lines[round]["update_digests"].get(str(client_id))
     if said is None:
         raise CheckpointError(f"Expected an update of {given['client']} in round {round} of the journal, but it has none.")
@@ -115,8 +115,8 @@ def _start(argv: Sequence[str]) -> int:
     """Become FLARE's client."""
     given = _keys(argv, "config", "kit")
     from fedfacet.deploy.flare import EXECUTOR, SETTINGS
-    from fedfacet.deploy.kits import start
     from fedfacet.deploy.settings import SiteSettings
+    from fedfacet.deploy.startup_kit import start
 
     file = Path(given["config"]).absolute()
     start(Path(given["kit"]), EXECUTOR, {SETTINGS: str(file)}, site=SiteSettings.read(file).site)

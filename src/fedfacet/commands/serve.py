@@ -171,7 +171,7 @@ def _replay(argv: Sequence[str], run_dir: list[Path]) -> int:
 def _start(argv: Sequence[str], run_dir: list[Path]) -> int:
     """Become FLARE's server."""
     from fedfacet.deploy.flare import RELAY
-    from fedfacet.deploy.kits import start
+    from fedfacet.deploy.startup_kit import start
 
     if len(argv) != 1 or not argv[0].startswith("kit=") or argv[0] == "kit=":
         raise ConfigError(f"Expected kit=DIR, but got {' '.join(argv) or 'nothing'}: see `--help`.")

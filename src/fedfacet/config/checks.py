@@ -7,7 +7,7 @@ import math
 import types
 import typing
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
@@ -101,7 +101,7 @@ def check_arguments(path: str, node: Mapping[str, Any]) -> None:
             "wrap it in one of your own."
         ) from None
     takes_anything = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values())
-    hints = {name: parameter.annotation for name, parameter in parameters.items()}
+    hints = {name: _type(parameter.annotation) for name, parameter in parameters.items()}
     for key, value in (plain(node) if isinstance(node, DictConfig) else node).items():
         if f"{path}.{key}" in SETTINGS:
             continue
@@ -115,6 +115,11 @@ def check_arguments(path: str, node: Mapping[str, Any]) -> None:
             raise ConfigError(unknown(f"{path}.{key}", [f"{path}.{name}" for name in parameters]))
         if not _fits(value, hints.get(str(key))):
             raise _misfit(f"{path}.{key}", hints[str(key)], value)
+
+
+def _type(annotation: Any) -> Any:
+    """Return an annotation without the range that it may declare, which the constructor checks."""
+    return typing.get_args(annotation)[0] if typing.get_origin(annotation) is Annotated else annotation
 
 
 _signature = functools.lru_cache(maxsize=1024)(inspect.signature)

@@ -1,20 +1,20 @@
 """ACS Employment: who has work, in the American Community Survey, state by state."""
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Annotated
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
 from fedfacet import rng
-from fedfacet.arguments import check_choice, check_whole
-from fedfacet.data.arrays import dataset_from_arrays
-from fedfacet.data.dataset import Dataset, InMemoryInputs
-from fedfacet.data.generated import write_lines
+from fedfacet.arguments import Choice, Whole
+from fedfacet.data.dataset import Dataset
+from fedfacet.data.generated import shuffled, write_lines
+from fedfacet.data.labels import split_groups
 from fedfacet.data.source import DatasetSource, located
-from fedfacet.data.tables import one_hot, read_table, standardised
+from fedfacet.data.tables import group_counts, one_hot, read_table, standardised, vectors
 from fedfacet.errors import DatasetCorruptError, DatasetNotFoundError
 
 URL = "https://www2.census.gov/programs-surveys/acs/data/pums"
@@ -92,16 +92,14 @@ class ACSEmployment(DatasetSource):
     """
 
     root: str
-    year: int = 2018
+    year: Annotated[int, Whole(2017)] = 2018
     states: Sequence[str] | None = None
-    attribute: str = "sex"
-    sensitive_features: str = "keep"
+    attribute: Annotated[str, Choice("sex", "race")] = "sex"
+    sensitive_features: Annotated[str, Choice("keep", "drop")] = "keep"
     seed: int = 0
 
     def __post_init__(self) -> None:
-        check_whole("dataset.year", self.year, 2017)
-        check_choice("dataset.attribute", self.attribute, ("sex", "race"))
-        check_choice("dataset.sensitive_features", self.sensitive_features, ("keep", "drop"))
+        super().__post_init__()
         named = None if self.states is None else list(self.states)
         if named is not None and (not named or len(set(named)) < len(named) or not set(named) <= set(STATES)):
             raise ValueError(
@@ -125,23 +123,17 @@ class ACSEmployment(DatasetSource):
         y = (people["ESR"] == 1).astype(np.int64)
         a = (people["SEX"] == 1).astype(np.int64) if self.attribute == "sex" else people["RAC1P"] - 1
         values = SEXES if self.attribute == "sex" else RACES
-        sizes = np.bincount(y * len(values) + a, minlength=len(CLASSES) * len(values))
-        if sizes.min() < 2:
+        if np.min(sizes := group_counts((len(CLASSES), len(values)), y, a)) < 2:
             raise DatasetCorruptError(
                 f"Expected two or more people of every class and {self.attribute} in {self.folder}, one to train on and one to "
-                f"test with, but there are {sizes.reshape(len(CLASSES), -1).tolist()}: take more `dataset.states`, or another "
-                "`dataset.attribute`."
+                f"test with, but there are {sizes}: take more `dataset.states`, or another `dataset.attribute`."
             )
-        age = people["AGEP"][:, None]
-        # Not standardised yet: the split decides which rows the constants are of.
-        dataset = dataset_from_arrays(
-            age, y, a, test=_TEST, class_names=CLASSES, attribute_names=values, columns={"state": state}, seed=self.seed
-        )
-        inputs = [standardised(age, dataset.train)]
+        train, test = split_groups(y * len(values) + a, _TEST, self.seed)
+        inputs = [standardised(people["AGEP"][:, None], train)]
         for name, codes in self._codes.items():
             if self.sensitive_features == "keep" or name not in _SENSITIVE:
                 inputs.append(one_hot(people[name] - codes[0], len(codes)))
-        return replace(dataset, inputs=InMemoryInputs(torch.from_numpy(np.concatenate(inputs, axis=1))))
+        return Dataset(vectors(inputs), y, a, train, test, None, CLASSES, values, columns={"state": state})
 
     @property
     def _codes(self) -> dict[str, range]:
@@ -192,9 +184,7 @@ class ACSEmployment(DatasetSource):
     def _people(self, state: str, per_group: int) -> Iterator[str]:
         """Yield lines, ``per_group`` for each class, sex and race, every tenth of whom the filter leaves out."""
         draw = rng.stream(0, f"generated-acs-{state}")
-        groups = [(y, sex, race) for y in range(2) for sex in CODES["SEX"] for race in CODES["RAC1P"]]
-        for number, position in enumerate(draw.permutation(len(groups) * per_group).tolist()):
-            y, sex, race = groups[position // per_group]
+        for number, (y, sex, race) in enumerate(shuffled(draw, per_group, range(2), CODES["SEX"], CODES["RAC1P"])):
             person = {name: f"{draw.integers(codes[0], codes[-1] + 1):02d}" for name, codes in self._codes.items()}
             person |= {"SEX": str(sex), "RAC1P": str(race), "ESR": "1" if y else str(draw.choice([3, 6])), "ESP": ""}
             person |= {"AGEP": str(draw.integers(17, 50) + 40 * (1 - y)), "PWGTP": str(draw.integers(1, 200))}

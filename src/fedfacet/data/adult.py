@@ -2,19 +2,18 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Annotated, NamedTuple
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
 from fedfacet import rng
-from fedfacet.arguments import check_choice
-from fedfacet.data.dataset import Dataset, InMemoryInputs
+from fedfacet.arguments import Choice
+from fedfacet.data.dataset import Dataset
 from fedfacet.data.download import download as fetch_file
-from fedfacet.data.generated import write_lines
+from fedfacet.data.generated import shuffled, write_lines
 from fedfacet.data.source import DatasetSource, located
-from fedfacet.data.tables import Table, one_hot, read_table, standardised
+from fedfacet.data.tables import check_published, group_counts, one_hot, read_table, standardised, vectors
 from fedfacet.errors import DatasetCorruptError, DatasetNotFoundError
 
 URL = "https://archive.ics.uci.edu/ml/machine-learning-databases/adult"
@@ -67,7 +66,6 @@ _UNKNOWN = "?"
 _MAY_BE_UNKNOWN = ("workclass", "occupation", "native-country")
 _SENSITIVE = ("race", "sex")
 _INCOMES = ("<=50K", ">50K")
-_ATTRIBUTES = ("sex", "race", "sex_race", "doctorate")
 _COLUMNS_OF_CLIENTS = ("sex", "race", "education", "occupation", "workclass")
 
 
@@ -117,19 +115,16 @@ class Adult(DatasetSource):
     """
 
     root: str
-    attribute: str = "sex"
-    features: str = "all"
-    sensitive_features: str = "drop"
-    missing: str = "category"
+    attribute: Annotated[str, Choice("sex", "race", "sex_race", "doctorate")] = "sex"
+    features: Annotated[str, Choice("all", "categorical")] = "all"
+    sensitive_features: Annotated[str, Choice("drop", "keep")] = "drop"
+    missing: Annotated[str, Choice("category", "drop")] = "category"
     verify_counts: bool = True
     download: bool = False
     url: str = URL
 
     def __post_init__(self) -> None:
-        check_choice("dataset.attribute", self.attribute, _ATTRIBUTES)
-        check_choice("dataset.features", self.features, ("all", "categorical"))
-        check_choice("dataset.sensitive_features", self.sensitive_features, ("drop", "keep"))
-        check_choice("dataset.missing", self.missing, ("category", "drop"))
+        super().__post_init__()
         self.folder = located(self.root)
 
     def generate(self, demand: NDArray[np.int64] | None) -> None:
@@ -156,8 +151,7 @@ class Adult(DatasetSource):
         columns = {name: codes[name] for name in _COLUMNS_OF_CLIENTS}
         columns["doctorate"] = (codes["education"] == CATEGORIES["education"].index("Doctorate")).astype(np.int64)
         a, values = self._attribute(columns)
-        inputs = InMemoryInputs(torch.from_numpy(np.concatenate(features, axis=1)))
-        return Dataset(inputs, y, a, train, test, None, _INCOMES, values, columns=columns)
+        return Dataset(vectors(features), y, a, train, test, None, _INCOMES, values, columns=columns)
 
     def _attribute(self, codes: dict[str, NDArray[np.int64]]) -> tuple[NDArray[np.int64], tuple[str, ...]]:
         if self.attribute == "doctorate":
@@ -182,42 +176,31 @@ class Adult(DatasetSource):
         part = _Part(
             table.codes("income", [f"{income}." if name == "adult.test" else income for income in _INCOMES]),
             np.stack([table.whole(column, *interval) for column, interval in NUMBERS.items()], axis=1),
-            {column: _codes(table, column) for column in CATEGORIES},
+            {column: table.codes(column, _entries(column)) for column in CATEGORIES},
         )
         if self.verify_counts:
-            counts = np.bincount(2 * part.y + part.codes["sex"], minlength=4).reshape(2, 2).tolist()
-            if counts != OFFICIAL_COUNTS[name]:
-                raise DatasetCorruptError(
-                    f"Expected the published {name} with {OFFICIAL_COUNTS[name]} rows per income and sex, but {path} has "
-                    f"{counts}: {remedy}, or set dataset.verify_counts=false to use it all the same."
-                )
-        return _without_unknown(part, path.name) if self.missing == "drop" else part
+            counts = group_counts((2, 2), part.y, part.codes["sex"])
+            check_published(counts, OFFICIAL_COUNTS[name], name, "rows per income and sex", path, remedy)
+        if self.missing == "category":
+            return part
+        known = np.all([part.codes[column] < len(CATEGORIES[column]) for column in _MAY_BE_UNKNOWN], axis=0)
+        if not known.any():
+            raise DatasetCorruptError(
+                f"Expected rows without an unknown category in {name}, but there are none: set dataset.missing=category."
+            )
+        return _Part(part.y[known], part.numbers[known], {column: codes[known] for column, codes in part.codes.items()})
 
 
-def _codes(table: Table, column: str) -> NDArray[np.int64]:
-    unknown = [_UNKNOWN] if column in _MAY_BE_UNKNOWN else []
-    return table.codes(column, [*CATEGORIES[column], *unknown])
-
-
-def _without_unknown(part: _Part, name: str) -> _Part:
-    known = np.all([part.codes[column] < len(CATEGORIES[column]) for column in _MAY_BE_UNKNOWN], axis=0)
-    if not known.any():
-        raise DatasetCorruptError(
-            f"Expected rows without an unknown category in {name}, but there are none: set dataset.missing=category."
-        )
-    return _Part(part.y[known], part.numbers[known], {column: codes[known] for column, codes in part.codes.items()})
+def _entries(column: str) -> tuple[str, ...]:
+    """Return what a column of categories may say; what is unknown comes last."""
+    return (*CATEGORIES[column], _UNKNOWN) if column in _MAY_BE_UNKNOWN else CATEGORIES[column]
 
 
 def _people(name: str, per_group: int, end: str) -> Iterator[str]:
     """Yield lines of a file, ``per_group`` for each income, sex and race; who earns more is older and works more."""
     draw = rng.stream(0, f"generated-{name}")
-    groups = [(y, sex, race) for y in range(2) for sex in CATEGORIES["sex"] for race in CATEGORIES["race"]]
-    for position in draw.permutation(len(groups) * per_group).tolist():
-        y, sex, race = groups[position // per_group]
-        person = {
-            column: draw.choice([*categories, _UNKNOWN] if column in _MAY_BE_UNKNOWN else categories)
-            for column, categories in CATEGORIES.items()
-        }
+    for y, sex, race in shuffled(draw, per_group, range(2), CATEGORIES["sex"], CATEGORIES["race"]):
+        person = {column: draw.choice(_entries(column)) for column in CATEGORIES}
         person |= {column: str(draw.integers(17 + 30 * y, 50 + 30 * y)) for column in ("age", "hours-per-week")}
         person |= {"capital-gain": "0", "capital-loss": "0", "fnlwgt": str(draw.integers(10_000, 1_000_000))}
         person |= {"education-num": str(draw.integers(1 + 4 * y, 13 + 4 * y)), "sex": sex, "race": race}

@@ -6,6 +6,7 @@ import stat
 import tarfile
 import zipfile
 import zlib
+from collections.abc import Callable
 from pathlib import Path
 
 from rich.filesize import decimal
@@ -17,6 +18,8 @@ from fedfacet.errors import DatasetCorruptError, DatasetNotFoundError, FedFacetE
 _CHUNK_BYTES = 1 << 20
 _MOST_MEMBERS = 2_000_000
 _MOST_UNPACKED = 20
+_FAULTS = (EOFError, ValueError, RuntimeError, gzip.BadGzipFile, zipfile.BadZipFile, zlib.error, tarfile.TarError)
+"""Of damaged archives; ``RuntimeError`` is of those with a password."""
 
 
 def obtain(wanted: Path, *, url: str, archive: Path, allowed: bool, missing: str, published: str | None = None) -> None:
@@ -62,7 +65,14 @@ def extract(archive: Path, into: Path) -> None:
             unpacked.mkdir(parents=True)
             # Images hardly compress, so that the archive's size is a fair guess of what it unpacks to.
             require_space(into, archive.stat().st_size, f"unpack {archive.name}")
-            (_unzip if zipped else _unpack)(archive, unpacked)
+            try:
+                with progress(f"unpacking {archive.name}", archive.stat().st_size) as show:
+                    (_unzip if zipped else _unpack)(archive, unpacked, show)
+            except _FAULTS as error:
+                raise DatasetCorruptError(
+                    f"Expected a whole {'.zip' if zipped else '.tar.gz'} archive, but got {archive} ({type(error).__name__}: "
+                    f"{error}): delete it and {archive}.sha256, and download it again."
+                ) from error
             entries = sorted(unpacked.iterdir())
             taken = [entry.name for entry in entries if (into / entry.name).exists()]
             if taken:
@@ -73,55 +83,42 @@ def extract(archive: Path, into: Path) -> None:
         shutil.rmtree(unpacked, ignore_errors=True)
 
 
-def _unpack(archive: Path, into: Path) -> None:
-    try:
-        with (
-            progress(f"unpacking {archive.name}", archive.stat().st_size) as show,
-            archive.open("rb") as file,
-            gzip.GzipFile(fileobj=file) as stream,
-            # Streamed ("r|"), because a seek back in gzip starts again at the first byte.
-            tarfile.open(fileobj=stream, mode="r|") as tar,
-        ):
-            unpacked, most = 0, _most_bytes(archive)
-            for number, member in enumerate(tar):
-                unpacked += member.size
-                if number >= _MOST_MEMBERS or unpacked > most:
-                    raise tarfile.ReadError(_too_much(most))
-                if not (member.isfile() or member.isdir()):
-                    raise tarfile.ReadError(f"{member.name!r} is neither a file nor a folder")
-                tar.extract(member, into, filter="data")
-                show(file.tell())
-            # gzip compares length and checksum at its end, which lies behind the end of the tar.
-            while stream.read(_CHUNK_BYTES):
-                pass
-    except (EOFError, gzip.BadGzipFile, zlib.error, tarfile.TarError) as error:
-        raise DatasetCorruptError(
-            f"Expected a whole .tar.gz archive, but got {archive} ({type(error).__name__}: {error}): delete it and "
-            f"{archive}.sha256, and download it again."
-        ) from error
+def _unpack(archive: Path, into: Path, show: Callable[[int], None]) -> None:
+    with (
+        archive.open("rb") as file,
+        gzip.GzipFile(fileobj=file) as stream,
+        # Streamed ("r|"), because a seek back in gzip starts again at the first byte.
+        tarfile.open(fileobj=stream, mode="r|") as tar,
+    ):
+        unpacked, most = 0, _most_bytes(archive)
+        for number, member in enumerate(tar):
+            unpacked += member.size
+            if number >= _MOST_MEMBERS or unpacked > most:
+                raise tarfile.ReadError(_too_much(most))
+            if not (member.isfile() or member.isdir()):
+                raise tarfile.ReadError(f"{member.name!r} is neither a file nor a folder")
+            tar.extract(member, into, filter="data")
+            show(file.tell())
+        # gzip compares length and checksum at its end, which lies behind the end of the tar.
+        while stream.read(_CHUNK_BYTES):
+            pass
 
 
-def _unzip(archive: Path, into: Path) -> None:
-    try:
-        with progress(f"unpacking {archive.name}", archive.stat().st_size) as show, zipfile.ZipFile(archive) as opened:
-            members, most, read = opened.infolist(), _most_bytes(archive), 0
-            if len(members) > _MOST_MEMBERS or sum(member.file_size for member in members) > most:  # no more is read of any
-                raise zipfile.BadZipFile(_too_much(most))
-            for member in members:
-                kind = stat.S_IFMT(member.external_attr >> 16)
-                if kind not in (0, stat.S_IFREG, stat.S_IFDIR):
-                    raise zipfile.BadZipFile(f"{member.filename!r} is neither a file nor a folder")
-                parts = member.filename.replace("\\", "/").split("/")
-                if ".." in parts or not parts[0] or ":" in parts[0]:
-                    raise zipfile.BadZipFile(f"{member.filename!r} would land outside")
-                opened.extract(member, into)  # compares lengths and checksums
-                read += member.compress_size
-                show(read)
-    except (EOFError, ValueError, RuntimeError, zipfile.BadZipFile, zlib.error) as error:  # RuntimeError: of a password
-        raise DatasetCorruptError(
-            f"Expected a whole .zip archive, but got {archive} ({type(error).__name__}: {error}): delete it and "
-            f"{archive}.sha256, and download it again."
-        ) from error
+def _unzip(archive: Path, into: Path, show: Callable[[int], None]) -> None:
+    with zipfile.ZipFile(archive) as opened:
+        members, most, read = opened.infolist(), _most_bytes(archive), 0
+        if len(members) > _MOST_MEMBERS or sum(member.file_size for member in members) > most:  # no more is read of any
+            raise zipfile.BadZipFile(_too_much(most))
+        for member in members:
+            kind = stat.S_IFMT(member.external_attr >> 16)
+            if kind not in (0, stat.S_IFREG, stat.S_IFDIR):
+                raise zipfile.BadZipFile(f"{member.filename!r} is neither a file nor a folder")
+            parts = member.filename.replace("\\", "/").split("/")
+            if ".." in parts or not parts[0] or ":" in parts[0]:
+                raise zipfile.BadZipFile(f"{member.filename!r} would land outside")
+            opened.extract(member, into)  # compares lengths and checksums
+            read += member.compress_size
+            show(read)
 
 
 def _most_bytes(archive: Path) -> int:

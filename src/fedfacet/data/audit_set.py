@@ -2,14 +2,14 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from fedfacet import rng
-from fedfacet.arguments import check_choice, check_whole, check_within
-from fedfacet.attacks.base import Signals, Trajectories
+from fedfacet.arguments import Choice, Declared, Whole, Within
+from fedfacet.attacks import Signals, Trajectories
 from fedfacet.data.federated import FederatedData
 from fedfacet.errors import FedFacetError
 from fedfacet.metrics.roc import Roc, roc_of
@@ -66,7 +66,7 @@ class AuditSet:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Members:
+class Members(Declared):
     r"""How an audit set is drawn of a client's training samples and of samples that nobody trained on.
 
     Of each kind there are :math:`m = \min(n_k, \text{others}, \text{most})`, drawn without replacement. The attacker knows
@@ -92,20 +92,13 @@ class Members:
         ValueError: if a value is out of range.
     """
 
-    others: str | None = None
-    most: int = 5000
-    known_share: float = 0.01
-    min_known: int = 3
-    seed: int = 0
+    option_group = "members."
 
-    def __post_init__(self) -> None:
-        """Check the values."""
-        if self.others is not None:
-            check_choice("members.others", self.others, ("holdout", "test"))
-        check_whole("members.most", self.most)
-        check_within("members.known_share", self.known_share, "[0, 1)")
-        check_whole("members.min_known", self.min_known)
-        check_whole("members.seed", self.seed, 0)
+    others: Annotated[str | None, Choice("holdout", "test")] = None
+    most: Annotated[int, Whole()] = 5000
+    known_share: Annotated[float, Within("[0, 1)")] = 0.01
+    min_known: Annotated[int, Whole()] = 3
+    seed: Annotated[int, Whole(0)] = 0
 
     def source(self, data: FederatedData) -> str:
         """Return where the others come from: ``"holdout"`` or ``"test"``.

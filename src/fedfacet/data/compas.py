@@ -1,20 +1,19 @@
 """COMPAS, ProPublica's table of people who were arrested in Broward County."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
-from pathlib import Path
+from dataclasses import dataclass
+from typing import Annotated
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
 from fedfacet import rng
-from fedfacet.arguments import check_choice
-from fedfacet.data.arrays import dataset_from_arrays
-from fedfacet.data.dataset import Dataset, InMemoryInputs
-from fedfacet.data.generated import write_lines
+from fedfacet.arguments import Choice
+from fedfacet.data.dataset import Dataset
+from fedfacet.data.generated import shuffled, write_lines
+from fedfacet.data.labels import split_groups
 from fedfacet.data.source import DatasetSource, located
-from fedfacet.data.tables import Table, read_table, standardised
+from fedfacet.data.tables import Table, check_published, group_counts, read_table, standardised, vectors
 from fedfacet.errors import DatasetCorruptError, DatasetNotFoundError
 
 FILE = "compas-scores-two-years.csv"
@@ -72,12 +71,12 @@ class Compas(DatasetSource):
     """
 
     root: str
-    attribute: str = "race"
+    attribute: Annotated[str, Choice("race", "race_all", "sex")] = "race"
     verify_counts: bool = True
     seed: int = 0
 
     def __post_init__(self) -> None:
-        check_choice("dataset.attribute", self.attribute, ("race", "race_all", "sex"))
+        super().__post_init__()
         self.file = located(self.root) / FILE
 
     def generate(self, demand: NDArray[np.int64] | None) -> None:
@@ -100,29 +99,24 @@ class Compas(DatasetSource):
         numbers = np.stack([table.whole(name, *interval) for name, interval in _NUMBERS.items()], axis=1)
         kept = _filter(table)
         if self.verify_counts:
-            _check_counts(self.file, y[kept], race[kept], remedy)
+            counts, each = (
+                group_counts((2, len(RACES)), y[kept], race[kept]),
+                "rows per class and race after ProPublica's filter",
+            )
+            check_published(counts, OFFICIAL_COUNTS, "table", each, self.file, remedy)
         if self.attribute == "race":
             kept &= race < 2
         a, values = {"race": (race, RACES[:2]), "race_all": (race, RACES), "sex": (sex, SEXES)}[self.attribute]
-        sizes = np.bincount(y[kept] * len(values) + a[kept], minlength=len(CLASSES) * len(values))
-        if sizes.min() < 2:
+        y, a, numbers = y[kept], a[kept], numbers[kept]
+        if np.min(sizes := group_counts((len(CLASSES), len(values)), y, a)) < 2:
             raise DatasetCorruptError(
                 f"Expected two or more rows of every class and {self.attribute} in {self.file}, one to train on and one to "
-                f"test with, but it has {sizes.reshape(len(CLASSES), -1).tolist()}: {remedy}."
+                f"test with, but it has {sizes}: {remedy}."
             )
-        # Not standardised yet: the split decides which rows the constants are of.
-        dataset = dataset_from_arrays(
-            numbers[kept],
-            y[kept],
-            a[kept],
-            test=_TEST,
-            class_names=CLASSES,
-            attribute_names=values,
-            columns={"race": race[kept], "sex": sex[kept]},
-            seed=self.seed,
-        )
-        inputs = [standardised(numbers[kept], dataset.train), felony[kept, None].astype(np.float32)]
-        return replace(dataset, inputs=InMemoryInputs(torch.from_numpy(np.concatenate(inputs, axis=1))))
+        train, test = split_groups(y * len(values) + a, _TEST, self.seed)
+        inputs = vectors([standardised(numbers, train), felony[kept, None].astype(np.float32)])
+        columns = {"race": race[kept], "sex": sex[kept]}
+        return Dataset(inputs, y, a, train, test, None, CLASSES, values, columns=columns)
 
 
 def _filter(table: Table) -> NDArray[np.bool_]:
@@ -135,21 +129,10 @@ def _filter(table: Table) -> NDArray[np.bool_]:
     return kept
 
 
-def _check_counts(path: Path, y: NDArray[np.int64], race: NDArray[np.int64], remedy: str) -> None:
-    counts = np.bincount(len(RACES) * y + race, minlength=2 * len(RACES)).reshape(2, -1).tolist()
-    if counts != OFFICIAL_COUNTS:
-        raise DatasetCorruptError(
-            f"Expected the published table with {OFFICIAL_COUNTS} rows per class and race after ProPublica's filter, but "
-            f"{path} has {counts}: {remedy}, or set dataset.verify_counts=false to use it all the same."
-        )
-
-
 def _people(per_group: int) -> Iterator[str]:
     """Yield lines, ``per_group`` for each class, race and sex, every tenth of whom the filter leaves out."""
     draw = rng.stream(0, "generated-compas")
-    groups = [(y, race, sex) for y in range(2) for race in RACES for sex in SEXES]
-    for number, position in enumerate(draw.permutation(len(groups) * per_group).tolist()):
-        y, race, sex = groups[position // per_group]
+    for number, (y, race, sex) in enumerate(shuffled(draw, per_group, range(2), RACES, SEXES)):
         person = dict.fromkeys(_NUMBERS, "0") | {"race": race, "sex": sex, "two_year_recid": str(y), "is_recid": str(y)}
         person |= {"age": str(draw.integers(18, 60) - 10 * y + 10), "priors_count": str(draw.integers(4) + 6 * y)}
         person |= {"c_charge_degree": "MF"[draw.integers(2)], "score_text": _SCORES[draw.integers(3)]}

@@ -3,15 +3,14 @@
 import logging
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
+from typing import Annotated
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
 from fedfacet import rng
-from fedfacet.arguments import check_choice, check_within
-from fedfacet.data.dataset import Dataset, InMemoryInputs
+from fedfacet.arguments import Choice
+from fedfacet.data.dataset import Dataset
 from fedfacet.data.entries import (
     check_entries,
     check_spellings,
@@ -24,9 +23,9 @@ from fedfacet.data.entries import (
     too_many,
 )
 from fedfacet.data.generated import enough, write_lines
-from fedfacet.data.labels import read_labels
-from fedfacet.data.source import DatasetSource, located_inside
-from fedfacet.data.tables import SEPARATORS, Table, header_of, one_hot, read_table, standardised
+from fedfacet.data.labels import LabelledData
+from fedfacet.data.source import located_inside
+from fedfacet.data.tables import SEPARATORS, Table, header_of, one_hot, read_table, standardised, vectors
 from fedfacet.errors import ConfigError, DatasetCorruptError, DatasetNotFoundError
 
 log = logging.getLogger(__name__)
@@ -36,7 +35,7 @@ MOST_CATEGORIES = 100
 
 
 @dataclass(eq=False, kw_only=True)
-class Csv(DatasetSource):
+class Csv(LabelledData):
     """The rows of a csv file, whose first line names the columns.
 
     A column of numbers is an input, less its mean over its standard deviation, both of the training rows. A column of words is
@@ -51,8 +50,6 @@ class Csv(DatasetSource):
     Args:
         root: the folder that holds the file.
         file: its name.
-        target: the column that is the class.
-        attribute: the one that is the attribute; ``None`` means the one called ``attribute``, or none.
         split: the one that says ``train``, ``val`` or ``test``; ``None`` means the one called ``split``. Without it
             ``test_fraction`` of every (class, attribute) group tests.
         columns: further columns that are no inputs.
@@ -60,27 +57,18 @@ class Csv(DatasetSource):
         drop: columns that are not read at all.
         missing: ``refuse``, or ``drop`` for leaving out rows without a class, an attribute or an input.
         separator: of entries, ``comma``, ``semicolon``, ``tab`` or ``bar``.
-        test_fraction: in (0, 1).
-        seed: of the draw of the test set; it does not follow the run's seed.
     """
 
-    root: str | Path
     file: str = "table.csv"
-    target: str = "class"
-    attribute: str | None = None
     split: str | None = None
     columns: Sequence[str] = ()
     words: Sequence[str] = ()
     drop: Sequence[str] = ()
-    missing: str = "refuse"
-    separator: str = "comma"
-    test_fraction: float = 0.2
-    seed: int = 0
+    missing: Annotated[str, Choice("refuse", "drop")] = "refuse"
+    separator: Annotated[str, Choice(*SEPARATORS)] = "comma"
 
     def __post_init__(self) -> None:
-        check_within("dataset.test_fraction", self.test_fraction, "(0, 1)")
-        check_choice("dataset.missing", self.missing, ("refuse", "drop"))
-        check_choice("dataset.separator", self.separator, tuple(SEPARATORS))
+        super().__post_init__()
         self.path = located_inside(self.root, self.file, "file")
 
     def generate(self, demand: NDArray[np.int64] | None) -> None:
@@ -106,28 +94,14 @@ class Csv(DatasetSource):
                 "point FEDFACET_DATA at the folder that holds it."
             )
         table = self._read()
-        labels = read_labels(
-            table.columns,
-            target=self.target,
-            attribute=self.attribute,
-            split=self.split,
-            test_fraction=self.test_fraction,
-            seed=self.seed,
-            source=self.path,
-            where=table.place,
-            further=self.columns,
-        )
+        labels = self.read_labels(table.columns, source=self.path, where=table.place, split=self.split, further=self.columns)
         features = [_features(table, name, labels.train, words=name in self.words) for name in self._inputs(table.columns)]
         if not features:
             raise ConfigError(
                 f"Expected {self.path} to have columns that are inputs, but got no others than {', '.join(table.columns)}: "
                 "take some out of `dataset.columns` or `dataset.drop`."
             )
-        inputs = InMemoryInputs(torch.from_numpy(np.concatenate(features, axis=1)))
-        return Dataset(
-            *(inputs, labels.y, labels.a, labels.train, labels.test, labels.val, labels.class_names, labels.attribute_names),
-            columns=labels.columns,
-        )
+        return labels.dataset(vectors(features))
 
     def _read(self) -> Table:
         """Return the columns that count, and the rows that do."""

@@ -2,7 +2,9 @@
 
 import gzip
 import importlib.util
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Annotated
 
 import numpy as np
 import torch
@@ -10,7 +12,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fedfacet import rng
-from fedfacet.arguments import check_within
+from fedfacet.arguments import Within
 from fedfacet.data.dataset import Dataset, InMemoryInputs
 from fedfacet.data.source import DatasetSource
 from fedfacet.errors import InfeasiblePartitionError
@@ -18,6 +20,7 @@ from fedfacet.errors import InfeasiblePartitionError
 COLOURS = ("red", "green")
 
 
+@dataclass(eq=False, kw_only=True)
 class Digits(DatasetSource):
     """scikit-learn's handwritten digits in red or green: y = digit >= 5, attribute = colour, 3 x 8 x 8 pixels.
 
@@ -31,10 +34,8 @@ class Digits(DatasetSource):
             particular cells (iid, Dirichlet), in (0, 1).
     """
 
-    def __init__(self, *, seed: int = 0, held_out_fraction: float = 0.4) -> None:
-        check_within("held_out_fraction", held_out_fraction, "(0, 1)")
-        self.seed = seed
-        self.held_out_fraction = held_out_fraction
+    seed: int = 0
+    held_out_fraction: Annotated[float, Within("(0, 1)")] = 0.4
 
     def load(self, demand: NDArray[np.int64] | None = None) -> Dataset:
         """Read the digits and colour them; see ``DatasetSource.load``."""

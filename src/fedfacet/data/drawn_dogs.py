@@ -128,45 +128,45 @@ def _silhouette(build: _Build, draw: np.random.Generator) -> list[Part]:
     nod, wag = draw.normal(0, 0.16), draw.uniform(-0.4, 0.9)
     bib = draw.random() < build.bib
     far, near, dark, white = 0.72, 1.0, 0.62, (232.0, 226.0, 216.0)
-    parts: list[Part] = []
 
-    def limb(x: float, swing: float, shade: float) -> None:
+    def limb(x: float, swing: float, shade: float) -> list[Part]:
         knee = np.array([x + swing * leg * 0.4, 0.3 + leg * 0.6])
         foot = np.array([x + swing * leg, 0.45 + leg])
-        parts.append((_capsule((x, 0.1), knee, 0.24, 0.13), shade))
-        parts.append((_capsule(knee, foot, 0.13, 0.11), shade))
-        parts.append((_ellipse((foot[0] + 0.08, foot[1]), 0.17, 0.10), white if bib and shade == near else shade))
+        paw = _ellipse((foot[0] + 0.08, foot[1]), 0.17, 0.10)
+        shin, thigh = _capsule(knee, foot, 0.13, 0.11), _capsule((x, 0.1), knee, 0.24, 0.13)
+        return [(thigh, shade), (shin, shade), (paw, white if bib and shade == near else shade)]
 
-    limb(front - 0.1, sway[0] + 0.15, far)
-    limb(rear + 0.1, sway[1] - 0.15, far)
     root = np.array([-length / 2 + 0.12, -0.28])
     tip = root + tail * np.array([-np.cos(wag), -np.sin(wag)])
-    parts.append((_capsule(root, tip, build.tail_width, build.tail_width * 0.5), 0.92))
-    parts.append((_capsule((rear, -0.03), (front, 0.0), 0.47, 0.52), near))
-    limb(front, sway[2], near)
-    limb(rear, sway[3], near)
-
     skull = np.array([length / 2 + 0.12 + 0.3 * build.neck, -0.45 - build.neck])
-    parts.append((_capsule((front + 0.05, -0.08), skull, 0.42, head * 0.8), near))
-    if bib:
-        parts.append((_capsule((front + 0.22, 0.12), (front + 0.34, -0.2), 0.22, 0.2), white))
-    ahead = np.array([np.cos(nod), np.sin(nod)])
-    down = np.array([-np.sin(nod), np.cos(nod)])
+    ahead, down = np.array([np.cos(nod), np.sin(nod)]), np.array([-np.sin(nod), np.cos(nod)])
     nose = skull + ahead * (head * 0.75 + snout) + down * head * 0.25
+    behind: list[Part] = []
+    before: list[Part] = []
     if build.ear == "erect":
         for lean, shade in ((0.28, far), (-0.12, dark)):
             base = skull - down * head * 0.6 + ahead * (lean - 0.1) * head
-            parts.append((_triangle(base, -down + ahead * (lean - 0.15), ear_length, head * 0.42), shade))
-    parts.append((_ellipse(skull, head, head * 0.92), near))
-    parts.append((_capsule(skull + down * head * 0.2, nose, head * 0.62, jaw), near))
-    parts.append((_ellipse(nose + ahead * jaw * 0.6 - down * jaw * 0.4, 0.075, 0.065), (20.0, 18.0, 18.0)))
-    if build.ear != "erect":
-        hang = down if build.ear == "hanging" else down * 0.8 + ahead * 0.55
+            behind.append((_triangle(base, -down + ahead * (lean - 0.15), ear_length, head * 0.42), shade))
+    else:
+        hang, wide = (down, 0.2) if build.ear == "hanging" else (down * 0.8 + ahead * 0.55, 0.15)
         start = skull - ahead * head * 0.45 - down * head * 0.45
-        wide = 0.2 if build.ear == "hanging" else 0.15
-        parts.append((_capsule(start, start + hang * ear_length, wide * 0.7, wide), dark))
-    parts.append((_ellipse(skull + ahead * head * 0.42 - down * head * 0.2, 0.06, 0.06), (15.0, 12.0, 12.0)))
-    return parts
+        before.append((_capsule(start, start + hang * ear_length, wide * 0.7, wide), dark))
+    return [
+        *limb(front - 0.1, sway[0] + 0.15, far),
+        *limb(rear + 0.1, sway[1] - 0.15, far),
+        (_capsule(root, tip, build.tail_width, build.tail_width * 0.5), 0.92),
+        (_capsule((rear, -0.03), (front, 0.0), 0.47, 0.52), near),  # the trunk
+        *limb(front, sway[2], near),
+        *limb(rear, sway[3], near),
+        (_capsule((front + 0.05, -0.08), skull, 0.42, head * 0.8), near),  # the neck
+        *([(_capsule((front + 0.22, 0.12), (front + 0.34, -0.2), 0.22, 0.2), white)] if bib else []),
+        *behind,
+        (_ellipse(skull, head, head * 0.92), near),
+        (_capsule(skull + down * head * 0.2, nose, head * 0.62, jaw), near),
+        (_ellipse(nose + ahead * jaw * 0.6 - down * jaw * 0.4, 0.075, 0.065), (20.0, 18.0, 18.0)),
+        *before,
+        (_ellipse(skull + ahead * head * 0.42 - down * head * 0.2, 0.06, 0.06), (15.0, 12.0, 12.0)),  # the eye
+    ]
 
 
 def _ellipse(centre: Sequence[float] | Points, width: float, height: float) -> Points:

@@ -178,9 +178,8 @@ def partition_and_hold_out(
         val = _balanced_draw(dataset, pool, RESERVED_FRACTION, seed)
         pool = np.setdiff1d(pool, val, assume_unique=True)
     labels = _labels(dataset, partitioner.label)
-    dealt = _dealt(
-        partitioner, labels[pool].astype(np.int64, copy=False), dataset.a[pool], _units(dataset, keep_together, pool)
-    )
+    units = None if keep_together is None else _labels(dataset, keep_together, "keep_together")[pool]
+    dealt = _dealt(partitioner, labels[pool].astype(np.int64, copy=False), dataset.a[pool], units)
     if not all(map(len, dealt.indices)):
         empty = [client_id for client_id, client in enumerate(dealt.indices) if not len(client)]
         raise InfeasiblePartitionError(
@@ -236,7 +235,7 @@ def hold_out_locally(
 
 
 def _dealt(
-    partitioner: Partitioner, labels: NDArray[np.int64], a: NDArray[np.int64], units: NDArray[np.int64] | None
+    partitioner: Partitioner, labels: NDArray[np.int64], a: NDArray[np.int64], units: NDArray[np.integer[Any]] | None
 ) -> Partition:
     """Have a partitioner deal samples, or units of them."""
     who = type(partitioner).__name__
@@ -249,11 +248,6 @@ def _dealt(
     usual = cells[counts.argmax(axis=1)]
     owned = check_dealt(partitioner.partition(usual[:, 0], usual[:, 1]), len(usual), who)
     return Partition(tuple(np.flatnonzero(np.isin(of_unit, client)) for client in owned.indices))
-
-
-def _units(dataset: Dataset, column: str | None, pool: NDArray[np.int64]) -> NDArray[np.int64] | None:
-    """Return whose each sample of a pool is; ``None`` where nobody asks."""
-    return None if column is None else _labels(dataset, column, "keep_together")[pool].astype(np.int64, copy=False)
 
 
 def _labels(dataset: Dataset, name: str, setting: str = "label") -> NDArray[np.integer[Any]]:

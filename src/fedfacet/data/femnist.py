@@ -43,6 +43,7 @@ class FEMNIST(DatasetSource):
     root: str
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         self.folder = located(self.root) / "data"
 
     def generate(self, demand: NDArray[np.int64] | None) -> None:

@@ -3,7 +3,9 @@
 import io
 import os
 from collections.abc import Iterable
+from itertools import product
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,6 +23,12 @@ def noise(name: str, labels: NDArray[np.int64], shape: tuple[int, ...]) -> NDArr
     brightness = (127 * labels // max(1, labels.max())).astype(np.uint8)
     pixels += brightness.reshape(-1, *[1] * len(shape))
     return pixels
+
+
+def shuffled(draw: np.random.Generator, per_group: int, *labels: Iterable[Any]) -> list[tuple[Any, ...]]:
+    """Return every combination of labels ``per_group`` times, in random order."""
+    groups = list(product(*labels))
+    return [groups[position // per_group] for position in draw.permutation(len(groups) * per_group).tolist()]
 
 
 def enough(demand: NDArray[np.int64] | None, test_fraction: float) -> tuple[int, int, int]:

@@ -7,31 +7,34 @@ import logging
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 from PIL import Image, ImageOps
+from torch import Tensor
 
 from fedfacet import rng
-from fedfacet.arguments import check_whole, check_within
+from fedfacet.arguments import Whole
 from fedfacet.data.arrays import inputs_of
 from fedfacet.data.dataset import Dataset, InMemoryInputs, InputStore
 from fedfacet.data.entries import check_visible, shown, visible
 from fedfacet.data.images import FORMATS, IMAGENET_MEAN, IMAGENET_STD, LazyImages, in_rgb
-from fedfacet.data.labels import SPLITS, read_labels
-from fedfacet.data.source import DatasetSource, located_inside
-from fedfacet.data.texts import tokens_of, write_texts
+from fedfacet.data.labels import SPLITS, LabelledData
+from fedfacet.data.source import located_inside
 from fedfacet.errors import ConfigError, DatasetCorruptError, DatasetNotFoundError, first_line
 from fedfacet.optional import required
 
 log = logging.getLogger(__name__)
 
 _SPLIT = "split"
+PADDING = -1
+"""What fills a row after the last token; no tokenizer has it, so that no model takes it for a token."""
 
 
 @dataclass(eq=False, kw_only=True)
-class HuggingFace(DatasetSource):
+class HuggingFace(LabelledData):
     """Images, texts or rows of numbers that ``datasets.save_to_disk`` wrote, or that ``datasets.load_dataset`` knows.
 
     The splits called ``train``, ``validation`` and ``test`` are what their names say; without a ``test`` all samples of these
@@ -54,36 +57,25 @@ class HuggingFace(DatasetSource):
         vocabulary: how many tokens a model is made for, which ``model.vocabulary`` follows; those of the tokenizer or more.
         max_length: how many tokens of a text are kept, from its beginning; 1 or larger.
         image_size: height and width in pixels, 1 or larger.
-        test_fraction: in (0, 1).
-        seed: of the draw of the test set; it does not follow the run's seed.
         max_memory_gb: as in ``LazyImages``.
         download: whether a named data set may be fetched; otherwise only the cache of ``datasets`` is read.
     """
 
-    root: str | Path
     folder: str = "dataset"
     name: str | None = None
     subset: str | None = None
     input: str = "image"
     target: str = "label"
-    attribute: str | None = None
     columns: Sequence[str] = ()
     tokenizer: str | None = None
-    vocabulary: int | None = None
-    max_length: int = 128
-    image_size: int = 64
-    test_fraction: float = 0.2
-    seed: int = 0
+    vocabulary: Annotated[int | None, Whole()] = None
+    max_length: Annotated[int, Whole()] = 128
+    image_size: Annotated[int, Whole(words="1 or larger")] = 64
     max_memory_gb: float = 8.0
     download: bool = False
 
     def __post_init__(self) -> None:
-        if self.image_size < 1:
-            raise ValueError(f"Expected `image_size` to be 1 or larger, but got {self.image_size}.")
-        check_within("dataset.test_fraction", self.test_fraction, "(0, 1)")
-        check_whole("dataset.max_length", self.max_length)
-        if self.vocabulary is not None:
-            check_whole("dataset.vocabulary", self.vocabulary)
+        super().__post_init__()
         self.path = located_inside(self.root, self.folder, "folder")
         self.tokenizer_path = None if self.tokenizer is None else located_inside(self.root, self.tokenizer, "tokenizer")
 
@@ -100,7 +92,7 @@ class HuggingFace(DatasetSource):
         if self.tokenizer_path is None:
             inputs = (draw.normal(size=(len(groups), 8)) + groups[:, None]).tolist()
         else:
-            inputs = write_texts(self.tokenizer_path, groups, draw)
+            inputs = _write_texts(self.tokenizer_path, groups, draw)
         rows = {
             self.input: inputs,
             self.target: [f"class {label}" for label in y],
@@ -113,29 +105,18 @@ class HuggingFace(DatasetSource):
     def load(self, demand: NDArray[np.int64] | None = None) -> Dataset:
         """Read the labels, and the inputs where they are no images; see ``DatasetSource.load``."""
         rows, texts, named = self._rows()
-        labels = read_labels(
-            texts,
-            target=self.target,
-            attribute=self.attribute,
-            split=_SPLIT if _SPLIT in texts else None,
-            test_fraction=self.test_fraction,
-            seed=self.seed,
-            source=self._source,
-            where=lambda row: f"row {row + 1} of {self._source}",
-            names=named,
+        split = _SPLIT if _SPLIT in texts else None
+        inputs = self._inputs(rows)
+        statistics = {"mean": IMAGENET_MEAN, "std": IMAGENET_STD} if isinstance(inputs, LazyImages) else {}
+        labels = self.read_labels(
+            texts, source=self._source, where=lambda row: f"row {row + 1} of {self._source}", split=split, names=named
         )
-        inputs, statistics = self._inputs(rows)
-        return Dataset(
-            *(inputs, labels.y, labels.a, labels.train, labels.test, labels.val, labels.class_names, labels.attribute_names),
-            mean=statistics[0],
-            std=statistics[1],
-            columns=labels.columns,
-        )
+        return labels.dataset(inputs, **statistics)
 
     def labelled(self) -> tuple[InputStore, dict[str, list[str]]]:
         """Return the inputs, and what is said of each; raises as ``load``."""
         rows, texts, _ = self._rows()
-        return self._inputs(rows)[0], texts
+        return self._inputs(rows), texts
 
     def _rows(self) -> tuple[Any, dict[str, list[str]], dict[str, list[str]]]:
         """Return all rows, labels as texts with the split that each is of, and all values of those columns that know them."""
@@ -203,7 +184,7 @@ class HuggingFace(DatasetSource):
         tested = any(SPLITS.get(name.lower()) == 2 for name in parts)
         return rows, [name for name, part in parts.items() for _ in range(len(part))] if tested else []
 
-    def _inputs(self, rows: Any) -> tuple[InputStore, tuple[Any, ...]]:
+    def _inputs(self, rows: Any) -> InputStore:
         datasets = required("datasets", extra="hf", wanted_by="dataset=hf")
         kind = rows.features[self.input]
         if rows.data.column(self.input).null_count and None in (values := rows.with_format("arrow")[self.input][:].to_pylist()):
@@ -219,14 +200,14 @@ class HuggingFace(DatasetSource):
                     f"The column {self.input!r} of {self._source} has {kind}, not texts: choose another `dataset.input`, or "
                     "leave `dataset.tokenizer` out."
                 )
-            tokens = tokens_of(
+            tokens = _tokens_of(
                 rows[self.input],
                 self.tokenizer_path,
                 max_length=self.max_length,
                 vocabulary=self.vocabulary,
                 source=self._source,
             )
-            return InMemoryInputs(tokens), (None, None)
+            return InMemoryInputs(tokens)
         if isinstance(kind, datasets.Value):
             remedy = "give `dataset.tokenizer`" if text else "choose another `dataset.input`"
             raise ConfigError(
@@ -234,10 +215,9 @@ class HuggingFace(DatasetSource):
                 f"one length: {remedy}."
             )
         if isinstance(kind, datasets.Image):
-            images = _Images(rows.select_columns(self.input), self.input, self.image_size, self.max_memory_gb)
-            return images, (IMAGENET_MEAN, IMAGENET_STD)
+            return _Images(rows.select_columns(self.input), self.input, self.image_size, self.max_memory_gb)
         try:
-            return InMemoryInputs(inputs_of(np.array(rows.with_format("numpy")[self.input][:]))), (None, None)
+            return InMemoryInputs(inputs_of(np.array(rows.with_format("numpy")[self.input][:])))
         except (ValueError, TypeError) as error:
             raise ConfigError(
                 f"Expected the column {self.input!r} of {self._source} to have images, or numbers in rows of one length, but "
@@ -297,3 +277,63 @@ def _texts(values: Sequence[Any], names: Sequence[str] | None) -> list[str]:
     if names is not None:
         return ["" if value is None or value < 0 else names[value] for value in values]
     return ["" if value is None else str(value) for value in values]
+
+
+def _tokens_of(texts: Sequence[str], tokenizer: Path, *, max_length: int, vocabulary: int | None, source: str) -> Tensor:
+    """Return the tokens of texts, shape (N, max_length), int64; each row ends with ``PADDING``, -1, where a text is shorter.
+
+    A longer text is cut at its end. Special tokens are added as the tokenizer says; its own padding and truncation are not
+    used.
+
+    Args:
+        texts: N of them.
+        tokenizer: a ``tokenizer.json`` as the package ``tokenizers`` writes it, or a folder with one.
+        max_length: T, 1 or larger.
+        vocabulary: how many tokens a model is made for; the tokenizer may have fewer.
+        source: of the texts, for messages.
+
+    Raises:
+        ConfigError: if ``tokenizers`` is not installed, or ``vocabulary`` is missing or too small.
+        DatasetNotFoundError: if there is no such file.
+        DatasetCorruptError: if the file cannot be read, or a text has no tokens.
+    """
+    tokenizers = required("tokenizers", extra="text", wanted_by="dataset.tokenizer")
+    file = tokenizer / "tokenizer.json" if tokenizer.is_dir() else tokenizer
+    if not file.is_file():
+        raise DatasetNotFoundError(
+            f"There is no tokenizer at {file}: give `dataset.tokenizer=NAME`, a tokenizer.json inside `dataset.root` or a "
+            "folder with one."
+        )
+    try:
+        reader = tokenizers.Tokenizer.from_file(str(file))
+        reader.no_padding()
+        reader.enable_truncation(max_length)
+    except Exception as error:  # the library raises no other class
+        raise DatasetCorruptError(
+            f"The tokenizer {file} cannot be read with `dataset.max_length={max_length}` ({first_line(error)}): write it again "
+            "with the package tokenizers, or choose a larger `dataset.max_length`."
+        ) from None
+    size = 1 + max(reader.get_vocab(with_added_tokens=True).values(), default=0)  # numbers may have gaps
+    if vocabulary is None or vocabulary < size:
+        raise ConfigError(
+            f"`dataset.vocabulary` is {vocabulary}, but the tokenizer {file.name} has {size} tokens: give "
+            f"`dataset.vocabulary={size}`."
+        )
+    rows = torch.full((len(texts), max_length), PADDING)
+    for number, read in enumerate(reader.encode_batch_fast(list(texts))):
+        if not read.ids:
+            raise DatasetCorruptError(f"Sample {number} of {source} has no tokens: leave samples without a text out.")
+        rows[number, : len(read.ids)] = torch.tensor(read.ids)
+    return rows
+
+
+def _write_texts(tokenizer: Path, groups: NDArray[np.int64], draw: np.random.Generator) -> list[str]:
+    """Write a tokenizer of whole words, and return a text for each sample, in which a word of its group is frequent."""
+    tokenizers = required("tokenizers", extra="text", wanted_by="dataset.tokenizer")
+    words = [f"word{number}" for number in range(1 + int(groups.max(initial=0)))]
+    model = tokenizers.models.WordLevel({word: number for number, word in enumerate(["?", *words])}, unk_token="?")
+    written = tokenizers.Tokenizer(model)
+    written.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
+    tokenizer.parent.mkdir(parents=True, exist_ok=True)
+    written.save(str(tokenizer))
+    return [" ".join([words[group], *draw.choice(words, size=draw.integers(1, 8))]) for group in groups]

@@ -5,17 +5,18 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePath, PurePosixPath
+from typing import Annotated
 
 import numpy as np
 from numpy.typing import NDArray
 
-from fedfacet.arguments import check_within
+from fedfacet.arguments import Whole
 from fedfacet.data.dataset import Dataset
 from fedfacet.data.entries import Place, trimmed, visible
 from fedfacet.data.generated import enough, noise, write_image, write_lines
 from fedfacet.data.images import IMAGENET_MEAN, IMAGENET_STD, ImageFiles
-from fedfacet.data.labels import read_labels
-from fedfacet.data.source import DatasetSource, located_inside
+from fedfacet.data.labels import LabelledData
+from fedfacet.data.source import located_inside
 from fedfacet.data.tables import header_of, read_table
 from fedfacet.errors import ConfigError, DatasetCorruptError, DatasetNotFoundError
 
@@ -25,7 +26,7 @@ SUFFIXES = frozenset({".jpg", ".jpeg", ".png", ".bmp", ".gif", ".ppm", ".tif", "
 
 
 @dataclass(eq=False, kw_only=True)
-class ImageFolder(DatasetSource):
+class ImageFolder(LabelledData):
     """Images whose labels are the names of the folders they lie in, or stand in a csv file.
 
     ``folders`` says what the folders' names mean, from the outermost inwards: ``[class]`` is the layout of torchvision's
@@ -42,32 +43,22 @@ class ImageFolder(DatasetSource):
         labels: name of a csv file in the root, whose first line names the columns; ``None`` means that folders say it all.
         file: the column of that file that has the images' paths.
         target: the level or column that is the class.
-        attribute: the one that is the attribute; ``None`` means the one called ``attribute``, or none.
         split: the one that says ``train``, ``val`` or ``test``; ``None`` means the one called ``split``. Without it
             ``test_fraction`` of every (class, attribute) group tests.
         image_size: height and width in pixels that images are resized to, 1 or larger.
-        test_fraction: in (0, 1).
-        seed: of the draw of the test set; it does not follow the run's seed.
         max_memory_gb: as in ``LazyImages``.
     """
 
-    root: str | Path
     folder: str = "images"
     folders: Sequence[str] = ("class",)
     labels: str | None = None
     file: str = "file"
-    target: str = "class"
-    attribute: str | None = None
     split: str | None = None
-    image_size: int = 64
-    test_fraction: float = 0.2
-    seed: int = 0
+    image_size: Annotated[int, Whole(words="1 or larger")] = 64
     max_memory_gb: float = 8.0
 
     def __post_init__(self) -> None:
-        if self.image_size < 1:
-            raise ValueError(f"Expected `image_size` to be 1 or larger, but got {self.image_size}.")
-        check_within("dataset.test_fraction", self.test_fraction, "(0, 1)")
+        super().__post_init__()
         if self.labels is None and (len(set(self.folders)) < len(self.folders) or self.target not in self.folders):
             raise ConfigError(
                 f"Expected `dataset.folders` to have each word once, {self.target!r} among them, but got "
@@ -97,23 +88,9 @@ class ImageFolder(DatasetSource):
     def load(self, demand: NDArray[np.int64] | None = None) -> Dataset:
         """Find the images and check them; see ``DatasetSource.load``."""
         images, columns, where = self._found()
-        labels = read_labels(
-            columns,
-            target=self.target,
-            attribute=self.attribute,
-            split=self.split,
-            test_fraction=self.test_fraction,
-            seed=self.seed,
-            source=self.table or self.path,
-            where=where,
-        )
+        labels = self.read_labels(columns, split=self.split, source=self.table or self.path, where=where)
         images.check()
-        return Dataset(
-            *(images, labels.y, labels.a, labels.train, labels.test, labels.val, labels.class_names, labels.attribute_names),
-            mean=IMAGENET_MEAN,
-            std=IMAGENET_STD,
-            columns=labels.columns,
-        )
+        return labels.dataset(images, mean=IMAGENET_MEAN, std=IMAGENET_STD)
 
     def labelled(self) -> tuple[ImageFiles, dict[str, list[str]]]:
         """Return the images, none of which is read yet, and what is said of each.

@@ -2,10 +2,11 @@
 
 import os
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import KW_ONLY, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 import torch
@@ -13,9 +14,13 @@ from numpy.typing import NDArray
 from PIL import Image
 from torch import Tensor
 
+from fedfacet.arguments import Whole
+from fedfacet.data.dataset import Dataset
 from fedfacet.data.entries import visible
+from fedfacet.data.generated import noise, write_image
 from fedfacet.data.reading import reading
-from fedfacet.errors import DatasetCorruptError
+from fedfacet.data.source import DatasetSource, located
+from fedfacet.errors import DatasetCorruptError, DatasetNotFoundError
 
 CHANNELS = 3
 IMAGENET_MEAN = (0.485, 0.456, 0.406)
@@ -129,6 +134,66 @@ class ImageFiles(LazyImages):
                 self.make(index)
 
         _threaded(check_one, range(len(self)))
+
+
+@dataclass(eq=False)
+class ImageSource(DatasetSource):
+    """Image files in a folder, resized to squares, their pixels normalised by ImageNet's statistics.
+
+    Args:
+        root: the folder that holds the data set.
+        image_size: height and width in pixels, 1 or larger.
+        max_memory_gb: as in ``LazyImages``.
+    """
+
+    root: str | Path
+    _: KW_ONLY
+    image_size: Annotated[int, Whole(words="1 or larger")] = 224
+    max_memory_gb: float = 8.0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.folder = located(self.root)
+
+    def write_noise(self, name: str, labels: NDArray[np.int64], files: Iterable[str], *, width: int | None = None) -> None:
+        """Write images of noise, one for each of the labels, as ``noise`` does, squares unless a ``width`` is given."""
+        shape = (self.image_size, width or self.image_size, CHANNELS)
+        for file, pixels in zip(files, noise(name, labels, shape), strict=True):
+            write_image(self.folder / file, pixels)
+
+    def dataset(
+        self,
+        paths: Sequence[Path],
+        y: NDArray[np.int64],
+        a: NDArray[np.int64] | None,
+        train: NDArray[np.int64],
+        test: NDArray[np.int64],
+        val: NDArray[np.int64] | None = None,
+        *,
+        class_names: Sequence[str],
+        remedy: str,
+        resized: int | None = None,
+        kind: type[ImageFiles] = ImageFiles,
+        check: bool = True,
+        **settings: Any,
+    ) -> Dataset:
+        """Return the data set of some files, which are checked.
+
+        Without ``a`` there is no attribute. ``remedy`` and ``resized`` are those of ``ImageFiles``, others of ``Dataset``.
+        """
+        images = kind(paths, self.image_size, remedy=remedy, resized=resized, max_memory_gb=self.max_memory_gb)
+        if check:
+            images.check()
+        settings = {"mean": IMAGENET_MEAN, "std": IMAGENET_STD} | settings
+        return Dataset(images, y, np.zeros_like(y) if a is None else a, train, test, val, tuple(class_names), **settings)
+
+
+def refuse_missing(missing: Sequence[object], expected: str, remedy: str) -> None:
+    """Raise ``DatasetNotFoundError`` if any of the ``expected`` images is missing."""
+    if missing:
+        raise DatasetNotFoundError(
+            f"Expected {expected}, but {len(missing)} are missing, the first of them {visible(missing[0])}: {remedy}."
+        )
 
 
 def _looks_complete(path: Path) -> bool:

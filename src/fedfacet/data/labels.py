@@ -2,13 +2,16 @@
 
 import logging
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from fedfacet import rng
-from fedfacet.arguments import check_within
+from fedfacet.arguments import Within, check_within
+from fedfacet.data.dataset import Dataset, InputStore
 from fedfacet.data.entries import (
     Place,
     alike,
@@ -24,6 +27,7 @@ from fedfacet.data.entries import (
     too_many,
     trimmed,
 )
+from fedfacet.data.source import DatasetSource
 from fedfacet.errors import ConfigError, DatasetCorruptError
 
 log = logging.getLogger(__name__)
@@ -46,83 +50,90 @@ class Labels(NamedTuple):
     attribute_names: tuple[str, ...]
     columns: Mapping[str, NDArray[np.integer[Any]]]
 
+    def dataset(self, inputs: InputStore, **statistics: Any) -> Dataset:
+        """Return the data set of the samples' inputs; images have a ``mean`` and a ``std``."""
+        return Dataset(inputs, **self._asdict(), **statistics)
 
-def read_labels(
-    columns: Mapping[str, Sequence[str]],
-    *,
-    target: str,
-    attribute: str | None,
-    split: str | None,
-    test_fraction: float,
-    seed: int,
-    source: object,
-    where: Place | None = None,
-    further: Sequence[str] | None = None,
-    names: Mapping[str, Sequence[str]] | None = None,
-) -> Labels:
-    """Code columns of text, and find out who trains and who tests.
 
-    A column's values are numbered by size where they are numbers, and words after these in alphabetical order. Blanks around
-    them do not count. What is missing in a column that is neither class, attribute nor split becomes -1: the sample belongs
-    to no client, and the log says so.
+@dataclass(eq=False, kw_only=True)
+class LabelledData(DatasetSource):
+    """Somebody's own data, whose labels are columns of text.
 
     Args:
-        columns: entries by name, each column of N.
+        root: the folder that holds the data.
         target: the column that is the class.
-        attribute: the column that is the attribute; ``None`` means the one called ``attribute``, or none.
-        split: the column that says ``train``, ``val`` or ``test``; ``None`` means the one called ``split``. Without such a
-            column ``test_fraction`` of every (class, attribute) group tests, drawn by ``seed``.
-        test_fraction: in (0, 1); rounded, at least one sample of each group.
-        seed: of that draw.
-        source: where the columns come from, for messages.
-        where: a sample comes from; ``None`` means its number in the source.
-        further: the columns, besides the attribute, that clients may be made of; ``None`` means all.
-        names: all values of a column, in their order, where that is known; these are taken as they are.
-
-    Raises:
-        ConfigError: if a setting names a column that is not there.
-        DatasetCorruptError: if a class, an attribute or a split is missing, unknown or has two spellings, if there are too many
-            of them, if no sample trains on a class, or if a group is too small to split.
-
-    Example:
-        >>> rows = {"pet": ["dog", "cat", "dog", "cat"], "split": ["train", "train", "test", "test"]}
-        >>> labels = read_labels(rows, target="pet", attribute=None, split=None, test_fraction=0.2, seed=0, source="rows")
-        >>> labels.class_names, labels.y, labels.test
-        (('cat', 'dog'), array([1, 0, 1, 0]), array([2, 3]))
+        attribute: the one that is the attribute; ``None`` means the one called ``attribute``, or none.
+        test_fraction: of every (class, attribute) group that tests where nothing says who does, in (0, 1).
+        seed: of the draw of the test set; it does not follow the run's seed.
     """
-    check_within("dataset.test_fraction", test_fraction, "(0, 1)")
-    if target not in columns:
-        raise ConfigError(_no_column("target", target, columns, source))
-    attribute = _column("attribute", attribute, target, columns, source)
-    split = _column("split", split, target, columns, source)
-    if target in (attribute, split) or (attribute is not None and attribute == split):
-        raise ConfigError(
-            f"Expected `dataset.target`, `attribute` and `split` to name different columns of {source}, but got {target!r}, "
-            f"{attribute!r} and {split!r}: choose another column."
-        )
-    place = where or (lambda row: f"sample {row + 1} of {source}")
-    known = names or {}
-    y, class_names = _coded(target, columns[target], place, known.get(target))
-    a, values = np.zeros_like(y), tuple[str, ...](["none"])
-    if attribute is not None:
-        a, values = _coded(attribute, columns[attribute], place, known.get(attribute))
-    if split is not None:
-        train, val, test = _given(split, columns[split], source, place)
-    else:
-        groups = y * len(values) + a
-        _check_no_single(groups, y, a, class_names, values if attribute is not None else None, place)
-        (train, test), val = split_groups(groups, test_fraction, seed), None
-    measured = test if val is None else np.concatenate([test, val])
-    if (fault := fault_of_classes(y[train], y[measured], class_names)) is not None:
-        raise DatasetCorruptError(f"In the column {target!r} of {source}: {fault}")
-    warn_of_attributes(a[train], a[measured], values)
-    kept = columns.keys() if further is None else {*further, attribute}
-    owners = {
-        name: owners_of(name, columns[name], place, known.get(name))
-        for name in columns
-        if name in kept and name not in (target, split)
-    }
-    return Labels(y, a, train, test, val, class_names, values, owners)
+
+    root: str | Path
+    target: str = "class"
+    attribute: str | None = None
+    test_fraction: Annotated[float, Within("(0, 1)")] = 0.2
+    seed: int = 0
+
+    def read_labels(
+        self,
+        columns: Mapping[str, Sequence[str]],
+        *,
+        source: object,
+        where: Place,
+        split: str | None = None,
+        further: Sequence[str] | None = None,
+        names: Mapping[str, Sequence[str]] | None = None,
+    ) -> Labels:
+        """Code columns of text, and find out who trains and who tests.
+
+        A column's values are numbered by size where they are numbers, and words after these in alphabetical order. Blanks
+        around them do not count. What is missing in a column that is neither class, attribute nor split becomes -1: the sample
+        belongs to no client, and the log says so.
+
+        Args:
+            columns: entries by name, each column of N.
+            source: where the columns come from, for messages.
+            where: a sample comes from.
+            split: the column that says ``train``, ``val`` or ``test``; ``None`` means the one called ``split``.
+            further: the columns, besides the attribute, that clients may be made of; ``None`` means all.
+            names: all values of a column, in their order, where that is known; these are taken as they are.
+
+        Raises:
+            ConfigError: if a setting names a column that is not there.
+            DatasetCorruptError: if a class, an attribute or a split is missing, unknown or has two spellings, if there are too
+                many of them, if no sample trains on a class, or if a group is too small to split.
+        """
+        target = self.target
+        if target not in columns:
+            raise ConfigError(_no_column("target", target, columns, source))
+        attribute = _column("attribute", self.attribute, target, columns, source)
+        split = _column("split", split, target, columns, source)
+        if target in (attribute, split) or (attribute is not None and attribute == split):
+            raise ConfigError(
+                f"Expected `dataset.target`, `attribute` and `split` to name different columns of {source}, but got "
+                f"{target!r}, {attribute!r} and {split!r}: choose another column."
+            )
+        known = names or {}
+        y, class_names = _coded(target, columns[target], where, known.get(target))
+        a, values = np.zeros_like(y), tuple[str, ...](["none"])
+        if attribute is not None:
+            a, values = _coded(attribute, columns[attribute], where, known.get(attribute))
+        if split is not None:
+            train, val, test = _given(split, columns[split], source, where)
+        else:
+            groups = y * len(values) + a
+            _check_no_single(groups, y, a, class_names, values if attribute is not None else None, where)
+            (train, test), val = split_groups(groups, self.test_fraction, self.seed), None
+        measured = test if val is None else np.concatenate([test, val])
+        if (fault := fault_of_classes(y[train], y[measured], class_names)) is not None:
+            raise DatasetCorruptError(f"In the column {target!r} of {source}: {fault}")
+        warn_of_attributes(a[train], a[measured], values)
+        kept = columns.keys() if further is None else {*further, attribute}
+        owners = {
+            name: owners_of(name, columns[name], where, known.get(name))
+            for name in columns
+            if name in kept and name not in (target, split)
+        }
+        return Labels(y, a, train, test, val, class_names, values, owners)
 
 
 def fault_of_classes(train: NDArray[np.int64], measured: NDArray[np.int64], names: Sequence[str]) -> str | None:
@@ -185,6 +196,23 @@ def split_groups(groups: NDArray[np.int64], share: float, seed: int) -> tuple[ND
         tested.append(members[: min(max(1, round(share * len(members))), len(members) - 1)])
     test = np.sort(np.concatenate(tested))
     return np.setdiff1d(np.arange(len(groups)), test, assume_unique=True), test
+
+
+def hold_out(
+    y: NDArray[np.int64], a: NDArray[np.int64] | None, fraction: float, seed: int, purpose: str
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Draw ``round(fraction * n)`` of the n samples of every (class, attribute) cell.
+
+    ``y`` and ``a`` have the shape (N,); without ``a`` all have the attribute 0. Draws are ``rng.stream(seed, purpose, label,
+    attribute)``. Returned are the sorted positions that are left, and those that were drawn.
+    """
+    cells = np.stack([y, np.zeros_like(y) if a is None else a], axis=1)
+    held = np.zeros(len(y), dtype=bool)
+    for cell in np.unique(cells, axis=0):
+        members = np.flatnonzero((cells == cell).all(axis=1))
+        order = rng.stream(seed, purpose, *cell.tolist()).permutation(members)
+        held[order[: round(fraction * len(members))]] = True
+    return np.flatnonzero(~held), np.flatnonzero(held)
 
 
 def _column(setting: str, name: str | None, target: str, columns: Mapping[str, Sequence[str]], source: object) -> str | None:

@@ -2,12 +2,12 @@
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from fedfacet.arguments import check_within
+from fedfacet.arguments import Within
 from fedfacet.data.arrays import dataset_from_arrays
 from fedfacet.data.dataset import Dataset
 from fedfacet.data.entries import shown, visible
@@ -41,11 +41,11 @@ class Npz(DatasetSource):
 
     root: str | Path
     file: str = "arrays.npz"
-    test_fraction: float = 0.2
+    test_fraction: Annotated[float, Within("(0, 1)")] = 0.2
     seed: int = 0
 
     def __post_init__(self) -> None:
-        check_within("dataset.test_fraction", self.test_fraction, "(0, 1)")
+        super().__post_init__()
         self.path = located_inside(self.root, self.file, "file")
 
     def generate(self, demand: NDArray[np.int64] | None) -> None:

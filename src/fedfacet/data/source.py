@@ -6,16 +6,19 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from fedfacet.arguments import Declared
 from fedfacet.data.dataset import Dataset
 from fedfacet.errors import ConfigError
 
 
-class DatasetSource(ABC):
+class DatasetSource(Declared, ABC):
     """Knows where a data set comes from; constructing one reads nothing.
 
     Arguments that are out of range raise ``ValueError``. A ``root`` is only read, unless it is to be filled with
     ``download=True``. A ``seed`` does not follow the run's seed.
     """
+
+    option_group = "dataset."
 
     def generate(self, demand: NDArray[np.int64] | None) -> None:
         """Write small files where ``load`` reads, in the real layout, enough for ``demand``; for ``debug=smoke``.

@@ -9,8 +9,10 @@ from pathlib import Path
 from typing import Any, TextIO
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
+from fedfacet.data.dataset import InMemoryInputs
 from fedfacet.data.entries import holds_controls, trimmed, visible
 from fedfacet.data.reading import reading
 from fedfacet.errors import DatasetCorruptError
@@ -202,6 +204,27 @@ def header_of(path: Path, *, expected: str, remedy: str, separator: str = ",") -
         told = "\\x00, as a file in UTF-16 has" if "\0" in line else repr(", ".join(names)[:200])
         raise DatasetCorruptError(f"Expected line 1 of {path} to name every column, each once, but got {told}: {remedy}.")
     return names
+
+
+def group_counts(shape: Sequence[int], *codes: NDArray[np.int64]) -> list[Any]:
+    """Return how many samples have each combination of some codes, which are below the numbers in ``shape``; nested lists."""
+    counts = np.bincount(np.ravel_multi_index(codes, tuple(shape)), minlength=int(np.prod(shape)))
+    nested: list[Any] = counts.reshape(shape).tolist()
+    return nested
+
+
+def check_published(counts: object, published: object, what: str, each: str, path: Path, remedy: str, note: str = "") -> None:
+    """Raise ``DatasetCorruptError`` if a file does not have the published numbers of rows."""
+    if counts != published:
+        raise DatasetCorruptError(
+            f"Expected the published {what} with {published} {each}, but {path} has {counts}{note}: {remedy}, or set "
+            "dataset.verify_counts=false to use it all the same."
+        )
+
+
+def vectors(columns: Sequence[NDArray[np.float32]]) -> InMemoryInputs:
+    """Return the inputs of columns side by side, each of shape (N, D)."""
+    return InMemoryInputs(torch.from_numpy(np.concatenate(columns, axis=1)))
 
 
 def one_hot(codes: NDArray[np.int64], count: int) -> NDArray[np.float32]:

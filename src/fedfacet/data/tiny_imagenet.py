@@ -2,21 +2,21 @@
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 from pathlib import Path
+from typing import Annotated
 
 import numpy as np
 from numpy.typing import NDArray
 
-from fedfacet.arguments import check_within
+from fedfacet.arguments import Within
 from fedfacet.data.archives import obtain
 from fedfacet.data.augmentation import CropAndFlip
 from fedfacet.data.dataset import Dataset
-from fedfacet.data.generated import noise, write_image, write_lines
-from fedfacet.data.images import IMAGENET_MEAN, IMAGENET_STD, ImageFiles
+from fedfacet.data.generated import write_lines
+from fedfacet.data.images import ImageSource
+from fedfacet.data.labels import hold_out
 from fedfacet.data.reading import reading
-from fedfacet.data.source import DatasetSource, located
-from fedfacet.data.spawrious import hold_out
 from fedfacet.errors import DatasetCorruptError, DatasetNotFoundError
 
 URL = "https://cs231n.stanford.edu/tiny-imagenet-200.zip"
@@ -29,8 +29,8 @@ CLASSES, NAMES, ANNOTATIONS = "wnids.txt", "words.txt", "val_annotations.txt"
 _GENERATED_CLASSES = 20
 
 
-@dataclass(eq=False, kw_only=True)
-class TinyImageNet(DatasetSource):
+@dataclass(eq=False)
+class TinyImageNet(ImageSource):
     """Tiny ImageNet: 100,000 training and 10,000 test images of 3 x 64 x 64 pixels, y = one of 200 classes, no attribute.
 
     Nobody has published labels of the official test images, so that the official validation images are the test set here, as
@@ -44,7 +44,6 @@ class TinyImageNet(DatasetSource):
 
     Args:
         root: folder that holds, or will hold, ``tiny-imagenet-200`` as the official archive unpacks.
-        image_size: height and width in pixels to which other sizes are resized, 1 or larger.
         val_fraction: the part of every class that validates, in (0, 1).
         augment: whether training images are shifted and mirrored.
         seed: of the split; it does not follow the run's seed.
@@ -53,36 +52,33 @@ class TinyImageNet(DatasetSource):
         max_memory_gb: as in ``LazyImages``; all images take 1.4 GB.
     """
 
-    root: str | Path
+    _: KW_ONLY
     image_size: int = 64
-    val_fraction: float = 0.1
+    val_fraction: Annotated[float, Within("(0, 1)")] = 0.1
     augment: bool = True
     seed: int = 0
     download: bool = False
     url: str = URL
-    max_memory_gb: float = 8.0
 
     def __post_init__(self) -> None:
-        if self.image_size < 1:
-            raise ValueError(f"Expected `image_size` to be 1 or larger, but got {self.image_size}.")
-        check_within("dataset.val_fraction", self.val_fraction, "(0, 1)")
-        self.folder = located(self.root) / FOLDER
+        super().__post_init__()
+        self.folder /= FOLDER
 
     def generate(self, demand: NDArray[np.int64] | None) -> None:
         """Write noise in the archive's layout, of 20 classes; see ``DatasetSource.generate``."""
         wnids = [f"n{number:08d}" for number in range(1, _GENERATED_CLASSES + 1)]
-        shape = (self.image_size, self.image_size, 3)
-        annotations = []
         for part, per_class in (("train", max(10, round(2 / self.val_fraction))), ("val", 2)):
             labels = np.arange(_GENERATED_CLASSES * per_class) % _GENERATED_CLASSES
-            for number, pixels in enumerate(noise(f"tiny-imagenet-{part}", labels, shape)):
-                wnid = wnids[labels[number]]
-                name = f"{wnid}_{number // _GENERATED_CLASSES}.JPEG" if part == "train" else f"val_{number}.JPEG"
-                place = self.folder / part / (f"{wnid}/images" if part == "train" else "images")
-                write_image(place / name, pixels)
-                if part == "val":
-                    annotations.append(f"{name}\t{wnid}\t0\t0\t{self.image_size - 1}\t{self.image_size - 1}")
-        write_lines(self.folder / "val" / ANNOTATIONS, annotations)
+            of_class = [wnids[label] for label in labels]
+            if part == "train":
+                rows = enumerate(of_class)
+                files = [f"train/{wnid}/images/{wnid}_{number // _GENERATED_CLASSES}.JPEG" for number, wnid in rows]
+            else:
+                files = [f"val/images/val_{number}.JPEG" for number in range(len(labels))]
+                end = self.image_size - 1
+                boxes = [f"val_{number}.JPEG\t{wnid}\t0\t0\t{end}\t{end}" for number, wnid in enumerate(of_class)]
+                write_lines(self.folder / "val" / ANNOTATIONS, boxes)
+            self.write_noise(f"tiny-imagenet-{part}", labels, files)
         write_lines(self.folder / CLASSES, wnids)
         write_lines(self.folder / NAMES, [f"{wnid}\tthing {wnid[-2:]}, object" for wnid in wnids])
 
@@ -103,22 +99,17 @@ class TinyImageNet(DatasetSource):
         wnids = self._classes()
         train = [(path, label) for label, wnid in enumerate(wnids) for path in self._images(folder / "train" / wnid)]
         test = self._annotated(wnids)
-        images = ImageFiles(
-            [path for path, _ in train + test],
-            self.image_size,
-            remedy=f"restore the file from {ARCHIVE}, or delete the folder {folder} and set dataset.download=true",
-            max_memory_gb=self.max_memory_gb,
-        )
-        images.check()
         y = np.array([label for _, label in train + test], dtype=np.int64)
-        nobody = np.zeros_like(y)
-        given, tested = np.split(np.arange(len(y)), [len(train)])
-        left, val = hold_out(y[given], nobody[given], self.val_fraction, self.seed, "tiny-imagenet-validation")
-        return Dataset(
-            *(images, y, nobody, left, tested, val),
+        left, val = hold_out(y[: len(train)], None, self.val_fraction, self.seed, "tiny-imagenet-validation")
+        return self.dataset(
+            [path for path, _ in train + test],
+            y,
+            None,
+            left,
+            np.arange(len(train), len(y)),
+            val,
             class_names=self._names(wnids),
-            mean=IMAGENET_MEAN,
-            std=IMAGENET_STD,
+            remedy=f"restore the file from {ARCHIVE}, or delete the folder {folder} and set dataset.download=true",
             augmentation=CropAndFlip(padding=4) if self.augment else None,
         )
 

@@ -1,16 +1,20 @@
 """Samples that the server owns, on which it judges models."""
 
+from dataclasses import dataclass
+from typing import Annotated
+
 import numpy as np
 from numpy.typing import NDArray
 
 from fedfacet import rng
-from fedfacet.arguments import check_whole
+from fedfacet.arguments import Declared, Whole
 from fedfacet.data.dataset import Dataset
 from fedfacet.errors import InfeasiblePartitionError
 from fedfacet.types import ServerData
 
 
-class ValidationOfServer:
+@dataclass(eq=False, kw_only=True)
+class ValidationOfServer(Declared):
     """Equally many samples of every class and attribute value, of neither clients, validation nor test.
 
     They are not the validation samples, which choose the best round. ``data.federated.deal`` says where they come from. They
@@ -26,9 +30,10 @@ class ValidationOfServer:
         ValueError: if ``samples_per_cell`` is out of range.
     """
 
-    def __init__(self, *, samples_per_cell: int = 20, attributes: bool = True) -> None:
-        check_whole("server_data.samples_per_cell", samples_per_cell)
-        self.samples_per_cell, self.attributes = samples_per_cell, attributes
+    option_group = "server_data."
+
+    samples_per_cell: Annotated[int, Whole()] = 20
+    attributes: bool = True
 
     def suffices(self, dataset: Dataset, indices: NDArray[np.int64]) -> bool:
         """Tell whether the server's samples can be drawn of those at ``indices``."""

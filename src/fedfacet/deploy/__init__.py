@@ -1,1 +1,1 @@
-"""One federation over real sites: the server sends letters, and each site answers them from its own folder."""
+"""One federation over real sites: the server sends messages, and each site answers them from its own folder."""

@@ -13,6 +13,7 @@ import torch
 from fedfacet import __version__
 from fedfacet.config import compose_job, plain
 from fedfacet.errors import ConfigError
+from fedfacet.moved import with_former_names
 
 CLIENT_SETTINGS = (
     "seed", "model", "objective", "loss", "correction", "personal", "optimizer", "local", "privacy", "disclosure", "capacity",
@@ -60,7 +61,7 @@ def agreed(overrides: Sequence[str]) -> dict[str, Any]:
 def settings_digest(settings: Mapping[str, Any]) -> str:
     """Return the sha256 over what of a configuration bears on clients."""
     bearing = {name: settings.get(name) for name in CLIENT_SETTINGS}
-    return hashlib.sha256(json.dumps(bearing, sort_keys=True).encode()).hexdigest()
+    return hashlib.sha256(with_former_names(json.dumps(bearing, sort_keys=True)).encode()).hexdigest()
 
 
 @functools.cache

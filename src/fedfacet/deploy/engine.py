@@ -1,4 +1,4 @@
-"""The engine of real sites: orders and questions go out as letters, and come back in cohort order or not at all."""
+"""The engine of real sites: orders and questions go out as messages, and come back in cohort order or not at all."""
 
 import logging
 from collections import Counter
@@ -10,10 +10,10 @@ import torch
 
 from fedfacet import state
 from fedfacet.arguments import check_whole
-from fedfacet.deploy.exchange import Exchange, Lost, Order
-from fedfacet.deploy.protocol import Letter, pack
+from fedfacet.deploy.client_registry import ClientRegistry
+from fedfacet.deploy.exchange import Exchange, Lost, Order, Outcome
+from fedfacet.deploy.protocol import BUNDLES, PLAIN, Message, pack
 from fedfacet.deploy.questions import to_plain
-from fedfacet.deploy.roster import Roster
 from fedfacet.deploy.transport import Transport
 from fedfacet.engines.base import Engine
 from fedfacet.errors import ConfigError, EngineError, FedFacetError
@@ -57,14 +57,14 @@ class DeployedEngine(Engine):
     """Run the clients at their sites.
 
     Args:
-        transport: carries letters.
-        roster: says which site holds which client.
+        transport: carries messages.
+        registry: says which site holds which client.
         run: the run's name, 32 hexadecimal digits.
         greeting: what a hello says besides who is meant: card, overrides, settings, num_clients, keeps_rounds.
         deadline_seconds: for training; a client that is later drops out of the round.
         query_deadline_seconds: for the answer to a question; a client that is later is away in the round.
         min_arrivals: updates without which a round is not finished, where so many were asked for.
-        max_letter_mb: what a letter may weigh.
+        max_letter_mb: what a message may weigh.
     """
 
     trains_here = False
@@ -72,7 +72,7 @@ class DeployedEngine(Engine):
     def __init__(
         self,
         transport: Transport,
-        roster: Roster,
+        registry: ClientRegistry,
         *,
         run: str,
         greeting: Mapping[str, Any],
@@ -86,10 +86,9 @@ class DeployedEngine(Engine):
             if not value > 0:
                 raise ValueError(f"Expected `sites.{name}` to be larger than 0, but got {value}.")
         check_whole("sites.min_arrivals", min_arrivals, 0)
-        self.exchange = Exchange(transport, roster, run, greeting, int(max_letter_mb * 2**20))
-        self.roster = roster
-        self.deadline_seconds = deadline_seconds
-        self.query_deadline_seconds = query_deadline_seconds
+        self.exchange = Exchange(transport, registry, run, greeting, int(max_letter_mb * 2**20))
+        self.registry = registry
+        self.deadline_seconds, self.query_deadline_seconds = deadline_seconds, query_deadline_seconds
         self.min_arrivals = min_arrivals
         self.record = Record()
         self.away: frozenset[int] = frozenset()
@@ -134,7 +133,7 @@ class DeployedEngine(Engine):
                 f"{arrived} came: go on by resume when the sites are back, or lower sites.min_arrivals"
             )
 
-    def _noted(self, order: Order, outcome: tuple[Letter, str] | Lost) -> ClientUpdate:
+    def _noted(self, order: Order, outcome: Outcome) -> ClientUpdate:
         """Write down how an order ended, and return its update, or what stands for none."""
         record, client = self.record, order.client
         if isinstance(outcome, Lost):
@@ -142,8 +141,8 @@ class DeployedEngine(Engine):
             log.warning("Round %d goes on without %s: %s.", record.round, self._missed(order, outcome), outcome)
             return nothing_of(client)
         record.seconds[order.site] = max(order.seconds, record.seconds.get(order.site, 0.0))
-        letter, record.digests[client] = outcome
-        update = _update_of(letter)
+        message, record.digests[client] = outcome
+        update = _update_of(message)
         if update.silent is True:
             record.silent.append(client)
         return update
@@ -179,31 +178,30 @@ class DeployedEngine(Engine):
         return (self._answers[key] for key in keys)
 
     def _missed(self, order: Order, why: Lost) -> str:
-        """Count a letter without an answer that counts, and return whose it was."""
+        """Count a message without an answer that counts, and return whose it was."""
         if why.code == "late":
             self.late[order.site] += 1
         else:
             self.refused[order.site, why.code] += 1
-        return f"client {order.client} ({self.roster.clients[order.client].name})"
+        return f"client {order.client} ({self.registry.clients[order.client].name})"
 
     def refuse(self, query: Query, client_id: int, fault: str) -> None:
         """Count an answer that came and does not count."""
-        order = Order(client_id, self.roster.clients[client_id].site, b"", None)
+        order = Order(client_id, self.registry.clients[client_id].site, b"", None)
         who = self._missed(order, Lost(fault))
         log.warning("Round %d: %s is away: %s.", self.record.round, who, fault)
         self.record.answered.pop(to_plain(query)["name"], None)
 
     def most_samples(self, client_id: int) -> int:
         """Return how many samples a client has, with those that it holds out, by what its site has said of itself."""
-        member = self.roster.clients[client_id]
-        number, _, share = self.exchange.present[member.site]["clients"][member.name]
+        number, _, share = self.exchange.said(client_id)
         return int(number / (1 - share)) + 1
 
     def close(self) -> None:
         """Let go of the sites."""
         self.exchange.transport.close()
 
-    # Letters
+    # Messages
 
     def _enter(self, tasks: Sequence[ClientTask]) -> None:
         """Begin a round, unless it has begun."""
@@ -230,8 +228,8 @@ class DeployedEngine(Engine):
             "step_fraction": task.step_fraction,
             "lr_factor": task.lr_factor,
         }
-        content = pack(Letter(kind, self.exchange.run, body, {"extras": task.broadcast.extras}))
-        return Order(task.client_id, self.roster.clients[task.client_id].site, content, model)
+        content = pack(Message(kind, self.exchange.run, body, {"extras": task.broadcast.extras}))
+        return Order(task.client_id, self.registry.clients[task.client_id].site, content, model)
 
     def _digest_of(self, model: State) -> str:
         """Return a model's digest, which clients of one shape share."""
@@ -244,20 +242,14 @@ class DeployedEngine(Engine):
         return {digest: model for model, digest in self._digests.values()}
 
 
-def _update_of(letter: Letter) -> ClientUpdate:
-    """Return the update of a letter; whether it fits is the federation's to check, as for any update."""
-    body = letter.body
-    memory = {KEPT: torch.tensor(int(body["round"]))} if body.get("keeps") is True else {}
+def _update_of(message: Message) -> ClientUpdate:
+    """Return the update of a message; whether it fits is the federation's to check, as for any update."""
+    body = message.body
+    told: dict[str, Any] = {name: body.get(name) for name in PLAIN}
     return ClientUpdate(
         client_id=body["client"],
-        delta=letter.bundles.get("delta", {}),
-        buffers=letter.bundles.get("buffers", {}),
-        num_samples=body.get("num_samples"),  # type: ignore[arg-type]
-        num_steps=body.get("num_steps"),  # type: ignore[arg-type]
-        step_weight=body.get("step_weight"),  # type: ignore[arg-type]
-        metrics=body.get("metrics"),  # type: ignore[arg-type]
-        extras=letter.bundles.get("extras", {}),
-        memory=memory,
+        **told | {bundle: message.bundles.get(bundle, {}) for bundle in BUNDLES},
+        memory={KEPT: torch.tensor(int(body["round"]))} if body.get("keeps") is True else {},
         silent=body.get("silent") is True,
         num_lost=body.get("num_lost", 0),
     )

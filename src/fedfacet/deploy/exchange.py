@@ -1,22 +1,22 @@
-"""Letters out and answers in: what is sent again, what is late, and what is no answer at all."""
+"""Messages out and answers in: what is sent again, what is late, and what is no answer at all."""
 
 import logging
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from fedfacet.deploy.agreement import differences, versions
-from fedfacet.deploy.protocol import PROTOCOL, Letter, LetterError, digest_of, pack, unpack
-from fedfacet.deploy.roster import Roster
+from fedfacet.deploy.client_registry import ClientRegistry
+from fedfacet.deploy.protocol import PROTOCOL, Message, MessageError, digest_of, pack, unpack
 from fedfacet.deploy.transport import Fault, Ticket, Transport
 from fedfacet.errors import ConfigError, EngineError, FedFacetError
 from fedfacet.types import State
 
 log = logging.getLogger(__name__)
 
-_TRIES = 3  # a letter that has cost a site its life so often, or its memory, is given up
+_TRIES = 3  # a message that has cost a site its life so often, or its memory, is given up
 _SLICE = 0.2  # seconds between looks at whether the user has stopped the run
 _GREETING_SECONDS = 300.0
 _MOST_WORDS = 500  # characters of a site's that are shown
@@ -24,12 +24,12 @@ _MOST_WORDS = 500  # characters of a site's that are shown
 
 @dataclass(slots=True, eq=False)
 class Order:
-    """A letter that a client's site must answer.
+    """A message that a client's site must answer.
 
     Attributes:
         client: the client's number.
         site: that holds its data.
-        content: the letter.
+        content: the message.
         model: the digest of the model that the site must have to answer it; ``None`` for none.
         tries: how often it was sent.
         seconds: until its answer came, or the last of its faults.
@@ -44,7 +44,7 @@ class Order:
 
     @property
     def digest(self) -> str:
-        """By what the letter is known."""
+        """By what the message is known."""
         return digest_of(self.content)
 
 
@@ -60,7 +60,11 @@ class Lost(FedFacetError):
         self.code = code
 
 
-def _words(refusal: Letter) -> tuple[str, str]:
+Outcome = tuple[Message, str] | Lost
+"""An answer with the digest of it, or why there is none that counts."""
+
+
+def _words(refusal: Message) -> tuple[str, str]:
     """Return a refusal's code and sentence, which a site may have made of anything, as a log and a terminal take them."""
     code, sentence = (str(refusal.body.get(part))[:_MOST_WORDS] for part in ("code", "sentence"))
     return code if code.isprintable() else repr(code), sentence if sentence.isprintable() else repr(sentence)
@@ -81,30 +85,32 @@ def _is_hello(body: Mapping[str, Any], clients: Mapping[str, int]) -> bool:
     return all(word.isprintable() and len(word) <= _MOST_WORDS for word in shown)
 
 
+@dataclass(eq=False, repr=False)
 class Exchange:
-    """Has letters answered.
+    """Has messages answered.
 
-    Args:
-        transport: carries letters.
-        roster: says which site holds which client.
+    Attributes:
+        transport: carries messages.
+        registry: says which site holds which client.
         run: the run's name, 32 hexadecimal digits.
         greeting: what a hello says besides who is meant: card, overrides, settings, keeps_rounds.
-        most_bytes: what a letter may weigh.
+        most_bytes: what a message may weigh.
+        on_wait: is called whenever answers are waited for.
     """
 
-    def __init__(self, transport: Transport, roster: Roster, run: str, greeting: Mapping[str, Any], most_bytes: int) -> None:
-        self.transport = transport
-        self.roster = roster
-        self.run = run
-        self.greeting = greeting
-        self.on_wait: Callable[[], None] = lambda: None
-        self.present: dict[str, Mapping[str, Any]] = {}
-        self.round = 0
-        self.traffic: Counter[tuple[str, str]] = Counter()
-        self._most_bytes = most_bytes
-        self._open: dict[Ticket, Order | str] = {}
-        self._greeted: set[str] = set()
-        self._told: set[tuple[str, str]] = set()
+    transport: Transport
+    registry: ClientRegistry
+    run: str
+    greeting: Mapping[str, Any]
+    most_bytes: int
+    on_wait: Callable[[], None] = lambda: None
+    present: dict[str, Mapping[str, Any]] = field(default_factory=dict)  # site -> what its hello has said
+    round: int = 0
+    traffic: Counter[tuple[str, str]] = field(default_factory=Counter)  # (site, up or down) -> bytes
+    _open: dict[Ticket, Order | str] = field(default_factory=dict)
+    _greeted: set[str] = field(default_factory=set)
+    _told: set[tuple[str, str]] = field(default_factory=set)
+    _began: float = 0.0  # when the last answers were asked for
 
     def begin(self, round: int) -> None:
         """Begin a round, whose models the sites do not have yet."""
@@ -116,7 +122,7 @@ class Exchange:
         Raises:
             ConfigError: in one sentence, what of a site does not fit.
         """
-        sites = self.roster.sites
+        sites = self.registry.sites
         if absent := [site for site in sites if not self.transport.sites().get(site)]:
             raise ConfigError(
                 f"Expected every site of the roster to be connected, but {absent[0]} is not: have it join, or "
@@ -132,36 +138,40 @@ class Exchange:
             raise ConfigError(f"Expected {missing[0]} to say hello within {_GREETING_SECONDS:g} seconds, but it did not.")
         return self.present
 
+    def said(self, client: int) -> list[Any]:
+        """Return what its site has said of a client: how many samples it trains on, their digest, the part held out."""
+        member = self.registry.clients[client]
+        found: list[Any] = self.present[member.site]["clients"][member.name]
+        return found
+
     def _hear_hello(self, ticket: Ticket, content: bytes | Fault) -> None:
         self._open.pop(ticket, None)
         if isinstance(content, Fault):
             raise ConfigError(f"Expected {ticket.site} to say hello, but {content.sentence}.")
-        letter = self._read(ticket.site, content)
-        if letter.kind == "refusal":
-            code, sentence = _words(letter)
+        message = self._read(ticket.site, content)
+        if message.kind == "refusal":
+            code, sentence = _words(message)
             raise ConfigError(f"{ticket.site} refuses the run ({code}): {sentence}.")
-        if letter.kind == "hello":
-            if not _is_hello(letter.body, self.roster.at(ticket.site)):
+        if message.kind == "hello":
+            if not _is_hello(message.body, self.registry.at(ticket.site)):
                 raise ConfigError(
                     f"Expected {ticket.site} to say of its clients what it has, but its hello says something else."
                 )
-            if other := differences(letter.body["versions"]):
+            if other := differences(message.body["versions"]):
                 log.warning("%s has %s: its numbers may differ.", ticket.site, other)
-            self.present[ticket.site] = letter.body
+            self.present[ticket.site] = message.body
 
-    def answers(
-        self, orders: Sequence[Order], models: Mapping[str, State], seconds: float
-    ) -> Iterator[tuple[Letter, str] | Lost]:
-        """Send letters, and yield per letter its answer with the digest of that, or why there is none, in the order given.
+    def answers(self, orders: Sequence[Order], models: Mapping[str, State], seconds: float) -> Iterator[Outcome]:
+        """Send messages, and yield per message its answer with the digest of that, or why there is none, in the order given.
 
         Args:
-            orders: the letters.
-            models: those that the letters name, by digest.
+            orders: the messages.
+            models: those that the messages name, by digest.
             seconds: how long answers are waited for.
         """
-        began = time.monotonic()
-        until = began + seconds
-        done: dict[Order, tuple[Letter, str] | Lost] = {}
+        self._began = time.monotonic()
+        until = self._began + seconds
+        done: dict[Order, Outcome] = {}
         try:
             packed: dict[str, bytes] = {}
             for order in orders:
@@ -169,7 +179,7 @@ class Exchange:
             packed.clear()
             for order in orders:
                 while order not in done:
-                    came = self._take_all(began, until, models, done)  # also after the deadline: what is there was in time
+                    came = self._take_all(until, models, done)  # also after the deadline: what is there was in time
                     late = time.monotonic() - until
                     if late >= 0 and (not came or late > seconds):
                         break
@@ -181,14 +191,10 @@ class Exchange:
             for ticket in tickets:
                 del self._open[ticket]
 
-    def _take_all(
-        self, began: float, until: float, models: Mapping[str, State], done: dict[Order, tuple[Letter, str] | Lost]
-    ) -> bool:
-        """Take what has come, and tell whether anything has."""
+    def _take_all(self, until: float, models: Mapping[str, State], done: dict[Order, Outcome]) -> bool:
+        """Take what has come, and tell whether anything has; no message outlives the call."""
         came = self._poll(until)
         for ticket, content in came:
-            if isinstance(of := self._open.get(ticket), Order):
-                of.seconds = time.monotonic() - began
             self._take(ticket, content, models, done)
         return bool(came)
 
@@ -206,84 +212,80 @@ class Exchange:
     def _greet(self, site: str) -> None:
         body = {
             **self.greeting,
-            "clients": self.roster.at(site),
-            "num_clients": len(self.roster.clients),
+            "clients": self.registry.at(site),
+            "num_clients": len(self.registry.clients),
             "versions": {**versions(), "protocol": PROTOCOL},
         }
-        self._post(site, pack(Letter("hello", self.run, body)), "hello")
+        self._post(site, pack(Message("hello", self.run, body)), "hello")
         self._greeted.add(site)
 
     def _send(self, order: Order, models: Mapping[str, State], packed: dict[str, bytes]) -> None:
-        """Send a letter, and before it what its site must have to answer it; ``packed`` has the last model as a letter."""
+        """Send a message, and before it what its site must have to answer it; ``packed`` has the last model as a message."""
         order.tries += 1
         if order.site not in self._greeted:
             self._greet(order.site)
         if order.model is not None and (order.site, order.model) not in self._told:
-            if order.model not in packed:  # one letter for all sites, and of several models one at a time
+            if order.model not in packed:  # one message for all sites, and of several models one at a time
                 packed.clear()
                 body = {"round": self.round, "model": order.model}
-                packed[order.model] = pack(Letter("weights", self.run, body, {"model": models[order.model]}))
+                packed[order.model] = pack(Message("weights", self.run, body, {"model": models[order.model]}))
             self._post(order.site, packed[order.model], "weights")
             self._told.add((order.site, order.model))
         self._post(order.site, order.content, order)
 
-    def _take(
-        self,
-        ticket: Ticket,
-        content: bytes | Fault,
-        models: Mapping[str, State],
-        done: dict[Order, tuple[Letter, str] | Lost],
-    ) -> None:
-        """Take what came: note it, or send the letter again to a site that has lost its memory."""
+    def _take(self, ticket: Ticket, content: bytes | Fault, models: Mapping[str, State], done: dict[Order, Outcome]) -> None:
+        """Take what came: note it, or send the message again to a site that has lost its memory."""
         order, again = self._open.pop(ticket, None), False
+        if isinstance(order, Order):
+            order.seconds = time.monotonic() - self._began
         try:
             if isinstance(content, Fault):
                 again = True
                 raise Lost(content.sentence, "died")
-            letter = self._read(ticket.site, content)
-            if letter.kind == "refusal":
-                code, sentence = _words(letter)
+            message = self._read(ticket.site, content)
+            if message.kind == "refusal":
+                code, sentence = _words(message)
                 again = code in ("unknown_run", "unknown_weights")
                 raise Lost(f"{ticket.site} refuses ({code}): {sentence}", code)
             if not isinstance(order, Order):
                 if order is None:
                     log.warning(
-                        "A letter of %s came that nobody waits for: it was late or sent twice, and is left out.", ticket.site
+                        "A message of %s came that nobody waits for: it was late or sent twice, and is left out.", ticket.site
                     )
-                elif order == "hello" and letter.body.get("clients") != self.present[ticket.site]["clients"]:
+                elif order == "hello" and message.body.get("clients") != self.present[ticket.site]["clients"]:
                     raise EngineError(
                         f"Expected {ticket.site} to hold the data that it held when the run began, but they differ."
                     )
                 return
-            self._check(order, ticket, letter)
-            done[order] = letter, digest_of(content)
-        except (LetterError, Lost) as fault:
+            self._check(order, ticket, message)
+            done[order] = message, digest_of(content)
+        except (MessageError, Lost) as fault:
             if again:
                 self._greeted.discard(ticket.site)
                 self._told = {(site, model) for site, model in self._told if site != ticket.site}
             if not isinstance(order, Order):
                 log.warning("%s: %s.", ticket.site, fault)
             elif again and order.tries < _TRIES:
-                log.warning("%s; the letter for client %d is sent again.", fault, order.client)
+                log.warning("%s; the message for client %d is sent again.", fault, order.client)
                 self._send(order, models, {})
             else:
                 done[order] = fault if isinstance(fault, Lost) else Lost(str(fault))
 
-    def _read(self, site: str, content: bytes) -> Letter:
+    def _read(self, site: str, content: bytes) -> Message:
         try:
-            letter = unpack(content, self._most_bytes)
-        except LetterError as fault:
-            raise LetterError(f"a letter of {site} is not read, as {fault}") from None
-        if letter.run != self.run:
-            raise LetterError(f"a letter of {site} is of another run")
-        return letter
+            message = unpack(content, self.most_bytes)
+        except MessageError as fault:
+            raise MessageError(f"a message of {site} is not read, as {fault}") from None
+        if message.run != self.run:
+            raise MessageError(f"a message of {site} is of another run")
+        return message
 
-    def _check(self, order: Order, ticket: Ticket, letter: Letter) -> None:
+    def _check(self, order: Order, ticket: Ticket, message: Message) -> None:
         """Hold an answer to its order, before anything in it is looked at."""
-        client, body = self.roster.clients[order.client].name, letter.body
+        client, body = self.registry.clients[order.client].name, message.body
         if body.get("client") != order.client:
             raise Lost(f"{ticket.site} answers for client {body.get('client')!r} in the place of {client}")
         if body.get("round") != self.round:
             raise Lost(f"the answer of {client} is of round {body.get('round')!r}")
         if body.get("answers") != order.digest:
-            raise Lost(f"the answer of {client} is to another letter than the one that was sent")
+            raise Lost(f"the answer of {client} is to another message than the one that was sent")

@@ -1,7 +1,7 @@
-"""NVIDIA FLARE as the carrier of letters: what opens sockets, proves who is who and encrypts is FLARE's alone.
+"""NVIDIA FLARE as the carrier of messages: what opens sockets, proves who is who and encrypts is FLARE's alone.
 
 The server's process talks to a job of FLARE's, the relay, through a pipe in a folder of its own on the same machine. The relay
-hands letters to the sites, and is started anew where it has died or a site has come back, which FLARE lets into new jobs only.
+hands messages to the sites, and is started anew where it has died or a site has come back, which FLARE lets into new jobs only.
 """
 
 import contextlib
@@ -17,7 +17,7 @@ from multiprocessing.connection import Connection, Listener
 from pathlib import Path
 from typing import Any
 
-from fedfacet.deploy.kits import certificate_fault
+from fedfacet.deploy.startup_kit import certificate_fault
 from fedfacet.deploy.transport import Fault, Ticket
 from fedfacet.errors import ConfigError, EngineError, FedFacetError, first_line
 from fedfacet.optional import required
@@ -34,25 +34,17 @@ _LOOKS_EVERY = 5.0  # seconds between questions to FLARE who is connected
 _WRONG = ("InvalidArgumentError", "InvalidJobDefinition", "AuthorizationError")  # answers of FLARE that stay the same
 
 
-class _Heard(logging.Handler):
-    """What is logged while it is entered, FLARE's reasons among it."""
-
-    def __init__(self) -> None:
-        super().__init__(logging.WARNING)
-        self.said = ""
-
-    def emit(self, record: logging.LogRecord) -> None:
-        """Keep a line."""
-        self.said += f"{record.getMessage()}\n"
-
-    def __enter__(self) -> "_Heard":
-        """Begin to listen."""
-        logging.getLogger().addHandler(self)
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        """End it."""
-        logging.getLogger().removeHandler(self)
+@contextlib.contextmanager
+def _listening() -> Iterator[list[str]]:
+    """Lend a list of what is logged meanwhile, FLARE's reasons among it."""
+    said: list[str] = []
+    handler = logging.Handler(logging.WARNING)
+    handler.emit = lambda record: said.append(record.getMessage())  # type: ignore[method-assign]
+    logging.getLogger().addHandler(handler)
+    try:
+        yield said
+    finally:
+        logging.getLogger().removeHandler(handler)
 
 
 class Flare:
@@ -74,10 +66,10 @@ class Flare:
         self._number = 0
         self._open: dict[int, Ticket] = {}
         self._members: set[str] = set()  # of the job
-        self._lost: set[str] = set()  # those of them that have left a letter without an answer
+        self._lost: set[str] = set()  # those of them that have left a message without an answer
         self._started: set[str] = set()  # those of them that were seen at work in the job
         self._said: tuple[float, dict[str, bool]] = (-1e9, {})
-        self._faults: list[tuple[Ticket, bytes | Fault]] = []
+        self._came: list[tuple[Ticket, bytes | Fault]] = []
 
     def _log_in(self, seconds: float) -> Any:
         """Return a session.
@@ -97,11 +89,11 @@ class Flare:
                 f"Expected the startup kit of an admin in {place}, but it has no startup/fed_admin.json: give deploy.kit=DIR, "
                 "a folder that `nvflare provision` has made."
             ) from None
-        with _Heard() as heard:
+        with _listening() as heard:
             try:
                 return api.new_secure_session(admin["username"], str(place), timeout=seconds)
             except Exception as error:  # FLARE has a class for each way in which that fails, and no common one
-                if (fault := certificate_fault(heard.said, place)) is not None:
+                if (fault := certificate_fault("\n".join(heard), place)) is not None:
                     raise ConfigError(fault) from None
                 sentence = f"Expected FLARE to let {admin.get('username')} in, but it says `{first_line(error)}`"
                 if isinstance(error, ConnectionError):
@@ -116,8 +108,8 @@ class Flare:
             self._end_job()
         return dict.fromkeys(at_work, True)
 
-    def send(self, site: str, letter: bytes) -> Ticket:
-        """Hand a letter to the relay."""
+    def send(self, site: str, message: bytes) -> Ticket:
+        """Hand a message to the relay."""
         self._number += 1
         ticket = Ticket(site, self._number)
         self._open[ticket.number] = ticket
@@ -125,7 +117,7 @@ class Flare:
             self._start_job()
         with self._while_it_lives() as line:
             line.send_bytes(json.dumps({"do": "send", "number": ticket.number, "site": site}).encode())
-            line.send_bytes(letter)
+            line.send_bytes(message)
         return ticket
 
     def poll(self, seconds: float) -> list[tuple[Ticket, bytes | Fault]]:
@@ -133,8 +125,7 @@ class Flare:
         until = time.monotonic() + seconds
         if self._line is not None and self._open:
             self._look_for_strays()
-        came, self._faults = self._faults, []
-        while self._line is not None and self._line.poll(0 if came else max(0.0, until - time.monotonic())):
+        while self._line is not None and self._line.poll(0 if self._came else max(0.0, until - time.monotonic())):
             with self._while_it_lives() as line:
                 told = json.loads(line.recv_bytes())
                 content: bytes | Fault = line.recv_bytes()
@@ -142,13 +133,14 @@ class Flare:
                     content = Fault(told["fault"])
                 if (ticket := self._open.pop(told["number"], None)) is not None:
                     self._lost |= {ticket.site} if isinstance(content, Fault) else set()
-                    came.append((ticket, content))
-        if not came and self._line is None:
-            time.sleep(max(0.0, min(seconds, until - time.monotonic())))
-        return [*came, *self._taken_faults()]
+                    self._came.append((ticket, content))
+        if not self._came and self._line is None:
+            time.sleep(max(0.0, until - time.monotonic()))
+        came, self._came = self._came, []
+        return came
 
     def cancel(self, tickets: Iterable[Ticket]) -> None:
-        """Have the relay take letters back; a site that is at work goes on, and its answer is left out."""
+        """Have the relay take messages back; a site that is at work goes on, and its answer is left out."""
         numbers = [ticket.number for ticket in tickets]
         for number in numbers:
             if (ticket := self._open.pop(number, None)) is not None:
@@ -177,7 +169,7 @@ class Flare:
         return self._said[1]
 
     def _look_for_strays(self) -> None:
-        """End the job if a site with a letter is there and no longer in it, as after a quick start of its FLARE.
+        """End the job if a site with a message is there and no longer in it, as after a quick start of its FLARE.
 
         FLARE's server takes such a site for the one that it was, and its job would wait for the answer for ever.
         """
@@ -189,7 +181,7 @@ class Flare:
                 self._fault_all()
 
     def _fault_all(self) -> None:
-        self._faults += [(ticket, Fault("FLARE's job has ended")) for ticket in self._open.values()]
+        self._came += [(ticket, Fault("FLARE's job has ended")) for ticket in self._open.values()]
         self._open.clear()
 
     def _asked(self, question: Callable[[Any], Any], patient: bool = True) -> Any:
@@ -228,13 +220,9 @@ class Flare:
             with contextlib.suppress(Exception):  # whatever FLARE thinks of it, we are leaving
                 session.close()
 
-    def _taken_faults(self) -> list[tuple[Ticket, bytes | Fault]]:
-        faults, self._faults = self._faults, []
-        return faults
-
     @contextlib.contextmanager
     def _while_it_lives(self) -> Iterator[Connection]:
-        """Lend the pipe to the relay; where that has died, every letter under way has a fault."""
+        """Lend the pipe to the relay; where that has died, every message under way has a fault."""
         assert self._line is not None
         try:
             yield self._line

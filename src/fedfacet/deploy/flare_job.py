@@ -17,16 +17,16 @@ from nvflare.apis.shareable import Shareable, make_reply
 from nvflare.apis.signal import Signal
 
 from fedfacet.deploy.flare import SETTINGS, TASK
-from fedfacet.deploy.kits import check_filters
 from fedfacet.deploy.loopback import Loopback
+from fedfacet.deploy.startup_kit import check_filters
 from fedfacet.deploy.transport import Fault
 from fedfacet.errors import ConfigError
 
-_LETTER, _FAULT = "letter", "fault"
+_MESSAGE, _FAULT = "letter", "fault"
 
 
 class Relay(Controller):  # type: ignore[misc]
-    """Passes letters on between the server's process and the sites, and reads none.
+    """Passes messages on between the server's process and the sites, and reads none.
 
     Args:
         address: of the pipe to the server's process.
@@ -51,7 +51,7 @@ class Relay(Controller):  # type: ignore[misc]
         """Leave out an answer that nobody waits for."""
 
     def control_flow(self, abort_signal: Signal, fl_ctx: FLContext) -> None:
-        """Pass letters on until the server's process says that it is over, or is gone."""
+        """Pass messages on until the server's process says that it is over, or is gone."""
         with Client(self.address, family="AF_UNIX") as self._line:
             try:
                 while not abort_signal.triggered:
@@ -70,9 +70,9 @@ class Relay(Controller):  # type: ignore[misc]
             finally:
                 self.cancel_all_tasks(fl_ctx=fl_ctx)
 
-    def _pass_on(self, number: int, site: str, letter: bytes, fl_ctx: FLContext) -> None:
+    def _pass_on(self, number: int, site: str, message: bytes, fl_ctx: FLContext) -> None:
         data = Shareable()
-        data[_LETTER] = letter
+        data[_MESSAGE] = message
         task = Task(TASK, data, props={"number": number, "site": site}, result_received_cb=self._heard, task_done_cb=self._done)
         self._tasks[number] = task
         self.send(task=task, fl_ctx=fl_ctx, targets=[site])
@@ -80,8 +80,8 @@ class Relay(Controller):  # type: ignore[misc]
     def _heard(self, client_task: ClientTask, fl_ctx: FLContext) -> None:
         result, number = client_task.result, client_task.task.props["number"]
         client_task.result = None  # or FLARE would hold it until the job ends
-        if result.get_return_code() == ReturnCode.OK and isinstance(result.get(_LETTER), bytes):
-            self._tell(number, {}, result[_LETTER])
+        if result.get_return_code() == ReturnCode.OK and isinstance(result.get(_MESSAGE), bytes):
+            self._tell(number, {}, result[_MESSAGE])
         else:
             fault = result.get(_FAULT) or f"FLARE says {result.get_return_code()}"
             self._tell(number, {"fault": f"{client_task.client.name} has no answer: {fault}"})
@@ -92,11 +92,11 @@ class Relay(Controller):  # type: ignore[misc]
         what = "is gone" if gone else f"has no answer: FLARE's task ended with {task.completion_status}"
         self._tell(task.props["number"], {"fault": f"{task.props['site']} {what}"})
 
-    def _tell(self, number: int, told: dict[str, Any], letter: bytes = b"") -> None:
+    def _tell(self, number: int, told: dict[str, Any], message: bytes = b"") -> None:
         with self._lock:
             if self._tasks.pop(number, None) is not None:
                 self._line.send_bytes(json.dumps({"number": number, **told}).encode())
-                self._line.send_bytes(letter)
+                self._line.send_bytes(message)
 
     def _cancel(self, number: int, fl_ctx: FLContext) -> None:
         with self._lock:
@@ -106,7 +106,7 @@ class Relay(Controller):  # type: ignore[misc]
 
 
 class SiteExecutor(Executor):  # type: ignore[misc]
-    """Answers letters in a process of its own, which is started again where it dies; one that hangs ends with the job."""
+    """Answers messages in a process of its own, which is started again where it dies; one that hangs ends with the job."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -118,7 +118,7 @@ class SiteExecutor(Executor):  # type: ignore[misc]
             self._site.close()
 
     def execute(self, task_name: str, shareable: Shareable, fl_ctx: FLContext, abort_signal: Signal) -> Shareable:
-        """Return the answer to a letter, or why there is none."""
+        """Return the answer to a message, or why there is none."""
         if self._site is None:
             try:
                 check_filters(Path(fl_ctx.get_workspace().get_site_config_dir()))
@@ -126,7 +126,7 @@ class SiteExecutor(Executor):  # type: ignore[misc]
                 return _faulty("its FLARE has filters that would not act, as `client.py start` tells its operator")
             self._site = Loopback(clients=[os.environ[SETTINGS]])
         (name,) = self._site.sites()
-        ticket = self._site.send(name, shareable[_LETTER])
+        ticket = self._site.send(name, shareable[_MESSAGE])
         while not abort_signal.triggered:
             for came, content in self._site.poll(0.1):
                 if came != ticket:
@@ -134,7 +134,7 @@ class SiteExecutor(Executor):  # type: ignore[misc]
                 if isinstance(content, Fault):
                     return _faulty(content.sentence)
                 reply = make_reply(ReturnCode.OK)
-                reply[_LETTER] = content
+                reply[_MESSAGE] = content
                 return reply
         self._site.close()
         return make_reply(ReturnCode.TASK_ABORTED)

@@ -3,25 +3,24 @@
 import hashlib
 import json
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from fedfacet import state
 from fedfacet.callbacks.base import Callback
+from fedfacet.callbacks.mechanism import Callbacks
 from fedfacet.deploy.engine import DeployedEngine, nothing_of
 from fedfacet.deploy.status import write_status
-from fedfacet.engines.base import Engine
 from fedfacet.errors import CheckpointError
 from fedfacet.federation import Federation
 from fedfacet.mechanisms.participation import ClientParticipation
-from fedfacet.participation.base import Participation
+from fedfacet.participation import Participation
 from fedfacet.storage.run_files import Keys, is_whole, json_lines_of
 from fedfacet.storage.synced_file import write_synced
-from fedfacet.types import Answer, ClientTask, ClientUpdate, Query, RoundResult, State
+from fedfacet.types import ClientTask, ClientUpdate, RoundResult
 
 NAME = "journal.jsonl"
 
@@ -35,9 +34,7 @@ def _is_text(value: Any) -> bool:
 
 
 def _is_by_client(value: Any) -> bool:
-    return (
-        isinstance(value, dict) and all(key.isascii() and key.isdigit() for key in value) and all(map(_is_text, value.values()))
-    )
+    return isinstance(value, dict) and all(k.isascii() and k.isdigit() and _is_text(one) for k, one in value.items())
 
 
 _KEYS: Keys = {
@@ -103,7 +100,7 @@ class Journal(Callback):
             file.flush()
             os.fsync(file.fileno())
         for client in refused:
-            self.engine.refused[self.engine.roster.clients[client].site, "update"] += 1
+            self.engine.refused[self.engine.registry.clients[client].site, "update"] += 1
         write_status(self.file.parent, federation, self.engine, line, result)
 
     def summarize(self, federation: Federation) -> Mapping[str, Any]:
@@ -120,11 +117,9 @@ def replay(federation: Federation, file: Path) -> None:
         CheckpointError: if the journal cannot be read, or, while it runs, where a round comes to another model than there.
     """
     lines = read_journal(file)
-    federation.engine = _ReplayEngine(federation.engine, lines)
-    drawn = federation.find(ClientParticipation)
-    inner = drawn.participation if drawn is not None else None
-    federation.put(ClientParticipation(_ReplayParticipation(federation, lines, inner)))
-    federation.callbacks["replay"] = _Comparison(lines, file)
+    federation.engine.run = _without_lost(federation.engine.run, lines)  # type: ignore[method-assign, assignment]
+    federation.put(ClientParticipation(_ReplayParticipation(federation, lines)))
+    federation.put(Callbacks({**federation.callbacks, "replay": _Comparison(lines, file)}))
 
 
 def _line(lines: Mapping[int, dict[str, Any]], round: int) -> dict[str, Any]:
@@ -135,45 +130,40 @@ def _line(lines: Mapping[int, dict[str, Any]], round: int) -> dict[str, Any]:
     return lines[round]
 
 
-class _ReplayParticipation(Participation):
-    """Who was available is read from the journal; all else is the run's own participation."""
+class OwnParticipation(Participation):
+    """A federation's own participation in all but who is available."""
 
-    def __init__(self, federation: Federation, lines: Mapping[int, dict[str, Any]], inner: Participation | None) -> None:
-        self._federation, self._lines, self._inner = federation, lines, inner or Participation()
-        self.gives_weights, self.needs = self._inner.gives_weights, self._inner.needs
-        self.log_weights, self.outcome = self._inner.log_weights, self._inner.outcome  # type: ignore[method-assign]
+    def __init__(self, federation: Federation) -> None:
+        drawn = federation.find(ClientParticipation)
+        self._inner = inner = drawn.participation if drawn is not None else Participation()
+        self.gives_weights, self.needs = inner.gives_weights, inner.needs
+        self.log_weights, self.outcome = inner.log_weights, inner.outcome  # type: ignore[method-assign]
+
+
+class _ReplayParticipation(OwnParticipation):
+    """Who was available is read from the journal."""
+
+    def __init__(self, federation: Federation, lines: Mapping[int, dict[str, Any]]) -> None:
+        super().__init__(federation)
+        self._federation, self._lines = federation, lines
 
     def available(self, num_clients: int, rng: np.random.Generator) -> tuple[int, ...]:
         return tuple(_line(self._lines, self._federation.state.round + 1)["available"])
 
 
-class _ReplayEngine(Engine):
-    """Runs those clients by another engine whose updates came in time; of the others nothing comes."""
+def _without_lost(
+    run: Callable[[Iterable[ClientTask]], Iterator[ClientUpdate]], lines: Mapping[int, dict[str, Any]]
+) -> Callable[[Iterable[ClientTask]], Iterator[ClientUpdate]]:
+    """Return what runs those clients whose updates came in time; of the others nothing comes."""
 
-    def __init__(self, inner: Engine, lines: Mapping[int, dict[str, Any]]) -> None:
-        super().__init__(device=inner.device)
-        self._inner, self._lines = inner, lines
-        self.clients = inner.clients
-
-    @property
-    def name(self) -> str:
-        return self._inner.name
-
-    def run(self, tasks: Iterable[ClientTask]) -> Iterator[ClientUpdate]:
+    def again(tasks: Iterable[ClientTask]) -> Iterator[ClientUpdate]:
         tasks = list(tasks)
-        lost = {int(client) for client in _line(self._lines, tasks[0].round)["lost"]} if tasks else set()
-        updates = self._inner.run([task for task in tasks if task.client_id not in lost])
+        lost = {int(client) for client in _line(lines, tasks[0].round)["lost"]} if tasks else set()
+        updates = run([task for task in tasks if task.client_id not in lost])
         for task in tasks:
             yield nothing_of(task.client_id) if task.client_id in lost else next(updates)
 
-    def ask(self, query: Query, tasks: Iterable[ClientTask]) -> Iterator[Answer]:
-        return self._inner.ask(query, tasks)
-
-    def predict(self, model: State, splits: Sequence[NDArray[np.int64]], memory: State | None = None) -> Any:
-        return self._inner.predict(model, splits, memory)
-
-    def close(self) -> None:
-        self._inner.close()
+    return again
 
 
 class _Comparison(Callback):

@@ -19,8 +19,8 @@ from fedfacet.errors import ConfigError, FedFacetError
 from fedfacet.parallel.processes import process_context, sheltered
 
 
-def serve(settings: SiteSettings, letters: Connection, answers: Connection) -> None:
-    """Answer letters until the server is gone; the entry point of a child process."""
+def serve(settings: SiteSettings, messages: Connection, answers: Connection) -> None:
+    """Answer messages until the server is gone; the entry point of a child process."""
     for number in (signal.SIGINT, signal.SIGTERM):  # they reach the whole process group, and the server decides
         signal.signal(number, signal.SIG_IGN)
     from fedfacet.deploy.site import Site, refusing  # late: the server's process does not read samples
@@ -32,25 +32,25 @@ def serve(settings: SiteSettings, letters: Connection, answers: Connection) -> N
         answer = refusing()
     with contextlib.suppress(EOFError, OSError):
         while True:
-            answers.send_bytes(answer(letters.recv_bytes()))
+            answers.send_bytes(answer(messages.recv_bytes()))
 
 
 @dataclass(slots=True, eq=False)
 class _Child:
-    """A site's process, the letters that wait for it, and the one it is at."""
+    """A site's process, the messages that wait for it, and the one it is at."""
 
     settings: SiteSettings
     process: BaseProcess | None = None
-    letters: Connection | None = None
+    messages: Connection | None = None
     answers: Connection | None = None
     waiting: deque[tuple[Ticket, bytes]] = field(default_factory=deque)
     at: Ticket | None = None
 
 
 class Loopback:
-    """A transport to child processes; one that dies is started again for the next letter.
+    """A transport to child processes; one that dies is started again for the next message.
 
-    A site is written to only while it waits for a letter, so that neither end waits for the other with a full pipe.
+    A site is written to only while it waits for a message, so that neither end waits for the other with a full pipe.
 
     Args:
         clients: the files ``client.yaml`` of the sites.
@@ -66,18 +66,18 @@ class Loopback:
         atexit.register(self.close)  # or multiprocessing would wait for processes that hear no SIGTERM
 
     def sites(self) -> Mapping[str, bool]:
-        """Return the sites; each can be reached, as its process is started when a letter is sent."""
+        """Return the sites; each can be reached, as its process is started when a message is sent."""
         return dict.fromkeys(self._children, True)
 
-    def send(self, site: str, letter: bytes) -> Ticket:
-        """Put a letter behind those that wait for the site."""
+    def send(self, site: str, message: bytes) -> Ticket:
+        """Put a message behind those that wait for the site."""
         self._number += 1
         ticket = Ticket(site, self._number)
-        self._children[site].waiting.append((ticket, letter))
+        self._children[site].waiting.append((ticket, message))
         return ticket
 
     def poll(self, seconds: float) -> list[tuple[Ticket, bytes | Fault]]:
-        """Hand out letters to idle sites, and return what has come."""
+        """Hand out messages to idle sites, and return what has come."""
         came: list[tuple[Ticket, bytes | Fault]] = []
         for child in self._children.values():
             if child.at is None and child.waiting:
@@ -96,7 +96,7 @@ class Loopback:
         return came
 
     def cancel(self, tickets: Iterable[Ticket]) -> None:
-        """Take letters back that are not sent yet."""
+        """Take messages back that are not sent yet."""
         gone = set(tickets)
         for child in self._children.values():
             child.waiting = deque(one for one in child.waiting if one[0] not in gone)
@@ -113,18 +113,18 @@ class Loopback:
         return {site: child.process.pid for site, child in self._children.items() if child.process and child.process.pid}
 
     def _hand_out(self, child: _Child) -> None:
-        ticket, letter = child.waiting.popleft()
+        ticket, message = child.waiting.popleft()
         child.at = ticket
-        if child.process is None or child.letters is None:
+        if child.process is None or child.messages is None:
             _start(child)
-        assert child.letters is not None
+        assert child.messages is not None
         with contextlib.suppress(OSError):  # it is dead, which shows where its answer is read
-            child.letters.send_bytes(letter)
+            child.messages.send_bytes(message)
 
 
 def _start(child: _Child) -> None:
     context = process_context()
-    theirs, child.letters = context.Pipe(duplex=False)
+    theirs, child.messages = context.Pipe(duplex=False)
     child.answers, their_answers = context.Pipe(duplex=False)
     child.process = context.Process(  # type: ignore[attr-defined]
         target=serve, args=(child.settings, theirs, their_answers), daemon=True, name=f"site {child.settings.site}"
@@ -139,7 +139,7 @@ def _end(child: _Child) -> None:
     if child.process is not None and child.process.pid is not None:  # it may not have been started yet
         child.process.kill()
         child.process.join()
-    for end in (child.letters, child.answers):
+    for end in (child.messages, child.answers):
         if end is not None:
             end.close()
-    child.process = child.letters = child.answers = None
+    child.process = child.messages = child.answers = None

@@ -1,4 +1,4 @@
-"""Letters: the only thing that crosses between server and sites. Tensors and JSON, no code and no pickle."""
+"""Messages: the only thing that crosses between server and sites. Tensors and JSON, no code and no pickle."""
 
 import contextlib
 import hashlib
@@ -16,6 +16,10 @@ from fedfacet.errors import FedFacetError, first_line
 from fedfacet.types import State
 
 PROTOCOL = 2
+BUNDLES = ("delta", "buffers", "extras")
+PLAIN = ("num_samples", "num_steps", "step_weight", "metrics")
+"""Of an update, what crosses as bundles of tensors and what as it is."""
+
 _BLANK = "0" * 64
 _SEALED = rb"\"seal\": \"%s"  # as JSON within JSON has it
 _CODES = {  # in the order in which safetensors writes them
@@ -25,19 +29,19 @@ _CODES = {  # in the order in which safetensors writes them
 _KINDS = {code: kind for kind, code in _CODES.items()}
 
 
-class LetterError(FedFacetError):
-    """A letter that is not read, and why; the sentence goes on from "Expected a letter of ..., but"."""
+class MessageError(FedFacetError):
+    """A message that is not read, and why; the sentence goes on from "Expected a message of ..., but"."""
 
 
 @dataclass(frozen=True, slots=True)
-class Letter:
+class Message:
     """What server and sites tell each other.
 
     Attributes:
         kind: ``hello``, ``weights``, ``query`` or ``train`` to a site; ``hello``, ``ok``, ``answer``, ``update`` or ``refusal``
             to the server.
-        run: whose letter it is, 32 hexadecimal digits.
-        body: JSON-able. An answer has in ``answers`` the digest of the letter that it answers.
+        run: whose message it is, 32 hexadecimal digits.
+        body: JSON-able. An answer has in ``answers`` the digest of the message that it answers.
         bundles: tensors by name, by the name of the bundle.
     """
 
@@ -47,14 +51,14 @@ class Letter:
     bundles: Mapping[str, State] = field(default_factory=dict)
 
 
-def pack(letter: Letter) -> bytes:
-    """Return a letter as bytes: a safetensors file whose metadata hold what is not a tensor, and the sha256 of all else.
+def pack(message: Message) -> bytes:
+    """Return a message as bytes: a safetensors file whose metadata hold what is not a tensor, and the sha256 of all else.
 
-    Equal letters are equal bytes, so that the digest of an update is that of its letter. The file is written here and not by
+    Equal messages are equal bytes, so that the digest of an update is that of its message. The file is written here and not by
     safetensors, which would make three copies of a model to send one; it is byte for byte what safetensors makes.
     """
-    told = {"protocol": PROTOCOL, "kind": letter.kind, "run": letter.run, "body": dict(letter.body), "seal": _BLANK}
-    tensors = {f"{bundle}|{name}": tensor for bundle, held in letter.bundles.items() for name, tensor in held.items()}
+    told = {"protocol": PROTOCOL, "kind": message.kind, "run": message.run, "body": dict(message.body), "seal": _BLANK}
+    tensors = {f"{bundle}|{name}": tensor for bundle, held in message.bundles.items() for name, tensor in held.items()}
     places, parts, end = {}, [], 0
     for dtype, code in _CODES.items():
         for name, tensor in sorted(tensors.items()):
@@ -64,7 +68,7 @@ def pack(letter: Letter) -> bytes:
                 parts.append(part)
                 end += len(part)
     if lost := sorted(tensors.keys() - places.keys()):
-        raise LetterError(f"{lost[0]} is of {tensors[lost[0]].dtype}, which no letter carries")
+        raise MessageError(f"{lost[0]} is of {tensors[lost[0]].dtype}, which no message carries")
     head = json.dumps(
         {"__metadata__": {"fedfacet": json.dumps(told, sort_keys=True)}, **places}, ensure_ascii=False, separators=(",", ":")
     ).encode()
@@ -76,18 +80,18 @@ def pack(letter: Letter) -> bytes:
     return b"".join([head.replace(_SEALED % _BLANK.encode(), _SEALED % seen.hexdigest().encode()), *parts])
 
 
-def unpack(content: bytes, most_bytes: int) -> Letter:
-    """Read a letter, whose tensors lie in its bytes and are not to be written to.
+def unpack(content: bytes, most_bytes: int) -> Message:
+    """Read a message, whose tensors lie in its bytes and are not to be written to.
 
     Raises:
-        LetterError: if it is too large, damaged, of another protocol, or no letter.
+        MessageError: if it is too large, damaged, of another protocol, or no message.
     """
     if len(content) > most_bytes:
-        raise LetterError(f"it has {len(content):,} bytes, more than the {most_bytes:,} of max_letter_mb")
+        raise MessageError(f"it has {len(content):,} bytes, more than the {most_bytes:,} of max_letter_mb")
     told, places, data = _opened(content)
     try:
         if told["protocol"] != PROTOCOL:
-            raise LetterError(f"it is of protocol {told['protocol']}, and protocol {PROTOCOL} is spoken here")
+            raise MessageError(f"it is of protocol {told['protocol']}, and protocol {PROTOCOL} is spoken here")
         bundles: dict[str, State] = {}
         for name, place in places.items():
             bundle, _, key = name.partition("|")
@@ -95,11 +99,11 @@ def unpack(content: bytes, most_bytes: int) -> Letter:
         kind, run, body = told["kind"], told["run"], told["body"]
         if not (isinstance(kind, str) and isinstance(run, str) and isinstance(body, dict)):
             raise ValueError("a field is of another type")
-    except LetterError:
+    except MessageError:
         raise
     except Exception as error:  # whatever a stranger's bytes make of their readers
-        raise LetterError(f"it cannot be read ({type(error).__name__}: {first_line(error)})") from None
-    return Letter(kind, run, body, bundles)
+        raise MessageError(f"it cannot be read ({type(error).__name__}: {first_line(error)})") from None
+    return Message(kind, run, body, bundles)
 
 
 def _tensor(data: memoryview, *, dtype: str, shape: Sequence[int], data_offsets: Sequence[int]) -> Tensor:
@@ -121,7 +125,7 @@ def _tensor(data: memoryview, *, dtype: str, shape: Sequence[int], data_offsets:
 
 
 def _opened(content: bytes) -> tuple[dict[str, Any], dict[str, Any], memoryview]:
-    """Return what of a letter is not a tensor, if it is as it was sent, where its tensors lie, and in what."""
+    """Return what of a message is not a tensor, if it is as it was sent, where its tensors lie, and in what."""
     with contextlib.suppress(Exception):  # whatever damage makes of a header
         size = 8 + int.from_bytes(content[:8], "little")
         head, data = content[:size], memoryview(content)[size:]
@@ -131,9 +135,9 @@ def _opened(content: bytes) -> tuple[dict[str, Any], dict[str, Any], memoryview]
         seen.update(data)
         if seen.hexdigest() == told["seal"]:
             return dict(told), places, data
-    raise LetterError("it is damaged or cut short, as its sha256 shows")
+    raise MessageError("it is damaged or cut short, as its sha256 shows")
 
 
 def digest_of(content: bytes) -> str:
-    """Return by what a letter is known, in answers to it and in the journal."""
+    """Return by what a message is known, in answers to it and in the journal."""
     return hashlib.sha256(content).hexdigest()

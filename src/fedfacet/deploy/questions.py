@@ -50,7 +50,7 @@ def to_plain(query: Any) -> dict[str, Any]:
 
 
 def from_plain(plain: Any) -> Query:
-    """Return the query that a letter tells of.
+    """Return the query that a message tells of.
 
     Raises:
         ConfigError: if there is none of that name, or if it refuses its arguments.

@@ -8,7 +8,7 @@ import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,13 +26,6 @@ from fedfacet.errors import CheckpointError, ConfigError, DatasetCorruptError
 from fedfacet.storage.synced_file import write_synced
 
 Samples = tuple[NDArray[Any], NDArray[Any], NDArray[Any]]
-
-
-class Reader(Protocol):
-    """Reads a client's samples; its fields are what an operator may say beside ``reader`` and ``holdout``."""
-
-    def read(self, folder: Path, card: Card) -> Samples:
-        """Return inputs, classes and attribute values, as the card numbers them; paths are seen from ``folder``."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,13 +82,8 @@ class _ImageFolder:
 
     def read(self, folder: Path, card: Card) -> Samples:
         images = folder / self.folder
-        source = ImageFolder(
-            **_located(images, card),
-            folders=self.folders,
-            labels=self.labels,
-            file=self.file,
-            target=self.target,
-        )
+        chosen = {name: getattr(self, name) for name in ("folders", "labels", "file", "target")}
+        source = ImageFolder(**_located(images, card), **chosen)
         store, columns = source.labelled()
         store.check()
         return _inputs(store), *_labels(columns, self.target, self.attribute, card, images)
@@ -118,7 +106,12 @@ class _HuggingFace:
         return _inputs(store), *_labels(columns, self.target, self.attribute, card, rows)
 
 
-READERS: Mapping[str, type[Reader]] = {"npz": _Npz, "csv": _Csv, "image_folder": _ImageFolder, "hf": _HuggingFace}
+READERS: Mapping[str, Any] = {"npz": _Npz, "csv": _Csv, "image_folder": _ImageFolder, "hf": _HuggingFace}
+"""What an operator calls a reader -> its class.
+
+Its fields are what may stand beside ``reader`` and ``holdout``. ``read(folder, card)`` returns inputs, classes and attribute
+values, as the card numbers them; paths are seen from ``folder``.
+"""
 
 
 def read_samples(clients: Mapping[str, Holding], card: Card) -> dict[str, Samples]:

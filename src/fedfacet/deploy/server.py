@@ -13,22 +13,23 @@ import numpy as np
 from torch import Tensor
 
 from fedfacet.build import put_together
+from fedfacet.callbacks.mechanism import Callbacks
 from fedfacet.compatibility import questions
 from fedfacet.config import make, plain, targets
 from fedfacet.config.kinds import find_target
 from fedfacet.data.federated import FederatedData
 from fedfacet.deploy.agreement import overrides_for_sites, settings_digest
 from fedfacet.deploy.card import Card
+from fedfacet.deploy.client_registry import ClientRegistry
 from fedfacet.deploy.engine import DeployedEngine, Shortfall
-from fedfacet.deploy.journal import Journal
-from fedfacet.deploy.roster import Roster
+from fedfacet.deploy.journal import Journal, OwnParticipation
 from fedfacet.deploy.transport import Transport
 from fedfacet.errors import CheckpointError, ConfigError
 from fedfacet.federation import Federation
+from fedfacet.mechanism import Mechanism, Round
 from fedfacet.mechanisms.participation import ClientParticipation
-from fedfacet.participation.base import Participation, available_of
+from fedfacet.participation import available_of
 from fedfacet.query_session import ClientsAway
-from fedfacet.round import Mechanism, Round
 from fedfacet.storage.run_files import Keys, is_there, json_of, sealed_json
 from fedfacet.storage.synced_file import write_synced
 from fedfacet.types import Partition, Query, RoundResult
@@ -43,12 +44,12 @@ class DeployedFederation(Federation):
     engine: DeployedEngine
 
     def run_round(self) -> RoundResult:
-        """Run one round; see ``Federation.run_round``."""
-        self.engine.exchange.on_wait = self._check_stop
+        """Run one round; see ``round.run_round``."""
+        self.engine.exchange.on_wait = self.check_stop
         self.engine.begin(self.state.round + 1)
         return super().run_round()
 
-    def _refuse_answers(self, round: int, query: Query, faults: Mapping[int, str]) -> None:
+    def refuse_answers(self, number: int, query: Query, faults: Mapping[int, str]) -> None:
         """Have clients away whose answers do not count: what one site says never ends a run, whatever ``on_bad_update`` is."""
         for client_id, fault in faults.items():
             self.engine.refuse(query, client_id, fault)
@@ -66,19 +67,12 @@ class SitesAway(Mechanism):
         self._engine.away, self._engine.record.answered = round.away, {}
 
 
-class LiveParticipation(Participation):
-    """Those take part whose site is connected, of those that another participation has take part.
+class LiveParticipation(OwnParticipation):
+    """Those take part whose site is connected, of those that the run's own participation has take part."""
 
-    Args:
-        engine: knows the sites.
-        inner: draws who else is away; ``None`` for nobody.
-    """
-
-    def __init__(self, engine: DeployedEngine, inner: Participation | None) -> None:
-        self._engine, inner = engine, inner or Participation()
-        self._inner = inner
-        self.gives_weights, self.needs = inner.gives_weights, inner.needs
-        self.log_weights, self.outcome = inner.log_weights, inner.outcome  # type: ignore[method-assign]
+    def __init__(self, federation: DeployedFederation) -> None:
+        super().__init__(federation)
+        self._engine = federation.engine
 
     def available(self, num_clients: int, rng: np.random.Generator) -> tuple[int, ...]:
         """Return them.
@@ -87,8 +81,7 @@ class LiveParticipation(Participation):
             Shortfall: if no site is connected, or no client is left that answers.
         """
         engine, there = self._engine, self._engine.exchange.transport.sites()
-        members = engine.roster.clients
-        connected = {k for k in range(num_clients) if there.get(members[k].site)}
+        connected = {k for k in range(num_clients) if there.get(engine.registry.clients[k].site)}
         here = connected - engine.away
         if connected and not here:
             raise Shortfall(
@@ -118,23 +111,22 @@ def build_server(config: Any, run_dir: Path, *, transport: Transport, overrides:
     """
     settings = plain(config)
     _check_settings(config, settings)
-    card, roster = Card.read(Path(config.card)), Roster.read(Path(config.roster))
-    saved = _saved(run_dir, roster)
-    every = (settings["callbacks"].get("save_checkpoint") or {}).get("every_n_rounds", 1)
-    keeps_all = (settings["callbacks"].get("save_checkpoint") or {}).get("keep") == "all"
+    card, registry = Card.read(Path(config.card)), ClientRegistry.read(Path(config.roster))
+    saved = _saved(run_dir, registry)
+    kept = settings["callbacks"].get("save_checkpoint") or {}
     settled = [f"{name}={settings[name]}" for name in ("threads", "memory_format", "precision", "compile")]
     greeting = {
         "card": card.digest,
         "overrides": overrides_for_sites([*overrides, *settled]),
         "settings": settings_digest(settings),
-        "keeps_rounds": None if keeps_all else 3 * every + 1,  # further back than previous.ckpt
+        "keeps_rounds": None if kept.get("keep") == "all" else 3 * kept.get("every_n_rounds", 1) + 1,  # past previous.ckpt
     }
-    engine: DeployedEngine = make(config.sites, transport=transport, roster=roster, run=saved["run"], greeting=greeting)
-    present = {name: said for site in engine.exchange.greet().values() for name, said in site["clients"].items()}
+    engine: DeployedEngine = make(config.sites, transport=transport, registry=registry, run=saved["run"], greeting=greeting)
+    engine.exchange.greet()
+    said = [engine.exchange.said(client) for client in range(len(registry.clients))]
     # As many samples as each client has, all of them the card's blank one: what counts samples finds the true numbers.
-    partition = Partition(tuple(np.zeros(present[member.name][0], np.int64) for member in roster.clients))
-    shares = [present[member.name][2] for member in roster.clients]
-    known = json.dumps([[member.name, *present[member.name][1:]] for member in roster.clients])
+    partition = Partition(tuple(np.zeros(number, np.int64) for number, _, _ in said))
+    known = json.dumps([[member.name, *of[1:]] for member, of in zip(registry.clients, said, strict=True)])
     federation = put_together(
         config,
         run_dir,
@@ -142,7 +134,7 @@ def build_server(config: Any, run_dir: Path, *, transport: Transport, overrides:
             card.dataset(),
             partition,
             val=np.empty(0, np.int64),
-            local_holdout=tuple(np.zeros(int(share > 0), np.int64) for share in shares),
+            local_holdout=tuple(np.zeros(int(share > 0), np.int64) for _, _, share in said),
         ),
         engine,
         partition_digest=hashlib.sha256(known.encode()).hexdigest(),
@@ -157,11 +149,9 @@ def build_server(config: Any, run_dir: Path, *, transport: Transport, overrides:
                 tensor.data = _shape_of(tensor.data)
     for query, asked_by in questions(federation.selector, federation.aggregator, federation.callbacks, config.choices):
         engine.check_query(query, asked_by)
-    drawn = federation.find(ClientParticipation)
-    live = LiveParticipation(engine, drawn.participation if drawn is not None else None)
     federation.put(SitesAway(engine))
-    federation.put(ClientParticipation(live))
-    federation.callbacks = {"journal": Journal(run_dir, engine), **federation.callbacks}
+    federation.put(ClientParticipation(LiveParticipation(federation)))
+    federation.put(Callbacks({"journal": Journal(run_dir, engine), **federation.callbacks}))
     return federation
 
 
@@ -172,10 +162,9 @@ def _shape_of(tensor: Tensor) -> Tensor:
 
 def save_names(run_dir: Path, federation: DeployedFederation) -> None:
     """Write what a resume must know besides the configuration: the run's name and the roster."""
-    engine = federation.engine
-    said = {name: one for site in engine.exchange.present.values() for name, one in site["clients"].items()}
-    holdout = [said[member.name][2] for member in engine.roster.clients]
-    saved = {"run": engine.exchange.run, "roster": engine.roster.plain, "holdout": holdout}
+    exchange = federation.engine.exchange
+    holdout = [exchange.said(client)[2] for client in range(len(exchange.registry.clients))]
+    saved = {"run": exchange.run, "roster": exchange.registry.plain, "holdout": holdout}
     write_synced(run_dir / SAVED, [sealed_json(saved).encode()])
 
 
@@ -198,14 +187,14 @@ _KEYS: Keys = {
 }
 
 
-def _saved(run_dir: Path, roster: Roster) -> Mapping[str, Any]:
+def _saved(run_dir: Path, registry: ClientRegistry) -> Mapping[str, Any]:
     """Return the name of the run of a folder, or a new one."""
     if not is_there(run_dir / SAVED):
         return {"run": uuid.uuid4().hex}
     saved = read_saved(run_dir)
-    if saved["roster"] != roster.plain:
+    if saved["roster"] != registry.plain:
         changed = next(
-            (f"client {n} was {was}" for n, was in enumerate(saved["roster"]) if roster.plain[n : n + 1] != [was]),
+            (f"client {n} was {was}" for n, was in enumerate(saved["roster"]) if registry.plain[n : n + 1] != [was]),
             "it has more clients",
         )
         raise CheckpointError(

@@ -1,7 +1,7 @@
 """An operator's own settings: which data a site serves, and what it answers. They never leave the site."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +22,7 @@ class Policy:
         max_lr_factor: by what a server may multiply the learning rate of the run's settings.
         min_samples: that a client must have to take part.
         min_counted: that a class or group must have, if it has any, for a client to answer how many it has.
-        max_letter_mb: what a letter may weigh.
+        max_letter_mb: what a message may weigh.
     """
 
     queries: Sequence[str] = ()
@@ -65,17 +65,6 @@ class Holding:
         check_within("holdout", self.holdout, "[0, 1)")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _File:
-    site: str
-    card: str
-    clients: dict[str, Any]
-    state: str
-    device: str = "auto"
-    keep_letters: bool = False
-    policy: dict[str, Any] = field(default_factory=dict)
-
-
 @dataclass(frozen=True, slots=True)
 class SiteSettings:
     """A site as its operator has set it up.
@@ -86,7 +75,7 @@ class SiteSettings:
         clients: name in the roster -> its samples.
         state: the folder of what clients keep and of ``audit.jsonl``.
         device: where clients train.
-        keep_letters: whether letters of the server stay on the disk, so that ``client.py verify`` can answer them again.
+        keep_letters: whether messages of the server stay on the disk, so that ``client.py verify`` can answer them again.
         policy: what it answers.
     """
 
@@ -94,9 +83,9 @@ class SiteSettings:
     card: Path
     clients: dict[str, Holding]
     state: Path
-    device: str
-    keep_letters: bool
-    policy: Policy
+    device: str = "auto"
+    keep_letters: bool = False
+    policy: Policy = field(default_factory=Policy)
 
     @classmethod
     def read(cls, file: Path) -> "SiteSettings":
@@ -105,15 +94,14 @@ class SiteSettings:
         Raises:
             ConfigError: if a key is missing or not known.
         """
-        given, folder = made(_File, table_of(file), file), file.absolute().parent
-        return cls(
-            given.site,
-            folder / given.card,
-            {name: _holding(held, folder, f"{file}, client {name}") for name, held in given.clients.items()},
-            folder / given.state,
-            given.device,
-            given.keep_letters,
-            made(Policy, given.policy, f"`policy` in {file}"),
+        table, folder = table_of(file), file.absolute().parent
+        given = made(cls, table, file)  # as the file has it
+        return replace(
+            given,
+            card=folder / given.card,
+            clients={name: _holding(held, folder, f"{file}, client {name}") for name, held in given.clients.items()},
+            state=folder / given.state,
+            policy=made(Policy, table.get("policy", {}), f"`policy` in {file}"),
         )
 
 

@@ -1,15 +1,13 @@
-"""A site: it answers letters from its own data. All that a server can have of it is written here."""
+"""A site: it answers messages from its own data. All that a server can have of it is written here."""
 
 import json
 import logging
 import math
 import re
-import shutil
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -21,21 +19,18 @@ from fedfacet.clients.program import Clients
 from fedfacet.data.federated import FederatedData, hold_out_locally
 from fedfacet.deploy.agreement import agreed, check_overrides, differences, settings_digest, versions
 from fedfacet.deploy.card import Card
-from fedfacet.deploy.memory import MemoryStore
-from fedfacet.deploy.protocol import PROTOCOL, Letter, LetterError, digest_of, pack, unpack
+from fedfacet.deploy.memory import SiteDisk
+from fedfacet.deploy.protocol import BUNDLES, PLAIN, PROTOCOL, Message, MessageError, digest_of, pack, unpack
 from fedfacet.deploy.questions import from_plain, known_queries
 from fedfacet.deploy.samples import digest_of_samples, read_samples, site_key
 from fedfacet.deploy.settings import SiteSettings
 from fedfacet.errors import (
-    CheckpointError,
     ConfigError,
     DatasetCorruptError,
     DatasetNotFoundError,
     FedFacetError,
     first_line,
 )
-from fedfacet.storage.run_files import is_there, json_of, sealed_json
-from fedfacet.storage.synced_file import write_synced
 from fedfacet.types import Broadcast, ClientTask, Partition, Query, State
 
 log = logging.getLogger(__name__)
@@ -43,7 +38,6 @@ log = logging.getLogger(__name__)
 _MOST_ORDERS = 3  # for a client and a round, of a server that goes on from a checkpoint after as many hellos
 _MOST_REMEMBERED = 10**6  # rounds of clients whose orders are known again
 _MOST_CLIENTS = 10**7  # of a federation: a site makes a list of so many
-_LEFT_FREE = 2**30  # bytes of the disk; a server's letters take no more of it
 
 
 class Refused(FedFacetError):
@@ -55,13 +49,13 @@ class Refused(FedFacetError):
 
 
 def refusing() -> Callable[[bytes], bytes]:
-    """Return what answers letters in the place of a site that cannot be opened; its operator alone is told why."""
+    """Return what answers messages in the place of a site that cannot be opened; its operator alone is told why."""
     sentence = "it cannot be opened, as `client.py check` tells its operator"
 
     def answer(content: bytes) -> bytes:
         run = unpack(content, len(content)).run
         told = {"code": "data", "sentence": sentence, "answers": digest_of(content)}
-        return pack(Letter("refusal", run, told))
+        return pack(Message("refusal", run, told))
 
     return answer
 
@@ -71,7 +65,7 @@ class _Run:
     """The run that a site serves: who takes part, and the round's models."""
 
     hello: str
-    answer: Letter
+    answer: Message
     run: str
     clients: Clients
     names: Mapping[int, str]
@@ -81,7 +75,7 @@ class _Run:
 
 
 def _check_names(body: Mapping[str, Any]) -> None:
-    """Refuse a letter that calls a round, a client or a model by what may not be a part of a file's name.
+    """Refuse a message that calls a round, a client or a model by what may not be a part of a file's name.
 
     Raises:
         Refused: naming the first.
@@ -103,11 +97,11 @@ def _counts_of(query: Query, value: Any) -> Any:
 
 
 class Site:
-    """Answers letters, one after another; it remembers the run and the round's models, and everything else lies on its disk.
+    """Answers messages, one after another; it remembers the run and the round's models, and everything else lies on its disk.
 
     Args:
         settings: of its operator.
-        remembers: whether what it does is kept on the disk: clients' memory, the audit and letters.
+        remembers: whether what it does is kept on the disk: clients' memory, the audit and messages.
 
     Raises:
         FedFacetError: if the card, the policy or a client's samples are not what they must be.
@@ -118,7 +112,7 @@ class Site:
         self.remembers = remembers
         self.card = Card.read(settings.card)
         self.samples = read_samples(settings.clients, self.card)
-        self.memory = MemoryStore(settings.state / "memory")
+        self.disk = SiteDisk(settings.state)
         if unknown := sorted(set(settings.policy.queries) - set(known_queries())):
             raise ConfigError(
                 f"Expected `policy.queries` of known names, but got {unknown[0]!r}: they are {', '.join(known_queries())}."
@@ -132,58 +126,60 @@ class Site:
         self._note = ""  # on the hello that is answered, for the operator
 
     def answer(self, content: bytes) -> bytes:
-        """Return the answer to a letter; what goes wrong here is one sentence there, never a traceback."""
-        began, digest, letter, more = time.perf_counter(), digest_of(content), Letter("none", ""), ""
+        """Return the answer to a message; what goes wrong here is one sentence there, never a traceback."""
+        began, digest, message, more = time.perf_counter(), digest_of(content), Message("none", ""), ""
         self._note = ""
         try:
-            letter = unpack(content, self._most_bytes)
-            steps: dict[str, Callable[[Letter, str], Letter]] = {
+            message = unpack(content, self._most_bytes)
+            steps: dict[str, Callable[[Message, str], Message]] = {
                 "hello": self._hello,
                 "weights": self._weights,
                 "query": self._query,
                 "train": self._train,
             }
-            _check_names(letter.body)
-            if letter.kind not in steps:
-                raise Refused("letter", f"a letter of the kind {letter.kind!r} is not known here")
-            if letter.kind != "hello" and (self._run is None or self._run.run != letter.run):
+            _check_names(message.body)
+            if message.kind not in steps:
+                raise Refused("letter", f"a message of the kind {message.kind!r} is not known here")
+            if message.kind != "hello" and (self._run is None or self._run.run != message.run):
                 raise Refused("unknown_run", "the run has not said hello since this site has started")
-            reply = steps[letter.kind](letter, digest)
+            reply = steps[message.kind](message, digest)
         except Refused as refusal:
-            reply = Letter("refusal", letter.run, {"code": refusal.code, "sentence": str(refusal)})
-        except LetterError as error:
-            reply = Letter("refusal", letter.run, {"code": "letter", "sentence": f"a letter is not read: {error}"})
+            reply = Message("refusal", message.run, {"code": refusal.code, "sentence": str(refusal)})
+        except MessageError as error:
+            reply = Message("refusal", message.run, {"code": "letter", "sentence": f"a message is not read: {error}"})
         except Exception as error:
             sentence, told = f"{type(error).__name__}: {first_line(error)}", isinstance(error, FedFacetError)
             if not told or isinstance(error, DatasetCorruptError | DatasetNotFoundError):  # a file may have a patient's name
                 more, sentence = sentence, f"{type(error).__name__}, of which audit.jsonl tells its operator more"
-            reply = Letter("refusal", letter.run, {"code": "failed", "sentence": sentence})
-        answer = pack(Letter(reply.kind, reply.run, {**reply.body, "answers": digest}, reply.bundles))
+            reply = Message("refusal", message.run, {"code": "failed", "sentence": sentence})
+        answer = pack(Message(reply.kind, reply.run, {**reply.body, "answers": digest}, reply.bundles))
         if self.remembers and self.settings.keep_letters and reply.kind in ("hello", "ok", "update"):
-            self._keep(letter, content)
+            self.disk.keep_message(message, content)
         if self.remembers:
-            self._audit(letter, content, reply, answer, time.perf_counter() - began, more)
+            self._audit(message, content, reply, answer, time.perf_counter() - began, more)
         return answer
 
     def digest_of_answer(self, content: bytes) -> str:
-        """Return the digest of the answer to a letter.
+        """Return the digest of the answer to a message.
 
         Raises:
-            LetterError: if the site refuses it.
+            MessageError: if the site refuses it.
         """
         answer = self.answer(content)
-        letter = unpack(answer, len(answer))
-        if letter.kind == "refusal":
-            raise LetterError(f"Expected the site to answer its own letters again, but it refuses: {letter.body['sentence']}.")
+        message = unpack(answer, len(answer))
+        if message.kind == "refusal":
+            raise MessageError(
+                f"Expected the site to answer its own messages again, but it refuses: {message.body['sentence']}."
+            )
         return digest_of(answer)
 
-    def _hello(self, letter: Letter, digest: str) -> Letter:
+    def _hello(self, message: Message, digest: str) -> Message:
         """Make the clients of a run, or refuse it."""
-        body, policy = letter.body, self.settings.policy
+        body, policy = message.body, self.settings.policy
         if self._run is not None and self._run.hello == digest:
-            self._hellos[letter.run] += 1
+            self._hellos[message.run] += 1
             return self._run.answer
-        if not (len(letter.run) == 32 and set(letter.run) <= set("0123456789abcdef")):
+        if not (len(message.run) == 32 and set(message.run) <= set("0123456789abcdef")):
             raise Refused("letter", "a run has a name of 32 hexadecimal digits")
         if (theirs := str(body["versions"]["fedfacet"])[:40]) != __version__:
             raise Refused("version", f"FedFacet {__version__} is installed here, and the server has {theirs}")
@@ -213,15 +209,18 @@ class Site:
             if (chosen := settings["choices"].get(group)) not in allowed:
                 raise Refused("policy", f"{group}={chosen} is not among the operator's `policy.options`")
         settings["engine"]["device"] = self.settings.device
-        partition = self._partition(names, body["num_clients"])
         shares = {name: self.settings.clients[name].holdout for name in names.values()}
-        self._hold_to_draw(holdout_seed(settings["partition"]), {name: k for k, name in names.items() if shares[name]})
-        clients = clients_of_settings(settings, self._data(settings, names, partition, shares))
+        fault = self.disk.other_draw(
+            {name: [holdout_seed(settings["partition"]), k] for k, name in names.items() if shares[name]}, keep=self.remembers
+        )
+        if fault is not None:
+            raise Refused("data", fault)
+        clients = clients_of_settings(settings, self._data(settings, names, body["num_clients"], shares))
         key, before = site_key(self.settings.state, keep=self.remembers)
-        key = b"" if letter.run in before else key
-        answer = Letter(
+        key = b"" if message.run in before else key
+        answer = Message(
             "hello",
-            letter.run,
+            message.run,
             {
                 "clients": {
                     name: [len(clients.partition.indices[k]), digest_of_samples(self.samples[name], key), shares[name]]
@@ -233,27 +232,27 @@ class Site:
                 "device": clients.device.type,
             },
         )
-        self._hellos[letter.run] += 1
-        self._run = _Run(digest, answer, letter.run, clients, names, body["keeps_rounds"])
+        self._hellos[message.run] += 1
+        self._run = _Run(digest, answer, message.run, clients, names, body["keeps_rounds"])
         return answer
 
-    def _weights(self, letter: Letter, digest: str) -> Letter:
+    def _weights(self, message: Message, digest: str) -> Message:
         """Take a model of the round; those of other rounds go."""
-        run, body = self._serving, letter.body
+        run, body = self._serving, message.body
         if run.round != body["round"]:
             run.round, run.models = int(body["round"]), {}
-        run.models[str(body["model"])] = letter.bundles.get("model", {})
-        return Letter("ok", letter.run)
+        run.models[str(body["model"])] = message.bundles.get("model", {})
+        return Message("ok", message.run)
 
-    def _query(self, letter: Letter, digest: str) -> Letter:
+    def _query(self, message: Message, digest: str) -> Message:
         """Have a client answer a query that the operator has listed."""
-        name = letter.body["query"]["name"]
+        name = message.body["query"]["name"]
         if name not in self.settings.policy.queries:
             raise Refused(
                 "policy", f"{self.settings.site} does not answer `{name}`: it is not among the operator's `policy.queries`"
             )
-        task = self._task(letter)
-        query = from_plain(letter.body["query"])
+        task = self._task(message)
+        query = from_plain(message.body["query"])
         answer = self._serving.clients.answer(query, task)
         counts, least = np.array(_counts_of(query, answer.value)), self.settings.policy.min_counted
         if ((counts > 0) & (counts < least)).any():  # with noise or without, as the server says how much of it there is
@@ -261,12 +260,11 @@ class Site:
                 "too_few_samples",
                 f"a class or group of the client has fewer samples than the {least} of its operator's `policy.min_counted`",
             )
-        told = {"value": answer.value, "floats_up": answer.floats_up, "samples": answer.samples}
-        return Letter("answer", letter.run, {"client": task.client_id, "round": task.round, **told})
+        return Message("answer", message.run, {"client": task.client_id, "round": task.round, **answer._asdict()})
 
-    def _train(self, letter: Letter, digest: str) -> Letter:
+    def _train(self, message: Message, digest: str) -> Message:
         """Have a client train; what it keeps stays here."""
-        run, task = self._serving, self._task(letter)
+        run, task = self._serving, self._task(message)
         if (steps := run.clients.num_steps(task)) > (most := self.settings.policy.max_steps):
             raise Refused(
                 "policy", f"a client would take {steps} steps, more than the {most} of the operator's `policy.max_steps`"
@@ -275,19 +273,15 @@ class Site:
         update = run.clients.train(task)
         if update.memory and self.remembers:
             oldest = None if run.keeps_rounds is None else task.round - run.keeps_rounds
-            self.memory.put(run.run, task.client_id, task.round, update.memory, oldest)
+            self.disk.put(run.run, task.client_id, task.round, update.memory, oldest)
         body = {
             "client": task.client_id,
             "round": task.round,
-            "num_samples": update.num_samples,
-            "num_steps": update.num_steps,
-            "step_weight": update.step_weight,
+            **{name: getattr(update, name) for name in (*PLAIN, "silent", "num_lost")},
             "metrics": dict(update.metrics),
-            "silent": update.silent,
-            "num_lost": update.num_lost,
             "keeps": bool(update.memory),
         }
-        return Letter("update", letter.run, body, {"delta": update.delta, "buffers": update.buffers, "extras": update.extras})
+        return Message("update", message.run, body, {bundle: getattr(update, bundle) for bundle in BUNDLES})
 
     def _admit(self, task: ClientTask, digest: str) -> None:
         """Refuse a second order for a client's round; the same order gives the same update, as where that was lost on its way.
@@ -309,9 +303,9 @@ class Site:
         assert self._run is not None  # `answer` has seen to it
         return self._run
 
-    def _task(self, letter: Letter) -> ClientTask:
-        """Return the order of a letter, with the round's model and what the client keeps."""
-        run, body = self._serving, letter.body
+    def _task(self, message: Message) -> ClientTask:
+        """Return the order of a message, with the round's model and what the client keeps."""
+        run, body = self._serving, message.body
         if body["client"] not in run.names:
             raise Refused("data", f"client {body['client']} is not one of this site")
         model: State = {}
@@ -332,78 +326,32 @@ class Site:
             client_id=body["client"],
             round=body["round"],
             seed=body["seed"],
-            broadcast=Broadcast(model, letter.bundles.get("extras", {})),
-            memory={} if kept is None else self.memory.get(run.run, body["client"], kept),
+            broadcast=Broadcast(model, message.bundles.get("extras", {})),
+            memory={} if kept is None else self.disk.get(run.run, body["client"], kept),
             step_fraction=body["step_fraction"],
             lr_factor=body["lr_factor"],
         )
 
-    def _partition(self, names: Mapping[int, str], num_clients: int) -> Partition:
-        """Return whose samples are whose: those of this site lie one after another, others have none here."""
-        ends, start = {}, 0
-        for number in sorted(names):
-            ends[number] = start, start + len(self.samples[names[number]][1])
-            start = ends[number][1]
-        return Partition(tuple(torch.arange(*ends.get(number, (0, 0))).numpy() for number in range(num_clients)))
-
     def _data(
-        self, settings: Mapping[str, Any], names: Mapping[int, str], partition: Partition, shares: Mapping[str, float]
+        self, settings: Mapping[str, Any], names: Mapping[int, str], num_clients: int, shares: Mapping[str, float]
     ) -> FederatedData:
-        """Return the site's samples as a data set, with what each client holds out as it would in simulation."""
-        dataset = self.card.dataset(*(self.samples[names[number]] for number in sorted(names)))
-        parts = [shares[names[number]] if number in names else 0.0 for number in range(partition.num_clients)]
+        """Return the site's samples, one client's after another, with what each holds out as it would in simulation."""
+        order, nothing = sorted(names), np.empty(0, np.int64)
+        dataset = self.card.dataset(*(self.samples[names[number]] for number in order))
+        ends = np.cumsum([0, *(len(self.samples[names[number]][1]) for number in order)])
+        own = {number: np.arange(*ends[place : place + 2]) for place, number in enumerate(order)}
+        partition = Partition(tuple(own.get(number, nothing) for number in range(num_clients)))
+        parts = [shares[names[number]] if number in names else 0.0 for number in range(num_clients)]
         left, held_out = hold_out_locally(dataset.y, partition, parts, seed=holdout_seed(settings["partition"]))
         return FederatedData(dataset, left, val=dataset.test[:0], local_holdout=held_out)
 
-    def _hold_to_draw(self, seed: int, numbers: Mapping[str, int]) -> None:
-        """Have clients hold out the same samples in all runs: what a server says of the draw counts the first time.
-
-        Otherwise a server would be told of samples that another run of its own has trained on.
-        """
-        file = self.settings.state / "holdout.json"
-        drawn = self._drawn(file)
-        now = {name: [seed, number] for name, number in numbers.items()}
-        for name in now:
-            if drawn.get(name, now[name]) != now[name]:
-                before, after = (f"partition.holdout_seed={of} and as client {k}" for of, k in (drawn[name], now[name]))
-                raise Refused(
-                    "data",
-                    f"{name} held samples out by {before} in earlier runs, and would now hold out others, by {after}: take the "
-                    "former, or have its operator remove holdout.json, beside audit.jsonl",
-                )
-        if self.remembers and now.keys() - drawn.keys():
-            write_synced(file, [sealed_json({**drawn, **now}).encode()])
-
-    def _drawn(self, file: Path) -> dict[str, Any]:
-        """Return by what clients have held samples out before."""
-        try:
-            drawn: dict[str, Any] = json_of(file, {}) if is_there(file) else {}
-            if all(isinstance(one, list) and list(map(type, one)) == [int, int] for one in drawn.values()):
-                return drawn
-        except CheckpointError:
-            pass
-        raise Refused(
-            "data",
-            "holdout.json, beside audit.jsonl, is damaged: have its operator bring it back, or remove it and lose what earlier "
-            "runs have held out",
-        )
-
-    def _keep(self, letter: Letter, content: bytes) -> None:
-        """Keep a letter, for ``client.py verify``, unless the disk is nearly full: a server decides how many there are."""
-        if shutil.disk_usage(self.settings.state).free - len(content) < _LEFT_FREE:
-            return
-        round, client = letter.body.get("round", 0), letter.body.get("client", letter.body.get("model", ""))
-        file = self.settings.state / "letters" / letter.run / f"{round:09d}_{letter.kind}_{client}"
-        file.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-        file.write_bytes(content)
-
-    def _audit(self, letter: Letter, content: bytes, reply: Letter, answer: bytes, seconds: float, more: str) -> None:
+    def _audit(self, message: Message, content: bytes, reply: Message, answer: bytes, seconds: float, more: str) -> None:
         """Write down what came and what left, and of a fault what did not."""
         told = {
             "time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
-            "run": letter.run,
-            "kind": letter.kind,
-            **{name: letter.body[name] for name in ("round", "client", "query") if name in letter.body},
+            "run": message.run,
+            "kind": message.kind,
+            **{name: message.body[name] for name in ("round", "client", "query") if name in message.body},
             "bytes_in": len(content),
             "answer": reply.kind,
             "bytes_out": len(answer),

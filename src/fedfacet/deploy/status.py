@@ -21,7 +21,7 @@ def write_status(
 ) -> None:
     """Write both files after a round, each at one blow; nothing in them is more than the journal and ``metrics.csv`` tell.
 
-    Bytes, late and refused letters are counted from the start of this process, as Prometheus expects of what is started again.
+    Bytes, late and refused messages are counted from the start of this process, as Prometheus expects of what is started again.
 
     Args:
         run_dir: where they are written.
@@ -31,9 +31,10 @@ def write_status(
         of: the round.
     """
     exchange, record, now = engine.exchange, engine.record, round(time.time(), 3)
-    sites = exchange.roster.sites
+    sites = exchange.registry.sites
     there = {site: bool(exchange.transport.sites().get(site)) for site in sites}
-    traffic = {site: {way: exchange.traffic[site, way] for way in ("down", "up")} for site in sites}
+    late = {site: engine.late[site] for site in sites}
+    refused = sorted(engine.refused.items())
     status = {
         **{name: line[name] for name in ("round", "run")},
         "rounds": federation.rounds,
@@ -42,36 +43,24 @@ def write_status(
         "available": len(line["available"]),
         **{name: line[name] for name in ("cohort", "arrived", "lost")},
         "seconds": {site: round(seconds, 3) for site, seconds in record.seconds.items()},
-        "bytes": traffic,
-        "late": {site: engine.late[site] for site in sites},
-        "refused": {site: {code: n for (of, code), n in sorted(engine.refused.items()) if of == site} for site in sites},
+        "bytes": {site: {way: exchange.traffic[site, way] for way in ("down", "up")} for site in sites},
+        "late": late,
+        "refused": {site: {code: number for (of, code), number in refused if of == site} for site in sites},
         "metrics": of.metrics,
     }
+    crossed = [({"site": site, "direction": way}, exchange.traffic[site, way]) for site in sites for way in ("down", "up")]
+    codes = [({"site": site, "code": code}, number) for (site, code), number in refused]
+    codes_help = "Messages that the site refused, by its code, and answers that did not count (answer, update, died)."
     series: list[tuple[str, str, str, Iterable[Sample]]] = [
         ("round", "gauge", "Rounds that are done.", [({}, line["round"])]),
         ("rounds", "gauge", "Rounds that the run is to have.", [({}, federation.rounds)]),
         ("round_end_seconds", "gauge", "When the last round was done, in Unix time.", [({}, now)]),
         ("clients", "gauge", "Clients of the round.", [({"what": what}, len(line[what])) for what in _CLIENTS]),
-        ("site_connected", "gauge", "Whether a letter would reach the site.", _by_site(there)),
+        ("site_connected", "gauge", "Whether a message would reach the site.", _by_site(there)),
         ("update_seconds", "gauge", "Until the site's last update of the round.", _by_site(record.seconds)),
-        (
-            "letter_bytes_total",
-            "counter",
-            "Letters to (down) and from (up) the site.",
-            [({"site": site, "direction": way}, number) for site, ways in traffic.items() for way, number in ways.items()],
-        ),
-        (
-            "late_total",
-            "counter",
-            "Letters that the site did not answer in time.",
-            _by_site({s: engine.late[s] for s in sites}),
-        ),
-        (
-            "refused_total",
-            "counter",
-            "Letters that the site refused, by its code, and answers that did not count (answer, update, died).",
-            [({"site": site, "code": code}, number) for (site, code), number in sorted(engine.refused.items())],
-        ),
+        ("letter_bytes_total", "counter", "Messages to (down) and from (up) the site.", crossed),
+        ("late_total", "counter", "Messages that the site did not answer in time.", _by_site(late)),
+        ("refused_total", "counter", codes_help, codes),
         ("metric", "gauge", "Of the round, as in metrics.csv.", [({"name": n}, value) for n, value in of.metrics.items()]),
     ]
     for name, content in ((STATUS, json_text(status) + "\n"), (PROMETHEUS, prometheus_text(series))):

@@ -1,31 +1,31 @@
-"""The seam between the server and whoever carries its letters: five methods, and nothing of learning."""
+"""The seam between the server and whoever carries its messages: five methods, and nothing of learning."""
 
 from collections.abc import Iterable, Mapping
 from typing import NamedTuple, Protocol, runtime_checkable
 
 
 class Ticket(NamedTuple):
-    """A letter that was sent to a site, by a number that the transport gives."""
+    """A message that was sent to a site, by a number that the transport gives."""
 
     site: str
     number: int
 
 
 class Fault(NamedTuple):
-    """What came in the place of an answer: why the site did not get a letter, or died over it."""
+    """What came in the place of an answer: why the site did not get a message, or died over it."""
 
     sentence: str
 
 
 @runtime_checkable
 class Transport(Protocol):
-    """Carries letters to sites and answers back; a site answers them one by one, in the order in which they were sent."""
+    """Carries messages to sites and answers back; a site answers them one by one, in the order in which they were sent."""
 
     def sites(self) -> Mapping[str, bool]:
-        """Return the sites by name, and whether a letter would reach each of them now."""
+        """Return the sites by name, and whether a message would reach each of them now."""
 
-    def send(self, site: str, letter: bytes) -> Ticket:
-        """Send a letter, and return at once."""
+    def send(self, site: str, message: bytes) -> Ticket:
+        """Send a message, and return at once."""
 
     def poll(self, seconds: float) -> list[tuple[Ticket, bytes | Fault]]:
         """Return what has come; wait for so long if nothing has."""

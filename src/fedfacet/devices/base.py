@@ -3,20 +3,19 @@
 import hashlib
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
 from dataclasses import dataclass, fields
+from typing import Annotated
 
 import numpy as np
 from numpy.typing import NDArray
 from scipy.special import ndtr, ndtri
 
-from fedfacet.arguments import check_choice, check_whole, check_within
+from fedfacet.arguments import Choice, Declared, Whole, Within
 from fedfacet.rng import stream
 
 BYTES_PER_FLOAT = 4
 BYTES_PER_MEGABIT = 125_000.0
 _WIDEST = 2.0  # standard deviations, beyond which jitter is cut off
-_LARGEST = "3.4e38"
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -31,9 +30,6 @@ class Profiles:
         joules_per_byte: to receive or send a byte, shape (K,), 0 or larger.
         battery_joules: what a full battery holds, shape (K,), larger than 0; infinite on the mains.
         charge_watts: joules per second that a battery gains, shape (K,), 0 or larger.
-
-    Raises:
-        ValueError: if a number is out of range.
     """
 
     seconds_per_sample: NDArray[np.float64]
@@ -125,7 +121,7 @@ class Calendar:
 
 
 @dataclass(eq=False, kw_only=True)
-class Devices(ABC):
+class Devices(Declared, ABC):
     r"""What every option has: jitter, energy, and how long the server waits.
 
     A client k that trains on s samples and is sent and sends b bytes takes
@@ -160,39 +156,29 @@ class Devices(ABC):
         seed: of the profiles, 0 or larger.
     """
 
-    deadline: float | None = None
-    on_late: str = "drop"
-    overcommit: float = 1.0
-    uplink: str = "parallel"
-    server_seconds: float = 0.0
-    forward_share: float = 1 / 3
-    jitter: float = 0.0
-    radio_jitter: float = 0.0
-    joules_per_sample: float = 0.0
-    joules_per_byte: float = 0.0
-    battery_joules: float | None = None
-    charge_watts: float = 0.0
-    seed: int = 0
+    option_group = "devices."
+
+    deadline: Annotated[float | None, Within("(0, 3.4e38]")] = None
+    on_late: Annotated[str, Choice("wait", "drop", "partial")] = "drop"
+    overcommit: Annotated[float, Within("[1, 1e6]")] = 1.0
+    uplink: Annotated[str, Choice("parallel", "sequential")] = "parallel"
+    server_seconds: Annotated[float, Within("[0, 3.4e38]")] = 0.0
+    forward_share: Annotated[float, Within("(0, 1]")] = 1 / 3
+    jitter: Annotated[float, Within("[0, 0.4]")] = 0.0
+    radio_jitter: Annotated[float, Within("[0, 0.4]")] = 0.0
+    joules_per_sample: Annotated[float, Within("[0, 3.4e38]")] = 0.0
+    joules_per_byte: Annotated[float, Within("[0, 3.4e38]")] = 0.0
+    battery_joules: Annotated[float | None, Within("(0, 3.4e38]")] = None
+    charge_watts: Annotated[float, Within("[0, 3.4e38]")] = 0.0
+    seed: Annotated[int, Whole(0)] = 0
 
     def __post_init__(self) -> None:
-        check_choice("devices.on_late", self.on_late, ("wait", "drop", "partial"))
-        check_choice("devices.uplink", self.uplink, ("parallel", "sequential"))
-        if self.deadline is not None:
-            check_within("devices.deadline", self.deadline, f"(0, {_LARGEST}]")
-        elif self.on_late == "partial":
+        super().__post_init__()
+        if self.deadline is None and self.on_late == "partial":
             raise ValueError(
                 "Expected a `devices.deadline` for devices.on_late=partial, but got none: give the seconds, or take "
                 "devices.on_late=drop, by which nobody is late then."
             )
-        if self.battery_joules is not None:
-            check_within("devices.battery_joules", self.battery_joules, f"(0, {_LARGEST}]")
-        check_within("devices.overcommit", self.overcommit, "[1, 1e6]")
-        check_within("devices.forward_share", self.forward_share, "(0, 1]")
-        for name in ("jitter", "radio_jitter"):
-            check_within(f"devices.{name}", getattr(self, name), "[0, 0.4]")
-        for name in ("server_seconds", "joules_per_sample", "joules_per_byte", "charge_watts"):
-            check_within(f"devices.{name}", getattr(self, name), f"[0, {_LARGEST}]")
-        check_whole("devices.seed", self.seed, 0)
 
     @abstractmethod
     def profiles(self, num_clients: int) -> Profiles:
@@ -222,32 +208,3 @@ class Devices(ABC):
         energy = (self.joules_per_sample, self.joules_per_byte, battery, self.charge_watts)
         rates = (BYTES_PER_MEGABIT * down_mbps_K, BYTES_PER_MEGABIT * up_mbps_K)
         return Profiles(seconds_per_sample_K, *rates, *(number * same_K for number in energy))
-
-
-def lognormal_speeds(
-    num_clients: int,
-    seed: int,
-    *,
-    means: Sequence[float],
-    sigma: float,
-    bandwidth_sigma: float,
-    rho: float,
-) -> tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.float64]]:
-    r"""Return seconds per sample and rates down and up that are lognormal over clients, each of shape (K,).
-
-    With standard normal z and z' of a client, its seconds are :math:`m e^{-\sigma z - \sigma^2 / 2}`, so that m is their mean,
-    and its rates :math:`m' e^{\sigma' (\rho z + \sqrt{1 - \rho^2} z') - \sigma'^2 / 2}`.
-
-    Args:
-        num_clients: K.
-        seed: of the profiles.
-        means: of seconds per sample, rate down and rate up.
-        sigma: of the logarithm of the seconds.
-        bandwidth_sigma: of the logarithm of the rates.
-        rho: correlation of the logarithms of computing speed and rates.
-    """
-    z_K2 = np.array([stream(seed, "devices", client_id).standard_normal(2) for client_id in range(num_clients)])
-    bandwidth_K = rho * z_K2[:, 0] + math.sqrt(1 - rho**2) * z_K2[:, 1]
-    slowness_K = np.exp(-sigma * z_K2[:, 0] - sigma**2 / 2)
-    rate_K = np.exp(bandwidth_sigma * bandwidth_K - bandwidth_sigma**2 / 2)
-    return means[0] * slowness_K, means[1] * rate_K, means[2] * rate_K

@@ -1,8 +1,9 @@
-"""The mechanisms of a round, each in a file: see ``fedfacet.round``."""
+"""The mechanisms of a round, each in a file: see ``fedfacet.mechanism``."""
 
 from fedfacet.accounting import Accounting
 from fedfacet.async_schedule import AsyncSchedule
 from fedfacet.clock import Clock
+from fedfacet.mechanism import Mechanism
 from fedfacet.mechanisms.asynchronous import AsynchronousRounds
 from fedfacet.mechanisms.devices import SimulatedDevices
 from fedfacet.mechanisms.disclosure import DisclosureControl
@@ -12,12 +13,11 @@ from fedfacet.mechanisms.schedule import LearningRateSchedule
 from fedfacet.mechanisms.server_data import ServerEvaluation
 from fedfacet.mechanisms.submodels import Submodels
 from fedfacet.mechanisms.termination import EarlyStop
-from fedfacet.participation.base import Participation
+from fedfacet.participation import Participation
 from fedfacet.privacy.disclosure import DisclosurePolicy
-from fedfacet.round import Mechanism
-from fedfacet.schedulers.base import Scheduler
+from fedfacet.schedulers import Scheduler
 from fedfacet.submodels.parts import Parts
-from fedfacet.termination.base import Termination
+from fedfacet.termination import Termination
 
 
 def mechanisms_of(

@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from fedfacet.aggregators.base import Aggregator
 from fedfacet.async_schedule import AsyncSchedule
 from fedfacet.clock import Clock
-from fedfacet.round import Mechanism, Round
+from fedfacet.mechanism import Mechanism, Round
 from fedfacet.types import ClientTask, ClientUpdate, FederationState, ServerState
 
 

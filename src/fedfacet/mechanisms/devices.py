@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from fedfacet.clock import Clock
-from fedfacet.round import Mechanism, Round
+from fedfacet.mechanism import Mechanism, Round
 from fedfacet.types import FederationState, ServerState
 
 

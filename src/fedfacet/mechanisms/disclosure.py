@@ -2,8 +2,8 @@
 
 from dataclasses import dataclass
 
+from fedfacet.mechanism import Mechanism
 from fedfacet.privacy.disclosure import DisclosurePolicy
-from fedfacet.round import Mechanism
 from fedfacet.types import Query
 
 

@@ -4,8 +4,8 @@ from dataclasses import dataclass
 from functools import partial
 
 from fedfacet import rng
-from fedfacet.participation.base import Participation, available_of, log_weights_of, outcome_of
-from fedfacet.round import Mechanism, Round
+from fedfacet.mechanism import Mechanism, Round
+from fedfacet.participation import Participation, available_of, log_weights_of, outcome_of
 
 
 @dataclass(frozen=True, eq=False)

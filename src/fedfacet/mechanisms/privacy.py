@@ -6,8 +6,8 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from fedfacet.accounting import Accounting
+from fedfacet.mechanism import Fold, Mechanism, Round
 from fedfacet.privacy.central import CentralDP
-from fedfacet.round import Fold, Mechanism, Round
 from fedfacet.types import ClientUpdate, FederationState, Query, ServerState, State
 
 log = logging.getLogger(__name__)

@@ -2,8 +2,8 @@
 
 from dataclasses import dataclass, replace
 
-from fedfacet.round import Mechanism, Round
-from fedfacet.schedulers.base import Scheduler, factor_of
+from fedfacet.mechanism import Mechanism, Round
+from fedfacet.schedulers import Scheduler, factor_of
 from fedfacet.types import ClientTask, FederationState, ServerState
 
 

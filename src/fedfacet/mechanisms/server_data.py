@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from fedfacet.aggregators.base import Aggregator
 from fedfacet.engines.base import Engine
-from fedfacet.round import Fold, Mechanism, Round
+from fedfacet.mechanism import Fold, Mechanism, Round
 from fedfacet.selectors.base import ClientSelector
 from fedfacet.server_evaluator import ServerEvaluator
 from fedfacet.types import ClientUpdate, FederationState, ServerData, ServerState, State
@@ -37,7 +37,7 @@ class ServerEvaluation(Mechanism):
         def judged(server: ServerState, model: State, updates: Iterable[ClientUpdate]) -> tuple[ServerState, State]:
             return inner(server, model, judge.judged(iter(updates)))
 
-        return judged if of_updates and not round.is_fedavg else inner
+        return judged if of_updates and round.aggregator is self.aggregator else inner
 
     def after(self, round: Round, new: FederationState) -> None:
         """Measure ``server/samples``: how many were passed through models, by the selector too."""

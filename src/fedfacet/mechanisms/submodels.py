@@ -3,7 +3,7 @@
 from dataclasses import dataclass, replace
 from functools import partial
 
-from fedfacet.round import Fold, Mechanism, Round
+from fedfacet.mechanism import Fold, Mechanism, Round
 from fedfacet.submodels.parts import Parts
 from fedfacet.types import ClientTask, FederationState
 

@@ -1,10 +1,43 @@
 """What ends a run before all its rounds are done."""
 
-from dataclasses import dataclass
+import logging
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 
-from fedfacet.round import Mechanism, Round
-from fedfacet.termination.base import Termination
+from fedfacet.mechanism import Mechanism, Round
+from fedfacet.round import result_of
+from fedfacet.termination import Termination
 from fedfacet.types import FederationState, RoundResult, ServerState
+
+log = logging.getLogger(__name__)
+
+
+def stop_if_due(round: Round, measured: Mapping[str, float]) -> None:
+    """Let mechanisms look at a round, once, and note down why it is the last if it is.
+
+    Args:
+        round: with what it has measured so far.
+        measured: what has been measured besides.
+    """
+    federation = round.federation
+    if not federation.chain.stop or "stop" in round.notes:
+        return
+    round.notes["stop"] = True
+    result = replace(result_of(round), metrics={**round.metrics, **measured})
+    reasons = [reason for stop in federation.chain.stop if (reason := stop(round, result)) is not None]
+    federation.state = replace(federation.state, stopped="; ".join(reasons))
+    if reasons:
+        log.info("The run ends with round %d: %s.", round.number, federation.state.stopped)
+
+
+class EndOfRun(Mechanism):
+    """Sees to it that those are asked who may end the run, where no callback measures the round."""
+
+    rank = 14
+
+    def after(self, round: Round, new: FederationState) -> None:
+        """Ask them."""
+        stop_if_due(round, {})
 
 
 @dataclass(frozen=True, eq=False)

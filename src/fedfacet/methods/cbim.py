@@ -5,7 +5,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 import torch
@@ -13,10 +13,10 @@ from numpy.typing import NDArray
 
 from fedfacet import rng, state
 from fedfacet.answer_form import AnswerForm
-from fedfacet.arguments import check_whole, check_within
+from fedfacet.arguments import Whole, Within
 from fedfacet.confusion import accuracy_of
 from fedfacet.query import Query, needs_of
-from fedfacet.selectors.base import ClientSelector, Taxonomy, named
+from fedfacet.selectors.base import ClientSelector, Taxonomy, warn_of
 from fedfacet.types import PAYMENTS, Answer, ClientUpdate, Facts, RoundResult, SelectionContext, ServerState, State
 
 log = logging.getLogger(__name__)
@@ -163,6 +163,7 @@ class Contract(Query):
         return Answer(0.0 if item is None else self.menu.rewards[item], floats_up=1, samples=0)
 
 
+@dataclass(eq=False, kw_only=True)
 class CBIMSelector(ClientSelector):
     r"""Offer contracts to the clients of good reputation, and take those who have chosen the dearest, while the budget lasts.
 
@@ -219,9 +220,6 @@ class CBIMSelector(ClientSelector):
         recent_weight: :math:`\zeta`, of a recent round against an older one, in [0.5, 1).
         recent: how many of a client's rounds are recent, 1 or larger.
         uncertainty_weight: :math:`\gamma`, in [0, 1].
-
-    Raises:
-        ValueError: if a value is out of range.
     """
 
     taxonomy = Taxonomy("incentives", "DS", ("θ", "time", "energy"), "contract theory", "threshold", "limited reward")
@@ -230,52 +228,31 @@ class CBIMSelector(ClientSelector):
     sizes_itself = True
     needs_devices = True
 
-    def __init__(
-        self,
-        *,
-        contract: Contract,
-        resources: Query,
-        items: int = 4,
-        lowest: float = 0.5,
-        highest: float = 1.0,
-        unit_cost: float = 1.0,
-        round_budget: float | None = None,
-        threshold: float = 0.5,
-        tolerance: float = 0.05,
-        bad_weight: float = 0.6,
-        recent_weight: float = 0.6,
-        recent: int = 5,
-        uncertainty_weight: float = 0.5,
-    ) -> None:
-        check_whole("items", items)
-        if not 0 < lowest < highest < 1e300:
-            raise ValueError(f"Expected `lowest` and `highest` with 0 < lowest < highest, but got {lowest} and {highest}.")
-        check_within("unit_cost", unit_cost, "(0, 1e300]")
-        if round_budget is not None:
-            check_within("round_budget", round_budget, "(0, 1e300]")
-        for name, share in (("threshold", threshold), ("tolerance", tolerance), ("uncertainty_weight", uncertainty_weight)):
-            check_within(name, share, "[0, 1]")
-        if threshold > uncertainty_weight:
+    contract: Contract
+    resources: Query
+    items: Annotated[int, Whole()] = 4
+    lowest: float = 0.5
+    highest: float = 1.0
+    unit_cost: Annotated[float, Within("(0, 1e300]")] = 1.0
+    round_budget: Annotated[float | None, Within("(0, 1e300]")] = None
+    threshold: Annotated[float, Within("[0, 1]")] = 0.5
+    tolerance: Annotated[float, Within("[0, 1]")] = 0.05
+    bad_weight: Annotated[float, Within("[0.5, 1)")] = 0.6
+    recent_weight: Annotated[float, Within("[0.5, 1)")] = 0.6
+    recent: Annotated[int, Whole()] = 5
+    uncertainty_weight: Annotated[float, Within("[0, 1]")] = 0.5
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not 0 < self.lowest < self.highest < 1e300:
             raise ValueError(
-                f"Expected `threshold` to be {uncertainty_weight} at most, the `uncertainty_weight` and so the reputation of "
-                f"clients never selected, but got {threshold}: nobody would ever be selected, so lower it."
+                f"Expected `lowest` and `highest` with 0 < lowest < highest, but got {self.lowest} and {self.highest}."
             )
-        for name, weight in (("bad_weight", bad_weight), ("recent_weight", recent_weight)):
-            check_within(name, weight, "[0.5, 1)")
-        check_whole("recent", recent)
-        self.contract = contract
-        self.resources = resources
-        self.items = items
-        self.lowest = lowest
-        self.highest = highest
-        self.unit_cost = unit_cost
-        self.round_budget = round_budget
-        self.threshold = threshold
-        self.tolerance = tolerance
-        self.bad_weight = bad_weight
-        self.recent_weight = recent_weight
-        self.recent = recent
-        self.uncertainty_weight = uncertainty_weight
+        if self.threshold > self.uncertainty_weight:
+            raise ValueError(
+                f"Expected `threshold` to be {self.uncertainty_weight} at most, the `uncertainty_weight` and so the reputation "
+                f"of clients never selected, but got {self.threshold}: nobody would ever be selected, so lower it."
+            )
 
     def init(self, facts: Facts) -> ServerState:
         """Return what is known of clients, nothing so far.
@@ -307,7 +284,8 @@ class CBIMSelector(ClientSelector):
         menu = menu_of(list(seconds.values()), self.items, **settings)
         rewards = context.ask(self.contract.offered(menu), candidates)
         offered = {*menu.rewards, 0.0}
-        _warn(context, [k for k in candidates if rewards[k] not in offered], len(candidates))
+        strange = [k for k in candidates if rewards[k] not in offered]
+        warn_of(context.round, "choices", strange, len(candidates), "clients are not on the menu and they are not taken")
         takers = [k for k in candidates if rewards[k] in offered and rewards[k] > 0]
         order = np.lexsort((context.rng.random(len(takers)), [-rewards[k] for k in takers]))
         ranked = [takers[position] for position in order.tolist()]
@@ -368,11 +346,3 @@ class CBIMSelector(ClientSelector):
         praise, blame = (1 - self.bad_weight) * good, self.bad_weight * bad
         share = torch.where(praise + blame > 0, praise / (praise + blame), 0.0)
         return (1 - uncertain) * share + self.uncertainty_weight * uncertain
-
-
-def _warn(context: SelectionContext, unusable: Sequence[int], number: int) -> None:
-    if unusable:
-        log.warning(
-            "Round %d: the choices of %d of %d clients are not on the menu and they are not taken: clients %s.",
-            *(context.round, len(unusable), number, named(unusable)),
-        )

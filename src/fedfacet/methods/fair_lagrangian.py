@@ -6,20 +6,19 @@ Rodríguez-Gálvez et al., Enforcing Fairness in Private Federated Learning via 
 papers.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import ClassVar
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Annotated, ClassVar
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn import functional
 
 from fedfacet import state
 from fedfacet.aggregators.base import Aggregator
-from fedfacet.arguments import check_choice
-from fedfacet.corrections.base import Correction
+from fedfacet.arguments import Choice, Number
 from fedfacet.errors import ConfigError
-from fedfacet.objectives.classification import ClassificationObjective, OptimizerFactory, cross_entropy
-from fedfacet.objectives.group_weighted import check_cross_entropy
+from fedfacet.objectives.classification import ClassificationObjective
 from fedfacet.types import Batch, Broadcast, ClientEnd, ClientStart, ClientUpdate, Facts, ServerState, State
 
 MULTIPLIERS, BETA = "fair_lagrangian/multipliers", "fair_lagrangian/beta"
@@ -46,9 +45,6 @@ class FairLagrangianObjective(ClassificationObjective):
     to 0, which moves lambda.
 
     Arguments are those of ``ClassificationObjective``.
-
-    Raises:
-        ValueError: for another ``loss`` than the cross entropy, whose means over groups are compared.
     """
 
     reads_attributes = True
@@ -56,19 +52,10 @@ class FairLagrangianObjective(ClassificationObjective):
 
     discloses: ClassVar[Mapping[str, str]] = {GAPS: "group_performance"}
 
-    def __init__(
-        self,
-        model: nn.Module,
-        *,
-        loss: Callable[[Tensor, Batch], Tensor] = cross_entropy,
-        correction: Correction | None = None,
-        optimizer: OptimizerFactory | None = None,
-    ) -> None:
-        super().__init__(model, loss=loss, correction=correction, optimizer=optimizer)
-        check_cross_entropy(loss, "fair_lagrangian")
-        self._multipliers: Tensor | None = None
-        self._beta = 0.0
-        self._sent: State = {}
+    changes_cross_entropy = "fair_lagrangian"
+
+    _multipliers: Tensor | None = None
+    _beta = 0.0
 
     @property
     def gives(self) -> frozenset[str]:
@@ -85,6 +72,7 @@ class FairLagrangianObjective(ClassificationObjective):
         super().on_client_start(start)
         self._multipliers = start.broadcast.extras.get(MULTIPLIERS)
         self._beta = float(start.broadcast.extras.get(BETA, 0.0))
+        self._sent: State = {}
 
     def before_steps(self, batches: Iterable[Batch], num_steps: int) -> None:
         """Look at nothing."""
@@ -100,8 +88,7 @@ class FairLagrangianObjective(ClassificationObjective):
     def on_client_end(self, end: ClientEnd) -> tuple[State, State]:
         """Return the constraints' values beside what the correction sends and keeps."""
         extras, memory = super().on_client_end(end)
-        sent, self._sent = self._sent, {}
-        return extras | sent, memory
+        return extras | self._sent, memory
 
     def training_loss(self, logits: Tensor, batch: Batch) -> Tensor:
         """Return the augmented Lagrangian of a batch."""
@@ -112,6 +99,7 @@ class FairLagrangianObjective(ClassificationObjective):
         return losses.mean() + (self._multipliers.to(losses) * gaps + self._beta / 2 * gaps.square()).sum()
 
 
+@dataclass(eq=False, kw_only=True)
 class FairLagrangian(Aggregator):
     r"""Average the updates, and raise the multipliers of constraints that the clients' models violate.
 
@@ -135,39 +123,17 @@ class FairLagrangian(Aggregator):
         growth: b, larger than 0.
         multiplier: each lambda in the first round. If it, ``beta`` and ``eta`` are 0, this is FedAvg.
         weighting: p_k, ``"samples"`` (the released code) or ``"equal"``.
-
-    Raises:
-        ValueError: if a number is out of range, or for another variant.
     """
 
     gives = frozenset({MULTIPLIERS, BETA})
     needs = frozenset({GAPS})
 
-    def __init__(
-        self,
-        *,
-        variant: str = "ffalm",
-        beta: float = 5.0,
-        eta: float = 2.0,
-        growth: float = 1.0,
-        multiplier: float = 0.0,
-        weighting: str = "samples",
-        buffers: str = "average",
-    ) -> None:
-        super().__init__(weighting=weighting, buffers=buffers)
-        check_choice("variant", variant, ("ffalm", "fpfl"))
-        for name, value in (("beta", beta), ("eta", eta)):
-            if not 0 <= value < float("inf"):
-                raise ValueError(f"Expected `{name}` to be 0 or larger, and finite, but got {value}.")
-        if not 0 < growth < float("inf"):
-            raise ValueError(f"Expected `growth` to be larger than 0, and finite, but got {growth}.")
-        if not abs(multiplier) < float("inf"):
-            raise ValueError(f"Expected `multiplier` to be finite, but got {multiplier}.")
-        self.variant = variant
-        self.beta = beta
-        self.eta = eta
-        self.growth = growth
-        self.multiplier = multiplier
+    variant: Annotated[str, Choice("ffalm", "fpfl")] = "ffalm"
+    beta: Annotated[float, Number("0 or larger, and finite")] = 5.0
+    eta: Annotated[float, Number("0 or larger, and finite")] = 2.0
+    growth: Annotated[float, Number("larger than 0, and finite")] = 1.0
+    multiplier: Annotated[float, Number("finite")] = 0.0
+    weighting: str = "samples"
 
     @property
     def _is_fedavg(self) -> bool:

@@ -3,9 +3,10 @@
 import logging
 import math
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 import torch
@@ -14,11 +15,11 @@ from threadpoolctl import ThreadpoolController
 from torch import Tensor
 
 from fedfacet import state
-from fedfacet.arguments import check_whole, check_within
+from fedfacet.arguments import Whole, Within
 from fedfacet.confusion import accuracy_of
 from fedfacet.errors import CheckpointError, ConfigError
 from fedfacet.methods import favor_dqn as dqn
-from fedfacet.selectors.base import ClientSelector, Taxonomy, named, numbers
+from fedfacet.selectors.base import ClientSelector, Taxonomy, numbers, warn_of
 from fedfacet.storage import checkpoint
 from fedfacet.types import ClientUpdate, Facts, RoundResult, SelectionContext, ServerState, State
 
@@ -32,6 +33,7 @@ _BASE = 64.0
 _FITTED_TO = 10
 
 
+@dataclass(eq=False, kw_only=True)
 class FavorSelector(ClientSelector):
     r"""Select the clients whose actions a Q-network values most, in the state of all weights that the server has seen.
 
@@ -95,59 +97,30 @@ class FavorSelector(ClientSelector):
         exploration: epsilon before the first step, in [0, 1].
         exploration_decay: what is left of it after a step, in (0, 1].
         exploration_least: where that ends, in [0, 1].
-
-    Raises:
-        ValueError: if a value is out of range, or nobody has taught an agent that does not learn.
     """
 
     taxonomy = Taxonomy(
         "efficiency", "DSRT", ("θ",), "reinforcement learning on the server's samples", "ranking", "accuracy reached"
     )
-    needs_change = True
 
-    def __init__(
-        self,
-        *,
-        agent: str | None = None,
-        learns: bool = True,
-        target: float = 0.9,
-        components: int = 100,
-        hidden: int = 512,
-        discount: float = 0.9,
-        lr: float = 0.001,
-        batch_size: int = 32,
-        capacity: int = 300,
-        copy_every: int = 10,
-        exploration: float = 0.5,
-        exploration_decay: float = 0.99,
-        exploration_least: float = 0.05,
-    ) -> None:
-        check_within("target", target, "(0, 1]")
-        check_whole("components", components)
-        check_whole("hidden", hidden)
-        check_within("discount", discount, "[0, 1]")
-        check_within("lr", lr, "(0, 1]")
-        check_whole("batch_size", batch_size)
-        check_whole("capacity", capacity)
-        check_whole("copy_every", copy_every)
-        check_within("exploration", exploration, "[0, 1]")
-        check_within("exploration_decay", exploration_decay, "(0, 1]")
-        check_within("exploration_least", exploration_least, "[0, 1]")
-        if not learns and agent is None:
+    agent: str | None = None
+    learns: bool = True
+    target: Annotated[float, Within("(0, 1]")] = 0.9
+    components: Annotated[int, Whole()] = 100
+    hidden: Annotated[int, Whole()] = 512
+    discount: Annotated[float, Within("[0, 1]")] = 0.9
+    lr: Annotated[float, Within("(0, 1]")] = 0.001
+    batch_size: Annotated[int, Whole()] = 32
+    capacity: Annotated[int, Whole()] = 300
+    copy_every: Annotated[int, Whole()] = 10
+    exploration: Annotated[float, Within("[0, 1]")] = 0.5
+    exploration_decay: Annotated[float, Within("(0, 1]")] = 0.99
+    exploration_least: Annotated[float, Within("[0, 1]")] = 0.05
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not self.learns and self.agent is None:
             raise ValueError("Expected an `agent` that has learnt for learns=false, but got none: give the folder of its run.")
-        self.agent = agent
-        self.learns = learns
-        self.target = target
-        self.components = components
-        self.hidden = hidden
-        self.discount = discount
-        self.lr = lr
-        self.batch_size = batch_size
-        self.capacity = capacity
-        self.copy_every = copy_every
-        self.exploration = exploration
-        self.exploration_decay = exploration_decay
-        self.exploration_least = exploration_least
 
     def init(self, facts: Facts) -> ServerState:
         """Return components, the mean of the weights, everybody's coordinates (the global model's first), agent and memory.
@@ -194,11 +167,7 @@ class FavorSelector(ClientSelector):
         available = numbers(context.available)
         values_K = dqn.values(server["learner"]["online"], server["weights"].reshape(1, -1))[0].numpy()[available]
         lost_K = np.isnan(values_K)
-        if lost_K.any():
-            log.warning(
-                "Round %d: the values of %d of %d clients are NaN, and rank last: clients %s.",
-                *(context.round, lost_K.sum(), len(available), named(available[lost_K].tolist())),
-            )
+        warn_of(context.round, "values", available[lost_K].tolist(), len(available), "clients are NaN, and rank last")
         order = np.lexsort((context.rng.random(len(available)), -values_K, lost_K))
         explored = int(context.rng.binomial(context.num_slots, self._exploration(server)))
         best, others = np.split(order, [context.num_slots - explored])

@@ -2,11 +2,14 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Annotated
 
 import numpy as np
 from numpy.typing import NDArray
 
-from fedfacet.arguments import check_choice, check_whole
+from fedfacet.arguments import Choice, Whole
+from fedfacet.mechanism import Mechanism
+from fedfacet.methods.fedavg_first import FedAvgFirst
 from fedfacet.selectors.base import ClientSelector, Taxonomy
 from fedfacet.types import Query, SelectionContext, ServerState
 
@@ -66,23 +69,19 @@ class FedDiverseSelector(ClientSelector):
     )
 
     heterogeneity: Query
-    pretraining_rounds: int = 1
-    pretraining: str = "fedavg"
-    orthogonal: str = "absolute"
-    normalisation: str = "l1"
-    rotation: str = "triple"
+    pretraining_rounds: Annotated[int, Whole(0)] = 1
+    pretraining: Annotated[str, Choice("fedavg", "ordinary")] = "fedavg"
+    orthogonal: Annotated[str, Choice("absolute", "signed")] = "absolute"
+    normalisation: Annotated[str, Choice("l1", "l1_then_l2")] = "l1"
+    rotation: Annotated[str, Choice("triple", "round", "random")] = "triple"
 
-    def __post_init__(self) -> None:
-        check_whole("pretraining_rounds", self.pretraining_rounds, 0)
-        check_choice("pretraining", self.pretraining, ("fedavg", "ordinary"))
-        self.fedavg_rounds = self.pretraining_rounds if self.pretraining == "fedavg" else 0
-        check_choice("orthogonal", self.orthogonal, ("absolute", "signed"))
-        check_choice("normalisation", self.normalisation, ("l1", "l1_then_l2"))
-        check_choice("rotation", self.rotation, ("triple", "round", "random"))
+    def mechanisms(self) -> list[Mechanism]:
+        """Return what puts FedAvg in the aggregator's place while pre-training."""
+        return [FedAvgFirst(self.pretraining_rounds)] if self.pretraining_rounds and self.pretraining == "fedavg" else []
 
     def select(self, server: ServerState, context: SelectionContext) -> list[int]:
         """Return the cohort of this round: all available clients while pre-training."""
-        if context.round <= self.fedavg_rounds or context.round < self.pretraining_rounds:
+        if context.round < self.pretraining_rounds + (self.pretraining == "fedavg"):
             return list(context.available)
         triplets = context.ask_once(self.heterogeneity, context.available)
         if context.round <= self.pretraining_rounds:

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from fedfacet import state
 from fedfacet.aggregators.base import Aggregator
-from fedfacet.corrections.base import Correction
+from fedfacet.corrections import Correction
 from fedfacet.privacy.disclosure import UPDATE
 from fedfacet.types import ClientEnd, ClientStart, ClientUpdate, Facts, ServerState, State
 

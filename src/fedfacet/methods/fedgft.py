@@ -5,14 +5,14 @@ Source: Wang, Payani, Lee and Kompella, Mitigating Group Bias in Federated Learn
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Annotated, Any, Protocol
 
 import torch
 from torch import Tensor
 
 from fedfacet import state
 from fedfacet.aggregators.base import Aggregator
-from fedfacet.arguments import check_choice
+from fedfacet.arguments import Choice, Number
 from fedfacet.objectives.classification import ClassificationObjective
 from fedfacet.types import Batch, Broadcast, ClientStart, ClientUpdate, Facts, Query, ServerState, State
 
@@ -101,15 +101,12 @@ class FedGFT(Aggregator):
     gives = frozenset({SLOPES, POSITIVE})
 
     group_scores: _Scores
-    strength: float = 10.0
-    rate: str = "tpr"
+    strength: Annotated[float, Number("0 or larger, and finite")] = 10.0
+    rate: Annotated[str, Choice("tpr", "selection")] = "tpr"
     weighting: str = "samples"
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_choice("rate", self.rate, ("tpr", "selection"))
-        if not 0 <= self.strength < float("inf"):
-            raise ValueError(f"Expected `strength` to be 0 or larger, and finite, but got {self.strength}.")
         self._positive_class = torch.tensor(self.group_scores.positive_class)
 
     def report(self) -> Query | None:

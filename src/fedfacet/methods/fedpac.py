@@ -16,8 +16,8 @@ from torch.optim import Optimizer
 
 from fedfacet import state
 from fedfacet.aggregators.base import Aggregator
-from fedfacet.arguments import check_within
-from fedfacet.corrections.base import Correction
+from fedfacet.arguments import Number, check_within
+from fedfacet.corrections import Correction
 from fedfacet.errors import ConfigError
 from fedfacet.objectives.classification import ClassificationObjective, OptimizerFactory, cross_entropy
 from fedfacet.types import Batch, Broadcast, ClientEnd, ClientStart, ClientUpdate, Facts, ServerState, State
@@ -79,8 +79,7 @@ class FedPACObjective(ClassificationObjective):
         head_lr: float | None = None,
     ) -> None:
         super().__init__(model, loss=loss, correction=correction, optimizer=optimizer)
-        if not alignment >= 0:
-            raise ValueError(f"Expected `objective.alignment` to be 0 or larger, but got {alignment}.")
+        Number("0 or larger").check("objective.alignment", alignment)
         check_within("objective.head_share", head_share, "(0, 1)")
         if head_lr is not None and not head_lr > 0:
             raise ValueError(f"Expected `objective.head_lr` to be larger than 0 or null, but got {head_lr}.")

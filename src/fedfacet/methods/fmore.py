@@ -8,7 +8,7 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,7 +16,7 @@ from scipy.special import betainc
 
 from fedfacet import rng
 from fedfacet.answer_form import AnswerForm
-from fedfacet.arguments import check_choice, check_within
+from fedfacet.arguments import Choice, Within
 from fedfacet.query import Query, needs_of
 from fedfacet.selectors.base import ClientSelector, Taxonomy
 from fedfacet.types import PAYMENTS, Answer, RoundResult, SelectionContext, ServerState
@@ -224,9 +224,6 @@ class Bid(Query):
         costs: beta of samples, speed and bandwidth, each larger than 0 and finite.
         lowest: theta of the client whose costs are least, 0 or larger.
         highest: of the one whose costs are largest, larger than ``lowest``.
-
-    Raises:
-        ValueError: if a value is out of range.
     """
 
     name = "bid"
@@ -269,6 +266,7 @@ class Bid(Query):
         return Answer([*qualities.tolist(), asked], floats_up=4, samples=0)
 
 
+@dataclass(eq=False, kw_only=True)
 class FMoreSelector(ClientSelector):
     r"""Hold an auction in every round: the best offers win, and winners are paid what they asked.
 
@@ -304,9 +302,6 @@ class FMoreSelector(ClientSelector):
         scoring: ``"additive"``, ``"cobb_douglas"`` or ``"leontief"``.
         weights: of samples, speed and bandwidth, each larger than 0; less than 1 in sum for Cobb-Douglas.
         acceptance: psi, in (0, 1].
-
-    Raises:
-        ValueError: if a value is out of range.
     """
 
     taxonomy = Taxonomy("incentives", "DRT", ("θ", "|D|", "time"), "auction", "ranking", "fixed rounds, accuracy reached")
@@ -315,31 +310,22 @@ class FMoreSelector(ClientSelector):
     sizes_itself = True
     needs_devices = True
 
-    def __init__(
-        self,
-        *,
-        bid: Bid,
-        num_samples: Query,
-        resources: Query,
-        scoring: str = "additive",
-        weights: Sequence[float] = (1.0, 1.0, 1.0),
-        acceptance: float = 1.0,
-    ) -> None:
-        check_choice("scoring", scoring, SCORINGS)
-        if len(weights) != 3 or not all(0 < weight < 1e300 for weight in weights):
-            raise ValueError(f"Expected `weights` to be three numbers larger than 0, and finite, but got {list(weights)}.")
-        if scoring == "cobb_douglas" and sum(weights) >= 1:
+    bid: Bid
+    num_samples: Query
+    resources: Query
+    scoring: Annotated[str, Choice(*SCORINGS)] = "additive"
+    weights: Sequence[float] = (1.0, 1.0, 1.0)
+    acceptance: Annotated[float, Within("(0, 1]")] = 1.0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if len(self.weights) != 3 or not all(0 < weight < 1e300 for weight in self.weights):
+            raise ValueError(f"Expected `weights` to be three numbers larger than 0, and finite, but got {list(self.weights)}.")
+        if self.scoring == "cobb_douglas" and sum(self.weights) >= 1:
             raise ValueError(
-                f"Expected `weights` of less than 1 in sum for scoring=cobb_douglas, but got {list(weights)}: a client would "
-                "offer everything or nothing, so take [0.3, 0.3, 0.3], or scoring=additive."
+                f"Expected `weights` of less than 1 in sum for scoring=cobb_douglas, but got {list(self.weights)}: a client "
+                "would offer everything or nothing, so take [0.3, 0.3, 0.3], or scoring=additive."
             )
-        check_within("acceptance", acceptance, "(0, 1]")
-        self.bid = bid
-        self.num_samples = num_samples
-        self.resources = resources
-        self.scoring = scoring
-        self.weights = tuple(weights)
-        self.acceptance = acceptance
 
     def select(self, server: ServerState, context: SelectionContext) -> list[int]:
         """Return the winners, the best offer first."""
@@ -349,7 +335,7 @@ class FMoreSelector(ClientSelector):
             _largest(_rate(sizes[k], seconds[k][1], math.nan) for k in context.available),
             _largest(_rate(1, seconds[k][2], math.nan) for k in context.available),
         )
-        auction = Auction(self.scoring, self.weights, len(context.available), context.num_slots, largest)
+        auction = Auction(self.scoring, tuple(self.weights), len(context.available), context.num_slots, largest)
         bids = context.ask(self.bid.announced(auction), context.available)
         bids_K4 = np.array([bids[k] for k in context.available], dtype=np.float64)
         qualities_K3, prices_K = bids_K4[:, :3], bids_K4[:, 3]

@@ -1,10 +1,9 @@
 """LAG: gradient descent that reuses the last gradient of a client where the present one has hardly changed."""
 
-import logging
 import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 import torch
@@ -14,11 +13,11 @@ from torch.nn import functional
 from fedfacet import state
 from fedfacet.aggregators.base import Aggregator
 from fedfacet.answer_form import AnswerForm
-from fedfacet.arguments import check_whole, check_within
+from fedfacet.arguments import Number, Whole, Within, check_whole, check_within
 from fedfacet.errors import ConfigError
 from fedfacet.query import Query
-from fedfacet.selectors.base import ClientSelector, Taxonomy, named
-from fedfacet.transforms.base import UpdateTransform
+from fedfacet.selectors.base import ClientSelector, Taxonomy, warn_of
+from fedfacet.transforms import UpdateTransform
 from fedfacet.types import (
     STORED_GRADIENTS,
     SUMMED_GRADIENTS,
@@ -31,8 +30,6 @@ from fedfacet.types import (
     ServerState,
     State,
 )
-
-log = logging.getLogger(__name__)
 
 _LAST, _SEEN, _MOVED = "silence/last|", "silence/seen|", "silence/moved"
 
@@ -117,6 +114,7 @@ def _norm(vector: list[Tensor]) -> float:
     return float(np.sqrt(sum(part.double().square().sum().item() for part in vector)))
 
 
+@dataclass(eq=False, kw_only=True)
 class LagSelector(ClientSelector):
     r"""Ask those clients whose last gradient is too old for the smoothness of their loss.
 
@@ -149,9 +147,6 @@ class LagSelector(ClientSelector):
         xi: 0 or larger.
         window: D, 1 or larger.
         lr: :math:`\eta`, larger than 0.
-
-    Raises:
-        ValueError: if a value is out of range.
     """
 
     taxonomy = Taxonomy("efficiency", "VDSRT", ("θ", "smoothness"), "loss", "threshold", "fixed rounds, early stopping")
@@ -159,27 +154,18 @@ class LagSelector(ClientSelector):
     needs = frozenset({STORED_GRADIENTS, SUMMED_GRADIENTS})
     sizes_itself = True
     needs_full_batch = True
-    needs_change = True
 
-    def __init__(
-        self,
-        *,
-        smoothness: Query,
-        constants: Sequence[float] | None = None,
-        xi: float = 1.0,
-        window: int = 10,
-        lr: float = 0.01,
-    ) -> None:
-        for constant in constants or ():
+    smoothness: Query
+    constants: Sequence[float] | None = None
+    xi: Annotated[float, Within("[0, 3.4e38]")] = 1.0
+    window: Annotated[int, Whole()] = 10
+    lr: Annotated[float, Within("(0, 3.4e38]")] = 0.01
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for constant in self.constants or ():
             check_within("constants", constant, "[0, 3.4e38]")
-        check_within("xi", xi, "[0, 3.4e38]")
-        check_whole("window", window)
-        check_within("lr", lr, "(0, 3.4e38]")
-        self.smoothness = smoothness
-        self.constants = None if constants is None else tuple(map(float, constants))
-        self.xi = xi
-        self.window = window
-        self.lr = lr
+        self.constants = None if self.constants is None else tuple(map(float, self.constants))
 
     def init(self, facts: Facts) -> ServerState:
         """Return what is known of clients, nothing so far, and of the model's way.
@@ -240,11 +226,9 @@ class LagSelector(ClientSelector):
             return {k: self.constants[k] for k in context.available}
         known = set(context.disclosed.get(self.smoothness.name, {}))
         answers = context.ask_once(self.smoothness, context.available)
-        if unusable := [k for k in context.available if k not in known and not math.isfinite(answers[k])]:
-            log.warning(
-                "Round %d: the smoothness of %d of %d clients is not finite, and they take part in every round: clients %s.",
-                *(context.round, len(unusable), len(context.available), named(unusable)),
-            )
+        unusable = [k for k in context.available if k not in known and not math.isfinite(answers[k])]
+        said = "clients is not finite, and they take part in every round"
+        warn_of(context.round, "smoothness", unusable, len(context.available), said)
         return answers
 
 
@@ -278,14 +262,8 @@ class LAG(Aggregator):
     """
 
     gives = frozenset({STORED_GRADIENTS})
-    goes_on = True
 
-    max_memory_gb: float = 4.0
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if not 0 < self.max_memory_gb < math.inf:
-            raise ValueError(f"Expected `max_memory_gb` to be larger than 0, and finite, but got {self.max_memory_gb}.")
+    max_memory_gb: Annotated[float, Number("larger than 0, and finite")] = 4.0
 
     def init(self, facts: Facts) -> ServerState:
         """Return what is known of clients: their last updates, and the weights of these.
@@ -315,7 +293,12 @@ class LAG(Aggregator):
         moved = state.weighted_mean((deltas[client_id], weights[client_id]) for client_id in sorted(deltas))
         return {"deltas": deltas, "weights": weights}, state.add(model, moved | buffers)
 
+    def without_updates(self, server: ServerState, model: State) -> tuple[ServerState, State]:
+        """Move the model by the average of the last updates, as in any other round."""
+        return self.aggregate(server, model, ())
 
+
+@dataclass(eq=False, kw_only=True)
 class Silence(UpdateTransform):
     r"""Have a client send nothing if its update is about the one that it sent last.
 
@@ -340,19 +323,13 @@ class Silence(UpdateTransform):
     Args:
         xi: 0 or larger.
         window: D, 1 or larger.
-
-    Raises:
-        ValueError: if a value is out of range.
     """
 
     needs = frozenset({STORED_GRADIENTS})
     needs_full_batch = True
 
-    def __init__(self, *, xi: float = 0.1, window: int = 10) -> None:
-        check_within("xi", xi, "[0, 3.4e38]")
-        check_whole("window", window)
-        self.xi = xi
-        self.window = window
+    xi: Annotated[float, Within("[0, 3.4e38]")] = 0.1
+    window: Annotated[int, Whole()] = 10
 
     def apply(self, update: ClientUpdate, rng: np.random.Generator) -> ClientUpdate:
         """Return the update as it is: ``consider`` does it."""

@@ -1,19 +1,22 @@
 """S-FedAvg: clients whose updates have helped are drawn more often, by their Shapley values."""
 
-import math
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Annotated
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
 from fedfacet import rng, state
+from fedfacet.arguments import Number, Whole, Within
 from fedfacet.confusion import accuracy_of
 from fedfacet.methods import shapley
 from fedfacet.selectors.base import ClientSelector, Taxonomy
 from fedfacet.types import ClientUpdate, Facts, RoundResult, SelectionContext, ServerState, State
 
 
+@dataclass(eq=False, kw_only=True)
 class SFedAvgSelector(ClientSelector):
     r"""Draw clients by a softmax of their relevance, which follows what their updates add to the accuracy.
 
@@ -48,35 +51,16 @@ class SFedAvgSelector(ClientSelector):
         exact_up_to: of how many updates Shapley values are exact, 0 or larger.
         permutations: how many orders are drawn for more updates, 1 or larger.
         tolerance: of accuracy, 0 or larger: from where on an order is cut short; 0 cuts none.
-
-    Raises:
-        ValueError: if a value is out of range.
     """
 
     taxonomy = Taxonomy("efficiency", "DSRT", ("θ",), "Shapley value on the server's samples", "probability", "fixed rounds")
 
-    def __init__(
-        self,
-        *,
-        temperature: float = 1.0,
-        retention: float = 0.75,
-        gain: float = 0.25,
-        exact_up_to: int = 6,
-        permutations: int = 20,
-        tolerance: float = 0.005,
-    ) -> None:
-        for name, number in (("temperature", temperature), ("gain", gain)):
-            if not 0 < number < math.inf:
-                raise ValueError(f"Expected `{name}` to be larger than 0, and finite, but got {number}.")
-        if not 0 <= retention < 1:
-            raise ValueError(f"Expected `retention` in [0, 1), but got {retention}.")
-        shapley.check_settings(exact_up_to, permutations, tolerance)
-        self.temperature = temperature
-        self.retention = retention
-        self.gain = gain
-        self.exact_up_to = exact_up_to
-        self.permutations = permutations
-        self.tolerance = tolerance
+    temperature: Annotated[float, Number("larger than 0, and finite")] = 1.0
+    retention: Annotated[float, Within("[0, 1)")] = 0.75
+    gain: Annotated[float, Number("larger than 0, and finite")] = 0.25
+    exact_up_to: Annotated[int, Whole(0)] = 6
+    permutations: Annotated[int, Whole()] = 20
+    tolerance: Annotated[float, Number("0 or larger, and finite")] = 0.005
 
     def init(self, facts: Facts) -> ServerState:
         """Return every client's relevance, float64 of shape (K,): alike so far."""

@@ -5,14 +5,16 @@ algorithm 1.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
-from typing import ClassVar
+from dataclasses import dataclass
+from typing import Annotated, ClassVar
 
 import torch
 from torch import Tensor
 
 from fedfacet import state
 from fedfacet.aggregators.base import Aggregator
-from fedfacet.corrections.base import Correction
+from fedfacet.arguments import Number
+from fedfacet.corrections import Correction
 from fedfacet.privacy.disclosure import UPDATE
 from fedfacet.types import SUMMED_GRADIENTS, Broadcast, ClientEnd, ClientStart, ClientUpdate, Facts, ServerState, State
 
@@ -63,6 +65,7 @@ class ScaffoldCorrection(Correction):
         return _named(CHANGE, change), _named(CONTROL, state.add(self._own, change))
 
 
+@dataclass(eq=False, kw_only=True)
 class Scaffold(Aggregator):
     r"""Average the updates, and keep the mean of all clients' control variates.
 
@@ -78,11 +81,7 @@ class Scaffold(Aggregator):
     gives = frozenset({CONTROL})
     needs = frozenset({CHANGE})
 
-    def __init__(self, *, server_lr: float = 1.0, weighting: str = "equal", buffers: str = "average") -> None:
-        super().__init__(weighting=weighting, buffers=buffers)
-        if not server_lr > 0:
-            raise ValueError(f"Expected `server_lr` to be larger than 0, but got {server_lr}.")
-        self.server_lr = server_lr
+    server_lr: Annotated[float, Number("larger than 0")] = 1.0
 
     def init(self, facts: Facts) -> ServerState:
         """Return a control variate of zero, and the size of the population."""

@@ -6,7 +6,7 @@ from functools import cache
 import numpy as np
 from numpy.typing import NDArray
 
-from fedfacet.arguments import check_whole
+from fedfacet.arguments import Number, check_whole
 
 Coalition = tuple[int, ...]
 """Players 0, 1, ... in ascending order, each once."""
@@ -71,8 +71,7 @@ def check_settings(exact_up_to: int, permutations: int, tolerance: float) -> Non
     """Raise ``ValueError`` where a setting of ``shapley_values`` is out of range."""
     check_whole("exact_up_to", exact_up_to, 0)
     check_whole("permutations", permutations)
-    if not 0 <= tolerance < float("inf"):
-        raise ValueError(f"Expected `tolerance` to be 0 or larger, and finite, but got {tolerance}.")
+    Number("0 or larger, and finite").check("tolerance", tolerance)
 
 
 def _exact(v: Callable[[Coalition], float], number: int) -> NDArray[np.float64]:

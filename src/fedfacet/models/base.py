@@ -1,12 +1,8 @@
 """What several models are made of."""
 
-from collections import OrderedDict
-from collections.abc import Callable
-
 from torch import Tensor, nn
 
 from fedfacet.errors import ConfigError
-from fedfacet.models.pretrained import load_weights
 
 
 class Network(nn.Module):
@@ -23,30 +19,6 @@ class Network(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """Return the logits, shape (B, Y)."""
         return self.head(self.features(x))  # type: ignore[no-any-return]
-
-
-class ResNet50Network(Network):
-    """torchvision's ResNet-50, with normalisation layers of one kind.
-
-    Args:
-        num_classes: Y.
-        norm_layer: makes a normalisation layer for a number of channels.
-        weights: as in ``load_weights``, which also says what is refused, with torchvision's version 1 for ImageNet.
-    """
-
-    def __init__(self, num_classes: int, norm_layer: Callable[..., nn.Module], weights: str) -> None:
-        from torchvision.models import ResNet50_Weights, resnet50  # not for the models that need nothing of it
-
-        super().__init__()
-        network = resnet50(num_classes=num_classes, norm_layer=norm_layer)
-        self.backbone = nn.Sequential(OrderedDict((name, part) for name, part in network.named_children() if name != "fc"))
-        self.head = network.fc
-        imagenet, renamed = ResNet50_Weights.IMAGENET1K_V1, {"fc.": "head.", "": "backbone."}
-        load_weights(self, weights, imagenet=imagenet, renamed=renamed, network="ResNet-50")
-
-    def features(self, x: Tensor) -> Tensor:
-        """Return the pooled features, shape (B, 2048)."""
-        return self.backbone(x).flatten(1)  # type: ignore[no-any-return]
 
 
 def without_head(network: nn.Module, name: str) -> tuple[nn.Linear, str]:

@@ -4,7 +4,7 @@ from functools import partial
 
 from torch import nn
 
-from fedfacet.losses.generalized_cross_entropy import generalized_cross_entropy
+from fedfacet.losses import generalized_cross_entropy
 from fedfacet.objectives.classification import ClassificationObjective, OptimizerFactory
 
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
+from typing import ClassVar
 
 import lightning as L
 import torch
@@ -9,14 +10,14 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.optim import SGD, Optimizer
 
-from fedfacet.corrections.base import Correction
+from fedfacet.corrections import Correction
 from fedfacet.types import SUMMED_GRADIENTS, Batch, ClientEnd, ClientStart, State
 
 OptimizerFactory = Callable[[Iterable[nn.Parameter]], Optimizer]
 
 
 def cross_entropy(logits: Tensor, batch: Batch) -> Tensor:
-    """Return the mean cross entropy of a batch, the usual loss of a classifier; the others are in ``losses/``."""
+    """Return the mean cross entropy of a batch, the usual loss of a classifier; the others are in ``losses.py``."""
     return functional.cross_entropy(logits, batch.y)
 
 
@@ -47,6 +48,9 @@ class ClassificationObjective(L.LightningModule):
         torch.Size([])
     """
 
+    changes_cross_entropy: ClassVar[str] = ""
+    """The name of its option if it changes the cross entropy, so that it refuses any other loss."""
+
     trainable: dict[str, Tensor]
     """The trainable parameters as the correction sees them; whoever takes a step on other tensors puts those in their place."""
 
@@ -59,6 +63,10 @@ class ClassificationObjective(L.LightningModule):
         optimizer: OptimizerFactory | None = None,
     ) -> None:
         super().__init__()
+        # A configuration hands over a partial of the loss.
+        if self.changes_cross_entropy and getattr(loss, "func", loss) is not cross_entropy:
+            option = f"objective={self.changes_cross_entropy}"
+            raise ValueError(f"Expected `loss=cross_entropy` with {option}, which changes it, but got another.")
         self.model = model
         self.loss = loss
         self.correction = correction

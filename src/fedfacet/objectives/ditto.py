@@ -8,7 +8,8 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from fedfacet import rng, state
-from fedfacet.corrections.base import Correction
+from fedfacet.arguments import Number
+from fedfacet.corrections import Correction
 from fedfacet.objectives.classification import ClassificationObjective, OptimizerFactory, cross_entropy
 from fedfacet.types import Batch, ClientEnd, ClientStart, State
 
@@ -35,9 +36,6 @@ class DittoObjective(ClassificationObjective):
 
     Args:
         personal_weight: lambda, 0 or larger; 0 is training alone, and the larger, the nearer v stays to the global model.
-
-    Raises:
-        ValueError: if ``personal_weight`` is negative.
     """
 
     divisible = False  # every step changes v
@@ -52,8 +50,7 @@ class DittoObjective(ClassificationObjective):
         personal_weight: float = 0.1,
     ) -> None:
         super().__init__(model, loss=loss, correction=correction, optimizer=optimizer)
-        if not personal_weight >= 0:
-            raise ValueError(f"Expected `objective.personal_weight` to be 0 or larger, but got {personal_weight}.")
+        Number("0 or larger").check("objective.personal_weight", personal_weight)
         self.personal_weight = personal_weight
         self._personal: tuple[nn.Module, ...] = ()  # v; in a tuple, so that it is neither federated nor saved
         self._anchor: dict[str, Tensor] = {}

@@ -1,12 +1,9 @@
 """Samples weighted by their group, as the server says."""
 
-from collections.abc import Callable
-
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn import functional
 
-from fedfacet.corrections.base import Correction
-from fedfacet.objectives.classification import ClassificationObjective, OptimizerFactory, cross_entropy
+from fedfacet.objectives.classification import ClassificationObjective
 from fedfacet.types import GROUP_WEIGHTS, Batch, ClientStart
 
 
@@ -17,25 +14,13 @@ class GroupWeightedObjective(ClassificationObjective):
     ``bounded_group_loss``). Where it sends none, or all are 1, the loss is the plain cross entropy, bit for bit.
 
     Arguments are those of ``ClassificationObjective``.
-
-    Raises:
-        ValueError: for another ``loss`` than the cross entropy, which alone is weighted sample by sample.
     """
 
     reads_attributes = True
     """Whether clients must know the attributes of their samples."""
+    changes_cross_entropy = "group_weighted"
 
-    def __init__(
-        self,
-        model: nn.Module,
-        *,
-        loss: Callable[[Tensor, Batch], Tensor] = cross_entropy,
-        correction: Correction | None = None,
-        optimizer: OptimizerFactory | None = None,
-    ) -> None:
-        super().__init__(model, loss=loss, correction=correction, optimizer=optimizer)
-        check_cross_entropy(loss, "group_weighted")
-        self._weights_YA: Tensor | None = None
+    _weights_YA: Tensor | None = None
 
     @property
     def needs(self) -> frozenset[str]:
@@ -59,9 +44,3 @@ def weighted_cross_entropy(logits: Tensor, batch: Batch, weights_YA: Tensor) -> 
     """Return the mean over a batch of each sample's cross entropy times the weight of its class and attribute value."""
     losses = functional.cross_entropy(logits, batch.y, reduction="none")
     return (losses * weights_YA.to(losses.device)[batch.y, batch.a]).mean()
-
-
-def check_cross_entropy(loss: Callable[[Tensor, Batch], Tensor], option: str) -> None:
-    """Refuse another loss with an objective that changes the cross entropy, with a ``ValueError``."""
-    if getattr(loss, "func", loss) is not cross_entropy:  # a configuration hands over a partial of it
-        raise ValueError(f"Expected `loss=cross_entropy` with objective={option}, which changes it, but got another.")

@@ -9,7 +9,8 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from fedfacet import state
-from fedfacet.corrections.base import Correction
+from fedfacet.arguments import Number
+from fedfacet.corrections import Correction
 from fedfacet.objectives.classification import ClassificationObjective, OptimizerFactory, cross_entropy
 from fedfacet.types import Batch, ClientEnd, ClientStart, State
 
@@ -53,10 +54,8 @@ class MoonObjective(ClassificationObjective):
         temperature: float = 0.5,
     ) -> None:
         super().__init__(model, loss=loss, correction=correction, optimizer=optimizer)
-        if not mu >= 0:
-            raise ValueError(f"Expected `objective.mu` to be 0 or larger, but got {mu}.")
-        if not temperature > 0:
-            raise ValueError(f"Expected `objective.temperature` to be larger than 0, but got {temperature}.")
+        Number("0 or larger").check("objective.mu", mu)
+        Number("larger than 0").check("objective.temperature", temperature)
         if not callable(getattr(model, "features", None)):
             raise ValueError(
                 f"Expected a model with `features` for objective=moon, but {type(model).__name__} has none: choose another "

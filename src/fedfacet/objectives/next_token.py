@@ -6,9 +6,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from fedfacet.corrections.base import Correction
+from fedfacet.corrections import Correction
 from fedfacet.objectives.classification import ClassificationObjective, OptimizerFactory, cross_entropy
-from fedfacet.objectives.group_weighted import check_cross_entropy
 from fedfacet.types import Batch
 
 _NOTHING = -1  # what pads a row, and what no loss is taken of
@@ -38,6 +37,8 @@ class NextTokenObjective(ClassificationObjective):
         ValueError: for another model, or for another ``loss`` than the cross entropy.
     """
 
+    changes_cross_entropy = "next_token"
+
     def __init__(
         self,
         model: nn.Module,
@@ -47,7 +48,6 @@ class NextTokenObjective(ClassificationObjective):
         optimizer: OptimizerFactory | None = None,
     ) -> None:
         super().__init__(model, loss=loss, correction=correction, optimizer=optimizer)
-        check_cross_entropy(loss, "next_token")
         if not callable(getattr(model, "states", None)) or not getattr(model, "predicts_tokens", False):
             raise ValueError(
                 f"`objective=next_token` trains language models whose classes are tokens, but got {type(model).__name__}: "

@@ -6,7 +6,8 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call, grad
 
-from fedfacet.corrections.base import Correction
+from fedfacet.arguments import Number
+from fedfacet.corrections import Correction
 from fedfacet.objectives.classification import ClassificationObjective, OptimizerFactory, cross_entropy
 from fedfacet.types import Batch
 
@@ -35,9 +36,6 @@ class SAMObjective(ClassificationObjective):
 
     Args:
         rho: 0 or larger, and finite; 0 is the plain step, bit for bit, in one pass.
-
-    Raises:
-        ValueError: if ``rho`` is out of range.
     """
 
     def __init__(
@@ -50,8 +48,7 @@ class SAMObjective(ClassificationObjective):
         rho: float = 0.05,
     ) -> None:
         super().__init__(model, loss=loss, correction=correction, optimizer=optimizer)
-        if not 0 <= rho < float("inf"):
-            raise ValueError(f"Expected `objective.rho` to be 0 or larger, and finite, but got {rho}.")
+        Number("0 or larger, and finite").check("objective.rho", rho)
         self.rho = rho
 
     def training_step(self, batch: Batch | Sequence[Tensor], batch_idx: int) -> Tensor:

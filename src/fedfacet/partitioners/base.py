@@ -6,15 +6,18 @@ from abc import ABC, abstractmethod
 import numpy as np
 from numpy.typing import NDArray
 
+from fedfacet.arguments import Declared
 from fedfacet.errors import InfeasiblePartitionError
 from fedfacet.types import Partition
 
 
-class Partitioner(ABC):
+class Partitioner(Declared, ABC):
     """Who owns which sample; draws only from ``rng.stream(self.seed, "partition...", ...)``.
 
     Arguments that are out of range raise ``ValueError``. The ``seed`` does not follow the run's seed.
     """
+
+    option_group = "partition."
 
     uses_all_samples = False
     """Whether every sample goes to a client, so that validation samples must be set aside beforehand."""

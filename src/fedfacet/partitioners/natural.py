@@ -1,14 +1,20 @@
-"""Clients as they are in the world."""
+"""Clients as they are in the world, and groups of them."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Annotated
 
 import numpy as np
 from numpy.typing import NDArray
 
-from fedfacet.arguments import check_whole
+from fedfacet import rng
+from fedfacet.arguments import Whole, check_whole
 from fedfacet.errors import InfeasiblePartitionError
 from fedfacet.partitioners.base import Partitioner
 from fedfacet.types import Partition
 
 
+@dataclass(eq=False, kw_only=True)
 class NaturalPartitioner(Partitioner):
     """Make a client of every value of a column of the data set: a hospital, a role, a writer.
 
@@ -21,10 +27,8 @@ class NaturalPartitioner(Partitioner):
 
     uses_all_samples = True
 
-    def __init__(self, *, label: str = "y", min_samples: int = 1) -> None:
-        check_whole("partition.min_samples", min_samples)
-        self.label = label
-        self.min_samples = min_samples
+    label: str = "y"
+    min_samples: Annotated[int, Whole()] = 1
 
     def partition(self, y: NDArray[np.int64], a: NDArray[np.int64]) -> Partition:
         """Deal the samples; see ``Partitioner.partition``."""
@@ -39,3 +43,48 @@ class NaturalPartitioner(Partitioner):
         starts = np.searchsorted(y, clients, side="left", sorter=order)
         ends = np.searchsorted(y, clients, side="right", sorter=order)
         return Partition(tuple(order[start:end] for start, end in zip(starts, ends, strict=True)))
+
+
+@dataclass(eq=False, kw_only=True)
+class GroupedNaturalPartitioner(Partitioner):
+    """Deal the values of a column of the data set, writers say, to clients of given numbers of them.
+
+    Values are dealt in random order: the first ``sizes[0]`` of them to client 0, and so on. With ``rest`` one more client has
+    all that are left; without it nobody has them. Negative values mean that a sample belongs to nobody.
+
+    Source: thesis, section 4.4, and the released code of Nemeth et al. (IEEE Access 2025, doi 10.1109/ACCESS.2025.3546478):
+    167 writers of FEMNIST, nine clients with 3, 6, ..., 27 of them, and a tenth with the remaining 32.
+
+    Args:
+        label: the data set's column: a writer, a role, a hospital.
+        sizes: how many values each client has, 1 or larger each.
+        rest: whether one more client has the others.
+        seed: of the order; it does not follow the run's seed.
+    """
+
+    uses_all_samples = True
+
+    label: str = "writer"
+    sizes: Sequence[int] = (3, 6, 9, 12, 15, 18, 21, 24, 27)
+    rest: bool = True
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        for position, size in enumerate(self.sizes):
+            check_whole(f"partition.sizes[{position}]", size)
+        if not len(self.sizes):
+            raise ValueError("Expected `partition.sizes` to have a number of values per client, but got none: name one.")
+
+    def partition(self, y: NDArray[np.int64], a: NDArray[np.int64]) -> Partition:
+        """Deal the samples; see ``Partitioner.partition``."""
+        values = np.unique(y[y >= 0])
+        cuts = np.cumsum(self.sizes)
+        needed = int(cuts[-1]) + self.rest
+        if len(values) < needed:
+            raise InfeasiblePartitionError(
+                f"Expected {needed} values or more of the column {self.label!r}, but got {len(values)}: lower "
+                "`partition.sizes`."
+            )
+        *groups, left = np.split(rng.stream(self.seed, "partition").permutation(values), cuts)
+        owned = [*groups, left] if self.rest else groups
+        return Partition(tuple(np.flatnonzero(np.isin(y, group)) for group in owned))

@@ -4,9 +4,9 @@ import hashlib
 import hmac
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
-from fedfacet.arguments import check_choice, check_within
+from fedfacet.arguments import Choice, Declared, Number, Within
 from fedfacet.errors import CheckpointError, ConfigError
 from fedfacet.types import ServerState
 
@@ -17,7 +17,7 @@ COVERS = ("all", "updates")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Privacy:
+class Privacy(Declared):
     """Noise that hides samples or whole clients in the models: at the clients (``DPSGD``) or at the server (``CentralDP``).
 
     Args:
@@ -35,26 +35,21 @@ class Privacy:
         ValueError: if a value is out of range.
     """
 
+    option_group = "privacy."
+
     unit: ClassVar[str]
     """Of what neighbours differ by one: ``"client"`` or ``"sample"``."""
 
-    noise_multiplier: float = 1.0
-    delta: float | None = None
-    accountant: str = "prv"
-    cover: str = "all"
+    noise_multiplier: Annotated[float, Number("0 or larger and finite")] = 1.0
+    delta: Annotated[float | None, Within("(0, 1)")] = None
+    accountant: Annotated[str, Choice(*ACCOUNTANTS)] = "prv"
+    cover: Annotated[str, Choice(*COVERS)] = "all"
     noise_key_file: str | None = None
     _key: bytes = field(default=b"", init=False, repr=False)
 
     def __post_init__(self) -> None:
         """Check the values, and read the key."""
-        if not 0 <= self.noise_multiplier < float("inf"):
-            raise ValueError(
-                f"Expected `privacy.noise_multiplier` to be 0 or larger and finite, but got {self.noise_multiplier}."
-            )
-        if self.delta is not None:
-            check_within("privacy.delta", self.delta, "(0, 1)")
-        check_choice("privacy.accountant", self.accountant, ACCOUNTANTS)
-        check_choice("privacy.cover", self.cover, COVERS)
+        super().__post_init__()
         if self.noise_key_file is not None:
             object.__setattr__(self, "_key", _key_in(Path(self.noise_key_file)))
 

@@ -3,11 +3,12 @@
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Annotated
 
 import torch
 
 from fedfacet import rng, state
-from fedfacet.arguments import check_within
+from fedfacet.arguments import Number, Within
 from fedfacet.errors import ConfigError
 from fedfacet.privacy.base import Privacy
 from fedfacet.types import ClientUpdate, ServerState, State
@@ -63,18 +64,14 @@ class CentralDP(Privacy):
         target_quantile: :math:`\gamma` in (0, 1); ``None`` for a norm that stays.
         clip_norm_lr: :math:`\eta_C`, larger than 0 and finite; of ``target_quantile``.
         clipped_count_stddev: :math:`\sigma_b`, larger than z / 2 and finite; ``None`` for m / 20, as the paper recommends.
-
-    Raises:
-        ConfigError: if the file cannot be read or is too short.
-        ValueError: if a value is out of range.
     """
 
     unit = "client"
 
-    clip_norm: float = 1.0
+    clip_norm: Annotated[float, Number("larger than 0 and finite")] = 1.0
     delta: float | None = 1e-5
-    target_quantile: float | None = None
-    clip_norm_lr: float = 0.2
+    target_quantile: Annotated[float | None, Within("(0, 1)")] = None
+    clip_norm_lr: Annotated[float, Number("larger than 0 and finite")] = 0.2
     clipped_count_stddev: float | None = None
 
     def __post_init__(self) -> None:
@@ -82,11 +79,6 @@ class CentralDP(Privacy):
         super().__post_init__()
         if self.delta is None:
             raise ValueError("Expected `privacy.delta` to lie in (0, 1), but got null.")
-        for name, value in (("clip_norm", self.clip_norm), ("clip_norm_lr", self.clip_norm_lr)):
-            if not 0 < value < math.inf:
-                raise ValueError(f"Expected `privacy.{name}` to be larger than 0 and finite, but got {value}.")
-        if self.target_quantile is not None:
-            check_within("privacy.target_quantile", self.target_quantile, "(0, 1)")
         if (stddev := self.clipped_count_stddev) is not None:
             if self.target_quantile is None:
                 raise ValueError("Expected `privacy.clipped_count_stddev` with `privacy.target_quantile` only, but it is null.")

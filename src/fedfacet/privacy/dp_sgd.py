@@ -1,11 +1,12 @@
 """Differentially private stochastic gradient descent."""
 
-import math
 from dataclasses import dataclass
+from typing import Annotated
 
 import numpy as np
 from numpy.typing import NDArray
 
+from fedfacet.arguments import Number
 from fedfacet.privacy.base import Privacy
 from fedfacet.types import ServerState
 
@@ -42,29 +43,18 @@ class DPSGD(Privacy):
         cover: as in ``Privacy``.
         noise_key_file: as in ``Privacy``; one that the server cannot read. Noise and batches follow from it.
         max_epsilon: a client stops taking part before its epsilon would exceed this; ``None`` for no limit.
-
-    Raises:
-        ConfigError: if the file cannot be read or is too short.
-        ValueError: if a value is out of range.
     """
 
     unit = "sample"
 
-    max_grad_norm: float = 1.0
-    max_epsilon: float | None = None
+    max_grad_norm: Annotated[float, Number("larger than 0 and finite")] = 1.0
+    max_epsilon: Annotated[float | None, Number("larger than 0 and finite")] = None
 
     def __post_init__(self) -> None:
         """Check the values, and read the key."""
         super().__post_init__()
-        if self.max_epsilon is not None:
-            if not 0 < self.max_epsilon < math.inf:
-                raise ValueError(f"Expected `privacy.max_epsilon` to be larger than 0 and finite, but got {self.max_epsilon}.")
-            if not self.claims:
-                raise ValueError(
-                    "Expected `privacy.delta` and noise for `privacy.max_epsilon`, but there is no epsilon without."
-                )
-        if not 0 < self.max_grad_norm < math.inf:
-            raise ValueError(f"Expected `privacy.max_grad_norm` to be larger than 0 and finite, but got {self.max_grad_norm}.")
+        if self.max_epsilon is not None and not self.claims:
+            raise ValueError("Expected `privacy.delta` and noise for `privacy.max_epsilon`, but there is no epsilon without.")
 
     def init(self) -> ServerState:
         """Return the state before the first round; nothing without key and epsilon."""

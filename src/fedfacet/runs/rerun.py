@@ -12,6 +12,7 @@ from fedfacet import state
 from fedfacet.build import rebuild, reload_data
 from fedfacet.callbacks.base import Callback
 from fedfacet.callbacks.decomposition import Decomposition
+from fedfacet.callbacks.mechanism import Callbacks
 from fedfacet.config import check_trusted
 from fedfacet.data.federated import FederatedData
 from fedfacet.errors import CheckpointError
@@ -20,7 +21,7 @@ from fedfacet.mechanisms.schedule import LearningRateSchedule
 from fedfacet.mechanisms.termination import EarlyStop
 from fedfacet.metrics.group_counts import GroupCounts
 from fedfacet.metrics.loss_decomposition import LossDecomposition
-from fedfacet.schedulers.base import Scheduler
+from fedfacet.schedulers import Scheduler
 from fedfacet.storage import checkpoint
 from fedfacet.types import FederationState, ServerState
 
@@ -104,7 +105,7 @@ def round_again(
     looks = watcher(data)
     with contextlib.closing(federation.engine):
         federation.restore(before)
-        federation.callbacks["watcher"] = looks
+        federation.put(Callbacks({"watcher": looks}))
         federation.put(LearningRateSchedule(_OneRound(federation.order(before, 0).lr_factor)))
         federation.drop(EarlyStop)  # as for the scheduler
         federation.run_round()

@@ -1,20 +1,20 @@
 """Active federated learning: clients on whose data the model did badly when they were last asked."""
 
-import logging
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Annotated
 
 import numpy as np
 import torch
 
 from fedfacet import rng
-from fedfacet.arguments import check_within
-from fedfacet.selectors.base import ClientSelector, Taxonomy, named
+from fedfacet.arguments import Number, Within
+from fedfacet.selectors.base import ClientSelector, Taxonomy, warn_of
 from fedfacet.types import ClientUpdate, Facts, Query, RoundResult, SelectionContext, ServerState
 
-log = logging.getLogger(__name__)
 
-
+@dataclass(eq=False, kw_only=True)
 class ActiveFLSelector(ClientSelector):
     r"""Draw most of the cohort by a softmax of the clients' last known valuations, and the rest uniformly.
 
@@ -44,25 +44,15 @@ class ActiveFLSelector(ClientSelector):
         excluded_share: alpha_1 in [0, 1].
         sharpness: alpha_2, 0 or larger; 0 draws uniformly from those who are not excluded.
         uniform_share: alpha_3 in [0, 1].
-
-    Raises:
-        ValueError: if a value is out of range.
     """
 
     # AFL_G of the thesis' table 4.
     taxonomy = Taxonomy("efficiency", "DSRT", ("θ", "loss"), "loss", "probability and exploration", "fixed rounds")
 
-    def __init__(
-        self, *, valuation: Query, excluded_share: float = 0.75, sharpness: float = 0.01, uniform_share: float = 0.1
-    ) -> None:
-        check_within("excluded_share", excluded_share, "[0, 1]")
-        check_within("uniform_share", uniform_share, "[0, 1]")
-        if not 0 <= sharpness < math.inf:
-            raise ValueError(f"Expected `sharpness` to be 0 or larger, and finite, but got {sharpness}.")
-        self.valuation = valuation
-        self.excluded_share = excluded_share
-        self.sharpness = sharpness
-        self.uniform_share = uniform_share
+    valuation: Query
+    excluded_share: Annotated[float, Within("[0, 1]")] = 0.75
+    sharpness: Annotated[float, Number("0 or larger, and finite")] = 0.01
+    uniform_share: Annotated[float, Within("[0, 1]")] = 0.1
 
     def init(self, facts: Facts) -> ServerState:
         """Return every client's last valuation, float64 of shape (K,): none so far."""
@@ -95,10 +85,7 @@ class ActiveFLSelector(ClientSelector):
         unusable = [receipt.client_id for receipt in result.receipts if not valuations_K[receipt.client_id].isfinite()]
         if unusable:
             valuations_K[unusable] = -torch.inf
-            log.warning(
-                "Round %d: the valuations of %d of %d clients are not finite and count as none: clients %s.",
-                *(result.round, len(unusable), len(result.receipts), named(unusable)),
-            )
+            warn_of(result.round, "valuations", unusable, len(result.receipts), "clients are not finite and count as none")
         return {"valuations": valuations_K}
 
 

@@ -1,21 +1,21 @@
 """Clients drawn by the mixture on which the model does worst."""
 
-import logging
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Annotated
 
 import numpy as np
 import torch
 
 from fedfacet import rng as streams
-from fedfacet.arguments import check_whole, check_within
-from fedfacet.selectors.base import ClientSelector, Taxonomy, drawn_order, named
+from fedfacet.arguments import Whole, Within
+from fedfacet.selectors.base import ClientSelector, Taxonomy, drawn_order, warn_of
 from fedfacet.simplex import nearest_of_simplex
 from fedfacet.types import ClientUpdate, Facts, Query, RoundResult, SelectionContext, ServerState
 
-log = logging.getLogger(__name__)
 
-
+@dataclass(eq=False, kw_only=True)
 class AgnosticSelector(ClientSelector):
     r"""Draw clients in proportion to weights that ascend towards the clients of large losses.
 
@@ -52,21 +52,14 @@ class AgnosticSelector(ClientSelector):
         local_loss: asked of m clients in every round.
         step: :math:`\gamma`, 0 or larger; 0 draws uniformly.
         asked: m, 2 or larger; ``None`` for as many as train, and 2 at least.
-
-    Raises:
-        ValueError: if a value is out of range.
     """
 
     # AFL_M of the thesis' table 4.
     taxonomy = Taxonomy("good-intent fairness", "DSRT", ("θ", "loss"), "loss", "probability", "fixed rounds")
 
-    def __init__(self, *, local_loss: Query, step: float = 0.1, asked: int | None = None) -> None:
-        check_within("step", step, "[0, 3.4e38]")
-        if asked is not None:
-            check_whole("asked", asked, 2)
-        self.local_loss = local_loss
-        self.step = step
-        self.asked = asked
+    local_loss: Query
+    step: Annotated[float, Within("[0, 3.4e38]")] = 0.1
+    asked: Annotated[int | None, Whole(2)] = None
 
     def init(self, facts: Facts) -> ServerState:
         """Return weights lambda, float64 of shape (K,), that are all alike."""
@@ -87,11 +80,8 @@ class AgnosticSelector(ClientSelector):
         told = [one.client_id for one in result.disclosed if one.query == self.local_loss.name]
         told = told[: self.asked or max(2, len(result.cohort))]
         losses = {client_id: result.answers[self.local_loss.name][client_id] for client_id in told}
-        if unusable := [client_id for client_id, loss in losses.items() if not math.isfinite(loss)]:
-            log.warning(
-                "Round %d: the losses of %d of %d clients are not finite and do not count: clients %s.",
-                *(result.round, len(unusable), len(losses), named(unusable)),
-            )
+        unusable = [client_id for client_id, loss in losses.items() if not math.isfinite(loss)]
+        warn_of(result.round, "losses", unusable, len(losses), "clients are not finite and do not count")
         usable = [client_id for client_id in told if client_id not in unusable]
         if len(usable) < 2 or not self.step:
             return server

@@ -1,16 +1,19 @@
 """Selection among clients whose lines are fast, as is common practice."""
 
 import math
+from dataclasses import dataclass
+from typing import Annotated
 
 import numpy as np
 from numpy.typing import NDArray
 
 from fedfacet import rng
-from fedfacet.arguments import check_within
+from fedfacet.arguments import Within
 from fedfacet.selectors.base import ClientSelector, Taxonomy
 from fedfacet.types import Query, SelectionContext, ServerState
 
 
+@dataclass(eq=False, kw_only=True)
 class BandwidthThresholdSelector(ClientSelector):
     r"""Draw the cohort uniformly from those whose line to the server is not among the slowest.
 
@@ -31,9 +34,6 @@ class BandwidthThresholdSelector(ClientSelector):
     Args:
         upload_seconds: asked of every client, once.
         excluded_share: q, in [0, 1).
-
-    Raises:
-        ValueError: if the share is out of range.
     """
 
     # LT-FL of the thesis' table 4 is a channel; this is what it replaces.
@@ -41,10 +41,8 @@ class BandwidthThresholdSelector(ClientSelector):
 
     needs_devices = True
 
-    def __init__(self, *, upload_seconds: Query, excluded_share: float = 0.3) -> None:
-        check_within("excluded_share", excluded_share, "[0, 1)")
-        self.upload_seconds = upload_seconds
-        self.excluded_share = excluded_share
+    upload_seconds: Query
+    excluded_share: Annotated[float, Within("[0, 1)")] = 0.3
 
     def select(self, server: ServerState, context: SelectionContext) -> list[int]:
         """Return those drawn from above the threshold, then those drawn from below it."""

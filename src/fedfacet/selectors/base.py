@@ -1,5 +1,6 @@
 """The contract of a client selector."""
 
+import logging
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
@@ -8,7 +9,10 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
+from fedfacet.arguments import Declared
 from fedfacet.types import Facts, SelectionContext, ServerState
+
+log = logging.getLogger(__name__)
 
 CHARACTERISTICS = {"V": "availability", "D": "addressability", "S": "statefulness", "R": "reliability", "T": "trustworthiness"}
 """What a method may require of clients: that all are there, can be addressed, come back, always answer, and truthfully."""
@@ -53,7 +57,7 @@ class Taxonomy:
             )
 
 
-class ClientSelector(ABC):
+class ClientSelector(Declared, ABC):
     """Who takes part in a round.
 
     A selector is immutable: its constructor takes hyperparameters, of which those out of range raise ``ValueError``, and its
@@ -76,7 +80,8 @@ class ClientSelector(ABC):
     """``observe(self, server, result, updates, rng)`` returns the next state, learnt from a finished round.
 
     ``None`` for a selector that learns nothing. ``updates`` are the round's, or none unless ``needs_updates``; ``rng`` is a
-    generator of its own.
+    generator of its own. If it has an argument ``change`` it is handed what the round added to the model that was sent too
+    (tensor -> difference).
     """
 
     observes_cohorts_alone: ClassVar[bool] = False
@@ -101,12 +106,6 @@ class ClientSelector(ABC):
     attribute value and predicted class, int64 of shape (Y, A, Y). For ``"gradients"`` the function returns, per class, the
     squared norm of the gradient of its samples' mean cross entropy with respect to its row of the head, float64 of shape (Y,).
     A run without such samples is refused.
-    """
-
-    fedavg_rounds: int = 0
-    """How many rounds come first whose updates FedAvg averages, whatever the aggregator, as FedDiverse's pre-training asks.
-
-    An aggregator that sends or reads more than models is not replaced.
     """
 
     sizes_itself: bool = False
@@ -134,9 +133,6 @@ class ClientSelector(ABC):
     Where nobody wants them, each is freed as soon as it is aggregated.
     """
 
-    needs_change = False
-    """Whether ``observe`` is handed ``change`` too: what the round added to the model that was sent (tensor -> difference)."""
-
     def init(self, facts: Facts) -> ServerState:
         """Return the state before the first round: tensors and plain data.
 
@@ -144,6 +140,10 @@ class ClientSelector(ABC):
         ``[]``, ``None``, or a tensor without entries.
         """
         return {}
+
+    def mechanisms(self) -> Sequence[Any]:
+        """Return what else of a round the method has a hand in, each a ``Mechanism``; nothing by default."""
+        return ()
 
     @abstractmethod
     def select(self, server: ServerState, context: SelectionContext) -> list[int]:
@@ -189,12 +189,17 @@ def drawn_order(weights: NDArray[np.float64], rng: np.random.Generator, number: 
     return lowest(len(weights) if number is None else number, rng.random(len(weights)), arrivals)
 
 
-def named(client_ids: Sequence[int]) -> str:
-    """Return the numbers of clients for a message, ten of them at most.
+def warn_of(round: int, what: str, client_ids: Sequence[int], number: int, said: str) -> None:
+    """Have the log name the clients, ten of them at most, whose answers are of no use; without any it says nothing.
 
-    Example:
-        >>> named(range(3, 15))
-        '3, 4, 5, 6, 7, 8, 9, 10, 11, 12 and 2 more'
+    Args:
+        round: the current one.
+        what: was asked: ``"losses"``.
+        client_ids: whose answers are of no use.
+        number: how many have answered.
+        said: why, and what follows: ``"clients are not finite and come last"``.
     """
-    more = f" and {len(client_ids) - 10} more" if len(client_ids) > 10 else ""
-    return ", ".join(map(str, client_ids[:10])) + more
+    if client_ids:
+        more = f" and {len(client_ids) - 10} more" if len(client_ids) > 10 else ""
+        ids = ", ".join(map(str, client_ids[:10])) + more
+        log.warning("Round %d: the %s of %d of %d %s: clients %s.", round, what, len(client_ids), number, said, ids)

@@ -3,13 +3,14 @@
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Annotated
 
 import numpy as np
 from numpy.typing import NDArray
 from scipy.spatial.distance import jensenshannon
 from scipy.special import entr
 
-from fedfacet.arguments import check_choice, check_within
+from fedfacet.arguments import Choice, Number, Within
 from fedfacet.selectors.base import ClientSelector, Taxonomy
 from fedfacet.types import Query, SelectionContext, ServerState
 
@@ -56,18 +57,14 @@ class DiversityScoreSelector(ClientSelector):
     )
 
     label_histogram: Query
-    support_weight: float = 0.5
-    intra_weight: float = 0.5
-    jensen_shannon: str = "divergence"
+    support_weight: Annotated[float, Within("[0, 1]")] = 0.5
+    intra_weight: Annotated[float, Within("[0, 1]")] = 0.5
+    jensen_shannon: Annotated[str, Choice("divergence", "distance")] = "divergence"
     scaled: bool = False
-    floor: float = 0.01
+    floor: Annotated[float, Number("larger than 0 and finite")] = 0.01
 
     def __post_init__(self) -> None:
-        check_within("support_weight", self.support_weight, "[0, 1]")
-        check_within("intra_weight", self.intra_weight, "[0, 1]")
-        check_choice("jensen_shannon", self.jensen_shannon, ("divergence", "distance"))
-        if not 0 < self.floor < math.inf:
-            raise ValueError(f"Expected `floor` to be larger than 0 and finite, but got {self.floor}.")
+        super().__post_init__()
         self._known: tuple[Mapping[int, Sequence[int]], dict[int, float]] = ({}, {})  # a memo, which changes no result
 
     def select(self, server: ServerState, context: SelectionContext) -> list[int]:

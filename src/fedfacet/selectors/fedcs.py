@@ -2,18 +2,21 @@
 
 import logging
 import math
+from dataclasses import dataclass
+from typing import Annotated
 
 import numpy as np
 from numpy.typing import NDArray
 
 from fedfacet import rng
-from fedfacet.arguments import check_within
+from fedfacet.arguments import Within
 from fedfacet.selectors.base import ClientSelector, Taxonomy
 from fedfacet.types import Query, SelectionContext, ServerState
 
 log = logging.getLogger(__name__)
 
 
+@dataclass(eq=False, kw_only=True)
 class FedCSSelector(ClientSelector):
     r"""Draw candidates, ask what a round takes them, and choose one after another while the round stays within the deadline.
 
@@ -48,9 +51,6 @@ class FedCSSelector(ClientSelector):
         deadline: :math:`T_{round}`, in seconds, larger than 0.
         candidates: C, in (0, 1].
         overhead: :math:`T_o`, the seconds of selection and aggregation, 0 or larger.
-
-    Raises:
-        ValueError: if a value is out of range.
     """
 
     taxonomy = Taxonomy("limit round time", "DRT", ("θ", "time"), "time", "ranking", "fixed rounds, accuracy reached")
@@ -58,14 +58,10 @@ class FedCSSelector(ClientSelector):
     sizes_itself = True
     needs_devices = True
 
-    def __init__(self, *, resources: Query, deadline: float = 180.0, candidates: float = 0.1, overhead: float = 0.0) -> None:
-        check_within("deadline", deadline, "(0, 3.4e38]")
-        check_within("candidates", candidates, "(0, 1]")
-        check_within("overhead", overhead, "[0, 3.4e38]")
-        self.resources = resources
-        self.deadline = deadline
-        self.candidates = candidates
-        self.overhead = overhead
+    resources: Query
+    deadline: Annotated[float, Within("(0, 3.4e38]")] = 180.0
+    candidates: Annotated[float, Within("(0, 1]")] = 0.1
+    overhead: Annotated[float, Within("[0, 3.4e38]")] = 0.0
 
     def select(self, server: ServerState, context: SelectionContext) -> list[int]:
         """Return those that fit, in the order in which they were chosen."""

@@ -1,19 +1,22 @@
 """Probabilistic node selection: clients whose updates pull against the others' are drawn less often."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Annotated
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
 from fedfacet import state
-from fedfacet.arguments import check_choice
+from fedfacet.arguments import Choice, Number
 from fedfacet.selectors.base import ClientSelector, Taxonomy, drawn_order, numbers
 from fedfacet.types import ClientUpdate, Facts, RoundResult, SelectionContext, ServerState
 
 _TIE = 1e-6
 
 
+@dataclass(eq=False, kw_only=True)
 class FedPNSSelector(ClientSelector):
     r"""Draw clients by probabilities that fall whenever a client's update turns out to hold the others back.
 
@@ -55,15 +58,9 @@ class FedPNSSelector(ClientSelector):
 
     taxonomy = Taxonomy("efficiency", "DSRT", ("θ",), "alignment of updates", "probability", "fixed rounds")
 
-    def __init__(self, *, variant: str = "paper", penalty_exponent: float = 2.0, penalty_offset: float = 0.7) -> None:
-        check_choice("variant", variant, ("paper", "original"))
-        if not penalty_exponent > 0:
-            raise ValueError(f"Expected `penalty_exponent` to be larger than 0, but got {penalty_exponent}.")
-        if not penalty_offset >= 0:
-            raise ValueError(f"Expected `penalty_offset` to be 0 or larger, but got {penalty_offset}.")
-        self.variant = variant
-        self.penalty_exponent = penalty_exponent
-        self.penalty_offset = penalty_offset
+    variant: Annotated[str, Choice("paper", "original")] = "paper"
+    penalty_exponent: Annotated[float, Number("larger than 0")] = 2.0
+    penalty_offset: Annotated[float, Number("0 or larger")] = 0.7
 
     def init(self, facts: Facts) -> ServerState:
         """Return every client's probability, and how often its update has arrived and been flagged."""

@@ -3,13 +3,15 @@
 import logging
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Annotated
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from fedfacet.arguments import check_within
-from fedfacet.selectors.base import ClientSelector, Taxonomy, named, numbers
+from fedfacet.arguments import Within
+from fedfacet.selectors.base import ClientSelector, Taxonomy, numbers, warn_of
 from fedfacet.types import ClientUpdate, Facts, RoundResult, SelectionContext, ServerState, State
 
 log = logging.getLogger(__name__)
@@ -17,6 +19,7 @@ log = logging.getLogger(__name__)
 Floats = NDArray[np.float64]
 
 
+@dataclass(eq=False, kw_only=True)
 class FLCIRSelector(ClientSelector):
     r"""Estimate each client's class shares, and add clients to the cohort so that its classes come nearest to balance.
 
@@ -55,18 +58,12 @@ class FLCIRSelector(ClientSelector):
     Args:
         sharpness: beta, larger than 0 and at most 1e3: how far shares are apart.
         exploration: a, 0 or larger: how much a client gains that was seen seldom.
-
-    Raises:
-        ValueError: if a value is out of range.
     """
 
     taxonomy = Taxonomy("efficiency", "DSRT", ("θ",), "bandit on gradients of the server's samples", "ranking", "fixed rounds")
 
-    def __init__(self, *, sharpness: float = 1.0, exploration: float = 1.0) -> None:
-        check_within("sharpness", sharpness, "(0, 1e3]")
-        check_within("exploration", exploration, "[0, 1e9]")
-        self.sharpness = sharpness
-        self.exploration = exploration
+    sharpness: Annotated[float, Within("(0, 1e3]")] = 1.0
+    exploration: Annotated[float, Within("[0, 1e9]")] = 1.0
 
     def init(self, facts: Facts) -> ServerState:
         """Return every client's mean shares, float64 of shape (K, Y) once there are any, and T, int64 of shape (K,)."""
@@ -113,11 +110,7 @@ class FLCIRSelector(ClientSelector):
                 estimates[update.client_id] = torch.from_numpy(shares_Y)
             else:
                 unusable.append(update.client_id)
-        if unusable:
-            log.warning(
-                "Round %d: the gradients of %d of %d clients' models are not finite and teach nothing: clients %s.",
-                *(result.round, len(unusable), len(updates), named(unusable)),
-            )
+        warn_of(result.round, "gradients", unusable, len(updates), "clients' models are not finite and teach nothing")
         if not estimates:
             return server
         clients = torch.tensor(list(estimates))

@@ -3,13 +3,15 @@
 import logging
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Annotated
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from fedfacet.arguments import check_within
-from fedfacet.selectors.base import ClientSelector, Taxonomy, named, numbers
+from fedfacet.arguments import Within
+from fedfacet.selectors.base import ClientSelector, Taxonomy, numbers, warn_of
 from fedfacet.types import ClientUpdate, Facts, Query, RoundResult, SelectionContext, ServerState
 
 log = logging.getLogger(__name__)
@@ -20,6 +22,7 @@ _LEAST_SHARE = 1e-12
 """Of the energy budget: a device whose rounds take none would have an infinite utility, however small its loss."""
 
 
+@dataclass(eq=False, kw_only=True)
 class FlameSelector(ClientSelector):
     r"""Choose the clients of the highest utility, of loss, energy and time.
 
@@ -57,9 +60,6 @@ class FlameSelector(ClientSelector):
         max_joules: E_max, larger than 0; ``None`` for no budget, and then energy does not matter.
         preferred_seconds: T, larger than 0; ``None`` for no limit.
         slow_factor: alpha, in [0, 1].
-
-    Raises:
-        ValueError: if a value is out of range.
     """
 
     # FLAME_C of the thesis' table 4.
@@ -68,24 +68,11 @@ class FlameSelector(ClientSelector):
     sizes_itself = True
     needs_devices = True
 
-    def __init__(
-        self,
-        *,
-        valuation: Query,
-        round_joules: Query,
-        max_joules: float | None = 3996.0,
-        preferred_seconds: float | None = 30.0,
-        slow_factor: float = 0.5,
-    ) -> None:
-        for name, number in (("max_joules", max_joules), ("preferred_seconds", preferred_seconds)):
-            if number is not None:
-                check_within(name, number, "(0, 3.4e38]")
-        check_within("slow_factor", slow_factor, "[0, 1]")
-        self.valuation = valuation
-        self.round_joules = round_joules
-        self.max_joules = max_joules
-        self.preferred_seconds = preferred_seconds
-        self.slow_factor = slow_factor
+    valuation: Query
+    round_joules: Query
+    max_joules: Annotated[float | None, Within("(0, 3.4e38]")] = 3996.0
+    preferred_seconds: Annotated[float | None, Within("(0, 3.4e38]")] = 30.0
+    slow_factor: Annotated[float, Within("[0, 1]")] = 0.5
 
     def init(self, facts: Facts) -> ServerState:
         """Return what is known of clients, nothing so far.
@@ -137,10 +124,7 @@ class FlameSelector(ClientSelector):
         unusable = [receipt.client_id for receipt in result.receipts if not valuations_K[receipt.client_id].isfinite()]
         if unusable:
             valuations_K[unusable] = torch.inf
-            log.warning(
-                "Round %d: the valuations of %d of %d clients are not finite and come last: clients %s.",
-                *(result.round, len(unusable), len(result.receipts), named(unusable)),
-            )
+            warn_of(result.round, "valuations", unusable, len(result.receipts), "clients are not finite and come last")
         return {"valuations": valuations_K, "durations": durations_K, "selected": selected_K}
 
 

@@ -2,6 +2,8 @@
 
 import warnings
 from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Annotated
 
 import numpy as np
 import torch
@@ -10,11 +12,12 @@ from sklearn.cluster import KMeans
 from sklearn.exceptions import ConvergenceWarning
 
 from fedfacet import rng
-from fedfacet.arguments import check_choice, check_whole
+from fedfacet.arguments import Choice, Whole
 from fedfacet.selectors.base import ClientSelector, Taxonomy, drawn_order, numbers
 from fedfacet.types import ClientUpdate, Facts, RoundResult, SelectionContext, ServerState, State
 
 
+@dataclass(eq=False, kw_only=True)
 class HCSFedSelector(ClientSelector):
     r"""Cluster the clients by their updates of the first round; draw from each cluster, the more the more varied it is.
 
@@ -49,13 +52,9 @@ class HCSFedSelector(ClientSelector):
         "efficiency", "DSRT", ("θ", "compressed update"), "clustering", "clusters and probability", "fixed rounds"
     )
 
-    def __init__(self, *, num_clusters: int = 3, compressed_size: int = 22, within: str = "norm") -> None:
-        check_whole("num_clusters", num_clusters)
-        check_whole("compressed_size", compressed_size)
-        check_choice("within", within, ("norm", "uniform"))
-        self.num_clusters = num_clusters
-        self.compressed_size = compressed_size
-        self.within = within
+    num_clusters: Annotated[int, Whole()] = 3
+    compressed_size: Annotated[int, Whole()] = 22
+    within: Annotated[str, Choice("norm", "uniform")] = "norm"
 
     def init(self, facts: Facts) -> ServerState:
         """Return whose update has been seen (ascending), what it was compressed to, and the clusters: nobody's so far."""

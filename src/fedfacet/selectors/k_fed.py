@@ -1,10 +1,11 @@
 """Selection from every cluster of clients, as k-FED finds them in one shot."""
 
-import logging
 import warnings
 from collections import Counter
 from collections.abc import Mapping
+from dataclasses import dataclass
 from functools import cache
+from typing import Annotated
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,18 +14,17 @@ from sklearn.cluster import KMeans
 from sklearn.exceptions import ConvergenceWarning
 from threadpoolctl import ThreadpoolController
 
-from fedfacet.arguments import check_choice, check_whole
+from fedfacet.arguments import Choice, Whole
 from fedfacet.errors import SelectionError
-from fedfacet.selectors.base import ClientSelector, Taxonomy, named
+from fedfacet.selectors.base import ClientSelector, Taxonomy, warn_of
 from fedfacet.types import Query, SelectionContext, ServerState
-
-log = logging.getLogger(__name__)
 
 Floats = NDArray[np.float64]
 
 _threads = cache(ThreadpoolController)  # it looks for thread pools among all loaded libraries, which takes milliseconds
 
 
+@dataclass(eq=False, kw_only=True)
 class KFedSelector(ClientSelector):
     r"""Have clients cluster their samples, cluster the centres, and take clients from one cluster after another.
 
@@ -61,16 +61,15 @@ class KFedSelector(ClientSelector):
 
     taxonomy = Taxonomy("efficiency", "DT", ("θ", "centroids"), "clustering", "clusters", "fixed rounds")
 
-    def __init__(
-        self, *, centroids: Query, local_loss: Query, num_clusters: int | None = None, within: str = "uniform"
-    ) -> None:
-        if num_clusters is not None:
-            check_whole("num_clusters", num_clusters)
-        check_choice("within", within, ("uniform", "loss"))
-        self.centroids = centroids
-        self.local_loss = local_loss if within == "loss" else None
-        self.num_clusters = num_clusters
-        self.within = within
+    centroids: Query
+    local_loss: Query | None
+    num_clusters: Annotated[int | None, Whole()] = None
+    within: Annotated[str, Choice("uniform", "loss")] = "uniform"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.within != "loss":
+            self.local_loss = None  # or the ledger would name it
 
     def select(self, server: ServerState, context: SelectionContext) -> list[int]:
         """Return one client of every cluster after another.
@@ -85,11 +84,9 @@ class KFedSelector(ClientSelector):
         centres = {k: np.array(answer, dtype=np.float64).reshape(len(answer), -1) for k, answer in told if len(answer)}
         widths = Counter(centres_RD.shape[1] for centres_RD in centres.values()).most_common(1)
         if unusable := [k for k in centres if centres[k].shape[1] != widths[0][0]]:
-            if new := [k for k in unusable if k not in known]:
-                log.warning(
-                    "Round %d: the centres of %d of %d clients have another length than most, and they come last: clients %s.",
-                    *(context.round, len(new), len(context.available), named(new)),
-                )
+            new = [k for k in unusable if k not in known]
+            said = "clients have another length than most, and they come last"
+            warn_of(context.round, "centres", new, len(context.available), said)
             centres = {k: centres_RD for k, centres_RD in centres.items() if k not in unusable}
         # As many as if all clients had found as many as the one with most: no client ends a run by having few.
         number = len(context.available) * max(map(len, centres.values()), default=0)

@@ -1,23 +1,23 @@
 """Oort: clients whose losses are large and who are quick, and some that are new."""
 
-import logging
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Annotated
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
 from fedfacet import rng
-from fedfacet.arguments import check_whole, check_within
-from fedfacet.selectors.base import ClientSelector, Taxonomy, named, numbers
+from fedfacet.arguments import Whole, Within
+from fedfacet.selectors.base import ClientSelector, Taxonomy, numbers, warn_of
 from fedfacet.types import ClientUpdate, Facts, Query, RoundResult, SelectionContext, ServerState
-
-log = logging.getLogger(__name__)
 
 Floats = NDArray[np.float64]
 
 
+@dataclass(eq=False, kw_only=True)
 class OortSelector(ClientSelector):
     r"""Draw most of the cohort from those with the best scores, of loss and speed, and the rest from those never heard.
 
@@ -73,9 +73,6 @@ class OortSelector(ClientSelector):
         round_threshold: a percentile in (0, 100].
         pacer_step: in rounds, 1 or larger.
         pacer_delta: points of the percentile, in [0, 100].
-
-    Raises:
-        ValueError: if a value is out of range.
     """
 
     # Oort of the thesis' table 4, which prints 1/B for 1/|B| and has the exponent bind T_k alone.
@@ -83,44 +80,18 @@ class OortSelector(ClientSelector):
         "limit round time", "DSR", ("θ", "loss", "time"), "utility", "ranking and exploration", "accuracy reached"
     )
 
-    def __init__(
-        self,
-        *,
-        loss_moments: Query,
-        num_samples: Query,
-        exploration: float = 0.9,
-        exploration_decay: float = 0.95,
-        exploration_least: float = 0.2,
-        time_exponent: float = 2.0,
-        clip: float = 0.98,
-        cutoff: float = 0.7,
-        window: float = 5.0,
-        round_threshold: float = 10.0,
-        pacer_step: int = 20,
-        pacer_delta: float = 5.0,
-    ) -> None:
-        check_within("exploration", exploration, "[0, 1]")
-        check_within("exploration_decay", exploration_decay, "(0, 1]")
-        check_within("exploration_least", exploration_least, "[0, 1]")
-        check_within("time_exponent", time_exponent, "[0, 1e3]")
-        check_within("clip", clip, "(0, 1]")
-        check_within("cutoff", cutoff, "[0, 1]")
-        check_within("window", window, "[1, 1e9]")
-        check_within("round_threshold", round_threshold, "(0, 100]")
-        check_whole("pacer_step", pacer_step)
-        check_within("pacer_delta", pacer_delta, "[0, 100]")
-        self.loss_moments = loss_moments
-        self.num_samples = num_samples
-        self.exploration = exploration
-        self.exploration_decay = exploration_decay
-        self.exploration_least = exploration_least
-        self.time_exponent = time_exponent
-        self.clip = clip
-        self.cutoff = cutoff
-        self.window = window
-        self.round_threshold = round_threshold
-        self.pacer_step = pacer_step
-        self.pacer_delta = pacer_delta
+    loss_moments: Query
+    num_samples: Query
+    exploration: Annotated[float, Within("[0, 1]")] = 0.9
+    exploration_decay: Annotated[float, Within("(0, 1]")] = 0.95
+    exploration_least: Annotated[float, Within("[0, 1]")] = 0.2
+    time_exponent: Annotated[float, Within("[0, 1e3]")] = 2.0
+    clip: Annotated[float, Within("(0, 1]")] = 0.98
+    cutoff: Annotated[float, Within("[0, 1]")] = 0.7
+    window: Annotated[float, Within("[1, 1e9]")] = 5.0
+    round_threshold: Annotated[float, Within("(0, 100]")] = 10.0
+    pacer_step: Annotated[int, Whole()] = 20
+    pacer_delta: Annotated[float, Within("[0, 100]")] = 5.0
 
     def init(self, facts: Facts) -> ServerState:
         """Return what is known of clients, nothing so far, and of the pacer.
@@ -169,11 +140,7 @@ class OortSelector(ClientSelector):
             if rounds_K[client_id]:
                 fresh.append(utility)
             utilities_K[client_id], rounds_K[client_id] = utility, result.round
-        if unusable:
-            log.warning(
-                "Round %d: the losses of %d of %d clients are not finite and count as not heard: clients %s.",
-                *(result.round, len(unusable), len(result.receipts), named(unusable)),
-            )
+        warn_of(result.round, "losses", unusable, len(result.receipts), "clients are not finite and count as not heard")
         history = [*server["history"], math.fsum(fresh) / len(fresh) if fresh else 0.0][-2 * self.pacer_step :]
         percentile = server["percentile"]
         if result.round % self.pacer_step == 0 and len(history) == 2 * self.pacer_step:

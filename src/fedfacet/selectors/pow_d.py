@@ -1,16 +1,17 @@
 """Power-of-choice: the candidates on whose data the global model does worst."""
 
-import logging
+from dataclasses import dataclass
+from typing import Annotated
 
 import numpy as np
 
+from fedfacet.arguments import Whole
 from fedfacet.errors import SelectionError
-from fedfacet.selectors.base import ClientSelector, Taxonomy, drawn_order, named
+from fedfacet.selectors.base import ClientSelector, Taxonomy, drawn_order, warn_of
 from fedfacet.types import Query, SelectionContext, ServerState
 
-log = logging.getLogger(__name__)
 
-
+@dataclass(eq=False, kw_only=True)
 class PowDSelector(ClientSelector):
     r"""Draw d candidates in proportion to how much data they have; of these the clients with the highest losses join.
 
@@ -39,14 +40,9 @@ class PowDSelector(ClientSelector):
     # As in the thesis' table 4.
     taxonomy = Taxonomy("efficiency", "DRT", ("θ", "|D|", "loss"), "loss", "ranking", "accuracy reached")
 
-    def __init__(self, *, local_loss: Query, num_samples: Query, num_candidates: int | None = None) -> None:
-        if num_candidates is not None and (not isinstance(num_candidates, int) or num_candidates < 1):
-            raise ValueError(
-                f"Expected `num_candidates` to be a whole number, 1 or larger, or null for all, but got {num_candidates!r}."
-            )
-        self.local_loss = local_loss
-        self.num_samples = num_samples
-        self.num_candidates = num_candidates
+    local_loss: Query
+    num_samples: Query
+    num_candidates: Annotated[int | None, Whole(1, "a whole number, 1 or larger, or null for all")] = None
 
     def select(self, server: ServerState, context: SelectionContext) -> list[int]:
         """Return the candidates with the highest losses.
@@ -58,11 +54,8 @@ class PowDSelector(ClientSelector):
         losses = context.ask(self.local_loss, candidates)
         losses_D = np.array([losses[client_id] for client_id in candidates], dtype=np.float64)
         missing_D = np.isnan(losses_D)
-        if without := [client_id for client_id, missing in zip(candidates, missing_D, strict=True) if missing]:
-            log.warning(
-                "Round %d: the loss of %d of %d candidates is NaN, so they rank last: clients %s.",
-                *(context.round, len(without), len(candidates), named(without)),
-            )
+        without = [client_id for client_id, missing in zip(candidates, missing_D, strict=True) if missing]
+        warn_of(context.round, "loss", without, len(candidates), "candidates is NaN, so they rank last")
         ranked = np.lexsort((context.rng.random(len(candidates)), -losses_D, missing_D))
         return [candidates[position] for position in ranked[: context.num_slots]]
 

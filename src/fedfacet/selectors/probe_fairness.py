@@ -4,11 +4,12 @@ import logging
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Annotated
 
 import numpy as np
 from numpy.typing import NDArray
 
-from fedfacet.arguments import check_choice, check_within
+from fedfacet.arguments import Choice, Number, Whole, Within
 from fedfacet.rng import draw
 from fedfacet.selectors.base import ClientSelector, Taxonomy
 from fedfacet.types import WEIGHTED_DRAWS, ClientUpdate, Facts, Query, RoundResult, SelectionContext, ServerState
@@ -62,28 +63,18 @@ class ProbeFairnessSelector(ClientSelector):
     gives = frozenset({WEIGHTED_DRAWS})
 
     probe: Query
-    fairness_weight: float = 0.3
-    fairness: str = "both"
-    frequency_share: float = 0.6
-    candidate_factor: float = 2.0
-    epsilon: float = 0.1
-    temperature: float = 0.7
-    max_gap: int | None = 50
-    starvation_pool: str = "available"
-    never_selected: str = "since_start"
+    fairness_weight: Annotated[float, Within("[0, 1]")] = 0.3
+    fairness: Annotated[str, Choice("both", "inverse_frequency", "recency")] = "both"
+    frequency_share: Annotated[float, Within("[0, 1]")] = 0.6
+    candidate_factor: Annotated[float, Number("1 or larger, and finite")] = 2.0
+    epsilon: Annotated[float, Within("[0, 1]")] = 0.1
+    temperature: Annotated[float, Number("larger than 0 and finite")] = 0.7
+    max_gap: Annotated[int | None, Whole(1, "a whole number, 1 or larger, or null for never")] = 50
+    starvation_pool: Annotated[str, Choice("available", "candidates")] = "available"
+    never_selected: Annotated[str, Choice("since_start", "overdue")] = "since_start"
 
     def __post_init__(self) -> None:
-        for name in ("fairness_weight", "frequency_share", "epsilon"):
-            check_within(name, getattr(self, name), "[0, 1]")
-        check_choice("fairness", self.fairness, ("both", "inverse_frequency", "recency"))
-        check_choice("starvation_pool", self.starvation_pool, ("available", "candidates"))
-        check_choice("never_selected", self.never_selected, ("since_start", "overdue"))
-        if not 1 <= self.candidate_factor < math.inf:
-            raise ValueError(f"Expected `candidate_factor` to be 1 or larger, but got {self.candidate_factor}.")
-        if not 0 < self.temperature < math.inf:
-            raise ValueError(f"Expected `temperature` to be larger than 0 and finite, but got {self.temperature}.")
-        if (gap := self.max_gap) is not None and (not isinstance(gap, int) or gap < 1):
-            raise ValueError(f"Expected `max_gap` to be a whole number, 1 or larger, or null for never, but got {gap!r}.")
+        super().__post_init__()
         self.frequency_share = {"both": self.frequency_share, "inverse_frequency": 1.0, "recency": 0.0}[self.fairness]
 
     def init(self, facts: Facts) -> ServerState:

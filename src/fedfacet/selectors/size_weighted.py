@@ -1,13 +1,17 @@
 """Selection in proportion to how much data clients have."""
 
+from dataclasses import dataclass
+from typing import Annotated
+
 import numpy as np
 from numpy.typing import NDArray
 
-from fedfacet.arguments import check_choice
+from fedfacet.arguments import Choice
 from fedfacet.selectors.base import ClientSelector, Taxonomy, drawn_order
 from fedfacet.types import Query, SelectionContext, ServerState
 
 
+@dataclass(eq=False, kw_only=True)
 class SizeWeightedSelector(ClientSelector):
     r"""Draw clients without replacement, in proportion to their numbers of samples :math:`n_k`.
 
@@ -44,10 +48,8 @@ class SizeWeightedSelector(ClientSelector):
 
     taxonomy = Taxonomy("selection fairness", "VDRT", ("θ", "|D|"), "-", "probability", "-")  # EqW of the thesis' table 4
 
-    def __init__(self, *, num_samples: Query, scheme: str = "systematic") -> None:
-        check_choice("scheme", scheme, ("systematic", "successive"))
-        self.num_samples = num_samples
-        self.scheme = scheme
+    num_samples: Query
+    scheme: Annotated[str, Choice("systematic", "successive")] = "systematic"
 
     def select(self, server: ServerState, context: SelectionContext) -> list[int]:
         """Return the clients drawn, in random order."""

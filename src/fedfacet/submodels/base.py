@@ -8,6 +8,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from fedfacet.arguments import Declared
+
 Channels = Mapping[str, NDArray[np.int64]]
 """Group of channels -> the sorted positions of those that a client holds."""
 
@@ -59,12 +61,14 @@ class Taxonomy:
     again: str
 
 
-class Submodel(ABC):
+class Submodel(Declared, ABC):
     """Which channels of the model a client holds in a round.
 
     Arguments that are out of range raise ``ValueError``. What is drawn is drawn under the run's seed, the round and the client,
     so that a round can be run again.
     """
+
+    option_group = "submodel."
 
     coupled: bool = True
     """Whether a layer's inputs are the outputs of the layer before; otherwise they are chosen on their own."""

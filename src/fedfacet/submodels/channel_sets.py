@@ -3,12 +3,14 @@
 import functools
 import math
 from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Annotated
 
 import numpy as np
 from numpy.typing import NDArray
 
 from fedfacet import rng
-from fedfacet.arguments import check_choice, check_whole
+from fedfacet.arguments import Choice, Whole
 from fedfacet.submodels.base import Channels, Holder, Submodel, Taxonomy, kept
 
 LETTERS = {
@@ -24,6 +26,7 @@ PUBLISHED = {
 """What had a name before the thesis, by its code, and what the thesis has no code for."""
 
 
+@dataclass(eq=False, kw_only=True)
 class ChannelSets(Submodel):
     r"""Sets of channels that are shared by all weak clients, by groups of them, or by nobody.
 
@@ -61,39 +64,31 @@ class ChannelSets(Submodel):
         step: of the rolling window, in channels, 1 or larger.
     """
 
-    def __init__(
-        self,
-        *,
-        grouping: str,
-        dynamics: str,
-        policy: str,
-        num_groups: int = 4,
-        membership: str = "permuted",
-        balanced: bool = False,
-        coupled: bool = True,
-        step: int = 1,
-    ) -> None:
-        check_choice("submodel.grouping", grouping, ("one", "groups", "each"))
-        check_choice("submodel.dynamics", dynamics, ("fixed", "every_round"))
-        check_choice("submodel.policy", policy, ("blocks", "random", "rolling"))
-        check_choice("submodel.membership", membership, ("permuted", "fixed"))
-        check_whole("submodel.num_groups", num_groups)
-        check_whole("submodel.step", step)
-        if policy == "blocks" and grouping != "one" and (grouping, dynamics) != ("groups", "fixed"):
+    grouping: Annotated[str, Choice("one", "groups", "each")]
+    dynamics: Annotated[str, Choice("fixed", "every_round")]
+    policy: Annotated[str, Choice("blocks", "random", "rolling")]
+    num_groups: Annotated[int, Whole()] = 4
+    membership: Annotated[str, Choice("permuted", "fixed")] = "permuted"
+    balanced: bool = False
+    coupled: bool = True
+    step: Annotated[int, Whole()] = 1
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.policy == "blocks" and self.grouping != "one" and (self.grouping, self.dynamics) != ("groups", "fixed"):
             raise ValueError(
-                f"Expected blocks in one set or in fixed groups, but got grouping {grouping!r} with dynamics {dynamics!r}: a "
-                "model has no more blocks than that, so choose submodel=gfm."
+                f"Expected blocks in one set or in fixed groups, but got grouping {self.grouping!r} with dynamics "
+                f"{self.dynamics!r}: a model has no more blocks than that, so choose submodel=gfm."
             )
-        if policy == "rolling" and (grouping, dynamics) != ("one", "every_round"):
+        if self.policy == "rolling" and (self.grouping, self.dynamics) != ("one", "every_round"):
             raise ValueError(
-                f"Expected a rolling window that all clients share, but got grouping {grouping!r} with dynamics {dynamics!r}: "
-                "choose submodel=fedrolex."
+                f"Expected a rolling window that all clients share, but got grouping {self.grouping!r} with dynamics "
+                f"{self.dynamics!r}: choose submodel=fedrolex."
             )
-        if not coupled and policy != "random":
-            raise ValueError(f"Expected `submodel.coupled` to be true with policy {policy!r}, but got false: take random sets.")
-        self.grouping, self.dynamics, self.policy = grouping, dynamics, policy
-        self.num_groups, self.membership, self.balanced = num_groups, membership, balanced
-        self.coupled, self.step = coupled, step
+        if not self.coupled and self.policy != "random":
+            raise ValueError(
+                f"Expected `submodel.coupled` to be true with policy {self.policy!r}, but got false: take random sets."
+            )
 
     @property
     def taxonomy(self) -> Taxonomy:

@@ -8,21 +8,16 @@ import pytest
 
 from fedfacet.data.acs_employment import ACSEmployment
 from fedfacet.data.adult import Adult
-from fedfacet.data.celeba import CelebA
-from fedfacet.data.cifar10 import CIFAR10
-from fedfacet.data.cifar100 import CIFAR100
-from fedfacet.data.cmnist import ColouredMNIST
+from fedfacet.data.cifar import CIFAR10, CIFAR100
 from fedfacet.data.compas import Compas
-from fedfacet.data.covid_fl import CovidFL
-from fedfacet.data.fairface import FairFace
+from fedfacet.data.faces import CelebA, FairFace, UTKFace
 from fedfacet.data.femnist import FEMNIST
-from fedfacet.data.mnist import MNIST
+from fedfacet.data.medical import CovidFL, Retina
+from fedfacet.data.mnist import MNIST, ColouredMNIST
 from fedfacet.data.pneumonia_mnist import PneumoniaMNIST
-from fedfacet.data.retina import Retina
 from fedfacet.data.shakespeare import Shakespeare
 from fedfacet.data.spawrious import Spawrious
 from fedfacet.data.tiny_imagenet import TinyImageNet
-from fedfacet.data.utkface import UTKFace
 from fedfacet.data.waterbirds import WaterBirds
 
 pytestmark = pytest.mark.slow

@@ -9,7 +9,7 @@ import torch
 from fedfacet import rng, state
 from fedfacet.clients.local_training import LocalTraining
 from fedfacet.clients.queries.probe_norm import ProbeNorm
-from fedfacet.corrections.proximal import ProximalCorrection
+from fedfacet.corrections import ProximalCorrection
 from fedfacet.data.augmentation import CropAndFlip
 from fedfacet.methods.fedpac import FedPACObjective
 from fedfacet.models.small_cnn import SmallCNN

@@ -4,7 +4,7 @@ import pytest
 from fedfacet import state
 from fedfacet.clients.local_training import LocalTraining
 from fedfacet.clients.queries.resources import Resources, RoundJoules, UploadSeconds
-from fedfacet.devices.uniform import UniformDevices
+from fedfacet.devices.synthetic import UniformDevices
 from fedfacet.engines.sequential import SequentialEngine
 from fedfacet.engines.workers import WorkersEngine
 from fedfacet.errors import ConfigError

@@ -1,1 +1,0 @@
-"""Which of a model's weights clients train, where that is not all of them."""

@@ -1,1 +1,0 @@
-"""How large a part of the model each client is able to train."""

@@ -1,1 +1,0 @@
-"""What restrains client drift."""

@@ -1,1 +1,0 @@
-"""Pure functions of (logits, batch)."""

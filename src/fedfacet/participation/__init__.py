@@ -1,1 +1,0 @@
-"""Who is able to take part, and how a client's round may end."""

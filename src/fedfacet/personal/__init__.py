@@ -1,1 +1,0 @@
-"""What of a model stays with its client."""

@@ -1,1 +1,0 @@
-"""The clients' learning rate from round to round."""

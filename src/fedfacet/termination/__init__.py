@@ -1,1 +1,0 @@
-"""What ends a run before all its rounds are done."""

@@ -1,1 +1,0 @@
-"""What happens to an update before it leaves the client."""
