@@ -2,7 +2,6 @@
 
 import copy
 from dataclasses import replace
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -12,10 +11,10 @@ from fedfacet import state
 from fedfacet.aggregators.base import Aggregator
 from fedfacet.build import build
 from fedfacet.callbacks.decomposition import Decomposition
-from fedfacet.callbacks.evaluate_clients import EvaluateClients
-from fedfacet.callbacks.personal_evaluate import PersonalEvaluate
+from fedfacet.callbacks.evaluate_clients import EvaluateClients, PersonalEvaluate
 from fedfacet.clients.queries.true_heterogeneity import TrueHeterogeneity
 from fedfacet.config import compose_job
+from fedfacet.data.federated import FederatedData
 from fedfacet.participation import Participation
 from fedfacet.selectors.base import ClientSelector
 from fedfacet.storage import checkpoint
@@ -48,13 +47,11 @@ class FedAdam(Aggregator):
 def measuring(tiny_clients):
     """Every callback that measures models and needs more than the global one for it."""
     clients = tiny_clients(matrices=UNEQUAL)
-    matrices = [clients.data(client_id).interaction_matrix for client_id in range(4)]
-    data = SimpleNamespace(partition=clients.partition, matrices=matrices, held_out_clients=None)
-    splits = {"val": clients.dataset.train[::3], "test": clients.dataset.test}
+    data = FederatedData(clients.dataset, clients.partition, clients.dataset.train[::3])
     return {
         "decomposition": Decomposition(data=data),
-        "personal_evaluate": PersonalEvaluate(splits=splits, local_holdout=[]),
-        "evaluate_clients": EvaluateClients(splits=splits, group_weights=(1, 1, 1, 1), num_attributes=2, data=data),
+        "personal_evaluate": PersonalEvaluate(data=data),
+        "evaluate_clients": EvaluateClients(data=data),
     }
 
 

@@ -160,8 +160,7 @@ def federate(
             '{"fairness": Fairness(...)}.'
         )
     if callbacks is None:
-        weights, num_attributes = data.group_weights, data.dataset.num_attributes
-        callbacks = {"evaluate": Evaluate(splits=data.splits, group_weights=weights, num_attributes=num_attributes)}
+        callbacks = {"evaluate": Evaluate(data=data)}
     clients = Clients(
         objective=objective.to(device=device, memory_format=memory_format),
         optimizer=optimizer,

@@ -31,6 +31,12 @@ MERGED = {
 
 MOVED = {
     "fedfacet.aggregators.lag.LAG": "fedfacet.methods.lag.LAG",
+    "fedfacet.callbacks.auc.Auc": "fedfacet.callbacks.probabilities.Auc",
+    "fedfacet.callbacks.calibration.Calibration": "fedfacet.callbacks.probabilities.Calibration",
+    "fedfacet.callbacks.client_fairness.ClientFairness": "fedfacet.callbacks.evaluate_clients.ClientFairness",
+    "fedfacet.callbacks.personal_evaluate.PersonalEvaluate": "fedfacet.callbacks.evaluate_clients.PersonalEvaluate",
+    "fedfacet.callbacks.submodel_evaluate.SubmodelEvaluate": "fedfacet.callbacks.evaluate_clients.SubmodelEvaluate",
+    "fedfacet.callbacks.tensorboard_log.TensorBoardLog": "fedfacet.callbacks.lightning_log.TensorBoardLog",
     "fedfacet.clients.queries.bid.Bid": "fedfacet.methods.fmore.Bid",
     "fedfacet.clients.queries.contract.Contract": "fedfacet.methods.cbim.Contract",
     "fedfacet.clients.queries.smoothness.Smoothness": "fedfacet.methods.lag.Smoothness",

@@ -1,23 +1,23 @@
 import math
-from types import SimpleNamespace
 
 import pytest
 import torch
 from sklearn.metrics import roc_auc_score
 
-from fedfacet.callbacks.auc import Auc
+from fedfacet.callbacks.probabilities import Auc
+from fedfacet.data.federated import FederatedData
 
 
 def test_the_area_is_that_of_the_global_model(tiny_federation, tiny_clients):
     clients = tiny_clients()
     dataset = clients.dataset
-    splits = {"val": dataset.train[::3], "test": dataset.test}
+    data = FederatedData(dataset, clients.partition, dataset.train[::3])
     federation = tiny_federation(clients=clients, rounds=3)
-    callback = Auc(data=SimpleNamespace(splits=splits, dataset=dataset), every_n_rounds=2)
+    callback = Auc(data=data, every_n_rounds=2)
     metrics = callback.measure(federation, 2)
     model = clients.objective.model
     model.load_state_dict(federation.state.model)
-    for split, positions in splits.items():
+    for split, positions in data.splits.items():
         batch = dataset.batch(positions)
         with torch.inference_mode():
             logits = model.eval()(batch.x).double()

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 import torch
 
-from fedfacet.callbacks.calibration import Calibration
+from fedfacet.callbacks.probabilities import Calibration
 
 SPLITS = ("val", "test")
 NAMES = ("ece", "ece_attribute/a0", "ece_attribute/a1", "ece_worst_attribute")

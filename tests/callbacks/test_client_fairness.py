@@ -3,15 +3,29 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedfacet.callbacks.client_fairness import ClientFairness, fairness_over_clients
+from fedfacet.callbacks.evaluate_clients import ClientFairness, fairness_over_clients
+from fedfacet.data.federated import FederatedData
 from fedfacet.errors import FedFacetError
 
 
-def test_every_client_is_measured_on_what_it_holds_out(tiny_federation, tiny_clients):
+@pytest.fixture
+def fairness(tiny_clients):
+    """Return a function: what clients hold out -> a callback."""
+
+    def make(held_out, **settings):
+        clients = tiny_clients()
+        return ClientFairness(
+            data=FederatedData(clients.dataset, clients.partition, clients.dataset.test[:0], held_out), **settings
+        )
+
+    return make
+
+
+def test_every_client_is_measured_on_what_it_holds_out(tiny_federation, tiny_clients, fairness):
     """By hand: the share of right predictions at each client's positions, from ``Engine.predict``'s labels."""
     clients = tiny_clients()
     held = [np.sort(indices[::2]) for indices in clients.partition.indices[:3]]
-    callback = ClientFairness(local_holdout=[*held, np.empty(0, np.int64)])
+    callback = fairness((*held, np.empty(0, np.int64)))
     federation = tiny_federation(callbacks={"client_fairness": callback})
     result = federation.run_round()
     expected = []
@@ -24,18 +38,18 @@ def test_every_client_is_measured_on_what_it_holds_out(tiny_federation, tiny_cli
     assert result.metrics["client_fairness/acc_worst"] == min(expected)
 
 
-def test_rounds_that_are_not_measured_have_the_same_names(tiny_federation, tiny_clients):
+def test_rounds_that_are_not_measured_have_the_same_names(tiny_federation, tiny_clients, fairness):
     held = tiny_clients().partition.indices
-    federation = tiny_federation(callbacks={"f": ClientFairness(local_holdout=held, every_n_rounds=2)}, rounds=3)
+    federation = tiny_federation(callbacks={"f": fairness(held, every_n_rounds=2)}, rounds=3)
     first, second = federation.run_round().metrics, federation.run_round().metrics
     assert first.keys() == second.keys()
     assert np.isnan(first["client_fairness/acc_mean"])
     assert not np.isnan(second["client_fairness/acc_mean"])
 
 
-def test_without_samples_held_out_it_is_refused():
+def test_without_samples_held_out_it_is_refused(fairness):
     with pytest.raises(FedFacetError, match=r"set partition\.local_holdout=0\.2"):
-        ClientFairness(local_holdout=[np.empty(0, np.int64)] * 3)
+        fairness([np.empty(0, np.int64)] * 3)
 
 
 def test_ends_of_the_scale():

@@ -5,8 +5,7 @@ import pytest
 import torch
 
 from fedfacet.callbacks.evaluate import Evaluate
-
-WEIGHTS = (17.0, 16.0, 16.0, 15.0)
+from fedfacet.data.federated import FederatedData
 
 
 @pytest.fixture
@@ -16,8 +15,8 @@ def clients(tiny_clients):
 
 @pytest.fixture
 def evaluate(clients):
-    splits = {"val": clients.dataset.train[:10], "test": clients.dataset.test}
-    return lambda **more: Evaluate(splits=splits, group_weights=WEIGHTS, num_attributes=2, **more)
+    data = FederatedData(clients.dataset, clients.partition, clients.dataset.train[:10])
+    return lambda **more: Evaluate(data=data, **more)
 
 
 def test_metrics_are_those_of_the_model(tiny_federation, clients, evaluate):
@@ -38,7 +37,7 @@ def test_metrics_are_those_of_the_model(tiny_federation, clients, evaluate):
         for g in range(4):
             assert metrics[f"{split}/acc_group/y{g // 2}_a{g % 2}"] == pytest.approx(accuracies[g], nan_ok=True)
     accuracies = [metrics[f"test/acc_group/y{g // 2}_a{g % 2}"] for g in range(4)]
-    assert metrics["test/acc_adjusted"] == pytest.approx(np.average(accuracies, weights=WEIGHTS))
+    assert metrics["test/acc_adjusted"] == pytest.approx(np.average(accuracies, weights=evaluate().data.group_weights))
 
 
 def test_in_between_there_is_nothing_but_the_names_stay(tiny_federation, evaluate):

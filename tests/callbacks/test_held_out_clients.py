@@ -11,7 +11,7 @@ import torch
 from fedfacet import state
 from fedfacet.assembly import federate
 from fedfacet.build import build, load_data
-from fedfacet.callbacks.client_fairness import ClientFairness
+from fedfacet.callbacks.evaluate_clients import ClientFairness
 from fedfacet.config import compose_job, make
 from fedfacet.data.federated import FederatedData
 from fedfacet.data.held_out_clients import HeldOutClients
@@ -185,10 +185,13 @@ def test_without_a_local_holdout_their_copies_are_measured_on_the_test_set_alone
     assert math.isfinite(metrics["personal_test/held_out_clients/acc_mean"])
 
 
-def test_clients_that_hold_out_too_little_to_be_measured_are_refused():
+def test_clients_that_hold_out_too_little_to_be_measured_are_refused(tiny_clients):
+    clients = tiny_clients()
     never = HeldOutClients((1,), Partition((np.arange(2),)), (np.empty(0, np.int64),))
+    held_out = (np.arange(2),)
+    data = FederatedData(clients.dataset, clients.partition, clients.dataset.test[:0], held_out, held_out_clients=never)
     with pytest.raises(FedFacetError, match=r"nobody of partition\.held_out_clients does: set partition\.local_holdout=0\.2"):
-        ClientFairness(local_holdout=[np.arange(2)], held_out_clients=never)
+        ClientFairness(data=data)
 
 
 @pytest.mark.parametrize("method", ["fedpac", "scaffold", "feddyn", "ditto", "fedbn"])

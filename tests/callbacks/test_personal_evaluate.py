@@ -6,15 +6,15 @@ import statistics
 from dataclasses import replace
 from functools import partial
 
-import numpy as np
 import pytest
 import torch
 
 from fedfacet import rng, state
 from fedfacet.build import build
-from fedfacet.callbacks.personal_evaluate import PersonalEvaluate
+from fedfacet.callbacks.evaluate_clients import PersonalEvaluate
 from fedfacet.config import compose_job
 from fedfacet.corrections import Correction
+from fedfacet.data.federated import FederatedData
 from fedfacet.mechanisms.participation import ClientParticipation
 from fedfacet.methods.fedpac import FedPAC, FedPACObjective
 from fedfacet.models.resnet8 import ResNet8
@@ -57,11 +57,9 @@ def measured(clients, tiny_federation):
     def make(*, personal=None, every_n_rounds=1, holdout=True, aggregator=None, **settings):
         made = clients(personal, aggregator)
         held_out = [made.dataset.train[2 * k : 2 * k + 2] for k in range(3)] + [made.dataset.train[:0]]
-        callback = PersonalEvaluate(
-            splits={"val": made.dataset.train, "test": made.dataset.test},
-            local_holdout=held_out if holdout else [client[:0] for client in held_out],
-            every_n_rounds=every_n_rounds,
-        )
+        held_out = held_out if holdout else [client[:0] for client in held_out]
+        data = FederatedData(made.dataset, made.partition, made.dataset.train, tuple(held_out))
+        callback = PersonalEvaluate(data=data, every_n_rounds=every_n_rounds)
         return tiny_federation(clients=made, callbacks={"personal": callback}, aggregator=aggregator, **settings)
 
     return make
@@ -96,7 +94,7 @@ def test_it_measures_the_models_that_updates_are_made_from(measured, clients, pe
             twin.train(ClientTask(k, round, 0, Broadcast(run.state.model), run.state.memory.get(k, {})))
             models.append(state.clone(twin.program.tensors))
         metrics = run.run_round().metrics
-        want = expected(twin, models, run.callbacks["personal"].local_holdout)
+        want = expected(twin, models, run.callbacks["personal"].data.local_holdout)
         assert {name: metrics[name] for name in want} == pytest.approx(want)
         assert (metrics["personal/num_never_selected"], metrics["personal_holdout/num_clients"]) == (0, 3)
 
@@ -112,7 +110,7 @@ def test_who_stays_away_is_trained_for_the_measurement_and_who_never_came_has_th
         twin.train(ClientTask(k, 2, 0, Broadcast(before), memory.get(k, {})))
         models.append(state.clone(twin.program.tensors))
     models.append(run.state.model)
-    want = expected(twin, models, run.callbacks["personal"].local_holdout)
+    want = expected(twin, models, run.callbacks["personal"].data.local_holdout)
     assert {name: metrics[name] for name in want} == pytest.approx(want)
     assert metrics["personal/num_never_selected"] == 1
     assert state.digest(run.state.memory[0]) == state.digest(memory[0])  # nothing of the measurement is kept
@@ -169,9 +167,10 @@ def test_a_model_that_diverged_has_no_accuracy_and_is_counted(tiny_clients, tiny
 
     ours, twin = clients(), clients()
     held_out = [ours.dataset.train[2 * k : 2 * k + 2] for k in range(4)]
+    data = FederatedData(ours.dataset, ours.partition, ours.dataset.test[:0], tuple(held_out))
     run = tiny_federation(
         clients=ours,
-        callbacks={"personal": PersonalEvaluate(splits={"test": ours.dataset.test}, local_holdout=held_out)},
+        callbacks={"personal": PersonalEvaluate(data=data)},
         selector=Chosen([0, 1], cohort),
         on_bad_update=on_bad_update,
         rounds=2,
@@ -198,7 +197,7 @@ def test_heads_of_the_round_before_are_what_clients_were_sent(measured, clients)
         twin.train(ClientTask(k, 2, 0, sent[k]))
         models.append(state.clone(twin.program.tensors))
     metrics = run.run_round().metrics
-    want = expected(twin, models, run.callbacks["personal"].local_holdout)
+    want = expected(twin, models, run.callbacks["personal"].data.local_holdout)
     assert {name: metrics[name] for name in want} == pytest.approx(want)
 
 
@@ -249,7 +248,7 @@ def test_without_a_holdout_it_measures_on_the_test_set_alone(measured):
 
 def test_rounds_between_measurements_are_checked():
     with pytest.raises(ValueError, match="every_n_rounds"):
-        PersonalEvaluate(splits={"test": np.arange(2)}, local_holdout=[], every_n_rounds=0)
+        PersonalEvaluate(data=None, every_n_rounds=0)
 
 
 def test_a_whole_run_writes_it_down(tmp_path):

@@ -5,7 +5,7 @@ import math
 import pytest
 
 from fedfacet.build import build
-from fedfacet.callbacks.personal_evaluate import PersonalEvaluate
+from fedfacet.callbacks.evaluate_clients import PersonalEvaluate
 from fedfacet.clients.personal_memory import local_model
 from fedfacet.federation import Federation
 from fedfacet.mechanisms.submodels import Submodels
@@ -60,9 +60,7 @@ def test_what_nobody_holds_is_not_covered(federation):
 
 def test_without_parts_it_is_the_clients_own_models(federation):
     run = federation("callbacks.submodel_evaluate.every_n_rounds=1")
-    splits = {"test": run.callbacks["submodel_evaluate"].test}
-    personal = PersonalEvaluate(splits=splits, local_holdout=())
-    run.callbacks["personal"] = personal
+    run.callbacks["personal"] = PersonalEvaluate(data=run.callbacks["submodel_evaluate"].data)
     metrics = run.run_round().metrics
     assert metrics["submodel/covered"] == 1
     assert metrics["received_test/acc_std"] == 0
@@ -75,7 +73,7 @@ def test_clients_that_are_sent_models_of_their_own_are_measured_one_by_one(feder
         "method=fedpac", "aggregator=fedpac", "callbacks.submodel_evaluate.every_n_rounds=1", "federation.cohort_size=24"
     )
     run.run_round()
-    measured, evaluate = [], run.engine.evaluate
-    run.engine.evaluate = lambda model, splits: measured.append(model) or evaluate(model, splits)
+    measured, predict = [], run.engine.predict
+    run.engine.predict = lambda model, *given: measured.append(model) or predict(model, *given)
     run.run_round()
     assert len(measured) == 2 * 24  # received and trained

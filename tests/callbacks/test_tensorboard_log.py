@@ -8,7 +8,7 @@ import pytest
 from PIL import Image
 
 from fedfacet.callbacks.base import Callback
-from fedfacet.callbacks.tensorboard_log import TensorBoardLog
+from fedfacet.callbacks.lightning_log import TensorBoardLog
 from fedfacet.errors import ConfigError, Interrupted
 
 

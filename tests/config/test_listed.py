@@ -27,8 +27,11 @@ GIVEN_AGAIN = {
 }  # fmt: skip
 """Settings that may be texts or mappings and that no folder sets: a new one is either listed, or named here."""
 
-OF_NUMBERS = {"devices.tiers", "partition.clients", "engine.workers"}
-"""Arguments whose texts no folder sets, but which it may set to numbers, or to `auto`."""
+OF_NUMBERS = {"devices.tiers", "partition.clients", "engine.workers"} | {
+    f"{name}.metrics"
+    for name in ("evaluate", "auc", "calibration", "fairness", "client_fairness", "personal_evaluate", "submodel_evaluate")
+}
+"""Arguments whose texts no folder sets, but which it may set to numbers, to `auto`, or to trusted parts."""
 
 OF_OTHER_COMMANDS = ("attack", "hydra")
 

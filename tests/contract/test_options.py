@@ -3,6 +3,7 @@
 import functools
 import importlib
 import inspect
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -48,7 +49,9 @@ SHARED_MODULES = {
     "participation": set(), "personal": set(), "schedulers": {"TorchScheduler"}, "termination": {"MetricTermination"},
     "transforms": set(), "devices.synthetic": set(), "devices.trace": set(),
     "aggregators.robust": set(), "models.resnet50": {"ResNet50Network"}, "objectives.counting": {"CountingObjective"},
-    "partitioners.natural": set(), "partitioners.synthetic": set(),
+    "partitioners.natural": set(), "partitioners.synthetic": set(), "callbacks.evaluate": {"Outcome"},
+    "callbacks.evaluate_clients": {"ClientAccuracy", "TrainedModels"}, "callbacks.probabilities": set(),
+    "callbacks.lightning_log": {"LoggerAdapter"},
 }  # fmt: skip
 """Modules that hold all small parts of a kind, each an option -> what they hold beside these and their contract."""
 
@@ -119,7 +122,8 @@ def made_for_some_input(node, facts):
 
 def assert_it_can_be_made(file, found, facts):
     if file.stem in HELD_OUT:
-        facts = facts | {"local_holdout": [np.arange(2)], "num_holding_out": 1}
+        data = replace(facts["data"], local_holdout=(np.arange(2),))
+        facts = facts | {"data": data, "num_holding_out": 1}
     if file.stem in FOR_LANGUAGE_MODELS:
         pytest.importorskip("transformers", reason="transformers, of the extra `text`, is not installed")
         with rng.forked(0, "weights"):

@@ -15,6 +15,7 @@ RESULTS = {
     "your_own_data.md": ["dataset: image_folder", "dataset: csv"],
     "your_own_model.md": ["model: torchvision", "model: my_network", "model: my_wrapped"],
     "your_own_method.md": ["loss: focal", "aggregator: trimmed", "partition: by_attribute"],
+    "metrics.md": [],
     "from_python.md": [],
 }
 """What the configurations of the pages' runs say they chose."""

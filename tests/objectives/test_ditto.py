@@ -2,7 +2,6 @@
 
 from dataclasses import replace
 from functools import partial
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -12,10 +11,10 @@ from torch.nn import functional
 
 from fedfacet import rng, state
 from fedfacet.callbacks.evaluate import Evaluate
-from fedfacet.callbacks.evaluate_clients import EvaluateClients
-from fedfacet.callbacks.personal_evaluate import PersonalEvaluate
+from fedfacet.callbacks.evaluate_clients import EvaluateClients, PersonalEvaluate
 from fedfacet.clients.local_training import LocalTraining
 from fedfacet.corrections import ProximalCorrection
+from fedfacet.data.federated import FederatedData
 from fedfacet.mechanisms.participation import ClientParticipation
 from fedfacet.objectives.classification import ClassificationObjective
 from fedfacet.objectives.ditto import DittoObjective
@@ -71,13 +70,11 @@ def own(memory, prefix="ditto/"):
 
 def measures(clients):
     """Return callbacks that measure clients' models and the global one."""
-    splits = {"test": clients.dataset.test}
-    shared = {"splits": splits, "group_weights": (1.0, 2.0, 3.0, 4.0), "num_attributes": 2}
-    matrices = [clients.data(client_id).interaction_matrix for client_id in range(4)]
+    data = FederatedData(clients.dataset, clients.partition, clients.dataset.test[:0])
     return {
-        "clients": EvaluateClients(**shared, data=SimpleNamespace(matrices=matrices, held_out_clients=None)),
-        "personal": PersonalEvaluate(splits=splits, local_holdout=()),
-        "global": Evaluate(**shared | {"splits": {"global": clients.dataset.test}}),
+        "clients": EvaluateClients(data=data),
+        "personal": PersonalEvaluate(data=data),
+        "global": Evaluate(data=data, splits={"global": clients.dataset.test}),
     }
 
 

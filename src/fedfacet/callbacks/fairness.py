@@ -1,15 +1,12 @@
 """Group fairness of the global model."""
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 from numpy.typing import NDArray
 
-from fedfacet.callbacks.base import Measurement
-from fedfacet.data.federated import FederatedData
+from fedfacet.callbacks.evaluate import Evaluate, Outcome
 from fedfacet.errors import FedFacetError
 from fedfacet.federation import Federation
 from fedfacet.metrics.group_fairness import fairness_of, newcombe_interval, rates_of
@@ -20,7 +17,7 @@ GAPS = ("equal_opportunity", "equalized_odds", "demographic_parity", "accuracy_p
 
 
 @dataclass(eq=False, kw_only=True)
-class Fairness(Measurement):
+class Fairness(Evaluate):
     """Measure how differently the global model treats groups, on the validation and the test set.
 
     Metrics ``val/fair/...`` and ``test/fair/...``: those of ``fairness_of``, which explains the settings too; ``groups``, how
@@ -28,11 +25,9 @@ class Fairness(Measurement):
     positive class ``rate/tpr_a0``, ``rate/fpr_a0`` and ``rate/sel_a0``. Where there are two groups and one positive class,
     ``signed/equal_opportunity`` and ``signed/demographic_parity`` are group 1's rate minus group 0's, with Newcombe's 95 %
     intervals ``..._low`` and ``..._high``. ``fairness.png`` shows accuracy against gaps over rounds.
-
-    The model predicts once more than for ``Evaluate``. The worst group's accuracy is ``Evaluate``'s ``acc_worst_group``.
+    The worst group's accuracy is ``Evaluate``'s ``acc_worst_group``.
 
     Args:
-        data: the federation's.
         run_dir: where the picture goes.
         positive_class: as in ``fairness_of``, or the class's name; the others are as in ``fairness_of``.
         method: between_groups | to_reference | to_overall.
@@ -47,7 +42,6 @@ class Fairness(Measurement):
 
     name = "fairness"
 
-    data: FederatedData
     run_dir: Path
     positive_class: int | str | None = 1
     method: str = "between_groups"
@@ -56,67 +50,47 @@ class Fairness(Measurement):
     min_count: int = 1
 
     def __post_init__(self) -> None:
-        super().__post_init__()
         dataset = self.data.dataset
         if dataset.num_attributes < 2:
             raise FedFacetError(
                 "Expected a data set with two attribute values or more for callbacks.fairness, but this one has one: leave the "
                 "callback out, or choose a data set with a sensitive attribute."
             )
-        self._positive = self._number_of(self.positive_class, dataset.class_names)
-        self._fairness(np.zeros((dataset.num_classes, dataset.num_attributes, dataset.num_classes)))  # refuses bad values
-
-    def measure(self, federation: Federation, round: int) -> Mapping[str, float]:
-        """Return the metrics of the current global model."""
-        dataset, splits = self.data.dataset, self.data.splits
-        shape = (dataset.num_classes, dataset.num_attributes, dataset.num_classes)
-        counts: list[NDArray[Any]] = [np.zeros(shape) for _ in splits]
-        if self.is_due(federation, round):
-            measured = federation.engine.evaluate(federation.state.model, list(splits.values()))
-            counts = [one.confusion.reshape(shape) for one in measured]
-        metrics: dict[str, float] = {}
-        for split, table in zip(splits, counts, strict=True):
-            metrics |= {f"{split}/fair/{name}": value for name, value in self._metrics(table).items()}
-        return metrics
+        positive = self.positive_class
+        if isinstance(positive, str):
+            if positive not in dataset.class_names:
+                raise FedFacetError(
+                    "Expected `callbacks.fairness.positive_class` to be one of the classes "
+                    f"{', '.join(dataset.class_names)}, or its number, from 0, but got {positive!r}: fix the value."
+                )
+            positive = dataset.class_names.index(positive)
+        self._positive = positive
+        super().__post_init__()  # which refuses bad values
 
     def on_fit_end(self, federation: Federation, status: str) -> None:
         """Draw accuracy against gaps."""
         metrics = self.run_dir / "metrics.csv"
-        if status != "failed" and federation.state.round and metrics.exists() and len(self.data.splits.get("test", ())):
+        if status != "failed" and federation.state.round and metrics.exists() and len(self.splits.get("test", ())):
             plot_fairness(metrics, "test", GAPS, self.run_dir / "fairness.png")
 
-    @staticmethod
-    def _number_of(positive: int | str | None, names: tuple[str, ...]) -> int | None:
-        if not isinstance(positive, str):
-            return positive
-        if positive not in names:
-            raise FedFacetError(
-                f"Expected `callbacks.fairness.positive_class` to be one of the classes {', '.join(names)}, or its number, "
-                f"from 0, but got {positive!r}: fix the value."
-            )
-        return names.index(positive)
-
-    def _fairness(self, counts: NDArray[Any]) -> dict[str, float]:
-        return fairness_of(
-            counts,
-            positive_class=self._positive,
-            method=self.method,
-            classes=self.classes,
-            odds=self.odds,
-            min_count=self.min_count,
-        )
-
-    def _metrics(self, counts: NDArray[Any]) -> dict[str, float]:
+    def numbers(self, outcome: Outcome) -> dict[str, float]:
+        """Return the gaps, the groups' rates and their sizes."""
+        dataset = self.data.dataset
+        shape = (dataset.num_classes, dataset.num_attributes, dataset.num_classes)
+        counts = outcome.counts.confusion.reshape(shape)
+        settings: Any = {name: getattr(self, name) for name in ("method", "classes", "odds", "min_count")}
+        gaps = fairness_of(counts, positive_class=self._positive, **settings)
         sizes = counts.sum(axis=(0, 2))
         rates = rates_of(counts, self._positive or 0, min_count=self.min_count)
         shown = tuple(rates) if self._positive is not None else ("acc",)
-        return {
-            **self._fairness(counts),
+        found = {
+            **gaps,
             **(self._signed(counts, self._positive) if len(sizes) == 2 and self._positive is not None else {}),
             "groups": float((sizes >= self.min_count).sum()),
             **{f"rate/{name}_a{a}": float(rate) for name in shown for a, rate in enumerate(rates[name])},
             **{f"count_a{a}": float(size) for a, size in enumerate(sizes)},
         }
+        return {f"fair/{name}": value for name, value in found.items()}
 
     def _signed(self, counts: NDArray[Any], positive: int) -> dict[str, float]:
         """Return group 1's rate minus group 0's, with intervals."""

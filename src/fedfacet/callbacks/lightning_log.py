@@ -1,4 +1,4 @@
-"""Any logger of Lightning: MLflow, Comet and others."""
+"""Any logger of Lightning: TensorBoard, MLflow, Comet and others."""
 
 import inspect
 import math
@@ -7,12 +7,14 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from lightning.pytorch import loggers
 from lightning_utilities.core.rank_zero import rank_zero_only
 
 from fedfacet.callbacks.base import Callback
 from fedfacet.errors import CheckpointError, ConfigError, FedFacetError, first_line
 from fedfacet.federation import Federation
+from fedfacet.optional import required
 from fedfacet.storage.run_files import json_of
 from fedfacet.types import RoundResult
 
@@ -34,7 +36,71 @@ def checked_id(saved: object) -> str | None:
     return saved
 
 
-class LightningLog(Callback):
+class LoggerAdapter(Callback):
+    """Passes the numbers of the csv files to a logger of Lightning, with the round as the step; a subclass opens it."""
+
+    _logger: Any = None
+    """Of ``lightning.pytorch.loggers``."""
+
+    def __init__(self) -> None:
+        # Variables of a launcher, such as SLURM_PROCID of an array of jobs, make loggers silent in all processes but its first;
+        # of a federation only the first process makes one.
+        rank_zero_only.rank = 0  # type: ignore[attr-defined]
+
+    def close(self, logger: Any, federation: Federation, status: str) -> None:
+        """Log what is known at the end of a run, and close the logger."""
+
+    def numbers(self, result: RoundResult) -> dict[str, float]:
+        """Return what is logged of a round."""
+        return {**result.metrics, **{f"system/seconds_{phase}": value for phase, value in result.seconds.items()}}
+
+    def on_round_end(self, federation: Federation, result: RoundResult) -> None:
+        """Log the round's numbers; NaN, which not every service takes, is left out."""
+        assert self._logger is not None
+        numbers = {name: value for name, value in self.numbers(result).items() if not math.isnan(value)}
+        self._logger.log_metrics(numbers, step=result.round)
+
+    def on_fit_end(self, federation: Federation, status: str) -> None:
+        """Close the logger, whatever happened, so that the next job of a sweep gets its own."""
+        if self._logger is not None:
+            self.close(self._logger, federation, status)
+            self._logger = None
+
+
+class TensorBoardLog(LoggerAdapter):
+    """The same numbers as the csv files, with the round as the step, and the run's pictures, in ``tensorboard/`` of its folder.
+
+    Raises:
+        ConfigError: if the package ``tensorboard`` is not installed.
+    """
+
+    def __init__(self, *, run_dir: Path) -> None:
+        required("tensorboard", extra="tensorboard", wanted_by="logger=tensorboard")
+        super().__init__()
+        self.run_dir = run_dir
+
+    def on_fit_start(self, federation: Federation) -> None:
+        """Open the event file; TensorBoard drops the events after a resumed run's checkpoint."""
+        after = federation.state.round + 1
+        self._logger = loggers.TensorBoardLogger(self.run_dir, name="", version="tensorboard", purge_step=after)
+
+    def numbers(self, result: RoundResult) -> dict[str, float]:
+        """Return the metrics."""
+        return dict(result.metrics)
+
+    def close(self, logger: Any, federation: Federation, status: str) -> None:
+        """Add the pictures that other callbacks have drawn, and close the event file."""
+        from PIL import Image
+
+        writer = logger.experiment  # ``finalize`` would write hyperparameters beside the file
+        for path in sorted(self.run_dir.glob("*.png")):
+            with Image.open(path, formats=("PNG",)) as picture:
+                pixels = np.asarray(picture.convert("RGB"))
+            writer.add_image(path.stem, pixels, federation.state.round, dataformats="HWC")
+        writer.close()
+
+
+class LightningLog(LoggerAdapter):
     """The same numbers as the csv files through a logger of ``lightning.pytorch.loggers``, with the round as the step.
 
     The run's configuration becomes its hyperparameters, and the best round's numbers are told with the last one's, as
@@ -69,11 +135,9 @@ class LightningLog(Callback):
         self._run_config = dict(run_config)
         self._summary = run_dir / "summary.json"
         self._run_id: str | None = None
-        # Variables of a launcher, such as SLURM_PROCID of an array of jobs, make loggers silent in all processes but its first;
-        # of a federation only the first process makes one.
-        rank_zero_only.rank = 0  # type: ignore[attr-defined]
+        super().__init__()
         try:
-            self._logger: loggers.Logger | None = self._make(**self._arguments)  # which writes nothing yet
+            self._logger = self._make(**self._arguments)  # which writes nothing yet
         except ImportError as error:
             raise ConfigError(
                 f"Expected the package of {logger}, but it is not installed ({first_line(error)}): install it, or choose "
@@ -97,23 +161,14 @@ class LightningLog(Callback):
             ) from None
         self._run_id = getattr(self._logger, "run_id", None)
 
-    def on_round_end(self, federation: Federation, result: RoundResult) -> None:
-        """Log the round's numbers; NaN, which not every service takes, is left out."""
-        assert self._logger is not None
-        seconds = {f"system/seconds_{phase}": value for phase, value in result.seconds.items()}
-        numbers = {name: value for name, value in {**result.metrics, **seconds}.items() if not math.isnan(value)}
-        self._logger.log_metrics(numbers, step=result.round)
-
-    def on_fit_end(self, federation: Federation, status: str) -> None:
+    def close(self, logger: Any, federation: Federation, status: str) -> None:
         """Log what the best round's numbers are, and close the logger."""
-        if self._logger is not None:
-            if status == "finished" and self._summary.exists():
-                best = json_of(self._summary)["best"] or {}
-                numbers = {f"best/{name}": value for name, value in best.items() if value is not None}
-                self._logger.log_metrics(numbers, step=federation.state.round)
-            self._logger.save()
-            self._logger.finalize(_STATUS[status])
-            self._logger = None
+        if status == "finished" and self._summary.exists():
+            best = json_of(self._summary)["best"] or {}
+            numbers = {f"best/{name}": value for name, value in best.items() if value is not None}
+            logger.log_metrics(numbers, step=federation.state.round)
+        logger.save()
+        logger.finalize(_STATUS[status])
 
     def state_dict(self) -> dict[str, Any]:
         """Return the run's id."""

@@ -6,11 +6,12 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+from lightning.pytorch import loggers
 
 from fedfacet.arguments import check_choice
-from fedfacet.callbacks.base import Callback
-from fedfacet.callbacks.lightning_log import checked_id
+from fedfacet.callbacks.lightning_log import LoggerAdapter, checked_id
 from fedfacet.data.own_data import OWN_DATA
 from fedfacet.entry import reader_may_leave
 from fedfacet.errors import ConfigError, FedFacetError
@@ -19,17 +20,13 @@ from fedfacet.storage.dealt import MANY
 from fedfacet.storage.run_files import json_of
 from fedfacet.types import RoundResult
 
-if TYPE_CHECKING:
-    from wandb import Run
-
-
 # What a method may be beside selector and aggregator, and what goes without saying.
 _USUAL = {"correction": "none", "personal": "none", "objective": "classification", "loss": "cross_entropy"}
 _USUAL |= {"heterogeneity": "estimated", "adapter": "none"}
 
 
 @dataclass(eq=False, kw_only=True)
-class WandbLog(Callback):
+class WandbLog(LoggerAdapter):
     """The same numbers as the csv files, as one W&B run that a resumed job goes on with.
 
     Runs that differ by their seed share a group: method, experiment and partition.
@@ -62,7 +59,7 @@ class WandbLog(Callback):
         os.environ.setdefault("WANDB_SILENT", "true")  # its messages would tear the progress bar
         if self.mode == "online":
             _check_login()
-        self._run: Run | None = None
+        super().__init__()
         self._id = secrets.token_hex(4)  # here, so that a run that is stopped in its first round has it too
 
     @property
@@ -81,7 +78,7 @@ class WandbLog(Callback):
 
         os.environ["WANDB_DATA_DIR"] = str(self.run_dir / "wandb")  # where tables and artifacts wait to be uploaded
         try:
-            self._run = wandb.init(
+            run = wandb.init(
                 project=self.project,
                 entity=self.entity,
                 mode=self.mode,  # type: ignore[arg-type]
@@ -100,41 +97,39 @@ class WandbLog(Callback):
                 f"Expected W&B to open a run, but it says `{reason}`: go on without it by `python src/train.py "
                 f"resume={self.run_dir} logger=wandb wandb.mode=offline`."
             ) from None
-        self._run.define_metric("round")
-        self._run.define_metric("*", step_metric="round")
+        run.define_metric("round")
+        run.define_metric("*", step_metric="round")
+        self._logger = loggers.WandbLogger(experiment=run)
 
     def on_round_end(self, federation: Federation, result: RoundResult) -> None:
-        """Log the round's numbers, with the round itself as the axis."""
-        assert self._run is not None
-        seconds = {f"system/seconds_{phase}": value for phase, value in result.seconds.items()}
-        self._run.log({"round": result.round, **result.metrics, **seconds})
+        """Log the round's numbers, NaN too, with the round itself as the axis."""
+        assert self._logger is not None
+        self._logger.log_metrics({"round": result.round, **self.numbers(result)})
 
-    def on_fit_end(self, federation: Federation, status: str) -> None:
-        """Add the pictures and close the run, whatever happened, so that the next job of a sweep gets its own."""
-        if self._run is None:
-            return
+    def close(self, logger: Any, federation: Federation, status: str) -> None:
+        """Add the pictures and what the run came to, and close the run."""
         import wandb
 
+        run = logger.experiment
         for name in ("partition", "curves", "selection"):
             if (path := self.run_dir / f"{name}.png").exists():
-                self._run.summary[name] = wandb.Image(str(path))
+                run.summary[name] = wandb.Image(str(path))
         for part in federation.callbacks.values():
-            self._run.summary.update(dict(part.summarize(federation)))
-        self._run.summary["status"] = status
+            run.summary.update(dict(part.summarize(federation)))
+        run.summary["status"] = status
         if federation.num_clients <= MANY:
             counts = enumerate(federation.state.participation_counts.tolist())
-            self._run.summary["clients"] = wandb.Table(["client", "rounds"], [list(row) for row in counts])
+            run.summary["clients"] = wandb.Table(["client", "rounds"], [list(row) for row in counts])
         if (file := self.run_dir / "summary.json").exists() and status != "failed":
-            self._run.summary.update(_of_the_end(json_of(file)))
+            run.summary.update(_of_the_end(json_of(file)))
         if self.artifact and (model := self.run_dir / "model").is_dir():
             kept = wandb.Artifact(f"model-{self._id}", type="model")
             kept.add_dir(str(model))
-            self._run.log_artifact(kept)
-        self._run.finish(exit_code=0 if status == "finished" else 1)
+            run.log_artifact(kept)
+        run.finish(exit_code=0 if status == "finished" else 1)
         if self.mode == "offline":
             with reader_may_leave(sys.stdout):
                 print(f"W&B has the run on disk; to upload it:\n  wandb sync {self.run_dir}/wandb/offline-run-*{self._id}")
-        self._run = None
 
     def state_dict(self) -> dict[str, Any]:
         """Return the run's id."""

@@ -179,11 +179,18 @@ def finalize(config: DictConfig, overrides: Sequence[str], choices: Mapping[str,
 
 
 def make(node: DictConfig, **facts: Any) -> Any:
-    """Instantiate a node with those of the facts that its target's signature asks for; without a target it is ``None``."""
+    """Instantiate a node with those of the facts that its target's signature asks for; without a target it is ``None``.
+
+    The parts under ``metrics``, which are of another library, get the facts that they need.
+    """
     if "_target_" not in node:  # an option that does nothing: `correction=none`, `participation=always`
         return None
     settings = {key: value for key, value in plain(node).items() if key not in BESIDE_ARGUMENTS}
     accepted = inspect.signature(get_object(node["_target_"])).parameters
+    for metric in (settings.get("metrics") or {}).values():
+        for name, parameter in inspect.signature(get_object(metric["_target_"])).parameters.items():
+            if name in facts and parameter.default in (None, parameter.empty):  # the number of classes, say
+                metric.setdefault(name, facts[name])
     # As a partial first, so that Hydra does not look into the facts (some hold configs) nor rewrite what a constructor says.
     try:
         factory = instantiate(settings, _convert_="all", _partial_=True, **_allowed(node))
