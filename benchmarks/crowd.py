@@ -129,7 +129,7 @@ def inside(overrides: Sequence[str]) -> dict[str, Any]:
     from fedfacet.callbacks.summary import Summary
     from fedfacet.runs.job import Job
     from fedfacet.runs.jobs import check
-    from fedfacet.runs.opened import opened
+    from fedfacet.runs.open_run import open_run
 
     libraries = time.process_time()
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
@@ -161,7 +161,7 @@ def inside(overrides: Sequence[str]) -> dict[str, Any]:
     check(config, run_dir)
     run_dir.mkdir(parents=True, exist_ok=True)
     outside: list[float] = []
-    with opened(Job(config, run_dir, argv[1:])) as federation:
+    with open_run(Job(config, run_dir, argv[1:])) as federation:
         began = time.process_time()
         engine = federation.engine
         engine.run, engine.ask = (watched(method, seconds) for method in (engine.run, engine.ask))  # type: ignore[method-assign]

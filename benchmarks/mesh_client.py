@@ -12,7 +12,7 @@ from torch.distributed.fsdp import fully_shard, register_fsdp_forward_method
 
 from fedfacet import state
 from fedfacet.adapters import LoRA
-from fedfacet.clients.program import ClientProgram
+from fedfacet.clients.program import ClientTrainer
 from fedfacet.models.causal_lm import CausalLM
 from fedfacet.objectives.classification import ClassificationObjective
 from fedfacet.types import Batch, State
@@ -62,7 +62,7 @@ def main() -> None:
             "bytes": sum(weight.nbytes for weight in alone.parameters()),
             "bytes per process": sum(weight.to_local().nbytes for weight in meshed.parameters()),  # type: ignore[operator]
         }
-        program = ClientProgram(ClassificationObjective(meshed))
+        program = ClientTrainer(ClassificationObjective(meshed))
         for place in (partial(program.load, before), partial(state.digest, program.tensors)):
             try:
                 place()

@@ -27,16 +27,15 @@ from fedfacet.callbacks.save_checkpoint import SaveCheckpoint
 from fedfacet.clients.program import Clients
 from fedfacet.clients.queries.centroids import Centroids
 from fedfacet.clients.queries.counts import DisclosedInteractionMatrix, NumSamples
-from fedfacet.clients.queries.local_loss import LocalLoss
-from fedfacet.clients.queries.loss_moments import LossMoments
+from fedfacet.clients.queries.local_loss import LocalLoss, LossMoments, Valuation
 from fedfacet.clients.queries.resources import Resources, RoundJoules, UploadSeconds
 from fedfacet.clients.queries.true_heterogeneity import TrueHeterogeneity
-from fedfacet.clients.queries.valuation import Valuation
 from fedfacet.engines.base import Engine
 from fedfacet.federation import Federation
 from fedfacet.methods.cbim import CBIMSelector, Contract
 from fedfacet.methods.favor import FavorSelector
 from fedfacet.methods.feddiverse import FedDiverseSelector
+from fedfacet.methods.fedrk import FedRKSelector
 from fedfacet.methods.fmore import Bid, FMoreSelector
 from fedfacet.methods.lag import LAG, LagSelector, Smoothness
 from fedfacet.methods.s_fedavg import SFedAvgSelector
@@ -46,7 +45,6 @@ from fedfacet.selectors.bandwidth_threshold import BandwidthThresholdSelector
 from fedfacet.selectors.base import ClientSelector
 from fedfacet.selectors.fedcs import FedCSSelector
 from fedfacet.selectors.fedpns import FedPNSSelector
-from fedfacet.selectors.fedrk import FedRKSelector
 from fedfacet.selectors.fl_cir import FLCIRSelector
 from fedfacet.selectors.flame import FlameSelector
 from fedfacet.selectors.k_fed import KFedSelector

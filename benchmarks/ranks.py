@@ -21,14 +21,13 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "src"))
 
 from fedfacet import state
 from fedfacet.aggregators.fedavg import FedAvg
+from fedfacet.mechanisms.updates import checked
 from fedfacet.parallel import wire
-from fedfacet.parallel.message import Message
-from fedfacet.parallel.orders import Sum, Work
+from fedfacet.parallel.messages import Message, Sum, Work
 from fedfacet.parallel.place import find_place
 from fedfacet.parallel.ranks import Ranks
 from fedfacet.parallel.sums import Weighed
 from fedfacet.types import Broadcast, ClientTask, ClientUpdate, Facts, State
-from fedfacet.updates import checked
 
 TENSORS = 160  # as many as MobileNetV2 has, so that none is too large for a cache by itself
 

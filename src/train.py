@@ -12,9 +12,9 @@ if TYPE_CHECKING:
 
 def train(job: "Job") -> None:
     """Run one job in its run folder, or go on with it."""
-    from fedfacet.runs.opened import opened  # torch and lightning load here, so that --help need not wait for them
+    from fedfacet.runs.open_run import open_run  # torch and lightning load here, so that --help need not wait for them
 
-    with opened(job) as federation:
+    with open_run(job) as federation:
         federation.fit()
 
 

@@ -13,10 +13,10 @@ from fedfacet import rng
 from fedfacet.aggregators.base import Aggregator
 from fedfacet.algorithm import Algorithm
 from fedfacet.callbacks.base import Callback
-from fedfacet.clients.head_gradients import network_with_head
+from fedfacet.clients.prediction import network_with_head
 from fedfacet.clients.private_gradients import PrivateGradients
 from fedfacet.clients.program import Clients
-from fedfacet.clients.stack import complaint
+from fedfacet.clients.recorded_steps import complaint
 from fedfacet.corrections import Correction
 from fedfacet.devices.base import Devices
 from fedfacet.errors import ConfigError

@@ -9,7 +9,8 @@ import pytest
 from fedfacet.analysis.audits import load_audits
 from fedfacet.analysis.notes import notes_on
 from fedfacet.analysis.runs import Run, load_run
-from fedfacet.analysis.tables import Column, check_metric, make_table
+from fedfacet.analysis.study import check_metric
+from fedfacet.analysis.tables import Column, make_table
 from fedfacet.analysis.writers import to_markdown
 from fedfacet.audit.success import RATES
 from fedfacet.commands.report import main
@@ -114,7 +115,7 @@ def test_a_table_gives_them_in_percent_and_says_what_is_missing(tmp_path):
     runs = [run_at(tmp_path / str(seed), seed) for seed in range(3)]
     table = make_table(runs, metric="attack/loss_threshold/auc", at="last")
     assert table.cells["all", Column("null", "last")][:2] == (pytest.approx(70), 0)
-    assert "70.00" in to_markdown(table)
+    assert "70.00" in to_markdown(table.table())
     assert "`attack/loss_threshold/auc` in percent" in table.caption
     notes = " ".join(make_table(runs, metric="attack/lira/auc", at="last").notes)
     assert "not measured in 1 of 3 runs" in notes

@@ -3,6 +3,7 @@
 import csv
 import io
 import math
+import re
 from pathlib import Path
 
 import numpy as np
@@ -10,15 +11,10 @@ import pytest
 from PIL import Image
 from statsmodels.stats.multitest import multipletests
 
-from fedfacet.analysis.comparison import (
-    compare_with,
-    comparison_csv,
-    comparison_latex,
-    comparison_markdown,
-    draw_comparison,
-)
-from fedfacet.analysis.paired import paired_difference
+from fedfacet.analysis.comparison import compare_with, draw_comparison, plot_forest
+from fedfacet.analysis.paired import PairedDifference, paired_difference
 from fedfacet.analysis.runs import Run
+from fedfacet.analysis.writers import to_csv, to_latex, to_markdown
 from fedfacet.errors import ConfigError, FedFacetError
 
 METRIC = "test/acc_worst_group"
@@ -66,7 +62,7 @@ def test_each_row_against_the_baseline(runs, test):
 def test_where_lower_is_better_the_verdict_turns(runs):
     comparison = compare_with(runs, "uniform", metric="test/loss", lower_is_better=True)
     assert {line.row: comparison.verdict(line) for line in comparison.lines}["better"] == "better"
-    assert not comparison.percent
+    assert not comparison.study.percent
 
 
 def test_only_seeds_of_both_are_paired(runs):
@@ -122,14 +118,14 @@ def test_a_run_without_a_value_is_nan_and_not_counted(runs):
 def test_written_in_every_form(runs, tmp_path):
     several = [*runs, *(run(selector, seed, 0.5 + seed / 100, "gci") for selector in ("uniform", "same") for seed in range(8))]
     comparison = compare_with(several, "uniform", command="report <x>")
-    markdown = comparison_markdown(comparison).splitlines()
+    markdown = to_markdown(comparison.table()).splitlines()
     assert markdown[0].split("|")[1:3] == [" selector ", " experiment "]
     assert markdown[2].replace(" ", "").startswith("|same|gci|8|+0.00|[0.00,0.00]|[0.00,0.00]|1|1|-|notsignificant|")
     assert [line.split("|")[1].strip() for line in markdown[2:6]] == ["same", "better", "same", "worse"]
     assert "**better**" in markdown[3]
-    assert r"\textbf{worse}" in comparison_latex(comparison)
-    assert r"\begin{tabular}{llrrrrrrrr}" in comparison_latex(comparison)
-    lines = list(csv.DictReader(io.StringIO(comparison_csv(comparison))))
+    assert r"\textbf{worse}" in to_latex(comparison.table())
+    assert r"\begin{tabular}{llrrrrrrrr}" in to_latex(comparison.table())
+    lines = list(csv.DictReader(io.StringIO(to_csv(comparison.table()))))
     assert [line["verdict"] for line in lines] == ["not significant", "better", "not significant", "worse"]
     assert float(lines[1]["t_low"]) == comparison.lines[1].difference.t_interval[0]
     draw_comparison(comparison, tmp_path / "forest.png")
@@ -197,3 +193,35 @@ def test_a_baseline_that_is_no_row_is_refused(runs):
         compare_with(runs, "unifrm")
     with pytest.raises(ConfigError, match="a column that 'uniform' and another row share"):
         compare_with([run("uniform", 0, 0.5), run("other", 0, 0.5, "gci")], "uniform")
+
+
+def line(name, mean, reach):
+    intervals = (mean - reach, mean + reach), (mean - 0.8 * reach, mean + 0.8 * reach)
+    difference = PairedDifference(8, mean, 1.0, *intervals, p_t=0.5, p_permutation=0.5, seeds_needed=9.0)
+    return name, difference, "not significant"
+
+
+USUAL = [line("a", 0.2, 1), line("b", -0.4, 1), line("c", 0.5, 1), line("d", 1, 1)]
+
+
+@pytest.fixture
+def texts(tmp_path):
+    """Return a function that draws lines and returns what is written in the picture, its axes included."""
+
+    def texts(lines):
+        plot_forest({"panel": lines}, "uniform", "points", tmp_path / "forest.svg")
+        return set(re.findall(r"<text[^>]*>([^<]*)</text>", (tmp_path / "forest.svg").read_text()))
+
+    return texts
+
+
+def test_a_line_far_longer_than_the_others_leaves_the_frame(texts):
+    """The others keep their axis; the mean is told where it lies outside."""
+    usual = texts(USUAL)
+    for mean, told in ((-18.64, {"-18.6"}), (0.3, set()), (40.0, {"+40.0"})):
+        assert texts([*USUAL, line("wide", mean, 28)]) == usual | {"wide"} | told
+
+
+def test_lines_of_like_length_stay_inside_and_no_interval_is_no_error(texts):
+    assert {"8", "more", "alone"} <= texts([*USUAL, line("more", 4, 4), line("alone", 2.0, math.nan)])
+    assert "8" in texts([*USUAL, line("wide", 0.3, 28), line("alone", 9.0, math.nan)])

@@ -10,8 +10,9 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from fedfacet.analysis.curves import curves_csv, curves_latex, curves_markdown, curves_of, draw_curves
+from fedfacet.analysis.curves import curves_of, draw_curves
 from fedfacet.analysis.runs import Run
+from fedfacet.analysis.writers import to_csv, to_latex, to_markdown
 from fedfacet.errors import ConfigError, FedFacetError
 
 METRIC = "test/acc"
@@ -47,7 +48,7 @@ def test_final_peak_and_rounds_to_a_threshold(runs):
     assert fast.rounds_to_S(60, lower_is_better=False) == [2, 4]
     assert slow.rounds_to_S(40, lower_is_better=False) == [float("inf"), 4]
     assert slow.rounds_to_S(20, lower_is_better=True) == [2, 2]
-    lines = [[cell.strip() for cell in line.split("|")[1:-1]] for line in curves_markdown(found).splitlines()[:4]]
+    lines = [[cell.strip() for cell in line.split("|")[1:-1]] for line in to_markdown(found.table()).splitlines()[:4]]
     assert lines[0] == ["selector", "seeds", "final", "peak", "peak at round", "rounds to 60"]
     assert lines[2] == ["fast", "2", "75.00 ± 5.00", "85.00 ± 5.00", "5", "3 (2 of 2)"]
     assert lines[3] == ["slow", "2", "35.00 ± 5.00", "40.00 ± 10.00", "5", "- (0 of 2)"]
@@ -77,7 +78,7 @@ def test_a_seed_that_ends_without_a_value_is_said_and_what_is_infinite_has_no_sp
         run(tmp_path / f"loss{seed}", "slow", seed, by) for seed, by in enumerate(({2: 1, 4: 2, 6: math.inf}, {2: 1, 4: 4}))
     ]
     found = curves_of(loss[:1], metric=METRIC, lower_is_better=True)
-    assert " inf |" in curves_markdown(found)
+    assert " inf |" in to_markdown(found.table())
     found = curves_of(loss, metric=METRIC)
     assert found.curves[0].final_S == [200, 400]
     assert any("shows 2 of its rounds" in note for note in found.notes)
@@ -97,7 +98,7 @@ def test_a_threshold_is_reached_where_it_is_met(runs, tmp_path):
 def test_one_seed_has_no_spread_and_columns_have_panels(runs, tmp_path):
     runs = [replace(run, settings={**run.settings, "choices.experiment": run.settings["choices.selector"]}) for run in runs[:3]]
     found = curves_of(runs, metric=METRIC, std="sample")
-    lines = [[cell.strip() for cell in line.split("|")[1:-1]] for line in curves_markdown(found).splitlines()[:4]]
+    lines = [[cell.strip() for cell in line.split("|")[1:-1]] for line in to_markdown(found.table()).splitlines()[:4]]
     assert lines[0][:3] == ["selector", "experiment", "seeds"]
     assert lines[2][1:4] == ["fast", "1", "70.00"]
     assert lines[3][1:4] == ["slow", "2", "35.00 ± 7.07"]
@@ -106,8 +107,8 @@ def test_one_seed_has_no_spread_and_columns_have_panels(runs, tmp_path):
 
 def test_written_and_drawn(runs, tmp_path):
     found = curves_of(runs, metric=METRIC, std="sample", threshold=50)
-    assert r"75.00 $\pm$ 7.07" in curves_latex(found)
-    lines = list(csv.DictReader(io.StringIO(curves_csv(found))))
+    assert r"75.00 $\pm$ 7.07" in to_latex(found.table())
+    lines = list(csv.DictReader(io.StringIO(to_csv(found.table()))))
     assert len(lines) == 12
     assert {(line["row"], line["seed"], line["round"]): float(line[METRIC]) for line in lines}["fast", "1", "4"] == 60
     draw_curves(found, tmp_path / "curves.png")

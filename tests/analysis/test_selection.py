@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import array_shapes, arrays
 
 from fedfacet.analysis.runs import Run
-from fedfacet.analysis.selection import alikeness, evenness, selection_csv, selection_latex, selection_markdown, selection_of
+from fedfacet.analysis.selection import alikeness, evenness, selection_of
+from fedfacet.analysis.writers import to_csv, to_latex, to_markdown
 from fedfacet.commands import report
 from fedfacet.errors import FedFacetError
 
@@ -77,7 +78,9 @@ def runs(tmp_path):
 
 def test_a_line_per_setting_and_a_matrix_of_overlaps(runs):
     found = selection_of(runs)
-    lines = [[cell.strip() for cell in line.split("|")[1:-1]] for line in selection_markdown(found).splitlines() if "|" in line]
+    lines = [
+        [cell.strip() for cell in line.split("|")[1:-1]] for line in to_markdown(found.table()).splitlines() if "|" in line
+    ]
     assert lines[0] == ["selector", "seeds", "clients a round", "never", "everybody by", "Gini", "Jain", "longest gap"]
     assert lines[2] == ["same", "1", "2", "2", "0 of 1 runs", "0.500", "0.500", "3"]
     assert lines[3] == ["turns", "2", "1.67", "0", "2", "0.083", "0.950", "1.5"]
@@ -87,8 +90,8 @@ def test_a_line_per_setting_and_a_matrix_of_overlaps(runs):
         ["same", "", "0.67"],
         ["turns", "0.67", ""],
     ]
-    assert "longest gap" in selection_latex(found)
-    rows = list(csv.DictReader(io.StringIO(selection_csv(found))))
+    assert "longest gap" in to_latex(found.table())
+    rows = list(csv.DictReader(io.StringIO(to_csv(found.table()))))
     told = {(row["row"], row["seed"], row["everybody_by_round"]) for row in rows}
     assert told == {("same", "0", ""), ("turns", "0", "2"), ("turns", "1", "2")}
 

@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 
 from fedfacet.analysis.runs import Run
-from fedfacet.analysis.tables import Column, SeedTwiceError, make_table, smaller_is_better
-from fedfacet.analysis.writers import markdown_of, to_csv, to_latex, to_markdown
+from fedfacet.analysis.study import SeedTwiceError, smaller_is_better
+from fedfacet.analysis.tables import Column, make_table
+from fedfacet.analysis.writers import Table, bars, to_csv, to_latex, to_markdown
 from fedfacet.errors import ConfigError
 
 METRIC = "test/acc_worst_group"
@@ -39,7 +40,7 @@ def cells_of(markdown):
 
 def test_a_column_of_single_characters_has_a_rule():
     """`:` alone is none to Markdown, and the whole table would be text."""
-    rule = markdown_of([["s", "p"], ["a", "1"]], "", ()).splitlines()[1]
+    rule = bars(Table("", ["s", "p"], [["a", "1"]])).splitlines()[1]
     assert rule == "| -- | -: |"
 
 
@@ -54,7 +55,7 @@ def test_mean_and_deviation_are_numpys(std, ddof, at):
         assert cell.mean == pytest.approx(100 * values[i].mean(), abs=1e-12)
         assert cell.std == pytest.approx(100 * values[i].std(ddof=ddof), abs=1e-12)
         assert cell.seeds == (0, 1, 2, 3, 4)
-        assert cells_of(to_markdown(table))[f"s{i}"][0].strip("*<u>/").replace("**", "").replace("</u>", "") == (
+        assert cells_of(to_markdown(table.table()))[f"s{i}"][0].strip("*<u>/").replace("**", "").replace("</u>", "") == (
             f"{100 * values[i].mean():.2f} ± {100 * values[i].std(ddof=ddof):.2f} (5)"
         )
     assert std in table.caption
@@ -62,11 +63,11 @@ def test_mean_and_deviation_are_numpys(std, ddof, at):
 
 def test_last_and_best_round_stand_side_by_side():
     runs = [run("a", 0, last=0.1, best=0.2), run("a", 1, last=0.3, best=0.4)]
-    assert cells_of(to_markdown(make_table(runs))) == {
+    assert cells_of(to_markdown(make_table(runs).table())) == {
         "selector": ["cmnist_gsc, last", "cmnist_gsc, best"],
         "a": ["20.00 ± 10.00 (2)", "30.00 ± 10.00 (2)"],
     }
-    assert cells_of(to_markdown(make_table(runs, at="best")))["a"] == ["30.00 ± 10.00 (2)"]
+    assert cells_of(to_markdown(make_table(runs, at="best").table()))["a"] == ["30.00 ± 10.00 (2)"]
 
 
 @pytest.mark.parametrize(
@@ -74,26 +75,26 @@ def test_last_and_best_round_stand_side_by_side():
 )
 def test_best_is_bold_and_second_underlined(lower, marked):
     table = make_table([run("a", last=0.1), run("b", last=0.2), run("c", last=0.3)], lower_is_better=lower)
-    assert [cells_of(to_markdown(table))[row][0] for row in "abc"] == [f"{text} (1)" for text in marked]
+    assert [cells_of(to_markdown(table.table()))[row][0] for row in "abc"] == [f"{text} (1)" for text in marked]
 
 
 def test_marks_are_per_column_and_per_round():
     runs = [run("a", last=0.1, best=0.9), run("b", last=0.2, best=0.8)]
     runs += [run("a", last=0.7, best=0.1, experiment="gci"), run("b", last=0.6, best=0.2, experiment="gci")]
-    shown = cells_of(to_markdown(make_table(runs)))
+    shown = cells_of(to_markdown(make_table(runs).table()))
     assert [text.startswith("**") for text in shown["a"]] == [False, True, True, False]
     assert [text.startswith("**") for text in shown["b"]] == [True, False, False, True]
 
 
 def test_what_is_printed_equal_is_marked_equal():
     table = make_table([run("a", last=0.30001), run("b", last=0.30002), run("c", last=0.2), run("d", last=0.1)])
-    shown = cells_of(to_markdown(table))
+    shown = cells_of(to_markdown(table.table()))
     assert [shown[row] for row in "abcd"] == [["**30.00** (1)"], ["**30.00** (1)"], ["<u>20.00</u> (1)"], ["10.00 (1)"]]
 
 
 def test_a_lone_number_is_not_marked_and_has_no_deviation():
     table = make_table([run("a", last=0.3), run("b", last=0.3, experiment="gci")])
-    assert cells_of(to_markdown(table))["a"] == ["30.00 (1)", "missing"]
+    assert cells_of(to_markdown(table.table()))["a"] == ["30.00 (1)", "missing"]
     assert math.isnan(table.cells["a", Column("gci", "last")].mean)
 
 
@@ -104,12 +105,12 @@ def test_unfinished_runs_are_left_out_and_named():
         run("b", status=None, path="logs/killed"),
     ]
     table = make_table(runs)
-    assert cells_of(to_markdown(table))["a"] == ["50.00 (1)"]
-    assert cells_of(to_markdown(table))["b"] == ["missing"]
+    assert cells_of(to_markdown(table.table()))["a"] == ["50.00 (1)"]
+    assert cells_of(to_markdown(table.table()))["b"] == ["missing"]
     [note] = [note for note in table.notes if "not finished" in note]
     assert "`logs/stopped` (interrupted at round 50 of 100)" in note
     assert "`logs/killed` (no summary.json yet)" in note
-    assert "logs/killed" in to_latex(table)
+    assert "logs/killed" in to_latex(table.table())
 
 
 def test_nothing_finished_is_an_error():
@@ -123,7 +124,7 @@ def test_a_seed_without_value_makes_the_cell_nan_and_is_named(value):
     table = make_table(
         [run("a", 0, last=0.9), run("a", 1, last=last, path="logs/nan"), run("b", 0, last=0.1), run("c", last=0.2)]
     )
-    shown = cells_of(to_markdown(table))
+    shown = cells_of(to_markdown(table.table()))
     assert shown["a"] == ["nan (2)"]
     assert shown["c"] == ["**20.00** (1)"]
     assert any("`a, cmnist_gsc` is nan" in note and "`logs/nan`" in note and "-0" not in note for note in table.notes)
@@ -133,14 +134,14 @@ def test_an_infinite_value_is_shown():
     table = make_table(
         [run("a", 0, last=math.inf), run("a", 1, last=1.5), run("b", last=0.25)], metric="test/loss", lower_is_better=True
     )
-    assert cells_of(to_markdown(table)) == {"selector": ["cmnist_gsc"], "a": ["<u>inf</u> (2)"], "b": ["**0.25** (1)"]}
+    assert cells_of(to_markdown(table.table())) == {"selector": ["cmnist_gsc"], "a": ["<u>inf</u> (2)"], "b": ["**0.25** (1)"]}
 
 
 def test_only_accuracies_are_percentages():
     runs = [run("a", 0, last=0.5), run("a", 1, last=0.7)]
-    assert cells_of(to_markdown(make_table(runs, metric="test/acc")))["a"] == ["90.00 ± 0.00 (2)"]
+    assert cells_of(to_markdown(make_table(runs, metric="test/acc").table()))["a"] == ["90.00 ± 0.00 (2)"]
     table = make_table(runs, metric="test/loss")
-    assert cells_of(to_markdown(table))["a"] == ["0.6 ± 0.1 (2)"]
+    assert cells_of(to_markdown(table.table()))["a"] == ["0.6 ± 0.1 (2)"]
     assert "percent" not in table.caption
 
 
@@ -251,7 +252,7 @@ def test_without_validation_only_the_last_round_is_shown():
 
 def test_validation_in_some_runs_only_is_noted():
     table = make_table([run("a", best=0.6), run("b", path="logs/none")])
-    assert cells_of(to_markdown(table))["b"] == ["50.00 (1)", "nan (1)"]
+    assert cells_of(to_markdown(table.table()))["b"] == ["50.00 (1)", "nan (1)"]
     assert any("best round of `logs/none`" in note for note in table.notes)
 
 
@@ -273,7 +274,7 @@ def test_numbers_are_ordered_as_numbers():
 def test_the_order_of_the_runs_is_irrelevant(write):
     places = [(selector, seed, name) for selector in ("a", "bb") for seed in (0, 1, 2) for name in ("x", "y")]
     runs = [run(selector, seed, last=seed / 7, best=0.1, experiment=name) for selector, seed, name in places]
-    assert write(make_table(runs)) == write(make_table(runs[::-1]))
+    assert write(make_table(runs).table()) == write(make_table(runs[::-1]).table())
 
 
 @pytest.mark.parametrize(
@@ -327,7 +328,7 @@ def hostile():
 
 
 def test_markdown_is_rectangular():
-    lines = [line for line in to_markdown(hostile()).splitlines() if line.startswith("|")]
+    lines = [line for line in to_markdown(hostile().table()).splitlines() if line.startswith("|")]
     assert len(lines) == 2 + 4
     assert len({len(line) for line in lines}) == 1
     assert {len(re.findall(r"(?<!\\)\|", line)) for line in lines} == {1 + 1 + 6}
@@ -335,7 +336,7 @@ def test_markdown_is_rectangular():
 
 
 def test_latex_is_balanced_and_rectangular():
-    comments, text = re.match(r"((?:%[^\n]*\n)*)(.*)", to_latex(hostile()), re.DOTALL).groups()
+    comments, text = re.match(r"((?:%[^\n]*\n)*)(.*)", to_latex(hostile().table()), re.DOTALL).groups()
     assert comments == "% Needs \\usepackage{booktabs}.\n% Made with `python src/report.py 'a_b/*' --at both`.\n"
     bare = re.sub(r"\\[\\{}&%$#_]", "", text.replace(r"\\" + "\n", "@end\n"))
     depth = 0
@@ -361,18 +362,18 @@ def test_latex_is_balanced_and_rectangular():
 def test_latex_can_be_referred_to_and_tells_no_paths_in_its_caption():
     told = "python src/report.py '/home/me/a\nb' --metric test/acc_worst_group"
     runs = [run("a", seed, last=0.1) for seed in (0, 1)]
-    text = to_latex(make_table(runs, command=told))
+    text = to_latex(make_table(runs, command=told).table())
     assert r"  \label{tab:test-acc-worst-group-by-selector}" in text.splitlines()
     (caption,) = [line for line in text.splitlines() if r"\caption" in line]
     assert "/home/me" not in caption
     assert "Made with" not in caption
     assert "% Made with `python src/report.py '/home/me/a b' --metric test/acc_worst_group`." in text.splitlines()
-    assert "Made with" not in to_latex(make_table(runs))
+    assert "Made with" not in to_latex(make_table(runs).table())
 
 
 def test_latex_cells():
     table = make_table([run("fed_a", 0, last=0.1), run("fed_a", 1, last=0.3), run("b", 0, last=0.5), run("b", 1, last=0.5)])
-    lines = to_latex(table).splitlines()
+    lines = to_latex(table.table()).splitlines()
     assert r"    selector & cmnist\_gsc \\" in lines
     assert r"    fed\_a & \underline{20.00 $\pm$ 10.00} (2) \\" in lines
     assert r"    b & \textbf{50.00 $\pm$ 0.00} (2) \\" in lines
@@ -381,13 +382,13 @@ def test_latex_cells():
 @pytest.mark.parametrize("name", ["[1, 2]", "*"])
 def test_a_row_of_latex_begins_with_nothing_that_the_line_break_before_it_would_read(name):
     """A line break and a rule take a bracket after them for a length, and a line break takes a star."""
-    lines = to_latex(make_table([run("a"), run(name)])).splitlines()
+    lines = to_latex(make_table([run("a"), run(name)]).table()).splitlines()
     assert any(line.startswith(f"    {{}}{name} & ") for line in lines)
 
 
 def test_csv_is_plain_and_unrounded():
     runs = [run("a,b", 0, last=1 / 3, best=0.5), run("a,b", 2, last=2 / 3, best=0.5), run("c", 0, last=0.1, experiment="y")]
-    lines = list(csv.DictReader(io.StringIO(to_csv(make_table(runs)))))
+    lines = list(csv.DictReader(io.StringIO(to_csv(make_table(runs).table()))))
     assert list(lines[0]) == ["row", "column", "mean", "std", "n", "seeds", "at"]
     assert len(lines) == 2 * 2 * 2
     first = lines[0]
@@ -401,10 +402,10 @@ def test_csv_is_plain_and_unrounded():
 def test_what_a_run_calls_itself_is_neither_markup_nor_a_formula():
     names = ("<img src=x>", "=cmd|'/c calc'!A1", "@sum", "-uniform", "-3")
     table = make_table([run(name) for name in names])
-    shown = to_markdown(table)
+    shown = to_markdown(table.table())
     assert "<img" not in shown
     assert "&lt;img" in shown
-    rows = [row[0] for row in csv.reader(io.StringIO(to_csv(table)))][1:]
+    rows = [row[0] for row in csv.reader(io.StringIO(to_csv(table.table())))][1:]
     assert sorted(rows) == sorted(["<img src=x>", "'=cmd|'/c calc'!A1", "'@sum", "'-uniform", "-3"])
 
 

@@ -8,7 +8,8 @@ from matplotlib.figure import Figure
 
 from fedfacet.analysis.curves import curves_of, draw_curves
 from fedfacet.analysis.runs import Run
-from fedfacet.analysis.time_to import draw_times, time_to, time_to_csv, time_to_latex, time_to_markdown
+from fedfacet.analysis.time_to import draw_times, time_to
+from fedfacet.analysis.writers import to_csv, to_latex, to_markdown
 from fedfacet.errors import ConfigError
 
 METRIC = "val/acc"
@@ -54,12 +55,12 @@ def test_the_picture_has_every_seed_and_names_what_is_missed(runs, tmp_path, mon
 
 def test_means_only_where_all_seeds_are_there(runs):
     found = time_to(runs, metric=METRIC, targets=[0.9, 0.95])
-    lines = cells(time_to_markdown(found))
+    lines = cells(to_markdown(found.table()))
     assert lines[0] == ["selector", "seeds", "minutes to 0.9", "minutes to 0.95"]
     assert lines[2] == ["fast", "2", "2.5 ± 0.5", "5 ± 1"]
     assert lines[3] == ["slow", "2", "reached by 1 of 2 (best 0.8)", "not reached (best 0.85)"]
-    assert "minutes to 0.95" in time_to_latex(found)
-    rows = list(csv.DictReader(io.StringIO(time_to_csv(found))))
+    assert "minutes to 0.95" in to_latex(found.table())
+    rows = list(csv.DictReader(io.StringIO(to_csv(found.table()))))
     assert [(row["minutes"], row["round"], row["best"]) for row in rows if row["row"] == "slow" and row["target"] == "0.9"] == [
         ("3.0", "3", "0.9"),
         ("", "", "0.8"),

@@ -12,7 +12,7 @@ from fedfacet.audit.shadows import keep, kept
 from fedfacet.commands import report
 from fedfacet.commands.attack import main
 from fedfacet.errors import CheckpointError
-from fedfacet.storage.digests import LIST
+from fedfacet.storage.run_files import LIST
 
 OPTIONS = (
     "attack=[gap,lira,trajectory]", "members.min_known=10", "shadow.models=4", "shadow.epochs=1",

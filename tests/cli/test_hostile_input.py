@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 import torch
 
-from fedfacet.config import folders
+from fedfacet.config import resuming
 from fedfacet.storage import checkpoint
 
 UNKNOWN = [
@@ -249,7 +249,7 @@ class TestOutputFolder:
         assert "closed" in refused("paths.output_dir=closed/run")
 
     def test_on_a_disk_that_is_nearly_full(self, refused, monkeypatch):
-        monkeypatch.setattr(folders, "MIN_FREE_BYTES", 1 << 60)
+        monkeypatch.setattr(resuming, "MIN_FREE_BYTES", 1 << 60)
         assert "MiB of free disk" in refused("paths.output_dir=run")
 
 

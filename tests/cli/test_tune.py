@@ -11,9 +11,8 @@ import pytest
 from fedfacet.analysis.runs import load_run
 from fedfacet.commands.tune import main
 from fedfacet.config import preflight
-from fedfacet.config.search_space import Dimension
 from fedfacet.errors import ConfigError
-from fedfacet.runs.study import Study
+from fedfacet.runs.study import Dimension, Study
 
 optuna = pytest.importorskip("optuna", reason="the extra `tune` is not installed")
 

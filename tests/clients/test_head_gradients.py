@@ -7,7 +7,7 @@ from torch import nn
 from torch.nn import functional
 
 from fedfacet import state
-from fedfacet.clients.head_gradients import head_gradients, network_with_head
+from fedfacet.clients.prediction import head_gradients, network_with_head
 
 
 @pytest.mark.parametrize("number", [40, 150])

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from fedfacet.clients.image_statistics import image_statistics
+from fedfacet.clients.queries.clustered_heterogeneity import image_statistics
 
 
 @pytest.fixture

@@ -12,9 +12,9 @@ from fedfacet import rng, state
 from fedfacet.clients.hooks import ClientHooks, check_objective, federated_module
 from fedfacet.clients.local_training import LocalTraining
 from fedfacet.clients.optimizers import single_optimizer
-from fedfacet.clients.program import ClientProgram, take_loss
+from fedfacet.clients.program import ClientTrainer
 from fedfacet.derived import derive
-from fedfacet.objectives.classification import ClassificationObjective
+from fedfacet.objectives.classification import ClassificationObjective, take_loss
 from fedfacet.objectives.counting import ReweighingObjective
 from fedfacet.types import Broadcast, ClientTask
 
@@ -264,7 +264,7 @@ def test_tied_weights_move_under_both_their_names(client, sgd, clients_of):
     start = state.clone(objective.model.state_dict())
     update = clients_of(objective, client).train(task_for(start))
     assert list(update.delta) == ["first.weight"], "sent once"
-    program = ClientProgram(objective)
+    program = ClientTrainer(objective)
     after = derive(state.add(start, update.delta), program.derived)
     assert torch.equal(after["first.weight"], after["second.weight"])
     program.load(after)
@@ -336,7 +336,7 @@ def test_what_a_step_logs_is_said_to_be_left_out(caplog):
     check_objective(Logging())
     (record,) = caplog.records
     assert "keeps nothing of what Logging.training_step gives to self.log: measure it" in record.getMessage()
-    program = ClientProgram(Logging())
+    program = ClientTrainer(Logging())
     program.objective.training_step((torch.zeros(2, 6), torch.tensor([0, 1])), 0)  # without Lightning's own, an error here
 
 
@@ -359,7 +359,7 @@ def test_a_loss_comes_alone_or_in_a_mapping(output):
         (2.0, "float"),
         ({"loss": None}, "NoneType"),
         ({"train_loss": torch.tensor(2.0)}, "NoneType"),
-        (torch.ones(28), r"a tensor of shape \(28,\): take its mean"),
+        (torch.ones(28), r"a tensor of shape \(28,\): return a mean"),
     ],
 )
 def test_no_loss_is_refused(output, came):

@@ -5,8 +5,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from fedfacet.clients.divided_training import HalfTrained
-from fedfacet.clients.probed_clients import ProbedClients
+from fedfacet.clients.divided_training import HalfTrained, ProbedClients
 from fedfacet.types import Broadcast, ClientTask
 
 MODEL = {"w": torch.zeros(3)}

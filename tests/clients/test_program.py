@@ -12,7 +12,7 @@ from torch.nn import functional
 from fedfacet import rng, state
 from fedfacet.clients.local_training import LocalTraining
 from fedfacet.clients.prediction import count
-from fedfacet.clients.program import ClientProgram, Clients
+from fedfacet.clients.program import Clients, ClientTrainer
 from fedfacet.clients.queries.base import Query
 from fedfacet.corrections import Correction, ProximalCorrection
 from fedfacet.metrics.group_accuracy import GroupAccuracy
@@ -251,4 +251,4 @@ class Foreign(L.LightningModule):
     ids=["linear", "buffer", "batch norm", "proximal", "undivided correction", "hidden buffer", "foreign"],
 )
 def test_only_what_can_be_carried_along_is_divided(objective, divisible):
-    assert ClientProgram(objective()).divisible is divisible
+    assert ClientTrainer(objective()).divisible is divisible

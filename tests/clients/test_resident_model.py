@@ -7,7 +7,7 @@ import torch
 
 from fedfacet import state
 from fedfacet.clients import resident_model
-from fedfacet.clients.program import ClientProgram
+from fedfacet.clients.program import ClientTrainer
 from fedfacet.clients.resident_model import ResidentModel
 from fedfacet.objectives.classification import ClassificationObjective
 from fedfacet.types import Broadcast, ClientTask
@@ -69,7 +69,7 @@ def test_clients_train_the_same_with_a_resident_model(personal, tiny_clients):
     for resides in (False, True):
         clients = replace(tiny_clients(), personal=personal)
         if resides:
-            program: ClientProgram = clients.program
+            program: ClientTrainer = clients.program
             program.resident = ResidentModel(program.tensors)
         assert isinstance(clients.objective, ClassificationObjective)
         model, memories = state.clone(clients.program.tensors), {client_id: {} for client_id in range(3)}

@@ -7,7 +7,7 @@ from omegaconf import OmegaConf
 
 from fedfacet.config import check_resumable, compose_job, differing_key, override_of, preflight, shown
 from fedfacet.errors import CheckpointError, ConfigError
-from fedfacet.runs.stock import name_left
+from fedfacet.runs.command import name_left
 
 
 @pytest.fixture(autouse=True)

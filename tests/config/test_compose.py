@@ -45,7 +45,7 @@ def sweeps():
 
 @pytest.fixture(scope="module")
 def initialized():
-    with composition.initialized(str(conf_dir())):
+    with composition.initialized():
         yield
 
 
@@ -92,30 +92,28 @@ class TestComposed:
             compose("train", [given], return_hydra_config=True)
         assert str(ours.value) == str(its.value)
 
-    def test_only_new_options_are_merged(self, monkeypatch):
-        """Of 24 cells with four combinations of options, Hydra composes none, and its list of yamls is made four times."""
-        cells = Sweep("train", ["experiment=digits_gsc,cmnist_gsc", "selector=uniform,all", "seed=range(6)", "sweep=cells"])
-        composition.composed("train", ["sweep=cells"])
-        loader = type(GlobalHydra.instance().config_loader())
-        made, whole = [], []
-        usual = loader.compute_defaults_list
-        monkeypatch.setattr(loader, "compute_defaults_list", lambda *given: made.append(given) or usual(*given))
-        monkeypatch.setattr(composition, "compose", lambda *given, **_: whole.append(given))
+    def test_only_new_options_are_composed(self, monkeypatch):
+        """Of 24 cells with four combinations of options, Hydra composes four."""
+        cells, made = Sweep("train", ["experiment=digits_gsc,cmnist_gsc", "selector=uniform,all", "seed=range(6)"]), []
+        composition._of_options.cache_clear()
+        monkeypatch.setattr(composition, "compose", lambda *given, **how: made.append(given) or compose(*given, **how))
         for number in range(len(cells)):
             composition.composed("train", cells.overrides_of(number))
-        assert (len(made), len(whole)) == (4, 0)
+        assert len(made) == 4
 
-    def test_a_yaml_that_is_changed_is_read_again(self, tmp_path):
-        (tmp_path / "kind").mkdir()
-        (tmp_path / "main.yaml").write_text("defaults: [kind: one, _self_]\n")
-        for text in ("a: 1", "a: 22", "defaults: [two]"):
-            (tmp_path / "kind" / "one.yaml").write_text(f"{text}\n")
-            (tmp_path / "kind" / "two.yaml").write_text("b: 3\n")
-            GlobalHydra.instance().clear()
-            with composition.initialized(str(tmp_path)):
-                found = [composition.composed("main", []).kind for _ in range(2)]
-                assert found == [compose("main").kind] * 2
-        assert found[0] == {"b": 3}
+
+def test_a_yaml_that_is_changed_is_read_again(tmp_path, monkeypatch):
+    monkeypatch.setattr(composition, "conf_dir", lambda: tmp_path)
+    (tmp_path / "kind").mkdir()
+    (tmp_path / "main.yaml").write_text("defaults: [kind: one, _self_]\n")
+    for text in ("a: 1", "a: 22", "defaults: [two]"):
+        (tmp_path / "kind" / "one.yaml").write_text(f"{text}\n")
+        (tmp_path / "kind" / "two.yaml").write_text("b: 3\n")
+        GlobalHydra.instance().clear()
+        with composition.initialized():
+            found = [composition.composed("main", []).kind for _ in range(2)]
+            assert found == [compose("main").kind] * 2
+    assert found[0] == {"b": 3}
 
 
 class TestWherePresent:

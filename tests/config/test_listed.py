@@ -13,10 +13,8 @@ from lightning.pytorch import loggers
 from omegaconf import OmegaConf
 
 from fedfacet.config import compose_job, conf_dir, needed_to_resume, plain, targets
-from fedfacet.config.compose import composed_without
-from fedfacet.config.listed import may_choose, may_set
 from fedfacet.config.nodes import BESIDE_ARGUMENTS
-from fedfacet.config.trust import check_resumed, check_saved_overrides
+from fedfacet.config.trust import check_resumed, check_saved_overrides, composed_without, may_choose, may_set
 from fedfacet.cores import num_cores
 from fedfacet.errors import CheckpointError, FedFacetError
 

@@ -7,7 +7,7 @@ import pytest
 from omegaconf import OmegaConf
 
 from fedfacet.analysis.runs import load_run
-from fedfacet.config.saved_yaml import load_sealed_list, load_yaml, sealed_list
+from fedfacet.config.nodes import load_sealed_list, load_yaml, sealed_list
 from fedfacet.errors import CheckpointError, FedFacetError
 from fedfacet.runs import run as runs
 

@@ -1,7 +1,7 @@
 import lightning as L
 import pytest
 
-from fedfacet.config import preflight, unused
+from fedfacet.config import mistakes, preflight
 from fedfacet.errors import ConfigError
 
 
@@ -17,7 +17,7 @@ class Mine(L.LightningModule):
 def jobs_of(tmp_path, monkeypatch, caplog):
     """Return a function: command line -> its jobs, with warnings in ``caplog`` as in a new process."""
     monkeypatch.chdir(tmp_path)
-    unused._say.cache_clear()
+    mistakes._say.cache_clear()
     return lambda *arguments: preflight("train", ["train.py", *arguments])[1]
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from fedfacet.commands.selector_cards import all_cards
+from fedfacet.commands.describe_selectors import all_cards
 from fedfacet.commands.selector_costs import measure
 from fedfacet.papers.selection.table4 import load_table4
 

@@ -52,7 +52,7 @@ FLOORS = [
     "deploy",
     # What is done with runs.
     "analysis",
-    "runs pages",
+    "runs",
     "audit",
     "papers",
     "commands",
@@ -120,7 +120,7 @@ for name in {rooms!r}:
     importlib.import_module(name)
 print([name for name in sys.modules if name.startswith(("fedfacet.data", "fedfacet.clients"))])
 print("fedfacet.federation" in sys.modules)
-for name in {[*(f"fedfacet.deploy.{name}" for name in deployed), "fedfacet.commands.serve", "fedfacet.runs.opened"]!r}:
+for name in {[*(f"fedfacet.deploy.{name}" for name in deployed), "fedfacet.commands.serve", "fedfacet.runs.open_run"]!r}:
     importlib.import_module(name)
 print(sorted(name.removeprefix("fedfacet.data.") for name in sys.modules if name.startswith("fedfacet.data.")))
 print([name for name in sys.modules if name.startswith("fedfacet.deploy.") and name.split(".")[2] in {AT_SITES!r}])

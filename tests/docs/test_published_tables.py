@@ -45,7 +45,10 @@ def test_the_differences_of_coloured_mnist_come_out_of_its_files_again(block: di
     assert len(block["panels"]) == 5
     for federation, lines in block["panels"].items():
         section = page.partition(f"## The comparison on `{federation}`")[2].partition("\n## ")[0]
-        drawn = [(line.name, f"{line.mean:+.2f}", *map(_interval, line[2:4]), line.verdict) for line in lines]
+        drawn = [
+            (name, f"{found.mean:+.2f}", _interval(found.t_interval), _interval(found.bootstrap_interval), verdict)
+            for name, found, verdict in lines
+        ]
         assert LINE.findall(section) == drawn
         assert len(drawn) == 8
 

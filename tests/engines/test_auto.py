@@ -52,11 +52,12 @@ def takes(monkeypatch):
                 return bf16
             return {1: one, CORES: four}[torch.get_num_threads()]
 
-        def side_by_side(trial, threads):
+        def whole_rounds(trial, name, threads):
+            assert name == "vectorized"
             trial._add("vectorized", stacked * sum(trial.steps), 0.0, {"engine": "vectorized"}, threads)
 
         monkeypatch.setattr(auto._Trial, "_seconds_per_step", seconds_per_step)
-        monkeypatch.setattr(auto._Trial, "side_by_side", side_by_side)
+        monkeypatch.setattr(auto._Trial, "whole_rounds", whole_rounds)
 
     return say
 
@@ -264,8 +265,8 @@ def test_clients_side_by_side_take_what_the_fastest_of_three_rounds_takes(clock,
         return iter(tasks)
 
     monkeypatch.setattr(VectorizedEngine, "run", run)
-    trial.side_by_side(1)  # the first takes too long for a second one
-    trial.side_by_side(1)
+    trial.whole_rounds("vectorized", 1)  # the first takes too long for a second one
+    trial.whole_rounds("vectorized", 1)
     assert [option.seconds for option in trial.options] == [9.0, 0.5]
 
 
@@ -275,7 +276,7 @@ def test_clients_that_cannot_be_stacked_are_not_offered_side_by_side(tiny_client
 
     for model, offered in ((drawing, 0), (lambda *_: nn.Sequential(nn.Flatten(), nn.Linear(16, 2)), 1)):
         trial = auto._Trial(tiny_clients(model=model), 4, 10)
-        trial.side_by_side(1)
+        trial.whole_rounds("vectorized", 1)
         assert len(trial.options) == offered
 
 

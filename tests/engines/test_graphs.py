@@ -173,7 +173,7 @@ def test_inputs_that_do_not_lie_on_the_device(make):
 def test_a_capturable_optimizer(make, monkeypatch):
     """Whose state is zeros at first."""
     monkeypatch.setitem(OPTIMIZERS, "adam", lambda parameters: torch.optim.Adam(parameters, lr=0.01))
-    monkeypatch.setattr(recorded_training, "_refuse_the_known", lambda clients: None)  # `capturable` needs an accelerator
+    monkeypatch.setattr(recorded_training, "_known_obstacle", lambda clients: None)  # `capturable` needs an accelerator
     recordings = Recordings(clients := make(optimizer="adam", net=lambda: SmallCNN(2, (1, 4, 4), width=2, hidden=4)))
     task = ClientTask(0, 1, 0, Broadcast(state.clone(clients.program.tensors)))
     for _ in range(2):

@@ -13,7 +13,7 @@ from fedfacet.build import build
 from fedfacet.callbacks.base import Callback
 from fedfacet.clients.local_training import LocalTraining
 from fedfacet.clients.queries.true_heterogeneity import TrueHeterogeneity
-from fedfacet.clients.stacked_training import StackedTraining
+from fedfacet.clients.vectorized_training import StackedTraining
 from fedfacet.config import compose_job
 from fedfacet.corrections import ProximalCorrection
 from fedfacet.engines.sequential import SequentialEngine

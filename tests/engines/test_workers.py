@@ -86,7 +86,7 @@ class KillAWorker(Callback):
 
 def history(federation, rounds=3, **callbacks):
     federation.rounds = rounds
-    federation.callbacks |= callbacks
+    federation.callbacks.update(callbacks)
     for callback in federation.callbacks.values():
         callback.on_fit_start(federation)
     results = [federation.run_round() for _ in range(rounds)]

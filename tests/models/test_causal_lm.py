@@ -9,7 +9,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from fedfacet.clients.program import ClientProgram
+from fedfacet.clients.program import ClientTrainer
 from fedfacet.errors import ConfigError
 from fedfacet.models.causal_lm import CausalLM
 from fedfacet.objectives.classification import ClassificationObjective
@@ -69,7 +69,7 @@ def test_padding_changes_nothing():
 def test_a_tied_head_stays_the_embedding_through_a_client():
     """One name travels, and after weights are loaded both are one tensor, trained through either use."""
     model = made(architecture="gpt2", tie_embeddings=True)
-    program = ClientProgram(ClassificationObjective(model))
+    program = ClientTrainer(ClassificationObjective(model))
     assert {"head.weight", "backbone.wte.weight"} & program.tensors.keys() == {"backbone.wte.weight"}
     weights = {name: tensor.detach() + 0.5 for name, tensor in program.tensors.items()}
     program.load(weights)

@@ -12,7 +12,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from fedfacet import rng, state
 from fedfacet.clients.local_training import LocalTraining
-from fedfacet.clients.stacked_training import StackedTraining
+from fedfacet.clients.vectorized_training import StackedTraining
 from fedfacet.corrections import ProximalCorrection
 from fedfacet.objectives.classification import ClassificationObjective
 from fedfacet.objectives.sam import SAMObjective

@@ -265,13 +265,13 @@ def test_ours_stand_beside_the_papers():
     assert table.cells["FedDiverse", column].mean == pytest.approx(60)
     assert table.cells["FedDiverse", column].seeds == (0, 1, 2)
     assert table.cells["FedDiverse", paper][:2] == (88.01, 0.96)
-    shown = to_markdown(table)
+    shown = to_markdown(table.table())
     assert re.search(r"\| Uniform random +\| +60.00 ± 8.16 \(3\) \| +86.27 ± 1.12 \| +missing \|", shown)
     assert "<u>88.01 ± 0.96</u>" in shown, "marked as in the paper, second to pow-d"
     assert "**89.12 ± 0.32**" in shown
     assert "|                        - |" in shown, "FedPNS on GCI-100"
-    assert r"89.12 $\pm$ 0.32" in to_latex(table)
-    lines = list(csv.DictReader(io.StringIO(to_csv(table))))
+    assert r"89.12 $\pm$ 0.32" in to_latex(table.table())
+    lines = list(csv.DictReader(io.StringIO(to_csv(table.table()))))
     assert len(lines) == 7 * 4
     assert [line["at"] for line in lines[:2]] == ["last", "paper"]
     assert (lines[1]["mean"], lines[1]["std"], lines[1]["n"]) == ("88.01", "0.96", "")
@@ -363,7 +363,7 @@ def test_smoke_runs_are_told():
 def test_of_another_metric_small_values_may_be_good():
     runs = [run("a", final={"test/loss": 0.0012}), run("b", final={"test/loss": 0.5}, selector="uniform", heterogeneity="none")]
     table = table_of(runs, metric="test/loss", lower_is_better=True, where={"dataset": "spawrious"})
-    lines = to_markdown(table).splitlines()
+    lines = to_markdown(table.table()).splitlines()
     (best,) = (line for line in lines if line.startswith("| FedDiverse"))
     assert "**0.0012** (1)" in best
     assert "the best (lowest) is bold" in table.caption
@@ -448,7 +448,7 @@ class TestFedLD:
         (column,) = table.columns
         assert table.cells["FedAvg", column].seeds == (0,)
         assert table.cells["FedLD", column].seeds == ()
-        assert "nan" not in to_markdown(table)
+        assert "nan" not in to_markdown(table.table())
         (note,) = (note for note in table.notes if "not measured" in note)
         assert note == (
             "`personal_test/acc_mean` was not measured in 1 of 2 runs, for example `plain`: run them with "
@@ -480,7 +480,7 @@ def test_rows_may_be_metrics():
     assert table.cells["average", column].mean == pytest.approx(75)
     assert table.cells["worst group", column].mean == pytest.approx(60)
     assert table.columns == (column, Column("Spawrious GSC", PAPER))
-    text = to_markdown(table)
+    text = to_markdown(table.table())
     assert "87.82" in text
     assert not re.findall(r"\*\*|<u>", text), "an average is no better than a worst group"
     assert "bold" not in text
@@ -500,7 +500,7 @@ def test_errors_are_no_percentages_and_small_ones_are_good():
     table = table_of(runs, "table8")
     column = Column("error of the triplets, FedAvgM", "last", lower_is_better=True)
     assert table.cells["1", column].mean == 0.25
-    lines = to_markdown(table).splitlines()
+    lines = to_markdown(table.table()).splitlines()
     assert "**0.25** (1)" in lines[2]
     assert "<u>0.50</u> (1)" in lines[3]
     assert "**0.47 ± 0.01**" in lines[4], "the paper's smallest error with FedAvg"

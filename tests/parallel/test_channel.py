@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fedfacet import state
-from fedfacet.parallel.channel import Channel
+from fedfacet.parallel.shared_memory import Channel
 
 SHAPES = [(), (0,), (3,), (2, 3), (4, 1, 5)]
 DTYPES = [torch.float32, torch.float64, torch.int64, torch.uint8, torch.bool]

@@ -6,7 +6,7 @@ import pytest
 
 PAGE_FAULTS = """
 import resource, torch
-from fedfacet.parallel.freed_memory import keep_freed_memory
+from fedfacet.parallel.processes import keep_freed_memory
 if {keep}:
     keep_freed_memory()
 for _ in range(20):
@@ -33,6 +33,6 @@ def test_freed_memory_is_not_fetched_again_page_by_page(start_script, tmp_path):
 def test_another_c_library_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(platform, "libc_ver", lambda: ("", ""))
     monkeypatch.setattr("ctypes.CDLL", lambda name: pytest.fail("it was called"))
-    from fedfacet.parallel.freed_memory import keep_freed_memory
+    from fedfacet.parallel.processes import keep_freed_memory
 
     keep_freed_memory()

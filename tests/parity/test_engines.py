@@ -216,10 +216,10 @@ CASES = {
 
 FALLS_BACK = {
     "objective=ditto": "Expected an objective that is `divisible`, but DittoObjective does not say that it is",
-    "all at once": "Expected clients whose optimizers start anew, but they keep theirs",
+    "all at once": "Expected clients whose optimizers begin without a memory, but they keep theirs",
     "dropout": "Expected layers that can be stacked, but LSTM cannot be (Batching rule not implemented for aten::lstm.input)",
     "privacy=dp_sgd": "Expected gradients of batches, but those of privacy=dp_sgd are taken sample by sample",
-    "kept momentum": "Expected clients whose optimizers start anew, but they keep theirs",
+    "kept momentum": "Expected clients whose optimizers begin without a memory, but they keep theirs",
     "parts of the model": "Expected clients with models of one shape, but they have several",
     "parts with running statistics": "Expected clients with models of one shape, but they have several",
     "parts that normalise by their batch": "Expected clients with models of one shape, but they have several",

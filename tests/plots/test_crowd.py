@@ -4,10 +4,11 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from fedfacet.analysis.selection import Selection, draw_selection
+from fedfacet.analysis.study import Study
 from fedfacet.heterogeneity import InteractionMatrix
 from fedfacet.plots import crowd
 from fedfacet.plots import run as plots
-from fedfacet.plots.selection import plot_selections
 from fedfacet.plots.triplets import plot_triplets
 
 MANY = crowd.MOST_BARS + 1001
@@ -83,6 +84,7 @@ def test_who_is_selected_of_many_can_be_seen(tmp_path, area):
     dark = []
     for seen in (0, 30):  # of the first 30 every tenth, always the same
         chosen[:, :seen:10] = True
-        plot_selections({("uniform", ""): chosen}, {("uniform", ""): types}, tmp_path / "selection.png")
+        found = Selection(Study([], [], [], ""), {}, {}, {("uniform", ""): chosen}, {("uniform", ""): types}, "", ())
+        draw_selection(found, tmp_path / "selection.png")
         dark.append(area(tmp_path / "selection.png", "black"))
     assert dark[1] - dark[0] > 200

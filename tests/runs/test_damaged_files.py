@@ -13,7 +13,7 @@ from fedfacet import state
 from fedfacet.commands import report
 from fedfacet.errors import CheckpointError, FedFacetError
 from fedfacet.storage import checkpoint
-from fedfacet.storage.digests import LIST
+from fedfacet.storage.run_files import LIST
 
 SUMMED = ("config.yaml", "metrics.csv", "model/config.json", "model/model.safetensors", "summary.json")
 

@@ -3,10 +3,10 @@
 import json
 
 import fedfacet
+from fedfacet.analysis.page import page_of
 from fedfacet.analysis.runs import find_runs
 from fedfacet.analysis.selection import selection_of
 from fedfacet.callbacks import heterogeneity_error, summary
-from fedfacet.pages.page import Asked, page_of
 from fedfacet.storage import dealt
 
 
@@ -31,6 +31,6 @@ def test_no_file_lists_every_client_and_reports_can_do_without(tmp_path, monkeyp
     runs = [find_runs([tmp_path / name]) for name in ("few", "many")]
     found = [selection_of(run, rows=["selector"], columns=["seed"]) for run in runs]
     assert len({repr(one.evenness) for one in found}) == len({repr(one.types) for one in found}) == 1
-    page = page_of(runs[1], Asked(command="report"))
+    page = page_of(runs[1], command="report")
     assert "24 clients" in page
     assert "Not shown" not in page

@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from fedfacet.runs.screen import Screen
+from fedfacet.runs.sweep_workers import Screen
 from fedfacet.waiting import waiting
 
 

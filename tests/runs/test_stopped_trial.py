@@ -3,7 +3,7 @@
 import pytest
 from omegaconf import OmegaConf
 
-from fedfacet.runs.stopped_trial import failed_if_stopped
+from fedfacet.runs.ending import failed_if_stopped
 
 optuna = pytest.importorskip("optuna", reason="the extra `tune` is not installed")
 

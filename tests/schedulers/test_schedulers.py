@@ -11,7 +11,7 @@ from fedfacet import rng, state
 from fedfacet.callbacks.base import Callback
 from fedfacet.clients.local_training import LocalTraining
 from fedfacet.clients.queries.probe_norm import ProbeNorm
-from fedfacet.clients.stacked_training import StackedTraining
+from fedfacet.clients.vectorized_training import StackedTraining
 from fedfacet.corrections import ProximalCorrection
 from fedfacet.errors import ConfigError
 from fedfacet.models.small_cnn import SmallCNN

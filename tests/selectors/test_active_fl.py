@@ -9,8 +9,7 @@ import torch
 from scipy.stats import chisquare
 
 from fedfacet import rng
-from fedfacet.clients.queries.local_loss import LocalLoss
-from fedfacet.clients.queries.valuation import Valuation
+from fedfacet.clients.queries.local_loss import LocalLoss, Valuation
 from fedfacet.selectors.active_fl import ActiveFLSelector
 from fedfacet.types import ClientReceipt, Ledger, RoundResult
 

@@ -10,7 +10,7 @@ from fedfacet import rng, state
 from fedfacet.aggregators.fedavg import FedAvg
 from fedfacet.assembly import assemble
 from fedfacet.build import build
-from fedfacet.clients.head_gradients import head_gradients
+from fedfacet.clients.prediction import head_gradients
 from fedfacet.engines.sequential import SequentialEngine
 from fedfacet.engines.workers import WorkersEngine
 from fedfacet.errors import ConfigError

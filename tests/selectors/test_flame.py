@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from fedfacet import rng
+from fedfacet.clients.queries.local_loss import Valuation
 from fedfacet.clients.queries.resources import RoundJoules
-from fedfacet.clients.queries.valuation import Valuation
 from fedfacet.compatibility import check_devices
 from fedfacet.devices.synthetic import UniformDevices
 from fedfacet.errors import ConfigError

@@ -9,7 +9,7 @@ from scipy.stats import chisquare
 
 from fedfacet import rng
 from fedfacet.clients.queries.counts import NumSamples
-from fedfacet.clients.queries.loss_moments import LossMoments
+from fedfacet.clients.queries.local_loss import LossMoments
 from fedfacet.devices.synthetic import LognormalDevices, UniformDevices
 from fedfacet.mechanisms.devices import SimulatedDevices
 from fedfacet.selectors.oort import OortSelector, preferred_duration, scores, utility_of

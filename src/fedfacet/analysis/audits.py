@@ -151,7 +151,7 @@ def _audit_of(content: Any, folder: Path) -> ReadAudit:
         mean = of.get(MEAN) or next(iter(of.values()))
         metrics |= {f"{prefix}/{attack}/{column}": _number(mean[column]) for column in TOLD if column in mean}
         metrics[f"{prefix}/{attack}/auc_{POOLED}"] = _number(of.get(POOLED, mean)["auc"])
-    return ReadAudit(folder, _flat(threat_model), rows, metrics)
+    return ReadAudit(folder, flat(threat_model), rows, metrics)
 
 
 def _number(value: Any) -> float:
@@ -161,8 +161,9 @@ def _number(value: Any) -> float:
     return math.nan if value is None else float(value)
 
 
-def _flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    flat: dict[str, Any] = {}
+def flat(values: Mapping[Any, Any], prefix: str = "") -> dict[str, Any]:
+    """Return values by their dotted keys."""
+    found: dict[str, Any] = {}
     for key, value in values.items():
-        flat |= _flat(value, f"{prefix}{key}.") if isinstance(value, dict) else {f"{prefix}{key}": value}
-    return flat
+        found |= flat(value, f"{prefix}{key}.") if isinstance(value, dict) else {f"{prefix}{key}": value}
+    return found

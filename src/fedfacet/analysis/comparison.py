@@ -1,31 +1,27 @@
 """Runs -> a table that compares settings with one of them, seed by seed."""
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
+from statistics import median
+from typing import Any, NamedTuple
 
-from fedfacet.analysis.notes import listed, notes_on, notes_on_unfinished
+from fedfacet.analysis.notes import listed
 from fedfacet.analysis.paired import LEVEL, PairedDifference, holm, paired_difference, smallest_p
 from fedfacet.analysis.runs import Run
-from fedfacet.analysis.tables import (
-    caption_of,
-    check_keys,
-    check_metric,
-    finished_of,
-    group_runs,
-    in_percent,
-    moments_of,
-    ordered,
-)
-from fedfacet.analysis.writers import csv_of, latex_of, latex_text, markdown_of, markdown_text
+from fedfacet.analysis.study import Study, caption_of, group_runs, ordered, places_of
+from fedfacet.analysis.writers import Marked, Table, told_apart
 from fedfacet.arguments import check_choice
 from fedfacet.errors import ConfigError
-from fedfacet.plots.forest import Difference, plot_forest
+from fedfacet.plots.figure import BLUE, VERMILION, saved_panels
 
 FEWEST_PAIRED = 5
 """Seeds that two settings share where they are compared unasked; fewer say next to nothing."""
+
+_VERDICTS = {"better": BLUE, "worse": VERMILION, "not significant": "0.55"}
+_WIDE = 5.0
+"""A line whose interval is so many times as long as the median of its panel would make the others unreadable."""
 
 
 class Line(NamedTuple):
@@ -51,15 +47,11 @@ class Line(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """Settings compared with a ``baseline``; ``corner`` and ``heads`` name the keys of rows and columns."""
+    """Settings compared with a ``baseline``."""
 
+    study: Study
     baseline: str
-    corner: str
-    heads: str
-    metric: str
     lines: tuple[Line, ...]
-    percent: bool
-    lower_is_better: bool
     caption: str
     notes: tuple[str, ...]
 
@@ -67,70 +59,79 @@ class Comparison:
         """Return ``better``, ``worse`` or ``not significant``."""
         if not line.significant:
             return "not significant"
-        return "better" if (line.difference.mean > 0) is not self.lower_is_better else "worse"
+        return "better" if (line.difference.mean > 0) is not self.study.lower_is_better else "worse"
+
+    def table(self) -> Table:
+        """Return a line per setting and moment."""
+        unit, rows, numbers = ".2f" if self.study.percent else ".4g", [], []
+        for line in self.lines:
+            found, verdict = line.difference, self.verdict(line)
+            cells = [
+                *(line.row, line.column, line.at, str(found.n), f"{found.mean:+{unit}}"),
+                *(f"[{low:{unit}}, {high:{unit}}]" for low, high in (found.t_interval, found.bootstrap_interval)),
+                *(f"{p:.2g}" for p in (line.p, line.p_corrected)),
+                f"{found.seeds_needed:.0f}" if math.isfinite(found.seeds_needed) else "-",
+            ]
+            rows.append([*cells, Marked(verdict, "bold") if line.significant else verdict])
+            numbers.append((
+                *(line.row, line.column, line.at, self.baseline, found.n, " ".join(map(str, line.seeds)), found.mean),
+                *(found.std, *found.t_interval, *found.bootstrap_interval, found.p_t, found.p_permutation),
+                *(line.p_corrected, found.seeds_needed, verdict),
+            ))  # fmt: skip
+        columns = (
+            *(self.study.corner, self.study.heads, "at", "seeds", "difference", "95 %, t", "95 %, bootstrap", "p", "p, Holm"),
+            *("seeds to decide", "verdict"),
+        )
+        head = (
+            *("row", "column", "at", "baseline", "n", "seeds", "difference", "std", "t_low", "t_high", "bootstrap_low"),
+            *("bootstrap_high", "p_t", "p_permutation", "p_corrected", "seeds_needed", "verdict"),
+        )
+        label = f"{self.study.metric} against {self.baseline}"
+        shown = told_apart(columns, rows, names=3)
+        return Table(self.caption, **shown, notes=self.notes, label=label, numbers=[head, *numbers])
 
 
-def compare_with(
-    runs: Sequence[Run],
-    baseline: str,
-    *,
-    rows: Sequence[str] = ("selector",),
-    columns: Sequence[str] = ("experiment",),
-    metric: str = "test/acc_worst_group",
-    at: str = "last",
-    test: str = "permutation",
-    lower_is_better: bool = False,
-    command: str | None = None,
-) -> Comparison:
+def compare_with(runs: Sequence[Run], baseline: str, *, test: str = "permutation", **asked: Any) -> Comparison:
     """Compare every row with the row ``baseline``, in each column, over the seeds that both have.
 
     Differences are paired by seed, because runs of one seed share the partition's and the model's draws. See
     ``PairedDifference`` for the statistics and ``holm`` for the correction, which is over all lines of the table.
 
-    ``runs``, ``rows``, ``columns``, ``metric``, ``at``, ``lower_is_better`` and ``command`` are as in ``make_table``.
-    ``baseline`` is the head of a row there: ``"uniform"``, or ``"uniform / fedavg"`` for two keys. ``test`` says whose p-values
-    are corrected, those of ``"permutation"`` or ``"t"``.
+    ``baseline`` is the head of a row: ``"uniform"``, or ``"uniform / fedavg"`` for two keys. ``test`` says whose p-values are
+    corrected, those of ``"permutation"`` or ``"t"``. ``runs`` and ``asked`` are as for ``Study``.
 
     Raises:
-        ConfigError: as ``make_table``, or if there is no such row or nothing to compare it with.
-        ValueError: if ``at`` or ``test`` is none of the above.
+        ConfigError: as ``Study``, or if there is no such row or nothing to compare it with.
+        ValueError: as ``Study``, or if ``test`` is none of the above.
     """
     check_choice("test", test, ("permutation", "t"))
-    check_keys(runs, (*rows, *columns))
-    finished = finished_of(runs)
-    moments = moments_of(finished, at)
-    check_metric(finished, metric, moments)
-    groups, percent = group_runs(finished, rows, columns), in_percent(metric)
+    study = Study(runs, **asked)
+    groups = study.groups
     heads = ordered({row for row, _ in groups})
     if baseline not in heads:
         raise ConfigError(f"Expected a row to compare with, but got {baseline!r}: name one of {', '.join(map(repr, heads))}.")
-    notes = [*notes_on_unfinished(runs), *notes_on(groups, metric, moments, (*rows, *columns))]
+    notes = study.notes()
     compared: list[tuple[str, str, str, tuple[int, ...], PairedDifference]] = []
-    for column in ordered({column for _, column in groups}):
-        for row in heads:
-            if row == baseline or (row, column) not in groups:
-                continue
-            if (baseline, column) not in groups:
-                notes.append(f"`{row}, {column}` is not compared: `{baseline}` has no finished run there.")
-                continue
-            ours, theirs = ({run.seed: run for run in groups[one, column]} for one in (row, baseline))
-            seeds = tuple(sorted(ours.keys() & theirs.keys()))
-            if unpaired := sorted(ours.keys() ^ theirs.keys()):
-                notes.append(f"`{row}, {column}` leaves out seeds that it or `{baseline}` lacks: {listed(unpaired)}.")
-            for moment in moments:
-                a, b = (
-                    [of[seed].at(moment).get(metric, math.nan) * (100 if percent else 1) for seed in seeds]
-                    for of in (ours, theirs)
-                )
-                compared.append((row, column, moment, seeds, paired_difference(a, b)))
+    for row, column in places_of(groups):
+        if row == baseline:
+            continue
+        if (baseline, column) not in groups:
+            notes.append(f"`{row}, {column}` is not compared: `{baseline}` has no finished run there.")
+            continue
+        ours, theirs = ({run.seed: run for run in groups[one, column]} for one in (row, baseline))
+        seeds = tuple(sorted(ours.keys() & theirs.keys()))
+        if unpaired := sorted(ours.keys() ^ theirs.keys()):
+            notes.append(f"`{row}, {column}` leaves out seeds that it or `{baseline}` lacks: {listed(unpaired)}.")
+        for moment in study.moments:
+            a, b = ([study.value(of[seed], moment) for seed in seeds] for of in (ours, theirs))
+            compared.append((row, column, moment, seeds, paired_difference(a, b)))
     if not compared:
         raise ConfigError(f"Expected a column that {baseline!r} and another row share, but there is none: choose by --columns.")
     p_values = [difference.p(test) for *_, difference in compared]
     lines = tuple(Line(*one, p, corrected) for one, p, corrected in zip(compared, p_values, holm(p_values), strict=True))
     notes += _note_on_resolution(lines) if test == "permutation" else _notes_on_no_spread(lines)
-    said = _said_of(test, baseline, lines, lower_is_better) + caption_of(finished, [metric], moments, None, None, command)
-    corner, names = " / ".join(rows), " / ".join(columns)
-    return Comparison(baseline, corner, names, metric, lines, percent, lower_is_better, said, tuple(notes))
+    origin = caption_of(study.finished, [study.metric], study.moments, command=study.command)
+    return Comparison(study, baseline, lines, _said_of(test, baseline, lines, study.lower_is_better) + origin, tuple(notes))
 
 
 def usual_baseline(runs: Sequence[Run], rows: Sequence[str], columns: Sequence[str]) -> str | None:
@@ -183,71 +184,68 @@ def _lines(number: int) -> str:
     return f"{number} {'line' if number == 1 else 'lines'}"
 
 
-def comparison_markdown(comparison: Comparison) -> str:
-    """Return the comparison as Markdown."""
-    grid = comparison_grid(comparison, markdown_text, "**{}**")
-    return markdown_of(grid, comparison.caption, comparison.notes, flush_left=num_names(comparison))
-
-
-def comparison_latex(comparison: Comparison) -> str:
-    r"""Return the comparison as a LaTeX float that needs ``\usepackage{booktabs}``."""
-    grid = comparison_grid(comparison, latex_text, r"\textbf{{{}}}")
-    label = f"{comparison.metric} against {comparison.baseline}"
-    return latex_of(grid, comparison.caption, comparison.notes, label=label, flush_left=num_names(comparison))
-
-
-def comparison_csv(comparison: Comparison) -> str:
-    """Return the comparison as CSV, unrounded."""
-    head = (
-        *("row", "column", "at", "baseline", "n", "seeds", "difference", "std", "t_low", "t_high", "bootstrap_low"),
-        *("bootstrap_high", "p_t", "p_permutation", "p_corrected", "seeds_needed", "verdict"),
-    )
-    lines = []
-    for line in comparison.lines:
-        found = line.difference
-        seeds = " ".join(map(str, line.seeds))
-        numbers = (found.mean, found.std, *found.t_interval, *found.bootstrap_interval, found.p_t, found.p_permutation)
-        ends = (line.p_corrected, found.seeds_needed, comparison.verdict(line))
-        lines.append((line.row, line.column, line.at, comparison.baseline, found.n, seeds, *numbers, *ends))
-    return csv_of([head, *lines])
-
-
 def draw_comparison(comparison: Comparison, path: Path) -> None:
-    """Draw the comparison as a forest plot, a panel per column and moment."""
-    panels: dict[str, list[Difference]] = {}
+    """Draw the comparison as a forest plot into a picture, a panel per column and moment."""
+    panels: dict[str, list[tuple[str, PairedDifference, str]]] = {}
     for line in comparison.lines:
-        found = line.difference
-        drawn = Difference(line.row, found.mean, found.t_interval, found.bootstrap_interval, comparison.verdict(line))
-        panels.setdefault(f"{line.column}, {line.at}", []).append(drawn)
-    unit = "percentage points" if comparison.percent else comparison.metric
+        panels.setdefault(f"{line.column}, {line.at}", []).append((line.row, line.difference, comparison.verdict(line)))
+    unit = "percentage points" if comparison.study.percent else comparison.study.metric
     plot_forest(panels, comparison.baseline, f"difference, {unit}", path)
 
 
-def num_names(comparison: Comparison) -> int:
-    """Return how many of the first columns of a comparison's grid are names."""
-    return 1 + _several(comparison)["column"] + _several(comparison)["at"]
+def plot_forest(
+    panels: Mapping[str, Sequence[tuple[str, PairedDifference, str]]], baseline: str, label: str, path: Path
+) -> None:
+    """Draw differences from a baseline into a picture; a panel has (name, difference, verdict) a line.
+
+    A point is a mean difference, the thin line its interval by Student's t, the thick one that by the bootstrap. Differences
+    that are not significant are grey. A line far longer than the others of its panel leaves the frame. An arrow stands where it
+    does, and its mean too if that is outside. ``label`` names the unit.
+    """
+    from matplotlib.lines import Line2D
+
+    names = list(dict.fromkeys(name for lines in panels.values() for name, *_ in lines))
+
+    def size(rows: int, columns: int) -> tuple[float, float]:
+        return max(5.0, 1.4 + 2.3 * columns), 0.7 + rows * (0.55 + 0.2 * len(names))
+
+    with saved_panels(path, len(panels), size, sharey=True) as (figure, grid):
+        for axes, (panel, lines) in zip(grid, panels.items(), strict=True):
+            axes.axvline(0, color="0.4", linewidth=0.9, zorder=1)
+            placed = {len(names) - names.index(name): (found, _VERDICTS[verdict]) for name, found, verdict in lines}
+            for y, (found, colour) in placed.items():
+                axes.hlines(y, *found.t_interval, color=colour, linewidth=1, zorder=2)
+                axes.hlines(y, *found.bootstrap_interval, color=colour, linewidth=3, alpha=0.5, zorder=2)
+                axes.plot(found.mean, y, "o", color=colour, markersize=4, zorder=3)
+            axes.set(title=panel, ylim=(0.4, len(names) + 0.6))
+            _frame(axes, placed)
+            axes.set_yticks(range(len(names), 0, -1), names)
+        for axes in grid[-3:]:
+            axes.set_xlabel(label)
+        handles = [Line2D([], [], color=colour, marker="o", markersize=4) for colour in _VERDICTS.values()]
+        told = [f"better than {baseline}", f"worse than {baseline}", "not significant"]
+        figure.legend(handles, told, loc="outside upper center", ncols=3)
 
 
-def _several(comparison: Comparison) -> Mapping[str, bool]:
-    return {name: len({getattr(line, name) for line in comparison.lines}) > 1 for name in ("column", "at")}
-
-
-def comparison_grid(comparison: Comparison, escape: Callable[[str], str], bold: str) -> list[list[str]]:
-    """Return the lines of a comparison's cells, the heads first; every cell has gone through ``escape``, ``bold`` around it."""
-    several, unit = _several(comparison), ".2f" if comparison.percent else ".4g"
-    names = {"row": comparison.corner, "column": comparison.heads, "at": "at"}
-    shown = [name for name in names if several.get(name, True)]
-    measures = ("seeds", "difference", "95 %, t", "95 %, bootstrap", "p", "p, Holm", "seeds to decide", "verdict")
-    grid = [[escape(head) for head in (*(names[name] for name in shown), *measures)]]
-    for line in comparison.lines:
-        found, verdict = line.difference, comparison.verdict(line)
-        numbers = [
-            str(found.n),
-            f"{found.mean:+{unit}}",
-            *(f"[{low:{unit}}, {high:{unit}}]" for low, high in (found.t_interval, found.bootstrap_interval)),
-            *(f"{p:.2g}" for p in (line.p, line.p_corrected)),
-            f"{found.seeds_needed:.0f}" if math.isfinite(found.seeds_needed) else "-",
-        ]
-        told = bold.format(escape(verdict)) if line.significant else escape(verdict)
-        grid.append([*(escape(getattr(line, name)) for name in shown), *map(escape, numbers), told])
-    return grid
+def _frame(axes: Any, lines: Mapping[int, tuple[PairedDifference, str]]) -> None:
+    """Fit the frame to differences at their heights, in their colours, and mark those that leave it."""
+    lengths = {y: one.t_interval[1] - one.t_interval[0] for y, (one, _) in lines.items() if math.isfinite(one.t_interval[0])}
+    typical = median(lengths.values()) if lengths else 0.0
+    wide = [y for y, length in lengths.items() if length > _WIDE * typical > 0]
+    if not wide:
+        return
+    usual = [one for y, (one, _) in lines.items() if y not in wide]
+    ends = [0.0, *(end for one in usual for end in (one.mean, *one.t_interval, *one.bootstrap_interval))]
+    low, high = (limit(end for end in ends if math.isfinite(end)) for limit in (min, max))
+    room = 0.08 * (high - low)
+    low, high = low - room, high + room
+    axes.set_xlim(low, high)
+    for y in wide:
+        one, colour = lines[y]
+        for leaves, x, marker in ((one.t_interval[0] < low, low, "<"), (one.t_interval[1] > high, high, ">")):
+            if leaves:
+                axes.plot(x, y, marker, color=colour, markersize=5, clip_on=False, zorder=4)
+        if not low <= one.mean <= high:
+            x, right, side = (low, 6, "left") if one.mean < low else (high, -6, "right")
+            style: dict[str, Any] = {"ha": side, "va": "bottom", "color": colour, "fontsize": "small"}
+            axes.annotate(f"{one.mean:+.1f}", (x, y), (right, 2), textcoords="offset points", **style)

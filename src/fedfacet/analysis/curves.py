@@ -2,19 +2,19 @@
 
 import math
 import statistics
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from fedfacet.analysis.groups import named
-from fedfacet.analysis.notes import notes_on, notes_on_unfinished
-from fedfacet.analysis.runs import Run, as_number
-from fedfacet.analysis.tables import caption_of, check_keys, check_metric, finished_of, group_runs, in_percent, ordered
-from fedfacet.analysis.writers import csv_of, latex_of, latex_text, markdown_of, markdown_text
-from fedfacet.arguments import check_choice
+from fedfacet.analysis.runs import Run
+from fedfacet.analysis.study import Study, caption_of, places_of
+from fedfacet.analysis.tables import cell_of
+from fedfacet.analysis.writers import Table, as_number, told_apart
 from fedfacet.errors import ConfigError
 from fedfacet.plots.curves import Band, plot_bands
 from fedfacet.plots.figure import axis_name
@@ -60,91 +60,81 @@ class Curve:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Curves:
-    """Curves of several settings.
+    """Curves of several settings; ``against`` is what is drawn to the right, ``named`` is the metric with its group's name."""
 
-    ``corner`` and ``heads`` name the keys of rows and columns, ``named`` is the metric with its group's name.
-    """
-
-    corner: str
-    heads: str
-    metric: str
+    study: Study
     curves: tuple[Curve, ...]
     threshold: float | None
-    percent: bool
-    lower_is_better: bool
-    std: str
-    caption: str
-    notes: tuple[str, ...]
     against: str
     named: str
+    caption: str
+    notes: tuple[str, ...]
+
+    def table(self) -> Table:
+        """Return a line per setting; in CSV a line per setting, seed and round."""
+        study, rows, threshold = self.study, [], self.threshold
+        columns = [study.corner, study.heads, "seeds", "final", "peak", "peak at round"]
+        columns += [] if threshold is None else [f"rounds to {threshold:g}"]
+        numbers: list[Sequence[Any]] = [("row", "column", "seed", "round", study.metric)]
+        for curve in self.curves:
+            peaks, rounds = zip(*curve.peak_S(study.lower_is_better), strict=True)
+            means = [cell_of(values, curve.seeds, study.std).told(study.percent) for values in (curve.final_S, peaks)]
+            line = [curve.row, curve.column, str(len(curve.seeds)), *means, f"{statistics.median(rounds):g}"]
+            if threshold is not None:
+                reached = curve.rounds_to_S(threshold, study.lower_is_better)
+                middle, there = statistics.median(reached), sum(map(math.isfinite, reached))
+                line.append(f"{f'{middle:g}' if math.isfinite(middle) else '-'} ({there} of {len(reached)})")
+            rows.append(line)
+            for seed, values_R in zip(curve.seeds, curve.values_SR.tolist(), strict=True):
+                values = zip(curve.rounds_R.tolist(), values_R, strict=True)
+                numbers += [(curve.row, curve.column, seed, round, value) for round, value in values]
+        shown, label = told_apart(columns, rows, names=2), f"curves {study.metric}"
+        return Table(self.caption, **shown, notes=self.notes, label=label, numbers=numbers)
 
 
-def curves_of(
-    runs: Sequence[Run],
-    *,
-    rows: Sequence[str] = ("selector",),
-    columns: Sequence[str] = ("experiment",),
-    metric: str = "test/acc_worst_group",
-    threshold: float | None = None,
-    against: str = "round",
-    std: str = "population",
-    lower_is_better: bool = False,
-    command: str | None = None,
-) -> Curves:
+def curves_of(runs: Sequence[Run], *, threshold: float | None = None, against: str = "round", **asked: Any) -> Curves:
     """Return how a metric went by round in every setting; a note names settings whose seeds share no round with a value.
 
-    ``runs``, ``rows``, ``columns``, ``metric``, ``std``, ``lower_is_better`` and ``command`` are as in ``make_table``.
-    ``threshold`` is in the table's unit, percent for accuracies. ``against`` says what is drawn to the right, one of
-    ``AGAINST``: bytes are those that all clients together have received and sent, ``sim/clock`` is the simulated clock of runs
-    with devices.
+    ``runs`` and ``asked`` are as for ``Study``. ``threshold`` is in the table's unit, percent for accuracies. ``against`` says
+    what is drawn to the right, one of ``AGAINST``. Bytes are those that all clients together have received and sent.
+    ``sim/clock`` is the simulated clock of runs with devices.
 
     Raises:
-        ConfigError: as ``make_table``, or if in no setting the seeds share a round with a value, or if a run has not measured
+        ConfigError: as ``Study``, or if in no setting the seeds share a round with a value, or if a run has not measured
             ``against``.
         FedFacetError: if a run's ``metrics.csv`` cannot be read.
-        ValueError: if ``std`` is none of ``make_table``'s.
+        ValueError: as ``Study``.
     """
-    check_choice("std", std, ("population", "sample"))
-    check_keys(runs, (*rows, *columns))
-    finished = finished_of(runs)
-    check_metric(finished, metric, ("last",))
-    groups, percent = group_runs(finished, rows, columns), in_percent(metric)
-    notes = [*notes_on_unfinished(runs), *notes_on(groups, metric, ("last",), (*rows, *columns), by_round=True)]
-    if percent and threshold is not None and 0 < threshold < 1:
+    study = Study(runs, **asked)
+    metric, notes, curves = study.metric, study.notes(by_round=True), []
+    if study.percent and threshold is not None and 0 < threshold < 1:
         notes.append(
             f"The threshold is {threshold:g} %, because `{metric}` is in percent here: write {100 * threshold:g} for "
             f"{100 * threshold:g} %."
         )
-    curves = []
-    for column in ordered({column for _, column in groups}):
-        for row in ordered({row for row, head in groups if head == column}):
-            members = groups[row, column]
-            measured = [run.curve(metric) for run in members]
-            shared = sorted(set.intersection(*map(set, measured)))
-            if not shared:
-                notes.append(f"`{row}, {column}` is not shown, because its seeds share no round with a value.")
-                continue
-            if any(len(of_seed) > len(shared) for of_seed in measured):
-                notes.append(f"`{row}, {column}` shows {len(shared)} of its rounds, those in which all its seeds have a value.")
-            values_SR = np.array([[of_seed[round] for round in shared] for of_seed in measured]) * (100 if percent else 1)
-            seeds = tuple(run.seed for run in members)
-            places_R = _places(members, shared, against)
-            curves.append(Curve(row, column, seeds, np.array(shared), values_SR, places_R))
+    for row, column in places_of(study.groups):
+        members = study.groups[row, column]
+        measured = [run.curve(metric) for run in members]
+        shared = sorted(set.intersection(*map(set, measured)))
+        if not shared:
+            notes.append(f"`{row}, {column}` is not shown, because its seeds share no round with a value.")
+            continue
+        if any(len(of_seed) > len(shared) for of_seed in measured):
+            notes.append(f"`{row}, {column}` shows {len(shared)} of its rounds, those in which all its seeds have a value.")
+        values_SR = np.array([[of_seed[round] for round in shared] for of_seed in measured]) * (100 if study.percent else 1)
+        seeds = tuple(run.seed for run in members)
+        curves.append(Curve(row, column, seeds, np.array(shared), values_SR, _places(members, shared, against)))
     if not curves:
         raise ConfigError(
             f"Expected seeds that share a round with a value of {metric!r}, but in no setting they do: name another metric."
         )
-    caption = _said_of(metric, threshold, std) + caption_of(finished, [metric], ("last",), None, None, command)
-    corner, heads = " / ".join(rows), " / ".join(columns)
-    return Curves(
-        *(corner, heads, metric, tuple(curves), threshold, percent, lower_is_better, std, caption, tuple(notes), against),
-        named(finished, metric),
-    )
+    caption = _said_of(metric, threshold, study.std) + caption_of(study.finished, [metric], ["last"], command=study.command)
+    return Curves(study, tuple(curves), threshold, against, named(study.finished, metric), caption, tuple(notes))
 
 
 def draw_curves(curves: Curves, path: Path) -> None:
     """Draw mean and standard deviation by round, a panel per column."""
-    unit = " (%)" if curves.percent else ""
+    unit = " (%)" if curves.study.percent else ""
     plot_bands(
         bands_of(curves), f"{axis_name(curves.named)}{unit}", path, threshold=curves.threshold, across=AGAINST[curves.against]
     )
@@ -156,31 +146,10 @@ def bands_of(curves: Curves) -> dict[str, list[Band]]:
     for curve in curves.curves:
         mean_R = curve.values_SR.mean(axis=0)
         alone = len(curve.seeds) == 1
-        std_R = np.zeros_like(mean_R) if alone else curve.values_SR.std(axis=0, ddof=curves.std == "sample")
-        name = curve.column if as_number(curve.column) is None else f"{curves.heads} {curve.column}"
+        std_R = np.zeros_like(mean_R) if alone else curve.values_SR.std(axis=0, ddof=curves.study.std == "sample")
+        name = curve.column if as_number(curve.column) is None else f"{curves.study.heads} {curve.column}"
         panels.setdefault(name, []).append(Band(curve.row, curve.places_R, mean_R, mean_R - std_R, mean_R + std_R))
     return panels
-
-
-def curves_markdown(curves: Curves) -> str:
-    """Return a line per setting as Markdown."""
-    return markdown_of(curves_grid(curves, markdown_text), curves.caption, curves.notes, flush_left=_num_names(curves))
-
-
-def curves_latex(curves: Curves) -> str:
-    r"""Return a line per setting as a LaTeX float that needs ``\usepackage{booktabs}``."""
-    grid, label = curves_grid(curves, latex_text), f"curves {curves.metric}"
-    return latex_of(grid, curves.caption, curves.notes, label=label, flush_left=_num_names(curves))
-
-
-def curves_csv(curves: Curves) -> str:
-    """Return a line per setting, seed and round, unrounded."""
-    lines: list[tuple[object, ...]] = [("row", "column", "seed", "round", curves.metric)]
-    for curve in curves.curves:
-        for seed, values_R in zip(curve.seeds, curve.values_SR.tolist(), strict=True):
-            values = zip(curve.rounds_R.tolist(), values_R, strict=True)
-            lines += [(curve.row, curve.column, seed, round, value) for round, value in values]
-    return csv_of(lines)
 
 
 def _places(members: Sequence[Run], rounds: Sequence[int], against: str) -> NDArray[np.float64]:
@@ -219,37 +188,3 @@ def _said_of(metric: str, threshold: float | None, std: str) -> str:
             f". Rounds to {threshold:g}: the first measured round there, as a median over seeds, and how many seeds get there"
         )
     return f"{shown}. Mean ± {std} standard deviation over seeds. "
-
-
-def _num_names(curves: Curves) -> int:
-    return 1 + _several_columns(curves)
-
-
-def _several_columns(curves: Curves) -> bool:
-    return len({curve.column for curve in curves.curves}) > 1
-
-
-def curves_grid(curves: Curves, escape: Callable[[str], str]) -> list[list[str]]:
-    """Return the lines of the cells about curves, the heads first; every cell has gone through ``escape``."""
-    heads = [curves.corner, *([curves.heads] if _several_columns(curves) else []), "seeds", "final", "peak", "peak at round"]
-    if curves.threshold is not None:
-        heads.append(f"rounds to {curves.threshold:g}")
-    grid = [list(map(escape, heads))]
-    for curve in curves.curves:
-        values, rounds = zip(*curve.peak_S(curves.lower_is_better), strict=True)
-        line = [curve.row, *([curve.column] if _several_columns(curves) else []), str(len(curve.seeds))]
-        line += [_over_seeds(curves, curve.final_S), _over_seeds(curves, values), f"{statistics.median(rounds):g}"]
-        if curves.threshold is not None:
-            reached = curve.rounds_to_S(curves.threshold, curves.lower_is_better)
-            middle, there = statistics.median(reached), sum(map(math.isfinite, reached))
-            line.append(f"{f'{middle:g}' if math.isfinite(middle) else '-'} ({there} of {len(reached)})")
-        grid.append(list(map(escape, line)))
-    return grid
-
-
-def _over_seeds(curves: Curves, values: Sequence[float]) -> str:
-    unit = ".2f" if curves.percent else ".4g"
-    spread = statistics.pstdev if curves.std == "population" else statistics.stdev
-    return f"{statistics.fmean(values):{unit}}" + (
-        f" ± {spread(values):{unit}}" if len(values) > 1 and all(map(math.isfinite, values)) else ""
-    )

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedfacet import rng
-from fedfacet.analysis.terminal import TextTable
+from fedfacet.analysis.writers import Table
 from fedfacet.arguments import check_whole
 from fedfacet.data.dataset import Dataset
 from fedfacet.errors import ConfigError
@@ -104,14 +104,14 @@ def simulate_selection(
     }
 
 
-def tables_of(description: Mapping[str, Any]) -> Iterator[TextTable]:
+def tables_of(description: Mapping[str, Any]) -> Iterator[Table]:
     """Yield tables that fit into 80 columns.
 
     ``description`` is what ``describe_federation`` returns, perhaps with ``selection`` (of ``simulate_selection``) or several
     of these by name as ``selections``, and with ``feasibility``; or it has several descriptions by name as ``federations``.
     """
     if "federations" in description:
-        yield TextTable(
+        yield Table(
             "Class imbalance, attribute imbalance, spurious correlation, from 0 to 1",
             ["partition", "clients", "samples", "all data pooled", "mean of clients"],
             [
@@ -127,17 +127,17 @@ def tables_of(description: Mapping[str, Any]) -> Iterator[TextTable]:
         return
     clients = description["clients"]
     pooled, mean = _measures(description["global"]), _measures(description["client_mean"])
-    yield TextTable(
+    yield Table(
         f"Heterogeneity of {len(clients)} clients with {sum(map(_size, clients))} samples, from 0 to 1",
         ["measure", "all data pooled", "mean of clients"],
         list(zip(MEASURES, pooled, mean, strict=True)),
     )
-    yield TextTable(
+    yield Table(
         "Distance of clients' class shares from all data's, mean of clients, from 0 to 1",
         ["Jensen-Shannon", "Hellinger", "total variation"],
         [[f"{value:.2f}" for value in description["class_distances"].values()]],
     )
-    yield TextTable(
+    yield Table(
         "Clients; rows of a matrix are classes, columns attribute values",
         ["ids", "matrix", "samples", "CI", "AI", "SC", "type"],
         [_client_row(list(equal)) for _, equal in groupby(clients, key=itemgetter("counts"))],
@@ -146,7 +146,7 @@ def tables_of(description: Mapping[str, Any]) -> Iterator[TextTable]:
     sizes = Counter(client["type"] for client in clients)
     for name, selected in selections.items():
         share, whole = selected["share"], selected["rounds_with_every_client_of_type"]
-        yield TextTable(
+        yield Table(
             f"Simulated selection{name and f' by {name}'} (%)",
             ["type", "clients", "share of selections", "if uniform", "rounds with all of them"],
             [
@@ -157,7 +157,7 @@ def tables_of(description: Mapping[str, Any]) -> Iterator[TextTable]:
     if "feasibility" in description:
         cells = description["feasibility"]
         groups = group_names(*(list(dict.fromkeys(cell[part] for cell in cells)) for part in ("class", "attribute")))
-        yield TextTable(
+        yield Table(
             "Samples of the data set",
             ["group", "wanted by clients", "available", "held out for validation"],
             [

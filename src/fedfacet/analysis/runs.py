@@ -12,8 +12,9 @@ from typing import Any
 
 from omegaconf import OmegaConf
 
-from fedfacet.analysis.audits import ReadAudit, load_audits, metrics_of
-from fedfacet.config.saved_yaml import load_yaml
+from fedfacet.analysis.audits import ReadAudit, flat, load_audits, metrics_of
+from fedfacet.analysis.writers import as_number
+from fedfacet.config.nodes import load_yaml
 from fedfacet.errors import ConfigError, FedFacetError
 from fedfacet.storage.run_files import Keys, check_keys, is_there, is_whole, measured, read, rows_of, say_unverified
 
@@ -176,14 +177,6 @@ def spellings(text: str) -> set[str]:
     return {text} if number is None else {text, spelled(number)}
 
 
-def as_number(text: str) -> float | None:
-    """Return a text as a number, or ``None`` if it is none."""
-    try:
-        return float(text)
-    except ValueError:
-        return None
-
-
 def find_runs(paths: Iterable[str | Path]) -> list[Run]:
     """Return the runs that the paths lead to, each once, in the order of the paths and by name within one.
 
@@ -226,7 +219,7 @@ def load_run(folder: Path) -> Run:
             f"Expected {file} to be the resolved config of a run, with `seed` and `choices`, but it has no such values: name "
             "folders that train.py wrote."
         )
-    return Run(folder, config["seed"], _flat(config), _summary(folder / "summary.json"), load_audits(folder))
+    return Run(folder, config["seed"], flat(config), _summary(folder / "summary.json"), load_audits(folder))
 
 
 def differing_keys(runs: Iterable[Run]) -> list[str]:
@@ -298,13 +291,6 @@ def _run_folders(folder: Path, seen: set[Path]) -> Iterator[Path]:
     for child in sorted(folder.iterdir()):
         if not child.name.startswith("."):
             yield from _run_folders(child, seen)
-
-
-def _flat(config: Mapping[Any, Any], prefix: str = "") -> dict[str, Any]:
-    flat: dict[str, Any] = {}
-    for key, value in config.items():
-        flat |= _flat(value, f"{prefix}{key}.") if isinstance(value, dict) else {f"{prefix}{key}": value}
-    return flat
 
 
 def _summary(file: Path) -> dict[str, Any] | None:

@@ -2,19 +2,38 @@
 
 import itertools
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import fmean
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from fedfacet.analysis.notes import notes_on_settings, notes_on_unfinished
 from fedfacet.analysis.runs import Run
-from fedfacet.analysis.tables import check_keys, finished_of, group_runs, ordered, origin_of
-from fedfacet.analysis.writers import csv_of, latex_of, latex_text, markdown_of, markdown_text
+from fedfacet.analysis.study import Study, ordered, origin_of, places_of
+from fedfacet.analysis.writers import Table, told_apart
 from fedfacet.errors import FedFacetError
+from fedfacet.plots import crowd
+from fedfacet.plots.figure import saved_figure
+from fedfacet.plots.run import TYPE_COLOURS, in_order
 from fedfacet.storage.dealt import read_types
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+_MOST_ROUNDS = 100
+"""Columns of a heat map; more rounds are put together, or a column would be thinner than a dot."""
+
+_MOST_ROWS, _ACROSS = 6, 3
+"""Rows of one column that stand below each other, and columns in which more than these stand."""
+
+OVERLAP = (
+    "How alike two settings choose: the Jaccard index of their cohorts of the same round and seed, the mean over rounds and "
+    "seeds. 1: the same clients, 0: none in common."
+)
 
 Chosen = NDArray[np.bool_]
 """Who was selected when, shape (R, K): rounds x clients."""
@@ -48,7 +67,6 @@ class Selection:
     """Who was selected by each setting.
 
     Attributes:
-        corner, heads: what rows and columns stand for.
         evenness: (row, column) -> a run each.
         overlap: (row, other row, column) -> the Jaccard index of their cohorts, the mean over rounds, per seed that both have.
         chosen: (row, column) -> who was selected in the run of the lowest seed.
@@ -56,8 +74,7 @@ class Selection:
         caption, notes: sentences below the table.
     """
 
-    corner: str
-    heads: str
+    study: Study
     evenness: Mapping[tuple[str, str], Sequence[Evenness]]
     overlap: Mapping[tuple[str, str, str], Sequence[float]]
     chosen: Mapping[tuple[str, str], Chosen]
@@ -65,30 +82,56 @@ class Selection:
     caption: str
     notes: tuple[str, ...]
 
+    def table(self) -> Table:
+        """Return a line per setting, and a matrix of overlaps per column.
 
-def selection_of(
-    runs: Sequence[Run],
-    *,
-    rows: Sequence[str] = ("selector",),
-    columns: Sequence[str] = ("experiment",),
-    command: str | None = None,
-) -> Selection:
-    """Return who was selected; ``runs``, ``rows``, ``columns`` and ``command`` are as in ``make_table``.
+        In CSV a line per setting and seed, whose round is empty where somebody was never selected.
+        """
+        rows = []
+        for place in places_of(self.evenness):
+            runs = self.evenness[place]
+            clients, never, gini, jain, gap = (
+                fmean(getattr(one, name) for one in runs) for name in ("places", "never", "gini", "jain", "gap")
+            )
+            rounds = [one.coverage for one in runs if one.coverage is not None]
+            by = f"{fmean(rounds):.4g}" if len(rounds) == len(runs) else f"{len(rounds)} of {len(runs)} runs"
+            line = [*place, str(len(runs)), f"{clients:.3g}", f"{never:.3g}", by, f"{gini:.3f}", f"{jain:.3f}", f"{gap:.4g}"]
+            rows.append(line)
+        columns = [self.study.corner, self.study.heads, "seeds", "clients a round", "never", "everybody by", "Gini", "Jain"]
+        numbers: list[tuple[Any, ...]] = [
+            ("row", "column", "seed", "clients_a_round", "never_selected", "everybody_by_round", "gini", "jain", "longest_gap")
+        ]
+        for place, runs in self.evenness.items():
+            for one in runs:
+                everybody = "" if one.coverage is None else one.coverage
+                numbers.append((*place, one.seed, one.places, one.never, everybody, one.gini, one.jain, one.gap))
+        shown, more = told_apart([*columns, "longest gap"], rows, names=2), list(self._overlaps())
+        return Table(self.caption, **shown, notes=self.notes, label="selection", numbers=numbers, more=more)
+
+    def _overlaps(self) -> Iterator[Table]:
+        """Yield a matrix of settings x settings per column."""
+        several = len({column for _, column in self.evenness}) > 1
+        for column in ordered({column for _, _, column in self.overlap}):
+            heads = ordered({row for one, other, head in self.overlap if head == column for row in (one, other)})
+            means = {}
+            for (row, other, head), values in self.overlap.items():
+                if head == column:
+                    means[row, other] = means[other, row] = f"{fmean(values):.2f}"
+            rows = [[row, *(means.get((row, other), "") for other in heads)] for row in heads]
+            yield Table(OVERLAP, [f"overlap, {column}" if several else "overlap", *heads], rows)
+
+
+def selection_of(runs: Sequence[Run], **asked: Any) -> Selection:
+    """Return who was selected; ``runs`` and ``asked`` are as for ``Study``.
 
     Raises:
-        ConfigError: as ``make_table``.
+        ConfigError: as ``Study``.
         FedFacetError: if a run's ``metrics.csv`` or ``partition.json`` cannot be read.
     """
-    check_keys(runs, (*rows, *columns))
-    finished = finished_of(runs)
-    found: dict[tuple[str, str], dict[int, Chosen]] = {}
-    types: dict[tuple[str, str], Sequence[str]] = {}
-    groups = group_runs(finished, rows, columns)
-    for (row, column), members in groups.items():
-        members = sorted(members, key=lambda run: run.seed)
-        types[row, column] = read_types(members[0].path)
-        found[row, column] = {run.seed: _chosen(run) for run in members}
-    notes = [*notes_on_unfinished(runs), *notes_on_settings(groups, (*rows, *columns))]
+    study = Study(runs, metric="", **asked)
+    types = {place: read_types(members[0].path) for place, members in study.groups.items()}
+    found = {place: {run.seed: _chosen(run) for run in members} for place, members in study.groups.items()}
+    notes = [*notes_on_unfinished(runs), *notes_on_settings(study.groups, study.keys)]
     overlap = {}
     for column in ordered({column for _, column in found}):
         for row, other in itertools.combinations(ordered({row for row, head in found if head == column}), 2):
@@ -101,23 +144,16 @@ def selection_of(
                     f"`{row}` and `{other}` have {number} and {others} clients on `{column}`: how alike they choose is not "
                     "shown."
                 )
-            else:
+            elif both:
                 overlap[row, other, column] = [alikeness(one[seed], two[seed]) for seed in both]
     caption = (
         "Means over seeds. Clients a round; clients never selected; the first round after which everybody has been selected; "
         "Gini and Jain of the clients' numbers of rounds; the most rounds in a row that somebody was left out. "
-        f"{origin_of(finished, command)}"
+        f"{origin_of(study.finished, study.command)}"
     )
-    return Selection(
-        " / ".join(rows),
-        " / ".join(columns),
-        {key: [evenness(chosen_RK, seed) for seed, chosen_RK in by_seed.items()] for key, by_seed in found.items()},
-        {key: values for key, values in overlap.items() if values},
-        {key: by_seed[min(by_seed)] for key, by_seed in found.items()},
-        types,
-        caption,
-        tuple(notes),
-    )
+    every = {place: [evenness(chosen_RK, seed) for seed, chosen_RK in by_seed.items()] for place, by_seed in found.items()}
+    chosen = {place: by_seed[min(by_seed)] for place, by_seed in found.items()}
+    return Selection(study, every, overlap, chosen, types, caption, tuple(notes))
 
 
 def evenness(chosen_RK: Chosen, seed: int = 0) -> Evenness:
@@ -160,45 +196,60 @@ def alikeness(one_RK: Chosen, other_RK: Chosen) -> float:
     return float(np.where(any_R, both_R / np.maximum(any_R, 1), 1.0).mean())
 
 
-def selection_markdown(found: Selection) -> str:
-    """Return a line per setting as Markdown, and a matrix of overlaps per column."""
-    caption = f"{found.caption}\n\n{OVERLAP}" if found.overlap else found.caption
-    text = markdown_of(selection_grid(found, markdown_text), caption, found.notes, flush_left=1 + several_columns(found))
-    matrices = [markdown_of(grid, "", ()).rstrip() + "\n" for grid in overlap_grids(found, markdown_text)]
-    return "\n".join([text, *matrices])
-
-
-def selection_latex(found: Selection) -> str:
-    r"""Return a line per setting as a LaTeX float that needs ``\usepackage{booktabs}``."""
-    flush_left = 1 + several_columns(found)
-    return latex_of(selection_grid(found, latex_text), found.caption, found.notes, label="selection", flush_left=flush_left)
-
-
-def selection_csv(found: Selection) -> str:
-    """Return a line per setting and seed; the round is empty where somebody was never selected."""
-    lines: list[tuple[object, ...]] = [
-        ("row", "column", "seed", "clients_a_round", "never_selected", "everybody_by_round", "gini", "jain", "longest_gap")
-    ]
-    for (row, column), runs in found.evenness.items():
-        for one in runs:
-            by = "" if one.coverage is None else one.coverage
-            lines.append((row, column, one.seed, one.places, one.never, by, one.gini, one.jain, one.gap))
-    return csv_of(lines)
-
-
 def draw_selection(found: Selection, path: Path) -> None:
-    """Draw who was selected in the run of each setting's lowest seed into a picture."""
-    from fedfacet.plots.selection import plot_selections
+    """Draw a heat map of rounds and clients into a picture, of the run of each setting's lowest seed.
 
-    rows, columns = (ordered({key[place] for key in found.chosen}) for place in (0, 1))
-    panels = {(row, column): found.chosen[row, column] for row in rows for column in columns if (row, column) in found.chosen}
-    plot_selections(panels, found.types, path)
+    Clients are sorted by type, which a strip beside them shows. Many rows of one column stand in three columns.
+    """
+    chosen = found.chosen
+    rows, columns = (ordered({place[axis] for place in chosen}) for axis in (0, 1))
+    wrapped = len(columns) == 1 and len(rows) > _MOST_ROWS
+    height, width = (math.ceil(len(rows) / _ACROSS), _ACROSS) if wrapped else (len(rows), len(columns))
+    with saved_figure(path, 1.2 + 3.4 * width, 0.6 + 1.5 * height) as figure:
+        grid: Any = figure.subplots(height, width, squeeze=False)
+        panels = [(row, column) for row in rows for column in columns]
+        for place, axes in enumerate(grid.ravel()):
+            row, column = panels[place] if place < len(panels) else ("", "")
+            if (row, column) not in chosen:
+                axes.set_axis_off()
+                continue
+            draw_chosen(axes, chosen[row, column], found.types[row, column])
+            if wrapped:
+                axes.set_title(row)
+            elif row == rows[0] and len(columns) > 1:
+                axes.set_title(column)
+            if column == columns[0] and not wrapped:
+                axes.set_ylabel(row, rotation=0, ha="right", va="center")
+            if row in (rows[-width:] if wrapped else rows[-1:]):
+                axes.set_xlabel("round")
+        many = any(chosen_RK.shape[1] > crowd.MOST_BARS for chosen_RK in chosen.values())
+        dark = "(the more the darker), several clients a line" if many else "(dark), a line per client"
+        figure.suptitle(f"Who was selected {dark}, sorted by type", fontsize=8)
 
 
-OVERLAP = (
-    "How alike two settings choose: the Jaccard index of their cohorts of the same round and seed, the mean over rounds and "
-    "seeds. 1: the same clients, 0: none in common."
-)
+def draw_chosen(axes: "Axes", chosen_RK: NDArray[np.bool_], types: Sequence[str]) -> None:
+    """Draw one heat map of rounds and clients; of more than ``crowd.MOST_BARS`` some share a line, black the darkest."""
+    from matplotlib.ticker import MaxNLocator
+
+    order = in_order(types)
+    rounds, number = len(chosen_RK), len(order)
+    edges = crowd.neighbours([number]) if number > crowd.MOST_BARS else None  # of one height each, as the picture's dots are
+    parts = (part[:, order].mean(axis=0) for part in np.array_split(chosen_RK, min(_MOST_ROUNDS, rounds)))
+    shares_KR = np.stack([part if edges is None else crowd.means(part, edges) for part in parts], axis=1)
+    sorted_types = [types[client] for client in order.tolist()]
+    darkest = 1.0
+    if edges is not None:
+        darkest = float(shares_KR.max()) or 1.0
+    axes.imshow(shares_KR, aspect="auto", cmap="Greys", vmin=0, vmax=darkest, extent=(0.5, rounds + 0.5, number, 0))
+    for kind in dict.fromkeys(sorted_types):
+        start, count = sorted_types.index(kind), sorted_types.count(kind)
+        strip: dict[str, Any] = {"color": TYPE_COLOURS[kind], "clip_on": False, "linewidth": 0}
+        axes.barh(start + count / 2, -0.06 * rounds, height=count, left=0.5, **strip)
+        axes.text(0.5 - 0.03 * rounds, start + count / 2, kind, ha="center", va="center", fontsize=6)
+    axes.set(xlim=(0.5 - 0.06 * rounds, rounds + 0.5), ylim=(number, 0), yticks=[])
+    ticks = MaxNLocator(6, steps=[1, 2, 2.5, 5, 10], integer=True).tick_values(0, rounds)
+    axes.set_xticks([tick for tick in ticks if 1 <= tick <= rounds])
+    axes.spines[:].set_visible(False)
 
 
 def _chosen(run: Run) -> Chosen:
@@ -219,42 +270,3 @@ def _longest_gap(chosen_RK: Chosen) -> int:
         waited_K = np.where(chosen_K, 0, waited_K + 1)
         longest = max(longest, int(waited_K.max(initial=0)))
     return longest
-
-
-def several_columns(found: Selection) -> bool:
-    """Tell whether settings differ in what heads columns; a line then has two names."""
-    return len({column for _, column in found.evenness}) > 1
-
-
-def selection_grid(found: Selection, escape: Callable[[str], str]) -> list[list[str]]:
-    """Return the lines of a selection's cells, the heads first; every cell has gone through ``escape``."""
-    several = several_columns(found)
-    heads = [found.corner, *([found.heads] if several else []), "seeds", "clients a round", "never", "everybody by", "Gini"]
-    grid = [list(map(escape, [*heads, "Jain", "longest gap"]))]
-    for column in ordered({column for _, column in found.evenness}):
-        for row in ordered({row for row, head in found.evenness if head == column}):
-            runs = found.evenness[row, column]
-            mean = {
-                name: sum(getattr(one, name) for one in runs) / len(runs) for name in ("places", "never", "gini", "jain", "gap")
-            }
-            rounds = [one.coverage for one in runs if one.coverage is not None]
-            by = f"{sum(rounds) / len(rounds):.4g}" if len(rounds) == len(runs) else f"{len(rounds)} of {len(runs)} runs"
-            line = [row, *([column] if several else []), str(len(runs)), f"{mean['places']:.3g}", f"{mean['never']:.3g}", by]
-            grid.append(list(map(escape, [*line, f"{mean['gini']:.3f}", f"{mean['jain']:.3f}", f"{mean['gap']:.4g}"])))
-    return grid
-
-
-def overlap_grids(found: Selection, escape: Callable[[str], str]) -> list[list[list[str]]]:
-    """Return a matrix of settings x settings per column, escaped as ``selection_grid``."""
-    grids = []
-    for column in ordered({column for _, _, column in found.overlap}):
-        rows = ordered({row for one, other, head in found.overlap if head == column for row in (one, other)})
-        grid = [list(map(escape, [f"overlap, {column}" if several_columns(found) else "overlap", *rows]))]
-        for row in rows:
-            cells = [row]
-            for other in rows:
-                values = found.overlap.get((row, other, column)) or found.overlap.get((other, row, column))
-                cells.append("" if row == other or not values else f"{sum(values) / len(values):.2f}")
-            grid.append(list(map(escape, cells)))
-        grids.append(grid)
-    return grids

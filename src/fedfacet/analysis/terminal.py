@@ -11,9 +11,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from fedfacet import __version__
+from fedfacet.analysis import writers
 from fedfacet.entry import sentence_of, tell_error
 from fedfacet.errors import FedFacetError
-from fedfacet.storage.json_text import json_text
+from fedfacet.storage.atomic_write import json_text
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -24,13 +25,7 @@ _NARROW = 72  # below which cells stand without space around them
 _OPTION = re.compile(r"(?P<indent> {2,4})(?P<option>\S.*?) {2,}(?P<meaning>\S)")  # in what a command says to --help
 
 
-class TextTable(NamedTuple):
-    """A table. Its first column is set flush left, and all others too if its cells are ``words``; numbers are flush right."""
-
-    title: str
-    columns: Sequence[str]
-    rows: Iterable[Sequence[str]]
-    words: bool = False
+TextTable = writers.Table
 
 
 class Told(NamedTuple):
@@ -76,13 +71,7 @@ def run_command(tell: Callable[[Sequence[str]], Told], usage: Callable[[], str],
 
 def markdown_tables(tables: Iterable[TextTable], remarks: Iterable[str] = ()) -> str:
     """Return tables as Markdown, and the remarks on them."""
-    from fedfacet.analysis.writers import markdown_of, markdown_text
-
-    parts = []
-    for _, columns, rows, words in tables:
-        grid = [[markdown_text(cell) for cell in line] for line in (columns, *rows)]
-        parts.append(markdown_of(grid, "", (), flush_left=len(columns) if words else 1).rstrip())
-    return "\n\n".join([*parts, *remarks]) + "\n"
+    return "\n\n".join([*map(writers.bars, tables), *remarks]) + "\n"
 
 
 def folded(markdown: str, width: int) -> str:
@@ -230,8 +219,9 @@ def print_tables(tables: Iterable[TextTable], remarks: Iterable[str] = (), figur
     from rich.table import Table
 
     console = console_of()
-    for title, columns, rows, words in tables:
-        table, rows = Table(show_lines=words, padding=padding_of(console)), list(rows)
+    for told in tables:
+        words, (columns, *rows) = told.words, told.cells(str, {"bold": "{}", "underlined": "{}"})
+        table = Table(show_lines=words, padding=padding_of(console))
         for position, column in enumerate(columns):
             flush_left = words or position == 0 or column in ("matrix", "type")
             # A name among words is what the user types: it stays whole.
@@ -239,7 +229,7 @@ def print_tables(tables: Iterable[TextTable], remarks: Iterable[str] = (), figur
             table.add_column(column, justify="left" if flush_left else "right", overflow="fold", no_wrap=name)
         for row in rows:
             table.add_row(*row)
-        console.print(f"\n{title}")
+        console.print(f"\n{told.caption}")
         print_table(console, table, words=words)
     for remark in remarks:
         console.print(remark)

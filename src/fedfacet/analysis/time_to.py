@@ -2,21 +2,23 @@
 
 import math
 import statistics
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from fedfacet.analysis.groups import named
 from fedfacet.analysis.notes import notes_on, notes_on_unfinished
 from fedfacet.analysis.runs import Run
-from fedfacet.analysis.tables import check_keys, check_metric, finished_of, group_runs, in_percent, ordered, origin_of
-from fedfacet.analysis.writers import csv_of, latex_of, latex_text, markdown_of, markdown_text
-from fedfacet.arguments import check_choice
+from fedfacet.analysis.study import Study, group_runs, in_percent, origin_of, places_of
+from fedfacet.analysis.tables import cell_of
+from fedfacet.analysis.writers import Table, told_apart
 from fedfacet.errors import ConfigError
-from fedfacet.plots.figure import axis_name
-from fedfacet.plots.times import Times, plot_times
+from fedfacet.plots.figure import BLUE, ORANGE, VERMILION, axis_name, saved_panels
 
 CLOCK = "sim/clock"
+
+_LOOKS = (("o", BLUE), ("s", ORANGE), ("D", VERMILION), ("^", "black"))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -40,46 +42,52 @@ class Reached:
 class TimeTo:
     """When the runs of each setting reached each target; ``found`` maps (row, column, target) to its runs."""
 
-    corner: str
-    heads: str
-    metric: str
+    study: Study
     targets: tuple[float, ...]
     found: Mapping[tuple[str, str, float], Sequence[Reached]]
-    std: str
     caption: str
     notes: tuple[str, ...]
 
+    @property
+    def settings(self) -> dict[tuple[str, str], list[Sequence[Reached]]]:
+        """(row, column) -> the runs there, by target."""
+        places = places_of({(row, column): None for row, column, _ in self.found})
+        return {place: [self.found[(*place, target)] for target in self.targets] for place in places}
 
-def time_to(
-    runs: Sequence[Run],
-    *,
-    metric: str,
-    targets: Sequence[float],
-    rows: Sequence[str] = ("selector",),
-    columns: Sequence[str] = ("experiment",),
-    std: str = "population",
-    lower_is_better: bool = False,
-    command: str | None = None,
-) -> TimeTo:
+    def table(self) -> Table:
+        """Return a line per setting; in CSV a line per setting, seed and target, empty where it was not reached."""
+        study = self.study
+        columns = [study.corner, study.heads, "seeds", *(f"minutes to {target:g}" for target in self.targets)]
+        rows = [
+            [*place, str(len(cells[0])), *(_cell(cell, study.std) for cell in cells)] for place, cells in self.settings.items()
+        ]
+        numbers: list[Sequence[Any]] = [("row", "column", "seed", "metric", "target", "minutes", "round", "best")]
+        for (row, column, target), reached in self.found.items():
+            for one in reached:
+                when = ("", "") if one.round is None else (one.minutes, one.round)
+                numbers.append((row, column, one.seed, study.metric, target, *when, one.best))
+        shown, label = told_apart(columns, rows, names=2), f"time to {study.metric}"
+        return Table(self.caption, **shown, notes=self.notes, label=label, numbers=numbers)
+
+
+def time_to(runs: Sequence[Run], *, targets: Sequence[float], **asked: Any) -> TimeTo:
     """Return the simulated time to the first measured round that is at each target or better.
 
-    ``runs``, ``rows``, ``columns``, ``std``, ``lower_is_better`` and ``command`` are as in ``make_table``. ``targets`` are in
-    the unit of ``metrics.csv``, 0.9 for an accuracy of 90 %.
+    ``runs`` and ``asked`` are as for ``Study``. ``targets`` are in the unit of ``metrics.csv``, 0.9 for an accuracy of 90 %.
 
     Raises:
-        ConfigError: as ``make_table``, or if no run has a simulated clock, or a target of an accuracy is above 1.
+        ConfigError: as ``Study``, or if no run has a simulated clock, or a target of an accuracy is above 1.
         FedFacetError: if a run's ``metrics.csv`` cannot be read.
-        ValueError: if ``std`` is none of ``make_table``'s.
+        ValueError: as ``Study``.
     """
-    check_choice("std", std, ("population", "sample"))
+    metric = asked["metric"]
     if in_percent(metric) and (beyond := [target for target in targets if target > 1]):
         raise ConfigError(
             f"Expected targets of {metric} as a fraction between 0 and 1, as in metrics.csv, but got {beyond[0]:g}: write "
             f"{beyond[0] / 100:g} for {beyond[0]:g} %."
         )
-    check_keys(runs, (*rows, *columns))
-    finished = finished_of(runs)
-    check_metric(finished, metric, ("last",))
+    study = Study(runs, **asked)
+    finished = study.finished
     clocked = [run for run in finished if run.curve(CLOCK)]
     if not clocked:
         raise ConfigError(
@@ -89,64 +97,81 @@ def time_to(
     notes = notes_on_unfinished(runs)
     if len(clocked) < len(finished):
         notes.append(f"{len(finished) - len(clocked)} of {len(finished)} runs have no simulated clock and are left out.")
-    groups = group_runs(clocked, rows, columns)
-    notes += notes_on(groups, metric, ("last",), (*rows, *columns), by_round=True)
+    groups = group_runs(clocked, study.rows, study.columns)
+    notes += notes_on(groups, metric, study.moments, study.keys, by_round=True)
     found = {
-        (*heads, target): [_reached(run, metric, target, lower_is_better) for run in members]
+        (*heads, target): [_reached(run, metric, target, study.lower_is_better) for run in members]
         for heads, members in groups.items()
         for target in targets
     }
     measured = named(finished, metric, "`")
     caption = (
         f"Simulated minutes to the first measured round in which {measured} is at the target or better, mean "
-        f"± {std} standard deviation over seeds where all reach it. "
+        f"± {study.std} standard deviation over seeds where all reach it. "
     )
     if metric.startswith(("test/", "personal_test/")):
         caption += "Nobody could have stopped there, because it is found on test data. "
-    caption += origin_of(clocked, command)
-    return TimeTo(" / ".join(rows), " / ".join(columns), metric, tuple(targets), found, std, caption, tuple(notes))
+    caption += origin_of(clocked, study.command)
+    return TimeTo(study, tuple(targets), found, caption, tuple(notes))
 
 
 def draw_times(found: TimeTo, path: Path) -> None:
-    """Draw the minutes, a panel per column and a line per row."""
-    percent = in_percent(found.metric)
-    targets = [f"{100 * target:g} %" if percent else f"{target:g}" for target in found.targets]
-    panels: dict[str, list[Times]] = {}
-    for column in ordered({column for _, column, _ in found.found}):
-        for row in ordered({row for row, head, _ in found.found if head == column}):
-            cells = [found.found[row, column, target] for target in found.targets]
-            minutes = [[one.minutes for one in cell if one.round is not None] for cell in cells]
-            seeds = len(cells[0])
-            missed: dict[str, list[str]] = {}
-            for target, of in zip(targets, minutes, strict=True):
-                if len(of) < seeds:
-                    missed.setdefault(f"{len(of)} of {seeds} seeds" if of else "never", []).append(target)
-            remark = "; ".join(f"{', '.join(these)}: {reached}" for reached, these in missed.items())
-            panels.setdefault(column, []).append(Times(row, seeds, minutes, remark))
-    plot_times(panels, targets, axis_name(found.metric), path)
+    """Draw the minutes into a picture, on a logarithmic axis, a panel per column and a line per row.
+
+    Each target has a marker: at the mean over seeds, hollow if some seeds miss the target, and small and pale for each seed.
+    """
+    from matplotlib.lines import Line2D
+    from matplotlib.ticker import LogLocator, NullFormatter, StrMethodFormatter
+
+    targets = [f"{100 * target:g} %" if found.study.percent else f"{target:g}" for target in found.targets]
+    looks = [_LOOKS[place % len(_LOOKS)] for place in range(len(targets))]
+    settings = {
+        setting: [[one.minutes for one in cell if one.round is not None] for cell in cells]
+        for setting, cells in found.settings.items()
+    }
+    panels = list(dict.fromkeys(column for _, column in settings))
+    names = list(dict.fromkeys(row for row, _ in settings))
+
+    def size(rows: int, columns: int) -> tuple[float, float]:
+        return 1.0 + 3.2 * columns, 0.5 + rows * (0.7 + 0.28 * len(names))
+
+    with saved_panels(path, len(panels), size, sharey=True) as (figure, grid):
+        for axes, panel in zip(grid, panels, strict=True):
+            lines = {row: minutes for (row, column), minutes in settings.items() if column == panel}
+            all_minutes = [minutes for line in lines.values() for of in line for minutes in of]
+            first = min(all_minutes, default=1.0)
+            for row, line in lines.items():
+                seeds = len(found.settings[row, panel][0])
+                y, means = len(names) - names.index(row), [sum(of) / len(of) for of in line if of]
+                axes.plot(means, [y] * len(means), color="0.7", linewidth=1, zorder=1)
+                for (marker, colour), of in zip(looks, line, strict=True):
+                    axes.plot(of, [y] * len(of), marker, color=colour, markersize=3, alpha=0.35, markeredgewidth=0, zorder=2)
+                    if of:
+                        face = colour if len(of) == seeds else "white"
+                        axes.plot(sum(of) / len(of), y, marker, color=colour, markerfacecolor=face, markersize=5, zorder=3)
+                last = max((minutes for of in line for minutes in of), default=None)
+                place: dict[str, Any] = {"xytext": (0 if last is None else 6, 0), "textcoords": "offset points", "va": "center"}
+                at = (first if last is None else last, y)
+                axes.annotate(_missed(targets, line, seeds), at, color="0.3", fontsize=7, **place)
+            axes.set(title=panel, xlabel="simulated minutes (logarithmic)", ylim=(0.4, len(names) + 0.6))
+            if all_minutes:
+                axes.set_xscale("log")
+                axes.set_xlim(first / 1.2, max(all_minutes) * 1.3)
+                axes.xaxis.set_major_formatter(StrMethodFormatter("{x:g}"))
+                axes.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+                axes.xaxis.set_minor_formatter(NullFormatter())
+            axes.set_yticks(range(len(names), 0, -1), names)
+        handles = [Line2D([], [], linestyle="none", marker=marker, color=colour, markersize=5) for marker, colour in looks]
+        figure.legend(handles, targets, loc="outside upper center", ncols=len(targets), title=axis_name(found.study.metric))
 
 
-def time_to_markdown(found: TimeTo) -> str:
-    """Return a line per setting as Markdown."""
-    return markdown_of(_grid(found, markdown_text), found.caption, found.notes, flush_left=1 + _several_columns(found))
-
-
-def time_to_latex(found: TimeTo) -> str:
-    r"""Return a line per setting as a LaTeX float that needs ``\usepackage{booktabs}``."""
-    grid, label = _grid(found, latex_text), f"time to {found.metric}"
-    return latex_of(grid, found.caption, found.notes, label=label, flush_left=1 + _several_columns(found))
-
-
-def time_to_csv(found: TimeTo) -> str:
-    """Return a line per setting, seed and target, unrounded; minutes and round are empty where it was not reached."""
-    lines: list[tuple[object, ...]] = [("row", "column", "seed", "metric", "target", "minutes", "round", "best")]
-    for (row, column, target), reached in found.found.items():
-        for one in reached:
-            minutes = one.minutes if one.round is not None else ""
-            lines.append(
-                (row, column, one.seed, found.metric, target, minutes, "" if one.round is None else one.round, one.best)
-            )
-    return csv_of(lines)
+def _missed(targets: Sequence[str], minutes: Sequence[Sequence[float]], seeds: int) -> str:
+    """Return a remark on the targets that some seeds miss."""
+    missed: dict[str, list[str]] = {}
+    for target, of in zip(targets, minutes, strict=True):
+        if len(of) < seeds:
+            missed.setdefault(f"{len(of)} of {seeds} seeds" if of else "never", []).append(target)
+    return "; ".join(f"{', '.join(these)}: {reached}" for reached, these in missed.items())
 
 
 def _reached(run: Run, metric: str, target: float, lower_is_better: bool) -> Reached:
@@ -158,29 +183,11 @@ def _reached(run: Run, metric: str, target: float, lower_is_better: bool) -> Rea
     return Reached(run.seed, first, math.inf if first is None else clock[first] / 60, best)
 
 
-def _several_columns(found: TimeTo) -> bool:
-    return len({column for _, column, _ in found.found}) > 1
-
-
-def _grid(found: TimeTo, escape: Callable[[str], str]) -> list[list[str]]:
-    several = _several_columns(found)
-    heads = [found.corner, *([found.heads] if several else []), "seeds"]
-    grid = [list(map(escape, [*heads, *(f"minutes to {target:g}" for target in found.targets)]))]
-    for column in ordered({column for _, column, _ in found.found}):
-        for row in ordered({row for row, head, _ in found.found if head == column}):
-            cells = [found.found[row, column, target] for target in found.targets]
-            line = [row, *([column] if several else []), str(len(cells[0])), *(_cell(cell, found.std) for cell in cells)]
-            grid.append(list(map(escape, line)))
-    return grid
-
-
 def _cell(reached: Sequence[Reached], std: str) -> str:
     """Return the mean where all seeds are there, or how many are, and the best value of those that are not."""
     there = [one.minutes for one in reached if one.round is not None]
     if len(there) < len(reached):
-        values = [one.best for one in reached if one.round is None]
-        best = statistics.fmean(values)
+        best = statistics.fmean(one.best for one in reached if one.round is None)
         many = f"reached by {len(there)} of {len(reached)}" if there else "not reached"
         return f"{many} (best {best:.4g})"
-    spread = statistics.pstdev if std == "population" else statistics.stdev
-    return f"{statistics.fmean(there):.4g}" + (f" ± {spread(there):.4g}" if len(there) > 1 else "")
+    return cell_of(there, [one.seed for one in reached], std).told(percent=False)

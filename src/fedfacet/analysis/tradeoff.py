@@ -2,20 +2,24 @@
 
 import math
 import statistics
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from scipy import stats
 
 from fedfacet.analysis.audits import KINDS, MEAN, is_of_attack
 from fedfacet.analysis.notes import notes_on, notes_on_unfinished
 from fedfacet.analysis.runs import Run
-from fedfacet.analysis.tables import caption_of, check_keys, check_metric, finished_of, group_runs, ordered
-from fedfacet.analysis.writers import csv_of, latex_of, latex_text, markdown_of, markdown_text
+from fedfacet.analysis.study import Study, caption_of, check_metric, group_runs, ordered, places_of
+from fedfacet.analysis.writers import Table
 from fedfacet.errors import ConfigError
-from fedfacet.plots.figure import axis_name
-from fedfacet.plots.tradeoff import Dot, Extent, plot_tradeoff
+from fedfacet.plots.figure import COLOURS, DASHES, axis_name, saved_figure
+from fedfacet.plots.labels import Point, label_points
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 METRIC = f"{KINDS['clients']}/{MEAN}/auc"
 
@@ -32,6 +36,18 @@ OF_GROUPS = {"test/acc": "all groups", "test/acc_worst_group": "worst group"}
 _ATTACKED = {"after_training": "trained_test/acc_mean", "received": "received_test/acc_mean", "after_aggregation": "test/acc"}
 
 
+_INK = ("black", *COLOURS)
+_MARKERS = (*"osD^vP*X<>pdh", (4, 1, 45), (3, 1, 0), (6, 1, 0))  # of matplotlib; the last are stars of so many points
+
+
+class Extent(NamedTuple):
+    """A mean and its interval, whose ends are the mean where there is none."""
+
+    mean: float
+    low: float
+    high: float
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Setting:
     """The runs of one setting: per metric, what was measured with each seed, in percent; NaN where it was not."""
@@ -42,14 +58,27 @@ class Setting:
     seeds: tuple[int, ...]
     values: dict[str, list[float]]
 
+    def extent(self, metric: str) -> Extent | None:
+        """Return the mean and its 95 % interval by Student's t; ``None`` where a seed has no value."""
+        values = self.values[metric]
+        if not all(map(math.isfinite, values)):
+            return None
+        mean, number = statistics.fmean(values), len(values)
+        reach = float(stats.t.ppf(0.975, number - 1)) * statistics.stdev(values) / math.sqrt(number) if number > 1 else 0.0
+        return Extent(mean, mean - reach, mean + reach)
+
+    def told(self, metric: str) -> str:
+        """Return the mean, and the interval over several seeds."""
+        if (extent := self.extent(metric)) is None:
+            return "-"
+        return f"{extent.mean:.2f}" + (f" [{extent.low:.2f}, {extent.high:.2f}]" if len(self.seeds) > 1 else "")
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Tradeoff:
-    """Settings; ``corner`` and ``heads`` name the keys that markers and colours stand for, ``attacked`` the attacked models."""
+    """Settings; markers stand for the rows of ``study`` and colours for its columns, ``attacked`` are the attacked models."""
 
-    corner: str
-    heads: str
-    metric: str
+    study: Study
     accuracies: Mapping[str, str]
     attacked: tuple[str, ...]
     settings: tuple[Setting, ...]
@@ -59,10 +88,22 @@ class Tradeoff:
     @property
     def chance(self) -> float | None:
         """What an attack finds that knows nothing, in percent."""
-        column = self.metric.rpartition("/")[2]
+        column = self.study.metric.rpartition("/")[2]
         if column.startswith("tpr_at_"):
             return 100 * float(column.removeprefix("tpr_at_"))
         return {"auc": 50.0, "auc_pooled": 50.0, "null_auc": 50.0, "advantage": 0.0}.get(column)
+
+    def table(self) -> Table:
+        """Return a line per setting; in CSV a line per setting and seed, in percent."""
+        names = (self.study.metric, *self.accuracies)
+        accuracies = (f"acc, {whose}" for whose in self.accuracies.values())
+        columns = ["dataset", self.study.corner, self.study.heads, "seeds", self.study.metric, *accuracies]
+        rows, numbers = [], [("dataset", "row", "column", "seed", *names)]
+        for one in self.settings:
+            place = (one.dataset, one.row, one.column)
+            rows.append([*place, str(len(one.seeds)), *map(one.told, names)])
+            numbers += [(*place, *of_seed) for of_seed in zip(one.seeds, *(one.values[name] for name in names), strict=True)]
+        return Table(self.caption, columns, rows, names=3, notes=self.notes, label="tradeoff", numbers=numbers)
 
 
 def tradeoff_of(
@@ -88,7 +129,7 @@ def tradeoff_of(
         command: what the user typed, for the caption.
 
     Raises:
-        ConfigError: as ``make_table``, or for another ``metric``.
+        ConfigError: as ``Study``, or for another ``metric``.
     """
     if not is_of_attack(metric) and not metric.startswith("test/fair/"):
         raise ConfigError(
@@ -103,25 +144,21 @@ def tradeoff_of(
     if rows is None:
         told = "model.width" in columns or len({run.setting("model.width") for run in runs}) == 1
         rows = ["submodel"] if told else ["submodel", "model.width"]
-    check_keys(runs, (*rows, *columns))
-    finished = finished_of(runs)
-    for name in (metric, *accuracies):
-        check_metric(finished, name, ("last",))
-    notes = notes_on_unfinished(runs)
-    settings = []
-    for dataset in ordered({str(run.setting("dataset")) for run in finished}):
-        groups = group_runs([run for run in finished if str(run.setting("dataset")) == dataset], rows, columns)
-        for name in (metric, *accuracies):
-            notes += notes_on(groups, name, ("last",), (*rows, *columns))
-        for row, column in (
-            (row, column) for column in ordered({c for _, c in groups}) for row in ordered({r for r, _ in groups})
-        ):
-            if members := groups.get((row, column)):
-                values = {name: [100 * run.at("last").get(name, math.nan) for run in members] for name in (metric, *accuracies)}
-                settings.append(Setting(dataset, row, column, tuple(run.seed for run in members), values))
+    study, names = Study(runs, rows, columns, metric, command=command), (metric, *accuracies)
+    for name in accuracies:
+        check_metric(study.finished, name, study.moments)
+    notes, settings = notes_on_unfinished(runs), []
+    for dataset in ordered({str(run.setting("dataset")) for run in study.finished}):
+        groups = group_runs([run for run in study.finished if str(run.setting("dataset")) == dataset], rows, columns)
+        for name in names:
+            notes += notes_on(groups, name, study.moments, study.keys)
+        for row, column in places_of(groups):
+            members = groups[row, column]
+            values = {name: [100 * run.at("last").get(name, math.nan) for run in members] for name in names}
+            settings.append(Setting(dataset, row, column, tuple(run.seed for run in members), values))
     attacked = {
         _ATTACKED[moment]
-        for run in finished
+        for run in study.finished
         for audit in run.audits
         if audit.round == run.at("last").get("round")
         and metric.partition("/")[0] == KINDS[str(audit.threat_model["victim"])]
@@ -133,84 +170,86 @@ def tradeoff_of(
         else f"What attacks find (`{metric}`) beside accuracies on the test set. Clients' are means over clients: of the "
         "models as they receive them, which the thesis shows, and after local training. "
     ) + "In brackets 95 % intervals by Student's t over seeds. "
-    caption = said + caption_of(finished, [metric, *accuracies], ("last",), None, None, command)
-    return Tradeoff(
-        " / ".join(rows), " / ".join(columns), metric, accuracies, tuple(sorted(attacked)), tuple(settings), caption,
-        tuple(dict.fromkeys(notes)),
-    )  # fmt: skip
+    caption = said + caption_of(study.finished, names, study.moments, command=command)
+    return Tradeoff(study, accuracies, tuple(sorted(attacked)), tuple(settings), caption, tuple(dict.fromkeys(notes)))
 
 
 def draw_tradeoff(tradeoff: Tradeoff, path: Path) -> None:
-    """Draw accuracies upwards over what attacks find, a row of panels per data set; settings without a value are left out."""
-    dots: dict[str, list[Dot]] = {}
-    for one in tradeoff.settings:
-        if (x := _extent(one.values[tradeoff.metric])) is not None:
-            ys = tuple(_extent(one.values[name]) for name in tradeoff.accuracies)
-            dots.setdefault(one.dataset, []).append(Dot(one.row, one.column, x, ys))
-    if not dots:
-        raise ConfigError(
-            f"Expected a setting with {tradeoff.metric!r} in all its runs, but there is none: measure the others."
-        )
+    """Draw accuracies upwards over what attacks find into a picture, a row of panels per data set.
+
+    In each panel the further up and left, the better. All panels of a row but the last share their heights: that is the
+    server's. Dashes stand where an attacker is who knows nothing. Settings without a value are left out. Where a data set has
+    one setting per marker, each has its name beside it. Otherwise a legend names markers and colours.
+    """
+    study, names = tradeoff.study, list(tradeoff.accuracies)
+    extents = {one: one.extent(study.metric) for one in tradeoff.settings}
+    xs = {one: x for one, x in extents.items() if x is not None}
+    if not xs:
+        raise ConfigError(f"Expected a setting with {study.metric!r} in all its runs, but there is none: measure the others.")
     lone = tradeoff.attacked[0] if len(tradeoff.attacked) == 1 else None
-    plot_tradeoff(
-        dots,
-        [f"{whose}{' (attacked)' if name == lone else ''}" for name, whose in tradeoff.accuracies.items()],
-        path,
-        x_label=f"{axis_name(tradeoff.metric)} (%)",
-        y_label="test accuracy (%)",
-        chance=tradeoff.chance,
-        heads=(tradeoff.corner, tradeoff.heads),
-    )
+    titles = [f"{whose}{' (attacked)' if name == lone else ''}" for name, whose in tradeoff.accuracies.items()]
+    rows: dict[str, list[Setting]] = {}
+    for one in xs:
+        rows.setdefault(one.dataset, []).append(one)
+    markers, colours = list(dict.fromkeys(one.row for one in xs)), list(dict.fromkeys(one.column for one in xs))
+    named = all(len({one.row for one in of}) == len(of) for of in rows.values())
+    looks: dict[str, Any] = {name: "o" if named else _MARKERS[place % len(_MARKERS)] for place, name in enumerate(markers)}
+    inks = {name: _INK[place % len(_INK)] for place, name in enumerate(markers if named else colours)}
+    entries = len(markers) + len(colours) + 3
+    width = 3.4 * len(titles) if named else 2.0 + 2.5 * len(titles)
+    height = 0.3 + 3.2 * len(rows) if named else max(0.5 + 2.2 * len(rows), 0.4 + 0.16 * entries)
+    chance = [] if tradeoff.chance is None else [tradeoff.chance]
+    with saved_figure(path, width, height) as figure:
+        grid = figure.subplots(len(rows), len(titles), sharex="row", squeeze=False)
+        panels = []
+        for line, (dataset, of) in zip(grid, rows.items(), strict=True):
+            alike = len({one.column for one in of}) == 1
+            for place, (axes, name, title) in enumerate(zip(line, names, titles, strict=True)):
+                points = []
+                for one in of:
+                    if (y := one.extent(name)) is not None:
+                        ink = inks[one.row if named else one.column]
+                        _draw(axes, xs[one], y, looks[one.row], ink)
+                        label = one.row if alike or one.row == one.column else f"{one.row}, {one.column}"
+                        points.append(Point(label, xs[one].mean, y.mean, ink))
+                panels.append((axes, points))
+                for at in chance:
+                    axes.axvline(at, color="0.4", linestyle=DASHES, linewidth=0.8, zorder=1)
+                shared = names[:-1] if place < len(names) - 1 else [name]
+                heights = [end for one in of for other in shared for end in one.extent(other) or ()]
+                axes.set_xlim(_frame([*(end for one in of for end in xs[one]), *chance]))
+                if heights:
+                    axes.set_ylim(_frame(heights))
+                axes.set(title=f"{dataset}: {title}" if len(rows) > 1 else title, xlabel=f"{axis_name(study.metric)} (%)")
+            line[0].set_ylabel("test accuracy (%)")
+        if named:
+            label_points(figure, panels)
+        else:
+            _explain(figure, (study.corner, study.heads), looks, inks)
 
 
-def tradeoff_markdown(tradeoff: Tradeoff) -> str:
-    """Return a line per setting as Markdown."""
-    return markdown_of(_grid(tradeoff, markdown_text), tradeoff.caption, tradeoff.notes, flush_left=3)
+def _explain(figure: "Figure", heads: tuple[str, str], looks: Mapping[str, Any], inks: Mapping[str, str]) -> None:
+    """Add a legend of markers and colours."""
+    from matplotlib.lines import Line2D
 
+    def handle(label: str, marker: Any = "none", colour: str | None = None) -> Line2D:
+        return Line2D([], [], linestyle="none", marker=marker, color=colour, markersize=5, label=label)
 
-def tradeoff_latex(tradeoff: Tradeoff) -> str:
-    r"""Return a line per setting as a LaTeX float that needs ``\usepackage{booktabs}``."""
-    return latex_of(_grid(tradeoff, latex_text), tradeoff.caption, tradeoff.notes, label="tradeoff", flush_left=3)
-
-
-def tradeoff_csv(tradeoff: Tradeoff) -> str:
-    """Return a line per setting and seed, unrounded, in percent."""
-    names = (tradeoff.metric, *tradeoff.accuracies)
-    lines: list[tuple[object, ...]] = [("dataset", "row", "column", "seed", *names)]
-    for one in tradeoff.settings:
-        for place, seed in enumerate(one.seeds):
-            lines.append((one.dataset, one.row, one.column, seed, *(one.values[name][place] for name in names)))
-    return csv_of(lines)
-
-
-def _grid(tradeoff: Tradeoff, escape: Callable[[str], str]) -> list[list[str]]:
-    names = (tradeoff.metric, *tradeoff.accuracies)
-    heads = [
-        "dataset",
-        tradeoff.corner,
-        tradeoff.heads,
-        "seeds",
-        tradeoff.metric,
-        *(f"acc, {of}" for of in tradeoff.accuracies.values()),
+    handles = [
+        *(handle(heads[0]), *(handle(name, look, "0.3") for name, look in looks.items())),
+        *(handle(""), handle(heads[1]), *(handle(name, "o", ink) for name, ink in inks.items())),
     ]
-    grid = [list(map(escape, heads))]
-    for one in tradeoff.settings:
-        line = [one.dataset, one.row, one.column, str(len(one.seeds)), *(_told(one.values[name]) for name in names)]
-        grid.append(list(map(escape, line)))
-    return grid
+    figure.legend(handles=handles, loc="outside right upper")
 
 
-def _told(values: Sequence[float]) -> str:
-    extent = _extent(values)
-    if extent is None:
-        return "-"
-    return f"{extent.mean:.2f}" + (f" [{extent.low:.2f}, {extent.high:.2f}]" if len(values) > 1 else "")
+def _frame(values: Sequence[float]) -> tuple[float, float]:
+    low, high = min(values), max(values)
+    room = max(0.08 * (high - low), 0.25)
+    return low - room, high + room
 
 
-def _extent(values: Sequence[float]) -> Extent | None:
-    """Return the mean and its 95 % interval by Student's t; ``None`` where a seed has no value."""
-    if not all(map(math.isfinite, values)):
-        return None
-    mean, number = statistics.fmean(values), len(values)
-    reach = float(stats.t.ppf(0.975, number - 1)) * statistics.stdev(values) / math.sqrt(number) if number > 1 else 0.0
-    return Extent(mean, mean - reach, mean + reach)
+def _draw(axes: Any, x: Extent, y: Extent, marker: Any, colour: str) -> None:
+    axes.plot([x.low, x.high], [y.mean, y.mean], color=colour, linewidth=0.7, alpha=0.5, zorder=2)
+    axes.plot([x.mean, x.mean], [y.low, y.high], color=colour, linewidth=0.7, alpha=0.5, zorder=2)
+    edge: dict[str, Any] = {"markeredgecolor": "white", "markeredgewidth": 0.5}
+    axes.plot(x.mean, y.mean, marker=marker, linestyle="none", color=colour, markersize=5.5, zorder=3, **edge)

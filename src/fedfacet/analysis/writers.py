@@ -2,13 +2,12 @@
 
 import csv
 import io
-import math
 import re
-from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
 
-from fedfacet.analysis.runs import as_number
-from fedfacet.analysis.tables import MADE_WITH, PAPER, Cell, Table
+MADE_WITH = "Made with"  # the beginning of the last sentence of a caption, which tells the command
 
 _LATEX = {
     "\\": r"\textbackslash{}",
@@ -22,46 +21,97 @@ _LATEX = {
 }
 
 
-def to_markdown(table: Table) -> str:
-    """Return the table, its caption and its notes as Markdown."""
-    grid = table_grid(table, markdown_text, bold="**{}**", underline="<u>{}</u>")
-    return markdown_of(grid, table.caption, table.notes)
+class Marked(NamedTuple):
+    """A cell whose ``text`` stands out, as ``"bold"`` or ``"underlined"``, and the plain text that follows it."""
+
+    text: str
+    mark: str
+    rest: str = ""
 
 
-def markdown_of(grid: Sequence[Sequence[str]], caption: str, notes: Sequence[str], flush_left: int = 1) -> str:
-    """Return a Markdown table with its caption and its notes.
+@dataclass(frozen=True, slots=True)
+class Table:
+    """A table, ready to be written in any form.
 
-    ``grid`` holds lines of cells without bare bars, the heads first. The first ``flush_left`` columns are set flush left; the
-    others are numbers, flush right.
+    Attributes:
+        caption: what the numbers are and where they come from; backticks enclose names, as in Markdown.
+        columns: their heads.
+        rows: of cells.
+        words: whether the cells are words, which are set flush left, rather than numbers.
+        names: how many of the first columns are names, which are set flush left.
+        notes: what a reader must know before trusting a cell, a sentence each.
+        label: what LaTeX may refer to it by, in words: ``curves test/acc`` becomes ``tab:curves-test-acc``.
+        numbers: the lines of a CSV file, unrounded, the heads first.
+        more: tables that belong to it, in Markdown and on a page.
+        over: heads above the columns but the first, and how many columns each spans.
     """
+
+    caption: str
+    columns: Sequence[str]
+    rows: Iterable[Sequence[str | Marked]]
+    words: bool = False
+    names: int = 1
+    notes: Sequence[str] = ()
+    label: str = ""
+    numbers: Sequence[Sequence[Any]] = ()
+    more: "Sequence[Table]" = ()
+    over: Sequence[tuple[str, int]] = ()
+
+    def cells(self, escape: Callable[[str], str], marks: Mapping[str, str]) -> list[list[str]]:
+        """Return the lines of cells, the heads first; every cell has gone through ``escape``, the marks around it."""
+
+        def written(cell: str | Marked) -> str:
+            if isinstance(cell, str):
+                return escape(cell)
+            return marks[cell.mark].format(escape(cell.text)) + escape(cell.rest)
+
+        return [[written(cell) for cell in line] for line in (self.columns, *self.rows)]
+
+
+def told_apart(columns: Sequence[str], rows: Sequence[Sequence[str | Marked]], names: int) -> dict[str, Any]:
+    """Return the columns of a table without those of its first ``names``, but the very first, in which all rows are alike."""
+    kept = [0, *(place for place in range(1, names) if len({row[place] for row in rows}) > 1)]
+    chosen = [*kept, *range(names, len(columns))]
+    return {
+        "columns": [columns[place] for place in chosen],
+        "rows": [[row[place] for place in chosen] for row in rows],
+        "names": len(kept),
+    }
+
+
+def to_markdown(table: Table) -> str:
+    """Return a table, its caption and its notes as Markdown, and the tables that belong to it."""
+    captions = dict.fromkeys([table.caption, *(other.caption for other in table.more)])
+    said = ["\n\n".join(captions), *([""] if table.notes else []), *(f"- Note: {note}" for note in table.notes)]
+    others = [part for other in table.more for part in (bars(other), "")]
+    return "\n".join([bars(table), "", *said, *(["", *others] if others else [""])])
+
+
+def bars(table: Table) -> str:
+    """Return the rows of a table as Markdown."""
+    marks = {"bold": "**{}**", "underlined": "<u>{}</u>"}
+    grid = table.cells(lambda text: text.replace("|", r"\|").replace("<", "&lt;"), marks)
     widths = [max(2, *map(len, column)) for column in zip(*grid, strict=True)]  # of one character no rule can be made
+    flush_left = len(widths) if table.words else table.names
     rule = ["-" * width if i < flush_left else "-" * (width - 1) + ":" for i, width in enumerate(widths)]
     sides = [str.ljust] * flush_left + [str.rjust] * (len(widths) - flush_left)
     rows = (map(lambda cell, side, width: side(cell, width), line, sides, widths) for line in (grid[0], rule, *grid[1:]))
-    said = [caption, *([""] if notes else []), *(f"- Note: {note}" for note in notes)]
-    return "\n".join([*(f"| {' | '.join(row)} |" for row in rows), "", *said]) + "\n"
+    return "\n".join(f"| {' | '.join(row)} |" for row in rows)
 
 
 def to_latex(table: Table) -> str:
-    r"""Return the table as a LaTeX float that needs ``\usepackage{booktabs}``."""
-    grid = table_grid(table, latex_text, bold=r"\textbf{{{}}}", underline=r"\underline{{{}}}")
-    metrics = re.findall(r"`([^`]*)`", table.caption.partition(MADE_WITH)[0])
-    return latex_of(grid, table.caption, table.notes, label=" ".join([*metrics[:1], "by", table.corner]))
+    r"""Return a table, its caption and its notes as a LaTeX float that needs ``\usepackage{booktabs}``.
 
-
-def latex_of(grid: Sequence[Sequence[str]], caption: str, notes: Sequence[str], *, label: str, flush_left: int = 1) -> str:
-    """Return a LaTeX float with a table, its caption and its notes; arguments as for ``markdown_of``, cells as LaTeX.
-
-    The command at the end of the caption has paths of this machine, so it stands in a comment. ``label`` is what the table may
-    be referred to by, in words: ``curves test/acc`` becomes ``tab:curves-test-acc``.
+    The command at the end of the caption has paths of this machine, so it stands in a comment.
     """
-    said_first, _, command = caption.partition(f" {MADE_WITH} `")
+    grid = table.cells(latex_text, {"bold": r"\textbf{{{}}}", "underlined": r"\underline{{{}}}"})
+    said_first, _, command = table.caption.partition(f" {MADE_WITH} `")
     made = f"{MADE_WITH} `{command}" if command else ""
     # Empty braces come first where the line break or rule before the cell would take it for an argument.
     head, *lines = (("    {}" if line[0].startswith(("[", "*")) else "    ") + " & ".join(line) + r" \\" for line in grid)
-    said = [rf"  \par\smallskip{{\footnotesize Note: {latex_text(note)}}}" for note in notes]
-    sides = "l" * flush_left + "r" * (len(grid[0]) - flush_left)
-    name = re.sub("[^a-z0-9]+", "-", label.lower()).strip("-")
+    said = [rf"  \par\smallskip{{\footnotesize Note: {latex_text(note)}}}" for note in table.notes]
+    sides = "l" * table.names + "r" * (len(grid[0]) - table.names)
+    name = re.sub("[^a-z0-9]+", "-", table.label.lower()).strip("-")
     parts = (
         r"% Needs \usepackage{booktabs}.",
         *([f"% {' '.join(made.splitlines())}"] if made else []),
@@ -73,15 +123,11 @@ def latex_of(grid: Sequence[Sequence[str]], caption: str, notes: Sequence[str], 
 
 
 def to_csv(table: Table) -> str:
-    """Return one line per cell, unrounded and in the table's unit; without runs ``n`` is 0 and the values are empty."""
-    lines: list[Sequence[Any]] = [["row", "column", "mean", "std", "n", "seeds", "at"]]
-    for row in table.rows:
-        for column in table.columns:
-            cell = table.cells[row, column]
-            values = [cell.mean, cell.std] if cell.seeds or math.isfinite(cell.mean) else ["", ""]
-            number = "" if column.at == PAPER else len(cell.seeds)
-            lines.append([row, column.name, *values, number, " ".join(map(str, cell.seeds)), column.at])
-    return csv_of(lines)
+    """Return the unrounded numbers of a table as CSV."""
+    return csv_of(table.numbers)
+
+
+WRITERS = {"markdown": to_markdown, "latex": to_latex, "csv": to_csv}
 
 
 def csv_of(lines: Iterable[Sequence[Any]]) -> str:
@@ -96,42 +142,12 @@ def _no_formula(value: Any) -> Any:
     return f"'{value}" if formula else value
 
 
-def markdown_text(text: str) -> str:
-    """Return a text as a cell of a Markdown table."""
-    return text.replace("|", r"\|").replace("<", "&lt;")
-
-
-def table_grid(table: Table, escape: Callable[[str], str], *, bold: str, underline: str) -> list[list[str]]:
-    """Return the lines of a table's cells, the heads first; every cell has gone through ``escape``, the marks around it."""
-    several = len({column.at for column in table.columns}) > 1
-    heads = [f"{column.name}, {column.at}" if several else column.name for column in table.columns]
-    grid = [[escape(head) for head in (table.corner, *heads)]]
-    grid += [[escape(row)] for row in table.rows]
-    for column in table.columns:
-        # Ranks follow the printed digits: what looks equal is marked equal.
-        means = {row: _printed(table.cells[row, column].mean, table.percent) for row in table.rows}
-        lower_is_better = table.lower_is_better if column.lower_is_better is None else column.lower_is_better
-        ranks = sorted({float(mean) for mean in means.values() if mean != "nan"}, reverse=not lower_is_better)
-        # A lone number, or one that all rows share, has won against nobody.
-        marks = dict(zip(ranks, (bold, underline), strict=False)) if len(ranks) > 1 and lower_is_better is not None else {}
-        for line, (row, text) in zip(grid[1:], means.items(), strict=True):
-            cell = table.cells[row, column]
-            marked = marks.get(float(text), "{}").format(escape(cell_text(cell, table.percent)))
-            if column.at == PAPER:
-                line.append("-" if math.isnan(cell.mean) else marked)
-            else:
-                line.append(f"{marked} ({len(cell.seeds)})" if cell.seeds else "missing")
-    return grid
-
-
-def cell_text(cell: Cell, percent: bool) -> str:
-    """Return a cell's mean, and its standard deviation where there is one."""
-    spread = f" ± {_printed(cell.std, percent)}" if math.isfinite(cell.std) else ""
-    return _printed(cell.mean, percent) + spread
-
-
-def _printed(value: float, percent: bool) -> str:
-    return f"{value:.2f}" if percent else f"{value:.4g}"
+def as_number(text: str) -> float | None:
+    """Return a text as a number, or ``None`` if it is none."""
+    try:
+        return float(text)
+    except ValueError:
+        return None
 
 
 def latex_text(text: str) -> str:

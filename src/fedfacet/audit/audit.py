@@ -24,9 +24,8 @@ from fedfacet.metrics.group_counts import NAN
 from fedfacet.plots.figure import group_names
 from fedfacet.plots.roc import plot_exposure, plot_roc
 from fedfacet.runs.rerun import RoundAgain
-from fedfacet.storage.digests import LIST, write_list
-from fedfacet.storage.json_text import json_text
-from fedfacet.storage.whole_file import written_whole
+from fedfacet.storage.atomic_write import atomic_write, json_text
+from fedfacet.storage.run_files import LIST, write_list
 
 MOST_EXPOSED = 20
 """Members per attack and victim in ``exposed.csv``; who wants them all reads ``scores.npz``."""
@@ -120,15 +119,15 @@ def write_audit(audit: Audit, folder: Path) -> Path:
         (own / name).unlink(missing_ok=True)
     tables = {"attacks.csv": audit.rows, "slices.csv": audit.slices, "exposed.csv": audit.exposed}
     for name, rows in tables.items():
-        with written_whole(own / name) as unfinished:
+        with atomic_write(own / name) as unfinished:
             unfinished.write_text(csv_of([list(rows[0]), *(list(row.values()) for row in rows)]), newline="")
-    with written_whole(own / "scores.npz") as unfinished, open(unfinished, "wb") as binary:
+    with atomic_write(own / "scores.npz") as unfinished, open(unfinished, "wb") as binary:
         np.savez_compressed(binary, **_arrays(audit))  # type: ignore[arg-type]  # its stub takes no mapping
     rocs = {name: [one.roc for one in of] for name, of in audit.successes.items()}
     plot_roc(rocs, own / "roc.png")
     sizes, rates = zip(*((victim.num_samples, victim.rate) for victim in audit.victims), strict=True)
     plot_exposure(rocs, sizes, rates, own / "exposure.png")
-    with written_whole(own / "audit.json") as unfinished:
+    with atomic_write(own / "audit.json") as unfinished:
         unfinished.write_text(json_text({"threat_model": audit.threat_model, "attacks": audit.rows}) + "\n")
     write_list(own)
     return own

@@ -26,10 +26,9 @@ from fedfacet.engines.base import Engine
 from fedfacet.errors import CheckpointError, FedFacetError
 from fedfacet.objectives.classification import ClassificationObjective, cross_entropy
 from fedfacet.runs.lock import lock
-from fedfacet.storage.json_text import json_text
+from fedfacet.storage.atomic_write import atomic_write, json_text
 from fedfacet.storage.run_files import read
-from fedfacet.storage.sealed_tensors import sealed, unsealed
-from fedfacet.storage.whole_file import written_whole
+from fedfacet.storage.tensors import sealed, unsealed
 from fedfacet.types import Broadcast, ClientTask, Partition, State
 
 _KEY_FILE = "pool.json"
@@ -247,7 +246,7 @@ def alone(clients: Clients, objective: LightningModule, **changes: Any) -> Clien
 def _check_key(file: Path, key: Mapping[str, Any]) -> None:
     """Write down what a pool depends on, or hold it to what is written."""
     if not file.exists():
-        with written_whole(file) as unfinished:
+        with atomic_write(file) as unfinished:
             unfinished.write_text(json_text(key))
         return
     known = read(file, lambda content: dict(json.loads(content)), remedy=ATTACK_AGAIN)
@@ -261,7 +260,7 @@ def _file(folder: Path, number: int) -> Path:
 
 def keep(file: Path, name: str, array: NDArray[Any]) -> None:
     """Write what a model of the attacker's says, for later attacks."""
-    with written_whole(file) as unfinished:
+    with atomic_write(file) as unfinished:
         unfinished.write_bytes(sealed({name: torch.tensor(array)}))
 
 

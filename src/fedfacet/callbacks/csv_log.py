@@ -10,8 +10,8 @@ from fedfacet.federation import Federation
 from fedfacet.machine_memory import peak_memory
 from fedfacet.mechanisms.devices import SimulatedDevices
 from fedfacet.mechanisms.privacy import DifferentialPrivacy
+from fedfacet.storage.atomic_write import atomic_write
 from fedfacet.storage.table import Table
-from fedfacet.storage.whole_file import written_whole
 from fedfacet.types import RoundResult
 
 
@@ -71,7 +71,7 @@ class CsvLog(Callback):
 
 def _write(file: Path, rows: Sequence[Mapping[str, Any]]) -> None:
     """Write a table whole, in the place of the one that was there."""
-    with written_whole(file) as unfinished, unfinished.open("w", encoding="utf-8", newline="") as target:
+    with atomic_write(file) as unfinished, unfinished.open("w", encoding="utf-8", newline="") as target:
         writer = csv.DictWriter(target, rows[0])
         writer.writeheader()
         writer.writerows(rows)

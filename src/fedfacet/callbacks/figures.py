@@ -8,7 +8,7 @@ from fedfacet.callbacks.base import Callback
 from fedfacet.data.federated import FederatedData
 from fedfacet.federation import Federation
 from fedfacet.plots.run import plot_curves, plot_partition, plot_selection, types_of
-from fedfacet.storage.whole_file import written_whole
+from fedfacet.storage.atomic_write import atomic_write
 
 _last: dict[str, Any] = {}
 """What the partition was that this process has drawn last, and the picture: the cells of a sweep share it."""
@@ -40,7 +40,7 @@ class Figures(Callback):
         counts = hashlib.sha256(matrices.counts_KYA.tobytes()).digest()
         shown = (counts, matrices.counts_KYA.shape, *map(tuple, self._names.values()))
         if _last.get("shown") == shown:
-            with written_whole(path) as unfinished:
+            with atomic_write(path) as unfinished:
                 unfinished.write_bytes(_last["picture"])
         else:
             plot_partition(matrices, path, **self._names)

@@ -10,9 +10,9 @@ from fedfacet.arguments import check_choice, check_whole
 from fedfacet.callbacks.base import Callback
 from fedfacet.errors import FedFacetError
 from fedfacet.federation import Federation
-from fedfacet.storage import checkpoint, columns
+from fedfacet.storage import checkpoint, tensors
+from fedfacet.storage.atomic_write import place, sync
 from fedfacet.storage.client_memory import ClientMemory
-from fedfacet.storage.synced_file import place, sync
 
 
 class SaveCheckpoint(Callback):
@@ -40,7 +40,7 @@ class SaveCheckpoint(Callback):
         self.every_n_rounds = every_n_rounds
         self._saved_round = 0
         self._memory = ClientMemory(run_dir)
-        self._packed: columns.Packed = {}
+        self._packed: tensors.Packed = {}
         self._memory_of: dict[str, str] = {}
         self._writer = ThreadPoolExecutor(max_workers=1, thread_name_prefix="checkpoint")
         self._written: Future[None] | None = None

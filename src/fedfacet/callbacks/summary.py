@@ -14,9 +14,8 @@ from fedfacet.callbacks.base import Callback
 from fedfacet.clients.personal_memory import all_layers
 from fedfacet.errors import CheckpointError
 from fedfacet.federation import Federation
+from fedfacet.storage.atomic_write import atomic_write, json_text
 from fedfacet.storage.dealt import MANY
-from fedfacet.storage.json_text import json_text
-from fedfacet.storage.whole_file import written_whole
 from fedfacet.types import RoundResult, State
 
 BYTES_PER_FLOAT = 4
@@ -159,5 +158,5 @@ def _rank(measured: Mapping[str, float]) -> tuple[float, float] | None:
 
 def _write_json(path: Path, content: Mapping[str, Any]) -> None:
     """Write JSON whole or not at all; NaN, which JSON does not know, becomes null."""
-    with written_whole(path) as unfinished:
+    with atomic_write(path) as unfinished:
         unfinished.write_text(json_text(content) + "\n", encoding="utf-8")

@@ -6,15 +6,14 @@ from collections import deque
 from collections.abc import Mapping
 from typing import Any
 
-import lightning as L
 import numpy as np
 import torch
 from torch import Tensor, nn
 from torchmetrics import Metric
 
 from fedfacet.builtin import of_library
+from fedfacet.clients.notes import OF_MODULES
 
-_OF_TORCH = {*vars(nn.Module()), *vars(L.LightningModule())}
 _CONTAINERS = (Mapping, list, tuple, set, deque)
 _DEPTH = 6  # of what is compared inside other things
 
@@ -58,7 +57,7 @@ class PlainAttributes:
             f"{prefix}.{key}".lstrip("."): (vars(part), key)
             for prefix, part in self._parts.items()
             for key in vars(part)
-            if key not in _OF_TORCH
+            if key not in OF_MODULES
         }
 
 

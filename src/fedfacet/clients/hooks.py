@@ -26,6 +26,14 @@ class ClientHooks(Protocol):
         """Return what goes to the server along with the update, and what the client keeps."""
 
 
+def client_hooks_of(objective: L.LightningModule) -> frozenset[str]:
+    """Return which ``ClientHooks`` of an objective do anything: those that it declares as ``client_hooks``, or else both."""
+    if not isinstance(objective, ClientHooks):
+        return frozenset()
+    declared: frozenset[str] = getattr(objective, "client_hooks", frozenset({"on_client_start", "on_client_end"}))
+    return declared
+
+
 @runtime_checkable
 class DataHooks(Protocol):
     """It looks at all samples of its client; in eval mode, without gradients."""
@@ -45,30 +53,12 @@ class PredictHooks(Protocol):
         """Have ``forward`` answer as the client would; ``memory`` is empty where the global model itself is measured."""
 
 
-_UNCALLED = [
-    "setup",
-    "configure_model",
-    "on_fit_start",
-    "on_train_start",
-    "on_train_epoch_start",
-    "on_train_batch_start",
-    "on_before_batch_transfer",
-    "transfer_batch_to_device",
-    "on_after_batch_transfer",
-    "on_before_backward",
-    "backward",
-    "on_after_backward",
-    "on_before_zero_grad",
-    "optimizer_zero_grad",
-    "on_before_optimizer_step",
-    "configure_gradient_clipping",
-    "optimizer_step",
-    "lr_scheduler_step",
-    "on_train_batch_end",
-    "on_train_epoch_end",
-    "on_train_end",
-    "on_fit_end",
-]
+_UNCALLED = (
+    "setup configure_model on_fit_start on_train_start on_train_epoch_start on_train_batch_start on_before_batch_transfer "
+    "transfer_batch_to_device on_after_batch_transfer on_before_backward backward on_after_backward on_before_zero_grad "
+    "optimizer_zero_grad on_before_optimizer_step configure_gradient_clipping optimizer_step lr_scheduler_step "
+    "on_train_batch_end on_train_epoch_end on_train_end on_fit_end"
+)
 """What Lightning's trainer calls while it trains, and a client's training does not."""
 
 
@@ -91,7 +81,11 @@ def check_objective(objective: L.LightningModule) -> None:
             f"Expected {name}.training_step to take a batch and the number of the step, but it does not: write "
             "`def training_step(self, batch, batch_idx)`."
         ) from None
-    own = [hook for hook in _UNCALLED if not getattr(type(objective), hook).__module__.startswith(("lightning.", "fedfacet."))]
+    own = [
+        hook
+        for hook in _UNCALLED.split()
+        if not getattr(type(objective), hook).__module__.startswith(("lightning.", "fedfacet."))
+    ]
     if own:
         log.warning(
             "A client's training calls training_step and the optimizer of %s, but not its %s: what they do is left out.",

@@ -19,7 +19,7 @@ from fedfacet.objectives.classification import ClassificationObjective
 from fedfacet.types import Batch, State
 
 if TYPE_CHECKING:  # it builds on this file
-    from fedfacet.clients.program import ClientProgram, Clients
+    from fedfacet.clients.program import Clients, ClientTrainer
 
 log = logging.getLogger(__name__)
 
@@ -121,7 +121,7 @@ def check_network(clients: "Clients", buffers: str) -> None:
 
 
 @contextlib.contextmanager
-def _unchanged(clients: "Clients", program: "ClientProgram") -> Iterator[None]:
+def _unchanged(clients: "Clients", program: "ClientTrainer") -> Iterator[None]:
     """Draw the same numbers each time, and leave generators and weights as they were."""
     # Compiling for a trial would be for nothing.
     as_it_is = torch.compiler.set_stance("force_eager") if clients.compile else contextlib.nullcontext()
@@ -135,7 +135,7 @@ def _unchanged(clients: "Clients", program: "ClientProgram") -> Iterator[None]:
             program.objective.zero_grad(set_to_none=True)
 
 
-def _predicted(program: "ClientProgram", batch: Batch) -> Tensor:
+def _predicted(program: "ClientTrainer", batch: Batch) -> Tensor:
     with program.looking():
         if program.predict_hooks is not None:
             program.predict_hooks.before_predict({})

@@ -10,13 +10,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import lightning as L
 from torch import Tensor, nn
 
-from fedfacet.corrections import Correction
-from fedfacet.objectives.classification import ClassificationObjective
-
 if TYPE_CHECKING:  # it builds on this file
-    from fedfacet.clients.program import ClientProgram
+    from fedfacet.clients.program import Clients
 
-_OF_MODULES = frozenset({*vars(nn.Module()), *vars(L.LightningModule())})
+OF_MODULES = frozenset({*vars(nn.Module()), *vars(L.LightningModule())})
 """Attributes of every module, which say nothing about a client."""
 
 _VALUES = (Tensor, bool, int, float, str, bytes, type(None))
@@ -71,17 +68,6 @@ class Notes(NamedTuple):
             slot.put(tensor)
 
 
-def has_own(program: "ClientProgram", hook: str) -> bool:
-    """Tell whether a hook of a client's objective (``on_client_start``, say), or of its correction, may do anything."""
-    objective = program.objective
-    if program.data_hooks is not None or program.hooks is None:
-        return program.data_hooks is not None
-    base = getattr(ClassificationObjective, hook) if isinstance(objective, ClassificationObjective) else None
-    correction = getattr(objective, "correction", None)
-    corrects = correction is not None and getattr(type(correction), hook) is not getattr(Correction, hook)
-    return corrects or getattr(type(objective), hook, None) is not base
-
-
 def notes_of(objective: nn.Module, model: nn.Module) -> Notes:
     """Find what an objective has noted.
 
@@ -112,9 +98,27 @@ def notes_of(objective: nn.Module, model: nn.Module) -> Notes:
             unmovable = unmovable or path
     elsewhere = [module for module in objective.modules() if model is objective or module not in set(model.modules())]
     attributes = [
-        (module, {key: value for key, value in vars(module).items() if key not in _OF_MODULES}) for module in elsewhere
+        (module, {key: value for key, value in vars(module).items() if key not in OF_MODULES}) for module in elsewhere
     ]
     return Notes(slots, aliases, tuple(shape), unmovable, attributes)
+
+
+def obstacle(clients: "Clients") -> str | None:
+    """Say what keeps clients from being trained in the same memory, one beside or after another; ``None`` if nothing does."""
+    program = clients.program
+    for known, text in (
+        (len(clients.programs) > 1, "Expected clients with models of one shape, but they have several"),
+        (clients.compile, "Expected a model that torch runs as it is, but it is compiled"),
+        (program.hides_buffers, "Expected a model whose buffers are all in its state dict, but some are `persistent=False`"),
+        (
+            not program.divisible,
+            f"Expected an objective that is `divisible`, but {type(clients.objective).__name__} does not say that it is",
+        ),
+        (clients.privacy is not None, "Expected gradients of batches, but those of privacy=dp_sgd are taken sample by sample"),
+    ):
+        if known:
+            return text
+    return None
 
 
 NOTHING = Notes([], [], (), "", [])
@@ -143,6 +147,6 @@ def _places(holder: Any) -> Iterator[tuple[Any, Any]]:
     if isinstance(holder, nn.Module):
         inside = vars(holder)
         yield from ((inside[group], key) for group in ("_modules", "_parameters", "_buffers") for key in inside[group])
-        yield from ((inside, key) for key in inside if key not in _OF_MODULES)
+        yield from ((inside, key) for key in inside if key not in OF_MODULES)
     else:
         yield from ((holder, key) for key in (holder if isinstance(holder, dict) else range(len(holder))))

@@ -49,6 +49,11 @@ def bare_step_of(optimizer: Optimizer) -> tuple[Callable[[], object], Sequence[o
     return partial(wrapped, optimizer), hooks
 
 
+def settings_of(optimizer: Optimizer) -> list[tuple[tuple[str, str], ...]]:
+    """Return the settings of each group of parameters in a form that can be compared."""
+    return [tuple((key, str(value)) for key, value in group.items() if key != "params") for group in optimizer.param_groups]
+
+
 def restore_optimizer(optimizer: Optimizer, saved: Mapping[int, Mapping[str, Any]]) -> None:
     """Give an optimizer copies of what ``state_dict()["state"]`` held, in the memory order of its parameters.
 

@@ -9,7 +9,6 @@ from torch import Tensor, nn
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 
 from fedfacet import rng
-from fedfacet.clients.stack import complaint
 
 _WARM_UPS = 3  # torch's own number: libraries choose their kernels and allocate in the first steps
 _MOST = 32  # recorded steps that are kept; each keeps its activations' memory
@@ -20,6 +19,11 @@ Step = Callable[..., None]
 
 class CannotRecordError(Exception):
     """Says "Expected X, but Y", without a full stop; the step can still be taken kernel by kernel."""
+
+
+def complaint(error: Exception) -> str:
+    """Return the first sentence of an error's message."""
+    return str(error).partition("\n")[0].partition(". ")[0].rstrip(". ")
 
 
 class StepNumber(int):

@@ -11,10 +11,11 @@ import torch
 from torch import Tensor, nn, optim
 from torch.optim import Optimizer
 
-from fedfacet.clients.notes import NOTHING, has_own, notes_of
-from fedfacet.clients.optimizers import kept_optimizer, restore_optimizer, single_optimizer
+from fedfacet.clients.notes import NOTHING, notes_of, obstacle
+from fedfacet.clients.optimizers import kept_optimizer, restore_optimizer, settings_of, single_optimizer
 from fedfacet.clients.program import Clients, Training
 from fedfacet.clients.recorded_steps import CannotRecordError, RecordedSteps, StepNumber, can_record
+from fedfacet.clients.vectorized_stack import can_stand_still
 from fedfacet.types import Batch, ClientTask, ClientUpdate
 
 CHECKED = 2
@@ -34,11 +35,12 @@ class Recordings:
     """
 
     def __init__(self, clients: Clients) -> None:
-        _refuse_the_known(clients)
+        if known := _known_obstacle(clients):
+            raise CannotRecordError(known)
         self.clients = clients
         self.optimizer = single_optimizer(clients.objective)
         self.steps = RecordedSteps(clients.device)
-        self.takes_notes = has_own(clients.program, "on_client_start")
+        self.takes_notes = clients.program.does("on_client_start")
         self.loss = torch.zeros((), dtype=torch.float64, device=clients.device)
         self.seen: Counter[Any] = Counter()  # clients by the shape of their notes
         self.begun = False  # whether any step has been taken
@@ -135,8 +137,7 @@ class RecordedTraining(Training):
             raise CannotRecordError(f"Expected notes of clients that can be replaced, but {self.notes.unmovable} is in a tuple")
         self._noted = [slot.tensor for slot in self.notes.slots]
         self.notes.put(recordings.notes_at(self.notes.shape, self._noted))
-        settings = [tuple((k, str(v)) for k, v in group.items() if k != "params") for group in self.optimizer.param_groups]
-        self._kind = (self.notes.shape, *settings)
+        self._kind = (self.notes.shape, *settings_of(self.optimizer))
 
     def take_steps(self, stop: int) -> None:
         """Take the steps up to number ``stop``, counted from the client's first."""
@@ -192,20 +193,15 @@ class RecordedTraining(Training):
         self.recordings.loss.copy_(loss.detach())
 
 
-def _refuse_the_known(clients: Clients) -> None:
-    program, name, optimizer = clients.program, type(clients.objective).__name__, single_optimizer(clients.objective)
-    kind, groups = type(optimizer), optimizer.param_groups
-    capturable = kind in (optim.Adam, optim.AdamW) and all(group["capturable"] for group in groups)
-    plain = kind is optim.SGD and not any(group["dampening"] for group in groups)
-    remedy = ": set optimizer.capturable=true" if kind in (optim.Adam, optim.AdamW) else ""
-    for known, text in (
-        (not can_record(clients.device), f"Expected a CUDA device, but clients train on {clients.device}"),
-        (len(clients.programs) > 1, "Expected clients with models of one shape, but they have several"),
-        (clients.compile, "Expected a model that torch runs as it is, but it is compiled"),
-        (program.hides_buffers, "Expected a model whose buffers are all in its state dict, but some are `persistent=False`"),
-        (not program.divisible, f"Expected an objective that is `divisible`, but {name} does not say that it is"),
-        (clients.privacy is not None, "Expected gradients of batches, but those of privacy=dp_sgd are taken sample by sample"),
-        (not plain and not capturable, f"Expected an optimizer that can be recorded, but {kind.__name__} cannot{remedy}"),
-    ):
-        if known:
-            raise CannotRecordError(text)
+def _known_obstacle(clients: Clients) -> str | None:
+    """Say what is known that a recording cannot hold; ``None`` if nothing is."""
+    if not can_record(clients.device):
+        return f"Expected a CUDA device, but clients train on {clients.device}"
+    if known := obstacle(clients):
+        return known
+    optimizer = single_optimizer(clients.objective)
+    is_adam = type(optimizer) in (optim.Adam, optim.AdamW)
+    if can_stand_still(optimizer) or (is_adam and all(group["capturable"] for group in optimizer.param_groups)):
+        return None
+    remedy = ": set optimizer.capturable=true" if is_adam else ""
+    return f"Expected an optimizer that can be recorded, but {type(optimizer).__name__} cannot{remedy}"

@@ -4,9 +4,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from fedfacet import __version__
-from fedfacet.analysis.terminal import print_usage
-from fedfacet.commands import called
+from fedfacet.commands import is_answered
 from fedfacet.entry import sentence_of, tell_error
 from fedfacet.errors import CheckpointError, ConfigError, FedFacetError
 from fedfacet.waiting import waiting
@@ -33,11 +31,7 @@ example: {command} pilot folder=pilot sites=2 experiment=digits_gsc method=feddi
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one of the commands; return the exit status."""
     argv = sys.argv[1:] if argv is None else list(argv)
-    if "--version" in argv:
-        print(f"fedfacet {__version__}")
-        return 0
-    if not argv or {"-h", "--help"} & set(argv):
-        print_usage(USAGE.format(command=called("client")))
+    if is_answered(argv or ["--help"], "client", USAGE):
         return 0
     commands = {"check": _check, "verify": _verify, "start": _start, "pilot": _pilot}
     try:

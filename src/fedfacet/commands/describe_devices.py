@@ -9,6 +9,7 @@ import numpy as np
 from fedfacet.analysis.terminal import TextTable, Told
 from fedfacet.build import build, settle
 from fedfacet.clock import Clock
+from fedfacet.commands import output_of
 from fedfacet.config import compose_job
 from fedfacet.errors import ConfigError
 from fedfacet.mechanisms.devices import SimulatedDevices
@@ -23,8 +24,7 @@ def tell(options: Sequence[str]) -> Told:
     Raises:
         ConfigError: if the options choose no devices.
     """
-    output = "json" if "output=json" in options else "text"
-    settings = [option for option in options if option not in ("output=json", "output=text")]
+    output, settings = output_of(options)
     config, _ = compose_job("train", ["task=describe", *settings])
     settle(config)
     devices = build(config, Path(config.paths.output_dir)).find(SimulatedDevices)

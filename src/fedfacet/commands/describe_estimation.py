@@ -9,6 +9,7 @@ from omegaconf import DictConfig
 
 from fedfacet.analysis.terminal import TextTable, Told
 from fedfacet.build import build, load_data, settle
+from fedfacet.commands import output_of
 from fedfacet.config import compose_job, make
 from fedfacet.errors import ConfigError
 from fedfacet.metrics.estimation import FILE, Triplets, measure_estimation, read_triplets, write_triplets
@@ -18,8 +19,7 @@ from fedfacet.types import Broadcast, ClientTask
 
 def tell(options: Sequence[str]) -> Told:
     """Measure how far the triplets that clients disclosed are from the truth, and draw it."""
-    output = "json" if "output=json" in options else "text"
-    options = [option for option in options if option not in ("output=json", "output=text")]
+    output, options = output_of(options)
     runs = [option.removeprefix("run=") for option in options if option.startswith("run=")]
     if runs and len(options) > 1:
         raise ConfigError(f"Expected run=DIR and nothing else, but got {' '.join(options)}: a run has its own settings.")

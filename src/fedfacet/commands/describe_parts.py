@@ -12,6 +12,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from fedfacet import state
 from fedfacet.analysis.terminal import TextTable, Told
 from fedfacet.build import build, settle
+from fedfacet.commands import output_of
 from fedfacet.config import compose_job
 from fedfacet.errors import ConfigError
 from fedfacet.federation import Federation
@@ -29,8 +30,7 @@ def tell(options: Sequence[str]) -> Told:
     Raises:
         ConfigError: if the options choose no parts.
     """
-    output = "json" if "output=json" in options else "text"
-    settings = [option for option in options if option not in ("output=json", "output=text", "parts")]
+    output, settings = output_of(options)
     config, _ = compose_job("train", ["task=describe", *settings])
     folder = Path(config.paths.output_dir)
     settle(config)

@@ -9,8 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fedfacet import __version__
-from fedfacet.analysis.terminal import print_usage
-from fedfacet.commands import called
+from fedfacet.commands import called, is_answered
 from fedfacet.entry import sentence_of, tell_error
 from fedfacet.errors import CheckpointError, ConfigError, FedFacetError, Interrupted
 from fedfacet.shell_words import typed
@@ -52,11 +51,7 @@ _TEMPORARY_FAILURE = 75  # EX_TEMPFAIL of sysexits.h, by which supervisors try a
 def main(argv: Sequence[str] | None = None) -> int:
     """Serve, check or replay; return the exit status."""
     argv = sys.argv[1:] if argv is None else list(argv)
-    if "--version" in argv:
-        print(f"fedfacet {__version__}")
-        return 0
-    if {"-h", "--help"} & set(argv):
-        print_usage(USAGE.format(command=called("serve")))
+    if is_answered(argv, "serve", USAGE):
         return 0
     word = argv[0] if argv and "=" not in argv[0] else ""
     commands = {"": _serve, "check": _check, "replay": _replay, "start": _start}
@@ -109,7 +104,7 @@ def _serve(argv: Sequence[str], run_dir: list[Path]) -> int:
     from fedfacet.deploy.server import save_names
     from fedfacet.runs.job import Job
     from fedfacet.runs.lock import sole
-    from fedfacet.runs.opened import opened
+    from fedfacet.runs.open_run import open_run
     from fedfacet.storage.run_files import json_of
 
     with _made(argv, run_dir) as (federation, config, overrides):
@@ -119,7 +114,7 @@ def _serve(argv: Sequence[str], run_dir: list[Path]) -> int:
             if not alone:
                 raise ConfigError(f"Expected a run that nobody works at, but another process is at {folder}: wait for it.")
             write = partial(_write, save_names, federation)
-            with opened(Job(config, folder, overrides), lambda *_: federation, write) as opened_federation:
+            with open_run(Job(config, folder, overrides), lambda *_: federation, write) as opened_federation:
                 opened_federation.fit()
     summary = json_of(folder / "summary.json") if (folder / "summary.json").exists() else {}
     print(f"{federation.state.round} rounds are done; model digest {summary.get('model_digest', 'not written')}")

@@ -8,16 +8,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fedfacet import __version__
-from fedfacet.analysis.terminal import print_usage
-from fedfacet.commands import called
+from fedfacet.commands import called, is_answered
 from fedfacet.errors import ConfigError, FedFacetError
 from fedfacet.shell_words import typed
 from fedfacet.waiting import waiting
 
 if TYPE_CHECKING:  # --help need not wait for what these load
-    from fedfacet.config.search_space import Dimension
     from fedfacet.config.sweeping import Sweep
-    from fedfacet.runs.pace import Pace
+    from fedfacet.runs.job import ETA
+    from fedfacet.runs.study import Dimension
 
 USAGE = """usage: {command} KEY=interval(A,B) GROUP=NAME,NAME ... [KEY=VALUE] ...
 
@@ -46,17 +45,12 @@ _SECONDS_BETWEEN_LOOKS = 1.0
 def main(argv: Sequence[str] | None = None) -> int:
     """Search, or go on with a search; return the exit status."""
     argv = sys.argv[1:] if argv is None else list(argv)
-    if "--version" in argv:
-        print(f"fedfacet {__version__}")
-        return 0
-    command = called("tune")
-    if {"-h", "--help"} & set(argv):
-        print_usage(USAGE.format(command=command))
+    if is_answered(argv, "tune", USAGE):
         return 0
     from fedfacet.runs.ending import refuse
 
     # Trials are jobs of `train`: that is what their logs and the commands that go on with them name.
-    sys.argv[0] = "fedfacet" if command.startswith("fedfacet") else str(Path(sys.argv[0]).with_name("train.py"))
+    sys.argv[0] = "fedfacet" if called("tune").startswith("fedfacet") else str(Path(sys.argv[0]).with_name("train.py"))
     try:
         return _search(argv)
     except (FedFacetError, ValueError, TypeError, OSError) as error:
@@ -71,12 +65,11 @@ def _search(argv: Sequence[str]) -> int:
     """
     from fedfacet.arguments import check_choice, check_whole
     from fedfacet.config import compose_job, quoted_options
-    from fedfacet.config.search_space import search_space, values_for
     from fedfacet.optional import required
+    from fedfacet.runs.command import name_failures
+    from fedfacet.runs.job import ETA, failures
     from fedfacet.runs.jobs import check_data
-    from fedfacet.runs.pace import Pace
-    from fedfacet.runs.stock import failures, name_failures
-    from fedfacet.runs.study import Study
+    from fedfacet.runs.study import Study, search_space, values_for
 
     with waiting(f"fedfacet {__version__} checks the settings"):
         if dashed := [argument for argument in argv if argument.startswith("-")]:
@@ -106,7 +99,7 @@ def _search(argv: Sequence[str]) -> int:
     facts = {"settings": cell.name, "seed": seeds, "tune.metric": options.metric, "tune.at": options.at}
     study = Study(cell.parent, str(options.study), space, facts, direction=options.direction, seed=options.seed)
     print(f"the study {options.study} in {study.file}: {study.counts()[0]} of {options.n_trials} trials have begun", flush=True)
-    pace = Pace(options.n_trials * len(seeds))
+    eta = ETA(options.n_trials * len(seeds))
     failed: set[int] = set()
     while True:
         with study.next(options.n_trials, failed) as trial:
@@ -114,7 +107,7 @@ def _search(argv: Sequence[str]) -> int:
                 break
             number, drawn = trial
             values = values_for(space, drawn)
-            run_dirs = _run(number, [*fixed, *values], seeds, pace)
+            run_dirs = _run(number, [*fixed, *values], seeds, eta)
             value = None if run_dirs is None else _mean(run_dirs, options.metric, options.at)
             told = "failed" if run_dirs is None else "no number" if value is None else f"{options.metric} = {value:.4f}"
             if run_dirs is None:  # as of any sweep, the same command tries again: the disk may have been full
@@ -163,20 +156,20 @@ def _jobs_of(overrides: Sequence[str], seeds: Sequence[str]) -> "tuple[list[str]
     return argv, jobs
 
 
-def _run(number: int, overrides: Sequence[str], seeds: Sequence[str], pace: "Pace") -> list[Path] | None:
+def _run(number: int, overrides: Sequence[str], seeds: Sequence[str], eta: "ETA") -> list[Path] | None:
     """Run the cells of a trial; return their run folders, or ``None`` where one failed, which is noted."""
     from fedfacet.config import is_complete
     from fedfacet.runs.command import all_jobs
+    from fedfacet.runs.job import failures
     from fedfacet.runs.lock import holder_of
     from fedfacet.runs.run import fit
-    from fedfacet.runs.stock import failures
 
     command = sys.argv
     try:
         sys.argv, jobs = _jobs_of(overrides, seeds)
         while True:
             reached: dict[Path, int] = {}
-            all_jobs(fit, reached, pace, jobs, is_worker=True, first=number * len(seeds))()
+            all_jobs(fit, reached, eta, jobs, is_worker=True, first=number * len(seeds))()
             left = {run_dir for run_dir, rounds in reached.items() if not is_complete(run_dir, rounds)}
             if not left:
                 return list(reached)

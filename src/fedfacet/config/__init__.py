@@ -3,24 +3,23 @@
 With ``build.py`` and the scripts in ``src/`` the only room that sees a config.
 """
 
-from fedfacet.config.cells import cell_digest, is_cell
 from fedfacet.config.checks import check_arguments, check_saved
 from fedfacet.config.command_line import preflight, shown
-from fedfacet.config.compose import compose_job, conf_dir, finalized, make, purposes, quoted_options
-from fedfacet.config.folders import check_new
-from fedfacet.config.nodes import plain, targets
-from fedfacet.config.overrides import override_of
+from fedfacet.config.compose import compose_job, finalized, make, purposes, quoted_options
+from fedfacet.config.composition import conf_dir
+from fedfacet.config.nodes import override_of, plain, targets
 from fedfacet.config.resuming import (
     SETTLED,
     carried_over,
     check_links,
+    check_new,
     check_resumable,
     check_resume,
     differing_key,
     ended_before,
     is_complete,
 )
-from fedfacet.config.sweeping import check_job
+from fedfacet.config.sweeping import cell_digest, check_job, is_cell
 from fedfacet.config.trust import check_trusted, needed_to_resume, without_downloads
 
 __all__ = [

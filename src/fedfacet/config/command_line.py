@@ -7,14 +7,12 @@ from typing import NoReturn
 
 from omegaconf import DictConfig, OmegaConf
 
-from fedfacet.config.compose import compose_job, composed_without, drives, quoted_options
-from fedfacet.config.folders import check_new
-from fedfacet.config.nodes import plain
-from fedfacet.config.overrides import value_of
-from fedfacet.config.resuming import check_resume, goes_on_by_itself, resumed_overrides
+from fedfacet.config.compose import compose_job, drives, quoted_options
+from fedfacet.config.mistakes import check_used
+from fedfacet.config.nodes import plain, value_of
+from fedfacet.config.resuming import check_new, check_resume, goes_on_by_itself, resumed_overrides
 from fedfacet.config.sweeping import sweep
-from fedfacet.config.trust import check_resumed
-from fedfacet.config.unused import check_used
+from fedfacet.config.trust import check_resumed, composed_without
 from fedfacet.errors import ConfigError
 
 

@@ -22,25 +22,11 @@ from fedfacet.config.checks import (
     check_recipe,
     check_settings,
 )
-from fedfacet.config.composition import BASE, composed, initialized
-from fedfacet.config.listed import may_choose
-from fedfacet.config.mistakes import COMPOSE_ERRORS, check_added, explain, unknown, usual, usual_keys
-from fedfacet.config.nodes import BESIDE_ARGUMENTS, parts_within, plain, targets, without_hydra
-from fedfacet.config.overrides import parsed, value_of
-from fedfacet.config.where_present import check_where_present
+from fedfacet.config.composition import BASE, conf_dir, config_groups, initialized
+from fedfacet.config.mistakes import check_added, check_where_present, composed_or_explained, unknown, usual, usual_keys
+from fedfacet.config.nodes import BESIDE_ARGUMENTS, parsed, parts_within, plain, targets, value_of, without_hydra
 from fedfacet.errors import ConfigError, FedFacetError, first_line
 from fedfacet.moved import MOVED
-
-
-def conf_dir() -> Path:
-    """Return the folder of the yamls: ``conf/`` of a checkout, or the copy inside an installed package."""
-    packaged = Path(__file__).parents[1] / "conf"
-    return packaged if packaged.is_dir() else Path(__file__).parents[3] / "conf"
-
-
-def config_groups() -> set[str]:
-    """Return the names of the groups that options are chosen of."""
-    return {folder.name for folder in conf_dir().iterdir() if folder.is_dir()}
 
 
 def purposes() -> dict[str, str]:
@@ -63,39 +49,10 @@ def compose_job(name: str, overrides: Sequence[str]) -> tuple[DictConfig, DictCo
         ConfigError: one sentence about the first override that is wrong, with the nearest valid names.
     """
     overrides = quoted_options(overrides)
-    with initialized(str(conf_dir())):
-        try:
-            _check_searchpath(overrides)
-            whole = composed(name, overrides)
-        except COMPOSE_ERRORS as error:
-            raise ConfigError(explain(name, overrides, error)) from None
+    with initialized():
+        whole = composed_or_explained(name, overrides)
         _check_keys(OmegaConf.to_container(whole.hydra, resolve=False), "hydra")
         return checked(name, without_hydra(whole), whole.hydra.runtime.choices, overrides), whole.hydra
-
-
-def composed_without(name: str, saved: Sequence[str], given: Sequence[str]) -> dict[str, Any]:
-    """Return what a command line comes to without the settings of a run folder: only the options that it may choose are kept.
-
-    Args:
-        name: of the primary config.
-        saved: the folder's overrides.
-        given: those of the command line, which may change a setting that only the folder adds.
-
-    Raises:
-        ConfigError: if Hydra cannot compose them.
-    """
-    overrides = [one for one in quoted_options(saved) if (choice := choice_of(one)) is not None and may_choose(*choice)]
-    for one in quoted_options(given):
-        if choice_of(one) is not None or one.startswith("hydra"):
-            overrides.append(one)
-        elif not one.startswith("~"):
-            overrides.append(f"++{one.lstrip('+')}")
-    with initialized(str(conf_dir())):
-        try:
-            whole = composed(name, overrides)
-        except COMPOSE_ERRORS as error:
-            raise ConfigError(explain(name, overrides, error)) from None
-        return plain(finalized(without_hydra(whole), overrides, whole.hydra.runtime.choices))
 
 
 def checked(name: str, own: DictConfig, choices: Mapping[str, Any], overrides: Sequence[str]) -> DictConfig:
@@ -164,15 +121,6 @@ def _check_keys(node: Any, path: str = "") -> None:
         _check_keys(value, f"{path}.{key}" if path else str(key))
 
 
-def _check_searchpath(overrides: Sequence[str]) -> None:
-    """Refuse folders of configs in a form that Hydra does not take."""
-    for folders in (parsed(override).value() for override in overrides if override.startswith("hydra.searchpath=")):
-        if not isinstance(folders, list) or not all(isinstance(folder, str) for folder in folders):
-            raise ConfigError(
-                f"Expected a list of folders, \"hydra.searchpath=['file:///FOLDER']\", but got hydra.searchpath={folders}."
-            )
-
-
 def choice_of(override: str) -> tuple[str, Any] | None:
     """Return the group and the options that an override chooses or takes away; ``None`` where it sets something."""
     key, value = override.lstrip("+~").partition("=")[0], parsed(override).value()
@@ -239,7 +187,7 @@ def make(node: DictConfig, **facts: Any) -> Any:
         return None
     settings = {key: value for key, value in plain(node).items() if key not in BESIDE_ARGUMENTS}
     accepted = inspect.signature(get_object(node["_target_"])).parameters
-    for metric in (settings.get("metrics") or {}).values():
+    for metric in [one for one in (settings.get("metrics") or {}).values() if isinstance(one, dict) and "_target_" in one]:
         for name, parameter in inspect.signature(get_object(metric["_target_"])).parameters.items():
             if name in facts and parameter.default in (None, parameter.empty):  # the number of classes, say
                 metric.setdefault(name, facts[name])

@@ -2,17 +2,20 @@
 
 import difflib
 import functools
+import inspect
+import logging
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from hydra.core.global_hydra import GlobalHydra
 from hydra.errors import HydraException
+from hydra.utils import get_object
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from fedfacet.config.composition import composed, keys_of_group
-from fedfacet.config.nodes import flat_keys, without_hydra
-from fedfacet.config.overrides import parsed
+from fedfacet.config.composition import composed, initialized, keys_of_group
+from fedfacet.config.nodes import flat_keys, parsed, without_hydra
 from fedfacet.errors import ConfigError, first_line
 
 SPECIAL_KEYS = {"_target_", "_partial_", "_convert_", "_recursive_", "_args_"}
@@ -51,7 +54,29 @@ def usual_keys(name: str) -> list[str]:
     return flat_keys(usual(name)[0])
 
 
-def explain(name: str, overrides: Sequence[str], error: Exception) -> str:
+def composed_or_explained(name: str, overrides: Sequence[str]) -> DictConfig:
+    """Return what ``composed`` returns.
+
+    Raises:
+        ConfigError: one sentence about the first override that does not compose by itself, with the nearest valid names.
+    """
+    try:
+        _check_searchpath(overrides)
+        return composed(name, overrides)
+    except COMPOSE_ERRORS as error:
+        raise ConfigError(_explain(name, overrides, error)) from None
+
+
+def _check_searchpath(overrides: Sequence[str]) -> None:
+    """Refuse folders of configs in a form that Hydra does not take."""
+    for folders in (parsed(override).value() for override in overrides if override.startswith("hydra.searchpath=")):
+        if not isinstance(folders, list) or not all(isinstance(folder, str) for folder in folders):
+            raise ConfigError(
+                f"Expected a list of folders, \"hydra.searchpath=['file:///FOLDER']\", but got hydra.searchpath={folders}."
+            )
+
+
+def _explain(name: str, overrides: Sequence[str], error: Exception) -> str:
     """Say in one sentence what is wrong with the first override that does not compose by itself."""
     searchpath = [override for override in overrides if override.startswith("hydra.searchpath=")]
     overrides = [override for override in overrides if override not in searchpath]
@@ -160,3 +185,124 @@ def check_added(name: str, config: DictConfig, choices: Mapping[str, Any], overr
             return  # check_arguments holds it to the signature
     if key not in (known := usual_keys(name)):
         raise ConfigError(unknown(key, known))
+
+
+def check_where_present(name: str, composed: DictConfig, spelt: Mapping[str, Any], overrides: Sequence[str]) -> None:
+    """Refuse a key that no option has, and an option after ``@`` that there is not; either would be ignored in silence.
+
+    Args:
+        name: of the primary config.
+        composed: one job's, before ``where_present`` is applied.
+        spelt: the same as plain data, not resolved.
+        overrides: of the job, which may say where else configs lie.
+
+    Raises:
+        ConfigError: with the nearest names.
+    """
+    searchpath = [override for override in overrides if override.startswith("hydra.searchpath=")]
+    settings = composed.get("where_present")
+    if settings is not None and not isinstance(settings, DictConfig):
+        raise ConfigError(
+            f"Expected `where_present` to be settings, but got {settings!r}: give them as KEY: VALUE in a recipe."
+        )
+    present = {*flat_keys(spelt), *usual_keys(name)}
+    of_group: dict[str, dict[str, list[str]]] = {}
+    for setting in map(str, settings or {}):
+        key, _, option = setting.partition("@")
+        if key in present and not option:
+            continue
+        group = key.partition(".")[0]
+        if group not in of_group:
+            of_group[group] = keys_of_group(name, group, searchpath)
+        options = of_group[group]
+        if option and option not in options:
+            raise ConfigError(unknown(setting, [f"{key}@{one}" for one in options]))
+        known = [f"{group}.{inner}" for keys in options.values() for inner in keys]
+        if key not in known and key not in present:
+            raise ConfigError(unknown(key, [*known, *usual_keys(name)]))
+
+
+log = logging.getLogger(__name__)
+
+TAKEN_BY_THE_OBJECTIVE = ("model", "loss", "correction", "optimizer")
+"""Groups that come to use as arguments of the objective's constructor; ``build.py`` hands them out."""
+
+
+def check_used(name: str, config: DictConfig, overrides: Sequence[str]) -> None:
+    """Refuse what the objective does not take although the command line or a method asks for it.
+
+    What a recipe brings along, or what a comparison of selectors gives to all of them, is only said, in one line each.
+
+    Args:
+        name: of the primary config.
+        config: one job's, composed and finalised.
+        overrides: of that job.
+
+    Raises:
+        ConfigError: naming the group and the objective.
+    """
+    given = {override.lstrip("+~").split("=")[0].split(".")[0]: override.replace("'", "") for override in overrides}
+    with initialized():
+        default_options = usual(name)[1]
+    asks, taken = "heterogeneity" in _arguments(config.selector), _arguments(config.objective)
+    for group in (group for group in TAKEN_BY_THE_OBJECTIVE if group not in taken):
+        objective = f"objective={config.choices.objective} ({config.objective['_target_']})"
+        chosen = f"{group}={config.choices[group]}"
+        if group == "optimizer" and asks and config.choices.heterogeneity != "true":
+            if group in given:  # the models of an estimate are trained with it
+                _say(
+                    f"{given[group]} is used by heterogeneity={config.choices.heterogeneity} only, not by local training: "
+                    f"{objective} has no argument `{group}`."
+                )
+        elif group in given:
+            raise _not_taken(group, given[group], objective, f"leave {given[group]} out")
+        elif config.choices[group] != default_options[group]:
+            if group == "correction":  # no recipe has one
+                raise _not_taken(group, chosen, objective, f"choose another method than {config.choices.get('method')}")
+            _say(f"The recipe's {chosen} changes nothing: {objective} has no argument `{group}`.")
+    _check_patience(config)
+    _check_held_out_clients(config)
+    if "heterogeneity" in given and not asks:
+        _say(f"{given['heterogeneity']} changes nothing: selector={config.choices.selector} does not ask for heterogeneity.")
+
+
+def _check_patience(config: DictConfig) -> None:
+    """Say where a run measures too seldom for a scheduler that waits for ``patience`` measurements after the first."""
+    scheduler, evaluate = OmegaConf.select(config, "scheduler"), OmegaConf.select(config, "callbacks.evaluate")
+    if scheduler is None or "patience" not in scheduler or evaluate is None or not str(scheduler.metric).startswith("val/"):
+        return
+    measured = math.ceil(config.federation.rounds / evaluate.every_n_rounds)
+    if measured < scheduler.patience + 3:  # the first, so many without getting better, one more, and a round then
+        _say(
+            f"scheduler={config.choices.scheduler} changes nothing: {scheduler.metric} is measured {measured} times, too "
+            f"seldom for scheduler.patience={scheduler.patience}; lower that, or callbacks.evaluate.every_n_rounds."
+        )
+
+
+def _check_held_out_clients(config: DictConfig) -> None:
+    """Say where there are clients that never take part and nobody measures them."""
+    parts = [get_object(node["_target_"]) for node in (config.get("callbacks") or {}).values()]
+    if config.partition.get("held_out_clients") and not any(
+        getattr(part, "measures_held_out_clients", False) for part in parts
+    ):
+        _say(
+            "The clients of partition.held_out_clients are measured by no callback of this run: add "
+            "callbacks=[default,client_fairness] partition.local_holdout=0.2, or personal_evaluate beside it."
+        )
+
+
+def _arguments(node: DictConfig) -> Sequence[str]:
+    return list(inspect.signature(get_object(node["_target_"])).parameters)
+
+
+def _not_taken(group: str, asked: str, objective: str, remedy: str) -> ConfigError:
+    return ConfigError(
+        f"Expected an objective that takes `{group}` where {asked} is asked for, but {objective} has no such argument: "
+        f"{remedy}, or give its constructor an argument `{group}`."
+    )
+
+
+@functools.cache
+def _say(sentence: str) -> None:
+    """Warn once, however many jobs it is true of."""
+    log.warning(sentence)

@@ -1,13 +1,16 @@
-"""The jobs of a sweep, as Hydra's basic sweeper makes them."""
+"""The jobs of a sweep as Hydra's basic sweeper makes them, and the names of its cells."""
 
 import contextlib
+import hashlib
 import itertools
+import json
 import math
 from collections.abc import Iterator, Mapping, Sequence, Set
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
+import omegaconf
 from hydra import compose
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.override_parser.overrides_parser import OverridesParser
@@ -15,14 +18,13 @@ from hydra.core.override_parser.types import ChoiceSweep, IntervalSweep, Overrid
 from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf, open_dict, read_write
 
-from fedfacet.config.cells import cell_digest, is_cell
-from fedfacet.config.compose import checked, compose_job, conf_dir, config_groups, drives, quoted_options
-from fedfacet.config.composition import composed, initialized
-from fedfacet.config.folders import check_new, check_writable
-from fedfacet.config.mistakes import COMPOSE_ERRORS, explain
-from fedfacet.config.nodes import plain
-from fedfacet.config.unused import check_used
+from fedfacet.config.compose import checked, compose_job, drives, finalized, quoted_options
+from fedfacet.config.composition import config_groups, initialized
+from fedfacet.config.mistakes import check_used, composed_or_explained
+from fedfacet.config.nodes import plain, without_hydra
+from fedfacet.config.resuming import FREE_ON_RESUME, check_new, check_writable
 from fedfacet.errors import ConfigError
+from fedfacet.moved import FORMER
 
 MAX_JOBS = 10_000
 """More jobs than this in one sweep are a slip of the keyboard."""
@@ -42,8 +44,8 @@ class Sweep(Sequence[tuple[DictConfig, Path]]):
             once a job was looked at.
         total: how many jobs there will be; ``None`` where a sweeper draws them and does not say how many. Known once a job was
             looked at.
-        goes_one_by_one: whether the jobs are cells that go through Hydra's own sweeper and launcher, with no callback of
-            Hydra's; known once a job was looked at.
+        goes_one_by_one: whether the jobs go through Hydra's own sweeper and launcher, with no callback of Hydra's; known once a
+            job was looked at.
     """
 
     def __init__(self, name: str, overrides: Sequence[str]) -> None:
@@ -66,7 +68,7 @@ class Sweep(Sequence[tuple[DictConfig, Path]]):
             ConfigError: as ``compose_job``, or if the folder cannot be written to, or holds a run.
         """
         job = self._jobs[number]
-        with initialized(str(conf_dir())):
+        with initialized():
             config, hydra_node = compose_job(self._name, job)
             check_used(self._name, config, job)
             with open_dict(hydra_node), read_write(hydra_node):
@@ -75,10 +77,10 @@ class Sweep(Sequence[tuple[DictConfig, Path]]):
         basic = [str(hydra_node[part]._target_).rpartition(".")[2] for part in ("sweeper", "launcher")]
         self.are_known = basic[0] == "BasicSweeper"
         self.total = len(self) if self.are_known else hydra_node.sweeper.get("n_trials")
+        usual = basic == ["BasicSweeper", "BasicLauncher"] and hydra_node.sweeper.max_batch_size is None
+        self.goes_one_by_one = usual and not hydra_node.callbacks
         if is_cell(config):
             check_writable(run_dir)
-            usual = basic == ["BasicSweeper", "BasicLauncher"] and hydra_node.sweeper.max_batch_size is None
-            self.goes_one_by_one = usual and not hydra_node.callbacks
         elif drives(config):
             check_new(run_dir)
         _check_direction(hydra_node.sweeper)
@@ -91,11 +93,8 @@ class Sweep(Sequence[tuple[DictConfig, Path]]):
             ConfigError: if the overrides do not go together.
         """
         overrides = quoted_options([*self._jobs[number], "hydra.mode=MULTIRUN"])
-        with initialized(str(conf_dir())):
-            try:
-                config = composed(self._name, overrides)
-            except COMPOSE_ERRORS as error:
-                raise ConfigError(explain(self._name, overrides, error)) from None
+        with initialized():
+            config = composed_or_explained(self._name, overrides)
         with open_dict(config.hydra), read_write(config.hydra):
             config.hydra.job.num, config.hydra.job.id = number, str(number)
         return config
@@ -144,7 +143,7 @@ def sweep(name: str, overrides: Sequence[str]) -> tuple[list[str], Sweep]:
         raise ConfigError(
             f"Expected the values of a sweep as key=value,value, but got {params[0]}: give seed=0,1,2, for example."
         )
-    with initialized(str(conf_dir())):
+    with initialized():
         jobs = Sweep(name, overrides)
         jobs.check()
         left = _left_to_the_jobs(name, overrides, jobs.keys)
@@ -157,7 +156,7 @@ def check_job(config: DictConfig, choices: Mapping[str, Any], overrides: Sequenc
     Raises:
         ConfigError: as they do.
     """
-    with initialized(str(conf_dir())):
+    with initialized():
         check_used("train", checked("train", config.copy(), choices, overrides), overrides)
 
 
@@ -184,7 +183,7 @@ def read_by_key(overrides: Sequence[str]) -> Iterator[dict[str, Override]]:
         ConfigError: if one is none, or what is done with them meanwhile shows that.
     """
     try:
-        with initialized(str(conf_dir())):
+        with initialized():
             read = OverridesParser.create(GlobalHydra.instance().config_loader()).parse_overrides(list(overrides))
             yield {one.get_key_element(): one for one in read}
     except (HydraException, RecursionError, ValueError) as error:
@@ -265,3 +264,63 @@ def _of_the_sweep(name: str, overrides: Sequence[str]) -> list[str]:
         name, [*chosen, *(override for override in overrides if override.startswith(("hydra.", "hydra/")))]
     )
     return [f"{key}={value}" for key, value in (hydra_node.sweeper.params or {}).items()]
+
+
+FREE_IN_A_CELL = frozenset(FREE_ON_RESUME) - {"federation.rounds"}
+"""Keys that a cell's name leaves out: no number of a run depends on them, if it runs for as many rounds."""
+
+_ADDED = ("server_data", "termination", "devices", "partition.held_out_clients", "adapter", "selector.candidates")
+"""Groups and settings that are younger than the names of cells: a name is what it was where the option does nothing."""
+
+_ADDED_TO_PARTS = ("noise_multiplier", "max_norm", "metrics")
+"""Settings of questions and measurements, likewise; null does nothing."""
+
+
+def cell_digest(settings: Mapping[str, Any]) -> str:
+    """Return the name of a run's folder: 16 hexadecimal digits of what its numbers depend on.
+
+    Two ways to ask for one run (``method=uniform`` and ``selector=uniform``) have one name, and so have runs that differ in
+    what is free on resume: paths, loggers, the engine. What the machine decides where nobody does (``threads: null``) counts as
+    left open. A version that adds, removes or renames a setting names cells anew.
+
+    Args:
+        settings: the resolved configuration as it will be used, JSON-able.
+
+    Example:
+        >>> one = {"seed": 1, "optimizer": {"lr": 1}, "paths": {"log_dir": "here"}, "federation": {"rounds": 2}}
+        >>> cell_digest(one) == cell_digest(one | {"optimizer": {"lr": 1.0}, "paths": {"log_dir": "there"}})
+        True
+        >>> cell_digest(one) == cell_digest(one | {"federation": {"rounds": 3}})
+        False
+    """
+    return hashlib.sha256(json.dumps(_counting(settings), sort_keys=True).encode()).hexdigest()[:16]
+
+
+def is_cell(config: DictConfig) -> bool:
+    """Tell whether a finalized configuration is one of a sweep's, to be run where nobody else runs it or has."""
+    return config.choices.get("sweep") is not None
+
+
+def _counting(value: Any, path: str = "") -> Any:
+    """Return what counts of a configuration's values, each number in one spelling."""
+    if isinstance(value, Mapping):
+        full = {f"{path}.{key}" if path else str(key): entry for key, entry in value.items()}
+        absent = {*FREE_IN_A_CELL, *(key for key in _ADDED if not full.get(key, True))}
+        absent |= {key for key in full if full[key] is None and key.rpartition(".")[2] in _ADDED_TO_PARTS}
+        return {key: _counting(entry, key) for key, entry in full.items() if key not in absent}
+    if isinstance(value, list):
+        return [_counting(entry, path) for entry in value]
+    if isinstance(value, str):
+        return FORMER.get(value, value)
+    return int(value) if isinstance(value, float) and value.is_integer() else value
+
+
+def _digest_of_root(*, _root_: DictConfig) -> str:
+    """Name the cell whose whole composed configuration, Hydra's node included, an interpolation lies in."""
+    own = _root_.hydra
+    return cell_digest(plain(finalized(without_hydra(_root_), own.overrides.task, own.runtime.choices)))
+
+
+# OmegaConf 2.3 has another function of the later name.
+_register = getattr(OmegaConf, "register_new_resolver" if omegaconf.__version__.startswith("2.3.") else "register_resolver")
+_register("cell_digest", _digest_of_root, replace=True)

@@ -1,17 +1,20 @@
-"""What a saved configuration may name: a run folder may come from anybody, and whatever it names is called."""
+"""What a run folder may name and set: it may come from anybody, and whatever it names is called."""
 
 import inspect
 import os
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from hydra.errors import HydraException
 from hydra.utils import get_object
 
-from fedfacet.config.compose import choice_of
-from fedfacet.config.kinds import KINDS
-from fedfacet.config.listed import differences, may_choose, may_set
-from fedfacet.config.overrides import parsed
+from fedfacet.config.checks import KINDS
+from fedfacet.config.compose import choice_of, finalized, quoted_options
+from fedfacet.config.composition import initialized
+from fedfacet.config.mistakes import composed_or_explained
+from fedfacet.config.nodes import parsed, plain, without_hydra
+from fedfacet.cores import num_cores
 from fedfacet.errors import CheckpointError
 
 TRUSTED = ("fedfacet", "torch.optim")
@@ -90,6 +93,28 @@ def check_saved_overrides(saved: Sequence[str], given: Sequence[str], source: ob
                 "files: give it again if you trust it, or start a new run."
             )
         check_trusted({"_target_" if "_target_" in key else key: value, "": override}, trusted_by(given), source)
+
+
+def composed_without(name: str, saved: Sequence[str], given: Sequence[str]) -> dict[str, Any]:
+    """Return what a command line comes to without the settings of a run folder: only the options that it may choose are kept.
+
+    Args:
+        name: of the primary config.
+        saved: the folder's overrides.
+        given: those of the command line, which may change a setting that only the folder adds.
+
+    Raises:
+        ConfigError: if Hydra cannot compose them.
+    """
+    overrides = [one for one in quoted_options(saved) if (choice := choice_of(one)) is not None and may_choose(*choice)]
+    for one in quoted_options(given):
+        if choice_of(one) is not None or one.startswith("hydra"):
+            overrides.append(one)
+        elif not one.startswith("~"):
+            overrides.append(f"++{one.lstrip('+')}")
+    with initialized():
+        whole = composed_or_explained(name, overrides)
+        return plain(finalized(without_hydra(whole), overrides, whole.hydra.runtime.choices))
 
 
 def check_resumed(settings: Mapping[str, Any], usual: Mapping[str, Any], given: Sequence[str], source: object) -> None:
@@ -243,3 +268,120 @@ def _is_trusted(name: Any, modules: Sequence[str]) -> bool:
     if inspect.isclass(found):
         return any(issubclass(found, get_object(kind)) for kind in {*KINDS.values(), "torch.optim.lr_scheduler.LRScheduler"})
     return within(made_in, FUNCTIONS)
+
+
+_WORDS = {
+    "task": "task",
+    "seed": "",
+    "federation": "on_bad_update",
+    "threads": "",
+    "memory_format": "memory_format",
+    "precision": "precision",
+    "compile": "",
+    "deterministic": "",
+    "fingerprint": "fingerprint",
+    "smoke": "",
+    "card": "card",
+    "roster": "roster",
+    "sites": "",
+    "paths": "data_dir log_dir sweep_dir",
+    "dataset": "root folder file labels tokenizer attribute attributes classes columns drop features folders input missing "
+    "sensitive_features separator split states target words",
+    "partition": "label keep_together",
+    "model": "architecture attention name norm weights",
+    "adapter": "base_dtype modules_to_save target_modules trained",
+    "objective": "",
+    "loss": "penalty rate",
+    "correction": "",
+    "personal": "",
+    "optimizer": "",
+    "scheduler": "anneal metric mode",
+    "capacity": "assignment",
+    "submodel": "dynamics grouping membership policy",
+    "local": "sampling unit",
+    "privacy": "accountant cover",
+    "disclosure": "allows attributes",
+    "server_data": "",
+    "heterogeneity": "multiclass pivot",
+    "selector": "fairness jensen_shannon never_selected normalisation orthogonal pretraining rotation scheme scoring space "
+    "starvation_pool variant within",
+    "aggregator": "buffers groups length_correction measure over rate scope second_moment tau_eff variant weighting",
+    "participation": "mode",
+    "devices": "on_late uplink",
+    "termination": "metric",
+    "mechanisms": "",
+    "transforms": "compensation how",
+    "engine": "backend device sums",
+    "callbacks": "classes keep method odds others positive_class",
+}
+"""Group or setting -> the arguments in it that may be texts."""
+
+_LOGGERS = {"csv", "tensorboard", "lightning"}
+"""Those that write only to the run folder, if nothing else is set."""
+
+_REACH_OUT = ("fedfacet.callbacks.wandb_log", "fedfacet.deploy.")
+"""Modules of ours whose classes talk to others, or start what does, by themselves."""
+
+_ABSENT = object()
+
+
+def may_choose(group: str, options: Any) -> bool:
+    """Tell whether a folder may choose an option of a group, or several."""
+    if options is None:
+        return True
+    if group == "logger":
+        return set(options if isinstance(options, list) else [options]) <= _LOGGERS
+    return group not in ("deploy", "hydra", "paths")
+
+
+def may_set(path: Sequence[str], value: Any) -> bool:
+    """Tell whether a folder may give a setting a value.
+
+    Args:
+        path: the keys that lead to it, the group first.
+        value: plain data; ``None`` where it takes the setting away.
+    """
+    if isinstance(value, Mapping):
+        return all(may_set((*path, str(key)), entry) for key, entry in value.items())
+    if isinstance(value, list | tuple):
+        return all(may_set(path, entry) for entry in value)
+    group, name = path[0], path[-1]
+    if group not in _WORDS or "arguments" in path or (name.startswith("_") and name not in ("_partial_", "_target_")):
+        return False
+    if name == "download":
+        return value in (None, False)
+    if (group, name) == ("engine", "workers"):
+        return value in (None, "auto") or (isinstance(value, int) and value <= num_cores())
+    if not isinstance(value, str):
+        return True
+    if name == "_target_":  # of which check_trusted says more
+        return not _reaches_out(value)
+    if group == "model":  # whose names may lead to a hub
+        return value == "none" if name == "weights" else name in _WORDS[group].split() and bool(re.fullmatch(r"[\w.]+", value))
+    return name in _WORDS[group].split()
+
+
+def differences(
+    settings: Mapping[str, Any], usual: Mapping[str, Any], path: tuple[str, ...] = ()
+) -> Iterator[tuple[tuple[str, ...], Any]]:
+    """Yield each path at which resolved settings are not the usual ones, with the value; ``None`` where they lack it.
+
+    A part that is left out does nothing; an argument that is left out may have another default.
+    """
+    for key in {**usual, **settings}:
+        here = (*path, str(key))
+        value, own = settings.get(key, _ABSENT), usual.get(key, _ABSENT)
+        if isinstance(value, Mapping) and (isinstance(own, Mapping) or own is _ABSENT):
+            yield from differences(value, own if isinstance(own, Mapping) else {}, here)
+        elif value is _ABSENT and isinstance(own, Mapping):
+            if "_target_" not in own:
+                yield from differences({}, own, here)
+        elif value != own or type(value) is not type(own):
+            yield here, None if value is _ABSENT else value
+
+
+def _reaches_out(name: str) -> bool:
+    try:
+        return str(get_object(name).__module__).startswith(_REACH_OUT)
+    except Exception:  # whatever is wrong with it is said when it is used
+        return name.startswith(_REACH_OUT)

@@ -14,7 +14,7 @@ from rich.filesize import decimal
 
 from fedfacet.data.transfer import progress, require_space, say, writing
 from fedfacet.errors import DatasetCorruptError, DatasetNotFoundError
-from fedfacet.storage.whole_file import written_whole
+from fedfacet.storage.atomic_write import atomic_write
 
 _CHUNK_BYTES = 1 << 20
 _TIMEOUT_SECONDS = 60.0
@@ -118,7 +118,7 @@ def download(
             part.replace(destination)
             _note(part).unlink(missing_ok=True)
         if not record.exists():
-            with written_whole(record) as unfinished:
+            with atomic_write(record) as unfinished:
                 unfinished.write_text(f"{digest}  {destination.name}\n")
     return destination
 
@@ -174,7 +174,7 @@ def _attempt(url: str, part: Path, disk_factor: float) -> None:
             have = 0
             # In this order, so that a kill in between cannot leave the old file's bytes beside the new one's description.
             part.unlink(missing_ok=True)
-            with written_whole(_note(part)) as unfinished:
+            with atomic_write(_note(part)) as unfinished:
                 unfinished.write_text(json.dumps(sent._asdict()))
         _receive(response, part, have, size)
 

@@ -8,10 +8,9 @@ from pathlib import Path
 from fedfacet.deploy.protocol import Message, MessageError, unpack
 from fedfacet.deploy.settings import SiteSettings
 from fedfacet.errors import CheckpointError
-from fedfacet.storage.regular_file import bytes_of
-from fedfacet.storage.run_files import is_there, json_of, sealed_json
-from fedfacet.storage.sealed_tensors import sealed, unsealed
-from fedfacet.storage.synced_file import sync, write_synced
+from fedfacet.storage.atomic_write import sync, write_synced
+from fedfacet.storage.run_files import bytes_of, is_there, json_of, sealed_json
+from fedfacet.storage.tensors import sealed, unsealed
 from fedfacet.types import State
 
 _MOST_BYTES = 1 << 36

@@ -23,7 +23,7 @@ from fedfacet.deploy.card import Card
 from fedfacet.deploy.files import made
 from fedfacet.deploy.settings import Holding
 from fedfacet.errors import CheckpointError, ConfigError, DatasetCorruptError
-from fedfacet.storage.synced_file import write_synced
+from fedfacet.storage.atomic_write import write_synced
 
 Samples = tuple[NDArray[Any], NDArray[Any], NDArray[Any]]
 

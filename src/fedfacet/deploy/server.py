@@ -16,7 +16,7 @@ from fedfacet.build import put_together
 from fedfacet.callbacks.mechanism import Callbacks
 from fedfacet.compatibility import questions
 from fedfacet.config import make, plain, targets
-from fedfacet.config.kinds import find_target
+from fedfacet.config.checks import find_target
 from fedfacet.data.federated import FederatedData
 from fedfacet.deploy.agreement import overrides_for_sites, settings_digest
 from fedfacet.deploy.card import Card
@@ -30,8 +30,8 @@ from fedfacet.mechanism import Mechanism, Round
 from fedfacet.mechanisms.participation import ClientParticipation
 from fedfacet.participation import available_of
 from fedfacet.query_session import ClientsAway
+from fedfacet.storage.atomic_write import write_synced
 from fedfacet.storage.run_files import Keys, is_there, json_of, sealed_json
-from fedfacet.storage.synced_file import write_synced
 from fedfacet.types import Partition, Query, RoundResult
 
 _OF_DATA = {"data", "splits", "local_holdout", "held_out_clients", "group_weights"}

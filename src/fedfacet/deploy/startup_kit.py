@@ -13,7 +13,7 @@ from typing import Any, NoReturn
 
 from fedfacet.errors import ConfigError, first_line
 from fedfacet.optional import required
-from fedfacet.storage.synced_file import write_synced
+from fedfacet.storage.atomic_write import write_synced
 
 _NEVER = ("byoc", "shell_commands", "server-predeployed-flwr")
 """What nobody may do on a machine of ours: bring code, run commands."""

@@ -7,8 +7,7 @@ from typing import Any
 
 from fedfacet.deploy.engine import DeployedEngine
 from fedfacet.federation import Federation
-from fedfacet.storage.json_text import json_text
-from fedfacet.storage.whole_file import written_whole
+from fedfacet.storage.atomic_write import atomic_write, json_text
 from fedfacet.types import RoundResult
 
 STATUS, PROMETHEUS = "status.json", "metrics.prom"
@@ -64,7 +63,7 @@ def write_status(
         ("metric", "gauge", "Of the round, as in metrics.csv.", [({"name": n}, value) for n, value in of.metrics.items()]),
     ]
     for name, content in ((STATUS, json_text(status) + "\n"), (PROMETHEUS, prometheus_text(series))):
-        with written_whole(run_dir / name) as unfinished:
+        with atomic_write(run_dir / name) as unfinished:
             unfinished.write_text(content, encoding="utf-8")
 
 

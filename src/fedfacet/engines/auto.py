@@ -34,6 +34,12 @@ HAND_OVER_SECONDS = 2.5e-4  # what sending a client's order and taking its updat
 THREADS_SLOWDOWN = 1.05  # threads wait for each other, so other programs slow them down more than a single one
 COMPILE_SECONDS = 60.0  # roughly what compiling a model takes; it is tried for runs that take ten times as long
 
+_IN_THIS_PROCESS: dict[str, type[Engine]] = {
+    "sequential": SequentialEngine,
+    "graphs": GraphsEngine,
+    "vectorized": VectorizedEngine,
+}
+
 
 class AutoEngine(Engine):
     """Try out, before the first round, which engine and how many torch threads per client are fastest, and use those.
@@ -93,9 +99,9 @@ class AutoEngine(Engine):
                 trial.in_this_process(clients, number)
                 trial.with_workers(number)
                 if clients.device.type == "cuda":
-                    trial.recorded(number)
+                    trial.whole_rounds("graphs", number)
                 if self.allow_inexact:
-                    trial.side_by_side(number)
+                    trial.whole_rounds("vectorized", number)
                     if "precision" in free:
                         trial.in_this_process(replace(clients, precision="bf16-mixed"), number, precision="bf16-mixed")
             takes_compiled = clients.privacy is None  # gradients sample by sample are not
@@ -198,16 +204,9 @@ class _Trial:
             threads,
         )
 
-    def recorded(self, threads: int) -> None:
-        """Try steps that are recorded."""
-        self._whole_rounds(GraphsEngine(device=str(self.clients.device)), "graphs", threads)
-
-    def side_by_side(self, threads: int) -> None:
-        """Try all clients of a round at once."""
-        self._whole_rounds(VectorizedEngine(device=str(self.clients.device)), "vectorized", threads)
-
-    def _whole_rounds(self, engine: GraphsEngine | VectorizedEngine, name: str, threads: int) -> None:
+    def whole_rounds(self, name: str, threads: int) -> None:
         """Try an engine on all clients of a round, unless it finds out that it has to train them one after another."""
+        engine = _IN_THIS_PROCESS[name](device=str(self.clients.device))
         engine.setup(self.clients)
         seconds = []
         own_log = logging.getLogger(type(engine).__module__)
@@ -216,7 +215,7 @@ class _Trial:
             for _ in range(3):
                 begin = time.perf_counter()
                 for _ in engine.run(self.tasks):
-                    if engine.fallback_reason is not None:
+                    if getattr(engine, "fallback_reason", None) is not None:
                         return
                 seconds.append(time.perf_counter() - begin)
                 if seconds[0] > 3 * BUDGET_SECONDS:
@@ -251,9 +250,7 @@ class _Trial:
 def _made(choice: Mapping[str, Any], device: str) -> Engine:
     if choice["engine"] == "workers":
         return WorkersEngine(workers=min(choice["workers"], num_cores()), device=device)
-    if choice["engine"] == "graphs":
-        return GraphsEngine(device=device)
-    return VectorizedEngine(device=device) if choice["engine"] == "vectorized" else SequentialEngine(device=device)
+    return _IN_THIS_PROCESS[choice["engine"]](device=device)
 
 
 def _fitting_processes() -> int:

@@ -97,8 +97,8 @@ class Engine:
         return [count(self.clients.dataset, *pair) for pair in zip(said, splits, strict=True)]
 
     def head_gradients(self, model: State, samples: NDArray[np.int64]) -> NDArray[np.float64]:
-        """Return what ``clients.head_gradients`` finds of a model, shape (Y,); always in this process, as samples are few."""
-        from fedfacet.clients.head_gradients import head_gradients  # late: see above
+        """Return what ``clients.prediction`` finds of a model, shape (Y,); always in this process, as samples are few."""
+        from fedfacet.clients.prediction import head_gradients  # late: see above
 
         return head_gradients(self.clients, model, samples)
 

@@ -2,7 +2,6 @@
 
 import contextlib
 import itertools
-import operator
 import os
 import time
 from collections import deque
@@ -22,15 +21,23 @@ from fedfacet.cores import crowded
 from fedfacet.engines.base import Engine
 from fedfacet.errors import ConfigError, EngineError
 from fedfacet.parallel import wire
-from fedfacet.parallel.dealing import handfuls
-from fedfacet.parallel.dealt_round import DealtRound
-from fedfacet.parallel.message import Joined, Message
-from fedfacet.parallel.orders import Combine, Failed, Halt, Halted, Prediction, Sum, Work, unless_failed
-from fedfacet.parallel.packing import pack_tasks, unpack_task
+from fedfacet.parallel.messages import (
+    Combine,
+    Halt,
+    Halted,
+    Joined,
+    Message,
+    Prediction,
+    Sum,
+    Work,
+    pack_tasks,
+    unpack_task,
+)
 from fedfacet.parallel.place import Place, find_place
 from fedfacet.parallel.ranks import RankLost, Ranks, in_background
 from fedfacet.parallel.schedule import batches
 from fedfacet.parallel.sums import Step, TreeSum, Weighed, blocks, node_of, plan
+from fedfacet.parallel.work_queue import DealtRound, handfuls
 from fedfacet.types import Answer, Broadcast, ClientTask, ClientUpdate, Query, State, SummedUpdate
 
 T = TypeVar("T")
@@ -126,7 +133,7 @@ class DistributedEngine(Engine):
             return self._summed(list(tasks))
         if self._place.num_ranks == 1:
             return super().run(tasks)
-        return self._dealt(list(tasks), None, lambda _, task: self.clients.train(task), _received_update)
+        return self._dealt(list(tasks), None, lambda _, task: self.clients.train(task), _received)
 
     def total(self) -> Weighed | None:
         """Return the sum of the last ``run``'s updates along the tree; ``None`` if no update was added."""
@@ -139,8 +146,7 @@ class DistributedEngine(Engine):
             return super().ask(query, tasks)
         if not query.needs_model:
             tasks = [replace(task, broadcast=Broadcast({})) for task in tasks]
-        answer = operator.attrgetter("body")
-        return self._dealt(list(tasks), query, lambda _, task: self.clients.answer(query, task), answer)
+        return self._dealt(list(tasks), query, lambda _, task: self.clients.answer(query, task), _answered)
 
     def _predictions(self, model: State, splits: Sequence[NDArray[np.int64]], memory: State) -> Predictions:
         batch_size = evaluation_batch_size(self.clients.dataset, self.clients.device)
@@ -218,7 +224,7 @@ class DistributedEngine(Engine):
             return self._failed(error, "evaluation")
 
     def _failed(self, error: Exception, what: str) -> Message:
-        return Message(Failed(wire.Failure.of(error), f"It was raised by {what}, on rank {self.rank}"))
+        return Message(wire.Failure.of(error, f"It was raised by {what}, on rank {self.rank}"))
 
     def _join(self) -> Ranks:
         if self._ranks is None:
@@ -250,7 +256,7 @@ class DistributedEngine(Engine):
         if self._place.num_ranks == 1:
             yield from itertools.starmap(self._added, enumerate(tasks))
         else:
-            yield from self._dealt(tasks, None, self._added, _received_summed)
+            yield from self._dealt(tasks, None, self._added, _received)
 
     def _added(self, position: int, task: ClientTask) -> ClientUpdate:
         """Have a client train, add its update to the sum, and return what is left of it."""
@@ -294,7 +300,7 @@ class DistributedEngine(Engine):
                 results = deque(now.pop(turn))
                 while results:
                     result = results.popleft()
-                    yield received(unless_failed(result)) if isinstance(result, Message) else result
+                    yield received(result) if isinstance(result, Message) else result
                     del result  # it may be all that holds a model
             while sums and hands:
                 work_until(len(hands))
@@ -350,19 +356,19 @@ class DistributedEngine(Engine):
             ranks.lose(error)
             return None
         ranks.owed[rank] = 0
-        part: Predictions = unless_failed(message).body
+        part: Predictions = wire.unless_failed(message.body)
         return part
 
 
-def _received_update(message: Message) -> ClientUpdate:
-    update = wire.unpack_update(message.body, message.bundles)
+def _received(message: Message) -> ClientUpdate:
+    update = wire.unpack_update(wire.unless_failed(message.body), message.bundles)
     # The rest of the message is freed with the round; these may be kept longer, and must not keep all of it.
     return replace(update, extras=state.clone(update.extras), memory=state.clone(update.memory))
 
 
-def _received_summed(message: Message) -> ClientUpdate:
-    update = wire.unpack_update(message.body, message.bundles, SummedUpdate)
-    return replace(update, memory=state.clone(update.memory))
+def _answered(message: Message) -> Answer:
+    answer: Answer = wire.unless_failed(message.body)
+    return answer
 
 
 def _own_device(name: str, place: Place) -> str:

@@ -7,9 +7,10 @@ from collections.abc import Iterable, Iterator, Sequence
 import torch
 
 from fedfacet.clients.program import Clients
-from fedfacet.clients.stack import CannotStackError, complaint
-from fedfacet.clients.stacked_training import StackedTraining
-from fedfacet.clients.stacking_trial import try_out
+from fedfacet.clients.recorded_steps import complaint
+from fedfacet.clients.vectorized_stack import CannotStackError
+from fedfacet.clients.vectorized_training import StackedTraining
+from fedfacet.clients.vectorized_trial import try_out
 from fedfacet.engines.base import Engine
 from fedfacet.types import ClientTask, ClientUpdate
 

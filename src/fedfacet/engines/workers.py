@@ -3,12 +3,13 @@
 import atexit
 import collections
 import contextlib
+import dataclasses
 import logging
 import os
 import pickle
 import time
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from multiprocessing import connection as mp_connection
 from multiprocessing.process import BaseProcess, current_process
 from multiprocessing.util import get_temp_dir
@@ -25,11 +26,11 @@ from fedfacet.cores import MAX_THREADS, check_processes, crowded, num_cores
 from fedfacet.engines.base import Engine
 from fedfacet.errors import EngineError
 from fedfacet.parallel import shared_memory, wire
-from fedfacet.parallel.channel import Channel
-from fedfacet.parallel.packing import without_bundles
+from fedfacet.parallel.messages import pack_tasks
 from fedfacet.parallel.processes import process_context, sheltered
 from fedfacet.parallel.schedule import batches, pieces
-from fedfacet.parallel.worker import CommonModel, Order, serve
+from fedfacet.parallel.shared_memory import Channel
+from fedfacet.parallel.worker import Common, Order, serve
 from fedfacet.types import Answer, ClientTask, ClientUpdate, Query, State
 
 log = logging.getLogger(__name__)
@@ -79,8 +80,8 @@ class WorkersEngine(Engine):
         self._clients = b""
         self._held: list[shared_memory.SharedBytes] = []
         self._workers: list[_Worker] = []
-        self._model: State | None = None
-        self._common: CommonModel | None = None
+        self._shared: Sequence[State] = []
+        self._common: Common | None = None
 
     @property
     def default_threads(self) -> int:
@@ -97,28 +98,29 @@ class WorkersEngine(Engine):
     def run(self, tasks: Iterable[ClientTask]) -> Iterator[ClientUpdate]:
         """Yield each task's update."""
         tasks = list(tasks)
+        common, packed = pack_tasks(tasks)
         steps = [self.clients.num_steps(task) for task in tasks]
         jobs: list[_Job] = []
         first_part: dict[int, _Job] = {}
         for piece in pieces(steps, self.num_workers, divisible=self.clients.divisible):
-            stop = piece.stop if piece.stop < steps[piece.position] else None
-            jobs.append(_Job(piece.position, Order("train", stop=stop), tasks[piece.position], first_part.get(piece.position)))
+            one, stop = packed[piece.position], piece.stop if piece.stop < steps[piece.position] else None
+            order = Order(one.task, one.places, stop=stop)
+            jobs.append(_Job(piece.position, order, one.bundles, first_part.get(piece.position)))
             first_part[piece.position] = jobs[-1]
-        for numbers, bundles in self._results(jobs, len(tasks)):
+        for numbers, bundles in self._results(jobs, len(tasks), common):
             yield wire.unpack_update(numbers, bundles)
 
     def ask(self, query: Query, tasks: Iterable[ClientTask]) -> Iterator[Answer]:
         """Yield each client's answer."""
-        jobs = [_Job(position, Order("answer", query=query), task) for position, task in enumerate(tasks)]
-        for answer, _ in self._results(jobs, len(jobs)):
+        common, packed = pack_tasks(list(tasks))
+        jobs = [_Job(position, Order(one.task, one.places, query=query), one.bundles) for position, one in enumerate(packed)]
+        for answer, _ in self._results(jobs, len(jobs), common):
             yield answer
 
     def _predictions(self, model: State, splits: Sequence[NDArray[np.int64]], memory: State) -> Predictions:
         shares = batches(splits, evaluation_batch_size(self.clients.dataset, self.clients.device), self.num_workers)
-        jobs = [
-            _Job(position, Order("predict", batches=share), model=model, memory=memory) for position, share in enumerate(shares)
-        ]
-        parts = [part for part, _ in self._results(jobs, len(jobs))]
+        jobs = [_Job(position, Order(batches=share), [memory]) for position, share in enumerate(shares)]
+        parts = [part for part, _ in self._results(jobs, len(jobs), [model])]
         return Predictions(*(np.concatenate(values) for values in zip(*parts, strict=True)))
 
     def close(self) -> None:
@@ -128,16 +130,19 @@ class WorkersEngine(Engine):
             worker.kill()
         self._workers = []
         self._clients, self._held = b"", []
-        self._model = self._common = None
+        self._shared, self._common = [], None
 
-    def _results(self, jobs: Sequence["_Job"], count: int) -> Iterator[tuple[Any, list[State]]]:
-        """Have jobs done in the order given by whoever is idle; yield message and bundles of positions 0 .. count - 1."""
+    def _results(self, jobs: Sequence["_Job"], count: int, common: Sequence[State]) -> Iterator[tuple[Any, list[State]]]:
+        """Have jobs done in the order given by whoever is idle; yield message and bundles of positions 0 .. count - 1.
+
+        ``common`` are the bundles that all workers see.
+        """
         if not jobs:
             return
         if getattr(current_process(), "_inheriting", False):  # multiprocessing imports the user's script in a worker
             os._exit(UNGUARDED)
         self._start(count)
-        self._share(jobs[0].model_to_use)
+        self._share(common)
         waiting = collections.deque(jobs)
         finished: dict[int, tuple[Any, list[State]]] = {}
         try:
@@ -158,14 +163,11 @@ class WorkersEngine(Engine):
         """Have as many workers as there are to be, and no more than pieces of work."""
         if not self._clients:
             clients = self.clients
-            names = ("objective", "optimizer", "local", "transforms", "precision", "compile", "personal", "other_objectives")
-            arguments: dict[str, Any] = {
-                name: getattr(clients, name) for name in (*names, "privacy", "server_privacy", "hides_attributes")
-            }
-            arguments["needs"] = clients.needs
+            arguments = {one.name: getattr(clients, one.name) for one in dataclasses.fields(clients) if one.init}
+            shared = {name: arguments.pop(name) for name in ("dataset", "partition", "held_out", "local_holdout")}
+            del arguments["device"]  # each worker has its own
             # By its name: pickle would have the workers import whatever module comes first that has torch in it.
             arguments["memory_format"] = str(clients.memory_format).removeprefix("torch.")
-            shared = {name: getattr(clients, name) for name in ("dataset", "partition", "held_out", "local_holdout")}
             data, self._held = shared_memory.dumps(shared)
             try:
                 self._clients = pickle.dumps((arguments, data))
@@ -203,15 +205,15 @@ class WorkersEngine(Engine):
         theirs.close()  # or the pipe would not end with the worker
         return _Worker(number, process, Channel(ours))
 
-    def _share(self, model: State) -> None:
-        """Put a model where all workers see it; none of them is at work."""
-        if model is self._model:
+    def _share(self, bundles: Sequence[State]) -> None:
+        """Put bundles where all workers see them; none of these is at work."""
+        if self._common is not None and list(map(id, bundles)) == list(map(id, self._shared)):
             return
-        manifest = wire.manifest_of([model])
+        manifest = wire.manifest_of(bundles)
         if self._common is None or self._common.manifest != manifest:
-            self._common = CommonModel(shared_memory.SharedBytes(max(1, manifest.num_bytes)), manifest)
-        wire.write([model], manifest, self._common.memory.tensor)
-        self._model = model
+            self._common = Common(shared_memory.SharedBytes(max(1, manifest.num_bytes)), manifest)
+        wire.write(bundles, manifest, self._common.memory.tensor)
+        self._shared = bundles
 
     def _hand_out(self, waiting: "collections.deque[_Job]") -> None:
         """Give every idle worker the first job that can be started."""
@@ -226,21 +228,13 @@ class WorkersEngine(Engine):
                     worker.channel.send(*self._message(job, worker))
 
     def _message(self, job: "_Job", worker: "_Worker") -> tuple[Order, list[State]]:
-        """Return an order as it travels: the tensors apart, and no model where it is the common one."""
-        order, bundles = job.order, [job.memory]
-        if worker.model is not self._common:
-            order, worker.model = order._replace(model=self._common), self._common
-        if job.task is not None:
-            broadcast = job.task.broadcast
-            bundles = [broadcast.extras, job.task.memory]
-            if broadcast.model is not self._model:
-                order = order._replace(own_model=True)
-                bundles.append(broadcast.model)
-            order = order._replace(task=without_bundles(job.task))
+        """Return an order as it travels: where the common bundles are if that is news, and what the first part has left."""
+        order, bundles = job.order, job.bundles
+        if worker.common is not self._common:
+            order, worker.common = order._replace(common=self._common), self._common
         if job.waits_for is not None and job.waits_for.half is not None:
             numbers, tensors = job.waits_for.half
-            order = order._replace(half=numbers)
-            bundles += tensors
+            order, bundles = order._replace(half=numbers), [*bundles, *tensors]
         return order, bundles
 
     def _ready(self) -> list["_Worker"]:
@@ -250,7 +244,7 @@ class WorkersEngine(Engine):
         answered = mp_connection.wait(list(busy), timeout=max(0.0, due - time.monotonic()))
         for worker in [] if answered else busy.values():
             if worker.job is not None and time.monotonic() - worker.since >= self.timeout_seconds:
-                log.warning("A worker process was silent for %g s over %s.", self.timeout_seconds, worker.job.name)
+                log.warning("A worker process was silent for %g s over %s.", self.timeout_seconds, worker.job.order.name)
                 worker.process.kill()
         return [busy[end] for end in answered]  # type: ignore[index]
 
@@ -266,8 +260,7 @@ class WorkersEngine(Engine):
             waiting.appendleft(job)
             self._replace(worker, job)
             return
-        if isinstance(message, wire.Failure):
-            raise message.noted(f"In a worker process, over {job.name}")
+        wire.unless_failed(message)
         # On the core of the one whose answer has come last this process runs; where several are idle, its order comes last, or
         # it would wake up, take the core, and leave the others waiting for theirs.
         self._workers.remove(worker)
@@ -280,7 +273,7 @@ class WorkersEngine(Engine):
 
     def _replace(self, worker: "_Worker", job: "_Job") -> None:
         worker.process.join(timeout=5)
-        code = worker.process.exitcode
+        code, name = worker.process.exitcode, job.order.name
         worker.kill()
         self._workers.remove(worker)
         if code == UNGUARDED:
@@ -291,11 +284,11 @@ class WorkersEngine(Engine):
         job.deaths += 1
         if job.deaths == MAX_DEATHS:
             raise EngineError(
-                f"Expected a worker process to survive {job.name}, but {MAX_DEATHS} died of it (exit code {code}; -9 mostly "
+                f"Expected a worker process to survive {name}, but {MAX_DEATHS} died of it (exit code {code}; -9 mostly "
                 "means that memory ran out, or that `engine.timeout_seconds` is too short): lower `engine.workers` or "
                 "`local.batch_size`, or look closer with `engine=debug`."
             )
-        log.warning("A worker process died over %s (exit code %s); another one does it again.", job.name, code)
+        log.warning("A worker process died over %s (exit code %s); another one does it again.", name, code)
         self._workers.append(self._spawn(worker.number))
 
 
@@ -305,33 +298,21 @@ class _Job:
 
     position: int
     order: Order
-    task: ClientTask | None = None
+    bundles: list[State]
     waits_for: "_Job | None" = None
-    model: State | None = None
-    memory: State = field(default_factory=dict)
     half: tuple[Any, list[State]] | None = None
     deaths: int = 0
-
-    @property
-    def model_to_use(self) -> State:
-        model = self.task.broadcast.model if self.task is not None else self.model
-        assert model is not None
-        return model
-
-    @property
-    def name(self) -> str:
-        return f"client {self.task.client_id} in round {self.task.round}" if self.task is not None else "an evaluation"
 
 
 @dataclass(slots=True, eq=False)
 class _Worker:
-    """A process, what it works at, and the common model that it knows of."""
+    """A process, what it works at, and the common bundles that it knows of."""
 
     number: int
     process: BaseProcess
     channel: Channel
     job: _Job | None = None
-    model: CommonModel | None = None
+    common: Common | None = None
     since: float = 0.0  # the clock when the job was handed out
 
     def kill(self) -> None:

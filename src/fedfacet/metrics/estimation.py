@@ -11,8 +11,8 @@ from numpy.typing import NDArray
 
 from fedfacet.errors import FedFacetError
 from fedfacet.heterogeneity import HeterogeneityTriplet
+from fedfacet.storage.atomic_write import atomic_write
 from fedfacet.storage.run_files import is_there, rows_of
-from fedfacet.storage.whole_file import written_whole
 
 MEASURES = HeterogeneityTriplet._fields
 FILE = "heterogeneity.csv"  # in a run folder, by ``write_triplets``
@@ -71,7 +71,7 @@ def measure_estimation(triplets: Triplets) -> dict[str, Any]:
 
 def write_triplets(triplets: Triplets, file: Path) -> None:
     """Write a row per client, whole or not at all, into a folder that exists: a run's is not made anew where it was removed."""
-    with written_whole(file) as unfinished, open(unfinished, "w", encoding="utf-8", newline="") as target:
+    with atomic_write(file) as unfinished, open(unfinished, "w", encoding="utf-8", newline="") as target:
         writer = csv.writer(target, lineterminator="\n")
         writer.writerow(_COLUMNS)
         for client, true, disclosed, distance in zip(*triplets, triplets.distances, strict=True):

@@ -1,6 +1,6 @@
 """What a client optimises: model x loss x correction."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import ClassVar
 
@@ -28,6 +28,39 @@ def sums_gradients(optimizer: Optimizer) -> bool:
     groups = optimizer.param_groups
     kinds = {(group["lr"], group["momentum"], bool(group["nesterov"] or group["dampening"])) for group in groups}
     return len(kinds) == 1 and not kinds.pop()[-1]
+
+
+def step_weight_of(optimizer: Optimizer, objective: L.LightningModule, num_steps: int) -> float:
+    """Return ||a_k||_1, the sum of the absolute weights that a client's gradients have in its update, per learning rate.
+
+    Source: FedNova (Wang et al., NeurIPS 2020, arXiv:2007.07481), section 4. SGD with momentum rho and a correction of constant
+    curvature mu (a proximal term, say) is linear in its gradients. The weight of a gradient is how far it moves the weights by
+    the last step if all others are 0. It may be negative (an oscillation, where lr mu > (1 - sqrt(rho))^2). Other optimizers
+    count their steps, and a velocity that a client kept from former rounds counts for nothing.
+    """
+    group = optimizer.param_groups[0]
+    if not sums_gradients(optimizer):
+        return float(num_steps)
+    mu = getattr(objective, "curvature", 0.0)
+    velocity = walked = total = 0.0
+    for step in range(num_steps):
+        if mu == 0:  # no weight is negative: their sum is where gradients of 1 lead
+            velocity = group["momentum"] * velocity + 1
+            walked = total = walked + velocity
+        else:
+            velocity = group["momentum"] * velocity + (step == 0) - group["lr"] * mu * walked
+            walked += velocity
+            total += abs(walked)
+    return total
+
+
+def take_loss(output: object) -> Tensor:
+    """Return the loss out of what a ``training_step`` returned: a tensor, or a mapping with the key ``loss``."""
+    loss = output.get("loss") if not isinstance(output, Tensor) and isinstance(output, Mapping) else output
+    if isinstance(loss, Tensor) and loss.numel() == 1:
+        return loss if loss.ndim == 0 else loss.reshape(())
+    came = f"a tensor of shape {tuple(loss.shape)}" if isinstance(loss, Tensor) else type(loss).__name__
+    raise ValueError(f"Expected `training_step` to return a loss, which is one number, but got {came}: return a mean.")
 
 
 class ClassificationObjective(L.LightningModule):
@@ -82,6 +115,17 @@ class ClassificationObjective(L.LightningModule):
     def divisible(self) -> bool:
         """Whether a client's steps may be divided between processes: nothing changes with them but what is carried along."""
         return self.correction is None or self.correction.divisible
+
+    @property
+    def client_hooks(self) -> frozenset[str]:
+        """Which of ``on_client_start`` and ``on_client_end`` do anything: a subclass's own, and those of the correction."""
+        parts = ((self, ClassificationObjective), (self.correction, Correction))
+        return frozenset(
+            hook
+            for part, plain in parts
+            for hook in ("on_client_start", "on_client_end")
+            if part is not None and getattr(type(part), hook) is not getattr(plain, hook)
+        )
 
     @property
     def gives(self) -> frozenset[str]:

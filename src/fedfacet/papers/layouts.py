@@ -14,19 +14,8 @@ from omegaconf import OmegaConf
 
 from fedfacet.analysis.notes import beside_the_seed, notes_on, notes_on_unfinished
 from fedfacet.analysis.runs import Run, spelled, spellings
-from fedfacet.analysis.tables import (
-    PAPER,
-    Cell,
-    Column,
-    Table,
-    caption_of,
-    cell_over_seeds,
-    check_audits,
-    check_metric,
-    check_seeds,
-    in_percent,
-    moments_of,
-)
+from fedfacet.analysis.study import caption_of, check_audits, check_metric, check_seeds, in_percent, moments_of
+from fedfacet.analysis.tables import PAPER, Cell, Column, Means, cell_over_seeds
 from fedfacet.errors import ConfigError
 
 FOLDER = Path(__file__).parent
@@ -138,7 +127,7 @@ def make_layout_table(
     where: Mapping[str, str] | None = None,
     lower_is_better: bool = False,
     command: str | None = None,
-) -> Table:
+) -> Means:
     """Return a table as the paper prints it: ours, and the paper's numbers in columns of their own.
 
     Federations that are not in the paper's table are put behind its own. Where some of a cell's runs are at the paper's usual
@@ -148,7 +137,7 @@ def make_layout_table(
         runs: finished ones are counted; those of other tables may be among them.
         layout: of the table.
         metric: to be shown instead of the layout's, without the paper's numbers then.
-        at: ``"last"`` round as in the paper, ``"best"`` round by validation, or as in ``make_table``.
+        at: ``"last"`` round as in the paper, ``"best"`` round by validation, or as for ``Study``.
         std: ``"population"`` or ``"sample"``.
         where: settings that runs must have to be counted; rows and columns that have others are left out.
         lower_is_better: whether small values of ``metric`` are good; the layout says that of its own metrics.
@@ -226,7 +215,7 @@ def make_layout_table(
     if best is False and (lower := dict.fromkeys(f"`{column.name}`" for _, column in cells if column.lower_is_better)):
         notes.append(f"The best is the lowest in {', '.join(lower)}.")
     about = caption_of(finished, list(by_metric), moments, std, lower_is_better=best, command=command)
-    return Table(
+    return Means(
         corner=layout.corner,
         rows=tuple(rows),
         columns=tuple(dict.fromkeys(column for _, column in cells)),
@@ -235,6 +224,7 @@ def make_layout_table(
         lower_is_better=best,
         caption=f"{layout.title}, as in {layout.source}. {about}",
         notes=tuple(dict.fromkeys(notes)),
+        metric=next(iter(by_metric)),
     )
 
 

@@ -1,13 +1,17 @@
-"""Starting child processes that live as long as a run."""
+"""Starting child processes that live as long as a run, and what each process sets for itself."""
 
 import contextlib
+import ctypes
 import multiprocessing
 import os
+import platform
 import signal
 from collections.abc import Iterator
 from multiprocessing import resource_tracker
 from multiprocessing.context import BaseContext
 
+_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # malloc.h
+_GIB = 1 << 30
 _SIGNALS = {signal.SIGTERM, signal.SIGINT}
 
 
@@ -56,3 +60,17 @@ def is_orphan() -> bool:
         return False
     parent.join(timeout=1.0)
     return not parent.is_alive()
+
+
+def keep_freed_memory() -> None:
+    """Have the C library keep what this process frees, where that is glibc; elsewhere do nothing.
+
+    By itself glibc gives the memory of large activations back to the kernel when they are freed. The next step gets it again,
+    page by page: a fifth of the time of a worker that trains HeteroFL's CNN. Small batches gain little. A run's numbers do not
+    depend on it, and its peak memory grew by some 50 MB where it was measured.
+    """
+    if platform.libc_ver()[0] != "glibc":
+        return
+    libc = ctypes.CDLL(None)
+    if libc.mallopt(_M_MMAP_THRESHOLD, _GIB) or libc.mallopt(_M_MMAP_THRESHOLD, 32 << 20):  # the most before glibc 2.35
+        libc.mallopt(_M_TRIM_THRESHOLD, _GIB)

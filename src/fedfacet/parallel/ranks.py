@@ -25,7 +25,7 @@ from torch.distributed.rendezvous import rendezvous
 
 from fedfacet.errors import EngineError
 from fedfacet.parallel import wire
-from fedfacet.parallel.message import Message
+from fedfacet.parallel.messages import Message
 from fedfacet.parallel.place import Place
 from fedfacet.types import State
 

@@ -63,18 +63,17 @@ def _view(entry: Entry, data: Tensor) -> Tensor:
     return data[entry.offset : entry.offset + size].view(entry.dtype).view(entry.shape)
 
 
-def pack_update(update: ClientUpdate) -> tuple[dict[str, Any], list[State]]:
-    """Take an update apart: its numbers, and its bundles."""
+def pack_update(update: ClientUpdate) -> tuple[tuple[type[ClientUpdate], dict[str, Any]], list[State]]:
+    """Take an update apart: its class and numbers, and its bundles."""
     values = {field.name: getattr(update, field.name) for field in dataclasses.fields(update)}
     bundles = [values.pop(name) for name in _UPDATE_BUNDLES]
-    return values, bundles
+    return (type(update), values), bundles
 
 
-def unpack_update(
-    numbers: Mapping[str, Any], bundles: Sequence[State], kind: type[ClientUpdate] = ClientUpdate
-) -> ClientUpdate:
-    """Return the update of which ``pack_update`` made numbers and bundles; ``kind`` is its class."""
-    return kind(**{**numbers, **dict(zip(_UPDATE_BUNDLES, bundles, strict=True))})
+def unpack_update(numbers: tuple[type[ClientUpdate], Mapping[str, Any]], bundles: Sequence[State]) -> ClientUpdate:
+    """Return the update of which ``pack_update`` made numbers and bundles."""
+    kind, values = numbers
+    return kind(**{**values, **dict(zip(_UPDATE_BUNDLES, bundles, strict=True))})
 
 
 def pack_half(half: HalfTrained) -> tuple[dict[str, Any], list[State]]:
@@ -95,22 +94,25 @@ def unpack_half(numbers: Mapping[str, Any], bundles: Sequence[State]) -> HalfTra
 
 
 class Failure(NamedTuple):
-    """An exception on its way to whoever waits for a result, and its traceback."""
+    """An exception in place of a result, and a note that says where it comes from."""
 
     error: Exception
-    text: str
+    note: str
 
     @classmethod
-    def of(cls, error: Exception) -> "Failure":
+    def of(cls, error: Exception, where: str) -> "Failure":
         """Return the failure; its error is a ``RuntimeError`` in place of one that cannot be pickled."""
         text = "".join(traceback.format_exception(error))
         try:
             pickle.loads(pickle.dumps(error))
         except Exception:
             error = RuntimeError(f"{type(error).__name__}: {error}")
-        return cls(error, text)
+        return cls(error, f"{where}:\n{text}")
 
-    def noted(self, where: str) -> Exception:
-        """Return the exception, to be raised here, with a note that says where it comes from."""
-        self.error.add_note(f"{where}:\n{self.text}")
-        return self.error
+
+def unless_failed(body: Any) -> Any:
+    """Return a result, or raise the exception that came in its place."""
+    if isinstance(body, Failure):
+        body.error.add_note(body.note)
+        raise body.error
+    return body

@@ -14,42 +14,40 @@ from numpy.typing import NDArray
 from fedfacet.clients.divided_training import HalfTrained
 from fedfacet.clients.program import Clients
 from fedfacet.parallel import wire
-from fedfacet.parallel.channel import Channel
-from fedfacet.parallel.freed_memory import keep_freed_memory
-from fedfacet.parallel.packing import with_bundles
-from fedfacet.parallel.processes import is_orphan
-from fedfacet.parallel.shared_memory import SharedBytes
+from fedfacet.parallel.messages import unpack_task
+from fedfacet.parallel.processes import is_orphan, keep_freed_memory
+from fedfacet.parallel.shared_memory import Channel, SharedBytes
 from fedfacet.types import ClientTask, Query, State
 
 
-class CommonModel(NamedTuple):
-    """A model in memory that all workers see: where it lies, and what its one bundle is."""
+class Common(NamedTuple):
+    """Bundles in memory that all workers see: where it lies, and what is in it."""
 
     memory: SharedBytes
     manifest: wire.Manifest
 
-    def read(self) -> State:
-        """Return the model, as views."""
-        return wire.read(self.manifest, self.memory.tensor)[0]
-
 
 class Order(NamedTuple):
-    """What a worker shall do: ``"train"``, ``"answer"`` a query, or ``"predict"`` batches.
+    """What a worker shall do: answer a ``query`` on a task, train on it without one, or without a task predict ``batches``.
 
-    Its tensors come as bundles beside it. To predict, that is what the client keeps. Else these are the broadcast's extras, the
-    client's memory, the broadcast's model if it is the task's ``own_model`` and not the common one, and what ``wire.pack_half``
-    makes of a half-trained client, whose numbers are ``half``. ``model`` is the common model where its place is new, ``None``
-    for "as before". ``stop`` is the number of steps after which training is put down; ``None`` to finish it.
+    A task is packed: ``places`` are those of its bundles among the common ones, and then among its own, which come beside the
+    order. To predict, the common bundle is the model, and the own one what the client keeps. Last come those that
+    ``wire.pack_half`` makes of a half-trained client, whose numbers are ``half``. ``common`` says where the common bundles are
+    if that is news. ``stop`` is the number of steps after which training is put down; ``None`` to finish it.
     """
 
-    kind: str
     task: ClientTask | None = None
-    model: CommonModel | None = None
-    own_model: bool = False
+    places: tuple[int, ...] = ()
+    common: Common | None = None
     half: dict[str, Any] | None = None
     stop: int | None = None
     query: Query | None = None
     batches: Sequence[NDArray[np.int64]] = ()
+
+    @property
+    def name(self) -> str:
+        """What is done, for a message."""
+        return f"client {self.task.client_id} in round {self.task.round}" if self.task is not None else "an evaluation"
 
 
 def serve(connection: Connection, pickled: bytes, settings: dict[str, Any]) -> None:
@@ -63,7 +61,7 @@ def serve(connection: Connection, pickled: bytes, settings: dict[str, Any]) -> N
     keep_freed_memory()
     torch.set_num_threads(settings["threads"])
     torch.use_deterministic_algorithms(settings["deterministic"])
-    channel, model = Channel(connection), State()
+    channel, common = Channel(connection), list[State]()
     clients: Clients | None = None
     try:
         clients = _unpacked(pickled, torch.device(settings["device"]))
@@ -72,11 +70,11 @@ def serve(connection: Connection, pickled: bytes, settings: dict[str, Any]) -> N
             if torch.get_num_threads() != settings["threads"]:  # a module that was imported since, a query's say, has set it
                 torch.set_num_threads(settings["threads"])
             try:
-                if order.model is not None:
-                    model = order.model.read()
-                message, outgoing = _carry_out(order, bundles, model, clients)
+                if order.common is not None:
+                    common = wire.read(order.common.manifest, order.common.memory.tensor)
+                message, outgoing = _carry_out(order, bundles, common, clients)
             except Exception as error:
-                message, outgoing = wire.Failure.of(error), []
+                message, outgoing = wire.Failure.of(error, f"In a worker process, over {order.name}"), []
             channel.send(message, outgoing)
     except (EOFError, OSError):
         if is_orphan():  # who gives the orders was killed, and cannot tidy up itself
@@ -93,16 +91,14 @@ def _unpacked(pickled: bytes, device: torch.device) -> Clients:
     return Clients(**arguments, **pickle.loads(data), device=device)
 
 
-def _carry_out(order: Order, bundles: list[State], model: State, clients: Clients) -> tuple[Any, list[State]]:
-    if order.kind == "predict":
-        return clients.predict({name: tensor.detach() for name, tensor in model.items()}, order.batches, bundles[0]), []
-    assert order.task is not None
+def _carry_out(order: Order, bundles: list[State], common: Sequence[State], clients: Clients) -> tuple[Any, list[State]]:
     # New tensors, since the other end writes the next model to the same place, and a device knows a model by its tensors.
-    own = bundles[2] if order.own_model else {name: tensor.detach() for name, tensor in model.items()}
-    task = with_bundles(order.task, own, bundles[0], bundles[1])
-    if order.kind == "answer":
-        assert order.query is not None
+    bundles = [*({name: tensor.detach() for name, tensor in bundle.items()} for bundle in common), *bundles]
+    if order.task is None:
+        return clients.predict(bundles[0], order.batches, bundles[1]), []
+    task = unpack_task(order.task, order.places, bundles)
+    if order.query is not None:
         return clients.answer(order.query, task), []
-    half = wire.unpack_half(order.half, bundles[2 + order.own_model :]) if order.half is not None else None
+    half = wire.unpack_half(order.half, bundles[-3:]) if order.half is not None else None
     outcome = clients.train_part(task, half, order.stop)
     return wire.pack_half(outcome) if isinstance(outcome, HalfTrained) else wire.pack_update(outcome)

@@ -7,14 +7,13 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from fedfacet.plots.figure import COLOURS, saved_figure
+from fedfacet.plots.figure import COLOURS, saved_panels
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 INK = ("black", *COLOURS)
 LINES = ("-", "--", ":", "-.")
-_PANELS_PER_ROW = 3
 
 
 class Band(NamedTuple):
@@ -42,20 +41,19 @@ def plot_bands(
         name: {"color": INK[place % len(INK)], "linestyle": LINES[place // len(INK) % len(LINES)]}
         for place, name in enumerate(names)
     }
-    columns = min(len(panels), _PANELS_PER_ROW)
-    rows = -(-len(panels) // columns)
-    with saved_figure(path, 2.2 + 2.6 * columns, max(0.5 + 2.1 * rows, 0.4 + 0.16 * len(names))) as figure:
-        grid = figure.subplots(rows, columns, sharey=True, squeeze=False).ravel()
-        for axes in grid[len(panels) :]:
-            axes.axis("off")
-        for axes, (panel, bands) in zip(grid, panels.items(), strict=False):
+
+    def size(rows: int, columns: int) -> tuple[float, float]:
+        return 2.2 + 2.6 * columns, max(0.5 + 2.1 * rows, 0.4 + 0.16 * len(names))
+
+    with saved_panels(path, len(panels), size, sharey=True) as (figure, grid):
+        for axes, (panel, bands) in zip(grid, panels.items(), strict=True):
             draw_bands(axes, bands, looks)
             if threshold is not None:
                 axes.axhline(threshold, color="0.4", linewidth=0.8)
             axes.set(title=panel, xlabel=across)
             if across == "round":
                 axes.locator_params(axis="x", integer=True)
-        for axes in grid[::columns]:
+        for axes in grid[::3]:
             axes.set_ylabel(label)
         handles = [Line2D([], [], **looks[name]) for name in names]
         figure.legend(handles, names, loc="outside right upper")

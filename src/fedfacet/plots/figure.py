@@ -4,14 +4,15 @@ Matplotlib is imported when a picture is drawn, not before, and used through its
 file is written whole or not at all. What it is, a PNG, an SVG or a PDF, is told by how its name ends.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fedfacet.storage.whole_file import written_whole
+from fedfacet.storage.atomic_write import atomic_write
 
 if TYPE_CHECKING:
+    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
 # Okabe and Ito's palette, which colour-blind readers can tell apart, with its three light colours darkened: a line must have a
@@ -68,8 +69,25 @@ def saved_figure(path: Path, width: float, height: float) -> "Iterator[Figure]":
     with styled_figure(width, height) as figure:
         yield figure
         path.parent.mkdir(parents=True, exist_ok=True)
-        with written_whole(path) as unfinished:
+        with atomic_write(path) as unfinished:
             figure.savefig(unfinished, format=path.suffix[1:], metadata=_UNDATED.get(path.suffix))
+
+
+@contextmanager
+def saved_panels(
+    path: Path, number: int, size: Callable[[int, int], tuple[float, float]], per_row: int = 3, **shared: Any
+) -> "Iterator[tuple[Figure, list[Axes]]]":
+    """Lend such a figure with so many panels, row by row, and save it; places without a panel stay empty.
+
+    ``size`` is the figure's width and height, given its numbers of rows and columns. ``shared`` says which axes are alike.
+    """
+    columns = min(number, per_row)
+    rows = -(-number // columns)
+    with saved_figure(path, *size(rows, columns)) as figure:
+        grid = figure.subplots(rows, columns, squeeze=False, **shared).ravel().tolist()
+        for axes in grid[number:]:
+            axes.axis("off")
+        yield figure, grid[:number]
 
 
 def group_names(class_names: Sequence[str], attribute_names: Sequence[str]) -> list[str]:

@@ -7,12 +7,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedfacet.metrics.roc import Roc
-from fedfacet.plots.figure import COLOURS, DASHES, saved_figure
+from fedfacet.plots.figure import COLOURS, DASHES, saved_figure, saved_panels
 from fedfacet.storage.run_files import rows_of
 
 _INK = COLOURS
 _GRID = 200
-_PANELS_PER_ROW = 3
 
 
 def plot_roc(rocs: Mapping[str, Sequence[Roc]], path: Path) -> None:
@@ -21,7 +20,7 @@ def plot_roc(rocs: Mapping[str, Sequence[Roc]], path: Path) -> None:
     Dashes: an attack that knows nothing. Grey: false positive rates below one in as many others as the largest victim has,
     which cannot be shown.
     """
-    from matplotlib.ticker import FuncFormatter, NullFormatter
+    from matplotlib.ticker import NullFormatter, StrMethodFormatter
 
     floor = min(1 / roc.num_others for of in rocs.values() for roc in of)
     rates = np.geomspace(floor, 1, _GRID)
@@ -37,7 +36,7 @@ def plot_roc(rocs: Mapping[str, Sequence[Roc]], path: Path) -> None:
         axes.set(xscale="log", yscale="log", xlim=(floor / 3, 1), ylim=(floor / 3, 1.05))
         axes.set(xlabel="false positive rate", ylabel="true positive rate")
         for axis in (axes.xaxis, axes.yaxis):
-            axis.set_major_formatter(FuncFormatter(_plain))
+            axis.set_major_formatter(StrMethodFormatter("{x:g}"))
             axis.set_minor_formatter(NullFormatter())
         axes.legend(loc="lower right")
 
@@ -66,17 +65,16 @@ def plot_exposure(rocs: Mapping[str, Sequence[Roc]], num_samples: Sequence[int],
 
     Filled: whole models. Open: parts of the model. Dashes: an attack that knows nothing.
     """
-    from matplotlib.ticker import FuncFormatter, MaxNLocator, NullFormatter
+    from matplotlib.ticker import MaxNLocator, NullFormatter, StrMethodFormatter
 
-    columns = min(len(rocs), _PANELS_PER_ROW)
-    rows = -(-len(rocs) // columns)
     sizes = np.array(num_samples, dtype=np.float64)
     wide = sizes.max() > 5 * sizes.min()
     places = _apart(sizes, wide)
-    with saved_figure(path, 0.8 + 2.4 * columns, 0.4 + 2.1 * rows) as figure:
-        grid = figure.subplots(rows, columns, sharex=True, sharey=True, squeeze=False).ravel()
-        for axes in grid[len(rocs) :]:
-            axes.axis("off")
+
+    def size(rows: int, columns: int) -> tuple[float, float]:
+        return 0.8 + 2.4 * columns, 0.4 + 2.1 * rows
+
+    with saved_panels(path, len(rocs), size, sharex=True, sharey=True) as (_, grid):
         for colour, axes, (name, of) in zip(_INK * len(rocs), grid, rocs.items(), strict=False):
             for roc, place, rate in zip(of, places, rates, strict=True):
                 axes.plot([place, place], [roc.auc_low, roc.auc_high], color=colour, linewidth=0.8)
@@ -85,11 +83,11 @@ def plot_exposure(rocs: Mapping[str, Sequence[Roc]], num_samples: Sequence[int],
             axes.set(title=name, xlabel="samples", xscale="log" if wide else "linear")
             axes.tick_params(labelbottom=True)
             if wide:
-                axes.xaxis.set_major_formatter(FuncFormatter(_plain))
+                axes.xaxis.set_major_formatter(StrMethodFormatter("{x:g}"))
                 axes.xaxis.set_minor_formatter(NullFormatter())
             else:
                 axes.xaxis.set_major_locator(MaxNLocator(integer=True))
-        for axes in grid[::columns]:
+        for axes in grid[::3]:
             axes.set_ylabel("AUC")
 
 
@@ -100,7 +98,3 @@ def _apart(sizes: NDArray[np.float64], wide: bool) -> NDArray[np.float64]:
         same = np.flatnonzero(sizes == size)
         shift[same] = np.arange(len(same)) - (len(same) - 1) / 2
     return sizes * 1.03**shift if wide else sizes + 0.02 * sizes.max() * shift
-
-
-def _plain(value: float, place: int) -> str:
-    return f"{value:g}"

@@ -11,7 +11,7 @@ import numpy as np
 from fedfacet.heterogeneity import HeterogeneityTriplet, InteractionMatrix, measure_federation
 from fedfacet.metrics.estimation import Triplets, measure_estimation
 from fedfacet.plots import crowd
-from fedfacet.plots.figure import BLUE, DASHES, saved_figure
+from fedfacet.plots.figure import BLUE, DASHES, saved_figure, saved_panels
 from fedfacet.plots.run import MEASURES, TYPE_COLOURS, TYPES, draw_measures
 
 if TYPE_CHECKING:
@@ -58,13 +58,14 @@ def plot_triplets(matrices: Sequence[InteractionMatrix], path: Path) -> None:
 
 def plot_federations(federations: Mapping[str, Sequence[InteractionMatrix]], path: Path) -> None:
     """Draw the six measures of several federations into a PNG, a panel each (FedDiverse, arXiv:2504.11216, figure 3)."""
-    rows = math.ceil(len(federations) / _PANELS_PER_ROW)
-    columns = math.ceil(len(federations) / rows)
-    with saved_figure(path, 1.9 * columns + 0.4, 1.75 * rows + 0.4) as figure:
-        grid = figure.subplots(rows, columns, sharex=True, sharey=True, squeeze=False).ravel()
-        for axes in grid[len(federations) :]:
-            axes.set_axis_off()
-        for axes, (name, matrices) in zip(grid, federations.items(), strict=False):
+    columns = math.ceil(len(federations) / math.ceil(len(federations) / _PANELS_PER_ROW))
+    shared: Any = {"per_row": columns, "sharex": True, "sharey": True}
+
+    def size(rows: int, columns: int) -> tuple[float, float]:
+        return 1.9 * columns + 0.4, 1.75 * rows + 0.4
+
+    with saved_panels(path, len(federations), size, **shared) as (figure, grid):
+        for axes, (name, matrices) in zip(grid, federations.items(), strict=True):
             draw_measures(axes, matrices, fontsize=6)
             axes.set_title(f"{name} ({len(matrices)} {'client' if len(matrices) == 1 else 'clients'})")
             axes.set_xticks(range(3), ["CI", "AI", "SC"])

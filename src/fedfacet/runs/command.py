@@ -1,16 +1,18 @@
-"""The command ``train``: its whole command line is checked, then Hydra runs its jobs."""
+"""The command ``train``: its whole command line is checked, then its jobs run, and what has become of them is told."""
 
 import argparse
 import contextlib
 import io
 import logging
 import os
+import re
 import shutil
 import signal
 import sys
 import textwrap
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -22,21 +24,101 @@ from omegaconf import DictConfig
 
 from fedfacet import __version__
 from fedfacet import config as configuration
-from fedfacet.config.command_line import options_of
+from fedfacet.config import is_complete, override_of
 from fedfacet.config.composition import BASE
 from fedfacet.config.sweeping import Sweep
 from fedfacet.entry import is_heard
 from fedfacet.errors import ConfigError, FedFacetError
-from fedfacet.runs.ending import command_name, refuse, short_in_a_sentence
-from fedfacet.runs.job import Job
-from fedfacet.runs.jobs import check, check_data, run_job
-from fedfacet.runs.launch import run_cells, run_single
-from fedfacet.runs.pace import Pace
-from fedfacet.runs.processes import check_alone, check_started, serve
-from fedfacet.runs.stock import failures, name_failures, name_left, take_stock, tell_results
-from fedfacet.runs.stopped_trial import failed_if_stopped
+from fedfacet.runs.ending import command_name, failed_if_stopped, refuse, same_command, short_in_a_sentence
+from fedfacet.runs.job import ETA, Job, failures
+from fedfacet.runs.jobs import check, check_alone, check_data, check_started, launch, run_job, serve
+from fedfacet.runs.lock import holder_of
 from fedfacet.runs.sweep_workers import Outcome, num_workers, run_workers
+from fedfacet.shell_words import typed
 from fedfacet.waiting import waiting
+
+_MOST_NAMED = 20
+_MOST_IN_A_TABLE = 100  # runs; reading one takes 30 ms, also where a finished sweep is started again
+
+
+def summarise(cells: Mapping[Path, int]) -> int:
+    """Say what has become of a sweep's cells, in whichever process each was run; return the exit status.
+
+    Args:
+        cells: run folder -> how many rounds.
+    """
+    left = [run_dir for run_dir, rounds in cells.items() if not is_complete(run_dir, rounds)]
+    elsewhere = [run_dir for run_dir in left if run_dir not in failures and holder_of(run_dir)]
+    failed = [run_dir for run_dir in left if run_dir not in elsewhere]
+    underway = f", {len(elsewhere)} under way in other processes" if elsewhere else ""
+    print(f"{len(cells) - len(left)} of {len(cells)} cells are finished{underway}.")
+    return name_failures({run_dir: failures.get(run_dir, "see its train.log") for run_dir in failed})
+
+
+def name_left(jobs: Sweep, begun: int, sweep_dir: Path | None) -> None:
+    """Say which jobs of a sweep that was stopped have not begun, and the commands that run them, unless a sweeper draws them.
+
+    Args:
+        jobs: of the sweep.
+        begun: how many have; they begin in order.
+        sweep_dir: in which each job has its run folder; ``None`` where the same command goes on with all of them.
+    """
+    if not jobs.are_known:
+        print("The same command goes on where the sweeper stores its study, and begins anew where not.", file=sys.stderr)
+        return
+    left = range(begun, len(jobs))
+    if not left:
+        return
+    print(f"{len(left)} of {len(jobs)} jobs have not begun:", file=sys.stderr)
+    for number in left[:_MOST_NAMED]:
+        overrides = [override for override in jobs.overrides_of(number) if not override.startswith("sweep=")]
+        if sweep_dir is None:
+            print(f"  {' '.join(overrides)}", file=sys.stderr)
+            continue
+        where = override_of("paths.output_dir", sweep_dir / jobs[number][1].name)
+        overrides = [*(one for one in overrides if not one.startswith("hydra.") or one.startswith("hydra.searchpath=")), where]
+        print(f"  {same_command()} {typed(overrides)}", file=sys.stderr)
+    if len(left) > _MOST_NAMED:
+        print(f"  and {len(left) - _MOST_NAMED} more.", file=sys.stderr)
+
+
+def name_failures(faults: Mapping[Path, str]) -> int:
+    """Say which jobs are not finished, and why; return the exit status."""
+    for run_dir, fault in faults.items():
+        print(f"not finished: {run_dir}: {fault}", file=sys.stderr)
+    return 1 if faults else 0
+
+
+def tell_results(run_dirs: Collection[Path]) -> None:
+    """Print a table of several runs, and say how to make more of them."""
+    done = [run_dir for run_dir in run_dirs if (run_dir / "summary.json").is_file()]
+    if len(done) < 2:
+        return
+    folder = os.path.commonpath(done)
+    report = re.sub(r"train(\.py)?$", r"report\1", command_name())
+    shown = typed([os.path.relpath(folder) if Path(folder).is_relative_to(Path.cwd()) else folder])
+    if len(done) <= _MOST_IN_A_TABLE:
+        _print_table(done)
+    print(f"a table:                 {report} {shown}")
+    print(f"a page for the browser:  {report} {shown} --html report.html")
+
+
+def _print_table(run_dirs: Collection[Path]) -> None:
+    """Print the worst-group accuracy of what the runs differ in but the seed, unless they have none or there is too much."""
+    from fedfacet.analysis.runs import load_run
+    from fedfacet.analysis.study import keys_of
+    from fedfacet.analysis.tables import make_table
+    from fedfacet.analysis.terminal import print_tables
+
+    try:
+        runs = [load_run(run_dir) for run_dir in run_dirs]
+        rows, columns = keys_of(runs, (), ())
+        table = make_table(runs, rows=rows, columns=columns, at="both").table()
+    except FedFacetError:  # a run is damaged, or says nothing of accuracy, or they do not fit into one table
+        return
+    if len(list(table.rows)) <= _MOST_NAMED:
+        title = "Test accuracy of the worst group in percent, mean ± standard deviation (seeds)"
+        print_tables([replace(table, caption=title)])
 
 
 def run_command(train: Callable[[Job], None]) -> None:
@@ -89,8 +171,8 @@ def run_command(train: Callable[[Job], None]) -> None:
             return
         refuse(error, aloud=is_heard(error))
     reached: dict[Path, int] = {}
-    pace = Pace(jobs.total if isinstance(jobs, Sweep) else len(jobs), workers=workers)
-    start = all_jobs(train, reached, pace, jobs, is_worker=False)
+    eta = ETA(jobs.total if isinstance(jobs, Sweep) else len(jobs), workers=workers)
+    start = all_jobs(train, reached, eta, jobs, is_worker=False)
     if {"-h", "--help"} & set(sys.argv):
         _print_wrapped(start)
     elif workers == 1:
@@ -101,13 +183,13 @@ def run_command(train: Callable[[Job], None]) -> None:
                 name_left(jobs, len(reached), None if are_cells else next(iter(reached)).parent)
             raise
     else:
-        its_reached, its_failures = run_workers(partial(_work, train, sys.argv, pace, jobs), workers)
+        its_reached, its_failures = run_workers(partial(_work, train, sys.argv, eta, jobs), workers)
         reached |= its_reached
         failures.update(its_failures)
     if are_cells:
         known = are_drawn or len(reached | failures) >= len(jobs)  # another launcher's processes have reached others
         planned = reached if known else {Path(os.path.abspath(where)): config.federation.rounds for config, where in jobs}
-        status = take_stock(planned) | name_failures({job: fault for job, fault in failures.items() if job not in planned})
+        status = summarise(planned) | name_failures({job: fault for job, fault in failures.items() if job not in planned})
         tell_results(planned)
         sys.exit(status)
     tell_results(reached)
@@ -118,21 +200,21 @@ def run_command(train: Callable[[Job], None]) -> None:
 def all_jobs(
     train: Callable[[Job], None],
     reached: dict[Path, int],
-    pace: Pace,
+    eta: ETA,
     jobs: Sequence[tuple[DictConfig, Path]],
     *,
     is_worker: bool,
     first: int = 0,
 ) -> Callable[[], None]:
-    """Return what runs the jobs of the command line: Hydra, unless it is one, or they are cells that go one by one.
+    """Return what runs the jobs of the command line.
 
     Args:
         train: runs one job in its folder.
         reached: in which the rounds of each are noted.
-        pace: of all jobs.
+        eta: of all jobs.
         jobs: of the command line, as ``preflight`` returns them.
         is_worker: as for ``run_job``.
-        first: the number of the first job among those that ``pace`` counts.
+        first: the number of the first job among those that ``eta`` counts.
     """
 
     def task(config: DictConfig) -> float | None:
@@ -152,21 +234,16 @@ def all_jobs(
                 verify=partial(configuration.check_job, config, own.runtime.choices, overrides) if is_one_of_many else None,
                 # Another launcher's jobs lie in other processes.
                 others_go_on=is_one_of_many and own.launcher._target_.endswith(".BasicLauncher"),
-                pace=pace,
+                eta=eta,
                 number=first + own.job.num if is_one_of_many else 0,
                 is_worker=is_worker,
             )
 
-    if isinstance(jobs, Sweep) and jobs.goes_one_by_one:
-        return partial(run_cells, jobs, task)
     for module in ("optuna", r"hydra_plugins\.hydra_optuna_sweeper"):  # whose settings Optuna will not know any more some day
         warnings.filterwarnings("ignore", category=FutureWarning, module=module)
     _take_help_of_any_kind()
     main = hydra.main(config_path=str(configuration.conf_dir()), config_name="train", **BASE)
-    start: Callable[[], None] = main(task)
-    if jobs and not isinstance(jobs, Sweep):
-        return partial(run_single, options_of(sys.argv[1:])[0].overrides, task, start)
-    return start
+    return partial(launch, jobs, task, main(task))
 
 
 def _take_help_of_any_kind() -> None:
@@ -183,12 +260,12 @@ def _take_help_of_any_kind() -> None:
         argparse.ArgumentParser.add_argument = add_argument  # type: ignore[method-assign]
 
 
-def _work(train: Callable[[Job], None], argv: Sequence[str], pace: Pace, jobs: Sequence[tuple[DictConfig, Path]]) -> Outcome:
+def _work(train: Callable[[Job], None], argv: Sequence[str], eta: ETA, jobs: Sequence[tuple[DictConfig, Path]]) -> Outcome:
     """Run the jobs of a checked command line in one of the processes of ``sweep.workers``."""
     logging.raiseExceptions = False
     sys.argv = list(argv)
     reached: dict[Path, int] = {}
-    all_jobs(train, reached, pace, jobs, is_worker=True)()
+    all_jobs(train, reached, eta, jobs, is_worker=True)()
     return reached, failures
 
 

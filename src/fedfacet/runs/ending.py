@@ -1,4 +1,4 @@
-"""How a run that does not end well ends: in one sentence, with a status, and with the command that goes on."""
+"""How a run that does not end well ends: in one sentence, with a status, and with the command that resumes it."""
 
 import contextlib
 import logging
@@ -6,16 +6,20 @@ import os
 import shutil
 import signal
 import sys
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import NoReturn
+from types import FrameType
+from typing import Any, NoReturn
+
+from omegaconf import DictConfig
 
 from fedfacet.config import is_cell, needed_to_resume, override_of
 from fedfacet.entry import leave, sentence_of, short_of, shortage, tell_error
 from fedfacet.errors import FedFacetError, Interrupted
 from fedfacet.runs.job import Job
 from fedfacet.shell_words import typed
-from fedfacet.storage.synced_file import folder_gone
+from fedfacet.storage.atomic_write import folder_gone
 
 log = logging.getLogger("fedfacet.train")
 
@@ -112,3 +116,72 @@ def _is_usual(interpreter: Path) -> bool:
     """Tell whether ``python`` starts this interpreter, as in an active virtual environment."""
     found = shutil.which("python")
     return found is not None and Path(found).parent == interpreter.parent
+
+
+@contextlib.contextmanager
+def failed_if_stopped(sweeper: DictConfig, overrides: Sequence[str]) -> Iterator[None]:
+    """Mark a job's trial FAIL in a study that is stored at a URL, where the process exits within the context.
+
+    A trial is known by its overrides. Where several that run have the same ones, none is marked: one is another process's.
+
+    Args:
+        sweeper: Hydra's settings of the sweeper.
+        overrides: of the job.
+    """
+    try:
+        yield
+    except SystemExit:
+        storage, name = sweeper.get("storage"), sweeper.get("study_name")
+        if sweeper._target_.endswith(".OptunaSweeper") and isinstance(storage, str) and name is not None:
+            import optuna
+
+            study, states = optuna.load_study(study_name=name, storage=storage), optuna.trial.TrialState
+            running = [
+                trial.number
+                for trial in study.get_trials(deepcopy=False, states=(states.RUNNING,))
+                if {f"{key}={value}" for key, value in {**trial.params, **trial.user_attrs}.items()} == set(overrides)
+            ]
+            if len(running) == 1:
+                study.tell(running[0], state=states.FAIL)
+        raise
+
+
+_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+
+ECHO_SECONDS = 1.0
+"""The same signal again within this time is the same wish: a scheduler tells the process group, and ``make`` passes it on."""
+
+
+class Interruption:
+    """While entered, hands the first SIGINT or SIGTERM to ``stop``; a second one acts as it always does.
+
+    Args:
+        stop: called with the signal's number, from within the handler: it may only take note of it.
+    """
+
+    def __init__(self, stop: Callable[[int], None]) -> None:
+        self._stop = stop
+        self._received: int | None = None
+        self._at = 0.0
+        self._previous: dict[int, Any] = {}
+
+    def __enter__(self) -> "Interruption":
+        """Take over the signals."""
+        self._previous = {number: signal.signal(number, self._remember) for number in _SIGNALS}
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Give the signals back."""
+        for number, handler in self._previous.items():
+            signal.signal(number, handler)
+
+    def _remember(self, number: int, frame: FrameType | None) -> None:
+        if self._received is None:
+            self._received, self._at = number, time.monotonic()
+            self._stop(number)
+            message = f"\n{signal.Signals(number).name}: stopping after the client in progress; once more to stop at once.\n"
+            with contextlib.suppress(OSError):
+                os.write(2, message.encode())  # not print, which may just be at work and must not be entered twice
+        elif number != self._received or time.monotonic() - self._at > ECHO_SECONDS:
+            self.__exit__()
+            signal.raise_signal(number)

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple, NoReturn
 
-from fedfacet.storage.regular_file import bytes_of
+from fedfacet.storage.run_files import bytes_of
 
 try:
     import fcntl
@@ -91,7 +91,8 @@ def holder_of(folder: Path) -> Process | None:
 def _take(file: Path, own: Process) -> Process | None:
     """Write a lock, unless a process that may be alive holds it, which then is returned."""
     taking = file.with_name(f"{file.name}.taking")
-    with _alone(file.parent.with_name(f".{LOCK_FILE}")):
+    # Other processes of this machine may not look at a lock and remove it in the meantime.
+    with _held(file.parent.with_name(f".{LOCK_FILE}"), wait=True):
         while True:
             if _made(file, own):
                 return None
@@ -163,8 +164,7 @@ def _give_up(folder: Path, own: Process, holder: Process) -> NoReturn:
     os._exit(1)
 
 
-@contextlib.contextmanager
-def sole(file: Path) -> Iterator[bool]:
+def sole(file: Path) -> contextlib.AbstractContextManager[bool]:
     """Hold a file while entered, and yield whether nobody else does; the system gives it back however a process ends.
 
     A file system that has no such locks lets everybody in. Windows would let nobody write to a locked file: there a second one
@@ -175,48 +175,32 @@ def sole(file: Path) -> Iterator[bool]:
     """
     if fcntl is None:
         file.touch()
-        with _held(file.with_name(f"{file.name}.{LOCK_FILE}"), wait=False) as alone:
-            yield alone
-        return
-    with open(file, "a", encoding="utf-8", opener=_no_link) as held:
-        try:
-            fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            yield False
-            return
-        except OSError:
-            pass
-        yield True
-
-
-@contextlib.contextmanager
-def _alone(file: Path) -> Iterator[None]:
-    """Keep other processes of this machine from looking at a lock and removing it in the meantime."""
-    if fcntl is None:
-        with _held(file, wait=True):
-            yield
-        return
-    with open(file, "a", encoding="utf-8", opener=_no_link) as guard:
-        with contextlib.suppress(OSError):  # a file system that has no such locks: the moment is short
-            fcntl.flock(guard, fcntl.LOCK_EX)
-        yield
+    return _held(file if fcntl is not None else file.with_name(f"{file.name}.{LOCK_FILE}"), wait=False)
 
 
 @contextlib.contextmanager
 def _held(file: Path, *, wait: bool) -> Iterator[bool]:
-    """Hold a file that is there for that alone, where there is no fcntl; yield whether nobody else does."""
-    from filelock import FileLock, Timeout
+    """Hold a file while entered; yield whether nobody else does, for which ``wait`` waits."""
+    if fcntl is None:
+        from filelock import FileLock, Timeout
 
-    held = FileLock(file, timeout=-1 if wait else 0)
-    try:
-        held.acquire()
-    except Timeout:
-        yield False
+        with contextlib.ExitStack() as stack:
+            try:
+                stack.enter_context(FileLock(file, timeout=-1 if wait else 0))
+                alone = True
+            except Timeout:
+                alone = False
+            yield alone
         return
-    try:
-        yield True
-    finally:
-        held.release()
+    with open(file, "a", encoding="utf-8", opener=_no_link) as held:
+        alone = True
+        try:
+            fcntl.flock(held, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+        except BlockingIOError:
+            alone = False
+        except OSError:  # a file system that has no such locks
+            pass
+        yield alone
 
 
 def _read(file: Path) -> Process | None:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from omegaconf import DictConfig, OmegaConf
 
 from fedfacet import config as configuration
-from fedfacet.config.saved_yaml import MOST_BYTES_OF_YAML, parsed_yaml
+from fedfacet.config.nodes import MOST_BYTES_OF_YAML, parsed_yaml
 from fedfacet.errors import CheckpointError, ConfigError, FedFacetError, first_line
 from fedfacet.runs.job import Job
 from fedfacet.runs.jobs import check
@@ -176,9 +176,9 @@ def load_run(folder: str | Path, *, trust: Sequence[str] = ()) -> Run:
 
 def fit(job: Job) -> None:
     """Run one job in its folder, or go on with it; see ``src/train.py``."""
-    from fedfacet.runs.opened import opened  # torch and lightning load here
+    from fedfacet.runs.open_run import open_run  # torch and lightning load here
 
-    with opened(job) as federation:
+    with open_run(job) as federation:
         federation.fit()
 
 

@@ -1,9 +1,9 @@
 """The cells of a sweep in several processes, each of which goes through the whole queue and leaves the others' cells alone."""
 
 import contextlib
-import ctypes
 import multiprocessing
 import os
+import re
 import signal
 import sys
 import threading
@@ -13,18 +13,23 @@ from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from pathlib import Path
-from typing import Any, Literal
+from types import TracebackType
+from typing import TYPE_CHECKING, Any
 
+from fedfacet.analysis.terminal import fitted
 from fedfacet.cores import check_processes, num_cores
 from fedfacet.entry import leave
 from fedfacet.errors import ConfigError
-from fedfacet.runs.screen import Screen
+
+if TYPE_CHECKING:
+    from rich.live import Live
 
 Outcome = tuple[dict[Path, int], dict[Path, str]]
 """What a worker went through, run folder -> how many rounds, and what failed there, run folder -> why."""
 
-_PR_SET_PDEATHSIG = 1
 _LAST_BYTE = b"\0"
+_PASSING = re.compile(r"(dataset|round) ")
+"""How a line begins that is of interest until the next one comes."""
 
 
 def num_workers(asked: Any, num_cells: int) -> int:
@@ -40,13 +45,56 @@ def num_workers(asked: Any, num_cells: int) -> int:
     return min(num_cores() if asked == "auto" else asked, num_cells)
 
 
+class Screen:
+    """Prints each line behind the number of the process that says it, once it is opened as a context.
+
+    On a terminal, how far a process has come stands in one line that changes, below all that stays.
+    """
+
+    def __init__(self) -> None:
+        self._live: Live | None = None
+        self._latest: dict[int, str] = {}
+
+    def __enter__(self) -> "Screen":
+        if sys.stdout.isatty():
+            from rich.console import Console
+            from rich.live import Live
+
+            console = Console(highlight=False, markup=False, soft_wrap=True)
+            self._live = Live(console=console, transient=True, get_renderable=self._lines, redirect_stdout=False)
+            self._live.start()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None) -> None:
+        if self._live is not None:
+            self._live.stop()
+            self._live = None
+
+    def say(self, number: int, line: str) -> None:
+        """Print what process ``number`` says."""
+        if self._live is None:
+            print(f"[{number}] {line}", flush=True)
+        elif _PASSING.match(line):
+            self._latest[number] = line
+        else:
+            if self._latest.pop(number, None):  # its cell ends
+                self._live.refresh()
+            self._live.console.print(fitted(f"[{number}] {line}"))
+
+    def _lines(self) -> Any:
+        from rich.text import Text
+
+        lines = (f"[{number}] {line}" for number, line in sorted(self._latest.items()))
+        return Text("\n".join(lines), no_wrap=True, overflow="ellipsis")
+
+
 @dataclass(slots=True)
 class _Worker:
     number: int
     process: BaseProcess
-    output: int | None  # what a fork says comes out here; a process that was spawned says it through the other one too
-    outcome: Connection
+    messages: Connection
     begun_line: bytes = b""
+    has_begun: bool = False
 
     def hear(self, chunk: bytes, screen: Screen) -> None:
         """Show the lines that are whole; an empty chunk says that there are no more."""
@@ -56,26 +104,19 @@ class _Worker:
             screen.say(self.number, line.decode(_encoding(), errors="replace"))
 
 
-def start_method() -> Literal["fork", "spawn"]:
-    """Return how processes are started: as forks, where the system has them and its libraries may be used in them."""
-    return "fork" if sys.platform != "darwin" and "fork" in multiprocessing.get_all_start_methods() else "spawn"
-
-
 def run_workers(work: Callable[[], Outcome], number: int) -> Outcome:
     """Have ``number`` processes do the same work; print what each says behind its number, and return what came out.
 
-    On Linux they are forks of this process. Elsewhere they are started anew: Windows has no forks, and those of macOS may not
-    use the system's libraries. A signal is passed on to all. A worker that is killed is named, and the others go on; where this
-    process is killed, Linux kills its workers too, and elsewhere they notice.
+    A signal is passed on to all. A worker that is killed is named, and the others run on; where this process is killed, its
+    workers notice.
 
     Args:
-        work: to be called before torch is loaded, whose threads a fork would lack; it can be pickled.
+        work: to be called in each process; it can be pickled, because processes are spawned.
         number: of workers, 2 or larger.
 
     Raises:
         SystemExit: after a signal, with 128 plus its number as the status.
     """
-    forks = start_method() == "fork"
     workers: list[_Worker] = []
     received: list[int] = []
 
@@ -84,13 +125,18 @@ def run_workers(work: Callable[[], Outcome], number: int) -> Outcome:
         for worker in workers:
             with contextlib.suppress(ProcessLookupError):
                 if os.name != "nt":  # there Ctrl-C reaches them too, and a signal from here would end them at once
-                    os.kill(worker.process.pid or 0, signal_number)
+                    os.kill(worker.process.pid or 0, signal_number if worker.has_begun else signal.SIGTERM)
 
+    context = multiprocessing.get_context("spawn")
     with contextlib.ExitStack() as stack:
+        usual = signal.signal(signal.SIGINT, signal.SIG_IGN)  # inherited, or Ctrl-C would interrupt a worker's imports
+        stack.callback(signal.signal, signal.SIGINT, usual)
         for worker_number in range(1, number + 1):
-            workers.append(_forked(work, worker_number, number, workers) if forks else _spawned(work, worker_number, number))
-            if (output := workers[-1].output) is not None:
-                stack.callback(os.close, output)
+            receiver, sender = context.Pipe(duplex=False)
+            process = context.Process(target=_run, args=(work, number, sender, _encoding()))
+            process.start()
+            sender.close()
+            workers.append(_Worker(worker_number, process, receiver))
         for signal_number in (signal.SIGINT, signal.SIGTERM):
             stack.callback(signal.signal, signal_number, signal.signal(signal_number, pass_on))
         reached, failed = _listen(workers, stack.enter_context(Screen()))
@@ -104,49 +150,13 @@ def run_workers(work: Callable[[], Outcome], number: int) -> Outcome:
     return reached, failed
 
 
-def _forked(work: Callable[[], Outcome], number: int, of: int, others: Sequence[_Worker]) -> _Worker:
-    context = multiprocessing.get_context("fork")
-    output, said = os.pipe()
-    receiver, sender = context.Pipe(duplex=False)
-    sys.stdout.flush()
-    inherited = [output, *(worker.output for worker in others if worker.output is not None)]
-    process = context.Process(target=_run_fork, args=(work, of, said, sender, inherited))
-    process.start()
-    os.close(said)
-    sender.close()
-    return _Worker(number, process, output, receiver)
-
-
-def _run_fork(work: Callable[[], Outcome], of: int, said: int, sender: Connection, inherited: Sequence[int]) -> None:
-    """Do the work in a fork."""
-    signal.signal(signal.SIGINT, leave)
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    for descriptor in inherited:  # or nobody would notice that their reader is gone
-        os.close(descriptor)
-    os.dup2(said, 1)
-    os.dup2(said, 2)
-    os.close(said)
-    sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]
-    sender.send(_done(work, of))
-
-
-def _spawned(work: Callable[[], Outcome], number: int, of: int) -> _Worker:
-    context = multiprocessing.get_context("spawn")
-    receiver, sender = context.Pipe(duplex=False)
-    process = context.Process(target=_run_spawned, args=(work, of, sender, _encoding()))
-    process.start()
-    sender.close()
-    return _Worker(number, process, None, receiver)
-
-
-def _run_spawned(work: Callable[[], Outcome], of: int, sender: Connection, encoding: str) -> None:
-    """Do the work in a process that was started anew; what it says goes where its outcome goes, a way that all systems have.
+def _run(work: Callable[[], Outcome], of: int, sender: Connection, encoding: str) -> None:
+    """Do the work with a share of the threads; what this process says goes where its outcome goes, a way that all systems have.
 
     A last byte tells where it ends, not the end of the pipe: multiprocessing's tracker holds that too, and ends later.
     """
     signal.signal(signal.SIGINT, leave)
+    sender.send(b"")
     threading.Thread(target=_end_with_parent, daemon=True).start()
     output, said = os.pipe()
     os.dup2(said, 1)
@@ -159,7 +169,10 @@ def _run_spawned(work: Callable[[], Outcome], of: int, sender: Connection, encod
     reader = threading.Thread(target=_send_on, args=(output, sender, is_over), daemon=True)
     reader.start()
     try:
-        outcome = _done(work, of)
+        import torch
+
+        torch.set_num_threads(max(1, torch.get_num_threads() // of))
+        outcome = work()
     except Exception:
         traceback.print_exc()
         sys.exit(1)
@@ -188,43 +201,27 @@ def _end_with_parent() -> None:
         os._exit(1)
 
 
-def _done(work: Callable[[], Outcome], of: int) -> Outcome:
-    """Do the work with a share of the threads."""
-    import torch
-
-    torch.set_num_threads(max(1, torch.get_num_threads() // of))
-    return work()
-
-
 def _listen(workers: Sequence[_Worker], screen: Screen) -> Outcome:
     """Show what the workers say, line by line, until all are silent."""
     reached: dict[Path, int] = {}
     failed: dict[Path, str] = {}
-    ends: dict[Any, _Worker] = {worker.outcome: worker for worker in workers}
-    ends |= {worker.output: worker for worker in workers if worker.output is not None}
-    while ends:
-        for end in wait(list(ends)):
-            worker = ends[end]
-            if isinstance(end, int):
-                chunk = os.read(end, 1 << 16)
-                worker.hear(chunk, screen)
-                if not chunk:
-                    del ends[end]
-                continue
+    talking: dict[Any, _Worker] = {worker.messages: worker for worker in workers}
+    while talking:
+        for end in wait(list(talking)):
+            worker = talking[end]
             try:
-                message = worker.outcome.recv()
+                message = worker.messages.recv()
             except (EOFError, OSError):  # it is over, or was stopped or killed
-                del ends[end]
-                worker.outcome.close()
-                if worker.output is None:
-                    worker.hear(b"", screen)
+                del talking[end]
+                worker.messages.close()
+                worker.hear(b"", screen)
                 continue
+            worker.has_begun = True
             if isinstance(message, bytes):
                 worker.hear(message, screen)
             else:
-                its_reached, its_failed = message
-                reached |= its_reached
-                failed |= its_failed
+                reached |= message[0]
+                failed |= message[1]
     return reached, failed
 
 

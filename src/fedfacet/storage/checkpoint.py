@@ -23,11 +23,11 @@ from torch import Tensor
 
 from fedfacet.errors import CheckpointError
 from fedfacet.moved import with_current_names
-from fedfacet.storage import columns
+from fedfacet.storage import tensors
+from fedfacet.storage.atomic_write import write_synced
 from fedfacet.storage.client_memory import ClientMemory
 from fedfacet.storage.fitting import is_whole
-from fedfacet.storage.regular_file import bytes_of
-from fedfacet.storage.synced_file import write_synced
+from fedfacet.storage.run_files import bytes_of
 from fedfacet.types import FederationState
 
 LAST, PREVIOUS = "last.ckpt", "previous.ckpt"
@@ -48,7 +48,7 @@ _DEEPEST = 50
 
 
 def dumps(
-    state: FederationState, config: Mapping[str, Any], memory: str = "", packed: columns.Packed | None = None
+    state: FederationState, config: Mapping[str, Any], memory: str = "", packed: tensors.Packed | None = None
 ) -> memoryview:
     """Return a checkpoint as bytes, in which nothing that happens to the state afterwards shows.
 
@@ -65,7 +65,7 @@ def dumps(
     saved = {**state.slots, **{name: getattr(state, name) for name in _PARTS}, "memory": memory}
     if not state.frozen_digest:  # of a model that is trained whole: the file is what it always was
         del saved["frozen_digest"]
-    saved["disclosures"] = columns.pack_all(state.disclosures, packed if packed is not None else {})
+    saved["disclosures"] = tensors.pack_all(state.disclosures, packed if packed is not None else {})
     try:
         _check_plain(saved)
     except ValueError as fault:
@@ -251,7 +251,7 @@ def _unpack(saved: dict[str, Any]) -> None:
     """Bring answers back to the form that a run has them in; what is no table is left to ``_check_state``."""
     disclosures = saved.get("disclosures")
     if isinstance(disclosures, dict) and _is_table(disclosures, dict):
-        saved["disclosures"] = {query: columns.unpack(answers) for query, answers in disclosures.items()}
+        saved["disclosures"] = {query: tensors.unpack(answers) for query, answers in disclosures.items()}
 
 
 def _check_state(saved: Mapping[str, Any]) -> None:

@@ -12,9 +12,9 @@ import torch
 
 from fedfacet import state
 from fedfacet.errors import CheckpointError, first_line
+from fedfacet.storage.atomic_write import sync, write_synced
 from fedfacet.storage.fitting import is_whole
-from fedfacet.storage.regular_file import bytes_of
-from fedfacet.storage.synced_file import sync, write_synced
+from fedfacet.storage.run_files import bytes_of
 from fedfacet.types import State
 
 _MOST_BYTES = 1 << 36

@@ -10,8 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedfacet.heterogeneity import InteractionMatrices, InteractionMatrix
+from fedfacet.storage.atomic_write import atomic_write
 from fedfacet.storage.run_files import MOST_BYTES, read
-from fedfacet.storage.whole_file import written_whole
 from fedfacet.types import Partition
 
 MANY = 10_000
@@ -47,7 +47,7 @@ def write_dealt(
     if partition.num_clients > MANY:
         positions, sizes = partition.joined
         arrays = {"positions": positions, "sizes": sizes, "counts": matrices.counts_KYA, "validation": validation}
-        with written_whole(run_dir / ARRAYS) as unfinished, open(unfinished, "wb") as file:
+        with atomic_write(run_dir / ARRAYS) as unfinished, open(unfinished, "wb") as file:
             np.savez(file, allow_pickle=False, **{name: _small(array) for name, array in arrays.items()})
         told |= {"arrays": ARRAYS, "num_validation": len(validation), "num_test": num_test}
     else:
@@ -57,7 +57,7 @@ def write_dealt(
             "validation": validation.tolist(),
             "num_test": num_test,
         }
-    with written_whole(run_dir / JSON) as unfinished:
+    with atomic_write(run_dir / JSON) as unfinished:
         unfinished.write_text(json.dumps(told | dict(others)) + "\n", encoding="utf-8")
 
 

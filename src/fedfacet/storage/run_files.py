@@ -7,13 +7,108 @@ import io
 import json
 import logging
 import os
+import re
+import stat
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from io import BufferedReader
 from pathlib import Path
 from typing import Any, TypeVar
 
 from fedfacet.errors import CheckpointError, FedFacetError, first_line
-from fedfacet.storage.digests import LIST, listed
-from fedfacet.storage.regular_file import bytes_of
+from fedfacet.storage.atomic_write import atomic_write
+
+_FLAGS = getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_NOFOLLOW", 0)  # Windows has neither pipes nor such links
+
+
+@contextmanager
+def opened_regular(file: Path) -> Iterator[BufferedReader]:
+    """Lend a file for reading.
+
+    Raises:
+        FileNotFoundError: if nothing is there.
+        OSError: if it cannot be read, or is a link, a folder or a pipe, which is not waited for.
+    """
+    if file.is_symlink():
+        raise OSError("it is a link")
+    with open(file, "rb", opener=lambda path, flags: os.open(path, flags | _FLAGS)) as source:
+        if not stat.S_ISREG(os.fstat(source.fileno()).st_mode):
+            raise OSError("it is no file")
+        yield source
+
+
+def bytes_of(file: Path, most: int) -> bytes:
+    """Return what a file holds.
+
+    Raises:
+        OSError: as ``opened_regular``.
+        ValueError: if it has more than ``most`` bytes.
+    """
+    with opened_regular(file) as source:
+        if os.fstat(source.fileno()).st_size > most:
+            raise ValueError(f"it is larger than {most:,} bytes")
+        return source.read()
+
+
+LIST = "SHA256SUMS"
+"""Lists the sha256 of what a run or an attack has written, as ``sha256sum`` does, while neither writes in the folder.
+
+Either removes the list before it writes, and writes it last: a process that is killed leaves none.
+"""
+_INSIDE = "model"
+"""The folder in a run folder whose files are in the list of that."""
+_LISTED = frozenset({".csv", ".json", ".jsonl", ".npz", ".safetensors", ".yaml"})
+_LINE = re.compile(r"([0-9a-f]{64})  (.+)")
+_MOST_BYTES = 1 << 20
+
+
+def write_list(folder: Path) -> None:
+    """List the files of a folder that are read back; checkpoints and clients' memory have seals of their own."""
+    files = [file for place in (folder, folder / _INSIDE) if place.is_dir() for file in sorted(place.iterdir())]
+    wanted = [file for file in files if file.suffix in _LISTED and file.is_file() and not file.is_symlink()]
+    text = "".join(f"{digest_of(file)}  {file.relative_to(folder).as_posix()}\n" for file in wanted)
+    with atomic_write(folder / LIST) as unfinished:
+        unfinished.write_text(text, encoding="utf-8", newline="")
+
+
+def listed(file: Path) -> str | None:
+    """Return the sha256 that a file ought to have; ``None`` where no list has it.
+
+    Raises:
+        CheckpointError: if the list is damaged.
+    """
+    folder = file.parent.parent if file.parent.name == _INSIDE else file.parent
+    try:
+        told = os.lstat(folder / LIST)
+        return _read(folder / LIST, (told.st_mtime_ns, told.st_size, told.st_ino)).get(file.relative_to(folder).as_posix())
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError) as error:
+        raise CheckpointError(
+            f"Expected {folder / LIST} to list the sha256 of the run's files, but it cannot be read ({error}): bring it back, "
+            "or remove it, and the files are read unverified."
+        ) from None
+
+
+def digest_of(file: Path) -> str:
+    """Return the sha256 of a file.
+
+    Raises:
+        OSError: if it cannot be read, or is a link, a folder or a pipe.
+    """
+    with opened_regular(file) as source:
+        return hashlib.file_digest(source, "sha256").hexdigest()
+
+
+@functools.lru_cache(maxsize=64)
+def _read(file: Path, written: tuple[int, int, int]) -> Mapping[str, str]:
+    digests = {}
+    for line in bytes_of(file, _MOST_BYTES).decode().removesuffix("\n").split("\n"):
+        if not (found := _LINE.fullmatch(line)):
+            raise ValueError("a line of it is no sha256 and a name")
+        digests[found[2]] = found[1]
+    return digests
+
 
 log = logging.getLogger(__name__)
 

@@ -9,9 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from fedfacet.errors import CheckpointError, FedFacetError, first_line
-from fedfacet.storage.regular_file import bytes_of
-from fedfacet.storage.run_files import MOST_BYTES
-from fedfacet.storage.synced_file import folder_gone
+from fedfacet.storage.atomic_write import folder_gone
+from fedfacet.storage.run_files import MOST_BYTES, bytes_of
 
 
 class Table:

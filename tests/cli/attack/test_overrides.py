@@ -78,7 +78,7 @@ def test_overrides(part, draw, attack, checkout, tmp_path, monkeypatch, capfd, f
         sys.exit(77)
 
     monkeypatch.setattr(hydra, "main", lambda *_, **__: lambda task: begun)
-    monkeypatch.setattr(command, "run_single", begun)
+    monkeypatch.setattr(command, "launch", begun)
     monkeypatch.chdir(tmp_path)
     for _ in range(TRIALS):
         given = [override(draw, paths, groups) for _ in range(draw.choice([1, 1, 2, 3]))]

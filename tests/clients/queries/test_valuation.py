@@ -7,8 +7,7 @@ import torch
 from fedfacet import state
 from fedfacet.clients.client_data import ClientData
 from fedfacet.clients.queries.base import QueryContext
-from fedfacet.clients.queries.local_loss import LocalLoss
-from fedfacet.clients.queries.valuation import Valuation
+from fedfacet.clients.queries.local_loss import LocalLoss, Valuation
 from fedfacet.types import Broadcast, ClientTask
 
 MATRICES = ([[6, 2], [2, 6]], [[9, 7], [0, 0]], [[1, 0], [0, 0]], [[150, 40], [3, 7]])

@@ -9,10 +9,11 @@ from omegaconf import OmegaConf
 
 from fedfacet import state
 from fedfacet.analysis.runs import find_runs
+from fedfacet.analysis.writers import to_csv, to_markdown
 from fedfacet.build import build, load_data
 from fedfacet.config import compose_job, plain
 from fedfacet.errors import FedFacetError
-from fedfacet.papers.feddiverse.overhead import PAPER, measure_overheads, overhead_csv, overhead_markdown
+from fedfacet.papers.feddiverse.overhead import PAPER, measure_overheads, operations_of, overhead_table
 
 K, COHORT = 24, 9
 SMALL = (
@@ -56,7 +57,7 @@ def measured(logs):
 def test_methods_come_in_the_order_of_table_2_and_settings_tell_them_apart(measured):
     candidates = ("pow_d, num_candidates=12", "pow_d, num_candidates=null")
     assert list(measured) == ["feddiverse", "round_robin", "fednova", *candidates, "fedpns", "hcsfed", "fedrk"]
-    assert [overhead.paper.name for overhead in measured.values() if overhead.paper] == [
+    assert [overhead.paper["name"] for overhead in measured.values() if overhead.paper] == [
         *("FedDiverse", "Round robin", "FedNova", "pow-d", "pow-d", "FedPNS", "HCSFed")
     ]
 
@@ -119,7 +120,7 @@ def test_round_robin_and_fedpns_cost_nothing_and_fedrk_its_matrices(measured):
 
 
 def test_the_table_has_the_papers_line_above_each_measured_one(measured, logs):
-    text = overhead_markdown(list(measured.values()), command="report")
+    text = to_markdown(overhead_table(list(measured.values()), command="report"))
     rows = [
         [cell.strip().replace("\\", "") for cell in line[2:-2].split(" | ")] for line in text.splitlines() if line[0:1] == "|"
     ]
@@ -153,7 +154,7 @@ def test_the_table_has_the_papers_line_above_each_measured_one(measured, logs):
 def test_the_papers_server_operations_are_worked_out_for_the_run():
     """For 24 clients of MobileNetV2; FedPNS' K² |θ|² comes to 2.9e15."""
     theta = 2_230_000
-    operations = {name: row.operations(24, theta) for name, row in PAPER.items()}
+    operations = {name: operations_of(row, 24, theta) for name, row in PAPER.items()}
     assert operations["fedpns"] == pytest.approx(2.9e15, rel=0.02)
     assert operations["pow_d"] == pytest.approx(24 * math.log(24))
     assert operations["hcsfed"] == pytest.approx(24 * 22.3)
@@ -162,7 +163,7 @@ def test_the_papers_server_operations_are_worked_out_for_the_run():
 
 
 def test_csv_has_every_round_with_an_overhead(measured, logs):
-    lines = list(csv.DictReader(io.StringIO(overhead_csv(list(measured.values())))))
+    lines = list(csv.DictReader(io.StringIO(to_csv(overhead_table(list(measured.values()))))))
     assert len(lines) == 2 + 0 + 3 + 3 + 3 + 0 + 1 + 2
     told = [line for line in lines if line["method"] == "feddiverse"]
     assert [(line["round"], float(line["answers_up"]), float(line["more_clients"])) for line in told] == [
@@ -220,7 +221,7 @@ def test_seeds_are_averaged(run_folder):
     assert (overhead.runs, overhead.rounds) == (2, (2,))
     assert (overhead.answers_up, overhead.questions_down, overhead.samples) == ((4,), (20,), (40,))
     assert overhead.milliseconds == pytest.approx([1, 2])
-    assert "| t = 2 " in overhead_markdown([overhead])
+    assert "| t = 2 " in to_markdown(overhead_table([overhead]))
 
 
 def test_updates_that_did_not_arrive_cost_nothing_up(run_folder):
@@ -232,7 +233,7 @@ def test_updates_that_did_not_arrive_cost_nothing_up(run_folder):
 def test_where_the_wait_for_answers_was_not_told_apart_nothing_is_said_of_the_server(run_folder):
     ((overhead,), _) = measure(run_folder("a", [PLAIN], ask=False))
     assert overhead.milliseconds == ()
-    assert "not known" in overhead_markdown([overhead])
+    assert "not known" in to_markdown(overhead_table([overhead]))
 
 
 def test_runs_without_numbers_are_named(run_folder):
@@ -241,8 +242,8 @@ def test_runs_without_numbers_are_named(run_folder):
     empty = run_folder("c", [])
     overheads, unread = measure(good, ended, empty)
     assert [run.path for run in unread] == [ended, empty]
-    assert f"Left out because metrics.csv or summary.json is missing: `{ended}`, `{empty}`." in overhead_markdown(
-        overheads, unread
+    assert f"Left out because metrics.csv or summary.json is missing: `{ended}`, `{empty}`." in to_markdown(
+        overhead_table(overheads, unread)
     )
 
 
@@ -250,7 +251,7 @@ def test_runs_that_differ_beyond_the_seed_are_noted(run_folder):
     folders = [run_folder(name, [PLAIN], seed=seed, local={"amount": seed}) for seed, name in enumerate("ab")]
     ((overhead,), _) = measure(*folders)
     assert overhead.differing == ("local.amount",)
-    assert "averages runs that differ in `local.amount`" in overhead_markdown([overhead])
+    assert "averages runs that differ in `local.amount`" in to_markdown(overhead_table([overhead]))
     drawn = [run_folder(name, [PLAIN], seed=seed, partition={"seed": seed}) for seed, name in enumerate("cd")]
     ((overhead,), _) = measure(*drawn)
     assert overhead.differing == (), "every seed draws a federation of its own"

@@ -16,7 +16,7 @@ from fedfacet.commands import report
 from fedfacet.config import compose_job, plain
 from fedfacet.errors import ConfigError, FedFacetError
 from fedfacet.models.resnet8 import ResNet8
-from fedfacet.papers.participation.client_histograms import ClientsOfRun, clients_csv, measure_clients, plot_clients
+from fedfacet.papers.participation.client_histograms import ClientsOfRun, clients_table, measure_clients, plot_clients
 from fedfacet.storage import checkpoint
 
 RUN = (
@@ -118,7 +118,7 @@ def test_any_clients_can_be_drawn(runs, tmp_path, monkeypatch):
     assert [sum(height) for height in heights[:2]] == pytest.approx(
         [len(runs[0].selected_K), np.mean([np.isfinite(run.accuracies_K).sum() for run in runs])]
     )
-    assert len(clients_csv({("a", "b"): runs}).splitlines()) == 1 + sum(len(run.selected_K) for run in runs)
+    assert len(clients_table({("a", "b"): runs}, [], "report").numbers) == 1 + sum(len(run.selected_K) for run in runs)
 
 
 def test_what_cannot_be_measured_is_said(logs, tmp_path, capsys):

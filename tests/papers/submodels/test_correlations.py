@@ -8,10 +8,11 @@ import pytest
 
 from fedfacet.analysis.audits import ReadAudit
 from fedfacet.analysis.runs import Run
+from fedfacet.analysis.writers import to_markdown
 from fedfacet.commands.report import main
 from fedfacet.errors import ConfigError
 from fedfacet.papers.layouts import load_layout
-from fedfacet.papers.submodels.correlations import PRINTED_OF_ATTACKS, correlations, correlations_markdown
+from fedfacet.papers.submodels.correlations import PRINTED, correlations, correlations_table
 
 ATTACKS = {"trajectory": "tMIA AUC", "lira": "LiRA AUC", "loss_threshold": "Yeom AUC"}
 
@@ -41,8 +42,8 @@ def of_table_24():
 def test_table_7_comes_out_of_table_24():
     """So it is over 29 settings, not over samples, clients or runs."""
     found = {one.what: one for one in correlations(of_table_24())}
-    for attacks, printed in PRINTED_OF_ATTACKS.items():
-        one = found[f"{attacks[0]} and {attacks[1]}, auc"]
+    for attacks, printed in PRINTED["attacks"].items():
+        one = found[f"{attacks}, auc"]
         assert (one.table, one.num_points, round(one.r, 2), one.printed) == (7, 29, printed["auc"], printed["auc"])
         assert one.low < one.r < one.high
     assert len(found) == 3, "there are no other measures"
@@ -74,7 +75,7 @@ def test_table_8_is_over_the_clients_of_all_runs_that_are_large_enough():
 
 
 def test_what_is_printed_stands_beside():
-    text = correlations_markdown(correlations(of_table_24()), "report.py x")
+    text = to_markdown(correlations_table(correlations(of_table_24()), "report.py x"))
     (line,) = (line for line in text.splitlines() if "trajectory and lira, auc" in line)
     cells = [cell.strip() for cell in line.split("|")[1:-1]]
     assert (cells[0], cells[3], cells[5], cells[6]) == ("7", "0.83", "29", "0.83")

@@ -14,15 +14,18 @@ from torch.nn import functional as F
 from fedfacet import rng
 from fedfacet.arguments import check_whole, check_within
 from fedfacet.clients.attribute_clusters import cluster_attributes
-from fedfacet.clients.biased_model import train_biased
-from fedfacet.clients.image_statistics import image_statistics
 from fedfacet.clients.queries.base import Query, QueryContext
+from fedfacet.clients.queries.estimated_heterogeneity import train_biased
 from fedfacet.clients.queries.noise import TRIPLET, checked_multiplier, noisy_triplet
 from fedfacet.errors import ConfigError
 from fedfacet.heterogeneity import InteractionMatrix
 from fedfacet.types import Answer
 
 _MOST_IMAGES = 256
+_STRIDES = (1, 2, 4)
+_GRID = 4
+# Of pixels in [0, 1]: less than this is as good as nothing, and keeps logarithms finite.
+_DARK = 0.02
 
 
 @dataclass(eq=False, kw_only=True)
@@ -37,8 +40,8 @@ class ClusteredHeterogeneity(Query):
        are views too: a mean over positions does not show where something lies.
     3. ``cluster_attributes`` finds the labelling, of any view, that explains best what varies within the classes by a few
        values that mean the same in all of them; or none.
-    4. A client that finds no labelling has no evidence, and gives the neutral answer: values as even as can be in every class,
-       which is an attribute imbalance and a spurious correlation of 0.
+    4. A client that finds no labelling has no evidence, and gives the neutral answer: values as even as can be in every class.
+       Its attribute imbalance and spurious correlation are 0.
 
     Three floats leave the client. Nothing here knows what the attribute is; the largest number of its values is a setting.
 
@@ -185,3 +188,35 @@ def _pooled(output: Tensor) -> Tensor:
         return output.flatten(1)
     positions = output.flatten(2)
     return torch.cat([positions.mean(dim=2), positions.std(dim=2, correction=0)], dim=1)
+
+
+def image_statistics(pixels: Tensor) -> list[Tensor]:
+    r"""Return views of images, each of shape (B, D), that tell apart how images were made and not what they show.
+
+    - colours, of more channels than one: by how much every channel's share in the light exceeds an even one, and the logarithm
+      of how colourful the image is;
+    - texture: :math:`\log(\epsilon^2 + E)` of the mean square E of differences in luminance between pixels 1, 2 and 4 apart,
+      across and along;
+    - layout: the luminance, which is the mean of the channels, of 4 x 4 fields.
+
+    Args:
+        pixels: in [0, 1], shape (B, C, H, W).
+    """
+    luminance = pixels.mean(dim=1)
+    flat = luminance.flatten(1)
+    views = [F.adaptive_avg_pool2d(luminance, _GRID).flatten(1)]
+    energies = []
+    for stride in _STRIDES:
+        for dim in (1, 2):
+            if luminance.shape[dim] > stride:
+                length = luminance.shape[dim] - stride
+                difference = luminance.narrow(dim, stride, length) - luminance.narrow(dim, 0, length)
+                energies.append(difference.square().flatten(1).mean(dim=1))
+    if energies:
+        views.append(torch.log(_DARK**2 + torch.stack(energies, dim=1)))
+    if pixels.shape[1] > 1:
+        light = flat.sum(dim=1, keepdim=True) + _DARK
+        beyond = pixels - luminance[:, None]
+        colourful = beyond.abs().mean(dim=1).flatten(1).sum(dim=1, keepdim=True)
+        views.append(torch.cat([beyond.flatten(2).sum(dim=2) / light, torch.log(_DARK + colourful / light)], dim=1))
+    return views

@@ -1,15 +1,17 @@
 """What selecting clients costs: FedDiverse's table 2 beside the ledgers of runs."""
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean, median
-from typing import Any, NamedTuple
+from typing import Any
+
+import yaml
 
 from fedfacet.analysis.notes import beside_the_seed, some
 from fedfacet.analysis.runs import Run, differing_keys
-from fedfacet.analysis.writers import csv_of, markdown_of
+from fedfacet.analysis.writers import Table
 from fedfacet.storage.run_files import is_there, measured, rows_of
 
 COMPRESSION = 1e-5  # the paper's r, the part of an update's numbers that is left after HCSFed's compression
@@ -17,39 +19,8 @@ _SERIES = ("answers_up", "questions_down", "samples", "more_clients", "more_up",
 _LEDGER = ("floats_down", "floats_up", "query_floats_down", "query_floats_up", "query_samples")
 
 
-class PaperRow(NamedTuple):
-    """A row of the paper's table 2. The paper prints one overhead of communication; here it is split into up and down.
-
-    ``often`` is in which rounds there is an overhead, ``up`` and ``down`` are floats from and to a client, ``client`` and
-    ``server`` are operations, the server's in every round. ``operations`` gives these as a number, for K clients and ``|θ|``
-    parameters and without constants.
-    """
-
-    name: str
-    often: str
-    up: str
-    down: str
-    client: str
-    server: str
-    operations: Callable[[int, int], float]
-
-
-PAPER = {
-    "feddiverse": PaperRow("FedDiverse", "t = 1", "3", "0", "2 O(n_k |θ|), all k", "O(K)", lambda K, d: K),
-    "round_robin": PaperRow("Round robin", "never", "0", "0", "0", "O(1)", lambda K, d: 1),
-    "fednova": PaperRow(
-        *("FedNova", "every round", "3; |θ| if not selected", "-", "O(1); O(n_k |θ|) if not selected", "O(K)"), lambda K, d: K
-    ),
-    "pow_d": PaperRow(
-        *("pow-d", "every round", "1", "|θ| if not selected", "O(n_k |θ|) if not selected", "O(K log K)"),
-        lambda K, d: K * math.log(K),
-    ),
-    "fedpns": PaperRow("FedPNS", "never", "0", "0", "0", "O(K² |θ|²)", lambda K, d: float(K * d) ** 2),
-    "hcsfed": PaperRow(
-        *("HCSFed", "t = 1", "r |θ|", "0", "r |θ|²", "O(K r |θ|) at t = 1, then O(K)"), lambda K, d: K * COMPRESSION * d
-    ),
-}
-"""By the name of a selector, or of the aggregator in FedNova's case."""
+PAPER: Mapping[str, Mapping[str, Any]] = yaml.safe_load(Path(__file__).with_suffix(".yaml").read_text(encoding="utf-8"))
+"""The rows of the paper's table 2, by the name of a selector, or of the aggregator in FedNova's case."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +56,7 @@ class Overhead:
     more_down: tuple[float, ...]
 
     @property
-    def paper(self) -> PaperRow | None:
+    def paper(self) -> Mapping[str, Any] | None:
         """The method's row of table 2, if it has one."""
         return PAPER.get(self.method.split(",")[0])
 
@@ -113,14 +84,15 @@ def measure_overheads(runs: Iterable[Run]) -> tuple[list[Overhead], list[Run]]:
     return [_overhead(key, groups[key]) for key in ranked], unread
 
 
-def overhead_markdown(overheads: Sequence[Overhead], unread: Sequence[Run] = (), command: str | None = None) -> str:
-    """Return a Markdown table with a line of the paper above each measured one, where it has one."""
-    lines = [["method", "how often", "extra floats up", "extra floats down", "extra work on clients", "server, every round"]]
+def overhead_table(overheads: Sequence[Overhead], unread: Sequence[Run] = (), command: str | None = None) -> Table:
+    """Return a line of the paper above each measured one, where it has one; in CSV a line per round with an overhead."""
+    rows = []
     for overhead in overheads:
         if row := overhead.paper:
-            number = row.operations(overhead.num_clients, overhead.model_floats)
-            lines.append([f"{row.name}, table 2", *row[1:5], f"{row.server} ≈ {_short(number)}"])
-        lines.append(_measured(overhead))
+            number = operations_of(row, overhead.num_clients, overhead.model_floats)
+            cells = [row[name] for name in ("often", "up", "down", "client")]
+            rows.append([f"{row['name']}, table 2", *cells, f"{row['server']} ≈ {_short(number)}"])
+        rows.append(_measured(overhead))
     caption = (
         "Lines of table 2 give the cost per client, as FedDiverse's paper prints it (thesis, table 14); the paper does not "
         f"separate up from down. Its server operations are computed for the run's K and |θ| and r = {COMPRESSION:g}. Measured "
@@ -137,18 +109,20 @@ def overhead_markdown(overheads: Sequence[Overhead], unread: Sequence[Run] = (),
     if unread:
         paths = ", ".join(f"`{run.path}`" for run in unread)
         notes.append(f"Left out because metrics.csv or summary.json is missing: {paths}.")
-    grid = [[cell.replace("|", r"\|") for cell in line] for line in lines]
-    return markdown_of(grid, caption + (f" Made with `{command}`." if command else ""), notes, flush_left=len(grid[0]))
-
-
-def overhead_csv(overheads: Sequence[Overhead]) -> str:
-    """Return a line per method and round with an overhead, unrounded."""
+    columns = ["method", "how often", "extra floats up", "extra floats down", "extra work on clients", "server, every round"]
     head = ("method", "num_clients", "cohort_size", "model_floats", "runs")
-    lines: list[Sequence[Any]] = [[*head, "round", *_SERIES]]
+    numbers: list[Sequence[Any]] = [[*head, "round", *_SERIES]]
     for overhead in overheads:
         series = zip(overhead.rounds, *(getattr(overhead, name) for name in _SERIES), strict=True)
-        lines += [[*(getattr(overhead, name) for name in head), *numbers] for numbers in series]
-    return csv_of(lines)
+        numbers += [[*(getattr(overhead, name) for name in head), *values] for values in series]
+    caption += f" Made with `{command}`." if command else ""
+    return Table(caption, columns, rows, words=True, notes=notes, numbers=numbers)
+
+
+def operations_of(row: Mapping[str, Any], K: int, theta: int) -> float:
+    """Return the server's operations in a row of the paper, for K clients and |θ| parameters and without constants."""
+    sizes = {"K": K, "log K": math.log(K), "θ": theta, "r": COMPRESSION}
+    return float(math.prod(sizes[name] ** power for name, power in row["operations"].items()))
 
 
 def _method(run: Run) -> str:

@@ -11,7 +11,8 @@ from numpy.typing import NDArray
 
 from fedfacet.analysis.notes import beside_the_seed
 from fedfacet.analysis.runs import Run
-from fedfacet.analysis.tables import cell_over_seeds, check_seeds
+from fedfacet.analysis.study import check_seeds
+from fedfacet.analysis.tables import cell_over_seeds
 from fedfacet.errors import ConfigError
 from fedfacet.plots.figure import VERMILION, saved_figure
 

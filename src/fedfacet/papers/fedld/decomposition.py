@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from fedfacet.analysis.notes import beside_the_seed
-from fedfacet.analysis.runs import Run, as_number
-from fedfacet.analysis.terminal import TextTable
+from fedfacet.analysis.runs import Run
+from fedfacet.analysis.writers import Table, as_number
 from fedfacet.plots.figure import COLOURS, saved_figure
 
 if TYPE_CHECKING:
@@ -50,7 +50,7 @@ def describe_decompositions(runs: Sequence[Run], rounds: "Sequence[DecomposedRou
     return sorted(described, key=place)
 
 
-def tables_of(described: Sequence[Mapping[str, Any]]) -> list[TextTable]:
+def tables_of(described: Sequence[Mapping[str, Any]]) -> list[Table]:
     """Return the tables that show decompositions, signed."""
     rows = []
     for one in described:
@@ -58,7 +58,7 @@ def tables_of(described: Sequence[Mapping[str, Any]]) -> list[TextTable]:
         terms = [f"{one[term]:+.4f}" for term in TERMS]
         rows.append([*label, str(one["seed"]), str(one["round"]), *terms, f"{one['global_loss']:.4f}"])
     columns = [*(described[0]["settings"] or ["run"]), "seed", "round", "local", "shift", "aggregation", "sum = global"]
-    tables = [TextTable("Loss of the new global model on the participants' samples, by what it comes from", columns, rows)]
+    tables = [Table("Loss of the new global model on the participants' samples, by what it comes from", columns, rows)]
     if len(described) == 1:
         clients = [
             [str(client["id"]), str(client["num_samples"])]
@@ -66,7 +66,7 @@ def tables_of(described: Sequence[Mapping[str, Any]]) -> list[TextTable]:
             for client in described[0]["clients"]
         ]
         head = ["client", "samples", "own model, own samples", "own model, all samples", "global model, own samples"]
-        tables.append(TextTable("Participants; mean cross entropy", head, clients))
+        tables.append(Table("Participants; mean cross entropy", head, clients))
     return tables
 
 

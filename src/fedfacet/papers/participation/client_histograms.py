@@ -12,8 +12,8 @@ from numpy.typing import NDArray
 
 from fedfacet.analysis.notes import notes_on_unfinished
 from fedfacet.analysis.runs import Run
-from fedfacet.analysis.tables import check_keys, finished_of, group_runs, ordered
-from fedfacet.analysis.writers import csv_of, markdown_of
+from fedfacet.analysis.study import Study, ordered
+from fedfacet.analysis.writers import Table
 from fedfacet.plots.figure import BLUE, DASHES, VERMILION, saved_figure
 from fedfacet.runs.rerun import measure_own_samples
 
@@ -43,11 +43,10 @@ class ClientsOfRun:
 Clients = Mapping[tuple[str, str], Sequence[ClientsOfRun]]  # (row, column) -> the runs there, one per seed
 
 
-def measure_clients(runs: Sequence[Run], *, rows: Sequence[str], columns: Sequence[str], trust: Sequence[str] = ()) -> Clients:
+def measure_clients(runs: Sequence[Run], *, trust: Sequence[str] = (), **asked: Any) -> Clients:
     """Count who was selected in each run, and measure the clients of its last checkpoint; nothing is written.
 
-    ``rows`` and ``columns`` are config keys as in ``make_table``, ``trust`` is as in ``decompose_round``. Unfinished runs are
-    not measured.
+    ``runs`` and ``asked`` are as for ``Study``, ``trust`` is as in ``decompose_round``. Unfinished runs are not measured.
 
     Source: De Cesare et al., Federated Learning Beyond Uniform Participation, figure 12.
 
@@ -55,9 +54,7 @@ def measure_clients(runs: Sequence[Run], *, rows: Sequence[str], columns: Sequen
         ConfigError: if no run has finished, no run has such a key, or a setting has a seed twice.
         FedFacetError: if a run has no readable ``metrics.csv`` or checkpoint, or its data set is not there.
     """
-    finished = finished_of(runs)
-    check_keys(runs, (*rows, *columns))
-    groups = group_runs(finished, rows, columns)
+    groups = Study(runs, metric="", **asked).groups
     order = {head: place for place, head in enumerate(ordered({head for heads in groups for head in heads}))}
     places = sorted(groups, key=lambda heads: [order[head] for head in heads])
     return {place: [_measured(run, trust) for run in groups[place]] for place in places}
@@ -91,40 +88,36 @@ def plot_clients(clients: Clients, path: Path) -> None:
         figure.align_ylabels(grid[:, 0])
 
 
-def clients_csv(clients: Clients) -> str:
-    """Return a line per client."""
-    lines: list[Sequence[Any]] = [
+def clients_table(clients: Clients, runs: Sequence[Run], command: str) -> Table:
+    """Return a line per setting: the spread over its clients, mean over seeds of each number; unfinished ``runs`` are named.
+
+    In CSV a line per client.
+    """
+    accuracy, rounds = "accuracy, mean / min / std", "rounds with a client, min / max / std"
+    numbers: list[Sequence[Any]] = [
         ["row", "column", "seed", "client", "rounds", "selected", "samples", "held_out", "accuracy"],
     ]
-    for place, runs in clients.items():
-        for run in runs:
-            for client, numbers in enumerate(zip(run.selected_K, run.samples_K, run.accuracies_K, strict=True)):
-                selected, samples, accuracy = numbers
-                held_out = str(run.held_out).lower()
-                lines.append([*place, run.seed, client, run.rounds, selected, samples, held_out, repr(float(accuracy))])
-    return csv_of(lines)
-
-
-def clients_markdown(clients: Clients, runs: Sequence[Run], command: str) -> str:
-    """Return a line per setting: the spread over its clients, mean over seeds of each number; unfinished ``runs`` are named."""
-    accuracy, rounds = "accuracy, mean / min / std", "rounds with a client, min / max / std"
-    lines = [["setting", "seeds", "clients", "never selected", rounds, accuracy]]
+    rows = []
     for place, of_seeds in clients.items():
         fewest, most, spread, _ = _spread([run.selected_K for run in of_seeds])
         worst, _, unequal, mean = _spread([run.accuracies_K for run in of_seeds])
-        lines.append(
-            [
-                *(", ".join(place), " ".join(str(run.seed) for run in of_seeds), str(len(of_seeds[0].selected_K))),
-                *(f"{_never(of_seeds):g}", f"{fewest:.1f} / {most:.1f} / {spread:.1f}"),
-                f"{100 * mean:.2f} / {100 * worst:.2f} / {100 * unequal:.2f}",
-            ]
-        )
+        rows.append([
+            *(", ".join(place), " ".join(str(run.seed) for run in of_seeds), str(len(of_seeds[0].selected_K))),
+            *(f"{_never(of_seeds):g}", f"{fewest:.1f} / {most:.1f} / {spread:.1f}"),
+            f"{100 * mean:.2f} / {100 * worst:.2f} / {100 * unequal:.2f}",
+        ])  # fmt: skip
+        for run in of_seeds:
+            of_clients = zip(run.selected_K, run.samples_K, map(float, run.accuracies_K), strict=True)
+            for client, (selected, samples, accuracy_of) in enumerate(of_clients):
+                held_out = str(run.held_out).lower()
+                numbers.append([*place, run.seed, client, run.rounds, selected, samples, held_out, repr(accuracy_of)])
     measured = _samples([run for of_seeds in clients.values() for run in of_seeds])
     caption = (
         "Accuracy in percent of the last round's model, with a client's own layers where it has some, on the client's own "
         f"{measured}. Numbers over clients are means over seeds; std is the population's. Made with `{command}`."
     )
-    return markdown_of(lines, caption, notes_on_unfinished(runs), flush_left=2)
+    columns = ["setting", "seeds", "clients", "never selected", rounds, accuracy]
+    return Table(caption, columns, rows, names=2, notes=notes_on_unfinished(runs), numbers=numbers)
 
 
 def _measured(run: Run, trust: Sequence[str]) -> ClientsOfRun:

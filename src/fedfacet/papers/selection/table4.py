@@ -6,48 +6,15 @@ from pathlib import Path
 from typing import Any
 
 from fedfacet.config import plain
-from fedfacet.config.saved_yaml import load_yaml
+from fedfacet.config.nodes import load_yaml
 from fedfacet.selectors.base import CHARACTERISTICS, Taxonomy
 
-HEADS = ("Algorithm", "Policy", "Client", "Message", "Value generation", "Value interpretation", "Termination condition")
-
-SLIPS = (
-    "The passage on definitions of fairness cites figure 2 for the taxonomy, which is figure 4.",
-    'A "?" marks rows that have no bar at all in our text of the thesis, where it may be lost: the letters are those that the '
-    "method's source asks for. A policy in brackets is that of a cell over several rows.",
-    "ℒ loss, L_f smoothness of the loss, 𝒯 time, ℰ energy, 𝔾 centroids, |D| number of samples, θ weights. Exp: some places are "
-    "for clients at random; ES: early stopping. A letter with a bar is a characteristic that the method does without.",
-)
-"""What is to be said of the table as a whole."""
+_SAID: Any = load_yaml(Path(__file__).with_name("words.yaml"))
+_WORDS: Mapping[str, str] = _SAID.words
+HEADS, SLIPS = tuple(_SAID.heads), tuple(_SAID.slips)
+"""The heads of the table's columns, and what is to be said of it as a whole."""
 
 _OVERLINE = "\u0305"
-_WORDS = {
-    "ℒ": "loss",
-    "L_f": "smoothness",
-    "𝒯": "time",
-    "ℰ": "energy",
-    "𝔾": "centroids",
-    "limit client description": "limit client drain",
-    "defense against attacks": "defence against attacks",
-    "client incentives": "incentives",
-    "loss-based": "loss",
-    "time-based": "time",
-    "utility game": "utility",
-    "bandit-based": "bandit",
-    "shapley values, validation set": "Shapley value on the server's samples",
-    "shapley values": "Shapley value",
-    "validation set": "server's samples",
-    "reinforcement learning, validation set": "reinforcement learning on the server's samples",
-    "model compression": "compression",
-    "auction, utility score": "auction",
-    "contract theory, utility score": "contract theory",
-    "probability and exp": "probability and exploration",
-    "ranking and exp": "ranking and exploration",
-    "fixed rounds, es": "fixed rounds, early stopping",
-    "reach accuracy": "accuracy reached",
-    "fixed rounds, reach accuracy": "fixed rounds, accuracy reached",
-}
-"""A cell in small letters -> what cards say for it; other cells are said in small letters."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,32 +4,24 @@ import math
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
 
 import numpy as np
+import yaml
 from scipy import stats
 
 from fedfacet.analysis.audits import KINDS
 from fedfacet.analysis.runs import Run
-from fedfacet.analysis.tables import check_audits, check_seeds, finished_of, ordered
-from fedfacet.analysis.writers import markdown_of, markdown_text
+from fedfacet.analysis.study import check_audits, check_seeds, finished_of, ordered
+from fedfacet.analysis.writers import Table
 from fedfacet.errors import ConfigError
 
 LEAST_SAMPLES = 400
 """Clients with fewer do not count in table 8: an attacker knows fewer than 4 of their samples."""
 
-PRINTED_OF_ATTACKS = {
-    ("trajectory", "loss_threshold"): {"auc": 0.98, "advantage_best": 0.78, "tpr_at_0.001": 0.46},
-    ("trajectory", "lira"): {"auc": 0.83, "advantage_best": 0.70, "tpr_at_0.001": 0.00},
-    ("lira", "loss_threshold"): {"auc": 0.85, "advantage_best": 0.68, "tpr_at_0.001": 0.02},
-}
-"""Table 7, on CIFAR-10, whose advantages are at a threshold that the attacker finds."""
-
-PRINTED_OF_SIZES = {
-    "cifar10": {"8": -0.62, "16": -0.65, "32": -0.57, "64": -0.87},
-    "cifar100": {"8": -0.54, "16": -0.70, "32": -0.85, "64": -0.90},
-    "femnist": {"8": -0.71, "16": -0.65, "32": -0.63, "64": -0.75},
-}
-"""Table 8: data set -> the network's width -> correlation."""
+PRINTED: Any = yaml.safe_load(Path(__file__).with_suffix(".yaml").read_text(encoding="utf-8"))
+"""Tables 7 and 8 as the thesis prints them."""
 
 _SETTING = ("capacity", "capacity.num_whole", "submodel", "submodel.coupled", "model.width")
 _PREFIX = KINDS["clients"]
@@ -77,14 +69,13 @@ def correlations(runs: Sequence[Run]) -> list[Correlation]:
     return found
 
 
-def correlations_markdown(found: Sequence[Correlation], command: str) -> str:
-    """Return a line per correlation as Markdown."""
-    grid = [["table", "data set", "between", "r", "95 %", "points", "thesis"]]
+def correlations_table(found: Sequence[Correlation], command: str) -> Table:
+    """Return a line per correlation."""
+    rows = []
     for one in found:
         interval = "-" if math.isnan(one.low) else f"[{one.low:.2f}, {one.high:.2f}]"
         printed = "-" if math.isnan(one.printed) else f"{one.printed:.2f}"
-        texts = [str(one.table), markdown_text(one.dataset), markdown_text(one.what)]
-        grid.append([*texts, f"{one.r:.2f}", interval, str(one.num_points), printed])
+        rows.append([str(one.table), one.dataset, one.what, f"{one.r:.2f}", interval, str(one.num_points), printed])
     caption = (
         "Pearson's correlations, as in the thesis, tables 7 and 8, with 95 % intervals by Fisher's transform. Points are "
         f"settings in table 7, each a mean over seeds, and clients of all runs in table 8. Made with `{command}`."
@@ -94,7 +85,7 @@ def correlations_markdown(found: Sequence[Correlation], command: str) -> str:
         "Correlations over settings say nothing of whether attacks agree on samples or clients.",
         "Advantages of table 7 are the largest over all thresholds, the thesis' at one that the attacker finds.",
     ]
-    return markdown_of(grid, caption, notes, flush_left=3)
+    return Table(caption, ["table", "data set", "between", "r", "95 %", "points", "thesis"], rows, names=3, notes=notes)
 
 
 def _of_attacks(dataset: str, runs: Sequence[Run]) -> list[Correlation]:
@@ -105,9 +96,9 @@ def _of_attacks(dataset: str, runs: Sequence[Run]) -> list[Correlation]:
     for place, members in groups.items():
         check_seeds(" / ".join(place), members)
     found = []
-    for (first, second), printed in PRINTED_OF_ATTACKS.items():
+    for attacks, printed in PRINTED["attacks"].items():
         for column, number in printed.items():
-            names = [f"{_PREFIX}/{attack}/{column}" for attack in (first, second)]
+            names = [f"{_PREFIX}/{attack}/{column}" for attack in attacks.split(" and ")]
             for name in names:
                 check_audits(runs, name, ("last",))
             points = [
@@ -115,7 +106,7 @@ def _of_attacks(dataset: str, runs: Sequence[Run]) -> list[Correlation]:
                 for members in groups.values()
             ]
             said = number if dataset == "cifar10" else math.nan
-            found += _correlation(7, dataset, f"{first} and {second}, {column}", points, said)
+            found += _correlation(7, dataset, f"{attacks}, {column}", points, said)
     return found
 
 
@@ -127,7 +118,7 @@ def _of_sizes(dataset: str, runs: Sequence[Run]) -> list[Correlation]:
         if run.setting("capacity") == "whole" and (width := run.setting("model.width")) is not None:
             check_audits([run], name, ("last",))
             points.setdefault(width, []).extend([math.log10(size), value] for size, value in _clients(run, name))
-    printed: Mapping[str, float] = PRINTED_OF_SIZES.get(dataset, {})
+    printed: Mapping[str, float] = PRINTED["sizes"].get(dataset, {})
     return [
         one
         for width in ordered(points)

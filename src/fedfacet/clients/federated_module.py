@@ -1,0 +1,143 @@
+"""The module that a federation learns: its tensors by name, and who may borrow it."""
+
+import difflib
+import functools
+from collections.abc import Set
+
+import lightning as L
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from fedfacet import state
+from fedfacet.clients.hooks import ClientHooks, DataHooks, PredictHooks, client_hooks_of, federated_module
+from fedfacet.derived import derived_of, other_names
+from fedfacet.types import State
+
+
+class FederatedModule:
+    """The federated module of an objective.
+
+    Args:
+        objective: on its device already.
+        personal: names of the module's tensors that stay with the client.
+        precision: as in ``ClientTrainer``.
+    """
+
+    def __init__(self, objective: L.LightningModule, personal: Set[str], precision: str) -> None:
+        self.objective = objective
+        self.module = federated_module(objective)
+        self.derived = derived_of(self.module)
+        self._followers = {name for one in self.derived for name in one.names}
+        aliases = other_names(self.derived)
+        named: State = dict(self.module.named_parameters(remove_duplicate=False))
+        self.frozen: State = {name: tensor for name, tensor in named.items() if not tensor.requires_grad}
+        self.parameters: State = {name: named[name] for name in named if name not in self.frozen.keys() | aliases}
+        # Where buffers are, not what: a forward pass may put a new tensor in the place of an old one.
+        self._places = [
+            (f"{prefix}.{key}" if prefix else key, module._buffers, key)
+            for prefix, module in self.module.named_modules()
+            for key, buffer in module._buffers.items()
+            if buffer is not None and key not in module._non_persistent_buffers_set
+        ]
+        self._hidden = [
+            (module._buffers, key, None if buffer is None else buffer.detach().clone())
+            for module in objective.modules()
+            for key, buffer in module._buffers.items()
+            if key in module._non_persistent_buffers_set
+        ]
+        self.personal = personal - self.frozen.keys()
+        self.client_hooks = client_hooks_of(objective)
+        self.hooks = objective if isinstance(objective, ClientHooks) and self.client_hooks else None
+        self.data_hooks = objective if isinstance(objective, DataHooks) else None
+        self.is_hooked = self.hooks is not None or self.data_hooks is not None
+        self.predict_hooks = objective if isinstance(objective, PredictHooks) else None
+        self.autocast = precision == "bf16-mixed"
+        self._training: bool | None = None
+
+    def check_names(self, optimizer: Optimizer) -> None:
+        """Refuse what would not be there: parameters that are learnt but not sent, and layers to keep that do not exist.
+
+        Args:
+            optimizer: of the objective.
+
+        Raises:
+            ValueError: naming it.
+        """
+        name, own = type(self.objective).__name__, set(map(id, self.objective.parameters()))
+        for parameter in (parameter for group in optimizer.param_groups for parameter in group["params"]):
+            if id(parameter) not in own:
+                raise ValueError(
+                    f"Expected the optimizer of {name} to have the module's own parameters, which are sent and saved, but it "
+                    f"has another one, of shape {tuple(parameter.shape)}: make it an attribute of the module."
+                )
+        known = [*self.parameters, *(name for name, _, _ in self._places), *self.frozen, *self._followers]
+        if unknown := sorted(self.personal - set(known)):
+            alike = [one for one in known if one.startswith(f"{unknown[0]}.")] or difflib.get_close_matches(unknown[0], known)
+            told = ", ".join(map(repr, alike or known[:6]))
+            raise ValueError(f"Expected `personal` to name tensors of the model, but got {unknown[0]!r}: name some of {told}.")
+        for one in self.derived:
+            together = [one.source, *one.names]
+            stays = [name for name in together if name in self.personal]
+            if one.source not in self.frozen and 0 < len(stays) < len(together):
+                sent = next(name for name in together if name not in self.personal)
+                raise ValueError(
+                    f"Expected `personal` to name both or neither of {stays[0]!r} and {sent!r}, which are one tensor or follow "
+                    "from each other, but only the first stays with the client: name both, or untie them."
+                )
+
+    @functools.cached_property
+    def frozen_digest(self) -> str:
+        """The sha256 of the parameters that nobody trains; empty without any."""
+        return state.digest(self.frozen) if self.frozen else ""
+
+    @property
+    def hides_buffers(self) -> bool:
+        """Whether some buffers are in no state dict, so that they cannot be carried elsewhere."""
+        return bool(self._hidden)
+
+    @property
+    def divisible(self) -> bool:
+        """Whether a client's training may be put down between two steps and taken up elsewhere."""
+        persistent = {name for name, _, _ in self._places}
+        return all(name in persistent for name, _ in self.module.named_buffers()) and bool(
+            getattr(self.objective, "divisible", False)
+        )
+
+    def does(self, hook: str) -> bool:
+        """Tell whether a hook of the objective (``on_client_start``, say), or one that looks at the data, does anything."""
+        return hook in self.client_hooks or self.data_hooks is not None
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return the logits of the client's model."""
+        with torch.autocast(x.device.type, torch.bfloat16, enabled=self.autocast):
+            return self.module(x) if self.predict_hooks is None else self.objective(x)  # type: ignore[no-any-return]
+
+    def lend(self) -> nn.Module:
+        """Return the module to somebody who may do with it what they like."""
+        self._training = None
+        return self.module
+
+    def take_back(self) -> None:
+        """Train again what is trained, whatever somebody froze; weights and the mode are set anew anyway.
+
+        Raises:
+            ValueError: if the module has other parameters now, which would not be trained.
+        """
+        named: State = dict(self.module.named_parameters(remove_duplicate=False))
+        for name, tensor in (self.parameters | self.frozen).items():
+            if named.get(name) is not tensor:
+                raise ValueError(
+                    f"Expected a model with the parameters that it was lent with, but {name!r} is another one or gone: change "
+                    "`copy.deepcopy(context.model)`."
+                )
+            tensor.requires_grad_(name in self.parameters)
+
+
+def compile_module(module: nn.Module) -> None:
+    """Have torch compile a module's forward and backward pass."""
+    on_gpu = any(parameter.is_cuda for parameter in module.parameters())
+    module.compile(mode="reduce-overhead" if on_gpu else None)
+    if on_gpu:  # the next replay of a CUDA graph overwrites what this one returned, and predictions are kept
+        replay = module._compiled_call_impl
+        module._compiled_call_impl = lambda *x, **more: replay(*x, **more).clone()  # type: ignore[misc]

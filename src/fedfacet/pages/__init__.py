@@ -1,1 +1,0 @@
-"""Runs on one page for the browser."""
