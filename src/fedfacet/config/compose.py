@@ -187,7 +187,7 @@ def make(node: DictConfig, **facts: Any) -> Any:
         return None
     settings = {key: value for key, value in plain(node).items() if key not in BESIDE_ARGUMENTS}
     accepted = inspect.signature(get_object(node["_target_"])).parameters
-    for metric in (settings.get("metrics") or {}).values():
+    for metric in [one for one in (settings.get("metrics") or {}).values() if isinstance(one, dict) and "_target_" in one]:
         for name, parameter in inspect.signature(get_object(metric["_target_"])).parameters.items():
             if name in facts and parameter.default in (None, parameter.empty):  # the number of classes, say
                 metric.setdefault(name, facts[name])

@@ -272,8 +272,8 @@ FREE_IN_A_CELL = frozenset(FREE_ON_RESUME) - {"federation.rounds"}
 _ADDED = ("server_data", "termination", "devices", "partition.held_out_clients", "adapter", "selector.candidates")
 """Groups and settings that are younger than the names of cells: a name is what it was where the option does nothing."""
 
-_ADDED_TO_QUESTIONS = ("noise_multiplier", "max_norm")
-"""Settings of questions, likewise; null does nothing."""
+_ADDED_TO_PARTS = ("noise_multiplier", "max_norm", "metrics")
+"""Settings of questions and measurements, likewise; null does nothing."""
 
 
 def cell_digest(settings: Mapping[str, Any]) -> str:
@@ -306,7 +306,7 @@ def _counting(value: Any, path: str = "") -> Any:
     if isinstance(value, Mapping):
         full = {f"{path}.{key}" if path else str(key): entry for key, entry in value.items()}
         absent = {*FREE_IN_A_CELL, *(key for key in _ADDED if not full.get(key, True))}
-        absent |= {key for key in full if full[key] is None and key.rpartition(".")[2] in _ADDED_TO_QUESTIONS}
+        absent |= {key for key in full if full[key] is None and key.rpartition(".")[2] in _ADDED_TO_PARTS}
         return {key: _counting(entry, key) for key, entry in full.items() if key not in absent}
     if isinstance(value, list):
         return [_counting(entry, path) for entry in value]
