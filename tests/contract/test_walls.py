@@ -206,13 +206,11 @@ KNOWN_BREACHES = {
     ("runs", "analysis"): "runs read run folders and print tables by what reports have for that",
 }
 KNOWN_CIRCLES = {
-    ("clients.notes", "clients.program"),
     ("clients.divided_training", "clients.program"),
     ("clients.network_trial", "clients.program"),
     ("clients.prediction", "clients.program"),
     ("clients.private_gradients", "clients.program"),
     ("clients.queries.base", "clients.program"),
-    ("storage.run_files", "storage.checkpoint"),
 }
 """Imports for type checkers or within functions that close a circle of modules: (module, what it imports)."""
 
