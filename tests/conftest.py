@@ -28,7 +28,7 @@ from omegaconf import OmegaConf
 
 from fedfacet import rng
 from fedfacet.aggregators.fedavg import FedAvg
-from fedfacet.assembly import clock_of
+from fedfacet.client_setup import clock_of
 from fedfacet.clients.local_training import LocalTraining
 from fedfacet.callbacks.mechanism import Callbacks
 from fedfacet.clients.program import Clients

@@ -13,7 +13,8 @@ from fedfacet.errors import ConfigError, DisclosureError
 from fedfacet.metrics.proven_epsilon import Mechanism, bound, composed_epsilon
 from fedfacet.privacy.base import Privacy
 from fedfacet.privacy.disclosure import KINDS
-from fedfacet.types import ClientTask, Disclosed, FederationState, Query, ServerState
+from fedfacet.records import Disclosed, FederationState
+from fedfacet.types import ClientTask, Query, ServerState
 
 ADJACENCY = {
     "client": "neighbours differ by the data of one client, which count, or for which zeros stand in updates and answers",

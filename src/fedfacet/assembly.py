@@ -1,17 +1,14 @@
 """Parts -> Federation, without Hydra: ``federate`` takes real objects, and ``build.py`` puts what it made together here."""
 
-import math
 from collections.abc import Mapping, Sequence, Set
 from dataclasses import replace
 from functools import partial
 from typing import Any
 
 import lightning as L
-import numpy as np
 import torch
 from torch import nn
 
-from fedfacet import state
 from fedfacet.accounting import check_room
 from fedfacet.aggregators.base import Aggregator
 from fedfacet.aggregators.fedavg import FedAvg
@@ -19,11 +16,11 @@ from fedfacet.callbacks.base import Callback
 from fedfacet.callbacks.evaluate import Evaluate
 from fedfacet.callbacks.mechanism import Callbacks
 from fedfacet.capacities import Capacity
+from fedfacet.client_setup import clock_of, device_of, parts_of, smaller_models, usual_memory_format
 from fedfacet.clients.hooks import check_objective, tell_of_an_earlier_life
 from fedfacet.clients.local_training import LocalTraining
 from fedfacet.clients.network_trial import check_network, check_weights
 from fedfacet.clients.program import Clients
-from fedfacet.clock import Clock
 from fedfacet.compatibility import (
     check_algorithm,
     check_asynchronous,
@@ -31,21 +28,16 @@ from fedfacet.compatibility import (
     check_disclosed,
     check_full_batch,
     check_judged,
-    check_noised,
     check_pairs,
-    check_private,
     check_takes_parts,
     check_transforms,
     questions,
 )
 from fedfacet.data.federated import FederatedData
-from fedfacet.derived import other_names
 from fedfacet.devices.base import Devices
-from fedfacet.devices.schedule import Work
 from fedfacet.engines.base import Engine
 from fedfacet.engines.distributed import DistributedEngine
 from fedfacet.engines.sequential import SequentialEngine
-from fedfacet.errors import ConfigError
 from fedfacet.federation import Federation
 from fedfacet.mechanism import Mechanism
 from fedfacet.mechanisms import mechanisms_of
@@ -58,7 +50,7 @@ from fedfacet.privacy.base import Privacy
 from fedfacet.privacy.central import CentralDP
 from fedfacet.privacy.disclosure import DisclosurePolicy
 from fedfacet.privacy.dp_sgd import DPSGD
-from fedfacet.privacy_gate import account, with_mechanisms
+from fedfacet.privacy_gate import account, check_noised, check_private, with_mechanisms
 from fedfacet.schedulers import Scheduler
 from fedfacet.selectors.base import ClientSelector
 from fedfacet.selectors.uniform import UniformSelector
@@ -67,7 +59,7 @@ from fedfacet.submodels.parts import Parts
 from fedfacet.summing import SummedUpdates, check_summed, sums_updates
 from fedfacet.termination import Termination
 from fedfacet.transforms import UpdateTransform
-from fedfacet.types import ChannelPlan, Partition, ServerData
+from fedfacet.types import ServerData
 
 
 def federate(
@@ -324,88 +316,3 @@ def assemble(
     if accounting is not None:
         check_room(accounting, federation.state)
     return federation
-
-
-def clock_of(devices: Devices, clients: Clients, aggregator: Aggregator, cohort_size: int) -> Clock:
-    """Return the clock of clients' devices.
-
-    Raises:
-        ConfigError: if the deadline is too early for everybody.
-        ValueError: if the devices have impossible numbers.
-    """
-    facts, local = clients.facts, clients.local
-    extras = state.num_floats(aggregator.extras(facts))
-    sent = {name: facts.model[name] for name in (*facts.parameters, *facts.buffers)}
-    profiles = devices.profiles(clients.partition.num_clients)
-    for transform in clients.transforms:
-        if transform.on_lines is not None:
-            profiles = replace(profiles, up=transform.on_lines(profiles.up))
-    return Clock(
-        devices,
-        [
-            Work(n, local.batch_size, local.amount if local.unit == "steps" else local.amount * math.ceil(n / local.batch_size))
-            for n in map(len, clients.partition.indices)
-        ],
-        floats_down=state.num_floats({name: facts.model[name] for name in facts.model.keys() - other_names(facts.derived)}),
-        floats_up=state.num_floats(sent) + extras,
-        cohort_size=cohort_size,
-        profiles=profiles,
-    )
-
-
-def parts_of(
-    capacity: Capacity | None, submodel: Submodel | None, model: nn.Module, partition: Partition, seed: int
-) -> Parts | None:
-    """Return which part of a model each client holds; ``None`` where everybody holds all of it.
-
-    Raises:
-        ConfigError: if only one of capacity and submodel is there, or if the model does not say which channels it has.
-        ValueError: if the capacity does not suit the clients.
-    """
-    if capacity is None and submodel is None:
-        return None
-    if capacity is None or submodel is None:
-        there, missing = ("submodel", "capacity") if capacity is None else ("capacity", "submodel")
-        raise ConfigError(
-            f"Expected `capacity` and `submodel` together, but got {there} alone: choose a {missing} other than whole (such as "
-            f"{'capacity=largest' if missing == 'capacity' else 'submodel=heterofl'}), or {there}=whole."
-        )
-    plan = getattr(model, "channel_plan", None)
-    if not isinstance(plan, ChannelPlan):
-        raise ConfigError(
-            f"Expected a model that can be cut, with `channel_plan` and `narrowed`, but {type(model).__name__} has none: "
-            "choose scaler_cnn, small_cnn or resnet8, or capacity=whole submodel=whole."
-        )
-    parts = Parts(submodel, capacity, plan, np.array(list(map(len, partition.indices))), seed)
-    return None if not capacity.every_round and bool((parts.rates(1) == 1).all()) else parts
-
-
-def smaller_models(parts: Parts | None, model: nn.Module) -> list[nn.Module]:
-    """Return a model for each shape that weak clients hold."""
-    if parts is None:
-        return []
-    sizes = [parts.sizes(rate) for rate in parts.levels]
-    different = [one for number, one in enumerate(sizes) if one not in sizes[:number] and one != dict(parts.plan.sizes)]
-    return [model.narrowed(one) for one in different]  # type: ignore[operator]
-
-
-def device_of(name: str) -> torch.device:
-    """Return a device of this machine by its name; ``"auto"`` is an accelerator if there is one.
-
-    Raises:
-        ConfigError: if the machine has no such device.
-    """
-    try:
-        device = torch.device(("cuda" if torch.cuda.is_available() else "cpu") if name == "auto" else name)
-        torch.empty(0, device=device)
-    except (RuntimeError, AssertionError) as error:
-        raise ConfigError(
-            f"Expected `engine.device` to name a device of this machine, but got {name!r} ({str(error).splitlines()[0]}): give "
-            "auto, cpu, cuda or cuda:N."
-        ) from None
-    return device
-
-
-def usual_memory_format(device: torch.device) -> str:
-    """Return where the channels of images lie: last on a CPU, whose convolutions are 1.2 to 1.6 times as fast so (measured)."""
-    return "channels_last" if device.type == "cpu" else "contiguous_format"

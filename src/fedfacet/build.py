@@ -18,7 +18,8 @@ from torch import nn
 
 from fedfacet import __version__, rng, state
 from fedfacet.adapters import Adapter
-from fedfacet.assembly import assemble, device_of, parts_of, smaller_models, usual_memory_format
+from fedfacet.assembly import assemble
+from fedfacet.client_setup import device_of, parts_of, smaller_models, usual_memory_format
 from fedfacet.clients.hooks import federated_module
 from fedfacet.clients.network_trial import check_weights
 from fedfacet.clients.program import Clients

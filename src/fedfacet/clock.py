@@ -17,7 +17,8 @@ from numpy.typing import NDArray
 from fedfacet.devices.base import BYTES_PER_FLOAT, Devices, Profiles
 from fedfacet.devices.schedule import Load, Schedule, Work, schedule
 from fedfacet.errors import CheckpointError, ConfigError
-from fedfacet.types import Ledger, RoundNeeds, ServerState
+from fedfacet.records import Ledger
+from fedfacet.types import RoundNeeds, ServerState
 
 _MARGIN = 1e-6
 """Seconds that are waited besides, lest rounding leave the clock just before a client comes on-line, for ever."""

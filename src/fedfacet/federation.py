@@ -15,11 +15,12 @@ from fedfacet.mechanisms.preparation import Preparation
 from fedfacet.mechanisms.selection import of_selector
 from fedfacet.mechanisms.termination import EndOfRun
 from fedfacet.mechanisms.updates import UpdateCheck
+from fedfacet.records import FederationState
 from fedfacet.round import run_round
 from fedfacet.selectors.base import ClientSelector
 from fedfacet.server import Server
 from fedfacet.storage.fitting import check_fits
-from fedfacet.types import Facts, FederationState
+from fedfacet.types import Facts
 
 
 class Federation(Server):

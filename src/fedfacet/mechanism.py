@@ -15,18 +15,9 @@ from fedfacet.aggregators.base import Aggregator
 from fedfacet.builtin import is_builtin
 from fedfacet.clock import Plan
 from fedfacet.query_session import QuerySession
+from fedfacet.records import ClientReceipt, FederationState, RoundResult
 from fedfacet.server_evaluator import ServerEvaluator
-from fedfacet.types import (
-    ClientReceipt,
-    ClientTask,
-    ClientUpdate,
-    Facts,
-    FederationState,
-    Query,
-    RoundResult,
-    ServerState,
-    State,
-)
+from fedfacet.types import ClientTask, ClientUpdate, Facts, Query, ServerState, State
 
 Fold: TypeAlias = Callable[[ServerState, State, Iterable[ClientUpdate]], tuple[ServerState, State]]
 """Makes the next state of the aggregator and the next model of a round's updates, as ``Aggregator.aggregate`` does."""

@@ -5,12 +5,19 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from fedfacet import rng
 from fedfacet.accounting import Accounting, in_words, remedy
 from fedfacet.aggregators.base import Aggregator
+from fedfacet.clients.private_gradients import PrivateGradients
 from fedfacet.clients.program import Clients
+from fedfacet.clients.recorded_steps import complaint
 from fedfacet.compatibility import OPTIONAL
+from fedfacet.corrections import Correction
 from fedfacet.errors import ConfigError
 from fedfacet.mechanism import Mechanism
+from fedfacet.objectives.classification import ClassificationObjective
 from fedfacet.optional import required
 from fedfacet.privacy.base import Privacy
 from fedfacet.privacy.central import CentralDP
@@ -18,6 +25,7 @@ from fedfacet.privacy.dp_sgd import DPSGD
 from fedfacet.query import Query
 from fedfacet.schedulers import Scheduler
 from fedfacet.selectors.base import ClientSelector
+from fedfacet.transforms import ClipAndNoise
 from fedfacet.types import CENTRAL_NOISE, Broadcast, ClientTask
 
 ALWAYS_OUTSIDE = {
@@ -158,3 +166,75 @@ def _refusal(names: Mapping[str, Any], what: str) -> ConfigError:
     if names.get("privacy") != "central":
         covers = "clients' noised steps have an influence on for `privacy`, whose epsilon covers them"
     return ConfigError(f"Expected models that nothing but {covers} alone, but {what}.")
+
+
+def check_noised(clients: Clients, names: Mapping[str, Any]) -> None:
+    """Refuse noise on updates where clients send something else besides that goes into the model.
+
+    Raises:
+        ConfigError: naming it.
+    """
+    if not any(isinstance(transform, ClipAndNoise) and transform.noise_multiplier for transform in clients.transforms):
+        return
+    sent = [name for program in clients.programs for name in program.buffers if name not in clients.personal]
+    extras = sorted(getattr(clients.objective, "provides", frozenset()) - OPTIONAL)
+    for refused, what in (
+        (sent, f"the model's running statistics, {sent[0]!r} the first of them: choose a model without" if sent else ""),
+        (extras, f"{extras[0]!r}, by objective={names['objective']} or its correction: choose another" if extras else ""),
+    ):
+        if refused:
+            raise ConfigError(
+                "Expected clients that send nothing for the model besides what transforms=clip_and_noise covers, but they send "
+                f"{what}, or noise_multiplier=0."
+            )
+
+
+def check_private(clients: Clients, names: Mapping[str, Any]) -> None:
+    """Refuse what does not go with gradients that are taken sample by sample, clipped and noised.
+
+    Raises:
+        ConfigError: naming it.
+    """
+    correction, loss = getattr(clients.objective, "correction", None), getattr(clients.objective, "loss", None)
+    modules = [module for program in clients.programs for module in program.module.modules()]
+    sees_batch = any(isinstance(module, _BatchNorm) or getattr(module, "sees_batch", False) for module in modules)
+    for refused, what in (
+        (
+            type(clients.objective) is not ClassificationObjective,
+            f"objective={names['objective']} may use samples in other ways: choose classification",
+        ),
+        (
+            getattr(getattr(loss, "func", loss), "compares_samples", False),
+            f"loss={names.get('loss')} compares the samples of a batch: choose cross_entropy",
+        ),
+        (
+            correction is not None and type(correction) is not Correction,
+            f"correction={names['correction']} adds a term that is no sample's: choose none",
+        ),
+        (sees_batch, "the model normalises samples by their batch: choose one with GroupNorm (scaler_cnn, resnet50_gn)"),
+        (
+            clients.local.max_grad_norm is not None,
+            "`local.max_grad_norm` clips gradients of batches: leave it null, and set privacy.max_grad_norm",
+        ),
+        (clients.compile, "`compile` is set, and compiled models have gradients of batches: leave it false"),
+    ):
+        if refused:
+            raise ConfigError(f"Expected parts that go with privacy=dp_sgd, but {what}.")
+    _try_private(clients)
+
+
+def _try_private(clients: Clients) -> None:
+    """Take the gradients of two samples, so that a model is refused now rather than at the first client."""
+    assert clients.privacy is not None
+    batch = clients.dataset.batch(clients.partition.indices[0][[0, -1]], clients.device, clients.memory_format)
+    with rng.forked(0, "private-trial", device=clients.device):
+        for program in clients.programs:
+            program.train(True)
+            try:
+                PrivateGradients(program, clients.privacy).clipped_sum(batch)
+            except RuntimeError as error:
+                raise ConfigError(
+                    f"Expected a model whose gradients can be taken sample by sample for privacy=dp_sgd, but torch refuses "
+                    f"({complaint(error)}): choose another model, or leave out layers that draw random numbers "
+                    "(model.stochastic_depth=0)."
+                ) from None

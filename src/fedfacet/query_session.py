@@ -9,7 +9,8 @@ from fedfacet.answer_form import ANYTHING, is_count, is_finite, plain, shown
 from fedfacet.clock import Asked
 from fedfacet.engines.base import Engine
 from fedfacet.errors import FedFacetError, SelectionError
-from fedfacet.types import Answer, ClientTask, Disclosed, Ledger, Query
+from fedfacet.records import Disclosed, Ledger
+from fedfacet.types import Answer, ClientTask, Query
 
 
 class ClientsAway(FedFacetError):

@@ -22,20 +22,9 @@ from fedfacet.derived import derive
 from fedfacet.errors import BadUpdateError, SelectionError
 from fedfacet.mechanism import Fold, Round
 from fedfacet.query_session import ClientsAway, QuerySession
+from fedfacet.records import ClientReceipt, FederationState, Ledger, RoundResult
 from fedfacet.server import Server
-from fedfacet.types import (
-    Answer,
-    ClientReceipt,
-    ClientTask,
-    ClientUpdate,
-    FederationState,
-    Ledger,
-    Query,
-    RoundResult,
-    SelectionContext,
-    ServerState,
-    State,
-)
+from fedfacet.types import Answer, ClientTask, ClientUpdate, Query, SelectionContext, ServerState, State
 
 log = logging.getLogger(__name__)
 

@@ -13,8 +13,9 @@ from fedfacet.engines.base import Engine
 from fedfacet.errors import Interrupted
 from fedfacet.mechanism import Chain, Mechanism
 from fedfacet.query_session import ClientsAway, QuerySession
+from fedfacet.records import FederationState
 from fedfacet.selectors.base import ClientSelector
-from fedfacet.types import Broadcast, ClientTask, Facts, FederationState, Query
+from fedfacet.types import Broadcast, ClientTask, Facts, Query
 
 _Mechanism = TypeVar("_Mechanism", bound=Mechanism)
 

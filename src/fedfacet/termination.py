@@ -9,7 +9,8 @@ from typing import Annotated
 
 from fedfacet.arguments import Declared, Whole, Within
 from fedfacet.errors import ConfigError
-from fedfacet.types import PAYMENTS, RoundResult, ServerState
+from fedfacet.records import RoundResult
+from fedfacet.types import PAYMENTS, ServerState
 
 
 class Termination(Declared, ABC):

@@ -14,9 +14,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedfacet import rng, state
+from fedfacet.records import ClientReceipt, Disclosed, Ledger, RoundResult
 from fedfacet.selectors.base import Taxonomy
 from fedfacet.storage.fitting import misfit
-from fedfacet.types import Broadcast, ClientReceipt, ClientTask, Disclosed, Ledger, RoundNeeds, RoundResult, SelectionContext
+from fedfacet.types import Broadcast, ClientTask, RoundNeeds, SelectionContext
 
 NUM_CLIENTS = 7
 SMALLER = {"favor": {"components": 4, "hidden": 16, "capacity": 8}}

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from fedfacet import config
-from fedfacet.types import ClientReceipt, Ledger, RoundResult
+from fedfacet.records import ClientReceipt, Ledger, RoundResult
 
 CONF = Path(__file__).parents[2] / "conf"
 ROUNDS = 12

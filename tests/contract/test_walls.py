@@ -22,7 +22,7 @@ FLOORS = [
     # What everybody may know: values, and help that knows nothing of learning.
     "answer_form",
     "errors types rng heterogeneity arguments libraries machine_memory moved waiting builtin",
-    "entry shell_words state simplex confusion optional derived cores",
+    "entry shell_words state records simplex confusion optional derived cores",
     "storage",
     # Parts that an option chooses. Each knows values, and no other part.
     "metrics partitioners models losses corrections personal transforms participation schedulers selectors aggregators "
@@ -43,7 +43,7 @@ FLOORS = [
     "mechanisms",
     "federation",
     "callbacks",
-    "compatibility",
+    "compatibility client_setup",
     "privacy_gate",
     "summing",
     "assembly",
@@ -64,7 +64,7 @@ lies above all it imports.
 """
 DOORS = {"__init__", "__main__"}
 KNOWN_EXCEPTIONS: dict[tuple[str, str], str] = {}
-VALUES = ["types", "rng", "state", "heterogeneity", "errors", "arguments", "simplex", "confusion"]
+VALUES = ["types", "records", "rng", "state", "heterogeneity", "errors", "arguments", "simplex", "confusion"]
 GLOBAL_TORCH = {"manual_seed", "seed", "set_rng_state", "seed_everything", "manual_seed_all"}
 DRAWS = {"rand", "randn", "randint", "randperm", "normal", "bernoulli", "multinomial", "rand_like", "randn_like"}
 

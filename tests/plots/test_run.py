@@ -9,7 +9,7 @@ from fedfacet.callbacks.summary import Summary
 from fedfacet.heterogeneity import InteractionMatrix
 from fedfacet.plots import run as plots
 from fedfacet.plots.figure import COLOURS
-from fedfacet.types import Ledger, RoundResult
+from fedfacet.records import Ledger, RoundResult
 
 BAR = "#0072B2"
 

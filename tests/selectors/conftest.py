@@ -1,7 +1,8 @@
 import pytest
 
 from fedfacet import rng
-from fedfacet.types import ClientReceipt, Facts, Ledger, RoundResult, SelectionContext
+from fedfacet.records import ClientReceipt, Ledger, RoundResult
+from fedfacet.types import Facts, SelectionContext
 
 
 def result_of(round, cohort, num_clients):

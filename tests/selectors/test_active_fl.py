@@ -10,8 +10,8 @@ from scipy.stats import chisquare
 
 from fedfacet import rng
 from fedfacet.clients.queries.local_loss import LocalLoss, Valuation
+from fedfacet.records import ClientReceipt, Ledger, RoundResult
 from fedfacet.selectors.active_fl import ActiveFLSelector
-from fedfacet.types import ClientReceipt, Ledger, RoundResult
 
 MATRICES = ([[6, 2], [2, 6]], [[1, 1], [1, 1]], [[3, 0], [0, 3]], [[9, 5], [5, 9]], [[2, 2], [2, 2]])
 

@@ -12,8 +12,8 @@ from fedfacet import rng
 from fedfacet.aggregators.agnostic import AgnosticFL
 from fedfacet.aggregators.q_fedavg import QFedAvg
 from fedfacet.clients.queries.local_loss import LocalLoss
+from fedfacet.records import Disclosed, Ledger, RoundResult
 from fedfacet.selectors.agnostic import AgnosticSelector
-from fedfacet.types import Disclosed, Ledger, RoundResult
 
 MATRICES = ([[6, 2], [2, 6]], [[1, 1], [1, 1]], [[3, 0], [0, 3]], [[9, 5], [5, 9]], [[2, 2], [2, 2]])
 

@@ -19,8 +19,9 @@ from fedfacet.errors import ConfigError
 from fedfacet.mechanisms.server_data import ServerEvaluation
 from fedfacet.methods.cbim import CBIMSelector, Contract, menu_of
 from fedfacet.participation import Dropouts
+from fedfacet.records import Ledger, RoundResult
 from fedfacet.storage.run_files import rows_of
-from fedfacet.types import Broadcast, ClientTask, ClientUpdate, Facts, Ledger, RoundNeeds, RoundResult
+from fedfacet.types import Broadcast, ClientTask, ClientUpdate, Facts, RoundNeeds
 
 MATRICES = ([[6, 2], [2, 6]], [[1, 1], [1, 1]], [[3, 0], [0, 3]], [[9, 5], [5, 9]], [[2, 2], [2, 2]])
 SECONDS = [8.0, 6.0, 4.0, 2.0, 2.0]

@@ -14,8 +14,9 @@ from fedfacet.errors import ConfigError
 from fedfacet.mechanisms.server_data import ServerEvaluation
 from fedfacet.methods import favor_dqn as dqn
 from fedfacet.methods.favor import FavorSelector, coordinates, reward
+from fedfacet.records import Ledger, RoundResult
 from fedfacet.storage import checkpoint
-from fedfacet.types import ClientUpdate, Facts, Ledger, RoundResult, SelectionContext
+from fedfacet.types import ClientUpdate, Facts, SelectionContext
 
 SMALL = {"components": 4, "hidden": 16, "capacity": 8}
 JOB = ("experiment=digits_gsc", "callbacks=[]", "logger=[]", "selector=favor", "aggregator=fedavg", "server_data=validation")

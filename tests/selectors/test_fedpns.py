@@ -11,8 +11,9 @@ from hypothesis.extra.numpy import arrays
 
 from fedfacet import rng, state
 from fedfacet.participation import Dropouts
+from fedfacet.records import ClientReceipt, Ledger, RoundResult
 from fedfacet.selectors.fedpns import FedPNSSelector, misaligned
-from fedfacet.types import ClientReceipt, ClientUpdate, Facts, Ledger, RoundResult
+from fedfacet.types import ClientUpdate, Facts
 
 TOY_MATRICES = ([[6, 2], [2, 6]], [[2, 6], [6, 2]], [[7, 7], [1, 1]], [[7, 1], [7, 1]])
 

@@ -15,8 +15,9 @@ from fedfacet.engines.sequential import SequentialEngine
 from fedfacet.engines.workers import WorkersEngine
 from fedfacet.errors import ConfigError
 from fedfacet.mechanisms.server_data import ServerEvaluation
+from fedfacet.records import Ledger, RoundResult
 from fedfacet.selectors.fl_cir import FLCIRSelector, class_shares
-from fedfacet.types import ClientUpdate, Ledger, RoundResult, ServerData
+from fedfacet.types import ClientUpdate, ServerData
 
 JOB = ("experiment=digits_gsc", "callbacks=[]", "logger=[]", "selector=fl_cir", "aggregator=fedavg")
 

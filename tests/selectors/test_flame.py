@@ -12,8 +12,8 @@ from fedfacet.compatibility import check_devices
 from fedfacet.devices.synthetic import UniformDevices
 from fedfacet.errors import ConfigError
 from fedfacet.mechanisms.devices import SimulatedDevices
+from fedfacet.records import ClientReceipt, Ledger, RoundResult
 from fedfacet.selectors.flame import FlameSelector, utilities
-from fedfacet.types import ClientReceipt, Ledger, RoundResult
 
 MATRICES = ([[6, 2], [2, 6]], [[1, 1], [1, 1]], [[3, 0], [0, 3]], [[9, 5], [5, 9]], [[2, 2], [2, 2]])
 

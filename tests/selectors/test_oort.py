@@ -12,8 +12,8 @@ from fedfacet.clients.queries.counts import NumSamples
 from fedfacet.clients.queries.local_loss import LossMoments
 from fedfacet.devices.synthetic import LognormalDevices, UniformDevices
 from fedfacet.mechanisms.devices import SimulatedDevices
+from fedfacet.records import ClientReceipt, Ledger, RoundResult
 from fedfacet.selectors.oort import OortSelector, preferred_duration, scores, utility_of
-from fedfacet.types import ClientReceipt, Ledger, RoundResult
 
 MATRICES = ([[6, 2], [2, 6]], [[1, 1], [1, 1]], [[3, 0], [0, 3]], [[9, 5], [5, 9]], [[2, 2], [2, 2]], [[1, 2], [3, 1]])
 

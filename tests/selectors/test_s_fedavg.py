@@ -14,7 +14,8 @@ from fedfacet.errors import ConfigError
 from fedfacet.mechanisms.server_data import ServerEvaluation
 from fedfacet.methods.s_fedavg import SFedAvgSelector
 from fedfacet.methods.shapley import shapley_values
-from fedfacet.types import ClientUpdate, Ledger, RoundResult
+from fedfacet.records import Ledger, RoundResult
+from fedfacet.types import ClientUpdate
 
 JOB = ("experiment=digits_gsc", "callbacks=[]", "logger=[]", "selector=s_fedavg", "aggregator=fedavg")
 

@@ -13,8 +13,8 @@ import torch
 
 from fedfacet import state
 from fedfacet.errors import CheckpointError
+from fedfacet.records import FederationState
 from fedfacet.storage import checkpoint
-from fedfacet.types import FederationState
 
 
 @pytest.fixture

@@ -10,8 +10,9 @@ import torch
 from fedfacet import state
 from fedfacet.aggregators.fedavg import FedAvg
 from fedfacet.aggregators.fedavgm import FedAvgM
-from fedfacet.assembly import federate, parts_of
+from fedfacet.assembly import federate
 from fedfacet.capacities import GivenCapacity, LargestCapacity
+from fedfacet.client_setup import parts_of
 from fedfacet.clients.local_training import LocalTraining
 from fedfacet.clients.prediction import Predictions
 from fedfacet.clients.queries.counts import NumSamples

@@ -41,7 +41,7 @@ class GlobalReweighing(Aggregator):
         return {"weights": torch.zeros(0, 0)}
 
     def reporters(self, trains: Sequence[int], available: Sequence[int]) -> Sequence[int]:
-        """Return everybody who is available."""
+        """Return all who are available."""
         return available
 
     def prepare(self, server: ServerState, reports: Mapping[int, Any]) -> ServerState:

@@ -17,8 +17,9 @@ from fedfacet.errors import ConfigError
 from fedfacet.heterogeneity import InteractionMatrix, class_distances, measure_federation
 from fedfacet.plots.figure import group_names
 from fedfacet.plots.run import MEASURES, TYPES
+from fedfacet.records import Ledger, RoundResult
 from fedfacet.selectors.base import ClientSelector
-from fedfacet.types import Facts, Ledger, Query, RoundResult, SelectionContext, ServerState
+from fedfacet.types import Facts, Query, SelectionContext, ServerState
 
 
 def describe_federation(matrices: Sequence[InteractionMatrix]) -> dict[str, Any]:

@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING, Any, ClassVar, SupportsFloat
 
 from fedfacet.arguments import check_whole
 from fedfacet.builtin import is_builtin
-from fedfacet.types import ClientUpdate, FederationState, Query, RoundResult
+from fedfacet.records import FederationState, RoundResult
+from fedfacet.types import ClientUpdate, Query
 
 if TYPE_CHECKING:
     from fedfacet.federation import Federation

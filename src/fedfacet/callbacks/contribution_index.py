@@ -16,8 +16,9 @@ from fedfacet.federation import Federation
 from fedfacet.mechanisms.server_data import ServerEvaluation
 from fedfacet.mechanisms.submodels import Submodels
 from fedfacet.methods import shapley
+from fedfacet.records import FederationState, RoundResult
 from fedfacet.storage.table import Table
-from fedfacet.types import ClientUpdate, FederationState, RoundResult
+from fedfacet.types import ClientUpdate
 
 
 class ContributionIndex(Callback):

@@ -10,9 +10,9 @@ from fedfacet.federation import Federation
 from fedfacet.machine_memory import peak_memory
 from fedfacet.mechanisms.devices import SimulatedDevices
 from fedfacet.mechanisms.privacy import DifferentialPrivacy
+from fedfacet.records import RoundResult
 from fedfacet.storage.atomic_write import atomic_write
 from fedfacet.storage.table import Table
-from fedfacet.types import RoundResult
 
 
 class CsvLog(Callback):

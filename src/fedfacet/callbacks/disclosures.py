@@ -10,9 +10,9 @@ from fedfacet.federation import Federation
 from fedfacet.mechanisms.disclosure import DisclosureControl
 from fedfacet.mechanisms.privacy import DifferentialPrivacy
 from fedfacet.privacy.disclosure import UNDECLARED
+from fedfacet.records import Disclosed, RoundResult
 from fedfacet.storage.run_files import each_row_of
 from fedfacet.storage.table import Table
-from fedfacet.types import Disclosed, RoundResult
 
 
 class Disclosures(Callback):

@@ -16,7 +16,8 @@ from fedfacet.errors import ConfigError
 from fedfacet.federation import Federation
 from fedfacet.metrics.group_counts import GroupCounts, Labels, group_key
 from fedfacet.metrics.torch_metric import TorchMetric
-from fedfacet.types import RoundResult, State
+from fedfacet.records import RoundResult
+from fedfacet.types import State
 
 
 @dataclass(frozen=True, slots=True, eq=False)

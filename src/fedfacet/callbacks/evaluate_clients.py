@@ -18,7 +18,8 @@ from fedfacet.errors import FedFacetError
 from fedfacet.federation import Federation
 from fedfacet.mechanisms.submodels import Submodels
 from fedfacet.metrics.group_counts import NAN
-from fedfacet.types import ClientUpdate, FederationState, State
+from fedfacet.records import FederationState
+from fedfacet.types import ClientUpdate, State
 
 _AT_ONCE = 16  # so many clients' models are held at a time
 _SPREAD = ("acc", "acc_worst_group", "acc_own")

@@ -9,8 +9,9 @@ from fedfacet.data.federated import FederatedData
 from fedfacet.federation import Federation
 from fedfacet.heterogeneity import HeterogeneityTriplet
 from fedfacet.metrics.estimation import FILE, Triplets, measure_estimation, write_triplets
+from fedfacet.records import RoundResult
 from fedfacet.storage.dealt import MANY
-from fedfacet.types import Partition, RoundResult
+from fedfacet.types import Partition
 
 QUERY = "heterogeneity"  # under which name clients disclose their triplets
 

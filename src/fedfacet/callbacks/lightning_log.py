@@ -15,8 +15,8 @@ from fedfacet.callbacks.base import Callback
 from fedfacet.errors import CheckpointError, ConfigError, FedFacetError, first_line
 from fedfacet.federation import Federation
 from fedfacet.optional import required
+from fedfacet.records import RoundResult
 from fedfacet.storage.run_files import json_of
-from fedfacet.types import RoundResult
 
 _STATUS = {"finished": "success", "interrupted": "aborted", "failed": "failed"}
 

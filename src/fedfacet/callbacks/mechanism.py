@@ -12,8 +12,9 @@ from fedfacet.federation import Federation
 from fedfacet.mechanism import Fold, Mechanism, Round
 from fedfacet.mechanisms.termination import stop_if_due
 from fedfacet.query_session import ClientsAway, QuerySession
+from fedfacet.records import FederationState, RoundResult
 from fedfacet.round import crossed
-from fedfacet.types import ClientTask, ClientUpdate, FederationState, Query, RoundResult, ServerState, State
+from fedfacet.types import ClientTask, ClientUpdate, Query, ServerState, State
 
 log = logging.getLogger(__name__)
 

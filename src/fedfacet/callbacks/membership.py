@@ -15,7 +15,8 @@ from fedfacet.federation import Federation
 from fedfacet.metrics.group_counts import NAN
 from fedfacet.metrics.roc import Roc, pooled_auc
 from fedfacet.plots.roc import plot_membership
-from fedfacet.types import ClientUpdate, FederationState
+from fedfacet.records import FederationState
+from fedfacet.types import ClientUpdate
 
 ATTACKS: Mapping[str, Attack] = {"gap": Gap(), "loss_threshold": LossThreshold()}
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from fedfacet.callbacks.base import Callback
 from fedfacet.entry import reader_may_leave
 from fedfacet.federation import Federation
-from fedfacet.types import RoundResult
+from fedfacet.records import RoundResult
 
 if TYPE_CHECKING:
     from rich.progress import Progress as Bar

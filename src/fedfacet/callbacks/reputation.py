@@ -7,8 +7,8 @@ from typing import Any
 from fedfacet.callbacks.base import Callback
 from fedfacet.errors import ConfigError
 from fedfacet.federation import Federation
+from fedfacet.records import RoundResult
 from fedfacet.storage.table import Table
-from fedfacet.types import RoundResult
 
 
 class Reputation(Callback):

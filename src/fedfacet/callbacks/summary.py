@@ -14,9 +14,10 @@ from fedfacet.callbacks.base import Callback
 from fedfacet.clients.personal_memory import all_layers
 from fedfacet.errors import CheckpointError
 from fedfacet.federation import Federation
+from fedfacet.records import RoundResult
 from fedfacet.storage.atomic_write import atomic_write, json_text
 from fedfacet.storage.dealt import MANY
-from fedfacet.types import RoundResult, State
+from fedfacet.types import State
 
 BYTES_PER_FLOAT = 4
 

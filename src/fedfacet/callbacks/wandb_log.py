@@ -16,9 +16,9 @@ from fedfacet.data.own_data import OWN_DATA
 from fedfacet.entry import reader_may_leave
 from fedfacet.errors import ConfigError, FedFacetError
 from fedfacet.federation import Federation
+from fedfacet.records import RoundResult
 from fedfacet.storage.dealt import MANY
 from fedfacet.storage.run_files import json_of
-from fedfacet.types import RoundResult
 
 # What a method may be beside selector and aggregator, and what goes without saying.
 _USUAL = {"correction": "none", "personal": "none", "objective": "classification", "loss": "cross_entropy"}

@@ -18,9 +18,10 @@ from fedfacet.errors import CheckpointError
 from fedfacet.federation import Federation
 from fedfacet.mechanisms.participation import ClientParticipation
 from fedfacet.participation import Participation
+from fedfacet.records import RoundResult
 from fedfacet.storage.atomic_write import write_synced
 from fedfacet.storage.run_files import Keys, is_whole, json_lines_of
-from fedfacet.types import ClientTask, ClientUpdate, RoundResult
+from fedfacet.types import ClientTask, ClientUpdate
 
 NAME = "journal.jsonl"
 

@@ -30,9 +30,10 @@ from fedfacet.mechanism import Mechanism, Round
 from fedfacet.mechanisms.participation import ClientParticipation
 from fedfacet.participation import available_of
 from fedfacet.query_session import ClientsAway
+from fedfacet.records import RoundResult
 from fedfacet.storage.atomic_write import write_synced
 from fedfacet.storage.run_files import Keys, is_there, json_of, sealed_json
-from fedfacet.types import Partition, Query, RoundResult
+from fedfacet.types import Partition, Query
 
 _OF_DATA = {"data", "splits", "local_holdout", "held_out_clients", "group_weights"}
 SAVED = "deploy.json"

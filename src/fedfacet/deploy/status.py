@@ -7,8 +7,8 @@ from typing import Any
 
 from fedfacet.deploy.engine import DeployedEngine
 from fedfacet.federation import Federation
+from fedfacet.records import RoundResult
 from fedfacet.storage.atomic_write import atomic_write, json_text
-from fedfacet.types import RoundResult
 
 STATUS, PROMETHEUS = "status.json", "metrics.prom"
 

@@ -6,7 +6,8 @@ from fedfacet.aggregators.base import Aggregator
 from fedfacet.async_schedule import AsyncSchedule
 from fedfacet.clock import Clock
 from fedfacet.mechanism import Mechanism, Round
-from fedfacet.types import ClientTask, ClientUpdate, FederationState, ServerState
+from fedfacet.records import FederationState
+from fedfacet.types import ClientTask, ClientUpdate, ServerState
 
 
 @dataclass(frozen=True, eq=False)

@@ -6,7 +6,8 @@ from typing import Any
 
 from fedfacet.clock import Clock
 from fedfacet.mechanism import Mechanism, Round
-from fedfacet.types import FederationState, ServerState
+from fedfacet.records import FederationState
+from fedfacet.types import ServerState
 
 
 @dataclass(frozen=True, eq=False)

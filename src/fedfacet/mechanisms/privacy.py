@@ -8,7 +8,8 @@ from typing import Any
 from fedfacet.accounting import Accounting
 from fedfacet.mechanism import Fold, Mechanism, Round
 from fedfacet.privacy.central import CentralDP
-from fedfacet.types import ClientUpdate, FederationState, Query, ServerState, State
+from fedfacet.records import FederationState
+from fedfacet.types import ClientUpdate, Query, ServerState, State
 
 log = logging.getLogger(__name__)
 

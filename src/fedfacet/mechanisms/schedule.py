@@ -3,8 +3,9 @@
 from dataclasses import dataclass, replace
 
 from fedfacet.mechanism import Mechanism, Round
+from fedfacet.records import FederationState
 from fedfacet.schedulers import Scheduler, factor_of
-from fedfacet.types import ClientTask, FederationState, ServerState
+from fedfacet.types import ClientTask, ServerState
 
 
 @dataclass(frozen=True, eq=False)

@@ -6,9 +6,10 @@ from typing import Any
 
 from fedfacet import rng, state
 from fedfacet.mechanism import Mechanism, Round
+from fedfacet.records import FederationState
 from fedfacet.round import result_of
 from fedfacet.selectors.base import ClientSelector
-from fedfacet.types import Facts, FederationState, ServerState
+from fedfacet.types import Facts, ServerState
 
 
 @dataclass(frozen=True, eq=False)

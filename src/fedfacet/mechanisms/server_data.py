@@ -6,9 +6,10 @@ from dataclasses import dataclass
 from fedfacet.aggregators.base import Aggregator
 from fedfacet.engines.base import Engine
 from fedfacet.mechanism import Fold, Mechanism, Round
+from fedfacet.records import FederationState
 from fedfacet.selectors.base import ClientSelector
 from fedfacet.server_evaluator import ServerEvaluator
-from fedfacet.types import ClientUpdate, FederationState, ServerData, ServerState, State
+from fedfacet.types import ClientUpdate, ServerData, ServerState, State
 
 
 @dataclass(frozen=True, eq=False)

@@ -4,8 +4,9 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 from fedfacet.mechanism import Fold, Mechanism, Round
+from fedfacet.records import FederationState
 from fedfacet.submodels.parts import Parts
-from fedfacet.types import ClientTask, FederationState
+from fedfacet.types import ClientTask
 
 
 @dataclass(frozen=True, eq=False)

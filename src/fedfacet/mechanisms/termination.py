@@ -5,9 +5,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from fedfacet.mechanism import Mechanism, Round
+from fedfacet.records import FederationState, RoundResult
 from fedfacet.round import result_of
 from fedfacet.termination import Termination
-from fedfacet.types import FederationState, RoundResult, ServerState
+from fedfacet.types import ServerState
 
 log = logging.getLogger(__name__)
 

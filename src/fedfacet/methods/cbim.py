@@ -16,8 +16,9 @@ from fedfacet.answer_form import AnswerForm
 from fedfacet.arguments import Whole, Within
 from fedfacet.confusion import accuracy_of
 from fedfacet.query import Query, needs_of
+from fedfacet.records import RoundResult
 from fedfacet.selectors.base import ClientSelector, Taxonomy, warn_of
-from fedfacet.types import PAYMENTS, Answer, ClientUpdate, Facts, RoundResult, SelectionContext, ServerState, State
+from fedfacet.types import PAYMENTS, Answer, ClientUpdate, Facts, SelectionContext, ServerState, State
 
 log = logging.getLogger(__name__)
 

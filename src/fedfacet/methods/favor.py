@@ -19,9 +19,10 @@ from fedfacet.arguments import Whole, Within
 from fedfacet.confusion import accuracy_of
 from fedfacet.errors import CheckpointError, ConfigError
 from fedfacet.methods import favor_dqn as dqn
+from fedfacet.records import RoundResult
 from fedfacet.selectors.base import ClientSelector, Taxonomy, numbers, warn_of
 from fedfacet.storage import checkpoint
-from fedfacet.types import ClientUpdate, Facts, RoundResult, SelectionContext, ServerState, State
+from fedfacet.types import ClientUpdate, Facts, SelectionContext, ServerState, State
 
 log = logging.getLogger(__name__)
 

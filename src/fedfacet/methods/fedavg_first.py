@@ -35,7 +35,7 @@ class FedAvgFirst(Mechanism):
 
 @dataclass(eq=False, kw_only=True)
 class PretrainedSelector(ClientSelector):
-    """A selector that asks clients once a model is trained: everybody takes part in the first rounds.
+    """A selector that asks clients once a model is trained: all of them take part in the first rounds.
 
     Args:
         pretraining_rounds: T_0, how many rounds come first.
@@ -50,12 +50,12 @@ class PretrainedSelector(ClientSelector):
     def excludes(self) -> Mapping[str, str]:
         """What needs cohorts of a size that is known beforehand."""
         names = (ASYNCHRONOUS, CENTRAL_NOISE) if self.mechanisms() else ()
-        return dict.fromkeys(names, "takes everybody in its first rounds")
+        return dict.fromkeys(names, "takes all clients in its first rounds")
 
     def mechanisms(self) -> list[Mechanism]:
         """Return what puts FedAvg in the aggregator's place while pre-training."""
         return [FedAvgFirst(self.pretraining_rounds)] if self.pretraining_rounds and self.pretraining == "fedavg" else []
 
     def takes_everybody(self, number: int) -> bool:
-        """Tell whether everybody takes part in a round, and nobody is asked yet."""
+        """Tell whether all who are available take part in a round, before any of them is asked."""
         return number < self.pretraining_rounds + (self.pretraining == "fedavg")

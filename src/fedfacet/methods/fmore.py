@@ -18,8 +18,9 @@ from fedfacet import rng
 from fedfacet.answer_form import AnswerForm
 from fedfacet.arguments import Choice, Within
 from fedfacet.query import Query, needs_of
+from fedfacet.records import RoundResult
 from fedfacet.selectors.base import ClientSelector, Taxonomy
-from fedfacet.types import PAYMENTS, Answer, RoundResult, SelectionContext, ServerState
+from fedfacet.types import PAYMENTS, Answer, SelectionContext, ServerState
 
 Floats = NDArray[np.float64]
 

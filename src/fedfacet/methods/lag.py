@@ -16,6 +16,7 @@ from fedfacet.answer_form import AnswerForm
 from fedfacet.arguments import Number, Whole, Within, check_whole, check_within
 from fedfacet.errors import ConfigError
 from fedfacet.query import Query
+from fedfacet.records import RoundResult
 from fedfacet.selectors.base import ClientSelector, Taxonomy, warn_of
 from fedfacet.transforms import UpdateTransform
 from fedfacet.types import (
@@ -26,7 +27,6 @@ from fedfacet.types import (
     ClientTask,
     ClientUpdate,
     Facts,
-    RoundResult,
     SelectionContext,
     ServerState,
     State,

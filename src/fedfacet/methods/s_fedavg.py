@@ -12,8 +12,9 @@ from fedfacet import rng, state
 from fedfacet.arguments import Number, Whole, Within
 from fedfacet.confusion import accuracy_of
 from fedfacet.methods import shapley
+from fedfacet.records import RoundResult
 from fedfacet.selectors.base import ClientSelector, Taxonomy
-from fedfacet.types import ClientUpdate, Facts, RoundResult, SelectionContext, ServerState, State
+from fedfacet.types import ClientUpdate, Facts, SelectionContext, ServerState, State
 
 
 @dataclass(eq=False, kw_only=True)

@@ -19,6 +19,7 @@ from fedfacet.data.federated import FederatedData
 from fedfacet.errors import CheckpointError, ConfigError, FedFacetError, Interrupted, first_line
 from fedfacet.federation import Federation
 from fedfacet.parallel.processes import keep_freed_memory
+from fedfacet.records import FederationState
 from fedfacet.runs.ending import Interruption
 from fedfacet.runs.job import Job
 from fedfacet.shell_words import typed
@@ -26,7 +27,6 @@ from fedfacet.storage import checkpoint
 from fedfacet.storage.atomic_write import atomic_write
 from fedfacet.storage.dealt import write_dealt
 from fedfacet.storage.run_files import LIST, write_list
-from fedfacet.types import FederationState
 
 log = logging.getLogger("fedfacet.train")
 

@@ -21,9 +21,10 @@ from fedfacet.mechanisms.schedule import LearningRateSchedule
 from fedfacet.mechanisms.termination import EarlyStop
 from fedfacet.metrics.group_counts import GroupCounts
 from fedfacet.metrics.loss_decomposition import LossDecomposition
+from fedfacet.records import FederationState
 from fedfacet.schedulers import Scheduler
 from fedfacet.storage import checkpoint
-from fedfacet.types import FederationState, ServerState
+from fedfacet.types import ServerState
 
 Watcher = TypeVar("Watcher", bound=Callback)
 

@@ -10,8 +10,9 @@ import torch
 
 from fedfacet import rng
 from fedfacet.arguments import Number, Within
+from fedfacet.records import RoundResult
 from fedfacet.selectors.base import ClientSelector, Taxonomy, warn_of
-from fedfacet.types import ClientUpdate, Facts, Query, RoundResult, SelectionContext, ServerState
+from fedfacet.types import ClientUpdate, Facts, Query, SelectionContext, ServerState
 
 
 @dataclass(eq=False, kw_only=True)

@@ -10,9 +10,10 @@ import torch
 
 from fedfacet import rng as streams
 from fedfacet.arguments import Whole, Within
+from fedfacet.records import RoundResult
 from fedfacet.selectors.base import ClientSelector, Taxonomy, drawn_order, warn_of
 from fedfacet.simplex import nearest_of_simplex
-from fedfacet.types import ClientUpdate, Facts, Query, RoundResult, SelectionContext, ServerState
+from fedfacet.types import ClientUpdate, Facts, Query, SelectionContext, ServerState
 
 
 @dataclass(eq=False, kw_only=True)

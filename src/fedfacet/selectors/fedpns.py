@@ -10,8 +10,9 @@ from numpy.typing import NDArray
 
 from fedfacet import state
 from fedfacet.arguments import Choice, Number
+from fedfacet.records import RoundResult
 from fedfacet.selectors.base import ClientSelector, Taxonomy, drawn_order, numbers
-from fedfacet.types import ClientUpdate, Facts, RoundResult, SelectionContext, ServerState
+from fedfacet.types import ClientUpdate, Facts, SelectionContext, ServerState
 
 _TIE = 1e-6
 

@@ -11,8 +11,9 @@ import torch
 from numpy.typing import NDArray
 
 from fedfacet.arguments import Within
+from fedfacet.records import RoundResult
 from fedfacet.selectors.base import ClientSelector, Taxonomy, numbers, warn_of
-from fedfacet.types import ClientUpdate, Facts, RoundResult, SelectionContext, ServerState, State
+from fedfacet.types import ClientUpdate, Facts, SelectionContext, ServerState, State
 
 log = logging.getLogger(__name__)
 

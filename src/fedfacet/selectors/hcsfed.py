@@ -13,8 +13,9 @@ from sklearn.exceptions import ConvergenceWarning
 
 from fedfacet import rng
 from fedfacet.arguments import Choice, Whole
+from fedfacet.records import RoundResult
 from fedfacet.selectors.base import ClientSelector, Taxonomy, drawn_order, numbers
-from fedfacet.types import ClientUpdate, Facts, RoundResult, SelectionContext, ServerState, State
+from fedfacet.types import ClientUpdate, Facts, SelectionContext, ServerState, State
 
 
 @dataclass(eq=False, kw_only=True)

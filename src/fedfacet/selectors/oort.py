@@ -11,8 +11,9 @@ from numpy.typing import NDArray
 
 from fedfacet import rng
 from fedfacet.arguments import Whole, Within
+from fedfacet.records import RoundResult
 from fedfacet.selectors.base import ClientSelector, Taxonomy, numbers, warn_of
-from fedfacet.types import ClientUpdate, Facts, Query, RoundResult, SelectionContext, ServerState
+from fedfacet.types import ClientUpdate, Facts, Query, SelectionContext, ServerState
 
 Floats = NDArray[np.float64]
 

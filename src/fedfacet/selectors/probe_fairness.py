@@ -10,9 +10,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedfacet.arguments import Choice, Number, Whole, Within
+from fedfacet.records import RoundResult
 from fedfacet.rng import draw
 from fedfacet.selectors.base import ClientSelector, Taxonomy
-from fedfacet.types import WEIGHTED_DRAWS, ClientUpdate, Facts, Query, RoundResult, SelectionContext, ServerState
+from fedfacet.types import WEIGHTED_DRAWS, ClientUpdate, Facts, Query, SelectionContext, ServerState
 
 log = logging.getLogger(__name__)
 

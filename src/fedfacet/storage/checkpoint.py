@@ -23,12 +23,12 @@ from torch import Tensor
 
 from fedfacet.errors import CheckpointError
 from fedfacet.moved import with_current_names
+from fedfacet.records import FederationState
 from fedfacet.storage import tensors
 from fedfacet.storage.atomic_write import write_synced
 from fedfacet.storage.client_memory import ClientMemory
 from fedfacet.storage.fitting import is_whole
 from fedfacet.storage.regular_file import bytes_of
-from fedfacet.types import FederationState
 
 LAST, PREVIOUS = "last.ckpt", "previous.ckpt"
 """In ``checkpoints/`` of a run folder: the one that a resumed run goes on from, and the one before it."""

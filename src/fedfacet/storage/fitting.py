@@ -7,7 +7,8 @@ import torch
 from torch import Tensor
 
 from fedfacet.errors import CheckpointError
-from fedfacet.types import FederationState, State
+from fedfacet.records import FederationState
+from fedfacet.types import State
 
 
 def check_fits(saved: FederationState, first: FederationState) -> None:
