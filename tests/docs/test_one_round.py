@@ -19,7 +19,7 @@ TRACE = """
 import inspect, json, runpy, sys
 from pathlib import Path
 
-src, out = Path(sys.argv.pop(1)).resolve(), sys.argv.pop(1)
+src, out, before = Path(sys.argv.pop(1)).resolve(), sys.argv.pop(1), int(sys.argv.pop(1))
 of_file, on_path, down, depth, under_way = {}, {}, None, None, False
 
 
@@ -38,10 +38,12 @@ def stack(frame):
 
 
 def watch(frame, event, argument):
-    global depth, down, under_way
+    global before, depth, down, under_way
     code = frame.f_code
     is_round = code.co_name == "run_round" and ours(code) == "src/fedfacet/round.py"
-    if event == "call" and is_round and not under_way:
+    if is_round and before:
+        before -= event == "return"
+    elif event == "call" and is_round and not under_way:
         under_way = True
         for outer in stack(frame):
             on_path.setdefault(ours(outer), set()).add(outer.co_qualname)
@@ -81,12 +83,23 @@ class Traced(NamedTuple):
 
 @pytest.fixture(scope="module")
 def traced(tmp_path_factory: pytest.TempPathFactory, start_script: Callable[..., Any]) -> Traced:
-    """Run one round, in a process that has run none, and write down where it went."""
-    folder = tmp_path_factory.mktemp("round")
-    options = ["selector=uniform", "aggregator=fedavg", "federation.rounds=1", "callbacks=[]", "logger=[]"]
-    options += ["engine=sequential", "heterogeneity='true'", "threads=1", f"paths.output_dir={folder / 'run'}"]
+    """Return where a plain round goes, in a process that has run none."""
+    return trace(tmp_path_factory.mktemp("round"), start_script, 1, "callbacks=[]", "logger=[]", "heterogeneity='true'")
+
+
+def trace(folder: Path, start_script: Callable[..., Any], number: int, *options: str) -> Traced:
+    """Run rounds up to a number, and write down where the last of them went."""
+    options = (
+        "selector=uniform",
+        "aggregator=fedavg",
+        f"federation.rounds={number}",
+        "engine=sequential",
+        "threads=1",
+        *options,
+    )
     (folder / "trace.py").write_text(TRACE)
-    arguments = [str(ROOT / "src"), str(folder / "found.json"), str(ROOT / "src" / "train.py"), *options]
+    arguments = [str(ROOT / "src"), str(folder / "found.json"), str(number - 1), str(ROOT / "src" / "train.py")]
+    arguments += [*options, f"paths.output_dir={folder / 'run'}"]
     finished = start_script(folder, folder / "trace.py", *arguments).result()
     assert finished.status == 0, finished.err
     found = json.loads((folder / "found.json").read_text())
@@ -135,6 +148,14 @@ def test_a_stranger_can_follow_it(traced: Traced) -> None:
     assert len(traced.files) <= 14, traced.told  # and back: the check of updates, the average
     assert len(traced.frames) <= 8, traced.told  # the fold is one of them: it asks for updates, and mechanisms wrap it
     assert 500 <= traced.lines <= 800, traced.told
+
+
+def test_what_a_user_runs_is_held_to_a_budget_too(tmp_path: Path, start_script: Callable[..., Any]) -> None:
+    """With the default callbacks and loggers, in a round that is neither the first nor the last."""
+    usual = trace(tmp_path, start_script, 2, "experiment=digits_gsc", "federation.rounds=3")
+    assert len(usual.frames) <= 8, usual.told
+    assert len(usual.files) <= 39, usual.told
+    assert usual.lines <= 1480, usual.told
 
 
 def test_the_centre_stays_a_chain() -> None:
