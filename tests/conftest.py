@@ -38,7 +38,6 @@ from fedfacet.engines.sequential import SequentialEngine
 from fedfacet.federation import Federation
 from fedfacet.models.small_cnn import SmallCNN
 from fedfacet.mechanisms import mechanisms_of
-from fedfacet.mechanisms.asynchronous import async_schedule_of
 from fedfacet.mechanisms.server_data import ServerEvaluation
 from fedfacet.mechanisms.updates import UpdateCheck
 from fedfacet.objectives.classification import ClassificationObjective
@@ -357,12 +356,12 @@ def tiny_federation(tiny_clients):
         aggregator, selector = aggregator or FedAvg(), selector or UniformSelector()
         clock = clock_of(devices, clients, aggregator, cohort_size) if devices is not None else None
         clients.needs[:] = clock.needs() if clock is not None else []
-        flights = async_schedule_of(aggregator, cohort_size, clients.partition.num_clients) if clock is not None else None
         engine.setup(clients)
         parts = {"engine": engine, "selector": selector, "aggregator": aggregator}
         more = {"participation": participation, "scheduler": scheduler, "termination": termination}
         evaluation = ServerEvaluation(ServerData(clients.dataset.test), **parts)
-        made = mechanisms_of(clock=clock, flights=flights, evaluation=evaluation, **more)
+        made = mechanisms_of(clock=clock, evaluation=evaluation, **more)
+        made += aggregator.mechanisms(clock, cohort_size, clients.partition.num_clients)
         return Federation(
             facts=clients.facts,
             **parts,

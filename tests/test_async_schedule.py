@@ -7,7 +7,6 @@ import pytest
 import torch
 
 from fedfacet.aggregators.fedavg import FedAvg
-from fedfacet.aggregators.fedbuff import FedBuff
 from fedfacet.clients.queries.counts import NumSamples
 from fedfacet.clients.queries.local_loss import LocalLoss
 from fedfacet.compatibility import check_asynchronous
@@ -15,6 +14,7 @@ from fedfacet.devices.synthetic import DiurnalDevices, LognormalDevices, MobileE
 from fedfacet.engines.workers import WorkersEngine
 from fedfacet.errors import ConfigError
 from fedfacet.mechanisms.devices import SimulatedDevices
+from fedfacet.methods.fedbuff import FedBuff
 from fedfacet.participation import Dropouts
 from fedfacet.selectors.all import AllSelector
 from fedfacet.selectors.pow_d import PowDSelector
@@ -62,7 +62,7 @@ def test_rounds_are_those_of_events_one_by_one(make, exponent):
     for round in range(1, 9):
         result = federation.run_round()
         for client_id in result.cohort:
-            floats = twin._num_floats_crossing(twin.state, client_id)
+            floats = twin.num_floats_crossing(twin.state, client_id)
             clock = twin.find(SimulatedDevices).clock
             plan = clock.plan(clock.init(), {client_id: 1.0}, {client_id: floats}, seed=0, round=round)
             task = ClientTask(client_id, round, 0, Broadcast(model))

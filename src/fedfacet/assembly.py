@@ -41,7 +41,6 @@ from fedfacet.engines.sequential import SequentialEngine
 from fedfacet.federation import Federation
 from fedfacet.mechanism import Mechanism
 from fedfacet.mechanisms import mechanisms_of
-from fedfacet.mechanisms.asynchronous import async_schedule_of
 from fedfacet.mechanisms.server_data import ServerEvaluation
 from fedfacet.mechanisms.updates import UpdateCheck
 from fedfacet.objectives.classification import ClassificationObjective, OptimizerFactory
@@ -59,7 +58,7 @@ from fedfacet.submodels.parts import Parts
 from fedfacet.summing import SummedUpdates, check_summed, sums_updates
 from fedfacet.termination import Termination
 from fedfacet.transforms import UpdateTransform
-from fedfacet.types import ServerData
+from fedfacet.types import ASYNCHRONOUS, ServerData
 
 
 def federate(
@@ -273,7 +272,7 @@ def assemble(
     check_judged(clients, {"aggregator": aggregator, "selector": selector, **watching}, server_data, names)
     check_devices(clients, devices, selector, termination, names)
     check_algorithm(aggregator, devices, clients.privacy or privacy, names)
-    if aggregator.at_work is not None:
+    if ASYNCHRONOUS in aggregator.provides:
         check_asynchronous(devices, selector, parts, names)
     if disclosure is not None:
         check_disclosed(clients, [query for query, _ in asked], disclosure, names)
@@ -291,7 +290,6 @@ def assemble(
         disclosure=disclosure,
         accounting=accounting,
         clock=clock,
-        flights=async_schedule_of(aggregator, cohort_size, clients.partition.num_clients),
         parts=parts,
         evaluation=evaluation,
         termination=termination,
@@ -308,7 +306,7 @@ def assemble(
         engine=engine,
         selector=selector,
         aggregator=aggregator,
-        mechanisms=[*made, *mechanisms],
+        mechanisms=[*made, *aggregator.mechanisms(clock, cohort_size, clients.partition.num_clients), *mechanisms],
         rounds=rounds,
         cohort_size=cohort_size,
         seed=seed,

@@ -36,7 +36,7 @@ from fedfacet.types import (
 
 log = logging.getLogger(__name__)
 
-OPTIONAL = frozenset({WEIGHTED_DRAWS, SUMMED_GRADIENTS, PAYMENTS, STORED_GRADIENTS})
+OPTIONAL = frozenset({ASYNCHRONOUS, WEIGHTED_DRAWS, SUMMED_GRADIENTS, PAYMENTS, STORED_GRADIENTS})
 """What a part may give though nobody needs it, since it costs nothing."""
 
 _OTHER_HALF = "choose the other half of the method too (`method=` chooses both), or leave this half out."

@@ -30,6 +30,7 @@ MERGED = {
 """A module whose parts had a file each before -> these parts, by their former names in its room."""
 
 MOVED = {
+    "fedfacet.aggregators.fedbuff.FedBuff": "fedfacet.methods.fedbuff.FedBuff",
     "fedfacet.aggregators.lag.LAG": "fedfacet.methods.lag.LAG",
     "fedfacet.callbacks.auc.Auc": "fedfacet.callbacks.probabilities.Auc",
     "fedfacet.callbacks.calibration.Calibration": "fedfacet.callbacks.probabilities.Calibration",

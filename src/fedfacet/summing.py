@@ -17,7 +17,7 @@ from fedfacet.privacy.central import CentralDP
 from fedfacet.privacy_gate import stated
 from fedfacet.selectors.base import ClientSelector
 from fedfacet.submodels.parts import Parts
-from fedfacet.types import ClientTask, ClientUpdate, Facts, ServerState, State, SummedUpdate
+from fedfacet.types import ASYNCHRONOUS, ClientTask, ClientUpdate, Facts, ServerState, State, SummedUpdate
 
 
 class SummedUpdates(UpdateCheck):
@@ -91,7 +91,7 @@ def check_summed(
         ConfigError: naming the part.
     """
     watching = next((f"callbacks.{name}" for name, callback in callbacks.items() if callback.needs_updates), None)
-    asks = aggregator.report is not None or aggregator.judges is not None or aggregator.at_work is not None
+    asks = aggregator.report is not None or aggregator.judges is not None or ASYNCHRONOUS in aggregator.provides
     for rejected, what in (
         (
             not stated(aggregator, "takes_mean") or asks,

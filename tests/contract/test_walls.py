@@ -28,7 +28,6 @@ FLOORS = [
     "metrics partitioners models losses corrections personal transforms participation schedulers selectors aggregators "
     "adapters capacities submodels attacks privacy termination devices",
     "data objectives plots config clock accounting query",
-    "async_schedule",
     # Where the data lives, and who runs what happens there.
     "clients",
     "parallel",

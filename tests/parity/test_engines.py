@@ -28,6 +28,7 @@ from fedfacet.config import compose_job, make, plain
 from fedfacet.errors import ConfigError
 from fedfacet.methods.lag import LAG
 from fedfacet.models.small_cnn import SmallCNN
+from fedfacet.types import ASYNCHRONOUS
 
 CONF = Path(__file__).parents[2] / "conf"
 
@@ -241,8 +242,15 @@ def seen_by_engines(case):
     """Return what of a case engines see: all that clients have, and how the server's half uses them, whatever it computes."""
     chosen = PLAIN | CASES[case]
     made = aggregator_of(chosen.pop("aggregator"))
-    uses = [getattr(made, name) is not None for name in ("broadcast", "report", "prepare", "judges", "at_work")]
-    uses += [made.takes_mean, isinstance(made, LAG), made.entrywise, bool(made.provides), bool(made.requires)]
+    uses = [getattr(made, name) is not None for name in ("broadcast", "report", "prepare", "judges")]
+    uses += [
+        made.takes_mean,
+        ASYNCHRONOUS in made.provides,
+        isinstance(made, LAG),
+        made.entrywise,
+        bool(made.provides),
+        bool(made.requires),
+    ]
     chosen = {key: value for key, value in chosen.items() if not key.startswith(("aggregator.", "server_data"))}
     return repr(sorted(chosen.items(), key=str)), tuple(uses)
 
@@ -286,7 +294,7 @@ NOT_STACKED = {
 def to_stack(case):
     """Tell whether a case has layers, steps or a server's message of its own for clients that are stacked."""
     made = aggregator_of((PLAIN | CASES[case])["aggregator"])
-    works_on = made.at_work is not None or isinstance(made, LAG)
+    works_on = ASYNCHRONOUS in made.provides or isinstance(made, LAG)
     return case in OF_A_KIND - NOT_STACKED and (not case.startswith("aggregator=") or works_on)
 
 

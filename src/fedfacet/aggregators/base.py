@@ -4,7 +4,7 @@ import logging
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Annotated, ClassVar
+from typing import Annotated, Any, ClassVar
 
 import numpy as np
 import torch
@@ -67,12 +67,6 @@ class Aggregator(Declared, ABC):
     A class must say so itself: what it inherits does not count, since it may look at each update in ``aggregate`` of its own.
     """
 
-    at_work: ClassVar[Callable[..., int] | None] = None
-    """``at_work(self, cohort_size, num_clients)`` returns how many clients are at work at a time, while the server goes on.
-
-    ``None`` for rounds that wait for their clients.
-    """
-
     weighting: Annotated[str, Choice("equal", "samples")] = "equal"
     buffers: Annotated[str, Choice("average", "keep")] = "average"
 
@@ -108,6 +102,16 @@ class Aggregator(Declared, ABC):
             model: the global model that was broadcast; never written to.
             updates: the cohort's updates in cohort order, at least one, valid, readable once.
         """
+
+    def mechanisms(self, clock: Any, cohort_size: int, num_clients: int) -> Sequence[Any]:
+        """Return what else of a round the method has a hand in, each a ``Mechanism``; nothing by default.
+
+        Args:
+            clock: that of the clients' devices; ``None`` without devices.
+            cohort_size: how many clients a round asks for.
+            num_clients: how many there are.
+        """
+        return ()
 
     def reporters(self, trains: Sequence[int], available: Sequence[int]) -> Sequence[int]:
         """Return to whom ``report`` is put: those who will train, or others who are available."""

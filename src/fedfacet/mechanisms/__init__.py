@@ -1,10 +1,8 @@
 """The mechanisms of a round, each in a file: see ``fedfacet.mechanism``."""
 
 from fedfacet.accounting import Accounting
-from fedfacet.async_schedule import AsyncSchedule
 from fedfacet.clock import Clock
 from fedfacet.mechanism import Mechanism
-from fedfacet.mechanisms.asynchronous import AsynchronousRounds
 from fedfacet.mechanisms.devices import SimulatedDevices
 from fedfacet.mechanisms.disclosure import DisclosureControl
 from fedfacet.mechanisms.participation import ClientParticipation
@@ -27,12 +25,11 @@ def mechanisms_of(
     disclosure: DisclosurePolicy | None = None,
     accounting: Accounting | None = None,
     clock: Clock | None = None,
-    flights: AsyncSchedule | None = None,
     parts: Parts | None = None,
     evaluation: ServerEvaluation | None = None,
     termination: Termination | None = None,
 ) -> list[Mechanism]:
-    """Return the mechanisms that put parts to work; ``flights`` go with a ``clock``."""
+    """Return the mechanisms that put parts to work."""
     made: list[Mechanism] = [evaluation] if evaluation is not None else []
     if scheduler is not None:
         made.append(LearningRateSchedule(scheduler))
@@ -44,8 +41,6 @@ def mechanisms_of(
         made.append(DifferentialPrivacy(accounting))
     if clock is not None:
         made.append(SimulatedDevices(clock))
-        if flights is not None:
-            made.append(AsynchronousRounds(flights, clock))
     if parts is not None:
         made.append(Submodels(parts))
     if termination is not None:
