@@ -14,6 +14,7 @@ from fedfacet.aggregators.fedavgm import FedAvgM
 from fedfacet.corrections import Correction
 from fedfacet.engines.sequential import SequentialEngine
 from fedfacet.errors import BadUpdateError
+from fedfacet.mechanisms.updates import UpdateCheck
 from fedfacet.participation import Participation
 from fedfacet.selectors.all import AllSelector
 
@@ -181,7 +182,7 @@ def test_a_forged_update_is_refused_by_client_and_round_or_left_out(fault, feder
     assert "\n" not in str(info.value)
     assert run.state is before
 
-    run.on_bad_update = "drop"
+    run.put(UpdateCheck("drop"))
     result = run.run_round()
     assert result.arrived == expected.arrived == (0, 2, 3)
     assert result.cohort == (0, 1, 2, 3)

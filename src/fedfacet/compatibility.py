@@ -64,13 +64,13 @@ def check_pairs(parts: Mapping[str, Any], choices: Mapping[str, Any]) -> None:
     for group, names in requires.items():
         if lacking := sorted(names - given - {CLIENT_GRADIENTS}):  # see `check_full_batch`
             raise ConfigError(
-                f"Expected a part that gives {lacking[0]!r}, which {group}={choices.get(group)} needs, but there is none: "
+                f"Expected a part that provides {lacking[0]!r}, which {group}={choices.get(group)} requires, but there is none: "
                 f"{_REMEDIES.get(lacking[0], _OTHER_HALF)}"
             )
     for group, names in provides.items():
         if unused := sorted(names - needed - OPTIONAL):
             raise ConfigError(
-                f"Expected a part that needs {unused[0]!r}, which {group}={choices.get(group)} gives, but there is none: "
+                f"Expected a part that requires {unused[0]!r}, which {group}={choices.get(group)} provides, but there is none: "
                 f"{_OTHER_HALF}"
             )
 

@@ -7,6 +7,7 @@ import pytest
 
 from fedfacet.build import build
 from fedfacet.config import compose_job
+from fedfacet.mechanism import hooks
 
 
 class Calls:
@@ -34,13 +35,14 @@ def test_a_round_makes_no_more_calls_for_a_step(workload, most, checkout, monkey
     folder = f"hydra.searchpath=['file://{checkout / 'benchmarks' / 'conf'}']"
     job, _ = compose_job("train", [folder, f"experiment={workload}", "engine=sequential", "engine.device=cpu", "threads=1"])
     federation = build(job, tmp_path)
-    for callback in federation.callbacks.values():
-        callback.on_fit_start(federation)
+    for start in hooks(federation.mechanisms, "start"):
+        start(federation)
     for _ in range(2):  # what is made once in a run is made by then
         federation.run_round()
     with Calls() as calls:
         result = federation.run_round()
-    federation._finish("finished")
+    for end in hooks(federation.mechanisms, "end"):
+        end(federation, "finished")
     per_step = {name: number / result.metrics["train/num_steps"] for name, number in calls.of.most_common()}
     told = "\n".join(f"{number:8.2f} {name}" for name, number in per_step.items() if number >= 0.5)
     assert 0.8 * most < sum(per_step.values()) <= most, f"{sum(per_step.values())} calls for a step:\n{told}"

@@ -59,7 +59,7 @@ def only_named(parts_of):
 
 @pytest.fixture(scope="module")
 def lacking_of(only_named):
-    """Return a function: three options -> the names that one of them needs or gives and no other gives or needs."""
+    """Return a function: three options -> the names that one of them requires or provides and no other provides or requires."""
 
     @functools.cache
     def find(*options):
@@ -85,7 +85,7 @@ def model_after(parts_of, tiny_federation):
 
 
 REFUSAL = re.compile(
-    r"Expected a part that (?:gives|needs) '(\S+)', which (\w+)=(\w+) (?:needs|gives), but there is none: [^\n]+\."
+    r"Expected a part that (?:provides|requires) '(\S+)', which (\w+)=(\w+) (?:requires|provides), but there is none: [^\n]+\."
 )
 
 

@@ -86,7 +86,7 @@ def test_another_card_another_version_and_other_yamls(copy, sites_of, deployed, 
 @pytest.mark.parametrize(
     ("override", "sentence"),
     [
-        ("callbacks=default", "Expected callbacks that need no data, but `evaluate` wants `group_weights`"),
+        ("callbacks=default", "Expected callbacks that need no data, but `evaluate` wants `data`"),
         (
             "partition.local_holdout=0.2",
             "Expected settings that do without the clients' data, but got `partition.local_holdout`",

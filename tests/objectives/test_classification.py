@@ -23,7 +23,7 @@ def model():
 class Penalty(Correction):
     """A constant, and what a correction is told and tells."""
 
-    gives, needs, curvature, divisible = frozenset({"sent"}), frozenset({"wanted"}), 3.0, False
+    provides, requires, curvature, divisible = frozenset({"sent"}), frozenset({"wanted"}), 3.0, False
 
     def on_client_start(self, parameters, start):
         self.told = (sorted(parameters), start)

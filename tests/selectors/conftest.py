@@ -57,7 +57,7 @@ class Server:
     def observe(self, round, cohort, updates=()):
         """Have the selector learn from a round."""
         if self.selector.remember is not None:
-            self.server = self.selector.remember(self.server, cohort)
+            self.state = self.selector.remember(self.state, cohort)
         if self.selector.observe is not None:
             result, draw = result_of(round, cohort, self.num_clients), rng.stream(self.seed, "selector-learns", round)
             self.state = self.selector.observe(self.state, result, list(updates), draw)

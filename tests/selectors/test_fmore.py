@@ -138,7 +138,7 @@ def test_other_processes_bid_alike(tiny_federation):
 
 def test_a_budget_without_payments_is_refused():
     parts = {"selector": UniformSelector(), "termination": BudgetTermination()}
-    said = "'selection/payments', which termination=budget needs, but there is none: choose a selector that pays clients"
+    said = "'selection/payments', which termination=budget requires, but there is none: choose a selector that pays clients"
     with pytest.raises(ConfigError, match=said):
         check_pairs(parts, {"selector": "uniform", "termination": "budget"})
     check_pairs({"selector": fmore(), "termination": None}, {})
