@@ -64,8 +64,8 @@ def check_pairs(parts: Mapping[str, Any], choices: Mapping[str, Any]) -> None:
     for group, names in requires.items():
         if lacking := sorted(names - given - {CLIENT_GRADIENTS}):  # see `check_full_batch`
             raise ConfigError(
-                f"Expected a part that provides {lacking[0]!r}, which {group}={choices.get(group)} requires, but there is none: "
-                f"{_REMEDIES.get(lacking[0], _OTHER_HALF)}"
+                f"Expected a part that provides {lacking[0]!r}, which {group}={choices.get(group)} requires, but there is "
+                f"none: {_REMEDIES.get(lacking[0], _OTHER_HALF)}"
             )
     for group, names in provides.items():
         if unused := sorted(names - needed - OPTIONAL):
