@@ -92,14 +92,18 @@ class TestComposed:
             compose("train", [given], return_hydra_config=True)
         assert str(ours.value) == str(its.value)
 
-    def test_only_new_options_are_composed(self, monkeypatch):
-        """Of 24 cells with four combinations of options, Hydra composes four."""
-        cells, made = Sweep("train", ["experiment=digits_gsc,cmnist_gsc", "selector=uniform,all", "seed=range(6)"]), []
-        composition._of_options.cache_clear()
-        monkeypatch.setattr(composition, "compose", lambda *given, **how: made.append(given) or compose(*given, **how))
+    def test_only_new_options_are_merged(self, monkeypatch):
+        """Of 24 cells with four combinations of options, Hydra composes none, and its list of yamls is made four times."""
+        cells = Sweep("train", ["experiment=digits_gsc,cmnist_gsc", "selector=uniform,all", "seed=range(6)", "sweep=cells"])
+        composition.composed("train", ["sweep=cells"])
+        loader = type(GlobalHydra.instance().config_loader())
+        made, whole = [], []
+        usual = loader.compute_defaults_list
+        monkeypatch.setattr(loader, "compute_defaults_list", lambda *given: made.append(given) or usual(*given))
+        monkeypatch.setattr(composition, "compose", lambda *given, **_: whole.append(given))
         for number in range(len(cells)):
             composition.composed("train", cells.overrides_of(number))
-        assert len(made) == 4
+        assert (len(made), len(whole)) == (4, 0)
 
 
 def test_a_yaml_that_is_changed_is_read_again(tmp_path, monkeypatch):

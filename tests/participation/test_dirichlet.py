@@ -158,7 +158,7 @@ def test_a_selector_that_would_ignore_the_weights_is_refused():
         parts = {"selector": selector, "participation": DirichletParticipation(**settings)}
         check_pairs(parts, {"selector": "some", "participation": "dirichlet"})
 
-    with pytest.raises(ConfigError, match="gives 'selection/weighted_draws', which participation=dirichlet needs"):
+    with pytest.raises(ConfigError, match="provides 'selection/weighted_draws', which participation=dirichlet requires"):
         check(AllSelector(), mode="weights")
     check(AllSelector())
     check(UniformSelector(), mode="weights")
