@@ -49,6 +49,7 @@ def numbers(cells):
     return {name: {key: summary[key] for key in kept} for name, summary in summaries.items()}
 
 
+@pytest.mark.slow
 def test_workers_share_the_cells_and_change_no_number(trained, cells, tmp_path):
     result = trained(*COMMAND, "sweep.workers=2")
     assert result.out.startswith("3 cells in logs/train/cells.\n[")
@@ -67,7 +68,8 @@ def test_workers_share_the_cells_and_change_no_number(trained, cells, tmp_path):
     assert (len(numbers(cells)), len(numbers(tmp_path / "before"))) == (1, 3)
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_stops_all_workers(start, cells, number):
     process = start(*LONG)
     process.wait_until(lambda: both_train(process))
