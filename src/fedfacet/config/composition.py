@@ -1,7 +1,7 @@
 """Composing as Hydra does, in a fraction of its time: what is the same from job to job is read and merged once.
 
-The result is what ``hydra.compose`` returns, and only public names of Hydra's lead to it. Other search paths, what is taken away,
-and mistakes, which Hydra explains, are left to Hydra.
+The result is what ``hydra.compose`` returns, and only public names of Hydra's lead to it. Other search paths, what is taken
+away, and mistakes, which Hydra explains, are left to Hydra.
 """
 
 import contextlib
@@ -160,7 +160,7 @@ def _of_options(loader: ConfigLoader, name: str, options: list[str]) -> DictConf
 def _merge_all(
     loader: ConfigLoader, name: str, options: list[str], defaults: Sequence[ResultDefault], stamps: Mapping[str, Any]
 ) -> DictConfig:
-    """Merge the yamls of a defaults list: ours as plain data, and Hydra's own node, which has types, by Hydra, once per kind."""
+    """Merge the yamls of a defaults list: ours as plain data, and Hydra's own node, which has types, by Hydra."""
     own: dict[str, Any] = {}
     saying: list[object] = [_folder(loader), name]  # what has a say in Hydra's node
     for default in defaults:
