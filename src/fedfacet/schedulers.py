@@ -58,7 +58,7 @@ def factor_of(scheduler: Scheduler, server: ServerState, round: int) -> float:
 
 
 class TorchScheduler(Scheduler):
-    """What a scheduler of torch makes of a learning rate of 1, round by round; a function of the round alone.
+    """What a scheduler of torch makes of a learning rate of 1, round by round; a function of the round only.
 
     Args:
         kind: of scheduler. It must not look at anything but how often it was stepped.

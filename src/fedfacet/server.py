@@ -99,7 +99,7 @@ class Server:
     def check_stop(self) -> None:
         """Raise ``Interrupted`` if somebody has asked for an end."""
         if self._stop_signal is not None:
-            signal, self._stop_signal = self._stop_signal, None  # whoever catches it may call `fit` again
+            signal, self._stop_signal = self._stop_signal, None  # you may catch it and call `fit` again
             raise Interrupted(signal)
 
     def heard(self, number: int, position: int, expected: int, phase: str) -> None:
@@ -147,7 +147,7 @@ class Server:
         return self.num_floats_sent(broadcast, client_id), state.num_floats(update) + state.num_floats(self.extras)
 
     def count_models(self, queries: QuerySession, state: FederationState, client_ids: Iterable[int]) -> None:
-        """Count the models that clients were sent to answer on alone."""
+        """Count the models that clients were sent only to answer on."""
         for client_id in client_ids:
             floats = self.num_floats_sent(self.sent(state, client_id), client_id)
             queries.ledger.query_floats_down += floats

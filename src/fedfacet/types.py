@@ -1,6 +1,6 @@
 """The values that pass between rooms. Frozen, except the federation's saved state; none of them knows a room.
 
-Whoever writes a part finds here all that it is handed and hands on; what a round leaves behind is in ``records.py``.
+You find here all that a part is handed and hands on; what a round leaves behind is in ``records.py``.
 """
 
 import hashlib

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from fedfacet import Mechanism, mechanisms, state
+from fedfacet import Mechanism, mechanisms, methods, state
 from fedfacet.build import build, settle
 from fedfacet.callbacks.mechanism import Callbacks
 from fedfacet.config import compose_job, plain
@@ -84,11 +84,12 @@ def test_two_of_one_slot_are_refused(federation):
 
 def test_every_mechanism_of_the_package_has_a_rank_and_a_slot_of_its_own():
     """Or the order of a user's list would decide, in silence, which comes first."""
-    for file in Path(mechanisms.__file__).parent.glob("*.py"):
-        importlib.import_module(f"fedfacet.mechanisms.{file.stem}")
+    for room in (mechanisms, methods):
+        for file in Path(room.__file__).parent.glob("*.py"):
+            importlib.import_module(f"{room.__name__}.{file.stem}")
     ours = [one for one in Mechanism.__subclasses__() if one.__module__.startswith(("fedfacet.mechanisms", "fedfacet.methods"))]
     ours.append(Callbacks)
-    assert len(ours) > 14
+    assert len(ours) > 15
     slots = [one.slot for one in ours if one.slot]
     assert len({one.rank for one in ours}) == len(ours)
     assert len(set(slots)) == len(slots)

@@ -1,4 +1,4 @@
-"""NVIDIA FLARE as the carrier of messages: what opens sockets, proves who is who and encrypts is FLARE's alone.
+"""NVIDIA FLARE as the carrier of messages: only FLARE opens sockets, proves who is who and encrypts.
 
 The server's process talks to a job of FLARE's, the relay, through a pipe in a folder of its own on the same machine. The relay
 hands messages to the sites, and is started anew where it has died or a site has come back, which FLARE lets into new jobs only.

@@ -1,4 +1,4 @@
-"""The seam between the server and whoever carries its messages: five methods, and nothing of learning."""
+"""The seam between the server and the carrier of its messages: five methods, and nothing of learning."""
 
 from collections.abc import Iterable, Mapping
 from typing import NamedTuple, Protocol, runtime_checkable

@@ -1,5 +1,8 @@
 """The mechanisms of a round, each in a file: see ``fedfacet.mechanism``."""
 
+from collections.abc import Callable
+from typing import Any
+
 from fedfacet.accounting import Accounting
 from fedfacet.clock import Clock
 from fedfacet.mechanism import Mechanism
@@ -30,19 +33,14 @@ def mechanisms_of(
     termination: Termination | None = None,
 ) -> list[Mechanism]:
     """Return the mechanisms that put parts to work."""
-    made: list[Mechanism] = [evaluation] if evaluation is not None else []
-    if scheduler is not None:
-        made.append(LearningRateSchedule(scheduler))
-    if participation is not None:
-        made.append(ClientParticipation(participation))
-    if disclosure is not None:
-        made.append(DisclosureControl(disclosure))
-    if accounting is not None:
-        made.append(DifferentialPrivacy(accounting))
-    if clock is not None:
-        made.append(SimulatedDevices(clock))
-    if parts is not None:
-        made.append(Submodels(parts))
-    if termination is not None:
-        made.append(EarlyStop(termination))
-    return made
+    given: list[tuple[Any, Callable[[Any], Mechanism]]] = [
+        (scheduler, LearningRateSchedule),
+        (participation, ClientParticipation),
+        (disclosure, DisclosureControl),
+        (accounting, DifferentialPrivacy),
+        (clock, SimulatedDevices),
+        (parts, Submodels),
+        (termination, EarlyStop),
+    ]
+    made = [mechanism(part) for part, mechanism in given if part is not None]
+    return made if evaluation is None else [evaluation, *made]
