@@ -44,6 +44,7 @@ from fedfacet.mechanisms import mechanisms_of
 from fedfacet.mechanisms.server_data import ServerEvaluation
 from fedfacet.mechanisms.updates import UpdateCheck
 from fedfacet.objectives.classification import ClassificationObjective, OptimizerFactory
+from fedfacet.own_modules import check_needs_logits, logged_values
 from fedfacet.participation import Participation
 from fedfacet.privacy.base import Privacy
 from fedfacet.privacy.central import CentralDP
@@ -276,6 +277,8 @@ def assemble(
         check_asynchronous(devices, selector, parts, names)
     if disclosure is not None:
         check_disclosed(clients, [query for query, _ in asked], disclosure, names)
+    judging = {f"{group}={names[group]}": part for group, part in (("aggregator", aggregator), ("selector", selector))}
+    check_needs_logits(clients, judging, callbacks, asked)
     for query, _ in asked:
         query.check(clients.program.module)
     if sums_updates(engine):
@@ -294,6 +297,7 @@ def assemble(
         evaluation=evaluation,
         termination=termination,
     )
+    made += logged_values(clients, is_private=bool(clients.privacy or privacy or disclosure))
     facts = clients.facts if partition_digest is None else replace(clients.facts, partition_digest=partition_digest)
     if isinstance(engine, DistributedEngine) and sums_updates(engine):
         made.append(SummedUpdates(engine, aggregator, facts, on_bad_update))

@@ -25,6 +25,9 @@ class Callback:
     judges: ClassVar[Callable[..., str | None] | None] = None
     """``judges(self)`` returns what the server must know of samples of its own, as ``Aggregator.judges`` does."""
 
+    needs_logits: ClassVar[bool] = False
+    """Whether it asks the engine for predicted classes, which not every LightningModule of the user's own has."""
+
     measures_held_out_clients: ClassVar[bool] = False
     """Whether it measures the clients that never take part, where there are any."""
 

@@ -43,6 +43,8 @@ class Membership(UpdatesMeasurement):
         FedFacetError: if clients are to hold out samples but none does, or no client has samples enough.
     """
 
+    needs_logits = True
+
     name = "membership"
 
     data: FederatedData

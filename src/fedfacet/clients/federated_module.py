@@ -3,16 +3,34 @@
 import difflib
 import functools
 from collections.abc import Set
+from enum import Enum
 
 import lightning as L
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 from torch.optim import Optimizer
 
 from fedfacet import state
+from fedfacet.builtin import is_builtin
 from fedfacet.clients.hooks import ClientHooks, DataHooks, PredictHooks, client_hooks_of, federated_module
+from fedfacet.clients.own_module import OwnModule, SelfMeasurement
 from fedfacet.derived import derived_of, other_names
 from fedfacet.types import State
+
+
+class Logits(Enum):
+    """What ``forward`` returns.
+
+    Attributes:
+        PER_CLASS: a logit per class, shape (B, Y).
+        ONE: the logit of the second of two classes, shape (B,) or (B, 1); that of the first is 0, so the softmax is the sigmoid.
+        NONE: something else, so that only the module itself can measure what it learns.
+    """
+
+    PER_CLASS = "per class"
+    ONE = "one"
+    NONE = "none"
 
 
 class FederatedModule:
@@ -50,7 +68,9 @@ class FederatedModule:
         self.client_hooks = client_hooks_of(objective)
         self.hooks = objective if isinstance(objective, ClientHooks) and self.client_hooks else None
         self.data_hooks = objective if isinstance(objective, DataHooks) else None
-        self.is_hooked = self.hooks is not None or self.data_hooks is not None
+        self.own = None if is_builtin(objective) else OwnModule(objective)
+        self.is_hooked = any(part is not None for part in (self.hooks, self.data_hooks, self.own))
+        self.logits = Logits.PER_CLASS
         self.predict_hooks = objective if isinstance(objective, PredictHooks) else None
         self.autocast = precision == "bf16-mixed"
         self._training: bool | None = None
@@ -92,6 +112,14 @@ class FederatedModule:
         return state.digest(self.frozen) if self.frozen else ""
 
     @property
+    def self_measurement(self) -> SelfMeasurement | None:
+        """What the module of the user's own measures of itself; ``None`` if there is nothing."""
+        has_logits = self.logits is not Logits.NONE
+        if self.own is None or (has_logits and not self.own.measured):
+            return None
+        return SelfMeasurement(frozenset(self.own.measured), has_logits)
+
+    @property
     def hides_buffers(self) -> bool:
         """Whether some buffers are in no state dict, so that they cannot be carried elsewhere."""
         return bool(self._hidden)
@@ -100,6 +128,8 @@ class FederatedModule:
     def divisible(self) -> bool:
         """Whether a client's training may be put down between two steps and taken up elsewhere."""
         persistent = {name for name, _, _ in self._places}
+        if self.own is not None and not self.own.is_plain:
+            return False
         return all(name in persistent for name, _ in self.module.named_buffers()) and bool(
             getattr(self.objective, "divisible", False)
         )
@@ -111,7 +141,8 @@ class FederatedModule:
     def forward(self, x: Tensor) -> Tensor:
         """Return the logits of the client's model."""
         with torch.autocast(x.device.type, torch.bfloat16, enabled=self.autocast):
-            return self.module(x) if self.predict_hooks is None else self.objective(x)  # type: ignore[no-any-return]
+            z: Tensor = self.module(x) if self.predict_hooks is None else self.objective(x)
+        return z if self.logits is not Logits.ONE else functional.pad(z.reshape(-1, 1), (1, 0))
 
     def lend(self) -> nn.Module:
         """Return the module to somebody who may do with it what they like."""

@@ -14,6 +14,8 @@ from torch.nn.parameter import is_lazy
 
 from fedfacet import rng, state
 from fedfacet.clients.carried_state import PlainAttributes, accumulated, same
+from fedfacet.clients.federated_module import Logits
+from fedfacet.clients.own_module import OwnModule, short_name
 from fedfacet.errors import ConfigError, FedFacetError
 from fedfacet.objectives.classification import ClassificationObjective
 from fedfacet.types import Batch, State
@@ -94,8 +96,8 @@ def _overlap(named: State, trained: State) -> tuple[str, str] | None:
 def check_network(clients: "Clients", buffers: str) -> None:
     """Have a batch pass through the networks, and take a step, so that what cannot train is refused before it does.
 
-    A network that ends with a softmax trains, slowly and to worse numbers, and is warned of. An objective of somebody else's
-    may have a network that returns something else, as long as no callback measures it.
+    A network that ends with a softmax trains, slowly and to worse numbers, and is warned of. A LightningModule of the user's own
+    may have a network that returns something else, or none: then the module measures itself.
 
     Args:
         clients: whose networks are tried; no draw and no weight of theirs changes.
@@ -106,6 +108,12 @@ def check_network(clients: "Clients", buffers: str) -> None:
     """
     trial = _Trial(clients)
     classifies = isinstance(clients.objective, ClassificationObjective)
+    if classifies and clients.dataset.targets is not None:
+        raise ConfigError(
+            f"Expected classes for {type(clients.objective).__name__}, which trains by cross entropy, but the data have numbers "
+            f"of shape {tuple(clients.dataset.targets.shape[1:])} in their place: give a LightningModule that says itself what "
+            "its loss is."
+        )
     own = clients.partition.indices[0]
     samples = own[: min(clients.local.batch_size, _ENOUGH)] if len(own) > 1 else own[[0, 0]]
     batch = clients.dataset.batch(samples, clients.device, clients.memory_format)
@@ -115,9 +123,16 @@ def check_network(clients: "Clients", buffers: str) -> None:
             check_logits(z, clients.dataset.num_classes, name)
             if (z >= 0).all() and torch.allclose(z.sum(dim=1), z.new_ones(())):
                 log.warning("%s seems to return probabilities, but losses take logits: leave out its softmax.", name)
+    if clients.program.own is not None and not classifies:
+        for program in clients.programs:
+            with _unchanged(clients, program):
+                program.logits = _logits_of(clients, program, batch)
     hooked = clients.program.hooks is not None or clients.program.data_hooks is not None
     if clients.privacy is None and (classifies or not hooked):
         trial.take(buffers, batch if classifies else None)
+    if clients.program.own is not None:
+        with _unchanged(clients, clients.program):
+            _measure(clients.program, clients.program.own, batch)
 
 
 @contextlib.contextmanager
@@ -131,6 +146,8 @@ def _unchanged(clients: "Clients", program: "ClientTrainer") -> Iterator[None]:
         try:
             yield
         finally:
+            if program.own is not None:
+                program.own.logged.stop()
             program.load(before)  # a forward pass may count something in its buffers
             program.objective.zero_grad(set_to_none=True)
 
@@ -149,6 +166,43 @@ def _predicted(program: "ClientTrainer", batch: Batch) -> Tensor:
                 f"Expected {name} to take inputs of shape {tuple(x.shape[1:])} and type {str(x.dtype).removeprefix('torch.')}, "
                 f"but it fails at them ({_told(error)}): fix its `forward`, or give it other inputs."
             ) from error
+
+
+def _logits_of(clients: "Clients", program: "ClientTrainer", batch: Batch) -> Logits:
+    """Return what a module's ``forward`` gives for a batch."""
+    if clients.dataset.targets is not None:
+        return Logits.NONE
+    try:
+        with program.looking():
+            z: object = program.forward(batch.x)
+    except torch.OutOfMemoryError:
+        raise
+    except Exception:
+        return Logits.NONE
+    size, classes = len(batch.x), clients.dataset.num_classes
+    shape = tuple(z.shape) if isinstance(z, Tensor) else ()
+    if shape == (size, classes):
+        return Logits.PER_CLASS
+    return Logits.ONE if shape in ((size,), (size, 1)) and classes == 2 else Logits.NONE
+
+
+def _measure(program: "ClientTrainer", own: OwnModule, batch: Batch) -> None:
+    """Have a module measure itself on a batch, and take note of the names.
+
+    Raises:
+        ConfigError: naming the step that fails.
+    """
+    for split, kind in own.measuring_steps.items():
+        with program.looking():
+            try:
+                own.measured[split] = tuple(own.epoch(kind, [batch]))
+            except (FedFacetError, torch.OutOfMemoryError):
+                raise
+            except Exception as error:
+                raise ConfigError(
+                    f"Expected {type(own.module).__name__}.{kind}_step to measure a batch of {len(batch.x)} samples, which is x, "
+                    f"y, a, but it fails at them ({_told(error)}): fix it."
+                ) from error
 
 
 def _told(error: Exception) -> str:
@@ -185,6 +239,8 @@ class _Trial:
         Raises:
             ConfigError: naming what is wrong.
         """
+        if self.program.own is not None:
+            self._note_names(self.program.own)
         samples, last = self.clients.owned[self.client_id], self.clients.partition.indices[-1]
         number = min(self.size, _ENOUGH)
         first, said = state.clone(self.program.buffers), self._said(seen)
@@ -213,6 +269,14 @@ class _Trial:
                 "to the next: make it a buffer by `register_buffer`, or leave it out."
             )
 
+    def _note_names(self, own: OwnModule) -> None:
+        """Take note of what a module's training step logs."""
+        samples = self.clients.owned[self.client_id][: min(self.size, _ENOUGH)]
+        with _unchanged(self.clients, self.program):
+            own.logged.start()
+            self._step(samples)
+            own.train_names = tuple(map(short_name, own.logged.take()))
+
     def _said(self, seen: Batch | None) -> Tensor:
         """Return what the network says of some samples in eval mode."""
         if seen is None or not self.kept.are_seen:
@@ -234,9 +298,11 @@ class _Trial:
             told = _told(error)
             if len(samples) == 1 and self._trains_on(samples[[0, 0]]):
                 self._refuse_one(told)
+            remedy = "fix its `forward`, or the loss"
+            if self.program.own is not None and not isinstance(self.program.objective, ClassificationObjective):
+                remedy = "fix its `training_step`, to which a batch is x, y, a"
             raise ConfigError(
-                f"Expected {self.name} to train on a batch of {len(samples)} samples, but it fails at them ({told}): fix its "
-                "`forward`, or the loss."
+                f"Expected {self.name} to train on a batch of {len(samples)} samples, but it fails at them ({told}): {remedy}."
             ) from error
 
     def _trains_on(self, samples: NDArray[np.int64]) -> bool:
@@ -264,7 +330,10 @@ class _Trial:
             check_logits(z, clients.dataset.num_classes, self.name)
             loss = objective.loss(z, batch)
         else:
-            loss = program.step(batch, 0)
+            given = program.step(batch, 0)
+            if given is None:
+                return torch.zeros(())
+            loss = given
         if not loss.requires_grad:
             raise ConfigError(
                 f"Expected a loss that the weights of {self.name} have a part in, but it has no gradient: leave out what "

@@ -63,12 +63,11 @@ class ClientTrainer(FederatedModule):
         personal: Set[str] = frozenset(),
     ) -> None:
         objective.trainer = None  # of an earlier life; `self.log` would look for it
-        # Lightning advises to hand the module to a Trainer; `check_objective` says what holds here.
-        warnings.filterwarnings("ignore", r"You are trying to `self\.log\(\)`")
         super().__init__(objective, personal, precision)
         on_cpu = all(tensor.device.type == "cpu" for tensor in self.tensors.values())
         self.resident = None if on_cpu else ResidentModel(self.tensors)
-        self.optimizer = single_optimizer(objective)
+        self.training_step = objective.training_step if self.own is None else self.own.training_step
+        self.optimizer = self.new_optimizer()
         self.check_names(self.optimizer)
         # Somebody else's class of optimizer may keep more than its `state`, which is what is reset.
         self._reusable = type(self.optimizer).__module__.startswith(("torch.optim.", "fedfacet.")) and getattr(
@@ -141,12 +140,16 @@ class ClientTrainer(FederatedModule):
                 self.data_hooks.after_steps(data.batches())
         return self.hooks.on_client_end(end) if self.hooks is not None else ({}, {})
 
-    def step(self, batch: Batch, step: int) -> Tensor:
-        """Return the loss of one training step."""
+    def step(self, batch: Batch, step: int) -> Tensor | None:
+        """Return the loss of one training step; ``None`` where the module skips it."""
         if not self.autocast:
-            return take_loss(self.objective.training_step(batch, step))
+            return take_loss(self.training_step(batch, step))
         with torch.autocast(batch.x.device.type, torch.bfloat16):
-            return take_loss(self.objective.training_step(batch, step))
+            return take_loss(self.training_step(batch, step))
+
+    def new_optimizer(self) -> Optimizer:
+        """Return what the objective makes."""
+        return single_optimizer(self.objective) if self.own is None else self.own.fresh_optimizer()
 
     def fresh_optimizer(self) -> Optimizer:
         """Return the objective's optimizer without a memory of other clients.
@@ -154,7 +157,7 @@ class ClientTrainer(FederatedModule):
         Where making one anew would make the same again, the last one is reset instead, which takes a third of the time.
         """
         if not self._reusable:
-            return single_optimizer(self.objective)
+            return self.new_optimizer()
         self.optimizer.state.clear()
         for group, settings in zip(self.optimizer.param_groups, self._groups, strict=True):
             group.update(settings)
@@ -189,6 +192,9 @@ class Training:
             # A dictionary of its own: what it changes there must not be taken for what was there before.
             start = ClientStart(task.broadcast, dict(task.memory), self.num_steps, self.lr, task.lr_factor)
             program.begin(start, clients.data(task.client_id))
+            if program.own is not None:
+                per_epoch = -(-len(self.indices) // local.batch_size)
+                program.own.begin(self.optimizer, task.lr_factor, per_epoch)
 
     def take_steps(self, stop: int) -> None:
         """Take the steps up to number ``stop``, counted from the client's first."""
@@ -202,6 +208,8 @@ class Training:
             try:
                 if self.private is None:
                     loss = program.step(clients.batch(self.indices[positions], task, step), step)
+                    if loss is None:
+                        continue
                     loss.backward()  # type: ignore[no-untyped-call]
                 else:
                     loss = self._private_backward(self.private, positions, step)
@@ -220,7 +228,7 @@ class Training:
             losses.append(loss.detach())
             sizes.append(len(positions))
         self.step, self.num_seen = stop, self.num_seen + sum(sizes)
-        for value, size in zip(torch.stack(losses).tolist() if stop > 1 else [losses[0].item()], sizes, strict=True):
+        for value, size in zip(torch.stack(losses).tolist() if len(losses) > 1 else map(Tensor.item, losses), sizes, strict=True):
             self.loss_sum += value * size
 
     def _private_backward(self, private: PrivateGradients, positions: NDArray[np.int64], step: int) -> Tensor:
@@ -237,9 +245,11 @@ class Training:
         buffers = program.moved_from(task.broadcast.model, program.buffers)
         weight = step_weight_of(self.optimizer, program.objective, self.num_steps)
         extras, memory = State(), State()
+        metrics = {"loss_sum": self.loss_sum, "num_seen": self.num_seen}
         if program.is_hooked:
             ended, data = ClientEnd(delta, self.num_steps, self.lr, weight), self.clients.data(task.client_id)
             extras, memory = program.end(ended, data)
+            metrics |= program.own.end() if program.own is not None else {}
         if program.personal:
             memory = memory | to_keep(program.tensors, program.personal)
         if self.clients.local.keep_optimizer:
@@ -251,7 +261,7 @@ class Training:
             num_samples=len(self.indices),
             num_steps=self.num_steps,
             step_weight=weight,
-            metrics={"loss_sum": self.loss_sum, "num_seen": self.num_seen},
+            metrics=metrics,
             extras=extras,
             memory=memory,
         )

@@ -13,6 +13,7 @@ from fedfacet.types import Answer, ClientTask, ClientUpdate, Query, State
 
 if TYPE_CHECKING:  # the server side of the wall imports this file, and must not pull in data/ with it
     from fedfacet.clients.prediction import Predictions
+    from fedfacet.clients.own_module import SelfMeasurement
     from fedfacet.clients.program import Clients
 
 
@@ -95,6 +96,18 @@ class Engine:
 
         said = self.predict(model, splits, memory)
         return [count(self.clients.dataset, *pair) for pair in zip(said, splits, strict=True)]
+
+    @property
+    def own_module(self) -> "SelfMeasurement | None":
+        """What a LightningModule of the user's own measures of itself; ``None`` if there is nothing."""
+        program = self.clients.program if self.trains_here else None
+        return program.self_measurement if program is not None else None
+
+    def measure_module(self, model: State, split: str, indices: NDArray[np.int64]) -> dict[str, float]:
+        """Return what the module logs of some samples; always in this process. See ``clients.module_measurement``."""
+        from fedfacet.clients.module_measurement import measure_module  # late: see above
+
+        return measure_module(self.clients, model, split, indices)
 
     def head_gradients(self, model: State, samples: NDArray[np.int64]) -> NDArray[np.float64]:
         """Return what ``clients.prediction`` finds of a model, shape (Y,); always in this process, as samples are few."""

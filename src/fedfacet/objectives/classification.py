@@ -54,8 +54,10 @@ def step_weight_of(optimizer: Optimizer, objective: L.LightningModule, num_steps
     return total
 
 
-def take_loss(output: object) -> Tensor:
-    """Return the loss out of what a ``training_step`` returned: a tensor, or a mapping with the key ``loss``."""
+def take_loss(output: object) -> Tensor | None:
+    """Return the loss out of what a ``training_step`` returned: a tensor, or a mapping with ``loss``; ``None`` skips the step."""
+    if output is None:
+        return None
     loss = output.get("loss") if not isinstance(output, Tensor) and isinstance(output, Mapping) else output
     if isinstance(loss, Tensor) and loss.numel() == 1:
         return loss if loss.ndim == 0 else loss.reshape(())
@@ -157,7 +159,7 @@ class ClassificationObjective(L.LightningModule):
             if isinstance(restraint, Tensor) or restraint:  # adding nothing would cost a node of the graph
                 loss = loss + restraint
         if self._trainer is not None:  # outside a Trainer there is nobody to log to, and asking costs a warning
-            self.log("train/loss", loss, batch_size=len(batch.y))
+            self.log("train/loss", loss, batch_size=len(batch.y), sync_dist=True)
         return loss
 
     def training_loss(self, logits: Tensor, batch: Batch) -> Tensor:
@@ -185,8 +187,8 @@ class ClassificationObjective(L.LightningModule):
 
     def _log(self, split: str, batch: Batch) -> None:
         logits = self(batch.x)
-        self.log(f"{split}/loss", self.loss(logits, batch), batch_size=len(batch.y))
-        self.log(f"{split}/acc", (logits.argmax(dim=1) == batch.y).float().mean(), batch_size=len(batch.y))
+        self.log(f"{split}/loss", self.loss(logits, batch), batch_size=len(batch.y), sync_dist=True)
+        self.log(f"{split}/acc", (logits.argmax(dim=1) == batch.y).float().mean(), batch_size=len(batch.y), sync_dist=True)
 
     def on_client_start(self, start: ClientStart) -> None:
         """Let the correction take note of the weights that a client starts from."""
