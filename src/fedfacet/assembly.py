@@ -12,7 +12,7 @@ from torch import nn
 from fedfacet.accounting import check_room
 from fedfacet.aggregators.base import Aggregator
 from fedfacet.aggregators.fedavg import FedAvg
-from fedfacet.callbacks.base import Callback
+from fedfacet.callbacks.base import Callback, check_callbacks
 from fedfacet.callbacks.evaluate import Evaluate
 from fedfacet.callbacks.mechanism import Callbacks
 from fedfacet.capacities import Capacity
@@ -44,7 +44,7 @@ from fedfacet.mechanisms import mechanisms_of
 from fedfacet.mechanisms.server_data import ServerEvaluation
 from fedfacet.mechanisms.updates import UpdateCheck
 from fedfacet.objectives.classification import ClassificationObjective, OptimizerFactory
-from fedfacet.own_modules import check_needs_logits, logged_values
+from fedfacet.own_modules import check_needs_logits, logged_values, with_own_metrics
 from fedfacet.participation import Participation
 from fedfacet.privacy.base import Privacy
 from fedfacet.privacy.central import CentralDP
@@ -137,6 +137,14 @@ def federate(
         if part is not None and not isinstance(part, kind):
             came = f"the class {part.__name__}" if isinstance(part, type) else repr(part)
             raise TypeError(f"Expected `{name}` to be a {kind.__name__}, but got {came}: give an object of such a class.")
+    if not isinstance(data, FederatedData):
+        remedy = "give the samples to clients by `deal(dataset_from_arrays(x, y), IIDPartitioner(num_clients=10))`"
+        if isinstance(data, L.LightningDataModule):
+            remedy = (
+                "call its `setup`, and give the data sets of its loaders to `deal(dataset_from_torch(train, test=test), "
+                "IIDPartitioner(num_clients=10))`"
+            )
+        raise TypeError(f"Expected `data` to say which client has which samples, but got {type(data).__name__}: {remedy}.")
     check_weights(model)
     tell_of_an_earlier_life(model)
     engine = engine if engine is not None else SequentialEngine()
@@ -265,7 +273,8 @@ def assemble(
     check_noised(clients, names)
     if clients.privacy is not None:
         check_private(clients, names)
-    callbacks = callbacks or {}
+    check_callbacks(callbacks or {})
+    callbacks = with_own_metrics(clients, callbacks or {})
     asked = questions(selector, aggregator, callbacks, names)
     accounting = account(clients, privacy, aggregator, selector, scheduler, cohort_size, names, asked)
     accounting = with_mechanisms(accounting, mechanisms)

@@ -6,6 +6,7 @@ from typing import Any
 
 from fedfacet.callbacks.base import Callback
 from fedfacet.callbacks.evaluate import Evaluate
+from fedfacet.callbacks.module_metrics import ModuleMetrics
 from fedfacet.clients.federated_module import Logits
 from fedfacet.clients.program import Clients
 from fedfacet.errors import ConfigError
@@ -34,6 +35,30 @@ def logged_values(clients: Clients, *, is_private: bool) -> list[LoggedValues]:
         )
         return []
     return [LoggedValues({f"train/{'module_' if name in _OF_THE_ROUND else ''}{name}": name for name in own.train_names})]
+
+
+def with_own_metrics(clients: Clients, callbacks: Mapping[str, Callback]) -> dict[str, Callback]:
+    """Return callbacks with what the module measures of itself, beside ``Evaluate``, or in its place without classes.
+
+    Raises:
+        ConfigError: if nothing could measure the module.
+    """
+    own, predicts = clients.program.own, clients.program.logits is not Logits.NONE
+    wanted = {name: callback for name, callback in callbacks.items() if type(callback) is Evaluate}
+    if own is None or not wanted or (predicts and not own.measured):
+        return dict(callbacks)
+    if not own.measured:
+        raise ConfigError(
+            f"Expected {type(own.module).__name__} to have a `forward` that returns a logit per class, or a `validation_step` "
+            "that logs what is to be measured, but it has neither: add one, or measure nothing by callbacks={}."
+        )
+    name, evaluate = next(iter(wanted.items()))
+    splits = {split: positions for split, positions in evaluate.splits.items() if split in own.measured}
+    names = evaluate.metric_names if predicts else ()
+    taken = frozenset(f"{split}/{metric}" for split in splits for metric in names)
+    added = ModuleMetrics(every_n_rounds=evaluate.every_n_rounds, splits=splits, taken=taken)
+    kept = {key: callback for key, callback in callbacks.items() if predicts or key not in wanted or evaluate.metrics}
+    return {**kept, "module" if predicts else name: added}
 
 
 def check_needs_logits(
@@ -66,9 +91,4 @@ def check_needs_logits(
         raise ConfigError(
             f"Expected a module whose `forward` returns a logit per class for {who[0]}, but {module} {lacks}: leave that part "
             "out, or choose another."
-        )
-    if not program.own.measured and any(isinstance(callback, Evaluate) for callback in callbacks.values()):
-        raise ConfigError(
-            f"Expected {module} to have a `forward` that returns a logit per class, or a `validation_step` that logs what is to "
-            "be measured, but it has neither: add one, or measure nothing by callbacks={}."
         )

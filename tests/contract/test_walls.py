@@ -42,7 +42,7 @@ FLOORS = [
     "mechanisms",
     "federation",
     "callbacks",
-    "compatibility client_setup",
+    "compatibility client_setup own_modules",
     "privacy_gate",
     "summing",
     "assembly",

@@ -11,7 +11,6 @@ from torchmetrics import Metric
 
 from fedfacet.callbacks.base import Measurement
 from fedfacet.clients.prediction import Predictions, count
-from fedfacet.clients.own_module import SelfMeasurement
 from fedfacet.data.federated import FederatedData
 from fedfacet.errors import ConfigError
 from fedfacet.federation import Federation
@@ -45,11 +44,6 @@ class Evaluate(Measurement):
     Metrics, for ``val`` and ``test``: ``loss``, ``acc`` (average over samples), ``acc_adjusted`` (groups weighted by their
     training counts), ``acc_worst_group``, and ``acc_group/y0_a0`` and so on.
 
-    A LightningModule of the user's own may also measure itself, on the splits ``val`` and ``test`` by its ``validation_step`` and
-    its ``test_step``, of which one stands in for the other. What it logs as ``val_f1`` or ``f1`` is called ``val/f1``, and
-    ``val/module_loss`` where ``val/loss`` is a metric above. If its ``forward`` returns no logit per class, then only what it
-    logs is measured, per group: ``val/f1_worst_group`` and ``val/f1_group/y0_a0`` too.
-
     Callbacks of this class and its subclasses share predictions: a model predicts the same samples once a round for all.
 
     Args:
@@ -62,6 +56,7 @@ class Evaluate(Measurement):
     """
 
     name = "evaluate"
+    needs_logits = True
 
     data: FederatedData
     splits: Mapping[str, NDArray[np.int64]] = field(default_factory=dict)
@@ -84,32 +79,8 @@ class Evaluate(Measurement):
                 "name."
             )
 
-    @property
-    def needs_logits(self) -> bool:  # type: ignore[override]
-        """Whether it cannot do with what a module measures of itself."""
-        return type(self) is not Evaluate or bool(self.metrics)
-
     def measure(self, federation: Federation, round: int) -> Mapping[str, float]:
         """Return the metrics of the current global model."""
-        own = federation.engine.own_module if type(self) is Evaluate else None
-        if own is not None and not own.has_logits:
-            return self._measured_by(own, federation, round)
-        logged = self._measured_by(own, federation, round) if own is not None else {}
-        return self._predicted(federation, round) | logged
-
-    def _measured_by(self, own: SelfMeasurement, federation: Federation, round: int) -> dict[str, float]:
-        """Return what a module logs of itself, by metric."""
-        taken = self.numbers(self._nothing).keys() if own.has_logits else frozenset[str]()
-        numbers = {}
-        for split, positions in self.splits.items():
-            if split in own.splits:
-                indices = positions if self.is_due(federation, round) else positions[:0]
-                measured = federation.engine.measure_module(federation.state.model, split, indices)
-                numbers |= {f"{split}/{'module_' if name in taken else ''}{name}": value for name, value in measured.items()}
-        return numbers
-
-    def _predicted(self, federation: Federation, round: int) -> dict[str, float]:
-        """Return what predictions tell."""
         outcomes = [self._nothing for _ in self.splits]
         if self.is_due(federation, round):
             outcomes = self.outcomes(federation, federation.state.model, list(self.splits.values()))
@@ -118,6 +89,11 @@ class Evaluate(Measurement):
             for split, outcome in zip(self.splits, outcomes, strict=True)
             for name, value in self.read(outcome).items()
         }
+
+    @property
+    def metric_names(self) -> list[str]:
+        """What is measured of each split."""
+        return list(self.read(self._nothing))
 
     def read(self, outcome: Outcome) -> dict[str, float]:
         """Return all that is measured of an outcome, by name; NaN where it has no samples."""

@@ -14,7 +14,7 @@ from torch.optim import Optimizer
 from fedfacet import state
 from fedfacet.builtin import is_builtin
 from fedfacet.clients.hooks import ClientHooks, DataHooks, PredictHooks, client_hooks_of, federated_module
-from fedfacet.clients.own_module import OwnModule, SelfMeasurement
+from fedfacet.clients.own_module import OwnModule
 from fedfacet.derived import derived_of, other_names
 from fedfacet.types import State
 
@@ -24,7 +24,7 @@ class Logits(Enum):
 
     Attributes:
         PER_CLASS: a logit per class, shape (B, Y).
-        ONE: the logit of the second of two classes, shape (B,) or (B, 1); that of the first is 0, so the softmax is the sigmoid.
+        ONE: the logit of the second of two classes, shape (B,) or (B, 1); that of the first is 0: a sigmoid.
         NONE: something else, so that only the module itself can measure what it learns.
     """
 
@@ -110,14 +110,6 @@ class FederatedModule:
     def frozen_digest(self) -> str:
         """The sha256 of the parameters that nobody trains; empty without any."""
         return state.digest(self.frozen) if self.frozen else ""
-
-    @property
-    def self_measurement(self) -> SelfMeasurement | None:
-        """What the module of the user's own measures of itself; ``None`` if there is nothing."""
-        has_logits = self.logits is not Logits.NONE
-        if self.own is None or (has_logits and not self.own.measured):
-            return None
-        return SelfMeasurement(frozenset(self.own.measured), has_logits)
 
     @property
     def hides_buffers(self) -> bool:

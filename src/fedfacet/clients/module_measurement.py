@@ -3,7 +3,6 @@
 from collections.abc import Iterator, Mapping
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
 from fedfacet import rng
@@ -93,7 +92,7 @@ def _sum(names: tuple[str, ...], parts: Mapping[int, Mapping[str, Mean]]) -> dic
     sums = {}
     for name in names:
         means = [part[name] for part in parts.values()]
-        count = sum(mean.count for mean in means)
-        value = sum(mean.value * mean.count for mean in means) / count if count else float("nan")
+        count = sum(mean.num_samples for mean in means)
+        value = sum(mean.value * mean.num_samples for mean in means) / count if count else float("nan")
         sums[name] = Mean(value, count)
     return sums

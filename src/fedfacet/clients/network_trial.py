@@ -15,7 +15,7 @@ from torch.nn.parameter import is_lazy
 from fedfacet import rng, state
 from fedfacet.clients.carried_state import PlainAttributes, accumulated, same
 from fedfacet.clients.federated_module import Logits
-from fedfacet.clients.own_module import OwnModule, short_name
+from fedfacet.clients.own_module import OwnModule, SkippedStepError, short_name
 from fedfacet.errors import ConfigError, FedFacetError
 from fedfacet.objectives.classification import ClassificationObjective
 from fedfacet.types import Batch, State
@@ -96,8 +96,8 @@ def _overlap(named: State, trained: State) -> tuple[str, str] | None:
 def check_network(clients: "Clients", buffers: str) -> None:
     """Have a batch pass through the networks, and take a step, so that what cannot train is refused before it does.
 
-    A network that ends with a softmax trains, slowly and to worse numbers, and is warned of. A LightningModule of the user's own
-    may have a network that returns something else, or none: then the module measures itself.
+    A network that ends with a softmax trains, slowly and to worse numbers, and is warned of. A LightningModule of the user's
+    own may have a network that returns something else, or none: then the module measures itself.
 
     Args:
         clients: whose networks are tried; no draw and no weight of theirs changes.
@@ -110,9 +110,8 @@ def check_network(clients: "Clients", buffers: str) -> None:
     classifies = isinstance(clients.objective, ClassificationObjective)
     if classifies and clients.dataset.targets is not None:
         raise ConfigError(
-            f"Expected classes for {type(clients.objective).__name__}, which trains by cross entropy, but the data have numbers "
-            f"of shape {tuple(clients.dataset.targets.shape[1:])} in their place: give a LightningModule that says itself what "
-            "its loss is."
+            f"Expected classes for {type(clients.objective).__name__}, which trains by cross entropy, but the data have "
+            "numbers to predict: give a LightningModule that says itself what its loss is."
         )
     own = clients.partition.indices[0]
     samples = own[: min(clients.local.batch_size, _ENOUGH)] if len(own) > 1 else own[[0, 0]]
@@ -200,8 +199,8 @@ def _measure(program: "ClientTrainer", own: OwnModule, batch: Batch) -> None:
                 raise
             except Exception as error:
                 raise ConfigError(
-                    f"Expected {type(own.module).__name__}.{kind}_step to measure a batch of {len(batch.x)} samples, which is x, "
-                    f"y, a, but it fails at them ({_told(error)}): fix it."
+                    f"Expected {type(own.module).__name__}.{kind}_step to measure a batch of {len(batch.x)} samples, which is "
+                    f"x, y, a, but it fails at them ({_told(error)}): fix it."
                 ) from error
 
 
@@ -330,10 +329,10 @@ class _Trial:
             check_logits(z, clients.dataset.num_classes, self.name)
             loss = objective.loss(z, batch)
         else:
-            given = program.step(batch, 0)
-            if given is None:
+            try:
+                loss = program.step(batch, 0)
+            except SkippedStepError:
                 return torch.zeros(())
-            loss = given
         if not loss.requires_grad:
             raise ConfigError(
                 f"Expected a loss that the weights of {self.name} have a part in, but it has no gradient: leave out what "

@@ -27,13 +27,13 @@ class Mean(NamedTuple):
 
     Attributes:
         value: its mean over samples.
-        count: how many samples.
+        num_samples: how many.
         higher_is_better: as its torchmetrics class says; ``None`` where that is unknown.
-        adds_up: whether the means of two parts, weighted by their counts, give the mean of both.
+        adds_up: whether the means of two parts, weighted by their numbers of samples, give the mean of both.
     """
 
     value: float
-    count: int
+    num_samples: int
     higher_is_better: bool | None = None
     adds_up: bool = True
 
@@ -48,20 +48,12 @@ def short_name(name: str) -> str:
     return _SPLIT.sub("", name)
 
 
-class SelfMeasurement(NamedTuple):
-    """What a module can measure of itself.
-
-    Attributes:
-        splits: those for which it has a step.
-        has_logits: whether it predicts classes besides.
-    """
-
-    splits: frozenset[str]
-    has_logits: bool
+class SkippedStepError(Exception):
+    """A ``training_step`` returned ``None``, as Lightning lets it, to skip the step."""
 
 
 class LoggedValues:
-    """Stands in for ``self.log`` of a module where no Trainer has it, and keeps what it is given between ``start`` and ``take``.
+    """Stands in for ``self.log`` of a module that no Trainer has, and keeps what it is given between ``start`` and ``take``.
 
     Args:
         module: whose ``log`` it is.
@@ -116,8 +108,8 @@ class LoggedValues:
             return
         if reduce_fx not in ("mean", torch.mean):
             raise ValueError(
-                f"Expected `self.log` to take means, which add up over clients, but {name!r} has reduce_fx={reduce_fx!r}: leave "
-                "it out, or log a torchmetrics metric."
+                f"Expected `self.log` to take means, which add up over clients, but {name!r} has reduce_fx={reduce_fx!r}: "
+                "leave it out, or log a torchmetrics metric."
             )
         self._values.setdefault(name, []).append((_one_number(name, value), batch_size or self.batch_size or 1))
 
@@ -148,7 +140,9 @@ def _one_number(name: str, value: Any) -> Any:
     if isinstance(value, int | float):
         return value
     came = f"a tensor of shape {tuple(value.shape)}" if isinstance(value, Tensor) else type(value).__name__
-    raise ValueError(f"Expected `self.log` to be given one number for {name!r}, but it got {came}: log each under its own name.")
+    raise ValueError(
+        f"Expected `self.log` to be given one number for {name!r}, but it got {came}: log each under its own name."
+    )
 
 
 class Schedule(NamedTuple):
@@ -182,7 +176,6 @@ class OwnModule:
         self._left_out: set[str] = set()
         self.forms: dict[str, int] = {}
         self.schedules: list[Schedule] = []
-        self.optimizer: Optimizer | None = None
 
     @property
     def is_plain(self) -> bool:
@@ -198,8 +191,8 @@ class OwnModule:
 
     def fresh_optimizer(self) -> Optimizer:
         """Return the module's optimizer, and take note of its schedulers."""
-        self.optimizer, self.schedules = configured(self.module)
-        return self.optimizer
+        optimizer, self.schedules = configured(self.module)
+        return optimizer
 
     def call(self, name: str, batch: Batch, number: int) -> Any:
         """Return what a step returns for a batch."""
@@ -224,19 +217,26 @@ class OwnModule:
         return output
 
     def training_step(self, batch: Batch, number: int) -> Any:
-        """Return what ``training_step`` returns for a batch."""
-        return self.call("training_step", batch, number)
+        """Return what ``training_step`` returns for a batch.
 
-    def begin(self, optimizer: Optimizer, lr_factor: float, steps_per_epoch: int) -> None:
+        Raises:
+            SkippedStepError: where that is nothing.
+        """
+        output = self.call("training_step", batch, number)
+        if output is None:
+            raise SkippedStepError
+        return output
+
+    def begin(self, optimizer: Optimizer | None, lr_factor: float, steps_per_epoch: int) -> None:
         """Take note of a client's beginning: nothing is logged so far, and schedulers begin anew.
 
         Args:
-            optimizer: of the client, whose learning rates are multiplied by ``lr_factor`` already.
+            optimizer: the last fresh one, whose learning rates are multiplied by ``lr_factor`` already.
             lr_factor: of the federation's own scheduler.
             steps_per_epoch: how many steps make an epoch.
         """
         self.logged.start()
-        if self.schedules and optimizer is self.optimizer:
+        if optimizer is not None and self.schedules:
             schedule_steps(optimizer, self.schedules, lr_factor, steps_per_epoch)
 
     def end(self) -> dict[str, float]:
@@ -251,8 +251,8 @@ class OwnModule:
                 unknown[0],
             )
         logged = {name: mean for name, mean in logged.items() if name in self.train_names}
-        sums = {f"sum/{name}": mean.value * mean.count for name, mean in logged.items()}
-        return sums | {f"count/{name}": mean.count for name, mean in logged.items()}
+        sums = {f"sum/{name}": mean.value * mean.num_samples for name, mean in logged.items()}
+        return sums | {f"count/{name}": mean.num_samples for name, mean in logged.items()}
 
     def epoch(self, kind: str, batches: Iterable[Batch]) -> dict[str, Mean]:
         """Return what the steps of one kind log over some batches, by its name without the split.
@@ -339,20 +339,18 @@ def _schedule(name: str, given: Any) -> Schedule:
     frequency = settings.get("frequency", 1)
     if isinstance(scheduler, ReduceLROnPlateau) or not isinstance(scheduler, LRScheduler):
         raise ValueError(
-            f"Expected {name} to return a scheduler that counts steps or epochs, but got {type(scheduler).__name__}: a client's "
-            "round has no measurement to look at, so return another one, or give the federation a `scheduler`."
+            f"Expected {name} to return a scheduler that counts steps or epochs, but got {type(scheduler).__name__}: a "
+            "client's round has no measurement to look at, so return another one, or give the federation a `scheduler`."
         )
     if interval not in ("step", "epoch") or not isinstance(frequency, int) or frequency < 1:
         raise ValueError(
-            f"Expected {name} to step its scheduler every step or epoch, but got interval={interval!r}, frequency={frequency!r}: "
-            'give "step" or "epoch", and a whole number.'
+            f"Expected {name} to step its scheduler every step or epoch, but got interval={interval!r}, frequency={frequency!r}"
+            ': give "step" or "epoch", and a whole number.'
         )
     return Schedule(scheduler, interval, frequency)
 
 
-def schedule_steps(
-    optimizer: Optimizer, schedules: Sequence[Schedule], lr_factor: float, steps_per_epoch: int
-) -> None:
+def schedule_steps(optimizer: Optimizer, schedules: Sequence[Schedule], lr_factor: float, steps_per_epoch: int) -> None:
     """Have an optimizer's steps also step its schedulers, whose own learning rates are multiplied by ``lr_factor``."""
     take_step = optimizer.step
     for scheduler in {id(one): one for schedule in schedules for one in _nested(schedule.scheduler)}.values():

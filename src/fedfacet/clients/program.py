@@ -7,7 +7,6 @@ and ``Clients`` are all of them.
 import contextlib
 import itertools
 import math
-import warnings
 from collections.abc import Callable, Iterable, Iterator, Set
 from dataclasses import dataclass, field
 from typing import TypeAlias
@@ -25,6 +24,7 @@ from fedfacet.clients.client_data import ClientData, Population
 from fedfacet.clients.divided_training import HalfTrained, ProbedClients, train_part
 from fedfacet.clients.federated_module import FederatedModule, compile_module
 from fedfacet.clients.optimizers import bare_step_of, kept_optimizer, optimizer_to_keep, restore_optimizer, single_optimizer
+from fedfacet.clients.own_module import SkippedStepError
 from fedfacet.clients.personal_memory import own_model, to_keep
 from fedfacet.clients.prediction import Predictions, predict
 from fedfacet.clients.private_gradients import PrivateGradients
@@ -125,23 +125,26 @@ class ClientTrainer(FederatedModule):
             yield
         self.train(True)
 
-    def begin(self, start: ClientStart, data: ClientData) -> None:
-        """Have the objective take note of a client, whose weights are loaded."""
+    def begin(self, start: ClientStart, data: ClientData, optimizer: Optimizer | None = None, batch_size: int = 1) -> None:
+        """Have the objective take note of a client, whose weights are loaded; it may have an optimizer with schedulers."""
+        if self.own is not None:
+            self.own.begin(optimizer, start.lr_factor, -(-len(data) // batch_size))
         if self.hooks is not None:
             self.hooks.on_client_start(start)
         if self.data_hooks is not None:
             with self.looking():
                 self.data_hooks.before_steps(data.batches(), start.num_steps)
 
-    def end(self, end: ClientEnd, data: ClientData) -> tuple[State, State]:
-        """Return what a client sends beside its update, and what it keeps."""
+    def end(self, end: ClientEnd, data: ClientData) -> tuple[State, State, dict[str, float]]:
+        """Return what a client sends beside its update, what it keeps, and what it has logged."""
         if self.data_hooks is not None:
             with self.looking():
                 self.data_hooks.after_steps(data.batches())
-        return self.hooks.on_client_end(end) if self.hooks is not None else ({}, {})
+        extras, memory = self.hooks.on_client_end(end) if self.hooks is not None else ({}, {})
+        return extras, memory, self.own.end() if self.own is not None else {}
 
-    def step(self, batch: Batch, step: int) -> Tensor | None:
-        """Return the loss of one training step; ``None`` where the module skips it."""
+    def step(self, batch: Batch, step: int) -> Tensor:
+        """Return the loss of one training step."""
         if not self.autocast:
             return take_loss(self.training_step(batch, step))
         with torch.autocast(batch.x.device.type, torch.bfloat16):
@@ -191,10 +194,7 @@ class Training:
         if program.is_hooked:
             # A dictionary of its own: what it changes there must not be taken for what was there before.
             start = ClientStart(task.broadcast, dict(task.memory), self.num_steps, self.lr, task.lr_factor)
-            program.begin(start, clients.data(task.client_id))
-            if program.own is not None:
-                per_epoch = -(-len(self.indices) // local.batch_size)
-                program.own.begin(self.optimizer, task.lr_factor, per_epoch)
+            program.begin(start, clients.data(task.client_id), self.optimizer, local.batch_size)
 
     def take_steps(self, stop: int) -> None:
         """Take the steps up to number ``stop``, counted from the client's first."""
@@ -208,14 +208,14 @@ class Training:
             try:
                 if self.private is None:
                     loss = program.step(clients.batch(self.indices[positions], task, step), step)
-                    if loss is None:
-                        continue
                     loss.backward()  # type: ignore[no-untyped-call]
                 else:
                     loss = self._private_backward(self.private, positions, step)
                 if clients.local.max_grad_norm is not None:
                     nn.utils.clip_grad_norm_(self.parameters, clients.local.max_grad_norm)
                 take_step()
+            except SkippedStepError:
+                continue
             except torch.OutOfMemoryError:
                 raise EngineError(
                     f"Client {task.client_id} in round {task.round} does not fit into the memory of {clients.device}: lower "
@@ -228,7 +228,7 @@ class Training:
             losses.append(loss.detach())
             sizes.append(len(positions))
         self.step, self.num_seen = stop, self.num_seen + sum(sizes)
-        for value, size in zip(torch.stack(losses).tolist() if len(losses) > 1 else map(Tensor.item, losses), sizes, strict=True):
+        for value, size in zip(torch.stack(losses).tolist() if losses else [], sizes, strict=True):
             self.loss_sum += value * size
 
     def _private_backward(self, private: PrivateGradients, positions: NDArray[np.int64], step: int) -> Tensor:
@@ -244,12 +244,10 @@ class Training:
         delta = program.moved_from(task.broadcast.model, program.parameters)
         buffers = program.moved_from(task.broadcast.model, program.buffers)
         weight = step_weight_of(self.optimizer, program.objective, self.num_steps)
-        extras, memory = State(), State()
-        metrics = {"loss_sum": self.loss_sum, "num_seen": self.num_seen}
+        extras, memory, logged = State(), State(), dict[str, float]()
         if program.is_hooked:
             ended, data = ClientEnd(delta, self.num_steps, self.lr, weight), self.clients.data(task.client_id)
-            extras, memory = program.end(ended, data)
-            metrics |= program.own.end() if program.own is not None else {}
+            extras, memory, logged = program.end(ended, data)
         if program.personal:
             memory = memory | to_keep(program.tensors, program.personal)
         if self.clients.local.keep_optimizer:
@@ -261,7 +259,7 @@ class Training:
             num_samples=len(self.indices),
             num_steps=self.num_steps,
             step_weight=weight,
-            metrics=metrics,
+            metrics={"loss_sum": self.loss_sum, "num_seen": self.num_seen, **logged},
             extras=extras,
             memory=memory,
         )

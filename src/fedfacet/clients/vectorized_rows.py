@@ -90,7 +90,7 @@ class Rows:
             with torch.no_grad():
                 torch._foreach_copy_([program.tensors[name] for name in ended], list(ended.values()))
             end = ClientEnd(delta, row.num_steps, lr, step_weight)
-            extras, memory = program.end(end, self.clients.data(row.task.client_id))
+            extras, memory, _ = program.end(end, self.clients.data(row.task.client_id))
         if program.personal:
             memory = memory | to_keep(ended, program.personal)
         return extras, memory

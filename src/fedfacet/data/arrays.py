@@ -156,14 +156,21 @@ def _part(x: Any, y: Any, a: Any = None) -> tuple[Tensor, Labels, Labels]:
 def _targets(y: Any) -> NDArray[np.float32] | None:
     """Return numbers in place of classes, shape (N, ...); ``None`` where ``y`` may be classes."""
     array = _array("y", y)
-    if array.ndim < 1 or not array.size or (array.size == len(array) and (array % 1 == 0).all()):
+    if array.ndim < 1 or not array.size:
         return None
-    if not np.isfinite(array).all():
-        if array.ndim == 1:
-            return None  # whatever else is wrong with labels is said of these
-        row = int(np.isfinite(array.reshape(len(array), -1)).all(axis=1).argmin())
-        raise ValueError(f"Expected `y` to be finite, but y[{row}] holds NaN or infinity: fill or drop such samples.")
-    return array.astype(np.float32)
+    with np.errstate(over="ignore", invalid="ignore"):
+        if array.size == len(array) and (array % 1 == 0).all():
+            return None
+        numbers = array.astype(np.float32)
+    finite = np.isfinite(numbers.reshape(len(numbers), -1)).all(axis=1)
+    if array.ndim == 1 and np.isnan(array).any():
+        return None  # labels of which some are missing
+    if not finite.all():
+        row = int(finite.argmin())
+        raise ValueError(
+            f"Expected `y` to be finite in float32, but y[{row}] holds NaN or infinity: fill or drop such samples."
+        )
+    return numbers
 
 
 def _held_out(test: Any, others: Tensor, *, with_attribute: bool) -> tuple[Tensor, Labels, Labels]:

@@ -67,8 +67,8 @@ class Dataset:
         columns: further labels by name (a writer, a role, a superclass), integers of shape (N,). A partitioner's ``label`` may
             name one; no model is trained on them.
         augmentation: changes images before a training step, and at no other time.
-        targets: what a batch has as y in place of classes, shape (N, ...), float32: the numbers of a regression, or zeros and ones
-            of several labels; ``None`` where there are classes.
+        targets: what a batch has as y in place of classes, shape (N, ...), float32: the numbers of a regression, or zeros and
+            ones of several labels; ``None`` where there are classes.
 
     Raises:
         ValueError: if only one of ``mean`` and ``std`` is given, or an augmentation for inputs that are no images.

@@ -13,7 +13,6 @@ from fedfacet.types import Answer, ClientTask, ClientUpdate, Query, State
 
 if TYPE_CHECKING:  # the server side of the wall imports this file, and must not pull in data/ with it
     from fedfacet.clients.prediction import Predictions
-    from fedfacet.clients.own_module import SelfMeasurement
     from fedfacet.clients.program import Clients
 
 
@@ -96,12 +95,6 @@ class Engine:
 
         said = self.predict(model, splits, memory)
         return [count(self.clients.dataset, *pair) for pair in zip(said, splits, strict=True)]
-
-    @property
-    def own_module(self) -> "SelfMeasurement | None":
-        """What a LightningModule of the user's own measures of itself; ``None`` if there is nothing."""
-        program = self.clients.program if self.trains_here else None
-        return program.self_measurement if program is not None else None
 
     def measure_module(self, model: State, split: str, indices: NDArray[np.int64]) -> dict[str, float]:
         """Return what the module logs of some samples; always in this process. See ``clients.module_measurement``."""

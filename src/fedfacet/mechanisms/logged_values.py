@@ -13,8 +13,8 @@ class LoggedValues(Mechanism):
 
     .. math:: \frac{\sum_k \sum_b n_{kb} v_{kb}}{\sum_k \sum_b n_{kb}}
 
-    Here :math:`v_{kb}` is the value of client k's batch b of :math:`n_{kb}` samples; a torchmetrics metric counts once, with all
-    samples that the client saw. NaN where no client logged. A client sends two numbers for each name.
+    Here :math:`v_{kb}` is the value of client k's batch b of :math:`n_{kb}` samples; a torchmetrics metric counts once, with
+    all samples that the client saw. NaN where no client logged. A client sends two numbers for each name.
 
     Args:
         names: column of metrics -> the name that clients log, without the split.

@@ -54,10 +54,8 @@ def step_weight_of(optimizer: Optimizer, objective: L.LightningModule, num_steps
     return total
 
 
-def take_loss(output: object) -> Tensor | None:
-    """Return the loss out of what a ``training_step`` returned: a tensor, or a mapping with ``loss``; ``None`` skips the step."""
-    if output is None:
-        return None
+def take_loss(output: object) -> Tensor:
+    """Return the loss out of what a ``training_step`` returned: a tensor, or a mapping with the key ``loss``."""
     loss = output.get("loss") if not isinstance(output, Tensor) and isinstance(output, Mapping) else output
     if isinstance(loss, Tensor) and loss.numel() == 1:
         return loss if loss.ndim == 0 else loss.reshape(())
