@@ -31,7 +31,7 @@ from fedfacet.aggregators.fedavg import FedAvg
 from fedfacet.client_setup import clock_of
 from fedfacet.clients.local_training import LocalTraining
 from fedfacet.callbacks.mechanism import Callbacks
-from fedfacet.clients.program import Clients
+from fedfacet.clients.trainer import Clients
 from fedfacet.config import compose_job
 from fedfacet.data.dataset import Dataset, InMemoryInputs
 from fedfacet.engines.sequential import SequentialEngine

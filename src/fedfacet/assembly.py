@@ -20,7 +20,7 @@ from fedfacet.client_setup import clock_of, device_of, parts_of, smaller_models,
 from fedfacet.clients.hooks import check_objective, tell_of_an_earlier_life
 from fedfacet.clients.local_training import LocalTraining
 from fedfacet.clients.network_trial import check_network, check_weights
-from fedfacet.clients.program import Clients
+from fedfacet.clients.trainer import Clients
 from fedfacet.compatibility import (
     check_algorithm,
     check_asynchronous,

@@ -204,14 +204,6 @@ KNOWN_BREACHES = {
     ("callbacks", "plots"): "callbacks draw figures at the end of a run",
     ("runs", "analysis"): "runs read run folders and print tables by what reports have for that",
 }
-KNOWN_CIRCLES = {
-    ("clients.divided_training", "clients.program"),
-    ("clients.network_trial", "clients.program"),
-    ("clients.prediction", "clients.program"),
-    ("clients.private_gradients", "clients.program"),
-    ("clients.queries.base", "clients.program"),
-}
-"""Imports for type checkers or within functions that close a circle of modules: (module, what it imports)."""
 
 
 def module_of(path):
@@ -233,12 +225,7 @@ def graph():
 
 def test_no_modules_import_one_another_in_a_circle():
     """Imports inside functions and for type checkers count, also within a room."""
-    known = {module: {other for of, other in KNOWN_CIRCLES if of == module} for module in graph()}
-    graphlib.TopologicalSorter({module: others - known[module] for module, others in graph().items()}).prepare()
-    for module, other in KNOWN_CIRCLES:
-        others = {of: found - known[of] | ({other} if of == module else set()) for of, found in graph().items()}
-        with pytest.raises(graphlib.CycleError):  # an exception that is no longer needed must go
-            graphlib.TopologicalSorter(others).prepare()
+    graphlib.TopologicalSorter(graph()).prepare()
 
 
 def test_only_commands_import_reports_audits_and_deployments():

@@ -1,8 +1,9 @@
 """The module that a federation learns: its tensors by name, and who may borrow it."""
 
+import contextlib
 import difflib
 import functools
-from collections.abc import Set
+from collections.abc import Iterator, Set
 
 import lightning as L
 import torch
@@ -10,9 +11,10 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from fedfacet import state
+from fedfacet.clients.client_data import ClientData
 from fedfacet.clients.hooks import ClientHooks, DataHooks, PredictHooks, client_hooks_of, federated_module
 from fedfacet.derived import derived_of, other_names
-from fedfacet.types import State
+from fedfacet.types import ClientEnd, ClientStart, State
 
 
 class FederatedModule:
@@ -107,6 +109,30 @@ class FederatedModule:
     def does(self, hook: str) -> bool:
         """Tell whether a hook of the objective (``on_client_start``, say), or one that looks at the data, does anything."""
         return hook in self.client_hooks or self.data_hooks is not None
+
+    @contextlib.contextmanager
+    def evaluating(self) -> Iterator[None]:
+        """Evaluate for a while, without gradients, and train again afterwards."""
+        self.objective.eval()
+        with torch.no_grad():
+            yield
+        self.objective.train()
+        self._training = True
+
+    def begin(self, start: ClientStart, data: ClientData) -> None:
+        """Call the hooks of the objective before the first step of a client, whose weights are loaded."""
+        if self.hooks is not None:
+            self.hooks.on_client_start(start)
+        if self.data_hooks is not None:
+            with self.evaluating():
+                self.data_hooks.before_steps(data.batches(), start.num_steps)
+
+    def end(self, end: ClientEnd, data: ClientData) -> tuple[State, State]:
+        """Return what a client sends beside its update, and what it keeps."""
+        if self.data_hooks is not None:
+            with self.evaluating():
+                self.data_hooks.after_steps(data.batches())
+        return self.hooks.on_client_end(end) if self.hooks is not None else ({}, {})
 
     def forward(self, x: Tensor) -> Tensor:
         """Return the logits of the client's model."""

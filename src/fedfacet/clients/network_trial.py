@@ -3,7 +3,6 @@
 import contextlib
 import logging
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -14,12 +13,10 @@ from torch.nn.parameter import is_lazy
 
 from fedfacet import rng, state
 from fedfacet.clients.carried_state import PlainAttributes, accumulated, same
+from fedfacet.clients.trainer import Clients, ClientTrainer
 from fedfacet.errors import ConfigError, FedFacetError
 from fedfacet.objectives.classification import ClassificationObjective
 from fedfacet.types import Batch, State
-
-if TYPE_CHECKING:  # it builds on this file
-    from fedfacet.clients.program import Clients, ClientTrainer
 
 log = logging.getLogger(__name__)
 
@@ -91,7 +88,7 @@ def _overlap(named: State, trained: State) -> tuple[str, str] | None:
     return None
 
 
-def check_network(clients: "Clients", buffers: str) -> None:
+def check_network(clients: Clients, buffers: str) -> None:
     """Have a batch pass through the networks, and take a step, so that what cannot train is refused before it does.
 
     A network that ends with a softmax trains, slowly and to worse numbers, and is warned of. An objective of somebody else's
@@ -121,7 +118,7 @@ def check_network(clients: "Clients", buffers: str) -> None:
 
 
 @contextlib.contextmanager
-def _unchanged(clients: "Clients", program: "ClientTrainer") -> Iterator[None]:
+def _unchanged(clients: Clients, program: ClientTrainer) -> Iterator[None]:
     """Draw the same numbers each time, and leave generators and weights as they were."""
     # Compiling for a trial would be for nothing.
     as_it_is = torch.compiler.set_stance("force_eager") if clients.compile else contextlib.nullcontext()
@@ -135,8 +132,8 @@ def _unchanged(clients: "Clients", program: "ClientTrainer") -> Iterator[None]:
             program.objective.zero_grad(set_to_none=True)
 
 
-def _predicted(program: "ClientTrainer", batch: Batch) -> Tensor:
-    with program.looking():
+def _predicted(program: ClientTrainer, batch: Batch) -> Tensor:
+    with program.evaluating():
         if program.predict_hooks is not None:
             program.predict_hooks.before_predict({})
         try:
@@ -155,7 +152,7 @@ def _told(error: Exception) -> str:
     return f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]}"
 
 
-def smallest_batch(clients: "Clients") -> tuple[int, int]:
+def smallest_batch(clients: Clients) -> tuple[int, int]:
     """Return the client that has the smallest batch of all, and that batch's size."""
     local, sizes = clients.local, np.fromiter(map(len, clients.partition.indices), np.int64)
     rest = sizes % local.batch_size
@@ -168,7 +165,7 @@ def smallest_batch(clients: "Clients") -> tuple[int, int]:
 class _Trial:
     """A training step on the smallest batch that any client has, or two of them where a network may remember the first."""
 
-    def __init__(self, clients: "Clients") -> None:
+    def __init__(self, clients: Clients) -> None:
         self.clients, self.program = clients, clients.program
         self.name = type(self.program.module).__name__
         self.client_id, self.size = smallest_batch(clients)

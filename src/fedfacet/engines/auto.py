@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from fedfacet import state
 from fedfacet.clients.prediction import Predictions
-from fedfacet.clients.program import Clients
+from fedfacet.clients.trainer import Clients
 from fedfacet.cores import num_cores
 from fedfacet.engines.base import Engine
 from fedfacet.engines.graphs import GraphsEngine

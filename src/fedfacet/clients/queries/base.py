@@ -3,7 +3,6 @@
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,11 +14,9 @@ from fedfacet.builtin import is_builtin
 from fedfacet.clients.client_data import ClientData
 from fedfacet.clients.divided_training import HalfTrained
 from fedfacet.clients.personal_memory import own_model
+from fedfacet.clients.trainer import Clients
 from fedfacet.query import Query as Query
 from fedfacet.types import Answer, ClientTask, RoundNeeds, State
-
-if TYPE_CHECKING:  # it builds on this file
-    from fedfacet.clients.program import Clients
 
 
 def _cannot_train(num_steps: int) -> HalfTrained:
@@ -70,7 +67,7 @@ class QueryContext:
         return rng.stream(self.seed, purpose, self.round, self.client_id, *keys)
 
 
-def answer(clients: "Clients", query: types.Query, task: ClientTask) -> Answer:
+def answer_query(clients: Clients, query: types.Query, task: ClientTask) -> Answer:
     """Have a client answer a query on the model that it was sent."""
     program = clients.program_of(task.broadcast.model) if query.needs_model else clients.program
     weights = own_model(task.broadcast.model, task.memory)
@@ -105,7 +102,7 @@ def answer(clients: "Clients", query: types.Query, task: ClientTask) -> Answer:
         raise
 
 
-def _train_until(clients: "Clients", task: ClientTask, num_steps: int) -> HalfTrained:
+def _train_until(clients: Clients, task: ClientTask, num_steps: int) -> HalfTrained:
     """Take the first steps of a client's training, and keep what they lead to in case the client is selected."""
     planned, program = clients.num_steps(task), clients.program_of(task.broadcast.model)
     half = clients.train_part(task, None, min(num_steps, planned))
