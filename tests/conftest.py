@@ -57,8 +57,8 @@ TOY_MODEL = partial(SmallCNN, width=2, hidden=4)
 
 SERVER = """
 import atexit, contextlib, gc, json, os, runpy, sys, traceback
-import fedfacet.analysis.console, fedfacet.build, fedfacet.callbacks.evaluate, fedfacet.data.digits, hydra
-import fedfacet.objectives.classification, fedfacet.runs.command, fedfacet.runs.open_run, rich._emoji_codes, rich.table
+import fedfacet.runs.console, fedfacet.build, fedfacet.callbacks.evaluate, fedfacet.data.digits, hydra
+import fedfacet.objectives.classification, fedfacet.commands.train, fedfacet.runs.open_run, rich._emoji_codes, rich.table
 import fedfacet.clients.queries.true_heterogeneity, hydra._internal.logging_config, torch.utils.serialization
 with contextlib.suppress(ImportError):
     import optuna.samplers, optuna.storages.journal

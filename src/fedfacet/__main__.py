@@ -40,7 +40,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         enter(partial(main, argv), tells=argv[:1] not in (["train"], ["tune"], ["serve"], ["client"]))
     command, arguments = (argv[0], argv[1:]) if argv else ("--help", [])
     if command in ("-h", "--help"):
-        from fedfacet.analysis.terminal import print_usage
+        from fedfacet.terminal import print_usage
 
         print_usage(USAGE)
         return 0
@@ -64,7 +64,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def run_jobs(train: "Callable[[Job], None] | None" = None) -> None:
     """Have ``train``, or ``fedfacet.train``'s own way, run all jobs of the process's command line."""
     with waiting("fedfacet starts"):  # before Hydra loads
-        from fedfacet.runs.command import run_command
+        from fedfacet.commands.train import run_command
 
         if train is None:
             from fedfacet.runs.run import fit

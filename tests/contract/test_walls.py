@@ -21,7 +21,7 @@ SERVER = [
 FLOORS = [
     # What everybody may know: values, and help that knows nothing of learning.
     "answer_form",
-    "errors types rng heterogeneity arguments libraries machine_memory moved waiting builtin",
+    "errors types rng heterogeneity arguments libraries machine_memory moved terminal waiting builtin",
     "entry shell_words state records simplex confusion optional derived cores",
     "storage",
     # Parts that an option chooses. Each knows values, and no other part.
@@ -202,7 +202,6 @@ ABOVE = {"analysis", "pages", "plots", "papers", "audit", "deploy"}
 
 KNOWN_BREACHES = {
     ("callbacks", "plots"): "callbacks draw figures at the end of a run",
-    ("runs", "analysis"): "runs read run folders and print tables by what reports have for that",
 }
 
 

@@ -15,7 +15,7 @@ from fedfacet.arguments import check_whole
 from fedfacet.data.dataset import Dataset
 from fedfacet.errors import ConfigError
 from fedfacet.heterogeneity import InteractionMatrix, class_distances, measure_federation
-from fedfacet.plots.figure import group_names
+from fedfacet.metrics.group_names import group_names
 from fedfacet.plots.run import MEASURES, TYPES
 from fedfacet.records import Ledger, RoundResult
 from fedfacet.selectors.base import ClientSelector

@@ -100,8 +100,8 @@ def _check(argv: Sequence[str], run_dir: list[Path]) -> int:
 
 def _serve(argv: Sequence[str], run_dir: list[Path]) -> int:
     """Train, or go on with a run."""
-    from fedfacet.analysis.console import results_line
     from fedfacet.deploy.server import save_names
+    from fedfacet.runs.console import results_line
     from fedfacet.runs.job import Job
     from fedfacet.runs.lock import sole
     from fedfacet.runs.open_run import open_run

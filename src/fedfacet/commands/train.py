@@ -61,7 +61,7 @@ def name_left(jobs: Sweep, begun: int, sweep_dir: Path | None) -> None:
     Args:
         jobs: of the sweep.
         begun: how many have; they begin in order.
-        sweep_dir: in which each job has its run folder; ``None`` where the same command goes on with all of them.
+        sweep_dir: in which each job has its run folder; ``None`` where the same command resumes all of them.
     """
     if not jobs.are_known:
         print("The same command goes on where the sweeper stores its study, and begins anew where not.", file=sys.stderr)
@@ -108,7 +108,7 @@ def _print_table(run_dirs: Collection[Path]) -> None:
     from fedfacet.analysis.runs import load_run
     from fedfacet.analysis.study import keys_of
     from fedfacet.analysis.tables import make_table
-    from fedfacet.analysis.terminal import print_tables
+    from fedfacet.commands.output import print_tables
 
     try:
         runs = [load_run(run_dir) for run_dir in run_dirs]
@@ -145,7 +145,7 @@ def run_command(train: Callable[[Job], None]) -> None:
             check_alone(looked_at[0][0])
             if are_drawn and looked_at[0][0].sweep.workers != 1:
                 raise ConfigError(
-                    "Expected `sweep.workers=1` where the sweeper draws the jobs, because each worker would draw for itself, "
+                    "Expected `sweep.workers=1` where the sweeper draws the jobs, "
                     f"but got {looked_at[0][0].sweep.workers}: leave it out, or search with tune.py in several terminals."
                 )
             workers = num_workers(looked_at[0][0].sweep.workers, len(jobs))
@@ -271,7 +271,7 @@ def _work(train: Callable[[Job], None], argv: Sequence[str], eta: ETA, jobs: Seq
 
 def _print_wrapped(tell_help: Callable[[], None]) -> None:
     """Print what Hydra says for --help, folded to the terminal's width; groups' lists of options are as wide as it is."""
-    from fedfacet.analysis.terminal import filled
+    from fedfacet.terminal import filled
 
     said = io.StringIO()
     with contextlib.redirect_stdout(said), contextlib.suppress(SystemExit):
