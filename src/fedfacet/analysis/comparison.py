@@ -14,7 +14,7 @@ from fedfacet.analysis.study import Study, caption_of, group_runs, ordered, plac
 from fedfacet.analysis.writers import Marked, Table, told_apart
 from fedfacet.arguments import check_choice
 from fedfacet.errors import ConfigError
-from fedfacet.plots.figure import BLUE, VERMILION, saved_panels
+from fedfacet.plots.style import BLUE, VERMILION, saved_panels
 
 FEWEST_PAIRED = 5
 """Seeds that two settings share where they are compared unasked; fewer say next to nothing."""

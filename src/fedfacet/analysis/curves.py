@@ -17,7 +17,7 @@ from fedfacet.analysis.tables import cell_of
 from fedfacet.analysis.writers import Table, as_number, told_apart
 from fedfacet.errors import ConfigError
 from fedfacet.plots.curves import Band, plot_bands
-from fedfacet.plots.figure import axis_name
+from fedfacet.plots.style import axis_name
 
 AGAINST = {"round": "round", "bytes": "megabytes down and up", "sim/clock": "simulated minutes"}
 """What can be drawn to the right -> what that is called."""

@@ -17,8 +17,8 @@ from fedfacet.analysis.study import Study, ordered, origin_of, places_of
 from fedfacet.analysis.writers import Table, told_apart
 from fedfacet.errors import FedFacetError
 from fedfacet.plots import crowd
-from fedfacet.plots.figure import saved_figure
 from fedfacet.plots.run import TYPE_COLOURS, in_order
+from fedfacet.plots.style import saved_figure
 from fedfacet.storage.dealt import read_types
 
 if TYPE_CHECKING:

@@ -14,7 +14,7 @@ from fedfacet.analysis.study import Study, group_runs, in_percent, origin_of, pl
 from fedfacet.analysis.tables import cell_of
 from fedfacet.analysis.writers import Table, told_apart
 from fedfacet.errors import ConfigError
-from fedfacet.plots.figure import BLUE, ORANGE, VERMILION, axis_name, saved_panels
+from fedfacet.plots.style import BLUE, ORANGE, VERMILION, axis_name, saved_panels
 
 CLOCK = "sim/clock"
 

@@ -15,8 +15,8 @@ from fedfacet.analysis.runs import Run
 from fedfacet.analysis.study import Study, caption_of, check_metric, group_runs, ordered, places_of
 from fedfacet.analysis.writers import Table
 from fedfacet.errors import ConfigError
-from fedfacet.plots.figure import COLOURS, DASHES, axis_name, saved_figure
 from fedfacet.plots.labels import Point, label_points
+from fedfacet.plots.style import COLOURS, DASHES, axis_name, saved_figure
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -1,7 +1,7 @@
 """What all pictures share: their style, the names of groups in them, and how they are saved.
 
 Matplotlib is imported when a picture is drawn, not before, and used through its objects only: no window, no global figure. A
-file is written whole or not at all. What it is, a PNG, an SVG or a PDF, is told by how its name ends.
+file is written whole or not at all. The end of its name says what it is: a PNG, an SVG or a PDF.
 """
 
 from collections.abc import Callable, Iterator
