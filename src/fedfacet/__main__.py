@@ -6,7 +6,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from fedfacet import __version__
-from fedfacet.entry import enter, main_of, tell_error
+from fedfacet.entry import enter, main_of, print_error
 from fedfacet.waiting import waiting
 
 if TYPE_CHECKING:
@@ -54,7 +54,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if command in ("tune", "describe", "report", "attack", "serve", "client"):
         sys.argv[0] = f"fedfacet {command}"  # as which it names itself
         return main_of(command)(arguments)
-    tell_error(
+    print_error(
         "Expected one of the commands train, tune, describe, report, attack, serve and client, but got "
         f"{command!r}: see --help."
     )

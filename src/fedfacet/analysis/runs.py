@@ -15,7 +15,7 @@ from fedfacet.analysis.audits import ReadAudit, flat, load_audits, metrics_of
 from fedfacet.analysis.writers import as_number
 from fedfacet.config.nodes import load_yaml
 from fedfacet.errors import ConfigError, FedFacetError
-from fedfacet.storage.run_files import measured, rows_of, say_unverified, summary_of
+from fedfacet.storage.run_files import measured, rows_of, summary_of, warn_unverified
 
 CONFIG_FILE = "config.yaml"  # what makes a folder a run folder
 
@@ -192,7 +192,7 @@ def find_runs(paths: Iterable[str | Path]) -> list[Run]:
             folders.setdefault(folder.resolve(), folder)
     if not folders:
         raise ConfigError("Expected at least one run folder, but got none: name folders that train.py wrote.")
-    say_unverified(folders.values())
+    warn_unverified(folders.values())
     return [load_run(folder) for folder in folders.values()]
 
 

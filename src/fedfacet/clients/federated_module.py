@@ -1,4 +1,4 @@
-"""The module that a federation learns: its tensors by name, and who may borrow it."""
+"""The module that a federation learns: its tensors by name, its hooks, and its use by queries."""
 
 import contextlib
 import difflib
@@ -36,7 +36,7 @@ class FederatedModule:
         self.frozen: State = {name: tensor for name, tensor in named.items() if not tensor.requires_grad}
         self.parameters: State = {name: named[name] for name in named if name not in self.frozen.keys() | aliases}
         # Where buffers are, not what: a forward pass may put a new tensor in the place of an old one.
-        self._places = [
+        self._buffer_slots = [
             (f"{prefix}.{key}" if prefix else key, module._buffers, key)
             for prefix, module in self.module.named_modules()
             for key, buffer in module._buffers.items()
@@ -73,7 +73,7 @@ class FederatedModule:
                     f"Expected the optimizer of {name} to have the module's own parameters, which are sent and saved, but it "
                     f"has another one, of shape {tuple(parameter.shape)}: make it an attribute of the module."
                 )
-        known = [*self.parameters, *(name for name, _, _ in self._places), *self.frozen, *self._followers]
+        known = [*self.parameters, *(name for name, _, _ in self._buffer_slots), *self.frozen, *self._followers]
         if unknown := sorted(self.personal - set(known)):
             alike = [one for one in known if one.startswith(f"{unknown[0]}.")] or difflib.get_close_matches(unknown[0], known)
             told = ", ".join(map(repr, alike or known[:6]))
@@ -101,7 +101,7 @@ class FederatedModule:
     @property
     def divisible(self) -> bool:
         """Whether a client's training may be put down between two steps and taken up elsewhere."""
-        persistent = {name for name, _, _ in self._places}
+        persistent = {name for name, _, _ in self._buffer_slots}
         return all(name in persistent for name, _ in self.module.named_buffers()) and bool(
             getattr(self.objective, "divisible", False)
         )
@@ -139,13 +139,13 @@ class FederatedModule:
         with torch.autocast(x.device.type, torch.bfloat16, enabled=self.autocast):
             return self.module(x) if self.predict_hooks is None else self.objective(x)  # type: ignore[no-any-return]
 
-    def lend(self) -> nn.Module:
-        """Return the module to somebody who may do with it what they like."""
+    def expose(self) -> nn.Module:
+        """Return the module for any use; its mode is set anew before the next training."""
         self._training = None
         return self.module
 
-    def take_back(self) -> None:
-        """Train again what is trained, whatever somebody froze; weights and the mode are set anew anyway.
+    def restore_trainable(self) -> None:
+        """Make the trained parameters trainable again, after a query that may have frozen some.
 
         Raises:
             ValueError: if the module has other parameters now, which would not be trained.
@@ -154,7 +154,7 @@ class FederatedModule:
         for name, tensor in (self.parameters | self.frozen).items():
             if named.get(name) is not tensor:
                 raise ValueError(
-                    f"Expected a model with the parameters that it was lent with, but {name!r} is another one or gone: change "
+                    f"Expected a model with the parameters that it had before, but {name!r} is another one or gone: change "
                     "`copy.deepcopy(context.model)`."
                 )
             tensor.requires_grad_(name in self.parameters)

@@ -81,19 +81,19 @@ class ClientTrainer(FederatedModule):
     @property
     def tensors(self) -> State:
         """The module's trained parameters and its buffers; frozen parameters are everybody's own and stay as they are."""
-        return self.parameters | self._persistent_buffers if self._places else self.parameters
+        return self.parameters | self._persistent_buffers if self._buffer_slots else self.parameters
 
     @property
     def buffers(self) -> State:
         """The floating-point ones among the buffers, unless they follow from weights."""
-        if not self._places:
+        if not self._buffer_slots:
             return {}
         named = self._persistent_buffers.items()
         return {name: buffer for name, buffer in named if buffer.dtype in _AVERAGED and name not in self._followers}
 
     @property
     def _persistent_buffers(self) -> State:
-        return {name: tensor for name, of_module, key in self._places if (tensor := of_module[key]) is not None}
+        return {name: tensor for name, of_module, key in self._buffer_slots if (tensor := of_module[key]) is not None}
 
     def moved_from(self, start: State, tensors: State) -> State:
         """Return by how much those of some tensors that leave the client have moved, on the CPU, in the usual memory order."""

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from fedfacet import __version__
 from fedfacet.analysis import writers
-from fedfacet.entry import sentence_of, tell_error
+from fedfacet.entry import print_error, sentence_of
 from fedfacet.errors import FedFacetError
 from fedfacet.storage.atomic_write import json_text
 from fedfacet.terminal import console_of, filled, padding_of, print_table, print_usage, row_by_row
@@ -41,7 +41,7 @@ def run_command(describe: Callable[[Sequence[str]], Output], usage: Callable[[],
     try:
         output = describe(argv)
     except (FedFacetError, ValueError, TypeError, OSError) as error:
-        tell_error(sentence_of(error))
+        print_error(sentence_of(error))
         return 2
     if output.format == "json":
         print(json_text(output.data))
@@ -52,7 +52,7 @@ def run_command(describe: Callable[[Sequence[str]], Output], usage: Callable[[],
     else:
         print_tables(output.tables, output.remarks, output.figures)
     for sentence in output.errors:
-        tell_error(sentence)
+        print_error(sentence)
     return 2 if output.errors else 0
 
 

@@ -121,7 +121,7 @@ def _search(argv: Sequence[str]) -> int:
     print(f"{done} of {options.n_trials} trials are finished{''.join(f', {n} {what}' for n, what in counted if n)}.")
     if (best := study.best()) is not None:
         number, value, drawn = best
-        _tell_best(number, f"{options.metric} = {value:.4f}", fixed, values_for(space, drawn), seeds)
+        _print_best(number, f"{options.metric} = {value:.4f}", fixed, values_for(space, drawn), seeds)
     return name_failures(failures)
 
 
@@ -203,7 +203,7 @@ def _mean(run_dirs: Sequence[Path], metric: str, at: str) -> float | None:
     return mean if mean == mean else None
 
 
-def _tell_best(number: int, told: str, fixed: Sequence[str], values: Sequence[str], seeds: Sequence[str]) -> None:
+def _print_best(number: int, told: str, fixed: Sequence[str], values: Sequence[str], seeds: Sequence[str]) -> None:
     """Print the best trial, and the command that runs it with as many seeds, three at least, that it has not seen."""
     from fedfacet.runs.ending import same_command
 

@@ -21,7 +21,7 @@ from fedfacet.config import make
 from fedfacet.config.command_line import options_of
 from fedfacet.config.composition import composed, initialized
 from fedfacet.config.sweeping import Sweep, is_cell
-from fedfacet.entry import num_started, tell_error
+from fedfacet.entry import num_started, print_error
 from fedfacet.errors import ConfigError, DatasetCorruptError, DatasetNotFoundError, FedFacetError
 from fedfacet.runs.ending import Refused, ending_in_a_sentence, refuse
 from fedfacet.runs.job import ETA, Job, failures
@@ -52,7 +52,7 @@ def launch(jobs: Sequence[tuple[DictConfig, Path]], task: Callable[[DictConfig],
             try:
                 config = sweep.composed(number) if sweep else composed("train", [*given, "hydra.mode=RUN"])
             except ConfigError as error:
-                tell_error(error)
+                print_error(error)
                 failures[Path(f"job {number + 1}")] = f"{' '.join(sweep.overrides_of(number) if sweep else given)}: {error}"
                 continue
             if config.hydra.callbacks:

@@ -121,7 +121,7 @@ def is_there(file: Path) -> bool:
     return os.path.lexists(file) or listed(file) is not None
 
 
-def say_unverified(folders: Iterable[Path]) -> None:
+def warn_unverified(folders: Iterable[Path]) -> None:
     """Log a line where folders have no list of digests."""
     folders = list(folders)
     if without := [folder for folder in folders if not os.path.lexists(folder / LIST)]:

@@ -76,7 +76,7 @@ def answer_query(clients: Clients, query: types.Query, task: ClientTask) -> Answ
     data = clients.data(task.client_id)
     context = QueryContext(
         data=data,
-        model=program.lend(),
+        model=program.expose(),
         make_optimizer=clients.optimizer,
         batch_size=clients.local.batch_size,
         seed=task.seed,
@@ -92,7 +92,7 @@ def answer_query(clients: Clients, query: types.Query, task: ClientTask) -> Answ
     try:
         answer = query.answer(context)
         if not is_builtin(query):
-            program.take_back()
+            program.restore_trainable()
             if not isinstance(answer, Answer):
                 came = type(answer).__name__
                 raise ValueError(f"Expected the query to return an Answer(value, floats_up, samples), but got {came}: fix it.")
@@ -107,7 +107,7 @@ def _train_until(clients: Clients, task: ClientTask, num_steps: int) -> HalfTrai
     planned, program = clients.num_steps(task), clients.program_of(task.broadcast.model)
     half = clients.train_part(task, None, min(num_steps, planned))
     assert isinstance(half, HalfTrained)  # it was stopped
-    program.lend()  # for whatever the query does next
+    program.expose()  # for whatever the query does next
     if num_steps < planned and program.divisible:
         clients.probed.keep(task, half)
     return half
