@@ -5,8 +5,8 @@
 
 import sys
 
-from fedfacet.analysis.terminal import markdown_tables
 from fedfacet.commands import describe_selectors
+from fedfacet.commands.output import markdown_tables
 
 HEAD = """# Do the thesis' selection methods run here?
 

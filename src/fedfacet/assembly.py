@@ -17,10 +17,10 @@ from fedfacet.callbacks.evaluate import Evaluate
 from fedfacet.callbacks.mechanism import Callbacks
 from fedfacet.capacities import Capacity
 from fedfacet.client_setup import clock_of, device_of, parts_of, smaller_models, usual_memory_format
-from fedfacet.clients.hooks import check_objective, tell_of_an_earlier_life
+from fedfacet.clients.hooks import check_objective, warn_of_reuse
 from fedfacet.clients.local_training import LocalTraining
 from fedfacet.clients.network_trial import check_network, check_weights
-from fedfacet.clients.program import Clients
+from fedfacet.clients.trainer import Clients
 from fedfacet.compatibility import (
     check_algorithm,
     check_asynchronous,
@@ -146,7 +146,7 @@ def federate(
             )
         raise TypeError(f"Expected `data` to say which client has which samples, but got {type(data).__name__}: {remedy}.")
     check_weights(model)
-    tell_of_an_earlier_life(model)
+    warn_of_reuse(model)
     engine = engine if engine is not None else SequentialEngine()
     optimizer = optimizer if optimizer is not None else partial(torch.optim.SGD, lr=0.01)
     device = device_of(engine.device)

@@ -22,7 +22,7 @@ from fedfacet.assembly import assemble
 from fedfacet.client_setup import device_of, parts_of, smaller_models, usual_memory_format
 from fedfacet.clients.hooks import federated_module
 from fedfacet.clients.network_trial import check_weights
-from fedfacet.clients.program import Clients
+from fedfacet.clients.trainer import Clients
 from fedfacet.config import SETTLED, carried_over, check_saved, make, plain, without_downloads
 from fedfacet.cores import num_cores
 from fedfacet.data.federated import FederatedData, deal

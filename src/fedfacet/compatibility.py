@@ -12,7 +12,7 @@ from fedfacet.aggregators.base import Aggregator
 from fedfacet.algorithm import Algorithm
 from fedfacet.callbacks.base import Callback
 from fedfacet.clients.prediction import network_with_head
-from fedfacet.clients.program import Clients
+from fedfacet.clients.trainer import Clients
 from fedfacet.devices.base import Devices
 from fedfacet.errors import ConfigError
 from fedfacet.methods.lag import Silence

@@ -12,7 +12,7 @@ except ImportError:  # Windows
 
 def available_memory() -> int:
     """Return the bytes that a new process may take without swapping; all that the machine has where it does not say."""
-    if (told := told_available()) is not None:
+    if (told := reported_memory()) is not None:
         return told
     if hasattr(os, "sysconf"):
         return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
@@ -21,7 +21,7 @@ def available_memory() -> int:
     return int(psutil.virtual_memory().available)
 
 
-def told_available() -> int | None:
+def reported_memory() -> int | None:
     """Return the bytes that Linux says a new process may take without swapping; ``None`` on other systems."""
     try:
         lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()

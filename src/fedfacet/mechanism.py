@@ -159,7 +159,7 @@ class Mechanism:
     def dispatch(self, round: Round) -> None:
         """Change ``round.tasks`` when all orders are there; called once."""
 
-    def heard(self, number: int, position: int, expected: int, phase: str) -> None:
+    def progress(self, number: int, position: int, expected: int, phase: str) -> None:
         """Run when one of a phase's ``expected`` clients is done; ``phase`` is ``"train"`` or ``"query ..."``."""
 
     def incoming(self, round: Round, task: ClientTask, update: ClientUpdate) -> ClientUpdate | None:
@@ -212,8 +212,8 @@ class Chain:
         if twice := sorted({slot for slot in slots if slots.count(slot) > 1}):
             raise ValueError(f"Expected mechanisms with different slots, but two have `{twice[0]}`: leave one out.")
         self.available = [(one.rank, one.available) for one in every if hooks([one], "available")]
-        self.ask, self.plan, self.outgoing, self.dispatch, self.heard, self.rejected, self.stop = (
-            hooks(every, point) for point in ("ask", "plan", "outgoing", "dispatch", "heard", "rejected", "stop")
+        self.ask, self.plan, self.outgoing, self.dispatch, self.progress, self.rejected, self.stop = (
+            hooks(every, point) for point in ("ask", "plan", "outgoing", "dispatch", "progress", "rejected", "stop")
         )
         self.incoming, self.merge = hooks(every[::-1], "incoming"), hooks(every[::-1], "merge")
         self.after = [(one.slot, one.after) for one in every[::-1] if hooks([one], "after")]

@@ -8,7 +8,7 @@ from fedfacet.callbacks.base import Callback
 from fedfacet.callbacks.evaluate import Evaluate
 from fedfacet.callbacks.module_metrics import ModuleMetrics
 from fedfacet.clients.federated_module import Logits
-from fedfacet.clients.program import Clients
+from fedfacet.clients.trainer import Clients
 from fedfacet.errors import ConfigError
 from fedfacet.mechanisms.logged_values import LoggedValues
 from fedfacet.types import Query

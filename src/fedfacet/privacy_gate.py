@@ -11,8 +11,8 @@ from fedfacet import rng
 from fedfacet.accounting import Accounting, in_words, remedy
 from fedfacet.aggregators.base import Aggregator
 from fedfacet.clients.private_gradients import PrivateGradients
-from fedfacet.clients.program import Clients
 from fedfacet.clients.recorded_steps import complaint
+from fedfacet.clients.trainer import Clients
 from fedfacet.compatibility import OPTIONAL
 from fedfacet.corrections import Correction
 from fedfacet.errors import ConfigError

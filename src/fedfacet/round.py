@@ -36,7 +36,7 @@ def run_round(federation: Server) -> RoundResult:
     """Run one round, and make it part of the state: all of it, or nothing if anything in it fails."""
     before, chain = federation.state, federation.chain
     with ExitStack() as failing:
-        failing.callback(federation.take_back, before)
+        failing.callback(federation.roll_back, before)
         # 1.-3. Who takes part, and what do they answer? All of it again without those whose answers do not count.
         round = _drawn(federation, before)
 
@@ -118,7 +118,7 @@ def _drawn(federation: Server, before: FederationState) -> Round:
                 sizes={"Y": federation.facts.num_classes, "A": federation.facts.num_attributes},
                 refuse=federation.refuse_answers,
                 order=partial(federation.order, before),
-                heard=partial(federation.heard, round.number),
+                progress=partial(federation.progress, round.number),
                 lap=round.lap,
                 disclosures=dict(before.disclosures),
                 came=came,
@@ -191,7 +191,7 @@ def _received(federation: Server, round: Round, tasks: Sequence[ClientTask]) -> 
     orders = enumerate(tasks, 1)
     for update in federation.apart(federation.engine.run(tasks)):
         position, task = next(orders)
-        federation.heard(round.number, position, len(tasks), "train")
+        federation.progress(round.number, position, len(tasks), "train")
         for incoming in federation.chain.incoming:
             update = incoming(round, task, update)
             if update is None:

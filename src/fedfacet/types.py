@@ -265,7 +265,7 @@ class ClientUpdate:
         judged: written by the server where the aggregator judges models: what the model that was sent and what this client's
             model (that and the update) say of the server's samples. Each are counts by class, attribute value and predicted
             class, int64 of shape (Y, A, Y); A is 1 where the server does not know attributes.
-        held: written by the server where clients hold parts of the model: 1 for entries of ``delta`` and ``buffers`` that the
+        mask: written by the server where clients hold parts of the model: 1 for entries of ``delta`` and ``buffers`` that the
             client held, 0 for others, which are 0 there; ``None`` where everybody holds everything.
         staleness: written by the server: how many rounds ago the model that the client was sent was the current one.
     """
@@ -283,7 +283,7 @@ class ClientUpdate:
     num_lost: int = 0
     report: Any = None
     judged: tuple[NDArray[np.int64], NDArray[np.int64]] | None = None
-    held: State | None = None
+    mask: State | None = None
     staleness: int = 0
 
 

@@ -75,7 +75,7 @@ def test_the_payload_would_show(tmp_path):
         "++engine={_target_: joblib.load, filename: payload}",
         "+callbacks.x={_target_: joblib.load, filename: payload}",
         "+selector.x={deep: [{_target_: joblib.load, filename: payload}]}",
-        "engine._target_=fedfacet.runs.command.os.system",
+        "engine._target_=fedfacet.commands.train.os.system",
         "dataset._target_=fedfacet.data.download.download",
         "optimizer._target_=torch.optim.optimizer.torch.hub.load",
         "engine._target_=${task}",

@@ -12,7 +12,7 @@ from fedfacet import rng, state
 from fedfacet.clients.hooks import ClientHooks, check_objective, federated_module
 from fedfacet.clients.local_training import LocalTraining
 from fedfacet.clients.optimizers import single_optimizer
-from fedfacet.clients.program import ClientTrainer
+from fedfacet.clients.trainer import ClientTrainer
 from fedfacet.derived import derive
 from fedfacet.objectives.classification import ClassificationObjective, take_loss
 from fedfacet.objectives.counting import ReweighingObjective

@@ -5,9 +5,9 @@ from importlib.metadata import packages_distributions
 import pytest
 from omegaconf import OmegaConf
 
+from fedfacet.commands.train import name_left
 from fedfacet.config import check_resumable, compose_job, differing_key, override_of, preflight, shown
 from fedfacet.errors import CheckpointError, ConfigError
-from fedfacet.runs.command import name_left
 
 
 @pytest.fixture(autouse=True)

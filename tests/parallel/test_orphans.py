@@ -52,5 +52,5 @@ def test_a_worker_whose_data_are_gone(tmp_path, is_killed):
     ("error", "is_said"), [(EOFError(), False), (pickle.UnpicklingError("truncated"), False), (ValueError("x"), True)]
 )
 def test_a_start_that_is_cut_short_is_not_told(capsys, error, is_said):
-    start.say_unless_orphaned(type(error), error, None)
+    start.print_unless_orphaned(type(error), error, None)
     assert bool(capsys.readouterr().err) is is_said

@@ -102,7 +102,7 @@ def test_what_nobody_holds_stays_with_its_momentum(data):
 def test_a_client_cannot_say_what_it_held(data):
     run = federation(data)
     train = run.engine.run
-    run.engine.run = lambda tasks: (replace(update, held=update.delta) for update in train(tasks))
+    run.engine.run = lambda tasks: (replace(update, mask=update.delta) for update in train(tasks))
     with pytest.raises(BadUpdateError, match="what the client held"):
         run.run_round()
 

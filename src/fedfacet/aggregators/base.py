@@ -139,10 +139,10 @@ class Aggregator(Declared, ABC):
         """Return what is averaged of an update, and p_k, with the entries that it is for unless the client held all."""
         # One fold for both, so that a stream of updates is read once; the prefixes keep the names apart.
         sent = _apart(update.delta, update.buffers if self.buffers == "average" else {})
-        weight, held = self.weight(update), update.held
-        if held is None:
+        weight, mask = self.weight(update), update.mask
+        if mask is None:
             return sent, weight
-        return sent, (weight, _apart(*({name: held[name] for name in part} for part in (update.delta, update.buffers))))
+        return sent, (weight, _apart(*({name: mask[name] for name in part} for part in (update.delta, update.buffers))))
 
 
 class GroupReports:

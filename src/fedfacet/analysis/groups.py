@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from fedfacet.analysis.runs import Run, spelled
-from fedfacet.plots.figure import group_names
+from fedfacet.metrics.group_names import group_names
 from fedfacet.storage.run_files import is_there, json_of
 
 _GROUP = re.compile(r".*/y(\d{1,9})_a(\d{1,9})")

@@ -22,10 +22,10 @@ from fedfacet.analysis.study import (
     Study,
     commits_of,
     hardware_of,
+    in_columns,
     keys_of,
     ordered,
     origin_of,
-    places_of,
     smaller_is_better,
 )
 from fedfacet.analysis.tables import make_table
@@ -146,7 +146,7 @@ class _Page:
         self.metrics = list(dict.fromkeys([*wanted, *usual])) or [METRICS[-1]]
         self.moment = self.at if self.at in MOMENTS else "last"
         self.by_column: dict[str, dict[str, Sequence[Run]]] = {}
-        for row, column in places_of(self.study.groups):
+        for row, column in in_columns(self.study.groups):
             self.by_column.setdefault(column, {})[row] = self.study.groups[row, column]
 
     def provenance(self) -> dict[str, list[str]]:
@@ -230,7 +230,7 @@ class _Page:
             found = selection_of(self.runs, rows=study.rows, columns=study.columns)
             types, table = found.types, found.table()
             part.tables += [table, *table.more]
-            for row, column in places_of(found.chosen)[:_MOST_MAPS]:
+            for row, column in in_columns(found.chosen)[:_MOST_MAPS]:
                 chosen_RK = found.chosen[row, column]
                 name = f"{row}, {column}" if len(self.by_column) > 1 else row
                 (rounds, number), seed = chosen_RK.shape, found.evenness[row, column][0].seed

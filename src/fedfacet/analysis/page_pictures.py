@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from fedfacet.analysis.selection import draw_chosen
 from fedfacet.plots.curves import INK, LINES, Band, draw_bands
-from fedfacet.plots.figure import BLUE, GREEN, ORANGE, PINK, SKY, VERMILION, styled_figure
+from fedfacet.plots.style import BLUE, GREEN, ORANGE, PINK, SKY, VERMILION, styled_figure
 
 _VARIABLES = {
     "black": "--ink", BLUE: "--blue", ORANGE: "--orange", GREEN: "--green", PINK: "--pink", SKY: "--sky",

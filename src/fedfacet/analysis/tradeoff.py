@@ -12,11 +12,11 @@ from scipy import stats
 from fedfacet.analysis.audits import KINDS, MEAN, is_of_attack
 from fedfacet.analysis.notes import notes_on, notes_on_unfinished
 from fedfacet.analysis.runs import Run
-from fedfacet.analysis.study import Study, caption_of, check_metric, group_runs, ordered, places_of
+from fedfacet.analysis.study import Study, caption_of, check_metric, group_runs, in_columns, ordered
 from fedfacet.analysis.writers import Table
 from fedfacet.errors import ConfigError
-from fedfacet.plots.figure import COLOURS, DASHES, axis_name, saved_figure
 from fedfacet.plots.labels import Point, label_points
+from fedfacet.plots.style import COLOURS, DASHES, axis_name, saved_figure
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -152,7 +152,7 @@ def tradeoff_of(
         groups = group_runs([run for run in study.finished if str(run.setting("dataset")) == dataset], rows, columns)
         for name in names:
             notes += notes_on(groups, name, study.moments, study.keys)
-        for row, column in places_of(groups):
+        for row, column in in_columns(groups):
             members = groups[row, column]
             values = {name: [100 * run.at("last").get(name, math.nan) for run in members] for name in names}
             settings.append(Setting(dataset, row, column, tuple(run.seed for run in members), values))

@@ -68,7 +68,7 @@ class Table:
         return [[written(cell) for cell in line] for line in (self.columns, *self.rows)]
 
 
-def told_apart(columns: Sequence[str], rows: Sequence[Sequence[str | Marked]], names: int) -> dict[str, Any]:
+def distinguishing_columns(columns: Sequence[str], rows: Sequence[Sequence[str | Marked]], names: int) -> dict[str, Any]:
     """Return the columns of a table without those of its first ``names``, but the very first, in which all rows are alike."""
     kept = [0, *(place for place in range(1, names) if len({row[place] for row in rows}) > 1)]
     chosen = [*kept, *range(names, len(columns))]

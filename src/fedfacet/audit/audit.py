@@ -21,7 +21,7 @@ from fedfacet.clients.prediction import Predictions
 from fedfacet.data.dataset import Dataset
 from fedfacet.metrics.audited_epsilon import audited_of
 from fedfacet.metrics.group_counts import NAN
-from fedfacet.plots.figure import group_names
+from fedfacet.metrics.group_names import group_names
 from fedfacet.plots.roc import plot_exposure, plot_roc
 from fedfacet.runs.rerun import RoundAgain
 from fedfacet.storage.atomic_write import atomic_write, json_text

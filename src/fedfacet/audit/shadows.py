@@ -19,7 +19,7 @@ from fedfacet import rng, state
 from fedfacet.analysis.audits import ATTACK_AGAIN
 from fedfacet.arguments import Declared, Whole
 from fedfacet.clients.local_training import LocalTraining
-from fedfacet.clients.program import Clients
+from fedfacet.clients.trainer import Clients
 from fedfacet.cores import num_cores
 from fedfacet.data.federated import FederatedData
 from fedfacet.engines.base import Engine

@@ -19,7 +19,7 @@ from fedfacet.attacks import Scores, Trajectories, Trajectory, losses_of
 from fedfacet.audit.shadows import Shadows, alone, keep, kept, key_of, shadow_clients, trained, weights_of
 from fedfacet.audit.victims import KeepUpdates, Victim
 from fedfacet.clients.local_training import LocalTraining
-from fedfacet.clients.program import Clients
+from fedfacet.clients.trainer import Clients
 from fedfacet.engines.base import Engine
 from fedfacet.errors import FedFacetError
 from fedfacet.objectives.distillation import SAMPLES, TEACHER, DistillationObjective

@@ -1,8 +1,9 @@
-"""The module that a federation learns: its tensors by name, and who may borrow it."""
+"""The module that a federation learns: its tensors by name, its hooks, and its use by queries."""
 
+import contextlib
 import difflib
 import functools
-from collections.abc import Set
+from collections.abc import Iterator, Set
 from enum import Enum
 
 import lightning as L
@@ -13,10 +14,11 @@ from torch.optim import Optimizer
 
 from fedfacet import state
 from fedfacet.builtin import is_builtin
+from fedfacet.clients.client_data import ClientData
 from fedfacet.clients.hooks import ClientHooks, DataHooks, PredictHooks, client_hooks_of, federated_module
 from fedfacet.clients.own_module import OwnModule
 from fedfacet.derived import derived_of, other_names
-from fedfacet.types import State
+from fedfacet.types import ClientEnd, ClientStart, State
 
 
 class Logits(Enum):
@@ -52,7 +54,7 @@ class FederatedModule:
         self.frozen: State = {name: tensor for name, tensor in named.items() if not tensor.requires_grad}
         self.parameters: State = {name: named[name] for name in named if name not in self.frozen.keys() | aliases}
         # Where buffers are, not what: a forward pass may put a new tensor in the place of an old one.
-        self._places = [
+        self._buffer_slots = [
             (f"{prefix}.{key}" if prefix else key, module._buffers, key)
             for prefix, module in self.module.named_modules()
             for key, buffer in module._buffers.items()
@@ -91,7 +93,7 @@ class FederatedModule:
                     f"Expected the optimizer of {name} to have the module's own parameters, which are sent and saved, but it "
                     f"has another one, of shape {tuple(parameter.shape)}: make it an attribute of the module."
                 )
-        known = [*self.parameters, *(name for name, _, _ in self._places), *self.frozen, *self._followers]
+        known = [*self.parameters, *(name for name, _, _ in self._buffer_slots), *self.frozen, *self._followers]
         if unknown := sorted(self.personal - set(known)):
             alike = [one for one in known if one.startswith(f"{unknown[0]}.")] or difflib.get_close_matches(unknown[0], known)
             told = ", ".join(map(repr, alike or known[:6]))
@@ -119,7 +121,7 @@ class FederatedModule:
     @property
     def divisible(self) -> bool:
         """Whether a client's training may be put down between two steps and taken up elsewhere."""
-        persistent = {name for name, _, _ in self._places}
+        persistent = {name for name, _, _ in self._buffer_slots}
         if self.own is not None and not self.own.is_plain:
             return False
         return all(name in persistent for name, _ in self.module.named_buffers()) and bool(
@@ -130,19 +132,46 @@ class FederatedModule:
         """Tell whether a hook of the objective (``on_client_start``, say), or one that looks at the data, does anything."""
         return hook in self.client_hooks or self.data_hooks is not None
 
+    @contextlib.contextmanager
+    def evaluating(self) -> Iterator[None]:
+        """Evaluate for a while, without gradients, and train again afterwards."""
+        self.objective.eval()
+        with torch.no_grad():
+            yield
+        self.objective.train()
+        self._training = True
+
+    def begin(self, start: ClientStart, data: ClientData, optimizer: Optimizer | None = None, batch_size: int = 1) -> None:
+        """Call the hooks before the first step of a client, whose weights are loaded; its optimizer may have schedulers."""
+        if self.own is not None:
+            self.own.begin(optimizer, start.lr_factor, -(-len(data) // batch_size))
+        if self.hooks is not None:
+            self.hooks.on_client_start(start)
+        if self.data_hooks is not None:
+            with self.evaluating():
+                self.data_hooks.before_steps(data.batches(), start.num_steps)
+
+    def end(self, end: ClientEnd, data: ClientData) -> tuple[State, State, dict[str, float]]:
+        """Return what a client sends beside its update, what it keeps, and what it has logged."""
+        if self.data_hooks is not None:
+            with self.evaluating():
+                self.data_hooks.after_steps(data.batches())
+        extras, memory = self.hooks.on_client_end(end) if self.hooks is not None else ({}, {})
+        return extras, memory, self.own.end() if self.own is not None else {}
+
     def forward(self, x: Tensor) -> Tensor:
         """Return the logits of the client's model."""
         with torch.autocast(x.device.type, torch.bfloat16, enabled=self.autocast):
             z: Tensor = self.module(x) if self.predict_hooks is None else self.objective(x)
         return z if self.logits is not Logits.ONE else functional.pad(z.reshape(-1, 1), (1, 0))
 
-    def lend(self) -> nn.Module:
-        """Return the module to somebody who may do with it what they like."""
+    def expose(self) -> nn.Module:
+        """Return the module for any use; its mode is set anew before the next training."""
         self._training = None
         return self.module
 
-    def take_back(self) -> None:
-        """Train again what is trained, whatever somebody froze; weights and the mode are set anew anyway.
+    def restore_trainable(self) -> None:
+        """Make the trained parameters trainable again, after a query that may have frozen some.
 
         Raises:
             ValueError: if the module has other parameters now, which would not be trained.
@@ -151,7 +180,7 @@ class FederatedModule:
         for name, tensor in (self.parameters | self.frozen).items():
             if named.get(name) is not tensor:
                 raise ValueError(
-                    f"Expected a model with the parameters that it was lent with, but {name!r} is another one or gone: change "
+                    f"Expected a model with the parameters that it had before, but {name!r} is another one or gone: change "
                     "`copy.deepcopy(context.model)`."
                 )
             tensor.requires_grad_(name in self.parameters)

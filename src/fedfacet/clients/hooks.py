@@ -91,7 +91,7 @@ def check_objective(objective: L.LightningModule) -> None:
 _FIRST_WEIGHTS: weakref.WeakKeyDictionary[nn.Module, str] = weakref.WeakKeyDictionary()
 
 
-def tell_of_an_earlier_life(module: nn.Module) -> None:
+def warn_of_reuse(module: nn.Module) -> None:
     """Warn where a federation begins with what became of a module in an earlier one, whose clients trained in it."""
     digest = state.digest(module.state_dict())
     if _FIRST_WEIGHTS.setdefault(module, digest) != digest:

@@ -9,7 +9,7 @@ from fedfacet import rng
 from fedfacet.clients.client_data import ClientData
 from fedfacet.clients.federated_module import Logits
 from fedfacet.clients.own_module import Mean, OwnModule
-from fedfacet.clients.program import Clients
+from fedfacet.clients.trainer import Clients
 from fedfacet.derived import derive
 from fedfacet.errors import ConfigError
 from fedfacet.metrics.group_counts import group_key
@@ -51,7 +51,7 @@ def measure_module(clients: Clients, model: State, split: str, indices: NDArray[
     names, kind = own.measured[split], own.measuring_steps[split]
     program.load(derive(model, program.derived) if program.derived else model)
     groups = dataset.y[indices] * dataset.num_attributes + dataset.a[indices]
-    with program.looking(), rng.forked(0, "module-measurement", device=clients.device, others=clients.draws_elsewhere):
+    with program.evaluating(), rng.forked(0, "module-measurement", device=clients.device, others=clients.draws_elsewhere):
         if program.logits is not Logits.NONE:
             return {name: mean.value for name, mean in _epoch(clients, own, kind, names, indices).items()}
         parts = {group: _epoch(clients, own, kind, names, indices[groups == group]) for group in np.unique(groups).tolist()}

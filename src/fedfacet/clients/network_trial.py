@@ -3,7 +3,6 @@
 import contextlib
 import logging
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -16,12 +15,10 @@ from fedfacet import rng, state
 from fedfacet.clients.carried_state import PlainAttributes, accumulated, same
 from fedfacet.clients.federated_module import Logits
 from fedfacet.clients.own_module import OwnModule, SkippedStepError, short_name
+from fedfacet.clients.trainer import Clients, ClientTrainer
 from fedfacet.errors import ConfigError, FedFacetError
 from fedfacet.objectives.classification import ClassificationObjective
 from fedfacet.types import Batch, State
-
-if TYPE_CHECKING:  # it builds on this file
-    from fedfacet.clients.program import Clients, ClientTrainer
 
 log = logging.getLogger(__name__)
 
@@ -93,7 +90,7 @@ def _overlap(named: State, trained: State) -> tuple[str, str] | None:
     return None
 
 
-def check_network(clients: "Clients", buffers: str) -> None:
+def check_network(clients: Clients, buffers: str) -> None:
     """Have a batch pass through the networks, and take a step, so that what cannot train is refused before it does.
 
     A network that ends with a softmax trains, slowly and to worse numbers, and is warned of. A LightningModule of the user's
@@ -135,7 +132,7 @@ def check_network(clients: "Clients", buffers: str) -> None:
 
 
 @contextlib.contextmanager
-def _unchanged(clients: "Clients", program: "ClientTrainer") -> Iterator[None]:
+def _unchanged(clients: Clients, program: ClientTrainer) -> Iterator[None]:
     """Draw the same numbers each time, and leave generators and weights as they were."""
     # Compiling for a trial would be for nothing.
     as_it_is = torch.compiler.set_stance("force_eager") if clients.compile else contextlib.nullcontext()
@@ -151,8 +148,8 @@ def _unchanged(clients: "Clients", program: "ClientTrainer") -> Iterator[None]:
             program.objective.zero_grad(set_to_none=True)
 
 
-def _predicted(program: "ClientTrainer", batch: Batch) -> Tensor:
-    with program.looking():
+def _predicted(program: ClientTrainer, batch: Batch) -> Tensor:
+    with program.evaluating():
         if program.predict_hooks is not None:
             program.predict_hooks.before_predict({})
         try:
@@ -167,12 +164,12 @@ def _predicted(program: "ClientTrainer", batch: Batch) -> Tensor:
             ) from error
 
 
-def _logits_of(clients: "Clients", program: "ClientTrainer", batch: Batch) -> Logits:
+def _logits_of(clients: Clients, program: ClientTrainer, batch: Batch) -> Logits:
     """Return what a module's ``forward`` gives for a batch."""
     if clients.dataset.targets is not None:
         return Logits.NONE
     try:
-        with program.looking():
+        with program.evaluating():
             z: object = program.forward(batch.x)
     except torch.OutOfMemoryError:
         raise
@@ -185,14 +182,14 @@ def _logits_of(clients: "Clients", program: "ClientTrainer", batch: Batch) -> Lo
     return Logits.ONE if shape in ((size,), (size, 1)) and classes == 2 else Logits.NONE
 
 
-def _measure(program: "ClientTrainer", own: OwnModule, batch: Batch) -> None:
+def _measure(program: ClientTrainer, own: OwnModule, batch: Batch) -> None:
     """Have a module measure itself on a batch, and take note of the names.
 
     Raises:
         ConfigError: naming the step that fails.
     """
     for split, kind in own.measuring_steps.items():
-        with program.looking():
+        with program.evaluating():
             try:
                 own.measured[split] = tuple(own.epoch(kind, [batch]))
             except (FedFacetError, torch.OutOfMemoryError):
@@ -208,7 +205,7 @@ def _told(error: Exception) -> str:
     return f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]}"
 
 
-def smallest_batch(clients: "Clients") -> tuple[int, int]:
+def smallest_batch(clients: Clients) -> tuple[int, int]:
     """Return the client that has the smallest batch of all, and that batch's size."""
     local, sizes = clients.local, np.fromiter(map(len, clients.partition.indices), np.int64)
     rest = sizes % local.batch_size
@@ -221,7 +218,7 @@ def smallest_batch(clients: "Clients") -> tuple[int, int]:
 class _Trial:
     """A training step on the smallest batch that any client has, or two of them where a network may remember the first."""
 
-    def __init__(self, clients: "Clients") -> None:
+    def __init__(self, clients: Clients) -> None:
         self.clients, self.program = clients, clients.program
         self.name = type(self.program.module).__name__
         self.client_id, self.size = smallest_batch(clients)

@@ -1,7 +1,7 @@
 """What a model says of samples, what of that is right, and how far its head is from where samples would have it."""
 
 from collections.abc import Callable, Iterable, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -13,14 +13,11 @@ from fedfacet import rng
 from fedfacet.clients.client_data import ClientData
 from fedfacet.clients.network_trial import check_logits
 from fedfacet.clients.personal_memory import own_model
+from fedfacet.clients.trainer import Clients
 from fedfacet.data.dataset import Dataset
 from fedfacet.derived import derive
 from fedfacet.metrics.group_counts import GroupCounts
 from fedfacet.types import State
-
-if TYPE_CHECKING:  # it builds on this file
-    from fedfacet.clients.program import Clients
-
 
 _MIXED = 128
 
@@ -39,7 +36,7 @@ class Predictions(NamedTuple):
     logits: NDArray[np.float32]
 
 
-def predict(clients: "Clients", model: State, splits: Iterable[NDArray[np.int64]], memory: State) -> Predictions:
+def predict(clients: Clients, model: State, splits: Iterable[NDArray[np.int64]], memory: State | None = None) -> Predictions:
     """Return what a model says of the samples of all splits, one after another, in eval mode and without gradients.
 
     No batch holds samples of two splits. The client whose ``memory`` it is may have layers of its own, which take their
@@ -48,7 +45,7 @@ def predict(clients: "Clients", model: State, splits: Iterable[NDArray[np.int64]
     Raises:
         ConfigError: if the model does not return a logit per class.
     """
-    program = clients.program_of(model)
+    program, memory = clients.program_of(model), memory or {}
     weights = own_model(model, memory)
     program.load(derive(weights, program.derived) if program.derived else weights)  # a client's own lacks what follows
     program.train(False)
@@ -113,7 +110,7 @@ def network_with_head(module: nn.Module) -> Any:
     return None
 
 
-def head_gradients(clients: "Clients", model: State, indices: NDArray[np.int64]) -> NDArray[np.float64]:
+def head_gradients(clients: Clients, model: State, indices: NDArray[np.int64]) -> NDArray[np.float64]:
     r"""Return the squared norms :math:`\|\partial L_c / \partial W_c\|^2` of a head's rows, shape (Y,), in eval mode.
 
     :math:`L_c` is the mean cross entropy of the samples of class c, and its gradient the mean of :math:`(p_c(x) - 1) \, h(x)`

@@ -12,7 +12,7 @@ from fedfacet.clients.divided_training import same_tensors
 from fedfacet.clients.notes import NOTHING, Notes, notes_of
 from fedfacet.clients.optimizers import single_optimizer
 from fedfacet.clients.personal_memory import own_model, to_keep
-from fedfacet.clients.program import Clients
+from fedfacet.clients.trainer import Clients
 from fedfacet.clients.vectorized_stack import CannotStackError
 from fedfacet.types import ClientEnd, ClientStart, ClientTask, State
 

@@ -6,8 +6,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fedfacet.analysis.terminal import TextTable, Told, run_command
+from fedfacet.analysis.writers import Table
 from fedfacet.commands import called
+from fedfacet.commands.output import Output, run_command
 from fedfacet.errors import CheckpointError, ConfigError, FedFacetError
 from fedfacet.moved import FORMER
 from fedfacet.waiting import waiting
@@ -68,7 +69,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     return run_command(tell, lambda: USAGE.format(command=called("attack")), argv)
 
 
-def tell(argv: Sequence[str]) -> Told:
+def tell(argv: Sequence[str]) -> Output:
     """Attack the runs that ``run=`` names, one after another, and return what to print.
 
     Raises:
@@ -118,7 +119,7 @@ def tell(argv: Sequence[str]) -> Told:
     if not found:
         raise errors[0]
     data = found[0] if len(found) == 1 else found
-    return Told(config.output, data, tables, figures, [_HOW_TO_READ, *remarks], list(map(str, errors)))
+    return Output(config.output, data, tables, figures, [_HOW_TO_READ, *remarks], list(map(str, errors)))
 
 
 def attack_run(
@@ -338,7 +339,7 @@ def sentence_of(threat_model: Mapping[str, Any]) -> str:
     return f"round {threat_model['round']}: {whose} {moment[threat_model['moment']]}, logits alone{known}; others: {others}"
 
 
-def table_of(title: str, rows: Sequence[Mapping[str, Any]]) -> TextTable:
+def table_of(title: str, rows: Sequence[Mapping[str, Any]]) -> Table:
     """Return a line per attack: the AUC over all victims, and the means of what is told at single thresholds."""
     attacks = dict.fromkeys(row["attack"] for row in rows)
     by_client = {(row["attack"], row["client"]): row for row in rows}
@@ -360,4 +361,4 @@ def table_of(title: str, rows: Sequence[Mapping[str, Any]]) -> TextTable:
             cell(mean["advantage"]),
             cell(mean["tpr_at_0.01"]),
         ])  # fmt: skip
-    return TextTable(title, _HEADS, lines)
+    return Table(title, _HEADS, lines)

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from fedfacet.commands import is_answered
-from fedfacet.entry import sentence_of, tell_error
+from fedfacet.entry import print_error, sentence_of
 from fedfacet.errors import CheckpointError, ConfigError, FedFacetError
 from fedfacet.waiting import waiting
 
@@ -39,7 +39,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             raise ConfigError(f"Expected one of {', '.join(commands)}, but got {argv[0]!r}: see `--help`.")
         return commands[argv[0]](argv[1:])
     except (FedFacetError, ValueError, TypeError) as error:
-        tell_error(sentence_of(error))
+        print_error(sentence_of(error))
         return 2
 
 

@@ -5,8 +5,8 @@ from difflib import get_close_matches
 from importlib import import_module
 from pathlib import Path
 
-from fedfacet.analysis.terminal import Told, run_command
 from fedfacet.commands import called
+from fedfacet.commands.output import Output, run_command
 from fedfacet.errors import ConfigError
 from fedfacet.waiting import waiting
 
@@ -55,7 +55,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     return run_command(tell, usage, argv)
 
 
-def tell(argv: Sequence[str]) -> Told:
+def tell(argv: Sequence[str]) -> Output:
     """Return what the command that is asked for has to say.
 
     Raises:
@@ -76,7 +76,7 @@ def tell(argv: Sequence[str]) -> Told:
     else:
         topic, options = "federations", argv
     with waiting("loads libraries and data"):
-        told: Told = import_module(f"fedfacet.commands.describe_{topic}").tell(options)  # late, because --help need not wait
+        told: Output = import_module(f"fedfacet.commands.describe_{topic}").tell(options)  # late, because --help need not wait
     return told
 
 

@@ -10,7 +10,7 @@ import yaml
 
 from fedfacet import __version__
 from fedfacet.commands import called
-from fedfacet.plots.figure import SUFFIXES
+from fedfacet.plots.style import SUFFIXES
 
 LAYOUTS = sorted(file.stem for file in (Path(__file__).parents[1] / "papers").glob("*/*table*.yaml"))
 

@@ -64,9 +64,9 @@ def _search(argv: Sequence[str]) -> int:
         FedFacetError, ValueError: the first mistake, in one sentence; before the study begins nothing was written.
     """
     from fedfacet.arguments import check_choice, check_whole
+    from fedfacet.commands.train import name_failures
     from fedfacet.config import compose_job, quoted_options
     from fedfacet.optional import required
-    from fedfacet.runs.command import name_failures
     from fedfacet.runs.job import ETA, failures
     from fedfacet.runs.jobs import check_data
     from fedfacet.runs.study import Study, search_space, values_for
@@ -121,7 +121,7 @@ def _search(argv: Sequence[str]) -> int:
     print(f"{done} of {options.n_trials} trials are finished{''.join(f', {n} {what}' for n, what in counted if n)}.")
     if (best := study.best()) is not None:
         number, value, drawn = best
-        _tell_best(number, f"{options.metric} = {value:.4f}", fixed, values_for(space, drawn), seeds)
+        _print_best(number, f"{options.metric} = {value:.4f}", fixed, values_for(space, drawn), seeds)
     return name_failures(failures)
 
 
@@ -158,8 +158,8 @@ def _jobs_of(overrides: Sequence[str], seeds: Sequence[str]) -> "tuple[list[str]
 
 def _run(number: int, overrides: Sequence[str], seeds: Sequence[str], eta: "ETA") -> list[Path] | None:
     """Run the cells of a trial; return their run folders, or ``None`` where one failed, which is noted."""
+    from fedfacet.commands.train import all_jobs
     from fedfacet.config import is_complete
-    from fedfacet.runs.command import all_jobs
     from fedfacet.runs.job import failures
     from fedfacet.runs.lock import holder_of
     from fedfacet.runs.run import fit
@@ -203,7 +203,7 @@ def _mean(run_dirs: Sequence[Path], metric: str, at: str) -> float | None:
     return mean if mean == mean else None
 
 
-def _tell_best(number: int, told: str, fixed: Sequence[str], values: Sequence[str], seeds: Sequence[str]) -> None:
+def _print_best(number: int, told: str, fixed: Sequence[str], values: Sequence[str], seeds: Sequence[str]) -> None:
     """Print the best trial, and the command that runs it with as many seeds, three at least, that it has not seen."""
     from fedfacet.runs.ending import same_command
 

@@ -15,7 +15,8 @@ import torch
 
 from fedfacet import __version__
 from fedfacet.build import clients_of_settings, holdout_seed
-from fedfacet.clients.program import Clients
+from fedfacet.clients.queries.base import answer_query
+from fedfacet.clients.trainer import Clients
 from fedfacet.data.federated import FederatedData, hold_out_locally
 from fedfacet.deploy.agreement import agreed, check_overrides, differences, settings_digest, versions
 from fedfacet.deploy.card import Card
@@ -253,7 +254,7 @@ class Site:
             )
         task = self._task(message)
         query = from_plain(message.body["query"])
-        answer = self._serving.clients.answer(query, task)
+        answer = answer_query(self._serving.clients, query, task)
         counts, least = np.array(_counts_of(query, answer.value)), self.settings.policy.min_counted
         if ((counts > 0) & (counts < least)).any():  # with noise or without, as the server says how much of it there is
             raise Refused(

@@ -13,7 +13,7 @@ from fedfacet.types import Answer, ClientTask, ClientUpdate, Query, State
 
 if TYPE_CHECKING:  # the server side of the wall imports this file, and must not pull in data/ with it
     from fedfacet.clients.prediction import Predictions
-    from fedfacet.clients.program import Clients
+    from fedfacet.clients.trainer import Clients
 
 
 class Engine:
@@ -73,7 +73,9 @@ class Engine:
 
     def ask(self, query: Query, tasks: Iterable[ClientTask]) -> Iterator[Answer]:
         """Yield each client's answer, in the order of the tasks."""
-        return (self.clients.answer(query, task) for task in tasks)
+        from fedfacet.clients.queries.base import answer_query  # late: see above
+
+        return (answer_query(self.clients, query, task) for task in tasks)
 
     def predict(self, model: State, splits: Sequence[NDArray[np.int64]], memory: State | None = None) -> "list[Predictions]":
         """Return what a model says of the samples of some splits.
@@ -110,7 +112,9 @@ class Engine:
 
     def _predictions(self, model: State, splits: Sequence[NDArray[np.int64]], memory: State) -> "Predictions":
         """Return the predictions of all splits, one after another."""
-        return self.clients.predict(model, splits, memory)
+        from fedfacet.clients.prediction import predict  # late: see above
+
+        return predict(self.clients, model, splits, memory)
 
     def close(self) -> None:
         """Release what ``setup`` took."""

@@ -16,7 +16,8 @@ from numpy.typing import NDArray
 from fedfacet import state
 from fedfacet.arguments import check_choice
 from fedfacet.clients.client_data import evaluation_batch_size
-from fedfacet.clients.prediction import Predictions
+from fedfacet.clients.prediction import Predictions, predict
+from fedfacet.clients.queries.base import answer_query
 from fedfacet.cores import crowded
 from fedfacet.engines.base import Engine
 from fedfacet.errors import ConfigError, EngineError
@@ -146,21 +147,21 @@ class DistributedEngine(Engine):
             return super().ask(query, tasks)
         if not query.needs_model:
             tasks = [replace(task, broadcast=Broadcast({})) for task in tasks]
-        return self._dealt(list(tasks), query, lambda _, task: self.clients.answer(query, task), _answered)
+        return self._dealt(list(tasks), query, lambda _, task: answer_query(self.clients, query, task), _answered)
 
     def _predictions(self, model: State, splits: Sequence[NDArray[np.int64]], memory: State) -> Predictions:
         batch_size = evaluation_batch_size(self.clients.dataset, self.clients.device)
         if sum(-(-len(split) // batch_size) for split in splits) < 2 or self._place.num_ranks == 1:
-            return self.clients.predict(model, splits, memory)
+            return predict(self.clients, model, splits, memory)
         ranks = self._free_ranks()
         members = [0, *ranks.others]
         shares = dict(zip(members, batches(splits, batch_size, len(members)), strict=True))
         ranks.owed = dict.fromkeys(ranks.others, 1)
         ranks.send({rank: Message(Prediction(shares[rank])) for rank in ranks.others}, [model, memory])
-        parts = [self.clients.predict(model, shares[0], memory)]
+        parts = [predict(self.clients, model, shares[0], memory)]
         for rank in members[1:]:
             part = self._part(ranks, rank)
-            parts.append(self.clients.predict(model, shares[rank], memory) if part is None else part)
+            parts.append(predict(self.clients, model, shares[rank], memory) if part is None else part)
         return Predictions(*(np.concatenate(values) for values in zip(*parts, strict=True)))
 
     def close(self) -> None:
@@ -211,7 +212,7 @@ class DistributedEngine(Engine):
         """Return what a serving rank has to say to a task."""
         try:
             if work.query is not None:
-                return Message(self.clients.answer(work.query, task))
+                return Message(answer_query(self.clients, work.query, task))
             update = self.clients.train(task) if work.num_summed is None else self._added(position, task)
             return Message(*wire.pack_update(update))
         except Exception as error:
@@ -219,7 +220,7 @@ class DistributedEngine(Engine):
 
     def _prediction(self, order: Prediction, model: State, memory: State) -> Message:
         try:
-            return Message(self.clients.predict(model, order.batches, memory))
+            return Message(predict(self.clients, model, order.batches, memory))
         except Exception as error:
             return self._failed(error, "evaluation")
 

@@ -103,7 +103,7 @@ class CausalLM(Network):
         transformers = required("transformers", extra="text", wanted_by="model=causal_lm")
         tokens = num_classes if vocabulary is None else vocabulary
         wanted = {name: value for name, value in given.items() if value is not None}
-        with _said_quietly(transformers):
+        with _quiet(transformers):
             if path is None:
                 whole = _random(transformers, tokens, input_shape[0], attention, _TINY | wanted, dict(arguments or {}))
             elif wanted or arguments:
@@ -252,7 +252,7 @@ def _check_head(whole: Any, head: nn.Linear) -> None:
 
 
 @contextlib.contextmanager
-def _said_quietly(transformers: Any) -> Iterator[None]:
+def _quiet(transformers: Any) -> Iterator[None]:
     """Keep the advice and progress bars of ``transformers`` off the terminal; errors are said by this file."""
     logging = transformers.utils.logging
     level, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()

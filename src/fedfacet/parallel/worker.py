@@ -12,7 +12,9 @@ import torch
 from numpy.typing import NDArray
 
 from fedfacet.clients.divided_training import HalfTrained
-from fedfacet.clients.program import Clients
+from fedfacet.clients.prediction import predict
+from fedfacet.clients.queries.base import answer_query
+from fedfacet.clients.trainer import Clients
 from fedfacet.parallel import wire
 from fedfacet.parallel.messages import unpack_task
 from fedfacet.parallel.processes import is_orphan, keep_freed_memory
@@ -95,10 +97,10 @@ def _carry_out(order: Order, bundles: list[State], common: Sequence[State], clie
     # New tensors, since the other end writes the next model to the same place, and a device knows a model by its tensors.
     bundles = [*({name: tensor.detach() for name, tensor in bundle.items()} for bundle in common), *bundles]
     if order.task is None:
-        return clients.predict(bundles[0], order.batches, bundles[1]), []
+        return predict(clients, bundles[0], order.batches, bundles[1]), []
     task = unpack_task(order.task, order.places, bundles)
     if order.query is not None:
-        return clients.answer(order.query, task), []
+        return answer_query(clients, order.query, task), []
     half = wire.unpack_half(order.half, bundles[-3:]) if order.half is not None else None
     outcome = clients.train_part(task, half, order.stop)
     return wire.pack_half(outcome) if isinstance(outcome, HalfTrained) else wire.pack_update(outcome)

@@ -16,10 +16,10 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
-from fedfacet.analysis.terminal import fitted
 from fedfacet.cores import check_processes, num_cores
 from fedfacet.entry import leave
 from fedfacet.errors import ConfigError
+from fedfacet.terminal import fitted
 
 if TYPE_CHECKING:
     from rich.live import Live

@@ -108,13 +108,15 @@ class KFedSelector(ClientSelector):
         return np.array([losses[client_id] for client_id in context.available], dtype=np.float64)
 
 
-def taken_in_turn(clusters_K: NDArray[np.int64], losses_K: Floats, places: int, rng: np.random.Generator) -> NDArray[np.int64]:
+def taken_in_turn(
+    clusters_K: NDArray[np.int64], losses_K: Floats, num_slots: int, rng: np.random.Generator
+) -> NDArray[np.int64]:
     """Return the positions of a cohort: one of each cluster, in an order drawn for the round, then a second of each, ...
 
     Args:
         clusters_K: 0 or larger; -1 for none, which comes last. Shape (K,).
         losses_K: the highest of a cluster is taken first, NaN last, equal ones by lot. Shape (K,).
-        places: at most K.
+        num_slots: at most K.
         rng: draws order and lots.
     """
     order = np.lexsort((rng.random(len(losses_K)), -losses_K, np.isnan(losses_K), clusters_K))
@@ -122,7 +124,7 @@ def taken_in_turn(clusters_K: NDArray[np.int64], losses_K: Floats, places: int, 
     ranks_K = np.empty(len(order), dtype=np.int64)  # how many of its cluster come before a client
     ranks_K[order] = np.arange(len(order)) - np.repeat(firsts, sizes)
     turns_K = np.append(rng.permutation(int(clusters_K.max()) + 1), 0)[clusters_K]
-    picked: NDArray[np.int64] = np.lexsort((turns_K, ranks_K, clusters_K < 0))[:places]
+    picked: NDArray[np.int64] = np.lexsort((turns_K, ranks_K, clusters_K < 0))[:num_slots]
     return picked
 
 

@@ -121,7 +121,7 @@ def is_there(file: Path) -> bool:
     return os.path.lexists(file) or listed(file) is not None
 
 
-def say_unverified(folders: Iterable[Path]) -> None:
+def warn_unverified(folders: Iterable[Path]) -> None:
     """Log a line where folders have no list of digests."""
     folders = list(folders)
     if without := [folder for folder in folders if not os.path.lexists(folder / LIST)]:
@@ -210,6 +210,32 @@ def check_keys(value: Any, keys: Keys, *, needed: bool = True) -> None:
 def is_whole(value: Any, below: int = 2**63) -> bool:
     """Tell whether a value is a whole number, 0 or larger."""
     return type(value) is int and 0 <= value < below
+
+
+_SUMMARY: Keys = {
+    **{key: lambda value: isinstance(value, str) for key in ("status", "partition_digest", "git_commit", "stopped")},
+    **{key: lambda value: isinstance(value, dict) for key in ("final", "best", "heterogeneity_error")},
+    **dict.fromkeys(("rounds", "num_clients"), is_whole),
+    "participation_counts": lambda value: isinstance(value, list) and all(map(is_whole, value)),
+    "hardware": lambda value: isinstance(value, dict | str),
+}
+"""What of a summary is read, where it is there."""
+
+
+def summary_of(folder: Path) -> dict[str, Any] | None:
+    """Return what the summary of a run holds; ``None`` where the run has not written one.
+
+    Raises:
+        CheckpointError: if it cannot be read or is not what a run writes.
+    """
+
+    def parse(content: bytes) -> dict[str, Any]:
+        summary: dict[str, Any] = json.loads(content)
+        check_keys(summary, _SUMMARY, needed=False)
+        return summary
+
+    file = folder / "summary.json"
+    return read(file, parse) if is_there(file) else None
 
 
 def rows_of(

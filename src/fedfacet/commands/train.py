@@ -27,7 +27,7 @@ from fedfacet import config as configuration
 from fedfacet.config import is_complete, override_of
 from fedfacet.config.composition import BASE
 from fedfacet.config.sweeping import Sweep
-from fedfacet.entry import is_heard
+from fedfacet.entry import is_printed_here
 from fedfacet.errors import ConfigError, FedFacetError
 from fedfacet.runs.ending import command_name, failed_if_stopped, refuse, same_command, short_in_a_sentence
 from fedfacet.runs.job import ETA, Job, failures
@@ -61,7 +61,7 @@ def name_left(jobs: Sweep, begun: int, sweep_dir: Path | None) -> None:
     Args:
         jobs: of the sweep.
         begun: how many have; they begin in order.
-        sweep_dir: in which each job has its run folder; ``None`` where the same command goes on with all of them.
+        sweep_dir: in which each job has its run folder; ``None`` where the same command resumes all of them.
     """
     if not jobs.are_known:
         print("The same command goes on where the sweeper stores its study, and begins anew where not.", file=sys.stderr)
@@ -89,7 +89,7 @@ def name_failures(faults: Mapping[Path, str]) -> int:
     return 1 if faults else 0
 
 
-def tell_results(run_dirs: Collection[Path]) -> None:
+def print_sweep(run_dirs: Collection[Path]) -> None:
     """Print a table of several runs, and say how to make more of them."""
     done = [run_dir for run_dir in run_dirs if (run_dir / "summary.json").is_file()]
     if len(done) < 2:
@@ -108,7 +108,7 @@ def _print_table(run_dirs: Collection[Path]) -> None:
     from fedfacet.analysis.runs import load_run
     from fedfacet.analysis.study import keys_of
     from fedfacet.analysis.tables import make_table
-    from fedfacet.analysis.terminal import print_tables
+    from fedfacet.commands.output import print_tables
 
     try:
         runs = [load_run(run_dir) for run_dir in run_dirs]
@@ -145,7 +145,7 @@ def run_command(train: Callable[[Job], None]) -> None:
             check_alone(looked_at[0][0])
             if are_drawn and looked_at[0][0].sweep.workers != 1:
                 raise ConfigError(
-                    "Expected `sweep.workers=1` where the sweeper draws the jobs, because each worker would draw for itself, "
+                    "Expected `sweep.workers=1` where the sweeper draws the jobs, "
                     f"but got {looked_at[0][0].sweep.workers}: leave it out, or search with tune.py in several terminals."
                 )
             workers = num_workers(looked_at[0][0].sweep.workers, len(jobs))
@@ -169,7 +169,7 @@ def run_command(train: Callable[[Job], None]) -> None:
         if told := configuration.ended_before(error, sys.argv[1:]):
             print(told)
             return
-        refuse(error, aloud=is_heard(error))
+        refuse(error, aloud=is_printed_here(error))
     reached: dict[Path, int] = {}
     eta = ETA(jobs.total if isinstance(jobs, Sweep) else len(jobs), workers=workers)
     start = all_jobs(train, reached, eta, jobs, is_worker=False)
@@ -190,9 +190,9 @@ def run_command(train: Callable[[Job], None]) -> None:
         known = are_drawn or len(reached | failures) >= len(jobs)  # another launcher's processes have reached others
         planned = reached if known else {Path(os.path.abspath(where)): config.federation.rounds for config, where in jobs}
         status = summarise(planned) | name_failures({job: fault for job, fault in failures.items() if job not in planned})
-        tell_results(planned)
+        print_sweep(planned)
         sys.exit(status)
-    tell_results(reached)
+    print_sweep(reached)
     if failures:
         sys.exit(name_failures(failures))
 
@@ -241,12 +241,12 @@ def all_jobs(
 
     for module in ("optuna", r"hydra_plugins\.hydra_optuna_sweeper"):  # whose settings Optuna will not know any more some day
         warnings.filterwarnings("ignore", category=FutureWarning, module=module)
-    _take_help_of_any_kind()
+    _accept_any_help()
     main = hydra.main(config_path=str(configuration.conf_dir()), config_name="train", **BASE)
     return partial(launch, jobs, task, main(task))
 
 
-def _take_help_of_any_kind() -> None:
+def _accept_any_help() -> None:
     """Let Hydra 1.3 make its parser on Python 3.14, which looks into a help text that Hydra computes only when it is read.
 
     Hydra 1.4 needs none of this (github.com/facebookresearch/hydra/issues/3121).
@@ -269,13 +269,13 @@ def _work(train: Callable[[Job], None], argv: Sequence[str], eta: ETA, jobs: Seq
     return reached, failures
 
 
-def _print_wrapped(tell_help: Callable[[], None]) -> None:
+def _print_wrapped(print_help: Callable[[], None]) -> None:
     """Print what Hydra says for --help, folded to the terminal's width; groups' lists of options are as wide as it is."""
-    from fedfacet.analysis.terminal import filled
+    from fedfacet.terminal import filled
 
     said = io.StringIO()
     with contextlib.redirect_stdout(said), contextlib.suppress(SystemExit):
-        tell_help()
+        print_help()
     width = min(max(shutil.get_terminal_size((128, 24)).columns, 40), 128)
     told = configuration.purposes()
     for line in said.getvalue().replace("python src/train.py", command_name()).splitlines():

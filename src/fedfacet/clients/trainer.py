@@ -20,21 +20,19 @@ from torch.optim import Optimizer
 
 from fedfacet import rng, state
 from fedfacet.builtin import draws_by_torch
-from fedfacet.clients.client_data import ClientData, Population
-from fedfacet.clients.divided_training import HalfTrained, ProbedClients, train_part
+from fedfacet.clients.client_data import Population
+from fedfacet.clients.divided_training import HalfTrained, ProbedClients
 from fedfacet.clients.federated_module import FederatedModule, compile_module
 from fedfacet.clients.optimizers import bare_step_of, kept_optimizer, optimizer_to_keep, restore_optimizer, single_optimizer
 from fedfacet.clients.own_module import SkippedStepError
 from fedfacet.clients.personal_memory import own_model, to_keep
-from fedfacet.clients.prediction import Predictions, predict
 from fedfacet.clients.private_gradients import PrivateGradients
-from fedfacet.clients.queries.base import answer
 from fedfacet.clients.resident_model import ResidentModel
 from fedfacet.data.fingerprint import fingerprint
 from fedfacet.errors import EngineError
 from fedfacet.objectives.classification import step_weight_of, take_loss
 from fedfacet.privacy.disclosure import kinds_sent
-from fedfacet.types import Answer, Batch, ClientEnd, ClientStart, ClientTask, ClientUpdate, Facts, Query, State
+from fedfacet.types import Batch, ClientEnd, ClientStart, ClientTask, ClientUpdate, Facts, State
 
 _AVERAGED = {torch.float16, torch.bfloat16, torch.float32, torch.float64}
 """What means are taken of; shorter floats hold what is quantised."""
@@ -82,19 +80,19 @@ class ClientTrainer(FederatedModule):
     @property
     def tensors(self) -> State:
         """The module's trained parameters and its buffers; frozen parameters are everybody's own and stay as they are."""
-        return self.parameters | self._persistent_buffers if self._places else self.parameters
+        return self.parameters | self._persistent_buffers if self._buffer_slots else self.parameters
 
     @property
     def buffers(self) -> State:
         """The floating-point ones among the buffers, unless they follow from weights."""
-        if not self._places:
+        if not self._buffer_slots:
             return {}
         named = self._persistent_buffers.items()
         return {name: buffer for name, buffer in named if buffer.dtype in _AVERAGED and name not in self._followers}
 
     @property
     def _persistent_buffers(self) -> State:
-        return {name: tensor for name, of_module, key in self._places if (tensor := of_module[key]) is not None}
+        return {name: tensor for name, of_module, key in self._buffer_slots if (tensor := of_module[key]) is not None}
 
     def moved_from(self, start: State, tensors: State) -> State:
         """Return by how much those of some tensors that leave the client have moved, on the CPU, in the usual memory order."""
@@ -116,32 +114,6 @@ class ClientTrainer(FederatedModule):
         if self._training is not mode or self.objective.training is not mode:
             self.objective.train(mode)
             self._training = mode
-
-    @contextlib.contextmanager
-    def looking(self) -> Iterator[None]:
-        """Evaluate for a while, without gradients, and train again afterwards."""
-        self.train(False)
-        with torch.no_grad():
-            yield
-        self.train(True)
-
-    def begin(self, start: ClientStart, data: ClientData, optimizer: Optimizer | None = None, batch_size: int = 1) -> None:
-        """Have the objective take note of a client, whose weights are loaded; it may have an optimizer with schedulers."""
-        if self.own is not None:
-            self.own.begin(optimizer, start.lr_factor, -(-len(data) // batch_size))
-        if self.hooks is not None:
-            self.hooks.on_client_start(start)
-        if self.data_hooks is not None:
-            with self.looking():
-                self.data_hooks.before_steps(data.batches(), start.num_steps)
-
-    def end(self, end: ClientEnd, data: ClientData) -> tuple[State, State, dict[str, float]]:
-        """Return what a client sends beside its update, what it keeps, and what it has logged."""
-        if self.data_hooks is not None:
-            with self.looking():
-                self.data_hooks.after_steps(data.batches())
-        extras, memory = self.hooks.on_client_end(end) if self.hooks is not None else ({}, {})
-        return extras, memory, self.own.end() if self.own is not None else {}
 
     def step(self, batch: Batch, step: int) -> Tensor:
         """Return the loss of one training step."""
@@ -195,6 +167,14 @@ class Training:
             # A dictionary of its own: what it changes there must not be taken for what was there before.
             start = ClientStart(task.broadcast, dict(task.memory), self.num_steps, self.lr, task.lr_factor)
             program.begin(start, clients.data(task.client_id), self.optimizer, local.batch_size)
+
+    def resume(self, half: HalfTrained) -> None:
+        """Continue where the same training was put down."""
+        for _ in range(half.num_steps):
+            next(self.batches)
+        self.step, self.num_seen, self.loss_sum = half.num_steps, half.num_seen, half.loss_sum
+        self.program.load(half.weights)
+        restore_optimizer(self.optimizer, half.optimizer)
 
     def take_steps(self, stop: int) -> None:
         """Take the steps up to number ``stop``, counted from the client's first."""
@@ -374,24 +354,35 @@ class Clients(Population):
 
     def _trained(self, task: ClientTask, begin: Begin) -> ClientUpdate:
         if self.probed.kept:  # some have taken their first steps already
-            return train_part(self, begin, task, None, None)  # type: ignore[return-value]  # nothing stops it
+            return self.train_part(task, None, None, begin)  # type: ignore[return-value]  # nothing stops it
         self._seed(task)
         training = begin(self, task)
         training.take_steps(training.num_steps)
         update = training.finish()
         return self.transformed(update, task) if self.transforms else update
 
-    def train_part(self, task: ClientTask, half: HalfTrained | None, stop: int | None) -> ClientUpdate | HalfTrained:
-        """Do a part of what ``train`` does: from where it was put down, or up to step number ``stop``."""
-        return train_part(self, Training, task, half, stop)
+    def train_part(
+        self, task: ClientTask, half: HalfTrained | None, stop: int | None, begin: Begin = Training
+    ) -> ClientUpdate | HalfTrained:
+        """Do a part of what ``train`` does: from where it was put down, or up to step number ``stop``.
 
-    def answer(self, query: Query, task: ClientTask) -> Answer:
-        """Have a client answer a query on the model that it was sent."""
-        return answer(self, query, task)
-
-    def predict(self, model: State, splits: Iterable[NDArray[np.int64]], memory: State | None = None) -> Predictions:
-        """Return what a model says of some samples of the data set; with a memory, what the client who keeps it would say."""
-        return predict(self, model, splits, memory or {})
+        The update is the same bit for bit if the program is ``divisible``, also where another process continues.
+        """
+        program, others = self.program_of(task.broadcast.model), self.draws_elsewhere
+        if half is None and program.divisible:
+            half = self.probed.find(task, self.num_steps(task) if stop is None else stop)
+        with self.forked(task):
+            training = begin(self, task)
+            if half is not None:
+                training.resume(half)
+                rng.set_states(half.generators, self.device, others=others)
+            training.take_steps(training.num_steps if stop is None else stop)
+            if stop is not None:
+                optimizer, generators = training.optimizer.state_dict()["state"], rng.get_states(self.device, others=others)
+                weights = state.clone(program.tensors)
+                return HalfTrained(stop, weights, optimizer, generators, training.loss_sum, training.num_seen)
+            update = training.finish()
+        return self.transformed(update, task)
 
     @contextlib.contextmanager
     def forked(self, task: ClientTask) -> Iterator[None]:

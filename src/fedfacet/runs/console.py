@@ -4,9 +4,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fedfacet.analysis.terminal import console_of, padding_of, print_table
 from fedfacet.metrics.group_counts import group_key
-from fedfacet.plots.figure import group_names
+from fedfacet.metrics.group_names import group_names
+from fedfacet.terminal import console_of, padding_of, print_table
 
 if TYPE_CHECKING:
     from fedfacet.data.federated import FederatedData
@@ -31,9 +31,9 @@ _PERSONAL = {
 
 
 def print_results(summary: Mapping[str, Any], data: "FederatedData", run_dir: Path) -> None:
-    """Print test accuracies of the last and the best-by-validation round, and where everything lies.
+    """Print test accuracies of the last and the best-by-validation round, and the files of the run folder.
 
-    Where ``personal_evaluate`` measured clients with models of their own, these have rows beneath the global model's.
+    Where ``personal_evaluate`` measured the clients' models, these have rows beneath the global model's.
     """
     from rich.table import Table
 

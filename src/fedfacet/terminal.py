@@ -1,20 +1,12 @@
-"""What a command has to say, on a terminal."""
+"""Lines, usages and tables, folded to the width of the terminal."""
 
 import os
 import re
 import shutil
 import sys
 import textwrap
-from collections.abc import Callable, Iterable, Sequence
-from itertools import groupby
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
-
-from fedfacet import __version__
-from fedfacet.analysis import writers
-from fedfacet.entry import sentence_of, tell_error
-from fedfacet.errors import FedFacetError
-from fedfacet.storage.atomic_write import json_text
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -23,77 +15,6 @@ if TYPE_CHECKING:
 _IN_A_FILE = 160  # characters of a line where no terminal says how many fit
 _NARROW = 72  # below which cells stand without space around them
 _OPTION = re.compile(r"(?P<indent> {2,4})(?P<option>\S.*?) {2,}(?P<meaning>\S)")  # in what a command says to --help
-
-
-TextTable = writers.Table
-
-
-class Told(NamedTuple):
-    """What a command prints: ``data`` if ``output`` is json, tables and remarks if it is text; and the pictures it drew.
-
-    ``errors`` are what did not go, of several things that were asked for; the others are told all the same.
-    """
-
-    output: str
-    data: Any
-    tables: Iterable[TextTable]
-    figures: Sequence[Path] = ()
-    remarks: Sequence[str] = ()
-    errors: Sequence[str] = ()
-
-
-def run_command(tell: Callable[[Sequence[str]], Told], usage: Callable[[], str], argv: Sequence[str] | None) -> int:
-    """Print what a command has to say to its options, those of the process by default; return the exit status."""
-    argv = sys.argv[1:] if argv is None else argv
-    if "--version" in argv:
-        print(f"fedfacet {__version__}")
-        return 0
-    if {"-h", "--help"} & set(argv):
-        print_usage(usage())
-        return 0
-    try:
-        told = tell(argv)
-    except (FedFacetError, ValueError, TypeError, OSError) as error:
-        tell_error(sentence_of(error))
-        return 2
-    if told.output == "json":
-        print(json_text(told.data))
-        for figure in told.figures:
-            print(f"wrote {figure}", file=sys.stderr)
-    elif told.output == "markdown":
-        print(markdown_tables(told.tables, told.remarks), end="")
-    else:
-        print_tables(told.tables, told.remarks, told.figures)
-    for sentence in told.errors:
-        tell_error(sentence)
-    return 2 if told.errors else 0
-
-
-def markdown_tables(tables: Iterable[TextTable], remarks: Iterable[str] = ()) -> str:
-    """Return tables as Markdown, and the remarks on them."""
-    return "\n\n".join([*map(writers.bars, tables), *remarks]) + "\n"
-
-
-def folded(markdown: str, width: int) -> str:
-    r"""Return Markdown for a terminal of ``width`` characters: no word is broken, and too wide a table is told row by row.
-
-    Example:
-        >>> print(folded("| a | b |\n| - | - |\n| c | d |\n", 8))
-        c
-          b  d
-        <BLANKLINE>
-    """
-    lines: list[str] = []
-    for is_table, block in groupby(markdown.splitlines(), key=lambda line: line.startswith("|")):
-        group = list(block)
-        if is_table and len(group) > 2 and max(map(len, group)) > width:
-            (_, *names), _, *rows = ([cell.strip() for cell in re.split(r"(?<!\\)\|", line)[1:-1]] for line in group)
-            lines += row_by_row(names, rows, width)
-        elif is_table:
-            lines += group
-        else:
-            lines += [filled(line, width) for line in group]
-    return "\n".join(lines) + "\n"
 
 
 def row_by_row(names: Sequence[str], rows: Iterable[Sequence[str]], width: int) -> list[str]:
@@ -110,7 +31,7 @@ def row_by_row(names: Sequence[str], rows: Iterable[Sequence[str]], width: int) 
 
 
 def filled(line: str, width: int) -> str:
-    """Return a line folded between words; what goes on stands further to the right, but for a sentence.
+    """Return a line folded between words; further lines are indented, except those of a sentence.
 
     Example:
         >>> print(filled("model: lenet, mlp", 14))
@@ -212,28 +133,3 @@ def print_table(console: "Console", table: "Table", *, words: bool = False) -> N
         console.print(line, soft_wrap=True)
     if table.caption:
         console.print(table.caption)
-
-
-def print_tables(tables: Iterable[TextTable], remarks: Iterable[str] = (), figures: Sequence[Path] = ()) -> None:
-    """Print tables, remarks on them, and the paths of pictures, folded to the width of the terminal."""
-    from rich.table import Table
-
-    console = console_of()
-    for told in tables:
-        words, (columns, *rows) = told.words, told.cells(str, {"bold": "{}", "underlined": "{}"})
-        table = Table(show_lines=words, padding=padding_of(console))
-        for position, column in enumerate(columns):
-            flush_left = words or position == 0 or column in ("matrix", "type")
-            # A name among words is what the user types: it stays whole.
-            name = words and position == 0
-            table.add_column(column, justify="left" if flush_left else "right", overflow="fold", no_wrap=name)
-        for row in rows:
-            table.add_row(*row)
-        console.print(f"\n{told.caption}")
-        print_table(console, table, words=words)
-    for remark in remarks:
-        console.print(remark)
-    if figures:
-        console.print()
-    for figure in figures:
-        console.print(f"wrote {figure}", soft_wrap=True)
