@@ -49,8 +49,8 @@ def with_own_metrics(clients: Clients, callbacks: Mapping[str, Callback]) -> dic
         return dict(callbacks)
     if not own.measured:
         raise ConfigError(
-            f"Expected {type(own.module).__name__} to have a `forward` that returns a logit per class, or a `validation_step` "
-            "that logs what is to be measured, but it has neither: add one, or measure nothing by callbacks={}."
+            f"Expected {type(own.module).__name__} to return a logit per class from `forward`, or to log in `validation_step`, "
+            "but it does neither: add one, or give callbacks={}."
         )
     name, evaluate = next(iter(wanted.items()))
     splits = {split: positions for split, positions in evaluate.splits.items() if split in own.measured}

@@ -223,7 +223,7 @@ class Largest(Plain):
         (Plateau, "to return a scheduler that counts steps or epochs, but got ReduceLROnPlateau"),
         (NoOptimizer, "to return one optimizer, but got NoneType"),
         (lambda: Steps(interval="batch"), "interval='batch'"),
-        (WithoutForward, "Expected WithoutForward to have a `forward` that .*, or a `validation_step` that logs"),
+        (WithoutForward, "Expected WithoutForward to return a logit per class from `forward`, or to log"),
         (Failing, "Expected Failing.validation_step to measure a batch .* which is x, y, a, but it fails"),
         (Vector, "`self.log` to be given one number for 'all', but it got a tensor of shape"),
         (Largest, "`self.log` to take means, .* 'largest' has reduce_fx='max'"),
@@ -351,7 +351,7 @@ def test_a_plain_network_needs_classes():
 
 
 def test_a_partition_by_classes_needs_them():
-    with pytest.raises(InfeasiblePartitionError, match=r"Expected classes by which .* choose IIDPartitioner"):
+    with pytest.raises(InfeasiblePartitionError, match=r"Expected classes for DirichletPartitioner, .* choose IIDPartitioner"):
         deal(dataset_from_arrays(X, NUMBERS, A), DirichletPartitioner(num_clients=4))
     samples = dataset_from_arrays(X, NUMBERS, A, columns={"site": A})
     assert deal(samples, DirichletPartitioner(num_clients=4, label="site")).partition.num_clients == 4

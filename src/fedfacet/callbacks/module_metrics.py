@@ -18,7 +18,7 @@ class ModuleMetrics(Measurement):
     One step stands in for the other where a module has only one. What a module logs as ``val_f1``, ``val/f1`` or ``f1`` is the
     metric ``val/f1``; where others measure ``val/loss``, it is ``val/module_loss``. Where the module predicts no classes,
     nothing else measures it, and each metric comes per group too: ``val/f1_worst_group`` and ``val/f1_group/y0_a0``. The worst
-    is the smallest value, or the largest of what is better when lower (see ``lower_is_better``).
+    is the smallest value, or the largest where ``metrics.direction.lower_is_better`` knows the name.
 
     Args:
         splits: name -> positions of samples.

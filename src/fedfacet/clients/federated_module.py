@@ -26,7 +26,7 @@ class Logits(Enum):
 
     Attributes:
         PER_CLASS: a logit per class, shape (B, Y).
-        ONE: the logit of the second of two classes, shape (B,) or (B, 1); that of the first is 0: a sigmoid.
+        ONE: the logit of the second of two classes, shape (B,) or (B, 1). The first class has the logit 0.
         NONE: something else, so that only the module itself can measure what it learns.
     """
 

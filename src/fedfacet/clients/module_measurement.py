@@ -12,22 +12,9 @@ from fedfacet.clients.own_module import Mean, OwnModule
 from fedfacet.clients.trainer import Clients
 from fedfacet.derived import derive
 from fedfacet.errors import ConfigError
+from fedfacet.metrics.direction import lower_is_better
 from fedfacet.metrics.group_counts import group_key
 from fedfacet.types import Batch, State
-
-_LOWER = ("loss", "error", "err", "mse", "mae", "rmse", "mape", "nll", "perplexity", "brier", "hamming")
-
-
-def lower_is_better(name: str, mean: Mean) -> bool:
-    """Tell whether the worst value is the largest: as the torchmetrics class says, or else by a word in the name.
-
-    Example:
-        >>> lower_is_better("loss", Mean(1.0, 10)), lower_is_better("f1", Mean(0.5, 10))
-        (True, False)
-    """
-    if mean.higher_is_better is not None:
-        return not mean.higher_is_better
-    return any(word in _LOWER for word in name.lower().replace("/", "_").replace("-", "_").split("_"))
 
 
 def measure_module(clients: Clients, model: State, split: str, indices: NDArray[np.int64]) -> dict[str, float]:
@@ -60,8 +47,7 @@ def measure_module(clients: Clients, model: State, split: str, indices: NDArray[
     numbers = {}
     for name in names:
         values = {group: part[name].value for group, part in parts.items()}
-        some = next((part[name] for part in parts.values()), Mean(float("nan"), 0))
-        worst = max if lower_is_better(name, some) else min
+        worst = max if lower_is_better(name) else min
         numbers[name] = whole[name].value
         numbers[f"{name}_worst_group"] = worst(values.values(), default=float("nan"))
         for group in range(dataset.num_classes * dataset.num_attributes):

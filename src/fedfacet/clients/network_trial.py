@@ -107,8 +107,8 @@ def check_network(clients: Clients, buffers: str) -> None:
     classifies = isinstance(clients.objective, ClassificationObjective)
     if classifies and clients.dataset.targets is not None:
         raise ConfigError(
-            f"Expected classes for {type(clients.objective).__name__}, which trains by cross entropy, but the data have "
-            "numbers to predict: give a LightningModule that says itself what its loss is."
+            f"Expected classes for {type(clients.objective).__name__}, but the data have numbers to predict: give a "
+            "LightningModule whose `training_step` returns the loss."
         )
     own = clients.partition.indices[0]
     samples = own[: min(clients.local.batch_size, _ENOUGH)] if len(own) > 1 else own[[0, 0]]

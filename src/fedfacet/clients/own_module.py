@@ -28,13 +28,11 @@ class Mean(NamedTuple):
     Attributes:
         value: its mean over samples.
         num_samples: how many.
-        higher_is_better: as its torchmetrics class says; ``None`` where that is unknown.
         adds_up: whether the means of two parts, weighted by their numbers of samples, give the mean of both.
     """
 
     value: float
     num_samples: int
-    higher_is_better: bool | None = None
     adds_up: bool = True
 
 
@@ -67,7 +65,7 @@ class LoggedValues:
         self.batch_size = 0
 
     def start(self) -> None:
-        """Begin anew, with metrics that have seen nothing."""
+        """Forget what was logged, and reset the metrics."""
         self._values, self._metrics, self._num_samples, self.batch_size = {}, {}, 0, 0
         for part in self._module.modules():
             if isinstance(part, Metric):
@@ -129,7 +127,7 @@ class LoggedValues:
                     raise
                 log.warning("%r is NaN over %d samples: %s", name, self._num_samples, error)
                 value = float("nan")
-            means[name] = Mean(value, self._num_samples, metric.higher_is_better, adds_up=False)
+            means[name] = Mean(value, self._num_samples, adds_up=False)
             metric.reset()
         return means
 
@@ -228,7 +226,7 @@ class OwnModule:
         return output
 
     def begin(self, optimizer: Optimizer | None, lr_factor: float, steps_per_epoch: int) -> None:
-        """Take note of a client's beginning: nothing is logged so far, and schedulers begin anew.
+        """Reset what is logged and the schedulers, before the first step of a client.
 
         Args:
             optimizer: the last fresh one, whose learning rates are multiplied by ``lr_factor`` already.
@@ -240,7 +238,7 @@ class OwnModule:
             schedule_steps(optimizer, self.schedules, lr_factor, steps_per_epoch)
 
     def end(self) -> dict[str, float]:
-        """Return, of all that was logged, the sum over samples and their number, each under a name of its own."""
+        """Return ``sum/NAME`` over samples and ``count/NAME``, how many samples, of each name that was logged."""
         logged = {short_name(name): mean for name, mean in self.logged.take().items()}
         if unknown := sorted(logged.keys() - set(self.train_names) - self._left_out):
             self._left_out.update(unknown)
@@ -315,8 +313,8 @@ def configured(module: L.LightningModule) -> tuple[Optimizer, list[Schedule]]:
     if len(optimizers) != 1 or not isinstance(optimizers[0], Optimizer):
         came = type(made).__name__ if len(optimizers) < 2 else f"{len(optimizers)} of them"
         raise ValueError(
-            f"Expected {name} to return one optimizer, but got {came}: return the optimizer itself, or it and its scheduler in "
-            'a dict, {"optimizer": ..., "lr_scheduler": ...}. Several optimizers have no meaning within a client\'s round.'
+            f"Expected {name} to return one optimizer, but got {came}: return the optimizer itself, or a dict of it and "
+            "its `lr_scheduler`."
         )
     return optimizers[0], [_schedule(name, one) for one in schedules]
 
@@ -339,8 +337,8 @@ def _schedule(name: str, given: Any) -> Schedule:
     frequency = settings.get("frequency", 1)
     if isinstance(scheduler, ReduceLROnPlateau) or not isinstance(scheduler, LRScheduler):
         raise ValueError(
-            f"Expected {name} to return a scheduler that counts steps or epochs, but got {type(scheduler).__name__}: a "
-            "client's round has no measurement to look at, so return another one, or give the federation a `scheduler`."
+            f"Expected {name} to return a scheduler that counts steps or epochs, but got {type(scheduler).__name__}: "
+            "return another one, or give the federation a `scheduler`."
         )
     if interval not in ("step", "epoch") or not isinstance(frequency, int) or frequency < 1:
         raise ValueError(

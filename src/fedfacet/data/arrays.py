@@ -35,8 +35,8 @@ def dataset_from_arrays(
     Args:
         x: inputs, shape (N, ...). uint8 of shape (N, C, H, W) is images, which are normalised. All other whole numbers are
             tokens and become int64; all other numbers become float32 (float64, too) and go into a model as they are.
-        y: classes, whole numbers from 0, shape (N,). Numbers with fractions, or several numbers a sample, are no classes but
-            ``Dataset.targets``: a LightningModule that measures itself trains on them, and groups are attribute values.
+        y: classes, whole numbers from 0, shape (N,). Fractions, or several numbers a sample, become ``Dataset.targets``.
+            A LightningModule that measures itself trains on these, and groups are attribute values.
         a: attribute values, whole numbers from 0, shape (N,); ``None`` for a data set without an attribute.
         test: the part of every (class, attribute) group that is the test set, in (0, 1), rounded, at least one sample of each;
             or the test set's own arrays, ``(x, y)`` or ``(x, y, a)``, which come after the others.
@@ -154,7 +154,7 @@ def _part(x: Any, y: Any, a: Any = None) -> tuple[Tensor, Labels, Labels]:
 
 
 def _targets(y: Any) -> NDArray[np.float32] | None:
-    """Return numbers in place of classes, shape (N, ...); ``None`` where ``y`` may be classes."""
+    """Return the numbers to predict, shape (N, ...); ``None`` where ``y`` may be classes."""
     array = _array("y", y)
     if array.ndim < 1 or not array.size:
         return None

@@ -67,8 +67,8 @@ class Dataset:
         columns: further labels by name (a writer, a role, a superclass), integers of shape (N,). A partitioner's ``label`` may
             name one; no model is trained on them.
         augmentation: changes images before a training step, and at no other time.
-        targets: what a batch has as y in place of classes, shape (N, ...), float32: the numbers of a regression, or zeros and
-            ones of several labels; ``None`` where there are classes.
+        targets: what a batch has as y instead of classes, shape (N, ...), float32. They are the numbers of a regression, or the
+            zeros and ones of several labels. ``None`` for classes.
 
     Raises:
         ValueError: if only one of ``mean`` and ``std`` is given, or an augmentation for inputs that are no images.
@@ -101,6 +101,11 @@ class Dataset:
     def num_classes(self) -> int:
         """Y."""
         return len(self.class_names)
+
+    @property
+    def num_outputs(self) -> int:
+        """How many numbers a model returns for a sample: a logit per class, or a number for each target."""
+        return self.num_classes if self.targets is None else int(np.prod(self.targets.shape[1:]))
 
     @property
     def num_attributes(self) -> int:

@@ -106,8 +106,8 @@ def deal(
     _check(dataset)
     if dataset.targets is not None and vars(partitioner).get("label", "") == "y":
         raise InfeasiblePartitionError(
-            f"Expected classes by which {type(partitioner).__name__} gives samples to clients, but the data have numbers to "
-            "predict: choose IIDPartitioner, or give `label` the name of a column."
+            f"Expected classes for {type(partitioner).__name__}, but the data have numbers to predict: choose IIDPartitioner, "
+            "or give `label` the name of a column."
         )
     deal_samples = partial(partition_and_hold_out, partitioner=partitioner, seed=seed, keep_together=keep_together)
     partition, val = deal_samples(dataset)
