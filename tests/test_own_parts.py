@@ -459,3 +459,17 @@ def test_numbers_of_numpy_and_torch_are_numbers(data):
     metrics = federate(data, network(), callbacks={"mine": Watching(lambda _: came)}).run_round().metrics
     assert {name: metrics[name] for name in came} == {"norm": 0.5, "size": 3.0, "loss": 0.25}
     assert {type(metrics[name]) for name in came} == {float}
+
+
+@pytest.mark.parametrize(
+    ("mechanisms", "said"),
+    [
+        ([Mechanism], r"`mechanisms\[0\]` to be a Mechanism, but got the class Mechanism"),
+        ([Mechanism(), FedAvg()], r"`mechanisms\[1\]` to be a Mechanism, but got"),
+        (Mechanism(), "`mechanisms` to be a Sequence, but got"),
+        ({"mine": Mechanism()}, "`mechanisms` to be a Sequence, but got"),
+    ],
+)
+def test_what_is_no_mechanism_is_refused(data, mechanisms, said):
+    with pytest.raises(TypeError, match=said):
+        federate(data, network(), mechanisms=mechanisms)

@@ -121,8 +121,18 @@ class Mechanism:
     40, what an aggregator asks 45, asynchronous rounds 50, parts of models 60, the check of updates 90.
     """
 
+    provides: ClassVar[frozenset[str]] = frozenset()
+    """Names of what it sends along with the model, by ``outgoing``; some other part must need each of them."""
+
+    requires: ClassVar[frozenset[str]] = frozenset()
+    """Names of what some other part must give."""
+
     def init(self) -> ServerState:
-        """Return its slot before the first round: plain data and tensors."""
+        """Return its slot before the first round: plain data and tensors.
+
+        A resume holds a saved slot to this one: names, types and shapes must be the same. What grows starts empty: ``{}``,
+        ``[]``, ``None``, or a tensor without entries.
+        """
         return {}
 
     def check(self, saved: ServerState) -> None:

@@ -5,7 +5,9 @@ import inspect
 import itertools
 import re
 import sys
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -16,6 +18,7 @@ from fedfacet.callbacks.mechanism import Callbacks
 from fedfacet.config import compose_job, plain
 from fedfacet.errors import CheckpointError, ConfigError
 from fedfacet.storage import checkpoint
+from fedfacet.types import GROUP_WEIGHTS
 
 JOB = (
     "experiment=digits_gsc", "selector=uniform", "aggregator=fedavg", "heterogeneity='true'", "callbacks=[]", "logger=[]",
@@ -74,6 +77,30 @@ def test_one_that_does_nothing_changes_nothing(federation):
 def test_what_is_none_is_refused(federation, target, sentence):
     with pytest.raises(ConfigError, match=sentence):
         federation(f"+mechanisms.odd._target_={target}")
+
+
+class Weights(Mechanism):
+    """The server's half of a method whose other half is an objective."""
+
+    slot, rank = "weights", 46
+    provides = frozenset({GROUP_WEIGHTS})
+
+    def outgoing(self, before, task):
+        weights = torch.tensor([[1.0, 2.0], [3.0, 4.0]])
+        return replace(task, broadcast=replace(task.broadcast, extras={GROUP_WEIGHTS: weights}))
+
+
+def test_it_may_be_a_half_of_a_method(federation, monkeypatch):
+    monkeypatch.setitem(sys.modules, "halves", SimpleNamespace(Weights=Weights))
+    half = ("+mechanisms.weights._target_=halves.Weights",)
+    with pytest.raises(
+        ConfigError, match=r"requires 'group_weights', which mechanisms\.weights=Weights provides, but there is none"
+    ):
+        federation(*half)
+    whole, plain = federation(*half, "objective=group_weighted")[0], federation()[0]
+    floats = whole.run_round().ledger.floats_down - plain.run_round().ledger.floats_down
+    assert floats == 9 * 4
+    assert state.digest(whole.state.model) != state.digest(plain.state.model)
 
 
 def test_two_of_one_slot_are_refused(federation):
