@@ -66,7 +66,7 @@ class Verbs:
     def train(self, client_ids: Iterable[int], model: State | None = None) -> Iterator[ClientUpdate]:
         """Send clients a model, and yield their updates that count, one by one; a client that drops out has none.
 
-        A client may train several times in a round, each time with the same draws. Nobody trains before the updates are read.
+        A client may train several times in a round, each time with the same draws. They train as the updates are read.
 
         Args:
             client_ids: who trains.

@@ -269,7 +269,7 @@ class TestOwnMechanisms:
         [
             (
                 "mechanisms=flat",
-                r"`mechanisms\._target_` is 'fedfacet\..*': in the option's yaml, write a name",
+                r"`mechanisms\._target_` is 'fedfacet\..*': write a name",
             ),
             ("mechanisms=idel", r"one of flat, idle, none, but got `idel`: did you mean `mechanisms=idle`"),
             ("+mechanisms=idle", r"it is there already, so give `mechanisms=idle` without a prefix"),

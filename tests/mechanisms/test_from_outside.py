@@ -17,6 +17,7 @@ from fedfacet.build import build, settle
 from fedfacet.callbacks.mechanism import Callbacks
 from fedfacet.config import compose_job, plain
 from fedfacet.errors import CheckpointError, ConfigError
+from fedfacet.mechanism import Chain
 from fedfacet.storage import checkpoint
 from fedfacet.types import GROUP_WEIGHTS
 
@@ -107,6 +108,18 @@ def test_two_of_one_slot_are_refused(federation):
     again = [option.replace("mechanisms.cooldown", "mechanisms.again") for option in COOLDOWN]
     with pytest.raises(ValueError, match="two have `cooldown`: leave one out"):
         federation(*COOLDOWN, *again)
+
+
+class Nameless(Mechanism):
+    """A mechanism whose author forgot the slot, so that no resume would know whose state it is."""
+
+    def init(self):
+        return {"seen": 0}
+
+
+def test_a_state_without_a_slot_is_refused():
+    with pytest.raises(ValueError, match="but Nameless has none: name its `slot`"):
+        Chain([Nameless()])
 
 
 def test_every_mechanism_of_the_package_has_a_rank_and_a_slot_of_its_own():
