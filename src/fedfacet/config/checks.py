@@ -183,8 +183,8 @@ def check_recipe(base: Mapping[str, Any], config: DictConfig) -> None:
         for name, part in (config.get(group) or {}).items():
             if not isinstance(part, DictConfig):
                 raise ConfigError(
-                    f"Expected parts by name in `{group}`, but `{group}.{name}` is {part!r}: write a name above each `_target_`, as "
-                    "conf/transforms/clip.yaml does."
+                    f"Expected parts by name in `{group}`, but `{group}.{name}` is {part!r}: write a name above each "
+                    "`_target_`, as conf/transforms/clip.yaml does."
                 )
             if "_target_" not in part:
                 raise ConfigError(
