@@ -129,10 +129,13 @@ def federate(
         >>> sorted(federation.run_round().arrived)
         [0, 1, 2, 3, 4]
     """
+    listed = mechanisms if isinstance(mechanisms, Sequence) else ()
     for name, part, kind in (
         ("engine", engine, Engine),
         ("selector", selector, ClientSelector),
         ("aggregator", aggregator, Aggregator),
+        ("mechanisms", mechanisms, Sequence),
+        *((f"mechanisms[{number}]", one, Mechanism) for number, one in enumerate(listed)),
     ):
         if part is not None and not isinstance(part, kind):
             came = f"the class {part.__name__}" if isinstance(part, type) else repr(part)
@@ -261,6 +264,7 @@ def assemble(
         "participation": participation,
         "termination": termination,
         "transforms": next((transform for transform in clients.transforms if transform.requires), None),
+        **{f"mechanisms.{one.slot or number}": one for number, one in enumerate(mechanisms)},
     }
     names = {group: type(part).__name__ for group, part in chosen.items()} | dict(choices or {})
     check_objective(clients.objective)

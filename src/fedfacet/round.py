@@ -195,6 +195,7 @@ def _received(federation: Server, round: Round, tasks: Sequence[ClientTask]) -> 
         for incoming in federation.chain.incoming:
             update = incoming(round, task, update)
             if update is None:
+                round.num_dropped += 1
                 break
         else:
             if update.memory:
@@ -232,7 +233,9 @@ def _guarded(round: Round) -> Fold:
 
 
 def _nothing_left(expected: str) -> None:
-    raise BadUpdateError(f"Expected {expected}: lower the learning rate, or see in the log what is wrong with them.")
+    raise BadUpdateError(
+        f"Expected {expected}: lower the learning rate, or see what is wrong in the log, or in your mechanism."
+    )
 
 
 def result_of(round: Round) -> RoundResult:

@@ -252,6 +252,34 @@ def test_only_hydras_own_sweeper_tries_the_jobs_that_the_command_line_has(tmp_pa
     assert ("seed=2" in capsys.readouterr().err) is known
 
 
+class TestOwnMechanisms:
+    @pytest.fixture
+    def options(self, own_options):
+        own_options("mechanisms/idle", idle={"_target_": "fedfacet.mechanism.Mechanism"})
+        own_options("mechanisms/flat", _target_="fedfacet.mechanism.Mechanism")
+        return own_options.searchpath
+
+    def test_they_are_chosen_as_other_options_are(self, options):
+        job, _ = compose_job("train", [options, "mechanisms=[idle]"])
+        assert job.mechanisms == {"idle": {"_target_": "fedfacet.mechanism.Mechanism"}}
+        assert compose_job("train", ["mechanisms=[]"])[0].mechanisms == {}
+
+    @pytest.mark.parametrize(
+        ("override", "said"),
+        [
+            (
+                "mechanisms=flat",
+                r"`mechanisms\._target_` is 'fedfacet\..*': write a name",
+            ),
+            ("mechanisms=idel", r"one of flat, idle, none, but got `idel`: did you mean `mechanisms=idle`"),
+            ("+mechanisms=idle", r"it is there already, so give `mechanisms=idle` without a prefix"),
+        ],
+    )
+    def test_what_is_wrong_is_said_with_them_in_view(self, options, override, said):
+        with pytest.raises(ConfigError, match=said):
+            compose_job("train", [options, override])
+
+
 class TestOwnRecipes:
     """What Hydra would take from a yaml without a word."""
 

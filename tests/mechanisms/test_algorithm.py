@@ -8,7 +8,7 @@ import pytest
 from fedfacet import Algorithm, UniformSelector, state
 from fedfacet.aggregators.fedavg import FedAvg
 from fedfacet.compatibility import check_algorithm
-from fedfacet.errors import AggregationError, ConfigError
+from fedfacet.errors import AggregationError, ConfigError, SelectionError
 from fedfacet.storage import checkpoint
 
 PAGE = (Path(__file__).parents[2] / "docs" / "one_round.md").read_text()
@@ -105,6 +105,16 @@ class Halved(Algorithm):
         return server, dict(list(model.items())[:1])
 
 
+class Outside(Algorithm):
+    def round(self, server, model, verbs):
+        return server, next(verbs.train([99])).delta
+
+
+class OnAnother(Algorithm):
+    def round(self, server, model, verbs):
+        return server, next(verbs.train(verbs.cohort, dict(list(model.items())[1:]))).delta
+
+
 class Twice(Algorithm):
     def round(self, server, model, verbs):
         half = [list(verbs.train(verbs.cohort)) for _ in range(2)]
@@ -123,12 +133,14 @@ def test_it_evaluates_models_on_the_servers_samples(tiny_federation):
     [
         (Blind(), "Expected samples of the server's to evaluate a model"),
         (Halved(), "Expected Halved.round to return two things"),
+        (Outside(), r"Expected Outside.round to train only clients that are available in round 1, but \[99\] are not"),
+        (OnAnother(), "Expected OnAnother.round to train clients on a model of the same tensors, but it differs in"),
     ],
 )
 def test_what_does_not_fit_is_one_sentence(algorithm, sentence, tiny_federation):
     run = tiny_federation(aggregator=algorithm)
     before = run.state
-    with pytest.raises(AggregationError, match=sentence):
+    with pytest.raises((AggregationError, SelectionError), match=sentence):
         run.run_round()
     assert run.state is before
 

@@ -15,6 +15,7 @@ from omegaconf import DictConfig, ListConfig, OmegaConf, open_dict
 from omegaconf.errors import OmegaConfBaseException
 
 from fedfacet.config.checks import (
+    LISTS,
     check_arguments,
     check_left_out,
     check_parts,
@@ -70,7 +71,7 @@ def checked(name: str, own: DictConfig, choices: Mapping[str, Any], overrides: S
     spelt: Any = OmegaConf.to_container(own, resolve=False)
     _check_keys(spelt)
     base, default_options = usual(name)
-    for group in set(default_options) - set(choices) - {"transforms", "callbacks", "logger"}:
+    for group in set(default_options) - set(choices) - set(LISTS):
         if (given := value_of(group, overrides)) is not None:
             raise ConfigError(f"Expected one option for `{group}`, but got {given}: give `{group}={default_options[group]}`.")
     for override in overrides:
@@ -164,7 +165,7 @@ def finalize(config: DictConfig, overrides: Sequence[str], choices: Mapping[str,
             if key not in given and leaf in (OmegaConf.select(config, parent) or {}):
                 OmegaConf.update(config, key, value)
         config.where_present = {}
-        for group in ("transforms", "callbacks", "logger"):
+        for group in LISTS:
             if "federation" in config and group not in config:  # `logger=[]`: none of them is a choice too
                 config[group] = {}
         config.choices = {str(name): choice for name, choice in choices.items() if not str(name).startswith("hydra")}

@@ -120,7 +120,8 @@ def _explain_override(name: str, override: str, others: Sequence[str], error: Ex
     if read.is_sweep_override():
         return f"Expected one value for `{key}`, but got `{value}`: add `-m` for a run per value, or choose one."
     if key in groups:
-        options = GlobalHydra.instance().config_loader().get_group_options(key)
+        searchpath = [other for other in others if other.startswith("hydra.searchpath=")]
+        options = GlobalHydra.instance().config_loader().get_group_options(key, config_name=name, overrides=searchpath)
         chosen = [option.strip(" '") for option in value.strip("[]").split(",")]
         wrong = [option for option in chosen if option not in options]
         if value == "null":

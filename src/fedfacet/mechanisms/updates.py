@@ -105,7 +105,6 @@ class UpdateCheck(Mechanism):
         if fault is None:
             return update
         self.rejected(round.number, task.client_id, fault, None)
-        round.num_dropped += 1
         return None
 
     def rejected(self, number: int, client_id: int, fault: str, query: Query | None) -> None:
